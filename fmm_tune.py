@@ -1,5 +1,7 @@
-"""Where the command fmm-tune begins: before fmm and NumPy are loaded, which may take a second in which somebody presses
-Ctrl-C. It stands beside the package: no module of a package is loaded before the package."""
+"""The entry point of fmm-tune: handles Ctrl-C while fmm and NumPy are loaded, which may take a second.
+
+It is a module beside the package, because a package is loaded before its modules.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +13,21 @@ INTERRUPTED = 128 + signal.SIGINT
 
 
 def main() -> int:
-    """Load the command and run it; returns the exit code."""
-    usual = signal.getsignal(signal.SIGINT)
-    if usual is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _leave)
+    """Load the command and run it; return the exit code."""
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _exit)
     try:
         from fmm.tuner import cli
     finally:
-        if usual is signal.default_int_handler:
-            signal.signal(signal.SIGINT, usual)
+        if handler is signal.default_int_handler:
+            signal.signal(signal.SIGINT, handler)
     return cli.main()
 
 
-def _leave(number: int, frame: object) -> None:
-    """At once: an exception in the midst of an import may become another one, or be printed on its way."""
-    sys.stderr.write("fmm-tune: interrupted; nothing was begun\n")
+def _exit(number: int, frame: object) -> None:
+    """Exit at once: an exception during an import may become another one, or be printed."""
+    sys.stderr.write("fmm-tune: interrupted before it began\n")
     sys.stderr.flush()
     os._exit(INTERRUPTED)
 

@@ -15,6 +15,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from benchmarks.threshold_agreement import (
+    NEAR,
+    ComparedThreshold,
+    Table,
+    agreement_table,
+    compared_thresholds,
+    table_of,
+)
 from fmm.config.schema import ConfigError, Raw
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
@@ -24,10 +32,8 @@ from fmm.perfmodel.work import estimated_work
 from fmm.problem import Problem, Shape
 from fmm.runtime.decisions.decide import decide_by_model, decide_by_tuning
 from fmm.tuner.commands.config_file import by_device, checked_fully, config_sections
-from fmm.tuner.findings.described import share_or_nothing
 from fmm.tuner.findings.model_in_use import ModelInUse, model_in_use
-from fmm.tuner.findings.parts import Table, table_of
-from fmm.tuner.findings.threshold_agreement import NEAR, ComparedThreshold, agreement_table, compared_thresholds
+from fmm.tuner.findings.summary import share_text
 from fmm.tuner.tune import output_path
 
 SIDES = (1000, 1536, 2048, 3001, 4096, 6000, 8192, 12288, 16384)
@@ -168,7 +174,7 @@ def _by_device(path: Path) -> dict[str, dict[str, Raw]]:
 
 def _lines(a: Agreement) -> Iterator[str]:
     share = f"{a.equal} of {a.shapes} choices are equal ({a.equal / a.shapes:.1%})"
-    noise = share_or_nothing(a.noise)
+    noise = share_text(a.noise)
     yield f"{a.device}, {a.dtype}: {share}, the others up to {a.worst:.1%} apart; noise floor {noise}"
     if a.thresholds:
         yield from (f"  {line}" for line in agreement_table(a.thresholds).lines)

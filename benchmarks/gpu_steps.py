@@ -24,7 +24,7 @@ BENCHMARK = (sys.executable, "-m", "benchmarks")
 TIMED = "tests/tuner/stages/test_gpu_tuner.py"  # tests that measure: they have the device to themselves
 KERNELS = "tests/kernels/cuda"
 # A sanitizer makes launches a hundred times slower, and a race or a stray access shows in few launches.
-WITH_FEW = (f"{KERNELS}/test_gpu_kernels.py", *(f"{KERNELS}/products/test_gpu_{x}.py" for x in ("tiled", "halves")))
+WITH_FEW = (f"{KERNELS}/test_gpu_kernels.py", *(f"{KERNELS}/products/test_gpu_{x}.py" for x in ("tiled", "triangles")))
 FEW = (*PYTEST, "-k", "few_launches", *WITH_FEW)
 SEVERAL = "tests/distributed/test_gpu_sharded.py"
 # racecheck does not follow mbarriers: it reports every sum that such a kernel reads behind one as a race.

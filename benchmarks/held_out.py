@@ -1,8 +1,7 @@
-"""Shapes that no fit saw, and what was measured on them by `python -m benchmarks.regret`: rows, and what these come
-to.
+"""Held-out shapes: how `python -m benchmarks regret` draws them, its recorded rows, and their summaries.
 
-A file results/<device>/held-out.jsonl has a line for each run (its environment) and one for each shape. What was
-packed since (held-out.jsonl.gz) is read before it.
+results/<device>/held-out.jsonl has a line for each run (its environment) and one for each shape. The packed file
+held-out.jsonl.gz holds older lines and is read first.
 """
 
 from __future__ import annotations
@@ -20,32 +19,34 @@ from typing import Any
 
 FILE = "held-out.jsonl"
 LEAST, MIDDLE, THIN = 1024, 4096, 128  # sides
-LEAST_LARGE = {"cpu": 3000, "cuda": LEAST}  # below, plans have nothing to gain on a CPU
-HALVES = "gram"  # products of a matrix and its transpose, of which one half is enough
+LEAST_LARGE = {"cpu": 3000, "cuda": LEAST}  # on a CPU, plans gain nothing below
+HALVES = "gram"  # products of a matrix and its transpose: a triangle is enough
 COUNTS = {
     "cpu": {"middle": 20, "thin": 10, "large": 12, HALVES: 6},
     "cuda": {"middle": 60, "thin": 30, "large": 20},
 }
-OWN = "-ieee"  # behind a type whose products may not be made of products in another one
+OWN = "-ieee"  # suffix of a type with FMM_EMULATION=0
 IEEE = f"float32{OWN}"
 TYPES = {
     "cpu": ("float64", "float32", "complex128", "complex64"),
     "cuda": ("float32", IEEE, "float64", f"float64{OWN}", "bfloat16", "float16", "tf32", "complex64", "complex128"),
 }
 LARGEST = {"cpu": 8192, "cuda": 20000}
-CALLS = ("vendor", "default")  # that are measured whatever they take
-# What is asked for: of the best plan's speed on average and at least, and of the vendor's at least.
-ENOUGH = 2  # shapes of a type and kind
+CALLS = ("vendor", "default")  # measured in every round, however slow
+# Goals: the share of the best plan's speed on average and at least, and of the vendor's speed at least.
+ENOUGH = 2  # shapes of a type and kind that a page needs
 WANTED_MEAN, WANTED_LEAST, WANTED_OF_VENDOR = 0.97, 0.90, 0.98
 
 Size = tuple[int, int, int]
-Seconds = Mapping[str, Sequence[float]]  # of what was called, round by round
+Seconds = Mapping[str, Sequence[float]]  # by the name of the call, round by round
 
 
 @dataclass(frozen=True)
 class Row:
-    """A shape: what was chosen, and the seconds of the default call, of the vendor's and of every plan, by rounds; of
-    plans that are far slower, of one round."""
+    """A shape: fmm's choice, and the seconds of the default call, the vendor's and every plan's, by rounds.
+
+    Plans that are far slower have one round.
+    """
 
     config: int  # the number of the tuned config under which it was measured
     dtype: str
@@ -54,34 +55,34 @@ class Row:
     chosen: str
     step: str
     seconds: Seconds
-    untried: Sequence[str] = ()  # plans for which there was no time
+    untried: Sequence[str] = ()  # plans that were not timed, for want of time
 
     @property
     def speedup(self) -> float:
-        """Of the default call over the vendor's."""
+        """Return the speedup of the default call over the vendor's."""
         return paired(self.seconds["vendor"], self.seconds["default"])
 
     @property
     def best(self) -> str:
-        """The call that was fastest beside the vendor's."""
+        """Return the name of the fastest call."""
         return max(self.whole, key=lambda name: paired(self.seconds["vendor"], self.seconds[name]))
 
     @property
     def share_of_best(self) -> float:
-        """The default call's speed as a share of the best plan's, in the same rounds; 1 if it is the best itself."""
+        """Return the default call's speed as a share of the best plan's, in the same rounds; 1 if it is the best."""
         if self.best == self.chosen:
             return 1.0
         return min(paired(self.seconds[self.best], self.seconds["default"]), 1.0)
 
     @property
     def whole(self) -> list[str]:
-        """What was called in every round."""
+        """Return the names of the calls with a sample in every round."""
         rounds = len(self.seconds["vendor"])
         return [name for name, own in self.seconds.items() if len(own) == rounds]
 
     @property
     def poor(self) -> bool:
-        """Is it a choice that is not to be?"""
+        """Return True if the choice misses the goals."""
         return self.share_of_best < WANTED_LEAST or self.speedup < WANTED_OF_VENDOR
 
     def __str__(self) -> str:
@@ -95,16 +96,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Run:
-    """Shapes that one seed drew, as one config answered them, whether at once or in several goes."""
+    """The shapes of one seed under one config, measured at once or in several pieces."""
 
     config: int
     seed: int
-    environment: Mapping[str, Any]  # of the last go
+    environment: Mapping[str, Any]  # of the last piece
     rows: list[Row]
 
     @property
     def drawn(self) -> str:
-        """By what its shapes were drawn. (Who draws by the config's number cannot know them while it is made.)"""
+        """Return the origin of the shapes. (Shapes drawn by the config's number are unknown while it is made.)"""
         if self.seed == self.config:
             return "shapes by its config's own seed"
         given = "--seed" in self.environment.get("command", "")
@@ -119,7 +120,7 @@ def paired(base: Sequence[float], own: Sequence[float]) -> float:
 
 
 def drawn_shapes(kind: str, count: int, largest: int, seed: int, least: int = LEAST) -> Iterator[Size]:
-    """Sides spread evenly by logarithm, half of the shapes with odd ones; the same for one seed."""
+    """Yield shapes with sides spread evenly by logarithm, every second shape odd; the same for one seed."""
     rng = random.Random(f"{kind} {seed}")
     least, most = min(least, largest), min(MIDDLE if kind == "middle" else largest, largest)
     for i in range(count):
@@ -133,15 +134,15 @@ def drawn_shapes(kind: str, count: int, largest: int, seed: int, least: int = LE
 
 
 def config_number(path: Path) -> int:
-    """Another one for every config: who draws by it cannot have seen the shapes while the model was fitted."""
+    """Return a number of the config's content: shapes drawn by it are unknown while the model is fitted."""
     return zlib.crc32(path.read_bytes())
 
 
-# ---- what is recorded
+# ---- records
 
 
 def recorded_runs(path: Path) -> list[Run]:
-    """What is on record there, from the first run to the last; of one that was stopped and went on, the whole."""
+    """Return the recorded runs in order; a run in several pieces is one run."""
     found: dict[tuple[int, int], Run] = {}
     rows: list[Row] = []
     for raw in _records(path):
@@ -155,12 +156,12 @@ def recorded_runs(path: Path) -> list[Run]:
 
 
 def recorded_rows(path: Path, config: int | None = None) -> list[Row]:
-    """What is on record under this config (of all unless one is given)."""
+    """Return the recorded rows of this config, or of all configs."""
     return [_row(raw) for raw in _records(path) if "size" in raw and config in (None, raw["config"])]
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
-    """Every line; one that is torn is left out."""
+    """Yield every line; a torn line is left out."""
     for line in _lines(path):
         try:
             yield json.loads(line)
@@ -173,7 +174,7 @@ def _row(raw: Mapping[str, Any]) -> Row:
 
 
 def packed(path: Path) -> Path:
-    """Where its older lines are."""
+    """Return the path of the packed older lines."""
     return path.with_name(path.name + ".gz")
 
 
@@ -182,9 +183,8 @@ def _lines(path: Path) -> list[str]:
     return [*before.splitlines(), *(path.read_text(encoding="utf-8").splitlines() if path.exists() else ())]
 
 
-def told_run(runs: Sequence[Run]) -> Run:
-    """What a page tells in full: the last run in which enough was measured of every type and kind, else the one in
-    which most was."""
+def representative_run(runs: Sequence[Run]) -> Run:
+    """Return the run that a page shows: the last one with enough shapes of every type and kind, else the largest."""
     groups = [[rows for *_, rows in grouped(run.rows)] for run in runs]
     most = max(map(len, groups))
     whole = [len(found) == most and all(len(rows) >= ENOUGH for rows in found) for found in groups]
@@ -193,7 +193,7 @@ def told_run(runs: Sequence[Run]) -> Run:
 
 
 def summary(rows: Sequence[Row]) -> dict[str, float | int]:
-    """Of shapes of one type and kind."""
+    """Return the numbers of shapes of one type and kind."""
     shares, speedups = [row.share_of_best for row in rows], [row.speedup for row in rows]
     return {
         "shapes": len(rows),
@@ -208,12 +208,13 @@ def summary(rows: Sequence[Row]) -> dict[str, float | int]:
 
 
 def grouped(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
-    """Type, kind and the rows of each."""
+    """Yield each type and kind with its rows."""
     for dtype, kind in sorted({(row.dtype, row.kind) for row in rows}):
         yield dtype, kind, [row for row in rows if (row.dtype, row.kind) == (dtype, kind)]
 
 
 def summaries(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield a line for each type and kind."""
     for dtype, kind, found in grouped(rows):
         s = summary(found)
         yield (

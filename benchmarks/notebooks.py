@@ -1,19 +1,21 @@
-"""Runs the notebooks from top to bottom and writes their outputs: `python -m benchmarks.notebooks [NAME ...]`."""
+"""Run the notebooks from top to bottom and write their outputs: `python -m benchmarks notebooks [NAME ...]`."""
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-nbclient, nbformat = map(import_module, ("nbclient", "nbformat"))  # of the extra `notebooks`, without types
+nbclient, nbformat = map(import_module, ("nbclient", "nbformat"))  # the extra `notebooks`; they have no types
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
 
 
-def written(path: Path) -> None:
-    """With its outputs, and without what says when and where it ran."""
+def run_notebook(path: Path) -> None:
+    """Run a notebook and write its outputs, without the times and machines of the run."""
     book: Any = nbformat.read(path, as_version=4)
     nbclient.NotebookClient(book, timeout=300, kernel_name="python3", resources={"metadata": {"path": "."}}).execute()
     for cell in book.cells:
@@ -25,9 +27,13 @@ def written(path: Path) -> None:
     nbformat.write(book, path)
 
 
-def main(names: list[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
+    """Run the named notebooks, or all of them; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks notebooks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="without .ipynb (default: all)")
+    names = parser.parse_args(arguments).names
     for path in [FOLDER / f"{name}.ipynb" for name in names] or sorted(FOLDER.glob("*.ipynb")):
-        written(path)
+        run_notebook(path)
     return 0
 
 

@@ -1,9 +1,9 @@
-"""Other projects' own tests with fmm installed: `python -m benchmarks.outside SUITE FOLDER --out FILE`.
+"""Other projects' own tests with fmm installed: `python -m benchmarks outside SUITE FOLDER --out FILE`.
 
-FOLDER is a checkout of the project's sources, of the version that is installed (for numpy, scipy and sklearn, the
-folder in which they are installed with their tests). They run twice, in processes side by side: as they are, and under
-`python -m fmm`; what fails only the second time is fmm's doing. With --plan every product of any size runs that plan,
-since products of tests are small, and would otherwise be left to the library.
+FOLDER is a checkout of the project's sources, of the installed version (for numpy, scipy and sklearn, the folder in
+which they are installed with their tests). The tests run twice, in processes side by side: as they are, and under
+`python -m fmm`; fmm is to blame for tests that fail only the second time. With --plan every product of any size runs
+that plan, since the small products of tests would otherwise be left to the library.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ PACKAGES = "torch", "cupy-cuda13x", "cupy-cuda12x", "numpy", "scipy", "scikit-le
 
 
 class Suite(NamedTuple):
-    """Which tests of a project."""
+    """The tests of a project."""
 
-    installed: str  # for which libraries
-    start: str  # the folder in which they are run
+    installed: str  # libraries for which fmm is installed
+    start: str  # folder in which the tests run
     files: tuple[str, ...]
     select: str = ""  # as in pytest -k
 
 
 PRODUCTS = "mm or matmul or linear or multi_dot or tensordot"
-# Which tune torch's kernels for minutes, compile functions, or multiply packed integers.
+# Tests that tune torch's kernels for minutes, compile functions, or multiply packed integers.
 OTHERS = "tunable or compile_int or int4 or int8_mm or symmetric"
 SUITES = {
     "torch": Suite(
@@ -72,7 +72,7 @@ SUITES = {
     "scipy": Suite("numpy", "scipy", ("linalg/tests",)),
     "numpy": Suite(
         "numpy",
-        ".",  # in its own folder, its `typing` would be found for Python's
+        ".",  # in NumPy's own folder, its `typing` would shadow Python's
         (
             "numpy/linalg/tests/test_linalg.py",
             "numpy/_core/tests/test_multiarray.py",
@@ -83,8 +83,8 @@ SUITES = {
 }
 
 
-def outcomes(report: Path) -> dict[str, str]:
-    """How each test ended, by its name, from pytest's report in XML."""
+def test_outcomes(report: Path) -> dict[str, str]:
+    """Return the outcome of each test by its name, from pytest's report in XML."""
     found: dict[str, str] = {}
     for case in ElementTree.parse(report).iter("testcase"):
         ends = {child.tag for child in case} & {"failure", "error", "skipped"}
@@ -94,8 +94,8 @@ def outcomes(report: Path) -> dict[str, str]:
     return found
 
 
-def compared(without: Mapping[str, str], with_fmm: Mapping[str, str]) -> dict[str, Any]:
-    """What fails with fmm alone; and what does not even run with it, which is as bad."""
+def compared_outcomes(without: Mapping[str, str], with_fmm: Mapping[str, str]) -> dict[str, Any]:
+    """Return the counts of both runs, and the tests that pass without fmm and fail, or do not run, with it."""
     worse = [name for name, end in without.items() if end == "passed" and with_fmm.get(name) != "passed"]
     return {
         "without fmm": dict(Counter(without.values())),
@@ -104,35 +104,35 @@ def compared(without: Mapping[str, str], with_fmm: Mapping[str, str]) -> dict[st
     }
 
 
-def command(suite: Suite, folder: Path, report: Path, fmm: bool, plan: str, more: Sequence[str]) -> list[str]:
+def pytest_command(suite: Suite, folder: Path, report: Path, fmm: bool, plan: str, more: Sequence[str]) -> list[str]:
     start = folder / suite.start
     under_fmm = ["-m", "fmm", "--install", suite.installed] if fmm else []
     forced = ["-p", "benchmarks.in_workers"] if fmm else []
     forced += ["-p", "benchmarks.forced_plan"] if fmm and plan else []
-    chosen = ["-k", suite.select] if suite.select else []
-    # Nobody's settings, ours above the folder least of all: warnings that are errors there are none of theirs.
+    selected = ["-k", suite.select] if suite.select else []
+    # No settings file, least of all ours above the folder: it would turn warnings into errors.
     options = ["-q", "-c", os.devnull, "--rootdir", str(start), "-p", "no:cacheprovider", f"--junitxml={report}"]
-    options += ["-p", "no:benchmark"] if find_spec("pytest_benchmark") else []  # which warns beside pytest-xdist
-    options += [*forced, *chosen, *more]
+    options += ["-p", "no:benchmark"] if find_spec("pytest_benchmark") else []  # it warns beside pytest-xdist
+    options += [*forced, *selected, *more]
     return [sys.executable, *under_fmm, "-m", "pytest", *options, *(str(start / name) for name in suite.files)]
 
 
-def run(
+def run_suite(
     suite: Suite, folder: Path, fmm: bool, plan: str, more: Sequence[str], constraints: Mapping[str, str]
 ) -> dict[str, str]:
-    """How the tests ended; an exception if they did not even begin. `wishes`: what fmm is told in the environment."""
+    """Return the outcomes of the tests; SystemExit if they did not begin. `settings`: variables that configure fmm."""
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), VARIABLE: plan if fmm else ""}
     env |= constraints if fmm else {}
     with tempfile.TemporaryDirectory() as place:
         report = Path(place) / "report.xml"
-        done = subprocess.run(command(suite, folder, report, fmm, plan, more), cwd=folder / suite.start, env=env)
+        done = subprocess.run(pytest_command(suite, folder, report, fmm, plan, more), cwd=folder / suite.start, env=env)
         if not report.exists():
             raise SystemExit(f"pytest ended with status {done.returncode} and wrote no report")
-        return outcomes(report)
+        return test_outcomes(report)
 
 
-def versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
     found = {}
     for name in PACKAGES:
         try:
@@ -147,27 +147,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--plan", default="", help="run every product by this plan, however small")
+    parser.add_argument("--plan", default="", help="plan of every product, however small")
     parser.add_argument("--componentwise", action="store_true", help="set FMM_COMPONENTWISE where fmm is installed")
     parser.add_argument("--pytest", nargs=argparse.REMAINDER, default=[], help="the rest goes to pytest")
-    given = parser.parse_args(arguments)
-    suite = SUITES[given.suite]
-    if not (given.folder / suite.start).is_dir():
-        parser.error(f"{given.folder} has no folder {suite.start}")
-    plan = str(Plan.parse(given.plan)) if given.plan else ""
-    constraints = {"FMM_COMPONENTWISE": "1"} if given.componentwise else {}
+    options = parser.parse_args(arguments)
+    suite = SUITES[options.suite]
+    if not (options.folder / suite.start).is_dir():
+        parser.error(f"{options.folder} has no folder {suite.start}")
+    plan = str(Plan.parse(options.plan)) if options.plan else ""
+    constraints = {"FMM_COMPONENTWISE": "1"} if options.componentwise else {}
     with ThreadPoolExecutor(2) as both:
-        without, with_fmm = both.map(
-            lambda fmm: run(suite, given.folder.resolve(), fmm, plan, given.pytest, constraints), (False, True)
-        )
-    found = compared(without, with_fmm)
-    told = {"suite": given.suite, "plan": plan, "wishes": constraints, "versions": versions(), **found}
-    told["environment"] = environment(["python -m benchmarks.outside", *(arguments or sys.argv[1:])])
-    given.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        folder, more = options.folder.resolve(), options.pytest
+        without, with_fmm = both.map(lambda fmm: run_suite(suite, folder, fmm, plan, more, constraints), (False, True))
+    found = compared_outcomes(without, with_fmm)
+    content = {"suite": options.suite, "plan": plan, "wishes": constraints, "versions": package_versions(), **found}
+    content["environment"] = environment(["python -m benchmarks.outside", *(arguments or sys.argv[1:])])
+    options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print(f"without fmm {found['without fmm']}, with fmm {found['with fmm']}")
     print(*(f"only with fmm: {name}" for name in found["worse with fmm"]), sep="\n")
-    if not found["without fmm"].get("passed"):  # it would pass with anything: these tests are of another version
-        print(f"no test of {given.suite} passed even without fmm")
+    if not found["without fmm"].get("passed"):  # the tests are of another version, and prove nothing
+        print(f"no test of {options.suite} passed even without fmm")
         return 1
     return int(bool(found["worse with fmm"]))
 

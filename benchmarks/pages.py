@@ -13,19 +13,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.held_out import IEEE
-from benchmarks.tables import (
-    calls,
-    cpu,
-    emulated,
-    everywhere,
-    gpu,
-    host_time,
-    residues,
-    several_gpus,
-    shortest,
-    structured,
-    tunings,
-)
+from benchmarks.tables import cpu, everywhere, gpu, shortest, tunings
 from benchmarks.tables.markdown import Row, digits, load, loaded, paired, space, table, times
 
 ROOT = Path(__file__).parents[1]
@@ -105,9 +93,9 @@ SECTIONS: dict[str, Callable[[Path], Iterator[str]]] = {
     "example": example,
     "shortlist": shortlist,
     **{make.__name__: make for make in (
-        cpu.cpu, gpu.gpu, gpu.no_workspace, gpu.own_kernel, host_time.host, tunings.tuned, tunings.held_out,
-        calls.calls, calls.large, calls.integers, emulated.emulation, structured.halves, structured.complex_products,
-        structured.structured, residues.residues, several_gpus.several_gpus, everywhere.gained, everywhere.outside,
+        cpu.cpu, gpu.gpu, gpu.no_workspace, gpu.own_kernel, gpu.host, tunings.tuned, tunings.held_out,
+        gpu.calls, gpu.large, gpu.integers, gpu.emulation, gpu.halves, gpu.complex_products,
+        gpu.structured, gpu.residues, everywhere.several_gpus, everywhere.gained, everywhere.outside,
         shortest.ring_products, shortest.minplus_bound, shortest.minplus_products, shortest.shortest_paths,
         shortest.paths_on_cpu, shortest.whole_calls,
     )},

@@ -1,17 +1,17 @@
-"""Regret on shapes that no fit saw: `python -m benchmarks.regret [--device 0] [--dtype float32] [--time-limit 300]`.
+"""Regret on held-out shapes: `python -m benchmarks regret [--device 0] [--dtype float32] [--time-limit 300]`.
 
-What `fmm.matmul` does after a tuning, beside the best of all plans that were tried, and the vendor's product, all
-through the public call. Shapes are drawn by a seed that comes from the tuned config itself, after the model is frozen
-(`--seed` gives another, and the page says so): `middle` (sides from 1024 to 4096), `thin` (one side of 128 to 1024),
-`large` (3000 to 8192 on a CPU, where plans have something to gain, 1024 to 20000 on a GPU) and, on a CPU, `gram` (real
-matrices by their transposes, sides as of large ones); half of each have odd sides. On a CPU large complex ones have
-sides 0.63 as long: each is four times the work. `float32-ieee` and `float64-ieee` are these types with
+After a tuning, `fmm.matmul`'s default call competes with the best of all tried plans and with the vendor, all through
+the public call. Shapes are drawn by a seed of the tuned config itself, after the model is frozen (`--seed` gives
+another seed, and pages say so): `middle` (sides from 1024 to 4096), `thin` (one side of 128 to 1024), `large` (3000 to
+8192 on a CPU, where plans have something to gain, 1024 to 20000 on a GPU) and, on a CPU, `gram` (real matrices by
+their transposes, sides as of large ones); every second shape is odd. On a CPU the sides of large complex shapes are
+0.63 times as long, since each product is four times the work. `float32-ieee` and `float64-ieee` are these types with
 FMM_EMULATION=0.
 
-Of every *family* (so many products at each level, and the leaf) the plan is tried that the model likes best, unless it
-predicts far more time than for the best of all; of the first family, two more. `--all` tries every candidate. Each
-shape's samples are a line of results/<device>/held-out.jsonl; what is on record there under the same config is not
-measured again, so a run that was stopped goes on where it was, and has measured as many shapes of each type and kind.
+Of every *family* (products at each level, and the leaf) the plan with the least predicted time is tried, unless it is
+far above the best of all; of the first family two more. `--all` tries every candidate. Each shape is a line of
+results/<device>/held-out.jsonl; shapes on record under the same config are not measured again, so that a stopped run
+goes on, and has measured the same share of each type and kind.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ from fmm.tuner.trials.environment import device_folder, environment
 ROOT = Path(__file__).parents[1]
 SAMPLE = 3e-3  # seconds of a sample, at least
 WARM = 4  # calls before short products are timed: by then a recurring one is a graph
-CLOSE = 1.15  # a plan that takes so many times as long as the best in the first round is measured no more
-COMPILING = 25.0  # seconds that are waited for compilers before anything is measured, unless told
-SHORTER = 4 ** (-1 / 3)  # sides of complex products that are as much work as real ones
-DIGITS = 5  # of the seconds that are kept
+CLOSE = 1.15  # a plan slower than this multiple of the best in the first round is dropped
+COMPILING = 25.0  # longest wait for compilers before the first shape, in seconds
+SHORTER = 4 ** (-1 / 3)  # ratio of sides of complex and real products of the same work
+DIGITS = 5  # significant digits of a sample
 
 
 # ---- measuring
 
 
 def measured(machine: Machine, processor: str, shape: Shape, rounds: int, whole: bool) -> Row:
-    """The default call, the vendor's and the plans of the shortlist, in shuffled rounds; far slower ones leave."""
+    """Time the default call, the vendor's and the tried plans in shuffled rounds; far slower plans are dropped."""
     dtype, kind, size = shape
     a, b, vendor = machine.operands(size, dtype)
     half = kind == HALVES
@@ -78,10 +78,10 @@ def measured(machine: Machine, processor: str, shape: Shape, rounds: int, whole:
     samples, untried = first_samples(machine, calls)
     repeats = max(int(SAMPLE / samples["vendor"][0]), 1)
     best = min(own[0] for own in samples.values())
-    kept = [x for x, own in samples.items() if x in (*CALLS, str(decision.plan)) or own[0] <= CLOSE * best]
-    found: dict[str, list[float]] = {name: [] for name in kept}
+    names = [x for x, own in samples.items() if x in (*CALLS, str(decision.plan)) or own[0] <= CLOSE * best]
+    found: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(rounds):
-        for name in random.sample(kept, len(kept)):
+        for name in random.sample(names, len(names)):
             found[name].append(rounded(machine.seconds(calls[name], repeats)))
     others = {name: own for name, own in samples.items() if name not in found}
     return Row(0, dtype, kind, size, str(decision.plan), decision.source, {**found, **others}, untried)
@@ -90,10 +90,9 @@ def measured(machine: Machine, processor: str, shape: Shape, rounds: int, whole:
 def first_samples(
     machine: Machine, calls: Mapping[str, Callable[[], object]]
 ) -> tuple[dict[str, list[float]], tuple[str, ...]]:
-    """One of each, after calls that compile and ask for memory; and what was not called any more for want of time.
+    """Warm all calls up; return one sample of each, and the names of the calls that had no time.
 
-    Short calls are timed several at a time: of one alone the processor's part would count, for which the device does
-    not wait where they follow each other.
+    Short calls are timed several at a time: the time of a single one would include the host's part.
     """
     samples: dict[str, list[float]] = {}
     began = time.monotonic()
@@ -120,7 +119,7 @@ def rounded(seconds: float) -> float:
 def measured_rows(
     machine: Machine, wanted: Sequence[Shape], options: argparse.Namespace, until: float
 ) -> Iterator[Row]:
-    """Until the time is up."""
+    """Yield the rows of these shapes until the time is up."""
     processor = "cpu" if options.device == "cpu" else "cuda"
     for dtype, kind, size in wanted:
         if time.monotonic() > until:
@@ -139,25 +138,25 @@ def measured_rows(
 # ---- the command
 
 
-def arguments_of(given: Sequence[str]) -> argparse.Namespace:
+def parsed_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu", help="cpu (unless given), or the number of a CUDA device")
+    parser.add_argument("--device", default="cpu", help="cpu (default), or the number of a CUDA device")
     parser.add_argument("--dtype", action="append", help="only this type (may be repeated)")
     parser.add_argument("--kind", choices=COUNTS["cpu"], action="append", help="only these shapes (may be repeated)")
     parser.add_argument("--count", type=int, help="shapes of each kind and type")
     parser.add_argument("--largest", type=int, help="side")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--all", action="store_true", help="try every candidate on every shape")
-    parser.add_argument("--seed", type=int, help="(the config's own number unless given)")
-    parser.add_argument("--time-limit", type=float, default=300, help="seconds after which no shape is begun")
-    parser.add_argument("--compiling", type=float, default=COMPILING, help="seconds that are waited for compilers")
+    parser.add_argument("--seed", type=int, help="of the shapes (default: the config's own number)")
+    parser.add_argument("--time-limit", type=float, default=300, help="begin no shape after S seconds")
+    parser.add_argument("--compiling", type=float, default=COMPILING, help="longest wait for compilers, in seconds")
     parser.add_argument("--config", type=Path, help="the tuned config (the one that fmm reads)")
-    parser.add_argument("--output", type=Path, help="a folder (results/<device>/ unless given)")
-    return parser.parse_args(given)
+    parser.add_argument("--output", type=Path, help="write to this folder (default: results/<device>)")
+    return parser.parse_args(arguments)
 
 
 def wanted_shapes(options: argparse.Namespace, processor: str, seed: int) -> list[Shape]:
-    """Types and kinds in turn, so that a run that is cut short has the same share of each."""
+    """Return types and kinds in turn, so that a run that is cut short has the same share of each."""
     largest, found = options.largest or LARGEST[processor], list[tuple[float, Shape]]()
     for kind in options.kind or COUNTS[processor]:
         count, plans_pay = options.count or COUNTS[processor][kind], kind in ("large", HALVES)
@@ -172,8 +171,9 @@ def wanted_shapes(options: argparse.Namespace, processor: str, seed: int) -> lis
     return [shape for _, shape in sorted(found, key=lambda x: x[0])]
 
 
-def main(arguments: list[str]) -> int:
-    began, options = time.monotonic(), arguments_of(arguments)
+def main(arguments: Sequence[str]) -> int:
+    """Measure the shapes that are not on record; return the exit code."""
+    began, options = time.monotonic(), parsed_options(arguments)
     if options.config:
         os.environ["FMM_CONFIG"] = str(options.config)
         files.clear_config_cache()
@@ -187,21 +187,21 @@ def main(arguments: list[str]) -> int:
     seed = number if options.seed is None else options.seed
     folder = options.output or _folder(processor)
     folder.mkdir(parents=True, exist_ok=True)
-    known = recorded_rows(folder / FILE, number)
-    done = {(row.dtype, row.kind, row.size) for row in known}
+    recorded = recorded_rows(folder / FILE, number)
+    done = {(row.dtype, row.kind, row.size) for row in recorded}
     wanted = wanted_shapes(options, processor, seed)
-    left = [x for x in wanted if x not in done]
+    missing = [x for x in wanted if x not in done]
     machine: Machine = Cpu() if processor == "cpu" else Gpu()
-    machine.make_ready(left, options.compiling, options.all)
+    machine.make_ready(missing, options.compiling, options.all)
     print(f"ready after {time.monotonic() - began:.0f} s", flush=True)
     with (folder / FILE).open("a", encoding="utf-8") as file:
         _write(file, {"environment": _environment(processor), "settings": {"seed": seed, "config": number}})
-        for row in measured_rows(machine, left, options, began + options.time_limit):
-            known.append(replace(row, config=number))
-            _write(file, asdict(known[-1]))
+        for row in measured_rows(machine, missing, options, began + options.time_limit):
+            recorded.append(replace(row, config=number))
+            _write(file, asdict(recorded[-1]))
             if row.poor:
                 print(row, flush=True)
-    print(*summaries([row for row in known if (row.dtype, row.kind, row.size) in set(wanted)]), sep="\n")
+    print(*summaries([row for row in recorded if (row.dtype, row.kind, row.size) in set(wanted)]), sep="\n")
     return 0
 
 

@@ -1,7 +1,7 @@
-"""Products that many GPUs share, on paper: `python -m benchmarks.scaling` writes the tables of docs/scaling.md.
+"""Predicted products of many GPUs: `python -m benchmarks scaling` writes the tables of docs/scaling.md.
 
-No GPU is needed: fmm.distributed.plan simulates every way to share a product, with the H200's calibration that ships
-with fmm and the figures of fmm/hardware/links.csv. It takes some minutes.
+No GPU is needed: fmm.distributed.plan predicts every sharing of a product, by the shipped calibration of the H200 and
+the rates in fmm/hardware/links.csv. It takes some minutes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ RECTANGLE_COLUMNS = (
 
 
 class Row(NamedTuple):
-    """A product of n x n matrices, and by how many."""
+    """A product of n x n matrices on a number of GPUs."""
 
     kind: str
     n: int
@@ -83,27 +83,27 @@ TABLES = {
 }
 
 
-def on_mesh(row: Row, mesh: int | tuple[int, ...]) -> SharedDecision:
+def decision_on(row: Row, mesh: int | tuple[int, ...]) -> SharedDecision:
     os.environ["FMM_EMULATION"] = "0" if row.kind == PLAIN else "1"
     return fmm.distributed.plan(row.n, row.n, row.n, mesh=mesh, dtype=row.kind.split(",")[0])
 
 
-def decided(row: Row) -> SharedDecision:
-    """The fastest way on any mesh of so many."""
-    return min((on_mesh(row, mesh) for mesh in MESHES[row.gpus]), key=lambda way: way.best.seconds)
+def fastest_decision(row: Row) -> SharedDecision:
+    """Return the decision on the fastest mesh of this number of GPUs."""
+    return min((decision_on(row, mesh) for mesh in MESHES[row.gpus]), key=lambda way: way.best.seconds)
 
 
 def cells(row: Row) -> Sequence[str]:
-    """A line of a table. Level above: the time of the best way with one over the best without; taken: is it chosen
-    unasked, for which it is to be clearly faster?"""
-    found = decided(row)
+    """Return a line of a table. Level above: the time of the best sharing with a level over the best without; taken:
+    fmm chooses the level, since it is clearly faster."""
+    found = fastest_decision(row)
     best, layout = found.best, found.best.layout
     with_level, without = (
         min(way.seconds for way in found.candidates if (way.above == VENDOR) == plain) for plain in (False, True)
     )
-    shared = _shared(best)
+    shared = _sharing_text(best)
     mesh = " x ".join(map(str, layout.mesh))
-    times = [_in_words(value) for value in (best.seconds, found.single_device_seconds)]
+    times = [_time_text(value) for value in (best.seconds, found.single_device_seconds)]
     ideal = f"{found.speedup / row.gpus:.2f}"
     level = f"{with_level / without:.2f}"
     level = f"**{level}**" if float(level) < 1 else level
@@ -112,42 +112,43 @@ def cells(row: Row) -> Sequence[str]:
 
 
 def rectangle_cells(row: Row) -> Sequence[str]:
-    """On a mesh of one dimension: the best way of a row, the best of a rectangle, and whether that is chosen."""
-    found = on_mesh(row, row.gpus)
+    """Return a line for a mesh of one dimension: the best row, the best rectangle, and whether fmm takes it."""
+    found = decision_on(row, row.gpus)
     plain, rectangle = (
         min((way for way in found.candidates if way.rectangle == wanted and way.above == VENDOR), key=_seconds)
         for wanted in (False, True)
     )
-    told = [text for way in (plain, rectangle) for text in (_shared(way), _in_words(way.seconds))]
+    texts = [text for way in (plain, rectangle) for text in (_sharing_text(way), _time_text(way.seconds))]
     share = f"{rectangle.seconds / plain.seconds:.2f}"
-    return *row.label, *told, share, "yes" if found.best.rectangle else "no"
+    return *row.label, *texts, share, "yes" if found.best.rectangle else "no"
 
 
 def _seconds(way: Sharing) -> float:
     return way.seconds
 
 
-def _shared(way: Sharing) -> str:
+def _sharing_text(way: Sharing) -> str:
     return str(way).replace(", in one piece", "").replace(", as a rectangle", "")
 
 
-def _in_words(seconds: float) -> str:
+def _time_text(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
-# What stands in the columns of a table: their names, and the cells of a line.
+# By table: the names of its columns, and the function that makes a line.
 FORMS = {name: (COLUMNS, cells) for name in TABLES} | {"rectangles": (RECTANGLE_COLUMNS, rectangle_cells)}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
+    """Write the tables; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args(arguments)
     os.environ["FMM_CONFIG"] = str(SHIPPED)
     tables = {name: "\n".join(table(FORMS[name][0], map(FORMS[name][1], rows))) for name, rows in TABLES.items()}
-    page = PAGE.read_text(encoding="utf-8")  # only now: it may have been edited meanwhile
+    page = PAGE.read_text(encoding="utf-8")  # read after the minutes of predicting: the page may have been edited
     PAGE.write_text(MARK.sub(lambda mark: f"{mark[1]}{tables[mark[2]]}\n{mark[3]}", page), encoding="utf-8")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -54,31 +54,31 @@ class Block(nn.Module):  # type: ignore[misc]
 class Transformer(nn.Module):  # type: ignore[misc]
     """Embedding, layers and a head."""
 
-    def __init__(self, given: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace) -> None:
         super().__init__()
-        self.embedded = nn.Embedding(given.words, given.width)
-        self.blocks = nn.Sequential(*(Block(given.width, given.width // 64) for _ in range(given.layers)))
-        self.head = nn.Linear(given.width, given.words)
+        self.embedded = nn.Embedding(options.words, options.width)
+        self.blocks = nn.Sequential(*(Block(options.width, options.width // 64) for _ in range(options.layers)))
+        self.head = nn.Linear(options.width, options.words)
 
     def forward(self, words: Any) -> Any:
         return self.head(self.blocks(self.embedded(words)))
 
 
-def train(given: argparse.Namespace, dtype: str, steps: int, jitter: float = 0.0) -> tuple[list[float], float]:
+def train(options: argparse.Namespace, dtype: str, steps: int, jitter: float = 0.0) -> tuple[list[float], float]:
     """Return the loss of each step, and the seconds of the steps after the first few."""
     torch.manual_seed(1)
-    model = Transformer(given).to(given.device, getattr(torch, dtype))
+    model = Transformer(options).to(options.device, getattr(torch, dtype))
     if jitter:
         with torch.no_grad():
             for weight in model.parameters():
                 weight.mul_(1 + jitter * torch.randn_like(weight))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     torch.manual_seed(2)
-    text = torch.randint(given.words, (16, given.batch, given.length + 1), device=given.device)
+    text = torch.randint(options.words, (16, options.batch, options.length + 1), device=options.device)
     losses, began = [], 0.0
     for step in range(steps):
         if step == min(WARM_UP, steps - 1):
-            synchronize(given.device)
+            synchronize(options.device)
             began = time.perf_counter()
         words = text[step % len(text)]
         found = model(words[:, :-1])
@@ -87,19 +87,19 @@ def train(given: argparse.Namespace, dtype: str, steps: int, jitter: float = 0.0
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
-    synchronize(given.device)
+    synchronize(options.device)
     return [float(x) for x in losses], time.perf_counter() - began
 
 
-def steps_within(given: argparse.Namespace, dtype: str, seconds: float) -> int:
+def steps_within(options: argparse.Namespace, dtype: str, seconds: float) -> int:
     """Return how many steps of each run fit into `seconds`, by the time of a few of torch's; all without a limit."""
     if not seconds:
-        return int(given.steps)
+        return int(options.steps)
     began = time.perf_counter()
     few = WARM_UP + 2
-    _, timed = train(given, dtype, few)
+    _, timed = train(options, dtype, few)
     left = seconds - (time.perf_counter() - began)
-    return max(min(int(given.steps), int(left / len(RUNS) / (timed / (few - WARM_UP)))), few)
+    return max(min(int(options.steps), int(left / len(RUNS) / (timed / (few - WARM_UP)))), few)
 
 
 def synchronize(device: str) -> None:
@@ -107,14 +107,14 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def measured(given: argparse.Namespace, dtype: str, seconds: float) -> Iterator[dict[str, Any]]:
+def measured(options: argparse.Namespace, dtype: str, seconds: float) -> Iterator[dict[str, Any]]:
     """Train three times; yield the losses and seconds after each run, at last with the distances of the losses."""
-    target = "torch" if given.device == "cuda" else "torch-cpu"
-    steps = steps_within(given, dtype, seconds)
+    target = "torch" if options.device == "cuda" else "torch-cpu"
+    steps = steps_within(options, dtype, seconds)
     runs: dict[str, tuple[list[float], float]] = {}
     for name in RUNS:
         with fmm.installed(target) if name == "fmm" else nullcontext():
-            runs[name] = train(given, dtype, steps, JITTER[dtype] if name == "torch, nearby" else 0.0)
+            runs[name] = train(options, dtype, steps, JITTER[dtype] if name == "torch, nearby" else 0.0)
         row: dict[str, Any] = {
             "losses": {name: losses for name, (losses, _) in runs.items()},
             "seconds": {name: timed for name, (_, timed) in runs.items()},
@@ -122,15 +122,15 @@ def measured(given: argparse.Namespace, dtype: str, seconds: float) -> Iterator[
         yield row
     first, nearby, ours = (runs[name][0] for name in RUNS)
     apart = [max(abs(x - y) for x, y in zip(first, losses, strict=True)) for losses in (nearby, ours)]
-    yield row | {"noise": apart[0], "apart": apart[1], "products": products_of_a_step(given, dtype, target)}
+    yield row | {"noise": apart[0], "apart": apart[1], "products": products_of_a_step(options, dtype, target)}
 
 
-def products_of_a_step(given: argparse.Namespace, dtype: str, target: str) -> list[str]:
+def products_of_a_step(options: argparse.Namespace, dtype: str, target: str) -> list[str]:
     """Return the report of the products of one step; a run of its own, since counting takes time."""
     report = begin_report()
     try:
         with fmm.installed(target):
-            train(given, dtype, 1)
+            train(options, dtype, 1)
     finally:
         end_report()
     return str(report).splitlines()
@@ -146,17 +146,17 @@ def main(arguments: Sequence[str]) -> int:
     add("--plan", default="", help="plan of every product of fmm, however small")
     for name, default in SIZES.items():
         add(f"--{name}", type=int, default=default)
-    given = parser.parse_args(arguments)
-    if given.plan:
-        force(given.plan)
-    dtypes, runs = given.dtypes.split(","), dict[str, dict[str, Any]]()
-    end = time.perf_counter() + given.seconds
-    path = (given.output or results_folder(given.device)) / "training.json"
+    options = parser.parse_args(arguments)
+    if options.plan:
+        force(options.plan)
+    dtypes, runs = options.dtypes.split(","), dict[str, dict[str, Any]]()
+    end = time.perf_counter() + options.seconds
+    path = (options.output or results_folder(options.device)) / "training.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    card = {"device": torch.cuda.get_device_name()} if given.device == "cuda" else {}
+    card = {"device": torch.cuda.get_device_name()} if options.device == "cuda" else {}
     for i, dtype in enumerate(dtypes):
-        left = max(end - time.perf_counter(), 1.0) / (len(dtypes) - i) if given.seconds else 0.0
-        for run in measured(given, dtype, left):
+        left = max(end - time.perf_counter(), 1.0) / (len(dtypes) - i) if options.seconds else 0.0
+        for run in measured(options, dtype, left):
             runs[dtype] = run
             content = {"runs": runs, "torch": torch.__version__}
             content["environment"] = {**card, **environment(typed_command())}

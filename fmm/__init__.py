@@ -3,8 +3,8 @@
 from fmm.api import explain, explain_gemm, explain_gram, gemm, gram, matmul, minplus, plan, prepare, shortest_paths
 from fmm.arrays.host_memory import release_workspace
 from fmm.integrations import install, installed, uninstall
-from fmm.integrations.install_targets import install_as_told
-from fmm.integrations.report import report, report_as_told
+from fmm.integrations.install_targets import install_from_env
+from fmm.integrations.report import report, report_from_env
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.prepared_operand import PreparedOperand
@@ -35,5 +35,5 @@ __all__ = [
     "uninstall",
 ]
 
-report_as_told()
-install_as_told()
+report_from_env()
+install_from_env()

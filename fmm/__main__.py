@@ -1,10 +1,10 @@
-"""python -m fmm script.py, python -m fmm -m module: a program as it is, with fmm installed for its libraries.
+"""Run a program with fmm installed into its libraries: `python -m fmm script.py`, `python -m fmm -m module`.
 
-usage: python -m fmm [--report] [--install NAMES] (script.py | -m module | -c code | -) [arguments of the program]
+usage: python -m fmm [--report[=FILE]] [--install NAMES] (script.py | -m module | -c code | -) [program's arguments]
 
-  --report         at the end, which products ran by plans, how many, how much faster, and which were left alone and why
-  --install NAMES  for which libraries, between commas: torch, cupy, numpy (if none is named, those that are here),
-                   torch-cpu
+  --report         at exit, which products ran by plans, how many, how much faster, and why the others did not
+  --install NAMES  names separated by commas: torch, cupy, numpy (default: those that are importable), torch-cpu,
+                   torch-inductor
 """
 
 from fmm.integrations.run import main

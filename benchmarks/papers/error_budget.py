@@ -27,14 +27,14 @@ from fmm.problem import Problem
 
 SIDE: Final = 8192
 PROBLEMS: Final = 200
-LARGEST: Final = 12.0  # of the budgets, the smallest of which is 1
+LARGEST: Final = 12.0  # largest budget; the smallest is 1
 TYPES: Final = ("float32", "float64", "complex64", "complex128")
 DATA: Final = ("normal", "uniform [-1,1]", "uniform [0,1]")
 HUGE: Final = 1 << 50
 
 
 def deepest_within(budget: float, problem: Problem, on_host: bool, pick: random.Random) -> Plan:
-    """One of the candidates that the budget admits and that leave leaf products of 32 and more; the vendor if none."""
+    """Return one of the deepest candidates within the budget with leaf products of 32 and more, else the vendor."""
     limits, dtype = Limits(HUGE, budget), problem.dtype
     found = [
         plan
@@ -63,8 +63,8 @@ def _drawn(bench: Bench, data: str, dtype: str, shape: tuple[int, int], seed: in
     return bench.stored(found, dtype)
 
 
-class Asked(NamedTuple):
-    """A random problem, what fmm chooses for it, and what is run."""
+class BudgetCase(NamedTuple):
+    """A random problem, its budget, fmm's choice, and the plan that runs."""
 
     number: int
     problem: Problem
@@ -78,24 +78,24 @@ class Asked(NamedTuple):
         return self.plan != self.chosen
 
 
-def asked_problems(bench: Bench, side: int, count: int) -> list[Asked]:
-    """The same ones every time; every fourth is a matrix times its own adjoint."""
+def budget_cases(bench: Bench, side: int, count: int) -> list[BudgetCase]:
+    """Return the same problems every time; every fourth is a matrix times its own adjoint."""
     found = []
     for number in range(count):
-        pick = random.Random(number)  # of its own, so that what one device chooses changes no other problem
+        pick = random.Random(number)  # one for each problem: a device's choice does not change the other problems
         m, k, n = (pick.randint(max(side // 8, 8), side) for _ in range(3))
         dtype, data, budget = pick.choice(TYPES), pick.choice(DATA), round(pick.uniform(1, LARGEST), 1)
         gram = number % 4 == 3
         problem = Problem(n, k, n, dtype, op="gram") if gram else Problem(m, k, n, dtype)
         chosen = bench.chosen(problem, budget)
-        asked = number % 2 == 0 and chosen != VENDOR
-        plan = chosen if asked else deepest_within(budget, problem, bench.on_host, pick)
-        found.append(Asked(number, problem, data, budget, chosen, plan))
+        as_user = number % 2 == 0 and chosen != VENDOR
+        plan = chosen if as_user else deepest_within(budget, problem, bench.on_host, pick)
+        found.append(BudgetCase(number, problem, data, budget, chosen, plan))
     return found
 
 
-def budget_row(bench: Bench, x: Asked) -> Row:
-    """What was asked, what ran, and the error over the vendor's."""
+def budget_row(bench: Bench, x: BudgetCase) -> Row:
+    """Return the problem, the plan that ran, and its error over the vendor's."""
     (m, k, n), dtype = x.problem.size, x.problem.dtype
     key = [x.number, x.problem.op, f"{m} x {k} x {n}", dtype, x.data, x.budget, str(x.plan)]
     b = _drawn(bench, x.data, dtype, (k, n), 2 * x.number + 1)
@@ -110,29 +110,29 @@ def budget_row(bench: Bench, x: Asked) -> Row:
     return {"key": key, "growth": growth, "share": rounded(growth / x.budget), "chosen": not x.by_name}
 
 
-def _computed(bench: Bench, x: Asked, a: Array, b: Array) -> tuple[Array, Array]:
-    """By the plan, or as a user asks for it; and by the vendor's product."""
-    wish: dict[str, Any] = {"plan": x.plan} if x.by_name else {"max_error_growth": x.budget}
+def _computed(bench: Bench, x: BudgetCase, a: Array, b: Array) -> tuple[Array, Array]:
+    """Return the result by the plan or with the budget, and the vendor's."""
+    options: dict[str, Any] = {"plan": x.plan} if x.by_name else {"max_error_growth": x.budget}
     if x.problem.op == "gram":
-        return fmm.gram(b, **wish), fmm.gram(b, plan=VENDOR)
+        return fmm.gram(b, **options), fmm.gram(b, plan=VENDOR)
     vendor = bench.multiply(VENDOR, a, b)
-    return bench.multiply(x.plan, a, b) if x.by_name else fmm.matmul(a, b, **wish), vendor
+    return bench.multiply(x.plan, a, b) if x.by_name else fmm.matmul(a, b, **options), vendor
 
 
 def budget_rows(bench: Bench, side: int, count: int) -> Iterator[Row]:
-    """A row for each problem."""
-    return (budget_row(bench, x) for x in asked_problems(bench, side, count))
+    """Yield a row for each problem."""
+    return (budget_row(bench, x) for x in budget_cases(bench, side, count))
 
 
 def _parts(bench: Bench, scale: float) -> Iterator[Part]:
-    """A part for each problem."""
+    """Yield a part for each problem."""
     side = max(int(SIDE * scale), 64)
-    for x in asked_problems(bench, min(side, 1024) if bench.on_host else side, PROBLEMS):
+    for x in budget_cases(bench, min(side, 1024) if bench.on_host else side, PROBLEMS):
         products = ((x.plan, x.problem),) if x.by_name and x.problem.op == "product" else ()
         yield Part((x.number,), partial(_rows, bench, x), products, 2.0 * prod(x.problem.size) * OF_REFERENCE)
 
 
-def _rows(bench: Bench, x: Asked) -> Iterator[Row]:
+def _rows(bench: Bench, x: BudgetCase) -> Iterator[Row]:
     yield budget_row(bench, x)
 
 
@@ -150,7 +150,7 @@ def _growth(results: Results) -> Numbers:
 
 
 def draw_shares(axes: Any, results: Results) -> None:
-    """The problems by the share of the budget that their error takes."""
+    """Draw the problems by their error as a share of the budget."""
     shares = sorted(_share(results).values())
     axes.plot(range(1, len(shares) + 1), shares, "o", ms=3, color="#0072B2")
     axes.axhline(1, color="#222222", lw=0.8)
@@ -172,7 +172,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
 
 
 def broken(results: Results) -> list[Any]:
-    """The problems whose error was above the budget, beyond the noise of comparing two roundings."""
+    """Return the problems with an error above the budget, beyond the noise of comparing two roundings."""
     return [key for key, share in _share(results).items() if share > 1 + NOISE]
 
 

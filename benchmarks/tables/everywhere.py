@@ -1,16 +1,64 @@
-"""The tables of docs/everywhere.md, from results/: what unchanged programs gained, and other projects' own tests."""
+"""Tables of unchanged programs with fmm installed, other projects' tests, and products that several GPUs share."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.outside import SUITES
-from benchmarks.tables.markdown import digits, load, loaded, paired, table
-from benchmarks.tables.several_gpus import size
+from benchmarks.tables.markdown import Row, digits, load, loaded, paired, table, times
+
+# ---- several GPUs
+
+WHO = {
+    "torch": "torch's own product",
+    "hook": "torch's, with fmm installed",
+    "hook-ieee": "torch's, with fmm installed, `FMM_EMULATION=0`",
+    "shared": "`fmm.distributed.matmul`",
+    "shared-ieee": "`fmm.distributed.matmul`, `FMM_EMULATION=0`",
+    "shared-level": '`fmm.distributed.matmul(..., plan="winograd")`',
+    "alone": "a GPU's own part, all there",
+}
+PREDICTED = re.compile(r"^predicted: (\S+) s", re.MULTILINE)
+COLUMNS = ("on", "type", "n", "who", "ms", "predicted, ms", "speedup over torch's", "of own part")
+
+
+def several_gpus(results: Path) -> Iterator[str]:
+    """Medians, and of the ratios of each round; beside what no sharing can beat."""
+    yield from table(COLUMNS, _rows(results))
+
+
+def _rows(results: Path) -> Iterator[tuple[object, ...]]:
+    for _, environment, rows in loaded(results, "*/distributed.json"):
+        where = f"{environment['gpus']} x {environment['device']}"
+        for row in rows:
+            taken = {who: seconds for who, seconds in row["seconds"].items() if seconds}
+            for who, seconds in taken.items():
+                beside = "alone" in taken and who in ("hook", "shared", "shared-level")
+                own = f"{paired(taken['alone'], seconds):.2f}" if beside else ""
+                speedup = f"**{paired(taken['torch'], seconds):.2f}**" if "torch" in taken and who != "torch" else ""
+                expected = _predicted(row["ways"].get(who, ()))
+                time = digits(1e3 * median(seconds))
+                yield where, row["dtype"], size(row), WHO[who], time, expected, speedup, own
+
+
+def _predicted(way: Sequence[str]) -> str:
+    """Milliseconds, of the lines that explain a way to share a product."""
+    found = PREDICTED.search("\n".join(way))
+    return digits(1e3 * float(found[1])) if found else ""
+
+
+def size(row: Row) -> str:
+    """Of square matrices, which are sharded by rows unless it says blocks."""
+    mesh = row.get("mesh", ())
+    return f"{row['n']} in blocks on {times(mesh)}" if len(mesh) > 1 else str(row["n"])
+
+
+# ---- unchanged programs
 
 GAINED = ("what", "where", "as it is", "with fmm", "gained")
 OUTSIDE = ("tests of", "which", "every product by", "passed, skipped, failed", "with fmm", "fail only with fmm")
@@ -34,11 +82,11 @@ def _sharded(results: Path) -> Iterator[Sequence[object]]:
 
 def _trained(results: Path) -> Iterator[Sequence[object]]:
     for path in sorted(results.glob("*/training.json")):
-        told = json.loads(path.read_text(encoding="utf-8"))
-        for dtype, run in told["runs"].items():
+        content = json.loads(path.read_text(encoding="utf-8"))
+        for dtype, run in content["runs"].items():
             plain, ours = (run["seconds"][who] for who in ("torch", "fmm"))
             what = f"training a small transformer, {dtype}, losses {_within(run)}"
-            yield what, _machine(told["environment"]), *_milliseconds([plain], [ours])
+            yield what, _machine(content["environment"]), *_milliseconds([plain], [ours])
 
 
 def _within(run: dict[str, Any]) -> str:
@@ -66,10 +114,13 @@ def _declined(results: Path) -> Iterator[Sequence[object]]:
 
 def _dask(results: Path) -> Iterator[Sequence[object]]:
     for path in sorted(results.glob("*/dask.json")):
-        told = json.loads(path.read_text(encoding="utf-8"))
-        for run in told["runs"]:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        for run in content["runs"]:
             what = f"Dask's `x @ y`, {run['dtype']} {run['side']} in chunks of {run['chunk']}, as `fmm.dask.matmul`"
-            workers = {**told["environment"], "blas_threads": told["environment"]["processors"]}  # one thread each
+            workers = {
+                **content["environment"],
+                "blas_threads": content["environment"]["processors"],
+            }  # one thread each
             # A run that was stopped may have begun a round that it did not end.
             plain, ours = zip(*zip(run["seconds"]["dask"], run["seconds"]["fmm"], strict=False), strict=True)
             yield what, _machine(workers), *_milliseconds(plain, ours)
@@ -78,8 +129,8 @@ def _dask(results: Path) -> Iterator[Sequence[object]]:
 def _streamed(results: Path) -> Iterator[Sequence[object]]:
     """Beside cuBLASXt, where that was measured."""
     for path in sorted(results.glob("*/out_of_core*.json")):
-        told = json.loads(path.read_text(encoding="utf-8"))
-        for run in told["runs"]:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        for run in content["runs"]:
             if "cuBLASXt" in run["seconds"]:
                 what = f"NumPy's arrays on a GPU, {run['dtype']} {run['side']}, beside cuBLASXt"
                 plain, ours = (run["seconds"][who] for who in ("cuBLASXt", "fmm"))
@@ -88,8 +139,8 @@ def _streamed(results: Path) -> Iterator[Sequence[object]]:
 
 def _card(folder: Path) -> str:
     """The device whose results these are, as its own table of products names it."""
-    known = folder / "gpu.json"
-    return str(load(known)[0]["device"]) if known.exists() else folder.name
+    found = folder / "gpu.json"
+    return str(load(found)[0]["device"]) if found.exists() else folder.name
 
 
 def _milliseconds(plain: Sequence[float], ours: Sequence[float]) -> tuple[str, str, str]:
@@ -113,20 +164,20 @@ def outside(results: Path) -> Iterator[str]:
 
 def _outside_rows(results: Path) -> Iterator[Sequence[object]]:
     for path in sorted({path for name in SUITES for path in results.glob(f"*/{name}*.json")}):
-        told = json.loads(path.read_text(encoding="utf-8"))
-        package = {"sklearn": "scikit-learn", "torch-cpu": "torch"}.get(told["suite"], told["suite"])
-        known = {"cupy": told["versions"].get("cupy-cuda13x")} | told["versions"]
-        counts = (", ".join(str(told[who].get(end, 0)) for end in ENDS) for who in ("without fmm", "with fmm"))
-        plan = f"`{told['plan']}`" if told["plan"] else "what fmm chooses"
-        plan += "".join(f", `{name}={value}`" for name, value in told.get("wishes", {}).items())
-        older = told.get("tests of", "").removeprefix(package).strip()  # a checkout of another version
-        own = f", the tests of {older}" if older not in ("", known.get(package)) else ""
-        yield f"{package} {known.get(package, '')}{own}", _which(told), plan, *counts, len(told["worse with fmm"])
+        content = json.loads(path.read_text(encoding="utf-8"))
+        package = {"sklearn": "scikit-learn", "torch-cpu": "torch"}.get(content["suite"], content["suite"])
+        found = {"cupy": content["versions"].get("cupy-cuda13x")} | content["versions"]
+        counts = (", ".join(str(content[who].get(end, 0)) for end in ENDS) for who in ("without fmm", "with fmm"))
+        plan = f"`{content['plan']}`" if content["plan"] else "what fmm chooses"
+        plan += "".join(f", `{name}={value}`" for name, value in content.get("wishes", {}).items())
+        older = content.get("tests of", "").removeprefix(package).strip()  # a checkout of another version
+        own = f", the tests of {older}" if older not in ("", found.get(package)) else ""
+        yield f"{package} {found.get(package, '')}{own}", _which(content), plan, *counts, len(content["worse with fmm"])
 
 
-def _which(told: dict[str, Any]) -> str:
+def _which(content: dict[str, Any]) -> str:
     """The files, or what was selected of them."""
-    suite, (_, _, options) = SUITES[told["suite"]], told["environment"]["command"].partition(" --pytest ")
+    suite, (_, _, options) = SUITES[content["suite"]], content["environment"]["command"].partition(" --pytest ")
     selected = options.partition("-k ")[2] or suite.select
     files = ", ".join(f"`{Path(x).name if x.endswith('.py') else x}`" for x in suite.files)
     selected = selected.strip('"')

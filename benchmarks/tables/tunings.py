@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import mean
 
-from benchmarks.held_out import FILE, Run, grouped, packed, recorded_runs, summary, told_run
+from benchmarks.held_out import FILE, Run, grouped, packed, recorded_runs, representative_run, summary
 from benchmarks.held_out import Row as HeldOut
 from benchmarks.tables.markdown import Row, heading, short, table
 
@@ -50,11 +50,11 @@ def held_out(results: Path) -> Iterator[str]:
     )  # fmt: skip
     for path in sorted({x.with_name(FILE) for x in results.glob(f"*/{FILE}*")}):
         runs = recorded_runs(path)
-        told = told_run(runs)
-        environment = {"device": told.environment.get("processor", ""), **told.environment}
-        yield from heading(path if path.exists() else packed(path), environment, told.drawn)
-        yield from table(columns, (_held_out_row(*found) for found in grouped(told.rows)))
-        others = [_other_run(run) for run in runs if run is not told and run.rows]
+        content = representative_run(runs)
+        environment = {"device": content.environment.get("processor", ""), **content.environment}
+        yield from heading(path if path.exists() else packed(path), environment, content.drawn)
+        yield from table(columns, (_held_out_row(*found) for found in grouped(content.rows)))
+        others = [_other_run(run) for run in runs if run is not content and run.rows]
         yield from ("", *others) if others else ()
 
 

@@ -160,6 +160,7 @@ def plan(
 
     Examples
     --------
+    >>> import fmm.distributed
     >>> decision = fmm.distributed.plan(16384, 16384, 16384, mesh=2, dtype="float64")
     >>> 1.5 < decision.speedup < 2.1
     True

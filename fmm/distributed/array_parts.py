@@ -69,8 +69,8 @@ def _check_parts(a: Any, b: Any) -> None:
     for x in (a, b):
         plain = type(x).__name__ in ("ndarray", "memmap") and kind_of(x) in MESH_TYPES
         if not plain:
-            given = f"a {type(x).__name__}" if isinstance(x, np.ndarray) else describe_array(x)
-            raise TypeError(f"fmm.distributed.matmul takes DTensors, or with mesh= plain arrays, not {given}")
+            operand = f"a {type(x).__name__}" if isinstance(x, np.ndarray) else describe_array(x)
+            raise TypeError(f"fmm.distributed.matmul takes DTensors, or with mesh= plain arrays, not {operand}")
         if x.ndim != 2:
             raise ValueError(f"fmm.distributed.matmul takes parts of matrices, not arrays of shape {x.shape}")
     if a.dtype.newbyteorder("=") != b.dtype.newbyteorder("=") or a.dtype.name not in STORED:

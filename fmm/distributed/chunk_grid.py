@@ -78,7 +78,7 @@ class ChunkTasks(DefaultMachine):
                 pairs = [(left[i, k], right[k, j]) for k in range(left.shape[1])]
                 dest[i, j] = self._products(pairs, dest[i, j] if beta else None, alpha, beta)
 
-    def multiply_triangle(self, leaf: str, products: Sequence[Triple], dtype: str, asked: object) -> None:
+    def multiply_triangle(self, leaf: str, products: Sequence[Triple], dtype: str, params: object) -> None:
         raise NotImplementedError("half products of chunks")
 
     def mirror(self, step: Mirror, source: Grid, dest: Grid) -> None:
@@ -106,7 +106,7 @@ class ChunkTasks(DefaultMachine):
         self.table.update(table)
 
     def _run_program(self, program: AdditionProgram, inputs: list[Cell | None]) -> list[Cell | None]:
-        """Return the inputs and the result of each line of the program; None stands for zeros."""
+        """Return the inputs and the result of each line of the program; None means zeros."""
         values = list(inputs)
         for line in program.lines:
             terms = [(c, cell) for c, v in line if (cell := values[v]) is not None]

@@ -83,7 +83,7 @@ def matmul(x: Any, y: Any, /, *, plan: str | None = None, max_error_growth: floa
 
     Examples
     --------
-    >>> import dask.array as da
+    >>> import dask.array as da, fmm.dask
     >>> x = da.ones((4, 4), chunks=2)
     >>> fmm.dask.matmul(x, x).compute()[0]
     array([4., 4., 4., 4.])

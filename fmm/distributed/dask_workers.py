@@ -7,10 +7,10 @@ from typing import Any
 
 from distributed import Client, WorkerPlugin
 
-from fmm.integrations.install_targets import PLACES, check_names, installed
+from fmm.integrations.install_targets import INSTALL_TARGETS, check_names, installed
 
 OPEN_STATUSES = "running", "connecting"
-DEFAULT = ""  # stands for the default libraries of fmm.install
+DEFAULT = ""  # the default libraries of fmm.install
 
 
 class InstalledOnWorker(WorkerPlugin):
@@ -59,7 +59,7 @@ def uninstall_on_workers(client: Any, *libraries: str) -> Any:
 
     async def unregister() -> None:
         present = await client.run_on_scheduler(registered)  # Dask logs an error for absent plugins
-        for name in map(plugin_name, libraries or (DEFAULT, *PLACES)):
+        for name in map(plugin_name, libraries or (DEFAULT, *INSTALL_TARGETS)):
             if name in present:
                 with suppress(ValueError):  # another client has just unregistered it
                     await client.unregister_worker_plugin(name)

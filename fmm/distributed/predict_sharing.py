@@ -256,7 +256,7 @@ def _rectangle_sharings(layout: Layout, devices: Devices) -> list[Sharing]:
 
 
 def _as_rectangle(layout: Layout, devices: Devices) -> Sharing:
-    """Return the prediction of a rectangle, whose blocks of C are redistributed among consecutive processes."""
+    """Return the prediction of a rectangle; its blocks of C are redistributed among consecutive processes."""
     sharing, side = predict_layout(layout, VENDOR, devices), layout.mesh[1]
     block = _largest_block(layout) * devices.itemsize
     moved = block * (1 - 1 / side)

@@ -98,7 +98,7 @@ class SharedProduct(torch.autograd.Function):  # type: ignore[misc]
         (gradient,) = gradients
         plan, _, growth = ctx.options
         need_a, need_b, *_ = ctx.needs_input_grad
-        # Each process has the whole gradient of an operand whose summands are still to be reduced.
+        # Each process has the whole gradient of a partial operand.
         options_a, options_b = (
             SharingOptions(plan, without_partial(Replicate(), x.placements), growth) for x in (a, b)
         )

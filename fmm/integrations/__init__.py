@@ -1,4 +1,4 @@
-"""Products of programs that do not know of fmm: those of NumPy, CuPy and torch, by fmm where a plan pays."""
+"""fmm inside other libraries: products of NumPy, CuPy and torch computed by fmm where a plan pays."""
 
 from fmm.integrations.install_targets import install, installed, uninstall
 

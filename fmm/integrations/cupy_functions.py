@@ -1,6 +1,6 @@
-"""cupy.matmul (and so cupy.einsum, which calls it), dot, inner, tensordot and the operator `@` of CuPy's arrays.
+"""fmm in cupy.matmul (and cupy.einsum, which calls it), dot, inner, tensordot and the operator `@` of CuPy arrays.
 
-Only two plain arrays are fmm's; all else finds CuPy's function as ever.
+fmm computes products of two plain arrays; all others go to CuPy's own function.
 """
 
 from __future__ import annotations
@@ -10,25 +10,26 @@ from typing import Any
 
 from fmm.api import matmul
 from fmm.integrations.product_functions import (
-    Replaced,
+    ReplacedFunction,
     array_product,
-    as_matmul_takes,
     contraction,
     dot_operands,
-    names_of,
-    put,
+    matmul_accepts,
+    names_bound_to,
+    replace_attributes,
 )
 from fmm.runtime.decisions.early_declines import is_small_on_device
 
 
 def install() -> Callable[[], None]:
+    """Replace CuPy's functions; return the function that restores them."""
     import cupy
 
-    return put(CupyFunctions(cupy).replacements())
+    return replace_attributes(CupyFunctions(cupy).replacements())
 
 
 class CupyFunctions:
-    """CuPy's functions as they were, and what answers in their place."""
+    """CuPy's own functions, and their replacements."""
 
     def __init__(self, cupy: Any) -> None:
         self.cupy, self.ndarray = cupy, cupy.ndarray
@@ -44,75 +45,80 @@ class CupyFunctions:
             (self.own_tensordot, self.tensordot),
         )
         for own, answer in answers:
-            replaced = Replaced(own, answer)
-            for owner, name in names_of(own, self.cupy, self.cupy.linalg):
+            replaced = ReplacedFunction(own, answer)
+            for owner, name in names_bound_to(own, self.cupy, self.cupy.linalg):
                 yield owner, name, replaced
-        if can_be_changed(self.ndarray):
+        if is_mutable_type(self.ndarray):
             yield self.ndarray, "__matmul__", self.operator()
 
     def operator(self) -> Callable[[Any, Any], Any]:
-        def __matmul__(self_: Any, other: Any) -> Any:  # noqa: N807 - a method by that name
+        def __matmul__(self_: Any, other: Any) -> Any:  # noqa: N807 - becomes a method
             if type(self_) is type(other) is self.ndarray:
                 return array_product("cupy @", matmul, self_, other)
             return self.own_operator(self_, other)
 
         return __matmul__
 
-    def plain(self, operands: tuple[Any, ...]) -> bool:
+    def are_plain(self, operands: tuple[Any, ...]) -> bool:
         return len(operands) >= 2 and all(type(x) is self.ndarray for x in operands[:2])
 
     def matmul(self, *operands: Any, **options: Any) -> Any:
-        if self.plain(operands) and as_matmul_takes(operands, options):
+        if self.are_plain(operands) and matmul_accepts(operands, options):
             return array_product("cupy.matmul", matmul, *operands, **options)
         return self.own_matmul(*operands, **options)
 
     def dot(self, *operands: Any, **options: Any) -> Any:
-        """Two matrices are multiplied as matmul does; with other numbers of axes dot is another product."""
-        given = dot_operands(operands, options)
-        if given is not None and self.plain(operands) and operands[0].ndim == operands[1].ndim == 2:
-            a, b, out = given
-            fits = a.shape[1] == b.shape[0] and a.dtype == b.dtype and self.takes(out, a, b)
-            ours = fits and not self.small(a, (*a.shape, b.shape[1]))
-            return array_product("cupy.dot", matmul if ours else self.own_dot, *operands, **options)
+        """Return cupy.dot's result; fmm multiplies two matrices (for other ranks dot is not a matrix product)."""
+        arguments = dot_operands(operands, options)
+        if arguments is not None and self.are_plain(operands) and operands[0].ndim == operands[1].ndim == 2:
+            a, b, out = arguments
+            matches = a.shape[1] == b.shape[0] and a.dtype == b.dtype and self.is_valid_out(out, a, b)
+            by_fmm = matches and not self.is_small(a, (*a.shape, b.shape[1]))
+            return array_product("cupy.dot", matmul if by_fmm else self.own_dot, *operands, **options)
         return self.own_dot(*operands, **options)
 
     def inner(self, *operands: Any, **options: Any) -> Any:
-        """Of two matrices: the product of the first and the other one's transpose."""
-        if len(operands) == 2 and not options and self.plain(operands) and operands[0].ndim == operands[1].ndim == 2:
+        """Return cupy.inner's result, for two matrices the product of the first and the second's transpose."""
+        if (
+            len(operands) == 2
+            and not options
+            and self.are_plain(operands)
+            and operands[0].ndim == operands[1].ndim == 2
+        ):
             a, b = operands[0], operands[1].T
-            fits = a.shape[1] == b.shape[0] and a.dtype == b.dtype
-            ours = fits and not self.small(a, (*a.shape, b.shape[1]))
-            return array_product("cupy.inner", matmul if ours else self.inner_of_transposed, a, b)
+            matches = a.shape[1] == b.shape[0] and a.dtype == b.dtype
+            by_fmm = matches and not self.is_small(a, (*a.shape, b.shape[1]))
+            return array_product("cupy.inner", matmul if by_fmm else self.inner_of_transposed, a, b)
         return self.own_inner(*operands, **options)
 
     def inner_of_transposed(self, a: Any, b: Any) -> Any:
         return self.own_inner(a, b.T)
 
     def tensordot(self, a: Any, b: Any, axes: Any = 2) -> Any:
-        if self.plain((a, b)) and a.dtype == b.dtype:
-            found = contraction(a.shape, b.shape, axes)
-            if found is not None and not self.small(a, found.size):
-                m, k, n = found.size
-                left = a.transpose(found.left_axes).reshape(m, k)
-                right = b.transpose(found.right_axes).reshape(k, n)
-                return array_product("cupy.tensordot", matmul, left, right).reshape(found.shape)
+        if self.are_plain((a, b)) and a.dtype == b.dtype:
+            matrices = contraction(a.shape, b.shape, axes)
+            if matrices is not None and not self.is_small(a, matrices.size):
+                m, k, n = matrices.size
+                left = a.transpose(matrices.left_axes).reshape(m, k)
+                right = b.transpose(matrices.right_axes).reshape(k, n)
+                return array_product("cupy.tensordot", matmul, left, right).reshape(matrices.shape)
         return self.own_tensordot(a, b, axes)
 
-    def takes(self, out: Any, a: Any, b: Any) -> bool:
-        """Does cupy.dot write the product there? Of what it does not take, it says so itself."""
+    def is_valid_out(self, out: Any, a: Any, b: Any) -> bool:
+        """Return True if cupy.dot writes to `out`; CuPy raises its own error for others."""
         if out is None:
             return True
-        fits = type(out) is self.ndarray and out.dtype == a.dtype and out.shape == (a.shape[0], b.shape[1])
-        return fits and bool(out.flags.c_contiguous)
+        valid = type(out) is self.ndarray and out.dtype == a.dtype and out.shape == (a.shape[0], b.shape[1])
+        return valid and bool(out.flags.c_contiguous)
 
-    def small(self, a: Any, size: tuple[int, int, int]) -> bool:
-        """Is it CuPy's product for certain, by its own way?"""
+    def is_small(self, a: Any, size: tuple[int, int, int]) -> bool:
+        """Return True if no plan can pay, by the type or the size."""
         return a.dtype.kind not in "fcV" or is_small_on_device(*size, a.itemsize)
 
 
-HEAP_TYPE, IMMUTABLE_TYPE = 1 << 9, 1 << 8  # flags of Python's types
+HEAP_TYPE, IMMUTABLE_TYPE = 1 << 9, 1 << 8  # CPython's flags of types
 
 
-def can_be_changed(kind: type) -> bool:
-    """Can methods be put into the type, or is it one of C's?"""
+def is_mutable_type(kind: type) -> bool:
+    """Return True if methods can be set on the type; types written in C are immutable."""
     return bool(kind.__flags__ & HEAP_TYPE and not kind.__flags__ & IMMUTABLE_TYPE)

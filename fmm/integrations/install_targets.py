@@ -1,7 +1,7 @@
-"""Where fmm can be installed, and what is installed now: for good, for a while, or as soon as a library is loaded.
+"""The libraries that fmm can be installed into, and the state of each: permanent, for a `with` block, or on import.
 
-All of it is the process's: what one thread installs, all have. A place is held by `install` once, and by every
-`installed` that is being executed; when the last one lets go, the very objects that were there before are put back.
+The state belongs to the process: what one thread installs is installed for all. A target is held by `install` once, and
+by every `with installed(...)` block that is running. When the last holder ends, the original objects are put back.
 """
 
 from __future__ import annotations
@@ -28,161 +28,226 @@ VARIABLE = "FMM_INSTALL"
 
 
 class CannotInstallError(RuntimeError):
-    """Why fmm cannot multiply for a library here; nothing was changed."""
+    """fmm cannot be installed into a library here; nothing was changed."""
 
 
 @dataclass
-class Place:
-    """A library, the module of ours that knows how to get in, and who wants it to be in."""
+class InstallTarget:
+    """A library, the function that installs fmm into it, and the present holders."""
 
     library: str
     module: str
-    function: str = "install"  # of that module; returns what undoes it
-    kept: bool = False  # by install()
-    holders: int = 0  # installed() that are being executed
-    undo: Undo | None = field(default=None, repr=False)  # None: nothing is installed
-    was_in: bool = False  # has anything ever been installed, in this process?
+    function: str = "install"  # of that module; returns the function that undoes it
+    permanent: bool = False  # held by install()
+    holders: int = 0  # running blocks of installed()
+    undo: Undo | None = field(default=None, repr=False)  # None: not installed
+    was_installed: bool = False  # ever, in this process
 
     @property
-    def wanted(self) -> bool:
-        return self.kept or self.holders > 0
+    def is_wanted(self) -> bool:
+        return self.permanent or self.holders > 0
 
 
-PLACES = {
-    "torch": Place("torch", "fmm.integrations.torch_install", "install_on_cuda"),
-    "torch-cpu": Place("torch", "fmm.integrations.torch_install", "install_on_host"),
-    "torch-inductor": Place("torch", "fmm.integrations.torch_inductor"),
-    "cupy": Place("cupy", "fmm.integrations.cupy_functions"),
-    "numpy": Place("numpy", "fmm.integrations.numpy_functions"),
+INSTALL_TARGETS = {
+    "torch": InstallTarget("torch", "fmm.integrations.torch_install", "install_on_cuda"),
+    "torch-cpu": InstallTarget("torch", "fmm.integrations.torch_install", "install_on_host"),
+    "torch-inductor": InstallTarget("torch", "fmm.integrations.torch_inductor"),
+    "cupy": InstallTarget("cupy", "fmm.integrations.cupy_functions"),
+    "numpy": InstallTarget("numpy", "fmm.integrations.numpy_functions"),
 }
-USUAL = "torch", "cupy", "numpy"
-_lock = ForkSafeLock(threading.RLock)  # entered again by imports of what is installed
+DEFAULT_NAMES = "torch", "cupy", "numpy"
+_lock = ForkSafeLock(threading.RLock)  # reentrant: an installation may import a library that is a target itself
+
+
+# ---- the public functions
 
 
 def install(*names: str) -> tuple[str, ...]:
-    """From now on products of these libraries are fmm's where a plan pays; if none is named, of those of the first
-    three that are here.
+    """Let fmm compute the products of these libraries where a plan pays, from now on.
 
-    "torch" (on CUDA devices), "cupy" and "numpy"; only if they are named: "torch-cpu", torch's products on the host,
-    "torch-inductor", a candidate in torch.compile(mode="max-autotune-no-cudagraphs"). A library that is not loaded
-    yet is changed when it is. Where fmm cannot get in, one line in the log says why, and nothing is changed.
+    Parameters
+    ----------
+    *names : str
+        "torch" (on CUDA devices), "cupy", "numpy"; by default those of the three that are importable. Only by name:
+        "torch-cpu", torch's products on the host, and "torch-inductor", a candidate in
+        torch.compile(mode="max-autotune-no-cudagraphs").
 
-    All that is installed now is returned, by these names: without those of libraries that are not loaded yet.
+    Returns
+    -------
+    tuple of str
+        The names of all targets that are installed now. Libraries that are not loaded yet are missing: they are
+        changed when they are imported.
+
+    Raises
+    ------
+    ValueError
+        If a name is unknown.
+
+    Notes
+    -----
+    Where fmm cannot be installed, one line in the log says why, and nothing is changed.
+
+    Examples
+    --------
+    >>> import fmm
+    >>> "numpy" in fmm.install("numpy")
+    True
+    >>> fmm.uninstall("numpy")
     """
-    for place in _named(names):
+    for target in _targets(names):
         with _lock.now:
-            place.kept = True
-            _settle(place)
-    return tuple(name for name, place in PLACES.items() if place.undo is not None)
+            target.permanent = True
+            _settle(target)
+    return tuple(name for name, target in INSTALL_TARGETS.items() if target.undo is not None)
 
 
 def uninstall(*names: str) -> None:
-    """Ends what `install` began, for these libraries or for all; the libraries have their own objects back, but not
-    before every `with fmm.installed(...)` that is being executed has ended."""
-    for place in _named(names or tuple(PLACES)):
+    """Undo `install` for these libraries, by default for all.
+
+    The libraries get their own objects back, once every running `with fmm.installed(...)` block has ended.
+
+    Parameters
+    ----------
+    *names : str
+        Names as for `install`.
+
+    Raises
+    ------
+    ValueError
+        If a name is unknown.
+    """
+    for target in _targets(names or tuple(INSTALL_TARGETS)):
         with _lock.now:
-            if place.holders and not place.kept:
-                log_once(f"nothing is uninstalled for {place.library} as long as fmm.installed holds it")
-            place.kept = False
-            _settle(place)
+            if target.holders and not target.permanent:
+                log_once(f"nothing is uninstalled for {target.library} as long as fmm.installed holds it")
+            target.permanent = False
+            _settle(target)
 
 
 def installed(*names: str) -> _GeneratorContextManager[None]:
-    """The same for a `with` statement, in all threads while it is executed."""
-    check_names(names)  # now, not only where it is entered
-    return _installed_meanwhile(*names)
+    """Return a context manager that installs fmm while its block runs, in all threads.
+
+    Parameters
+    ----------
+    *names : str
+        Names as for `install`.
+
+    Raises
+    ------
+    ValueError
+        If a name is unknown.
+
+    Examples
+    --------
+    >>> import numpy as np, fmm
+    >>> with fmm.installed("numpy"):
+    ...     np.matmul(np.eye(2), np.ones((2, 2)))
+    array([[1., 1.],
+           [1., 1.]])
+    """
+    check_names(names)  # now, not only when the block is entered
+    return _installed_in_block(*names)
 
 
 @contextmanager
-def _installed_meanwhile(*names: str) -> Iterator[None]:
-    held: list[Place] = []
+def _installed_in_block(*names: str) -> Iterator[None]:
+    held: list[InstallTarget] = []
     try:
-        for place in _named(names):  # which may take seconds, in which somebody may press Ctrl-C
+        for target in _targets(names):  # may take seconds, in which Ctrl-C may come
             with _lock.now:
-                place.holders += 1
-                held.append(place)
-                _settle(place)
+                target.holders += 1
+                held.append(target)
+                _settle(target)
         yield
     finally:
-        for place in held:
+        for target in held:
             with _lock.now:
-                place.holders -= 1
-                _settle(place)
+                target.holders -= 1
+                _settle(target)
 
 
-def install_as_told() -> None:
-    """What the environment variable FMM_INSTALL names, for programs that say nothing themselves. Of what fmm does not
-    know, one line in the log: a job does not end because of a wrong word, nor miss what the others name."""
-    told = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
-    if unknown := [name for name in told if name not in PLACES]:
-        log_once(f"{VARIABLE}: {_unknown_in_words(unknown)}")
-    if known := [name for name in told if name in PLACES]:
-        install(*known)
+def install_from_env() -> None:
+    """Install the names in the environment variable FMM_INSTALL.
+
+    Unknown names are logged in one line: a typo must not end a job, nor prevent the other names.
+    """
+    names = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
+    if unknown := [name for name in names if name not in INSTALL_TARGETS]:
+        log_once(f"{VARIABLE}: {_unknown_names_message(unknown)}")
+    if valid := [name for name in names if name in INSTALL_TARGETS]:
+        install(*valid)
+
+
+# ---- names
 
 
 def check_names(names: tuple[object, ...]) -> None:
-    unknown = [name for name in names if not isinstance(name, str) or name not in PLACES]
+    """Raise ValueError for unknown names."""
+    unknown = [name for name in names if not isinstance(name, str) or name not in INSTALL_TARGETS]
     if unknown:
-        raise ValueError(_unknown_in_words(unknown))
+        raise ValueError(_unknown_names_message(unknown))
 
 
-def _unknown_in_words(names: Sequence[object]) -> str:
-    told = f"fmm knows no {', '.join(map(repr, names))} to install for; valid: {', '.join(PLACES)}"
+def _unknown_names_message(names: Sequence[object]) -> str:
+    message = f"fmm knows no {', '.join(map(repr, names))} to install for; valid: {', '.join(INSTALL_TARGETS)}"
     meant = [word.strip().lower() for name in names for word in str(name).split(",")]
-    if not set(meant) <= PLACES.keys():
-        return told
-    return f"{told}; did you mean {', '.join(map(repr, meant))}? (separate words, in lower case)"
+    if not set(meant) <= INSTALL_TARGETS.keys():
+        return message
+    return f"{message}; did you mean {', '.join(map(repr, meant))}? (separate words, in lower case)"
 
 
-def _named(names: tuple[str, ...]) -> list[Place]:
+def _targets(names: tuple[str, ...]) -> list[InstallTarget]:
     check_names(names)
-    return [PLACES[name] for name in dict.fromkeys(names or usual_here())]
+    return [INSTALL_TARGETS[name] for name in dict.fromkeys(names or default_targets())]
 
 
-def usual_here() -> tuple[str, ...]:
-    """Those of the usual ones whose libraries are here: nobody named the others, so that nothing is said of them."""
-    return tuple(name for name in USUAL if _can_be_loaded(PLACES[name].library))
+def default_targets() -> tuple[str, ...]:
+    """Return the default names with an importable library; the others are skipped silently."""
+    return tuple(name for name in DEFAULT_NAMES if _is_importable(INSTALL_TARGETS[name].library))
 
 
-def _can_be_loaded(library: str) -> bool:
+def _is_importable(library: str) -> bool:
     return sys.modules.get(library) is not None or importlib.util.find_spec(library) is not None
 
 
-def _settle(place: Place, loaded: bool = False) -> None:
-    """Gets in, or out, as is wanted now; `loaded`: it is known that the library is.
+# ---- installing
 
-    Not where another thread is in the midst of loading it: that one comes here when it has done so. To wait for it
-    while we hold the lock that it will ask for would be to wait forever.
+
+def _settle(target: InstallTarget, loaded: bool = False) -> None:
+    """Install or uninstall, as the holders require; `loaded`: the library is certainly loaded.
+
+    If another thread is loading the library, that thread installs afterwards. Waiting for it here would be a deadlock:
+    it needs the lock that this thread holds.
     """
-    if not place.wanted and place.undo is not None:
-        undo, place.undo = place.undo, None
+    if not target.is_wanted and target.undo is not None:
+        undo, target.undo = target.undo, None
         undo()
-    elif place.wanted and place.undo is None:
-        if loaded or is_loaded(place.library):
-            _get_in(place)
-        elif sys.modules.get(place.library) is not None:
-            if not after_import(place.library, settle_loaded):
-                _get_in(place)
-        elif not _can_be_loaded(place.library):
-            log_once(f"nothing is installed for {place.library}: there is no such library here")
+    elif target.is_wanted and target.undo is None:
+        if loaded or is_loaded(target.library):
+            _install_target(target)
+        elif sys.modules.get(target.library) is not None:
+            if not after_import(target.library, settle_loaded):
+                _install_target(target)
+        elif not _is_importable(target.library):
+            log_once(f"nothing is installed for {target.library}: no library of this name can be imported")
         else:
-            after_import(place.library, settle_loaded)
+            after_import(target.library, settle_loaded)
 
 
 def settle_loaded(library: str) -> None:
-    """Once a library has been loaded: whoever waited for it gets in, if that is still wanted."""
-    for place in PLACES.values():
+    """Install the targets that wait for a library which has just been loaded, if they are still wanted."""
+    for target in INSTALL_TARGETS.values():
         with _lock.now:
-            if place.library == library:
-                _settle(place, loaded=True)
+            if target.library == library:
+                _settle(target, loaded=True)
 
 
-def _get_in(place: Place) -> None:
-    """Whatever goes wrong is said: another version of a library is no reason for a program to end."""
+def _install_target(target: InstallTarget) -> None:
+    """Install into one library; log any failure, as another version of a library must not end a program."""
     try:
-        place.undo = getattr(importlib.import_module(place.module), place.function)()
-        place.was_in = True
+        target.undo = getattr(importlib.import_module(target.module), target.function)()
+        target.was_installed = True
     except CannotInstallError as error:
-        log_once(f"nothing is installed for {place.library}: {error}")
+        log_once(f"nothing is installed for {target.library}: {error}")
     except Exception as error:
-        log_once(f"nothing is installed for {place.library}: {type(error).__name__}: {error}")
+        log_once(f"nothing is installed for {target.library}: {type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""Being called once a module has been loaded, without loading it."""
+"""Callbacks that run when a module has been imported, without importing it."""
 
 from __future__ import annotations
 
@@ -11,48 +11,46 @@ from typing import Any
 
 from fmm.kernels.cpu.worker_threads import ForkSafeLock
 
-Act = Callable[[str], None]  # told the module's name
+Callback = Callable[[str], None]  # its argument is the module's name
 
-_waiting: dict[str, list[Act]] = {}
-_told: set[str] = set()  # modules whose loading we have seen, and told of
-_lock = ForkSafeLock()  # of these two; nothing is imported under it
+_waiting: dict[str, list[Callback]] = {}
+_finished: set[str] = set()  # modules that were loaded, with all callbacks done
+_lock = ForkSafeLock()  # of these two; no import happens while it is held
 
 
 def is_loaded(module: str) -> bool:
-    """Has it been loaded as a whole? Another thread, or a caller of ours, may be in the midst of it."""
-    found = sys.modules.get(module)
-    return found is not None and not getattr(getattr(found, "__spec__", None), "_initializing", False)
+    """Return True if the module is loaded completely; another thread, or a caller, may be loading it now."""
+    loaded = sys.modules.get(module)
+    return loaded is not None and not getattr(getattr(loaded, "__spec__", None), "_initializing", False)
 
 
-def after_import(module: str, act: Act) -> bool:
-    """Once the module has been loaded by whoever imports it, `act` is called; once, however often it is said. False,
-    and nothing will be called, if that has just been done."""
+def after_import(module: str, callback: Callback) -> bool:
+    """Call `callback` once when the module has been imported; return False, and call nothing, if it just has been."""
     with _lock.now:
-        if module in _told and module in sys.modules:
+        if module in _finished and module in sys.modules:
             return False
-        _told.discard(module)
-        acts = _waiting.setdefault(module, [])
-        if act not in acts:
-            acts.append(act)
+        _finished.discard(module)
+        callbacks = _waiting.setdefault(module, [])
+        if callback not in callbacks:
+            callbacks.append(callback)
         if _FINDER not in sys.meta_path:
             sys.meta_path.insert(0, _FINDER)
         return True
 
 
-def _next_acts(module: str) -> list[Act]:
-    """The calls that wait for a module, now that it is loaded. Once there are none, it is noted as loaded:
-    whoever comes later is told so at once."""
+def _take_callbacks(module: str) -> list[Callback]:
+    """Return the callbacks that wait for a module that is loaded now; record it as finished if there are none."""
     with _lock.now:
-        acts = _waiting.pop(module, [])
-        if not acts:
-            _told.add(module)
+        callbacks = _waiting.pop(module, [])
+        if not callbacks:
+            _finished.add(module)
             if not _waiting and _FINDER in sys.meta_path:
                 sys.meta_path.remove(_FINDER)
-        return acts
+        return callbacks
 
 
 class _Finder(MetaPathFinder):
-    """Finds what the others find, of the modules that are waited for, and has them loaded by a loader that tells."""
+    """Finds the awaited modules by the other finders, and wraps their loaders."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -60,18 +58,18 @@ class _Finder(MetaPathFinder):
         if fullname not in _waiting:
             return None
         for finder in sys.meta_path:
-            find = getattr(finder, "find_spec", None)  # (Python too passes over finders without)
-            found: ModuleSpec | None = None
+            find = getattr(finder, "find_spec", None)  # (Python also skips finders without it)
+            spec: ModuleSpec | None = None
             if find is not None and finder is not self:
-                found = find(fullname, path, target)
-            if found is not None and found.loader is not None:
-                found.loader = _Loader(found.loader)
-                return found
+                spec = find(fullname, path, target)
+            if spec is not None and spec.loader is not None:
+                spec.loader = _Loader(spec.loader)
+                return spec
         return None
 
 
 class _Loader(Loader):
-    """Another loader, and the call afterwards; the module does not see that it was there."""
+    """A module's own loader, followed by the callbacks; the module does not see this wrapper."""
 
     def __init__(self, own: Any) -> None:
         self.own = own
@@ -80,17 +78,17 @@ class _Loader(Loader):
         return getattr(self.own, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        found: ModuleType | None = self.own.create_module(spec)
-        return found
+        module: ModuleType | None = self.own.create_module(spec)
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
         if module.__spec__ is not None:
             module.__spec__.loader = self.own
         module.__loader__ = self.own
         self.own.exec_module(module)
-        while acts := _next_acts(module.__name__):  # more may come while some are called
-            for act in acts:
-                act(module.__name__)
+        while callbacks := _take_callbacks(module.__name__):  # more may be added while some run
+            for callback in callbacks:
+                callback(module.__name__)
 
 
 _FINDER = _Finder()

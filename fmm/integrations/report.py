@@ -1,4 +1,7 @@
-"""Counting the products of a program, by what they were answered by, for whoever wants a report."""
+"""A report of a program's products: which ran by plans, how many, how much faster, and why others did not.
+
+Products are counted by kind and outcome while a report is active (`report`, FMM_REPORT, `python -m fmm --report`).
+"""
 
 from __future__ import annotations
 
@@ -7,45 +10,188 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fmm.config.environment import log_once
 from fmm.config.store import replace_file
-from fmm.integrations.install_targets import PLACES
-from fmm.integrations.report_value import (
-    Counted,
-    Kind,
-    Outcome,
-    Report,
-    outcome_at_once,
-    outcome_of,
-    unseen_products,
-)
+from fmm.integrations.install_targets import INSTALL_TARGETS
 from fmm.kernels.cpu.worker_threads import ForkSafeLock, after_fork_in_child
+from fmm.kernels.plans.plan import VENDOR
 from fmm.runtime.call_record import RECORDING, CallRecord, clear_record, last_record
 from fmm.runtime.decisions.decide import Decision
+
+LINES = 30  # of the table, the products with the most arithmetic first
+GENERATED = "products for which torch.compile generates code of its own"
+# By install target: products of the library that are not counted, and the targets with which they would be.
+UNSEEN: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
+    "numpy": (
+        ("the operator @ and methods (a.dot(b)) of NumPy's arrays, numpy.einsum without optimize, functions in C", ()),
+    ),
+    "cupy": (("methods (a.dot(b)) of CuPy's arrays", ()),),
+    "torch": (("torch's products on the host", ("torch-cpu",)), (GENERATED, ())),
+    "torch-cpu": (("torch's products on CUDA devices", ("torch",)), (GENERATED, ())),
+    "torch-inductor": (
+        ("torch's products but for those of fmm's candidate in Inductor", ("torch", "torch-cpu")),
+        (GENERATED, ()),
+    ),
+}
+
+
+# ---- the report
+
+
+class ProductKind(NamedTuple):
+    """The function, shapes and type that make two products one kind."""
+
+    where: str  # the function of the library that was called
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    dtype: str  # in which they are computed
+
+    @property
+    def flops(self) -> int:
+        stack = max(prod(self.left[:-2]), prod(self.right[:-2]))
+        return 2 * stack * prod(self.left[-2:]) * (self.right[-1] if len(self.right) > 1 else 1)
+
+    @property
+    def sizes(self) -> str:
+        return f"{' x '.join(map(str, self.left))} by {' x '.join(map(str, self.right))}"
+
+
+class Outcome(NamedTuple):
+    """How a product was computed."""
+
+    plan: str  # empty if the library's own product ran
+    reason: str  # the speedup, or why no plan ran
+    speedup: float | None = None  # predicted
+
+    def __str__(self) -> str:
+        return f"{self.plan or 'left alone'}: {self.reason}"
+
+
+class ProductCount(NamedTuple):
+    """The number of products of one kind with one outcome."""
+
+    times: int
+    kind: ProductKind
+    outcome: Outcome
+
+    @property
+    def flops(self) -> int:
+        return self.times * self.kind.flops
+
+    @property
+    def line(self) -> str:
+        return f"  {self.times:7d}  {self.kind.where}, {self.kind.dtype}, {self.kind.sizes}: {self.outcome}"
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return {"times": self.times, **self.kind._asdict(), **self.outcome._asdict()}
+
+
+@dataclass(frozen=True)
+class Report:
+    """The counted products, those with the most arithmetic first; its text shows the first ones.
+
+    Attributes
+    ----------
+    products : tuple of ProductCount
+        The counts by kind and outcome.
+    unseen : str
+        The products that were not counted.
+    calls, by_plans : int
+        The number of products, and of those that ran by plans.
+    share : float
+        The share of the arithmetic that ran by plans.
+    fields : dict
+        The report for json.dumps.
+    """
+
+    products: tuple[ProductCount, ...]
+    unseen: str = ""
+
+    @property
+    def calls(self) -> int:
+        return sum(product.times for product in self.products)
+
+    @property
+    def by_plans(self) -> int:
+        return sum(product.times for product in self.products if product.outcome.plan)
+
+    @property
+    def share(self) -> float:
+        planned = sum(product.flops for product in self.products if product.outcome.plan)
+        return planned / max(sum(product.flops for product in self.products), 1)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        totals = {"calls": self.calls, "by_plans": self.by_plans, "share": self.share, "unseen": self.unseen}
+        return {**totals, "products": [product.fields for product in self.products]}
+
+    def __str__(self) -> str:
+        lines = [f"fmm: {self.by_plans} of {self.calls} products ran by plans, {self.share:.0%} of the arithmetic"]
+        lines += [product.line for product in self.products[:LINES]]
+        if len(self.products) > LINES:
+            lines.append(f"  and {len(self.products) - LINES} kinds of smaller products")
+        return "\n".join([*lines, f"  not seen: {self.unseen}"] if self.unseen else lines)
+
+
+def report() -> Report:
+    """Return which products of the program ran by plans so far, and why the others did not; print it.
+
+    Counting begins with the first call, unless FMM_REPORT or `python -m fmm --report` has begun it. A forked process
+    counts its own products.
+
+    Returns
+    -------
+    Report
+        The counts by kind of product and outcome.
+
+    Examples
+    --------
+    >>> import fmm
+    >>> fmm.report().by_plans >= 0
+    True
+    """
+    counts = _counts or begin_report()
+    return counts.report(unseen_products([name for name, x in INSTALL_TARGETS.items() if x.was_installed]))
+
+
+def unseen_products(targets: Collection[str]) -> str:
+    """Return the text of the products that are not counted, with fmm installed in these targets."""
+    if not targets:
+        return "any product, since fmm was installed for no library that the program loaded"
+    unseen = (each for target, products in UNSEEN.items() if target in targets for each in products)
+    texts = list(dict.fromkeys(text for text, seen_at in unseen if not set(seen_at).intersection(targets)))
+    libraries = list(dict.fromkeys(target.partition("-")[0] for target in targets))
+    earlier = f"calls before fmm was installed for {' and '.join(libraries)}"
+    return "; ".join([*texts, earlier, "calls of fmm's own functions, and other processes"])
+
+
+# ---- counting
 
 _lock = ForkSafeLock()  # of all counts
 
 
 @dataclass
 class Counts:
-    """How many products of which kind came to what."""
+    """The counts of an active report."""
 
-    counts: Counter[tuple[Kind, Outcome]] = field(default_factory=Counter)
-    at_once: dict[Kind, Outcome] = field(default_factory=dict)  # of products that the library was asked for at once
+    counts: Counter[tuple[ProductKind, Outcome]] = field(default_factory=Counter)
+    unrecorded: dict[ProductKind, Outcome] = field(default_factory=dict)  # cached outcomes of unrecorded products
 
-    def note(self, kind: Kind, outcome: Outcome) -> None:
+    def add(self, kind: ProductKind, outcome: Outcome) -> None:
         with _lock.now:
             self.counts[kind, outcome] += 1
 
     def report(self, unseen: str = "") -> Report:
-        with _lock.now:  # threads of the program may go on multiplying
-            found = [Counted(times, *key) for key, times in self.counts.items()]
-        return Report(tuple(sorted(found, key=lambda product: -product.flops)), unseen)
+        with _lock.now:  # other threads may go on multiplying
+            products = [ProductCount(times, *key) for key, times in self.counts.items()]
+        return Report(tuple(sorted(products, key=lambda product: -product.flops)), unseen)
 
     def __str__(self) -> str:
         return str(self.report())
@@ -56,150 +202,164 @@ _watchers: list[Callable[[], None]] = []
 
 
 def begin_report() -> Counts:
-    """From now on products are counted."""
+    """Start to count products, from zero."""
     global _counts
     _counts = Counts()
-    _tell_watchers()
+    _notify_watchers()
     return _counts
 
 
 def end_report() -> None:
+    """Stop counting."""
     global _counts
     _counts = None
-    _tell_watchers()
+    _notify_watchers()
 
 
-def _tell_watchers() -> None:
-    RECORDING.on = reporting()
-    for told in tuple(_watchers):
-        told()
-
-
-def reporting() -> bool:
+def is_reporting() -> bool:
     return _counts is not None
 
 
-def watch_counting(told: Callable[[], None]) -> Callable[[], None]:
-    """Have this called when counting begins or ends; what ends that."""
-    _watchers.append(told)
-    return lambda: _watchers.remove(told)
+def watch_counting(callback: Callable[[], None]) -> Callable[[], None]:
+    """Call `callback` whenever counting begins or ends; return the function that stops this."""
+    _watchers.append(callback)
+    return lambda: _watchers.remove(callback)
 
 
-def report() -> Report:
-    """Which products of programs ran by plans so far, and which were left to the libraries, and why; print it.
-
-    Counting begins with the first call of this, unless FMM_REPORT or `python -m fmm --report` began it. A forked
-    process counts its own products.
-    """
-    counts = _counts or begin_report()
-    return counts.report(unseen_products([name for name, place in PLACES.items() if place.was_in]))
+def _notify_watchers() -> None:
+    RECORDING.on = is_reporting()
+    for callback in tuple(_watchers):
+        callback()
 
 
-def _begin_anew() -> None:
-    if reporting():
+def _restart_in_child() -> None:
+    if is_reporting():
         begin_report()
 
 
-after_fork_in_child(_begin_anew)
+after_fork_in_child(_restart_in_child)
 
 
-# ---- one product
-
-
-def counted(kind: Kind, product: Callable[[], Any], decided: Callable[[], Decision]) -> Any:
-    """The product, counted by what answered it. `decided`: what would, where nothing was noted."""
+def count_product(kind: ProductKind, product: Callable[[], Any], decide: Callable[[], Decision]) -> Any:
+    """Return the product and count its outcome; `decide` gives the decision of a product without a record."""
     clear_record()
     try:
         c = product()
     except Exception as error:  # a call that the library rejects
-        count(kind, Outcome("", str(error)))
+        count_outcome(kind, Outcome("", str(error)))
         raise
-    answer = last_record()
-    if answer is None:
-        count(kind, _at_once(kind, decided))
+    record = last_record()
+    if record is None:
+        count_outcome(kind, _unrecorded_outcome(kind, decide))
     else:
-        count_answer(kind, answer)
+        count_record(kind, record)
     return c
 
 
-def count(kind: Kind, outcome: Outcome) -> None:
+def count_outcome(kind: ProductKind, outcome: Outcome) -> None:
     if (counts := _counts) is not None:
-        counts.note(kind, outcome)
+        counts.add(kind, outcome)
 
 
-def count_answer(kind: Kind, answer: CallRecord) -> None:
-    """By what was noted of the product; a decision knows its type better than the operands do (TF32, say)."""
-    problem = answer.decision.problem
-    count(kind if problem is None else kind._replace(dtype=problem.dtype), outcome_of(answer))
+def count_record(kind: ProductKind, record: CallRecord) -> None:
+    """Count a recorded product, in the type of its decision, which may differ from the operands' (TF32)."""
+    problem = record.decision.problem
+    count_outcome(kind if problem is None else kind._replace(dtype=problem.dtype), record_outcome(record))
 
 
-def _at_once(kind: Kind, decided: Callable[[], Decision]) -> Outcome:
-    """Asked for once for each kind."""
-    known = {} if _counts is None else _counts.at_once
-    if kind not in known:
+def record_outcome(record: CallRecord) -> Outcome:
+    """Return the outcome of a recorded product."""
+    decision, plan, fallback_reason = record
+    if plan is not None and plan != VENDOR:
+        speedup = expected_speedup(decision) if plan == decision.plan else None
+        return Outcome(str(plan), f"{speedup:.2f} times as fast is expected" if speedup else decision.reason, speedup)
+    return Outcome("", f"{fallback_reason}; {decision.plan} was chosen" if fallback_reason else decision.reason)
+
+
+def expected_speedup(decision: Decision) -> float | None:
+    """Return the predicted speedup; None for a certified plan, which has a measured one in its reason."""
+    times = (candidate.time for candidate in decision.candidates if candidate.plan == decision.plan)
+    return next((1 / time for time in times if time > 0), None)
+
+
+def _unrecorded_outcome(kind: ProductKind, decide: Callable[[], Decision]) -> Outcome:
+    """Return the outcome of a product that went to the library without a decision; decided once for each kind."""
+    cache = {} if _counts is None else _counts.unrecorded
+    if kind not in cache:
         try:
-            known[kind] = outcome_at_once(decided())
-        except Exception as error:  # a report is no place to reject a call
-            known[kind] = Outcome("", str(error))
-    return known[kind]
+            cache[kind] = unrecorded_outcome(decide())
+        except Exception as error:  # counting must not reject a call
+            cache[kind] = Outcome("", str(error))
+    return cache[kind]
 
+
+def unrecorded_outcome(decision: Decision) -> Outcome:
+    if decision.plan == VENDOR:
+        return Outcome("", decision.reason)
+    return Outcome("", "the library answered a product of these sizes a moment ago")
+
+
+# ---- reports at the end of a process
 
 VARIABLE = "FMM_REPORT"
-PROCESS = "%p"  # in a file's name: the number of the process
+PROCESS = "%p"  # in a file's name: replaced by the process id
 STDERR = ""
-LAST = -100  # among what multiprocessing calls at a process's end
+EXIT_PRIORITY = -100  # among multiprocessing's finalizers: the last
 
-_wanted: dict[str, int] = {}  # where reports go, and in which process that was asked for
+_destinations: dict[str, int] = {}  # file names, and the processes that requested the reports
 
 
-def report_as_told() -> None:
-    """To the file that the environment variable FMM_REPORT names, for programs that say nothing themselves."""
+def report_from_env() -> None:
+    """Report at exit to the file in the environment variable FMM_REPORT, if the variable is set."""
     if name := os.environ.get(VARIABLE, ""):
         report_at_exit(name)
 
 
 def report_at_exit(name: str = STDERR) -> None:
-    """Products are counted from now on. The report comes when the process's threads have ended, and what it registered
-    with atexit: of that, what was registered first is called last."""
-    name = os.path.abspath(name) if name else STDERR  # the program may go to another folder
-    if not reporting():
+    """Start counting, and write the report when the process ends.
+
+    The report is written after the process's threads have ended, and after what the program registers with atexit
+    later: atexit runs the first registered function last.
+    """
+    name = os.path.abspath(name) if name else STDERR  # the program may change its working directory
+    if not is_reporting():
         begin_report()
-    if name not in _wanted:
-        _wanted[name] = os.getpid()
-        atexit.register(_end, name)
+    if name not in _destinations:
+        _destinations[name] = os.getpid()
+        atexit.register(_write, name)
 
 
-def _end(name: str) -> None:
-    """On stderr not in a process that was forked off."""
+def _write(name: str) -> None:
+    """Write the report to a file or to stderr; forked processes write nothing to stderr."""
     if name:
         write_report(Path(name.replace(PROCESS, str(os.getpid()))))
-    elif _wanted[STDERR] == os.getpid():
+    elif _destinations[STDERR] == os.getpid():
         print(report(), file=sys.stderr)
 
 
 def write_report(path: Path) -> None:
-    """As JSON, if the file's name says so, else as text; whole or not at all."""
-    found = report()
-    text = json.dumps(found.fields, indent=1) if path.suffix == ".json" else str(found)
+    """Write the report atomically, as JSON for a file name that ends in .json, else as text."""
+    result = report()
+    text = json.dumps(result.fields, indent=1) if path.suffix == ".json" else str(result)
     try:
         replace_file(path, text + "\n")
     except OSError as error:
         log_once(f"the report is not written to {str(path)!r}: {error.strerror}")
 
 
-# ---- processes of multiprocessing that are forked: they end without what atexit knows (up to Python 3.13)
+# Forked processes of multiprocessing end without atexit (up to Python 3.13), but run multiprocessing's finalizers.
 
 
-def _write_all() -> None:
-    for name in filter(None, _wanted):
-        _end(name)
+def _write_files() -> None:
+    for name in filter(None, _destinations):
+        _write(name)
 
 
-def _wait_for_its_end() -> None:
-    """In a forked child. What multiprocessing calls at its end, it forgets first: once it has, it is told."""
+def _finalize_forked_child() -> None:
+    """Register a finalizer in a forked child, after multiprocessing has cleared those of its parent."""
     util = sys.modules.get("multiprocessing.util")
-    if util is not None and _wanted:
-        util.register_after_fork(_write_all, lambda write: util.Finalize(None, write, exitpriority=LAST))
+    if util is not None and _destinations:
+        util.register_after_fork(_write_files, lambda write: util.Finalize(None, write, exitpriority=EXIT_PRIORITY))
 
 
-after_fork_in_child(_wait_for_its_end)
+after_fork_in_child(_finalize_forked_child)

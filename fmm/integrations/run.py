@@ -1,8 +1,8 @@
-"""Running a program with fmm installed for its libraries: what `python -m fmm` does.
+"""`python -m fmm`: run a program with fmm installed into its libraries.
 
-The program finds what it would find if Python itself ran it: its own module as `__main__`, as long as the process lives
-(what it pickles, and threads that go on after its last line, look there), its arguments, its folder first among the
-paths. What it raises is shown without our frames, and ends the process as it would without us.
+The program runs as under Python itself. Its module is `__main__` as long as the process lives (pickle and threads that
+outlive the last line need it), with its own arguments, and its folder first in sys.path. An exception is shown without
+fmm's frames, and ends the process with the usual status.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 from zipfile import is_zipfile
 
-from fmm.integrations.install_targets import PLACES, VARIABLE, install, usual_here
+from fmm.integrations.install_targets import INSTALL_TARGETS, VARIABLE, default_targets, install
 from fmm.integrations.report import PROCESS, STDERR, report_at_exit
 from fmm.integrations.report import VARIABLE as REPORT_VARIABLE
 
@@ -29,59 +29,59 @@ USAGE = "python -m fmm [--report[=FILE]] [--install NAMES] (script.py | -m modul
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs it as Python itself would."""
-    options, program, rest = _parsed(list(sys.argv[1:] if arguments is None else arguments))
+    """Run the program of the command line, as Python itself would."""
+    options, program, rest = _parse_arguments(list(sys.argv[1:] if arguments is None else arguments))
     if options.report is not None:
         report_at_exit(options.report)
-        if PROCESS in options.report:  # else they would all write the same file
+        if PROCESS in options.report:  # else child processes would overwrite the file
             os.environ[REPORT_VARIABLE] = os.path.abspath(options.report)
-    names = _names(options.install)
+    names = _split_names(options.install)
     install(*names)
-    os.environ[VARIABLE] = ",".join(names)  # for processes that the program starts
-    work = _prepared(options, program, rest)
+    os.environ[VARIABLE] = ",".join(names)  # for child processes
+    run_program = _prepare_program(options, program, rest)
     try:
-        work()
+        run_program()
     except SystemExit:
         raise
     except BaseException as error:
-        error.__traceback__ = _own_frames_left_out(error.__traceback__)
+        error.__traceback__ = _without_own_frames(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
-        sys.excepthook = _shown_already  # and the rest is Python's: the status, or the signal's end
+        sys.excepthook = _show_nothing  # shown already; Python sets the status, or ends by the signal
         raise
     return 0
 
 
-def _own_frames_left_out(trace: TracebackType | None) -> TracebackType | None:
+def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     return trace
 
 
-def _shown_already(*_: object) -> None: ...
+def _show_nothing(*_: object) -> None: ...
 
 
 # ---- the program
 
 
-def _prepared(options: argparse.Namespace, program: str, rest: list[str]) -> Callable[[], object]:
-    """What runs it, all that it may look at being in its place."""
+def _prepare_program(options: argparse.Namespace, program: str, rest: list[str]) -> Callable[[], object]:
+    """Set sys.argv, sys.path and `__main__`; return the function that runs the program."""
     if options.module:
         sys.argv = [program, *rest]
         _main_module()
-        return partial(_run_module, program)  # which finds the module, and says so if there is none
+        return partial(_run_module, program)  # reports a missing module itself
     if options.code:
-        _put_first("")
+        _set_first_path("")
         sys.argv = ["-c", *rest]
         return partial(_run_source, _main_module(), program, "<string>")
     sys.argv = [program, *rest]
     if program == "-":
-        _put_first("")
+        _set_first_path("")
         return partial(_run_source, _main_module("<stdin>"), sys.stdin.read(), "<stdin>")
-    return _prepared_file(program)
+    return _prepare_file(program)
 
 
-def _prepared_file(program: str) -> Callable[[], object]:
-    """A script; a folder or an archive with a module `__main__`; what a compiler made of a script."""
+def _prepare_file(program: str) -> Callable[[], object]:
+    """Prepare a script, a folder or zip archive with a module `__main__`, or a compiled script."""
     path = Path(program).absolute()
     if path.is_dir() or is_zipfile(path):
         sys.path.insert(0, str(path))
@@ -89,7 +89,7 @@ def _prepared_file(program: str) -> Callable[[], object]:
             del sys.path[1]
         _main_module()
         return partial(_run_module, "__main__", False)
-    _put_first(str(path.resolve().parent))
+    _set_first_path(str(path.resolve().parent))
     try:
         source = path.read_bytes()
     except OSError as error:
@@ -103,7 +103,7 @@ def _prepared_file(program: str) -> Callable[[], object]:
 
 
 def _run_module(name: str, changes_arguments: bool = True) -> None:
-    """As the interpreter itself does it, by the function that it calls for that."""
+    """Run a module by the function that the interpreter itself uses."""
     run: Callable[[str, bool], Any] = vars(runpy)["_run_module_as_main"]
     run(name, changes_arguments)
 
@@ -113,57 +113,58 @@ def _run_source(module: ModuleType, source: str | bytes, name: str) -> None:
 
 
 def _main_module(file: str = "", loader: Any = BuiltinImporter) -> ModuleType:
-    """The module `__main__`, as a program finds it."""
+    """Create the module `__main__` as Python does for a program."""
     module = ModuleType("__main__")
-    found: dict[str, Any] = {"__annotations__": {}, "__builtins__": builtins, "__loader__": loader}
-    vars(module).update(found | ({"__file__": file, "__cached__": None} if file else {}))
+    attributes: dict[str, Any] = {"__annotations__": {}, "__builtins__": builtins, "__loader__": loader}
+    vars(module).update(attributes | ({"__file__": file, "__cached__": None} if file else {}))
     sys.modules["__main__"] = module
     return module
 
 
-def _put_first(folder: str) -> None:
-    """In the place of the current folder, which `python -m fmm` has put first, unless it was told to put nothing
-    there."""
+def _set_first_path(folder: str) -> None:
+    """Replace the first entry of sys.path, the current folder; in safe-path mode Python has not added one."""
     if not sys.flags.safe_path:
         sys.path[0] = folder
 
 
-# ---- our own arguments
+# ---- the arguments of `python -m fmm`
 
 
-def _parsed(given: list[str]) -> tuple[argparse.Namespace, str, list[str]]:
-    """Our own options, which stand before the program; the program; what is the program's."""
+def _parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, str, list[str]]:
+    """Return the options before the program, the program, and the program's own arguments."""
     parser = argparse.ArgumentParser(prog="python -m fmm", usage=USAGE, description=__doc__, allow_abbrev=False)
-    told = (
-        "at the end, say on stderr which products ran by plans; in a file: JSON if it ends in .json, %%p is the process"
+    report_help = "at exit, print which products ran by plans (to a FILE: JSON if it ends in .json, %%p is the process)"
+    parser.add_argument("--report", metavar="FILE", help=report_help)
+    parser.add_argument(
+        "--install",
+        default=",".join(default_targets()),
+        help=f"names separated by commas: {', '.join(INSTALL_TARGETS)}",
     )
-    parser.add_argument("--report", metavar="FILE", help=told)
-    parser.add_argument("--install", default=",".join(usual_here()), help=f"between commas: {', '.join(PLACES)}")
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a module")
     parser.add_argument("-c", dest="code", action="store_true", help="the program is this text")
     parser.add_argument("program", nargs=argparse.REMAINDER)
-    options = parser.parse_args(_with_report_named(given, parser))
+    options = parser.parse_args(_with_report_file(arguments, parser))
     if not options.program:
         parser.error("no program is named")
-    names = _names(options.install)
+    names = _split_names(options.install)
     if not names:
-        parser.error(f"--install: nothing is named; valid: {', '.join(PLACES)}")
+        parser.error(f"--install: nothing is named; valid: {', '.join(INSTALL_TARGETS)}")
     for name in names:
-        if name not in PLACES:
-            parser.error(f"--install: {name!r} is none of {', '.join(PLACES)}")
+        if name not in INSTALL_TARGETS:
+            parser.error(f"--install: {name!r} is none of {', '.join(INSTALL_TARGETS)}")
     return options, options.program[0], options.program[1:]
 
 
-def _names(between_commas: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in between_commas.split(",") if name.strip())
+def _split_names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _with_report_named(given: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
-    """`--report` alone, among our own options, names no file: argparse would take the program for one."""
-    words, i = list(given), 0
+def _with_report_file(arguments: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
+    """Give a bare `--report` an empty file name: argparse would take the program for the file."""
+    words, i = list(arguments), 0
     while i < len(words) and words[i].startswith("--"):
         if words[i] == "--report=":
-            parser.error("--report=: no file is named; --report alone prints the report on stderr")
+            parser.error("--report=: no file is named; --report alone prints the report to stderr")
         if words[i] == "--report":
             words[i] = f"--report={STDERR}"
         i += 2 if words[i] == "--install" else 1

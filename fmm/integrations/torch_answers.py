@@ -1,4 +1,4 @@
-"""What Python answers when torch's dispatcher asks for a product: the product by a plan, or that torch is to do it."""
+"""Products of torch's dispatcher in Python: the result by a plan, or None if torch's own kernel must run."""
 
 from __future__ import annotations
 
@@ -15,9 +15,15 @@ from fmm.arrays.torch_calls import (
     resolve_marks,
     writable,
 )
-from fmm.integrations.report import count, count_answer, counted, reporting
-from fmm.integrations.report_value import Kind, Outcome
-from fmm.integrations.torch_kernels import Hooked, Operator, own_kernels_answer, passing
+from fmm.integrations.report import (
+    Outcome,
+    ProductKind,
+    count_outcome,
+    count_product,
+    count_record,
+    is_reporting,
+)
+from fmm.integrations.torch_kernels import Hooked, Operator, bypass, bypass_fmm
 from fmm.kernels.plans.plan import VENDOR
 from fmm.runtime import matmul
 from fmm.runtime.call_record import CallRecord
@@ -28,104 +34,109 @@ from fmm.runtime.gemm import BlasGemmParams, gemm_constraints, run_gemm
 from fmm.runtime.prepare import prepare_call
 
 PRODUCT = BlasGemmParams()
-# Why products are left to torch that no decision is about.
-RECORDED = "torch answers: somebody records its calls"
-NOT_ADDED = (
-    "torch answers: what is added is no plain tensor of the product's type and shape, or alpha or beta no number"
+# Reasons for torch's own kernel without a decision.
+IS_RECORDED = "torch answers: its calls are being recorded"
+INVALID_ADDEND = (
+    "torch answers: the addend is no plain tensor of the product's type and shape, or alpha or beta is no number"
 )
 
 
 class Answers:
-    """The products that fmm multiplies, of those that torch's dispatcher asks for at one key."""
+    """The product operators of torch's dispatcher at one key, computed by fmm where a plan pays."""
 
     def __init__(self, library: Hooked, hook: Any) -> None:
         self.library = library
-        self.hook = hook  # stands in front and declines small products; None: nobody does
+        self.hook = hook  # the C++ hook, which declines small products beforehand; None without one
 
     def answer(self, row: Operator) -> Callable[..., Any]:
-        """Who answers in the operator's place, by its operands: a tensor, or None for torch's own kernel."""
+        """Return the operator's function: it returns a tensor, or None for torch's own kernel."""
         if row.in_place:
-            return partial(self.sum_in_place, row.shown)
-        return partial(self.sum_with_product if row.first else self.product, row.shown)
+            return partial(self.gemm_in_place, row.shown)
+        return partial(self.gemm if row.first else self.product, row.shown)
 
     def product(self, where: str, a: Any, b: Any, out: Any = None) -> Any:
-        """A product of two matrices, or of two stacks of as many."""
-        return None if self._not_now(where, a, b) else self._answer(a, b, out, where)
+        """Return the product of two matrices, or of two equal stacks."""
+        return None if self._must_decline(where, a, b) else self._answer(a, b, out, where)
 
-    def sum_with_product(self, where: str, added: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any = None) -> Any:
-        """beta * added + alpha * a @ b.
+    def gemm(self, where: str, added: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any = None) -> Any:
+        """Return beta * added + alpha * a @ b.
 
-        Alpha and beta are factors of the plan's last sums, which read what is added where it lies, a row for all rows
-        of the product perhaps. Without beta it is not looked at, be it inf or NaN.
+        Alpha and beta are factors of the plan's last sums, which read the addend in place (it may be broadcast). With
+        beta = 0 the addend is not read, even if it is inf or NaN.
         """
-        if self._not_now(where, a, b):
+        if self._must_decline(where, a, b):
             return None
-        if not (can_be_added(added, a, b) and are_factors(alpha, beta, a)):
-            _left(where, a, b, NOT_ADDED)
+        if not (is_valid_addend(added, a, b) and are_valid_factors(alpha, beta, a)):
+            _count_decline(where, a, b, INVALID_ADDEND)
             return None
         return self._answer(a, b, out, where, BlasGemmParams(alpha, beta), added if beta else None)
 
-    def sum_in_place(self, where: str, added: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any = None) -> Any:
-        """The same in the place of what is added."""
-        return self.sum_with_product(where, added, a, b, beta, alpha, added)
+    def gemm_in_place(self, where: str, added: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any = None) -> Any:
+        """Overwrite the addend with beta * added + alpha * a @ b."""
+        return self.gemm(where, added, a, b, beta, alpha, added)
 
-    def _not_now(self, where: str, a: Any, b: Any) -> bool:
-        """Is it torch's whatever it is: because fmm itself asks, or somebody records torch's calls? Then it is not
-        remembered as declined."""
-        own = getattr(passing, "on", False)
+    def _must_decline(self, where: str, a: Any, b: Any) -> bool:
+        """Return True if any product is torch's now: fmm itself calls, or torch's calls are being recorded.
+
+        The hook must not remember these products as declined.
+        """
+        own = getattr(bypass, "on", False)
         declined = own or is_recording()
-        if self.hook is not None and (declined or reporting()):  # a report counts each product
+        if self.hook is not None and (declined or is_reporting()):  # a report counts each product
             self.hook.only_now()
         if declined and not own:
-            _left(where, a, b, RECORDED)
+            _count_decline(where, a, b, IS_RECORDED)
         return declined
 
     def _answer(self, a: Any, b: Any, out: Any, where: str, update: BlasGemmParams = PRODUCT, added: Any = None) -> Any:
-        """alpha a b + beta added, or None."""
-        if self.hook is None and not reporting() and self._quick_no(a, b):
+        """Return alpha a b + beta added, or None for torch's own kernel."""
+        if self.hook is None and not is_reporting() and self._is_quick_decline(a, b):
             return None
-        if not plain_operands(a, b) or not (out is None or takes(out, a, b)):
-            if reporting():
-                _left(where, a, b, why_torchs(a, b, out))
+        if not plain_operands(a, b) or not (out is None or is_valid_out(out, a, b)):
+            if is_reporting():
+                _count_decline(where, a, b, decline_reason(a, b, out))
             return None
         a, b = resolve_marks(a, b)
         if added is not None and added is not out:
             added = resolve_marks(added, added)[0]
         constraints = gemm_constraints(self.library, a, b, added, out, update) if update != PRODUCT else NO_CONSTRAINTS
-        ready = prepare_call(self.library, a, b, out, constraints)
-        if ready.plan is None or (ready.plan == VENDOR and ready.decision.trial is None):
+        call = prepare_call(self.library, a, b, out, constraints)
+        if call.plan is None or (call.plan == VENDOR and call.decision.trial is None):
             if update == PRODUCT:
-                remember_decline(self.library, a, b, ready.decision)
-            if reporting():
-                count_answer(kind_of_product(where, a, b), CallRecord(ready.decision, None))
+                remember_decline(self.library, a, b, call.decision)
+            if is_reporting():
+                count_record(product_kind(where, a, b), CallRecord(call.decision, None))
             return None
-        if not reporting():
-            return self._multiplied(a, b, out, update, added, constraints)
-        product = partial(self._multiplied, a, b, out, update, added, constraints)
-        return counted(kind_of_product(where, a, b), product, lambda: ready.decision)
+        if not is_reporting():
+            return self._multiply(a, b, out, update, added, constraints)
+        product = partial(self._multiply, a, b, out, update, added, constraints)
+        return count_product(product_kind(where, a, b), product, lambda: call.decision)
 
-    def _multiplied(
+    def _multiply(
         self, a: Any, b: Any, out: Any, update: BlasGemmParams, added: Any, constraints: PlanConstraints
     ) -> Any:
         if update == PRODUCT:
             return matmul.run_matmul(self.library, a, b, out, constraints)
-        with own_kernels_answer():  # whatever torch is asked for meanwhile
+        with bypass_fmm():  # for all calls of torch meanwhile
             return run_gemm(self.library, a, b, added, out, update, NO_CONSTRAINTS)
 
-    def _quick_no(self, a: Any, b: Any) -> bool:
+    def _is_quick_decline(self, a: Any, b: Any) -> bool:
         m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
         small = small_enough(m, k, n, a.element_size())
         return small or (a.dim() == 2 and was_declined(self.library, a, b))
 
 
-def _left(where: str, a: Any, b: Any, why: str) -> None:
-    """Counted as torch's, if somebody counts."""
-    if reporting():
-        count(kind_of_product(where, a, b), Outcome("", why))
+def _count_decline(where: str, a: Any, b: Any, reason: str) -> None:
+    """Count a product that torch computes, if a report is active."""
+    if is_reporting():
+        count_outcome(product_kind(where, a, b), Outcome("", reason))
+
+
+# ---- operands
 
 
 def plain_operands(a: Any, b: Any) -> bool:
-    """Two plain tensors of one type on one device that torch would multiply."""
+    """Return True for two plain tensors of one type on one device with matching shapes."""
     return (
         type(a) in PLAIN
         and type(b) in PLAIN
@@ -139,32 +150,28 @@ def plain_operands(a: Any, b: Any) -> bool:
     )
 
 
-def why_torchs(a: Any, b: Any, out: Any) -> str:
-    """Why torch multiplies, where operands are not plain or `out` does not take the product."""
-    return f"torch answers: {_what_is_not_plain(a, b, out)}"
-
-
-def _what_is_not_plain(a: Any, b: Any, out: Any) -> str:
+def decline_reason(a: Any, b: Any, out: Any) -> str:
+    """Return why torch computes a product with operands that are not plain, or an unsuitable `out`."""
     if deterministic():
-        return "deterministic algorithms are asked for"
+        return "torch answers: deterministic algorithms are required"
     for name, x in (("the left operand", a), ("the right operand", b)):
         if type(x) not in PLAIN:
-            return f"{name} is a {type(x).__name__}, not a plain tensor"
+            return f"torch answers: {name} is a {type(x).__name__}, not a plain tensor"
         if not has_plain_keys(dispatch_keys(x).raw_repr()):
-            return f"{name} is not a plain tensor, or in the midst of a transform"
+            return f"torch answers: {name} is not a plain tensor, or in the midst of a transform"
     if plain_operands(a, b):
         assert out is not None
-        return "out is of another type or shape, or torch cannot write there as it is"
-    return "the operands are of two types or on two devices, or their sizes do not match"
+        return "torch answers: out is of another type or shape, or torch cannot write there as it is"
+    return "torch answers: the operands are of two types or on two devices, or their sizes do not match"
 
 
-def takes(out: Any, a: Any, b: Any) -> bool:
-    """Is it a place for the product as it is? Torch makes others fit, or says what is wrong."""
+def is_valid_out(out: Any, a: Any, b: Any) -> bool:
+    """Return True if `out` can receive the product as it is; torch resizes others, or raises."""
     return writable(out, a) and out.dtype is a.dtype and out.shape == (*a.shape[:-1], b.shape[-1])
 
 
-def can_be_added(added: Any, a: Any, b: Any) -> bool:
-    """Is it a plain tensor of the product's type and device, and of its shape or broadcast to it?"""
+def is_valid_addend(added: Any, a: Any, b: Any) -> bool:
+    """Return True for a plain tensor of the product's type and device, of its shape or broadcastable to it."""
     shape = *a.shape[:-1], b.shape[-1]
     return (
         type(added) in PLAIN
@@ -176,12 +183,12 @@ def can_be_added(added: Any, a: Any, b: Any) -> bool:
     )
 
 
-def are_factors(alpha: Any, beta: Any, a: Any) -> bool:
-    """Numbers by which torch would multiply such a matrix."""
+def are_valid_factors(alpha: Any, beta: Any, a: Any) -> bool:
+    """Return True for numbers by which torch multiplies a matrix of this type."""
     factors = alpha, beta
     return not any(isinstance(x, bool) or (isinstance(x, complex) and not a.is_complex()) for x in factors)
 
 
-def kind_of_product(where: str, a: Any, b: Any) -> Kind:
-    """As a report counts it."""
-    return Kind(where, tuple(a.shape), tuple(b.shape), str(a.dtype).removeprefix("torch."))
+def product_kind(where: str, a: Any, b: Any) -> ProductKind:
+    """Return the kind that a report counts the product as."""
+    return ProductKind(where, tuple(a.shape), tuple(b.shape), str(a.dtype).removeprefix("torch."))

@@ -1,8 +1,8 @@
-// Products of torch's dispatcher, most of which are left to torch's own kernels without asking Python.
+// Kernels in front of torch's own products, which pass most products on to torch's kernels without calling Python.
 //
-// For each operator (aten::mm, say) one kernel is registered, at one key of the dispatcher. It calls the kernel that was
-// there before, unless the product is large enough and was not declined a moment ago: then it calls the operator of the
-// same name in the library fmm_hook, which is written in Python and answers with the product, or declines.
+// For each operator (for example aten::mm) one kernel is registered at one dispatch key. It calls torch's own kernel,
+// unless the product is large enough and was not declined a moment ago. Then it calls the operator of the same name in
+// the library fmm_hook, which is written in Python and returns the product, or None to decline.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
@@ -22,17 +22,17 @@ using c10::DispatchKey;
 using c10::DispatchKeySet;
 using torch::jit::Stack;
 
-// From how many multiply-adds on Python is asked: of types of more than two bytes, of those of two bytes whose rows are
-// aligned, and of those whose are not.
-std::atomic<int64_t> least_work{0}, least_work_half{0}, least_work_unaligned{0};
+// Multiply-adds from which Python is called: for types of more than two bytes, for two-byte types with aligned rows, and
+// for two-byte types with other rows.
+std::atomic<int64_t> least_work{0}, least_work_16_bit{0}, least_work_16_bit_unaligned{0};
 
 int64_t now_in_milliseconds() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   return std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
 }
 
-// Products that Python declined, for a moment: by a hash of all that its decision depends on. Two threads may write a
-// slot at once; what is read then fits no product, or is the vendor's too soon or too late.
+// Products that Python declined a moment ago, by a hash of all that the decision depends on. Two threads may write a
+// slot at once; the slot then matches no product, or its decline ends a little too early or too late.
 constexpr size_t SLOTS = 1024;
 constexpr int64_t REMEMBERED = 1000;  // milliseconds
 
@@ -54,7 +54,7 @@ uint64_t hash_of(uint64_t operator_number, const at::Tensor& a, const at::Tensor
     for (const int64_t size : x->sizes()) hash = mixed(hash, size);
     for (const int64_t stride : x->strides()) hash = mixed(hash, stride);
   }
-  return hash | 1;  // no slot is empty by accident
+  return hash | 1;  // never 0, the value of an empty slot
 }
 
 bool was_declined(uint64_t product) {
@@ -69,7 +69,7 @@ void remember_declined(uint64_t product) {
   slot.product.store(product, std::memory_order_relaxed);
 }
 
-// Was the last product declined for a reason that has nothing to do with its sizes?
+// Whether the last product was declined for a reason other than its sizes, which must not be remembered.
 thread_local bool only_now = false;
 
 bool large_enough(const at::Tensor& a, const at::Tensor& b) {
@@ -77,16 +77,18 @@ bool large_enough(const at::Tensor& a, const at::Tensor& b) {
   if (axes < 2 || b.dim() != axes || a.layout() != at::kStrided || b.layout() != at::kStrided) return false;
   const int64_t k = a.size(axes - 1), n = b.size(axes - 1), work = a.size(axes - 2) * k * n;
   if (a.element_size() != 2) return work >= least_work;
-  return work >= ((k | n) % 8 ? least_work_unaligned : least_work_half);
+  return work >= ((k | n) % 8 ? least_work_16_bit_unaligned : least_work_16_bit);
 }
 
-// A kernel that the dispatcher hands out, and that lives as long as it is held.
+// A kernel from the dispatcher, alive as long as this handle.
 using Kernel = decltype(std::declval<const c10::OperatorHandle&>().getComputedKernelForDispatchKey(DispatchKey::CPU));
 
 class Hook : public c10::OperatorKernel {
  public:
-  Hook(const c10::OperatorHandle& op, const c10::OperatorHandle& asked, DispatchKey key, uint64_t number, size_t first)
-      : own_(op.getComputedKernelForDispatchKey(key)), asked_(asked), key_(key), number_(number), first_(first) {}
+  Hook(const c10::OperatorHandle& op, const c10::OperatorHandle& python_op, DispatchKey key, uint64_t number,
+       size_t first)
+      : own_(op.getComputedKernelForDispatchKey(key)), python_op_(python_op), key_(key), number_(number),
+        first_(first) {}
 
   void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     const size_t count = op.schema().arguments().size(), begin = stack->size() - count;
@@ -96,7 +98,7 @@ class Hook : public c10::OperatorKernel {
       const uint64_t product = hash_of(number_, a, b);
       if (!was_declined(product)) {
         only_now = false;
-        if (answered(stack, begin)) return;
+        if (computed_by_python(stack, begin)) return;
         if (!only_now) remember_declined(product);
       }
     }
@@ -104,31 +106,31 @@ class Hook : public c10::OperatorKernel {
   }
 
  private:
-  // Asks Python, which gives a tensor back, the one that was to be written, or nothing.
-  bool answered(Stack* stack, size_t begin) const {
-    Stack question(stack->begin() + static_cast<std::ptrdiff_t>(begin), stack->end());
-    asked_.redispatchBoxed(DispatchKeySet(key_), &question);
-    if (question.back().isNone()) return false;
+  // Calls Python; true if it returned the result, which replaces the arguments on the stack.
+  bool computed_by_python(Stack* stack, size_t begin) const {
+    Stack call(stack->begin() + static_cast<std::ptrdiff_t>(begin), stack->end());
+    python_op_.redispatchBoxed(DispatchKeySet(key_), &call);
+    if (call.back().isNone()) return false;
     stack->resize(begin);
-    stack->push_back(std::move(question.back()));
+    stack->push_back(std::move(call.back()));
     return true;
   }
 
   Kernel own_;
-  c10::OperatorHandle asked_;
+  c10::OperatorHandle python_op_;
   DispatchKey key_;
   uint64_t number_;
   size_t first_;
 };
 
-// That a kernel replaces another one is what was asked for; the dispatcher would warn of it.
+// Suppresses the dispatcher's warning that a kernel replaces another one.
 class Quiet : public c10::WarningHandler {
  public:
   void process(const c10::Warning&) override {}
 };
 
-// Every kernel of ours that ever stood in the dispatcher: a thread may still be in it when it is taken out.
-std::vector<Kernel> ever_installed;
+// Every kernel that was ever registered, kept alive: a thread may still run one when it is removed.
+std::vector<Kernel> ever_registered;
 
 struct Installed {
   explicit Installed(DispatchKey key) : library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__) {}
@@ -144,35 +146,36 @@ extern "C" {
 
 const char* fmm_failure() { return failure.c_str(); }
 
-// Said by Python while it is asked.
+// Called by Python during a call from a hook.
 void fmm_only_now() { only_now = true; }
 
-void fmm_least_work(int64_t work, int64_t half, int64_t unaligned) {
-  least_work = work, least_work_half = half, least_work_unaligned = unaligned;
+void fmm_least_work(int64_t work, int64_t work_16_bit, int64_t work_16_bit_unaligned) {
+  least_work = work, least_work_16_bit = work_16_bit, least_work_16_bit_unaligned = work_16_bit_unaligned;
   for (Slot& slot : declined) slot.until = 0;
 }
 
-// `operators`: names as in "mm.out", of the same name in both libraries but for the dot; `first`: where the left matrix
-// stands among each one's arguments. 0 if all is well, else fmm_failure says what is not, and nothing is changed.
+// Installs hooks for `operators` (names like "mm.out"; the operators of fmm_hook have "_" for the dot). `first` has the
+// index of the left matrix among each operator's arguments. Returns 0 on success; else fmm_failure has the error, and
+// nothing is changed.
 int fmm_install(int on_cuda, int count, const char** operators, const int* first) {
   try {
     const DispatchKey key = on_cuda ? DispatchKey::CUDA : DispatchKey::CPU;
     auto& dispatcher = c10::Dispatcher::singleton();
     Quiet quiet;
     c10::WarningUtils::WarningHandlerGuard guard(&quiet);
-    auto made = std::make_unique<Installed>(key);
+    auto library = std::make_unique<Installed>(key);
     for (int i = 0; i < count; ++i) {
       const std::string full = operators[i];
       const size_t dot = full.find('.');
       const std::string name = full.substr(0, dot), overload = dot == std::string::npos ? "" : full.substr(dot + 1);
       const auto op = dispatcher.findSchemaOrThrow(("aten::" + name).c_str(), overload.c_str());
       const std::string own = "fmm_hook::" + name + (overload.empty() ? "" : "_" + overload);
-      const auto asked = dispatcher.findSchemaOrThrow(own.c_str(), "");
-      auto hook = std::make_unique<Hook>(op, asked, key, static_cast<uint64_t>(i), static_cast<size_t>(first[i]));
-      made->library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::move(hook)));
-      ever_installed.push_back(op.getComputedKernelForDispatchKey(key));
+      const auto python_op = dispatcher.findSchemaOrThrow(own.c_str(), "");
+      auto hook = std::make_unique<Hook>(op, python_op, key, static_cast<uint64_t>(i), static_cast<size_t>(first[i]));
+      library->library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::move(hook)));
+      ever_registered.push_back(op.getComputedKernelForDispatchKey(key));
     }
-    installed[on_cuda] = std::move(made);
+    installed[on_cuda] = std::move(library);
     return 0;
   } catch (const std::exception& error) {
     failure = error.what();

@@ -1,4 +1,4 @@
-"""The hook in C++ in front of torch's kernels: compiled once for each version of torch, and loaded."""
+"""The C++ hook in front of torch's kernels: compiled once for each version of torch, and loaded."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from fmm.config.environment import log_once
 from fmm.kernels.long_waits import log_if_slow
 
 SOURCE = Path(__file__).with_suffix(".cpp")
-PATIENCE = 300  # seconds
+COMPILE_TIMEOUT = 300  # seconds
 
 
 class CompiledHook:
-    """The functions of compiled_hook.cpp."""
+    """The functions of torch_hook.cpp."""
 
     def __init__(self, path: Path) -> None:
         self.library = ctypes.CDLL(str(path))
         self.library.fmm_failure.restype = ctypes.c_char_p
         self.library.fmm_least_work.argtypes = (ctypes.c_int64,) * 3
 
-    def least_work(self, work: int, half: int, unaligned: int) -> None:
-        """From how many multiply-adds on Python is asked."""
-        self.library.fmm_least_work(work, half, unaligned)
+    def least_work(self, work: int, work_16_bit: int, work_16_bit_unaligned: int) -> None:
+        """Set the multiply-adds from which the hook calls Python."""
+        self.library.fmm_least_work(work, work_16_bit, work_16_bit_unaligned)
 
     def only_now(self) -> None:
-        """Said while a question is answered: that it is declined is not to be remembered."""
+        """Tell the hook, during a call of Python, not to remember a decline."""
         self.library.fmm_only_now()
 
     def install(self, on_cuda: bool, operators: Sequence[tuple[str, int]]) -> str:
-        """By name, and where the left operand stands; what went wrong, if anything did."""
+        """Install operators (name, index of the left operand); return the error, empty on success."""
         count = len(operators)
         names = (ctypes.c_char_p * count)(*(name.encode() for name, _ in operators))
-        first = (ctypes.c_int * count)(*(place for _, place in operators))
+        first = (ctypes.c_int * count)(*(index for _, index in operators))
         failed = self.library.fmm_install(int(on_cuda), count, names, first)
         return str(self.library.fmm_failure().decode()) if failed else ""
 
@@ -51,7 +51,7 @@ class CompiledHook:
 
 @lru_cache(maxsize=1)
 def loaded_hook() -> CompiledHook | None:
-    """The hook, compiled now if it was not before; None where there is no compiler, or none that can."""
+    """Return the hook, compiled if no cached one exists; None if no compiler can compile it."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     command = _command(compiler or "")
     path = cache_folder() / f"torch-hook-{_fingerprint(command)}.so"
@@ -82,19 +82,19 @@ def _command(compiler: str) -> list[str]:
 
 
 def _fingerprint(command: list[str]) -> str:
-    """Of what it was compiled from, and for which torch."""
+    """Return a hash of the source, the compiler's command and torch's version."""
     text = "\0".join([torch.__version__, *command]).encode() + SOURCE.read_bytes()
     return hashlib.sha256(text).hexdigest()[:16]
 
 
 def _compile(command: list[str], path: Path) -> None:
-    """Whole or not at all, however many processes begin at once."""
+    """Compile to `path` atomically; several processes may compile at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made = Path(folder) / path.name
+        output = Path(folder) / path.name
         done = subprocess.run(
-            [*command, "-o", str(made)], capture_output=True, text=True, check=False, timeout=PATIENCE
+            [*command, "-o", str(output)], capture_output=True, text=True, check=False, timeout=COMPILE_TIMEOUT
         )
         if done.returncode:
             raise OSError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "the compiler failed")
-        os.replace(made, path)
+        os.replace(output, path)

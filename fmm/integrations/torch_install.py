@@ -1,9 +1,9 @@
-"""torch's products below autograd, on CUDA devices or on the host, by fmm: what installs that, and what undoes it.
+"""fmm in torch's dispatcher, below autograd: installation on CUDA devices or on the host, and its removal.
 
-A kernel of ours stands at the dispatcher's key of the device, and torch's own is kept: it answers whatever no plan
-makes faster. Gradients, nn.Linear, mixed precision, checkpoints, sharded tensors and the like come down to these
-operators, and so need nothing of fmm. In front stands a hook in C++ (compiled_hook.cpp), which declines small products
-without asking Python; where it cannot be compiled, one in Python does the same in some microseconds.
+fmm registers a kernel at the device's dispatch key and calls torch's own kernel where no plan pays. Gradients,
+nn.Linear, mixed precision, checkpoints and sharded tensors come down to these operators, so they need nothing of fmm.
+A hook in C++ (torch_hook.cpp) declines small products without calling Python. Where the hook cannot be compiled, a
+kernel in Python declines them in some microseconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from fmm.integrations import torch_hook
 from fmm.integrations.install_targets import CannotInstallError, Undo
-from fmm.integrations.report import reporting, watch_counting
+from fmm.integrations.report import is_reporting, watch_counting
 from fmm.integrations.torch_answers import Answers
 from fmm.integrations.torch_hook import CompiledHook
 from fmm.integrations.torch_kernels import (
@@ -26,15 +26,14 @@ from fmm.integrations.torch_kernels import (
     HookedDevice,
     HookedHost,
     Operator,
-    own_kernels,
-    with_vendor_passing,
+    bypass_for_vendor,
+    vendor_kernels,
 )
 from fmm.runtime.decisions.early_declines import SMALL, SMALL_16_BIT, SMALL_16_BIT_UNALIGNED
 
 
 def install_on_cuda() -> Undo:
-    """Nothing of this touches a device: processes that only start others are not to have contexts there, nor are those
-    that fork."""
+    """Install on CUDA devices without touching one: a process that forks or starts others must not have a context."""
     if torch.cuda.device_count() == 0:
         raise CannotInstallError("this torch finds no CUDA device (its products on the host: 'torch-cpu')")
     if find_spec("cupy") is None:
@@ -43,90 +42,91 @@ def install_on_cuda() -> Undo:
 
 
 def install_on_host() -> Undo:
+    """Install on the host."""
     return install_at("CPU")
 
 
 def install_at(key: str, compiled: bool = True) -> Undo:
-    """At this key of the dispatcher, with the hook in C++ if it can be had; CannotInstallError, and nothing changed."""
-    kernels = own_kernels(key)
+    """Install at this dispatch key, with the C++ hook if possible; raise CannotInstallError with nothing changed."""
+    kernels = vendor_kernels(key)
     hook = torch_hook.loaded_hook() if compiled else None
     answers = Answers(HookedDevice(kernels) if key == "CUDA" else HookedHost(kernels), hook)
-    return with_vendor_passing(install_compiled(answers, key) if hook else install_python(answers, key))
+    return bypass_for_vendor(install_compiled(answers, key) if hook else install_python(answers, key))
 
 
-# ---- behind the hook in C++
+# ---- with the hook in C++
 
 
-_answering: dict[str, Answers] = {}  # by key: whom the hook asks
-_questions: list[Any] = []  # the library fmm_hook, once it is defined
-_asked_at: set[str] = set()  # the keys at which it is
+_active: dict[str, Answers] = {}  # by dispatch key
+_hook_library: list[Any] = []  # the library fmm_hook, once it is defined
+_implemented_keys: set[str] = set()  # of fmm_hook
 
 
 def install_compiled(answers: Answers, key: str) -> Undo:
-    """Python answers what the hook does not decline by itself."""
+    """Install the hook; Python computes the products that the hook does not decline."""
     hook = answers.hook
-    _define_questions(key)
-    _answering[key] = answers
+    _define_hook_operators(key)
+    _active[key] = answers
     _set_least_work(hook)
     if failure := hook.install(key == "CUDA", [(row.name, row.first) for row in OPERATORS]):
         raise CannotInstallError(failure)
-    forget = watch_counting(partial(_set_least_work, hook))
+    stop_watching = watch_counting(partial(_set_least_work, hook))
 
     def undo() -> None:
-        forget()
+        stop_watching()
         hook.uninstall(key == "CUDA")
-        _answering.pop(key, None)
+        _active.pop(key, None)
 
     return undo
 
 
 def _set_least_work(hook: CompiledHook) -> None:
-    """From how many multiply-adds on Python is asked; of all products, where somebody counts them."""
-    hook.least_work(*((0, 0, 0) if reporting() else (SMALL, SMALL_16_BIT, SMALL_16_BIT_UNALIGNED)))
+    """Set the multiply-adds from which the hook calls Python; zero while a report counts all products."""
+    hook.least_work(*((0, 0, 0) if is_reporting() else (SMALL, SMALL_16_BIT, SMALL_16_BIT_UNALIGNED)))
 
 
-def _define_questions(key: str) -> None:
-    """What the hook asks, defined once in a process: a thread may ask when it has just been taken out."""
-    if not _questions:
-        _questions.append(torch.library.Library("fmm_hook", "DEF"))
+def _define_hook_operators(key: str) -> None:
+    """Define the operators that the hook calls, once in a process: a thread may call one just after the removal."""
+    if not _hook_library:
+        _hook_library.append(torch.library.Library("fmm_hook", "DEF"))
         for row in OPERATORS:
-            _questions[0].define(row.question)
-    if key not in _asked_at:
+            _hook_library[0].define(row.schema)
+    if key not in _implemented_keys:
         for row in OPERATORS:
-            _questions[0].impl(row.question.partition("(")[0], _question(row, key), key)
-        _asked_at.add(key)
+            _hook_library[0].impl(row.schema.partition("(")[0], _hook_operator(row, key), key)
+        _implemented_keys.add(key)
 
 
-def _question(row: Operator, key: str) -> Callable[..., Any]:
-    def asked(*operands: Any) -> Any:
-        answers = _answering.get(key)
+def _hook_operator(row: Operator, key: str) -> Callable[..., Any]:
+    def operator(*operands: Any) -> Any:
+        answers = _active.get(key)
         return None if answers is None else answers.answer(row)(*operands)
 
-    return asked
+    return operator
 
 
-# ---- without it
+# ---- without the hook
 
 
-# Kernels of ours that ever stood in the dispatcher: a thread may still be in one when it is taken out.
-_ever_installed: list[Any] = []
+# Kernels that were ever registered, kept alive: a thread may still run one when it is removed.
+_ever_registered: list[Any] = []
 
 
 def install_python(answers: Answers, key: str) -> Undo:
-    """Python is asked about every product, and calls torch's own kernel if it declines."""
+    """Install kernels in Python, which call torch's own kernel for the products that they decline."""
     library, kernels = torch.library.Library("aten", "IMPL"), answers.library.kernels
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a kernel replaces another one is what is asked for
+        warnings.simplefilter("ignore")  # that a kernel replaces another one
         for row in OPERATORS:
             library.impl(row.name, _python_kernel(row, answers.answer(row), kernels[row.name]), key, with_keyset=True)
-    _ever_installed.extend(own_kernels(key).values())
+    _ever_registered.extend(vendor_kernels(key).values())
     return library._destroy  # type: ignore[no-any-return]
 
 
 def _python_kernel(row: Operator, answer: Callable[..., Any], own: Any) -> Callable[..., Any]:
     def kernel(keys: Any, *operands: Any, **options: Any) -> Any:
         rest = (options.get("beta", 1), options.get("alpha", 1)) if row.first else ()
-        found = answer(*operands, *rest, options.get("out"))
-        return own.call_boxed(keys, *operands, **options) if found is None else found
+        result = answer(*operands, *rest, options.get("out"))
+        return own.call_boxed(keys, *operands, **options) if result is None else result
 
     return kernel

@@ -1,4 +1,4 @@
-"""Algorithms (schemes and step tables), plans that use them, and the kernels that run plans on CPUs and CUDA devices."""
+"""Algorithms (schemes and step tables), plans that use them, and the kernels that run plans on CPUs and GPUs."""
 
 from fmm.kernels import leaves  # noqa: F401  (registers them, before any plan is made)
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names

@@ -4,8 +4,8 @@
 product), `vendor3m` (cuBLAS's complex products by three real ones each) and `tile`, this package's own kernel: for
 float32 and float64, and, without sums inside, for 16-bit numbers and TF32 by Hopper's warpgroup instructions. Products
 that these cannot read go to the vendor. `tile.huge` and the like multiply float32 and float64 by another of its
-strategies; with `.plain` behind it, tiles come to shared memory through registers, with `.texture` the tiles of the left
-operand come by loads of the read-only path: Li, Ranka and Sahni's tStrassen and tWinograd.
+strategies; with `.plain` behind it, tiles come to shared memory through registers, with `.texture` the tiles of the
+left operand come by loads of the read-only path: Li, Ranka and Sahni's tStrassen and tWinograd.
 
 `bytes` multiplies only below residues (fmm.kernels.plans.levels.residues).
 

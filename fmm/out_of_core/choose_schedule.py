@@ -47,7 +47,7 @@ def candidate_schedules(size: Shape, dtype: str, memory_limit: int) -> Iterator[
     """Yield the candidates: for each cut of the inner dimension, as few blocks as fit, finished in several ways.
 
     A sum of pieces is rounded once more for each piece. 16-bit types are sensitive to this, so they have one piece
-    where it fits; so have integers, whose pieces are added in a pass of their own.
+    where it fits; so have integers, as a pass of its own adds each piece.
     """
     row, fits = DTYPES[dtype], False
     for pieces in _inner_cuts(size[1]):

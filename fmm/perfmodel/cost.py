@@ -202,7 +202,7 @@ def _leaf_tally(shape: Shape, units: _Units, scratch: int, *, is_triangle: bool)
     return _Tally(0, 0, 0, moved, moves, 1, scratch, *found)
 
 
-def _total(start: _Tally, inner: Sequence[tuple[_Tally, int]], lanes: int) -> _Tally:
+def _total(start: _Tally, inner: Sequence[tuple[_Tally, int]], streams: int) -> _Tally:
     """Add the tallies of a level's products; of their workspace only the products that run at a time have theirs."""
     return _Tally(
         start.additions + sum([t.additions * times for t, times in inner]),
@@ -211,7 +211,7 @@ def _total(start: _Tally, inner: Sequence[tuple[_Tally, int]], lanes: int) -> _T
         start.leaf_bytes + sum([t.leaf_bytes * times for t, times in inner]),
         start.transactions + sum([t.transactions * times for t, times in inner]),
         start.launches + sum([t.launches * times for t, times in inner]),
-        start.workspace + lanes * max([t.workspace for t, _ in inner], default=0),
+        start.workspace + streams * max([t.workspace for t, _ in inner], default=0),
         _merged_leaves([(t.leaves, times) for t, times in inner]),
         _merged_leaves([(t.triangles, times) for t, times in inner]),
     )

@@ -40,7 +40,7 @@ class LevelCounts(NamedTuple):
     launches: int
     temporaries: Mapping[Rectangle, int]
     calls: Mapping[tuple[Plan, Shape, GemmParams], int]  # products -> number
-    lanes: int  # products that run at a time
+    streams: int  # products that run at a time
 
 
 def count_level(plan: Plan, shape: Shape, params: GemmParams) -> LevelCounts | None:
@@ -199,7 +199,7 @@ class _Formulas(NamedTuple):
     launches: int
     temporaries: tuple[tuple[tuple[Digits, ...], int], ...]
     calls: tuple[tuple[tuple[Digits, ...], GemmParams, int], ...]
-    lanes: int
+    streams: int
 
     def evaluate(self, shape: Shape, inner: Plan) -> LevelCounts:
         blocks = [side // parts for side, parts in zip(shape, self.size, strict=True)]
@@ -217,7 +217,7 @@ class _Formulas(NamedTuple):
         calls = _merged(((inner, sizes(sides), params), times) for sides, params, times in self.calls)
         read = _merged(((value(digits), below), times) for digits, below, times in self.read)
         written = _merged(((value(digits), below), times) for digits, below, times in self.written)
-        counts = value(self.additions), read, written, self.launches, temporaries, calls, self.lanes
+        counts = value(self.additions), read, written, self.launches, temporaries, calls, self.streams
         return LevelCounts(*counts)  # type: ignore[arg-type]
 
 
@@ -257,7 +257,7 @@ def _level_formulas(
         counts.launches,
         tuple((tuple(map(_digits, size)), times) for size, times in counts.temporaries.items()),
         tuple((tuple(map(_digits, size)), params, times) for (_, size, params), times in counts.calls.items()),
-        counts.lanes,
+        counts.streams,
     )
 
 

@@ -320,7 +320,7 @@ def tiled_slowdown(tiles: Tiles, rate: Rate, m: float, k: float, n: float, toget
     tiles those of A. With `sms` known, the start of a tile is hidden behind the tile before it on the same
     multiprocessor.
     """
-    number = tiles.count(m, n)
+    number = tiles.count_tiles(m, n)
     whole = number * tiles.height * tiles.width / (m * n)
     added = (tiles.left - 1) / tiles.width + (tiles.right - 1) / tiles.height + (tiles.dest - 1) / k
     running = max(together, tiles.together) * number
@@ -378,8 +378,8 @@ def _triangles(work: Work, rate: Rate, dtype: DType, calibration: Calibration, l
             share = _triangle_share(x, work, rate, dtype, calibration.batches)
             whole = dtype.flops * m * k * m / rate.flops * vendor_slowdown(rate, m, k, m, max(x.together, lanes))
             moved = (m * k + m * m) * dtype.itemsize / (rate.memory or calibration.stream)
-            seconds += x.count * max(share * whole, moved) + x.count / x.together * rate.start
-            calls += x.count / x.together
+            seconds += x.number * max(share * whole, moved) + x.number / x.together * rate.start
+            calls += x.number / x.together
     return seconds, calls
 
 

@@ -35,7 +35,7 @@ class Triangle(NamedTuple):
 
     rows: float
     k: float
-    count: float
+    number: float
     together: float  # the number of them that start together
     leaf: str
     loose: bool  # may the leaf write anything to the other triangle?
@@ -55,7 +55,7 @@ class Tiles(NamedTuple):
     dest: float = 1.0
     together: float = 1.0
 
-    def count(self, m: float, n: float) -> int:
+    def count_tiles(self, m: float, n: float) -> int:
         """Return the number of tiles of an m x n matrix."""
         return ceil(m / self.height) * ceil(n / self.width)
 

@@ -2,7 +2,7 @@
 
 A product records for each entry the first of several paths of one length. Another entry of the same row may record
 another first path. On a cycle of length zero, or of a length that rounding absorbs, two nodes can then name each other.
-Rows with such nodes are found, and rebuilt edge by edge: each new edge gives the path that exceeds the known length
+Rows with these nodes are found and rebuilt edge by edge: each new edge gives the path that exceeds the computed length
 least (by rounding alone).
 """
 

@@ -1,4 +1,4 @@
-"""The command fmm-tune."""
+"""The command fmm-tune: its parsers, and the exit codes after Ctrl-C and a closed pipe."""
 
 from __future__ import annotations
 
@@ -9,48 +9,51 @@ from collections.abc import Callable, Sequence
 
 import fmm
 from fmm.tuner import tune
-from fmm.tuner.commands import config_file, measure, paper, predict, refit, report, show
+from fmm.tuner.commands import bench, export, merge, paper, predict, refit, report, show, verify
 
-CUT_OFF = 128 + 13  # as if by the signal SIGPIPE, which Python does not heed
+CUT_OFF = 128 + 13  # as after the signal SIGPIPE, which Python ignores
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command; return the exit code."""
     try:
-        options = _parsed(arguments)
+        options = parse_arguments(arguments)
         run: Callable[[argparse.Namespace], int] = options.run
         code = run(options)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
-        print("fmm-tune: interrupted; what was finished is kept", file=sys.stderr)
+        print("fmm-tune: interrupted; finished results are written", file=sys.stderr)
         return tune.INTERRUPTED
-    except BrokenPipeError:  # as after `| head`; what is left in the buffer goes nowhere, silently
+    except BrokenPipeError:  # as after `| head`: the rest of the buffer is dropped
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CUT_OFF
 
 
-def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The options; of what a command does not know, the usage of that command."""
-    parser, commands = _parsers()
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options; for an unknown option print the usage of its command and exit with 2."""
+    parser, commands = parsers()
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         commands.choices.get(options.command, parser).error(f"unrecognized arguments: {' '.join(unknown)}")
+    if options.command is None and options.refit is not None:
+        options.run = refit.run_refit
     return options
 
 
-def _parsers() -> tuple[argparse.ArgumentParser, argparse._SubParsersAction[argparse.ArgumentParser]]:
-    """Of the whole command, and of the commands in it."""
+def parsers() -> tuple[argparse.ArgumentParser, argparse._SubParsersAction[argparse.ArgumentParser]]:
+    """Return the parser of the whole command, and the parsers of its commands."""
     parser = argparse.ArgumentParser(
         prog="fmm-tune",
         description="Measure this device once and write the config by which fmm.matmul chooses.",
     )
     parser.add_argument("--version", action="version", version=f"fmm-tune {fmm.__version__}")
     tune.add_options(parser)
+    refit.add_options(parser)
     parser.set_defaults(run=tune.run_tune)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
-    for group in (show, config_file, refit, measure, predict, report, paper):
-        group.add_parser(commands)
+    for module in (show, predict, bench, verify, report, export, merge, paper):
+        module.add_parser(commands)
     return parser, commands
 
 

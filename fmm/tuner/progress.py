@@ -1,4 +1,4 @@
-"""The progress bar of a tuning: which type and stage, how much is left of what is planned, what was gained so far."""
+"""The progress bar of a tuning: type and stage, remaining seconds, and the speedups so far."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from fmm.config import schema
 from fmm.tuner.findings.model_in_use import gains_from
 
 BAR = "{desc} {percentage:3.0f}%|{bar:20}| {postfix}"
-SHOWN = 4  # gains, the latest: a line holds no more
+SHOWN = 4  # the latest speedups that fit in the line
 
 Section = dict[str, Any] | None  # of a config
 
 
 class Progress(Protocol):
-    """What is told while types are tuned one after the other."""
+    """The events of a tuning that the progress bar shows."""
 
     def to_come(self, seconds: float) -> None:
-        """So many are planned for all that comes behind the type that begins next."""
+        """Set the seconds planned for all types after the next one."""
 
     def begin(self, label: str, seconds: float) -> None:
-        """A type begins, for which so many seconds are planned."""
+        """Begin a type with these planned seconds."""
 
     def sample(self, stage: str, elapsed: float) -> None:
-        """A sample was taken, so many seconds after the type's beginning."""
+        """Show a sample, taken this many seconds after the type began."""
 
     def gained_so_far(self, dtype: str, conclude: Callable[[], Section]) -> None:
-        """Something was found of the type that is being tuned: `conclude` says what, which takes a moment."""
+        """Show the speedup so far of the current type; `conclude` returns its section, which takes a moment."""
 
     def gained(self, dtype: str, section: Section) -> None:
-        """A type has ended, with this section."""
+        """End a type with this section."""
 
 
 class Silent:
-    """For nobody who looks."""
+    """Progress that shows nothing."""
 
     def to_come(self, seconds: float) -> None: ...
 
@@ -51,7 +51,7 @@ class Silent:
 
 
 class Bar:
-    """A line on stderr. `bar` is tqdm's, with the planned seconds of all types as its total."""
+    """A line on stderr. `bar` is tqdm's; its total is the planned seconds of all types."""
 
     def __init__(self, bar: Any, limit: float = inf) -> None:
         self.bar, self.limit = bar, limit
@@ -79,7 +79,7 @@ class Bar:
         left = f"about {spelled_seconds(self.bar.total - self.bar.n)} left"
         others = [gain for dtype, gain in self._gains.items() if dtype not in self._so_far]
         gains = ", ".join([*others, *self._so_far.values()][-SHOWN:])
-        self.bar.set_postfix_str(f"{left}; gained: {gains}" if gains else left)
+        self.bar.set_postfix_str(f"{left}; speedup: {gains}" if gains else left)
 
     def gained_so_far(self, dtype: str, conclude: Callable[[], Section]) -> None:
         gain = best_gain(conclude(), dtype)
@@ -94,27 +94,26 @@ class Bar:
 
 
 def best_gain(section: Section, dtype: str) -> str:
-    """The largest certified speedup, with the side of the cube with as much work; where no plan was certified the side
-    from which on the model takes plans, if it can be trusted; empty where nothing is gained."""
+    """Return the largest certified speedup with its side, else the first side that gains by the model, else nothing."""
     won = [e for e in (section or {}).get("entries", ()) if e["plan"] != "vendor"]
     if not won:
         if not section or section.get("doubts") or not section.get("calibration"):
             return ""
         side = gains_from(schema.read_calibration(section["calibration"], "calibration", dtype, "", ""), dtype)
-        return f"from {side} on" if side else ""
+        return f"from {side}" if side else ""
     best = max(won, key=lambda e: float(e["speedup"]))
     m, k, n = best["size"]
     return f"{best['speedup']:.2f} at {round((m * k * n) ** (1 / 3))}"
 
 
 def spelled_seconds(seconds: float) -> str:
-    """Seconds, or minutes from two on."""
+    """Return seconds as text, in minutes from two minutes."""
     return f"{max(seconds, 0):.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 @contextmanager
 def shown_progress(planned: Sequence[float], limit: float | None, shown: bool) -> Iterator[Progress]:
-    """A bar for jobs that plan for so many seconds each, if somebody looks."""
+    """Yield a progress bar for jobs with these planned seconds, if stderr is a terminal."""
     if not shown or not sys.stderr.isatty():
         yield Silent()
         return

@@ -1,7 +1,6 @@
-"""One tuning, from the first probe to the section of the config: probe, fit, search, certify, conclude.
+"""The tuning of one element type: a first look, or probes, fit, search and certification; then the config's section.
 
-All that is concluded is a function of the recorded trials, so what was measured before the time was up, or before
-Ctrl-C, is worth as much as it can be.
+The section is a function of the recorded trials, so a tuning that ran out of time, or that Ctrl-C stopped, has one too.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ from fmm.tuner.search.certify import confirm_best
 from fmm.tuner.search.race import leanest_plan, race_plans, search_plans, within_limits
 from fmm.tuner.stages import shapes
 from fmm.tuner.stages.first_look import look_first
-from fmm.tuner.stages.probes import SHARES, find_scale, probe_rates, probe_strategies, time_undisturbed
+from fmm.tuner.stages.probes import SHARES, find_scale, probe_rates, probe_strategies, time_quiet_products
 from fmm.tuner.trials.journal import Journal, NotReadyError, RoundLimits, TimeUpError
 from fmm.tuner.trials.record import Size
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The section that was found, None if nothing was; `stopped` says why it is not all that was asked for."""
+    """The section, None if too little was measured; `stopped` is why the tuning ended early."""
 
     section: dict[str, Any] | None
     stopped: str = ""
 
 
 def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Size] = ()) -> Outcome:
-    """The whole loop; `wanted` are the shapes to certify, the usual ladder if there are none."""
+    """Tune the type and return the outcome; `wanted` are the shapes to certify, by default a ladder of squares."""
     stopped = ""
     try:
         if effort.look and not wanted:
@@ -49,15 +48,16 @@ def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Siz
     except TimeUpError as error:
         stopped = "kernels are being compiled" if isinstance(error, NotReadyError) else "the time was up"
         if journal.patience < inf and not any(t.stage == HELD_OUT for t in journal.recorded):
-            return Outcome(None, stopped)  # it goes on later; a fit takes seconds, and nothing would confirm it
+            # it continues later; a fit takes seconds, and no held-out shape would check the fit
+            return Outcome(None, stopped)
     except KeyboardInterrupt:
         stopped = "interrupted"
     return Outcome(concluded_section(journal, dtype), stopped)
 
 
 def measure_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Size] = ()) -> None:
-    """Probes, a fit, then search and certification."""
-    time_undisturbed(journal, dtype)
+    """Measure the probes, fit the model, then search and certify plans for each shape."""
+    time_quiet_products(journal, dtype)
     side = find_scale(journal, dtype, effort)
     probe_rates(journal, dtype, side, effort)
     if effort.blocks and dtype == blocks.DTYPE and journal.device.chip is not None:
@@ -68,7 +68,7 @@ def measure_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[
     if not wanted:
         problems = [p for p in problems if may_win(journal, p, calibration)]
     noise = noise_floor(journal.recorded) or 0.0
-    time_undisturbed(journal, dtype)
+    time_quiet_products(journal, dtype)
     for problem in problems:
         share = effort.seconds / len(problems)
         found = search_plans(journal, problem, calibration, effort, share * SHARES["search"])
@@ -77,38 +77,37 @@ def measure_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[
         if plans := leanest_plan(problem, calibration, journal.device):
             found = race_plans(journal, problem, plans, effort)
             confirm_best(journal, found, RoundLimits(certify.ROUNDS + 1, effort.certify), noise)
-    tune_halves(journal, [] if wanted else problems, calibration, effort, noise)
+    tune_gram(journal, [] if wanted else problems, calibration, effort, noise)
 
 
-def tune_halves(
+def tune_gram(
     journal: Journal, problems: Sequence[Problem], calibration: Calibration, effort: Effort, noise: float
 ) -> None:
-    """Products of a matrix and its transpose of these sides: what the model likes best of plans that compute one half,
-    against the vendor's own way."""
+    """Search and certify plans for A times its adjoint at these sides: plans that compute one triangle."""
     share = SHARES["halves"] * effort.seconds / max(len(problems), 1)
     for problem in (Problem(*p.size, p.dtype, op="gram") for p in problems if p.m == p.n):
         known = rank_candidates(problem, calibration)
         plans = [c.plan for c in known if c.plan != VENDOR and within_limits(journal.device, c.plan, problem)]
         if plans and journal.spent < effort.seconds and min(c.time for c in known if c.plan != VENDOR) < MAY_WIN:
-            raced = dict.fromkeys([*plans[:FEW_HALVES], *own_halves(journal.device, problem)])
+            raced = dict.fromkeys([*plans[:FEW_GRAM_PLANS], *own_gram_plans(journal.device, problem)])
             found = race_plans(journal, problem, list(raced), effort)
             confirm_best(journal, found, RoundLimits(certify.ROUNDS + 1, effort.certify, share), noise)
 
 
-def own_halves(device: Device, problem: Problem) -> list[Plan]:
-    """One half by our own kernel alone, of types whose time the model may not tell."""
+def own_gram_plans(device: Device, problem: Problem) -> list[Plan]:
+    """Return fmm's own kernel alone for one triangle, for types whose time the model cannot predict."""
     leaves = device_leaves("cuda" if device.untuned().batches else "cpu")
     silent = [leaf for leaf in leaves if leaf.time_formula == "tiles" and problem.dtype not in leaf.types_with_sums]
     plans = [Plan(leaf=leaf.name) for leaf in silent]
     return [plan for plan in plans if within_limits(device, plan, problem)]
 
 
-FEW_HALVES = 3  # plans that are raced, the best by the model
-MAY_WIN = 1.05  # of the vendor's predicted time: a plan with less may win, as far as the model can tell
+FEW_GRAM_PLANS = 3  # plans that race, the best by the model
+MAY_WIN = 1.05  # a plan may win if its predicted time is below this multiple of the vendor's
 
 
 def may_win(journal: Journal, problem: Problem, calibration: Calibration) -> bool:
-    """Might a plan win here, as far as the model can tell?"""
+    """Return True if a plan may win by the model."""
     return (
         min(c.time for c in rank_candidates(problem, calibration, journal.device.candidates()) if c.plan != VENDOR)
         < MAY_WIN

@@ -1,4 +1,4 @@
-"""That processes agree on what they ask, played by one process that hears what the other would say."""
+"""The processes of a mesh agree on a call; one process simulates the other's messages."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ shared_product = import_module("fmm.distributed.exchange")
 DEVICE = torch.device("cpu")
 
 
-def heard(monkeypatch: pytest.MonkeyPatch, other: str, known: bool) -> list[Any]:
-    """The second process asks this; what is sent."""
+def heard(monkeypatch: pytest.MonkeyPatch, other: str, cached: bool) -> list[Any]:
+    """Simulate a second process that makes the call `other`; return the messages sent."""
     text, sent = other.encode(), list[Any]()
     digest = sha256(text).digest()
     words = [int.from_bytes(digest[i : i + 8], "little", signed=True) for i in range(0, 32, 8)]
@@ -26,11 +26,11 @@ def heard(monkeypatch: pytest.MonkeyPatch, other: str, known: bool) -> list[Any]
     def all_gather(every: list[Any], mine: Any, group: Any) -> None:
         assert mine.device == DEVICE
         sent.append(mine)
-        answers = [*words, int(known), len(text)] if len(sent) == 1 else list(text.ljust(len(mine), b"\0"))
+        answers = [*words, int(cached), len(text)] if len(sent) == 1 else list(text.ljust(len(mine), b"\0"))
         every[0].copy_(mine)
         every[1].copy_(torch.tensor(answers, dtype=mine.dtype))
 
-    def of_the_current_device(*given: Any) -> None:
+    def of_the_current_device(*arguments: Any) -> None:
         raise AssertionError("objects are sent by way of the device that happens to be the current one")
 
     monkeypatch.setattr(agreement.dist, "all_gather", all_gather)
@@ -52,6 +52,6 @@ def test_one_message_if_all_ask_the_same(monkeypatch: pytest.MonkeyPatch, first:
 @pytest.mark.parametrize("other", ["a", "a times c, in float64", "ä × c", ""])
 def test_different_questions_are_told_to_all_in_one_order(monkeypatch: pytest.MonkeyPatch, other: str) -> None:
     heard(monkeypatch, other, True)
-    with pytest.raises(ValueError) as told:
+    with pytest.raises(ValueError) as reported:
         agreement.all_have_cached(PROCESSES, "a times b", True, DEVICE)
-    assert str(told.value).endswith(f"different products: process 2: {other}; process 5: a times b")
+    assert str(reported.value).endswith(f"different products: process 2: {other}; process 5: a times b")

@@ -1,4 +1,4 @@
-"""The benchmark of products that several GPUs share, by processes that have none: small sizes, and what it is asked."""
+"""The benchmark of shared products on processes without GPUs: small sizes, and the command line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.tables.several_gpus import several_gpus
+from benchmarks.tables.everywhere import several_gpus
 from tests.support import ROOT
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -23,7 +23,7 @@ distributed = import_module("benchmarks.distributed")
 def test_the_usual_cases_have_a_rectangle_where_the_processes_make_one(
     count: int, meshes: set[tuple[int, ...]]
 ) -> None:
-    found = [distributed.asked(text, count) for text in distributed.usual_cases(count)]
+    found = [distributed.parse_case(text, count) for text in distributed.usual_cases(count)]
     assert {case.mesh for case in found} == meshes
     assert all(case.rounds > 1 and not case.who for case in found)
     for row in (("float32", 65536), ("float64", 65536), ("bfloat16", 98304)):
@@ -31,13 +31,13 @@ def test_the_usual_cases_have_a_rectangle_where_the_processes_make_one(
 
 
 def test_a_case_may_name_who_multiplies() -> None:
-    found = distributed.asked("float64:48@2x2:1:torch+alone", 4)
+    found = distributed.parse_case("float64:48@2x2:1:torch+alone", 4)
     assert found == ("float64", 48, (2, 2), 1, ("torch", "alone"))
 
 
 @pytest.mark.slow
 def test_it_runs_on_a_row_and_on_a_rectangle_of_processes(tmp_path: Path) -> None:
-    """Everybody's products are right, or it fails; and the table has them."""
+    """The benchmark checks every product and fails on errors; the table shows its rows."""
     out = tmp_path / "a-card-x4" / "distributed.json"
     out.parent.mkdir()
     cases = "float32:50:1,float64:50@2x2:1:torch+shared+shared-level+alone"
@@ -45,11 +45,11 @@ def test_it_runs_on_a_row_and_on_a_rectangle_of_processes(tmp_path: Path) -> Non
     command = (*run, "-m", "benchmarks.distributed", "--out", str(out), "--cases", cases)
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    told = json.loads(out.read_text(encoding="utf-8"))
-    row, rectangle = told["rows"]
+    reported = json.loads(out.read_text(encoding="utf-8"))
+    row, rectangle = reported["rows"]
     assert (row["mesh"], rectangle["mesh"]) == ([4], [2, 2])
     assert set(row["seconds"]) == {"torch", "hook", "hook-ieee", "shared", "shared-ieee", "shared-level", "alone"}
     assert set(rectangle["seconds"]) == {"torch", "shared", "shared-level", "alone"}
-    told["environment"] |= {"gpus": 4, "device": "a card"}
-    out.write_text(json.dumps(told), encoding="utf-8")
+    reported["environment"] |= {"gpus": 4, "device": "a card"}
+    out.write_text(json.dumps(reported), encoding="utf-8")
     assert any("| 4 x a card | float64 | 50 in blocks on 2 x 2 |" in line for line in several_gpus(tmp_path))

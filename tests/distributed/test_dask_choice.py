@@ -1,4 +1,4 @@
-"""Tasks on chunks, simulated: worked out by hand."""
+"""Simulated tasks on chunks, compared with values computed by hand."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_task_waits_for_what_it_reads() -> None:
 
 
 def test_what_is_elsewhere_is_sent_once() -> None:
-    """Both tasks on y's worker or x's: the first one fetches, the second one finds it there or where x is."""
+    """The first task fetches a chunk; later tasks find the chunk on that worker."""
     tasks = [ChunkTask("a", ("x", "y"), 5.0), ChunkTask("b", ("x", "y"), 5.0), ChunkTask("c", ("x", "y"), 5.0)]
     assert simulate_tasks(tasks, HOMES, Workers(2, 1, 1.0)) == SimulatedRun(11.0, 15.0, 2)
     # A link so slow that both stay where x is.
@@ -57,7 +57,7 @@ def test_every_thread_has_enough_tasks(workers: tuple[int, int], expected: int) 
 
 
 def test_levels_only_where_they_clearly_win() -> None:
-    """Of products that cost all the time, one level saves an eighth; of such as cost what a chunk does, nothing."""
+    """A level saves an eighth of expensive products, and nothing of products as cheap as a chunk."""
     grid, plans = (8, 8, 8), (VENDOR, WINOGRAD)
     dear, cheap = ChunkCosts(100.0, 1e6, 1e10), ChunkCosts(0.1, 1e8, 1e10)
     assert choose_grid_plan(grid, plans, dear, (1, 1)).above == WINOGRAD
@@ -67,7 +67,7 @@ def test_levels_only_where_they_clearly_win() -> None:
 
 
 def test_a_larger_grid_is_simulated_on_as_many_fewer_workers() -> None:
-    """Each thread has as many tasks as it would have: of a grid with 64 times as many products, 1/64 of the workers."""
+    """A simulated grid with 1/64 of the products gets 1/64 of the workers, so tasks per thread stay equal."""
     costs, plans = ChunkCosts(1.0, 1e8, 1e10), (VENDOR, WINOGRAD)
     assert choose_grid_plan((32, 32, 32), plans, costs, (128, 4)) == choose_grid_plan((8, 8, 8), plans, costs, (8, 1))
     assert choose_grid_plan((32, 32, 32), plans, costs, (64, 4)) == choose_grid_plan((8, 8, 8), plans, costs, (4, 1))

@@ -1,4 +1,4 @@
-"""Products of Dask's arrays: right for all grids and plans, lazy, and the same bits whoever computes them."""
+"""Products of Dask arrays: right for all grids and plans, lazy, and bit for bit equal on any worker."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ OUT_OF_RANGE = {"inf": poisoned(np.inf), "NaN": poisoned(np.nan), "near the larg
 @pytest.mark.parametrize("plan", ["winograd", "strassen^2", "strassen.peel"])
 @pytest.mark.parametrize("what", OUT_OF_RANGE)
 def test_inf_and_nan_are_where_numpy_has_them(what: str, plan: str, side: str) -> None:
-    """Numbers near the largest overflow in sums of blocks alone: of these nobody is to be warned."""
+    """Large numbers overflow in sums of blocks alone, without a warning."""
     values, unit = OUT_OF_RANGE[what], np.eye(9)
     a, b = (values, unit) if side == "left" else (unit, values)
     x, y = da.from_array(a, chunks=2), da.from_array(b, chunks=2)
@@ -82,7 +82,7 @@ def test_inf_and_nan_are_where_numpy_has_them(what: str, plan: str, side: str) -
 
 @pytest.fixture
 def products_of_chunks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The limit of errors of each product of two chunks that is computed."""
+    """Collect the error limit of each product of two chunks."""
     limits = list[Any]()
 
     def noted(name: str) -> Any:
@@ -113,7 +113,7 @@ def test_only_chunks_with_inf_are_made_again(row: int | None, again: int, produc
 
 @pytest.mark.usefixtures("two_threads")
 def test_what_may_be_made_again_is_sent_no_chunk_in_vain() -> None:
-    """Its products read what hands chunks on, one each, where they are; that gives None while nothing is wrong."""
+    """The plain products read tasks that pass chunks on, on their own worker, and give None while chunks are finite."""
     x = da.ones((16, 16), chunks=4)
     graph = dict(products.matmul(x, x, plan="winograd").__dask_graph__())
     spare = {key: task[2:] for key, task in graph.items() if isinstance(task, tuple) and task[0] is run_if_any}
@@ -127,28 +127,28 @@ def test_what_may_be_made_again_is_sent_no_chunk_in_vain() -> None:
 
 @pytest.mark.parametrize("plan", ["winograd", "strassen", "strassen^2"])
 def test_sums_of_chunks_of_different_heights_are_as_high_as_the_highest(plan: str) -> None:
-    """What is added to them may be lower: nothing is cut off."""
+    """A smaller chunk may be added to a larger one: nothing is cut off."""
     rows, cols = (7, 20, 44), (20, 44, 7)
     (a, x), (b, y) = drawn((71, 71), (rows, rows), "float64", 1), drawn((71, 71), (rows, cols), "float64", 2)
     np.testing.assert_allclose(products.matmul(x, y, plan=plan).compute(scheduler="sync"), a @ b, atol=1e-11)
 
 
 def multiplying_tasks(product: Any) -> list[tuple[Any, ...]]:
-    """What is done at any rate: not what is made again."""
+    """Return the tasks of the computation by levels, without the recomputation."""
     tasks = [task for task in dict(product.__dask_graph__()).values() if isinstance(task, tuple)]
     own = [task[1:] if task[0] is run_without_warnings else task for task in tasks]
     return [task for task in own if task[0] is multiplied_chunks]
 
 
 def tasks_of(product: Any) -> list[int]:
-    """Of each task that multiplies: how many products of chunks it adds up."""
+    """Return the number of products of chunks in each task that multiplies."""
     return [len(task[1]) for task in multiplying_tasks(product)]
 
 
-def chosen(grid: int, chunk: int, **asked: Any) -> tuple[int, int]:
-    """Products of chunks, and tasks, of what is chosen for square chunks."""
+def chosen(grid: int, chunk: int, **requested: Any) -> tuple[int, int]:
+    """Return the number of products of chunks, and of tasks, of the choice for square chunks."""
     x = da.zeros((grid * chunk, grid * chunk), chunks=chunk)
-    found = tasks_of(products.matmul(x, x, **asked))
+    found = tasks_of(products.matmul(x, x, **requested))
     return sum(found), len(found)
 
 
@@ -175,7 +175,7 @@ def test_more_workers_than_tasks_have_smaller_ones(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.usefixtures("two_threads")
 def test_a_long_inner_side_is_not_one_chain_of_tasks() -> None:
-    """One chunk of the result, of which 64 products are the sum: none of their tasks waits for another."""
+    """One chunk of the result is the sum of 64 products; their tasks do not wait for each other."""
     (a, x), (b, y) = drawn((3, 128), (3, 2), "float64", 1), drawn((128, 5), (2, 5), "float64", 2)
     found = products.matmul(x, y)
     graph = dict(found.__dask_graph__())
@@ -186,7 +186,7 @@ def test_a_long_inner_side_is_not_one_chain_of_tasks() -> None:
 
 
 def test_seven_products_of_chunks_for_eight() -> None:
-    """Counted in the graph: (4/2)^3 products in each of seven blocks, for 4^3."""
+    """The graph has (4/2)^3 products in each of seven blocks, instead of 4^3."""
     x = da.ones((64, 64), chunks=16)
     assert [sum(tasks_of(products.matmul(x, x, plan=p))) for p in ("vendor", "winograd", "strassen^2")] == [64, 56, 49]
 
@@ -240,14 +240,14 @@ def test_tasks_leave_their_operands_alone() -> None:
 
 @pytest.mark.parametrize("weights", [(1, 1), (1, -1), (-1, 1), (-1, -1), (1, 1, -1), (-1, 1, 0.5), (2, 1), (1,), (-1,)])
 def test_chunks_are_summed_in_their_order(weights: tuple[float, ...]) -> None:
-    """Whatever is done in one pass, the chunks stay as they are."""
+    """Sums leave their chunks unchanged."""
     chunks = [np.random.default_rng(i).standard_normal((3, 2)) for i in range(len(weights))]
-    kept = [chunk.copy() for chunk in chunks]
+    copies = [chunk.copy() for chunk in chunks]
     expected = chunks[0] * weights[0]
     for weight, chunk in zip(weights[1:], chunks[1:], strict=True):
         expected = expected + weight * chunk
     np.testing.assert_array_equal(combined_chunks(weights, chunks), expected)
-    np.testing.assert_array_equal(chunks, kept)
+    np.testing.assert_array_equal(chunks, copies)
 
 
 def test_plain_products_of_chunks_run_plans_where_numpys_are_replaced(host_plans: list[Plan]) -> None:
@@ -260,7 +260,7 @@ def test_plain_products_of_chunks_run_plans_where_numpys_are_replaced(host_plans
 
 @pytest.mark.slow
 def test_a_worker_that_is_lost_changes_no_bit() -> None:
-    """Two processes; one of them is killed as soon as it has something to lose."""
+    """Two worker processes; one is killed as soon as it holds a result."""
     x, y = (da.random.default_rng(seed).standard_normal((1200, 1200), chunks=200) for seed in (5, 6))
     wanted = products.matmul(x, y, plan="winograd").compute(scheduler="sync")
     with (
@@ -323,7 +323,7 @@ def test_masked_chunks_that_nobody_knew_of_are_refused(sides: str, plan: str | N
 
 
 class Marked(np.ndarray[Any, Any]):
-    """Arrays of a kind of their own, as sparse ones are: they know products and sums, and no memory for results."""
+    """Arrays of another kind, for example sparse ones: they have products and sums, but no `out`."""
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
         if out is not None or (ufunc is np.matmul and any(x.dtype == np.complex128 for x in inputs)):
@@ -362,7 +362,7 @@ def test_what_such_chunks_cannot_do_is_dasks_error() -> None:
 
 
 def test_a_limit_of_errors_is_kept_or_refused() -> None:
-    """Where Dask multiplies, nothing could keep it but for exact numbers; no number is none anywhere."""
+    """Dask's own products accept no error limit except for exact numbers; invalid limits raise anywhere."""
     stack, matrix = da.ones((3, 8, 8), chunks=4), da.ones((8, 8), chunks=4)
     unknown = matrix[matrix[:, 0] > 0]
     for x, y in ((stack, stack), (unknown, matrix), (matrix.map_blocks(np.ma.masked_array), matrix)):
@@ -376,7 +376,7 @@ def test_a_limit_of_errors_is_kept_or_refused() -> None:
 
 
 class OnDevice(np.ndarray[Any, Any]):
-    """What fmm takes for an array of CuPy's, which has none of its memory."""
+    """A class that fmm takes for CuPy's array, without device memory."""
 
 
 OnDevice.__name__, OnDevice.__module__ = "ndarray", "cupy"
@@ -393,10 +393,10 @@ OnDevice.__name__, OnDevice.__module__ = "ndarray", "cupy"
     ids=["nothing wished", "a limit", "a level and a limit", "a level"],
 )
 def test_workers_with_devices_are_told_the_limit_of_errors(constraints: dict[str, Any], growth: float | None) -> None:
-    """They choose the plans for their chunks: within what the levels over the grid leave of the limit."""
+    """Workers with devices choose plans for chunks within the error limit that the levels over the grid leave."""
     x = da.from_array(np.ones((8, 8)).view(OnDevice), chunks=4, asarray=False)
-    asked = {task[6:] for task in multiplying_tasks(products.matmul(x, x, **constraints))}
-    assert asked == {(None, growth)}
+    requested = {task[6:] for task in multiplying_tasks(products.matmul(x, x, **constraints))}
+    assert requested == {(None, growth)}
 
 
 def test_chunks_are_multiplied_within_the_limit_of_errors(products_of_chunks: list[Any]) -> None:

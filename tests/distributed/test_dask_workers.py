@@ -1,4 +1,4 @@
-"""fmm on the workers of a cluster: those that there are, those that come later, those that are started again."""
+"""fmm on the workers of a cluster: present, future and restarted ones."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def test_a_worker_has_fmm_where_it_is_loaded_beforehand(monkeypatch: pytest.Monk
         distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None, preload=["fmm"]) as cluster,
         distributed.Client(cluster) as client,
     ):
-        assert kinds_of_matmul(client) == {"Replaced"}
+        assert kinds_of_matmul(client) == {"ReplacedFunction"}
 
 
 def kinds_of_matmul(client: Any) -> set[str]:
-    """On all workers that there are: fmm's, or NumPy's own."""
+    """Return the class of numpy.matmul on all workers: fmm's, or NumPy's own."""
     return set(client.run(eval, KIND_OF_MATMUL).values())
 
 
@@ -44,15 +44,15 @@ def test_workers_that_are_started_again_or_join_later_have_fmm() -> None:
     ):
         products.install(client, "numpy")
         products.install(client, "numpy")  # which changes nothing
-        assert kinds_of_matmul(client) == {"Replaced"}
+        assert kinds_of_matmul(client) == {"ReplacedFunction"}
         (lost,) = client.run(os.getpid).values()
         os.kill(lost, signal.SIGKILL)
         while client.submit(os.getpid, pure=False).result(timeout=120) == lost:
             time.sleep(0.01)
-        assert kinds_of_matmul(client) == {"Replaced"}
+        assert kinds_of_matmul(client) == {"ReplacedFunction"}
         cluster.scale(2)
         client.wait_for_workers(2, timeout=120)
-        assert kinds_of_matmul(client) == {"Replaced"}
+        assert kinds_of_matmul(client) == {"ReplacedFunction"}
         products.uninstall(client)
         products.uninstall(client, "numpy")  # nor does this
         assert kinds_of_matmul(client) == {"ufunc"}
@@ -60,7 +60,7 @@ def test_workers_that_are_started_again_or_join_later_have_fmm() -> None:
 
 @pytest.mark.slow
 def test_workers_of_one_process_hold_it_together() -> None:
-    """The last one that goes puts NumPy's own function back; and clients may be asynchronous."""
+    """The last worker of a process restores NumPy's function; clients may be asynchronous."""
     own = np.matmul
 
     async def installed_and_gone() -> None:
@@ -86,10 +86,10 @@ def test_workers_of_one_process_hold_it_together() -> None:
 
 @pytest.mark.slow
 def test_uninstalling_is_silent_also_where_nothing_is_installed() -> None:
-    """Dask logs an error with its traceback of each plugin that is taken away and was not there."""
-    told: list[str] = []
+    """Dask logs an error for each absent plugin that is unregistered, so fmm unregisters present ones alone."""
+    reported: list[str] = []
     handler = logging.Handler(logging.ERROR)
-    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: reported.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("distributed").addHandler(handler)
     try:
         with inside_one_process() as cluster, distributed.Client(cluster) as client:
@@ -102,7 +102,7 @@ def test_uninstalling_is_silent_also_where_nothing_is_installed() -> None:
             products.uninstall(client, "numpy", "torch")
     finally:
         logging.getLogger("distributed").removeHandler(handler)
-    assert not told
+    assert not reported
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""How products are shared on paper: fmm.distributed.plan, which needs no torch and no device."""
+"""fmm.distributed.plan: predicted sharings, without torch and without devices."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_what_is_no_product_on_a_mesh() -> None:
 
 
 def test_what_is_too_large_is_not_chosen() -> None:
-    """A half of B is 128 MiB, and what arrives is beside that."""
+    """Half of B has 128 MiB; received panels come on top."""
     layout = Layout(8192, 8192, 8192, (2,), (0,), (0,), (M,))
     gpu, network = gpu_from_description("NVIDIA H200", "9.0", 132), network_of("9.0", 2)
     free = decide_sharing(layout, "float32", gpu, network, ShardingQuery(above=VENDOR))

@@ -1,4 +1,4 @@
-"""CuPy's arrays as parts of sharded matrices, of one process with NCCL; of several: test_gpu_sharded.py."""
+"""CuPy arrays as parts of sharded matrices, with one NCCL process; with several in test_gpu_sharded.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ torch: Any = pytest.importorskip("torch")
 
 @pytest.mark.parametrize("case", ["same_memory", "refused_arrays", "other_stream"])
 def test_cupys_arrays(case: str) -> None:
-    """tests/support/array_ranks.py says what it is."""
+    """Run a case of tests/support/array_ranks.py."""
     if not (torch.cuda.is_available() and torch.distributed.is_nccl_available()):
         pytest.skip("a CUDA device and NCCL are wanted")
     (ended,) = run_processes(1, case, "cuda")

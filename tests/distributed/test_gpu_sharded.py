@@ -1,4 +1,4 @@
-"""Products of DTensors by several GPUs, which talk through NCCL."""
+"""Products of DTensors by several GPUs, through NCCL."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_products_of_sharded_matrices(count: int, what: str) -> None:
 
 
 def test_a_lost_process_ends_the_others_when_the_time_out_passes(count: int) -> None:
-    """By fmm's error, or by that of NCCL's watchdog, whoever is first."""
+    """The survivor gets fmm's error or that of NCCL's watchdog, whichever comes first."""
     first, second, *_ = run_processes(2, "lost", "cuda")
     assert second.status < 0  # it was killed
     assert first.status != 0 and ("LostProcessError" in first.output or "timeout" in first.output), first.output

@@ -1,4 +1,4 @@
-"""Products shared by a mesh of processes: played by one process, with exact integers."""
+"""Layouts of shared products, simulated in one process with exact integers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def taken(matrix: np.ndarray, box: Box) -> np.ndarray:
 
 
 def played(layout: Layout, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The product as the processes compute it, each from what it holds and is sent alone."""
+    """Return the product as the processes compute it, each from its own and its received blocks alone."""
     c = np.zeros((layout.m, layout.n), dtype=a.dtype)
     whole: dict[Operand, np.ndarray] = {"A": a, "B": b}
     had: dict[Operand, np.ndarray] = {}
@@ -37,7 +37,7 @@ def played(layout: Layout, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def some_layouts(mesh: tuple[int, ...], size: tuple[int, int, int], pieces: int, count: int = 12) -> list[Layout]:
-    """Of all there are."""
+    """Return a random sample of layouts."""
     draw = random.Random(f"{mesh} {size} {pieces}")
 
     def cuts(*among: int | None) -> Cuts:
@@ -68,8 +68,7 @@ def test_who_sends_holds_what_he_sends() -> None:
 
 
 def test_rows_of_b_go_around() -> None:
-    """Rows of A and of B on four processes: everybody begins with his own, and in each later step sends and receives
-    one part."""
+    """Rows of A and B on four processes: each begins with its own part, then sends and receives one part a step."""
     layout = Layout(64, 64, 64, (4,), (0,), (0,), (M,), 4)
     assert layout.steps[0] == ()
     for step in layout.steps[1:]:
@@ -78,7 +77,7 @@ def test_rows_of_b_go_around() -> None:
 
 
 def test_two_dimensions_send_and_receive_evenly() -> None:
-    """As in Cannon's algorithm: nobody is asked by two at a time."""
+    """As in Cannon's algorithm, no process sends to two others at a time."""
     layout = Layout(64, 64, 64, (4, 4), (0, 1), (0, 1), (M, N), 4)
     for step in layout.steps:
         for operand in ("A", "B"):

@@ -1,4 +1,4 @@
-"""Which errors say that a process is lost, and which are somebody else's."""
+"""Errors that mean a lost process, and errors that pass unchanged."""
 
 from __future__ import annotations
 
@@ -29,14 +29,17 @@ OTHERS = {
 
 @pytest.mark.parametrize("error", LOST.values(), ids=LOST)
 def test_errors_of_torch_distributed_name_the_other_processes(error: Exception) -> None:
-    with pytest.raises(shared_product.LostProcessError) as told, shared_product.reports_loss(PROCESSES, "step 1 of 2"):
+    with (
+        pytest.raises(shared_product.LostProcessError) as reported,
+        shared_product.reports_loss(PROCESSES, "step 1 of 2"),
+    ):
         raise error
-    assert "one of the processes 2, 7 is lost or did not answer in time (step 1 of 2)" in str(told.value)
-    assert str(error) in str(told.value) and told.value.__cause__ is error
+    assert "one of the processes 2, 7 is lost or did not answer in time (step 1 of 2)" in str(reported.value)
+    assert str(error) in str(reported.value) and reported.value.__cause__ is error
 
 
 @pytest.mark.parametrize("error", OTHERS.values(), ids=OTHERS)
 def test_other_errors_stay_what_they_are(error: Exception) -> None:
-    with pytest.raises(type(error)) as told, shared_product.reports_loss(PROCESSES, "step 1 of 2"):
+    with pytest.raises(type(error)) as reported, shared_product.reports_loss(PROCESSES, "step 1 of 2"):
         raise error
-    assert told.value is error
+    assert reported.value is error

@@ -1,4 +1,4 @@
-"""The predicted time of shared products, against what can be said by hand."""
+"""Predicted times of shared products, compared with values computed by hand."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_one_piece_waits_for_all_of_b() -> None:
 
 
 def test_panels_arrive_beside_products() -> None:
-    """Everybody begins with his own rows of B: nothing is waited for, as long as products take longer."""
+    """Each process begins with its own rows of B, so nothing waits while products take longer than messages."""
     n = 8192
     assert predict_layout(rows_of_four(n, 4), VENDOR, devices()).waiting == pytest.approx(0)
     slow = replace(devices(SLOW, stream=1e30), product_seconds=lambda m, k, n: 0.0)
@@ -57,15 +57,15 @@ def test_pieces_of_columns_wait_for_the_first_one_alone() -> None:
     ("pieces", "along", "fourths"), [(1, K, 4), (4, K, 2), (4, N, 2), (8, N, 1), (2, K, 4), (2, M, 4)]
 )
 def test_panels_of_two_steps_are_there_at_a_time(pieces: int, along: int, fourths: float) -> None:
-    """In fourths of B. Along rows of C all of B is there in all steps; of two halves of the inner dimension none is
-    held, and the second one arrives beside the first."""
+    """Panel memory in fourths of B. Pieces of rows of C need all of B in each step. Of two pieces of the inner
+    dimension none is local, and the second arrives beside the first."""
     n = 1024
     found = predict_layout(rows_of_four(n, pieces, along), VENDOR, devices())
     assert found.memory == fourths * n * n
 
 
 def test_between_machines_messages_take_the_other_link() -> None:
-    """Two machines of two: each device receives one fourth of B from inside, and two from beyond."""
+    """Two machines of two: each device receives one fourth of B from inside, and two from the other machine."""
     n = 8192
     found = predict_layout(rows_of_four(n), VENDOR, devices(together=2))
     assert found.waiting == pytest.approx(0.5 * n * n * 4 / 10e9)
@@ -83,7 +83,7 @@ def test_parts_of_c_are_added_up() -> None:
     [("winograd", 7, (4, 4, 7)), ("strassen", 7, (5, 5, 8)), ("strassen^2", 49, None)],
 )
 def test_what_levels_above_count(text: str, products: int, additions: tuple[int, int, int] | None) -> None:
-    """Winograd's variant needs 15 additions, Strassen's algorithm 18, each of a fourth of a matrix."""
+    """Winograd's variant needs 15 additions of quarter matrices, Strassen's algorithm 18."""
     count, times = level_counts(level_above(text))
     assert count == products
     if additions is not None:
@@ -101,7 +101,7 @@ def test_a_level_above_pays_where_products_take_longest() -> None:
 
 
 def test_a_level_above_must_win_clearly() -> None:
-    """And what does not fit is not chosen, unless nothing does."""
+    """A sharing that does not fit is chosen only if none fits."""
     n = 4096
     plain = replace(predict_layout(rows_of_four(n), VENDOR, devices()), products=1.0, waiting=0.0)
     level = replace(plain, above=WINOGRAD, memory=10.0)
@@ -117,7 +117,7 @@ def test_a_level_above_must_win_clearly() -> None:
 
 
 def test_a_rectangle_of_a_row_needs_less_of_b_and_gives_back_blocks() -> None:
-    """Of 16 processes each lacks 3/16 of A, 1/4 of 15/16 of B, and 3/4 of its block of C in the end."""
+    """Each of 16 processes receives 3/16 of A, 1/4 of 15/16 of B, and at the end 3/4 of its part of C."""
     n = 8192
     whole = n * n * 4
     row = Layout(n, n, n, (16,), (0,), (0,), (M,))
@@ -154,8 +154,8 @@ def test_a_rectangle_is_taken_where_it_clearly_wins() -> None:
     assert not choose_sharing(busy, 1e12).rectangle
 
 
-def replace_speed(known: Link, gigabytes: float) -> Link:
-    return replace(known, gigabytes=gigabytes)
+def replace_speed(original: Link, gigabytes: float) -> Link:
+    return replace(original, gigabytes=gigabytes)
 
 
 def test_small_products_are_compared_in_one_piece_alone() -> None:

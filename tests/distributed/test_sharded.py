@@ -49,7 +49,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_what_processes_and_torch_may_do(case: str) -> None:
-    """tests/support/hostile_ranks.py says what it is."""
+    """Run a case of tests/support/hostile_ranks.py."""
     ended_well(2, case)
 
 
@@ -60,7 +60,7 @@ def test_arrays_of_which_each_process_holds_its_parts(count: int) -> None:
 
 @pytest.mark.parametrize("case", ["same_memory", "refused_arrays"])
 def test_arrays_are_not_copied_and_bad_ones_refused(case: str) -> None:
-    """tests/support/array_ranks.py says what it is."""
+    """Run a case of tests/support/array_ranks.py."""
     ended_well(2, case)
 
 

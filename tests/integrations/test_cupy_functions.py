@@ -1,4 +1,4 @@
-"""CuPy's functions while fmm is installed, on a CuPy made of NumPy's arrays, and on CuPy itself where a device is."""
+"""CuPy's functions while fmm is installed, on a CuPy simulated by NumPy, and on CuPy if there is a device."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 import fmm
 from fmm.integrations import cupy_functions
-from fmm.integrations.cupy_functions import CupyFunctions, can_be_changed
-from fmm.integrations.product_functions import contraction, put
+from fmm.integrations.cupy_functions import CupyFunctions, is_mutable_type
+from fmm.integrations.product_functions import contraction, replace_attributes
 from fmm.integrations.report import begin_report, end_report
 
 
 class Array(np.ndarray[Any, Any]):
-    """A type that can be changed, as CuPy's arrays are of."""
+    """A mutable array type, like CuPy's."""
 
 
 def drawn(rng: np.random.Generator, *shape: int) -> Any:
@@ -28,7 +28,7 @@ def drawn(rng: np.random.Generator, *shape: int) -> Any:
 
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What the functions need of CuPy, each call of its own noted; fmm's products are noted too."""
+    """A simulated CuPy module that records its own calls and fmm's products."""
     calls: list[str] = []
 
     def noting(name: str) -> Any:
@@ -56,7 +56,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_products_of_plain_arrays_are_fmms_and_all_else_is_cupys(cupy: Any, rng: np.random.Generator) -> None:
     a, b, small, v = drawn(rng, 20, 30), drawn(rng, 30, 20), drawn(rng, 3, 3), drawn(rng, 30)
     other = np.ones((30, 20))  # another type
-    undo = put(CupyFunctions(cupy).replacements())
+    undo = replace_attributes(CupyFunctions(cupy).replacements())
     try:
         cases: list[tuple[str, Any, str]] = [
             ("matmul", (a, b), "fmm"),
@@ -101,7 +101,7 @@ def test_products_of_plain_arrays_are_fmms_and_all_else_is_cupys(cupy: Any, rng:
 def test_inner_products_are_counted_whoever_answers(cupy: Any, rng: np.random.Generator) -> None:
     a, small = drawn(rng, 20, 30), drawn(rng, 3, 3)
     counts = begin_report()
-    undo = put(CupyFunctions(cupy).replacements())
+    undo = replace_attributes(CupyFunctions(cupy).replacements())
     try:
         cupy.inner(a, a)
         cupy.inner(small, small)
@@ -121,7 +121,7 @@ def test_inner_products_are_counted_whoever_answers(cupy: Any, rng: np.random.Ge
 
 def test_options_go_on_to_who_answers(cupy: Any, rng: np.random.Generator) -> None:
     a, out = drawn(rng, 20, 20), drawn(rng, 20, 20)
-    undo = put(CupyFunctions(cupy).replacements())
+    undo = replace_attributes(CupyFunctions(cupy).replacements())
     try:
         cupy.dot(a, a, out=np.asarray(out))
         cupy.dot(a, a, out=None)
@@ -135,7 +135,7 @@ def test_options_go_on_to_who_answers(cupy: Any, rng: np.random.Generator) -> No
 
 def test_cupys_own_matmul_judges_what_is_fmms_alone(cupy: Any, rng: np.random.Generator) -> None:
     a, out = drawn(rng, 20, 20), drawn(rng, 20, 20)
-    undo = put(CupyFunctions(cupy).replacements())
+    undo = replace_attributes(CupyFunctions(cupy).replacements())
     try:
         for name, value in {"plan": "vendor", "workspace": 0, "device": 0, "progress": True}.items():
             with pytest.raises(TypeError, match=name):
@@ -149,7 +149,7 @@ def test_cupys_own_matmul_judges_what_is_fmms_alone(cupy: Any, rng: np.random.Ge
 
 def test_dot_writes_by_fmm_where_cupys_own_would_write(cupy: Any, rng: np.random.Generator) -> None:
     a, out = drawn(rng, 20, 20), drawn(rng, 20, 20)
-    undo = put(CupyFunctions(cupy).replacements())
+    undo = replace_attributes(CupyFunctions(cupy).replacements())
     try:
         cupy.dot(a, a, out=out)
         cupy.dot(a, a, out)
@@ -168,11 +168,11 @@ def test_dot_writes_by_fmm_where_cupys_own_would_write(cupy: Any, rng: np.random
 
 
 def test_types_of_c_are_left_alone() -> None:
-    assert can_be_changed(Array) and not can_be_changed(np.ndarray) and not can_be_changed(int)
+    assert is_mutable_type(Array) and not is_mutable_type(np.ndarray) and not is_mutable_type(int)
 
 
 def test_installing_touches_no_device(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of which this CuPy has not even the functions; a process that forks is not to have used one."""
+    """Installing uses no device: a process that forks must not have a context."""
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     own = cupy.matmul
     with fmm.installed("cupy"):

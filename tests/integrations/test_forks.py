@@ -13,7 +13,7 @@ from tests.support import ROOT
 FORK = """
 import os, signal, sys, threading
 import fmm
-from fmm.integrations import on_import, places, report
+from fmm.integrations import install_targets, on_import, report
 lock = {lock}
 held, done = threading.Event(), threading.Event()
 def hold():
@@ -38,7 +38,7 @@ done.set()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-@pytest.mark.parametrize("lock", ["places._lock", "on_import._lock", "report._lock"])
+@pytest.mark.parametrize("lock", ["install_targets._lock", "on_import._lock", "report._lock"])
 def test_a_forked_process_finds_open_what_another_thread_holds(lock: str) -> None:
     """The first one is held for minutes where a hook is compiled."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "FMM_INSTALL": "", "FMM_TUNING_MODE": "off"}

@@ -1,4 +1,4 @@
-"""NumPy's functions while fmm is installed: what they answered before, and plans where one pays."""
+"""NumPy's functions while fmm is installed: unchanged results, and plans where they pay."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ONLY_FMMS = {
 
 @pytest.fixture
 def run(host_plans: list[Plan]) -> Iterator[list[Plan]]:
-    """NumPy's products by plans, whatever their size; which plans have run."""
+    """Run NumPy's products of any size by plans; collect the plans."""
     with fmm.installed("numpy"):
         yield host_plans
 
@@ -59,7 +59,7 @@ def test_products_of_two_matrices_run_plans(run: list[Plan], rng: numpy.random.G
 
 
 def test_numpys_own_functions_come_to_them(run: list[Plan], rng: numpy.random.Generator) -> None:
-    """Each calls matmul or dot by a name of its own module."""
+    """NumPy functions that call matmul or dot by a name in their own module."""
     a, b, w = draw(rng, 96, 128), draw(rng, 128, 64), rng.uniform(1, 2, 128)
     stack = draw(rng, 2, 96, 128)
     away = a - np.average(a, axis=1, weights=w)[:, None]
@@ -207,17 +207,17 @@ def check_errors_of_floating_point(number: float, side: int) -> None:
 
 
 def errors_of_floating_point(function: Any, a: Any) -> list[str]:
-    """What NumPy warns of, and what it raises where warnings are errors."""
+    """NumPy's warnings, also as errors."""
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         function(a, a)
-    told = [str(warning.message) for warning in warned]
+    reported = [str(warning.message) for warning in warned]
     try:
         with np.errstate(all="raise"):
             function(a, a)
     except FloatingPointError as error:
-        told.append(str(error))
-    return told
+        reported.append(str(error))
+    return reported
 
 
 def test_the_functions_are_still_what_others_look_for(run: list[Plan]) -> None:
@@ -238,6 +238,6 @@ def test_the_functions_are_still_what_others_look_for(run: list[Plan]) -> None:
 
 
 def test_the_operator_is_numpys_own(run: list[Plan], rng: numpy.random.Generator) -> None:
-    """Of a type that is written in C, which nobody can change: docs/everywhere.md says so."""
+    """The operator of a type written in C cannot be replaced (docs/everywhere.md)."""
     a = draw(rng, 96, 96)
     assert (a @ a).shape == (96, 96) and not run

@@ -23,10 +23,7 @@ torch: Any = pytest.importorskip("torch")
 if not hasattr(torch.library, "get_kernel"):
     pytest.skip("this torch does not hand out its kernels", allow_module_level=True)
 from fmm.integrations import torch_answers, torch_hook, torch_install  # noqa: E402 - load torch
-from fmm.integrations.torch_kernels import (
-    OPERATORS,
-    own_kernels_answer,
-)
+from fmm.integrations.torch_kernels import OPERATORS, bypass_fmm  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("plans_run")
 
@@ -43,7 +40,7 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture
-def asked(
+def requested(
     device: str, compiled: bool, plans_run: list[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[list[tuple[int, ...]]]:
     """Installed at the device's key; of which left operands Python was asked."""
@@ -97,7 +94,9 @@ def baddbmm(x: Any, a: Any, b: Any, beta: Any, alpha: Any) -> Callable[[Any], An
     return lambda out: torch.baddbmm(x, a, b, beta=beta, alpha=alpha, out=out)
 
 
-def test_operands_may_have_torchs_names(device: str, compiled: bool, asked: list[Any], plans_run: list[Plan]) -> None:
+def test_operands_may_have_torchs_names(
+    device: str, compiled: bool, requested: list[Any], plans_run: list[Plan]
+) -> None:
     a, b, out = drawn(device, N, 48), drawn(device, 48, 80), drawn(device, N, 80)
     s, t, x = drawn(device, 3, N, 48), drawn(device, 3, 48, 80), drawn(device, 80)
     calls: list[Callable[[], Any]] = [
@@ -112,7 +111,7 @@ def test_operands_may_have_torchs_names(device: str, compiled: bool, asked: list
     ]
     found = [call().clone() for call in calls]
     assert len(plans_run) == len(calls)
-    with own_kernels_answer():
+    with bypass_fmm():
         expected = [call().clone() for call in calls]
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
@@ -120,13 +119,13 @@ def test_operands_may_have_torchs_names(device: str, compiled: bool, asked: list
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "complex128"])
 def test_every_operator_runs_plans(
-    dtype: str, device: str, compiled: bool, asked: list[Any], plans_run: list[Plan]
+    dtype: str, device: str, compiled: bool, requested: list[Any], plans_run: list[Plan]
 ) -> None:
     kind = getattr(torch, dtype)
     calls = products(device, kind)
     found = [(call(None), call(torch.empty_like(call(None)))) for _, call in calls]
     assert len(plans_run) == 3 * len(calls)
-    with own_kernels_answer():
+    with bypass_fmm():
         expected = [call(None) for _, call in calls]
     assert len(plans_run) == 3 * len(calls)
     for (_, _), (new, written), theirs in zip(calls, found, expected, strict=True):
@@ -134,7 +133,7 @@ def test_every_operator_runs_plans(
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3 if dtype == "float32" else 1e-9)
 
 
-def test_nothing_is_added_of_what_is_ignored(device: str, asked: list[Any], plans_run: list[Plan]) -> None:
+def test_nothing_is_added_of_what_is_ignored(device: str, requested: list[Any], plans_run: list[Plan]) -> None:
     """torch ignores the first operand where beta is zero, NaN and all."""
     a, nan = drawn(device), torch.full((N, N), float("nan"), dtype=torch.float64, device=device)
     same(torch.addmm(nan, a, a, beta=0), a @ a)
@@ -158,7 +157,7 @@ def test_neither_factors_nor_what_is_added_cost_a_pass(
     in_place: bool,
     shape: tuple[int, ...],
     device: str,
-    asked: list[Any],
+    requested: list[Any],
     plans_run: list[Plan],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -185,17 +184,17 @@ def test_neither_factors_nor_what_is_added_cost_a_pass(
     assert in_place or torch.equal(x, held)
 
 
-def test_conjugates_are_multiplied_as_such(device: str, asked: list[Any], plans_run: list[Plan]) -> None:
+def test_conjugates_are_multiplied_as_such(device: str, requested: list[Any], plans_run: list[Plan]) -> None:
     z = drawn(device, dtype=torch.complex128)
     found = torch.mm(z.mH, z), torch.mm(z.conj(), z.conj())
     assert plans_run == [LEVEL] * 2
-    with own_kernels_answer():
+    with bypass_fmm():
         same(found[0], z.mH @ z)
         same(found[1], z.conj() @ z.conj())
 
 
 def test_unchanged_programs_have_fast_forward_and_backward_passes(
-    device: str, asked: list[Any], plans_run: list[Plan]
+    device: str, requested: list[Any], plans_run: list[Plan]
 ) -> None:
     torch.manual_seed(0)
     layer = torch.nn.Linear(N, 48, device=device, dtype=torch.float64)
@@ -207,7 +206,7 @@ def test_unchanged_programs_have_fast_forward_and_backward_passes(
 
     ours = gradients()
     assert len(plans_run) == 3  # the product, and both of its gradients
-    with own_kernels_answer():
+    with bypass_fmm():
         theirs = gradients()
     for mine, its in zip(ours, theirs, strict=True):
         same(mine, its)
@@ -218,7 +217,7 @@ def test_unchanged_programs_have_fast_forward_and_backward_passes(
     assert torch.autograd.gradgradcheck(squared, (y,), fast_mode=True)
 
 
-def test_training_goes_as_without(device: str, asked: list[Any], plans_run: list[Plan]) -> None:
+def test_training_goes_as_without(device: str, requested: list[Any], plans_run: list[Plan]) -> None:
     from torch.utils.checkpoint import checkpoint
 
     def losses() -> list[float]:
@@ -239,7 +238,7 @@ def test_training_goes_as_without(device: str, asked: list[Any], plans_run: list
     assert len(plans_run) >= 4 * 6
     torch.manual_seed(1)
     count = len(plans_run)
-    with own_kernels_answer(), torch.autograd.set_multithreading_enabled(False):
+    with bypass_fmm(), torch.autograd.set_multithreading_enabled(False):
         theirs = losses()
     assert device == "cuda" or len(plans_run) == count
     assert ours == pytest.approx(theirs, rel=1e-9)
@@ -249,18 +248,18 @@ def test_training_goes_as_without(device: str, asked: list[Any], plans_run: list
 
 
 def test_small_products_are_not_asked_about(
-    device: str, compiled: bool, asked: list[Any], plans_run: list[Plan]
+    device: str, compiled: bool, requested: list[Any], plans_run: list[Plan]
 ) -> None:
     a = drawn(device, 8, 8)
     same(torch.mm(a, a), torch.addmm(a, a, a) - a)
     torch.bmm(a[None], a[None])
     assert not plans_run
     if compiled:
-        assert not asked  # C++ has declined
+        assert not requested  # C++ has declined
 
 
 def test_what_was_declined_is_not_asked_about_again_for_a_moment(
-    device: str, compiled: bool, asked: list[Any], monkeypatch: pytest.MonkeyPatch
+    device: str, compiled: bool, requested: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not compiled:
         pytest.skip("Python is asked about each")
@@ -269,13 +268,15 @@ def test_what_was_declined_is_not_asked_about_again_for_a_moment(
         pytest.skip("no type that torch multiplies and fmm does not")
     for _ in range(3):
         assert torch.mm(a, a)[0, 0] == N
-    assert len(asked) == 1
+    assert len(requested) == 1
     torch.mm(a[:32, :32], a[:32, :32])  # another shape
     torch.mm(a.mT, a)  # another layout
-    assert len(asked) == 3
+    assert len(requested) == 3
 
 
-def test_a_report_counts_every_product(device: str, compiled: bool, asked: list[Any], plans_run: list[Plan]) -> None:
+def test_a_report_counts_every_product(
+    device: str, compiled: bool, requested: list[Any], plans_run: list[Plan]
+) -> None:
     a = torch.ones(N, N, dtype=torch.int64) if device == "cpu" else drawn(device)
     report = begin_report()
     try:
@@ -293,7 +294,7 @@ def test_a_report_counts_every_product(device: str, compiled: bool, asked: list[
 
 
 def test_a_report_begun_later_counts_small_products_too(
-    device: str, compiled: bool, asked: list[Any], plans_run: list[Plan]
+    device: str, compiled: bool, requested: list[Any], plans_run: list[Plan]
 ) -> None:
     a = drawn(device, 8, 8)
     torch.mm(a, a)
@@ -305,10 +306,10 @@ def test_a_report_begun_later_counts_small_products_too(
     torch.mm(a, a)
     assert list(report.counts.values()) == [1]
     if compiled:
-        assert len(asked) == 1
+        assert len(requested) == 1
 
 
-def test_what_torch_keeps_is_counted_with_the_reason(device: str, compiled: bool, asked: list[Any]) -> None:
+def test_what_torch_keeps_is_counted_with_the_reason(device: str, compiled: bool, requested: list[Any]) -> None:
     a, row = drawn(device), drawn(device, N)
     mine = a.as_subclass(type("Mine", (torch.Tensor,), {}))
     wrong = torch.zeros(N, N, dtype=torch.float64, device=device).mT[:, :3]
@@ -334,9 +335,9 @@ def test_what_torch_keeps_is_counted_with_the_reason(device: str, compiled: bool
             lambda: torch.mm(a, a, out=wrong),
             "torch.mm, float64, 64 x 64 by 64 x 64: left alone: torch answers: out is of",
         ),
-        (rejected, "torch.addmm, float64, 64 x 64 by 64 x 64: left alone: torch answers: what is added is no plain"),
+        (rejected, "torch.addmm, float64, 64 x 64 by 64 x 64: left alone: torch answers: the addend is no plain"),
     ]
-    for call, told in calls:
+    for call, reported in calls:
         report = begin_report()
         try:
             with warnings.catch_warnings():
@@ -344,7 +345,7 @@ def test_what_torch_keeps_is_counted_with_the_reason(device: str, compiled: bool
                 call()
         finally:
             end_report()
-        assert told in str(report) and report.report().by_plans == 0, str(report)
+        assert reported in str(report) and report.report().by_plans == 0, str(report)
     report = begin_report()
     try:
         row.expand(N, N).contiguous().addmm_(a, a)
@@ -355,7 +356,7 @@ def test_what_torch_keeps_is_counted_with_the_reason(device: str, compiled: bool
     assert report.report().by_plans == 2
 
 
-def test_products_that_torch_answers_in_the_end_are_not_the_plans(device: str, asked: list[Any]) -> None:
+def test_products_that_torch_answers_in_the_end_are_not_the_plans(device: str, requested: list[Any]) -> None:
     if device == "cuda":
         pytest.skip("the host looks at the numbers beforehand")
     a = torch.full((N, N), 1e200, dtype=torch.float64)
@@ -370,7 +371,9 @@ def test_products_that_torch_answers_in_the_end_are_not_the_plans(device: str, a
     )
 
 
-def test_what_torch_rejects_it_rejects_in_its_own_words(device: str, asked: list[Any], plans_run: list[Plan]) -> None:
+def test_what_torch_rejects_it_rejects_in_its_own_words(
+    device: str, requested: list[Any], plans_run: list[Plan]
+) -> None:
     a, s = drawn(device), drawn(device, 2, N, N)
     wrong: list[Callable[[], Any]] = [
         lambda: torch.mm(a, a[:3]),
@@ -384,7 +387,7 @@ def test_what_torch_rejects_it_rejects_in_its_own_words(device: str, asked: list
         lambda: torch.mm(a, a, out=torch.zeros(N, N, device=device, dtype=a.dtype).requires_grad_()),
     ]
     for call in wrong:
-        with own_kernels_answer(), pytest.raises(Exception) as theirs:
+        with bypass_fmm(), pytest.raises(Exception) as theirs:
             call()
         with pytest.raises(type(theirs.value)) as ours:
             call()
@@ -392,14 +395,14 @@ def test_what_torch_rejects_it_rejects_in_its_own_words(device: str, asked: list
     assert not plans_run
 
 
-def test_an_out_of_another_shape_is_made_fit_by_torch(device: str, asked: list[Any], plans_run: list[Plan]) -> None:
+def test_an_out_of_another_shape_is_made_fit_by_torch(device: str, requested: list[Any], plans_run: list[Plan]) -> None:
     a, out = drawn(device), torch.empty(0, dtype=torch.float64, device=device)
     torch.mm(a, a, out=out)
     assert out.shape == (N, N) and not plans_run
     same(out, a @ a)
 
 
-def test_types_and_settings_that_are_torchs(device: str, asked: list[Any], plans_run: list[Plan]) -> None:
+def test_types_and_settings_that_are_torchs(device: str, requested: list[Any], plans_run: list[Plan]) -> None:
     a = drawn(device)
     torch.mm(a.to_sparse(), a)
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -414,7 +417,7 @@ def test_types_and_settings_that_are_torchs(device: str, asked: list[Any], plans
     assert not plans_run
 
 
-def test_modes_traces_and_transforms_are_as_ever(device: str, asked: list[Any], plans_run: list[Plan]) -> None:
+def test_modes_traces_and_transforms_are_as_ever(device: str, requested: list[Any], plans_run: list[Plan]) -> None:
     a, s = drawn(device), drawn(device, 2, N, N)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -431,7 +434,7 @@ def test_modes_traces_and_transforms_are_as_ever(device: str, asked: list[Any], 
         assert torch.mm(a, a).is_inference()
 
 
-def test_compiled_functions_run_plans_too(device: str, asked: list[Any], plans_run: list[Plan]) -> None:
+def test_compiled_functions_run_plans_too(device: str, requested: list[Any], plans_run: list[Plan]) -> None:
     a = drawn(device)
     try:
         compiled = torch.compile(lambda x: torch.mm(x, x).sin(), backend="aot_eager", fullgraph=True)
@@ -443,7 +446,7 @@ def test_compiled_functions_run_plans_too(device: str, asked: list[Any], plans_r
 
 
 def test_what_fmm_leaves_to_torch_does_not_come_back_to_it(
-    device: str, asked: list[Any], plans_run: list[Plan], monkeypatch: pytest.MonkeyPatch
+    device: str, requested: list[Any], plans_run: list[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a = drawn(device)
     found = fmm.matmul(a, a, plan=VENDOR)
@@ -456,7 +459,7 @@ def test_what_fmm_leaves_to_torch_does_not_come_back_to_it(
     assert plans_run == [LEVEL] * 2
 
 
-def test_threads_multiply_side_by_side(device: str, asked: list[Any], plans_run: list[Plan]) -> None:
+def test_threads_multiply_side_by_side(device: str, requested: list[Any], plans_run: list[Plan]) -> None:
     a, wrong = drawn(device), []
     expected = fmm.matmul(a, a, plan=VENDOR)
 
@@ -474,7 +477,7 @@ def test_threads_multiply_side_by_side(device: str, asked: list[Any], plans_run:
 
 
 def test_each_process_multiplies_its_part_of_sharded_tensors(
-    asked: list[Any], device: str, plans_run: list[Plan], tmp_path: Any
+    requested: list[Any], device: str, plans_run: list[Plan], tmp_path: Any
 ) -> None:
     if device == "cuda":
         pytest.skip("one process, on the host")

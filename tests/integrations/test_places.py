@@ -16,8 +16,8 @@ import pytest
 import fmm
 from fmm.config import environment
 from fmm.integrations import install_targets, on_import
-from fmm.integrations.install_targets import CannotInstallError, Place
-from fmm.integrations.product_functions import Replaced, names_of, put
+from fmm.integrations.install_targets import CannotInstallError, InstallTarget
+from fmm.integrations.product_functions import ReplacedFunction, names_bound_to, replace_attributes
 from tests.support.threads import at_once
 
 np: Any = numpy
@@ -67,7 +67,7 @@ def test_nested_and_kept() -> None:
 @pytest.mark.parametrize("function", [fmm.install, fmm.uninstall, fmm.installed], ids=lambda f: str(f.__name__))
 @pytest.mark.parametrize("value", ["foo", "NumPy", "", None, 3, ["numpy"], numpy])
 def test_what_fmm_does_not_know_is_an_error_at_once(function: Any, value: Any) -> None:
-    """Not only where a `with` statement enters it; and nothing is installed for the others that are named."""
+    """An unknown name raises at the call, not only in the `with` statement, and installs nothing."""
     with pytest.raises(ValueError) as caught:
         function("numpy", value)
     assert str(caught.value).startswith(f"fmm knows no {value!r} to install for; valid: torch, ")
@@ -88,17 +88,17 @@ def test_installed_waits_until_it_is_entered_and_decorates_functions() -> None:
 
 
 def test_ctrl_c_while_something_is_being_installed_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may take a compiler's seconds to get in."""
+    """Installing may take seconds of compilation."""
 
     def get_in() -> None:
         raise KeyboardInterrupt
 
-    slow = Place("numpy", "slow", "get_in")
+    slow = InstallTarget("numpy", "slow", "get_in")
     monkeypatch.setitem(sys.modules, "slow", SimpleNamespace(get_in=get_in))
-    monkeypatch.setitem(install_targets.PLACES, "slow", slow)
+    monkeypatch.setitem(install_targets.INSTALL_TARGETS, "slow", slow)
     with pytest.raises(KeyboardInterrupt), fmm.installed("numpy", "slow"):
         pass
-    assert not slow.wanted and np.matmul is MATMUL
+    assert not slow.is_wanted and np.matmul is MATMUL
 
 
 def test_many_threads_install_and_multiply() -> None:
@@ -131,13 +131,13 @@ def test_likely_words_are_hinted_at() -> None:
         (("Torch, CuPy", "numpy"), "did you mean 'torch', 'cupy'"),
         (("scipy,numpy",), "torch-inductor, cupy, numpy$"),
     ]
-    for names, told in cases:
-        with pytest.raises(ValueError, match=told):
+    for names, reported in cases:
+        with pytest.raises(ValueError, match=reported):
             fmm.install(*names)
 
 
 def test_install_returns_what_is_installed_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(install_targets.PLACES, "absent", Place("no_such_library", "no_such_module"))
+    monkeypatch.setitem(install_targets.INSTALL_TARGETS, "absent", InstallTarget("no_such_library", "no_such_module"))
     assert fmm.install("absent") == ()
     assert fmm.install("numpy") == fmm.install("numpy", "absent") == ("numpy",)
     assert fmm.install("absent") == ("numpy",)  # from before
@@ -149,7 +149,7 @@ def test_install_returns_what_is_installed_now(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_uninstalling_what_a_with_statement_holds_says_that_it_stays(caplog: pytest.LogCaptureFixture) -> None:
-    told = ["fmm: nothing is uninstalled for numpy as long as fmm.installed holds it"]
+    reported = ["fmm: nothing is uninstalled for numpy as long as fmm.installed holds it"]
     with caplog.at_level(logging.WARNING, "fmm"), fmm.installed("numpy"):
         fmm.install("numpy")
         fmm.uninstall("numpy")  # a pair of its own
@@ -157,24 +157,24 @@ def test_uninstalling_what_a_with_statement_holds_says_that_it_stays(caplog: pyt
         fmm.uninstall()
         fmm.uninstall("numpy")
         assert np.matmul is not MATMUL
-    assert [record.getMessage() for record in caplog.records] == told and np.matmul is MATMUL
+    assert [record.getMessage() for record in caplog.records] == reported and np.matmul is MATMUL
 
 
 def test_what_the_environment_names_is_installed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(install_targets.VARIABLE, " numpy ,")
-    install_targets.install_as_told()
+    install_targets.install_from_env()
     assert np.matmul is not MATMUL
     fmm.uninstall()
     monkeypatch.setenv(install_targets.VARIABLE, "nunpy")
     with caplog.at_level(logging.WARNING, "fmm"):
-        install_targets.install_as_told()  # a job does not end because of it
+        install_targets.install_from_env()  # a job does not end because of it
     assert "FMM_INSTALL: fmm knows no 'nunpy' to install for; valid: torch, torch-cpu" in caplog.text
     monkeypatch.setenv(install_targets.VARIABLE, "typo,numpy,other")
     with caplog.at_level(logging.WARNING, "fmm"):
         for _ in range(2):
-            install_targets.install_as_told()
+            install_targets.install_from_env()
     assert np.matmul is not MATMUL
     assert caplog.text.count("fmm knows no 'typo', 'other' to install for; valid: ") == 1
 
@@ -185,9 +185,9 @@ def test_what_the_environment_names_is_installed(
 def test_an_install_that_cannot_work_says_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    absent = Place("no_such_library", "fmm.integrations.numpy_functions")
-    refusing = Place("numpy", "refusing", "get_in")
-    another = Place("numpy", "refusing", "get_into_another")
+    absent = InstallTarget("no_such_library", "fmm.integrations.numpy_functions")
+    refusing = InstallTarget("numpy", "refusing", "get_in")
+    another = InstallTarget("numpy", "refusing", "get_into_another")
 
     def get_in() -> None:
         raise CannotInstallError("not here")
@@ -198,13 +198,13 @@ def test_an_install_that_cannot_work_says_so_once(
     ours = SimpleNamespace(get_in=get_in, get_into_another=get_into_another)
     monkeypatch.setitem(sys.modules, "refusing", ours)
     for name, place in (("absent", absent), ("refusing", refusing), ("another", another)):
-        monkeypatch.setitem(install_targets.PLACES, name, place)
+        monkeypatch.setitem(install_targets.INSTALL_TARGETS, name, place)
     with caplog.at_level(logging.WARNING, "fmm"):
         for _ in range(2):
             fmm.install("absent", "refusing", "another")
             fmm.uninstall("absent", "refusing", "another")
     assert [record.getMessage() for record in caplog.records] == [
-        "fmm: nothing is installed for no_such_library: there is no such library here",
+        "fmm: nothing is installed for no_such_library: no library of this name can be imported",
         "fmm: nothing is installed for numpy: not here",
         "fmm: nothing is installed for numpy: AttributeError: no dot",
     ]
@@ -213,9 +213,9 @@ def test_an_install_that_cannot_work_says_so_once(
 def test_nothing_is_said_of_libraries_that_nobody_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Programs whose stderr somebody reads would differ on each machine without torch."""
-    monkeypatch.setitem(install_targets.PLACES, "torch", Place("no_such_library", "nowhere"))
-    monkeypatch.setattr(install_targets, "USUAL", ("torch", "numpy"))
+    """Missing default libraries log nothing: stderr must not differ on machines without torch."""
+    monkeypatch.setitem(install_targets.INSTALL_TARGETS, "torch", InstallTarget("no_such_library", "nowhere"))
+    monkeypatch.setattr(install_targets, "DEFAULT_NAMES", ("torch", "numpy"))
     with caplog.at_level(logging.WARNING, "fmm"), fmm.installed():
         assert np.matmul is not MATMUL
         fmm.install()
@@ -230,10 +230,10 @@ def test_a_library_is_changed_when_it_is_loaded(tmp_path: Any, monkeypatch: pyte
     (tmp_path / "later_library.py").write_text("def product(): return 'its own'\n")
     monkeypatch.syspath_prepend(tmp_path)
     module = SimpleNamespace(
-        install=lambda: put([(sys.modules["later_library"], "product", lambda: "by fmm")]),
+        install=lambda: replace_attributes([(sys.modules["later_library"], "product", lambda: "by fmm")]),
     )
     monkeypatch.setitem(sys.modules, "later_integration", module)
-    monkeypatch.setitem(install_targets.PLACES, "later", Place("later_library", "later_integration"))
+    monkeypatch.setitem(install_targets.INSTALL_TARGETS, "later", InstallTarget("later_library", "later_integration"))
     fmm.install("later")
     assert "later_library" not in sys.modules
     later_library: Any = import_module("later_library")
@@ -251,7 +251,7 @@ def test_a_library_is_changed_when_it_is_loaded(tmp_path: Any, monkeypatch: pyte
 def test_who_no_longer_wants_it_when_it_is_loaded_is_left_alone(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "later_library.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(install_targets.PLACES, "later", Place("later_library", "no_such_integration"))
+    monkeypatch.setitem(install_targets.INSTALL_TARGETS, "later", InstallTarget("later_library", "no_such_integration"))
     with fmm.installed("later"):
         pass
     later_library = import_module("later_library")
@@ -260,7 +260,7 @@ def test_who_no_longer_wants_it_when_it_is_loaded_is_left_alone(tmp_path: Any, m
 
 
 def test_a_library_that_another_thread_is_loading_is_not_waited_for(tmp_path: Any, monkeypatch: Any) -> None:
-    """Whoever waits for it under our lock, which its thread will ask for, would wait forever."""
+    """Waiting under the lock for another thread's import would be a deadlock."""
     (tmp_path / "slow_library.py").write_text(
         "import sys, threading\nsys.loading.set()\nsys.go_on.wait(10)\ndef product(): return 'its own'\n"
     )
@@ -271,10 +271,10 @@ def test_a_library_that_another_thread_is_loading_is_not_waited_for(tmp_path: An
 
     def get_in() -> Any:
         library = import_module("slow_library")
-        return put([(library, "product", lambda: "by fmm")])
+        return replace_attributes([(library, "product", lambda: "by fmm")])
 
     monkeypatch.setitem(sys.modules, "slow_integration", SimpleNamespace(install=get_in))
-    monkeypatch.setitem(install_targets.PLACES, "slow", Place("slow_library", "slow_integration"))
+    monkeypatch.setitem(install_targets.INSTALL_TARGETS, "slow", InstallTarget("slow_library", "slow_integration"))
     fmm.install("slow")
     importing = threading.Thread(target=import_module, args=("slow_library",), daemon=True)
     importing.start()
@@ -298,7 +298,7 @@ def test_a_library_that_another_thread_is_loading_is_not_waited_for(tmp_path: An
 
 
 def test_a_library_half_loaded_by_its_own_import_is_left_alone_until_then(tmp_path: Any, monkeypatch: Any) -> None:
-    """One library imports another that is waited for too: that this one has been loaded says nothing of the first."""
+    """One awaited library imports another; the end of the inner import does not end the outer one."""
     (tmp_path / "outer_library.py").write_text("import inner_library\ndef product(): return 'its own'\n")
     (tmp_path / "inner_library.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
@@ -306,12 +306,14 @@ def test_a_library_half_loaded_by_its_own_import_is_left_alone_until_then(tmp_pa
 
     def get_in() -> Any:
         seen.append(sorted(vars(sys.modules["outer_library"])))
-        return put([(sys.modules["outer_library"], "product", lambda: "by fmm")])
+        return replace_attributes([(sys.modules["outer_library"], "product", lambda: "by fmm")])
 
     integration = SimpleNamespace(install=get_in, nothing=lambda: lambda: None)
     monkeypatch.setitem(sys.modules, "nested_integration", integration)
-    monkeypatch.setitem(install_targets.PLACES, "outer", Place("outer_library", "nested_integration"))
-    monkeypatch.setitem(install_targets.PLACES, "inner", Place("inner_library", "nested_integration", "nothing"))
+    monkeypatch.setitem(install_targets.INSTALL_TARGETS, "outer", InstallTarget("outer_library", "nested_integration"))
+    monkeypatch.setitem(
+        install_targets.INSTALL_TARGETS, "inner", InstallTarget("inner_library", "nested_integration", "nothing")
+    )
     fmm.install("outer", "inner")
     outer: Any = import_module("outer_library")
     try:
@@ -325,12 +327,14 @@ def test_a_library_half_loaded_by_its_own_import_is_left_alone_until_then(tmp_pa
 def test_a_library_that_may_not_be_imported_is_absent(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "forbidden_library", None)
     monkeypatch.setitem(
-        install_targets.PLACES, "forbidden", Place("forbidden_library", "fmm.integrations.numpy_functions")
+        install_targets.INSTALL_TARGETS,
+        "forbidden",
+        InstallTarget("forbidden_library", "fmm.integrations.numpy_functions"),
     )
     with caplog.at_level(logging.WARNING, "fmm"):
         fmm.install("forbidden")
     assert [r.getMessage() for r in caplog.records] == [
-        "fmm: nothing is installed for forbidden_library: there is no such library here"
+        "fmm: nothing is installed for forbidden_library: no library of this name can be imported"
     ]
     fmm.uninstall("forbidden")
 
@@ -342,10 +346,10 @@ def test_finders_of_an_older_kind_are_passed_over(tmp_path: Any, monkeypatch: An
     older = SimpleNamespace(find_module=lambda *_: None)
     monkeypatch.setattr(sys, "meta_path", [older, *sys.meta_path])
     monkeypatch.setitem(sys.modules, "empty_integration", SimpleNamespace(install=lambda: lambda: None))
-    monkeypatch.setitem(install_targets.PLACES, "later", Place("later_library", "empty_integration"))
+    monkeypatch.setitem(install_targets.INSTALL_TARGETS, "later", InstallTarget("later_library", "empty_integration"))
     fmm.install("later")
     import_module("later_library")
-    assert install_targets.PLACES["later"].undo is not None
+    assert install_targets.INSTALL_TARGETS["later"].undo is not None
     fmm.uninstall("later")
     del sys.modules["later_library"]
 
@@ -355,7 +359,7 @@ def test_finders_of_an_older_kind_are_passed_over(tmp_path: Any, monkeypatch: An
 
 def test_another_ones_replacement_is_not_undone() -> None:
     owner = SimpleNamespace(product="first")
-    undo = put([(owner, "product", "ours"), (owner, "other", "ours")])
+    undo = replace_attributes([(owner, "product", "ours"), (owner, "other", "ours")])
     owner.product = "somebody else's"
     undo()
     assert vars(owner) == {"product": "somebody else's"}
@@ -369,7 +373,7 @@ def test_what_came_from_an_ancestor_comes_from_it_again() -> None:
     class Derived(Base):
         pass
 
-    undo = put([(Derived, "product", lambda self: "ours")])
+    undo = replace_attributes([(Derived, "product", lambda self: "ours")])
     assert Derived().product() == "ours"
     undo()
     assert "product" not in vars(Derived) and Derived().product() == "base"
@@ -378,13 +382,13 @@ def test_what_came_from_an_ancestor_comes_from_it_again() -> None:
 def test_if_one_cannot_be_put_none_is() -> None:
     owner = SimpleNamespace(product="first")
     with pytest.raises(TypeError):
-        put([(owner, "product", "ours"), (int, "product", "ours")])
+        replace_attributes([(owner, "product", "ours"), (int, "product", "ours")])
     assert owner.product == "first"
 
 
 def test_a_replaced_function_is_like_the_one_it_stands_for() -> None:
-    replaced = Replaced(MATMUL, lambda *operands: "ours")
+    replaced = ReplacedFunction(MATMUL, lambda *operands: "ours")
     assert replaced(1, 2) == "ours" and replaced.nin == MATMUL.nin and replaced.__name__ == "matmul"
     assert replaced.__doc__ == MATMUL.__doc__ and replaced.__wrapped__ is MATMUL
     owner = SimpleNamespace(a=MATMUL, b=DOT, c=MATMUL)
-    assert names_of(MATMUL, owner) == [(owner, "a"), (owner, "c")]
+    assert names_bound_to(MATMUL, owner) == [(owner, "a"), (owner, "c")]

@@ -15,9 +15,20 @@ import pytest
 
 import fmm
 from fmm.integrations import report as counting
-from fmm.integrations.install_targets import PLACES
-from fmm.integrations.report import Counts, begin_report, end_report, watch_counting
-from fmm.integrations.report_value import LINES, UNSEEN, Kind, Outcome, expected_speedup, outcome_of, unseen_products
+from fmm.integrations.install_targets import INSTALL_TARGETS
+from fmm.integrations.report import (
+    LINES,
+    UNSEEN,
+    Counts,
+    Outcome,
+    ProductKind,
+    begin_report,
+    end_report,
+    expected_speedup,
+    record_outcome,
+    unseen_products,
+    watch_counting,
+)
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.choose import Candidate
 from fmm.runtime import run_host
@@ -59,7 +70,7 @@ def test_a_report_counts_and_explains(counts: Counts, rng: numpy.random.Generato
     assert "200 x 200 by 3 x 200: left alone: matmul: Input operand 1 has a mismatch" in text
 
 
-def one(counts: Counts) -> tuple[Kind, Outcome]:
+def one(counts: Counts) -> tuple[ProductKind, Outcome]:
     ((key, times),) = counts.counts.items()
     assert times == 1
     return key
@@ -70,8 +81,8 @@ def test_products_that_numpy_answers_in_the_end_are_not_the_plans(counts: Counts
     a = 1e153 * np.eye(200)
     assert np.matmul(a, a).max() == 1e153 * 1e153
     _, outcome = one(counts)
-    assert not outcome.plan and outcome.told.startswith("inf, NaN or numbers so large that sums may overflow are in")
-    assert outcome.told.endswith("was chosen") and counts.report().by_plans == 0
+    assert not outcome.plan and outcome.reason.startswith("inf, NaN or numbers so large that sums may overflow are in")
+    assert outcome.reason.endswith("was chosen") and counts.report().by_plans == 0
     out = np.empty((200, 200))
     np.matmul(a, a, out=out)  # which NumPy completes in a thread of fmm's
     assert out.max() == 1e153 * 1e153 and counts.report().by_plans == 0
@@ -83,7 +94,7 @@ def test_settings_of_the_caller_s_that_leave_products_to_numpy_are_named(
     a = rng.standard_normal((200, 200))
     with np.errstate(under="raise"):
         np.matmul(a, a)
-    assert "numpy.errstate asks to be told of underflow" in one(counts)[1].told
+    assert "numpy.errstate asks to be told of underflow" in one(counts)[1].reason
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, times: int) -> list[Any]:
@@ -114,7 +125,7 @@ def test_want_of_memory_is_a_reason(
 ) -> None:
     a, _ = rng.standard_normal((200, 200)), failing(monkeypatch, 1000)
     np.testing.assert_allclose(np.matmul(a, a), a @ a)
-    assert one(counts)[1].told.startswith("memory ran out; ") and not one(counts)[1].plan
+    assert one(counts)[1].reason.startswith("memory ran out; ") and not one(counts)[1].plan
 
 
 def test_who_multiplied_while_a_shape_is_measured_is_told(
@@ -127,8 +138,8 @@ def test_who_multiplied_while_a_shape_is_measured_is_told(
     for _ in range(2):  # the first turns are the plan's and the library's
         np.matmul(a, a)
     ours, numpys = sorted((outcome for _, outcome in counts.counts), key=lambda outcome: not outcome.plan)
-    assert ours.plan and "times as fast is expected" in ours.told
-    assert numpys.told == f"it was the library's turn to be measured; {ours.plan} was chosen"
+    assert ours.plan and "times as fast is expected" in ours.reason
+    assert numpys.reason == f"it was the library's turn to be measured; {ours.plan} was chosen"
 
 
 @pytest.mark.parametrize(
@@ -147,7 +158,7 @@ def test_the_type_is_the_one_that_was_computed_in(
     a = np.ones((side, side), "f4")
     given = {name: np.empty((side, side), value) if name == "out" else value for name, value in options.items()}
     np.matmul(a, a, **given)
-    assert one(counts)[0] == Kind("numpy.matmul", (side, side), (side, side), computed)
+    assert one(counts)[0] == ProductKind("numpy.matmul", (side, side), (side, side), computed)
 
 
 def test_each_function_is_counted_by_its_own_name(counts: Counts, rng: numpy.random.Generator) -> None:
@@ -157,8 +168,8 @@ def test_each_function_is_counted_by_its_own_name(counts: Counts, rng: numpy.ran
     np.einsum("ij,jk->ik", a, a, optimize=True)
     with pytest.raises(ValueError, match="not acceptable"):
         np.dot(a, a, out=np.empty((200, 200), "f4"))
-    told = [(kind.where, bool(outcome.plan)) for kind, outcome in counts.counts]
-    assert {("numpy.dot", True), ("numpy.dot", False), ("numpy.inner", True)} <= set(told)
+    reported = [(kind.where, bool(outcome.plan)) for kind, outcome in counts.counts]
+    assert {("numpy.dot", True), ("numpy.dot", False), ("numpy.inner", True)} <= set(reported)
     assert sum(counts.counts.values()) == 4
 
 
@@ -171,14 +182,14 @@ def test_nothing_is_noted_while_nobody_counts(eager: None, rng: numpy.random.Gen
 
 
 def test_who_watches_is_told_when_counting_begins_and_ends() -> None:
-    told: list[bool] = []
-    forget = watch_counting(lambda: told.append(counting.reporting()))
+    reported: list[bool] = []
+    forget = watch_counting(lambda: reported.append(counting.is_reporting()))
     begin_report()
     end_report()
     forget()
     begin_report()
     end_report()
-    assert told == [True, False]
+    assert reported == [True, False]
 
 
 # ---- the value, and its text
@@ -202,14 +213,14 @@ def test_the_function_gives_what_was_counted_so_far(eager: None, rng: numpy.rand
     assert fields["products"][0]["left"] == [200, 200] and fields["products"][0]["speedup"] > 1
 
 
-def kind_of_size(m: int) -> Kind:
-    return Kind("numpy.matmul", (m, 8), (8, 8), "float64")
+def kind_of_size(m: int) -> ProductKind:
+    return ProductKind("numpy.matmul", (m, 8), (8, 8), "float64")
 
 
 def test_a_report_is_short_however_many_products_there_are() -> None:
     counts = Counts()
     for n in range(2 * LINES):
-        counts.note(kind_of_size(n + 1), LEFT)
+        counts.add(kind_of_size(n + 1), LEFT)
     lines = str(counts).splitlines()
     assert len(lines) == LINES + 2 and lines[-1] == f"  and {LINES} kinds of smaller products"
     assert f"{2 * LINES} x 8 by 8 x 8" in lines[1]
@@ -217,7 +228,7 @@ def test_a_report_is_short_however_many_products_there_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("places", "told", "not_told"),
+    ("places", "reported", "not_told"),
     [
         (["numpy"], ["@", "einsum without optimize", "NumPy's", "for numpy;"], ["CuPy", "torch"]),
         (["cupy"], ["methods (a.dot(b)) of CuPy's", "for cupy;"], ["@", "NumPy", "torch", "inner"]),
@@ -228,28 +239,30 @@ def test_a_report_is_short_however_many_products_there_are() -> None:
         (["torch-inductor", "torch"], ["host", "torch.compile generates"], ["candidate", "@"]),
     ],
 )
-def test_only_what_is_true_of_these_libraries_is_said(places: list[str], told: list[str], not_told: list[str]) -> None:
+def test_only_what_is_true_of_these_libraries_is_said(
+    places: list[str], reported: list[str], not_told: list[str]
+) -> None:
     line = unseen_products(places)
     assert line.endswith("other processes") and "\n" not in line
-    assert [part for part in told if part not in line] == [] == [part for part in not_told if part in line]
+    assert [part for part in reported if part not in line] == [] == [part for part in not_told if part in line]
 
 
 def test_every_place_has_its_words() -> None:
-    assert UNSEEN.keys() == PLACES.keys()
+    assert UNSEEN.keys() == INSTALL_TARGETS.keys()
 
 
 def test_a_report_is_made_while_threads_go_on_multiplying(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread counts a product of another kind just while the others are put in order."""
     counts, kinds = Counts(), [kind_of_size(n) for n in range(1, 9)]
     for kind in kinds[:4]:
-        counts.note(kind, LEFT)
+        counts.add(kind, LEFT)
     new = iter(kinds[4:])
 
-    def flops(kind: Kind) -> int:
-        counts.note(next(new, kind), LEFT)
+    def flops(kind: ProductKind) -> int:
+        counts.add(next(new, kind), LEFT)
         return 1
 
-    monkeypatch.setattr(Kind, "flops", property(flops))
+    monkeypatch.setattr(ProductKind, "flops", property(flops))
     assert str(counts).count("left alone: ") == 4
     assert len(counts.counts) == 8
 
@@ -262,8 +275,8 @@ def test_the_speedup_is_the_models_or_the_tuners() -> None:
     assert expected_speedup(by_model) == pytest.approx(1.25)
     certified = fmm.Decision(plan, decision.problem, "measured: 1.3")
     assert expected_speedup(certified) is None
-    assert outcome_of(CallRecord(certified, plan)) == Outcome(str(plan), "measured: 1.3")
-    assert outcome_of(CallRecord(certified, VENDOR, "why")).plan == ""
+    assert record_outcome(CallRecord(certified, plan)) == Outcome(str(plan), "measured: 1.3")
+    assert record_outcome(CallRecord(certified, VENDOR, "why")).plan == ""
 
 
 # ---- at the end of a process
@@ -336,16 +349,16 @@ def test_a_forked_process_counts_its_own_products(program: str, tmp_path: Path) 
     (tmp_path / "program.py").write_text(program)
     done = python(tmp_path, "-m", "fmm", "--report=told-%p.json", "--install", "numpy", "program.py")
     assert not done.stderr
-    told = [json.loads(path.read_text()) for path in tmp_path.glob("told-*.json")]
-    assert sorted(found["products"][0]["left"] for found in told) == [[4, 5], [7, 7]]
-    assert [found["calls"] for found in told] == [1, 1]
+    reported = [json.loads(path.read_text()) for path in tmp_path.glob("told-*.json")]
+    assert sorted(found["products"][0]["left"] for found in reported) == [[4, 5], [7, 7]]
+    assert [found["calls"] for found in reported] == [1, 1]
 
 
 def test_a_process_that_is_started_writes_its_own(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(STARTING)
     python(tmp_path, "-m", "fmm", "--report=told-%p.txt", "--install", "numpy", "program.py")
-    told = [path.read_text() for path in tmp_path.glob("told-*.txt")]
-    assert len(told) == 2 and all(text.startswith("fmm: 0 of 1 products") for text in told)
+    reported = [path.read_text() for path in tmp_path.glob("told-*.txt")]
+    assert len(reported) == 2 and all(text.startswith("fmm: 0 of 1 products") for text in reported)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")

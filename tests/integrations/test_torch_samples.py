@@ -16,7 +16,7 @@ if not hasattr(torch.library, "get_kernel"):
     pytest.skip("this torch does not hand out its kernels", allow_module_level=True)
 from fmm.integrations import torch_answers  # noqa: E402 - which loads torch
 from fmm.integrations.torch_install import install_at  # noqa: E402
-from fmm.integrations.torch_kernels import own_kernels_answer  # noqa: E402
+from fmm.integrations.torch_kernels import bypass_fmm  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 NAMES = (
@@ -96,13 +96,13 @@ def tensors(sample: Any) -> Iterator[Any]:
 
 
 def own_answer(op: Any, sample: Any) -> Any:
-    with own_kernels_answer(), torch.autograd.set_multithreading_enabled(False):
+    with bypass_fmm(), torch.autograd.set_multithreading_enabled(False):
         return answer(op, sample)
 
 
 def own_error(op: Any, sample: Any) -> str:
     try:
-        with own_kernels_answer():
+        with bypass_fmm():
             op(sample.input, *sample.args, **sample.kwargs)
     except Exception as error:
         return str(error)

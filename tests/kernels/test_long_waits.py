@@ -1,4 +1,4 @@
-"""Who waits for a compiler is told why, after a second and once; who does not wait hears nothing."""
+"""log_if_slow logs one line while a compiler runs longer than a second, once in a process."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ COMPILE = "fmm.kernels.cuda.launch.compile"
 
 
 @pytest.fixture(autouse=True)
-def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_waits, "_said", set())
+def empty_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_waits, "_logged", set())
 
 
-def soon(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """A second that is over at once; what is returned waits until all is said."""
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Set the patience to zero; the returned function waits until every message is logged."""
     before = set(threading.enumerate())
     monkeypatch.setattr(long_waits, "PATIENCE", 0.0)
 
@@ -36,10 +36,10 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return wait
 
 
-def test_a_long_wait_is_said_while_it_lasts_and_once(
+def test_slow_block_is_logged_once_while_it_runs(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wait = soon(monkeypatch)
+    wait = no_patience(monkeypatch)
     for _ in range(3):
         with log_if_slow("something is being compiled"):
             wait()
@@ -49,7 +49,7 @@ def test_a_long_wait_is_said_while_it_lasts_and_once(
     assert caplog.messages == ["fmm: something is being compiled", "fmm: something else"]
 
 
-def test_a_short_one_is_not(caplog: pytest.LogCaptureFixture) -> None:
+def test_fast_block_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     threads = threading.active_count()
     for _ in range(100):
         with log_if_slow("something"):
@@ -67,7 +67,7 @@ def test_a_short_one_is_not(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The module that compiles, on a CuPy that does nothing else."""
+    """The module that compiles, on a mock of CuPy."""
     names = "cupy", "cupy_backends", "cupy_backends.cuda.api", "cupy_backends.cuda.libs"
     for name in (*names, "cupy_backends.cuda"):
         monkeypatch.setitem(sys.modules, name, MagicMock())
@@ -85,36 +85,36 @@ def kernels(count: int) -> list[Kernel]:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_compiling_kernels_is_said_and_they_are_asked_for_once(
+def test_slow_compilation_is_logged_and_kernels_compile_once(
     count: int, compiled: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Kernel] = []
-    wait = soon(monkeypatch)
-    said = threading.Event()
-    monkeypatch.setattr(long_waits.log, "warning", lambda *words: said.set())
+    requested: list[Kernel] = []
+    wait = no_patience(monkeypatch)
+    logged = threading.Event()
+    monkeypatch.setattr(long_waits.log, "warning", lambda *words: logged.set())
 
     def compile_slowly(device: int, kernel: Kernel) -> None:
-        asked.append(kernel)
-        assert said.wait(60)
+        requested.append(kernel)
+        assert logged.wait(60)
 
-    monkeypatch.setattr(compiled, "compiled_kernel", compile_slowly)
+    monkeypatch.setattr(compiled, "compile_kernel", compile_slowly)
     for _ in range(3):
-        compiled.compile_all(0, kernels(count))
+        compiled.compile_kernels(0, kernels(count))
     wait()
-    assert sorted(kernel.given for kernel in asked) == [(number,) for number in range(count)]
-    compiled.compile_all(1, kernels(count))  # another device's
-    assert len(asked) == 2 * count
+    assert sorted(kernel.source_arguments for kernel in requested) == [(number,) for number in range(count)]
+    compiled.compile_kernels(1, kernels(count))  # another device
+    assert len(requested) == 2 * count
 
 
-def test_what_cannot_be_compiled_is_asked_for_again(compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Kernel] = []
+def test_failed_compilation_is_repeated(compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    requested: list[Kernel] = []
 
     def fail(device: int, kernel: Kernel) -> None:
-        asked.append(kernel)
+        requested.append(kernel)
         raise RuntimeError("no such instruction")
 
-    monkeypatch.setattr(compiled, "compiled_kernel", fail)
+    monkeypatch.setattr(compiled, "compile_kernel", fail)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="no such"):
-            compiled.compile_all(0, kernels(1))
-    assert len(asked) == 2
+            compiled.compile_kernels(0, kernels(1))
+    assert len(requested) == 2

@@ -1,4 +1,4 @@
-"""NumPy's arrays multiplied on a device, in tiles that are forced to be small."""
+"""NumPy arrays multiplied on a device, in small tiles."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZES = [("float32", (1, 3001, 1)), ("float64", (1023, 17, 2049))]
 
 @pytest.fixture
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Room for a few tiles, so that each is loaded where another was."""
+    """Limit the memory to a few tiles, so that slots are reused."""
     monkeypatch.setattr(product, "memory_limit", lambda machine: 2_000_000)
 
 
@@ -85,7 +85,7 @@ def test_the_device_gives_back_what_was_taken(little_memory: None) -> None:
 
 @pytest.mark.parametrize("plan", ["vendor", "strassen > vendor", None])
 def test_the_device_gives_no_more_memory_than_explain_says(plan: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CuPy's pool takes new memory whenever a product asks for more than the pool has: it has grown by the peak."""
+    """CuPy's pool grows by the peak of a product's memory."""
     import cupy
 
     monkeypatch.setattr(product, "memory_limit", lambda machine: 400_000_000)
@@ -100,7 +100,7 @@ def test_the_device_gives_no_more_memory_than_explain_says(plan: str | None, mon
 
 
 def test_threads_multiply_at_once_each_on_streams_of_its_own(little_memory: None) -> None:
-    """Which those that come later use again."""
+    """Later engines reuse the streams."""
     from fmm.out_of_core import cuda_engine
 
     pairs = [(draw((700, 600), seed=seed), draw((600, 500), seed=seed + 9)) for seed in range(4)]

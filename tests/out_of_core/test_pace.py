@@ -1,4 +1,4 @@
-"""Little is launched ahead of what runs, so that Ctrl-C waits for little; where that costs no time, as modelled."""
+"""Launches run at most a second ahead, so that Ctrl-C waits a short time, if the model predicts no loss."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.host_engine import HostEngine, HostEvent, HostMachine
 
 
 class CountingEngine(HostEngine):
-    """Notes how many rows each product has, and how many were launched before it and have not ended."""
+    """Records the rows of each product, and the number of launched products that have not ended."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class CountingEngine(HostEngine):
 
 @pytest.mark.parametrize(("seconds", "most"), [(0.3, 3), (0.4, 2), (0.6, 1), (5.0, 1)])
 def test_a_second_of_products_is_launched_behind_the_one_that_runs(seconds: float, most: int) -> None:
-    """All tiles have room, so that no load waits for a product."""
+    """The memory holds all tiles, so that no load waits for a product."""
     schedule = build_schedule((100, 200, 150), 8, Cut(100, 150, (50,), (100,), (4, 4, 1)))
     engine, done = CountingEngine(), list[int]()
     paces = {step.size: LaunchUnit(16, seconds) for step in schedule.products}
@@ -105,7 +105,7 @@ def test_what_is_launched_in_parts_is_told_and_right(small_parts: None) -> None:
 
 
 def test_a_plan_that_is_given_multiplies_whole_tiles(small_parts: None) -> None:
-    """It may be none for fewer rows."""
+    """A required plan may be invalid for fewer rows, so its products are launched whole."""
     a, machine = np.ones((256, 256)), HostMachine(10**9, CountingEngine())
     constraints = NO_CONSTRAINTS._replace(plan=Plan.parse("strassen > vendor"))
     out_of_core.streamed_matmul(NUMPY, a, a, None, machine, constraints)

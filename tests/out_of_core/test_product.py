@@ -1,4 +1,4 @@
-"""NumPy's arrays streamed through an engine that is no device: NumPy's results, types, places and errors."""
+"""NumPy arrays streamed through a simulated engine: NumPy's results, types, memory and errors."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_arrays_that_are_mapped_from_files(tmp_path: Path) -> None:
 
 
 def test_explaining_says_that_files_are_not_counted(tmp_path: Path) -> None:
-    """Of arrays that are mapped from files, and of what shows a part of one."""
+    """For mapped arrays and for views of one."""
     mapped: Any = np.memmap(tmp_path / "a", "f4", "w+", shape=(100, 100))
     plain, machine, words = (
         np.ones((100, 100), "f4"),
@@ -145,11 +145,11 @@ def test_a_result_may_be_a_part_of_what_the_operands_are_parts_of(first: int) ->
 
 
 def test_a_result_between_an_operands_rows_is_written_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts of one array's columns have no element in common, though one begins before the other ends."""
+    """Column blocks of one array share no element, though their address ranges overlap."""
     whole = matrix((80, 160), "float64")
     a, b, out = whole[:, :80], matrix((80, 80), "float64", 1), whole[:, 80:]
     wanted = a @ b
-    monkeypatch.setattr(NumpyLibrary, "new_array", lambda *given: pytest.fail("memory for all of C"))
+    monkeypatch.setattr(NumpyLibrary, "new_array", lambda *arguments: pytest.fail("memory for all of C"))
     assert streamed(a, b, out) is out
     np.testing.assert_allclose(out, wanted, rtol=1e-9, atol=1e-9)
 
@@ -240,7 +240,7 @@ def test_less_memory_than_it_seemed(failing: str) -> None:
 
 @pytest.mark.parametrize(("size", "room"), [((240, 240, 240), 2_000_000), ((1200, 1000, 1400), 16_000_000)])
 def test_the_largest_workspace_is_asked_for_before_the_first_tile(size: tuple[int, int, int], room: int) -> None:
-    """That of the plan which is given, for the product of which it takes most; it fits beside the tiles."""
+    """The workspace of the required plan for its largest product is reserved, and fits beside the tiles."""
     machine, (m, k, n) = HostMachine(room), size
     a, b = matrix((m, k), "float64"), matrix((k, n), "float64", 1)
     plan = Plan.parse("strassen > vendor")
@@ -321,7 +321,7 @@ def test_a_bar_where_it_is_asked_for_and_takes_long(
 
 
 def test_ctrl_c_ends_all() -> None:
-    """In the midst of a product, whatever it waits for."""
+    """An interrupt ends a product wherever it waits."""
     interrupted = threading.Event()
 
     def slow(what: str) -> None:
@@ -346,7 +346,7 @@ def test_ctrl_c_ends_all() -> None:
 
 
 def test_a_matrix_is_there_when_all_of_its_chunks_are() -> None:
-    """Two are asked for before the first one is waited for; what a thread raises is raised by the wait."""
+    """Two loads start before the first is awaited; a thread's error is raised by `wait`."""
     left = [6]  # chunks: the first matrix has four
 
     def fails(what: str) -> None:

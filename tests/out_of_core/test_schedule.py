@@ -1,4 +1,4 @@
-"""Schedules: every entry of C is made of all that it is the sum of, from tiles that are there, in memory as counted."""
+"""Schedules: every entry of C is the complete sum, from loaded tiles, within the counted memory."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_steps_wait_for_all_that_they_need(size: tuple[int, int, int], cut: Cut)
 
 
 def ended_before(schedule: Schedule, number: int) -> set[int]:
-    """The steps that have ended when this one begins: what it waits for, and all before these in their own turns."""
+    """Return the steps that have ended when this one starts: those that it waits for, and their predecessors."""
     step, ended = schedule.steps[number], set[int]()
     waiting = list(step.after)
     if own := [i for i in range(number) if type(schedule.steps[i]) is type(step)]:
@@ -121,7 +121,7 @@ def test_memory_is_that_of_the_largest_tile_in_each_slot() -> None:
 
 
 def test_times_are_those_of_the_lane_that_is_last() -> None:
-    """Loads of two seconds each, a product of five, a store of four; then pieces and bands of halves."""
+    """Two-second loads, a five-second product, a four-second store; then two pieces and two bands."""
     rates = Rates(16.0, 4.0)
     whole = build_schedule((4, 8, 4), 1, Cut(4, 4, (8,), (4,), (1, 1, 1)))
     times = whole.times(rates, lambda size: 5.0)
@@ -153,7 +153,7 @@ def test_what_is_chosen_fits(size: tuple[int, int, int], dtype: str, room: int) 
 
 
 def test_the_first_piece_is_small_and_so_is_the_last_band() -> None:
-    """Where transfers take as long as products, the beginning and the end are what can be saved."""
+    """If transfers take as long as products, pieces and bands save time at the beginning and the end."""
     size = 16384, 16384, 16384
     found, times = choose_schedule(size, "float32", 1 << 37, Rates(2e10, 2e10), seconds_by_work)  # type: ignore[arg-type]
     pieces, bands = (

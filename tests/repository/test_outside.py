@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import outside
-from benchmarks.outside import Suite, compared
+from benchmarks.outside import Suite, compared_outcomes
 
 TESTS = """
 import numpy as np
@@ -52,7 +52,7 @@ def test_what_fails_only_with_fmm_is_found(checkout: Path, capfd: pytest.Capture
 
 
 def test_a_test_that_does_not_run_with_fmm_is_worse() -> None:
-    found = compared({"a": "passed", "b": "skipped", "c": "passed"}, {"a": "skipped", "b": "skipped"})
+    found = compared_outcomes({"a": "passed", "b": "skipped", "c": "passed"}, {"a": "skipped", "b": "skipped"})
     assert found["worse with fmm"] == ["a", "c"]
 
 
@@ -67,7 +67,7 @@ def test_tests_that_all_fail_show_nothing(
 ) -> None:
     (tmp_path / "test").mkdir()
     out = tmp_path / "out.json"
-    monkeypatch.setattr(outside, "run", lambda *asked: {"test_mm": "failed", "test_bmm": "skipped"})
+    monkeypatch.setattr(outside, "run_suite", lambda *asked: {"test_mm": "failed", "test_bmm": "skipped"})
     assert outside.main(["torch", str(tmp_path), "--out", str(out)]) == 1
     assert "no test of torch passed even without fmm" in capsys.readouterr().out
     assert json.loads(out.read_text())["worse with fmm"] == []

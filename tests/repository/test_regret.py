@@ -24,8 +24,8 @@ from benchmarks.held_out import (
     drawn_shapes,
     recorded_rows,
     recorded_runs,
+    representative_run,
     summary,
-    told_run,
 )
 from benchmarks.regret import SAMPLE, WARM, first_samples
 from benchmarks.replay import limits_of, main, replayed, tuned_model
@@ -126,7 +126,7 @@ BOTH, ONE = {"float32": 5, "float64": 5}, {"float64": 9}
 )
 def test_a_page_tells_of_one_run(tmp_path: Path, runs: Any, told: tuple[int, int]) -> None:
     write_runs(tmp_path / FILE, *runs)
-    found = told_run(recorded_runs(tmp_path / FILE))
+    found = representative_run(recorded_runs(tmp_path / FILE))
     assert (found.config, found.seed) == told
     assert len(found.rows) == sum(dict((run[:2], run[2]) for run in runs)[told].values()), "rows of another run"
 
@@ -218,13 +218,13 @@ def test_a_replay_tells_of_the_last_run_alone(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / FILE).write_text("\n".join(text))
     assert main([str(tmp_path / FILE)]) == 0
     before, _, after = capsys.readouterr().out.partition("The last run alone:\n")
-    assert "1 of 4 known: 1.000 of the best plan's speed" in before
+    assert "1 of 4 timed: 1.000 of the best plan's speed" in before
     float32, float64 = after.splitlines()
     assert " ".join(float32.split()) == (
         "float32 1 shapes, then: 0.500 of the best plan's speed, 1 below 0.9, 0 below 0.98 of the vendor's; "
         "now: 1.000 of the best plan's speed, 0 below 0.9, 0 below 0.98 of the vendor's"
     )
-    assert float64.endswith("now: nothing known, 1 unknown")
+    assert float64.endswith("now: none timed, 1 not timed")
 
 
 def a_row(dtype: str, size: tuple[int, int, int], **more: list[float]) -> Row:

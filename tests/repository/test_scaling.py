@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import scaling
-from benchmarks.scaling import COLUMNS, FORMS, MARK, PAGE, PLAIN, TABLES, Row, cells, decided
+from benchmarks.scaling import COLUMNS, FORMS, MARK, PAGE, PLAIN, TABLES, Row, cells, fastest_decision
 from fmm.config.files import SHIPPED
 
 # Rows that are computed in seconds; all others are slow tests.
@@ -57,7 +57,7 @@ def test_a_row_says_whether_the_level_is_taken(above: str, said: str, monkeypatc
     monkeypatch.setenv("FMM_CONFIG", str(SHIPPED))
     monkeypatch.setenv("FMM_EMULATION", "1")
     row = Row(PLAIN, 65536, 2)
-    found = decided(row)
+    found = fastest_decision(row)
     chosen = min((way for way in found.candidates if str(way.above) == above), key=lambda way: way.seconds)
-    monkeypatch.setattr(scaling, "decided", lambda row: replace(found, best=chosen))
+    monkeypatch.setattr(scaling, "fastest_decision", lambda row: replace(found, best=chosen))
     assert cells(row)[COLUMNS.index("taken")] == said

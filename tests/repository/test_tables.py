@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.held_out import FILE
 from benchmarks.pages import shortlist
-from benchmarks.tables import calls, gpu, several_gpus, shortest, tunings
+from benchmarks.tables import everywhere, gpu, shortest, tunings
 from benchmarks.tables.markdown import short
 
 
@@ -29,11 +29,11 @@ def a_call(**more: Any) -> dict[str, Any]:
 def test_default_calls_are_shown_as_they_were_measured(tmp_path: Path) -> None:
     rows = [a_call(), a_call(dtype="float64", failure="out of memory")]
     write_rows(tmp_path / "a-card" / "calls.json", rows)
-    (found,) = [line for line in calls.calls(tmp_path) if "float" in line]
+    (found,) = [line for line in gpu.calls(tmp_path) if "float" in line]
     assert "6000 ms | 1500 ms | **4.00** | 0.50 | 1.00 GiB | calibrated model | `f16x3` |" in found
     assert any("4.00" in line and "a card" in line for line in shortlist(tmp_path)), "README's list has it"
     write_rows(tmp_path / "a-card" / "large.json", [a_call(taken=2 / 3)])
-    assert any("| 67% |" in line for line in calls.large(tmp_path))
+    assert any("| 67% |" in line for line in gpu.large(tmp_path))
 
 
 def test_held_out_shapes_are_shown_type_by_type(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_shared_product_stands_beside_what_was_predicted_of_it(tmp_path: Path)
     row = {"dtype": "float32", "n": 8, "seconds": {"torch": [0.4, 0.6], "shared": [0.1, 0.2]}}
     row["ways"] = {"shared": ["shared: rows by 2", "predicted: 0.1528 s (x)"]}
     write_rows(tmp_path / "cards" / "distributed.json", [row])
-    torch, shared = list(several_gpus.several_gpus(tmp_path))[2:]
+    torch, shared = list(everywhere.several_gpus(tmp_path))[2:]
     assert torch == "| 2 x a card | float32 | 8 | torch's own product | 500 |  |  |  |"
     assert shared == "| 2 x a card | float32 | 8 | `fmm.distributed.matmul` | 150 | 153 | **3.50** |  |"
 

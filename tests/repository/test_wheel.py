@@ -99,7 +99,7 @@ def test_where_the_wheel_is_installed_the_environment_installs_fmm(clean_bin: Pa
         "import numpy as np, sys; print(type(np.matmul).__name__, 'fmm' in sys.modules)"
     )
     assert "ufunc False" in run([clean_bin / "python", "program.py"], tmp_path)
-    assert "Replaced True" in run(["env", "FMM_INSTALL=numpy", clean_bin / "python", "program.py"], tmp_path)
+    assert "ReplacedFunction True" in run(["env", "FMM_INSTALL=numpy", clean_bin / "python", "program.py"], tmp_path)
 
 
 @pytest.mark.slow

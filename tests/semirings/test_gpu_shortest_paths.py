@@ -38,8 +38,8 @@ def test_the_same_as_on_the_host(cupy: Any, kind: str, dtype: str) -> None:
         alone = fmm.shortest_paths(cupy.asarray(edges))
         assert isinstance(found, cupy.ndarray) and found.dtype == edges.dtype
         for x in (found, alone):
-            given = as_lengths(cupy.asnumpy(x))
-            np.testing.assert_allclose(given, as_lengths(wanted), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+            lengths = as_lengths(cupy.asnumpy(x))
+            np.testing.assert_allclose(lengths, as_lengths(wanted), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
         check_predecessors(cupy.asnumpy(found), cupy.asnumpy(nodes), edges, TOLERANCE[dtype])
 
 
@@ -124,11 +124,11 @@ def test_torchs_tensors(cupy: Any) -> None:
     torch = pytest.importorskip("torch")
     edges = np.random.default_rng(23).random((300, 300)).astype(np.float32)
     with torch.cuda.stream(torch.cuda.Stream()):
-        given = torch.from_numpy(edges).cuda()
-        found, nodes = fmm.shortest_paths(given, return_predecessors=True)
+        graph = torch.from_numpy(edges).cuda()
+        found, nodes = fmm.shortest_paths(graph, return_predecessors=True)
         assert isinstance(found, torch.Tensor) and found.is_cuda and nodes.dtype == torch.int32
         result, wanted = found.cpu().numpy(), fmm.shortest_paths(edges)
-        squared = fmm.minplus(given, given).cpu().numpy()
+        squared = fmm.minplus(graph, graph).cpu().numpy()
     np.testing.assert_allclose(result, wanted, rtol=2e-5)
     np.testing.assert_array_equal(squared, fmm.minplus(edges, edges))
 

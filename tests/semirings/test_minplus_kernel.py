@@ -71,7 +71,7 @@ def best(ring: Ring, a: Matrix, b: Matrix, old: Matrix | None) -> tuple[Matrix, 
     return (every.max if greatest else every.min)(1), (every.argmax if greatest else every.argmin)(1) - 1
 
 
-def launched(ring: Ring, sizes: Any, shape: tuple[int, int, int], noted: bool, kept: bool) -> None:
+def launched(ring: Ring, sizes: Any, shape: tuple[int, int, int], with_arguments: bool, with_old: bool) -> None:
     m, k, n = shape
     rng = np.random.default_rng(sum(shape))
     memory = {"A": matrix(m, k, ring, rng), "B": matrix(k, n, ring, rng), "O": matrix(m, n, ring, rng)}
@@ -81,41 +81,43 @@ def launched(ring: Ring, sizes: Any, shape: tuple[int, int, int], noted: bool, k
         memory["A2"] = lines_of(m, padded(k), POISON, np.uint32)
         launches.append(doubling_launch(left, whole("A2", memory["A2"], k)))
         left = whole("A2", memory["A2"], k)
-    old = whole("O", memory["O"], n) if kept else None
-    args = whole("G", memory["G"], n) if noted else None
+    old = whole("O", memory["O"], n) if with_old else None
+    args = whole("G", memory["G"], n) if with_arguments else None
     product = SemiringProduct(left, whole("B", memory["B"], n), whole("C", memory["C"], n), old, args)
     play([*launches, minplus_launch(ring, sizes, [product])], memory)
-    before = memory["O"][:, :n] if kept else None
+    before = memory["O"][:, :n] if with_old else None
     wanted, step = best(ring, memory["A"][:, :k], memory["B"][:, :n], before)
     np.testing.assert_array_equal(memory["C"][:, :n], wanted)
     beyond = n + n % ring.per_word
     assert (memory["C"][:, beyond:] == POISON).all()
-    if noted:
+    if with_arguments:
         np.testing.assert_array_equal(memory["G"][:, :n], step)
         assert (memory["G"][:, n:] == POISON).all()
 
 
-VARIANTS = [(name, noted) for name, ring in RINGS.items() for noted in (False, True)[: 3 - ring.per_word]]
+VARIANTS = [
+    (name, with_arguments) for name, ring in RINGS.items() for with_arguments in (False, True)[: 3 - ring.per_word]
+]
 QUICK = [("float32, none negative", False), ("float64", True), ("int16, none negative", False)]
 
 
-@pytest.mark.parametrize(("name", "noted"), quick_and_slow(QUICK, [x for x in VARIANTS if x not in QUICK]))
-def test_products_on_the_host(name: str, noted: bool) -> None:
+@pytest.mark.parametrize(("name", "with_arguments"), quick_and_slow(QUICK, [x for x in VARIANTS if x not in QUICK]))
+def test_products_on_the_host(name: str, with_arguments: bool) -> None:
     """With every tile size on sizes that divide nothing; nothing beside the result is touched."""
     required_compiler()
     ring = RINGS[name]
-    for sizes in sizes_for(ring, noted)[-1:]:
+    for sizes in sizes_for(ring, with_arguments)[-1:]:
         for shape in ((1, 1, 1), (35, 21, 71), (33, 64, 40)):
-            for kept in (False, True):
-                launched(ring, sizes, shape, noted, kept)
+            for with_old in (False, True):
+                launched(ring, sizes, shape, with_arguments, with_old)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "noted"), VARIANTS)
-def test_the_larger_tiles_on_the_host(name: str, noted: bool) -> None:
+@pytest.mark.parametrize(("name", "with_arguments"), VARIANTS)
+def test_the_larger_tiles_on_the_host(name: str, with_arguments: bool) -> None:
     required_compiler()
-    for sizes in sizes_for(RINGS[name], noted)[:-1]:
-        launched(RINGS[name], sizes, (130, 19, 263), noted, True)
+    for sizes in sizes_for(RINGS[name], with_arguments)[:-1]:
+        launched(RINGS[name], sizes, (130, 19, 263), with_arguments, True)
 
 
 @pytest.mark.parametrize("name", ["float32", "int16, none negative"])
@@ -142,7 +144,7 @@ def test_numbers_below_zero_are_compared_by_their_bits() -> None:
     np.testing.assert_array_equal(memory["C"][:, :n], np.fmin.reduce(sums, axis=1))
 
 
-def closed_by_launches(name: str, n: int, noted: bool) -> tuple[Matrix, Matrix, Matrix | None]:
+def closed_by_launches(name: str, n: int, with_arguments: bool) -> tuple[Matrix, Matrix, Matrix | None]:
     """A random graph, its closure, and the nodes before the ends of the ways."""
     ring, rng = RINGS[name], np.random.default_rng(n)
     none, dtype = none_of(ring), dtype_of(ring)
@@ -150,13 +152,13 @@ def closed_by_launches(name: str, n: int, noted: bool) -> tuple[Matrix, Matrix, 
     there = rng.random((n, n)) < min(1, 4 / n)
     edges[there] = rng.integers(1, 90, (n, n))[there]
     np.fill_diagonal(edges, 0)
-    found = closure_launches(ring, n, noted, 132)
+    found = closure_launches(ring, n, with_arguments, 132)
     d = lines_of(n, padded(n), none, dtype)
     d[:, :n] = edges
     memory = {MATRIX: d, WORKSPACE: lines_of(1, max(found.numbers, 1), POISON, dtype)}
     memory[DOUBLED] = lines_of(1, max(found.doubled_bytes, 4), POISON, np.uint8)
     nodes = None
-    if noted:
+    if with_arguments:
         nodes = lines_of(n, padded(n), -9999, np.int32)
         nodes[:, :n] = np.where(edges == none, -9999, np.arange(n)[:, None])
         nodes[range(n), range(n)] = -9999
@@ -166,17 +168,17 @@ def closed_by_launches(name: str, n: int, noted: bool) -> tuple[Matrix, Matrix, 
 
 
 @pytest.mark.parametrize(
-    ("name", "noted"),
+    ("name", "with_arguments"),
     quick_and_slow(
         [("float32", False), ("int16, none negative", False), ("float64", True)],
         [("float32", True), ("int32", True), ("int32, none negative", False), ("float32, none negative", False)],
     ),
 )
-def test_closures_on_the_host(name: str, noted: bool) -> None:
+def test_closures_on_the_host(name: str, with_arguments: bool) -> None:
     required_compiler()
     none = none_of(RINGS[name])
-    for n in (1, 5, tile_side(noted) + 3):
-        edges, found, nodes = closed_by_launches(name, n, noted)
+    for n in (1, 5, tile_side(with_arguments) + 3):
+        edges, found, nodes = closed_by_launches(name, n, with_arguments)
         wanted = np.where(edges == none, np.inf, edges)
         for k in range(n):
             np.minimum(wanted, wanted[:, k, None] + wanted[k], out=wanted)
@@ -199,16 +201,16 @@ def test_small_products_have_small_tiles() -> None:
     assert names == ["Small", "Medium", "Square"]
 
 
-def compile_jobs(architecture: str, name: str, noted: bool) -> list[tuple[str, str, str]]:
+def compile_jobs(architecture: str, name: str, with_arguments: bool) -> list[tuple[str, str, str]]:
     """From the largest tiles to the smallest, then the kernel that closes a tile."""
-    kernels = [MinplusKernel(name, s, noted) for s in sizes_for(RINGS[name], noted)]
+    kernels = [MinplusKernel(name, s, with_arguments) for s in sizes_for(RINGS[name], with_arguments)]
     jobs = [(f"{name} {kernel.sizes.name}", minplus_source(kernel), architecture) for kernel in kernels]
-    return [*jobs, (f"close {name}", close_source(name, tile_side(noted), noted), architecture)]
+    return [*jobs, (f"close {name}", close_source(name, tile_side(with_arguments), with_arguments), architecture)]
 
 
-def compiled_jobs(architecture: str, name: str, noted: bool) -> list[tuple[str, str, str]]:
+def compiled_jobs(architecture: str, name: str, with_arguments: bool) -> list[tuple[str, str, str]]:
     """For Hopper all; for each of the others one of every variant, in turns. FMM_ALL_KERNELS=1: all."""
-    jobs = compile_jobs(architecture, name, noted)
+    jobs = compile_jobs(architecture, name, with_arguments)
     if architecture == "sm_90" or os.environ.get("FMM_ALL_KERNELS") == "1":
         return jobs
     turn = list(RINGS).index(name) + ARCHITECTURES.index(architecture)
@@ -225,10 +227,10 @@ def test_nothing_is_spilled_on_hopper(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize(("name", "noted"), VARIANTS)
-def test_every_architecture_compiles_all(name: str, noted: bool, architecture: str) -> None:
+@pytest.mark.parametrize(("name", "with_arguments"), VARIANTS)
+def test_every_architecture_compiles_all(name: str, with_arguments: bool, architecture: str) -> None:
     """Without local memory, with as few registers as the thread blocks on a multiprocessor ask for."""
-    for found in in_parallel(report, compiled_jobs(architecture, name, noted)):
+    for found in in_parallel(report, compiled_jobs(architecture, name, with_arguments)):
         assert found.local == 0 and found.registers <= 255, found
 
 
@@ -236,22 +238,22 @@ def test_every_architecture_compiles_all(name: str, noted: bool, architecture: s
 def test_kernels_of_every_kind_are_compiled_everywhere(architecture: str) -> None:
     """With and without arguments, of every type, tiles of every size and the closing of one."""
     found = {
-        (noted, RINGS[name].word, job[0].removeprefix(f"{name} ").split()[0])
-        for name, noted in VARIANTS
-        for job in compiled_jobs(architecture, name, noted)
+        (with_arguments, RINGS[name].word, job[0].removeprefix(f"{name} ").split()[0])
+        for name, with_arguments in VARIANTS
+        for job in compiled_jobs(architecture, name, with_arguments)
     }
     assert {kind for _, _, kind in found} == {"Square", "Medium", "Small", "Half", "close"}
     assert {word for _, word, _ in found} == {ring.word for ring in RINGS.values()}
-    assert {noted for noted, _, _ in found} == {False, True}
+    assert {with_arguments for with_arguments, _, _ in found} == {False, True}
 
 
 def test_numbers_are_written_twice_everywhere() -> None:
     assert report("write_twice", doubling_source(), "sm_90").local == 0
 
 
-@pytest.mark.parametrize(("name", "noted"), VARIANTS)
-def test_shared_memory_fits(name: str, noted: bool) -> None:
+@pytest.mark.parametrize(("name", "with_arguments"), VARIANTS)
+def test_shared_memory_fits(name: str, with_arguments: bool) -> None:
     """On every architecture one thread block; on Hopper as many as the compiler leaves registers for."""
-    for s in sizes_for(RINGS[name], noted):
-        shared = MinplusKernel(name, s, noted).shared
+    for s in sizes_for(RINGS[name], with_arguments):
+        shared = MinplusKernel(name, s, with_arguments).shared
         assert shared <= 64 << 10 and s.blocks * (shared + 1024) <= 228 << 10

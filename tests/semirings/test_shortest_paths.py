@@ -1,4 +1,4 @@
-"""fmm.shortest_paths and fmm.minplus on the host: as SciPy's floyd_warshall, and as the definition."""
+"""fmm.shortest_paths and fmm.minplus on the host, compared with SciPy's floyd_warshall and with the definition."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def same_as_scipy(edges: Matrix, **options: Any) -> None:
 
 
 def _zeros_stored(rng: np.random.Generator) -> Any:
-    """Edges of lengths 0, 1 and 2, in whole numbers."""
+    """Integer edges of lengths 0, 1 and 2."""
     chosen = np.where(rng.random((100, 100)) < 0.04, rng.integers(0, 3, (100, 100)), -1)
     return np.ma.masked_array(chosen.astype(np.int32), chosen < 0)
 
 
 def _of_wide_range(rng: np.random.Generator) -> Any:
-    """Positive edges; beside the longest the shortest are nothing in float32."""
+    """Positive edges; added to the longest, the shortest vanish in float32."""
     return np.where(rng.random((100, 100)) < 0.05, 10.0 ** rng.integers(-6, 6, (100, 100)), 0).astype(np.float32)
 
 
 def _by_potentials(rng: np.random.Generator) -> Any:
-    """Edges of any sign, all of whose cycles have no length."""
+    """Edges of any sign; every cycle has length zero."""
     height = rng.integers(1, 1000, 100)
     edges = np.where(rng.random((100, 100)) < 0.05, height[:, None] - height, 0)
     return edges.astype(np.float64)
@@ -58,7 +58,7 @@ def _by_potentials(rng: np.random.Generator) -> Any:
 
 @pytest.mark.parametrize("graph", [_zeros_stored, _of_wide_range, _by_potentials])
 def test_predecessors_lead_back_where_cycles_have_no_length(graph: Any) -> None:
-    """From every node, to where the way begins, by edges that are as long as the way together."""
+    """Predecessors lead back from every node to the start, by edges that sum to the path's length."""
     for seed in range(5):
         edges = graph(np.random.default_rng(seed))
         lengths, before = fmm.shortest_paths(edges, return_predecessors=True)
@@ -75,7 +75,7 @@ def test_predecessors_lead_back_where_cycles_have_no_length(graph: Any) -> None:
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_the_same_as_scipys(kind: str, dtype: str) -> None:
-    """Bit for bit in whole numbers. Sizes: none, one, odd, prime, one more than a tile."""
+    """Integers agree bit for bit. Sizes: zero, one, odd, prime, one more than a tile."""
     rng = np.random.default_rng(11)
     options: list[dict[str, Any]] = [{}, {"return_predecessors": True}, {"unweighted": True}]
     if kind != "negative":  # undirected, a negative edge is a cycle
@@ -93,8 +93,8 @@ def test_the_same_for_larger_graphs(kind: str, dtype: str) -> None:
 
 
 def test_no_edge_is_what_scipy_takes_for_none() -> None:
-    """Zero and up to 1e-8, NaN and both infinities; what stands on the diagonal is not read. (SciPy's own answer to
-    columns that are contiguous is wrong: it gives them back as they are.)"""
+    """Zero and up to 1e-8, NaN and both infinities are no edge; the diagonal is not read. (SciPy's own result for
+    column-major input is wrong: it returns the input.)"""
     numbers = [0, np.inf, -np.inf, np.nan, 1e-8, -1e-8, 2e-8, 5.0]
     edges = np.array(numbers * 8).reshape(8, 8)
     edges[3, 3] = -9
@@ -111,7 +111,7 @@ def test_the_largest_number_is_no_edge(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["int32", "int16"])
 def test_lengths_are_saturated(dtype: str) -> None:
-    """A path that is too long counts as none; without an overflow on its way it can still be used."""
+    """A path that is too long counts as none; a longer path without overflow on the way is still found."""
     most = int(np.iinfo(dtype).max)
     chain = np.zeros((4, 4), dtype)
     chain[[0, 1, 2], [1, 2, 3]] = most - 1, most - 1, 1
@@ -124,8 +124,8 @@ def test_lengths_are_saturated(dtype: str) -> None:
 def test_what_is_not_of_four_types_is_float64() -> None:
     edges = [[0, 1, 0], [0, 0, 2], [4, 0, 0]]
     wanted = csgraph.floyd_warshall(edges)
-    for given in (edges, np.array(edges), np.array(edges, np.uint8), np.array(edges, np.float16)):
-        found = fmm.shortest_paths(given)
+    for graph in (edges, np.array(edges), np.array(edges, np.uint8), np.array(edges, np.float16)):
+        found = fmm.shortest_paths(graph)
         assert found.dtype == np.float64
         np.testing.assert_array_equal(found, wanted)
     yes = np.array(edges, bool)
@@ -155,7 +155,7 @@ def test_what_scipy_rejects(wrong: Any) -> None:
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_negative_cycles_raise(dtype: str) -> None:
-    """Of two nodes or through a hundred, also where lengths grow beyond the type on the way."""
+    """Cycles of two or of a hundred nodes, also where lengths overflow the type on the way."""
     for n, step in ((2, 1), (100, 1), (100, 77)):
         edges = np.zeros((n, n), dtype)
         edges[np.arange(n), (np.arange(n) + step) % n] = -100
@@ -222,7 +222,7 @@ OPTIONS: tuple[dict[str, Any], ...] = ({}, {"directed": False}, {"unweighted": T
 
 
 def sparse_graph(rng: np.random.Generator, dtype: str) -> Any:
-    """Of 40 nodes, with some edges of length zero, which are stored."""
+    """A sparse graph of 40 nodes, with some stored edges of length zero."""
     sparse = pytest.importorskip("scipy.sparse")
     i, j = rng.integers(0, 40, (2, 160))
     keep = np.unique(40 * i + j, return_index=True)[1]
@@ -232,7 +232,7 @@ def sparse_graph(rng: np.random.Generator, dtype: str) -> Any:
 
 @pytest.mark.parametrize("form", ["csr", "csc", "lil", "coo"])
 def test_sparse_matrices(form: str) -> None:
-    """Stored zeros are edges, as to SciPy, which takes no coo; types stay what they are."""
+    """Stored zeros are edges, as in SciPy (which takes no coo); types are preserved."""
     for dtype in (*TYPES, "int64"):
         graph = sparse_graph(np.random.default_rng(41), dtype).asformat(form)
         assert form == "lil" or (graph.data == 0).any()
@@ -256,7 +256,7 @@ def test_sparse_matrices_of_others() -> None:
 
 
 def test_masked_zeros_and_numbers_of_every_kind() -> None:
-    """What is masked is no edge; of the rest zero, NaN and infinities are none either."""
+    """Masked entries are no edges; of the others zero, NaN and infinities are none either."""
     rng = np.random.default_rng(42)
     for dtype in ("float64", "float32", "int32", "int16", "int64", "bool"):
         values, mask = rng.integers(0, 5, (23, 23)).astype(dtype), rng.random((23, 23)) < 0.5
@@ -272,7 +272,7 @@ def test_masked_zeros_and_numbers_of_every_kind() -> None:
 
 @pytest.mark.parametrize("dtype", [">f8", ">f4", ">i4", ">i2", ">i8", "float16", "longdouble", "uint16", "uint64"])
 def test_other_types_and_byte_orders(dtype: str) -> None:
-    """In the machine's own byte order, and what is none of the four types in float64."""
+    """The result is in native byte order, and in float64 for types other than the four."""
     rng = np.random.default_rng(43)
     edges = rng.integers(0, 9, (70, 70)).astype(dtype)
     native = edges.dtype.newbyteorder("=")
@@ -289,12 +289,12 @@ class Lengths(np.ndarray[Any, Any]):
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_lists_tuples_and_subclasses(overwrite: bool) -> None:
-    """Nothing can be written to a list; `overwrite` only allows it."""
+    """A list cannot be overwritten; `overwrite` is a permission, not a demand."""
     edges = [[0.0, 1.0, 0.0], [0.0, 0.0, 2.0], [4.0, 0.0, 0.0]]
     wanted = csgraph.floyd_warshall(edges)
     forms: tuple[Any, ...] = (edges, tuple(map(tuple, edges)), np.array(edges).view(Lengths))
-    for given in forms:
-        found = fmm.shortest_paths(given, overwrite=overwrite)
+    for graph in forms:
+        found = fmm.shortest_paths(graph, overwrite=overwrite)
         assert type(found) is np.ndarray
         np.testing.assert_array_equal(found, wanted)
     assert edges[0] == [0.0, 1.0, 0.0]
@@ -302,7 +302,7 @@ def test_lists_tuples_and_subclasses(overwrite: bool) -> None:
 
 @pytest.mark.parametrize("n", [67, 200])
 def test_any_strides(n: int) -> None:
-    """Columns that are contiguous, gaps, reversed rows; by NumPy alone and, from some size on, compiled."""
+    """Column-major, strided and reversed inputs; by NumPy alone and, from some size on, compiled."""
     rng = np.random.default_rng(44)
     wide = rng.integers(0, 9, (2 * n, 2 * n)).astype(float)
     views = (np.asfortranarray(wide[:n, :n]), wide[::2, ::2], wide[:n, :n].T, wide[n - 1 :: -1, n - 1 :: -1])
@@ -313,14 +313,14 @@ def test_any_strides(n: int) -> None:
 
 
 def test_what_is_computed_on_lies_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled kernels take that for granted: of columns that are contiguous they computed something else."""
+    """Compiled kernels require row-major input: they would compute something else of column-major input."""
     seen: list[bool] = []
 
-    def noted(ring: Any, d: Matrix, nodes: Any = None, side: int = HOST_TILE_SIDE) -> None:
+    def with_predecessors(ring: Any, d: Matrix, nodes: Any = None, side: int = HOST_TILE_SIDE) -> None:
         seen.append(d.flags.c_contiguous)
         close_matrix(ring, d, nodes, side)
 
-    monkeypatch.setattr("fmm.semirings.shortest_paths.close_matrix", noted)
+    monkeypatch.setattr("fmm.semirings.shortest_paths.close_matrix", with_predecessors)
     for dtype in TYPES:
         for directed in (True, False):
             fmm.shortest_paths(np.asfortranarray(np.arange(25).reshape(5, 5).astype(dtype)), directed)
@@ -328,7 +328,7 @@ def test_what_is_computed_on_lies_row_by_row(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_negative_cycles_through_several_nodes() -> None:
-    """Of edges that are not all negative, among others that lead nowhere; undirected, of one negative edge."""
+    """A cycle with some negative edges among dead ends; an undirected graph with one negative edge."""
     rng = np.random.default_rng(45)
     edges = np.where(rng.random((90, 90)) < 0.1, 50.0, 0)
     ring = rng.permutation(90)[:7]
@@ -356,7 +356,7 @@ def test_a_word_is_no_yes(name: str) -> None:
 
 
 def test_what_stands_on_the_diagonal_is_not_read() -> None:
-    """NaN, infinities, negative numbers, the largest whole one."""
+    """NaN, infinities, negative numbers, the largest integer."""
     edges = np.random.default_rng(46).integers(1, 9, (5, 5)).astype(float)
     wanted = fmm.shortest_paths(edges)
     for number in (np.nan, np.inf, -np.inf, -7.0, 1e300):
@@ -371,7 +371,7 @@ def test_what_stands_on_the_diagonal_is_not_read() -> None:
 
 
 def drawn(shape: tuple[int, int], dtype: str, maximum: bool, rng: np.random.Generator) -> Matrix:
-    """Numbers of the whole range and small ones, a tenth of them none."""
+    """Numbers of the whole range and small ones, a tenth of them missing."""
     if dtype[0] == "f":
         x = rng.standard_normal(shape).astype(dtype)
         x[rng.random(shape) < 0.1] = -np.inf if maximum else np.inf
@@ -384,7 +384,7 @@ def drawn(shape: tuple[int, int], dtype: str, maximum: bool, rng: np.random.Gene
 
 
 def defined(a: Matrix, b: Matrix, maximum: bool) -> tuple[Matrix, Matrix, Any]:
-    """All sums; the best ones, saturated; what is none."""
+    """Return all sums, the best ones saturated, and the missing value."""
     dtype = a.dtype
     if dtype.kind == "f":
         none = -np.inf if maximum else np.inf
@@ -425,7 +425,7 @@ def domain_of(*arrays: Matrix, device: bool, args: bool = False, greatest: bool 
 
 
 def test_none_negative_is_computed_in_the_type_itself() -> None:
-    """And whole numbers that are, in one in which their sums are exact."""
+    """Integers with larger sums are computed in a domain with exact sums."""
     small, below = np.array([[1, 2]], np.int16), np.array([[-1, 2]], np.int32)
     assert domain_of(small, small, device=False).dtype == domain_of(small, small, device=True).dtype == "uint16"
     assert domain_of(small, small, device=True, args=True).dtype == "uint32"
@@ -435,7 +435,7 @@ def test_none_negative_is_computed_in_the_type_itself() -> None:
 
 
 def test_floats_of_which_none_is_negative() -> None:
-    """They have a ring of their own on a device, if the product is large enough to look."""
+    """Nonnegative floats have a ring of their own on a device, in products large enough to test the signs."""
     floats = np.array([[0.0, 1]], np.float32)
     for other, ring in ((floats, "float32, none negative"), (floats - 1, "float32"), (floats * np.nan, "float32")):
         assert domain_of(floats, other, device=True).ring == ring
@@ -448,7 +448,7 @@ def test_floats_of_which_none_is_negative() -> None:
 @pytest.mark.parametrize("greatest", [False, True])
 @pytest.mark.parametrize("dtype", ["int32", "int16"])
 def test_no_edge_on_the_way_into_a_domain_and_back(dtype: str, greatest: bool) -> None:
-    """In each that a device computes in; also where that is of the users' own type."""
+    """In each domain of a device; also where the domain has the user's type."""
     none = missing_value(dtype, greatest)
     numbers = np.array([[5, none, -7, 0]], dtype)
     natural = np.array([[5, none, 7, 0]], dtype)
@@ -456,12 +456,12 @@ def test_no_edge_on_the_way_into_a_domain_and_back(dtype: str, greatest: bool) -
     cases.append((numbers, domain_of(numbers, device=False, greatest=greatest)))
     if not greatest:
         cases += [(natural, domain_of(natural, device=True, args=args)) for args in (False, True)]
-    for given, domain in cases:
-        inside = to_domain(given, domain, greatest)
+    for graph, domain in cases:
+        inside = to_domain(graph, domain, greatest)
         assert inside.dtype == domain.dtype and inside[0, 1] == domain.missing
-        assert (inside[0, [0, 2, 3]] == domain.sign * given[0, [0, 2, 3]].astype(float)).all()
+        assert (inside[0, [0, 2, 3]] == domain.sign * graph[0, [0, 2, 3]].astype(float)).all()
         back = from_domain(np, inside, domain, dtype, greatest)
-        assert back.dtype == dtype and (back == given).all()
+        assert back.dtype == dtype and (back == graph).all()
     assert {domain.ring for _, domain in cases} >= {"int32", "float64"}
 
 
@@ -485,7 +485,7 @@ def test_what_is_masked_is_none(dtype: str, none: float) -> None:
 
 @pytest.mark.parametrize(("small", "large"), [("int16", "int32"), ("int32", "float64"), ("int16", "float32")])
 def test_none_of_one_type_is_none_of_the_other(small: str, large: str) -> None:
-    """The largest number of a type is a number like others in a wider one."""
+    """The missing value of a type is an ordinary number of a wider type."""
     none, other = missing_value(small, False), missing_value(large, False)
     a, b = np.array([[none, 5]], small), np.array([[1], [other]], large)
     zeros = np.zeros_like(b)
@@ -535,25 +535,25 @@ DEVICE_CASES = [("negative", "int32"), ("negative", "int16"), ("random", "int16"
     ("kind", "dtype"), quick_and_slow(DEVICE_CASES, [x for x in product(GRAPHS, TYPES) if x not in DEVICE_CASES])
 )
 def test_the_same_as_scipys_on_a_device(kind: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the domain in which whole numbers do not overflow, to its launches, and back."""
+    """Through the domain without overflow, its launches, and back."""
     required_compiler()
     device, rng = take_the_hosts_place(monkeypatch), np.random.default_rng(31)
-    for n, noted in ((0, True), (1, False), (67, True), (131, False)):
-        same_as_scipy(of_type(GRAPHS[kind](n, rng), dtype, rng), return_predecessors=noted)
+    for n, with_predecessors in ((0, True), (1, False), (67, True), (131, False)):
+        same_as_scipy(of_type(GRAPHS[kind](n, rng), dtype, rng), return_predecessors=with_predecessors)
     negative = kind == "negative" and dtype[0] == "i"
     assert ("int32" if negative else f"{dtype}{', none negative' * (dtype[0] == 'i')}") in device.rings
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_negative_cycles_raise_on_a_device(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lengths that fall by half of what they are at each step do not wrap around."""
+    """Lengths that double in magnitude at each step do not wrap around."""
     required_compiler()
     take_the_hosts_place(monkeypatch)
     edges = np.zeros((70, 70), dtype)
     edges[np.arange(70), (np.arange(70) + 33) % 70] = -100
-    for noted in (False, True):
+    for with_predecessors in (False, True):
         with pytest.raises(fmm.NegativeCycleError):
-            fmm.shortest_paths(edges, return_predecessors=noted)
+            fmm.shortest_paths(edges, return_predecessors=with_predecessors)
     with pytest.raises(ValueError, match="r-kleene"):
         fmm.shortest_paths(edges, method="floyd-warshall")
 
@@ -580,7 +580,7 @@ def test_products_as_defined_on_a_device(dtype: str, maximum: bool, monkeypatch:
 
 
 def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NumPy alone computes the same, where it would be compiled otherwise."""
+    """NumPy alone computes the same as the compiled kernels."""
     monkeypatch.setattr(numba_kernels, "can_compile", lambda: False)
     rng = np.random.default_rng(18)
     edges = rng.integers(0, 99, (200, 200)).astype(np.int32)
@@ -590,17 +590,17 @@ def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_torchs_tensors() -> None:
     torch = pytest.importorskip("torch")
     edges = np.random.default_rng(19).random((30, 30))
-    given = torch.from_numpy(edges)
-    found, nodes = fmm.shortest_paths(given, return_predecessors=True)
+    graph = torch.from_numpy(edges)
+    found, nodes = fmm.shortest_paths(graph, return_predecessors=True)
     assert isinstance(found, torch.Tensor) and isinstance(nodes, torch.Tensor)
     np.testing.assert_array_equal(found.numpy(), fmm.shortest_paths(edges))
     out = torch.empty(30, 30, dtype=torch.float64)
-    assert fmm.minplus(given, given, out) is out
+    assert fmm.minplus(graph, graph, out) is out
     np.testing.assert_array_equal(out.numpy(), fmm.minplus(edges, edges))
 
 
 def test_tensors_that_numpy_does_not_read() -> None:
-    """Marks are applied, a type that NumPy does not have is converted; `out` and d itself are not such."""
+    """Conjugate marks are resolved and types that NumPy lacks are converted, but not for `out` and d."""
     torch = pytest.importorskip("torch")
     edges = torch.arange(9.0, dtype=torch.float64).reshape(3, 3)
     marked = torch.complex(edges, -edges).conj().imag
@@ -614,7 +614,7 @@ def test_tensors_that_numpy_does_not_read() -> None:
 
 
 def test_tensors_of_which_the_numbers_are_not_all() -> None:
-    """No derivative is lost without a word, and nothing is read where there is no memory."""
+    """Tensors that require gradients or have no memory raise an error."""
     torch = pytest.importorskip("torch")
     a, ahead = torch.rand(4, 4, dtype=torch.float64), torch.autograd.forward_ad
     for x in (a.to("meta"), a.to_sparse()):
@@ -635,7 +635,7 @@ def test_tensors_of_which_the_numbers_are_not_all() -> None:
 
 
 def test_nothing_is_no_graph() -> None:
-    """As in SciPy; and whatever libraries are there."""
+    """As in SciPy, whichever libraries are loaded."""
     with pytest.raises(ValueError, match="two dimensions"):
         fmm.shortest_paths(None)
     with pytest.raises(ValueError, match="wants matrices"):

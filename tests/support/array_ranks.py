@@ -164,11 +164,11 @@ def refused_arrays(device: str) -> None:
         (ValueError, "m, k and n", (x, x), {"mesh": mesh, "sizes": (4, 4, -1)}),
         (ValueError, "torch.chunk would have", (x, x), {"mesh": mesh, "sizes": (4 * count + 1, 4 * count, 4 * count)}),
     ]
-    for error, words, given, asked in calls:
+    for error, words, arguments, requested in calls:
         try:
-            fmm.distributed.matmul(*given, **asked)
-        except error as told:
-            assert words in str(told), (words, str(told))
+            fmm.distributed.matmul(*arguments, **requested)
+        except error as reported:
+            assert words in str(reported), (words, str(reported))
             continue
         raise AssertionError(f"{words}: it was not refused")
     assert near(fmm.distributed.matmul(x, x, mesh=mesh), np.full((4, 4 * count), 4.0 * count))

@@ -38,4 +38,5 @@ def write(path: Path, key: str, dtype: str = "float64", found: dict[str, Raw] | 
 def raw_thresholds(taus: Mapping[str, float | None], **others: Any) -> dict[str, Any]:
     """The thresholds of a section, tau1 to tau3 by their values; nothing was measured of them unless it is given."""
     spreads = {name: {"value": side, "low": side, "high": side} for name, side in taus.items()}
-    return {"n1_measured": None, "epsilon": None, "block_strategy": {}, **spreads, **others}
+    mappings: dict[str, Any] = {"block_strategy": {}, "one_level": {}, "intervals": {}, "without_emulation": {}}
+    return {"n1_measured": None, "epsilon": None, **mappings, **spreads, **others}

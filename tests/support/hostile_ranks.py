@@ -42,7 +42,7 @@ def disagree(device: str) -> None:
     taller = torch.ones(7 if second else 5, 12, dtype=torch.float64)  # not as torch.chunk cuts twelve rows
     shape = torch.Size((12, 12))
     uneven = DTensor.from_local(taller, mesh, rows, run_check=False, shape=shape, stride=(12, 1))
-    asked: dict[str, Callable[[], Any]] = {
+    requested: dict[str, Callable[[], Any]] = {
         "types": lambda: multiplied(single, single) if second else multiplied(double, double),
         "shapes": lambda: multiplied(double, wide) if second else multiplied(double, double),
         "plans": lambda: multiplied(double, double, plan="winograd" if second else "vendor"),
@@ -55,26 +55,26 @@ def disagree(device: str) -> None:
         "uneven parts": lambda: multiplied(uneven, double),
     }
     expected = drawn(12, 12) @ drawn(12, 12)
-    for known in (False, True):  # the first time nobody has multiplied yet
-        for what, call in asked.items():
+    for cached in (False, True):  # the first time nobody has multiplied yet
+        for what, call in requested.items():
             began = time.monotonic()
             try:
                 call()
             except (ValueError, PlanError) as error:
-                told: list[Any] = [None] * dist.get_world_size()
-                dist.all_gather_object(told, str(error))
-                assert len(set(told)) == 1 or what == "uneven parts", told
+                reported: list[Any] = [None] * dist.get_world_size()
+                dist.all_gather_object(reported, str(error))
+                assert len(set(reported)) == 1 or what == "uneven parts", reported
                 assert "different products" in str(error), error
             else:
                 raise AssertionError(f"{what}: nobody was told")
             assert time.monotonic() - began < 5, what
             right(fmm.distributed.matmul(double, double), expected)
-        for matrix in (single, double) if not known else ():
+        for matrix in (single, double) if not cached else ():
             fmm.distributed.matmul(matrix, matrix)
 
 
-def multiplied(a: Any, b: Any, **asked: Any) -> Any:
-    return fmm.distributed.matmul(a, b, **asked)
+def multiplied(a: Any, b: Any, **requested: Any) -> Any:
+    return fmm.distributed.matmul(a, b, **requested)
 
 
 def refused(device: str) -> None:
@@ -96,9 +96,9 @@ def refused(device: str) -> None:
     for places in ([Partial()], [Shard(0), Shard(1)], [], [Shard(2)], Shard(0), "rows", 1):
         try:
             fmm.distributed.matmul(x, x, placements=places)
-        except ValueError as told:
+        except ValueError as reported:
             valid = "placements of the product are to be a list with one of Shard(0), Shard(1), Replicate()"
-            assert valid in str(told) and str(places) in str(told), told
+            assert valid in str(reported) and str(places) in str(reported), reported
             continue
         raise AssertionError(places)
     right(fmm.distributed.matmul(x, x), drawn(8, 8) @ drawn(8, 8))
@@ -251,9 +251,9 @@ def alike(device: str) -> None:
         mesh = init_device_mesh(device, shape)
         x = distribute_tensor(drawn(300, 200, torch.float32), mesh, [Shard(0)] * mesh.ndim)
         y = distribute_tensor(drawn(200, 100, torch.float32), mesh, [Shard(1)] * mesh.ndim)
-        told: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(told, str(fmm.distributed.explain(x, y)))
-        assert len(set(told)) == 1, told
+        reported: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(reported, str(fmm.distributed.explain(x, y)))
+        assert len(set(reported)) == 1, reported
 
 
 def out_of_range(device: str) -> None:

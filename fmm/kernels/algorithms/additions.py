@@ -1,8 +1,8 @@
-"""Straight-line programs of additions: how a scheme's sums are formed, each shared sum once.
+"""Straight-line programs of additions: the sums of a scheme, with each shared sum formed once.
 
-A program reads `inputs` values, numbered 0, 1, ...; every line defines the next number as a linear combination of
-earlier ones; `outputs` names the numbers that are the result. A CPU runs it on panels, the counters count its
-lines, the symbolic proof runs it on symbols, and the CUDA generator prints it: nobody keeps a second description.
+A program reads `inputs` values, numbered 0, 1, ...; every line defines the next value as a linear combination of
+earlier ones; `outputs` names the values that are the result. A CPU runs it on panels, the counts count its lines, the
+symbolic proof runs it on symbols, and the CUDA generator prints it. There is no second description of the sums.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Matrix = tuple[tuple[Rational, ...], ...]
 
 @dataclass(frozen=True)
 class AdditionProgram:
-    """Lines of a linear straight-line program; value `inputs + i` is what line i defines."""
+    """Lines of a linear straight-line program; line i defines value `inputs + i`."""
 
     inputs: int
     lines: tuple[Terms, ...]
@@ -31,7 +31,7 @@ class AdditionProgram:
         for number, terms in enumerate(self.lines, self.inputs):
             if any(source >= number or source < 0 for _, source in terms):
                 raise ValueError(f"line {number} reads a value that does not exist yet: {terms}")
-        # Programs are keys of caches, and hashing a long one on every call would cost milliseconds.
+        # Programs are keys of caches: hashing a long program on every call would cost milliseconds.
         object.__setattr__(self, "_hash", hash((self.inputs, self.lines, self.outputs)))
 
     def __hash__(self) -> int:
@@ -43,7 +43,7 @@ class AdditionProgram:
         return sum(max(len(terms) - 1, 0) for terms in self.lines)
 
     def matrix(self) -> tuple[tuple[Coefficient, ...], ...]:
-        """The outputs as rows of coefficients over the inputs: what the program computes."""
+        """Return the linear map of the program: the outputs as rows of coefficients over the inputs."""
         rows: list[list[Coefficient]] = [[int(i == j) for j in range(self.inputs)] for i in range(self.inputs)]
         for terms in self.lines:
             rows.append([sum((c * rows[v][j] for c, v in terms), 0) for j in range(self.inputs)])
@@ -51,12 +51,12 @@ class AdditionProgram:
 
 
 def separate_sums(rows: Sequence[Sequence[Coefficient]], inputs: int) -> AdditionProgram:
-    """One line per output, nothing shared: the additions as a paper's equations print them."""
+    """Return a program with one line per output and nothing shared, as a paper's equations print the additions."""
     return _emit([{j: as_int(c) for j, c in enumerate(row) if c} for row in rows], inputs, [])
 
 
 def shared_sums(rows: Sequence[Sequence[Coefficient]], inputs: int) -> AdditionProgram:
-    """The same outputs with common sums formed once: repeatedly the pair that occurs most often (greedy).
+    """Return a program that forms common sums once: repeatedly the pair that occurs most often (greedy).
 
     Greedy pair elimination is not optimal in general, but it finds the known counts of the shipped schemes (15 for
     Winograd's variant, 18 for Strassen's), and it is deterministic.
@@ -82,7 +82,7 @@ def _commonest_pair(outputs: Sequence[dict[int, Coefficient]]) -> tuple[int, int
             for y in values[i + 1 :]:
                 counts[x, y, _ratio(terms[y], terms[x])] += 1
     repeated = [pair for pair, count in counts.items() if count > 1]
-    # Ties: the lowest numbers first, so that a file always gives the same program.
+    # Ties: the lowest numbers first, so that a file always has the same program.
     return min(repeated, key=lambda pair: (-counts[pair], pair[:2], str(pair[2])), default=None)
 
 
@@ -93,12 +93,12 @@ def _ratio(y: Coefficient, x: Coefficient) -> Coefficient:
 
 
 def as_int(c: Coefficient) -> Coefficient:
-    """The same number, as an int if it is one: programs are hashed and compared often, and ints are quick at that."""
+    """Return a whole number as an int: programs are hashed and compared often, and ints are fast at both."""
     return c.numerator if isinstance(c, Fraction) and c.denominator == 1 else c
 
 
 def _emit(outputs: Sequence[dict[int, Coefficient]], inputs: int, lines: Iterable[Terms]) -> AdditionProgram:
-    """Close a program: an output that is just a value with coefficient one names it, any other gets a line."""
+    """Complete a program: an output that equals a value refers to it, any other output gets a line."""
     done = list(lines)
     names: list[int] = []
     for terms in outputs:
@@ -115,9 +115,9 @@ def _emit(outputs: Sequence[dict[int, Coefficient]], inputs: int, lines: Iterabl
 def chained_programs(
     first: Sequence[AdditionProgram], then: Sequence[AdditionProgram], wiring: Sequence[Sequence[tuple[int, int]]]
 ) -> AdditionProgram:
-    """Run the programs of `first` side by side, then those of `then`, whose inputs `wiring` takes from the first.
+    """Return the programs of `first`, independent of each other, followed by those of `then`.
 
-    The inputs of the chain are those of `first` in turn; its outputs are those of `then` in turn.
+    The inputs of the chain are those of `first` in order; its outputs are those of `then` in order.
     `wiring[j][i] = (p, o)`: input i of then[j] is output o of first[p].
     """
     total = sum(p.inputs for p in first)
@@ -134,7 +134,7 @@ def chained_programs(
 
 
 def by_demand(program: AdditionProgram) -> AdditionProgram:
-    """The same lines, each as late as its first use allows: fewer values are alive at a time."""
+    """Return the same lines, each as late as its first use allows: fewer values are alive at a time."""
     rename = {v: v for v in range(program.inputs)}
     lines: list[Terms] = []
 
@@ -161,14 +161,14 @@ def _inline(program: AdditionProgram, values: Sequence[int], total: int, lines: 
 
 
 def renumbered_inputs(program: AdditionProgram, order: Sequence[int]) -> AdditionProgram:
-    """The same program with its inputs renumbered: input i becomes input order[i]."""
+    """Return the same program with its inputs renumbered: input i becomes input order[i]."""
     rename = [*order, *range(program.inputs, program.inputs + len(program.lines))]
     lines = tuple(tuple((c, rename[v]) for c, v in terms) for terms in program.lines)
     return AdditionProgram(program.inputs, lines, tuple(rename[v] for v in program.outputs))
 
 
 def updating_program(program: AdditionProgram, alpha: Coefficient, beta: Coefficient) -> AdditionProgram:
-    """The program whose outputs are alpha * old output + beta * one further input each (for C = alpha AB + beta C)."""
+    """Return the program with outputs alpha * output + beta * one further input each (for C = alpha AB + beta C)."""
     if (alpha, beta) == (1, 0):
         return program
     extra = len(program.outputs) if beta else 0
@@ -184,35 +184,36 @@ def updating_program(program: AdditionProgram, alpha: Coefficient, beta: Coeffic
 
 
 def restricted_program(program: AdditionProgram, present: Sequence[bool], wanted: Sequence[bool]) -> AdditionProgram:
-    """The program with absent inputs taken as zero and unwanted outputs dropped; lines nobody needs go.
+    """Return the program with absent inputs as zeros, without unwanted outputs and without unneeded lines.
 
-    Inputs keep their numbers, so the caller's arrays stay where they are. An output that is zero gets an empty line.
+    Inputs keep their numbers, so that the caller's arrays need not move. An output that is zero gets an empty line.
     """
     zero = {v for v in range(program.inputs) if not present[v]}
-    kept: list[Terms] = []
+    lines: list[Terms] = []
     for number, terms in enumerate(program.lines, program.inputs):
-        left = tuple((c, v) for c, v in terms if v not in zero)
-        kept.append(left)
-        if not left:
+        present_terms = tuple((c, v) for c, v in terms if v not in zero)
+        lines.append(present_terms)
+        if not present_terms:
             zero.add(number)
     outputs = [v for v, want in zip(program.outputs, wanted, strict=True) if want]
-    return _prune(program.inputs, kept, outputs, zero)
+    return _prune(program.inputs, lines, outputs, zero)
 
 
 def _prune(inputs: int, lines: Sequence[Terms], outputs: Sequence[int], zero: set[int]) -> AdditionProgram:
+    """Return the program of these lines without the lines that no output depends on."""
     needed = {v for v in outputs if v not in zero}
     for number in range(inputs + len(lines) - 1, inputs - 1, -1):
         if number in needed:
             needed |= {v for _, v in lines[number - inputs]}
     rename = {v: v for v in range(inputs)}
-    kept: list[Terms] = []
+    pruned: list[Terms] = []
     for number, terms in enumerate(lines, inputs):
         if number in needed:
-            rename[number] = inputs + len(kept)
-            kept.append(tuple((c, rename[v]) for c, v in terms))
+            rename[number] = inputs + len(pruned)
+            pruned.append(tuple((c, rename[v]) for c, v in terms))
     names = []
     for v in outputs:
         if v in zero:
-            kept.append(())
-        names.append(inputs + len(kept) - 1 if v in zero else rename[v])
-    return AdditionProgram(inputs, tuple(kept), tuple(names))
+            pruned.append(())
+        names.append(inputs + len(pruned) - 1 if v in zero else rename[v])
+    return AdditionProgram(inputs, tuple(pruned), tuple(names))

@@ -1,7 +1,7 @@
 """The catalogue of schemes: their names, their permutations and their compositions.
 
-A scheme is a file in schemes/, or a text that a user registered. Either defines all six orders of its sizes, if its name
-ends in them; compositions are spelled `strassen^2` and `strassen*hk223`. A scheme is proved when it is read.
+A scheme is a file in schemes/, or a text that a user registered. Either defines all six orders of its sizes, if its
+name ends in them; compositions are spelled `strassen^2` and `strassen*hk223`. A scheme is proved when it is read.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def candidate_schemes() -> Iterator[tuple[str, tuple[str, ...]]]:
 @clear_on_registration
 @lru_cache(maxsize=1)
 def _catalogue() -> dict[str, tuple[str, str]]:
-    """Return name -> (file, permutation letters). A file with a name that ends in its sizes, as hk223, has six orders."""
+    """Return name -> (file, permutation letters). A file named after its sizes, as hk223, has six orders."""
     files = sorted(FILES.names())
     names = {name: (name, "mkn") for name in files}
     for file in files:
@@ -67,7 +67,7 @@ def _catalogue() -> dict[str, tuple[str, str]]:
 @clear_on_registration
 @lru_cache(maxsize=256)
 def scheme(expression: str) -> Scheme:
-    """Return a scheme by name: `strassen`, `strassen^2`, `strassen*hk223`; the leftmost factor is the outermost level."""
+    """Return a scheme by name: `strassen`, `strassen^2`, `strassen*hk223`. The first factor is the outermost level."""
     factors: list[Scheme] = []
     for part in expression.split("*"):
         name, caret, power = part.strip().partition("^")

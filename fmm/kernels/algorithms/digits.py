@@ -1,22 +1,22 @@
-"""Digits: an exact product of integers by a few products of floating point numbers, as a CPU's BLAS makes them.
+"""Digits: an exact product of integers by a few floating point products, for the BLAS of a CPU.
 
-A sum of products of whole numbers is exact in floating point, in whatever order it is added up, as long as the sum of
-the magnitudes of all terms is at most 2^53 (float32: 2^24): every partial sum is then a whole number that the type
-holds. So A and B are cut into digits that are small enough, a plane of floating point numbers for each digit, K is cut
-into blocks of at most `inner` terms, and planes are multiplied.
+A sum of products of integers is exact in floating point, in any order of additions, if the sum of the magnitudes of all
+terms is at most 2^53 (float32: 2^24): every partial sum is then an integer that the type represents. So A and B are cut
+into small digits, with a plane of floating point numbers for each digit, K is cut into blocks of at most `inner` terms,
+and planes are multiplied.
 
-What integer types keep of a product is its lowest bits: C modulo 2^bits (two's complement, so that unsigned numbers are
-read as signed ones). Digits are signed. With widths w_0, w_1, ..., offsets o_i = w_0 + ... + w_(i - 1), and
-H = sum of 2^(w_i - 1) 2^(o_i) over all digits but the last, x + H is cut where its bits say: the field at o_i, less
-2^(w_i - 1), is digit i, of magnitude at most 2^(w_i - 1); what stands above the last offset is the last digit. The sum
-of all, with weights 2^(o_i), is x, or differs from it by 2^bits where x + H wrapped around. The last digit, at offset
-o, is at most |x| / 2^o + 1 in magnitude, and at most 2^(bits - 1 - o).
+Integer types keep the lowest bits of a product: C modulo 2^bits (in two's complement, so that unsigned numbers are read
+as signed ones). Digits are signed. With widths w_0, w_1, ..., offsets o_i = w_0 + ... + w_(i - 1), and
+H = sum of 2^(w_i - 1) 2^(o_i) over all digits but the last, x + H is cut at the offsets: the field at o_i, less
+2^(w_i - 1), is digit i, of magnitude at most 2^(w_i - 1); the bits above the last offset are the last digit. The sum of
+all digits, with weights 2^(o_i), is x, or differs from x by 2^bits where x + H wrapped around. The last digit, at
+offset o, is at most |x| / 2^o + 1 in magnitude, and at most 2^(bits - 1 - o).
 
 Two digits by two, a_0 + 2^w a_1 and b_0 + 2^w b_1, take three products (Karatsuba's
-a_0 b_1 + a_1 b_0 = (a_0 + a_1) (b_0 + b_1) - a_0 b_0 - a_1 b_1). Three by three are nine, of which those with 2^64 or
-more as a weight are not needed modulo 2^64: with widths 22, 20 and the rest, a_1 b_2 and a_2 b_1 (2^64) and a_2 b_2.
-The others are a_0 b_0, a_1 b_1, Karatsuba's one, and a_0 b_2 + a_2 b_0, which have one weight: as planes that lie side
-by side they are one product of twice the inner length. In all these are five products, as many as the product of two
+a_0 b_1 + a_1 b_0 = (a_0 + a_1) (b_0 + b_1) - a_0 b_0 - a_1 b_1). Three by three are nine products. Those with a weight
+of 2^64 or more are not needed modulo 2^64: with widths 22, 20 and the rest, a_1 b_2 and a_2 b_1 (2^64) and a_2 b_2. The
+others are a_0 b_0, a_1 b_1, Karatsuba's one, and a_0 b_2 + a_2 b_0. The last two have one weight: as adjacent planes
+they are one product of twice the inner length. Together these are five products, as many as the product of two
 polynomials modulo x^3 takes over any field. (By residues, all 128 + log2 K bits of the whole product would have to be
 determined: seven products modulo primes of 21 bits.)
 """
@@ -29,17 +29,20 @@ from functools import lru_cache
 from typing import Final, Literal
 
 Real = Literal["float32", "float64"]
-MANTISSA: Final[dict[Real, int]] = {"float32": 24, "float64": 53}  # bits up to which all whole numbers are there
-RELATIVE_TIME: Final[dict[Real, float]] = {"float32": 0.5, "float64": 1.0}  # of products
-# Adding a product to C takes as long as so many steps of the inner dimension: what a block of few terms costs.
+MANTISSA: Final[dict[Real, int]] = {
+    "float32": 24,
+    "float64": 53,
+}  # bits of the integers that the type represents exactly
+RELATIVE_TIME: Final[dict[Real, float]] = {"float32": 0.5, "float64": 1.0}  # of a product
+# Adding a product to C takes the time of ADDING steps of the inner dimension: the cost of a block of few terms.
 ADDING: Final = 80
 LOW, MIDDLE = 22, 20  # widths of 64 bits: 2 LOW + MIDDLE = 64
-Plane = tuple[int, ...]  # of which digits it is the sum
+Plane = tuple[int, ...]  # the digits that it is the sum of
 
 
 @dataclass(frozen=True)
 class Planes:
-    """How an operand is cut: the widths of all digits but the last, and the planes in the order in which they lie."""
+    """The digits of an operand: the widths of all digits but the last, and the planes in memory order."""
 
     widths: tuple[int, ...] = ()
     order: tuple[Plane, ...] = ((0,),)
@@ -49,7 +52,7 @@ class Planes:
         return tuple(sum(self.widths[:i]) for i in range(len(self.widths) + 1))
 
     def bounds(self, magnitude: int, bits: int) -> tuple[int, ...]:
-        """The largest magnitude of each plane, where the operand's is this."""
+        """Return the largest magnitude of each plane, for this largest magnitude of the operand."""
         top = self.offsets[-1]
         last = min((magnitude >> top) + 1, 1 << (bits - 1 - top)) if self.widths else magnitude
         digits = (*(1 << (width - 1) for width in self.widths), last)
@@ -58,7 +61,7 @@ class Planes:
 
 @dataclass(frozen=True)
 class PlaneProduct:
-    """Planes of A from one number on, times as many of B, added up; by which weight in C."""
+    """`count` neighbouring planes of A from `left` on, times those of B from `right` on; the sum has a weight in C."""
 
     left: int
     right: int
@@ -68,7 +71,7 @@ class PlaneProduct:
 
 @dataclass(frozen=True)
 class DigitProducts:
-    """An exact product by products of planes."""
+    """An exact product as products of planes."""
 
     real: Real
     left: Planes = field(default_factory=Planes)
@@ -77,11 +80,11 @@ class DigitProducts:
 
     @property
     def count(self) -> int:
-        """How many products of planes."""
+        """The number of products of planes."""
         return sum(p.count for p in self.products)
 
     def inner(self, left: int, right: int, bits: int) -> int:
-        """How many terms may be added up, for operands of these magnitudes; 0: not even one."""
+        """Return how many terms a sum may have, for operands of these magnitudes; 0: not even one."""
         x, y = self.left.bounds(left, bits), self.right.bounds(right, bits)
         largest = max(sum(x[p.left + i] * y[p.right + i] for i in range(p.count)) for p in self.products)
         return (1 << MANTISSA[self.real]) // max(largest, 1)
@@ -92,25 +95,25 @@ class DigitProducts:
         return f"{what} of digits of {max(widths)} bits" if widths else what
 
 
-# ---- the ways there are
+# ---- the candidates
 
 
-def _one_way(width: int, digits: int, left: bool) -> DigitProducts:
-    """One operand in digits, the other whole."""
+def _one_cut(width: int, digits: int, left: bool) -> DigitProducts:
+    """Return the product with one operand in digits, the other whole."""
     cut = Planes((width,) * (digits - 1), tuple((i,) for i in range(digits)))
     products = tuple(PlaneProduct(i if left else 0, 0 if left else i, 1 << (width * i)) for i in range(digits))
     return DigitProducts("float64", cut if left else Planes(), Planes() if left else cut, products)
 
 
 def _two_by_two(bits: int) -> DigitProducts:
-    """Modulo 2^bits, of which the product of the upper halves has no part."""
+    """Return the product modulo 2^bits, where the product of the upper halves vanishes."""
     half = bits // 2
     products = (PlaneProduct(0, 1, 1), PlaneProduct(0, 0, 1 << half, 2))
     return DigitProducts("float64", Planes((half,), ((0,), (1,))), Planes((half,), ((1,), (0,))), products)
 
 
 def _karatsuba(left: int, right: int) -> DigitProducts:
-    """Modulo 2^64, of two or three digits each."""
+    """Return the product modulo 2^64, of two or three digits each."""
     widths = {2: (LOW,), 3: (LOW, MIDDLE)}
     x: tuple[Plane, ...] = ((0,), (2,), (1,), (0, 1)) if left == 3 else ((0,), (1,), (0, 1))
     y: tuple[Plane, ...] = ((2,), (0,), (1,), (0, 1)) if right == 3 else ((0,), (1,), (0, 1))
@@ -132,15 +135,15 @@ def _karatsuba(left: int, right: int) -> DigitProducts:
     return DigitProducts("float64", Planes(widths[left], x), Planes(widths[right], y), tuple(products))
 
 
-def _ways(left: int, right: int, bits: int) -> Iterator[DigitProducts]:
-    """Those of operands of these magnitudes modulo 2^bits."""
+def _candidates(left: int, right: int, bits: int) -> Iterator[DigitProducts]:
+    """Yield the candidates for operands of these magnitudes modulo 2^bits."""
     yield DigitProducts("float32")
     yield DigitProducts("float64")
     for digits in (2, 3):
         for magnitude, first in ((left, True), (right, False)):
             width = -(-(magnitude.bit_length() + 1) // digits)
             if width > 1 and width * (digits - 1) < bits:
-                yield _one_way(width, digits, first)
+                yield _one_cut(width, digits, first)
     if bits == 64:
         yield from (_karatsuba(x, y) for x, y in ((2, 2), (2, 3), (3, 2), (3, 3)))
     else:
@@ -149,22 +152,21 @@ def _ways(left: int, right: int, bits: int) -> Iterator[DigitProducts]:
 
 @lru_cache(maxsize=1024)
 def digit_products(left: int, right: int, k: int, bits: int) -> tuple[DigitProducts, int]:
-    """The fastest way for operands of these magnitudes and k terms to a sum, modulo 2^bits; and how many terms may be
-    added up in floating point.
+    """Return the fastest product for operands of these magnitudes modulo 2^bits, and the terms of a floating point sum.
 
-    Who knows only bounds on the magnitudes may give these.
+    `k`: terms of the whole sum. Bounds may replace the magnitudes.
     """
     best: tuple[float, DigitProducts, int] | None = None
-    for way in _ways(left, right, bits):
-        inner = min(way.inner(left, right, bits), k)
+    for candidate in _candidates(left, right, bits):
+        inner = min(candidate.inner(left, right, bits), k)
         if inner:
-            time = way.count * RELATIVE_TIME[way.real] + len(way.products) * ADDING / inner
+            time = candidate.count * RELATIVE_TIME[candidate.real] + len(candidate.products) * ADDING / inner
             if best is None or time < best[0]:
-                best = time, way, inner
+                best = time, candidate, inner
     assert best is not None, "digits by digits are always few enough"
     return best[1:]
 
 
 def any_digits(bits: int, k: int) -> tuple[DigitProducts, int]:
-    """The same for numbers of which nothing is known but their type."""
+    """Return the same for any numbers of a type."""
     return digit_products(1 << (bits - 1), 1 << (bits - 1), max(k, 1), bits)

@@ -1,4 +1,5 @@
-"""The text form of a scheme: its head, its products, its blocks of C. A text is proved by the Brent equations when read.
+"""The text form of a scheme: its head, its products, its blocks of C. A text is proved by the Brent equations when
+read.
 
 name    strassen
 source  V. Strassen, Gaussian elimination is not optimal, Numer. Math. 13 (1969) 354-356

@@ -24,6 +24,8 @@ from fmm.kernels.algorithms.text_files import TextFiles, candidate_forms
 from fmm.kernels.registry import clear_on_registration
 
 FRINGES = ("unequal", "pad")
+# Shipped tables that declare unequal blocks. The tests prove them, so that no user's process has to.
+PROVED_UNEQUAL: Final = ("adaptive-winograd", "hasa", "li-fig13", "li-fig23", "li-fig3")
 KERNELS = "kernels"  # the file of step_tables/ that defines the kernels
 FILES: Final = TextFiles("step_tables", "step table", except_for=KERNELS)
 PRODUCT = "*"  # the pseudo-source of a kernel's product in its assignments
@@ -235,7 +237,7 @@ class TableText(NamedTuple):
 
 
 def table_text(text: str, origin: str, words: Sequence[str], more: Sequence[str] = ()) -> TableText:
-    """Return a table with all of `words` in its head, and perhaps some of `more`; raise StepError with file and line."""
+    """Return a table's head, with all of `words` and perhaps some of `more`, and its calls; raise StepError."""
     head: dict[str, str] = {}
     calls: list[TableCall] = []
     for number, line in enumerate((raw.split("#")[0].strip() for raw in text.splitlines()), 1):
@@ -345,11 +347,6 @@ def register_step_table(text: str) -> StepTable:
 def unregister_step_table(name: str) -> None:
     """Remove a registered step table."""
     FILES.remove(name)
-
-
-def is_registered_step_table(name: str) -> bool:
-    """Return True for a step table that a user registered."""
-    return name in FILES.registered
 
 
 @clear_on_registration

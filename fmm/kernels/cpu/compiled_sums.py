@@ -1,15 +1,13 @@
 """Sums in compiled loops, where llvmlite is installed (it comes with Numba): every number is loaded and stored once.
 
-NumPy adds two arrays at a time, so the parts of a longer sum go through the cache again and again, and every line of a
-result is fetched before it is written. Here a schedule of elementwise calls becomes one function of LLVM's: of a line
-of 64 bytes of each array all is loaded, computed in registers and stored; past the caches, where rows of the results
-begin on such lines and there are more of them than caches hold. The operations are NumPy's, in its order: so are the
-results, bit for bit.
+NumPy adds two arrays at a time, so the terms of a longer sum pass through the cache repeatedly, and every line of a
+result is fetched before it is written. Here a schedule of elementwise calls becomes one LLVM function. It loads one
+64-byte line of each array, computes in registers, and stores. Results that begin on cache lines and exceed the caches
+are stored past them. The operations are NumPy's in its order, so the results are the same bit for bit.
 
-Real and imaginary parts of one complex matrix are loaded together and parted in registers, and so are stored.
+Real and imaginary parts of one complex matrix are loaded together and separated in registers; likewise for stores.
 
-Left out, and left to NumPy: factors of complex numbers, other arrays whose rows have gaps between their numbers, and
-sums that are too short to be worth a function of their own.
+NumPy still computes complex coefficients, other arrays with gaps within a row, and sums too short to compile.
 """
 
 from __future__ import annotations
@@ -27,20 +25,20 @@ import numpy as np
 from fmm.kernels.cpu.host_arrays import Array
 from fmm.kernels.cpu.sum_schedule import CallSchedule
 
-LINE = 64  # bytes
-LEAST = 1 << 16  # numbers in a block, below which NumPy's loops do
-STREAMED = 4 << 20  # bytes of results from which they go past the caches
+LINE = 64  # bytes of a cache line
+LEAST = 1 << 16  # numbers in a block from which compiled sums are used
+STREAMED = 4 << 20  # bytes of results from which they are stored past the caches
 TASK = 1 << 20  # bytes of a result that one task writes
 REAL = {"float32": "float32", "float64": "float64", "complex64": "float32", "complex128": "float64"}
 
 Window = tuple[slice, slice]
 Pairs = tuple[tuple[int, int], ...]
 
-_numbers = counted()  # of the functions
+_numbers = counted()  # for the names of the functions
 
 
 def sum_tasks(schedule: CallSchedule, slots: Sequence[Array | None], window: Window) -> list[Callable[[], None]]:
-    """Tasks that do the schedule's calls on a window of the arrays; none where that is NumPy's."""
+    """Return tasks that run the schedule's calls on a window of the arrays; none where NumPy must."""
     rows, cols = (side.stop - side.start for side in window)
     if rows * cols < LEAST or not compiler_found():
         return []
@@ -53,7 +51,7 @@ def sum_tasks(schedule: CallSchedule, slots: Sequence[Array | None], window: Win
     gaps = any(x.dtype != first.dtype or (x.strides[1] != x.itemsize and i not in parted) for i, x in views.items())
     if gaps or kind not in REAL or (scaled and kind != REAL[kind]):
         return []
-    ends = {second for _, second in pairs}  # stored with what is in front of them
+    ends = {second for _, second in pairs}  # imaginary parts, stored with their real parts
     lines = all(_on_lines(x) for i, x in results.items() if i not in ends)
     past = lines and sum(x.nbytes for x in results.values()) >= STREAMED
     function = compiled_function(schedule, len(slots), REAL[kind], past, pairs)
@@ -61,7 +59,7 @@ def sum_tasks(schedule: CallSchedule, slots: Sequence[Array | None], window: Win
 
 
 def parts_of_complex(views: Mapping[int, Array], results: Container[int]) -> Pairs:
-    """Slots of real and of imaginary parts that are one complex matrix in memory, either both read or both written."""
+    """Return pairs of slots that are the real and imaginary parts of one complex matrix, both read or both written."""
     parted = {i: x for i, x in views.items() if x.strides[1] == 2 * x.itemsize and x.dtype.kind == "f"}
     starts = {i: x.__array_interface__["data"][0] for i, x in parted.items()}
     return tuple(
@@ -74,7 +72,7 @@ def parts_of_complex(views: Mapping[int, Array], results: Container[int]) -> Pai
 
 
 def _bands(function: Callable[..., None], views: Sequence[Array], numbers: int) -> Iterator[Callable[[], None]]:
-    """A task for each band of rows."""
+    """Yield a task for each band of rows."""
     rows = len(views[0])
     height = max(TASK // max(views[0].shape[1] * views[0].itemsize, 1), 1)
     strides = (ctypes.c_int64 * len(views))(*(x.strides[0] for x in views))
@@ -88,7 +86,7 @@ def _on_lines(x: Array) -> bool:
 
 
 def used_slots(schedule: CallSchedule, count: int) -> tuple[int, ...]:
-    """Of the arrays, those that the calls read or write."""
+    """Return the array slots that the calls read or write."""
     named = {slot for call in schedule.calls for slot in (call.dest, call.first, call.second)}
     return tuple(slot for slot in range(count) if slot in named)
 
@@ -101,25 +99,25 @@ def result_slots(schedule: CallSchedule, count: int) -> list[int]:
 
 
 def compiler_installed() -> bool:
-    """Is llvmlite there? It is not loaded yet."""
+    """Return True if llvmlite is installed, without importing it."""
     return find_spec("llvmlite") is not None
 
 
 @lru_cache(maxsize=1)
 def compiler_found() -> bool:
-    """Is llvmlite installed, and does it work here?"""
+    """Return True if llvmlite is installed and works on this machine."""
     if not compiler_installed():
         return False
     try:
         _engine()
-    except Exception:  # whatever may be wrong with it: NumPy does the sums
+    except Exception:  # whatever is wrong with llvmlite, NumPy can do the sums
         return False
     return True
 
 
 @lru_cache(maxsize=1)
 def _engine() -> tuple[Any, Any]:
-    """A compiler for this processor, and what keeps the functions that it makes."""
+    """Return a compiler for this processor, and the engine that holds its functions."""
     from llvmlite import binding
 
     with suppress(RuntimeError):  # later ones do that by themselves
@@ -136,8 +134,10 @@ def _engine() -> tuple[Any, Any]:
 def compiled_function(
     schedule: CallSchedule, count: int, kind: str, past_caches: bool, pairs: Pairs = ()
 ) -> Callable[..., None]:
-    """The schedule as a function of rows, numbers in a row, addresses and bytes from one row to the next (of the arrays
-    that are used, in order)."""
+    """Return the schedule as a compiled function of rows, numbers in a row, addresses, and row strides in bytes.
+
+    Addresses and strides are those of the used arrays, in order.
+    """
     from llvmlite import binding
 
     name = f"sum{next(_numbers)}"
@@ -151,7 +151,7 @@ def compiled_function(
 
 
 class _Loops:
-    """LLVM's code of one function: for each row a loop over lines, then one over the numbers that are left."""
+    """LLVM IR of one function: for each row a loop over lines, then a loop over the remaining numbers."""
 
     def __init__(
         self, schedule: CallSchedule, count: int, kind: str, past_caches: bool, pairs: Pairs, name: str
@@ -188,7 +188,7 @@ class _Loops:
         self._loop(whole, numbers, 1, lambda at: self._calls(starts, at, self.number))
 
     def _loop(self, first: Any, end: Any, step: int, body: Callable[[Any], None]) -> None:
-        """for at = first; at < end; at += step."""
+        """Emit for (at = first; at < end; at += step)."""
         build = self.builder
         before, head = build.block, build.append_basic_block()
         inside, after = build.append_basic_block(), build.append_basic_block()
@@ -204,7 +204,7 @@ class _Loops:
         build.position_at_end(after)
 
     def _calls(self, starts: dict[int, Any], at: Any, kind: Any) -> None:
-        """All calls on one line, or one number, of each array."""
+        """Emit all calls on one line, or one number, of each array."""
         values = dict[int, Any]()
         places = {slot: self._place(slot, start, at, kind) for slot, start in starts.items()}
 
@@ -216,7 +216,7 @@ class _Loops:
         results = result_slots(self.schedule, self.count)
         for slot in used_slots(self.schedule, self.count):
             if slot not in results:
-                value(slot)  # before anything is stored: results may stand where reads do
+                value(slot)  # before anything is stored: results may share memory with reads
         for call in self.schedule.calls:
             values[call.dest] = self._called(call.op, call.factor, kind, value, call.first, call.second)
         for slot in results:
@@ -228,7 +228,7 @@ class _Loops:
                 self._store(both, places[slot])
 
     def _place(self, slot: int, start: Any, at: Any, kind: Any) -> Any:
-        """Where a slot's line, or number, is; of parts of complex numbers where those of both begin."""
+        """Return the address of a slot's line or number; for parts of complex numbers, that of both parts."""
         build, parted = self.builder, slot in self.other
         offset = build.mul(at, self._long(self.size * (2 if parted else 1)))
         both = self.ir.VectorType(self.number, 2 * self.width)
@@ -236,7 +236,7 @@ class _Loops:
         return build.inttoptr(build.add(start, offset), where)
 
     def _loaded(self, slot: int, places: dict[int, Any], kind: Any) -> dict[int, Any]:
-        """What stands there; of parts of complex numbers both."""
+        """Load a slot's line or number; for parts of complex numbers, both parts."""
         if kind is self.number or slot not in self.other:
             return {slot: self.builder.load(places[slot], align=self.size)}
         first, second = sorted((slot, self.other[slot]))
@@ -245,7 +245,7 @@ class _Loops:
         return {x: self._shuffled(both, both, order) for x, order in zip((first, second), parts, strict=True)}
 
     def _shuffled(self, one: Any, other: Any, order: Iterable[int]) -> Any:
-        """The numbers of two lines in such an order."""
+        """Return the numbers of two lines in this order."""
         chosen = list(order)
         mask = self.ir.Constant(self.ir.VectorType(self.ir.IntType(32), len(chosen)), chosen)
         return self.builder.shuffle_vector(one, other, mask)

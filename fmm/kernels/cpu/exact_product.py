@@ -1,11 +1,11 @@
-"""Exact products of integers on the host: planes of digits, which BLAS multiplies, added up modulo 2^bits.
+"""Exact products of integers on the host: BLAS multiplies planes of digits, whose products are added modulo 2^bits.
 
-Which planes, and why nothing is lost, is said in fmm.kernels.algorithms.digits. C is computed in blocks, so that what
-the planes take is bounded: those of a block of A and of B are written, panel by panel, and multiplied tile by tile,
-each tile's products being added to C as they come. Where BLAS has threads of its own to give up, each of ours
-multiplies a tile alone, and adds it up alone; else they share the panels between BLAS's products.
+fmm.kernels.algorithms.digits chooses the planes and shows that the result is exact. C is computed in blocks, which
+bounds the memory of the planes. The planes of a block of A and of B are written panel by panel and multiplied tile by
+tile, and each tile's products are added to C at once. Where BLAS can be limited to one thread, each worker multiplies
+and adds a tile by itself; else the workers share the panels between BLAS's products.
 
-NumPy's bool is or-and: a sum of products of zeros and ones is zero only where all of them are, however it is rounded.
+A product of bool is or-and: a sum of zeros and ones is zero only if all terms are, however it is rounded.
 """
 
 from __future__ import annotations
@@ -26,33 +26,32 @@ from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.cpu.worker_threads import on_worker_thread
 from fmm.kernels.plans.memory_layout import temporary_bytes
 
-BLOCK = 2048  # rows, and columns, of C that are computed at a time
-DEPTH = 4096  # columns of all planes of A together that are held at a time, and rows of B's
+BLOCK = 2048  # rows and columns of a block of C
+DEPTH = 4096  # columns of all planes of A together that are in memory at a time, and rows of B's planes
 TILE = 512  # rows of a tile that one thread multiplies
-LEAST = 64  # rows, or columns, below which a tile is not cut
-PANEL = 256 * 1024  # bytes of one array that are split, or added up, at a time
-ALONE = 1 << 18  # numbers of A and B below which they are not worth handing panels over to another thread
+LEAST = 64  # least rows or columns of a tile
+PANEL = 256 * 1024  # bytes of one array that are split or added at a time
+ALONE = 1 << 18  # numbers of A and B from which other threads help
 MOST_PLANES = 4  # of an operand
-WIDE = 8  # bytes of the widest planes' numbers
+WIDE = 8  # bytes of the widest type of the planes
 
 Task = Callable[[], None]
 Part = tuple[slice, slice]
 
 
 def exact_workspace(m: int, k: int, n: int, batch: int) -> int:
-    """Bytes that a product may need for its planes and tiles, whatever the type; of a batch, one takes them after the
-    other."""
+    """Return the bytes that a product may need for its planes and tiles, whatever the type. A batch reuses them."""
     rows, cols, depth = _even_part(m, BLOCK), _even_part(n, BLOCK), min(MOST_PLANES * k, DEPTH)
     tiles = max(
         count * temporary_bytes(min(high, TILE * CONCURRENT_PRODUCTS // count), wide, WIDE)
-        for high, wide in ((rows, cols), (cols, rows))  # C may lie by columns
+        for high, wide in ((rows, cols), (cols, rows))  # C may be column-major
         for count in (1, CONCURRENT_PRODUCTS)
     )
     return temporary_bytes(rows, depth, WIDE) + temporary_bytes(depth, cols, WIDE) + tiles
 
 
 def exact_product(left: Array, right: Array, dest: Array, memory: Array, threads: Threads) -> None:
-    """dest = left right, modulo 2^bits; of bool or-and. `memory`: bytes, as many as `exact_scratch` says."""
+    """Compute dest = left right modulo 2^bits, or or-and of bool. `memory` has `exact_workspace` bytes."""
     if not left.size or not right.size:
         dest.fill(0)
         return
@@ -67,13 +66,13 @@ def exact_product(left: Array, right: Array, dest: Array, memory: Array, threads
     else:
         a, b, c = (x.view(f"i{x.itemsize}") for x in (left, right, dest))
         way, inner = digit_products(_magnitude(a, threads), _magnitude(b, threads), k, bits)
-    apart = threads.count > 1 and on_worker_thread()
-    with threads_per_product(threads.count) if apart else nullcontext((1, threads.count)) as (at_once, _):
+    concurrent = threads.count > 1 and on_worker_thread()
+    with threads_per_product(threads.count) if concurrent else nullcontext((1, threads.count)) as (at_once, _):
         _BlockedProduct(way, inner, (a, b, c), memory, threads, at_once).run()
 
 
 def describe_digits(dtype: str, k: int) -> str:
-    """How numbers of this type are multiplied, of which nothing else is known; in words."""
+    """Return how numbers of this type are multiplied, for `explain`, where their magnitude is unknown."""
     if dtype == "bool":
         return "or-and by 1 float32 product"
     bits = 8 * np.dtype(dtype).itemsize
@@ -84,7 +83,7 @@ def describe_digits(dtype: str, k: int) -> str:
 
 
 class _BlockedProduct:
-    """C = A B by blocks of all three sides."""
+    """C = A B in blocks of all three dimensions."""
 
     def __init__(
         self,
@@ -124,7 +123,7 @@ class _BlockedProduct:
             self._multiply(self.c[rows, cols], depth, start == 0)
 
     def _split(self, x: Array, cut: Planes, planes: Array, depth: int, axis: int) -> list[Task]:
-        """The panels of an operand's block, each to be cut into its planes, which lie side by side along the axis."""
+        """Return tasks that split the panels of an operand's block into planes, adjacent along the axis."""
         spans = [slice(i * depth, (i + 1) * depth) for i in range(len(cut.order))]
         outs = [planes[:, span] if axis else planes[span] for span in spans]
         if _by_columns(x):
@@ -132,7 +131,7 @@ class _BlockedProduct:
         return [partial(_split_panel, x[rows], cut, [out[rows] for out in outs]) for rows in _panels(x)]
 
     def _multiply(self, c: Array, depth: int, first: bool) -> None:
-        """A block of C, of which nothing is kept if it is the first of its sums."""
+        """Add a product to a block of C; the first product of a block overwrites it."""
         parts = list(_tile_parts(c.shape[0], c.shape[1], self.at_once))
         tasks = [partial(self._tile, rows, cols, c[rows, cols], depth, first) for rows, cols in parts]
         if self.at_once > 1:
@@ -158,8 +157,7 @@ class _BlockedProduct:
 
 
 def _tile_parts(rows: int, cols: int, at_once: int) -> Iterator[Part]:
-    """A block in bands of rows, as many as there are threads that multiply alone or a multiple of it; a low one in
-    bands of columns."""
+    """Yield the tiles of a block: bands of rows, in a multiple of the threads; for few rows, bands of columns."""
     high = TILE if at_once > 1 else CONCURRENT_PRODUCTS * TILE
     bands = -(-max(-(-rows // high), 1) // at_once) * at_once
     across = 1
@@ -171,7 +169,7 @@ def _tile_parts(rows: int, cols: int, at_once: int) -> Iterator[Part]:
 
 
 def _even_part(side: int, most: int) -> int:
-    """The length of the parts, none longer than `most`, that a side is cut into."""
+    """Return the length of equal parts of a side, at most `most` each."""
     return -(-side // -(-side // most)) if side else 1
 
 
@@ -180,7 +178,7 @@ def _by_columns(x: Array) -> bool:
 
 
 def _panels(x: Array) -> Iterator[slice]:
-    """Rows at a time that stay in a cache."""
+    """Yield bands of rows that fit in a cache."""
     height = max(PANEL // max(x.shape[1] * WIDE, 1), 1)
     for start in range(0, len(x), height):
         yield slice(start, min(start + height, len(x)))
@@ -190,7 +188,7 @@ def _panels(x: Array) -> Iterator[slice]:
 
 
 def _magnitude(x: Array, threads: Threads) -> int:
-    """The largest absolute value."""
+    """Return the largest absolute value."""
     x = x.T if _by_columns(x) else x
     found: list[tuple[Any, Any]] = []
 
@@ -202,7 +200,7 @@ def _magnitude(x: Array, threads: Threads) -> int:
 
 
 def _split_panel(x: Array, cut: Planes, outs: Sequence[Array]) -> None:
-    """A panel of whole numbers as planes of digits."""
+    """Split a panel of integers into planes of digits."""
     if not cut.widths:
         np.copyto(outs[0], x, casting="unsafe")
         return
@@ -224,7 +222,7 @@ def _split_panel(x: Array, cut: Planes, outs: Sequence[Array]) -> None:
 
 
 def _add_panel(p: Array, c: Array, weight: int, first: bool) -> None:
-    """c = weight p, or that and what c was, modulo 2^bits; p holds whole numbers."""
+    """Write c = weight p if `first`, else add weight p to c, modulo 2^bits; p holds whole numbers."""
     if c.dtype == np.bool_:
         np.copyto(c, p > 0) if first else np.logical_or(c, p > 0, out=c)
         return
@@ -242,5 +240,5 @@ def _add_panel(p: Array, c: Array, weight: int, first: bool) -> None:
 
 
 def _wrapped(weight: int) -> int:
-    """The number of 64 bits that is the same modulo 2^64."""
+    """Return the signed 64-bit number that equals the weight modulo 2^64."""
     return (weight + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -1,4 +1,4 @@
-"""Running a plan on arrays: the walk's machine over a backend, which adds and multiplies, and a workspace."""
+"""Run a plan on arrays: the walk's machine over a backend, which adds and multiplies, and a workspace."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fmm.kernels.plans.walk import DefaultMachine, Triple, walk_plan
 from fmm.problem import Fill, Operation
 
 Array = Any  # numpy.ndarray or an array of symbols
-_PARTS = {"re": "real", "im": "imag", "transpose": "T"}  # as arrays call them
+_PARTS = {"re": "real", "im": "imag", "transpose": "T"}  # attributes of arrays
 
 
 class Workspace(Protocol):
-    """Where temporaries come from: taken and given back like a stack."""
+    """Memory for temporaries, allocated like a stack."""
 
     used: int
 
@@ -30,12 +30,12 @@ class Workspace(Protocol):
 
 
 class Backend(Protocol):
-    """What adds and multiplies."""
+    """Adds and multiplies arrays."""
 
     def sum(self, step: Sum, reads: list[Array], writes: list[Array]) -> None: ...
     def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None: ...
     def multiply_batch(self, leaf: str, lefts: list[Array], rights: list[Array], dests: list[Array]) -> None: ...
-    def multiply_triangle(self, leaf: str, left: Array, right: Array, dest: Array, asked: GemmParams) -> None: ...
+    def multiply_triangle(self, leaf: str, left: Array, right: Array, dest: Array, params: GemmParams) -> None: ...
     def mirror(self, step: Mirror, source: Array, dest: Array) -> None: ...
 
 
@@ -52,9 +52,9 @@ def execute_plan(
     fill: Fill = "full",
     added: Array | None = None,
 ) -> None:
-    """C = alpha A B + beta C. C must overlap neither A nor B; with beta = 0 it is never read.
+    """Compute C = alpha A B + beta C. C must overlap neither A nor B; with beta = 0 it is never read.
 
-    `added`: instead of what C holds, this is what beta times is added.
+    Where `added` is an array, beta multiplies this addend instead of C.
     """
     machine, operands = ArrayMachine(backend, workspace), {"A": a, "B": b, "C": c}
     if added is not None:
@@ -64,8 +64,11 @@ def execute_plan(
 
 @dataclass(frozen=True)
 class ArrayMachine(DefaultMachine):
-    """A machine on arrays: BLAS has no beta for sums, every sum is a step of its own, and products take turns (a
-    backend may still run them side by side)."""
+    """The walk's machine on arrays.
+
+    Leaves do not add to C: every sum is a step of its own. Products run one after the other, unless the backend runs
+    them concurrently.
+    """
 
     backend: Backend
     workspace: Workspace
@@ -102,7 +105,7 @@ class ArrayMachine(DefaultMachine):
             self.backend.multiply_batch(leaf, lefts, rights, dests)
 
     def _multiply_inside(self, backend: NumpyBackend, leaf: str, triple: Triple) -> None:
-        """A product by a leaf that wants scratch memory."""
+        """Multiply by a leaf that uses scratch memory."""
         left, right, dest = triple
         (m, k), n, mark = left.shape, right.shape[1], self.used
         needed = leaf_use(leaf).leaf.workspace_bytes(dest.itemsize, m, k, n, 1)
@@ -110,9 +113,9 @@ class ArrayMachine(DefaultMachine):
         backend.multiply_inside(leaf, left, right, dest, self.workspace.take_bytes(needed))
         self.release(mark)
 
-    def multiply_triangle(self, leaf: str, products: Sequence[Triple], dtype: str, asked: GemmParams) -> None:
+    def multiply_triangle(self, leaf: str, products: Sequence[Triple], dtype: str, params: GemmParams) -> None:
         for left, right, dest in products:
-            self.backend.multiply_triangle(leaf, left, right, dest, asked)
+            self.backend.multiply_triangle(leaf, left, right, dest, params)
 
     def mirror(self, step: Mirror, source: Array, dest: Array) -> None:
         self.backend.mirror(step, source, dest)

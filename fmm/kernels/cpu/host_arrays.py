@@ -1,4 +1,8 @@
-"""The workspace of one call: a single block of memory, taken and given back like a stack."""
+"""NumPy arrays on the host: the workspace of a call, and NumPy's own products as they were when fmm was imported.
+
+All of fmm that lets NumPy multiply imports `dot`, `inner` and `matmul` from here. A user who sets
+`numpy.matmul = fmm.matmul` replaces a name in NumPy, and fmm would call itself under that name.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +17,24 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def aligned_block(nbytes: int) -> Array:
-    """`nbytes` of uninitialised memory that starts on a cache line."""
+    """Return `nbytes` of uninitialised memory that starts on a cache line."""
     raw = np.empty(nbytes + ALIGN, np.uint8)
     start = -raw.ctypes.data % ALIGN
     return raw[start : start + nbytes]
 
 
 class Arena:
-    """Temporaries of all levels as views of one block, so that the products of a level reuse each other's memory:
-    fresh pages cost more than the additions."""
+    """The workspace of one call: one block of memory, allocated like a stack.
+
+    The products of a level reuse each other's memory, since fresh pages cost more than the additions.
+    """
 
     def __init__(self, memory: Array, dtype: np.dtype[Any]) -> None:
         self.memory, self.dtype = memory, dtype
         self.used = self.peak = 0
 
     def take(self, rows: int, cols: int, fortran: bool = False, dtype: str = "") -> Array:
-        """An uninitialised rows x cols array, rows (or columns, if `fortran`) contiguous; of another type if named."""
+        """Return an uninitialised rows x cols array, column-major if `fortran`; `dtype` names another type."""
         if fortran:
             return self.take(cols, rows, dtype=dtype).T
         kind = np.dtype(dtype) if dtype else self.dtype
@@ -41,14 +47,14 @@ class Arena:
         return flat.reshape(rows, stride)[:, :cols]
 
     def take_bytes(self, nbytes: int) -> Array:
-        """So many bytes, from a cache line on."""
+        """Return `nbytes` bytes that start on a cache line."""
         start, self.used = self.used, self.used + -(-nbytes // ALIGN) * ALIGN
         self.peak = max(self.peak, self.used)
         assert self.used <= self.memory.nbytes, "the plan's workspace was counted too small"
         return self.memory[start : start + nbytes]
 
     def release(self, mark: int) -> None:
-        """Give back everything taken since `used` was `mark`."""
+        """Free everything taken since `used` was `mark`."""
         self.used = mark
 
 

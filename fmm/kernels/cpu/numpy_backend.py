@@ -1,4 +1,4 @@
-"""The NumPy backend: sums in panels that stay in cache, on as many threads as BLAS uses; products by numpy.matmul."""
+"""The NumPy backend: products by numpy.matmul, sums in panels that stay in cache, on as many threads as BLAS uses."""
 
 from __future__ import annotations
 
@@ -19,61 +19,63 @@ from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.leaf import HostProduct, leaf_use
 from fmm.kernels.plans.sums import LineExponents, Mirror, Rescaled, Sum
 
-# What one panel of one array takes. The panels of a whole sum then fit in a third-level cache; smaller ones would fit
-# in a second-level cache, but the threads would spend their time handing each other Python's lock (measured).
+# Bytes of one panel of one array. The panels of a whole sum then fit in a third-level cache. Smaller panels would fit
+# in a second-level cache, but threads would spend their time handing each other the GIL (measured).
 PANEL = 256 * 1024
-# Panels are not cut narrower than this many elements: shorter inner loops would cost NumPy more than they save.
+# Least columns of a panel: shorter inner loops would cost NumPy more than they save.
 WIDTH = 1024
 
 Window = tuple[slice, slice]
-ProgressCallback = Callable[[int], object]  # hears how many multiply-adds are done
+ProgressCallback = Callable[[int], object]  # called with the multiply-adds of each finished product
 
 
 @dataclass(frozen=True)
 class NumpyBackend:
+    """Runs the steps of a plan one by one, each on all threads."""
+
     threads: Threads
-    told: ProgressCallback | None = field(default=None, kw_only=True)
+    on_progress: ProgressCallback | None = field(default=None, kw_only=True)
 
     def first(self, reads: Sequence[Array], check: Callable[[], object]) -> None:
-        """Done before any product."""
+        """Run a check of A and B before any product."""
         check()
 
     def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None:
-        """By the leaf's own function; leaves without one on the host are computed as NumPy does."""
-        self.telling(host_product(leaf))(left, right, dest)
+        """Multiply by the leaf's own function; leaves without one on the host use numpy.matmul."""
+        self.with_progress(host_product(leaf))(left, right, dest)
 
-    def telling(self, multiply: HostProduct) -> HostProduct:
-        """The same product, of which is told as soon as it is done."""
-        told = self.told
-        if told is None:
+    def with_progress(self, multiply: HostProduct) -> HostProduct:
+        """Return the same product function, which reports its progress when it ends."""
+        on_progress = self.on_progress
+        if on_progress is None:
             return multiply
 
-        def multiply_and_tell(left: Array, right: Array, dest: Array) -> None:
+        def multiply_and_report(left: Array, right: Array, dest: Array) -> None:
             multiply(left, right, dest)
-            told(dest.size * left.shape[1])
+            on_progress(dest.size * left.shape[1])
 
-        return multiply_and_tell
+        return multiply_and_report
 
     def multiply_inside(self, leaf: str, left: Array, right: Array, dest: Array, memory: Array) -> None:
-        """By the leaf's own function, which has scratch memory and shares out its work itself."""
+        """Multiply by the leaf's own function, which uses scratch memory and threads itself."""
         inside = leaf_use(leaf).leaf.host_product_with_scratch
         assert inside is not None
-        self.telling(lambda x, y, z: inside(x, y, z, memory, self.threads))(left, right, dest)
+        self.with_progress(lambda x, y, z: inside(x, y, z, memory, self.threads))(left, right, dest)
 
     def multiply_batch(self, leaf: str, lefts: list[Array], rights: list[Array], dests: list[Array]) -> None:
-        """One after the other: each uses all threads."""
+        """Multiply one after the other, each product on all threads."""
         for left, right, dest in zip(lefts, rights, dests, strict=True):
             self.multiply(leaf, left, right, dest)
 
-    def multiply_triangle(self, leaf: str, left: Array, right: Array, dest: Array, asked: GemmParams) -> None:
-        """The lower half, whatever the leaf: BLAS has one way."""
-        self.telling(partial(triangle_product, asked=asked))(left, right, dest)
+    def multiply_triangle(self, leaf: str, left: Array, right: Array, dest: Array, params: GemmParams) -> None:
+        """Compute the lower triangle, by BLAS whatever the leaf."""
+        self.with_progress(partial(triangle_product, params=params))(left, right, dest)
 
     def mirror(self, step: Mirror, source: Array, dest: Array) -> None:
         self.threads.run(list(mirror_tasks(step, source, dest)))
 
     def sum(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
-        """Run a program of sums; beyond the edge of a smaller read there are zeros."""
+        """Run a program of sums. A smaller read counts as padded with zeros."""
         if isinstance(step, LineExponents | Rescaled):
             rescale_arrays(step, reads, writes[0])
             return
@@ -81,15 +83,15 @@ class NumpyBackend:
             reads, writes = [x.T for x in reads], [x.T for x in writes]
         tasks: list[Callable[[], None]] = []
         for window in _uniform_regions(reads, writes):
-            present = tuple(_reaches(x, window) for x in reads)
-            wanted = tuple(_reaches(x, window) for x in writes)
+            present = tuple(_covers(x, window) for x in reads)
+            wanted = tuple(_covers(x, window) for x in writes)
             if not any(wanted):  # e.g. writes of 2 x 1 and 1 x 2 blocks: neither has the corner
                 continue
-            plan = schedule_calls(step.program, present, wanted, step.aliases)
+            schedule = schedule_calls(step.program, present, wanted, step.aliases)
             slots = [x if p else None for x, p in zip([*reads, *writes], present + wanted, strict=True)]
-            compiled = sum_tasks(plan, slots, window)
-            panels = _cache_panels(window, plan, slots)
-            tasks += compiled or [partial(_sum_panel, plan, slots, panel) for panel in panels]
+            compiled = sum_tasks(schedule, slots, window)
+            panels = _cache_panels(window, slots)
+            tasks += compiled or [partial(_sum_panel, schedule, slots, panel) for panel in panels]
         self.threads.run(tasks)
 
 
@@ -101,12 +103,12 @@ def host_product(leaf: str) -> HostProduct:
     return leaf_use(leaf).leaf.host_product or numpy_product
 
 
-def _reaches(x: Array, window: Window) -> bool:
+def _covers(x: Array, window: Window) -> bool:
     return bool(window[0].start < x.shape[0] and window[1].start < x.shape[1])
 
 
 def _uniform_regions(reads: Sequence[Array], writes: Sequence[Array]) -> Iterator[Window]:
-    """Cut the writes into rectangles within which every array is either wholly there or wholly absent."""
+    """Yield rectangles of the writes in which every array is either whole or absent."""
     rows, cols = (max(w.shape[axis] for w in writes) for axis in (0, 1))
     edges = [
         sorted({0, *(min(x.shape[axis], side) for x in (*reads, *writes))}) for axis, side in ((0, rows), (1, cols))
@@ -115,12 +117,12 @@ def _uniform_regions(reads: Sequence[Array], writes: Sequence[Array]) -> Iterato
         yield slice(top, bottom), slice(left, right)
 
 
-def _cache_panels(window: Window, plan: CallSchedule, slots: Sequence[Array | None]) -> Iterator[Window]:
-    """Panels of a region, wide rather than high."""
-    room = PANEL // next(x.itemsize for x in slots if x is not None)
+def _cache_panels(window: Window, slots: Sequence[Array | None]) -> Iterator[Window]:
+    """Yield panels of a region, wide rather than tall."""
+    elements = PANEL // next(x.itemsize for x in slots if x is not None)
     rows, cols = (s.stop - s.start for s in window)
     width = cols if cols <= 2 * WIDTH else -(-cols // max(cols // WIDTH, 1))
-    height = max(min(room // width, rows), 1)
+    height = max(min(elements // width, rows), 1)
     for top in range(window[0].start, window[0].stop, height):
         for left in range(window[1].start, window[1].stop, width):
             yield (
@@ -129,11 +131,12 @@ def _cache_panels(window: Window, plan: CallSchedule, slots: Sequence[Array | No
             )
 
 
-def _sum_panel(plan: CallSchedule, slots: Sequence[Array | None], window: Window) -> None:
+def _sum_panel(schedule: CallSchedule, slots: Sequence[Array | None], window: Window) -> None:
+    """Run a schedule's calls on one panel."""
     views: list[Any] = [None if x is None else x[window] for x in slots]
     sample = next(v for v in views if v is not None)
-    views += [np.empty(sample.shape, sample.dtype) for _ in range(plan.scratch)]
-    for call in plan.calls:
+    views += [np.empty(sample.shape, sample.dtype) for _ in range(schedule.scratch)]
+    for call in schedule.calls:
         _OPERATIONS[call.op](views, call)
 
 
@@ -148,11 +151,14 @@ _OPERATIONS: dict[str, Callable[[list[Any], ElementwiseCall], Any]] = {
 }
 
 
-ROWS = 256 * 1024  # numbers that are looked at or scaled at a time
+# ---- scaling by powers of two
+
+ROWS = 256 * 1024  # numbers that are read or scaled at a time
+LEAST = -(1 << 20)  # the exponent of zero
 
 
 def rescale_arrays(step: LineExponents | Rescaled, reads: Sequence[Array], dest: Array) -> None:
-    """Do the step. Symbols, which have no size, have the exponent 0."""
+    """Find or apply exponents of lines. Symbols have no magnitude: their exponent is 0."""
     if isinstance(step, LineExponents):
         dest[0, :] = 0 if dest.dtype == object else _exponents(step, reads)
     elif dest.dtype == object:
@@ -181,9 +187,6 @@ def _largest_exponents(rows: Array, along: Array | None) -> Array:
     exponents[size == 0] = LEAST
     largest = exponents.max(axis=1)
     return np.where(finite & (largest > LEAST), largest, 0)
-
-
-LEAST = -(1 << 20)
 
 
 def _rescale(step: Rescaled, reads: Sequence[Array], dest: Array) -> None:

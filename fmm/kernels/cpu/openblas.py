@@ -1,8 +1,7 @@
-"""NumPy's own BLAS, where that is OpenBLAS with threads of its own: a while in which every product runs on the thread
-that asks for it, so that two products run side by side.
+"""NumPy's BLAS, where it is OpenBLAS with its own threads: how many threads it uses, and its syrk and herk.
 
-The number of threads is the whole process's: whoever else multiplies meanwhile does so on one thread, and it is given
-back in the end. One call of fmm does this at a time.
+`single_threaded_blas` limits BLAS to the calling thread for a while, so that two products run concurrently. The limit
+is the whole process's: products of other threads use one thread meanwhile. One call of fmm holds it at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from fmm.kernels.cpu.worker_threads import ForkSafeLock, after_fork_in_child, re
 
 # Names of OpenBLAS's functions in NumPy's wheels (two generations) and in those of the system, of conda and others.
 PREFIXES, SUFFIXES = ("scipy_openblas_", "openblas_"), ("64_", "", "_64", "_")
-OWN_THREADS = 1  # what openblas_get_parallel says of a library with threads of its own (0: none, 2: OpenMP's)
+OWN_THREADS = 1  # openblas_get_parallel's value for a library with its own threads (0: none, 2: OpenMP's)
 
 
 @dataclass(frozen=True)
@@ -36,13 +35,13 @@ _held = 0
 
 
 def paused_blas_threads() -> int:
-    """How many threads BLAS will have again, while a call of fmm has left it with one; else 0."""
+    """Return the number of BLAS threads that a call of fmm has paused; 0 outside such calls."""
     return _held
 
 
 @contextmanager
 def single_threaded_blas(count: int) -> Iterator[bool]:
-    """Products run on the calling thread alone, if BLAS would use `count` threads now; False where that cannot be."""
+    """Limit BLAS to the calling thread, if it would use `count` threads now; yield False where that is impossible."""
     global _held
     library, lock = loaded_openblas(), _lock.now
     if library is None or not lock.acquire(blocking=False):
@@ -65,8 +64,7 @@ def single_threaded_blas(count: int) -> Iterator[bool]:
 
 @lru_cache(maxsize=1)
 def loaded_openblas() -> OpenBlas | None:
-    """The OpenBLAS in the module that NumPy multiplies with, or in what that was linked with; None if there is none
-    whose threads are its own."""
+    """Return the OpenBLAS that NumPy is linked with; None if there is none, or if its threads are not its own."""
     library = _numpys_library()
     for prefix, suffix in product(PREFIXES, SUFFIXES) if library else ():
         names = (f"{prefix}{verb}{suffix}" for verb in ("get_parallel", "get_num_threads", "set_num_threads"))
@@ -77,8 +75,10 @@ def loaded_openblas() -> OpenBlas | None:
 
 
 def cblas_function(name: str) -> tuple[Any, Any] | None:
-    """A function of BLAS's C interface, such as `dsyrk`, in the OpenBLAS that NumPy multiplies with; and its type of
-    whole numbers. None if it is another library."""
+    """Return a function of the C interface, such as `dsyrk`, in NumPy's OpenBLAS, and its integer type.
+
+    None if NumPy uses another library.
+    """
     library = _numpys_library()
     if library is None or loaded_openblas() is None:
         return None
@@ -90,7 +90,7 @@ def cblas_function(name: str) -> tuple[Any, Any] | None:
 
 @lru_cache(maxsize=1)
 def _numpys_library() -> ctypes.CDLL | None:
-    """The module that NumPy multiplies with, and what that was linked with."""
+    """Return NumPy's module that is linked with BLAS."""
     module = sys.modules.get("numpy.linalg._umath_linalg")
     try:
         return ctypes.CDLL(str(getattr(module, "__file__", "")))
@@ -100,7 +100,7 @@ def _numpys_library() -> ctypes.CDLL | None:
 
 @after_fork_in_child
 def _after_fork() -> None:
-    """A forked child has no call of its parent's: its BLAS is what it was before that."""
+    """Restore the number of BLAS threads in a forked child, which runs none of its parent's calls."""
     global _held
     if _held and (library := loaded_openblas()) is not None:
         library.limit(_held)

@@ -1,11 +1,11 @@
-"""Two products at a time: a plan's steps as tasks, each begun as soon as what it needs is there.
+"""Two products at a time: a plan's steps as tasks, each started as soon as its inputs are ready.
 
-Each product runs on one thread, so that a sum, which waits for memory, runs beside a product, which does not, and no
-thread of BLAS's spins while the sums run. The tasks are found while the executor walks the plan in its usual order;
-what must wait for what is read off the memory that they touch, so that temporaries are reused as ever.
+Each product runs on one thread. So a sum, which is memory-bound, runs concurrently with a product, which is not, and no
+BLAS thread spins while the sums run. The walk adds the tasks in its usual order. Dependencies follow from the memory
+that the tasks read and write, so that temporaries are reused as always.
 
-The plan is walked, as the tasks are worked off, in threads of ours, which no signal interrupts: a Condition is entered
-by Python code, and what a signal's handler raises there would leave its lock shut for ever.
+Worker threads walk the plan and run the tasks, since no signal interrupts them. A Condition is entered by Python code,
+and an exception from a signal handler there would leave its lock shut for ever.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from fmm.kernels.plans.leaf import HostProduct
 from fmm.kernels.plans.sums import LineExponents, Mirror, Rescaled, Sum
 
 CONCURRENT_PRODUCTS = 2  # measured with two; with more, a plan would have too few products to share
-MIN_CONCURRENT_FLOPS = 2 * 1024**3  # flops below which a whole product is not worth the hand-overs
-WINDOW = 32  # tasks looked ahead: the products of a level, and the sums of the next that can begin beside them
-SMALL_SHARE = 32  # products below this part of the whole begin before the check is done: little is lost should it fail
-BANDS = 4  # of rows, that a sum is cut into, so that it can begin where the rows that it needs are there
-LEAST_ROWS = 384  # a product is not cut into fewer rows: the other operand is packed for each part ...
-ROW_UNIT = 192  # ... nor elsewhere than between whole tiles of any BLAS's: the last digits would depend on the cut
+MIN_CONCURRENT_FLOPS = 2 * 1024**3  # flops of a whole product from which handing tasks over pays
+WINDOW = 32  # tasks in the queue: the products of a level, and the sums of the next that can run concurrently
+SMALL_SHARE = 32  # products below this part of the whole start before the check is done: a failed check wastes little
+BANDS = 4  # bands of rows of a sum, so that a band can start as soon as its rows are ready
+LEAST_ROWS = 384  # least rows of a part of a product, since the other operand is packed for each part
+ROW_UNIT = 192  # products are cut at multiples of any BLAS's tile rows, so that the last digits do not change
 
 
 @dataclass(eq=False)
 class PlanTask:
-    """Work on arrays, and the unfinished tasks that it must wait for."""
+    """Work on arrays, with the unfinished tasks that it waits for."""
 
     reads: Sequence[Array]
     writes: Sequence[Array]
     work: Callable[[], object]
-    flops: int = 0  # of a product; a sum has none that count
+    flops: int = 0  # of a product; 0 for a sum
     after: set[PlanTask] = field(default_factory=set)
-    multiply: HostProduct | None = None  # of a product that may be cut: by what
+    multiply: HostProduct | None = None  # of a product that may be cut: the function that multiplies a part
 
     def __post_init__(self) -> None:
         self.read, self.written = [_byte_span(x) for x in self.reads], [_byte_span(x) for x in self.writes]
@@ -58,14 +58,15 @@ class PlanTask:
         return PlanTask((left, right), (dest,), work, flops=2 * dest.size * left.shape[1], multiply=multiply)
 
     def must_follow(self, other: PlanTask) -> bool:
+        """Return True if one of the two tasks writes memory that the other reads or writes."""
         return (
             _spans_meet(self.written, other.written)
             or _spans_meet(self.written, other.read)
             or _spans_meet(self.read, other.written)
         )
 
-    def halves(self) -> list[PlanTask]:
-        """Two products of about half the rows each; none if those would be too few, or nobody knows how to cut it."""
+    def split_rows(self) -> list[PlanTask]:
+        """Return two products of about half the rows each; none if the rows are too few or there is no `multiply`."""
         if self.multiply is None:
             return []
         (left, right), (dest,) = self.reads, self.writes
@@ -78,8 +79,10 @@ Span = tuple[int, int, Array]
 
 
 def _byte_span(x: Array) -> Span:
-    """The array's first byte and the one behind its last, and the array. Few pairs of arrays overlap in these, and only
-    of those is it asked whether they share elements."""
+    """Return the array's first byte, the byte behind its last one, and the array.
+
+    Few pairs of arrays overlap in these spans; only those are compared by element.
+    """
     low = high = x.__array_interface__["data"][0]
     if not x.size:
         return low, low, x
@@ -100,7 +103,7 @@ def _spans_meet(some: Sequence[Span], others: Sequence[Span]) -> bool:
 
 
 def share_elements(x: Array, y: Array) -> bool:
-    """Have two arrays an element in common? In doubt, yes: the question can be hard."""
+    """Return True if two arrays share an element, or if NumPy cannot tell with little work."""
     try:
         return np.shares_memory(x, y, max_work=10_000)  # type: ignore[arg-type]  # NumPy's stubs know 0 and -1
     except RuntimeError:  # numpy.exceptions.TooHardError
@@ -108,20 +111,20 @@ def share_elements(x: Array, y: Array) -> bool:
 
 
 class TaskQueue:
-    """Tasks that wait or run, in the order in which they were added."""
+    """Tasks that wait or run, in the order in which the walk added them."""
 
     def __init__(self, flops: int = 0) -> None:
         self.flops = flops  # of the whole product
         self.changed = threading.Condition()
         self.waiting: list[PlanTask] = []
         self.running: set[PlanTask] = set()
-        self.gate: PlanTask | None = None  # large products wait for it
+        self.gate: PlanTask | None = None  # the check that large products wait for
         self.closed = False
         self.error: BaseException | None = None
-        self.seconds = {False: 0.0, True: 0.0}  # of the workers: on sums, on products
+        self.seconds = {False: 0.0, True: 0.0}  # the workers' time: on sums, on products
 
     def add(self, task: PlanTask) -> None:
-        """Append a task, as soon as there is room in the window."""
+        """Append a task as soon as fewer than WINDOW tasks are unfinished."""
         with self.changed:
             self.changed.wait_for(lambda: self.error or len(self.waiting) + len(self.running) < WINDOW)
             if self.error:
@@ -134,12 +137,12 @@ class TaskQueue:
             self.changed.notify()
 
     def close(self) -> None:
-        """No more tasks will come: the workers end when all are done."""
+        """Declare that no more tasks will come: the workers end when all are done."""
         self.closed = True
         retry_until_done(self._wake_all)
 
     def fail(self, error: BaseException) -> None:
-        """No task is begun any more; whoever adds one, or waits for the end, gets the first error."""
+        """Start no more tasks; adding a task, or waiting for the end, raises the first error."""
         self.error = self.error or error
         retry_until_done(self._wake_all)
 
@@ -148,10 +151,10 @@ class TaskQueue:
             self.changed.notify_all()
 
     def work(self) -> None:
-        """What each worker does until the end."""
+        """Run tasks until the queue is closed and empty: the loop of each worker."""
         try:
             while (task := self._next()) is not None:
-                start = time.thread_time()  # what it waits for its processor is no work of the task's
+                start = time.thread_time()  # CPU time: waiting for a processor is not the task's work
                 task.work()
                 self._finish(task, time.thread_time() - start)
         except BaseException as error:
@@ -162,20 +165,23 @@ class TaskQueue:
             while not self.error and not (self.closed and not self.waiting):
                 if (task := self._ready()) is not None:
                     self.running.add(task)
-                    self.changed.notify()  # a half of it may be left for another worker
+                    self.changed.notify()  # one part of it may be left for another worker
                     return task
                 self.changed.wait()
             return None
 
     def _ready(self) -> PlanTask | None:
-        """The first task that need not wait; a product if another worker is summing already, for sums share the memory
-        and Python's lock. What is alone is shared with the next worker who asks."""
+        """Return the first task whose inputs are ready, or None.
+
+        While another worker runs a sum, a product goes first, since sums compete for memory and the GIL. A product that
+        is the only ready task is cut in two, so that another worker shares it.
+        """
         ready = [task for task in self.waiting if not task.after]
         if not ready:
             return None
         summing = any(not task.flops for task in self.running)
         task = next((task for task in ready if task.flops), ready[0]) if summing else ready[0]
-        parts = task.halves() if task.flops and len(ready) == 1 else []
+        parts = task.split_rows() if task.flops and len(ready) == 1 else []
         if parts:
             self._replace(task, parts)
             task = parts[0]
@@ -201,107 +207,118 @@ class TaskQueue:
 
 @dataclass(frozen=True)
 class ConcurrentBackend(NumpyBackend):
-    """The NumPy backend whose steps become tasks of a flow."""
+    """The NumPy backend that queues the steps of a plan as tasks."""
 
-    flow: TaskQueue
+    queue: TaskQueue
 
     def first(self, reads: Sequence[Array], check: Callable[[], object]) -> None:
-        """Done before the first large product, beside the sums."""
+        """Queue a check that the first large product waits for, and the sums do not."""
         gate = PlanTask(reads, (), check)
-        self.flow.add(gate)
-        self.flow.gate = gate
+        self.queue.add(gate)
+        self.queue.gate = gate
 
     def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None:
-        self.flow.add(PlanTask.multiplying(self.telling(host_product(leaf)), left, right, dest))
+        self.queue.add(PlanTask.multiplying(self.with_progress(host_product(leaf)), left, right, dest))
 
-    def multiply_triangle(self, leaf: str, left: Array, right: Array, dest: Array, asked: GemmParams) -> None:
-        work = partial(self.telling(partial(triangle_product, asked=asked)), left, right, dest)
-        self.flow.add(PlanTask((left, right), (dest,), work, flops=dest.size * left.shape[1]))
+    def multiply_triangle(self, leaf: str, left: Array, right: Array, dest: Array, params: GemmParams) -> None:
+        work = partial(self.with_progress(partial(triangle_product, params=params)), left, right, dest)
+        self.queue.add(PlanTask((left, right), (dest,), work, flops=dest.size * left.shape[1]))
 
     def mirror(self, step: Mirror, source: Array, dest: Array) -> None:
         for top in range(0, len(dest), BAND):
             rows, cols = slice(top, top + BAND), slice(0, top + BAND)
             read, written = source[rows, cols], [dest[rows, cols], *([dest[cols, rows]] if step.fill == "full" else [])]
-            self.flow.add(PlanTask((read,), written, partial(mirror_band, step, source, dest, top)))
+            self.queue.add(PlanTask((read,), written, partial(mirror_band, step, source, dest, top)))
 
     def sum(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
         if isinstance(step, LineExponents | Rescaled):
-            self.flow.add(PlanTask(reads, writes, partial(super().sum, step, reads, writes)))
+            self.queue.add(PlanTask(reads, writes, partial(super().sum, step, reads, writes)))
             return
         rows = max(x.shape[0] for x in writes)
         height = max(-(-rows // BANDS), 1)
         for top in range(0, rows, height):
             ins, outs = ([x[top : top + height] for x in arrays] for arrays in (reads, writes))
-            self.flow.add(PlanTask(ins, outs, partial(super().sum, step, ins, outs)))
+            self.queue.add(PlanTask(ins, outs, partial(super().sum, step, ins, outs)))
 
 
 @contextmanager
 def threads_per_product(count: int) -> Iterator[tuple[int, int]]:
-    """How `count` threads are shared meanwhile: how many products run at a time, and threads for each."""
-    with single_threaded_blas(count if count == CONCURRENT_PRODUCTS else 0) as alone:
-        yield (count, 1) if alone else (1, count)
+    """Share `count` threads out for the block: yield the number of concurrent products, and the threads of each."""
+    with single_threaded_blas(count if count == CONCURRENT_PRODUCTS else 0) as single_threaded:
+        yield (count, 1) if single_threaded else (1, count)
 
 
 @contextmanager
-def backend_for(count: int, flops: int, told: ProgressCallback | None = None) -> Iterator[NumpyBackend]:
-    """What runs a plan on `count` threads: two products at a time where that is possible, in a thread of ours, else one
-    on all threads."""
+def backend_for(count: int, flops: int, on_progress: ProgressCallback | None = None) -> Iterator[NumpyBackend]:
+    """Yield the backend that runs a plan on `count` threads.
+
+    It runs two products at a time where that is possible, on worker threads, else one product on all threads.
+    """
     if flops < MIN_CONCURRENT_FLOPS or not on_worker_thread():
-        yield NumpyBackend(Threads(count), told=told)
+        yield NumpyBackend(Threads(count), on_progress=on_progress)
         return
     with threads_per_product(count) as (at_a_time, each):
         if at_a_time == 1:
-            yield NumpyBackend(Threads(count), told=told)
+            yield NumpyBackend(Threads(count), on_progress=on_progress)
             return
-        with _running_queue(TaskQueue(flops), at_a_time, each, told) as found:
+        with _running_queue(TaskQueue(flops), at_a_time, each, on_progress) as found:
             yield found
 
 
 @contextmanager
-def _running_queue(flow: TaskQueue, count: int, each: int, told: ProgressCallback | None) -> Iterator[NumpyBackend]:
-    workers: list[Share] = start_on_workers(count, flow.work)
+def _running_queue(
+    queue: TaskQueue, count: int, each: int, on_progress: ProgressCallback | None
+) -> Iterator[NumpyBackend]:
+    """Yield a backend over a queue that `count` workers run; wait for them at the end."""
+    workers: list[Share] = start_on_workers(count, queue.work)
     if not workers:
-        yield NumpyBackend(Threads(each), told=told)
+        yield NumpyBackend(Threads(each), on_progress=on_progress)
         return
     try:
-        yield ConcurrentBackend(Threads(each), flow, told=told)
+        yield ConcurrentBackend(Threads(each), queue, on_progress=on_progress)
     except BaseException as error:
-        flow.fail(error)
+        queue.fail(error)
         raise
     finally:
-        flow.close()
-        for worker in workers:  # none may write any more when the caller goes on
+        queue.close()
+        for worker in workers:  # none may write once the caller continues
             retry_until_done(worker.wait)
-    if flow.error:
-        raise flow.error
+    if queue.error:
+        raise queue.error
+
+
+# ---- the times of sums and products
+#
+# This is the only timer of sums, for the tuner and the probe. It times them within a plan: where two products run at a
+# time, a sum has one thread and the cache contents that the product on the other thread leaves.
 
 
 @dataclass
 class StepTimes:
-    """Seconds of the whole processor: what one of two threads does takes half of it. Sums: all that is no product."""
+    """Seconds of the whole processor: the time of one of two threads counts half. `sums` is all but products."""
 
     sums: float = 0.0
     products: float = 0.0
 
 
 def time_steps(count: int, flops: int, steps: Callable[[NumpyBackend], object]) -> StepTimes:
-    """Run steps of a product of so many flops on `count` threads, as fmm.matmul would, and say what they took."""
+    """Run the steps of a product of `flops` on `count` threads, as fmm.matmul would, and return their times."""
     return run_on_worker(partial(_times_of_steps, count, flops, steps))
 
 
 def _times_of_steps(count: int, flops: int, steps: Callable[[NumpyBackend], object]) -> StepTimes:
-    found = StepTimes()
-    with backend_for(count, flops) as usual:
-        steps(usual if isinstance(usual, ConcurrentBackend) else _Timed(usual.threads, found))
-    if isinstance(usual, ConcurrentBackend):
-        seconds = usual.flow.seconds
+    times = StepTimes()
+    with backend_for(count, flops) as backend:
+        steps(backend if isinstance(backend, ConcurrentBackend) else _TimedBackend(backend.threads, times))
+    if isinstance(backend, ConcurrentBackend):
+        seconds = backend.queue.seconds
         return StepTimes(seconds[False] / CONCURRENT_PRODUCTS, seconds[True] / CONCURRENT_PRODUCTS)
-    return found
+    return times
 
 
 @dataclass(frozen=True)
-class _Timed(NumpyBackend):
-    """One step at a time, each on all threads."""
+class _TimedBackend(NumpyBackend):
+    """The NumPy backend that times its steps."""
 
     spent: StepTimes = field(default_factory=StepTimes)
 

@@ -1,7 +1,7 @@
-"""Schedules: a program of sums as elementwise calls on numbered slots, ready to be run panel by panel.
+"""Schedule a program of sums as elementwise calls on numbered slots, which run panel by panel.
 
-Slots are numbered reads first, then writes, then scratch panels. The schedule keeps every sum done in place correct: a
-write that stands where a read stands is only made once nobody needs that read any more.
+Slots number the reads first, then the writes, then scratch panels. The schedule keeps in-place sums correct: a write
+that shares memory with a read comes after the last call that needs the read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, Terms
 
 @dataclass(frozen=True)
 class ElementwiseCall:
-    """dest = first (op) second, as far as the operation needs them."""
+    """dest = first (op) second; unary operations have no second."""
 
     op: str  # "add", "subtract", "scale" (by `factor`), "negate", "copy" or "zero"
     dest: int
@@ -26,6 +26,8 @@ class ElementwiseCall:
 
 @dataclass(frozen=True)
 class CallSchedule:
+    """Elementwise calls in order, and the number of scratch panels that they use."""
+
     calls: tuple[ElementwiseCall, ...]
     scratch: int
 
@@ -37,17 +39,19 @@ def schedule_calls(
     wanted: tuple[bool, ...],
     aliases: tuple[tuple[int, int], ...],
 ) -> CallSchedule:
-    """The calls that make the wanted outputs from the reads that are present (the others count as zero)."""
+    """Return the calls that compute the wanted outputs from the reads that are present; absent reads count as zero."""
     outputs = [o for o, want in enumerate(wanted) if want]
-    kept: dict[int, set[int]] = {}
+    shared: dict[int, set[int]] = {}  # by output, the reads in the same memory
     for o, read in aliases:
         if wanted[o] and present[read]:
-            kept.setdefault(outputs.index(o), set()).add(read)
+            shared.setdefault(outputs.index(o), set()).add(read)
     writes = [len(present) + o for o in outputs]
-    return _Builder(restricted_program(program, present, wanted), kept, writes, len(present) + len(wanted)).build()
+    return _Builder(restricted_program(program, present, wanted), shared, writes, len(present) + len(wanted)).build()
 
 
 class _Builder:
+    """Builds the calls of one program, line by line, and reuses scratch panels."""
+
     def __init__(
         self, program: AdditionProgram, aliases: dict[int, set[int]], writes: Sequence[int], scratch: int
     ) -> None:
@@ -63,13 +67,13 @@ class _Builder:
     def build(self) -> CallSchedule:
         for o, value in enumerate(self.program.outputs):
             if value < self.program.inputs:
-                self._pass_on(o, value)
+                self._copy_input(o, value)
         for number, terms in enumerate(self.program.lines, self.program.inputs):
             self._line(number, terms)
         return CallSchedule(tuple(self.calls + self.finally_), self.next_scratch - self.first_scratch)
 
-    def _pass_on(self, output: int, value: int) -> None:
-        """An output that is an input: copied at the end, from a safe copy if some sum is written over the input."""
+    def _copy_input(self, output: int, value: int) -> None:
+        """Copy an input to an output at the end, from a scratch copy if some sum overwrites the input."""
         source = value
         if value in self.overwritten:
             source = self._take()
@@ -88,13 +92,15 @@ class _Builder:
             self._release(value, number)
 
     def _safe(self, output: int, number: int, terms: Terms) -> bool:
-        """May this line be written where the output stands? Not while a later line reads what stands there now, nor if
-        the line itself reads it twice."""
+        """Return True if the line may be written to the output at once.
+
+        It may not while a later line reads an input in the same memory, nor if the line itself reads that input twice.
+        """
         there = self.aliases.get(output, set())
         return all(self.last_use.get(read, -1) <= number for read in there) and sum(v in there for _, v in terms) <= 1
 
     def _emit(self, dest: int, terms: Sequence[tuple[Coefficient, int]]) -> None:
-        """dest = sum of the terms, the first of which may stand in dest itself."""
+        """Add the calls for dest = sum of the terms, the first of which may share memory with dest."""
         if not terms:
             self.calls.append(ElementwiseCall("zero", dest))
             return
@@ -128,7 +134,7 @@ class _Builder:
         return self.next_scratch - 1
 
     def _release(self, value: int, line: int) -> None:
-        """A scratch panel is free again after the last line that reads it (unless it is still to be copied out)."""
+        """Free a scratch panel after the last line that reads it, unless it is still to be copied to an output."""
         slot = self.slot[value]
         copied = any(call.first == slot for call in self.finally_)
         if slot >= self.first_scratch and self.last_use[value] == line and not copied:
@@ -136,5 +142,5 @@ class _Builder:
 
 
 def plain_number(c: Coefficient) -> float | complex:
-    """A coefficient as the scalar that multiplies an array (it never widens a float32 one)."""
+    """Return a coefficient as a scalar for array arithmetic, which never widens a float32 array."""
     return c if isinstance(c, complex) else float(c)

@@ -1,9 +1,9 @@
-"""Proofs by running: a plan is executed on symbols that do not commute, and must give every entry of AB exactly.
+"""Prove plans by running them on symbols that do not commute: every entry of AB must come out exactly.
 
-The arrays hold polynomials in words such as a01*b12, and go through the same executor, recipes and schedules as
-numbers do. Fresh temporaries hold None, so that reading what nobody wrote is an error rather than a wrong digit. Rows
-and columns behave alike within a block and within its fringe, so one index of each is enough: sizes 2 and 3 per side
-stand for all.
+The arrays hold polynomials in words such as a01*b12, and go through the same executor and schedules as numbers do.
+Fresh temporaries hold None, so that reading unwritten memory is an error instead of a wrong digit. All rows and columns
+of a block behave alike, and so do those of its fringe. So one index of each is enough: sizes 2 and 3 per dimension
+represent all sizes.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _as_polynomial(x: object) -> Polynomial:
 
 
 class _SymbolicArena:
-    """Every temporary is new and holds None."""
+    """A workspace in which every temporary is new and holds None."""
 
     used = 0
 
@@ -87,6 +87,7 @@ class _SymbolicArena:
 
 
 def symbolic_matrix(letter: str, rows: int, cols: int) -> Array:
+    """Return a matrix of distinct symbols."""
     x = np.empty((rows, cols), dtype=object)
     for i, j in np.ndindex(rows, cols):
         x[i, j] = Polynomial({(f"{letter}{i}.{j}",): Fraction(1)})
@@ -94,7 +95,7 @@ def symbolic_matrix(letter: str, rows: int, cols: int) -> Array:
 
 
 def plan_defect(plan: Plan, m: int, k: int, n: int, alpha: int = 1, beta: int = 0) -> str | None:
-    """None if the plan computes alpha A B + beta C on symbols of this size, else what goes wrong."""
+    """Return what is wrong if the plan does not compute alpha A B + beta C on symbols of this size; else None."""
     a, b = symbolic_matrix("a", m, k), symbolic_matrix("b", k, n)
     c = symbolic_matrix("c", m, n) if beta else np.full((m, n), None, dtype=object)
     old = c.copy()
@@ -111,6 +112,7 @@ def plan_defect(plan: Plan, m: int, k: int, n: int, alpha: int = 1, beta: int = 
 
 
 def first_plan_defect(plan: Plan, sizes: Iterable[tuple[int, ...]]) -> str | None:
+    """Return the first size's defect, with the size; None if the plan is right for all sizes."""
     for size in sizes:
         if (found := plan_defect(plan, *size[:3])) is not None:
             return f"{'x'.join(map(str, size))}: {found}"
@@ -119,13 +121,13 @@ def first_plan_defect(plan: Plan, sizes: Iterable[tuple[int, ...]]) -> str | Non
 
 @lru_cache(maxsize=64)
 def unequal_blocks(table: str) -> bool:
-    """Does this step table stay correct when the blocks differ by a row or a column? Found by proof, never declared."""
+    """Return True if the step table is proved to stay correct when blocks differ by a row or a column."""
     plan = Plan((scheme_level(table, "sequential", "unequal"),))
     return first_plan_defect(plan, product((2, 3), repeat=3)) is None
 
 
 def prove_fringe(table: str) -> str:
-    """The best fringe that a step table is proved for; PlanError if it does not compute AB at all."""
+    """Return the best fringe that a step table is proved for; PlanError if it does not compute AB at all."""
     if unequal_blocks(table):
         return "unequal"
     plan = Plan((scheme_level(table, "sequential", "pad"),))

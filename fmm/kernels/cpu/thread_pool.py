@@ -1,4 +1,4 @@
-"""As many threads for the sums as BLAS uses for the products."""
+"""The thread pool that runs sums and other independent tasks, on as many threads as BLAS uses for products."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fmm.kernels.cpu.worker_threads import (
     try_claim,
 )
 
-# Where BLAS libraries look for their number of threads, in the order in which OpenBLAS does.
+# Environment variables for the number of BLAS threads, in OpenBLAS's order.
 VARIABLES = (
     "OPENBLAS_NUM_THREADS",
     "GOTO_NUM_THREADS",
@@ -35,13 +35,13 @@ VARIABLES = (
     "OMP_NUM_THREADS",
 )
 
-# Sums share the memory and Python's lock: more threads than this gain nothing.
+# Sums are memory-bound and share the GIL: more threads than this gain nothing.
 MAX_SUM_THREADS = 8
-# NumPy's iterator copies operands whose rows are shorter than its buffer (8192 elements) into that buffer, although
-# nothing needs a cast: sums of blocks then take two to three times as long. With the smallest buffer it does not.
+# NumPy's iterator copies operands with rows shorter than its buffer (8192 elements) into that buffer, even without a
+# cast; sums of blocks then take two to three times as long. With the smallest buffer it does not.
 BUFFER = 16
-# An interrupt is heard between the turns of tasks that may be left in the middle: so many seconds each, as far as one
-# can tell beforehand, and at most so many times as many tasks as in the turn before.
+# Interruptible tasks run in turns of about TURN seconds; a signal handler can run between turns. A turn has at most
+# MOST_TURNS times as many tasks as the one before.
 TURN, MOST_TURNS = 0.04, 4
 
 Job = Callable[[], None]
@@ -49,10 +49,10 @@ Job = Callable[[], None]
 
 @dataclass(frozen=True)
 class Threads:
-    """Runs independent tasks on `count` threads of ours; whoever is free takes the next task.
+    """Runs independent tasks on `count` worker threads; a thread that is free takes the next task.
 
-    BLAS keeps its own threads spinning for a tenth of a second after a product, so a helper may have only half a
-    processor: equal shares would wait for it. What does not need two threads is done by the caller.
+    BLAS threads spin for a tenth of a second after a product, so a worker may get only half a processor: with equal
+    shares, all would wait for it. The caller runs whatever does not need two threads.
     """
 
     count: int
@@ -68,25 +68,24 @@ class Threads:
         _work_off(deque(tasks))
 
     def run_interruptibly(self, tasks: Sequence[Job]) -> None:
-        """The same, some tasks at a time, so that an interrupt is heard in between: as many as take TURN seconds
-        if they take as long as those before."""
+        """Run the tasks in turns of about TURN seconds, so that signal handlers run in between."""
         together, first = max(self.count, 1), 0
         while first < len(tasks):
             begun = time.monotonic()
             self.run(tasks[first : first + together])
             first += together
-            turns = TURN / max(time.monotonic() - begun, TURN / MOST_TURNS)  # it took so many
+            turns = TURN / max(time.monotonic() - begun, TURN / MOST_TURNS)
             together = max(self.count, 1, int(together * turns))
 
 
 def _share_out(tasks: Sequence[Job], count: int) -> None:
-    """In a thread of ours: the tasks on this and others."""
+    """Run the tasks on this worker thread and others."""
     queue = deque(tasks)
-    shares = _start_helpers(count - 1, queue)
+    shares = _start_workers(count - 1, queue)
     try:
         _work_off(queue)
     finally:
-        # Who has not begun by now is not needed; an error must not leave while another thread still writes.
+        # A share that has not started is not needed; an error must not leave while another thread still writes.
         for share in shares:
             retry_until_done(share.cancel_or_wait)
     for share in shares:
@@ -94,7 +93,7 @@ def _share_out(tasks: Sequence[Job], count: int) -> None:
 
 
 def _work_off(queue: deque[Job]) -> None:
-    with np.errstate(all="ignore"):  # per thread; what overflows here is computed again by the vendor
+    with np.errstate(all="ignore"):  # per thread; a result with overflow is recomputed by the vendor
         before = np.setbufsize(BUFFER)
         try:
             while queue:
@@ -107,11 +106,11 @@ def _work_off(queue: deque[Job]) -> None:
             np.setbufsize(before)
 
 
-# ---- the helpers
+# ---- the workers
 
 
 class Share:
-    """What a helper is to do, unless it is cancelled before it begins."""
+    """A worker's job, which can be cancelled until it starts."""
 
     def __init__(self, work: Job) -> None:
         self.work, self.claim, self.ended = work, [True], allocate_lock()
@@ -128,17 +127,17 @@ class Share:
             self.ended.release()
 
     def wait(self) -> None:
-        """Until the work is done; to be called once."""
+        """Wait until the work is done; to be called once."""
         self.ended.acquire()
 
     def cancel_or_wait(self) -> None:
         if try_claim(self.claim):
-            self.work = _nothing  # its arrays are not kept until the helper comes to it
+            self.work = _nothing  # so that its arrays are freed at once
         else:
             self.wait()
 
     def check(self) -> None:
-        """Raise what the work raised."""
+        """Raise the exception of the work, if there was one."""
         error, self.error = self.error, None
         if error is not None:
             raise error
@@ -148,72 +147,71 @@ def _nothing() -> None:
     pass
 
 
-_lock = ForkSafeLock()  # taken by threads of ours alone
-_helpers: list[Worker] = []
+_lock = ForkSafeLock()  # acquired by worker threads only
+_workers: list[Worker] = []
 
 
-def _start_helpers(count: int, queue: deque[Job]) -> list[Share]:
-    """Helpers at work on the queue; fewer, or none, where there are no more threads to be had."""
+def _start_workers(count: int, queue: deque[Job]) -> list[Share]:
+    """Start workers on the queue; fewer, or none, where no more threads can be started."""
     shares: list[Share] = []
     with suppress(NoThreadError, MemoryError):
-        helpers = _hire_helpers(count)
-        _keep_off(helpers)
-        for helper in helpers:
-            _hand_out(helper, partial(_work_off, queue), shares)
+        workers = _acquire_workers(count)
+        _keep_off(workers)
+        for worker in workers:
+            _hand_out(worker, partial(_work_off, queue), shares)
     return shares
 
 
-def _hire_helpers(count: int) -> list[Worker]:
-    """The first `count` helpers; NoThreadError where there is no such thread to be had."""
+def _acquire_workers(count: int) -> list[Worker]:
+    """Return the first `count` workers; NoThreadError where one cannot be started."""
     with _lock.now:
-        while len(_helpers) < count:
-            _helpers.append(Worker.acquire())
-        return _helpers[:count]
+        while len(_workers) < count:
+            _workers.append(Worker.acquire())
+        return _workers[:count]
 
 
-def _hand_out(helper: Worker, task: Job, shares: list[Share]) -> None:
-    """A share for the helper, noted before it is handed over."""
+def _hand_out(worker: Worker, task: Job, shares: list[Share]) -> None:
+    """Give the worker a share, which is noted before it is handed over."""
     share = Share(task)
     shares.append(share)
     try:
-        helper.inbox.put(share)
+        worker.inbox.put(share)
     except MemoryError:
         shares.pop()
         raise
 
 
 def start_on_workers(count: int, task: Job) -> list[Share]:
-    """The task on `count` helpers at a time, each on a processor of its own; none where they are not to be had."""
+    """Run the task on `count` workers, each on its own processor; return no shares where that is impossible."""
     shares: list[Share] = []
     with suppress(NoThreadError, MemoryError):
-        helpers = _hire_helpers(count)
-        _pin_to_processors(helpers)
-        for helper in helpers:
-            _hand_out(helper, partial(_work_off, deque([task])), shares)
+        workers = _acquire_workers(count)
+        _pin_to_processors(workers)
+        for worker in workers:
+            _hand_out(worker, partial(_work_off, deque([task])), shares)
     return shares
 
 
-def _keep_off(helpers: Sequence[Worker]) -> None:
-    """Keep helpers off the processor that the caller runs on: Linux likes to wake them there, and moves them away only
-    after the sums are done."""
+def _keep_off(workers: Sequence[Worker]) -> None:
+    """Keep workers off the caller's processor: Linux tends to wake them there, and moves them only after the sums."""
     if not sys.platform.startswith("linux"):
         return
     try:
-        elsewhere = os.sched_getaffinity(0) - {_current_processor()}
-        for helper in helpers if elsewhere else ():
-            os.sched_setaffinity(helper.number, elsewhere)
+        others = os.sched_getaffinity(0) - {_current_processor()}
+        for worker in workers if others else ():
+            os.sched_setaffinity(worker.number, others)
     except (OSError, ValueError, IndexError):
-        pass  # a system that does not let us: the helpers run where they like
+        pass  # where the system forbids it, the workers run on any processor
 
 
-def _pin_to_processors(helpers: Sequence[Worker]) -> None:
-    """Give each helper one of the processors that there are just enough of: Linux takes its time to spread them."""
+def _pin_to_processors(workers: Sequence[Worker]) -> None:
+    """Pin each worker to one processor if there are just enough of them: Linux is slow to spread threads."""
     if not sys.platform.startswith("linux"):
         return
     try:
         allowed = sorted(os.sched_getaffinity(0))
-        for helper, own in zip(helpers, allowed, strict=False):
-            os.sched_setaffinity(helper.number, {own} if len(allowed) == len(helpers) else allowed)
+        for worker, own in zip(workers, allowed, strict=False):
+            os.sched_setaffinity(worker.number, {own} if len(allowed) == len(workers) else allowed)
     except OSError:
         pass
 
@@ -223,12 +221,15 @@ def _current_processor() -> int:
         return int(file.read().rpartition(b")")[2].split()[36])  # field 39, the 37th after the command's name
 
 
-after_fork_in_child(_helpers.clear)
+after_fork_in_child(_workers.clear)
 
 
 def blas_threads() -> int:
-    """How many threads numpy's BLAS would use now: asked of threadpoolctl if it is installed, else guessed as the
-    libraries do, from the environment and the processors that this process may use."""
+    """Return the number of threads that NumPy's BLAS would use now.
+
+    threadpoolctl tells, if it is installed. Else it is guessed as the libraries do, from the environment and the
+    processors that this process may use.
+    """
     if (count := openblas.paused_blas_threads()) > 0:
         return count
     if (controller := _controller()) is not None:

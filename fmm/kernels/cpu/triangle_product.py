@@ -1,8 +1,9 @@
-"""Products that are their own adjoints, on the host: BLAS's syrk and herk, and the upper half as the lower's mirror.
+"""Products A A^H on the host: one triangle by BLAS's syrk or herk, and the upper triangle as the lower one's mirror.
 
-NumPy has these functions but no way to call them: they are called in the very library that NumPy multiplies with, whose
-threads are then the same; where that is no OpenBLAS, in SciPy's; else numpy.matmul computes a whole product (of one
-memory and its transpose by syrk, too).
+NumPy does not expose syrk and herk. They are called in the library that NumPy multiplies with, so that the threads are
+the same; where that is not OpenBLAS, through SciPy. Without either, numpy.matmul computes the whole product.
+
+`hermitian_product` at the end is for complex matrices with few rows.
 """
 
 from __future__ import annotations
@@ -20,64 +21,70 @@ from fmm.kernels.cpu.worker_threads import run_uninterrupted
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.sums import Mirror, Place
 
-ROW_MAJOR, UPPER, LOWER, AS_IT_IS, TRANSPOSED, ADJOINT = 101, 121, 122, 111, 112, 113  # as cblas.h has them
+ROW_MAJOR, UPPER, LOWER, NOT_TRANSPOSED, TRANSPOSED, ADJOINT = 101, 121, 122, 111, 112, 113  # of cblas.h
 NAMES = {"float32": "ssyrk", "float64": "dsyrk", "complex64": "cherk", "complex128": "zherk"}
 TILE = 128  # rows that are transposed at a time
-BAND = 1024  # rows that one task mirrors, and columns of a tile: the cache keeps a tile's lines until they are full
+BAND = 1024  # rows that one task mirrors, and columns of a tile: the cache holds a tile's lines until they are full
+PANEL = 64  # rows of a panel of `hermitian_product`
+# Multiply-adds of complex numbers up to which one triangle saves less than its panels cost.
+MIN_TRIANGLE_WORK = 1 << 19
 
-ANYWHERE = Place("C", 0, 0, 0, 0)  # the arrays are given beside it
+ANYWHERE = Place("C", 0, 0, 0, 0)  # the arrays are passed separately
 MIRROR_IN_PLACE = Mirror(ANYWHERE, ANYWHERE)
 
 Rank = Callable[["GramFactor", Array, bool, Any, Any], None]
 
 
 class GramFactor(NamedTuple):
-    """The one matrix X of a product X X^H (or, `turned`, X^H X), row by row in memory."""
+    """The row-major matrix X of a product X X^H, or of X^H X if `transposed`."""
 
     matrix: Array
-    turned: bool
+    transposed: bool
 
     @property
     def inner(self) -> int:
-        return int(self.matrix.shape[0 if self.turned else 1])
+        return int(self.matrix.shape[0 if self.transposed else 1])
 
 
-# ---- the lower half, by a leaf
+# ---- the lower triangle
 
 
-def triangle_product(left: Array, right: Array, dest: Array, asked: GemmParams) -> None:
-    """The lower half of dest = alpha left right + beta dest; of the upper one nothing is written unless it is loose."""
+def triangle_product(left: Array, right: Array, dest: Array, params: GemmParams) -> None:
+    """Compute the lower triangle of dest = alpha left right + beta dest.
+
+    The upper triangle stays unchanged, unless `fill` is loose.
+    """
     if not dest.size:
         return
-    rank = _rank_function(dest.dtype.name) if asked.op == "gram" and asked.alpha else None
+    rank = _rank_function(dest.dtype.name) if params.op == "gram" and params.alpha else None
     lower = _rows_contiguous(dest)
-    if not lower:  # C^T = B^T A^T, whose upper half lies row by row
+    if not lower:  # C^T = B^T A^T, whose upper triangle is row-major
         left, right, dest = right.T, left.T, dest.T
     factor = _factor(left, right)
     if rank is not None and factor is not None and factor.inner and _rows_contiguous(dest):
-        rank(factor, dest, lower, asked.alpha, asked.beta)
-    elif asked.fill == "loose" and (asked.alpha, asked.beta) == (1, 0):
+        rank(factor, dest, lower, params.alpha, params.beta)
+    elif params.fill == "loose" and (params.alpha, params.beta) == (1, 0):
         matmul(left, right, out=dest)
     else:
-        _updated(matmul(left, right), dest, lower, asked)
+        _add_triangle(matmul(left, right), dest, lower, params)
 
 
-def _updated(product: Array, dest: Array, lower: bool, asked: GemmParams) -> None:
-    """A whole product's half, added to what stands there."""
+def _add_triangle(product: Array, dest: Array, lower: bool, params: GemmParams) -> None:
+    """Write dest = alpha product + beta dest in one triangle."""
     if not lower:
         product, dest = product.T, dest.T
     for top in range(0, len(dest), BAND):
-        mirror_band(Mirror(ANYWHERE, ANYWHERE, asked.alpha, asked.beta, "lower"), product, dest, top)
+        mirror_band(Mirror(ANYWHERE, ANYWHERE, params.alpha, params.beta, "lower"), product, dest, top)
 
 
 def _rows_contiguous(x: Array) -> bool:
-    """Can BLAS read it row by row?"""
+    """Return True if BLAS can read the matrix as row-major."""
     (rows, cols), (down, right), item = x.shape, x.strides, x.itemsize
     return (cols <= 1 or right == item) and (rows <= 1 or (down >= cols * item and down % item == 0))
 
 
 def _factor(left: Array, right: Array) -> GramFactor | None:
-    """Of the two, which are each other's adjoints, the one that lies row by row."""
+    """Return the one of two mutually adjoint matrices that is row-major; None if neither is."""
     if _rows_contiguous(left):
         return GramFactor(left, False)
     return GramFactor(right, True) if _rows_contiguous(right) else None
@@ -85,7 +92,7 @@ def _factor(left: Array, right: Array) -> GramFactor | None:
 
 @lru_cache(maxsize=len(NAMES))
 def _rank_function(dtype: str) -> Rank | None:
-    """What computes X X^H here; None if nothing does."""
+    """Return a function that computes X X^H; None if no library has one."""
     name = NAMES.get(dtype)
     if name is None:
         return None
@@ -101,19 +108,22 @@ def _rank_function(dtype: str) -> Rank | None:
 def _by_cblas(
     function: Any, integer: Any, factor: GramFactor, dest: Array, lower: bool, alpha: complex, beta: complex
 ) -> None:
-    """In place, whatever the distance of dest's rows."""
+    """Call syrk or herk in place, whatever dest's leading dimension."""
     x, size, real = factor.matrix, len(dest), dest.real.dtype
     scalar = ctypes.c_float if real.itemsize == 4 else ctypes.c_double
-    turned = (ADJOINT if dest.dtype.kind == "c" else TRANSPOSED) if factor.turned else AS_IT_IS
-    head = ROW_MAJOR, LOWER if lower else UPPER, turned, integer(size), integer(factor.inner)
+    operation = (ADJOINT if dest.dtype.kind == "c" else TRANSPOSED) if factor.transposed else NOT_TRANSPOSED
+    head = ROW_MAJOR, LOWER if lower else UPPER, operation, integer(size), integer(factor.inner)
     operand = scalar(_real(alpha)), _pointer(x), integer(_leading(x))
     function(*head, *operand, scalar(_real(beta)), _pointer(dest), integer(_leading(dest)))
 
 
 def _by_scipy(function: Any, factor: GramFactor, dest: Array, lower: bool, alpha: complex, beta: complex) -> None:
-    """Into a new array, whose half is then copied: SciPy writes no blocks. It reads column by column, the transpose."""
-    product = function(1, factor.matrix.T, trans=0 if factor.turned else 2, lower=not lower).T
-    _updated(product, dest, lower, GemmParams(_real(alpha), _real(beta)))
+    """Call SciPy's function into a new array, and copy its triangle, since SciPy does not write into blocks.
+
+    SciPy reads column-major matrices, so it gets the transpose.
+    """
+    product = function(1, factor.matrix.T, trans=0 if factor.transposed else 2, lower=not lower).T
+    _add_triangle(product, dest, lower, GemmParams(_real(alpha), _real(beta)))
 
 
 def _real(c: complex) -> float:
@@ -128,18 +138,20 @@ def _leading(x: Array) -> int:
     return int(max(x.strides[0] // x.itemsize if len(x) > 1 else 1, x.shape[1], 1))
 
 
-# ---- the upper half
+# ---- the upper triangle
 
 
 def mirror_tasks(step: Mirror, source: Array, dest: Array) -> Iterator[Callable[[], None]]:
-    """The lower half of dest = alpha source + beta dest, and the upper one as its mirror if it is wanted, in bands of
-    rows that do not disturb each other."""
+    """Yield tasks for dest = alpha source + beta dest in the lower triangle, and for the mirror if `fill` is full.
+
+    The tasks are independent bands of rows.
+    """
     for top in range(0, len(dest), BAND):
         yield partial(mirror_band, step, source, dest, top)
 
 
 def mirror_band(step: Mirror, source: Array, dest: Array, top: int) -> None:
-    """Of rows from `top` on, what lies on and below the diagonal; and its mirror."""
+    """Write the band of rows from `top` on and below the diagonal, and its mirror."""
     full, bottom = step.fill == "full", min(top + BAND, len(dest))
     for row in range(top, bottom, TILE):
         rows = slice(row, min(row + TILE, bottom))
@@ -158,7 +170,7 @@ def mirror_band(step: Mirror, source: Array, dest: Array, top: int) -> None:
 
 
 def _update(step: Mirror, source: Array, dest: Array, where: Array | None) -> None:
-    """dest = alpha source + beta dest, where that is wanted."""
+    """Write dest = alpha source + beta dest, where the mask allows."""
     if source.__array_interface__["data"] == dest.__array_interface__["data"]:
         return
     value = source if step.alpha == 1 else source * dest.dtype.type(step.alpha)
@@ -177,7 +189,7 @@ def _copy_adjoint(source: Array, dest: Array, where: Array | None) -> None:
 
 
 def make_hermitian(c: Array) -> None:
-    """The upper half becomes the adjoint of the lower one, the diagonal real: of few enough rows for one thread."""
+    """Overwrite the upper triangle with the lower one's adjoint and make the diagonal real, on one thread."""
     if len(c) > TILE:
         for mirrored in mirror_tasks(MIRROR_IN_PLACE, c, c):
             mirrored()
@@ -187,30 +199,32 @@ def make_hermitian(c: Array) -> None:
 
 
 def imaginary_diagonal(c: Array) -> Array:
-    """Of a square matrix without gaps, as a view of it: its `fill` is one call of C, and takes less than `flat`."""
+    """Return a view of the imaginary diagonal of a contiguous square matrix; its `fill` is one call of C."""
     return c.reshape(-1)[:: len(c) + 1].imag
 
 
 @lru_cache(maxsize=TILE + 1)
 def above_diagonal(rows: int) -> Array:
-    """Of at most TILE rows."""
+    """Return the mask of the entries above the diagonal; at most TILE rows."""
     return ~np.tri(rows, dtype=bool)
 
 
-PANEL = 64  # rows
-# Multiply-adds of complex numbers up to which one half saves less than its panels cost.
-LEAST_HALVED = 1 << 19
+# ---- a complex matrix of few rows times its adjoint: exactly Hermitian
+#
+# NumPy's whole product is not exactly Hermitian. So the lower triangle is computed in panels of rows, and each panel is
+# mirrored while it is in a cache. With few columns the time goes to writing the result, so that BLAS's herk and a
+# separate mirror, which pass over the result three times, take longer.
 
 
 def uses_panels(side: int, inner: int) -> bool:
-    """Is one half of such a product computed, and not the whole?"""
-    return side > TILE or side * side * inner >= LEAST_HALVED
+    """Return True if the product is computed in panels of one triangle, and not as a whole."""
+    return side > TILE or side * side * inner >= MIN_TRIANGLE_WORK
 
 
 def hermitian_product(a: Array, rows: bool, out: Array | None) -> Array:
-    """a a^H (or, not of its `rows`, a^H a), in `out` of its shape and type, or as a new array.
+    """Return a a^H, or a^H a if not `rows`, in `out` of that shape and type or as a new array.
 
-    What a signal raises leaves `out` complete or untouched.
+    An exception of a signal handler leaves `out` complete or untouched.
     """
     adjoint = np.conjugate(a).T
     left, right = (a, adjoint) if rows else (adjoint, a)
@@ -223,7 +237,7 @@ def hermitian_product(a: Array, rows: bool, out: Array | None) -> Array:
         for step in _panel_steps(left, right, c):
             step()
     else:
-        _fill(left, right, out)
+        _fill_in_panels(left, right, out)
         return out
     if out is None:
         return c
@@ -231,9 +245,9 @@ def hermitian_product(a: Array, rows: bool, out: Array | None) -> Array:
     return out
 
 
-def _fill(left: Array, right: Array, out: Array) -> None:
-    """In panels, in one call of C; if one of them fails, the whole at once."""
-    with np.errstate(all="ignore"):  # of an overflow BLAS's own halves do not tell either
+def _fill_in_panels(left: Array, right: Array, out: Array) -> None:
+    """Write the product in panels, all in one call of C; if a panel fails, write the whole product at once."""
+    with np.errstate(all="ignore"):  # BLAS's syrk reports no overflow either
         try:
             run_uninterrupted(_panel_steps(left, right, out))
         except BaseException:
@@ -242,7 +256,7 @@ def _fill(left: Array, right: Array, out: Array) -> None:
 
 
 def _panel_steps(left: Array, right: Array, c: Array) -> Iterator[Callable[[], object]]:
-    """The product's lower half, and the upper one as its adjoint, in steps each of which is one call of C."""
+    """Yield the steps that write the lower triangle and its mirror; each step is one call of C."""
     conjugate, side = np.conjugate, len(c)
     for top in range(0, side, PANEL):
         rows, left_of_end = slice(top, top + PANEL), slice(0, top + PANEL)

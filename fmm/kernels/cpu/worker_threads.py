@@ -1,12 +1,12 @@
-"""Threads of ours, which no signal interrupts, and how a caller has something done there.
+"""Worker threads, which no signal interrupts, and how a caller runs a task on one.
 
-Python runs the handlers of signals in the main thread, between two steps of its code. So what a handler raises (Ctrl-C)
-can leave any Python code at any point, be it a `finally` block, a loop that waits, or a lock that Python code has just
-taken. What must not be left in the middle is done in a thread of ours. The caller hands it over and waits for its end
-in one call of C, in which no handler runs: for the caller it has not begun or it is done, like NumPy's own product.
+Python runs signal handlers in the main thread, between two steps of its code. So an exception of a handler (Ctrl-C) can
+leave any Python code at any point: a `finally` block, a loop that waits, or a lock just acquired. Work that must not
+stop halfway runs on a worker thread. The caller hands the task over and waits for its end in one call of C, in which
+no handler runs. For the caller the task has not started or is done, like NumPy's own product.
 
-The locks, queues and lists here are those that Python has in C. A forked child has none of its parent's threads, and
-hires its own.
+The locks, queues and lists here are those that Python implements in C. A forked child has none of its parent's threads,
+and starts its own; `ForkSafeLock` is a lock that the child finds open.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 Result = TypeVar("Result")
-Job = Callable[[], object]  # it keeps what it raises to itself
+Job = Callable[[], object]  # raises nothing
 
-PATIENCE = 1.0  # seconds until a new thread that does not begin is given up ...
-REST = 10.0  # ... and until another is tried
-PAUSE = 0.001  # seconds until something is tried again for which there was no memory
+PATIENCE = 1.0  # seconds to wait for a new thread to start
+REST = 10.0  # seconds until another thread is tried after one that did not start
+PAUSE = 0.001  # seconds between attempts for which there is no memory
 
 
 class NoThreadError(RuntimeError):
-    """There is no thread to be had: no memory for it, too many of them, or the interpreter is exiting."""
+    """No thread can be started: no memory, too many threads, or the interpreter is exiting."""
 
 
 def after_fork_in_child(renew: Callable[[], None]) -> Callable[[], None]:
-    """Have this called in every forked child, before anything else runs there."""
+    """Register a function that every forked child calls first."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=renew)
     return renew
 
 
 class _Here(threading.local):
-    """What a thread of ours knows of itself: how a job is handed to it, and on which processors it may run."""
+    """A worker thread's own state: its inbox, and the processors that it may run on."""
 
     inbox: Callable[[Job], None] | None = None
     processors: set[int] | None = None
@@ -53,43 +53,42 @@ class _Here(threading.local):
 
 _here = _Here()
 _numbers = count()
-# How a job is handed to each of the threads that wait for any caller's: taken by `pop`, given back by `append`.
-_idle: list[Callable[[Job], None]] = []
-_given_up: list[float] = []  # when a thread did not begin
+_idle: list[Callable[[Job], None]] = []  # inboxes of idle workers for any caller: `pop` acquires, `append` releases
+_given_up: list[float] = []  # the time when a thread last did not start
 after_fork_in_child(_idle.clear)
 after_fork_in_child(_given_up.clear)
 
 
 def on_worker_thread() -> bool:
-    """Is this one of our threads?"""
+    """Return True on a worker thread."""
     return _here.inbox is not None
 
 
 class Worker:
-    """A thread of ours, which does one job after the other as they come into its inbox."""
+    """A worker thread, which runs the jobs in its inbox one after the other."""
 
     def __init__(self) -> None:
         self.inbox: SimpleQueue[Job] = SimpleQueue()
-        self.number = 0  # in the system
+        self.number = 0  # the system's thread id
 
     @staticmethod
     def acquire(idle: bool = False) -> Worker:
-        """A new one; `idle`: it does any caller's jobs.
+        """Start a worker; with `idle`, it waits for any caller's jobs.
 
-        `threading` would wait for it to begin until it does, which it may never do for want of memory.
+        `threading.Thread.start` would wait for ever for a thread that cannot start for want of memory.
         """
         if _given_up and time.monotonic() - _given_up[-1] < REST:
-            raise NoThreadError("a new thread did not begin a moment ago")
-        helper, ready = Worker(), allocate_lock()
+            raise NoThreadError("a new thread did not start a moment ago")
+        worker, ready = Worker(), allocate_lock()
         ready.acquire()
         try:
-            start_new_thread(helper._serve, (ready, idle))
+            start_new_thread(worker._serve, (ready, idle))
         except (RuntimeError, MemoryError) as error:
             raise NoThreadError(str(error)) from None
         if not ready.acquire(timeout=PATIENCE):
             _given_up[:] = [time.monotonic()]
-            raise NoThreadError("a new thread does not begin")
-        return helper
+            raise NoThreadError("a new thread does not start")
+        return worker
 
     def _serve(self, ready: Any, idle: bool) -> None:
         try:
@@ -99,13 +98,13 @@ class Worker:
             if idle:
                 _idle.append(self.inbox.put)
         except MemoryError:
-            return  # who waits for it gives it up
+            return  # the caller's wait for `ready` times out
         ready.release()
         while True:
             with suppress(BaseException):
                 job = self.inbox.get()
                 job()
-            job = _nothing  # its arrays are not kept until the next one comes
+            job = _nothing  # so that the job's arrays are freed before the next job comes
 
 
 def _nothing() -> None:
@@ -113,7 +112,7 @@ def _nothing() -> None:
 
 
 def try_claim(claim: list[bool]) -> bool:
-    """Take what can be taken once: by the thread that does a job, or by the one that cancels it."""
+    """Return True for the first caller: the thread that runs a job, or the one that cancels it."""
     try:
         return claim.pop()
     except IndexError:
@@ -121,7 +120,10 @@ def try_claim(claim: list[bool]) -> bool:
 
 
 def retry_until_done(step: Callable[[], object]) -> None:
-    """In a thread of ours nothing but a lack of memory keeps a lock from being opened or waited for; that passes."""
+    """Repeat a step until it does not fail for want of memory.
+
+    On a worker thread nothing else keeps a lock from being opened or waited for.
+    """
     while True:
         try:
             step()
@@ -130,12 +132,12 @@ def retry_until_done(step: Callable[[], object]) -> None:
             time.sleep(PAUSE)
 
 
-# ---- waiting without hearing of signals
+# ---- waiting without running signal handlers
 
 
 @lru_cache(maxsize=1)
 def _interpreter() -> Any:
-    """Python's locks as C has them; None where this is another interpreter. They are called without Python's own."""
+    """Return CPython's C library with its lock functions; None in another interpreter. Calls release the GIL."""
     try:
         library = ctypes.CDLL(None, handle=ctypes.pythonapi._handle)
         library.PyThread_allocate_lock.argtypes, library.PyThread_allocate_lock.restype = [], ctypes.c_void_p
@@ -147,50 +149,70 @@ def _interpreter() -> Any:
 
 
 class Gate:
-    """Where one thread waits for another: shut at first, opened once, and deaf to signals.
+    """A lock on which one thread waits for another without running signal handlers: shut at first, opened once.
 
-    `wait` and `open` are C alone: a lock's own `acquire` would end with what a signal's handler raises. Gates are used
-    again; one of a call that an exception ended is not, and its few bytes are never freed.
+    `wait` and `open` are calls of C; a lock's own `acquire` would end with an exception of a signal handler. Gates are
+    reused. The gate of a call that an exception ended is not, and its few bytes are never freed.
     """
 
     def __init__(self) -> None:
         python = _interpreter()
         if python is None:
-            raise NoThreadError("this interpreter has no locks that signals leave alone")
+            raise NoThreadError("this interpreter has no locks that signals do not interrupt")
         lock = python.PyThread_allocate_lock()
         if not lock:
             raise MemoryError
         self.open = partial(python.PyThread_release_lock, lock)
         self.wait = partial(python.PyThread_acquire_lock, lock, 1)
-        self.wait()  # the first to come passes, and shuts it
+        self.wait()  # acquires the lock, which shuts the gate
 
     @staticmethod
-    def taken() -> Gate:
+    def acquire() -> Gate:
         try:
             return _gates.pop()
         except IndexError:
             return Gate()
 
 
-_gates: list[Gate] = []  # shut, and nobody's
+_gates: list[Gate] = []  # shut and unused
 
 
-# ---- a caller's job
+# ---- a caller's task
+
+
+def run_on_worker(work: Callable[[], Result], last: Sequence[Callable[[], object]] = ()) -> Result:
+    """Return work(), run on a worker thread: when a signal's exception leaves, it has not started or is done.
+
+    `last` is a list that the work may change. The calls that it holds at the end are made in the caller's thread before
+    any signal handler runs; each should be one call of C. NoThreadError if no thread can be started: nothing was done.
+    """
+    if on_worker_thread():
+        return _run_here(work, last)
+    task = Task(work, last)
+    while not task.hand_over():
+        if not _idle:
+            Worker.acquire(idle=True)
+    return task.outcome()
+
+
+def run_uninterrupted(steps: Iterable[Callable[[], object]]) -> None:
+    """Run the steps in order within one call of C, if each is one: no signal handler runs in between."""
+    deque(map(call, list(steps)), maxlen=0)
 
 
 class Task(Generic[Result]):
-    """A caller's work, and what came of it."""
+    """A caller's work and its outcome."""
 
     def __init__(self, work: Callable[[], Result], last: Sequence[Callable[[], object]]) -> None:
         self.work: Callable[[], Result] | None = work
         self.last = last
-        self.gate, self.claim, self.ended = Gate.taken(), [True], False
+        self.gate, self.claim, self.ended = Gate.acquire(), [True], False
         self.processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
         self.result: Any = None
         self.error: BaseException | None = None
 
     def __call__(self) -> None:
-        """In the helper's thread, which any caller may have again before this one goes on."""
+        """Run on the worker thread, which is idle again before the caller continues."""
         try:
             if try_claim(self.claim):
                 self.run()
@@ -209,8 +231,10 @@ class Task(Generic[Result]):
             self.error = error
 
     def hand_over(self) -> bool:
-        """To an idle helper, and wait for its end, and make the last calls, in one call of C: no signal is heard of in
-        between. False if no helper is idle: then nothing has begun."""
+        """Give the task to an idle worker, wait for its end, and make the last calls, in one call of C.
+
+        No signal handler runs in between. Return False if no worker is idle; then nothing has started.
+        """
         given = map(call, map(call, (_idle.pop,)), (self,))
         waited = map(call, (self.gate.wait,))
         try:
@@ -221,7 +245,7 @@ class Task(Generic[Result]):
             return False
         except MemoryError:
             if try_claim(self.claim):
-                raise  # the helper, if it has it, leaves it alone
+                raise  # a worker that has the task will not run it
             while not self.ended:
                 retry_until_done(self.gate.wait)
             for step in self.last:
@@ -236,7 +260,7 @@ class Task(Generic[Result]):
             if error is not None:
                 raise error
         finally:
-            del error  # whose traceback has all that the work had
+            del error  # its traceback refers to the work's arrays
         result: Result = self.result
         return result
 
@@ -247,34 +271,14 @@ def _idle_again() -> None:
 
 
 def _move_to(processors: set[int] | None) -> None:
-    """This thread runs where its caller may, if the system lets us say so."""
+    """Allow this thread the caller's processors, where the system permits."""
     if processors and processors != _here.processors:
         with suppress(OSError):
             os.sched_setaffinity(0, processors)
         _here.processors = processors
 
 
-def run_on_worker(work: Callable[[], Result], last: Sequence[Callable[[], object]] = ()) -> Result:
-    """work(), in a thread of ours: it has not begun or is done when an exception of a signal's leaves.
-
-    `last`: a list that the work may change; what is in it then is called in the caller's thread, before any handler of
-    a signal. Every such call should be one of C. NoThreadError: there is no thread, and nothing was done.
-    """
-    if on_worker_thread():
-        return _at_once(work, last)
-    errand = Task(work, last)
-    while not errand.hand_over():
-        if not _idle:
-            Worker.acquire(idle=True)
-    return errand.outcome()
-
-
-def run_uninterrupted(steps: Iterable[Callable[[], object]]) -> None:
-    """The steps one after the other in one call of C, if each is one: no signal is heard of in between."""
-    deque(map(call, list(steps)), maxlen=0)
-
-
-def _at_once(work: Callable[[], Result], last: Sequence[Callable[[], object]]) -> Result:
+def _run_here(work: Callable[[], Result], last: Sequence[Callable[[], object]]) -> Result:
     try:
         return work()
     finally:
@@ -285,8 +289,8 @@ def _at_once(work: Callable[[], Result], last: Sequence[Callable[[], object]]) -
 class ForkSafeLock:
     """A lock that a forked child finds open: `with lock.now`.
 
-    `now` is Python's own, which Ctrl-C cannot leave shut: a lock entered by Python code could be. `kind` makes it:
-    threading.RLock for one that its holder may enter again.
+    `now` is a lock of Python's own, implemented in C: Ctrl-C cannot leave it shut. `kind` creates it, such as
+    threading.RLock for a reentrant lock.
     """
 
     def __init__(self, kind: Callable[[], Any] = threading.Lock) -> None:

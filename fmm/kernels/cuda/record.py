@@ -304,13 +304,13 @@ class Recorder:
 
     # ---- results that are their own adjoints
 
-    def multiply_triangle(self, leaf: str, products: Sequence[Triple], dtype: str, asked: GemmParams) -> None:
+    def multiply_triangle(self, leaf: str, products: Sequence[Triple], dtype: str, params: GemmParams) -> None:
         """Record lower triangles: by syrk, by the leaf's kernel, or else by whole products into temporaries.
 
         A batch of small triangles is a batch of whole products, which is faster.
         """
         dest, k = products[0][2], products[0][0].cols
-        alpha, beta = complex(asked.alpha).real, complex(asked.beta).real
+        alpha, beta = complex(params.alpha).real, complex(params.beta).real
         if not dest.rows:
             return
         if k == 0 or alpha == 0:
@@ -318,40 +318,40 @@ class Recorder:
                 self._record(MirrorOp(dest, dest, 0, beta, full=False))
             return
         row = leaf_use(leaf).leaf
-        as_whole_products = asked.fill == "loose" and len(products) > 1 and dest.rows <= row.whole_product_rows
-        if asked.op == "gram" and dtype in row.blas_triangles and not as_whole_products:
+        as_whole_products = params.fill == "loose" and len(products) > 1 and dest.rows <= row.whole_product_rows
+        if params.op == "gram" and dtype in row.blas_triangles and not as_whole_products:
             ranks = [rank_op(leaf, dtype, *triple, alpha, beta) for triple in products]
             if all(ranks):
                 self._record(*(op for op in ranks if op))
                 return
         row_major = not is_column_major(dest)
-        if asked.fill == "loose" or (dtype in row.kernel_triangles and row_major):
+        if params.fill == "loose" or (dtype in row.kernel_triangles and row_major):
             first = len(self.ops)
             self.multiply(leaf, products, dtype, alpha, beta)
             if row_major:
-                self._write_triangles(first, asked)
+                self._write_triangles(first, params)
         else:
-            self._triangles_by_temporaries(leaf, products, dtype, asked)
+            self._triangles_by_temporaries(leaf, products, dtype, params)
 
-    def _triangles_by_temporaries(self, leaf: str, products: Sequence[Triple], dtype: str, asked: GemmParams) -> None:
+    def _triangles_by_temporaries(self, leaf: str, products: Sequence[Triple], dtype: str, params: GemmParams) -> None:
         """Record each product into a temporary, and the copy of the temporary's lower triangle to the result.
 
         The temporary is row-major if the leaf's kernel writes triangles, as that kernel needs it.
         """
-        row, (alpha, beta) = leaf_use(leaf).leaf, (complex(x).real for x in (asked.alpha, asked.beta))
+        row, (alpha, beta) = leaf_use(leaf).leaf, (complex(x).real for x in (params.alpha, params.beta))
         has_kernel = dtype in (*row.kernel_triangles, *row.loose_triangles)
         for left, right, dest in products:
             mark, first = self.used, len(self.ops)
             temporary = self.take(dest.rows, dest.cols, is_column_major(dest) and not has_kernel, dtype)
             self.multiply(leaf, [(left, right, temporary)], dtype, 1, 0)
             if has_kernel:
-                self._write_triangles(first, asked._replace(fill="loose"))
+                self._write_triangles(first, params._replace(fill="loose"))
             self._record(MirrorOp(temporary, dest, alpha, beta, full=False))
             self.release(mark)
 
-    def _write_triangles(self, first: int, asked: GemmParams) -> None:
+    def _write_triangles(self, first: int, params: GemmParams) -> None:
         """Change the products recorded from number `first` on: the lower triangle of each result is enough."""
-        triangle = TriangleOutput("loose" if asked.fill == "loose" else "lower", asked.op == "gram")
+        triangle = TriangleOutput("loose" if params.fill == "loose" else "lower", params.op == "gram")
         products = self.ops[first:]
         self.ops[first:] = [replace(op, triangle=triangle) if isinstance(op, GemmOp) else op for op in products]
 

@@ -263,7 +263,7 @@ def prepare_planes(op: GemmOp, target: Target) -> Preparation:
 def fuse_plane_sums(ops: Sequence[Op], target: Target) -> list[Op | PlaneSums]:
     """Return the operations with each level's splits writing float16 planes, where an f16x3 batch multiplies them.
 
-    Both splits of a level stand right in front of the one batch that reads what they write.
+    Both splits of a level come right before the one batch that reads what they write.
     """
     changed: list[Any] = list(ops)
     separate = not target.chip.has_warpgroups

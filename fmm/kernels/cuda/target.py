@@ -1,4 +1,4 @@
-"""What a plan is recorded for: a chip, how the operands' addresses are aligned, whether inf and NaN raise a flag."""
+"""The target that a plan is recorded for: a chip, the alignment of the operands, and whether kernels raise the flag."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALIGNED: Alignment = (256, 256, 256, 256)  # to which libraries align what they 
 
 
 def alignment_of(a: int, b: int, c: int, workspace: int) -> Alignment:
-    """The powers of two that divide these addresses, up to those of ALIGNED: nobody asks for more."""
+    """Return the powers of two that divide these addresses, at most those of ALIGNED."""
     most = ALIGNED[0]
     if not (a | b | c | workspace) % most:
         return ALIGNED
@@ -27,28 +27,28 @@ def alignment_of(a: int, b: int, c: int, workspace: int) -> Alignment:
 
 
 class TileModel(Protocol):
-    """Which tile is the fastest: fmm.perfmodel.block_model has such a model."""
+    """Predicts which tile sizes are the fastest, as fmm.perfmodel.block_model does."""
 
     def fastest(self, op: TileOp, chip: Chip) -> TileSizes:
-        """The strategy for a product whose leaf leaves it open."""
+        """Return the fastest strategy of the SIMT kernel for a product."""
         ...
 
     def fastest_by_engine(self, op: TileOp, chip: Chip) -> TileSizes | None:
-        """The strategy with which the copy engine's kernel is faster than the tiled one; None if it is not."""
+        """Return the strategy with which the TMA kernel is faster than the SIMT kernel; None if it is not."""
         ...
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a plan is recorded for."""
+    """The chip, the tile model, and the properties of a call that decide which kernels can run."""
 
     chip: Chip
     tiles: TileModel
     alignment: Alignment = ALIGNED
-    flagged: bool = False  # do kernels raise a flag where they store an inf or NaN in C?
+    flagged: bool = False  # True if kernels raise the flag where they store an inf or NaN in C
 
     @cached_property
     def divides(self) -> Mapping[str, int]:
-        """By base, the power of two that divides its address."""
+        """By base, the power of two that divides its address. The addend is aligned as C is."""
         by_base = dict(zip(BASES, self.alignment, strict=True))
         return by_base | {ADDEND: by_base["C"]}

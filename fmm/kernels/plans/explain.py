@@ -47,6 +47,7 @@ def plan_rows(
     plan: Plan, m: int, k: int, n: int, itemsize: int, params: GemmParams = PLAIN, dtype: str = ""
 ) -> Iterator[PlanRow]:
     """Yield a row for each level from the outside in, each for the largest product of the level above."""
+    name: str
     while (steps := lower_level(plan, m, k, n, *params)) is not None:
         products = list(steps.products)
         itemsize = plan.itemsize_inside(itemsize, [p.plan for p in products])
@@ -54,11 +55,11 @@ def plan_rows(
         mirrors = [step for step in steps.steps if isinstance(step, Mirror)]
         if mirrors:
             does = "lower triangle, then its mirror" if mirrors[0].fill == "full" else "lower triangle of a temporary"
-            name = params.op
+            name = str(params.op)
         elif plan.levels:
             name, does = str(plan.levels[0]), with_steps(plan.levels[0]).describe(steps)
         else:
-            name, does = params.op, "alpha and beta"
+            name, does = str(params.op), "alpha and beta"
         yield PlanRow(name, f"{m} x {k} x {n}", does, len(products), held)
         largest = max(products, key=lambda p: p.size[0] * p.size[1] * p.size[2])
         plan, (m, k, n), params = largest.plan, largest.size, largest.params
@@ -70,7 +71,7 @@ def plan_rows(
 
 
 def _rows_inside_leaf(plan: Plan, size: Shape, itemsize: int, steps: LevelSteps) -> Iterator[PlanRow]:
-    """Yield the rows of a level that one leaf runs, of the levels below it, and of the leaf. The first has the memory."""
+    """Yield the rows of a level that one leaf runs (with all memory), of the levels below it, and of the leaf."""
     leaf, products = plan.leaf_use.leaf, list(steps.products)
     first, *inner, last = plan.leaf.split(" > ")
     counts = [parse_level(name).products for name in inner]

@@ -70,11 +70,15 @@ def _two_streams(tasks: Sequence[Task], written: Sequence[Blocks]) -> Iterator[S
     while pair := next(((i, j) for i in left for j in left if i < j and not written[i] & written[j]), None):
         streams, blocks = [[pair[0]], [pair[1]]], [written[pair[0]], written[pair[1]]]
         left = [i for i in left if i not in pair]
-
-        def fits(task: int, stream: int) -> bool:
-            return len(streams[stream]) <= len(streams[1 - stream]) and not written[task] & blocks[1 - stream]
-
-        while found := next(((i, x) for i in left for x in (0, 1) if fits(i, x)), None):
+        while found := next(
+            (
+                (i, x)
+                for i in left
+                for x in (0, 1)
+                if len(streams[x]) <= len(streams[1 - x]) and not written[i] & blocks[1 - x]
+            ),
+            None,
+        ):
             task, stream = found
             left.remove(task)
             streams[stream].append(task)

@@ -1,8 +1,9 @@
 """Levels of a plan: the facts of one level, and the registry of the kinds of levels.
 
-A level replaces a product by smaller products and by sums around them. Each kind of level is one module of plans/levels/
-that registers a LevelKind: how its text is read, and which of its levels the model compares. The base class here holds
-plain facts, which plans and the model read. How a level becomes steps stands in fmm.kernels.plans.lower.
+A level replaces a product by smaller products and by sums around them. Each kind of level is one module of
+plans/levels/ that registers a LevelKind: how its text is read, and which of its levels the model compares. The base
+class here holds plain facts, which plans and the model read. How a level becomes steps stands in
+fmm.kernels.plans.lower.
 """
 
 from __future__ import annotations

@@ -4,10 +4,11 @@ Text form, levels joined by " > ":
 
     winograd^2 > li-fig3.peel > vendor          balanced(2) > hasa > vendor          vendor
 
-Some levels run in one leaf, with everything below them (`residues(14) > strassen > bytes`). Such a level ends a plan: in
-`3m > residues(14) > bytes` the text behind `3m` is the plan's leaf.
+Some levels run in one leaf, with everything below them (`residues(14) > strassen > bytes`). Such a level ends a plan:
+in `3m > residues(14) > bytes` the text behind `3m` is the plan's leaf.
 
-The text of a level is defined by its kind (fmm.kernels.plans.levels), the text of a leaf by its row (fmm.kernels.leaves).
+The text of a level is defined by its kind (fmm.kernels.plans.levels), the text of a leaf by its row
+(fmm.kernels.leaves).
 """
 
 from __future__ import annotations

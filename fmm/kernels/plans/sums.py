@@ -26,7 +26,7 @@ COPY = AdditionProgram(1, (), (0,))  # the output is the input
 
 @dataclass(frozen=True)
 class Place:
-    """A rectangle of A, B, C or a temporary; with a `part`, only parts of its numbers, or a rectangle of the transpose."""
+    """A rectangle of A, B, C or a temporary; `part`: only parts of its numbers, or a rectangle of the transpose."""
 
     name: str
     row: int

@@ -1,4 +1,4 @@
-"""The needs of a plan, read from its steps: workspace, leaf products, multiplications, and checks of types and sizes."""
+"""The needs of a plan, from its steps: workspace, leaf products, multiplications; checks of types and sizes."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The papers' tables and figures, computed from the schemes and step tables that fmm runs, beside what is printed."""
+"""Tables and figures of the papers: printed numbers beside those computed from the schemes and step tables of fmm."""

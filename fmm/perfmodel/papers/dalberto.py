@@ -31,13 +31,13 @@ class System:
         return Fraction(self.product_rate, self.addition_rate)
 
     def range(self, below: Fraction, above: Fraction) -> tuple[Fraction, Fraction]:
-        """n_1 for true rates from (printed - below) up to, but not including, (printed + above)."""
+        """Return n_1 for true rates from (printed - below) up to, but not including, (printed + above)."""
         low = (self.product_rate - below) / (self.addition_rate + above)
         high = (self.product_rate + above) / (self.addition_rate - below)
         return 22 * low, 22 * high
 
     def follows(self, below: Fraction, above: Fraction) -> bool:
-        """Whether the printed n_1, a rounded number, is within that range."""
+        """Return True if the printed n_1, a rounded number, is within that range."""
         low, high = self.range(below, above)
         return low < self.theoretical + HALF and self.theoretical - HALF < high
 
@@ -64,7 +64,7 @@ TABLE_3: Final = (
 
 
 def dalberto_table3() -> Table:
-    """The 17 systems: n_1 = 22 alpha/pi from the printed rates, and whether the printed n_1 follows."""
+    """Return the 17 systems: n_1 = 22 alpha/pi from the printed rates, and whether the printed n_1 follows."""
     columns = (
         *("system", "processor", "1/pi", "1/alpha", "printed", "computed", "difference", "low", "high"),
         *("follows", "follows if truncated", "measured", "epsilon"),
@@ -75,7 +75,7 @@ def dalberto_table3() -> Table:
 
 
 def not_following() -> tuple[System, ...]:
-    """The systems whose printed n_1 is outside what the printed rates, rounded to whole MFLOPS, allow."""
+    """Return the systems with a printed n_1 that the printed rates, rounded to whole MFLOPS, do not allow."""
     return tuple(s for s in TABLE_3 if not s.follows(HALF, HALF))
 
 
@@ -127,13 +127,13 @@ DEPTHS: Final = (0, 1, 2, 3, 4)
 
 
 def printed_bounds(depth: int, n: int) -> tuple[float, float, float]:
-    """Equation 1's two lines for l levels, n = 2^l n1; then the post's 4^l n^2, Brent's."""
+    """Return Equation 1's two lines for l levels, n = 2^l n1, then the post's 4^l n^2 (Brent's)."""
     first = 12.0**depth * (POINT**2 + 5 * POINT) - 5 * n
     return first, 3.0**depth * n**2, 4.0**depth * n**2
 
 
 def dalberto_bounds() -> Table:
-    """The bounds as printed, and those that follow from walking the steps that run."""
+    """Return the printed bounds, and those that follow from a walk over the steps that run."""
     rows: list[tuple[Cell, ...]] = []
     for depth in DEPTHS:
         n = POINT << depth

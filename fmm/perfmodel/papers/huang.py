@@ -53,19 +53,19 @@ FOOTNOTE_15_BLOCKS: Final[tuple[tuple[str, int, int], ...]] = (
 
 
 def v100() -> Machine:
-    """The paper's machine: 15.67 TFLOPS, 900 GB/s x 1.2, and footnote 13's shared memory bandwidth."""
+    """Return the paper's machine: 15.67 TFLOPS, 900 GB/s x 1.2, and footnote 13's shared memory bandwidth."""
     return huang_blocks.paper_machine(device("V100"), element_bytes=4, cache=LAMBDA)
 
 
 def direct_scheme(level: int) -> Scheme:
-    """The scheme of Equation (3) at one level, its Kronecker square at two."""
+    """Return the scheme of Equation (3) at one level, its Kronecker square at two."""
     if level not in (1, 2):
         raise ValueError(f"the paper has 1 and 2 levels, not {level}")
     return scheme("strassen-huang" if level == 1 else "strassen-huang^2")
 
 
 def operand_counts(level: int) -> Counter[Operands]:
-    """Operand counts of plain GEMM (level 0) or direct Strassen, derived from the coefficients."""
+    """Return the operand counts of plain GEMM (level 0) or direct Strassen, derived from the coefficients."""
     if level == 0:
         return Counter({GEMM: 1})
     strassen = direct_scheme(level)

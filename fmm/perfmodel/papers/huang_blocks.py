@@ -2,7 +2,7 @@
 
 A kernel computes (sum of W_A blocks of A)(sum of W_B blocks of B) and adds it to W_C blocks of C, by tiles.
 Equation numbers are the paper's. Rates are in flop/s and bytes/s. The counts per thread block, (8) to (17), are in
-fmm.perfmodel.block_model, which also has today's multiprocessors in cycles: `chip` makes a device one of those.
+fmm.perfmodel.block_model, which also has today's multiprocessors in cycles: `datasheet_chip` is their device.
 Left out, as in the paper: hardware caches other than by the multiplier lambda, parallelism between kernels,
 launches, and latency.
 """
@@ -38,13 +38,13 @@ Coefficients = Sequence[Sequence[Fraction | int | float]]  # blocks x products
 
 
 def operand_counts(U: Coefficients, V: Coefficients, W: Coefficients) -> Counter[Operands]:
-    """How many products of a scheme touch W_A, W_B and W_C blocks (Figure 6)."""
+    """Return how many products of a scheme touch W_A, W_B and W_C blocks (Figure 6)."""
     columns = (zip(*x, strict=True) for x in (U, V, W))
     return Counter((_nonzeros(a), _nonzeros(b), _nonzeros(c)) for a, b, c in zip(*columns, strict=True))
 
 
 def composed_counts(outer: Mapping[Operands, int], inner: Mapping[Operands, int]) -> Counter[Operands]:
-    """The operand counts of a Kronecker product of two schemes, without forming it."""
+    """Return the operand counts of a Kronecker product of two schemes, without forming it."""
     counts: Counter[Operands] = Counter()
     for ((a, b, c), times), ((x, y, z), more) in product(outer.items(), inner.items()):
         counts[a * x, b * y, c * z] += times * more
@@ -87,7 +87,7 @@ def paper_machine(device: Device, element_bytes: int = 4, cache: float = 0.0) ->
 
 
 def datasheet_chip(device: Device) -> Chip:
-    """A datasheet's device for the model in cycles."""
+    """Return a datasheet's device for the model in cycles."""
     return Chip(device.limits, device.sms, 1e6 * device.boost_mhz, device.global_bandwidth, 1024.0 * device.l2_kib)
 
 
@@ -110,7 +110,7 @@ class Bound:
 
 
 def strategy_bounds(s: TileSizes, w: Operands, on: Machine, k: int | None = None) -> tuple[Bound, ...]:
-    """Every bound for one product, k deep (None: as k grows without limit)."""
+    """Return every bound for one product, k deep (None: as k grows without limit)."""
     step = min(s.threads * s.m_r - s.m_s * s.k_s, s.threads * s.n_r - s.n_s * s.k_s)
     most = on.limits.max_registers_per_thread
     # The paper's (17) has the shared memory of an SM; on later devices a block may ask for a little less.
@@ -127,7 +127,7 @@ def strategy_bounds(s: TileSizes, w: Operands, on: Machine, k: int | None = None
 def admitted_strategies(
     strategies: Iterable[TileSizes], operands: Iterable[Operands], on: Machine, k: int | None = None
 ) -> tuple[TileSizes, ...]:
-    """The strategies that meet every bound for every product in `operands`."""
+    """Return the strategies that meet every bound for every product in `operands`."""
     wanted = tuple(operands)
     return tuple(s for s in strategies if all(b.holds for w in wanted for b in strategy_bounds(s, w, on, k)))
 
@@ -176,15 +176,15 @@ def least_square_tile(w: Operands, on: Machine, k: int | None = None) -> float:
 
 def least_square_piece(m_s: float, on: Machine) -> float:
     """(15) solved for m_R = n_R of a GEMM with square tiles of m_S (infinity for the limit)."""
-    room = 1 / shared_need(on) - 1 / m_s
-    return 1 / room if room > 0 else inf
+    left = 1 / shared_need(on) - 1 / m_s
+    return 1 / left if left > 0 else inf
 
 
 def greatest_square_piece(w: Operands, on: Machine, extra: int = 0) -> float:
     """(16) solved for m_R = n_R, with `extra` registers beside its own: the size must stay below this."""
     half = (4 + w[0] + w[1]) / 2
-    room = (on.limits.max_registers_per_thread - extra) / float(on.registers_per_element)
-    return sqrt(half * half + room) - half
+    elements = (on.limits.max_registers_per_thread - extra) / float(on.registers_per_element)
+    return sqrt(half * half + elements) - half
 
 
 # ---- registers that a compiled kernel has
@@ -224,7 +224,7 @@ FOOTNOTE_15 = RegisterModel(unprinted=12, least_blocks=2)
 
 
 def blocks_per_sm(s: TileSizes, w: Operands, on: Machine, model: RegisterModel = FOOTNOTE_15) -> int:
-    """Active blocks of this kernel on one SM."""
+    """Return the active blocks of this kernel on one SM."""
     tile = on.element_bytes * shared_tile(s)
     return active_blocks(on.limits, s.threads, model.count(s, w, on), tile)
 

@@ -1,4 +1,4 @@
-"""Every figure and table of the five sources, and what was done about it."""
+"""Every figure and table of the five sources, and its counterpart in fmm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Done = Literal["measured", "measurable", "computed", "runs", "not measured"]
 
 
 class Entry(NamedTuple):
-    """A figure or table of a source; `see` names tables and figures of `fmm-tune paper`, or what of fmm it became."""
+    """A figure or table of a source; `see` names its tables and figures here, or the part of fmm that it became."""
 
     source: str
     figure: str
@@ -116,19 +116,19 @@ ENTRIES: Final = (
 
 
 def named_in(entries: Iterable[Entry] = ENTRIES) -> frozenset[str]:
-    """What `see` names of tables and figures."""
-    known = ("measured", "measurable", "computed")
-    return frozenset(name for x in entries if x.done in known for name in x.see.split())
+    """Return the names of tables and figures in `see`."""
+    with_names = ("measured", "measurable", "computed")
+    return frozenset(name for x in entries if x.done in with_names for name in x.see.split())
 
 
-# How the names of a source's figures begin.
+# The prefixes of the names of a source's figures.
 PREFIXES: Final = {"li": LI, "huang": HUANG, "dalberto": DALBERTO, "sforza": SFORZA}
 FIGURE_NAME: Final = re.compile(r"(?P<source>[a-z]+)-(?P<kind>fig|table)(?P<number>\d+)")
 KINDS: Final = {"fig": "Figure", "table": "Table"}
 
 
 def entry_of(name: str) -> Entry | None:
-    """The line of a figure or table by its name in the paper, such as li-fig33."""
+    """Return the line of a figure or table by its name in the paper, such as li-fig33; None if there is none."""
     found = FIGURE_NAME.fullmatch(name)
     if found is None or found["source"] not in PREFIXES:
         return None
@@ -141,8 +141,10 @@ def entry_of(name: str) -> Entry | None:
 
 
 def shown_by(name: str) -> str | None:
-    """The name of the table that shows this figure of a paper; its own, of whose line alone there is a table; None if
-    there is no such figure."""
+    """Return the name of the table that shows a figure of a paper; None if there is no such figure.
+
+    A figure that is neither computed nor measured has a table under its own name: its line in the list.
+    """
     entry = entry_of(name)
     if entry is None:
         return None
@@ -150,7 +152,7 @@ def shown_by(name: str) -> str | None:
 
 
 def entry_table(name: str) -> Table:
-    """The line of a figure that is neither computed nor measured."""
+    """Return the line of a figure that is neither computed nor measured, as a table."""
     entry = entry_of(name)
     assert entry is not None, name
     return Table(name, f"{entry.source}, {entry.figure}: {entry.what}", COLUMNS, (entry,), NOTES[:1])
@@ -166,6 +168,6 @@ NOTES: Final = (
 
 
 def inventory() -> Table:
-    """The list as a table."""
+    """Return the list as a table."""
     what = "every figure and table of the five sources, and what was done about it"
     return Table("paper", what, COLUMNS, ENTRIES, NOTES)

@@ -1,4 +1,10 @@
-"""Li."""
+"""Exact counts of Li, Ranka, Sahni (2011) on the Tesla C1060: arithmetics A, transactions T and volume V.
+
+The counts come from walking step tables, kernel by kernel, with the blocks that each kernel reads and writes. The
+paper's closed forms and recurrences appear in the tests only. Counts are polynomials in the size of square matrices, in
+single precision. Left out: time, caches and launches. `threshold_plan` is the plan that their codes run for given
+thresholds tau1 and tau2.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +34,7 @@ class Polynomial:
 
     @staticmethod
     def of(*coefficients: Fraction | int) -> Polynomial:
-        """From the coefficients of 1, n, n^2, ..."""
+        """Return the polynomial with these coefficients of 1, n, n^2, ..."""
         found = [Fraction(c) for c in coefficients]
         while found and not found[-1]:
             found.pop()
@@ -48,14 +54,14 @@ class Polynomial:
         return Polynomial.of(*(factor * c for c in self.coefficients))
 
     def writes_triangle(self) -> Polynomial:
-        """The polynomial of n that this one is of n/2."""
+        """Return the polynomial in n whose value is this one's at n/2."""
         return Polynomial.of(*(c / 2**i for i, c in enumerate(self.coefficients)))
 
     def __call__(self, n: Fraction | int) -> Fraction:
         return sum((c * Fraction(n) ** i for i, c in enumerate(self.coefficients)), Fraction(0))
 
     def text(self, variable: str = "n") -> str:
-        """As the paper prints it, highest power first: 17n^3/4096 + n^2/16."""
+        """Return the text as the paper prints it, highest power first: 17n^3/4096 + n^2/16."""
         terms = [(c, power) for power, c in enumerate(self.coefficients) if c][::-1]
         words = [f"{'-' if c < 0 else '+'} {_monomial(abs(c), variable, power)}" for c, power in terms]
         return " ".join([words[0].replace("- ", "-").removeprefix("+ "), *words[1:]]) if words else "0"
@@ -65,11 +71,11 @@ class Polynomial:
 
     @staticmethod
     def parse(text: str) -> Polynomial:
-        """From the paper's notation, in any one-letter variable."""
+        """Return the polynomial of the paper's notation, in any one-letter variable."""
         terms: dict[int, Fraction] = {}
         for term in text.replace("-", "+ -").split("+"):
             if term := term.replace(" ", ""):
-                power, c = _read(term, text)
+                power, c = _parse_term(term, text)
                 terms[power] = terms.get(power, Fraction(0)) + c
         return Polynomial.of(*(terms.get(i, 0) for i in range(max(terms, default=-1) + 1)))
 
@@ -85,7 +91,7 @@ def _monomial(c: Fraction, variable: str, power: int) -> str:
 _TERM = re.compile(r"(-?)(\d*)(?:([a-z])(?:\^(\d+))?)?(?:/(\d+))?")
 
 
-def _read(term: str, text: str) -> tuple[int, Fraction]:
+def _parse_term(term: str, text: str) -> tuple[int, Fraction]:
     match = _TERM.fullmatch(term)
     if match is None or not (match[2] or match[3]):
         raise ValueError(f"cannot read {text!r} as a polynomial: {term!r}")
@@ -93,7 +99,7 @@ def _read(term: str, text: str) -> tuple[int, Fraction]:
     return int(match[4] or 1) if match[3] else 0, c
 
 
-# ---- what the leaves and the kernels cost
+# ---- the cost of leaves and kernels
 
 
 def _square(c: Fraction | int) -> Polynomial:
@@ -115,7 +121,7 @@ FUSED: Final[Mapping[Quantity, Polynomial]] = {
 
 
 def _leaf(transactions: Fraction, volume: Fraction) -> Mapping[Quantity, Polynomial]:
-    """A classical product: what it reads of A and B grows like n^3; it writes C once, as a fused kernel would."""
+    """Return the cost of a classical product: reads of A and B grow like n^3; C is written once, as when fused."""
     return {
         "arithmetics": Polynomial.of(0, 0, -1, 2),
         "transactions": Polynomial.of(0, 0, 0, transactions) + FUSED["transactions"],
@@ -139,7 +145,7 @@ SCHEMES: Final = (*LEAVES, *TABLES)
 
 @lru_cache(maxsize=256)
 def kernel_additions(kernel: Kernel) -> int:
-    """Additions per element, a sum that two of its outputs share formed once.
+    """Return the additions per element; a sum that two outputs share is formed once.
 
     Li et al. count 15 additions for a level of Figure 23, so (C12, C11) = (C11 + C12 + T1, C11 + C21 + T1) must form
     C11 + T1 once: three additions, where the assignments as printed have four.
@@ -149,7 +155,7 @@ def kernel_additions(kernel: Kernel) -> int:
 
 
 def kernel_cost(kernel: Kernel, quantity: Quantity, product: Polynomial) -> Polynomial:
-    """One call of a kernel on m x m blocks, as a polynomial in m; `product` is what a plain product costs."""
+    """Return the cost of one call of a kernel on m x m blocks, as a polynomial in m; `product` is a plain product's."""
     blocks = len(kernel.reads) + len(kernel.writes)
     additions = _square(kernel_additions(kernel) if quantity == "arithmetics" else 0)
     if kernel.product is None:
@@ -158,15 +164,15 @@ def kernel_cost(kernel: Kernel, quantity: Quantity, product: Polynomial) -> Poly
 
 
 def table_cost(table: StepTable, quantity: Quantity, product: Polynomial) -> Polynomial:
-    """All steps of a table on blocks of size m."""
+    """Return the cost of all steps of a table on blocks of size m."""
     costs = (kernel_cost(step.kernel, quantity, product) for step in table.steps)
     return sum(costs, Polynomial())
 
 
 @lru_cache(maxsize=4096)
 def polynomial(quantity: Quantity, scheme: str, k: int, leaf: str = "gpu8") -> Polynomial:
-    """k levels of a scheme over n x n matrices as a polynomial in n."""
-    _check(scheme, k, leaf)
+    """Return the cost of k levels of a scheme over n x n matrices, as a polynomial in n."""
+    _check_arguments(scheme, k, leaf)
     if not k:
         return LEAVES[scheme if scheme in LEAVES else leaf][quantity]
     innermost, above = TABLES[scheme]
@@ -176,7 +182,7 @@ def polynomial(quantity: Quantity, scheme: str, k: int, leaf: str = "gpu8") -> P
     return found
 
 
-def _check(scheme: str, k: int, leaf: str) -> None:
+def _check_arguments(scheme: str, k: int, leaf: str) -> None:
     for what, value, valid in (("scheme", scheme, SCHEMES), ("leaf", leaf, tuple(LEAVES))):
         if value not in valid:
             raise ValueError(f"unknown {what} {value!r}; valid: {', '.join(valid)}")
@@ -188,17 +194,17 @@ def _check(scheme: str, k: int, leaf: str) -> None:
 
 
 def A(scheme: str, k: int, n: int, leaf: str = "gpu8") -> Fraction:  # noqa: N802
-    """Arithmetics: additions and multiplications, 2n^3 - n^2 for a classical product."""
+    """Return A(k, n), arithmetics: additions and multiplications, 2n^3 - n^2 for a classical product."""
     return _at("arithmetics", scheme, k, n, leaf)
 
 
 def T(scheme: str, k: int, n: int, leaf: str = "gpu8") -> Fraction:  # noqa: N802
-    """Device-memory transactions of 64 or 128 bytes."""
+    """Return T(k, n), the device-memory transactions of 64 or 128 bytes."""
     return _at("transactions", scheme, k, n, leaf)
 
 
 def V(scheme: str, k: int, n: int, leaf: str = "gpu8") -> Fraction:  # noqa: N802
-    """Bytes between device memory and multiprocessors."""
+    """Return V(k, n), the bytes between device memory and multiprocessors."""
     return _at("volume", scheme, k, n, leaf)
 
 
@@ -210,7 +216,7 @@ def _at(quantity: Quantity, scheme: str, k: int, n: int, leaf: str) -> Fraction:
 
 
 def levels(n: int, tau2: int) -> int:
-    """How many levels Figures 16 and 23 run on n x n matrices, with tau1 = tau2/2 as in section 8.1."""
+    """Return the levels that Figures 16 and 23 run on n x n matrices, with tau1 = tau2/2 as in section 8.1."""
     if n < 1 or tau2 < 1:
         raise ValueError(f"n = {n} and tau2 = {tau2} must be positive")
     depth = 0
@@ -220,15 +226,15 @@ def levels(n: int, tau2: int) -> int:
 
 
 def reduction(quantity: Quantity, scheme: str, k: int, n: int) -> Fraction:
-    """Percent saved relative to GPU8."""
+    """Return the percentage saved relative to GPU8."""
     return 100 * (1 - _at(quantity, scheme, k, n, "gpu8") / _at(quantity, "gpu8", 0, n, "gpu8"))
 
 
 def threshold_plan(scheme: str, n: int, tau1: int, tau2: int, leaf: str = "tile.gpu8") -> Plan:
-    """What `strassen` or `winograd` of n x n matrices comes to.
+    """Return the plan that their recursive codes `strassen` and `winograd` (Figures 16 and 23) run on n x n matrices.
 
     Up to tau1 a product is the leaf's alone; up to tau2 it is one level with the product kernels of section 5, Figure
-    12 or 13; above, a level of Figure 16 or 23, and its products are asked the same. (Where n is odd, they are of half
+    12 or 13; above, it is a level of Figure 16 or 23, whose products follow the same rule. (For an odd n they have half
     of n + 1: the tables pad.) `tile.gpu8.texture` is the leaf of their tStrassen and tWinograd.
     """
     if scheme not in TABLES:

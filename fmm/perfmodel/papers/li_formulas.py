@@ -1,4 +1,9 @@
-"""Li."""
+"""Li, Ranka and Sahni (2011): the counts that their figures and text print, beside those of fmm.
+
+Figure 11 has the kernels, Figures 14 to 22 closed forms and reductions, sections 6 and 7 numbers in the text. Closed
+forms are compared as polynomials. Percentages are compared after rounding to the printed digit, half away from zero; no
+percentage of the paper is a tie, so that half to even gives the same.
+"""
 
 from __future__ import annotations
 
@@ -20,31 +25,31 @@ COLUMNS: Final = ("printed", "computed", "difference")
 LEVELS: Final = {1: "one", 2: "two", 3: "three", 4: "four"}
 
 
-def compared(printed: str, computed: Polynomial, variable: str = "n") -> tuple[str, str, str]:
-    """The cells printed, computed, difference."""
+def formula_cells(printed: str, computed: Polynomial, variable: str = "n") -> tuple[str, str, str]:
+    """Return the cells printed, computed, difference of a closed form."""
     return printed, computed.text(variable), (computed - Polynomial.parse(printed)).text(variable)
 
 
 def half_away_from_zero(x: Fraction, digits: int = 1) -> Fraction:
-    """Half away from zero, to so many decimal places."""
+    """Return x rounded half away from zero to this number of decimal places."""
     scaled = Decimal(x.numerator * 10**digits) / Decimal(x.denominator)
     return Fraction(int(scaled.to_integral_value(ROUND_HALF_UP)), 10**digits)
 
 
 def percent_cells(printed: str | None, computed: Fraction) -> tuple[Cell, ...]:
-    """Printed, computed (unrounded), and the difference of the rounded value."""
+    """Return printed, computed (unrounded), and the difference of the rounded value."""
     if printed is None:
         return None, float(computed), None
     return float(printed), float(computed), float(half_away_from_zero(computed) - Fraction(printed))
 
 
 def number_cells(printed: Cell, computed: int | Fraction | float) -> tuple[Cell, ...]:
-    """A number in the text."""
+    """Return the cells printed, computed, difference of a number."""
     assert isinstance(printed, int | float | Fraction)
     return printed, computed, computed - printed
 
 
-# Figure 11: kernel, transactions, volume; of product kernels what they add to T and V.
+# Figure 11: kernel, transactions, volume; for product kernels the amounts that they add to T and V.
 FIGURE_11: Final[tuple[tuple[str, str, str], ...]] = (
     ("add", "3m^2/32", "12m^2"),
     ("sub", "3m^2/32", "12m^2"),
@@ -119,7 +124,7 @@ def li_fig11() -> Table:
     """Transactions and volume of every kernel, from what it reads and writes."""
     rows = [_kernel_row(name, q, p) for name, *both in FIGURE_11 for q, p in zip(QUANTITIES[1:], both, strict=True)]
     rows += [
-        ("sgemm (CUBLAS 3.0)", q, *compared(printed, LEAVES["sgemm"][q], "m"))
+        ("sgemm (CUBLAS 3.0)", q, *formula_cells(printed, LEAVES["sgemm"][q], "m"))
         for q, printed in zip(QUANTITIES[1:], ("5m^3/1024 + m^2/16", "5m^3/16 + 4m^2"), strict=True)
     ]
     notes = (
@@ -132,7 +137,7 @@ def li_fig11() -> Table:
 def _kernel_row(name: str, quantity: Quantity, printed: str) -> tuple[Cell, ...]:
     base = LEAVES["gpu8"][quantity] if name == "mul" else Polynomial()
     found = li_counts.kernel_cost(kernel_table()[name], quantity, base)
-    return name, quantity, *compared(printed, found, "m")
+    return name, quantity, *formula_cells(printed, found, "m")
 
 
 # ---- Figures 14, 17, 18, 19 and 15, 20, 21, 22
@@ -141,7 +146,7 @@ def _kernel_row(name: str, quantity: Quantity, printed: str) -> tuple[Cell, ...]
 def _closed_forms(k: int) -> Table:
     methods = {"gpu8": GPU8, **CLOSED_FORMS[k]}
     rows = tuple(
-        (method, q, *compared(p, li_counts.polynomial(q, method, 0 if method == "gpu8" else k)))
+        (method, q, *formula_cells(p, li_counts.polynomial(q, method, 0 if method == "gpu8" else k)))
         for method, printed in methods.items()
         for q, p in zip(QUANTITIES, printed, strict=True)
     )
@@ -226,9 +231,9 @@ def li_section6() -> Table:
         rows.append((method, "products, the 7 of 7T and 7V", *number_cells(7, _one_level(method).products)))
         for q, printed in zip(QUANTITIES[1:], TOTALS[method], strict=True):
             beside = li_counts.table_cost(_one_level(method), q, Polynomial())
-            rows.append((method, f"{q} beside the products'", *compared(printed, beside, "m")))
+            rows.append((method, f"{q} beside the products'", *formula_cells(printed, beside, "m")))
         for q, printed in zip(QUANTITIES[1:], CLOSED_FORMS[1][method][1:], strict=True):
-            rows.append((method, q, *compared(printed, li_counts.polynomial(q, method, 1))))
+            rows.append((method, q, *formula_cells(printed, li_counts.polynomial(q, method, 1))))
     rows += _summary("reduction in {}, percent (about 12)", 12, (1,), SIZES[-1:])
     notes = (
         "No contradiction: 10 x 12 + 2 x 12 + 8 + 8 + 12 = 172, and (7 x 4 + 172)/4 = 50.",
@@ -275,7 +280,7 @@ def li_section7() -> Table:
         rows.append((method, "blocks read and written in a level", *number_cells(BLOCKS[method], moved)))
         for q, printed in zip(QUANTITIES, INCREMENTS[method], strict=True):
             found = li_counts.table_cost(outer, q, Polynomial()).writes_triangle()
-            rows.append((method, f"{q} of a level", *compared(printed, found)))
+            rows.append((method, f"{q} of a level", *formula_cells(printed, found)))
     rows += [_standalone("strassen", 12), _standalone("winograd", 10)]
     rows += _summary("two levels, {} (about 20)", 20, (2,), SIZES[-1:])
     for k, least, most in EXPECTED:

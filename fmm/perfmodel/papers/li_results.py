@@ -1,4 +1,8 @@
-"""Li."""
+"""Li, Ranka and Sahni (2011), section 8: reductions by size, ratios of run times and errors, and their runs as plans.
+
+Printed numbers of the figures are beside those that follow from the model or from other printed numbers. `TABLES` has
+every table on this paper.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""Recursion."""
+"""When to recurse: the alpha/pi model of D'Alberto and Nicolau (ICS 2007), for any bilinear scheme.
+
+alpha is the time of one element of a block addition, pi of one flop of the vendor's product; only their ratio matters.
+A is m x k and B is k x n here (the paper writes m x n and n x p). Left out: strides and caches, the lower cost of
+copies, and, unless the ratio is a function of the shape, the lower rate of small products.
+
+`hasa_choice` chooses by Equation 2 from a calibration's alpha and pi: FMM_TUNING_MODE=hasa. It has no margin, so that a
+plan with a small predicted gain is chosen too.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +50,7 @@ class BlockWork:
 
     @property
     def passes(self) -> tuple[int, int, int]:
-        """Block additions and copies, which the model weighs alike."""
+        """Block additions and copies, which have the same weight in the model."""
         a, b, c = (x + y for x, y in zip(self.additions, self.copies, strict=True))
         return a, b, c
 
@@ -58,7 +66,7 @@ WINOGRAD = BlockWork("winograd", (2, 2, 2), 7, additions=(4, 4, 7))  # 15, each 
 
 
 def block_work(name: str, split: Shape, U: Coefficients, V: Coefficients, W: Coefficients) -> BlockWork:
-    """One level of any scheme, each operand and block of C formed on its own (nothing shared, no copies)."""
+    """Return one level of any scheme, each operand and block of C formed on its own (nothing shared, no copies)."""
     m0, k0, n0 = split
     grids = (m0 * k0, k0 * n0, m0 * n0)
     if (len(U), len(V), len(W)) != grids:
@@ -68,7 +76,7 @@ def block_work(name: str, split: Shape, U: Coefficients, V: Coefficients, W: Coe
 
 
 def scheme_work(scheme: Scheme) -> BlockWork:
-    """One level of a scheme as the kernels run it, common sums shared: 15 additions for Winograd's."""
+    """Return one level of a scheme as the kernels run it, common sums shared: 15 additions for Winograd's."""
     p = scheme.programs
     additions = (p.left.additions, p.right.additions, p.join.additions)
     return BlockWork(scheme.name, scheme.size, scheme.rank, additions)
@@ -82,7 +90,7 @@ def _plain(sums: Iterable[Iterable[Fraction | int | float]]) -> int:
 
 
 def recurse(shape: Shape, ratio: Ratio, work: BlockWork = STRASSEN, epsilon: float = 0.0) -> bool:
-    """Equation 2: whether one more level pays; epsilon is section 4.1.1's addition to alpha/pi.
+    """Return True if one more level pays by Equation 2; epsilon is section 4.1.1's addition to alpha/pi.
 
     For odd sizes the left side of the paper's equation is the largest block's product, not the exact saving.
     """
@@ -92,27 +100,27 @@ def recurse(shape: Shape, ratio: Ratio, work: BlockWork = STRASSEN, epsilon: flo
 
 
 def most_correction(shape: Shape, ratio: Ratio, work: BlockWork = STRASSEN) -> float:
-    """Below which epsilon Equation 2 asks for one more level of this shape; of none if it cannot be cut."""
+    """Return the epsilon below which Equation 2 adds one more level; -inf if the shape cannot be cut."""
     if _too_small(shape, work):
         return -inf
     return float(saved_flops(shape, work) / added_elements(shape, work)) - _at(ratio, shape)
 
 
 def saved_flops(shape: Shape, work: BlockWork = STRASSEN) -> int:
-    """Flops of the products that one level saves (twice Equation 2's left side, for Strassen's)."""
+    """Return the flops of the products that one level saves (twice Equation 2's left side, for Strassen's)."""
     m, k, n = _blocks(shape, work.split)
     return 2 * (work.classical - work.products) * m * k * n
 
 
 def added_elements(shape: Shape, work: BlockWork = STRASSEN) -> Fraction:
-    """Equation 2's bracket: elements one level passes over (the largest blocks of A and B, all of C)."""
+    """Return Equation 2's bracket: elements that one level passes over (the largest blocks of A and B, all of C)."""
     (m, k, n), (m0, _, n0) = _blocks(shape, work.split), work.split
     a, b, c = work.passes
     return a * m * k + b * k * n + Fraction(c * shape[0] * shape[2], m0 * n0)
 
 
 def recursion_point(ratio: float, work: BlockWork = STRASSEN, epsilon: float = 0.0) -> float:
-    """Equation 3: the size of a cube from which one level pays: 22 alpha/pi for Strassen's; inf: never."""
+    """Return the size of a cube from which one level pays by Equation 3: 22 alpha/pi for Strassen's; inf: never."""
     saved = work.classical - work.products
     if saved <= 0:
         return inf
@@ -122,7 +130,7 @@ def recursion_point(ratio: float, work: BlockWork = STRASSEN, epsilon: float = 0
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One level of recursion: the shape it splits, how many such there are, what each saves and adds."""
+    """One level of recursion: the shape that it splits, the number of these products, and what each saves and adds."""
 
     shape: Shape
     products: int
@@ -131,7 +139,7 @@ class Level:
 
 
 def levels(shape: Shape, ratio: Ratio, work: BlockWork = STRASSEN, epsilon: float = 0.0) -> tuple[Level, ...]:
-    """The levels Equation 2 asks for, each on the largest blocks of the last; the length is the depth."""
+    """Return the levels of Equation 2, each on the largest blocks of the last; the length is the depth."""
     found: list[Level] = []
     while recurse(shape, ratio, work, epsilon) and _blocks(shape, work.split) != shape:
         found.append(_level(shape, work, len(found)))
@@ -140,7 +148,7 @@ def levels(shape: Shape, ratio: Ratio, work: BlockWork = STRASSEN, epsilon: floa
 
 
 def levels_until(shape: Shape, point: float, work: BlockWork = STRASSEN) -> tuple[Level, ...]:
-    """The rule of sections 4.1.1 and 4.1.2: stop when at least one size is below the recursion point."""
+    """Return the levels of sections 4.1.1 and 4.1.2: stop when at least one size is below the recursion point."""
     found: list[Level] = []
     while min(positive_shape(shape)) >= max(point, *work.split) and _blocks(shape, work.split) != shape:
         found.append(_level(shape, work, len(found)))
@@ -156,14 +164,14 @@ def _level(shape: Shape, work: BlockWork, above: int) -> Level:
 
 
 def first_speedup(n: float, point: float) -> float:
-    """sp_1 = (1 - n_1/n)/8: the share of the classical time that one level of Strassen's saves on a cube."""
+    """Return sp_1 = (1 - n_1/n)/8, the share of the classical time that one level of Strassen's saves on a cube."""
     return (1 - point / n) / 8
 
 
 def speedups(
     shape: Shape, ratio: Ratio, depth: int, work: BlockWork = STRASSEN, epsilon: float = 0.0
 ) -> tuple[float, ...]:
-    """sp_i: the share of the classical time that level i saves (negative: costs); the estimate is the sum.
+    """Return sp_i, the share of the classical time that level i saves (negative: costs); the estimate is the sum.
 
     The paper gives only sp_1 and says that the later ones are smaller; here level i's share is that of its
     products**(i-1) smaller problems.
@@ -183,7 +191,7 @@ def speedups(
 
 @dataclass(frozen=True, slots=True)
 class Balanced:
-    """How Table 1 cuts a product: almost square leaves and their numbers, cuts made, longest chain."""
+    """A product cut by Table 1: almost square leaves and their numbers, the number of cuts, the longest chain."""
 
     leaves: tuple[tuple[Shape, int], ...]
     cuts: int
@@ -191,7 +199,7 @@ class Balanced:
 
 
 def balanced(shape: Shape, gamma: float = 2.0) -> Balanced:
-    """Table 1: halve the longest size while it is at least gamma times the larger of the other two."""
+    """Cut by Table 1: halve the longest size while it is at least gamma times the larger of the other two."""
     if gamma <= 1:
         raise ValueError(f"gamma must be above 1, not {gamma}")
     work: Counter[Shape] = Counter({positive_shape(shape): 1})
@@ -213,7 +221,7 @@ def balanced(shape: Shape, gamma: float = 2.0) -> Balanced:
 
 
 def _axis_to_cut(shape: Shape, gamma: float) -> int | None:
-    """Table 1's tests in its order: m, then the columns of B, then the shared size."""
+    """Return the axis that Table 1 cuts; it tests m, then the columns of B, then the shared size."""
     for axis in (0, 2, 1):
         others = shape[:axis] + shape[axis + 1 :]
         if shape[axis] > 1 and shape[axis] >= gamma * max(others):
@@ -232,16 +240,16 @@ def _halved(shape: Shape, axis: int) -> tuple[Shape, Shape]:
     return (m, k, large), (m, k, small)
 
 
-# ---- shared
+# ---- helpers
 
 
 def _too_small(shape: Shape, work: BlockWork) -> bool:
-    """Is a side shorter than the number of its parts?"""
+    """Return True if a side is shorter than the number of its parts."""
     return any(size < parts for size, parts in zip(positive_shape(shape), work.split, strict=True))
 
 
 def _blocks(shape: Shape, split: Shape) -> Shape:
-    """The largest blocks of a split."""
+    """Return the largest blocks of a split."""
     return -(-shape[0] // split[0]), -(-shape[1] // split[1]), -(-shape[2] // split[2])
 
 
@@ -253,30 +261,30 @@ def _at(ratio: Ratio, shape: Shape) -> float:
 
 
 def alpha(calibration: Calibration, itemsize: int) -> float:
-    """Seconds of one element of a block addition: two reads, one write."""
+    """Return the seconds of one element of a block addition: two reads, one write."""
     return 3 * itemsize / calibration.stream
 
 
 def pi(calibration: Calibration, problem: Problem) -> float:
-    """Seconds of one flop of the vendor's product of this problem."""
+    """Return the seconds of one flop of the vendor's product of this problem."""
     rate = calibration.rate(problem.dtype)
     slower = 1 + rate.fill / (problem.m * problem.n) + rate.pipe / problem.k
     return slower / rate.flops
 
 
 def alpha_over_pi(calibration: Calibration, problem: Problem) -> float:
-    """Their ratio, on which Equation 2 rests. (A complex multiply-add counts as the two flops of Equation 2.)"""
+    """Return alpha / pi for Equation 2. (A complex multiply-add counts as the two flops of Equation 2.)"""
     one = pi(calibration, problem) * problem.type.flops / 2
     return alpha(calibration, problem.itemsize) / one
 
 
 def hasa_plan(depth: int) -> Plan:
-    """So many levels of HASA above the vendor's product."""
+    """Return the plan with this number of levels of HASA above the vendor's product."""
     return Plan.parse(" > ".join(["hasa"] * depth + ["vendor"]))
 
 
 def hasa_choice(problem: Problem, calibration: Calibration, limits: Limits, epsilon: float = 0.0) -> Plan:
-    """As many levels as Equation 2 asks for, at most as many as the limits of error and workspace admit."""
+    """Return HASA with as many levels as Equation 2 has, or as the limits of error and workspace admit if fewer."""
     if 0 in problem.size or problem.writes_triangle:
         return VENDOR
 

@@ -1,4 +1,8 @@
-"""Sforza."""
+"""Sforza, "A Strassen-based CUDA Implementation of A^t A Matrix Multiplication": where Algorithm 1 stops; speed-ups.
+
+The text gives only the best values of the paper's four figures, which are here. The savings of the algorithm are
+counted from the steps of the level `sforza`; their worth is predicted from a device's datasheet.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +22,22 @@ SHAPES: Final = ((256, 256), (512, 512), (1024, 1024), (2048, 2048), (1024, 8192
 
 
 def cutoff_sum(m: int, n: int, cutoff: int) -> float:
-    """mm + nn of Algorithm 1, for an m x n matrix A: the cutoff over the halves of its sides."""
+    """Return mm + nn of Algorithm 1 for an m x n matrix A: the cutoff over the halves of its sides."""
     return cutoff / (m // 2) + cutoff / (n // 2)
 
 
 def stops(m: int, n: int, cutoff: int) -> bool:
-    """Does the recursion end here, as it must: on blocks that are small for the cutoff, for which mm + nn is large?"""
+    """Return True if the recursion should end here: on blocks small for the cutoff, for which mm + nn is large."""
     return cutoff_sum(m, n, cutoff) >= 2
 
 
 def stops_as_printed(m: int, n: int, cutoff: int) -> bool:
-    """The same with the sign that is printed."""
+    """Return True if the recursion ends here by the printed sign."""
     return cutoff_sum(m, n, cutoff) <= 2
 
 
 def sforza_stop() -> Table:
-    """Where Algorithm 1 ends by the printed rule, and by what is meant."""
+    """Return where Algorithm 1 ends by the printed rule and by the intended one."""
     columns = ("m", "n", "mm + nn", "stops as printed", "stops as meant")
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (m, n, cutoff_sum(m, n, CUTOFF), stops_as_printed(m, n, CUTOFF), stops(m, n, CUTOFF)) for m, n in SHAPES
@@ -60,30 +64,32 @@ DEPTHS: Final = (1, 2, 3, 4)
 
 
 def sforza_plan(dtype: str, depth: int, scale: float = 1.0) -> Plan:
-    """AtA with this depth, which ends earlier where the blocks are small for the paper's CUTOFF, scaled; for 0 without
-    one."""
+    """Return AtA with this depth; it ends earlier on blocks that are small for the paper's CUTOFF times `scale`.
+
+    A scale of 0 means no cutoff.
+    """
     cutoff = max(int(CUTOFFS[dtype] * scale), LEAST) if scale else 0
     return Plan.parse(f"sforza({depth}{f',{cutoff}' if cutoff else ''}) > vendor")
 
 
 def multiplications(plan: Plan, n: int) -> float:
-    """As a share of the classical product's n^3."""
+    """Return the multiplications as a share of the classical product's n^3."""
     return cost(plan, n, n, n, op="gram").flops / (2 * n**3)
 
 
 @cache
 def at_most(plan: Plan, dtype: str, n: int) -> float:
-    """The speed-up if multiplications were all."""
+    """Return the speed-up if multiplications took all the time."""
     return 1 / multiplications(plan, n)
 
 
 @cache
 def predicted(name: str, base: str, plan: Plan, dtype: str, n: int) -> float:
-    """Speed-up of the lower half by this plan over gemm, or over syrk, by the datasheet of a device."""
-    half, whole = Problem(n, n, n, dtype, op="gram", fill="lower"), Problem(n, n, n, dtype)
+    """Return the speed-up of the lower triangle by this plan over gemm or syrk, predicted from a datasheet."""
+    triangle, whole = Problem(n, n, n, dtype, op="gram", fill="lower"), Problem(n, n, n, dtype)
     on = datasheet_calibration(name)
-    before = quick_prediction(VENDOR, half if base == "syrk" else whole, on).seconds
-    return before / quick_prediction(plan, half, on).seconds
+    before = quick_prediction(VENDOR, triangle if base == "syrk" else whole, on).seconds
+    return before / quick_prediction(plan, triangle, on).seconds
 
 
 COMPUTED: Final[Mapping[str, Callable[[Plan, str, int], float]]] = {

@@ -1,4 +1,4 @@
-"""A table of numbers with a name: what a paper printed beside what is computed."""
+"""A named table of numbers: printed values beside computed ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Table:
                 raise ValueError(f"table {self.name}: row {row} does not fit the columns {self.columns}")
 
     def column(self, name: str) -> tuple[Cell, ...]:
-        """One column, top to bottom."""
+        """Return one column, top to bottom."""
         if name not in self.columns:
             raise ValueError(f"table {self.name} has no column {name!r}; it has {', '.join(self.columns)}")
         index = self.columns.index(name)

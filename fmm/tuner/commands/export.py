@@ -1,51 +1,99 @@
-"""Configs and trials as pandas DataFrames: for `fmm-tune export`, the report, notebooks."""
+"""fmm-tune export: the entries or thresholds of a config, or all trials beside it, as CSV or JSON.
+
+The same tables are pandas DataFrames for notebooks (`exported_table`).
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any
 
-from fmm.config.schema import Entry, Raw, Spread, Thresholds, Tuned
+from fmm.config.schema import ConfigError, Entry, Raw, Spread, Thresholds, Tuned
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
+from fmm.tuner.commands.config_file import add_config, add_json, checked_fully, some_sections, with_one_line_errors
 from fmm.tuner.devices.device import Run, cached_work, formula_seconds
+from fmm.tuner.trials.record import frame
+from fmm.tuner.tune import output_path, trials_path
 
 Sections = Mapping[tuple[str, str], Tuned]  # by device and type
 ENTRY_COLUMNS = ["device", "dtype", "m", "k", "n", *(f.name for f in fields(Entry) if f.name != "size")]
 
 
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = commands.add_parser("export", help="print certified entries, thresholds or all trials as CSV or JSON")
+    add_config(parser)
+    parser.add_argument("--csv", action="store_true", help="CSV (what is printed without --json)")
+    add_json(parser, "a list of rows as JSON")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--trials", action="store_true", help="every sample, beside the model's prediction of it")
+    what.add_argument("--thresholds", action="store_true", help="alpha, pi, n1, tau1 and the others")
+    parser.set_defaults(run=with_one_line_errors(run_export))
+
+
+def run_export(options: argparse.Namespace) -> int:
+    """Print the table."""
+    path = output_path(options.config)
+    try:
+        table = exported_table(path, "trials" if options.trials else "thresholds" if options.thresholds else "entries")
+        if options.json:
+            print(json.dumps(json_rows(table), indent=1))
+        else:
+            table.to_csv(sys.stdout, index=False, lineterminator="\n")
+        if table.empty:
+            print(f"fmm-tune export: {path} has no certified entries: the model decides all sizes", file=sys.stderr)
+    except ModuleNotFoundError as error:
+        print(f"fmm-tune export: {error.name} is not installed; pip install 'fmm-tune[tune]'", file=sys.stderr)
+        return 1
+    return 0
+
+
+def exported_table(path: Path, what: str = "entries") -> Any:
+    """Return a config's "entries" or "thresholds", or the "trials" beside it, as a pandas DataFrame."""
+    sections = {(key, dtype): checked_fully(key, dtype, raw) for key, dtype, raw in some_sections(path)}
+    if what == "trials":
+        if (trials := frame(trials_path(path))).empty:
+            raise ConfigError(f"there are no trials beside {path}")
+        return with_predictions(trials, sections)
+    if what == "entries":
+        return entries_table(sections)
+    if not any(found.thresholds for found in sections.values()):
+        raise ConfigError(f"{path} has no thresholds of this version; `fmm-tune --refit` writes them from the trials")
+    return thresholds_table(sections)
+
+
 def json_rows(table: Any) -> list[dict[str, Any]]:
-    """A table as JSON has it: all digits, and null for what is not there. (pandas' own JSON has ten decimals.)"""
+    """Return the rows for JSON, with all digits and null for missing cells (pandas' own JSON has ten decimals)."""
     rows: list[dict[str, Any]] = table.astype(object).where(table.notna(), None).to_dict(orient="records")
     return rows
 
 
 def entries_table(sections: Sections) -> Any:
-    """A row for each entry of a config."""
-    import pandas
-
-    rows = [
-        _entry_row(key, dtype, entry) for (key, dtype), known in sections.items() for entry in known.entries.values()
-    ]
-    return pandas.DataFrame(rows, columns=ENTRY_COLUMNS)
-
-
-def _entry_row(key: str, dtype: str, entry: Entry) -> dict[str, Raw]:
-    m, k, n = entry.size
-    return {"device": key, "dtype": dtype, "m": m, "k": k, "n": n, **asdict(entry)}
-
-
-def thresholds_table(sections: Sections) -> Any:
-    """A row for each section: the thresholds, those with a spread in three columns, 95 % intervals in two."""
+    """Return a row for each entry of a config."""
     import pandas
 
     rows = []
-    for (key, dtype), known in sections.items():
-        row: dict[str, Raw] = {"device": key, "dtype": dtype}
-        if known.thresholds:
-            row |= dict(_threshold_cells(known.thresholds))
-        rows.append(row)
+    for (key, dtype), tuned in sections.items():
+        for entry in tuned.entries.values():
+            m, k, n = entry.size
+            rows.append({"device": key, "dtype": dtype, "m": m, "k": k, "n": n, **asdict(entry)})
+    return pandas.DataFrame(rows, columns=ENTRY_COLUMNS)
+
+
+def thresholds_table(sections: Sections) -> Any:
+    """Return a row for each section: spreads in three columns, 95 % intervals in two."""
+    import pandas
+
+    rows = []
+    for (key, dtype), tuned in sections.items():
+        cells = dict(_threshold_cells(tuned.thresholds)) if tuned.thresholds else {}
+        rows.append({"device": key, "dtype": dtype, **cells})
     return pandas.DataFrame(rows)
 
 
@@ -61,11 +109,11 @@ def _threshold_cells(found: Thresholds) -> Iterator[tuple[str, Raw]]:
 
 
 def with_predictions(trials: Any, sections: Sections) -> Any:
-    """A frame of trials with a column `predicted`: the seconds by the config's calibration, where it has one."""
-    known = {key: found.calibration for key, found in sections.items()}
+    """Return the trials with a column `predicted`: the seconds by the config's calibration, where it has one."""
+    calibrations = {key: found.calibration for key, found in sections.items()}
 
     def predicted(row: Any) -> float | None:
-        calibration = known.get((row.device, row.dtype))
+        calibration = calibrations.get((row.device, row.dtype))
         if calibration is None:
             return None
         run, problem = Run(Plan.parse(row.plan), row.part, row.twin), Problem(row.m, row.k, row.n, row.dtype, op=row.op)

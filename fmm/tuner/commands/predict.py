@@ -1,4 +1,4 @@
-"""fmm-tune predict: the plan that the model would choose for a product on a device, and the runners-up."""
+"""fmm-tune predict: the decision for a product on any device, with the plan's prediction and the runners-up."""
 
 from __future__ import annotations
 
@@ -48,16 +48,17 @@ from fmm.tuner.device_registry import (
     trusted_calibration,
     tuned_keys,
 )
-from fmm.tuner.findings.model_in_use import guess_of, passed_over
-from fmm.tuner.findings.outcome import spelled_growth, vendors_name
+from fmm.tuner.findings.model_in_use import entry_skipped_because, guess_of
+from fmm.tuner.findings.summary import Table, growth_text, make_table, vendor_name
 
 NO_LIMIT = 1 << 62
 SIDES = "M alone is a square, M K N an M x K by K x N product"
 GROWTH_HELP = f"default {CPU_ERROR_GROWTH:g}, on a GPU {GPU_ERROR_GROWTH:g}"
-NOMINAL = "nominal, 10 GB/s of sums a thread: only the ratios of times mean something"
+NOMINAL = "nominal, 10 GB/s of sums per thread: only ratios of times are meaningful"
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
     what = "predict the best plan for an M x K by K x N product"
     parser = commands.add_parser("predict", help=what, add_help=False)
     parser.add_argument("-h", "--help", action=_Help, nargs=0, default=argparse.SUPPRESS, help="show this and exit")
@@ -66,15 +67,15 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         parser.add_argument(side, type=_whole_number, nargs="?", metavar=side.upper())
     parser.add_argument("--dtype", default="float64", help=", ".join(DTYPES))
     parser.add_argument("--op", default="product", help=f"{', '.join(OPERATIONS)}: as fmm.plan has them")
-    parser.add_argument("--device", default=argparse.SUPPRESS, help="one of the devices below (default: cpu)")
-    parser.add_argument("--workspace", type=int, metavar="BYTES", help="the most temporaries may take")
+    parser.add_argument("--device", default=argparse.SUPPRESS, help="a device below (default: cpu)")
+    parser.add_argument("--workspace", type=int, metavar="BYTES", help="limit of the temporaries")
     parser.add_argument("--max-error-growth", type=float, metavar="X", help=GROWTH_HELP)
     add_json(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run_predict)
 
 
 class _Help(argparse.Action):
-    """The help, and below it the devices that can be asked for now: configs are read for those who want to see it."""
+    """The help, and below it the valid devices: configs are read only to print them."""
 
     def __call__(
         self,
@@ -96,8 +97,8 @@ def _whole_number(text: str) -> int:
         raise argparse.ArgumentTypeError(f"invalid int value: {text!r}; a side is a whole number from 1 on") from None
 
 
-def run(options: argparse.Namespace) -> int:
-    """Print the choice; exit code 2 and one line if the arguments are off."""
+def run_predict(options: argparse.Namespace) -> int:
+    """Print the decision; bad arguments are one line and exit code 2."""
     name = "cpu" if options.device is None else options.device
     try:
         problem = _problem(options)
@@ -124,7 +125,7 @@ def _problem(options: argparse.Namespace) -> Problem:
 
 
 def _sides(m: int, k: int | None, n: int | None) -> Shape:
-    """All three, of M alone, which is a square, or of M K N."""
+    """Return M, K and N; M alone is a square."""
     if k is None:
         k = n = m
     if n is None:
@@ -136,12 +137,12 @@ def _sides(m: int, k: int | None, n: int | None) -> Shape:
 
 
 def _function(problem: Problem) -> str:
-    """Whom a user calls for it."""
+    """Return the function that computes the product."""
     return "fmm.gram" if problem.writes_triangle else "fmm.matmul"
 
 
 def _choice(problem: Problem, calibration: Calibration, limits: Limits) -> Choice:
-    """The model's, but for integers with a short side on the host, which fmm.matmul leaves to NumPy unasked."""
+    """Return the model's choice; fmm.matmul leaves integers with a short side on the host to NumPy."""
     choice = choose(problem, calibration, limits)
     if calibration.batches or not problem.type.exact or min(problem.size) >= SMALLEST_INTEGER_SIDE:
         return choice
@@ -153,29 +154,28 @@ def _choice(problem: Problem, calibration: Calibration, limits: Limits) -> Choic
 def _by_tuning(
     name: str, choice: Choice, problem: Problem, calibration: Calibration, limits: Limits
 ) -> tuple[Choice, dict[str, str]]:
-    """What fmm.matmul does instead of the model's choice by what was measured of exactly this product, as it decides
-    itself; and what was measured, by which it goes or which it passes over, and why."""
+    """Return the runtime's decision with the entries of the tuning, and notes on the entry that it uses or skips."""
     tuned = None if problem.type.exact else config_tuning(name, problem.dtype)
     if tuned is None:
         return choice, {"measured": "", "passed_over": ""}
     known = decide_by_tuning(problem, limits, tuned, trusted_calibration(name, problem.dtype), not calibration.batches)
     entry = _entry_of(tuned, problem, limits)
-    told = f"{entry.plan}, {entry.text}" if entry else ""
-    why = passed_over(entry, problem, limits, tuned, known) if entry else ""
-    notes = {"measured": "" if why else told, "passed_over": f"{told}; passed over: {why}" if why else ""}
+    text = f"{entry.plan}, {entry.text}" if entry else ""
+    why = entry_skipped_because(entry, problem, limits, tuned, known) if entry else ""
+    notes = {"measured": "" if why else text, "passed_over": f"{text}; skipped: {why}" if why else ""}
     if known is None:
         return choice, notes
     return replace(choice, best=_candidate(known.plan, choice, calibration), reason=known.reason), notes
 
 
 def _entry_of(tuned: Tuned, problem: Problem, limits: Limits) -> Entry | None:
-    """What the tuning has of exactly this product, be it trusted or not; for a call without workspace the lean one."""
+    """Return the entry of exactly this product, verified or not; without workspace the lean entry."""
     keys = [(problem.op, problem.size, ANY, lean) for lean in (True, False)[limits.workspace > 0 :]]
     return next((tuned.entries[key] for key in keys if key in tuned.entries), None)
 
 
 def _candidate(plan: Plan, choice: Choice, calibration: Calibration) -> Candidate:
-    """The plan as the model sees it, which may not have compared it."""
+    """Return the plan as a candidate of the model, which may not have compared it."""
     if (known := next((x for x in choice.candidates if x.plan == plan), None)) is not None:
         return known
     problem = choice.best.prediction.problem
@@ -185,32 +185,32 @@ def _candidate(plan: Plan, choice: Choice, calibration: Calibration) -> Candidat
 
 
 def _tuned_elsewhere(name: str, problem: Problem) -> str:
-    """Under which key the configs in force know cards of that name, by which fmm goes on them."""
+    """Return a note if an active config has a tuning of a card of this name."""
     gpu = None if is_local_gpu(name) else find_datasheet(name)
     if gpu is None:
         return ""
     for known in map(find_identity, tuned_keys()):
         named = guess_of(known.key, known.name)
         if named and named.name == gpu.name and trusted_calibration(known.key, problem.dtype) is not None:
-            goes = f"{_function(problem)} goes by a tuning of such a card"
-            return f"on a {known.name} {goes}: `--device {known.key}` tells what it chooses"
+            use = f"`--device {known.key}` predicts with it"
+            return f"on a {known.name} {_function(problem)} uses a tuning of such a card: {use}"
     return ""
 
 
 def _probed(name: str, problem: Problem, choice: Choice) -> str:
-    """That a plan for this processor, which is not tuned, is not yet what a call does."""
-    asked = is_local_cpu(name) and problem.op == PRODUCT and choice.best.plan != VENDOR
-    if not asked or trusted_calibration(name, problem.dtype) is not None:
+    """Return a note if this CPU is not tuned: a call decides by its own probe."""
+    applies = is_local_cpu(name) and problem.op == PRODUCT and choice.best.plan != VENDOR
+    if not applies or trusted_calibration(name, problem.dtype) is not None:
         return ""
     m, k, n = problem.size
     return (
-        f"a call goes by what it measures of this processor for a moment, not by this: fmm.plan({m}, {k}, {n}, "
-        f"dtype={problem.dtype!r}) does so now, and says what it chooses"
+        f"a call decides by a short probe of this processor instead: fmm.plan({m}, {k}, {n}, dtype={problem.dtype!r}) "
+        "returns its decision"
     )
 
 
 def _limits(options: argparse.Namespace, name: str, problem: Problem, usual: float) -> Limits:
-    """The limits given, and the environment's; never more workspace than the device has left beside the operands."""
+    """Return the limits of the options and the environment; the workspace fits beside the operands."""
     workspace = NO_LIMIT if options.workspace is None else options.workspace
     if workspace < 0:
         raise ValueError(f"--workspace must be 0 or more, not {workspace}")
@@ -219,13 +219,12 @@ def _limits(options: argparse.Namespace, name: str, problem: Problem, usual: flo
         raise ValueError(f"--max-error-growth must be a number above 0, not {growth}")
     left = _left(name, problem)
     if options.workspace is None and left != NO_LIMIT and find_datasheet(name) is None:
-        left = workspace_share(left)  # as fmm.matmul and `fmm-tune show` have it by that tuning
+        left = workspace_share(left)  # as fmm.matmul and `fmm-tune show` with this tuning
     return limits_without_arrays(problem.op, problem.dtype, min(workspace, left), growth)
 
 
 def _left(name: str, problem: Problem) -> int:
-    """Bytes of the memory of a datasheet, or of a config's device, beside the matrices, of which a gram has one factor
-    alone."""
+    """Return the bytes of the device's memory beside the operands; a gram has one operand."""
     gpu = find_datasheet(name)
     memory = int(gpu.memory_gb * 1e9) if gpu else memory_in_config(name)
     if memory is None:
@@ -242,14 +241,14 @@ def _left(name: str, problem: Problem) -> int:
 
 
 def printed_fields(choice: Choice, calibration: Calibration, limits: Limits) -> dict[str, Any]:
-    """All that is printed. Times are of exact counts, like the vendor's to which they are compared."""
+    """Return what --json prints; times are of exact counts, like the vendor's."""
     problem = choice.best.prediction.problem
     vendor = predict(VENDOR, problem, calibration).seconds
     rest = [candidate for candidate in choice.candidates if candidate is not choice.best]
     return {
         "device": calibration.name,
         "source": calibration.source,
-        "library": vendors_name(calibration),
+        "library": vendor_name(calibration),
         "op": problem.op,
         "size": problem.size,
         "dtype": problem.dtype,
@@ -282,7 +281,7 @@ def _row(candidate: Candidate, calibration: Calibration, limits: Limits, vendor:
 
 
 def _exceeds(candidate: Candidate, limits: Limits) -> list[str]:
-    """The limits that the candidate does not keep; `emulation` where FMM_EMULATION=0 forbids it."""
+    """Return the limits that the candidate exceeds; `emulation` where FMM_EMULATION=0 forbids it."""
     emulates = not limits.emulation and candidate.plan.emulates
     kept = {
         "emulation": not emulates,
@@ -293,38 +292,43 @@ def _exceeds(candidate: Candidate, limits: Limits) -> list[str]:
 
 
 def _text(found: dict[str, Any]) -> str:
+    """Return the decision as text: notes, the plan's numbers, its levels, the runners-up."""
     best, (m, k, n), op = found["chosen"], found["size"], found["op"]
     what = "" if op == "product" else f" {op}"
-    time = "time by the model" if found["measured"] else "time"
+    numbers = {
+        "time by the model" if found["measured"] else "time": f"{best['seconds']:.4g} s",
+        f"speedup over {found['library']}": f"{best['speedup']:.2f}",
+        "rate": f"{best['tflops']:.3g} TFLOPS",
+        "limited by": best["dominant"],
+        "memory traffic": format_bytes(best["traffic"]),
+        "launches": str(best["launches"]),
+        "workspace": format_bytes(best["workspace"]),
+        "error growth": growth_text(best["error_growth"]),
+    }
     lines = [
         f"{m}x{k}x{n} {found['dtype']}{what} on {found['device']} ({found['source']})",
         f"plan: {best['plan']}",
         f"why: {found['reason']}",
         *(found[note] for note in ("not_used", "tuned_elsewhere", "probed") if found[note]),
-        *([f"measured of this size: {found['passed_over']}"] if found["passed_over"] else []),
-        f"{time}: {best['seconds']:.4g} s, {best['speedup']:.2f} times as fast as {found['library']}, "
-        f"{best['tflops']:.3g} TFLOPS, mostly {best['dominant']}",
-        f"traffic {format_bytes(best['traffic'])}, launches {best['launches']}, "
-        f"workspace {format_bytes(best['workspace'])}, "
-        f"expected error {spelled_growth(best['error_growth'])} times the usual",
+        *([f"entry of this size: {found['passed_over']}"] if found["passed_over"] else []),
+        *(f"{name}: {value}" for name, value in numbers.items()),
         *([f"seconds: {found['seconds_are']}"] if found["seconds_are"] == NOMINAL else []),
         "",
         plan_table(Plan.parse(best["plan"]), m, k, n, DTYPES[found["dtype"]].itemsize, GemmParams(op=op)),
         "",
-        "runners-up, by estimated time:",
-        f"{'seconds':>10}{'speedup':>9}{'TFLOPS':>11}{'traffic':>11}{'workspace':>11}{'error':>7}  mostly    plan",
-        *map(_runner_up, found["runners_up"]),
+        *_runners_up(found["runners_up"]).lines,
         "",
-        f"left out: {found['leaves_out']}",
+        f"not in the model: {found['leaves_out']}",
     ]
     return "\n".join(lines)
 
 
-def _runner_up(row: dict[str, Any]) -> str:
-    much = " and ".join(name for name in row["exceeds"] if name != "emulation")
-    why = ["FMM_EMULATION=0 forbids it"] * ("emulation" in row["exceeds"]) + [f"too much {much}"] * bool(much)
-    exceeds = f" ({'; '.join(why)})" if why else ""
-    return (
-        f"{row['seconds']:>10.4g}{row['speedup']:>9.2f}{row['tflops']:>11.3g}{format_bytes(row['traffic']):>11}"
-        f"{format_bytes(row['workspace']):>11}{row['error_growth']:>7.1f}  {row['dominant']:<9} {row['plan']}{exceeds}"
-    )
+def _runners_up(rows: Sequence[dict[str, Any]]) -> Table:
+    cells = []
+    for row in rows:
+        exceeds = ", ".join("FMM_EMULATION=0" if name == "emulation" else name for name in row["exceeds"])
+        numbers = f"{row['seconds']:.4g}", f"{row['speedup']:.2f}", f"{row['tflops']:.3g}"
+        sizes = format_bytes(row["traffic"]), format_bytes(row["workspace"]), f"{row['error_growth']:.1f}"
+        cells.append((*numbers, *sizes, row["dominant"], row["plan"], exceeds))
+    columns = "seconds", "speedup", "TFLOPS", "traffic", "workspace", "error", "limited by", "plan", "exceeds"
+    return make_table("runners-up, by estimated time", columns, cells)

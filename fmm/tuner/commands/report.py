@@ -1,7 +1,4 @@
-"""fmm-tune report: what was measured and what the model made of it, as one HTML page and as PNG and SVG files.
-
-All is drawn from a config and the trials beside it; nothing is measured.
-"""
+"""fmm-tune report: a config and its trials as one HTML page and as PNG and SVG files; nothing is measured."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from typing import Any
 
 from fmm.config import schema
 from fmm.kernels.plans.plan import PlanError
-from fmm.tuner.commands.config_file import add_json, add_output, by_device, checked_fully, config_sections
+from fmm.tuner.commands.config_file import add_config, add_json, add_output, by_device, checked_fully, config_sections
 from fmm.tuner.device_registry import rejected_here
 from fmm.tuner.findings.model_in_use import model_in_use
 from fmm.tuner.report.case import Case
@@ -29,7 +26,7 @@ __all__ = ["PICTURES", "STYLE", "draw_roofline", "tuned_cases", "write_report"]
 
 
 def tuned_cases(path: Path) -> Iterator[Case]:
-    """Everything in a config that has a calibration and trials."""
+    """Yield every section of a config that has a calibration and trials."""
     tunings = Trials(trials_path(path)).tunings()
     for key, sections in by_device(config_sections(path)).items():
         for dtype, raw in sections.items():
@@ -41,15 +38,16 @@ def tuned_cases(path: Path) -> Iterator[Case]:
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
     parser = commands.add_parser("report", help="draw a config and its trials: an HTML page, PNG and SVG files")
-    parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG", help="(the one that fmm reads)")
+    add_config(parser)
     add_output(parser, "where to write (the folder of the config)", "DIR")
     add_json(parser, "the files' names as JSON")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run_report)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Write report.html and the pictures; exit code 1 if there is nothing to draw."""
+def run_report(options: argparse.Namespace) -> int:
+    """Write report.html and the figures; the exit code is 1 if there is nothing to draw."""
     path = output_path(options.config)
     folder = options.output or path.parent
     try:
@@ -69,13 +67,13 @@ def run(options: argparse.Namespace) -> int:
     print(
         json.dumps([str(p) for p in written])
         if options.json
-        else f"written: {written[0]} and {len(written) - 1} pictures"
+        else f"written: {written[0]} and {len(written) - 1} figures"
     )
     return 0
 
 
 def write_report(found: Sequence[Case], folder: Path) -> list[Path]:
-    """The page, and every picture as PNG and SVG in a folder beside it."""
+    """Write the page, and every figure as PNG and SVG in a folder beside it; return the paths."""
     from matplotlib import rc_context
 
     drawings = folder / "report"

@@ -1,10 +1,9 @@
-"""Kernels compiled ahead: worker processes fill CuPy's cache on disk while the tuner measures what needs none of them.
+"""Background compilation: worker processes fill CuPy's disk cache while the tuner measures runs without those kernels.
 
-NVRTC takes up to ten seconds for each sum of three levels, and a tuning has a dozen of those for every element type;
-seconds for product kernels of our own.
-Processes, not threads: recording plans and writing sources is Python's work, which would hold up the launches that are
-being timed; and a process dies at once, whatever the compiler is doing. A kernel that is not there when it is needed,
-for whatever reason, is compiled where it is needed: what fails fails there, as a row of the trials.
+NVRTC takes up to ten seconds for a sum of three levels, and a tuning has a dozen of these for every type; fmm's own
+product kernels take seconds. The workers are processes, since recording plans and writing sources in Python would delay
+timed launches, and since a process ends at once. A kernel that is missing when needed is compiled then; a failure is a
+row of the trials.
 """
 
 from __future__ import annotations
@@ -22,39 +21,40 @@ from typing import NamedTuple
 
 from fmm.kernels.plans.plan import Plan
 
-MOST = 16  # processes
-# A size of each kind that has kernels of its own: sides that every level divides, sides of which rows are aligned but
-# blocks must be padded, and odd sides.
+MOST = 16  # worker processes
+# A size of each kind with its own kernels: sides that every level divides, aligned sides whose blocks are padded, odd
+# sides.
 SIZES = ((4096, 4096, 4096), (5000, 4000, 3000), (4133, 2053, 3001))
-OWN_SIZES = (*((side,) * 3 for side in (1024, 2048, 4096, 8192)), (4133, 2053, 3001))  # each has its own tiles
-# The kernels of a level with so many products are a job each, named by their labels, the one that takes longest first.
+OWN_SIZES = (*((side,) * 3 for side in (1024, 2048, 4096, 8192)), (4133, 2053, 3001))  # each has its own tile size
+# Each kernel of a level with this many products is a job, named by its label; the slowest compiles first.
 HEAVY = 7**3
-FEW = 7  # products of a level whose kernels are compiled first of all
+FEW = 7  # most products of a level whose kernels compile first of all
 LABELS = ("join", "split A", "split B")
 WORKER = (sys.executable, "-m", "fmm.tuner.devices.compile_worker")
 
-# In which order kernels are compiled, and plans probed: those that are quick, our own product kernels, heavy sums.
+# The order of compiling kernels and probing plans: quick kernels, fmm's own product kernels, heavy sums.
 SOON, OWN_KERNELS, LAST = TURNS = range(3)
 
 
 class Job(NamedTuple):
-    """Kernels to compile: those of a plan for a size; of sums, with a label, those alone that have it."""
+    """Kernels to compile: all of a plan for a size, or the sums with a label."""
 
     dtype: str
     plan: str
     size: tuple[int, int, int]
     label: str = ""
-    flagged: bool = False  # as calls of fmm.matmul launch them, which raise a flag at an inf or NaN
+    flagged: bool = False  # as fmm.matmul launches them, with a flag for inf or NaN
 
 
-# A type, a level that is asked for it, and whether the level is the last of its plan; or a leaf that multiplies by a
-# kernel of ours, and whether sums are inside.
+# A type, a level, and whether the level is the last of its plan; or a leaf with fmm's own kernel, and whether sums are
+# inside.
 Place = tuple[str, str, bool]
 
 
 def compile_jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterator[Job]:
-    """The jobs that compile all kernels of the plans: first what a first look needs, of every type, then turn by turn
-    what is quick for all types, so that measuring can begin; the heavy ones last, type by type."""
+    """Yield the jobs of all plans: first a first look's kernels of every type, then quick ones, then heavy ones by
+    type.
+    """
     seen: set[Place] = set()
     plans = list(plans)
     covering = {t: _covering([p for p in plans if p.is_candidate_for(t)], t, seen) for t in dtypes}
@@ -67,13 +67,13 @@ def compile_jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterator[Job]:
 
 
 def _compiled_when(plan: Plan, rank: int) -> tuple[bool, int, int]:
-    """Of equals the type's order decides; light kernels are compiled in turns, one plan of each type."""
+    """Return the sort key of a plan; quick kernels alternate between the types."""
     turn, first = compile_turn(plan), needed_first(plan)
     return not first, turn, rank if first or turn == SOON else 0
 
 
 def needed_first(plan: Plan) -> bool:
-    """Does a first look need it: a batch of few of the vendor's products, or a leaf alone that has its own rate?"""
+    """Return True if a first look needs the plan: a batch of few vendor products, or a lone leaf with its own rate."""
     if plan.leaf_use.leaf.rate:
         return not plan.levels
     light = compile_turn(plan) == SOON and compile_weight(plan) <= FEW
@@ -81,27 +81,26 @@ def needed_first(plan: Plan) -> bool:
 
 
 def call_jobs(calls: Iterable[tuple[str, Plan, tuple[int, int, int]]]) -> Iterator[Job]:
-    """The jobs that compile what calls of fmm.matmul launch, by type, plan and size; what takes longest first."""
+    """Yield the jobs of calls of fmm.matmul by type, plan and size, the slowest first."""
     for dtype, plan, size in sorted(dict.fromkeys(calls), key=lambda call: -compile_weight(call[1])):
         for label in (*LABELS, "") if compile_turn(plan) == LAST else ("",):
             yield Job(dtype, str(plan), size, label, True)
 
 
 def compile_turn(plan: Plan) -> int:
-    """When its kernels are compiled."""
+    """Return the turn in which the plan's kernels compile."""
     if compile_weight(plan) >= HEAVY:
         return LAST
     return OWN_KERNELS if has_own_kernel(plan) else SOON
 
 
 def has_own_kernel(plan: Plan) -> bool:
-    """Are its leaf products by a kernel of ours?"""
+    """Return True if fmm's own kernel computes the leaf products."""
     return plan.uses_tile_model or bool(plan.leaf_use.leaf.rate)
 
 
 def _covering(plans: Iterable[Plan], dtype: str, seen: set[Place]) -> list[Plan]:
-    """A few plans that have all levels of all plans between them, but for those that were seen before; those that
-    compile quickly first."""
+    """Return a few plans that together have all levels not yet in `seen`, the quickest to compile first."""
     found: list[Plan] = []
     for plan in sorted(plans, key=lambda p: (compile_turn(p), compile_weight(p))):
         if not kernel_places(plan, dtype) <= seen:
@@ -111,8 +110,8 @@ def _covering(plans: Iterable[Plan], dtype: str, seen: set[Place]) -> list[Plan]
 
 
 def kernel_places(plan: Plan, dtype: str) -> frozenset[Place]:
-    """A plan's levels, each with the type that it is asked for, and whether leaf products are below it: which kernels
-    it has depends on both. And its leaf, if that has kernels of ours."""
+    """Return what determines a plan's kernels: each level with its type and place, and the leaf if it has own kernels.
+    """
     found: list[Place] = []
     for step in plan.levels:
         found.append((stored_type(dtype), str(step), step is plan.levels[-1]))
@@ -123,7 +122,7 @@ def kernel_places(plan: Plan, dtype: str) -> frozenset[Place]:
 
 
 def compile_weight(plan: Plan) -> int:
-    """A number that grows with the compiler's time: the products of the largest level."""
+    """Return the products of the largest level, which grow with the compile time."""
     return max((step.products for step in plan.levels), default=1)
 
 
@@ -132,12 +131,12 @@ def _makes(job: Job) -> frozenset[Place]:
 
 
 def stored_type(dtype: str) -> str:
-    """The type in whose numbers a type's sums are done."""
+    """Return the type of a type's sums."""
     return "float32" if dtype == "tf32" else dtype
 
 
 class Ahead:
-    """Workers that do jobs in order; whoever needs a plan's kernels waits here for its jobs."""
+    """Worker processes that compile jobs in order; `wait` waits for the kernels of a plan."""
 
     def __init__(self, device: int, wanted: Sequence[Job], workers: int, worker: Sequence[str] = WORKER) -> None:
         self._queue, self._left = deque(wanted), Counter(made for job in wanted for made in _makes(job))
@@ -151,7 +150,7 @@ class Ahead:
             thread.start()
 
     def _serve(self, worker: subprocess.Popen[str]) -> None:
-        """Hand jobs to one worker until none is left, or it is dead."""
+        """Send jobs to one worker until none is left, or the worker has ended."""
         assert worker.stdin and worker.stdout
         with suppress(OSError, ValueError, IndexError):
             while True:
@@ -168,7 +167,7 @@ class Ahead:
             self._changed.notify_all()
 
     def wait(self, dtype: str, plan: Plan, seconds: float) -> bool:
-        """Until all that a plan needs is done, or nobody is there to do it; False if the seconds were not enough."""
+        """Wait until a plan's kernels are compiled or no worker is left; return False after this many seconds."""
         needed = kernel_places(plan, dtype)
         with self._changed:
             return self._changed.wait_for(
@@ -176,11 +175,12 @@ class Ahead:
             )
 
     def wait_for_all(self, seconds: float) -> bool:
-        """Until everything is done; False if the seconds were not enough."""
+        """Wait until all jobs are done; return False after this many seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: not any(self._left.values()) or not self._alive, seconds)
 
     def close(self) -> None:
+        """End the workers at once."""
         self._queue.clear()
         for worker in self._workers:
             worker.kill()
@@ -196,7 +196,7 @@ class Ahead:
 
 
 def _started(command: Sequence[str]) -> subprocess.Popen[str]:
-    """A worker that finds what this process finds; what its compiler says is not for the user's eyes."""
+    """Return a worker with this process's import path; the compiler's output is dropped."""
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(p or "." for p in sys.path)}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=found)
@@ -204,14 +204,14 @@ def _started(command: Sequence[str]) -> subprocess.Popen[str]:
 
 @contextmanager
 def compiling_ahead(device: int, dtypes: Sequence[str], plans: Sequence[Plan]) -> Iterator[Ahead]:
-    """Workers that compile what a tuning measures."""
+    """Compile the kernels of a tuning in the background."""
     with working_ahead(device, list(compile_jobs(dict.fromkeys(map(stored_type, dtypes)), plans))) as made:
         yield made
 
 
 @contextmanager
 def working_ahead(device: int, wanted: Sequence[Job]) -> Iterator[Ahead]:
-    """Workers on all processors but two, which the timing needs; they end when this does, however it ends."""
+    """Run workers on all processors but two, which the timing needs, until the context ends."""
     made = Ahead(device, wanted, min(max((os.cpu_count() or 2) - 2, 1), MOST))
     try:
         yield made

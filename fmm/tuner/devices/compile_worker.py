@@ -1,5 +1,5 @@
-"""A worker process of compile_ahead.py: reads jobs from its input and compiles their kernels, one answer a job, until
-that input ends."""
+"""The worker process of compile_ahead.py: compiles the kernels of the jobs on its input, with one line of output a job.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fmm.tuner.devices.compile_ahead import Job
 
 
 def launched_kernels(job: Job, chip: Chip) -> Iterator[Kernel]:
-    """What a plan launches on such a chip; with a label, of its sums those that are so labelled."""
+    """Yield the kernels that a plan launches on a chip; with a label, the sums of that label."""
     plan = Plan.parse(job.plan)
     target = chip_target(chip, flagged=job.flagged and may_create_nonfinite(plan))
     found = record_launches(plan, Problem(*job.size, job.dtype), target)
@@ -33,14 +33,14 @@ def launched_kernels(job: Job, chip: Chip) -> Iterator[Kernel]:
 
 
 def chip_here(device: int) -> Chip:
-    """Asked of the driver alone: nothing is to be loaded that only products need."""
+    """Return the chip of a device from the driver alone, without loading the libraries of products."""
     from fmm.kernels.cuda.launch.device_facts import chip_of
 
     return chip_of(device)
 
 
 def claim_source(text: str, folder: Path) -> bool:
-    """Is this source ours to compile? The first worker that asks has it."""
+    """Return True for the first worker that claims a source."""
     try:
         os.close(os.open(folder / hashlib.sha256(text.encode()).hexdigest(), os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -49,11 +49,11 @@ def claim_source(text: str, folder: Path) -> bool:
 
 
 class _OnDiskError(Exception):
-    """CuPy has saved the code."""
+    """CuPy has saved the compiled code."""
 
 
 class _Unloaded:
-    """In place of a loaded module: the code is on disk by now, and loading it would take memory of the device."""
+    """Replaces a loaded module: the code is on disk, and loading would take device memory."""
 
     def load(self, code: bytes) -> None:
         raise _OnDiskError
@@ -63,7 +63,7 @@ class _Unloaded:
 
 
 def compile_to_disk(kernel: Kernel, text: str, device: int) -> None:
-    """Into the cache, by the same call as the backend's, so under the same name."""
+    """Compile a kernel into CuPy's cache with the backend's call, hence under the same name."""
     import cupy
     from cupy.cuda import compiler
 
@@ -82,9 +82,10 @@ def compile_to_disk(kernel: Kernel, text: str, device: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once, whatever the compiler is doing
+    """Compile jobs until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # end at once, even inside the compiler
     if hasattr(os, "nice"):
-        os.nice(10)  # what is being timed goes first
+        os.nice(10)  # timed work has priority
     device, folder = int(arguments[0]), Path(arguments[1])
     for line in sys.stdin:
         try:
@@ -93,7 +94,7 @@ def main(arguments: list[str]) -> int:
                 if claim_source(text := kernel.source, folder):
                     compile_to_disk(kernel, text, device)
             said = "done"
-        except Exception as error:  # the tuner meets it where it needs the kernel, and records it
+        except Exception as error:  # the tuner records the error where it needs the kernel
             said = f"{type(error).__name__}: {error}".replace("\n", " ")
         print(said, flush=True)
     return 0

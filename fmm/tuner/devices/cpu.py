@@ -1,4 +1,4 @@
-"""The CPU as the tuner sees it: plans through fmm.matmul itself, against numpy.matmul."""
+"""The CPU as a device of the tuner: plans run through fmm.matmul, the vendor is numpy.matmul."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from fmm.runtime.decisions.limits import default_workspace_bytes
 from fmm.runtime.overflow import may_overflow
 from fmm.tuner.devices.device import BEST, EFFORTS, TRIES, Effort, FailedError, Run
 
-LEAST = 2e-3  # seconds of a sample: shorter calls are repeated
-ROWS = 8  # rows of a result that are checked
+LEAST = 2e-3  # least seconds of a sample: shorter calls are repeated
+ROWS = 8  # checked rows of a result
 
 
 class CpuDevice:
-    """The processor that this runs on, with as many threads as BLAS uses now."""
+    """This processor, with the present number of BLAS threads."""
 
     chip = None
 
@@ -92,14 +92,14 @@ class CpuDevice:
         m, k, n = problem.size
         kept = self._normal[1].nbytes if self._normal else 0
         if (m * k + k * n + m * n) * problem.itemsize > host_memory.available_bytes() + kept:
-            raise MemoryError  # the system would hand it out, and end this process once it is filled
+            raise MemoryError  # the system would grant the memory, and kill this process later
         numbers = self._numbers(problem.dtype, seed, m * k + k * n)
         a, b = numbers[: m * k].reshape(m, k), numbers[m * k : m * k + k * n].reshape(k, n)
         b = a.conj().T if problem.writes_triangle else b
         yield CpuSession(problem, a, b, np.empty((m, n), problem.dtype), self.threads)
 
     def _numbers(self, dtype: str, seed: int, count: int) -> Array:
-        """Random normal numbers, drawn once for a type and a seed: drawing takes as long as many a product."""
+        """Return random normal numbers, drawn once for a type and a seed: drawing is slow."""
         if self._normal is None or self._normal[0] != (dtype, seed) or self._normal[1].size < count:
             rng = np.random.Generator(np.random.SFC64(seed))
             real = np.float64 if dtype in ("float64", "complex128") else np.float32
@@ -131,7 +131,7 @@ class CpuSession:
 
     @cached_property
     def _exact(self) -> tuple[Array, Array]:
-        """Which rows of the product are checked, and those rows in at least float64."""
+        """The indices of the checked rows, and these rows in at least float64."""
         rows = np.linspace(0, self.problem.m - 1, min(ROWS, self.problem.m)).astype(np.intp)
         wide = np.result_type(self.a.dtype, np.float64)
         exact = self.a[rows].astype(wide) @ self.b.astype(wide, copy=False)
@@ -169,7 +169,7 @@ class CpuSession:
         return (time.perf_counter() - start) / repeats
 
     def _shortest(self) -> float:
-        """The shortest of many single products: in some moment nobody else had the processors."""
+        """Return the shortest of many single products: at some moment no other work ran."""
         found = float("inf")
         for _ in range(TRIES):
             start = time.perf_counter()
@@ -189,7 +189,7 @@ class CpuSession:
         return partial(fmm.matmul, self.a, self.b, out=self.c, plan=run.plan)
 
     def _part(self, run: Run) -> float:
-        """What the plan's sums or products take. One run of the plan tells both: the second that is asked is free."""
+        """Return the seconds of the plan's sums or products; one run of the plan measures both."""
         kept = self._spent.setdefault(run.plan, {})
         if run.part not in kept:
             kept.update(vars(self._timed(run.plan)))
@@ -213,8 +213,10 @@ def _products_at_once(threads: int) -> int:
 
 
 def _awake() -> None:
-    """All of BLAS's threads have just worked, as in a program that multiplies: OpenBLAS's then spin for a tenth of a
-    second on processors that a plan would use. Without this, a plan's time hangs on what was measured before it."""
+    """Run all BLAS threads, as a program that multiplies does: OpenBLAS's then spin for 0.1 s on a plan's processors.
+
+    Without this call a plan's time depends on the measurement before.
+    """
     matmul(SMALL, SMALL)
 
 

@@ -1,4 +1,7 @@
-"""A CUDA device as the tuner sees it: plans as lists of launches, cuBLAS as the vendor, events and rotated buffers."""
+"""A CUDA device of the tuner: plans are launch lists, the vendor is cuBLAS, events time rotated buffers.
+
+`Operands` draws the random operands, and checks rows of a result in double precision.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +32,16 @@ from fmm.runtime.device_backend import DeviceBackend, record_for_device
 from fmm.tuner.devices.compile_ahead import Ahead, compiling_ahead
 from fmm.tuner.devices.device import BEST, GPU_EFFORTS, TRIES, Effort, FailedError, Run
 
-LEAST = 5.0  # milliseconds of a sample: shorter runs are repeated
-# A device that was idle runs for a while faster than its power limit allows for long (on an H200 the first products by
-# 5 to 10 %). After so many idle seconds it is therefore kept busy for so many milliseconds before a sample.
+LEAST = 5.0  # least milliseconds of a sample: shorter runs are repeated
+# An idle device first runs faster than its power limit allows for long (5 to 10 % on an H200). After IDLE seconds it is
+# therefore kept busy for HEAT milliseconds before a sample.
 IDLE, HEAT = 0.004, 40.0
-ROWS = 16  # rows of a result that are checked
+ROWS = 16  # checked rows of a result
 PARTS: Mapping[str, StepKind] = {"sums": "sums", "products": "product"}
 
 
 class CudaDevice:
-    """The device with this number."""
+    """The CUDA device with this index."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -56,7 +59,7 @@ class CudaDevice:
     def conditions(self) -> Mapping[str, Any]:
         facts = cupy.cuda.runtime.getDeviceProperties(self.index)
         found = {"uuid": bytes(facts["uuid"]).hex() if "uuid" in facts else "", "memory": facts["totalGlobalMem"]}
-        with suppress(Exception):  # clocks and power come from a library that not every machine has
+        with suppress(Exception):  # not every machine has nvidia-smi
             found |= _clocks(self.index)
         return found
 
@@ -72,14 +75,14 @@ class CudaDevice:
             return int(0.9 * (free + pool.total_bytes() - pool.used_bytes()))
 
     def untuned(self) -> Calibration:
-        """By the datasheet; of an unknown device, numbers that the first measurements replace."""
+        """Return the datasheet's model; for an unknown device, numbers that the first measurements replace."""
         if (known := devices.cuda_device(self.index).guess) is not None:
             return known
         rates = {t: Rate(1e13, 1e6, 32.0) for t in DTYPES}
         return Calibration(self.identity.name, "unknown", MappingProxyType(rates), 1e12, 4e6, 4e-6, batches=True)
 
     def known(self, dtype: str) -> Calibration:
-        """By tunings of other cards of this name, if such a model ships with the package."""
+        """Return the shipped model of other cards of this name, else the untuned one."""
         return shipped_model(self.identity, dtype) or self.untuned()
 
     def candidates(self) -> Sequence[Plan]:
@@ -121,8 +124,8 @@ def _clocks(index: int) -> dict[str, Any]:
     return dict(zip(fields, values, strict=True))
 
 
-def placed(problem: Problem) -> Layouts | tuple[()]:
-    """How the operands of a session lie: row by row, but for A's adjoint, which lies as A does."""
+def operand_layouts(problem: Problem) -> Layouts | tuple[()]:
+    """Return the layouts of a session's operands: row-major, except A's adjoint, which shares A's memory."""
     if not problem.writes_triangle:
         return ()
     rows, inner = Layout("C", max(problem.n, 1)), max(problem.k, 1)
@@ -130,25 +133,25 @@ def placed(problem: Problem) -> Layouts | tuple[()]:
 
 
 class CudaSession:
-    """Sets of operands of one problem, and the launch lists that were made ready on them."""
+    """Sets of operands of one problem, and the launch lists that were prepared."""
 
     def __init__(self, problem: Problem, seed: int) -> None:
         self.problem = problem
         self.backend = DeviceBackend()
         cupy.random.seed(seed)
         self.operands = Operands(problem.size, problem.dtype, ROWS, problem.writes_triangle)
-        self.asked = Problem(*problem.size, problem.dtype, placed(problem), op=problem.op)
+        self.laid_out = Problem(*problem.size, problem.dtype, operand_layouts(problem), op=problem.op)
         self.sets = self.operands.sets
         self.workspace = cupy.empty(1, cupy.uint8)
         self._launches: dict[Run, LaunchList] = {}
         self._repeats: dict[Run, int] = {}
-        self._busy = 0.0  # when the device last was
+        self._busy = 0.0  # time of the last sample
 
     def prepare(self, run: Run) -> None:
         try:
-            whole = record_for_device(run.plan, self.asked)
+            whole = record_for_device(run.plan, self.laid_out)
             if whole.workspace > self.workspace.nbytes:
-                self.workspace = cupy.empty(1, cupy.uint8)  # give it back before asking for more
+                self.workspace = cupy.empty(1, cupy.uint8)  # free before allocating
                 self.workspace = cupy.empty(whole.workspace, cupy.uint8)
             self._play(whole, 0)  # fills the workspace with numbers, for the parts
             if run.part == "whole" and run.plan != VENDOR:
@@ -159,7 +162,7 @@ class CudaSession:
             self._repeats[run] = max(int(LEAST / max(self._milliseconds(run, 2), 1e-3)), 1)
         except cupy.cuda.memory.OutOfMemoryError as error:
             raise FailedError(f"out of memory: {error}") from None
-        except Exception as error:  # whatever a plan may do wrong, it is a row of the trials and not the end
+        except Exception as error:  # any failure of a plan is a row of the trials
             raise FailedError(f"{type(error).__name__}: {error}") from None
 
     def sample(self, run: Run) -> float:
@@ -184,12 +187,12 @@ class CudaSession:
         a, b, c = self.sets[i % len(self.sets)]
         self.backend.run(launches, a.data.ptr, b.data.ptr, c.data.ptr, self.workspace.data.ptr)
 
-    # ---- is the result right?
+    # ---- the check of results
 
     def _check(self, plan: Plan) -> None:
         error, _ = self.operands.errors()
         kind = self.problem.type
-        # Where numbers are rounded to few bits only once, at the start or at the end, rounding errors do not add up.
+        # Rounding errors do not accumulate where numbers are rounded to few bits only once.
         rounds_once = kind.sums_wider or bool(kind.stored_as)
         added_up = kind.unit_roundoff if rounds_once else 2 * kind.unit_roundoff * np.sqrt(self.problem.k)
         allowed = 20 * expected_error_growth(plan, kind.name) * added_up
@@ -198,7 +201,7 @@ class CudaSession:
 
 
 def event_milliseconds(call: Callable[[int], object], repeats: int) -> float:
-    """Milliseconds of one call, the mean of `repeats` (each is told its number), by events on the current stream."""
+    """Return the mean milliseconds of `repeats` calls, which receive their index, by events on the current stream."""
     start, stop = cupy.cuda.Event(), cupy.cuda.Event()
     start.record()
     for i in range(repeats):
@@ -208,15 +211,15 @@ def event_milliseconds(call: Callable[[int], object], repeats: int) -> float:
     return float(cupy.cuda.get_elapsed_time(start, stop)) / repeats
 
 
-FOOTPRINT = 192 << 20  # bytes: sets are rotated until together they are larger than any cache
+FOOTPRINT = 192 << 20  # bytes of all sets: larger than any cache
 SETS = 8
-STEP = 2048  # rows of B that are widened at a time
+STEP = 2048  # rows of B that are converted at a time
 
 
 class Operands:
-    """Sets of A, B and room for C, as many as it takes to leave every cache.
+    """Sets of A, B and C, enough to exceed every cache.
 
-    So many `rows` of the first set's C are checked. `adjoint`: B is A's adjoint, of real numbers in the same memory.
+    `rows` of the first set's C are checked. `adjoint`: B is A's adjoint, for real numbers in the same memory.
     """
 
     def __init__(self, size: tuple[int, int, int], dtype: str, rows: int, adjoint: bool = False) -> None:
@@ -232,7 +235,7 @@ class Operands:
 
     @cached_property
     def _exact(self) -> tuple[Any, Any]:
-        """Which rows are checked, and those rows of the product in double precision."""
+        """The indices of the checked rows, and these rows of the product in double precision."""
         a, b, c = self.sets[0]
         rows = cupy.asarray(np.linspace(0, len(a) - 1, self._rows).astype(np.int64))
         left = double_precision(a[rows], self.kind)
@@ -242,19 +245,19 @@ class Operands:
         return rows, exact
 
     def errors(self) -> tuple[float, float]:
-        """Relative error in the Frobenius norm, and largest error, of what the first set's C holds now."""
+        """Return the relative Frobenius error and the largest error of the first set's C."""
         rows, exact = self._exact
         difference = double_precision(self.sets[0][2][rows], self.kind) - exact
         return float(cupy.linalg.norm(difference) / cupy.linalg.norm(exact)), float(abs(difference).max())
 
 
 def stored_type(kind: str) -> Any:
-    """The type of the numbers in memory; bfloat16 as its bits in 16-bit integers."""
+    """Return the NumPy type in memory; bfloat16 is stored as 16-bit integers."""
     return np.uint16 if kind == "bfloat16" else np.dtype(kind).type
 
 
 def random_normal(shape: tuple[int, int], kind: str) -> Any:
-    """Random normal numbers (zeros would run faster)."""
+    """Return random normal numbers (zeros would run faster)."""
     if kind.startswith("complex"):
         real = {"complex64": "float32", "complex128": "float64"}[kind]
         return random_normal((shape[0], 2 * shape[1]), real).view(kind)
@@ -268,13 +271,13 @@ def random_normal(shape: tuple[int, int], kind: str) -> Any:
 
 
 def bfloat16_bits(x: Any) -> Any:
-    """float32 rounded to the nearest bfloat16, as bits."""
+    """Return float32 rounded to the nearest bfloat16, as bits."""
     bits = x.view(cupy.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(cupy.uint16)
 
 
 def double_precision(x: Any, kind: str) -> Any:
-    """The numbers in double precision."""
+    """Return the numbers in double precision."""
     if kind == "bfloat16":
         x = (x.astype(cupy.uint32) << 16).view(cupy.float32)
     return x.astype(cupy.complex128 if kind.startswith("complex") else cupy.float64)

@@ -1,4 +1,7 @@
-"""The seam between the tuner and what it measures: a device opens a session on a problem, a session times runs."""
+"""The interface of a device that can be tuned, the efforts of a tuning, and the model's seconds of a run.
+
+A device opens a session on a problem; a session times runs.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,14 @@ from fmm.perfmodel.predict import predict_from_work
 from fmm.perfmodel.work import Work, counted_work
 from fmm.problem import Problem
 
-BEST = "best"  # a part: not one sample but the shortest of TRIES, what the product takes if nothing disturbs it
+BEST = "best"  # a part: the shortest of TRIES samples, the time on a quiet device
 TRIES = 15
 
 
 class Run(NamedTuple):
-    """What is timed: a plan on the problem of a session, whole or only its sums or its leaf products; or BEST.
+    """A timed run: a plan on the problem of a session, whole, only its sums or its leaf products, or BEST.
 
-    A `twin` is the same thing once more under another name: a pair of twins shows the noise.
+    A `twin` is the same run under another name: a pair of twins shows the noise.
     """
 
     plan: Plan = VENDOR
@@ -33,21 +36,21 @@ class Run(NamedTuple):
 
 
 class FailedError(Exception):
-    """A run that cannot be: it does not compile, does not fit, or gives a wrong result. A row in the trials."""
+    """A run that fails: it does not compile, does not fit in memory, or gives a wrong result. A row of the trials."""
 
 
 class Session(Protocol):
-    """Operands of one problem, in the device's memory."""
+    """The operands of one problem in the device's memory."""
 
     def prepare(self, run: Run) -> None:
-        """Check the run's result and warm it up; FailedError if it cannot be."""
+        """Check the run's result and warm up; raise FailedError if it fails."""
 
     def sample(self, run: Run) -> float:
-        """Seconds of one sample, the mean of as many calls as make it measurable."""
+        """Return the seconds of one sample, the mean of enough calls to be measurable."""
 
 
 class Device(Protocol):
-    """What can be tuned."""
+    """A device that can be tuned."""
 
     @property
     def identity(self) -> Identity: ...
@@ -55,85 +58,86 @@ class Device(Protocol):
     def conditions(self) -> Mapping[str, Any]: ...
     @property
     def dtypes(self) -> Sequence[str]:
-        """The element types that it multiplies, those that most programs use first."""
+        """The element types of the device, the most used first."""
 
     @property
     def efforts(self) -> Mapping[str, Effort]:
-        """What coarse, quick, default and full mean here."""
+        """The efforts coarse, quick, default and full on this device."""
 
     @property
     def chip(self) -> Chip | None:
-        """A CUDA device as kernels and the block model see it; None for a CPU."""
+        """The chip for kernels and the block model; None for a CPU."""
 
     @property
     def memory(self) -> int:
         """Bytes for operands and workspace."""
 
     def untuned(self) -> Calibration:
-        """What is believed before anything is measured."""
+        """Return the model before any measurement."""
 
     def known(self, dtype: str) -> Calibration:
-        """The best that is known of such devices for a type before this one is measured."""
+        """Return the best known model of such devices for a type, before this device is measured."""
 
     def candidates(self) -> Sequence[Plan]:
-        """Plans worth a place among the probes, the vendor's first."""
+        """Return the plans to probe, the vendor first."""
 
     def peers(self) -> Sequence[Plan]:
-        """What else the vendor has for a product: a plan must beat these too."""
+        """Return the vendor's other products: a plan must beat these too."""
 
-    def open(self, problem: Problem, seed: int) -> AbstractContextManager[Session]: ...
+    def open(self, problem: Problem, seed: int) -> AbstractContextManager[Session]:
+        """Open a session on a problem with random operands of a seed."""
 
     def ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
-        """While this is open, what the candidates of these types need is made ready beside the measurements."""
+        """Compile the kernels of the candidates of these types in the background while this is open."""
 
     def wait(self, dtype: str, plan: Plan, seconds: float) -> bool:
-        """Until that is ready for a plan; False if it took more than so many seconds."""
+        """Wait until the kernels of a plan are compiled; return False after this many seconds."""
 
 
-FEWEST = 4  # held-out shapes by which a model is checked, however little time there is
+FEWEST = 4  # the least number of held-out shapes
 
 
 @dataclass(frozen=True)
 class Effort:
     """How much is measured, per element type."""
 
-    seconds: float  # what the stages plan for
-    most: float  # where measuring ends, whatever was planned
-    rounds: int  # of the probe, the held-out shapes and each trial of the search
-    held_out: int  # shapes
-    trials: int  # of a shape's search
-    enqueued: int  # of them the model's best
-    certify: int  # rounds
-    stride: int = 1  # one of so many shapes of the ladder is tuned
-    blocks: bool = False  # are the strategies of our own product kernel timed?
-    heaviest: float = inf  # products of the largest level whose kernels are waited for
-    spread: float = 4.0  # of the sides of random shapes: the largest over the smallest
-    look: bool = False  # no more than a first look: what is known of such devices, scaled by a few measurements
+    seconds: float  # planned seconds of the stages
+    most: float  # seconds after which measuring ends
+    rounds: int  # rounds of the probes, the held-out shapes and each trial of the search
+    held_out: int  # held-out shapes
+    trials: int  # trials of a shape's search
+    enqueued: int  # the model's best plans among these trials
+    certify: int  # rounds of a certification
+    stride: int = 1  # every stride-th square of the ladder is tuned
+    blocks: bool = False  # time the tile strategies of fmm's own kernel
+    heaviest: float = inf  # products of the largest level whose kernels the tuning waits for
+    spread: float = 4.0  # largest over smallest side of random shapes
+    look: bool = False  # a first look only: the known model of such devices, scaled by a few measurements
 
     def within(self, seconds: float) -> Effort:
-        """The same, planned for no more than so many seconds: by smaller products, of which fewer are held out. (As it
-        was planned it would be stopped before it came to these, and no model is used that was not checked.)"""
+        """Return the effort planned for at most this many seconds, with smaller products and fewer held-out shapes.
+
+        The original plan would be stopped before its held-out shapes, and an unchecked model is rejected.
+        """
         if seconds >= self.seconds or self.look:
             return self
         held_out = max(round(self.held_out * seconds / self.seconds), min(FEWEST, self.held_out))
         return replace(self, seconds=seconds, held_out=held_out)
 
 
-# On a CPU, plans are nobody's choice on products that take a tenth of a second or less, where they take twice as long
-# as the vendor: what a model is off by there says nothing of large ones. So random shapes are few, large, and in few
-# rounds. (Of sixty that were spread by four, 103 of 120 held-out pairs in float32 were of plans that took 1.6 times as
-# long or more, and of six in a quick tuning all.)
+# On a CPU, plans take twice as long as the vendor on products of 0.1 s or less; the model's error there says nothing
+# about large products. So random shapes are few, large, and have few rounds. (Among sixty shapes with a spread of four,
+# 103 of 120 held-out float32 pairs took 1.6 times as long or more; of six in a quick tuning all did.)
 CPU_QUICK = Effort(15, 21, 2, 4, 3, 2, 7, spread=1.5)
-# `coarse` is the first pass when several types are tuned, so that there is something for each soon: for all four types
-# of a CPU in a minute and a half.
+# `coarse` is the first pass when several types are tuned: 90 seconds for all four types of a CPU.
 EFFORTS = {
     "coarse": CPU_QUICK,
     "quick": CPU_QUICK,
     "default": Effort(150, 290, 3, 20, 10, 4, 11, spread=2.0),
     "full": Effort(900, 1500, 5, 60, 24, 6, 21, spread=2.0),
 }
-# A GPU is fast, but it is told what to do by a processor that is not, and its kernels must be compiled: its first pass
-# is a look that needs the few that are compiled first, for all seven types in half a minute.
+# A GPU is fast, but the host that launches is not, and kernels must be compiled: the first pass is a first look with
+# the few kernels that compile first, half a minute for all seven types.
 GPU_EFFORTS = {
     "coarse": Effort(2, 6, 3, 6, 1, 1, 7, heaviest=7, look=True),
     "quick": Effort(6, 24, 3, 10, 3, 2, 7, 3),
@@ -144,15 +148,16 @@ GPU_EFFORTS = {
 
 @lru_cache(maxsize=16384)
 def cached_work(plan: Plan, problem: Problem) -> Work:
+    """Return the counted work of a plan, cached."""
     return counted_work(plan, problem)
 
 
 def formula_seconds(run: Run, problem: Problem, counts: Work, calibration: Calibration) -> float:
-    """The formula's seconds for a run, or for the part of it that is timed."""
+    """Return the model's seconds for a run, or for its timed part."""
     found = predict_from_work(run.plan, problem, counts, calibration)
     if run.part in ("whole", BEST):
         return found.seconds
-    if calibration.lanes > 1:  # the workers are timed, without what starts them
+    if calibration.lanes > 1:  # the workers are timed without their start
         return found.sums if run.part == "sums" else found.products
     starts = sum(count / together for *_, count, together in counts.leaves)
     if run.part == "sums":

@@ -1,4 +1,4 @@
-"""A device of which only what was recorded is at hand: its trials are concluded from anew, and nothing is measured."""
+"""Devices without hardware: a recorded tuning's device, and a simulated one whose times are the model's with noise."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from fmm.tuner.devices.device import (
 
 @dataclass(frozen=True)
 class RecordedDevice:
-    """What a tuning's header and config tell of a device; `guess` is what was believed before anything was measured."""
+    """The device of a recorded tuning, which cannot measure; `guess` is its model before the tuning."""
 
     identity: Identity
     guess: Calibration
@@ -55,7 +55,7 @@ class RecordedDevice:
         return self.guess
 
     def known(self, dtype: str) -> Calibration:
-        """As a GPU of this kind has it: what ships with the package, if anything does."""
+        """Return the shipped model of such a GPU, else the guess."""
         return (shipped_model(self.identity, dtype) if self.guess.batches else None) or self.guess
 
     def candidates(self) -> Sequence[Plan]:
@@ -87,7 +87,7 @@ SIMULATED = Identity("cpu-fake-2t", "a fake CPU", MappingProxyType({"numpy": "0"
 
 @dataclass
 class SimulatedDevice:
-    """Times are the formula's, times lognormal noise of `noise`; `real_time` is how much of them really passes."""
+    """Times are the formula's with lognormal noise; `real_time` is the share of the time that really passes."""
 
     truth: Calibration = TRUTH
     noise: float = 0.01
@@ -97,11 +97,11 @@ class SimulatedDevice:
     identity: Identity = SIMULATED
     conditions: Mapping[str, Any] = field(default_factory=lambda: {"load": 0.0})
     memory: int = 1 << 34
-    also: Mapping[str, float] = field(default_factory=dict)  # other leaves of the vendor's: share of its time
+    also: Mapping[str, float] = field(default_factory=dict)  # the vendor's other leaves: share of its time
     gpu: bool = False
     chip: Chip | None = None
     asked: int = 0
-    before: Calibration | None = None  # what is known of such devices
+    before: Calibration | None = None  # the known model of such devices
 
     @property
     def dtypes(self) -> Sequence[str]:

@@ -1,11 +1,11 @@
-"""What a tuning's trials show: the fit, its error, the noise, entries, thresholds: the section of the config.
+"""From the trials of a tuning to the section of the config: fit, error, noise, entries, thresholds.
 
-A function of what is recorded, so trials up to any moment are worth as much as they can be.
+Everything is a function of the recorded trials, so a tuning that was interrupted has a section too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -21,14 +21,14 @@ from fmm.runtime.decisions.calibration_in_force import add_unmeasured_rates
 from fmm.tuner.devices.device import Device
 from fmm.tuner.findings.diagnostics import (
     distant_margin,
-    disturbance,
-    disturbed_margin,
     largest_pair,
     losing_margin,
-    machine_doubts,
-    model_doubts,
+    machine_diagnostics,
+    model_diagnostics,
     noise_floor,
+    noisy_margin,
     promised_margin,
+    slowdown,
     unexplained_share,
 )
 from fmm.tuner.findings.thresholds import chosen_from, thresholds, with_intervals
@@ -39,102 +39,22 @@ from fmm.tuner.search.certify import all_entries, paired_samples
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import PRODUCT, Size, Trial
 
-# The stages whose trials the fit sees. Never the held-out ones; nor those of the search, which are on few shapes and of
-# plans that Optuna made up, unlike those between which the model is to choose. The first stage is one of rough
-# products, which show what can be measured at all.
-SCALE = "scale"
+# The stages whose trials the fit sees. The held-out trials check the fit. The trials of the search are on few shapes,
+# of plans that Optuna made up, which no decision considers.
+SCALE = "scale"  # rough products that show what the effort affords
 MEASURED = ("rates", "probe", "tiles")
 FITTED = (SCALE, *MEASURED)
 HELD_OUT = "held out"
-
-
-def model_so_far(journal: Journal, dtype: str) -> Calibration:
-    """The model by what was measured so far, with the rates of leaves that were not, as fmm.matmul would have it."""
-    trials = trials_that_count(journal, dtype)
-    return completed(fit_trials(journal.device, trials, dtype), journal.device, trials)
-
-
-def completed(fitted: fitting.Fit, device: Device, trials: Sequence[Trial]) -> Calibration:
-    return add_unmeasured_rates(fitted.calibration, device.untuned(), failed_rates(trials))
-
-
-def trials_that_count(journal: Journal, dtype: str) -> tuple[Trial, ...]:
-    """All that the tuning measured, and what the first look before it did, if nobody disturbed that."""
-    first = journal.first_look
-    if not first or machine_doubts_of(journal.device, first, dtype):
-        return tuple(journal.recorded)
-    return *first, *journal.recorded
-
-
-def machine_doubts_of(device: Device, trials: Sequence[Trial], dtype: str) -> tuple[str, ...]:
-    """What speaks against all that was measured."""
-    fitted = fit_trials(device, trials, dtype).calibration
-    seen = fitting.stage_medians(trials, (*MEASURED, HELD_OUT))
-    disturbed_by = disturbance(trials, fitted, dtype)
-    return tuple(machine_doubts(noise_floor(trials), disturbed_by, unexplained_share(seen, fitted)))
-
-
-def fit_trials(device: Device, trials: Sequence[Trial], dtype: str) -> fitting.Fit:
-    """The fit of what was measured; it has the rates of those leaves alone that were timed."""
-    observed = tuple(fitting.stage_medians(trials, FITTED))
-    if fitting.few_plans(observed):
-        return scaled_by_trials(device, trials, dtype)
-    return _fitted(starting_calibration(device.untuned(), dtype), dtype, observed)
-
-
-def scaled_by_trials(device: Device, trials: Sequence[Trial], dtype: str) -> fitting.Fit:
-    """What was known of such devices, with the rates that were measured: what a first look finds."""
-    observed = fitting.stage_medians(trials, FITTED)
-    return fitting.scaled_calibration(starting_calibration(device.known(dtype), dtype), dtype, observed)
-
-
-@lru_cache(maxsize=8)
-def _fitted(start: Calibration, dtype: str, observed: tuple[fitting.Observation, ...]) -> fitting.Fit:
-    """Kept: a fit takes seconds, and the search that follows it adds nothing to what it sees."""
-    return fitting.fit_calibration(start, dtype, observed)
-
-
-def starting_calibration(calibration: Calibration, dtype: str) -> Calibration:
-    """The calibration to begin with, reduced to one type."""
-    rates = calibration.rates
-    rate = rates.get(dtype) or (next(iter(rates.values())) if rates else Rate(1e12, 1e4, 32.0))
-    names = [leaf.rate for leaf in plan_leaves() if dtype in leaf.types]
-    own = {name: rates[name] for name in names if name in rates}
-    return replace(calibration, rates={dtype: rate, **own})
-
-
-def one_level(*tunings: Sequence[Trial]) -> list[tuple[Size, float]]:
-    """Shape and best speedup of one level above the library, but for those held out: what epsilon is found from."""
-    found: dict[Size, float] = {}
-    for trials in tunings:
-        for size, speedup in _one_level(trials):
-            found[size] = max(found.get(size, 0.0), speedup)
-    return list(found.items())
-
-
-def _one_level(trials: Sequence[Trial]) -> Iterator[tuple[Size, float]]:
-    for stage in (*FITTED, "search"):
-        own = [t for t in trials if t.stage == stage and t.op == PRODUCT]
-        for size in dict.fromkeys(t.size for t in own):
-            for plan, base, seconds in paired_samples([t for t in own if t.size == size]):
-                if one_level_above_library(Plan.parse(plan)):
-                    yield size, median(certify.paired_ratios(base, seconds))
-
-
-def one_level_above_library(plan: Plan) -> bool:
-    """Does it save products once, and does the library multiply the rest? (Copying rows to where they begin evenly
-    saves none.)"""
-    saves = any(level.saves_products for level in plan.levels)
-    return plan.depth == 1 and saves and plan.leaf_use.leaf.of_library
+OUT_OF_MEMORY = "out of memory"
 
 
 def concluded_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
-    """The section of the config; None if no more was measured than the first rough products: what they say of the
-    device's rate is off by several times, and the runtime knows better how to do without.
+    """Return the section of the config; None if only the first rough products were measured.
 
-    After a first look there are two models where anything is known of such devices: all parameters fitted, or what was
-    known and scaled, as the first look did. The one that is off by less on held-out shapes is taken: a fit of a tuning
-    that was stopped early may be the worse one. (What is said of a CPU that nobody measured is no such model.)"""
+    After a first look there are two models of a device that has a known starting model: all parameters fitted, or the
+    starting model scaled. The one with the smaller error on held-out shapes is taken: the fit of a tuning that was
+    stopped early may be the worse one.
+    """
     if not any(o.kind == "vendor" for o in fitting.stage_medians(journal.recorded, MEASURED)):
         return None
     device, trials = journal.device, trials_that_count(journal, dtype)
@@ -142,14 +62,14 @@ def concluded_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
     if len(trials) > len(journal.recorded) and device.known(dtype) != device.untuned():
         fits.append(scaled_by_trials(device, trials, dtype))
     noise, models = noise_floor(trials), [checked_fit(fit, device, trials, dtype) for fit in fits]
-    best = min(range(len(fits)), key=lambda i: (bool(models[i].doubts), models[i].off))
+    best = min(range(len(fits)), key=lambda i: (bool(models[i].diagnostics), models[i].model_error))
     fitted, model = fits[best], models[best]
     calibration = replace(model.calibration, rates=fitted.calibration.rates)
     tiles = fitted_blocks(trials, device.chip)
     strategies = chosen_strategies(dtype, device.chip, tiles)
-    disturbed, apart = machine_doubts_of(device, trials, dtype), in_rounds_of_their_own(journal, trials)
-    found = sure_thresholds(calibration, dtype, fitted.intervals, apart, strategies)
-    entries = {e.key: replace(e, verified=not disturbed) for some in apart for e in all_entries(some, noise)}
+    noisy, looks = diagnose_machine(device, trials, dtype), trials_by_look(journal, trials)
+    thresholds = section_thresholds(calibration, dtype, fitted.intervals, looks, strategies)
+    entries = {e.key: replace(e, verified=not noisy) for look in looks for e in all_entries(look, noise)}
     return {
         "versions": dict(device.identity.versions),
         "conditions": {"device": device.identity.name, **device.conditions},
@@ -157,39 +77,76 @@ def concluded_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
         "calibration": schema.calibration_fields(calibration, dtype),
         "intervals": {name: list(ends) for name, ends in fitted.intervals.items()},
         "error": {name: e.fields for name, e in model.error.items()},
-        "thresholds": found.fields,
+        "thresholds": thresholds.fields,
         "blocks": None if tiles is None else tiles.fields,
         "noise": noise,
-        "doubts": [*disturbed, *model.doubts],
+        "doubts": [*noisy, *model.diagnostics],
         "failed": list(failed_rates(trials)),
         "entries": [e.fields for e in entries.values()],
     }
 
 
-def in_rounds_of_their_own(journal: Journal, trials: Sequence[Trial]) -> tuple[Sequence[Trial], Sequence[Trial]]:
-    """The trials that count, those of the first look apart."""
-    return trials[: len(trials) - len(journal.recorded)], journal.recorded
+# ---- the fit
 
 
-def sure_thresholds(
-    calibration: Calibration,
-    dtype: str,
-    intervals: Mapping[str, Sequence[float]],
-    apart: Sequence[Sequence[Trial]],
-    strategies: Mapping[str, str],
-) -> Thresholds:
-    """A fitted model's thresholds, with the intervals that those of its parameters leave them."""
-    measured = one_level(*apart)
-    observed = fitting.stage_medians([t for trials in apart for t in trials], FITTED)
-    admitted = sample_calibrations(calibration, dtype, intervals, observed)
-    return with_intervals(thresholds(calibration, dtype, measured, strategies), calibration, dtype, admitted, measured)
+def model_so_far(journal: Journal, dtype: str) -> Calibration:
+    """Return the model of the trials so far, with the datasheet's rates of leaves that were not measured."""
+    trials = trials_that_count(journal, dtype)
+    return completed(fit_trials(journal.device, trials, dtype), journal.device, trials)
 
 
-OUT_OF_MEMORY = "out of memory"
+def completed(fitted: fitting.Fit, device: Device, trials: Sequence[Trial]) -> Calibration:
+    """Return a fitted model as decisions use it: with the rates of leaves that were not measured."""
+    return add_unmeasured_rates(fitted.calibration, device.untuned(), failed_rates(trials))
+
+
+def trials_that_count(journal: Journal, dtype: str) -> tuple[Trial, ...]:
+    """Return the trials of the tuning, and those of the first look before it unless these are noisy."""
+    first = journal.first_look
+    if not first or diagnose_machine(journal.device, first, dtype):
+        return tuple(journal.recorded)
+    return *first, *journal.recorded
+
+
+def diagnose_machine(device: Device, trials: Sequence[Trial], dtype: str) -> tuple[str, ...]:
+    """Return the diagnostics against all measurements: other work used the device."""
+    fitted = fit_trials(device, trials, dtype).calibration
+    seen = fitting.stage_medians(trials, (*MEASURED, HELD_OUT))
+    slower = slowdown(trials, fitted, dtype)
+    return tuple(machine_diagnostics(noise_floor(trials), slower, unexplained_share(seen, fitted)))
+
+
+def fit_trials(device: Device, trials: Sequence[Trial], dtype: str) -> fitting.Fit:
+    """Return the fit of the trials, with rates of the timed leaves alone."""
+    observed = tuple(fitting.stage_medians(trials, FITTED))
+    if fitting.few_plans(observed):
+        return scaled_by_trials(device, trials, dtype)
+    return _fitted(starting_calibration(device.untuned(), dtype), dtype, observed)
+
+
+def scaled_by_trials(device: Device, trials: Sequence[Trial], dtype: str) -> fitting.Fit:
+    """Return the known model of such devices with the measured rates: the result of a first look."""
+    observed = fitting.stage_medians(trials, FITTED)
+    return fitting.scaled_calibration(starting_calibration(device.known(dtype), dtype), dtype, observed)
+
+
+@lru_cache(maxsize=8)
+def _fitted(start: Calibration, dtype: str, observed: tuple[fitting.Observation, ...]) -> fitting.Fit:
+    """Return the fit; cached, since a fit takes seconds and the search adds no observations."""
+    return fitting.fit_calibration(start, dtype, observed)
+
+
+def starting_calibration(calibration: Calibration, dtype: str) -> Calibration:
+    """Return the calibration to begin with, reduced to the rates of one type."""
+    rates = calibration.rates
+    rate = rates.get(dtype) or (next(iter(rates.values())) if rates else Rate(1e12, 1e4, 32.0))
+    names = [leaf.rate for leaf in plan_leaves() if dtype in leaf.types]
+    own = {name: rates[name] for name in names if name in rates}
+    return replace(calibration, rates={dtype: rate, **own})
 
 
 def failed_rates(trials: Sequence[Trial]) -> tuple[str, ...]:
-    """Of leaves that have a rate of their own, were tried, and never worked, for another reason than want of memory."""
+    """Return the rates of leaves that were tried and never worked, for another reason than a lack of memory."""
     plans = {t.plan: Plan.parse(t.plan) for t in trials}
     rates = {text: plan.rate_name(trials[0].dtype) for text, plan in plans.items() if plan.leaf_use.leaf.rate}
     tried = [t for t in trials if t.plan in rates]
@@ -197,42 +154,86 @@ def failed_rates(trials: Sequence[Trial]) -> tuple[str, ...]:
     return tuple(sorted(wrong - {rates[t.plan] for t in tried if t.seconds is not None}))
 
 
+# ---- the check
+
+
 @dataclass(frozen=True)
 class Checked:
-    """A fitted model with the margins that it needs, its errors on held-out shapes, and what speaks against it."""
+    """A fitted model with its margins, its errors on held-out shapes, and its diagnostics."""
 
     calibration: Calibration
     error: Mapping[str, fitting.Error]
-    doubts: tuple[str, ...]
+    diagnostics: tuple[str, ...]
 
     @property
-    def off(self) -> float:
-        """By how much its speedups are off, too high or too low; its margin where that is more."""
+    def model_error(self) -> float:
+        """The median error of its speedups, or its margin if that is larger."""
         return max(self.calibration.margin, self.error["speedup"].median)
 
 
 def checked_fit(fitted: fitting.Fit, device: Device, trials: Sequence[Trial], dtype: str) -> Checked:
-    """A fit as fmm.matmul would go by it, judged."""
+    """Return a fit as decisions would use it, checked on the held-out trials."""
     whole, held = completed(fitted, device, trials), fitting.stage_medians(trials, (HELD_OUT,))
-    return checked_model(whole, dtype, held, disturbance(trials, whole, dtype), largest_pair(trials))
+    return checked_model(whole, dtype, held, slowdown(trials, whole, dtype), largest_pair(trials))
 
 
 def checked_model(
-    fitted: Calibration,
-    dtype: str,
-    held: Sequence[fitting.Observation],
-    disturbed: float | None,
-    measured: float,
+    fitted: Calibration, dtype: str, held: Sequence[fitting.Observation], slower: float | None, measured: float
 ) -> Checked:
-    """Judge a fitted model by the held-out shapes; `measured` is the side of the largest product with a plan."""
+    """Return a fitted model with the margins that the held-out observations require.
+
+    `slower` is the slowdown against the quietest moment, `measured` the side of the largest product with a plan.
+    """
     tiled = [o for o in held if o.run.plan.uses_tile_model or o.kind == "vendor"]
     others = [o for o in held if not o.run.plan.uses_tile_model]
     error, own = (fitting.prediction_errors(fitted, seen) for seen in (others, tiled))
     losing = [losing_margin(fitted, seen) for seen in (others, tiled)]
     promised = [promised_margin(e["speedup"]) for e in (error, own)]
     pays = chosen_from(replace(fitted, margin=promised[0], tiled_margin=promised[1]), dtype, 1)
-    least = max(disturbed_margin(disturbed), distant_margin(pays, measured))
+    least = max(noisy_margin(slower), distant_margin(pays, measured))
     margins = [min(max(p, x, least), 1.0) for p, x in zip(promised, losing, strict=True)]
     found = replace(fitted, margin=margins[0], tiled_margin=margins[1])
     errors = error | ({"tiled": own["speedup"]} if own["speedup"].count else {})
-    return Checked(found, errors, tuple(model_doubts(error["speedup"], losing[0])))
+    return Checked(found, errors, tuple(model_diagnostics(error["speedup"], losing[0])))
+
+
+# ---- thresholds
+
+
+def trials_by_look(journal: Journal, trials: Sequence[Trial]) -> tuple[Sequence[Trial], Sequence[Trial]]:
+    """Return the trials that count in two groups with rounds of their own: the first look's and the tuning's."""
+    return trials[: len(trials) - len(journal.recorded)], journal.recorded
+
+
+def section_thresholds(
+    calibration: Calibration,
+    dtype: str,
+    intervals: Mapping[str, Sequence[float]],
+    looks: Sequence[Sequence[Trial]],
+    strategies: Mapping[str, str],
+) -> Thresholds:
+    """Return a fitted model's thresholds, with their 95 % intervals."""
+    measured = one_level(*looks)
+    observed = fitting.stage_medians([t for trials in looks for t in trials], FITTED)
+    sampled = sample_calibrations(calibration, dtype, intervals, observed)
+    return with_intervals(thresholds(calibration, dtype, measured, strategies), calibration, dtype, sampled, measured)
+
+
+def one_level(*tunings: Sequence[Trial]) -> list[tuple[Size, float]]:
+    """Return shapes and the best speedup of one level above the vendor, without held-out shapes: for epsilon."""
+    found: dict[Size, float] = {}
+    for trials in tunings:
+        for stage in (*FITTED, "search"):
+            own = [t for t in trials if t.stage == stage and t.op == PRODUCT]
+            for size in dict.fromkeys(t.size for t in own):
+                for plan, base, seconds in paired_samples([t for t in own if t.size == size]):
+                    if one_level_above_vendor(Plan.parse(plan)):
+                        speedup = median(certify.paired_ratios(base, seconds))
+                        found[size] = max(found.get(size, 0.0), speedup)
+    return list(found.items())
+
+
+def one_level_above_vendor(plan: Plan) -> bool:
+    """Return True if the plan saves products once and the vendor multiplies the rest (aligned copies save none)."""
+    saves = any(level.saves_products for level in plan.levels)
+    return plan.depth == 1 and saves and plan.leaf_use.leaf.of_library

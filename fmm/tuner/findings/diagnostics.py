@@ -1,8 +1,7 @@
-"""Doubts: what speaks against a tuning, and how much more must be predicted because of it.
+"""Diagnostics of a tuning: noise, slowdown and model error, and the margin that they require.
 
-A tuning that was cut short, or made beside others' work, is never to be worse than none. So a model that nothing
-confirms is set aside, and the runtime does without it; and what the held-out shapes show of its losses widens the
-margin by which a plan must be predicted to win.
+A tuning that was cut short, or that ran beside other work, must never be worse than none. So a model that nothing
+confirms is rejected, and the error on held-out shapes widens the margin by which a plan must be predicted to win.
 """
 
 from __future__ import annotations
@@ -20,33 +19,66 @@ from fmm.tuner.devices.device import Run, cached_work, formula_seconds
 from fmm.tuner.fit.model import Error, Observation
 from fmm.tuner.trials.record import Size, Trial
 
-# The stage in which short products are timed, the best of several: what they take when nobody disturbs them. It is what
-# the runtime's own probe does. Other work on the machine slows long products down, which no pair of equal products
-# tells, and plans less than the vendor's product: then they seem faster than they are.
-UNDISTURBED = "undisturbed"
-SOUND, DISTURBED = 1.25, 1.5  # times as long as that the fitted model may say they take: at ease, and at most
-# By which a tenth of the vendor's products may differ from the model: with nothing beside 5 to 13 %, and up to 21 % of
-# TF32's on an H200.
+# The stage that times short products, the best of several: their time while the device is quiet. Other work slows long
+# products down, which no pair of equal products shows, and slows plans less than the vendor's product: then plans seem
+# faster than they are.
+QUIET = "undisturbed"
+SOUND, SLOW = 1.25, 1.5  # the fitted model's time over the quiet time: without a margin, and at most
+# The deviation from the model that a tenth of the vendor's products may have: 5 to 13 % on an idle device, up to 21 %
+# for TF32 on an H200.
 UNEXPLAINED = 0.25
-NOISY = 0.08  # the largest noise floor; on idle machines 0.2 to 4 %
-RELEVANT = 0.01  # twins shorter than this share of the longest are not asked: such short products are not tuned
-# The margin is by what the model promises too much on held-out shapes (`Error.above`), but no more than it is off by
-# (`Error.upper`), and at least its median error and MARGIN; a model that is further off than MOST, or that was checked
-# on fewer pairs than ENOUGH, is not used, though its margin is written down.
-MARGIN, MOST, ENOUGH, UNKNOWN = 0.01, 0.2, 5, 0.08
-REACH = 3  # times the largest side that was measured: where plans pay only from there on, they need this margin
-DISTANT = 0.05
-LOST = 0.98  # of the vendor's speed: a plan that reaches less was a bad choice
-OTHERS = "used the device"  # stands in every doubt of a tuning that was made beside others' work
+NOISY = 0.08  # the largest noise floor; 0.2 to 4 % on idle machines
+RELEVANT = 0.01  # twins shorter than this share of the longest do not count: such short products are not tuned
+MARGIN = 0.01  # the least margin
+MOST = 0.2  # the largest model error: a model with a larger one is rejected
+ENOUGH, UNKNOWN = 5, 0.08  # the least number of held-out pairs, and the margin with fewer
+REACH, DISTANT = 3, 0.05  # where plans pay only beyond REACH times the largest measured side, the margin is DISTANT
+LOST = 0.98  # of the vendor's speed: a slower plan was a bad choice
+NOISE_MARK = "used the device"  # part of every diagnostic of a noisy tuning, in a config too
+OTHER_WORK = f"other work {NOISE_MARK}"
+
+
+def is_noisy(diagnostics: Iterable[str]) -> bool:
+    """Return True if other work disturbed the tuning: its figures are not the device's."""
+    return any(NOISE_MARK in diagnostic for diagnostic in diagnostics)
+
+
+def machine_diagnostics(noise: float | None, slower: float | None, unexplained: float | None) -> Iterator[str]:
+    """Yield the diagnostics against all measurements, entries included."""
+    if noise is None:
+        yield "the tuning ended before the noise was measured"
+    elif noise > NOISY:
+        yield f"noise {noise:.0%} between equal products (limit {NOISY:.0%}): {OTHER_WORK}"
+    if slower is not None and slower > SLOW:
+        yield f"products took {slower:.1f} times their quiet time (limit {SLOW:g}): {OTHER_WORK}"
+    if unexplained is not None and unexplained > UNEXPLAINED:
+        limit = exp(UNEXPLAINED)
+        yield (
+            f"10 % of the vendor's products deviate {exp(unexplained):.1f}x or more from the fit (limit {limit:.2f}x): "
+            f"{OTHER_WORK}"
+        )
+
+
+def model_diagnostics(error: Error, losing: float) -> Iterator[str]:
+    """Yield the diagnostics against a model: unchecked, or wrong on held-out shapes."""
+    if error.count < ENOUGH:
+        yield f"the tuning ended before its model was checked: {error.count} held-out speedups, {ENOUGH} are needed"
+    elif (off := max(min(error.above, error.upper), error.median)) > MOST:
+        yield f"model error {off:.0%} on held-out shapes (limit {MOST:.0%})"
+    elif losing > MOST:
+        yield f"plans predicted to save {losing:.0%} are slower than the vendor (limit {MOST:.0%})"
+
+
+# ---- the machine
 
 
 def noise_floor(trials: Iterable[Trial]) -> float | None:
-    """The largest median ratio that a pair of twins showed, less one; None if no pair was measured."""
+    """Return the largest difference of a pair of twins; None if no pair was measured."""
     return max(twin_differences(trials).values(), default=None)
 
 
 def twin_differences(trials: Iterable[Trial]) -> dict[Size, float]:
-    """By how much equal products differ, by their sizes: those that are large enough to matter."""
+    """Return the relative difference of equal products by size, for sizes that are large enough to matter."""
     pairs: dict[Size, tuple[list[float], list[float]]] = {}
     for t in trials:
         if t.stage == "probe" and t.plan == "vendor" and t.part == "whole" and t.seconds is not None:
@@ -57,14 +89,14 @@ def twin_differences(trials: Iterable[Trial]) -> dict[Size, float]:
     return {size: abs(median(certify.paired_ratios(*pair)) - 1) for size, pair in relevant.items()}
 
 
-def disturbance(trials: Iterable[Trial], calibration: Calibration, dtype: str) -> float | None:
-    """How many times as long as undisturbed a product takes by the fitted model; None where nobody measured that.
+def slowdown(trials: Iterable[Trial], calibration: Calibration, dtype: str) -> float | None:
+    """Return the fitted model's time over the quiet time of the largest product timed so; None without one.
 
-    The largest of those that were timed: the formula is not made for smaller ones.
+    The formula is not meant for smaller products.
     """
     best: dict[Size, float] = {}
     for t in trials:
-        if t.stage == UNDISTURBED and t.seconds:
+        if t.stage == QUIET and t.seconds:
             best[t.size] = min(best.get(t.size, t.seconds), t.seconds)
     if not best:
         return None
@@ -73,36 +105,40 @@ def disturbance(trials: Iterable[Trial], calibration: Calibration, dtype: str) -
 
 
 def unexplained_share(observed: Sequence[Observation], calibration: Calibration) -> float | None:
-    """By how much a tenth of the vendor's products, or more, took longer or shorter than the fitted model says: other
-    work that came and went hits some sizes and not others. None if there are few."""
-    off = [abs(log(_expected(o, calibration) / o.seconds)) for o in observed if o.kind == "vendor"]
+    """Return the deviation (of logarithms) from the model that 10 % of the vendor's products exceed; None for few.
+
+    Other work that comes and goes hits some sizes and not others.
+    """
+    off = []
+    for o in observed:
+        if o.kind == "vendor":
+            expected = formula_seconds(o.run, o.problem, cached_work(o.run.plan, o.problem), calibration)
+            off.append(abs(log(expected / o.seconds)))
     return sorted(off)[-(len(off) // 10 + 1)] if len(off) >= ENOUGH else None
 
 
-def _expected(o: Observation, calibration: Calibration) -> float:
-    return formula_seconds(o.run, o.problem, cached_work(o.run.plan, o.problem), calibration)
-
-
 def largest_pair(trials: Iterable[Trial]) -> float:
-    """The side of the cube with as much work as the largest product that was measured by a plan."""
+    """Return the side of the cube with as much work as the largest product measured with a plan."""
     sizes = (t.size for t in trials if t.seconds and t.part == "whole" and t.plan != "vendor")
     return float(max((m * k * n for m, k, n in sizes), default=0) ** (1 / 3))
 
 
+# ---- the margin
+
+
 def promised_margin(error: Error) -> float:
-    """The margin by which a plan must be predicted to win, where predictions are off by this much: what they promise
-    too much. What they promise too little needs none: it loses plans, not time."""
+    """Return the margin for predictions with this error: only too high a prediction costs time."""
     off = min(error.above, error.upper) if error.count >= ENOUGH else UNKNOWN
     return min(max(MARGIN, off), MOST)
 
 
-def disturbed_margin(disturbed: float | None) -> float:
-    """What a plan may seem to save where only the vendor's product was slowed down so much."""
-    return max(1 - SOUND / disturbed, 0.0) if disturbed else 0.0
+def noisy_margin(slower: float | None) -> float:
+    """Return the saving that a plan seems to have if only the vendor's product was slowed down so much."""
+    return max(1 - SOUND / slower, 0.0) if slower else 0.0
 
 
 def losing_margin(calibration: Calibration, held: Sequence[Observation]) -> float:
-    """The least margin with which none of the held-out plans that lose time would have been chosen."""
+    """Return the least margin with which no held-out plan that loses time would have been chosen."""
     free = replace(calibration, margin=0.0, tiled_margin=0.0)
     vendor = {o.problem: o.seconds for o in held if o.kind == "vendor"}
     found = 0.0
@@ -115,37 +151,6 @@ def losing_margin(calibration: Calibration, held: Sequence[Observation]) -> floa
     return found
 
 
-def machine_doubts(noise: float | None, disturbed: float | None, unexplained: float | None) -> Iterator[str]:
-    """What speaks against all that was measured, entries too."""
-    if noise is None:
-        yield "the tuning ended before the noise was measured"
-    elif noise > NOISY:
-        yield f"the same product, timed twice, differed by {noise:.0%}: something else {OTHERS}"
-    if disturbed is not None and disturbed > DISTURBED:
-        yield f"products took {disturbed:.1f} times as long as at the quietest moment: something else {OTHERS}"
-    if unexplained is not None and unexplained > UNEXPLAINED:
-        yield (
-            f"one in ten of the library's products was at least {exp(unexplained):.1f} times slower, or faster, than "
-            f"the others let expect: others {OTHERS} too"
-        )
-
-
-def is_disturbed(doubts: Iterable[str]) -> bool:
-    """Is a tuning doubted since others' work was measured with it? Then its figures are not the device's."""
-    return any(OTHERS in doubt for doubt in doubts)
-
-
 def distant_margin(pays: float, measured: float) -> float:
-    """More where the model chooses plans only from a side on that is far above the largest with a plan measured."""
+    """Return the margin if plans pay only far beyond the largest side measured with a plan; 0 otherwise."""
     return DISTANT if measured * REACH < pays < inf else 0.0
-
-
-def model_doubts(error: Error, losing: float) -> Iterator[str]:
-    """What speaks against the model: it was not checked, or is wrong."""
-    if error.count < ENOUGH:
-        made = error.count or "none"
-        yield f"the tuning ended too early to check its model: {ENOUGH} plans on other shapes are needed, it has {made}"
-    elif (off := max(min(error.above, error.upper), error.median)) > MOST:
-        yield f"the model is off by up to {off:.0%} on other shapes"
-    elif losing > MOST:
-        yield f"plans that the model expects to save {losing:.0%} are slower than the vendor"

@@ -1,7 +1,7 @@
-"""The model of a config's section as fmm.matmul uses it, and what it does not know.
+"""The model that fmm.matmul uses for one section of a config, and what it decides for square products.
 
-A section holds what was fitted to one type. A choice goes by more: on a GPU also by the datasheet's rates of leaves
-that this tuning did not measure, of complex numbers also by what is known of real ones.
+A section holds a model fitted to one element type. A decision also uses the datasheet's rates of leaves that the tuning
+did not measure (on a GPU), and the model of real numbers (for complex types).
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from functools import lru_cache
 from math import isfinite
 from typing import Any
 
+from fmm.config.environment import environment_value
+from fmm.config.files import shipped_model
 from fmm.config.identity import Identity, gpu_parts, named_device
 from fmm.config.schema import ConfigError, Entry, Raw, Tuned, read_section
 from fmm.dtypes import DTYPES
@@ -30,28 +32,33 @@ from fmm.runtime.decisions.limits import workspace_share
 from fmm.runtime.devices import find_datasheet
 from fmm.tuner.findings.thresholds import ROUND, holds_from
 
+NO_LIMIT = 1 << 62  # bytes
+
 
 @dataclass(frozen=True)
 class ModelInUse:
-    """By what choices are made for one type of a device."""
+    """The model that decides for one element type of a device."""
 
     tuned: Tuned
-    calibration: Calibration | None  # None: the tuning is not used, or holds no model
-    guess: Calibration | None = None  # what is known of the device without a tuning; None of a processor
-    # Leaves whose rates are the datasheet's: those that no tuning measures, and others, which this one did not.
-    assumed: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
-    failed: tuple[str, ...] = ()  # leaves that are not taken, since they failed when they were measured
-    memory: int | None = None  # bytes of the device, where they are known
+    calibration: Calibration | None  # None: the tuning is rejected, or holds no model
+    guess: Calibration | None = None  # the datasheet's model of a GPU; None for a CPU
+    assumed: tuple[str, ...] = ()  # leaves at the datasheet's rate that no tuning measures
+    left_out: tuple[str, ...] = ()  # leaves at the datasheet's rate that this tuning skipped
+    failed: tuple[str, ...] = ()  # leaves that failed in the tuning and are excluded
+    memory: int | None = None  # bytes of the device; None if unrecorded
 
     @property
     def on_cpu(self) -> bool:
+        """True for the model of a CPU."""
         return not self.tuned.identity.key.startswith("cuda")
 
 
 def model_in_use(key: str, dtype: str, sections: Mapping[str, Any]) -> ModelInUse:
-    """Of a type, by all sections of the device; ConfigError if its own is damaged."""
-    tuned, real = _checked(key, dtype, sections[dtype]), _real_type(key, dtype, sections)
+    """Return the model of a type from all sections of the device; raise ConfigError if the type's own is damaged."""
+    tuned, real = _checked(key, dtype, sections[dtype]), None
+    with suppress(ConfigError):
+        if (name := DTYPES[dtype].real) in sections:
+            real = _checked(key, name, sections[name])
     guess = guess_of(key, tuned.identity.name)
     memory = device_memory(sections[dtype], guess)
     calibration = complete_calibration(tuned, real, guess)
@@ -65,20 +72,34 @@ def model_in_use(key: str, dtype: str, sections: Mapping[str, Any]) -> ModelInUs
     return ModelInUse(tuned, calibration, guess, tuple(assumed), tuple(left_out), tuple(failed), memory)
 
 
+def _checked(key: str, dtype: str, section: Raw) -> Tuned:
+    return read_section(section, f"{key}.{dtype}", Identity(key, device_name(key, section)), dtype)
+
+
+def _leaves_with_rates(dtype: str, guess: Calibration) -> Iterator[tuple[Leaf, str]]:
+    """Yield the leaves that decisions consider for this type and that have a rate of their own, with its name."""
+    for plan in compared_plans(guess.batches):
+        leaf, rate = plan.leaf_use.leaf, plan.rate_name(dtype)
+        if leaf.rate and plan.is_candidate_for(dtype) and rate in guess.rates:
+            yield leaf, rate
+
+
+# ---- the device of a section
+
+
 def guess_of(key: str, name: str) -> Calibration | None:
-    """What the datasheet tells of a GPU by its key in a config and its name; None of a processor, or of a GPU that is
-    in no table."""
+    """Return the datasheet's model of a GPU; None for a CPU or a GPU without a datasheet."""
     parts = gpu_parts(key)
     return find_datasheet(name, *parts) if parts else None
 
 
 def device_name(key: str, section: Raw) -> str:
-    """The name of the device that a section is of, else its key."""
+    """Return the device's name in a section, or its key."""
     return named_device(section) or key
 
 
 def device_memory(section: Raw, guess: Calibration | None) -> int | None:
-    """Bytes of the device that a section is of, as the tuning wrote them down, else by a GPU's datasheet."""
+    """Return the device's bytes of memory as the tuning recorded them, or as the datasheet has them."""
     conditions = section.get("conditions") if isinstance(section, dict) else None
     found = conditions.get("memory") if isinstance(conditions, dict) else None
     if isinstance(found, int | float) and found > 0:
@@ -86,74 +107,65 @@ def device_memory(section: Raw, guess: Calibration | None) -> int | None:
     return int(device(guess.name).memory_gb * 1e9) if guess else None
 
 
-def _checked(key: str, dtype: str, section: Raw) -> Tuned:
-    return read_section(section, f"{key}.{dtype}", Identity(key, device_name(key, section)), dtype)
+def fallback_model(identity: Identity, dtype: str) -> str:
+    """Return what fmm.matmul uses on this device where it rejects the tuning."""
+    if not identity.key.startswith("cuda"):
+        return "a short probe in each process"
+    if not environment_value("FMM_CONFIG") and shipped_model(identity, dtype) is not None:
+        return "the shipped model of this card"
+    return "the datasheet" if guess_of(identity.key, identity.name) else "the vendor"
 
 
-def _real_type(key: str, dtype: str, sections: Mapping[str, Any]) -> Tuned | None:
-    """What was tuned for the parts of complex numbers."""
-    real = DTYPES[dtype].real
-    with suppress(ConfigError):
-        return _checked(key, real, sections[real]) if real in sections else None
-    return None
-
-
-def _leaves_with_rates(dtype: str, guess: Calibration) -> Iterator[tuple[Leaf, str]]:
-    """Those that are compared unasked for this type and have a rate of their own on such a device, with its name."""
-    for plan in compared_plans(guess.batches):
-        leaf, rate = plan.leaf_use.leaf, plan.rate_name(dtype)
-        if leaf.rate and plan.is_candidate_for(dtype) and rate in guess.rates:
-            yield leaf, rate
-
-
-NO_LIMIT = 1 << 62
+# ---- decisions for squares
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What fmm.matmul does with a square product, and what comes of it."""
+    """The decision of fmm.matmul for a square product."""
 
     side: int
     plan: Plan
-    speedup: float  # times as fast as the library
+    speedup: float  # over the vendor
     error_growth: float
-    workspace: int
-    entry: Entry | None = None  # by which it is known; None: the model predicts it
+    workspace: int  # bytes
+    entry: Entry | None = None  # the certified entry; None: the model predicts the speedup
 
     @property
     def gains(self) -> bool:
+        """True if the plan is not the vendor's product."""
         return self.plan != VENDOR
 
     @property
     def known(self) -> str:
+        """The basis of the speedup: measured or predicted."""
         return "measured" if self.entry else "predicted"
 
     @property
     def fields(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The decision for JSON."""
         plan = {"side": self.side, "plan": str(self.plan), "speedup": round(self.speedup, 4), "known": self.known}
         return {**plan, "error_growth": self.error_growth, "workspace": self.workspace}
 
 
 def answer_for(used: ModelInUse, side: int) -> Answer | None:
-    """None where A, B and C do not fit into the device's memory, or neither an entry nor a model answers."""
+    """Return the decision for a square; None if A, B and C exceed the memory, or without an entry and a model."""
     problem = Problem(side, side, side, used.tuned.dtype)
     limits = usual_limits(used, problem)
     if limits is None:
         return None
-    known, entry = _tuned_choice(problem, limits, used), used.tuned.entry(problem.size)
-    if known is not None and known.by_entry and entry is not None:
-        gain = entry[0].speedup if known.plan != VENDOR else 1.0
-        return Answer(side, known.plan, gain, known.error_growth, known.workspace, entry[0])
+    decision, entry = _tuned_choice(problem, limits, used), used.tuned.entry(problem.size)
+    if decision is not None and decision.by_entry and entry is not None:
+        gain = entry[0].speedup if decision.plan != VENDOR else 1.0
+        return Answer(side, decision.plan, gain, decision.error_growth, decision.workspace, entry[0])
     if used.calibration is None:
         return None
-    best = _chosen(problem, used.calibration, limits)
+    best = _model_choice(problem, used.calibration, limits)
     return Answer(side, best.plan, 1 / best.time, best.error_growth, best.workspace)
 
 
 @lru_cache(maxsize=2048)
-def _chosen(problem: Problem, calibration: Calibration, limits: Limits) -> Candidate:
-    """The model's choice; several lines tell of the same sides."""
+def _model_choice(problem: Problem, calibration: Calibration, limits: Limits) -> Candidate:
+    """Return the model's choice; cached, since several tables show the same sides."""
     return choose(problem, calibration, limits).best
 
 
@@ -161,56 +173,13 @@ def _tuned_choice(problem: Problem, limits: Limits, used: ModelInUse) -> Decisio
     return decide_by_tuning(problem, limits, used.tuned, used.calibration, used.on_cpu)
 
 
-# ---- entries that are passed over
-
-UNTIMED = "more is predicted of a plan that was not timed"
-ROOM = "it needs more memory beside the operands than is allowed"
-CANARY = "set aside until `fmm-tune canary`"
-
-
-def set_aside(used: ModelInUse, entry: Entry) -> str:
-    """Why fmm.matmul does not go by the entry of a square; empty if it does."""
-    problem = Problem(*entry.size, used.tuned.dtype)
-    limits = usual_limits(used, problem)
-    if limits is None:
-        return ROOM
-    return passed_over(entry, problem, limits, used.tuned, _tuned_choice(problem, limits, used))
-
-
-def passed_over(entry: Entry, problem: Problem, limits: Limits, tuned: Tuned, known: Decision | None) -> str:
-    """Why fmm.matmul does not go by the entry of exactly this product; empty if it does. `known` is what the tuning
-    says of it within these limits."""
-    if not entry.verified:
-        return CANARY
-    if tuned.changed:
-        return f"measured before an update ({', '.join(tuned.changed)}): {CANARY}"
-    if known is not None:
-        return "" if known.by_entry else UNTIMED
-    return _limit_of(Plan.parse(entry.plan), problem, limits, tuned)
-
-
-def _limit_of(plan: Plan, problem: Problem, limits: Limits, tuned: Tuned) -> str:
-    """What the plan of an entry does not keep."""
-    on_cpu = tuned.identity.key.startswith("cpu")
-    try:
-        check_runnable(plan, problem, on_cpu)
-    except PlanError as error:
-        return str(error)
-    if limits.allow(plan, expected_error_growth(plan, problem.dtype, on_cpu)):
-        return ROOM
-    if plan.emulates and not limits.emulation:
-        return "FMM_EMULATION=0 forbids it"
-    return "its expected error is more than is allowed"
-
-
 def answers_for(used: ModelInUse, sides: Iterable[int]) -> list[Answer]:
-    """Those that there are."""
+    """Return the decisions for these sides, without the sides that have none."""
     return [answer for side in sides if (answer := answer_for(used, side))]
 
 
 def usual_limits(used: ModelInUse, problem: Problem) -> Limits | None:
-    """What fmm.matmul allows itself unless it is told: half of the memory that A, B and C leave; None if they do not
-    fit. No limit where nobody knows how much the device has."""
+    """Return the default limits: the runtime's share of the memory beside A, B and C; None if these do not fit."""
     growth = default_error_growth(not used.on_cpu)
     if used.memory is None:
         return Limits(NO_LIMIT, growth)
@@ -218,36 +187,78 @@ def usual_limits(used: ModelInUse, problem: Problem) -> Limits | None:
     return Limits(workspace_share(left), growth) if left >= 0 else None
 
 
-ODD_SIDES = tuple(2**i + 1 for i in range(9, 15))  # whose rows begin anywhere
+def largest_answer(used: ModelInUse, first: int, side: int) -> Answer | None:
+    """Return the decision for the larger of two sides, or for the largest round side that fits in memory and gains."""
+    fitting = [answer_for(used, x) for x in dict.fromkeys((max(first, side), *reversed(ROUND)))]
+    return next((x for x in fitting if x and x.side >= first and x.gains), None)
 
 
-LARGE = 4096  # from here on the two are compared: of smaller ones the last wave of tiles decides as much
+# ---- skipped entries
+
+UNTIMED = "the model predicts more for a plan that was not timed"
+NO_MEMORY = "the workspace exceeds the limit"
+UNVERIFIED = "unverified: run `fmm-tune verify --measure`"
 
 
-MORE = 1.25  # times as much gained: then odd sides are told of apart
+def skipped_because(used: ModelInUse, entry: Entry) -> str:
+    """Return why fmm.matmul skips an entry under the default limits; empty if it uses the entry."""
+    if not entry.verified:
+        return UNVERIFIED
+    if len(set(entry.size)) > 1 or entry.op != "product" or entry.lean:
+        return ""
+    problem = Problem(*entry.size, used.tuned.dtype)
+    limits = usual_limits(used, problem)
+    if limits is None:
+        return NO_MEMORY
+    return entry_skipped_because(entry, problem, limits, used.tuned, _tuned_choice(problem, limits, used))
 
 
-Chosen = Mapping[int, Candidate]
+def entry_skipped_because(
+    entry: Entry, problem: Problem, limits: Limits, tuned: Tuned, decision: Decision | None
+) -> str:
+    """Return why fmm.matmul skips the entry of this product; empty if it uses the entry.
+
+    `decision` is the decision of the tuning within these limits, None without one.
+    """
+    if not entry.verified:
+        return UNVERIFIED
+    if tuned.changed:
+        return f"measured before an update ({', '.join(tuned.changed)}); {UNVERIFIED}"
+    if decision is not None:
+        return "" if decision.by_entry else UNTIMED
+    plan, on_cpu = Plan.parse(entry.plan), tuned.identity.key.startswith("cpu")
+    try:
+        check_runnable(plan, problem, on_cpu)
+    except PlanError as error:
+        return str(error)
+    if limits.allow(plan, expected_error_growth(plan, problem.dtype, on_cpu)):
+        return NO_MEMORY
+    if plan.emulates and not limits.emulation:
+        return "FMM_EMULATION=0 forbids emulation"
+    return "the expected error exceeds the limit"
 
 
-def unmeasured_in_use(used: ModelInUse) -> list[str]:
-    """The leaves whose rates are the datasheet's and by which a square that is told of is multiplied."""
-    unmeasured = (*used.assumed, *used.left_out)
-    if not unmeasured:
-        return []
-    met = {answer.plan.leaf_use.leaf.name for answer in answers_for(used, (*ROUND, *ODD_SIDES))}
-    return [leaf for leaf in unmeasured if leaf in met]
+# ---- crossovers of the model
+
+ODD_SIDES = tuple(2**i + 1 for i in range(9, 15))  # no row of such a matrix is aligned
+LARGE = 4096  # odd and even sides are compared above: below, the last wave of tiles decides as much
+MORE = 1.25  # odd sides are shown if they gain by this factor more than the even side below
+
+
+def chosen_square(calibration: Calibration, dtype: str, side: int) -> Candidate:
+    """Return the model's choice for a square product without a limit on the workspace."""
+    limits = Limits(NO_LIMIT, default_error_growth(calibration.batches))
+    return choose(Problem(side, side, side, dtype), calibration, limits).best
 
 
 def gains_from(calibration: Calibration, dtype: str) -> int | None:
-    """The side from which on the model leaves squares to the vendor no more, if their rows are aligned; None if it
-    never does."""
+    """Return the side from which the model chooses a plan for all squares with aligned rows; None if never."""
     first = holds_from(lambda side: chosen_square(calibration, dtype, side).plan != VENDOR)
     return int(first) if isfinite(first) else None
 
 
-def odd_gains(calibration: Calibration, dtype: str) -> Chosen:
-    """The choices on odd sides, from the first that gains on, if they gain clearly more there than a side less."""
+def odd_gains(calibration: Calibration, dtype: str) -> Mapping[int, Candidate]:
+    """Return the choices on odd sides that gain; empty unless odd sides gain clearly more than even ones."""
     found = {side: chosen_square(calibration, dtype, side) for side in ODD_SIDES}
     won = {side: best for side, best in found.items() if best.plan != VENDOR}
     beside = {side: chosen_square(calibration, dtype, side - 1).time for side in won if side > LARGE}
@@ -255,13 +266,10 @@ def odd_gains(calibration: Calibration, dtype: str) -> Chosen:
     return won if more else {}
 
 
-def chosen_square(calibration: Calibration, dtype: str, side: int) -> Candidate:
-    """The model's choice for a square product, however much workspace it needs."""
-    limits = Limits(1 << 62, default_error_growth(calibration.batches))
-    return choose(Problem(side, side, side, dtype), calibration, limits).best
-
-
-def best_told(used: ModelInUse, first: int, side: int) -> Answer | None:
-    """What is done on the larger of two sides, or, where that does not fit, on the largest round one that does."""
-    fitting = [answer_for(used, x) for x in dict.fromkeys((max(first, side), *reversed(ROUND)))]
-    return next((x for x in fitting if x and x.side >= first and x.gains), None)
+def unmeasured_leaves(used: ModelInUse) -> list[str]:
+    """Return the leaves at the datasheet's rate that the decision for some square uses."""
+    unmeasured = (*used.assumed, *used.left_out)
+    if not unmeasured:
+        return []
+    met = {answer.plan.leaf_use.leaf.name for answer in answers_for(used, (*ROUND, *ODD_SIDES))}
+    return [leaf for leaf in unmeasured if leaf in met]

@@ -1,69 +1,367 @@
-"""Does fmm help on this device, and what is to be typed next? A line a type, for who reads no further."""
+"""The summary of a tuning as tables of text cells, for the terminal and for the report.
+
+`SectionText` is one section of a config (one device and element type) as tables. `TypeSummary` is one section as one
+row, and `device_tables` summarizes all sections of a device.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fmm.config.schema import Entry
+from fmm.config.schema import SECONDS, TAUS, Entry, Interval, Raw, Thresholds, read_thresholds
 from fmm.kernels.plans.plan import VENDOR
+from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import default_error_growth
-from fmm.tuner.findings.advice import TO_ITS_END, tuning_command
-from fmm.tuner.findings.described import instead
-from fmm.tuner.findings.model_in_use import Answer, ModelInUse, answers_for, best_told, gains_from, unmeasured_in_use
-from fmm.tuner.findings.parts import table_of
+from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
+from fmm.tuner.findings.diagnostics import is_noisy
+from fmm.tuner.findings.model_in_use import (
+    Answer,
+    ModelInUse,
+    answers_for,
+    fallback_model,
+    gains_from,
+    largest_answer,
+    model_in_use,
+    odd_gains,
+    skipped_because,
+    unmeasured_leaves,
+)
 from fmm.tuner.findings.thresholds import LEVELS, ROUND, chosen_from, finite
+from fmm.tuner.fit.parameters import fixed_parameters, scaled_text, unit_of
 
-TIMED = "Timed were only the sizes that are listed under `measured` below; all others are the model's."
-NOT_TIMED = "All sides are the model's: no square was timed and certified to gain."
-LARGE = 16000  # the side of which a gain is told, or the first one where that is larger
+NEVER, UNDETERMINED, NOT_MEASURED, NOISY = "never", "not determined", "not measured", "noisy"
+LARGE = 16000  # the side that a type's one row shows, or the first side that gains if that is larger
+ODD_ROWS = 4  # odd sides in the table of squares
+RESUMES = "--resume continues"
+FACTOR = recursion_point(1.0, WINOGRAD)  # n1 over alpha / pi in Equation 3
 
 
 @dataclass(frozen=True)
-class TypeInShort:
-    """One element type of a device."""
+class Table:
+    """A titled table of text cells, with a note of one line where a column needs one."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+    @property
+    def pairs(self) -> dict[str, str]:
+        """The second cell of each row by the first."""
+        return {row[0]: row[1] for row in self.rows}
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """Yield the title, the aligned rows and the note."""
+        widths = [max(map(len, column)) for column in zip(self.columns, *self.rows, strict=True)]
+        yield self.title
+        for row in (self.columns, *self.rows):
+            yield f"  {'  '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))}".rstrip()
+        if self.note:
+            yield f"  ({self.note})"
+
+
+def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> Table:
+    """Return a table of these columns and rows."""
+    return Table(title, tuple(columns), tuple(map(tuple, rows)), note)
+
+
+# ---- cells
+
+
+def threshold_text(name: str, value: float | None) -> str:
+    """Return a threshold as text: seconds with four digits, sides as whole numbers, epsilon with its sign."""
+    if value is None:
+        return UNDETERMINED if name == "epsilon" else NEVER
+    if name == "epsilon":
+        return f"{value:+.4g}" if value else "0"
+    return f"{value:.4g}" if name in SECONDS else f"{value:.0f}"
+
+
+def interval_text(name: str, interval: Interval | None) -> str:
+    """Return the 95 % interval of a threshold; empty where none was recorded."""
+    return f"[{', '.join(threshold_text(name, end) for end in interval)}]" if interval else ""
+
+
+def growth_text(growth: float) -> str:
+    """Return an error growth, a multiple of the vendor's error."""
+    return f"{growth:.1f}" if growth >= 0.1 else f"{growth:.1g}"
+
+
+def gibibytes_text(count: int) -> str:
+    """Return a number of bytes in GiB, without the unit."""
+    found = count / 2**30
+    return f"{found:.1f}" if found < 10 else f"{found:.0f}"
+
+
+def share_text(value: float | None) -> str:
+    """Return a share in percent, or that it was not measured."""
+    return NOT_MEASURED if value is None else f"{value:.1%}"
+
+
+def entry_size(entry: Entry) -> str:
+    """Return the products that an entry is valid for: its size, operation and workspace limit."""
+    size = str(entry.size[0]) if len(set(entry.size)) == 1 else " x ".join(map(str, entry.size))
+    what = [entry.op] * (entry.op != "product") + ["workspace=0"] * entry.lean
+    return f"{size} ({', '.join(what)})" if what else size
+
+
+def vendor_name(calibration: Calibration) -> str:
+    """Return the vendor's name on this kind of device."""
+    return "cuBLAS" if calibration.batches else "NumPy"
+
+
+# ---- one section
+
+
+class SectionText:
+    """One section of a config as tables; `sections` are those of the device by element type, this one included."""
+
+    def __init__(self, section: Mapping[str, Any], dtype: str, key: str, sections: Mapping[str, Any] | None = None):
+        self.section, self.dtype, self.key = section, dtype, key
+        self.used = model_in_use(key, dtype, {**(sections or {}), dtype: section})
+        self.fitted = self.used.tuned.calibration
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """Yield all tables as lines of text."""
+        for table in self.tables:
+            yield from (f"  {line}" for line in table.lines)
+
+    @property
+    def tables(self) -> Iterator[Table]:
+        """Yield the tables that have rows: decisions first, then measurements, then the model's parameters."""
+        noisy = is_noisy(self.used.tuned.diagnostics)
+        found = [self.diagnostics(), self.squares(), self.certified(), self.unmeasured()]
+        if self.fitted is not None:
+            thresholds = None if noisy else read_thresholds(self.section["thresholds"])
+            if thresholds is not None:
+                found += [self.crossovers(thresholds, self.fitted), self.thresholds(thresholds)]
+                found += [self.one_level(thresholds), self.tiles(thresholds)]
+            found += [self.model(self.fitted, noisy), *([] if noisy else [self.fixed(self.fitted)])]
+        yield from (table for table in found if table.rows)
+
+    def diagnostics(self) -> Table:
+        """Return why the tuning is rejected, and what fmm.matmul uses instead."""
+        instead = fallback_model(self.used.tuned.identity, self.dtype)
+        rows = [(diagnostic, instead) for diagnostic in self.used.tuned.diagnostics]
+        return make_table("rejected", ("diagnostic", "used instead"), rows)
+
+    def squares(self) -> Table:
+        """Return what fmm.matmul does with square products, from the first side that gains."""
+        known = self.used.calibration
+        first = None if known is None else gains_from(known, self.dtype)
+        odd = list(odd_gains(known, self.dtype)) if known is not None and known.batches else []
+        sides = [side for side in ROUND if first is not None and side >= first] + odd[-ODD_ROWS:]
+        rows = [_answer_row(x) for x in answers_for(self.used, sides) if x.gains or x.entry]
+        columns = "side", "speedup", "basis", "error growth", "workspace [GiB]", "plan"
+        start = "" if first is None else f"predicted from side {first}"
+        beyond = f", odd sides from {odd[0]}" if odd else ""
+        return make_table("squares", columns, rows, f"{start}{beyond}" if rows else "")
+
+    def certified(self) -> Table:
+        """Return the entries: the certified plan of exactly these sizes, and why fmm.matmul skips an entry."""
+        rows = []
+        for entry in self.used.tuned.entries.values():
+            vendor = entry.plan == str(VENDOR)
+            interval = "" if vendor else f"[{entry.low:.2f}, {entry.high:.2f}]"
+            speedup = "1" if vendor else f"{entry.speedup:.2f}"
+            skipped = skipped_because(self.used, entry)
+            rows.append((entry_size(entry), speedup, interval, str(entry.rounds), entry.plan, skipped))
+        columns = "size", "speedup", "95 % interval", "rounds", "plan", "skipped because"
+        keep = len(columns) if any(row[-1] for row in rows) else len(columns) - 1
+        return make_table("certified entries", columns[:keep], (row[:keep] for row in rows))
+
+    def unmeasured(self) -> Table:
+        """Return the leaves that a decision uses at the datasheet's rate, and those that failed."""
+        chosen, rows = unmeasured_leaves(self.used), list[tuple[str, str]]()
+        rows += [(leaf, "datasheet; no tuning measures this leaf") for leaf in chosen if leaf in self.used.assumed]
+        rows += [(leaf, "datasheet; this tuning skipped the leaf") for leaf in chosen if leaf in self.used.left_out]
+        rows += [(leaf, "none; the leaf failed and is excluded") for leaf in self.used.failed]
+        return make_table("leaves without a measured rate", ("leaf", "rate"), rows)
+
+    def crossovers(self, found: Thresholds, fitted: Calibration) -> Table:
+        """Return the sides from which 1, 2 and 3 levels pay: Li, Ranka and Sahni's tau1, tau2, tau3."""
+        known, rows = self.used.calibration, []
+        for levels, name in zip(LEVELS, TAUS, strict=True):
+            spread = getattr(found, name)
+            taken = "" if known is None else threshold_text(name, finite(chosen_from(known, self.dtype, levels)))
+            sides = (threshold_text(name, x) for x in (spread.low, spread.value))
+            apart = threshold_text(name, found.without_emulation.get(name)) if found.without_emulation else ""
+            ends = interval_text(name, found.intervals.get(name))
+            rows.append((str(levels), *sides, ends, threshold_text(name, spread.high), taken, apart))
+        margin = f"margin {fitted.margin:.1%} gained"
+        columns = "levels", "no loss", "2 % gained (tau)", "95 % interval", margin, "chosen", "tau, no emulation"
+        keep = len(columns) if found.without_emulation else len(columns) - 1
+        return make_table("crossover sides of squares", columns[:keep], (row[:keep] for row in rows))
+
+    def thresholds(self, found: Thresholds) -> Table:
+        """Return alpha, pi and the recursion point of D'Alberto and Nicolau's model."""
+        rows = [
+            (name, threshold_text(name, found.value(name)), unit, interval_text(name, found.intervals.get(name)))
+            for name, unit in (("alpha", "s/element"), ("pi", "s/flop"), ("n1", "side"), ("epsilon", "flop"))
+        ]
+        rows.insert(3, ("n1 measured", measured_point(found), "side", ""))
+        columns = "threshold", "value", "unit", "95 % interval"
+        return make_table("recursion point", columns, rows, f"Equation 3: n1 = {FACTOR:g} alpha / pi")
+
+    def one_level(self, found: Thresholds) -> Table:
+        """Return the measured speedup of one level over the vendor by the side of the square."""
+        rows = [(side, f"{gain:.2f}") for side, gain in found.one_level.items()]
+        return make_table("one level, measured", ("side", "speedup"), rows)
+
+    def tiles(self, found: Thresholds) -> Table:
+        """Return the tiles of fmm's own float32 kernel by the side of the square."""
+        return make_table("tiles of fmm's own kernel", ("side", "strategy"), found.block_strategy.items())
+
+    def model(self, fitted: Calibration, noisy: bool) -> Table:
+        """Return the fitted model's rates and its error on held-out products."""
+        rows = []
+        if not noisy:
+            rows += [
+                (f"{vendor_name(fitted)}, large products", f"{fitted.rate(self.dtype).flops / 1e9:,.0f}", "Gflop/s"),
+                ("sums of blocks", f"{fitted.stream / 1e9:,.0f}", "GB/s"),
+            ]
+        rows += [
+            ("noise of equal products", share_text(self.section["noise"]), ""),
+            ("margin", f"{fitted.margin:.1%}", ""),
+        ]
+        for what in ("speedup", "time"):
+            error = (self.section["error"] or {}).get(what) or {"count": 0}
+            rows.append((f"held-out {what}s", f"{error['count']:.0f}", ""))
+            if error["count"]:
+                rows.append((f"{what} error, median", f"{error['median']:.1%}", ""))
+                rows.append((f"{what} error, 95th percentile", f"{error['p95']:.1%}", ""))
+        if not noisy and (blocks := self.section.get("blocks")):
+            rows.append(("block model error, built-in terms", f"{blocks['built_in_error']:.1%}", ""))
+            if blocks["fitted"]:
+                rows.append(("block model error, fitted terms", f"{blocks['error']:.1%}", ""))
+        return make_table("model", ("quantity", "value", "unit"), rows)
+
+    def fixed(self, fitted: Calibration) -> Table:
+        """Return the parameters that the samples do not determine, and where their values come from."""
+        rows = []
+        for parameter in fixed_parameters(self.section["intervals"] or {}, fitted, self.dtype, self.used.guess):
+            (text,), unit = scaled_text(unit_of(parameter.name), parameter.value)
+            known = parameter.source != UNDETERMINED
+            rows.append((parameter.name, text if known else "", unit if known else "", parameter.source))
+        return make_table("fixed parameters", ("parameter", "value", "unit", "source"), rows)
+
+
+def _answer_row(x: Answer) -> tuple[str, ...]:
+    speedup = f"{x.speedup:.2f}" if x.gains else "1"
+    return str(x.side), speedup, x.known, growth_text(x.error_growth), gibibytes_text(x.workspace), str(x.plan)
+
+
+# ---- D'Alberto and Nicolau's Table 3
+
+
+@dataclass(frozen=True)
+class ThresholdColumn:
+    """A column of the table of thresholds."""
+
+    head: str
+    name: str  # of the threshold
+    text: Callable[[float], str]
+    falls: bool = False  # the number falls as the threshold rises
+
+    def cell(self, found: Thresholds, intervals: bool) -> str:
+        """Return the threshold, followed by its 95 % interval if `intervals`."""
+        if self.name == "n1_measured":
+            return measured_point(found)
+        value = found.value(self.name)
+        if value is None:
+            return threshold_text(self.name, None)
+        interval = found.intervals.get(self.name) if intervals else None
+        if not interval:
+            return self.text(value)
+        ends = [NEVER if end is None else self.text(end) for end in interval]
+        return f"{self.text(value)} [{', '.join(reversed(ends) if self.falls else ends)}]"
+
+
+def _whole(x: float) -> str:
+    return f"{x:.0f}"
+
+
+COLUMNS = (
+    ThresholdColumn("1/pi [Gflop/s]", "pi", lambda x: f"{1e-9 / x:,.0f}", falls=True),
+    ThresholdColumn("1/alpha [Madd/s]", "alpha", lambda x: f"{1e-6 / x:,.0f}", falls=True),
+    ThresholdColumn("alpha/pi", "n1", lambda x: f"{x / FACTOR:.0f}"),
+    ThresholdColumn("n1", "n1", _whole),
+    ThresholdColumn("n1 measured", "n1_measured", _whole),
+    ThresholdColumn("epsilon", "epsilon", lambda x: threshold_text("epsilon", x)),
+    *(ThresholdColumn(name, name, _whole) for name in TAUS),
+)
+
+
+def thresholds_of_types(types: Iterable[tuple[str, Raw]], intervals: bool = False) -> Table:
+    """Return D'Alberto and Nicolau's Table 3 of this device: one row for each type that has thresholds."""
+    rows = []
+    for dtype, section in types:
+        found = read_thresholds(section["thresholds"])
+        if found is not None:
+            noisy = is_noisy(section.get("doubts") or ())
+            rows.append((dtype, *(NOISY if noisy else column.cell(found, intervals) for column in COLUMNS)))
+    return make_table("thresholds", ("type", *(column.head for column in COLUMNS)), rows)
+
+
+def measured_point(found: Thresholds) -> str:
+    """Return the measured recursion point, or its bound where all timed squares gained, or the largest did not."""
+    if found.n1_measured is not None:
+        return f"{found.n1_measured:.0f}"
+    if not found.one_level:
+        return NOT_MEASURED
+    sides = [int(side) for side in found.one_level]
+    return f"< {min(sides)}" if list(found.one_level.values())[-1] > 1 else f"> {max(sides)}"
+
+
+# ---- all types of a device
+
+
+@dataclass(frozen=True)
+class TypeSummary:
+    """One element type of a device as one row."""
 
     dtype: str
     used: ModelInUse
 
     @cached_property
     def first(self) -> int | None:
-        """The side from which on squares gain by the model."""
+        """The side from which the model gains on squares."""
         known = self.used.calibration
         return None if known is None else gains_from(known, self.dtype)
 
     @cached_property
     def large(self) -> Answer | None:
-        """What is done with a large square that gains."""
-        return None if self.first is None else best_told(self.used, self.first, LARGE)
+        """What fmm.matmul does with a large square that gains."""
+        return None if self.first is None else largest_answer(self.used, self.first, LARGE)
 
     @property
     def timed(self) -> Entry | None:
-        """The certified square that gains the most."""
+        """The certified square with the largest speedup."""
         gains = (entry for entry in _squares(self.used) if entry.plan != str(VENDOR))
         return max(gains, key=lambda entry: entry.speedup, default=None)
 
     @property
     def left_out(self) -> list[str]:
-        """The leaves of chosen plans that go by the datasheet, though a tuning measures them."""
-        return [leaf for leaf in unmeasured_in_use(self.used) if leaf in self.used.left_out]
+        """The leaves of chosen plans that this tuning did not measure."""
+        return [leaf for leaf in unmeasured_leaves(self.used) if leaf in self.used.left_out]
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """Type; from which side on; on a large square, whether measured or predicted; the most that was measured."""
-        known, best = self.used.calibration, self.large
-        if known is None:
-            start = "not used" if self.used.tuned.diagnostics else "no model"
-        else:
-            start = "nowhere" if self.first is None else f"about {self.first}"
-        gain = f"{best.speedup:.2f} at {best.side}{' (measured)' * (best.entry is not None)}" if best else ""
-        return self.dtype, start, gain, f"{self.timed.speedup:.2f} at {self.timed.size[0]}" if self.timed else ""
+        """Type, status, first side that gains, speedup of a large square, largest certified speedup."""
+        best, timed = self.large, self.timed
+        status = "in use" if self.used.calibration else "rejected" if self.used.tuned.diagnostics else "no model"
+        start = str(self.first or NEVER) if self.used.calibration else ""
+        gain = f"{best.speedup:.2f} at {best.side} ({best.known})" if best else ""
+        return self.dtype, status, start, gain, f"{timed.speedup:.2f} at {timed.size[0]}" if timed else ""
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What fmm.matmul does with squares, as JSON has it."""
+        """What fmm.matmul does with squares, for JSON."""
         known = self.used.calibration
         sides = sorted({*ROUND, *(entry.size[0] for entry in _squares(self.used))})
         return {
@@ -74,86 +372,55 @@ class TypeInShort:
 
 
 def _squares(used: ModelInUse) -> Iterator[Entry]:
-    """The entries of square products by which fmm.matmul goes."""
+    """Yield the verified entries of square products."""
     for entry in used.tuned.entries.values():
         if entry.op == "product" and len(set(entry.size)) == 1 and entry.verified and not entry.lean:
             yield entry
 
 
-def most_gained(types: Sequence[TypeInShort]) -> str:
-    """The most of that table in words, for the report: as timed, and by the model on a large square."""
-    timed = [(x.timed.speedup, x.dtype, x.timed.size[0]) for x in types if x.timed]
-    told = [(x.large.speedup, x.dtype, x.large.side) for x in types if x.large and not x.large.entry]
-    kinds = ("timed up to", timed), ("by the model", told)
-    most = [(how, *max(found)) for how, found in kinds if found]
-    return ", ".join(f"{how} {gain:.2f} times as fast ({dtype}, {side})" for how, gain, dtype, side in most)
+def speedup_table(types: Sequence[TypeSummary]) -> Table:
+    """Return one row for each type: is the tuning in use, and what does it gain on squares?"""
+    base = "NumPy" if all(x.used.on_cpu for x in types) else "cuBLAS"
+    columns = "type", "status", "faster from side", "speedup", "certified"
+    return make_table(f"speedup over {base} on squares", columns, (x.cells for x in types))
 
 
-def in_short(types: Sequence[TypeInShort]) -> Iterator[str]:
-    """A table of a device's types, and what must be known beside it."""
-    base = "NumPy's product" if all(x.used.on_cpu for x in types) else "cuBLAS"
-    timed = any(x.timed for x in types)
-    head = "type", "faster from a side of", "by the model", "most that was timed"
-    yield f"How many times as fast fmm.matmul is as {base} on square matrices, by their side (rows):"
-    yield from (f"  {line}" for line in table_of(head[: 3 + timed], (x.cells[: 3 + timed] for x in types)).lines)
-    if any(x.large for x in types):
-        yield f"  By the model: at {LARGE}, or at the first side that gains."
-        yield f"  {TIMED if timed else NOT_TIMED}"
-    yield from _notes(types)
+def rejected_table(types: Sequence[TypeSummary]) -> Table:
+    """Return the first diagnostic of each rejected tuning, and what fmm.matmul uses instead."""
+    rows = [
+        (x.dtype, x.used.tuned.diagnostics[0], fallback_model(x.used.tuned.identity, x.dtype))
+        for x in types
+        if x.used.tuned.diagnostics
+    ]
+    return make_table("rejected tunings", ("type", "diagnostic", "used instead"), rows)
 
 
-def _notes(types: Sequence[TypeInShort]) -> Iterator[str]:
-    """Why the columns differ, and what is done where a tuning is not used."""
-    partial = [x for x in types if x.large and x.left_out]
-    if partial:
-        leaves = dict.fromkeys(leaf.partition(" ")[0] for x in partial for leaf in x.left_out)
-        yield f"{_names(partial)}: what is predicted is by {' and '.join(leaves)}, at the datasheet's speed."
-        if any(x.timed for x in partial):
-            yield "  What was measured is without that."
-    for doubt, some in _alike(types).items():
-        yield f"{_names(some)}: not used. {doubt[:1].upper()}{doubt[1:]}."
-        yield f"  What fmm.matmul does now: {instead(some[0].used.tuned.identity, some[0].dtype)}."
+def tuning_command(key: str, dtypes: Sequence[str]) -> str:
+    """Return the command that tunes these types of a device."""
+    device = "0" if key.startswith("cuda") else "cpu"
+    return f"fmm-tune --device {device} --dtype {','.join(dtypes)}"
 
 
-def _alike(types: Sequence[TypeInShort]) -> dict[str, list[TypeInShort]]:
-    """Those whose tuning is not used, by the first reason."""
-    found: dict[str, list[TypeInShort]] = {}
-    for x in types:
-        if x.used.tuned.diagnostics:
-            found.setdefault(x.used.tuned.diagnostics[0], []).append(x)
-    return found
+def next_steps(key: str, types: Sequence[TypeSummary], in_force: bool, name: str, short: Sequence[str] = ()) -> Table:
+    """Return the commands that improve or explain this config.
 
-
-def _names(types: Sequence[TypeInShort]) -> str:
-    return ", ".join(x.dtype for x in types)
-
-
-def next_steps(
-    key: str, types: Sequence[TypeInShort], in_force: bool, name: str, short: Sequence[str] = ()
-) -> Iterator[str]:
-    """What to type: for each kind of lack a command, then what shows more, and what limits; `name` is the config's,
-    `short` are types of which a longer tuning measures more."""
+    `name` is the config's path, `in_force` whether fmm reads it, `short` the types that were tuned with a short effort.
+    """
     unused = [x.dtype for x in types if x.used.tuned.diagnostics]
     partial = [x.dtype for x in types if x.left_out]
     left = {
-        TO_ITS_END: unused,
-        "measures what goes by the datasheet so far": partial,
-        "goes on: measures more than this short tuning": [x for x in short if x not in (*unused, *partial)],
+        f"tune again on an idle machine ({RESUMES})": unused,
+        "measure the leaves that have the datasheet's rate": partial,
+        "measure more than this short tuning": [x for x in short if x not in (*unused, *partial)],
     }
-    if not in_force:
-        yield f"fmm.matmul does not read this config, unless FMM_CONFIG={name} names it."
-    elif not any(left.values()):
-        yield "Nothing is left to do: fmm.matmul reads this config by itself."
-    where = "" if in_force else f" {name}"
-    commands = [(tuning_command(key, dtypes), why) for why, dtypes in left.items() if dtypes]
-    commands += [(f"fmm-tune report{where}", "all this as a page with pictures")]
+    rows = [(tuning_command(key, dtypes), why) for why, dtypes in left.items() if dtypes]
+    rows.append((f"fmm-tune report{'' if in_force else f' {name}'}", "the same as a page with figures"))
     if in_force and types:
-        name = "cpu" if key.startswith("cpu") else key
-        asked = f"fmm-tune predict 5000 3000 5000 --device {name} --dtype {types[0].dtype}"
-        commands += [(asked, "what is done with one product")]
+        device = "cpu" if key.startswith("cpu") else key
+        command = f"fmm-tune predict 5000 3000 5000 --device {device} --dtype {types[0].dtype}"
+        rows.append((command, "the decision for one product"))
     growth = default_error_growth(not key.startswith("cpu"))
-    limits = f"limits error and memory (usual: {growth:g} times the library's, half of the free)"
-    commands += [("fmm.matmul(a, b, max_error_growth=4, workspace=2**30)", limits)]
-    yield "What to type next:"
-    width = max(len(command) for command, _ in commands)
-    yield from (f"  {command:{width}}  {why}" for command, why in commands)
+    limits = f"limit error and workspace (default: {growth:g} times the vendor's error, half of the free memory)"
+    rows.append(("fmm.matmul(a, b, max_error_growth=4, workspace=2**30)", limits))
+    note = "" if in_force else f"fmm.matmul does not read this config: set FMM_CONFIG={name}"
+    return make_table("next", ("command", "purpose"), rows, note)

@@ -1,4 +1,10 @@
-"""The papers' thresholds, by what the tuned model really chooses: fmm.config.schema says what each means."""
+"""The papers' thresholds of a tuned model, from the plans that it chooses, and their 95 % intervals.
+
+fmm.config.schema defines each threshold. The intervals hold for 95 % of the calibrations that the measurements admit
+(fmm.tuner.fit.sampled). alpha, pi and n1 are computed from every sampled calibration. The crossovers tau1 to tau3 take
+fewer samples, and at each side only the plans that the fitted model ranks first for their number of levels. For epsilon
+the measured shapes are resampled too, with replacement.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +29,17 @@ from fmm.problem import Problem
 from fmm.tuner.fit.sampled import FEW, middle_95
 from fmm.tuner.trials.record import Size
 
-# Sides that are asked for the model's choice: this grid, then between its points until they are so close. Among them
-# are the round ones of which is told, so that what is told of them agrees.
+# The model's choice is evaluated on this grid, which contains the round sides that are shown, then between two points
+# of the grid until these are within CLOSE.
 ROUND = tuple(1000 << i for i in range(7))
 GRID = tuple(sorted({*(round(256 * 2 ** (i / 8) / 32) * 32 for i in range(65)), *ROUND}))
-ROW = 16  # a side that is a multiple of it has rows that begin as a device wants them
+ROW = 16  # sides that are multiples have aligned rows
 CLOSE = 1.01
 LEVELS = (1, 2, 3)
 
 
 def holds_from(known: Callable[[int], bool]) -> float:
-    """The side from which on something holds on all sides of the grid, to 1 %; infinite if it does not at its end. (A
-    smaller side on which it holds, while on a larger one it does not, is passed over.)"""
+    """Return the side, to 1 %, from which `known` holds on all larger sides of the grid; infinite if not at its end."""
     last = next((i for i in reversed(range(len(GRID))) if not known(GRID[i])), None)
     if last is None:
         return float(GRID[0])
@@ -47,14 +52,12 @@ def holds_from(known: Callable[[int], bool]) -> float:
 
 
 def chosen_from(calibration: Calibration, dtype: str, levels: int, emulation: bool = True) -> float:
-    """The side from which on the model chooses plans of so many levels, or more, for square products; infinite if it
-    never does up to 65536."""
+    """Return the side from which the model chooses at least this many levels for squares; infinite if not by 65536."""
     return holds_from(lambda side: chosen_depth(calibration, dtype, side, emulation) >= levels)
 
 
 def chosen_depth(calibration: Calibration, dtype: str, side: int, emulation: bool = True) -> int:
-    """How many levels the model chooses for a square product, however much workspace they need; without `emulation` of
-    the plans that multiply in no other type."""
+    """Return the number of levels that the model chooses for a square, without a limit on the workspace."""
     problem = Problem(side, side, side, dtype)
     for plan, time in ranked_plans(with_margin(calibration, 0.0), problem, emulation):
         if time <= 1 - required_margin(plan, problem, calibration):
@@ -63,14 +66,16 @@ def chosen_depth(calibration: Calibration, dtype: str, side: int, emulation: boo
 
 
 def levels_of(plan: Plan) -> int:
-    """How many levels of recursion a plan has."""
+    """Return the number of levels of recursion of a plan."""
     return sum(level.depth for level in plan.levels if level.splits)
 
 
 @lru_cache(maxsize=2048)
 def ranked_plans(calibration: Calibration, problem: Problem, emulation: bool = True) -> tuple[tuple[Plan, float], ...]:
-    """The candidates within the usual limit of the error and their predicted times, the vendor's being 1: the same
-    whatever the margin is."""
+    """Return the candidates within the default error limit and their predicted times over the vendor's.
+
+    The result does not depend on the margin.
+    """
     limits = Limits(1 << 62, default_error_growth(calibration.batches), emulation)
     known = all_candidates(problem, calibration, limits)
     return tuple((c.plan, c.time) for c in known if c.plan != VENDOR and limits.allow(c.plan, c.error_growth))
@@ -85,8 +90,10 @@ def thresholds(
     measured: Sequence[tuple[Size, float]] = (),
     strategies: Mapping[str, str] | None = None,
 ) -> Thresholds:
-    """The thresholds of a tuned model; `measured` are (size, speedup) of one level, `strategies` those of our own
-    product kernel by the side."""
+    """Return the thresholds of a tuned model.
+
+    `measured` has (size, speedup) of one level, `strategies` the tiles of fmm's own kernel by the side.
+    """
     tau1, tau2, tau3 = (level_spread(calibration, dtype, levels) for levels in LEVELS)
     return Thresholds(
         *alpha_and_pi(calibration, dtype),
@@ -103,23 +110,24 @@ def thresholds(
 
 
 def large_problem(dtype: str) -> Problem:
-    """So large that alpha and pi hardly change with it."""
+    """Return a problem so large that alpha and pi hardly depend on its size."""
     return Problem(1 << 15, 1 << 15, 1 << 15, dtype)
 
 
 def alpha_and_pi(calibration: Calibration, dtype: str) -> tuple[float, float]:
+    """Return the seconds of one addition and of one flop."""
     large = large_problem(dtype)
     return alpha(calibration, large.itemsize), pi(calibration, large)
 
 
 def point_by_equation_3(calibration: Calibration, dtype: str) -> float | None:
-    """n1."""
+    """Return n1, the recursion point by Equation 3; None if one level never pays."""
     ratio = alpha_over_pi(calibration, large_problem(dtype))
     return finite(recursion_points.recursion_point(ratio, recursion_points.WINOGRAD))
 
 
 def level_spread(calibration: Calibration, dtype: str, levels: int) -> Spread:
-    """From which side on so many levels are predicted to lose nothing, to gain 2 %, to gain the margin."""
+    """Return the sides from which this many levels lose nothing, gain 2 %, and gain the margin."""
     ends = (with_margin(calibration, x) for x in (GAIN - 1, 0.0))
     value, low, own = (finite(chosen_from(c, dtype, levels)) for c in (*ends, calibration))
     high = None if own is None or value is None else max(own, value)
@@ -127,33 +135,36 @@ def level_spread(calibration: Calibration, dtype: str, levels: int) -> Spread:
 
 
 def with_margin(calibration: Calibration, margin: float) -> Calibration:
-    """By which every plan must be predicted to win."""
+    """Return the calibration with another margin."""
     return replace(calibration, margin=margin, tiled_margin=margin)
 
 
 def without_emulation(calibration: Calibration, dtype: str) -> dict[str, float | None]:
-    """tau1 to tau3 where no product is made of products in another type; nothing if none is anyway."""
+    """Return tau1 to tau3 without emulation by products in another type; empty if no plan emulates."""
     free = with_margin(calibration, 0.0)
     known = (plan for side in ROUND for plan, _ in ranked_plans(free, Problem(side, side, side, dtype), True))
     if not any(plan.emulates for plan in known):
         return {}
-    asked = with_margin(calibration, GAIN - 1)
-    sides = (finite(chosen_from(asked, dtype, levels, emulation=False)) for levels in LEVELS)
+    required = with_margin(calibration, GAIN - 1)
+    sides = (finite(chosen_from(required, dtype, levels, emulation=False)) for levels in LEVELS)
     return dict(zip(TAUS, sides, strict=True))
 
 
 def finite(x: float) -> float | None:
+    """Return a finite number, None for infinity."""
     return x if isfinite(x) else None
 
 
 def squares(measured: Sequence[tuple[Size, float]]) -> dict[str, float]:
-    """The speedups of one level on squares, by their sides."""
+    """Return the speedups of one level on squares by side."""
     return {str(size[0]): round(gain, 4) for size, gain in sorted(measured) if len(set(size)) == 1}
 
 
 def measured_point(measured: Sequence[tuple[Size, float]]) -> float | None:
-    """The side of the smallest square from which on every measured one gained by one level; None if the largest did
-    not, or if none was measured that did not: then the point lies below all of them."""
+    """Return the side from which every measured square gained by one level.
+
+    None if the largest did not gain, or if all did: the point is then below all measured squares.
+    """
     squares = sorted((size[0], gain) for size, gain in measured if len(set(size)) == 1)
     lost = [i for i, (_, gain) in enumerate(squares) if gain <= 1]
     if not lost or lost[-1] + 1 == len(squares):
@@ -162,9 +173,10 @@ def measured_point(measured: Sequence[tuple[Size, float]]) -> float | None:
 
 
 def fitted_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tuple[Size, float]]) -> float | None:
-    """The least addition to alpha / pi with which Equation 2 agrees with most of what was measured, found by search, as
-    in the paper's installation; None if nothing was, or if nothing need be added since all gained, or since all lost:
-    then many others agree as well."""
+    """Return the least addition to alpha / pi with which Equation 2 agrees with most measurements, found by search.
+
+    None without measurements, or if no addition is needed because all gained or all lost: many others agree as well.
+    """
     if not measured:
         return None
 
@@ -182,83 +194,86 @@ def fitted_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tupl
 
 
 def li_plan(scheme: str, side: int, found: Thresholds, leaf: str) -> Plan:
-    """What Li, Ranka and Sahni's recursive code of `strassen` or `winograd` comes to with a tuning's tau1 and tau2:
-    those for leaves that multiply in the type itself, if it is one.
+    """Return the plan of Li, Ranka and Sahni's recursive code with a tuning's tau1 and tau2.
 
-    Where the model never takes a level, neither does their code.
+    A leaf that multiplies in the type itself takes the thresholds without emulation. Their code takes no level where
+    the model takes none.
     """
     never = 1 << 40
-    apart = {} if Plan.parse(leaf).emulates else found.without_emulation
-    sides = (apart.get(name, found.value(name)) for name in TAUS[:2])
+    own = {} if Plan.parse(leaf).emulates else found.without_emulation
+    sides = (own.get(name, found.value(name)) for name in TAUS[:2])
     tau1, tau2 = (never if side is None else int(side) for side in sides)
     return li_thresholds.threshold_plan(scheme, side, tau1, max(tau1, tau2), leaf)
 
 
-FIRST = 2  # plans of each number of levels
+FIRST = 2  # plans for each number of levels
 
 
 def with_intervals(
     found: Thresholds,
     calibration: Calibration,
     dtype: str,
-    admitted: Sequence[Calibration],
+    sampled: Sequence[Calibration],
     measured: Sequence[tuple[Size, float]] = (),
 ) -> Thresholds:
-    """The thresholds with their intervals; without any where no model was drawn, or where all have the same (alpha, if
-    the speed of sums was not determined)."""
-    if not admitted:
+    """Return the thresholds with their 95 % intervals; without the interval of a threshold that all samples share.
+
+    All samples share alpha, for example, if the rate of sums was not determined.
+    """
+    if not sampled:
         return found
-    alphas, pis = zip(*(alpha_and_pi(drawn, dtype) for drawn in admitted), strict=True)
+    alphas, pis = zip(*(alpha_and_pi(sample, dtype) for sample in sampled), strict=True)
     intervals = {
         "alpha": middle_95(alphas),
         "pi": middle_95(pis),
-        "n1": middle_95([point_by_equation_3(drawn, dtype) for drawn in admitted]),
+        "n1": middle_95([point_by_equation_3(sample, dtype) for sample in sampled]),
     }
-    epsilons = _epsilons(admitted[:FEW], dtype, measured)
+    epsilons = _epsilons(sampled[:FEW], dtype, measured)
     if found.epsilon is not None and epsilons:
         intervals["epsilon"] = middle_95([found.epsilon, *epsilons])
     for tau, levels in zip(TAUS, LEVELS, strict=True):
-        sides = [_gains_from(calibration, drawn, dtype, levels) for drawn in admitted[:FEW]]
+        sides = [_gains_from(calibration, sample, dtype, levels) for sample in sampled[:FEW]]
         intervals[tau] = middle_95([found.value(tau), *sides])
-    told = {name: _rounded(name, ends) for name, ends in intervals.items() if name in TAUS or ends[0] != ends[1]}
-    return replace(found, intervals=told)
+    known_intervals = {
+        name: _rounded(name, ends) for name, ends in intervals.items() if name in TAUS or ends[0] != ends[1]
+    }
+    return replace(found, intervals=known_intervals)
 
 
 def _rounded(name: str, interval: Interval) -> Interval:
-    """To four digits, sides to whole ones: it is a matter of chance."""
+    """Return an interval with four digits, sides as whole numbers: the samples are random."""
     low, high = (None if x is None else float(f"{x:.4g}" if name in SECONDS else f"{x:.0f}") for x in interval)
     return low, high
 
 
-def _epsilons(admitted: Sequence[Calibration], dtype: str, measured: Sequence[tuple[Size, float]]) -> list[float]:
-    """One for each model of the shapes drawn, if among these are some that gained by one level and some that did not:
-    else it is not determined."""
+def _epsilons(sampled: Sequence[Calibration], dtype: str, measured: Sequence[tuple[Size, float]]) -> list[float]:
+    """Return an epsilon for each sample whose shapes include a gain and a loss: others do not determine epsilon."""
     random, found = np.random.default_rng(0), []
-    for drawn in admitted if measured else ():
+    for sample in sampled if measured else ():
         some = [measured[i] for i in random.integers(0, len(measured), len(measured))]
-        epsilon = fitted_epsilon(drawn, dtype, some)
+        epsilon = fitted_epsilon(sample, dtype, some)
         if epsilon is not None and len({gain > 1 for _, gain in some}) == 2:
             found.append(epsilon)
     return found
 
 
-def _gains_from(calibration: Calibration, drawn: Calibration, dtype: str, levels: int) -> float | None:
-    """The side from which on so many levels gain 2 % by the drawn model; None if nowhere."""
-    asked = with_margin(drawn, GAIN - 1)
-    return finite(holds_from(lambda side: _depth(with_margin(calibration, 0.0), asked, dtype, side) >= levels))
+def _gains_from(calibration: Calibration, sample: Calibration, dtype: str, levels: int) -> float | None:
+    """Return the side from which this many levels gain 2 % by a sampled calibration; None if never."""
+    required = with_margin(sample, GAIN - 1)
+    return finite(holds_from(lambda side: _depth(with_margin(calibration, 0.0), required, dtype, side) >= levels))
 
 
 @lru_cache(maxsize=1 << 14)
-def _depth(calibration: Calibration, asked: Calibration, dtype: str, side: int) -> int:
-    """How many levels the asked model chooses for a square."""
+def _depth(calibration: Calibration, required: Calibration, dtype: str, side: int) -> int:
+    """Return the number of levels that the sampled calibration chooses for a square."""
     first = _first_plans(calibration, dtype, GRID[bisect_left(GRID, side)])
-    known = rank_candidates(Problem(side, side, side, dtype), asked, first) if first else ()
+    known = rank_candidates(Problem(side, side, side, dtype), required, first) if first else ()
     return next((levels_of(candidate.plan) for candidate in known if candidate.wins), 0)
 
 
 @lru_cache(maxsize=1024)
 def _first_plans(calibration: Calibration, dtype: str, side: int) -> tuple[Plan, ...]:
-    """The fastest plans of each number of levels; of more than three together."""
+    """Return the fastest plans of each number of levels, more than three levels together."""
     by_levels: dict[int, list[Plan]] = defaultdict(list)
     for plan, _ in ranked_plans(calibration, Problem(side, side, side, dtype), True):
         by_levels[min(levels_of(plan), LEVELS[-1])].append(plan)

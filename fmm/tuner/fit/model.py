@@ -46,7 +46,7 @@ class Observation:
 
 
 def stage_medians(trials: Iterable[Trial], stages: Sequence[str]) -> list[Observation]:
-    """Medians over the samples of the stages, one for every run and problem."""
+    """Return the medians over the samples of the stages, one for every run and problem."""
     samples: dict[tuple[Size, str, str, str], list[float]] = {}
     for t in trials:
         if t.stage in stages and t.seconds is not None:
@@ -89,7 +89,7 @@ HOPELESS = 3.0
 
 
 def fit_calibration(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Fit:
-    """The best of the fits with each size of tile. (Whole tiles make steps, which have no slope for least squares.)"""
+    """Return the best fit over the tile sizes: whole tiles make steps, which have no slope for least squares."""
     tiled = [o for o in observed if o.run.plan.uses_tile_model]
     others = [o for o in observed if o.run.plan.leaf_use.leaf == VENDOR.leaf_use.leaf]  # it is the vendor's time
     start = _rescaled(start, dtype, others)
@@ -133,7 +133,7 @@ def _with_tiled(found: Fit, dtype: str, observed: Sequence[Observation]) -> Fit:
 def determined_fit(
     start: Calibration, dtype: str, observed: Sequence[Observation], free: Sequence[Parameter] | None = None
 ) -> Fit:
-    """Least squares, again and again without the parameters that the measurements leave open, until none is left."""
+    """Repeat least squares without undetermined parameters until all are determined."""
     solver = Solver(start, dtype, observed, free)
     found = solver.solved(STEPS)
     while loose := solver.loose(found):
@@ -146,7 +146,7 @@ def determined_fit(
 
 @dataclass(frozen=True)
 class Solution:
-    """Where least squares ended: coordinates, what is left, how far off the coordinates may be."""
+    """The result of least squares: coordinates, cost, residuals, and the error of the coordinates."""
 
     x: Any
     cost: float
@@ -159,7 +159,7 @@ class Solution:
 
 
 class Solver:
-    """Least squares of the residuals with a robust loss; parameters that nothing informs stay at their start."""
+    """Least squares of the residuals with a robust loss; uninformed parameters keep their start."""
 
     def __init__(
         self, start: Calibration, dtype: str, observed: Sequence[Observation], free: Sequence[Parameter] | None = None
@@ -181,7 +181,7 @@ class Solver:
         return put_all(self.start, self.dtype, self.values(x))
 
     def values(self, x: Any) -> dict[str, float]:
-        """The parameters at these coordinates."""
+        """Return the parameters at these coordinates."""
         return {p.name: p.value(float(coordinate)) for p, coordinate in zip(self.free, x, strict=True)}
 
     def residuals(self, x: Any) -> Any:
@@ -203,12 +203,12 @@ class Solver:
         return Solution(solved.x, float(solved.cost), residues, self._directions(solved))
 
     def loose(self, found: Solution) -> dict[Parameter, float]:
-        """The parameters that are not determined, and how far from it they are."""
+        """Return the undetermined parameters with their looseness."""
         known = {p: p.looseness(r) for p, r in zip(self.free, found.half_widths, strict=True)}
         return {p: looseness for p, looseness in known.items() if looseness > 1}
 
     def without(self, some: Iterable[Parameter], found: Solution) -> Solver:
-        """The same without some parameters, which take their neutral values; from what was found of the others."""
+        """Return a solver without some parameters, which take their neutral values."""
         left = set(some)
         neutral = {p.name: p.neutral for p in left if p.neutral is not None}
         start = put_all(self.start, self.dtype, neutral)
@@ -251,7 +251,7 @@ SCALED = (BY_NAME["rate.flops"], BY_NAME["stream"])
 
 
 def few_plans(observed: Sequence[Observation]) -> bool:
-    """Are there too few whole plans for a fit of all parameters?"""
+    """Return True if there are too few whole plans for a fit of all parameters."""
     return sum(o.kind == "plan" for o in observed) < FEW_PLANS
 
 
@@ -276,7 +276,7 @@ def _as_fast(known: Calibration, dtype: str, observed: Sequence[Observation], na
 
 
 def _rescaled(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Calibration:
-    """The start with the rates that the fastest observations show."""
+    """Return the start with the rates of the fastest observations."""
     rates = [o.problem.flops / o.seconds for o in observed if o.kind == "vendor"]
     streams = [
         cached_work(o.run.plan, o.problem).traffic * o.problem.itemsize / o.seconds

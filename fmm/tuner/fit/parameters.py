@@ -1,64 +1,70 @@
-"""The parameters that a tuning fits: fields of the calibration, each with its unit, its bounds, and when it is known.
+"""The parameters that a tuning fits: fields of the calibration, each with its unit, its bounds and its meaning.
 
-A parameter that the measurements do not determine is not fitted: it keeps the value with which nothing changes, or that
-of the datasheet, and the config has no interval for it.
+A parameter that the measurements do not determine is fixed: it keeps its neutral value or the datasheet's, and the
+config has no interval for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import exp, log
 from types import MappingProxyType
 from typing import Any
 
+from fmm.dtypes import DTYPES
 from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.default_calibration import cpu_calibration
 
-# How far a 95 % interval may reach on either side for a parameter to count as determined: rates, times and sizes by the
-# first factor, factors by the second, shares by a difference. (With 3 in the place of 6 a recorded tuning of a
-# processor in float64 has a median error of 3.1 % of held-out times, not 2.8 %; of five others that lose parameters,
-# three choose a little worse among held-out plans, one a little better.)
+# The half width of a 95 % interval up to which a parameter counts as determined: a factor for rates, times and sizes, a
+# factor for factors, a difference for shares. (With 3 instead of 6 a recorded float64 tuning of a CPU has a median
+# error of 3.1 % of held-out times instead of 2.8 %.)
 QUANTITY, FACTOR, SHARE = 6.0, 2.0, 0.5
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A number of a calibration that is fitted: its field, its bounds, and which kinds of observations depend on it."""
+    """A fitted number of a calibration: its field, its bounds, and the kinds of observations that depend on it."""
 
-    name: str  # of a field of Calibration, or "rate." and one of Rate
+    name: str  # a field of Calibration, or "rate." and a field of Rate
     unit: str  # empty for factors
     low: float
     high: float
     informed_by: frozenset[str]
-    neutral: float | None = None  # what it is where it is not determined; None: what it was before the fit
-    linear: bool = False  # a share; the others are fitted by their logarithms
+    neutral: float | None = None  # the value if it is not determined; None: the value before the fit
+    linear: bool = False  # a share; all others are fitted by their logarithms
 
     def get(self, calibration: Calibration, dtype: str) -> float:
+        """Return the parameter's value in a calibration."""
         owner: Any = calibration.rate(dtype) if self.name.startswith("rate.") else calibration
         return float(getattr(owner, self.name.removeprefix("rate.")))
 
     def put(self, calibration: Calibration, dtype: str, value: float) -> Calibration:
+        """Return the calibration with another value of the parameter."""
         return put_all(calibration, dtype, {self.name: value})
 
     def coordinate(self, value: float) -> float:
+        """Return the coordinate that least squares varies."""
         return value if self.linear else log(value)
 
     def value(self, coordinate: float) -> float:
+        """Return the value at a coordinate."""
         return coordinate if self.linear else exp(coordinate)
 
     def looseness(self, half_width: float) -> float:
-        """A half width of its interval as a share of what is allowed: above 1 it is not determined."""
+        """Return the half width of its interval over the allowed one: above 1 the parameter is not determined."""
         return half_width / (SHARE if self.linear else log(QUANTITY if self.unit else FACTOR))
 
     def determined(self, low: float, high: float) -> bool:
-        """Do measurements with this interval determine it? (Configs of older versions have intervals of all.)"""
+        """Return True if measurements with this 95 % interval determine the parameter."""
         if not self.linear and low <= 0:
             return False
         return self.looseness((self.coordinate(high) - self.coordinate(low)) / 2) <= 1
 
 
 def put_all(calibration: Calibration, dtype: str, values: Mapping[str, float]) -> Calibration:
-    """All at once: a fit asks for thousands of calibrations, and most of its time would be spent making copies."""
+    """Return the calibration with these values, in one copy: a fit makes thousands of calibrations."""
     own = {name: value for name, value in values.items() if not name.startswith("rate.")}
     rates = {name.removeprefix("rate."): value for name, value in values.items() if name.startswith("rate.")}
     rate = replace(calibration.rate(dtype), **rates)
@@ -67,7 +73,7 @@ def put_all(calibration: Calibration, dtype: str, values: Mapping[str, float]) -
 
 PRODUCTS, SUMS, PLANS = frozenset({"vendor", "products", "plan"}), frozenset({"sums", "plan"}), frozenset({"plan"})
 TILES = frozenset({"tile", "inside"})
-OWN_TILES = TILES | {"odd tile"}  # observations of our own kernel
+OWN_TILES = TILES | {"odd tile"}  # observations of fmm's own kernel
 RATE, SIZE, TIME = "flop/s", "entries of C", "s"
 # A new term of the formula is a new row here.
 PARAMETERS = (
@@ -88,46 +94,150 @@ PARAMETERS = (
     Parameter("ragged", "", 0.1, 10.0, PLANS, 1.0),
     # At most 1: narrow accesses gain nothing, and few plans show them apart from `ragged`.
     Parameter("scalar", "", 0.1, 1.0, PLANS, 1.0),
-    # Where no plan for complex numbers was measured it stays as it was.
+    # Without a measured plan for complex numbers it keeps its value.
     Parameter("parts", "", 0.1, 2.0, PLANS),
     Parameter("deep", "", 0.1, 10.0, SUMS, 1.0),
-    Parameter("launch", TIME, 1e-8, 1e-2, SUMS, 0.0),  # where `small` says it all
+    Parameter("launch", TIME, 1e-8, 1e-2, SUMS, 0.0),  # `small` may explain all
     Parameter("host", TIME, 1e-8, 1e-2, frozenset({"products", "plan"})),
-    Parameter("overlap", "", -1.0, 1.0, PLANS, linear=True),  # below 0: sums and products are in each other's way
+    Parameter("overlap", "", -1.0, 1.0, PLANS, linear=True),  # below 0: sums and products slow each other down
     Parameter("idle", TIME, 1e-5, 1.0, PLANS),
     Parameter("spin", TIME, 1e-5, 1.0, PLANS),
     Parameter("apart", "", 0.1, 10.0, SUMS, 1.0),
-    # Those of our own kernel are fitted after all others: its times say nothing about the vendor's.
+    # The parameters of fmm's own kernel are fitted last: its times say nothing about the vendor's.
     Parameter("rate.tiled", "", 0.5, 10.0, TILES),
-    # Without it no plan is chosen that has the kernel read rows that are not aligned.
+    # At 0 no plan is chosen whose kernel reads unaligned rows.
     Parameter("rate.tiled_odd", "", 0.5, 10.0, frozenset({"odd tile"}), 0.0),
     Parameter("rate.waves", "tiles", 0.1, 1e4, TILES),
     Parameter("rate.inside", "multiply-adds", 0.01, 1e3, frozenset({"inside"})),
 )
-# Of a leaf that has a rate of its own, fitted by itself; what is not determined stays as the datasheet has it.
+# The parameters of a leaf with a rate of its own, fitted alone; fixed ones keep the datasheet's value.
 LEAF_RATE = tuple(replace(p, neutral=None) for p in PARAMETERS[:5])
 BY_NAME: Mapping[str, Parameter] = MappingProxyType({p.name: p for p in PARAMETERS})
 TILED_START = {"rate.tiled": 1.0, "rate.waves": 50.0, "rate.inside": 1.0}
+TILE = Parameter("rate.tile", "rows and columns of C", 1.0, 1024.0, frozenset())  # chosen, not fitted: it makes steps
+GPU_ONLY = frozenset({"host", "scalar", "rate.copied"})
+CONCURRENT_ONLY = frozenset({"idle", "spin", "apart"})  # of a CPU that runs several products at a time
+CPU_ONLY = frozenset({"parts"})  # a loop over every second number is slow on a CPU alone
+
+
+def exists_on(parameter: Parameter, start: Calibration) -> bool:
+    """Return True if the parameter has a meaning on this kind of device."""
+    if start.batches:
+        return parameter.name not in CPU_ONLY | CONCURRENT_ONLY
+    return parameter.name not in GPU_ONLY and (start.lanes > 1 or parameter.name not in CONCURRENT_ONLY)
 
 
 def is_determined(name: str, low: float, high: float) -> bool:
-    """Do measurements with this interval determine the parameter of a config that has this name? (A term of an earlier
-    model is judged as a factor.)"""
-    own = f"rate.{name.rpartition('.rate.')[2]}"  # `f16x3.rate.flops`: of a leaf that has a rate of its own
+    """Return True if this 95 % interval determines the parameter of this name in a config.
+
+    A name may begin with a leaf's (`f16x3.rate.flops`). An unknown name is judged as a factor.
+    """
+    own = f"rate.{name.rpartition('.rate.')[2]}"
     parameter = BY_NAME.get(name) or BY_NAME.get(own) or Parameter(name, "", 0.0, 1.0, frozenset())
     return parameter.determined(low, high)
 
 
-TILE = Parameter("rate.tile", "rows and columns of C", 1.0, 1024.0, frozenset())
-BESIDE = frozenset({"host", "scalar", "rate.copied"})  # fitted only where the processor launches work of another device
-LANES = frozenset({"idle", "spin", "apart"})  # fitted only where a CPU runs several products at a time
+# ---- fixed parameters
 
 
-STRIDED = frozenset({"parts"})  # fitted only where a loop over every second number is slow: not on a GPU
+@dataclass(frozen=True)
+class FixedParameter:
+    """A parameter that was not fitted, its value, and the source of the value."""
+
+    name: str
+    value: float
+    source: str
 
 
-def exists_on(parameter: Parameter, start: Calibration) -> bool:
-    """Does the parameter mean anything on this kind of device?"""
-    if start.batches:
-        return parameter.name not in STRIDED | LANES
-    return parameter.name not in BESIDE and (start.lanes > 1 or parameter.name not in LANES)
+NEUTRAL, BUILT_IN, UNDETERMINED = "neutral", "built in", "not determined"
+
+
+def fixed_parameters(
+    intervals: Mapping[str, Any], fitted: Calibration, dtype: str, guess: Calibration | None
+) -> Iterator[FixedParameter]:
+    """Yield the parameters that no interval determines; none for a model that was not fitted.
+
+    `guess` is the datasheet's model of a GPU, None for a CPU.
+    """
+    determined = {name for name, ends in intervals.items() if is_determined(name, *ends)}
+    for p in PARAMETERS if intervals else ():
+        if p.name in determined or not exists_on(p, fitted):
+            continue
+        if p.informed_by & OWN_TILES and not fitted.rate(dtype).tiled > 0:
+            continue  # fmm's own kernel was not measured
+        if p.name in CPU_ONLY and not DTYPES[dtype].is_complex:
+            continue
+        value = p.get(fitted, dtype)
+        yield FixedParameter(p.name, value, _source(p, value, dtype, guess, fitted.batches))
+
+
+def _source(p: Parameter, value: float, dtype: str, guess: Calibration | None, gpu: bool) -> str:
+    """Return the source of a fixed parameter's value."""
+    if value == p.neutral:
+        return NEUTRAL
+    start = guess if gpu else cpu_calibration(1)  # only its rates depend on the number of threads
+    with suppress(ValueError):  # no rate of this type
+        if start is not None and p.get(start, dtype) == value:
+            return f"datasheet of the {start.name}" if gpu else BUILT_IN
+    return UNDETERMINED
+
+
+# ---- text
+
+MEANINGS: Mapping[str, str] = MappingProxyType(
+    {
+        "rate.flops": "rate of the vendor's product of very large matrices (1/pi)",
+        "rate.fill": "entries of C that keep half of the device busy",
+        "rate.pipe": "steps of k at which half of a product is start-up",
+        "rate.rows": "rows of C at which reading B takes as long as multiplying",
+        "rate.cols": "columns of C at which reading A takes as long as multiplying",
+        "rate.memory": "memory bandwidth of thin products",
+        "rate.unaligned": "slowdown of the vendor's product if rows are not aligned to 16 bytes",
+        "rate.odd": "slowdown of the vendor's product if rows are not aligned to 4 bytes",
+        "rate.alone": "share of these slowdowns if only the rows of A are unaligned",
+        "rate.copied": "slowdown of products of aligned copies",
+        "rate.batch": "slowdown of products that start together",
+        "rate.tile": "rows and columns of a tile of C of the vendor's product",
+        "stream": "memory bandwidth of sums of blocks; alpha is three numbers over it",
+        "small": "bytes of a pass of sums that reach half of that bandwidth",
+        "sequential": "share of that bandwidth in sequential levels",
+        "ragged": "share of that bandwidth if rows do not begin on cache lines",
+        "scalar": "share of that bandwidth if numbers are moved one by one",
+        "parts": "share of that bandwidth for real or imaginary parts (stride 2)",
+        "deep": "share of that bandwidth if three levels are summed in one pass",
+        "launch": "time to start a product or a sum",
+        "host": "least host time to start a product",
+        "overlap": "share of an overlapped level's sums hidden behind its products",
+        "idle": "idle time of a thread at the beginning and end of a plan",
+        "spin": "time lost to BLAS threads that spin after a product",
+        "apart": "share of their rate that sums of small plans reach, which run one step at a time",
+        "rate.tiled": "slowdown of fmm's own kernel against the vendor's product, both very large",
+        "rate.tiled_odd": "slowdown of fmm's own kernel on unaligned rows",
+        "rate.waves": "tiles of fmm's own kernel that keep half of the device busy",
+        "rate.inside": "multiply-adds that one addition inside fmm's own kernel takes as long as",
+    }
+)
+
+
+def meaning_of(name: str) -> str:
+    """Return the meaning of a parameter; a config may name a parameter that the model no longer has."""
+    return MEANINGS.get(name, "unknown to this version")
+
+
+def unit_of(name: str) -> str:
+    """Return the unit of a parameter; empty for factors and shares."""
+    found = TILE if name == TILE.name else BY_NAME.get(name)
+    return found.unit if found else ""
+
+
+SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"))
+SCALED = ("flop/s", "bytes/s", "bytes", "s")  # units that take a prefix
+
+
+def scaled_text(unit: str, *values: float) -> tuple[list[str], str]:
+    """Return values as text in the multiple of the unit that suits the largest, and its name: 17.4 and `Gbytes/s`."""
+    if unit not in SCALED:
+        return [f"{x:.3g}" for x in values], unit
+    least = SCALES[-1] if max(values) else (1.0, "")
+    scale, prefix = next((s for s in SCALES if max(values) >= s[0]), least)
+    return [f"{x / scale:.3g}" for x in values], f"{prefix}{unit}"

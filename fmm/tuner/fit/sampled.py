@@ -1,9 +1,8 @@
-"""How sure a fitted model is: other calibrations that the same measurements admit about as well.
+"""The uncertainty of a fit: calibrations sampled from the fit's covariance.
 
-They are drawn from the fit's own covariance, as its 95 % intervals are: each parameter of a calibration lies in its
-interval in 95 % of them, and parameters that can stand in for each other move together. Left out: what the measurements
-do not determine, and keeps its value; how other cards of the same kind differ; that our own kernel's parameters, which
-are fitted last, would follow the vendor's.
+Each parameter is in its 95 % interval in 95 % of the samples, and correlated parameters move together. Not included:
+fixed parameters, differences between cards of one kind, and the dependence of fmm's own kernel on the vendor's
+parameters.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.tuner.fit.model import Observation, Solver
 from fmm.tuner.fit.parameters import BY_NAME, LEAF_RATE, PARAMETERS, put_all
 
-DRAWS = 399
-FEW = 39  # so many of them are asked for what takes long
-SURE = 1.96  # standard deviations on either side of 95 %
+DRAWS = 399  # samples
+FEW = 39  # samples for slow evaluations
+SURE = 1.96  # standard deviations on either side of a 95 % interval
 
 
 def sample_calibrations(
     calibration: Calibration, dtype: str, intervals: Mapping[str, Sequence[float]], observed: Sequence[Observation]
 ) -> tuple[Calibration, ...]:
-    """The drawn calibrations, the same for the same arguments; none if no parameter is determined by its interval."""
+    """Return sampled calibrations, the same for the same arguments; none if no parameter is determined."""
     determined = {name for name, (low, high) in intervals.items() if _determined(name, low, high)}
     groups = list(_groups(calibration, dtype, determined, observed))
     random = np.random.default_rng(0)
@@ -42,16 +41,14 @@ def sample_calibrations(
 
 
 def _determined(name: str, low: float, high: float) -> bool:
-    """Of a parameter by its name, before which may stand that of a leaf with a rate of its own. (Older configs have
-    intervals of all, also of some that are no more.)"""
+    """Return True if the interval determines the parameter; its name may begin with a leaf's."""
     known = BY_NAME.get(name) or BY_NAME.get(f"rate.{name.rpartition('.')[2]}")
     return known is not None and known.determined(low, high)
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Parameters that are fitted together, and the directions in which they may be off, a row each: one standard
-    deviation long where 95 % intervals are SURE of them."""
+    """Parameters that are fitted together, and independent directions of their error, one standard deviation each."""
 
     solver: Solver
     dtype: str
@@ -68,8 +65,7 @@ class _Group:
 def _groups(
     calibration: Calibration, dtype: str, determined: Collection[str], observed: Sequence[Observation]
 ) -> Iterator[_Group]:
-    """Those of the vendor's products and of sums, of our own kernel, of each leaf with a rate of its own: as they are
-    fitted."""
+    """Yield the groups as they are fitted: vendor and sums, fmm's own kernel, each leaf with its own rate."""
     vendor = [o for o in observed if o.run.plan.leaf_use.leaf == VENDOR.leaf_use.leaf]
     tiled = [o for o in observed if o.run.plan.uses_tile_model]
     for own in (vendor, tiled):
@@ -85,14 +81,14 @@ def _groups(
 
 
 def _group(solver: Solver, dtype: str) -> _Group:
-    found = solver.solved(1)  # where the fit ended: no further step, but the slopes there
-    _, directions = np.linalg.qr(found.directions)  # the same covariance; with these signs there is one such matrix
+    found = solver.solved(1)  # the slopes where the fit ended
+    _, directions = np.linalg.qr(found.directions)  # the same covariance; the signs make the matrix unique
     signs = np.where(np.diag(directions) < 0, -1.0, 1.0)
     return _Group(solver, dtype, found.x, signs[:, None] * directions / SURE)
 
 
 def middle_95(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Between which 95 % of so many draws lie, as many beyond either end; None is more than any number."""
+    """Return the central 95 % interval of samples; None counts as infinite."""
     ordered = sorted(values, key=lambda x: inf if x is None else x)
     beyond = max(int(0.025 * (len(values) + 1)) - 1, 0)
     return ordered[beyond], ordered[-1 - beyond]

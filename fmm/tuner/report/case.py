@@ -1,4 +1,4 @@
-"""What the report is drawn from: one type on one device, its section of the config and the trials that led to it."""
+"""The data of the report: one element type of one device, its section of the config and its trials."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from fmm.tuner.search.certify import paired_samples
 from fmm.tuner.trials.record import PRODUCT, Trial, Tuning
 
 NO_LIMIT = 1 << 62
-MAP_LEAST, MAP_ENOUGH, MAP_POINTS, MAP_ROUND = 256, 16384, 49, 128  # sides: the first, one to reach if possible, ...
-REACH = 2.0  # times the largest side that was measured: beyond, nothing is shown
+MAP_LEAST, MAP_ENOUGH, MAP_POINTS, MAP_ROUND = 256, 16384, 49, 128  # sides of the map: first, last, number, multiple
+REACH = 2.0  # predictions are shown up to this multiple of the largest measured side
 
 
 @dataclass(frozen=True)
 class Case:
-    """One element type on one device: its section of the config, and the trials that led to it."""
+    """One element type of one device: its section of the config, and the trials that led to the section."""
 
     device: str
     dtype: str
     section: dict[str, Any]
     tuned: Tuned
     tuning: Tuning
-    calibration: Calibration  # as it was fitted
+    calibration: Calibration  # as fitted
     sections: Mapping[str, Any]  # of the device, by type
-    used: ModelInUse  # by which fmm.matmul chooses: it knows more, of leaves that no tuning measures
-    first_look: tuple[Trial, ...] = ()  # what came before the tuning
+    used: ModelInUse  # the model of fmm.matmul, with the datasheet's rates of unmeasured leaves
+    first_look: tuple[Trial, ...] = ()  # trials before the tuning
 
     @property
     def choosing(self) -> Calibration:
-        """The model in use, or of a tuning that is not used its own."""
+        """The model in use, or the fitted model of a rejected tuning."""
         return self.used.calibration or self.calibration
 
     @property
@@ -55,18 +55,17 @@ class Case:
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
-        """All that the section was concluded from: also the first look before the tuning, unless that was disturbed, or
-        not yet counted at the time, as the section's number of held-out times tells."""
+        """The trials of the section: with the first look's, if the section's number of held-out times includes them."""
         own = self.tuning.trials
         count = ((self.section["error"] or {}).get("time") or {}).get("count")
         return own if not self.first_look or _held_out_count(own) == count else self.first_look + own
 
     def seen(self, *stages: str) -> list[Observation]:
-        """Medians of products of those stages."""
+        """Return the median seconds of products in these stages."""
         return stage_medians([t for t in self.trials if t.op == PRODUCT], stages)
 
     def moved_bytes(self, o: Observation) -> float:
-        """What the sums move, and the operands and results of the products that are left: each once."""
+        """Return the bytes moved by the sums, and once by each operand and result of the leaf products."""
         work, below = cached_work(o.run.plan, o.problem), o.problem.itemsize
         for level in o.run.plan.levels:
             below = level.itemsize_below(below)
@@ -78,12 +77,11 @@ class Case:
 
     @cached_property
     def largest(self) -> float:
-        """The side of the cube with as much work as the largest product that was measured."""
+        """The side of the cube with as much work as the largest measured product."""
         return max((cube_side(t.problem) for t in self.trials if t.seconds and t.part == "whole"), default=0.0)
 
     def choice(self, m: int, k: int, n: int) -> Candidate:
-        """The model's for a product, with half of the memory that is left beside the operands, as the runtime allows
-        itself: the same for all tables and pictures."""
+        """Return the model's choice for a product with the runtime's default share of the memory as workspace."""
         problem = Problem(m, k, n, self.dtype)
         memory = (self.section["conditions"] or {}).get("memory")
         operands = problem.itemsize * (m * k + k * n + m * n)
@@ -92,25 +90,24 @@ class Case:
 
     @cached_property
     def curve(self) -> list[tuple[int, float]]:
-        """Side and speedup of the model's choice for squares, as far as is shown."""
+        """Side and speedup of the model's choice for squares, up to REACH times the measured sides."""
         return self.curve_to(REACH * self.largest)
 
     def curve_to(self, last: float) -> list[tuple[int, float]]:
-        """The same to a side."""
+        """Return side and speedup of the model's choice for squares up to a side."""
         return [(side, 1 / self.choice(side, side, side).time) for side in round_sides(0, last)]
 
     @cached_property
     def map(self) -> tuple[list[int], dict[tuple[int, int], Plan]]:
-        """Sides, and by their places the plans that are chosen for m = n of the first and k of the second."""
+        """The sides of the map, and the plan at each pair of their indices: m = n first, k second."""
         last = max(self.largest, min(REACH * self.largest, MAP_ENOUGH), 2 * MAP_LEAST)
         some = np.geomspace(MAP_LEAST, last, MAP_POINTS)
-        sides = sorted({int(side // MAP_ROUND * MAP_ROUND) for side in some})  # others would show their alignments
+        sides = sorted({int(side // MAP_ROUND * MAP_ROUND) for side in some})  # other sides would show their alignment
         return sides, mapped(lambda i, j: self.choice(sides[i], sides[j], sides[i]).plan, len(sides))
 
     @cached_property
     def speedups(self) -> list[tuple[Problem, Plan, float, float, float]]:
-        """Problem, plan, median paired speedup and its interval, of every plan that was measured with the vendor, in
-        whichever stage: those of our own kernels have one of their own."""
+        """Problem, plan, median paired speedup and its interval of every plan timed with the vendor, in any stage."""
         rounds: dict[tuple[str, str, tuple[int, int, int]], list[Trial]] = {}
         for t in self.trials:
             if t.op == PRODUCT and t.part == "whole":
@@ -125,27 +122,29 @@ class Case:
 
 
 def _held_out_count(trials: Sequence[Trial]) -> int:
-    """Of how many times the section's error tells: those of our own tiled kernel are judged apart."""
+    """Return the number of held-out times in the section's error, which excludes fmm's own tiled kernel."""
     return sum(not o.run.plan.uses_tile_model for o in stage_medians(trials, (HELD_OUT,)))
 
 
 def cube_side(problem: Problem) -> float:
-    """The side of the cube with as much work."""
+    """Return the side of the cube with as much work."""
     return float((problem.m * problem.k * problem.n) ** (1 / 3))
 
 
 def round_sides(low: float, high: float) -> list[int]:
-    """Eight for each doubling, and only such: lines over any sides would show their fringes."""
+    """Return eight round sides for each doubling: lines over other sides would show their fringes."""
     every = (2**power * eighths // 8 for power in range(9, 17) for eighths in range(8, 16))
     return [side for side in every if low <= side <= high]
 
 
-BLOCK = 8  # points of a block that is taken for one if its corners agree
+BLOCK = 8  # points along a block
 
 
 def mapped(chosen: Callable[[int, int], Any], count: int) -> dict[tuple[int, int], Any]:
-    """What is chosen at each of count x count points. A block whose corners agree is taken to be all alike, any other
-    is cut into four, down to single points; so borders are exact, and only islands smaller than a block may be missed.
+    """Return the choice at each of count x count points, from few evaluations.
+
+    A block whose corners agree is uniform; any other is split into four. Borders are exact; islands smaller than a
+    block may be missed.
     """
     found: dict[tuple[int, int], Any] = {}
 
@@ -159,8 +158,8 @@ def mapped(chosen: Callable[[int, int], Any], count: int) -> dict[tuple[int, int
         if len(corners) == 1:
             found.update({(x, y): found[i[0], j[0]] for x in i for y in j if (x, y) not in found})
         elif max(len(i), len(j)) > 2:
-            for x in _halves(i):
-                for y in _halves(j):
+            for x in _split_range(i):
+                for y in _split_range(j):
                     fill(x, y)
 
     edges = sorted({*range(0, count, BLOCK), count - 1})
@@ -171,7 +170,7 @@ def mapped(chosen: Callable[[int, int], Any], count: int) -> dict[tuple[int, int
     return found
 
 
-def _halves(points: range) -> Sequence[range]:
-    """Two that share the middle point; one where there is none between."""
+def _split_range(points: range) -> Sequence[range]:
+    """Return two ranges that share the middle point; one range without a point between its ends."""
     middle = len(points) // 2
     return (points[: middle + 1], points[middle:]) if len(points) > 2 else (points,)

@@ -1,4 +1,4 @@
-"""What all pictures share: colours, sizes, labels that do not cross, and files."""
+"""The base of all figures: colours, sizes, labels that do not overlap, and files."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import numpy as np
 
 from fmm.kernels.plans.plan import Plan
 
-# Okabe and Ito's colours, which the colour-blind can tell apart.
+# Okabe and Ito's colours for colour-blind readers.
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#222222",
 )  # fmt: skip
-PLAN_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, "#8A6D00", "#5D3A9B")  # yellow, darker, and violet at the end
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # beside colours: for prints in grey, and where points overlap
+PLAN_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, "#8A6D00", "#5D3A9B")  # with a darker yellow and violet
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # for grey prints and overlapping points
 GREY, PALE, LIGHT = "#999999", "#d0c8b8", "#eeeeee"
 STYLE: Any = {
     "font.size": 9.5,
@@ -34,18 +34,19 @@ STYLE: Any = {
     "axes.titlelocation": "left",
     "legend.frameon": False,
     "svg.fonttype": "none",
-    "svg.hashsalt": "fmm",  # the same picture is the same file
+    "svg.hashsalt": "fmm",  # reproducible files
 }
 MOST_TICKS = 6
-DOTS = 150  # an inch, of a PNG file
-ROW = 0.165  # inches, of a legend
-LETTERS = 72  # of small text, beside each other in a picture of two columns
-DETAIL = (5.2, 3.4)  # inches of a picture of which two stand side by side on a screen, and one on a phone
-LINE = 0.045  # a line of small text, as a share of a picture's height
-BROAD = 32  # letters of a name beside the axes, which goes on in a next line if it is longer
+DOTS = 150  # dots per inch of a PNG file
+ROW = 0.165  # inches of a legend's row
+LETTERS = 72  # letters of a legend's row
+DETAIL = (5.2, 3.4)  # inches; two figures share a row on a screen
+LINE = 0.045  # height of a line of small text, as a share of the figure's
+BROAD = 32  # letters of a label's line beside the axes
 
 
 def new_figure(width: float = DETAIL[0], height: float = DETAIL[1], columns: int = 1) -> tuple[Any, Any]:
+    """Return a figure and its axes."""
     from matplotlib.figure import Figure
 
     made = Figure(figsize=(width, height), layout="constrained")
@@ -53,13 +54,12 @@ def new_figure(width: float = DETAIL[0], height: float = DETAIL[1], columns: int
 
 
 def legend_name(plan: Plan) -> str:
-    """A plan's text for a legend: without the leaf and the fringe that almost all share."""
+    """Return a plan's text without the vendor as leaf and the padding that almost all plans share."""
     return str(plan).removesuffix(" > vendor").replace(".batched.pad16", "").replace(".pad16", "")
 
 
 def legend_below(made: Any, *parts: Any) -> None:
-    """The legend of the axes outside of them, where it covers no point: in two columns, if the names are so short. The
-    picture becomes as much higher."""
+    """Add the legend below the axes, in two columns if the names are short, and enlarge the figure by its height."""
     handles, names = ([x for axes in parts for x in axes.get_legend_handles_labels()[i]] for i in (0, 1))
     columns = 2 if 2 * max(map(len, names), default=0) < LETTERS else 1
     made.set_figheight(made.get_figheight() + ROW * -(-len(names) // columns))
@@ -67,8 +67,10 @@ def legend_below(made: Any, *parts: Any) -> None:
 
 
 def saved_picture(made: Any, stem: Path) -> tuple[list[Path], str]:
-    """Written as PNG and SVG: their names, and the SVG's text. By matplotlib's canvases: `savefig` draws everything
-    twice, and finds the layout of each file anew, which takes as long."""
+    """Write a figure as PNG and SVG; return the paths and the SVG's text.
+
+    The canvases are used directly: `savefig` draws everything twice and repeats the layout for each file.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     png, svg = (stem.parent / f"{stem.name}.{kind}" for kind in ("png", "svg"))
@@ -81,7 +83,7 @@ def saved_picture(made: Any, stem: Path) -> tuple[list[Path], str]:
 
 
 def svg_text(made: Any, salt: str) -> str:
-    """The figure as SVG, with ids that do not clash with another's on the same page."""
+    """Return the figure as SVG with ids that are unique on the page."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
@@ -100,8 +102,7 @@ def svg_text(made: Any, salt: str) -> str:
 def named_at_right(
     axes: Any, points: Sequence[tuple[float, float, str]], colours: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """Names in a column at the right, in the order of the heights of their points, with a line to each, in its colour
-    if it has one. (Lines may cross points of others, but not each other's names.)"""
+    """Add labels in a column at the right, ordered by height, each with a line to its point."""
     if not points:
         return
     axes.autoscale_view()  # the limits are needed now
@@ -117,7 +118,7 @@ def named_at_right(
 
 
 def _spread(heights: Any, lines: Sequence[int]) -> Any:
-    """Heights in rising order, moved apart as little as so many lines of text need, within 0 and 1."""
+    """Return rising heights moved apart by the height of their lines of text, within 0 and 1."""
     gaps = np.array([0.0, *((a + b) / 2 for a, b in pairwise(lines))])
     steps = np.cumsum(gaps) * min(LINE, 1 / max(gaps.sum(), 1.0))
     lowest = np.maximum.accumulate(heights - steps)
@@ -126,7 +127,7 @@ def _spread(heights: Any, lines: Sequence[int]) -> Any:
 
 
 def plain_sides(axes: Any, most: int = MOST_TICKS) -> None:
-    """Ticks at powers of two, as whole numbers, on the logarithmic axes of sides: so many at most that none touch."""
+    """Set ticks at powers of two on logarithmic axes of sides, at most `most` so that none overlap."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
     for axis in (axes.xaxis, axes.yaxis):

@@ -1,4 +1,4 @@
-"""The map of one type: which plan the model chooses for which sides, and what was measured to be the fastest there."""
+"""The map of one type: the model's choice by m = n and k, and the fastest measured plans."""
 
 from __future__ import annotations
 
@@ -21,13 +21,11 @@ from fmm.tuner.report.figures import (
     plain_sides,
 )
 
-FAR = 2.0  # m over n, or n over m, of products that are not almost square
+FAR = 2.0  # the largest ratio of m and n of a point on the map
 
 
 def winning_plans(case: Case) -> Any:
-    """The plan that the model chooses for A of m x k and B of k x m: areas, whose colours are plans, as below the
-    picture. Points are shapes that were measured, in the colour of the plan that was the fastest of those that were
-    tried there."""
+    """Return the map: areas are the model's choice for m x k by k x m, points the fastest measured plan of a shape."""
     from matplotlib.colors import BoundaryNorm, ListedColormap
 
     made, axes = new_figure()
@@ -59,7 +57,7 @@ def winning_plans(case: Case) -> Any:
 
 
 def fastest_measured(case: Case) -> dict[Problem, Plan]:
-    """The measured winner of every shape, the vendor if no plan beat it."""
+    """Return the fastest measured plan of every shape, the vendor if no plan beat it."""
     found: dict[Problem, tuple[float, Plan]] = {}
     for problem, plan, speedup, *_ in case.speedups:
         found[problem] = max(found.get(problem, (1.0, VENDOR)), (speedup, plan), key=lambda x: x[0])
@@ -67,7 +65,7 @@ def fastest_measured(case: Case) -> dict[Problem, Plan]:
 
 
 def _coloured(met: Counter[Plan]) -> dict[Plan | None, str]:
-    """Colours of the plans with the largest areas, no two alike; None is all others."""
+    """Return the colours of the plans with the largest areas; None is all others."""
     often = [plan for plan, _ in met.most_common() if plan != VENDOR]
     own = sorted(often[: len(PLAN_COLOURS)], key=str)
     known: dict[Plan | None, str] = {VENDOR: LIGHT}
@@ -76,7 +74,7 @@ def _coloured(met: Counter[Plan]) -> dict[Plan | None, str]:
 
 
 def _points_coloured(best: Counter[Plan], coloured: dict[Plan | None, str]) -> dict[Plan, str]:
-    """Colours that are left for the plans that were measured to be the fastest, but are no area's."""
+    """Return colours for plans that were measured as the fastest but have no area."""
     often = [plan for plan, _ in best.most_common() if plan not in coloured]
     free = [colour for colour in PLAN_COLOURS if colour not in coloured.values()]
     return dict(zip(often, free, strict=False))

@@ -1,4 +1,4 @@
-"""The report's first table: what is gained by type and size, as measured or predicted."""
+"""The overview of the report: speedups by type and side, measured or predicted, as rows and as one figure."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Operation, Problem
-from fmm.tuner.findings.model_in_use import MORE, ODD_SIDES, UNTIMED, gains_from, odd_gains, set_aside
-from fmm.tuner.findings.outcome import vendors_name
+from fmm.tuner.findings.model_in_use import MORE, ODD_SIDES, UNTIMED, gains_from, odd_gains, skipped_because
+from fmm.tuner.findings.summary import vendor_name
 from fmm.tuner.report.case import REACH, Case
 from fmm.tuner.report.figures import BLACK, GREY, MARKERS, PLAN_COLOURS, named_at_right, new_figure, plain_sides
 
 SIDES = tuple(1024 << i for i in range(7))
 MEASURED, PREDICTED, LEFT = "measured", "predicted", "vendor"
-BEYOND = "beyond"  # predicted, further than REACH: where the model's first plans are
+BEYOND = "beyond"  # predicted beyond REACH times the largest measured side
 
 
 @dataclass(frozen=True)
 class Gain:
-    """What is gained on squares of a side: measured with its interval, predicted, or nothing, the vendor's."""
+    """The speedup on squares of a side: measured with its interval, predicted, or 1 where the vendor multiplies."""
 
     dtype: str
     side: int
@@ -35,28 +35,28 @@ class Gain:
     error_growth: float
     workspace: int
     op: Operation = "product"
-    untried: float = 0.0  # by another plan, which was not tried, if clearly more is predicted of that
-    beside: int = 0  # how many rows larger than the side in whose column it stands
+    untried: float = 0.0  # the predicted speedup of a plan that was not tried, if clearly larger
+    beside: int = 0  # rows beyond the side of its column
 
 
 def shown_gains(cases: Sequence[Case]) -> list[Gain]:
-    """Of all types, on the sides that are shown: of products, and of halves where they were measured."""
+    """Return the speedups of all types on the shown sides: products, and measured triangles (gram)."""
     found: list[Gain] = []
     for case in cases:
-        products, halves = ([g for side in SIDES if (g := at(case, side))] for at in (gain_at, half_gain_at))
+        products, grams = ([g for side in SIDES if (g := at(case, side))] for at in (gain_at, gram_gain_at))
         beyond = [] if won_by(products, case.dtype) else gains_beyond(case, products)
-        found += [*products, *beyond, *odd_sides(case), *halves]
+        found += [*products, *beyond, *odd_sides(case), *grams]
     return found
 
 
 def won_by(gains: Sequence[Gain], dtype: str) -> list[Gain]:
-    """The products of a type, of round sides, that are not left to the vendor."""
+    """Return the speedups of a type on round sides where a plan multiplies."""
     own = (gain for gain in gains if gain.op == "product" and gain.dtype == dtype and not gain.beside)
     return [gain for gain in own if gain.kind != LEFT]
 
 
 def odd_sides(case: Case) -> list[Gain]:
-    """Of squares one row larger than those that are shown, of a type for which the vendor is slow on odd sides."""
+    """Return the speedups on odd sides, for a type whose vendor is slow on odd sides."""
     if case.tuned.trusted is None or not case.choosing.batches or not odd_gains(case.choosing, case.dtype):
         return []
     found = (gain_at(case, side + 1) for side in SIDES if side + 1 in ODD_SIDES)
@@ -64,7 +64,7 @@ def odd_sides(case: Case) -> list[Gain]:
 
 
 def gains_beyond(case: Case, shown: Sequence[Gain]) -> list[Gain]:
-    """Of a type for which the model takes plans beyond all that was measured only: the first two sides that it does."""
+    """Return the first two sides that gain, for a type that gains only beyond all measured sides."""
     if case.tuned.trusted is None:
         return []
     last = max((gain.side for gain in shown), default=0)
@@ -73,8 +73,8 @@ def gains_beyond(case: Case, shown: Sequence[Gain]) -> list[Gain]:
     return [_gain(case, side, BEYOND, plan, (gain, gain, gain)) for side, plan, gain in gains]
 
 
-def half_gain_at(case: Case, side: int) -> Gain | None:
-    """Of a matrix times its adjoint, against the vendor's own way, by a trusted entry."""
+def gram_gain_at(case: Case, side: int) -> Gain | None:
+    """Return the speedup of a matrix times its adjoint by a trusted entry."""
     known = case.tuned.entry((side, side, side), op="gram")
     if known is None:
         return None
@@ -84,13 +84,13 @@ def half_gain_at(case: Case, side: int) -> Gain | None:
 
 
 def gain_at(case: Case, side: int) -> Gain | None:
-    """A trusted entry of that square, if fmm.matmul goes by it; else the model's choice; None beyond what was timed."""
+    """Return the entry of a square if fmm.matmul uses it, else the model's choice; None beyond the timed sides."""
     known = case.tuned.entry((side, side, side))
     if known is None and (side > REACH * case.largest or case.tuned.trusted is None):
         return None
     best = case.choice(side, side, side)
     predicted = 1 / best.time
-    if known is None or set_aside(case.used, known[0]) == UNTIMED:
+    if known is None or skipped_because(case.used, known[0]) == UNTIMED:
         kind = LEFT if best.plan == VENDOR else PREDICTED
         return _gain(case, side, kind, best.plan, (predicted, predicted, predicted))
     entry, plan = known
@@ -115,19 +115,19 @@ def _gain(
 
 
 def gains_frame(gains: Sequence[Gain]) -> Any:
-    """The same as a pandas DataFrame, a row a type and side."""
+    """Return the speedups as a pandas DataFrame."""
     import pandas
 
     return pandas.DataFrame([vars(gain) for gain in gains], columns=list(Gain.__dataclass_fields__))
 
 
-def library(cases: Sequence[Case]) -> str:
-    """With whose products all is compared."""
-    return vendors_name(cases[0].calibration) if cases else "the vendor's product"
+def vendor_of(cases: Sequence[Case]) -> str:
+    """Return the vendor's name."""
+    return vendor_name(cases[0].calibration) if cases else "the vendor"
 
 
 def largest_timed(cases: Sequence[Case]) -> str:
-    """How large the products were that were timed: `12800 (float32), 30144 (bfloat16, tf32)`."""
+    """Return the largest timed sides by type: `12800 (float32), 30144 (bfloat16, tf32)`."""
     found: dict[int, list[str]] = {}
     for case in cases:
         if case.largest:
@@ -136,17 +136,19 @@ def largest_timed(cases: Sequence[Case]) -> str:
 
 
 def starts_at(case: Case) -> int | None:
-    """From which side on the model takes plans; None where it never does, or is not used."""
+    """Return the side from which the model gains; None if it never does or is rejected."""
     return gains_from(case.choosing, case.dtype) if case.tuned.trusted is not None else None
 
 
 WIDE, NARROW = (7.6, 3.7), (3.8, 3.4)  # inches, on a screen and on a phone
+CAPTION = (
+    "Lines: the model's choice, dashed beyond twice the largest measured side. Points: certified entries with 95 % "
+    "intervals. Each type has one colour and one shape of points."
+)
 
 
 def speedup_of_all_types(cases: Sequence[Case], gains: Sequence[Gain], size: tuple[float, float] = WIDE) -> Any:
-    """Lines: the model's choice for square matrices, dashed further than twice what was measured. Points: certified
-    measurements, with 95 % intervals. A type's line, points and the line to its name have one colour, its points one
-    shape."""
+    """Return the figure of all types: the model's choice as lines, certified entries as points."""
     made, axes = new_figure(*size)
     ends, colours = [], {}
     for i, case in enumerate(cases):
@@ -167,7 +169,7 @@ def speedup_of_all_types(cases: Sequence[Case], gains: Sequence[Gain], size: tup
         if not known and own:
             ends.append((own[-1].side, own[-1].speedup, case.dtype))
     axes.axhline(1, color=BLACK, linewidth=0.8, linestyle=(0, (4, 3)))
-    axes.set(xscale="log", xlabel="side of square matrices", ylabel=f"times as fast as {library(cases)}")
+    axes.set(xscale="log", xlabel="side of square matrices", ylabel=f"speedup over {vendor_of(cases)}")
     axes.set_title("Speedup by size", color=GREY if not gains else BLACK)
     named_at_right(axes, ends, colours)
     plain_sides(axes)
@@ -175,34 +177,33 @@ def speedup_of_all_types(cases: Sequence[Case], gains: Sequence[Gain], size: tup
 
 
 def caption_of_all_types(cases: Sequence[Case], gains: Sequence[Gain]) -> str:
-    """What that picture shows, that it has no points, if so, and which points are far below their line, and why."""
-    said = " ".join((speedup_of_all_types.__doc__ or "").split())
-    none = "" if any(map(certified_squares, cases)) else " No square was certified to gain, so that there are none."
+    """Return the caption of the figure of all types."""
+    none = "" if any(map(certified_squares, cases)) else " No square was certified to gain."
     untried = list(dict.fromkeys(gain.dtype for gain in gains if gain.untried))
-    why = f" Where points of {', '.join(untried)} lie far below the line, the plan of the line was not tried."
-    assumed = [case.dtype for case in cases if case.tuned.trusted is not None and goes_by_datasheet(case)]
-    by = f" In {', '.join(assumed)} it goes by rates of the datasheet too, which no tuning has confirmed."
-    return f"{said}{none}{why if untried else ''}{by if assumed else ''}{model_error(cases)}"
+    why = f" {', '.join(untried)}: the plan of the line was not tried at points far below."
+    assumed = [case.dtype for case in cases if case.tuned.trusted is not None and uses_datasheet(case)]
+    by = f" {', '.join(assumed)}: the line includes datasheet rates that no tuning measured."
+    return f"{CAPTION}{none}{why if untried else ''}{by if assumed else ''}{model_error(cases)}"
 
 
-def goes_by_datasheet(case: Case) -> bool:
-    """Does a plan of the line end in what multiplies by rates of the datasheet?"""
+def uses_datasheet(case: Case) -> bool:
+    """Return True if a plan of the line ends in a leaf at the datasheet's rate."""
     assumed = {*case.used.assumed, *case.used.left_out}
     return any(case.choice(side, side, side).plan.leaf_use.leaf.name in assumed for side, _ in case.curve)
 
 
 def model_error(cases: Sequence[Case]) -> str:
-    """How far the lines are off, as shapes tell that no fit saw."""
+    """Return the error of predicted speedups on held-out shapes, as text."""
     errors = [(case.section["error"] or {}).get("speedup") or {} for case in cases if case.tuned.trusted]
     median, most = (_shares([e[name] for e in errors if e.get(name) is not None]) for name in ("median", "p95"))
     if not median:
         return ""
-    tail = f", 95 % of them by less than {most}" if most else ""
-    return f" On shapes that were held out, predicted speedups are off by {median} (median){tail}."
+    tail = f", 95th percentile {most}" if most else ""
+    return f" Error of predicted speedups on held-out shapes: median {median}{tail}."
 
 
 def _shares(known: Sequence[float]) -> str:
-    """The least and the largest in per cent."""
+    """Return the smallest and the largest share in percent."""
     if not known:
         return ""
     low, high = f"{min(known):.1%}", f"{max(known):.1%}"
@@ -210,8 +211,8 @@ def _shares(known: Sequence[float]) -> str:
 
 
 def curves(case: Case, own: Sequence[Gain]) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    """Side and speedup of the model's choice as far as was measured, to twice that, and beyond, as far as gains are
-    shown there."""
+    """Return side and speedup of the model's choice: up to REACH times the measured sides, and beyond to shown gains.
+    """
     if case.tuned.trusted is None:
         return [], []
     last = max((gain.side for gain in own if gain.kind == BEYOND), default=0)
@@ -220,6 +221,6 @@ def curves(case: Case, own: Sequence[Gain]) -> tuple[list[tuple[float, float]], 
 
 
 def certified_squares(case: Case) -> list[Entry]:
-    """The certified entries of square products that gain, but for those without workspace."""
+    """Return the certified entries of square products that gain, without those for workspace=0."""
     products = [e for e in case.tuned.entries.values() if e.op == "product" and len(set(e.size)) == 1]
     return [e for e in products if e.verified and not e.lean and e.plan != "vendor"]

@@ -1,16 +1,28 @@
-"""The report as one HTML page that needs nothing else, and that nothing in it scrolls sideways: on a phone neither."""
+"""The report as one self-contained HTML page, from the same tables as `fmm-tune show`.
+
+Nothing on the page has a fixed width, so that nothing scrolls sideways, on a phone either.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape, unescape
 from typing import Any
 
-from fmm.tuner.findings.advice import TO_ITS_END, tuning_command
-from fmm.tuner.findings.summary import TypeInShort
+from fmm.tuner.findings.diagnostics import is_noisy
+from fmm.tuner.findings.summary import (
+    NOISY,
+    RESUMES,
+    SectionText,
+    Table,
+    TypeSummary,
+    make_table,
+    rejected_table,
+    thresholds_of_types,
+    tuning_command,
+)
+from fmm.tuner.fit.parameters import is_determined, meaning_of, scaled_text, unit_of
 from fmm.tuner.report.case import Case
-from fmm.tuner.report.details import case_details, numbers_table
-from fmm.tuner.report.meaning import meaning, not_used, notes_of_cases
 from fmm.tuner.report.overview import (
     LEFT,
     MEASURED,
@@ -18,95 +30,96 @@ from fmm.tuner.report.overview import (
     caption_of_all_types,
     gains_frame,
     largest_timed,
-    library,
     starts_at,
+    vendor_of,
     won_by,
 )
-from fmm.tuner.report.plan_words import plan_words, plans_in
-from fmm.tuner.report.recursion_table import ABOUT, HEAD, recursion_rows
-from fmm.tuner.report.template import PAGE, STYLE
-from fmm.tuner.report.words import NEXT, WORDS
+from fmm.tuner.report.plan_names import plan_names_table, plans_in
+from fmm.tuner.report.type_figures import caption
 
-LEGEND = (
-    "Sides are rows and columns; numbers are ratios of times. "
-    '<span class="measured">1.23</span> measured, below it the 95&nbsp;% interval; '
-    '<span class="predicted">≈ 1.23</span> predicted; <span class="vendor">{short}</span> nothing is faster, '
-    "so that fmm leaves it to {base}; empty: more than twice as large as what was measured."
-)
-LEGEND_TIMED = " The largest products that were timed have as much work as squares of these sides: {}."
-LEGEND_ODD = " Side + 1: squares of the odd sides 1025, 2049 and so on, on which the library is slow."
-LEGEND_UNTRIED = " Untried: more is predicted by another plan, which this tuning did not try."
-FIRST = " *"
-LEGEND_FIRST = " *: from there on all squares; below it only those that were measured to be."
-LEGEND_GRAM = " Gram: a matrix times its adjoint, one half of which is computed."
-SHORT = {"NumPy's product": "NumPy", "the vendor's product": "vendor"}  # what is long for a cell
-HOW_PLANS_ARE_READ = (
-    "A plan says how a product is computed: <code>level &gt; level &gt; ... &gt; leaf</code>. Each level makes fewer "
-    "products of smaller matrices, for more sums of blocks; the leaf, behind the last &gt;, multiplies these. Options "
-    "of a level follow after dots. So <code>strassen^2.batched &gt; vendor</code> is two levels of Strassen's "
-    'algorithm at once, whose 49 products the library does together. <code>fmm.matmul(a, b, plan="...")</code> runs '
-    "any plan, and <code>fmm.explain(a, b)</code> names the one that is chosen. The names on this page:"
+NARROW, LONG = 14, ' class="whole"'  # letters of a cell that shares a row on a phone
+FIRST = " *"  # marks a first side below which measured squares gain too
+NEXT = (
+    ("fmm.matmul(a, b)", "the product, decided by this config"),
+    ("print(fmm.explain(a, b))", "the decision, with its plan, error and workspace"),
+    ("fmm.matmul(a, b, max_error_growth=3)", "at most 3 times the vendor's error"),
+    ("fmm.matmul(a, b, workspace=10**9)", "at most 10^9 bytes beside the operands"),
+    ('fmm.matmul(a, b, plan="strassen > vendor")', "this plan"),
+    ("fmm-tune show", "the same tables in a terminal"),
+    ("fmm-tune --shapes FILE", "certify plans for your shapes, lines of M K N"),
 )
 
 
 def report_page(
     found: Sequence[tuple[Case, Mapping[str, str]]], gains: Sequence[Gain], pictures: tuple[str, str]
 ) -> str:
-    """All cases: the table, the picture for a screen or for a phone, what they mean, and all else folded."""
+    """Return the page: speedups of all types as table and figure, the next commands, then each type's details."""
     wide, narrow = pictures
     cases = [case for case, _ in found]
-    base = library(cases)
+    base = vendor_of(cases)
     names = dict.fromkeys(str((case.section["conditions"] or {}).get("device", case.device)) for case in cases)
-    starts = {case.dtype: starts_at(case) for case in cases}
-    by_type = [case_details(case, pictures) for case, pictures in found]
-    details = "\n".join((*_folded_tables(cases, gains), *by_type))
-    words = plan_words((*named_plans(cases, gains), *plans_in(unescape(HOW_PLANS_ARE_READ + details))))
-    read = f"<p>{HOW_PLANS_ARE_READ}</p>{definitions(words.items(), typed=True)}"
-    said = _folded("How a plan is read", read), _folded("What the words mean", definitions(WORDS))
-    told = {case.dtype: _start_text(case, starts[case.dtype], won_by(gains, case.dtype)) for case in cases}
-    typed = definitions((*NEXT, *tunings_left(cases, gains)), typed=True)
-    table = gains_table(gains, base, told, largest_timed(cases))
+    starts = {case.dtype: start_text(case, starts_at(case), won_by(gains, case.dtype)) for case in cases}
+    rejected = rejected_table([TypeSummary(case.dtype, case.used) for case in cases])
+    next_table = make_table("next", ("command", "purpose"), (*NEXT, *tunings_left(cases, gains)))
+    details = "\n".join((*_folded_tables(cases, gains), *(_type_details(case, drawn) for case, drawn in found)))
+    glossary = plan_names_table((*named_plans(cases, gains), *plans_in(unescape(details))))
     return PAGE.format(
-        title=escape(", ".join(names)), base=escape(base), style=STYLE, table=table, wide=wide,
-        narrow=narrow, caption=escape(caption_of_all_types(cases, gains)), next=typed,
-        meaning=_meaning(cases, gains, starts, base), details="\n".join((*said, details)),
-    )  # fmt: skip
-
-
-def _meaning(cases: Sequence[Case], gains: Sequence[Gain], starts: Mapping[str, int | None], base: str) -> str:
-    """The two sentences, unless nothing is used, and what is not used."""
-    doubts = not_used(cases)
-    known = {dtype: side for dtype, side in starts.items() if side}
-    types = [TypeInShort(case.dtype, case.used) for case in cases]
-    said = [meaning(gains, known, base, types)] if gains or not doubts else []
-    return "\n".join(f"<p>{escape(text)}</p>" for text in (*said, *([" ".join(doubts)] if doubts else [])))
+        title=escape(", ".join(names)),
+        base=escape(base),
+        style=CSS,
+        table=gains_table(gains, base, starts, largest_timed(cases)),
+        rejected=html_table(rejected) if rejected.rows else "",
+        wide=wide,
+        narrow=narrow,
+        caption=escape(caption_of_all_types(cases, gains)),
+        next=html_table(next_table, code=True),
+        details="\n".join((details, _folded(glossary.title, html_table(glossary, code=True)))),
+    )
 
 
 def tunings_left(cases: Sequence[Case], gains: Sequence[Gain]) -> Iterator[tuple[str, str]]:
-    """What is worth tuning again, and why."""
+    """Yield the tunings that are worth repeating, and why."""
     untried = {gain.dtype for gain in gains if gain.untried}
     for device in dict.fromkeys(case.device for case in cases):
         own = [case for case in cases if case.device == device]
         unused = [case.dtype for case in own if case.tuned.diagnostics]
         partial = [c.dtype for c in own if not c.tuned.diagnostics and (c.used.left_out or c.dtype in untried)]
         if unused:
-            yield tuning_command(device, unused), TO_ITS_END
+            yield tuning_command(device, unused), f"tune again on an idle machine ({RESUMES})"
         if partial:
-            yield tuning_command(device, partial), "measures what was not tried so far"
+            yield tuning_command(device, partial), "measure the plans that were not tried"
 
 
-# ---- the table
+# ---- tables as HTML
+
+
+def html_table(table: Table, code: bool = False) -> str:
+    """Return a table whose cells also name their column, for phones; `code`: the first column is typed text."""
+    top = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.columns)
+    body = "".join(_html_row(table.columns, row, code) for row in table.rows)
+    note = f'<p class="key"><small>{escape(table.note)}</small></p>' if table.note else ""
+    return f'<table class="numbers folded"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>{note}'
+
+
+def _html_row(columns: Sequence[str], row: Sequence[str], code: bool) -> str:
+    first, *cells = row
+    found = "".join(
+        f'<td{LONG if len(cell) > NARROW else ""} data-side="{escape(name)}">{escape(cell)}</td>'
+        for name, cell in zip(columns[1:], cells, strict=True)
+    )
+    name = f"<code>{escape(first)}</code>" if code else escape(first)
+    return f'<tr><th scope="row">{name}</th>{found}</tr>'
+
+
+def _folded(title: str, html: str) -> str:
+    return f"<details><summary>{escape(title)}</summary>\n{html}</details>"
 
 
 def gains_table(
-    gains: Sequence[Gain],
-    base: str = "the vendor's product",
-    starts: Mapping[str, str] | None = None,
-    timed: str = "",
+    gains: Sequence[Gain], base: str = "the vendor", starts: Mapping[str, str] | None = None, timed: str = ""
 ) -> str:
-    """Types by sizes; `base` is what all is compared with, `starts` says of each type from which side on, `timed` how
-    large the products were that were timed."""
-    short, known = SHORT.get(base, base), starts or {}
+    """Return the speedups as types by sides; `starts` is each type's first side, `timed` the largest timed sides."""
+    known = starts or {}
     frame = gains_frame(gains)
     frame = frame.assign(column=frame["side"] - frame["beside"])
     sides = sorted(set(frame["column"]))
@@ -118,40 +131,52 @@ def gains_table(
         dtype, op, beside = kind
         own = frame[(frame["dtype"] == dtype) & (frame["op"] == op) & (frame["beside"] == beside)]
         start = known.get(dtype, "") if kind == (dtype, "product", 0) else _first_gain(own) if beside else ""
-        rows.append(_gains_row(_row_name(*kind), start, own, sides, short))
+        name = f"{dtype}{f', {op}' * (op != 'product')}{f', side + {beside}' * (beside > 0)}"
+        rows.append(_gains_row(name, start, own, sides, base))
     top = f'<thead><tr><th scope="col">type</th>{head}</tr></thead>'
-    legend = LEGEND.format(base=escape(base), short=escape(short))
-    legend += LEGEND_TIMED.format(escape(timed)) if timed else ""
-    legend += LEGEND_ODD if any(gain.beside for gain in gains) else ""
-    legend += LEGEND_UNTRIED if any(gain.untried for gain in gains) else ""
-    legend += LEGEND_FIRST if any(FIRST in text for text in known.values()) else ""
-    legend += LEGEND_GRAM if any(gain.op != "product" for gain in gains) else ""
     body = f'<table class="gains folded">{top}<tbody>{"".join(rows)}</tbody></table>'
-    return f'{body}\n<p class="key"><small>{legend}</small></p>'
+    return f'{body}\n<p class="key"><small>{_legend(gains, base, known, timed)}</small></p>'
 
 
-def _row_name(dtype: str, op: str, beside: int) -> str:
-    return f"{dtype}{f', {op}' * (op != 'product')}{f', side + {beside}' * (beside > 0)}"
+def _legend(gains: Sequence[Gain], base: str, starts: Mapping[str, str], timed: str) -> str:
+    """Return one line for each kind of cell in the table."""
+    parts = [
+        '<span class="measured">1.23</span> measured, with its 95&nbsp;% interval',
+        '<span class="predicted">≈ 1.23</span> predicted',
+        f'<span class="vendor">{escape(base)}</span> the vendor multiplies',
+        "empty: beyond twice the largest timed product",
+    ]
+    if timed:
+        parts.append(f"largest timed products, as the side of a cube: {escape(timed)}")
+    if any(gain.beside for gain in gains):
+        parts.append("side + 1: odd sides 1025, 2049, ...")
+    if any(gain.untried for gain in gains):
+        parts.append("untried: predicted for a plan that was not tried")
+    if any(FIRST in text for text in starts.values()):
+        parts.append("*: some smaller squares gain too, as measured")
+    if any(gain.op != "product" for gain in gains):
+        parts.append("gram: a matrix times its adjoint, one triangle computed")
+    return "; ".join(parts)
 
 
 def _first_gain(own: Any) -> str:
-    """The first side on which anything is faster."""
+    """Return the first side that gains."""
     sides = own[own["kind"] != LEFT]["side"]
     return str(min(sides)) if len(sides) else ""
 
 
-def _gains_row(name: str, start: str, own: Any, sides: Sequence[int], short: str) -> str:
+def _gains_row(name: str, start: str, own: Any, sides: Sequence[int], base: str) -> str:
     found = {row.column: row for row in own.itertuples()}
-    cells = "".join(_cell(found.get(side), side, short) for side in sides)
+    cells = "".join(_gain_cell(found.get(side), side, base) for side in sides)
     first = f'<td class="{"start" if start else "none"}" data-side="faster from side">{escape(start)}</td>'
     return f'<tr><th scope="row">{escape(name)}</th>{first}{cells}</tr>'
 
 
-def _cell(gain: Any, column: int, short: str) -> str:
+def _gain_cell(gain: Any, column: int, base: str) -> str:
     side = column if gain is None else gain.side
     if gain is None:
         return f'<td class="none" data-side="{side}"></td>'
-    text = escape(short)
+    text = escape(base)
     if gain.kind == MEASURED:
         text = f"{gain.speedup:.2f}<small>{gain.low:.2f} to {gain.high:.2f}</small>"
     elif gain.kind != LEFT:
@@ -161,11 +186,12 @@ def _cell(gain: Any, column: int, short: str) -> str:
     return f'<td class="{gain.kind}" data-side="{side}" title="{escape(gain.plan)}">{text}</td>'
 
 
-def _start_text(case: Case, side: int | None, won: Sequence[Gain]) -> str:
+def start_text(case: Case, side: int | None, won: Sequence[Gain]) -> str:
+    """Return the first side that gains by the model, or why there is none."""
     if case.tuned.trusted is None:
-        return "not used"
+        return "rejected"
     if side is None:
-        return "as measured" if won else "nowhere"
+        return "as measured" if won else "never"
     return f"{side}{FIRST if any(gain.side < side for gain in won) else ''}"
 
 
@@ -173,21 +199,13 @@ def _start_text(case: Case, side: int | None, won: Sequence[Gain]) -> str:
 
 
 def _folded_tables(cases: Sequence[Case], gains: Sequence[Gain]) -> Iterator[str]:
-    notes = "".join(f"<p>{escape(note)}</p>" for note in notes_of_cases(cases, gains))
-    if notes:
-        yield _folded("What was not measured", notes)
     won = [gain for gain in gains if gain.kind != LEFT]
     if won:
-        yield _folded("By which plans, at which error, with how much memory", _plans_table(won))
-    rows = list(recursion_rows((case.dtype, case.section) for case in cases))
-    if rows:
-        yield _folded("The papers' thresholds", f"<p>{escape(ABOUT)}</p>{numbers_table(HEAD, rows)}")
-
-
-def _plans_table(won: Sequence[Gain]) -> str:
-    """A row for each gain: what the first table's cells stand for."""
-    head = "type", "side", "times as fast", "error, times the usual", "memory, GiB", "plan"
-    return numbers_table(head, map(_plan_row, won))
+        columns = "type", "side", "speedup", "error growth", "workspace [GiB]", "plan"
+        yield _folded("Plans", html_table(make_table("plans", columns, map(_plan_row, won))))
+    thresholds = thresholds_of_types(((case.dtype, case.section) for case in cases), intervals=True)
+    if thresholds.rows:
+        yield _folded("The papers' thresholds", html_table(thresholds))
 
 
 def _plan_row(g: Gain) -> tuple[str, ...]:
@@ -197,7 +215,7 @@ def _plan_row(g: Gain) -> tuple[str, ...]:
 
 
 def named_plans(cases: Sequence[Case], gains: Sequence[Gain]) -> Iterator[str]:
-    """The plans of the tables and of the pictures."""
+    """Yield the plans of the tables and of the figures."""
     yield from (gain.plan for gain in gains)
     for case in cases:
         yield from (entry.plan for entry in case.tuned.entries.values())
@@ -205,12 +223,96 @@ def named_plans(cases: Sequence[Case], gains: Sequence[Gain]) -> Iterator[str]:
         yield from map(str, dict.fromkeys(case.map[1].values()))
 
 
-def _folded(title: str, html: str) -> str:
-    return f"<details><summary>{escape(title)}</summary>\n{html}</details>"
+def _type_details(case: Case, pictures: Mapping[str, str]) -> str:
+    """Return one type, folded: the tables of `fmm-tune show`, the figures, the fitted parameters."""
+    text = SectionText(case.section, case.dtype, case.device, case.sections)
+    tables = "\n".join(f"<h3>{escape(table.title)}</h3>{html_table(table)}" for table in text.tables)
+    drawn = "\n".join(
+        f"<figure>{svg}<figcaption>{escape(caption(name, case))}</figcaption></figure>"
+        for name, svg in pictures.items()
+    )
+    tuned = case.section["tuned"] or {}
+    day = str(tuned.get("at") or case.tuning.header.started)[:10]
+    how = f"effort {case.tuning.header.settings.get('effort')}, {day}, {len(case.trials)} samples"
+    return (
+        f"<details><summary>{escape(case.title)}</summary>\n<p>{escape(how)}</p>\n{tables}\n"
+        f'<div class="pictures">{drawn}</div>\n<h3>fitted parameters</h3>\n{parameters_table(case)}</details>'
+    )
 
 
-def definitions(rows: Iterable[tuple[str, str]], typed: bool = False) -> str:
-    """Words and what they mean; of what is typed, as it is typed."""
-    kind, start, end = (' class="typed"', "<code>", "</code>") if typed else ("", "", "")
-    found = (f"<dt>{start}{escape(word)}{end}</dt><dd>{escape(text)}</dd>" for word, text in rows)
-    return f"<dl{kind}>{''.join(found)}</dl>"
+def parameters_table(case: Case) -> str:
+    """Return the fitted parameters with their meanings, values and 95 % intervals."""
+    if is_noisy(case.tuned.diagnostics):
+        return f"<p>{NOISY}</p>"
+    calibration = case.section["calibration"]
+    values = {**calibration, **{f"rate.{k}": v for k, v in calibration["rate"].items()}}
+    rows = []
+    for name, (low, high) in (case.section["intervals"] or {}).items():
+        if name not in values:
+            continue
+        value, ends = "", "not determined"
+        if is_determined(name, low, high):
+            (text,), unit = scaled_text(unit_of(name), values[name])
+            value = f"{text} {unit}".rstrip()
+            texts, unit = scaled_text(unit_of(name), low, high)
+            ends = f"{' to '.join(texts)} {unit}".rstrip()
+        rows.append((name, value, ends, meaning_of(name)))
+    return html_table(make_table("fitted parameters", ("parameter", "value", "95 % interval", "meaning"), rows))
+
+
+CSS = """
+:root { color-scheme: light; }
+* { box-sizing: border-box; }
+body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 60rem; margin: 1.5rem auto;
+  padding: 0 1rem; overflow-wrap: anywhere; }
+h1 { font-size: 1.5rem; line-height: 1.2; margin: 0 0 0.25rem; }
+h2 { font-size: 1.15rem; margin: 1.75rem 0 0.5rem; }
+h1 + p { margin-top: 0; color: #555; }
+code { font: 0.9em/1.4 ui-monospace, monospace; background: #f4f4f4; padding: 0.1em 0.25em; border-radius: 3px; }
+figure { margin: 1rem 0; }
+figcaption { color: #555; font-size: 0.85rem; line-height: 1.4; }
+svg { display: block; width: 100%; max-width: 48rem; height: auto; }
+table { border-collapse: collapse; width: 100%; font-size: 0.95rem; font-variant-numeric: tabular-nums; }
+td, th { padding: 0.3rem 0.4rem; border-bottom: 1px solid #ddd; text-align: right; vertical-align: top; }
+td:first-child, th:first-child { text-align: left; }
+small { display: block; color: #666; font-size: 0.75rem; line-height: 1.3; font-weight: 400; }
+.measured { font-weight: 600; background: #e8f3ec; } .predicted, .beyond { color: #444; background: #f6f6f0; }
+.vendor, .none { color: #767676; }
+.start { color: #222; }
+.key span { padding: 0 0.3rem; }
+.narrow { display: none; }
+.pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); gap: 0 1.5rem; }
+details { border-top: 1px solid #ddd; padding: 0.5rem 0; }
+summary { cursor: pointer; font-weight: 600; }
+h3 { font-size: 1rem; margin: 1.25rem 0 0.25rem; }
+dl { display: grid; grid-template-columns: fit-content(11rem) 1fr; gap: 0.3rem 1rem; font-size: 0.9rem; }
+dl.typed { grid-template-columns: fit-content(24rem) 1fr; }
+dt { font-weight: 600; } dd { margin: 0; }
+.numbers td:not(:first-child), .numbers th { overflow-wrap: normal; }
+.numbers td:last-child { overflow-wrap: anywhere; }
+@media (max-width: 40rem) {
+  .wide { display: none; } .narrow { display: block; }
+  dl { display: block; } dd { margin: 0 0 0.5rem; }
+  .folded thead { display: none; }
+  .folded tr { display: grid; grid-template-columns: repeat(auto-fill, minmax(6.5rem, 1fr)); padding: 0.5rem 0; }
+  .folded th[scope=row] { grid-column: 1 / -1; border: 0; font-size: 1.05rem; }
+  .folded td { text-align: left; border: 0; }
+  .folded .none { display: none; } .folded .whole { grid-column: 1 / -1; }
+  .folded td::before { content: attr(data-side); display: block; color: #666; font-size: 0.75rem; font-weight: 400; }
+}
+"""
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>fmm: {title}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>{style}</style></head><body>
+<h1>fmm on {title}</h1>
+<p>Speedup of <code>fmm.matmul(a, b)</code> over {base} by type and side of square matrices:</p>
+{table}
+{rejected}
+<figure><div class="wide">{wide}</div><div class="narrow">{narrow}</div><figcaption>{caption}</figcaption></figure>
+<h2>Next</h2>
+{next}
+<h2>Details</h2>
+{details}
+</body></html>
+"""

@@ -1,4 +1,4 @@
-"""The pictures of one type: each drawn from a case by one function in PICTURES; nothing is measured."""
+"""The figures of one type: PICTURES has a function for each, CAPTIONS its caption; nothing is measured."""
 
 from __future__ import annotations
 
@@ -34,14 +34,13 @@ from fmm.tuner.report.figures import (
 )
 from fmm.tuner.report.maps import fastest_measured, winning_plans
 
-FEW_TICKS = 3  # of an axis in half of a picture
-ROUND = 128  # sides of which lines are drawn are multiples of it
-WIDE_RANGE = 60  # an axis that is longer names powers of ten alone
+FEW_TICKS = 3  # of an axis in half of a figure
+ROUND = 128  # lines are evaluated at multiples of this side
+WIDE_RANGE = 60  # a longer axis labels powers of ten alone
 
 
 def measured_and_predicted(case: Case) -> Any:
-    """Predicted time over measured time, of every shape and plan; the colours are the stages of the tuning, as in the
-    picture."""
+    """Return predicted over measured times of every shape and plan."""
     made, axes = new_figure()
     kinds = (("search",), GREY, "searched", 1), (FITTED, SKY, "fitted", 2), ((HELD_OUT,), RED, "held out", 3)
     for stages, colour, name, z in kinds:
@@ -64,9 +63,7 @@ def measured_and_predicted(case: Case) -> Any:
 
 
 def draw_residuals(case: Case) -> Any:
-    """What the model is off by: over the size of the product, and how often; held-out products, which no fit saw, have
-    a colour of their own. (Whole products alone: not the parts of
-    some that were timed apart.)"""
+    """Return the error of predicted times of whole products: over size, and as a histogram."""
     made, (left, right) = new_figure(columns=2)
     bins = np.arange(-0.3, 0.31, 0.02)
     for stages, colour, name in ((FITTED, SKY, "fitted"), ((HELD_OUT,), RED, "held out")):
@@ -85,13 +82,11 @@ def draw_residuals(case: Case) -> Any:
     return made
 
 
-SLOWEST = 0.5  # of the library's speed: what is slower yet is not drawn
+SLOWEST = 0.5  # of the vendor's speed: slower plans are not drawn
 
 
 def speedup_over_size(case: Case) -> Any:
-    """The measured speedup of every plan, and of the model's choice for squares as a line; the library's product is 1.
-    Colours and shapes of points are plans, as below the picture; pale ones are all others.
-    (Where the line has teeth, a plan's products are not whole tiles of the device there.)"""
+    """Return the measured speedups of all plans over size, with the model's choice as a line."""
     made, axes = new_figure()
     known = [x for x in case.speedups if x[2] >= SLOWEST]
     won = Counter(fastest_measured(case).values())
@@ -104,8 +99,8 @@ def speedup_over_size(case: Case) -> Any:
     line = [(side, gain) for side, gain in case.curve if side >= least / 2]
     if line:
         axes.plot(*zip(*line, strict=True), color=BLACK, linewidth=1.2, label="the model's choice, squares")
-    axes.axhline(1, color=BLACK, linewidth=0.8, linestyle=(0, (4, 3)), label="the library's product")
-    axes.set(xscale="log", xlabel="side of the cube with as much work", ylabel="times as fast as the library")
+    axes.axhline(1, color=BLACK, linewidth=0.8, linestyle=(0, (4, 3)), label="vendor")
+    axes.set(xscale="log", xlabel="side of the cube with as much work", ylabel="speedup")
     axes.set_title("Speedup (points: measured, with 95 % intervals)")
     legend_below(made, axes)
     plain_sides(axes)
@@ -113,8 +108,7 @@ def speedup_over_size(case: Case) -> Any:
 
 
 def time_and_error(case: Case) -> Any:
-    """Time over expected error of the plans on the largest shape on which plans were measured; the line joins those
-    than which none is faster and errs less. Named are these, and what was measured."""
+    """Return time over expected error of the plans on the largest measured shape, with the Pareto front."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
     made, axes = new_figure(height=3.6)
@@ -142,7 +136,7 @@ def time_and_error(case: Case) -> Any:
         if some:
             axes.plot(*zip(*some, strict=True), "o", ms=5, color=BLUE, mfc=face, label=name)
     axes.axhline(1, color=BLACK, linewidth=0.8, linestyle=(0, (4, 3)))
-    axes.set(xscale="log", xlabel="expected error, the library's being 1", ylabel="time, the library's being 1")
+    axes.set(xscale="log", xlabel="expected error over the vendor's", ylabel="time over the vendor's")
     axes.set_title(f"Time and error at {' x '.join(map(str, problem.size))}")
     axes.xaxis.set_major_locator(FixedLocator([0.01, 0.1, 0.3, 1, 2, 3, 5, 10, 20, 50]))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -154,12 +148,11 @@ def time_and_error(case: Case) -> Any:
 
 
 def draw_rates(case: Case) -> Any:
-    """pi, the time of a flop of the library's product, and alpha, that of adding one element, as the rates that they
-    are one over: measured (points) and fitted (lines); of sums of blocks a colour for each algorithm."""
+    """Return the rates of products (1 / pi) and of sums (3 numbers / alpha): measured points, fitted lines."""
     made, (left, right) = new_figure(columns=2)
     squares = [o for o in case.seen("scale", "rates", "probe") if len(set(o.problem.size)) == 1]
     vendors = sorted((o.problem.m, o.problem.flops / o.seconds) for o in squares if o.kind == "vendor")
-    name = "the library's product"
+    name = "vendor"
     left.plot(*zip(*((n, r / 1e9) for n, r in vendors), strict=True), "o", ms=4, color=BLACK, label=name)
     n = np.geomspace(vendors[0][0], vendors[-1][0], 80) // ROUND * ROUND
     sides = sorted({int(x) for x in n if x})
@@ -182,8 +175,7 @@ def draw_rates(case: Case) -> Any:
 
 
 def draw_roofline(case: Case) -> Any:
-    """Classical flops a second over classical flops a byte that the plan moves, below the device's roofs: as if all
-    plans did the 2 m k n flops of the classical product. Colours and shapes are plans, as below the picture."""
+    """Return the roofline: classical flops per second over classical flops per moved byte of all plans."""
     made, axes = new_figure(height=3.6)
     rate, stream = case.calibration.rate(case.dtype), case.calibration.stream
     memory = rate.memory or stream
@@ -221,19 +213,30 @@ PICTURES: dict[str, Callable[[Case], Any]] = {
     "rates": draw_rates,
     "roofline": draw_roofline,
 }
-OF_PAIRS = frozenset({"speedup", "error"})  # need plans that were measured beside the vendor: a short tuning has none
+CAPTIONS = {
+    "speedup": "Measured speedup of every plan over the vendor, with 95 % intervals; pale points are other plans. "
+    "Line: the model's choice for squares; its teeth are sides that are no whole tiles.",
+    "plans": "The model's choice for m x k by k x m products: areas are plans. Points: the fastest measured plan.",
+    "error": "Time over expected error on the largest measured shape. Line: the Pareto front, whose plans are named.",
+    "predicted-measured": "Predicted over measured time of every shape and plan, by stage of the tuning.",
+    "residuals": "Error of predicted times of whole products, over size and as a histogram; held-out ones apart.",
+    "rates": "Left: rate of the vendor's product (1 / pi). Right: rate of sums (3 numbers / alpha). Points are "
+    "measured, lines fitted.",
+    "roofline": "Classical flops per second over classical flops per moved byte, below the device's roofs; all plans "
+    "count 2 m k n flops.",
+}
+OF_PAIRS = frozenset({"speedup", "error"})  # need plans that were timed with the vendor; a short tuning has none
 
 
 def case_pictures(case: Case) -> dict[str, Callable[[Case], Any]]:
-    """Those that there is something to draw for."""
+    """Return the figures that have data."""
     return {name: draw for name, draw in PICTURES.items() if case.speedups or name not in OF_PAIRS}
 
 
 def _groups(
     plans: Sequence[Plan], won: Mapping[Plan, int] = MappingProxyType({})
 ) -> Iterator[tuple[str, str, str, frozenset[Plan]]]:
-    """Name, colour, shape of the points and plans: the vendor in grey, one for each of the plans that won most shapes,
-    or were met most often; the rest as one."""
+    """Yield name, colour, marker and plans of each group: the vendor, the most frequent winners, all others."""
     met = Counter(plans)
     often = sorted((p for p in met if p != VENDOR), key=lambda p: (won.get(p, 0), met[p]), reverse=True)
     own, rest = often[: len(PLAN_COLOURS) - 1], frozenset(often[len(PLAN_COLOURS) - 1 :])
@@ -246,22 +249,22 @@ def _groups(
 
 
 def caption(name: str, case: Case) -> str:
-    """What a picture of a case shows, with what its numbers count."""
-    said = " ".join((PICTURES[name].__doc__ or "").split())
+    """Return the caption of a figure."""
+    text = CAPTIONS[name]
     if name == "predicted-measured":
-        return f"{said} {held_out_points(case)}"
+        return f"{text} {held_out_points(case)}"
     slow = sum(x[2] < SLOWEST for x in case.speedups)
     if name == "speedup" and slow:
-        return f"{said} Not drawn: {slow} below {SLOWEST:g}."
-    return said
+        return f"{text} Not drawn: {slow} below {SLOWEST:g}."
+    return text
 
 
 def held_out_points(case: Case) -> str:
-    """What the held-out points are, for who compares their number with that of the pairs in the text."""
+    """Return how many held-out points there are of each kind."""
     seen = case.seen(HELD_OUT)
     if not seen:
         return "No shapes were held out."
     kinds = Counter("library" if o.kind == "vendor" else "own" if o.run.plan.uses_tile_model else "plan" for o in seen)
-    names = {"plan": "of a plan beside it", "own": "of our own tiled kernel beside it"}
-    besides = "".join(f", {kinds[kind]} {text}" for kind, text in names.items() if kinds[kind])
-    return f"Of the {len(seen)} held-out points {kinds['library']} are of the library's product{besides}."
+    names = {"library": "vendor", "plan": "plans", "own": "fmm's own kernel"}
+    counts = ", ".join(f"{kinds[kind]} {text}" for kind, text in names.items() if kinds[kind])
+    return f"{len(seen)} held-out points: {counts}."

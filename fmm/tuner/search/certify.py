@@ -1,4 +1,7 @@
-"""Confirming what a search found: on fresh operands, against the vendor and what else the vendor has."""
+"""Certify the plans of a search on fresh operands, and make the entries of the config from the trials.
+
+A plan is certified against the vendor's product, and against the vendor's best other product of the shape (its peer).
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,11 @@ from fmm.tuner.search.race import Found, needs_no_workspace
 from fmm.tuner.trials.journal import Journal, RoundLimits
 from fmm.tuner.trials.record import Trial
 
-FRESH = 1  # the seed of the operands on which the search's results are confirmed
+FRESH = 1  # seed of the operands of the certification
 
 
 def confirm_best(journal: Journal, found: Found, limits: RoundLimits, noise: float) -> None:
-    """The best plans on fresh operands, one after the other until one is certified: against the vendor's product, and
-    against the best of what else the vendor has for it (which needs workspace). The best without workspace as well."""
+    """Measure the best plans of a search on fresh operands until one is certified, then the best without workspace."""
     promising = [plan for plan, seen in found.plans if seen > 1]
     peer = next((plan for plan in promising if not plan.levels), None)
     raced = []
@@ -39,7 +41,7 @@ def confirm_best(journal: Journal, found: Found, limits: RoundLimits, noise: flo
 def _faster(
     journal: Journal, stage: str, problem: Problem, than: Plan, plan: Plan, limits: RoundLimits, noise: float
 ) -> bool:
-    """Is the plan certified to be faster than another?"""
+    """Return True if the plan is certified to be faster than another."""
     base, run = Run(than), Run(plan)
     with journal.open(stage, problem, FRESH) as timed:
         samples = timed.rounds([base, run], limits)
@@ -47,9 +49,9 @@ def _faster(
 
 
 def searched_entries(trials: Sequence[Trial], noise: float | None) -> list[Entry]:
-    """An entry for every shape that was searched: the first certified plan's, else the vendor's.
+    """Return an entry for every searched shape: the first certified plan's, else the vendor's.
 
-    A shape that was left before its best plan was confirmed has none, nor has any where the noise is not known.
+    A shape whose best plan was not certified before the end has none; without a noise floor no shape has one.
     """
     found: list[Entry] = []
     if noise is None:
@@ -75,14 +77,14 @@ def searched_entries(trials: Sequence[Trial], noise: float | None) -> list[Entry
 
 
 def all_entries(trials: Sequence[Trial], noise: float | None) -> Iterator[Entry]:
-    """Those of each operation."""
+    """Yield the entries of each operation."""
     for op in OPERATIONS:
         own = [t for t in trials if t.op == op]
         yield from (replace(entry, op=op) for entry in searched_entries(own, noise))
 
 
 def lean_entry(searched: Sequence[Trial], confirmed: Sequence[Trial], noise: float) -> list[Entry]:
-    """What is best without workspace: a certified plan, or the vendor if none is."""
+    """Return the entry for workspace=0: a certified plan's, or the vendor's if no plan gains."""
     for trials in (confirmed, searched):
         pairs = [x for x in paired_samples(trials) if needs_no_workspace(Plan.parse(x[0]), trials[0].problem)]
         shown = [certify.entry_of_rounds(trials[0].size, *x, noise, "certified") for x in pairs]
@@ -95,7 +97,7 @@ def lean_entry(searched: Sequence[Trial], confirmed: Sequence[Trial], noise: flo
 
 
 def unbeaten_plans(searched: Sequence[Trial], raced: Sequence[Trial], noise: float) -> Callable[[str], bool]:
-    """Which plans are faster than the best of what else the vendor has, if that is faster than its usual product."""
+    """Return a test for plans that beat the vendor's best other product, if that beats its default product."""
     leaves = {
         p: median(certify.paired_ratios(base, own))
         for p, base, own in paired_samples(searched)
@@ -108,7 +110,7 @@ def unbeaten_plans(searched: Sequence[Trial], raced: Sequence[Trial], noise: flo
     return lambda plan: plan in (peer, *won)
 
 
-# Stages in which every plan has rounds of its own with the vendor's product (or its peer), one after the other.
+# Stages in which every plan has its own rounds with the vendor's product (or its peer).
 RACES = ("search", "certify", "peer")
 
 
@@ -127,5 +129,5 @@ def paired_samples(trials: Sequence[Trial], peer: str = "vendor") -> Iterator[tu
 
 
 def _promising(trials: Sequence[Trial]) -> bool:
-    """Did any plan look faster than the vendor?"""
+    """Return True if any plan looked faster than the vendor."""
     return any(median(certify.paired_ratios(base, own)) > 1 for _, base, own in paired_samples(trials))

@@ -1,4 +1,4 @@
-"""Searching a shape's fastest plan: the model's best first, then Optuna's proposals; clear losers leave early."""
+"""The search for a shape's fastest plan: the model's best first, then Optuna's proposals; clear losers leave early."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ STAGE = "search"
 
 @dataclass(frozen=True)
 class Found:
-    """The plans that did best on a shape, the fastest first, with the median speedups that the search saw."""
+    """The plans of a search with their median speedups, the fastest first."""
 
     problem: Problem
     plans: tuple[tuple[Plan, float], ...]
 
 
 def search_plans(journal: Journal, problem: Problem, calibration: Calibration, effort: Effort, seconds: float) -> Found:
-    """Race plans against the vendor, one at a time, until the trials or the seconds are spent."""
+    """Race plans against the vendor, one at a time, until the trials or the seconds are spent; return the standing."""
     predicted = [c.plan for c in rank_candidates(problem, calibration) if c.plan != VENDOR]
     predicted = [
         p for p in predicted if compile_weight(p) <= effort.heaviest and within_limits(journal.device, p, problem)
@@ -52,7 +52,7 @@ def search_plans(journal: Journal, problem: Problem, calibration: Calibration, e
 
 
 def race_plans(journal: Journal, problem: Problem, plans: Sequence[Plan], effort: Effort) -> Found:
-    """These plans alone against the vendor."""
+    """Race these plans against the vendor; return the standing."""
     with journal.open(STAGE, problem) as timed:
         racing = Race(timed, effort.rounds)
         for plan in plans:
@@ -61,18 +61,18 @@ def race_plans(journal: Journal, problem: Problem, plans: Sequence[Plan], effort
 
 
 def leanest_plan(problem: Problem, calibration: Calibration, device: Device) -> list[Plan]:
-    """The plan without workspace that the model likes best; none if there is none."""
+    """Return the model's best plan without workspace, in a list that may be empty."""
     known = rank_candidates(problem, calibration)
     return [c.plan for c in known if needs_no_workspace(c.plan, problem) and within_limits(device, c.plan, problem)][:1]
 
 
 def needs_no_workspace(plan: Plan, problem: Problem) -> bool:
-    """Is it a plan that needs no workspace: for those who have none to give?"""
+    """Return True for a plan with levels that needs no workspace."""
     return bool(plan.levels) and workspace(plan, *problem.size, problem.itemsize, op=problem.op) == 0
 
 
 def within_limits(device: Device, plan: Plan, problem: Problem) -> bool:
-    """Is the plan for this type, its error within the usual limit, and is there memory for operands and workspace?"""
+    """Return True if the plan suits the type, the default error limit, and the device's memory."""
     if not plan.is_candidate_for(problem.dtype):
         return False
     m, k, n = problem.size
@@ -96,7 +96,7 @@ class Race:
         self.spent = 0.0
 
     def enter(self, plan: Plan) -> float:
-        """The plan's speedup, measured the first time it is asked."""
+        """Measure the plan against the vendor, once; return its median speedup."""
         if plan in self.results:
             return self.results[plan]
         run, base = Run(plan), Run(VENDOR)
@@ -111,7 +111,7 @@ class Race:
         return found
 
     def _losers(self, samples: Samples, base: Run, run: Run) -> Iterable[Run]:
-        """Both runs, once even the plan's best round is below the leader's 95 % interval; else none."""
+        """Return both runs once even the plan's best round is below the leader's 95 % interval, else none."""
         if not samples[run] or not samples[base]:
             return (base, run)
         rounds = len(samples[run])
@@ -119,13 +119,14 @@ class Race:
         return (base, run) if rounds >= 2 and best < self.best_low else ()
 
     def standing(self) -> tuple[tuple[Plan, float], ...]:
+        """Return the plans that worked with their speedups, the fastest first."""
         return tuple(sorted(((p, s) for p, s in self.results.items() if s), key=lambda x: -x[1]))
 
 
 def proposed_plans(
     promising: Sequence[Plan], device: Device, problem: Problem, results: Mapping[Plan, float], trials: int
 ) -> Iterator[Plan]:
-    """The promising plans, then what Optuna's sampler proposes having seen how all before it did."""
+    """Yield the promising plans, then the proposals of Optuna's sampler."""
     yield from promising[:trials]
     if trials > len(promising):
         yield from explored_plans(device, problem, results, trials - len(promising))
@@ -134,9 +135,9 @@ def proposed_plans(
 def explored_plans(
     device: Device, problem: Problem, results: Mapping[Plan, float], count: int, sampler: Any = None
 ) -> Iterator[Plan]:
-    """At most `count` new plans from Optuna's sampler (TPE), which is told of every plan in `results`.
+    """Yield at most `count` new plans from Optuna's sampler (TPE), which knows the results of all plans before.
 
-    Many proposals are repetitions or cannot run; those cost no measurement, so a few times as many are asked for.
+    Repetitions and plans that cannot run cost no measurement, so the sampler may propose 20 times as many.
     """
     import optuna
     from optuna.distributions import CategoricalDistribution

@@ -1,6 +1,6 @@
-"""The space that a search walks: choices by name, of which a plan is made, of the levels and leaves that there are.
+"""The search space: named choices of levels, options and leaves, from which `built_plan` makes a plan.
 
-Not all choices go together; `built_plan` refuses those that do not, and says why.
+Not all choices are compatible; `built_plan` raises PlanError with the reason.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.candidates import candidate_levels, candidate_plans, device_leaves, search_levels
 from fmm.tuner.devices.device import Device
 
-MOST = 7**3  # products of one pass
+MOST = 7**3  # most products of one pass
 Space = Mapping[str, Sequence[str]]  # the name of a choice -> its values
 
 
 def search_space(device: str) -> Space:
-    """The choices for such a device: `cpu` or `cuda`."""
+    """Return the choices for a kind of device: `cpu` or `cuda`."""
     schemes = tuple(level.text for level in search_levels(device))
     # Integers are not tuned.
     floats = [leaf for leaf in device_leaves(device) if any(t in FLOATS for t in leaf.types)]
-    # A longer list makes no search longer: that ends with the trials of its effort, however many plans there are.
+    # The effort limits the trials of a search, however long the list.
     leaves = tuple(name for leaf in floats for name in leaf.searched_names)
     if device == "cuda":
         return {
             "scheme": schemes,
-            "outer": ("", "1", "2"),  # levels of it above the innermost pass
-            "inner": ("1", "2", "3"),  # and in that pass
+            "outer": ("", "1", "2"),  # levels above the innermost pass
+            "inner": ("1", "2", "3"),  # levels in the innermost pass
             "traversal": ("batched", "", "overlapped", "fused"),
             "fringe": ("pad16", "pad64", "pad4"),
             "leaf": leaves,
@@ -42,7 +42,7 @@ def search_space(device: str) -> Space:
     space = {
         "scheme": schemes,
         "depth": ("1", "2", "3"),
-        "composed": ("no", "yes"),  # into one pass
+        "composed": ("no", "yes"),  # levels in one pass
         "traversal": ("", "stacked", "sequential"),
         "fringe": ("", "unequal", "pad", "peel"),
         "balanced": ("", "balanced(2)"),
@@ -52,13 +52,12 @@ def search_space(device: str) -> Space:
 
 
 def device_space(device: Device) -> Space:
-    """The choices for a device."""
+    """Return the choices for a device."""
     return search_space("cuda" if device.untuned().batches else "cpu")
 
 
 def space_of_type(space: Space, dtype: str) -> Space:
-    """Without the levels that cannot be asked for numbers of this type, and without a leaf's options that no plan for
-    them has."""
+    """Return the space without the levels and leaf options that no plan for this type has."""
     fitting = [x for x in space.get("numbers", ()) if not x or dtype in (parse_level(x).types or (dtype,))]
     left = {name: values for name, values in space.items() if name != "numbers"}
     if "leaf" in space:
@@ -67,20 +66,20 @@ def space_of_type(space: Space, dtype: str) -> Space:
 
 
 def _has_options_of(leaf: str, dtype: str) -> bool:
-    """Is it named without options, or compared with these for numbers of this type, or for their parts?"""
+    """Return True if the leaf has no options, or is a candidate with these options for the type or its real type."""
     use, real = leaf_use(leaf), DTYPES[dtype].real or dtype
     compared = use.leaf.candidate_types
     return not use.options or (real in use.types() and (compared is None or real in compared))
 
 
 def _above(device: str) -> list[str]:
-    """The levels that change the numbers, as they are compared on such a device."""
+    """Return the levels that change the numbers (3m, residues) of the device's candidates."""
     first = [str(plan.levels[0]) for plan in candidate_plans(device) if plan.levels]
     return [level.text for level in candidate_levels() if level.above and level.text in first]
 
 
 def built_plan(choices: Mapping[str, str]) -> Plan:
-    """The plan of some choices; PlanError if they do not go together."""
+    """Return the plan of these choices; raise PlanError if they are incompatible."""
     scheme, options = choices["scheme"], [choices.get(name, "") for name in ("traversal", "fringe")]
     leaf = choices.get("leaf", "vendor")
     above = [choices["numbers"]] if choices.get("numbers") else []
@@ -95,7 +94,7 @@ def built_plan(choices: Mapping[str, str]) -> Plan:
 
 
 def _check_passes(choices: Mapping[str, str], forms: Sequence[str]) -> None:
-    """PlanError for a GPU's choices that are not worth their compilation."""
+    """Raise PlanError for choices on a GPU that are not worth their compilation."""
     outer, inner, traversal = (choices[name] for name in ("outer", "inner", "traversal"))
     if inner == "3" and (traversal != "batched" or "one pass" not in forms):
         raise PlanError("three levels in one pass take long to compile, and gain by batches alone, of some schemes")
@@ -110,12 +109,12 @@ def _check_passes(choices: Mapping[str, str], forms: Sequence[str]) -> None:
 
 
 def _forms(text: str) -> tuple[str, ...]:
-    """In which forms a level is worth considering."""
+    """Return the forms in which a level is a candidate."""
     return next((level.forms for level in candidate_levels() if level.text == text), ())
 
 
 def _power(scheme: str, exponent: str) -> str:
-    """So many levels in one pass; PlanError for more products than any pass was ever good for."""
+    """Return the text of several levels in one pass; raise PlanError for too many products."""
     known = next((level for level in candidate_levels() if level.text == scheme), None)
     if known and known.products ** int(exponent) > MOST:
         raise PlanError(f"{scheme}^{exponent} has more than {MOST} products: they take long to compose, and to compile")
@@ -129,7 +128,7 @@ def _level(name: str, options: Sequence[str]) -> str:
 @clear_on_registration
 @lru_cache(maxsize=4)
 def choices_of_plans(space: tuple[tuple[str, tuple[str, ...]], ...]) -> Mapping[Plan, dict[str, str]]:
-    """Every plan that choices can make, with the first choices that do."""
+    """Return every plan of the space with the first choices that make the plan."""
     found: dict[Plan, dict[str, str]] = {}
     for values in product(*(values for _, values in space)):
         choices = dict(zip((name for name, _ in space), values, strict=True))

@@ -1,9 +1,7 @@
-"""A first look at a type: in a few seconds something that can be used, from what is known of such devices already.
+"""The first look at a type: in a few seconds a model scaled from other cards of this kind or from the datasheet.
 
-The vendor's rate, the sums of one plan, and whole plans on shapes that no fit sees: those plans alone whose kernels are
-compiled first. By the first two a model is scaled that was fitted on other cards of this kind, or that the datasheet
-gives; the others are the check without which no model is used. What takes longer is left to the tuning that follows,
-and compiled meanwhile.
+The vendor's products and the sums of one plan scale the model. Whole plans on held-out shapes check the model; only
+plans whose kernels are compiled first take part. The other kernels compile meanwhile for the tuning that follows.
 """
 
 from __future__ import annotations
@@ -27,18 +25,18 @@ from fmm.tuner.stages.probes import (
     find_scale,
     light_candidates,
     measure_runs,
-    time_undisturbed,
+    time_quiet_products,
 )
 from fmm.tuner.trials.journal import Journal, RoundLimits
 
-PLANS = 2  # on a shape
-# Shares of the largest side that the effort affords: of the vendor's products that are timed.
+PLANS = 2  # plans on a held-out shape
+# The vendor's timed products, as shares of the largest side that the effort affords.
 SEEN = ((1, 1, 1), (1 / 2, 1 / 2, 1 / 2), (1 / 4, 1 / 4, 1 / 4), (1, 1 / 4, 1), (1 / 2, 1, 1 / 2))
 
 
 def look_first(journal: Journal, dtype: str, effort: Effort) -> None:
-    """The vendor's products come first: they need no kernel of ours, and those are compiled meanwhile."""
-    time_undisturbed(journal, dtype)
+    """Measure the first look; the vendor's products come first, while fmm's kernels compile."""
+    time_quiet_products(journal, dtype)
     side = find_scale(journal, dtype, effort)
     for shares in SEEN:
         m, k, n = (shapes.rounded_side(share * side) for share in shares)
@@ -53,13 +51,14 @@ def look_first(journal: Journal, dtype: str, effort: Effort) -> None:
         usual, own = first_plans(journal, problem, effort)
         plans = [*usual[: PLANS - len(own)], *own]
         measure_runs(journal, HELD_OUT, problem, [Run(), *map(Run, plans)], effort)
-    for size in shapes.square_ladder(side)[:1]:  # a slow device affords none of the usual squares
+    for size in shapes.square_ladder(side)[:1]:  # empty on a slow device
         certify_one(journal, Problem(*size, dtype), effort)
 
 
 def first_plans(journal: Journal, problem: Problem, effort: Effort) -> tuple[list[Plan], list[Plan]]:
-    """Of the plans whose kernels are compiled first, by what is known the best ahead; and the best by a leaf that has a
-    rate of its own, if that is there by now."""
+    """Return the plans whose kernels compile first, the best ahead, and the best ready plan by a leaf with its own
+    rate.
+    """
     light = [p for p in light_candidates(journal.device, effort) if needed_first(p)]
     known = starting_calibration(journal.device.known(problem.dtype), problem.dtype)
     found = [c.plan for c in rank_candidates(problem, known, light) if within_limits(journal.device, c.plan, problem)]
@@ -69,8 +68,10 @@ def first_plans(journal: Journal, problem: Problem, effort: Effort) -> tuple[lis
 
 
 def certify_one(journal: Journal, problem: Problem, effort: Effort) -> None:
-    """The model's choice among the plans that are compiled by now, if that is faster than the vendor on this shape and
-    than the best of what else it has. None where the model knows a far better one: an entry would come before it."""
+    """Certify the model's choice among the compiled plans, unless the model predicts a far better plan.
+
+    An entry would hide the better plan.
+    """
     ready = _ready_plan(journal, problem, effort)
     if ready is None:
         return
@@ -82,7 +83,7 @@ def certify_one(journal: Journal, problem: Problem, effort: Effort) -> None:
 
 
 def _ready_plan(journal: Journal, problem: Problem, effort: Effort) -> Plan | None:
-    """The fastest by the scaled model; None if another one, which is not compiled yet, is far faster."""
+    """Return the fastest compiled plan by the scaled model; None if an uncompiled plan is far faster."""
     device, calibration = journal.device, model_so_far(journal, problem.dtype)
     known = [c for c in rank_candidates(problem, calibration) if within_limits(device, c.plan, problem)]
     light = set(light_candidates(device, effort)) - {VENDOR}

@@ -1,4 +1,4 @@
-"""The probes of a tuning: products, sums and whole plans by size and shape, for the model's fit and for its check."""
+"""The probes of a tuning: products, sums and whole plans by size and shape, for the model's fit and its check."""
 
 from __future__ import annotations
 
@@ -12,61 +12,61 @@ from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import OWN_KERNELS, SOON, TURNS, compile_turn, compile_weight
 from fmm.tuner.devices.device import BEST, Device, Effort, Run
 from fmm.tuner.findings.conclude import HELD_OUT, starting_calibration
-from fmm.tuner.findings.diagnostics import UNDISTURBED, twin_differences
+from fmm.tuner.findings.diagnostics import QUIET, twin_differences
 from fmm.tuner.fit import blocks
 from fmm.tuner.search.race import within_limits
 from fmm.tuner.stages import shapes
 from fmm.tuner.trials.journal import Journal, RoundLimits
 
-SEEDS = {"probe": 5, HELD_OUT: 11}  # of random shapes
-SHARES = {"probe": 0.15, HELD_OUT: 0.2, "search": 0.2, "certify": 0.25, "halves": 0.1}  # of the planned seconds
-UNLIKE = 1.1  # of two samples of one run, that which takes so many times as long was disturbed
-CALM = 0.03  # equal products may differ by so much; those that differ most get more rounds ...
+SEEDS = {"probe": 5, HELD_OUT: 11}  # seeds of the random shapes
+SHARES = {"probe": 0.15, HELD_OUT: 0.2, "search": 0.2, "certify": 0.25, "halves": 0.1}  # shares of the planned seconds
+UNLIKE = 1.1  # a sample that takes this multiple of another sample of its run is noisy
+CALM = 0.03  # equal products with a larger difference get more rounds ...
 SETTLING = 0.08  # ... for this share of the planned seconds
 TWINS = Run(), Run(twin=1)
-OWN = 2  # on one of so many random shapes (those with round sides) a plan with our own kernel is measured too
-PATIENCE = 0.4  # until this share of the planned seconds is spent, medians that scatter get more rounds ...
-DEAR = 0.03  # ... but not on a shape whose rounds have taken this share of them
-SHORTEST, SHORT = 256, 4e-3  # side of the first of those products; seconds that the last takes at most
+OWN = 2  # every OWN-th random shape (with round sides) also has a plan with fmm's own kernel
+PATIENCE = 0.4  # scattered medians get more rounds until this share of the planned seconds is spent ...
+DEAR = 0.03  # ... but not on a shape whose rounds took this share of them
+SHORTEST, SHORT = 256, 4e-3  # side of the first quiet product; largest seconds of the last
 
 
-def time_undisturbed(journal: Journal, dtype: str) -> None:
-    """Products of a millisecond or a few, the shortest of many: by these it is told whether the others were disturbed.
-    Of every tuning twice, at different moments."""
+def time_quiet_products(journal: Journal, dtype: str) -> None:
+    """Time products of a few milliseconds, the shortest of many samples: the reference for noise in all others.
+
+    Every tuning does so twice, at different moments.
+    """
     side, seconds = SHORTEST, 0.0
     while seconds * 8 < SHORT:
         problem = Problem(side, side, side, dtype)
-        with journal.open(UNDISTURBED, problem) as timed:
+        with journal.open(QUIET, problem) as timed:
             seconds = min(timed.rounds([Run(part=BEST)], RoundLimits(1))[Run(part=BEST)], default=SHORT)
         side *= 2
 
 
 def find_scale(journal: Journal, dtype: str, effort: Effort) -> int:
-    """The largest side that the effort affords, from one product that every device does in no time."""
+    """Return the largest side that the effort affords, from products that are short on every device."""
     side = 1024
     while True:
         problem = Problem(side, side, side, dtype)
         with journal.open("scale", problem) as timed:
             samples = timed.rounds([Run()], RoundLimits(3, 20, 0.5))[Run()]
-            seconds = min(samples, default=0.0)  # others may multiply meanwhile
+            seconds = min(samples, default=0.0)  # other work may run meanwhile
         found = shapes.largest_side(problem, seconds, journal.device, effort) if seconds else side
         if found <= 4 * side or not seconds:
             return found
-        side *= 4  # a fast device: small products do not show how fast
+        side *= 4  # small products do not show the rate of a fast device
 
 
 def probe_rates(journal: Journal, dtype: str, side: int, effort: Effort) -> None:
-    """Products and sums by size and shape, twins for the noise, and whole plans on shapes of all kinds.
+    """Measure products and sums by size and shape, twins for the noise, and whole plans on all kinds of shapes.
 
-    The vendor's products come first, the largest ahead: they need no kernels of ours, and suffer least while the
-    processor compiles those. Then leaves that have a rate of their own, by which most is gained. Then plans in turns,
-    those on held-out shapes among them, so that the model can be fitted and is checked whenever the time is up: on a
-    GPU first what is soon compiled.
+    The vendor's products come first, the largest ahead: they need none of fmm's kernels, and the compilers disturb them
+    least. Then leaves with their own rate, which gain most. Then plans in the order in which their kernels compile,
+    held-out shapes among them: the model can be fitted and checked whenever the time is up.
 
-    On a GPU sums are measured up to half of the largest side, since they reach their rate long before that, and since
-    filling large operands takes longer than adding them. On a CPU sums and products are timed inside whole plans, and
-    the largest square is left out: it would take more time than it tells. The next one comes last, so that for as long
-    as possible a tuning that is stopped has held-out shapes to be checked on.
+    On a GPU sums are measured up to half of the largest side: they reach their rate before that, and filling large
+    operands takes longer than adding them. On a CPU sums and products are timed inside whole plans, without the largest
+    square, and the second largest square comes last: a tuning that is stopped earlier has its held-out shapes.
     """
     device, gpu = journal.device, journal.device.untuned().batches
     plans = [p for p in light_candidates(device, effort) if p != VENDOR][: 3 if gpu else 2]
@@ -90,17 +90,16 @@ def probe_rates(journal: Journal, dtype: str, side: int, effort: Effort) -> None
 
 
 def turn_of(plan: Plan, gpu: bool) -> int:
-    """In which turn a plan is probed: a leaf alone that has a rate of its own in the first one, since its kernels are
-    compiled first of all."""
+    """Return the turn in which a plan is probed; kernels of a lone leaf with its own rate compile first of all."""
     return SOON if not gpu or (plan.leaf_use.leaf.rate and not plan.levels) else compile_turn(plan)
 
 
 def probe_squares(
     journal: Journal, squares: Sequence[Problem], plans: Sequence[Plan], turn: int, side: int, effort: Effort
 ) -> None:
-    """Sums and products of the plans, of some large squares whole plans too; in the first turn twins beside them.
+    """Measure sums and products of the plans, on some large squares whole plans too, in the first turn with twins.
 
-    On a CPU the whole plans are not those of the largest square, where they would take as long as their parts again.
+    On a CPU the largest square has no whole plans: they would take as long as their parts again.
     """
     gpu = journal.device.untuned().batches
     for problem in squares:
@@ -112,8 +111,10 @@ def probe_squares(
 
 
 def settle_twins(journal: Journal, dtype: str, effort: Effort) -> None:
-    """More rounds of the equal products that differ most, at another moment: of two or three rounds a single
-    interruption is the median, and the device would be taken for a disturbed one."""
+    """Measure more rounds of the equal products that differ most, at another moment.
+
+    In two or three rounds a single interruption is the median, and the device would seem noisy.
+    """
     end = journal.spent + SETTLING * effort.seconds
     while journal.spent < end and (found := twin_differences(journal.recorded)):
         worst = max(found, key=lambda size: found[size])
@@ -124,15 +125,17 @@ def settle_twins(journal: Journal, dtype: str, effort: Effort) -> None:
 
 
 def probe_leaves(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
-    """Leaves that have a rate of their own, alone, beside the vendor's product."""
+    """Measure leaves with their own rate, alone, with the vendor's product."""
     for problem in squares:
         if alone := [p for p in plans_of_own_rate(journal.device, problem, effort) if not p.levels]:
             measure_runs(journal, "tiles", problem, [Run(), *map(Run, alone)], effort)
 
 
 def probe_own_kernel(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
-    """Products by our own kernel, with sums inside and alone, beside the vendor's; alone on odd sides too. And plans
-    with levels above a leaf that has a rate of its own."""
+    """Measure fmm's own kernel with the vendor's product: with sums inside, alone, and alone on odd sides.
+
+    Plans with levels above a leaf with its own rate are measured too.
+    """
     for problem in squares:
         plans = own_plans(journal.device, problem, effort)
         own = [*plans, *([Plan(leaf=plans[0].leaf)] if plans else [])]
@@ -144,7 +147,7 @@ def probe_own_kernel(journal: Journal, squares: Sequence[Problem], effort: Effor
 
 
 def probe_strategies(journal: Journal, effort: Effort) -> None:
-    """The strategies of our own product kernel, on shapes of all kinds."""
+    """Measure the tile strategies of fmm's own kernel on all kinds of shapes."""
     for size in blocks.SIZES:
         measure_runs(journal, blocks.STAGE, Problem(*size, blocks.DTYPE), [Run(), *blocks.strategy_runs()], effort)
 
@@ -152,52 +155,52 @@ def probe_strategies(journal: Journal, effort: Effort) -> None:
 def probe_scattered(
     device: Device, dtype: str, side: int, effort: Effort
 ) -> Iterator[tuple[str, Problem, Sequence[Plan]]]:
-    """Random shapes: every second one is held out, no fit sees it. In turns, so that drift hits both alike."""
+    """Yield random shapes with their plans; every second shape is held out, so that drift affects both kinds alike."""
     fitted, held = (shapes.scattered_shapes(side, effort, SHARES[stage], seed) for stage, seed in SEEDS.items())
     gpu, light = device.untuned().batches, light_candidates(device, effort)
     for i, sizes in enumerate(zip(fitted, held, strict=True)):
         for stage, size in zip(SEEDS, sizes, strict=True):
             problem = Problem(*size, dtype)
-            # Whoever forbids emulation needs a model that is right without it.
+            # A user who forbids emulation needs a model that is right without it.
             usual = [p for p in light if not p.leaf_use.leaf.rate]
             plans, above = worth_probing(device, problem, usual), plans_of_other_numbers(device, problem)
-            others = plans[1:] or plans  # for a small product a GPU may have a single plan
+            others = plans[1:] or plans  # a GPU may have a single plan for a small product
             beside = own_plans(device, problem, effort)[:1] if i % OWN == 0 else []
             beside += plans_of_own_rate(device, problem, effort)
             found = plans[:2] if stage == HELD_OUT else [plans[0], others[i % len(others)]]
-            if above:  # one of these beside one without them
+            if above:  # one of these and one other plan
                 found = [above[0], found[0]] if stage == HELD_OUT else [above[i % len(above)], found[i % 2]]
-            if gpu:  # for others there may be no time
+            if gpu:  # the others may have no time
                 found += [p for p in plans if turn_of(p, True) == SOON][:1]
             yield stage, problem, [*dict.fromkeys([*found, *beside])]
 
 
 def measure_runs(journal: Journal, stage: str, problem: Problem, runs: Sequence[Run], effort: Effort) -> None:
-    """All of them beside each other, for as many rounds as the effort affords."""
+    """Measure the runs in common rounds, as many as the effort affords."""
     if runs:
         with journal.open(stage, problem) as timed:
             timed.rounds(runs, round_limits(journal, effort))
 
 
 def round_limits(journal: Journal, effort: Effort) -> RoundLimits:
-    """The effort's rounds at least; more where they cost next to nothing, or where times scatter and there is time."""
+    """Return the effort's rounds, with more for cheap runs, and for scattered times while there is time."""
     planned = effort.seconds
     patient = 2 * effort.rounds if journal.spent < PATIENCE * planned else 0
     return RoundLimits(effort.rounds, 4 * effort.rounds, 0.001 * planned, patient, dear=DEAR * planned, unlike=UNLIKE)
 
 
-# On a CPU with several lanes, only plans are probed that are predicted to take at most so many times as long as the
-# best one: plans of many small steps take ten times as long as those that matter.
+# On a CPU that runs several products at a time, only plans predicted within this multiple of the best one are probed:
+# plans of many small steps take ten times as long.
 WORTH_PROBING = 1.5
 
 
 def light_candidates(device: Device, effort: Effort) -> list[Plan]:
-    """The device's candidates whose kernels the effort waits for."""
+    """Return the device's candidates whose kernels the effort waits for."""
     return [p for p in device.candidates() if not p.levels or compile_weight(p) <= effort.heaviest]
 
 
 def worth_probing(device: Device, problem: Problem, plans: Sequence[Plan]) -> list[Plan]:
-    """Those between which the model is to choose, by what is believed before anything is measured the fastest first."""
+    """Return the plans between which the model will choose, the fastest first by the untuned model."""
     untuned = starting_calibration(device.untuned(), problem.dtype)
     known = [c for c in rank_candidates(problem, untuned, plans) if c.plan != VENDOR]
     near = [c for c in known if untuned.lanes == 1 or c.time < WORTH_PROBING * known[0].time]
@@ -205,7 +208,7 @@ def worth_probing(device: Device, problem: Problem, plans: Sequence[Plan]) -> li
 
 
 def plans_of_other_numbers(device: Device, problem: Problem) -> list[Plan]:
-    """On a CPU, the candidates that change the numbers (a complex product into real ones), the model's best first."""
+    """Return the CPU's candidates that change the numbers (3m: a complex product into real ones), the best first."""
     untuned = starting_calibration(device.untuned(), problem.dtype)
     if untuned.batches:
         return []
@@ -215,7 +218,7 @@ def plans_of_other_numbers(device: Device, problem: Problem) -> list[Plan]:
 
 
 def plans_of_own_rate(device: Device, problem: Problem, effort: Effort) -> list[Plan]:
-    """Of each leaf that has a rate of its own: the leaf alone, and the first candidate with levels above it."""
+    """Return each leaf with its own rate: alone, and the first candidate with levels above the leaf."""
     rates, found = device.untuned().rates, []
     light = [p for p in light_candidates(device, effort) if p.leaf_use.leaf.rate in rates]
     plans = [p for p in light if within_limits(device, p, problem)]
@@ -226,7 +229,7 @@ def plans_of_own_rate(device: Device, problem: Problem, effort: Effort) -> list[
 
 
 def own_plans(device: Device, problem: Problem, effort: Effort) -> list[Plan]:
-    """Candidates with our own kernel that could be chosen for the problem if the kernel proved as fast as possible."""
+    """Return candidates with fmm's own kernel that could win if the kernel is as fast as possible."""
     plans = [p for p in light_candidates(device, effort) if p.uses_tile_model and within_limits(device, p, problem)]
     plans = [p for p in plans if are_rows_aligned(problem, p.leaf_use.leaf.alignment)]
     return [p for p in plans if estimated_work(p, problem).smallest >= device.untuned().least]

@@ -1,4 +1,4 @@
-"""Which shapes a tuning measures: for the fit, held out from it, and tuned."""
+"""The shapes that a tuning measures: for the fit, held out, and tuned."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from fmm.tuner.devices.device import Device, Effort
 Size = tuple[int, int, int]
 
 
-# The largest side is such that LARGEST of the vendor's products, times the effort's rounds, take the planned seconds.
+# LARGEST of the vendor's products of the largest side, times the effort's rounds, take the planned seconds.
 LARGEST = 22
 STEP = 128  # sides of the ladder and the probe are multiples of this
 LADDER = [*range(1024, 4096, 512), *range(4096, 8192, 1024), *range(8192, 16384, 2048), *range(16384, 65537, 8192)]
 
 
 def largest_side(problem: Problem, seconds: float, device: Device, effort: Effort) -> int:
-    """The side of the largest product that the effort affords, from the seconds of a smaller one."""
+    """Return the largest side that the effort affords, from the seconds of a smaller product."""
     target = effort.seconds / (LARGEST * effort.rounds)
     side = (problem.m * problem.k * problem.n * target / seconds) ** (1 / 3)
     memory = math.sqrt(device.memory / (6 * problem.itemsize))  # operands, and a plan's workspace
     return max(int(min(side, memory)) // STEP * STEP, 2 * STEP)
 
 
-# Shares of the largest side: squares of all sizes, then products that are thin in one way or another.
+# Shares of the largest side: squares of all sizes, then thin products.
 SQUARES = (1, 3 / 4, 1 / 2, 3 / 8, 1 / 4, 3 / 16, 1 / 8, 1 / 16)
 OBLONGS = ((1, 1 / 16, 1), (1, 1 / 4, 1), (1 / 2, 1, 1 / 2), (1, 1 / 2, 1 / 4), (1 / 4, 1 / 2, 1), (1 / 8, 1, 1))
-# Added to the sides of OBLONGS, since few products in practice have round sides. Rows of 16-bit types then begin at
-# multiples of 2 or 4 bytes: in one product those of A alone, in another those of B and C.
+# Added to the sides of OBLONGS, since few products in practice have round sides. Rows of 16-bit types are then aligned
+# to 2 or 4 bytes: the rows of A alone in one product, the rows of B and C in another.
 BEYOND = ((0, 0, 0), (37, 37, 37), (6, 6, 6), (0, 37, 0), (0, 0, 2), (37, 37, 37))
 
 
 def probe_shapes(side: int) -> Iterator[Size]:
-    """The shapes of the fit, the largest square first."""
+    """Yield the shapes of the fit, the largest square first."""
     for share in SQUARES:
         yield rounded_side(share * side), rounded_side(share * side), rounded_side(share * side)
     for beyond, shares in zip(BEYOND, OBLONGS, strict=True):
@@ -46,18 +46,17 @@ def probe_shapes(side: int) -> Iterator[Size]:
 
 
 def rounded_side(side: float) -> int:
-    """A side that is aligned however one looks at it."""
+    """Return the side rounded down to a multiple of 32, at least 32."""
     return max(int(side) // 32 * 32, 32)
 
 
 def scattered_shapes(side: int, effort: Effort, share: float, seed: int) -> Iterator[Size]:
-    """Random shapes, their sides spread evenly by logarithm, cheap enough that all take `share` of the seconds.
+    """Yield random shapes, uniform in the logarithm of the side, that together take `share` of the planned seconds.
 
-    Every second one has round sides: random ones are aligned to nothing, those that people multiply often are.
+    Every second shape has round sides: random sides are unaligned, common sides often are aligned.
     """
     rng = random.Random(seed)
-    # A shape takes about three runs and a warm-up of each; with sides spread by four, a tenth of the time of the
-    # largest product.
+    # A shape takes about three runs with a warm-up each: with sides spread by four, 10 % of the largest product's time.
     cost = 0.3 * (4 / effort.spread) ** 1.5 * (effort.rounds + 1) / (LARGEST * effort.rounds)
     top = side * min(0.9, (share / (effort.held_out * cost)) ** (1 / 3))
     for i in range(effort.held_out):
@@ -66,12 +65,12 @@ def scattered_shapes(side: int, effort: Effort, share: float, seed: int) -> Iter
 
 
 def square_ladder(side: int, stride: int = 1) -> list[Size]:
-    """The usual square products up to a side, the largest first."""
+    """Return the squares of the ladder up to a side, the largest first."""
     return [(x, x, x) for x in reversed(LADDER) if side / 8 <= x <= side][::stride]
 
 
 def squares_below(side: int, stride: int = 1) -> list[Size]:
-    """The usual squares that are too small for that ladder."""
+    """Return the squares below that ladder."""
     return [(x, x, x) for x in reversed(LADDER) if x < side / 8][::stride]
 
 
@@ -80,7 +79,7 @@ class ShapesError(ValueError):
 
 
 def read_shapes(path: Path, dtype: str) -> list[Size]:
-    """The shapes of a file for a type: lines of M K N, or M K N TYPE; # begins a comment."""
+    """Return the shapes of a file for a type: lines of M K N, or M K N TYPE; # begins a comment."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -95,7 +94,7 @@ def read_shapes(path: Path, dtype: str) -> list[Size]:
             if min(m, k, n) < 1 or len(words) > 4 or (len(words) == 4 and words[3] not in FLOATS):
                 raise ValueError
         except ValueError:
-            valid = f"M K N, three whole numbers of 1 or more, then if you like a type: {', '.join(FLOATS)}"
+            valid = f"M K N, three whole numbers of 1 or more, optionally a type: {', '.join(FLOATS)}"
             raise ShapesError(f"{path}, line {number}: {line.strip()[:60]!r}; a line is {valid}") from None
         if len(words) == 3 or words[3] == dtype:
             found.append((m, k, n))

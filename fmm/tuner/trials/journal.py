@@ -1,7 +1,7 @@
-"""The journal: answers a tuning from what is recorded, then from the device, and records what that says.
+"""The journal of a tuning: returns recorded samples first, then measures on the device and records.
 
-Since a tuning is determined by its samples, a journal of an interrupted one resumes it, and a journal without a device
-replays it: the tuner's logic is tested that way.
+A tuning is determined by its samples: the journal of an interrupted tuning resumes it, and a journal that is not live
+replays it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class TimeUpError(Exception):
 
 
 class NotReadyError(TimeUpError):
-    """What is wanted next is still being compiled, and there is something else to do meanwhile."""
+    """The next kernels are still compiling, and another type can be measured meanwhile."""
 
 
 class ReplayedError(Exception):
-    """A replay is asked for what was not recorded."""
+    """A replay needs a sample that was not recorded."""
 
 
 Key = tuple[str, Problem, int, Run]
@@ -41,7 +41,7 @@ Drop = Callable[[Samples], Iterable[Run]]
 
 
 class Journal:
-    """All measurements of one tuning go through here."""
+    """All measurements of one tuning."""
 
     def __init__(
         self,
@@ -74,13 +74,13 @@ class Journal:
 
     @property
     def elapsed(self) -> float:
-        """Seconds of tuning, those before an interruption among them; a replay's clock is the recorded one."""
+        """Seconds of the tuning, including those before an interruption; a replay uses the recorded clock."""
         if self._began is None:
             return self._replayed
         return self._before + self.clock() - self._began
 
     def ready(self, dtype: str, plan: Plan) -> bool:
-        """Are the plan's kernels there by now?"""
+        """Return True if the plan's kernels are compiled."""
         return plan == VENDOR or self.device.wait(dtype, plan, 0.0)
 
     @contextmanager
@@ -91,11 +91,11 @@ class Journal:
             timed.leave()
 
     def knows(self, key: Key) -> bool:
-        """Is there a record of this to be recalled?"""
+        """Return True if a recorded trial of this key is left."""
         return bool(self._past.get(key))
 
     def recall(self, key: Key) -> Trial | None:
-        """The next trial that is recorded under this key and was not asked for yet; None if there is none."""
+        """Return the next recorded trial of this key, None if none is left."""
         queue = self._past.get(key)
         if not queue:
             return None
@@ -105,7 +105,7 @@ class Journal:
         return queue.popleft()
 
     def begin(self) -> None:
-        """Says that the records end and the device is measured from here on; a replay has none, and raises."""
+        """Start the clock: the records end here. A replay raises ReplayedError."""
         if not self.live:
             raise ReplayedError("the recorded tuning ends here")
         if self._began is None:
@@ -164,7 +164,7 @@ def median_uncertainty(samples: Sequence[float]) -> float:
 
 
 class TimedProblem:
-    """One problem being measured; the device's session is opened when something is not on record."""
+    """One problem being measured; the device's session opens when a sample is not recorded."""
 
     def __init__(self, journal: Journal, stage: str, problem: Problem, seed: int, stack: ExitStack) -> None:
         self.journal, self.stage, self.problem, self.seed = journal, stage, problem, seed
@@ -173,7 +173,7 @@ class TimedProblem:
         self._ready: set[Run] = set()
 
     def sample(self, run: Run) -> float:
-        """One sample; FailedError if the run cannot be, TimeUpError if it would end too late."""
+        """Return one sample; raise FailedError if the run fails, TimeUpError if the time is up."""
         trial = self.journal.recall(self._key(run)) or self._measured(run)
         assert trial is not None
         if trial.seconds is None:
@@ -184,7 +184,7 @@ class TimedProblem:
         return self.stage, self.problem, self.seed, run
 
     def _measured(self, run: Run, timed: bool = True) -> Trial | None:
-        """The trial of a new sample, or of why there can be none; None if the run was only to be made ready."""
+        """Return the trial of a new sample or failure; None if the run was only prepared."""
         self.journal.begin()
         if self.journal.elapsed >= self.journal.limit:
             raise TimeUpError
@@ -202,7 +202,7 @@ class TimedProblem:
             return self.journal.note(key, None, "out of memory")
 
     def _able(self, runs: Iterable[Run]) -> list[Run]:
-        """The runs that work. All are made ready before any is timed, for a device that waits in between cools down."""
+        """Return the runs that work, all prepared before any is timed: a device that waits in between cools down."""
         return [
             run
             for run in runs
@@ -210,7 +210,7 @@ class TimedProblem:
         ]
 
     def _wait(self, run: Run) -> None:
-        """Until the plan's kernels are compiled, which happens beside the measurements; the vendor's has none."""
+        """Wait until the plan's kernels are compiled."""
         journal = self.journal
         if run.plan == VENDOR:
             return
@@ -223,7 +223,7 @@ class TimedProblem:
             raise NotReadyError if seconds > journal.patience else TimeUpError
 
     def leave(self) -> None:
-        """Let go of the operands: the next problem needs the room."""
+        """Release the operands: the next problem needs the memory."""
         self._session = None
 
     def _opened(self) -> Session:
@@ -232,7 +232,7 @@ class TimedProblem:
         return self._session
 
     def rounds(self, runs: Sequence[Run], limits: RoundLimits, drop: Drop = lambda samples: ()) -> Samples:
-        """Samples of all runs in shuffled rounds; runs that fail, or that `drop` names, leave the race."""
+        """Return samples of all runs in shuffled rounds; runs that fail, or that `drop` returns, leave the race."""
         samples: Samples = {run: [] for run in runs}
         racing, done = self._able(samples), 0
         shuffled = random.Random(repr((self.problem.size, self.seed, self.stage, *(str(run.plan) for run in runs))))
@@ -249,6 +249,6 @@ class TimedProblem:
 
 
 def paired_speedup(samples: Samples, vendor: Run, run: Run) -> float:
-    """The median paired ratio of a run, over the rounds that it was in."""
+    """Return the median paired ratio of a run over its rounds."""
     rounds = len(samples[run])
     return median(certify.paired_ratios(samples[vendor][:rounds], samples[run]))

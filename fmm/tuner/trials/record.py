@@ -1,4 +1,4 @@
-"""Trials: every sample that a tuning took, a line each, appended as it is taken; a torn last line is ignored.
+"""The file of trials: every sample of a tuning is one appended line; a torn last line is ignored.
 
 What was packed since (`gzip trials.jsonl`) is read beside it: trials.jsonl.gz first, then what trials.jsonl added.
 """
@@ -24,7 +24,7 @@ PRODUCT: Operation = "product"  # the operation of most trials, which is not wri
 
 @dataclass(frozen=True)
 class Trial:
-    """One sample, or the reason why there is none."""
+    """One sample, or the reason of its failure."""
 
     run: str  # the tuning that it belongs to
     stage: str
@@ -50,7 +50,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Header:
-    """The first line of a tuning: on what, with what, and what was asked for."""
+    """The first line of a tuning: device, libraries, conditions, settings."""
 
     run: str
     device: str
@@ -63,7 +63,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Tuning:
-    """All that is recorded of one tuning."""
+    """The records of one tuning."""
 
     header: Header
     trials: tuple[Trial, ...]
@@ -104,7 +104,7 @@ class Trials:
             self._handle = -1
 
     def _torn(self) -> bool:
-        """Does the last line lack its end?"""
+        """Return True if the last line is torn."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(-1, os.SEEK_END)
@@ -113,7 +113,7 @@ class Trials:
             return False
 
     def tunings(self) -> tuple[Tuning, ...]:
-        """All tunings of the file, the oldest first."""
+        """Return all tunings of the file, the oldest first."""
         headers: dict[str, Header] = {}
         trials: dict[str, list[Trial]] = {}
         finished = set()

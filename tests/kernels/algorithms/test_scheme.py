@@ -477,7 +477,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         for cached in (MODULE._catalogue, MODULE._named, MODULE.scheme):
             cached.cache_clear()
 
-    monkeypatch.setattr(MODULE.FILES, "place", tmp_path)
+    monkeypatch.setattr(MODULE.FILES, "folder", tmp_path)
     forget()
     yield tmp_path
     monkeypatch.undo()

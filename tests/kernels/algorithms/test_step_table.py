@@ -12,6 +12,7 @@ import pytest
 
 from fmm.kernels import registry
 from fmm.kernels.algorithms.step_table import (
+    PROVED_UNEQUAL,
     StepError,
     StepTable,
     kernel_table,
@@ -99,6 +100,7 @@ UNEQUAL = {
 def test_which_tables_bear_unequal_blocks(name: str) -> None:
     assert unequal_blocks(name) is UNEQUAL[name]
     assert prove_fringe(name) == step_table(name).fringe
+    assert (name in PROVED_UNEQUAL) is UNEQUAL[name]  # at run time, these tables are not proved again
     # The proof looks at sides of 2 and 3; its claim is for every size.
     if UNEQUAL[name]:
         plan = Plan((scheme_level(name, "sequential", "unequal"),))
@@ -530,7 +532,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         registry.clear_caches()
         unequal_blocks.cache_clear()
 
-    monkeypatch.setattr(MODULE.FILES, "place", tmp_path)
+    monkeypatch.setattr(MODULE.FILES, "folder", tmp_path)
     forget()
     yield tmp_path
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""Sums in compiled loops: NumPy's results, bit for bit, wherever a result stands and however its rows lie."""
+"""Compiled sums give NumPy's results bit for bit, whatever the address and the strides."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_results_are_numpys(plan: str, dtype: str, compiled: list[int], monkeypa
 
 
 @pytest.mark.parametrize("past", [False, True], ids=["through caches", "past caches"])
-def test_operands_that_lie_otherwise(past: bool, compiled: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Transposed, with gaps between rows, with gaps between numbers, and turned round."""
+def test_operands_of_any_layout(past: bool, compiled: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transposed operands, gaps between rows, gaps between numbers, and negative strides."""
     monkeypatch.setattr(compiled_sums, "STREAMED", 0 if past else 1 << 40)
     whole = drawn((260, 390), "float64", 7)
     views = [whole[:128, :130], whole[1:131, 1:129].T, whole[:256:2, 3:131], whole[:128, :260:2], whole[127::-1, :128]]
@@ -82,8 +82,8 @@ def test_operands_that_lie_otherwise(past: bool, compiled: list[int], monkeypatc
             assert np.array_equal(found, product(Plan.parse("winograd > vendor"), a, b))
 
 
-def test_lines_past_the_caches_are_whole_ones(compiled: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only where every result's rows begin on lines; and all is there when the call returns."""
+def test_streaming_stores_write_whole_cache_lines(compiled: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streaming stores need every result's rows to begin on cache lines; all is written when the call returns."""
     asked: list[bool] = []
     usual = compiled_sums.compiled_function
 
@@ -112,7 +112,7 @@ def test_lines_past_the_caches_are_whole_ones(compiled: list[int], monkeypatch: 
 def test_real_and_imaginary_parts(
     levels: str, dtype: str, past: bool, compiled: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Parted and joined in registers, with factors too; parts whose other one is not there are NumPy's."""
+    """Parts are separated and joined in registers, with coefficients too; a single part is left to NumPy."""
     monkeypatch.setattr(compiled_sums, "STREAMED", 0 if past else 1 << 40)
     plan = Plan.parse(f"{levels} > vendor")
     for seed, (m, k, n) in enumerate(SIZES):
@@ -126,7 +126,7 @@ def test_real_and_imaginary_parts(
                 assert np.array_equal(found, product(plan, a, b, old, alpha, beta))
 
 
-def test_parts_are_those_of_one_matrix_and_both_read_or_both_written() -> None:
+def test_pairs_of_parts_belong_to_one_matrix() -> None:
     z, other = np.zeros((8, 8), complex), np.zeros((8, 8), complex)
     parts = {0: z.real, 1: z.imag, 2: other.real, 3: other.imag}
     found = compiled_sums.parts_of_complex

@@ -1,4 +1,4 @@
-"""Two products at a time: exact for every kind of plan, nothing begun too early, errors out, BLAS as it was."""
+"""Two products at a time: exact for every plan, dependencies respected, errors raised, BLAS threads restored."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ PLANS = (
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("plan", PLANS)
 def test_every_plan_is_exact(plan: str, order: Any, eager: None, rng: np.random.Generator) -> None:
-    """Whole numbers: a step that began too early, or wrote what another still reads, shows."""
+    """Integers reveal a step that starts too early or overwrites another step's input."""
     a, b = (np.asarray(whole_numbers(rng, *shape), order=order) for shape in ((203, 301), (301, 155)))
     for _ in range(5):
         np.testing.assert_array_equal(fmm.matmul(a, b, plan=plan), a @ b)
@@ -77,10 +77,10 @@ def test_every_plan_is_exact(plan: str, order: Any, eager: None, rng: np.random.
 
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
-def test_the_last_digits_do_not_depend_on_who_was_first(
+def test_the_last_digits_do_not_depend_on_the_schedule(
     dtype: str, order: Any, eager: None, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
-    """Products are cut where a thread would be idle, that is by chance; a row's digits are the same in any cut."""
+    """Where a product is cut depends on chance; a row's digits are the same for any cut."""
     monkeypatch.setattr(parallel_products, "ROW_UNIT", 192)
     shapes = ((2301, 450), (450, 303))
     a, b = (np.asarray(rng.standard_normal(shape), dtype, order=order) for shape in shapes)
@@ -89,7 +89,7 @@ def test_the_last_digits_do_not_depend_on_who_was_first(
         np.testing.assert_array_equal(fmm.matmul(a, b, plan="winograd > vendor"), first)
 
 
-def test_two_products_run_side_by_side(eager: None, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+def test_two_products_run_concurrently(eager: None, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     """The first two wait for each other."""
     barrier, names = threading.Barrier(2, timeout=10), set()
     matmul, firsts = np.matmul, iter("12")
@@ -107,13 +107,13 @@ def test_two_products_run_side_by_side(eager: None, monkeypatch: pytest.MonkeyPa
     assert len(names) == 2 and threading.current_thread().name not in names
 
 
-def test_a_small_product_is_not_worth_it(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+def test_a_small_product_is_not_run_concurrently(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     monkeypatch.setattr(parallel_products, "TaskQueue", lambda: pytest.fail("a flow for nothing"))
     fmm.matmul(*rng.standard_normal((2, 256, 256)), plan="winograd > vendor")
 
 
 @pytest.mark.parametrize("count", [1, 3, 16])
-def test_other_numbers_of_threads_do_as_before(count: int) -> None:
+def test_other_thread_counts_run_one_product_at_a_time(count: int) -> None:
     def look() -> None:
         with parallel_products.backend_for(count, 1 << 60) as found:
             assert type(found) is NumpyBackend and found.threads == Threads(count)
@@ -121,7 +121,7 @@ def test_other_numbers_of_threads_do_as_before(count: int) -> None:
     run_on_worker(look)
 
 
-def test_never_on_a_thread_that_signals_interrupt(eager: None) -> None:
+def test_tasks_never_run_on_the_main_thread(eager: None) -> None:
     with parallel_products.backend_for(2, 1 << 60) as found:
         assert type(found) is NumpyBackend
 
@@ -140,7 +140,7 @@ def sums_of_the_tuner() -> None:
 
 @pytest.mark.parametrize("timer", [sums_of_the_probe, sums_of_the_tuner])
 def test_sums_are_timed_as_they_run_within_a_plan(timer: Any, eager: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each on one thread while BLAS has one for each product: on all threads, they were believed to be slower."""
+    """Each sum has one thread while BLAS has one for each product, as in a plan."""
     seen, original = set(), NumpyBackend.sum
 
     def watched(self: NumpyBackend, *arguments: Any) -> None:
@@ -153,7 +153,7 @@ def test_sums_are_timed_as_they_run_within_a_plan(timer: Any, eager: None, monke
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_sums_and_products_are_told_apart(count: int, eager: None) -> None:
+def test_sums_and_products_are_timed_separately(count: int, eager: None) -> None:
     x = np.ones((1500, 1500))
 
     def steps(backend: NumpyBackend) -> None:
@@ -166,7 +166,7 @@ def test_sums_and_products_are_told_apart(count: int, eager: None) -> None:
 # ---- tasks
 
 
-def test_what_must_wait_is_read_off_the_memory() -> None:
+def test_dependencies_follow_from_memory() -> None:
     x = np.zeros((8, 8))
     top, bottom, left, right = x[:4], x[4:], x[:, :4], x[:, 4:]
     write = PlanTask([], [top], lambda: None)
@@ -178,8 +178,8 @@ def test_what_must_wait_is_read_off_the_memory() -> None:
     assert not PlanTask([], [left], lambda: None).must_follow(PlanTask([], [right], lambda: None)), "interleaved rows"
 
 
-def test_two_tasks_meet_where_their_arrays_do() -> None:
-    """Of every kind of view, those of no elements and those that go backwards among them."""
+def test_tasks_conflict_where_their_arrays_share_elements() -> None:
+    """Views of all kinds, also empty ones and negative strides."""
     x = np.zeros((12, 10))
     rows = [x[:6], x[6:], x[5:7], x[::-1], x[:0], x[3:3, 2:], x[-1:], x[::2], x[1::2], x[11:4:-3]]
     views = [y for r in rows for y in (r, r.T, r[:, :5], r[:, 5:], r[:, ::-2], r[:, 4:1:-1], r[..., None])]
@@ -237,7 +237,7 @@ def test_large_products_wait_for_the_check(share: int, order: list[str]) -> None
     assert log == order
 
 
-def test_a_product_that_is_alone_is_shared() -> None:
+def test_the_only_ready_product_is_split() -> None:
     flowing = TaskQueue()
     x, y, z = np.ones((2400, 8)), np.ones((8, 8)), np.empty((2400, 8))
     after = PlanTask((z[-1:],), (), lambda: None)
@@ -257,7 +257,7 @@ def test_a_product_that_is_alone_is_shared() -> None:
 
 @pytest.mark.parametrize("error", [MemoryError, ZeroDivisionError, KeyboardInterrupt])
 @pytest.mark.parametrize("at", [1, 4, 9])
-def test_an_error_comes_out_and_nobody_writes_any_more(
+def test_an_error_is_raised_after_all_writes_have_ended(
     error: type[BaseException], at: int, eager: None, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
     calls: list[int] = []
@@ -278,7 +278,7 @@ def test_an_error_comes_out_and_nobody_writes_any_more(
 
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan, 1e300])
-def test_what_is_not_finite_is_numpys(bad: float, eager: None, rng: np.random.Generator) -> None:
+def test_nonfinite_products_fall_back_to_numpy(bad: float, eager: None, rng: np.random.Generator) -> None:
     a, b = rng.standard_normal((2, 150, 150))
     a[3, 4] = b[4, 5] = bad
     with np.errstate(all="ignore"):
@@ -288,7 +288,7 @@ def test_what_is_not_finite_is_numpys(bad: float, eager: None, rng: np.random.Ge
 # ---- BLAS's threads
 
 
-def test_the_count_that_others_see_is_the_usual_one(eager: None) -> None:
+def test_blas_threads_reports_the_paused_count(eager: None) -> None:
     with openblas.single_threaded_blas(2) as alone:
         library = openblas.loaded_openblas()
         assert alone and library is not None and library.count() == 1
@@ -298,7 +298,7 @@ def test_the_count_that_others_see_is_the_usual_one(eager: None) -> None:
     assert openblas.paused_blas_threads() == 0
 
 
-def test_a_library_that_is_limited_is_left_alone(eager: None) -> None:
+def test_a_limited_blas_is_left_unchanged(eager: None) -> None:
     library = openblas.loaded_openblas()
     assert library is not None
     library.limit(1)
@@ -315,8 +315,8 @@ import numpy as np
 import fmm
 from fmm.kernels.cpu import parallel_products
 from fmm.kernels.cpu import openblas as blas
-from fmm.runtime.running import host_run
-parallel_products.MIN_CONCURRENT_FLOPS = host_run.SMALL = 0
+from fmm.runtime import run_host
+parallel_products.MIN_CONCURRENT_FLOPS = run_host.SMALL = 0
 blas.loaded_openblas().limit(2)
 a = np.arange(4096.0).reshape(64, 64)
 
@@ -329,8 +329,8 @@ threading._register_atexit(last) if "late" in sys.argv else atexit.register(last
 
 
 @pytest.mark.parametrize("when", ["usual", "late"])
-def test_without_threads_to_be_had_the_caller_does_it_all(when: str) -> None:
-    """While the interpreter exits, no thread can be started any more."""
+def test_without_worker_threads_the_caller_computes(when: str) -> None:
+    """While the interpreter exits, no thread can be started."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     code = [sys.executable, "-c", AT_EXIT, when]
     out = subprocess.run(code, env=env, check=True, timeout=120, capture_output=True, text=True).stdout
@@ -355,6 +355,6 @@ assert library.count() == 2
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_forked_child_has_its_threads_back() -> None:
+def test_a_forked_child_has_its_blas_threads_back() -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", AFTER_FORK], env=env, check=True, timeout=120)

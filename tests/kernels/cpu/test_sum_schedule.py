@@ -1,4 +1,4 @@
-"""Schedules: whatever a program's sums are written over, every output is made of the old values."""
+"""Schedules: every output is computed from the old values, whatever memory the outputs overwrite."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BACKEND = NumpyBackend(Threads(1))
 def run(
     program: AdditionProgram, reads: Sequence[float | None], wanted: Sequence[bool], aliases: Aliases = ()
 ) -> list[float | None]:
-    """Run the schedule on one-number panels; a read that is None is absent; the wanted writes come back."""
+    """Run the schedule on panels of one number and return the wanted writes; a read of None is absent."""
     present = tuple(x is not None for x in reads)
     found = schedule_calls(program, present, tuple(wanted), aliases)
     places = dict(aliases)
@@ -160,7 +160,7 @@ def test_unwanted_outputs_cost_nothing() -> None:
 
 
 def test_scratch_panels_are_used_again() -> None:
-    """A chain of sums needs no more panels than are alive at a time."""
+    """A chain of sums needs no more panels than live values."""
     lines: list[Terms] = [((1, 0), (1, 1))]
     lines += [((1, number), (1, 0)) for number in range(2, 12)]
     program = AdditionProgram(2, tuple(lines), (12,))
@@ -203,7 +203,7 @@ def test_any_program_on_any_aliases(case: tuple[AdditionProgram, list[float | No
 def test_sums_on_arrays_of_unequal_sizes(
     case: tuple[AdditionProgram, list[float | None], list[bool], Aliases], data: st.DataObject
 ) -> None:
-    """What a smaller read lacks is zero, a smaller write is cropped, a write may be larger than what it replaces."""
+    """A smaller read is padded with zeros, a smaller write is cropped, and a write may be larger than what it replaces."""
     program, _, _, aliases = case
     sizes = st.tuples(st.integers(0, 3), st.integers(0, 3))
     fortran = data.draw(st.booleans())
@@ -241,7 +241,7 @@ def test_two_reads_of_one_place_keep_its_old_value() -> None:
 
 
 def test_writes_without_a_common_corner() -> None:
-    """A tall write and a wide one: the corner that neither has is nobody's, also when no read has it."""
+    """A tall write and a wide one: the corner outside both is not written, even if no read has it."""
     m = np.ones((1, 1))
     tall, wide = np.full((2, 1), np.nan), np.full((1, 2), np.nan)
     places = Place("M", 0, 0, 1, 1), Place("C12", 0, 0, 2, 1), Place("C21", 0, 0, 1, 2)
@@ -252,7 +252,7 @@ def test_writes_without_a_common_corner() -> None:
 
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
 def test_every_operation_on_every_stride(dtype: str) -> None:
-    """NumPy itself has been wrong here: numpy.negative of 2.3 and 2.4 on every fourth float32 or eighth float64."""
+    """Guards against a bug of NumPy 2.3 and 2.4: numpy.negative on every fourth float32 or eighth float64."""
     programs = [
         separate_sums([row], 2) for row in ((1, 1), (1, -1), (-1, 1), (-1, 0), (1, 0), (2, 0), (0, 0), (-1, -1))
     ]

@@ -1,4 +1,4 @@
-"""Threads: as many as BLAS uses, errors come out, a fork starts afresh, and the results do not depend on them."""
+"""The thread pool: as many threads as BLAS uses, errors raised, safe after a fork, results independent of threads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support import ROOT
 
 @pytest.fixture
 def no_threadpoolctl(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """As on a machine where threadpoolctl is not installed and nothing is set."""
+    """A machine without threadpoolctl and without environment variables."""
     monkeypatch.setitem(sys.modules, "threadpoolctl", None)
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
@@ -54,7 +54,7 @@ def test_a_limit_ends_with_its_block() -> None:
     assert blas_threads() == before
 
 
-def test_without_anything_said_all_processors(no_threadpoolctl: pytest.MonkeyPatch) -> None:
+def test_the_default_is_all_processors(no_threadpoolctl: pytest.MonkeyPatch) -> None:
     assert blas_threads() == usable_processors()
     assert usable_processors() >= 1
 
@@ -81,7 +81,7 @@ ENVIRONMENTS: list[tuple[dict[str, str], int]] = [
 
 
 @pytest.mark.parametrize(("values", "count"), ENVIRONMENTS)
-def test_what_the_environment_says(values: dict[str, str], count: int, no_threadpoolctl: pytest.MonkeyPatch) -> None:
+def test_environment_variables_set_the_thread_count(values: dict[str, str], count: int, no_threadpoolctl: pytest.MonkeyPatch) -> None:
     no_threadpoolctl.setattr(thread_pool, "usable_processors", lambda: 16)
     for name, value in values.items():
         no_threadpoolctl.setenv(name, value)
@@ -105,8 +105,8 @@ def test_every_task_runs_once(count: int, tasks: int) -> None:
     assert sorted(done) == list(range(tasks))
 
 
-def test_tasks_run_side_by_side() -> None:
-    """Two tasks that wait for each other end only if both run at once; on threads that no signal interrupts."""
+def test_tasks_run_concurrently() -> None:
+    """Two tasks that wait for each other end only if both run at once, on worker threads."""
     barrier = threading.Barrier(2, timeout=10)
     names: list[str] = []
 
@@ -119,7 +119,7 @@ def test_tasks_run_side_by_side() -> None:
     assert threading.current_thread().name not in names
 
 
-def test_in_a_thread_of_ours_the_caller_is_one_of_two() -> None:
+def test_a_worker_that_calls_takes_part() -> None:
     barrier = threading.Barrier(2, timeout=10)
     names: list[str] = []
 
@@ -143,7 +143,7 @@ def test_one_thread_is_the_callers() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("place", range(4))
-def test_an_error_comes_out_wherever_it_happens(count: int, place: int) -> None:
+def test_an_error_of_any_task_is_raised(count: int, place: int) -> None:
     def fail() -> None:
         raise MemoryError("no room")
 
@@ -157,8 +157,8 @@ def test_an_error_comes_out_wherever_it_happens(count: int, place: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", range(3))
-def test_no_task_is_left_running_when_an_error_comes_out(place: int) -> None:
-    """The caller may give the arrays away as soon as it has the error."""
+def test_no_task_runs_after_an_error_is_raised(place: int) -> None:
+    """The caller may reuse the arrays as soon as the error is raised."""
     started, begun, ended = threading.Semaphore(0), [], []
 
     def slow(i: int) -> None:
@@ -185,7 +185,7 @@ def test_no_task_is_left_running_when_an_error_comes_out(place: int) -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_floating_point_warnings_stay_inside(count: int) -> None:
-    """What overflows is noticed and computed again elsewhere; the caller's own settings are left alone."""
+    """Overflow raises no warning here, and the caller's errstate is unchanged."""
     big = np.full(4, 1.5e308)
     before = np.geterr()
     Threads(count).run([lambda: np.copyto(big[:2], big[2:] + big[2:])] * 6)
@@ -202,8 +202,8 @@ def test_sums_run_without_numpys_buffers(count: int) -> None:
     assert np.getbufsize() == before > thread_pool.BUFFER
 
 
-def test_whoever_is_free_takes_the_next_task() -> None:
-    """One long task does not hold up the others: the second thread does all of them."""
+def test_a_free_thread_takes_the_next_task() -> None:
+    """One long task does not delay the others: the second thread runs them all."""
     release, done = threading.Event(), []
 
     def long() -> None:
@@ -220,7 +220,7 @@ def test_whoever_is_free_takes_the_next_task() -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="affinity and /proc are Linux's")
-def test_helpers_keep_off_the_callers_processor() -> None:
+def test_workers_keep_off_the_callers_processor() -> None:
     if usable_processors() < 2:
         pytest.skip("one processor")
     everywhere, seen = os.sched_getaffinity(0), {}
@@ -245,8 +245,8 @@ def test_helpers_keep_off_the_callers_processor() -> None:
     assert os.sched_getaffinity(0) == everywhere
 
 
-def test_a_helper_that_is_late_is_not_waited_for() -> None:
-    """While another call keeps the helper busy, the caller does everything itself."""
+def test_a_busy_worker_is_not_waited_for() -> None:
+    """While another call keeps the worker busy, the caller runs everything itself."""
     busy, release = threading.Semaphore(0), threading.Event()
 
     def hold() -> None:
@@ -307,8 +307,8 @@ def test_results_do_not_depend_on_the_threads(text: str, rng: np.random.Generato
     assert np.allclose(found[0], a @ b)
 
 
-def test_an_interrupt_is_heard_between_turns() -> None:
-    """In the main thread, after the tasks of a turn; in the first one each thread has one."""
+def test_an_interrupt_is_raised_between_turns() -> None:
+    """The interrupt is raised in the main thread after a turn; the first turn has one task a thread."""
     done: list[int] = []
 
     def task(number: int) -> None:
@@ -327,8 +327,8 @@ def test_an_interrupt_is_heard_between_turns() -> None:
     assert sorted(done)[2:] == list(range(100, 200))
 
 
-def test_turns_are_as_long_as_an_interrupt_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More tasks at a time while they are short, and fewer when they are long, whatever there are; none is left out."""
+def test_turns_adapt_to_the_duration_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns have more tasks while tasks are short, and fewer when they are long; every task runs."""
     now, turns, done = [0.0], list[int](), list[int]()
 
     def run(self: Threads, tasks: Sequence[Callable[[], None]]) -> None:

@@ -1,4 +1,4 @@
-"""One half of a product on the host: by NumPy's own BLAS, by SciPy's, and by whole products."""
+"""One triangle of a product on the host: by NumPy's BLAS, by SciPy, and by whole products."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Matrix = np.ndarray[Any, Any]
 
 @pytest.fixture(params=["as usual", "SciPy", "NumPy alone"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """By which library the half is computed."""
+    """The library that computes the triangle."""
     found = {"SciPy": _scipys, "NumPy alone": lambda dtype: None}
     if request.param in found:
         monkeypatch.setattr(module, "_rank_function", found[request.param])
@@ -47,8 +47,8 @@ def spaced(x: Matrix, order: str) -> Matrix:
 
 @pytest.mark.parametrize("dtype", NAMES)
 @pytest.mark.parametrize(("order", "dest_order"), [("C", "C"), ("C", "F"), ("F", "C"), ("F", "F")])
-def test_a_half(dtype: str, order: str, dest_order: str, way: str) -> None:
-    """In every memory order, as exact as the type; the upper half keeps its NaN, of which none is read."""
+def test_a_triangle(dtype: str, order: str, dest_order: str, way: str) -> None:
+    """In every memory order, as exact as the type; the NaN in the upper triangle stay and are not read."""
     rng = np.random.default_rng(1)
     for n, k, alpha, beta in ((1, 1, 1, 0), (7, 3, 1, 0), (6, 9, 2.5, 0), (40, 33, -1, 2), (5, 1, 0, 1), (4, 4, 0, 0)):
         x = numbers(rng, (n, k), dtype)
@@ -64,7 +64,7 @@ def test_a_half(dtype: str, order: str, dest_order: str, way: str) -> None:
         assert np.isnan(dest[~below]).all()
 
 
-def test_nothing_is_multiplied_over_no_inner_side(way: str) -> None:
+def test_an_empty_inner_dimension(way: str) -> None:
     dest = np.tri(3) * 2
     triangle_product(np.empty((3, 0)), np.empty((0, 3)), dest, GemmParams(1, 0.5, "gram", "lower"))
     np.testing.assert_array_equal(dest, np.tri(3))
@@ -72,7 +72,7 @@ def test_nothing_is_multiplied_over_no_inner_side(way: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex128"])
-def test_inf_and_nan_stand_where_the_whole_product_has_them(dtype: str, way: str) -> None:
+def test_inf_and_nan_are_where_the_whole_product_has_them(dtype: str, way: str) -> None:
     rng = np.random.default_rng(3)
     x = numbers(rng, (30, 20), dtype)
     x[4, 5], x[20, 7] = np.inf, np.nan
@@ -94,7 +94,7 @@ def test_numpys_own_library_is_called_where_it_is_openblas() -> None:
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("fill", ["full", "lower"])
 def test_mirror(order: str, fill: Any) -> None:
-    """In bands of rows, in any order of them."""
+    """The bands of rows may run in any order."""
     rng, n = np.random.default_rng(5), BAND + 130
     source, dest = numbers(rng, (n, n), "complex64"), spaced(numbers(rng, (n, n), "complex64"), order)
     below, before = np.tri(n, dtype=bool), dest.copy()

@@ -1,4 +1,4 @@
-"""Threads of ours: what is done there, who waits for it, and what happens where there are none."""
+"""Worker threads: what runs there, who waits for it, and what happens without them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fmm.kernels.plans.plan import VENDOR
 from fmm.runtime import run_host
 
 
-def test_the_work_is_done_elsewhere_and_its_result_comes_back() -> None:
+def test_work_runs_on_a_worker_and_returns_its_result() -> None:
     assert run_on_worker(threading.get_ident) != threading.get_ident()
     assert run_on_worker(on_worker_thread) and not on_worker_thread()
 
@@ -34,7 +34,7 @@ def test_one_thread_serves_one_call_after_another() -> None:
     assert len({run_on_worker(threading.get_ident) for _ in range(50)}) == 1
 
 
-def test_two_callers_have_a_thread_each() -> None:
+def test_two_callers_use_two_workers() -> None:
     both, seen = threading.Barrier(2, timeout=10), list[int]()
 
     def meet() -> None:
@@ -48,12 +48,12 @@ def test_two_callers_have_a_thread_each() -> None:
     assert not other.is_alive() and len({*seen, threading.get_ident(), other.ident}) == 4
 
 
-def test_work_within_work_stays_where_it_is() -> None:
+def test_nested_work_stays_on_its_worker() -> None:
     assert len(set(run_on_worker(lambda: (threading.get_ident(), run_on_worker(threading.get_ident))))) == 1
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, IndexError, MemoryError, SystemExit])
-def test_what_is_raised_comes_out_after_the_last_calls(error: type[BaseException]) -> None:
+def test_exceptions_are_raised_after_the_last_calls(error: type[BaseException]) -> None:
     log: list[int] = []
 
     def fail() -> None:
@@ -68,7 +68,7 @@ def test_what_is_raised_comes_out_after_the_last_calls(error: type[BaseException
         log.clear()
 
 
-def test_the_work_says_what_the_last_calls_are() -> None:
+def test_work_may_change_the_last_calls() -> None:
     done: list[str] = []
     last: list[Any] = [pytest.fail]
 
@@ -80,7 +80,7 @@ def test_the_work_says_what_the_last_calls_are() -> None:
 
 
 @pytest.mark.parametrize("error", [IndexError, MemoryError])
-def test_what_a_last_call_raises_comes_out(error: type[BaseException]) -> None:
+def test_exceptions_of_last_calls_are_raised(error: type[BaseException]) -> None:
     def fail() -> None:
         raise error("last")
 
@@ -89,8 +89,8 @@ def test_what_a_last_call_raises_comes_out(error: type[BaseException]) -> None:
     assert run_on_worker(lambda: 3) == 3
 
 
-def test_nothing_of_the_work_is_kept() -> None:
-    """Neither by the thread that did it nor, after an exception, by its traceback."""
+def test_work_and_its_arrays_are_released() -> None:
+    """Neither the worker nor the traceback of an exception holds the arrays."""
 
     class Thing:
         pass
@@ -116,7 +116,7 @@ def test_nothing_of_the_work_is_kept() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no processor affinity on this system")
-def test_it_runs_where_its_caller_may() -> None:
+def test_a_worker_has_its_callers_affinity() -> None:
     everywhere = os.sched_getaffinity(0)
     try:
         for allowed in ({min(everywhere)}, {max(everywhere)}, everywhere):
@@ -127,10 +127,10 @@ def test_it_runs_where_its_caller_may() -> None:
 
 
 @pytest.mark.parametrize("out", [None, np.empty((40, 60, 60))])
-def test_the_vendors_product_hears_of_the_callers_settings(
+def test_the_vendors_product_respects_the_callers_errstate(
     out: Any, small_by_plans: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a stack times one matrix, all rows at once: that is no plan, and runs where the caller's errstate is."""
+    """A stack times one matrix is one vendor product in the caller's thread, under the caller's errstate."""
     monkeypatch.setattr(run_host, "SMALL", 0)
     seen, matmul = [], np.matmul
 
@@ -153,7 +153,7 @@ def no_start(*arguments: Any) -> int:
 
 
 def no_begin(*arguments: Any) -> int:
-    """For want of memory a thread can end before it has run a line of Python."""
+    """Without memory a thread can end before it runs a line of Python."""
     return 0
 
 
@@ -163,17 +163,17 @@ def no_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(worker_threads, "PATIENCE", 0.01)
     monkeypatch.setattr(worker_threads, "_idle", [])
     monkeypatch.setattr(worker_threads, "_given_up", [])
-    monkeypatch.setattr(sys.modules["fmm.kernels.cpu.thread_pool"], "_helpers", [])
+    monkeypatch.setattr(sys.modules["fmm.kernels.cpu.thread_pool"], "_workers", [])
 
 
-def test_that_there_is_none_is_said_and_nothing_was_done(no_threads: None) -> None:
+def test_without_workers_an_error_is_raised_and_nothing_runs(no_threads: None) -> None:
     with pytest.raises(NoThreadError):
         run_on_worker(pytest.fail, [pytest.fail])
     with pytest.raises(NoThreadError):
         Worker.acquire()
 
 
-def test_one_that_does_not_begin_is_waited_for_once(no_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_does_not_start_is_waited_for_once(no_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_threads, "PATIENCE", 0.2)
     start = time.monotonic()
     for _ in range(50):
@@ -181,14 +181,14 @@ def test_one_that_does_not_begin_is_waited_for_once(no_threads: None, monkeypatc
     assert time.monotonic() - start < 5  # of ten, if each time were waited
 
 
-def test_the_caller_does_its_tasks_alone(no_threads: None) -> None:
+def test_the_caller_runs_its_tasks_alone(no_threads: None) -> None:
     done: list[int] = []
     Threads(4).run([partial(done.append, i) for i in range(9)])
     assert done == list(range(9))
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_a_given_plan_runs_on_the_callers_thread(
+def test_an_explicit_plan_runs_on_the_callers_thread(
     given: bool, no_threads: None, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
     monkeypatch.setattr(run_host, "SMALL", 0)
@@ -208,7 +208,7 @@ def test_a_given_plan_runs_on_the_callers_thread(
 
 
 @pytest.mark.usefixtures("eager", "no_threads")
-def test_otherwise_numpy_answers(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+def test_without_a_plan_numpy_multiplies(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     monkeypatch.setattr(run_host, "SMALL", 0)
     monkeypatch.setattr(run_host._Multiplier, "fill", lambda *x: pytest.fail("a plan ran"))
     a, b = rng.standard_normal((2, 300, 300))

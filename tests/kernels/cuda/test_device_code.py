@@ -1,4 +1,4 @@
-"""The CUDA headers: each is whole by itself."""
+"""The CUDA headers: each is complete by itself."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ HEADERS = sorted(x.name for x in resources.files("fmm.kernels.cuda.device_code")
     ("name", "architecture"), [(name, a) for name in HEADERS for a in NEEDS.get(name, ARCHITECTURES)]
 )
 def test_a_header_compiles_alone(name: str, architecture: str) -> None:
-    """It includes all that it uses, so an editor can parse it, and whoever includes it need include nothing before."""
+    """A header includes all that it uses, so that an editor can parse it and it needs no other include."""
     log, _ = compile_cuda(with_headers(f'#include "{name}"\n'), architecture, *CPP17, NOBODY_USES_IT)
     assert not log
 
 
 def test_a_header_is_put_in_place_once() -> None:
-    """However many ways lead to it."""
+    """A header that several others include appears once."""
     text = with_headers("".join(f'#include "{name}"\n' for name in HEADERS))
     assert "#include" not in text and "#pragma once" not in text
     for name in HEADERS:

@@ -1,4 +1,4 @@
-"""The frame of an entry point: what stands around the call of a header's function."""
+"""The source of an entry point: the lines around the call of a header's function."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def test_lines_are_indented_and_directives_are_not() -> None:
     )
 
 
-def test_one_call_stands_in_the_line_of_its_entry_point() -> None:
+def test_one_call_is_on_the_line_of_its_entry_point() -> None:
     assert entry_lines("Told", "call(p);", (32,)) == (
         'extern "C" __global__ void __launch_bounds__(32)',
         f"{ENTRY}(const __grid_constant__ Told p) {{ call(p); }}",
     )
 
 
-def test_the_header_comes_first_then_what_stands_before() -> None:
+def test_the_header_comes_first_then_the_preceding_lines() -> None:
     source = entry_source("Told", "call(p);", HEADER, (32,), before=("struct Told {};",))
     lines = ["struct Told {};", *entry_lines("Told", "call(p);", (32,))]
     assert source == whole_source(HEADER, lines)

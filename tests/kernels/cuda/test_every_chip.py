@@ -1,4 +1,4 @@
-"""What is recorded can be launched on every kind of chip: grids, shared memory, parameters, instructions, addresses."""
+"""Recorded launches fit every kind of chip: grids, shared memory, parameters, instructions, addresses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LARGEST_GRID = 2**31 - 1, 65535, 65535
 
 
 def drawn(rng: random.Random) -> tuple[Plan, Problem]:
-    """A plan, and a problem for it, if it is one at all."""
+    """A plan and a problem for it."""
     m, k, n = (rng.choice(SIDES) for _ in range(3))
     half = rng.random() < 0.4
     n = m if half else n
@@ -84,8 +84,8 @@ def test_random_plans_can_be_launched(seed: int, count: int) -> None:
         assert not list(faults(found, CHIPS[name])), (name, str(plan), problem)
 
 
-def test_the_copy_engines_kernels_are_for_chips_with_memory_for_their_tiles() -> None:
-    """Of those that have the engine, compute capability 12.0 has less than half of 9.0's shared memory."""
+def test_tma_kernels_need_shared_memory_for_their_tiles() -> None:
+    """Compute capability 12.0 has the copy engine, and less than half of 9.0's shared memory."""
     problem = Problem(4096, 4096, 4096, "float32")
     for name, by_engine in {"H200": True, "B200": True, "RTX 5090": False}.items():
         chip = CHIPS[name]

@@ -65,7 +65,7 @@ def _numbers(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> An
 
 
 class Operand:
-    """A matrix on the device inside poisoned memory: gaps between its lines and a guard at the end stay as they are."""
+    """A matrix on the device inside poisoned memory: gaps between lines and the guard at the end must not change."""
 
     def __init__(self, cupy: Any, values: Any, layout: Layout, shift: int = 0) -> None:
         self.shape, self.dtype, self.layout = values.shape, values.dtype, layout
@@ -78,7 +78,7 @@ class Operand:
         self.before = self.memory.copy()
 
     def within(self, memory: Any) -> Any:
-        """The matrix as a view of such memory."""
+        """Return the matrix as a view of the memory."""
         flat = memory[self.start : self.stop].view(self.dtype).reshape(-1, self.layout.leading)
         rows, cols = self.shape
         return flat[:, :cols] if self.layout.order == "C" else flat[:, :rows].T
@@ -283,7 +283,7 @@ DEEP = (*SHALLOW, "winograd^2", "strassen^3", "winograd^3")
 
 @pytest.mark.parametrize("dtype", WIDER)
 def test_errors_stay_within_the_budget(dtype: str, cupy: Any, backend: Any) -> None:
-    """Normal numbers, against a product in a wider type; errors grow level by level."""
+    """Normal random numbers against a product in a wider type; errors grow level by level."""
     n = 256
     rng = np.random.default_rng(5)
     a, b = (_stored(rng.standard_normal((n, n)), dtype) for _ in "AB")
@@ -334,7 +334,7 @@ def test_a_graph_replays_the_tape(cupy: Any, backend: Any) -> None:
 
 
 def _own(tape: LaunchList) -> LaunchList:
-    """The plan's own steps, without those that would compute C again and lower the flag."""
+    """The plan's own steps, without those that recompute C and lower the flag."""
     pairs = zip(tape.steps, tape.streams, strict=True)
     kept = [(step, lane) for step, lane in pairs if isinstance(step, StreamSync) or step.does != "recompute"]
     steps, lanes = zip(*kept, strict=True)

@@ -1,4 +1,4 @@
-"""What a launch list says is what the device was given: compared with the nodes of a captured graph, for every leaf."""
+"""Launch lists agree with what the device ran: compared with the nodes of a captured graph, for every leaf."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def lists(use: LeafUse) -> Iterator[LaunchList]:
 
 
 def captured(found: LaunchList) -> Counter[int]:
-    """How often each kernel is in the graph of a call, by the kernel's address."""
+    """Count each kernel in the graph of a call, by the kernel's address."""
     itemsize = np.dtype(found.problem.stored if found.problem.stored != "bfloat16" else "uint16").itemsize
     sides = [x * y * itemsize for x, y in found.problem.shapes]
     memory = [cupy.zeros(max(size, 1), np.uint8) for size in (*sides, found.workspace)]
@@ -58,7 +58,7 @@ def captured(found: LaunchList) -> Counter[int]:
 
 
 @pytest.mark.parametrize("use", USES, ids=str)
-def test_what_is_said_is_what_is_launched(use: LeafUse) -> None:
+def test_described_launches_are_the_captured_ones(use: LeafUse) -> None:
     found: list[Any] = list(lists(use))
     assert found
     compile_launch_lists(found)

@@ -1,4 +1,4 @@
-"""Products that are their own adjoints as launches: played element by element, and which kernels they are."""
+"""Products that are their own adjoints as launches: played element by element, and the kernels chosen."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.launch_lists import GUARD, POISON, buffer, matrices, play
 def problem(
     n: int, k: int, dtype: str, order: str, dest: str, op: Operation = "gram", fill: Fill = "full", **more: Any
 ) -> Problem:
-    """A lies so, B is its transpose or lies like it."""
+    """A has this layout; B is its transpose or has the same layout."""
     a = Layout("C", k + 1) if order == "C" else Layout("F", n + 2)
     b = Layout("F", k + 1) if order == "C" else Layout("C", n + 2)
     return Problem(n, k, n, dtype, (a, b, Layout(dest, n + 3)), op=op, fill=fill, **more)  # type: ignore[arg-type]
@@ -43,8 +43,8 @@ PLANS = (
 
 @pytest.mark.parametrize("text", PLANS)
 @pytest.mark.parametrize("dtype", ["float32", "complex128"])
-def test_launches_compute_what_is_asked(text: str, dtype: str) -> None:
-    """Exactly; nothing but the wanted half of C and the workspace is touched."""
+def test_launches_compute_the_triangle(text: str, dtype: str) -> None:
+    """Exact; only the triangle of C and the workspace are written."""
     rng = np.random.default_rng(3)
     plan, fills = Plan.parse(text), FILLS
     if not plan.accepts_type(dtype):
@@ -86,14 +86,14 @@ def views(rows: int, cols: int, left: str, right: str, dest: str, dtype: str) ->
         ("FFF", "A", False, False),
     ],
 )
-def test_the_factor_that_lies_as_blas_wants_it(orders: str, factor: str, transposed: bool, upper: bool) -> None:
+def test_the_factor_that_blas_can_read(orders: str, factor: str, transposed: bool, upper: bool) -> None:
     found = rank_op("vendor", "float32", *views(6, 4, orders[0], orders[1], orders[2], "float32"), 1, 0)
     assert found is not None
     assert (found.factor.base, found.factor.transposed, found.upper) == (factor, transposed, upper)
     assert (found.n, found.k, found.dest.base) == (6, 4, "C")
 
 
-def test_neither_factor_lies_as_blas_wants_it() -> None:
+def test_blas_can_read_neither_factor() -> None:
     assert rank_op("vendor", "complex64", *views(6, 4, "F", "F", "C", "complex64"), 1, 0) is None
 
 
@@ -101,7 +101,7 @@ def steps(text: str, asked: Problem, flagged: bool = True) -> list[Any]:
     return list(record_launches(Plan.parse(text), asked, chip_target(H200, flagged=flagged)).steps)
 
 
-def test_float32_is_blass_half_and_a_mirror() -> None:
+def test_float32_is_syrk_and_a_mirror() -> None:
     asked = problem(2048, 512, "float32", "C", "C")
     rank, mirror = steps("vendor", asked, flagged=False)
     assert isinstance(rank, VendorCall) and isinstance(rank.op, RankOp) and "syrk" in rank.label
@@ -112,8 +112,8 @@ def test_float32_is_blass_half_and_a_mirror() -> None:
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_a_lower_half_is_the_vendors_where_a_leaf_cannot_leave_the_upper_one(order: str) -> None:
-    """On chips where the leaf's products write all of C: BLAS's half, as the plan `vendor` has it; each of a batch."""
+def test_a_lower_triangle_falls_back_to_syrk(order: str) -> None:
+    """On chips where the leaf's kernels write all of C: syrk, as in the plan `vendor`, for each product of a batch."""
     cases = ("f16x3", "float32", 1), ("gram^2 > f16x3", "float32", 4), ("residues(14) > bytes", "float64", 1)
     for plan, dtype, count in cases:
         asked = problem(2048, 512, dtype, order, "C", fill="lower", alpha=2, beta=-1)
@@ -130,16 +130,16 @@ def test_a_lower_half_is_the_vendors_where_a_leaf_cannot_leave_the_upper_one(ord
 
 
 @pytest.mark.parametrize(("leaf", "dtype"), [("f16x3", "float32"), ("tile", "float64"), ("tile", "bfloat16")])
-def test_a_half_that_lies_column_by_column_is_made_elsewhere(leaf: str, dtype: str) -> None:
-    """By tiles of halves all the same: row by row, in a temporary."""
+def test_a_column_major_triangle_uses_a_temporary(leaf: str, dtype: str) -> None:
+    """The tiled kernel still writes one triangle, row-major, in a temporary."""
     found = steps(leaf, problem(2048, 511, dtype, "C", "F", fill="lower"), flagged=False)
     labels = [x.label for x in found]
     assert "on and below the diagonal" in labels[-2] and labels[-1].startswith("mirror_half: the lower triangle, from")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "tf32"])
-def test_types_without_a_function_for_a_half(dtype: str) -> None:
-    """Whole products of the blocks on the diagonal, as one batch; to the lower half alone through a temporary."""
+def test_types_without_syrk(dtype: str) -> None:
+    """Whole products of the diagonal blocks, as one batch; a lone lower triangle goes through a temporary."""
     asked = problem(4096, 1024, dtype, "C", "C")
     found = record_operations(Plan.parse("gram^2 > vendor"), asked)
     assert [type(op) for op in found.ops] == [GemmOp, GemmOp, GemmOp, MirrorOp] and found.workspace == 0
@@ -149,20 +149,20 @@ def test_types_without_a_function_for_a_half(dtype: str) -> None:
     assert 0 < lower.workspace <= 1024 * 1040 * 4
 
 
-def test_small_halves_are_one_batch_of_whole_products() -> None:
+def test_small_triangles_are_one_batch_of_whole_products() -> None:
     small = record_operations(Plan.parse("gram^3 > vendor"), problem(4096, 1024, "float32", "C", "C"))
     assert [op.count for op in small.ops if isinstance(op, GemmOp)] == [1, 2, 4, 8]
     large = record_operations(Plan.parse("gram > vendor"), problem(4096, 1024, "float32", "C", "C"))
     assert [type(op) for op in large.ops] == [GemmOp, RankOp, RankOp, MirrorOp]
 
 
-def test_two_factors_are_never_blass_half() -> None:
+def test_two_factors_never_use_syrk() -> None:
     found = record_operations(Plan.parse("gram > vendor"), problem(4096, 1024, "float32", "C", "C", "symmetric"))
     assert not any(isinstance(op, RankOp) for op in found.ops)
 
 
-def test_the_mirror_looks_for_inf_and_nan() -> None:
-    """No other pass over C does, and what is computed again is looked at by nothing."""
+def test_the_mirror_checks_for_inf_and_nan() -> None:
+    """No other pass over C checks, and nothing checks the recomputed product."""
     found = steps("gram > strassen > vendor", problem(4096, 1024, "float32", "C", "C"))
     labels = [step.label for step in found]
     assert not any("looks for inf" in label for label in labels) and "computes again" in labels[-1]
@@ -170,14 +170,14 @@ def test_the_mirror_looks_for_inf_and_nan() -> None:
     assert any(slot.base == FLAG for slot in mirror.slots)
 
 
-def test_what_is_computed_again_is_mirrored_again_if_it_is_complex() -> None:
+def test_complex_recomputed_products_are_mirrored_again() -> None:
     labels = [s.label for s in steps("gram > strassen > vendor", problem(4096, 1024, "complex64", "C", "C"))]
     assert "computes again" in labels[-2] and labels[-1].startswith("mirror_half")
 
 
 @pytest.mark.parametrize(("dtype", "how"), [("float32", "tiled"), ("float64", "simple"), ("complex64", "simple")])
-def test_a_half_alone_is_computed_again_alone(dtype: str, how: str) -> None:
-    """What nothing of ours has seen is looked through; of complex numbers the diagonal is made real again."""
+def test_a_lone_triangle_is_recomputed_alone(dtype: str, how: str) -> None:
+    """The vendor's result is scanned first; a complex diagonal is made real again."""
     labels = [s.label for s in steps("gram > strassen > vendor", problem(4096, 1024, dtype, "C", "C", fill="lower"))]
     again = [i for i, label in enumerate(labels) if "computes again" in label]
     assert len(again) == 1 and labels[again[0]].startswith(f"recompute_{how}")
@@ -185,8 +185,8 @@ def test_a_half_alone_is_computed_again_alone(dtype: str, how: str) -> None:
     assert [label.startswith("mirror_half") for label in labels[again[0] + 1 :]] == [True] * (dtype == "complex64")
 
 
-def test_an_update_is_not_computed_again() -> None:
-    """The old C would be gone: whoever wants that computes the product elsewhere."""
+def test_an_update_of_a_triangle_is_not_recomputed() -> None:
+    """The old C is overwritten, so such products are computed in another place."""
     for more in ({"beta": 1}, {"alpha": 2}, {"alpha": 2, "fill": "lower"}):
         found = steps("gram > strassen > vendor", problem(4096, 1024, "float32", "C", "C", **more))
         assert not any("computes again" in step.label for step in found)
@@ -196,6 +196,6 @@ def test_an_update_is_not_computed_again() -> None:
     "text", ["gram > vendor", "gram^2.tile > strassen.batched.pad16 > vendor", "sforza(2) > vendor"]
 )
 @pytest.mark.parametrize("beta", [0, 2])
-def test_nothing_is_launched_for_nothing(text: str, beta: int) -> None:
+def test_empty_products_launch_nothing(text: str, beta: int) -> None:
     found = record_launches(Plan.parse(text), Problem(0, 5, 0, "float32", op="gram", beta=beta), chip_target(H200))
     assert not found.steps

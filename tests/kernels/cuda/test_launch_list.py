@@ -1,4 +1,4 @@
-"""Launch lists say what runs: every step is named, each kernel by the file that its source begins with."""
+"""Launch lists name every step, each kernel by the file of its source."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TURNED = Layout("C", 2048), Layout("F", 2048), Layout("C", 2048)  # both operand
 
 @dataclass(frozen=True)
 class Case:
-    """A plan on a problem of 2048 on each side, and what its description's lines begin with, in order."""
+    """A plan on a problem of size 2048, and the beginnings of its description's lines in order."""
 
     plan: str
     dtype: str
@@ -224,7 +224,7 @@ USES = [use for leaf in ON_DEVICE for use in leaf.uses if not use.number and not
 
 
 def lists(use: LeafUse, on: Chip) -> Iterator[LaunchList]:
-    """Of the plans that there are, on problems that are aligned and that are not."""
+    """Launch lists of all kinds of plans, on aligned and unaligned problems."""
     for level in LEVELS:
         for dtype in DTYPES:
             for side in (512, 301):

@@ -1,4 +1,4 @@
-"""Tapes against the executor: the same numbers, from addresses alone, whatever the plan, the sizes and the layouts."""
+"""Launch lists against the executor: the same numbers for any plan, sizes and layouts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.support.launch_lists import GUARD, POISON, Matrix, buffer, matrices, 
 
 
 def _both(plan: Plan, problem: Problem) -> tuple[Matrix, Matrix, OperationList]:
-    """The tape's C and the executor's; nothing but C and the workspace may have changed."""
+    """Return the C of the launch list and of the executor; only C and the workspace may change."""
     rng = np.random.default_rng(7)
     memory, (a, b, c) = matrices(problem, rng)
     tape = record_operations(plan, problem)
@@ -64,7 +64,7 @@ REPEATED = (
 
 @pytest.mark.parametrize("plan", REPEATED)
 @pytest.mark.parametrize("beta", [0, 0.5])
-def test_sums_that_are_met_again_are_what_they_would_be_without_the_first(
+def test_repeated_sums_are_recorded_as_if_new(
     plan: str, beta: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def anew(self: Recorder, step: Sum, reads: Any, writes: Any) -> SumOp | None:
@@ -81,7 +81,7 @@ def test_sums_that_are_met_again_are_what_they_would_be_without_the_first(
 
 
 def _vendors(plan: Plan) -> Plan:
-    """The same sums and products on a CPU, where nothing is fused."""
+    """The same plan on a CPU, where nothing is fused."""
     levels = [
         scheme_level(x.algorithm, "sequential", x.fringe)
         if isinstance(x, SchemeLevel) and x.traversal == "fused"
@@ -138,7 +138,7 @@ SIZES = ((32, 48, 64), (33, 18, 75), (7, 41, 5), (2, 1, 3))
 
 
 @pytest.mark.parametrize("text", PLANS)
-def test_a_tape_computes_what_the_executor_does(text: str) -> None:
+def test_a_launch_list_computes_what_the_executor_does(text: str) -> None:
     plan = parsed(text)
     for size in SIZES:
         found, expected, _ = _both(plan, Problem(*size, "float64"))
@@ -165,7 +165,7 @@ FUSED_SIZES = ((36, 20, 48), (33, 18, 75), (41, 7, 29), (6, 1, 5))
 
 @pytest.mark.parametrize("text", FUSED)
 def test_products_with_their_updates_compute_what_the_executor_does(text: str) -> None:
-    """Any size, rows or columns contiguous; the workspace is what the plan says."""
+    """Any size, row- or column-major; the workspace is the plan's."""
     plan = Plan.parse(f"{text} > tile")
     orders, scalars = ("CCC", "FFF", "CFC", "FCF"), [(1, 0), (2.0, 0.5)] * 2
     for size, order, (alpha, beta) in zip(FUSED_SIZES, orders, scalars, strict=True):
@@ -180,7 +180,7 @@ def test_products_with_their_updates_compute_what_the_executor_does(text: str) -
 
 @pytest.mark.parametrize("name", step_table_names())
 def test_a_table_above_the_tiled_kernel_is_one_launch_a_step(name: str) -> None:
-    """Of all tables; the launch has the blocks that the table's kernel reads and writes."""
+    """For all tables; the launch has the blocks that the table's kernel reads and writes."""
     plan, problem = Plan.parse(f"{name} > tile"), Problem(64, 64, 64, "float32")
     ops, steps = record_operations(plan, problem).ops, step_table(name).steps
     assert len(ops) == len(steps) == cost(plan, 64, 64, 64, 4).launches
@@ -196,8 +196,8 @@ OVERLAPPED = ("strassen.overlapped.pad4 > winograd.pad", "winograd.overlapped > 
 
 @pytest.mark.parametrize("text", OVERLAPPED)
 @pytest.mark.parametrize("first", [0, 1])
-def test_two_lanes_may_run_in_any_order(text: str, first: int) -> None:
-    """Between a fork and its join, all of one lane before the other: nothing that one needs is the other's."""
+def test_two_streams_may_run_in_any_order(text: str, first: int) -> None:
+    """Between a fork and its join, one stream runs before the other: neither needs the other's results."""
     problem = Problem(45, 38, 51, "float64")
     tape = record_operations(Plan.parse(f"{text} > vendor"), problem)
     assert tape.stream_count == 2 and tape.workspace == _needed(tape.plan, problem)
@@ -217,7 +217,7 @@ def test_two_lanes_may_run_in_any_order(text: str, first: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["aligned.overlapped.pad16", "aligned.overlapped.pad16 > winograd.pad16"])
-def test_a_single_product_runs_beside_nothing(text: str) -> None:
+def test_a_single_product_uses_one_stream(text: str) -> None:
     problem = Problem(45, 38, 51, "float64")
     found, expected, tape = _both(Plan.parse(f"{text} > vendor"), problem)
     np.testing.assert_array_equal(found, expected)
@@ -279,7 +279,7 @@ def test_scalars(text: str, alpha: float, beta: float) -> None:
 
 @pytest.mark.parametrize("text", PLANS)
 @pytest.mark.parametrize("dtype", ["float16", "float64", "complex128"])
-def test_the_workspace_is_what_the_plan_says(text: str, dtype: str) -> None:
+def test_the_workspace_is_the_plans(text: str, dtype: str) -> None:
     plan = parsed(text)
     for size in ((40, 56, 72), (33, 18, 75)):
         problem = Problem(*size, dtype)
@@ -294,7 +294,7 @@ def test_the_workspace_is_what_the_plan_says(text: str, dtype: str) -> None:
     dtype=st.sampled_from(("float32", "complex64")),
     scalars=st.sampled_from(((1, 0), (1, 1), (2.0, 0.5), (-1, 0))),
 )
-def test_any_tape_computes_what_the_executor_does(
+def test_any_launch_list_computes_what_the_executor_does(
     size: tuple[int, int, int], text: str, dtype: str, scalars: tuple[float, float]
 ) -> None:
     problem = Problem(*size, dtype, alpha=scalars[0], beta=scalars[1])
@@ -313,14 +313,14 @@ def test_any_tape_computes_what_the_executor_does(
 @pytest.mark.parametrize("text", ["li-fig3", "strassen.sequential > vendor", "winograd > vendor"])
 @pytest.mark.parametrize("sides", ["CC", "FF", "CF"])
 def test_blocks_without_columns_are_not_read(text: str, sides: str) -> None:
-    """Of a C with one row or column, half of the blocks are empty, beside others at which there are numbers."""
+    """With one row or column of C, half of the blocks are empty and the others are not."""
     for size in product((1, 2, 3), (0, 1, 3), (1, 2)):
         layouts = tuple(Layout(order, max(size) + 1) for order in (*sides, "C"))
         found, expected, _ = _both(parsed(text), Problem(*size, "float32", layouts))  # type: ignore[arg-type]
         np.testing.assert_array_equal(found, expected, err_msg=str(size))
 
 
-def test_one_level_is_four_launches_and_a_tape_is_kept() -> None:
+def test_one_level_is_four_launches_and_lists_are_cached() -> None:
     problem = Problem(256, 256, 256, "float32")
     tape = record_operations(Plan.parse("strassen.batched.pad16 > vendor"), problem)
     assert [type(op) for op in tape.ops] == [SumOp, SumOp, GemmOp, SumOp]
@@ -330,7 +330,7 @@ def test_one_level_is_four_launches_and_a_tape_is_kept() -> None:
 
 
 def test_kernels_do_not_depend_on_sizes_or_scalars() -> None:
-    """What is compiled for one size serves all; alpha and beta come with the launch."""
+    """A kernel compiled for one size serves all sizes; alpha and beta are launch parameters."""
     plan = Plan.parse("strassen^2.batched.pad16 > vendor")
     problems = [
         Problem(*size, "bfloat16", alpha=alpha, beta=0.5)
@@ -367,10 +367,10 @@ def test_wide_accesses_only_where_all_is_aligned(dtype: str, n: int, access: str
     ],
 )
 @pytest.mark.parametrize("order", "CF")
-def test_a_leaf_says_along_what_its_operands_lie(
+def test_a_leaf_chooses_the_layout_of_its_operands(
     leaf: str, transposed: tuple[bool, bool], tall: list[str], order: Any
 ) -> None:
-    """Whatever the order of the caller's arrays, the product is the same one; the split that turns has high tiles."""
+    """The product is the same whatever the layout of the caller's arrays; the transposing split has tall tiles."""
     problem = Problem(64, 96, 160, "float32", tuple(Layout(order, 160) for _ in "ABC"))  # type: ignore[arg-type]
     tape = record_operations(Plan.parse(f"strassen.batched.pad16 > {leaf}"), problem)
     sums = [op for op in tape.ops if isinstance(op, SumOp)]
@@ -417,7 +417,7 @@ def test_parameters_are_the_structure_of_the_kernel() -> None:
         (lambda: record_operations(Plan.parse("strassen^3 > vendor"), Problem(101, 103, 107, "float32")), "pad"),
     ],
 )
-def test_what_cannot_be_recorded_is_an_error_that_says_why(make: Any, message: str) -> None:
+def test_unrecordable_plans_raise_with_the_reason(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 

@@ -44,7 +44,7 @@ def test_as_the_steps_say(text: str, asked: GemmParams) -> None:
         except PlanError:
             wanted = PlanError
         try:
-            found = module._needed(plan, m, k, n, asked)
+            found = module._level_needs(plan, m, k, n, asked)
         except PlanError:
             found = PlanError
         assert found == wanted, (m, k, n)

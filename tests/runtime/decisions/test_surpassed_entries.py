@@ -15,7 +15,7 @@ from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import Decision, decide_plan
 from fmm.tuner.cli import main
-from fmm.tuner.findings.model_in_use import CANARY, ROOM, UNTIMED, answer_for, model_in_use
+from fmm.tuner.findings.model_in_use import NO_MEMORY, UNTIMED, UNVERIFIED, answer_for, model_in_use
 from tests.support import configs
 from tests.support.devices import H200
 
@@ -106,9 +106,9 @@ BEFORE = "is from before f16x3"
         (section(), (), False, UNTIMED),
         (section(speedup=3.6), (), True, ""),
         (section("vendor", 1.0, calibration=MEASURED), (), True, ""),
-        (section(calibration=MEASURED), ("--workspace", "0"), False, ROOM),
+        (section(calibration=MEASURED), ("--workspace", "0"), False, NO_MEMORY),
         (section(calibration=MEASURED), ("--max-error-growth", "1.5"), False, "its expected error is more"),
-        (section(calibration=MEASURED, verified=False), (), False, CANARY),
+        (section(calibration=MEASURED, verified=False), (), False, UNVERIFIED),
     ],
     ids=["surpassed", "as fast", "nothing gained", "no room", "too much error", "not verified"],
 )

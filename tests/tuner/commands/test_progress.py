@@ -43,11 +43,11 @@ def test_the_bar_tells_what_is_left_and_what_was_gained() -> None:
     bar.gained("float32", gained)
     bar.begin("float64 (coarse):", 50.0)
     bar.sample("search", 80.0)  # longer than planned: the bar waits, and does not run ahead
-    assert line.n == 100.0 and line.rest == "about 100 s left; gained: float32 1.26 at 4096"
+    assert line.n == 100.0 and line.rest == "about 100 s left; speedup: float32 1.26 at 4096"
     bar.gained("float64", None)
     bar.gained("float32", tuned.section(tuned.entry((8192, 8192, 8192), speedup=1.4)))
     bar.begin("float32 (default):", 100.0)
-    assert line.rest == "about 100 s left; gained: float32 1.40 at 8192"
+    assert line.rest == "about 100 s left; speedup: float32 1.40 at 8192"
 
 
 def test_what_has_a_second_go_is_planned_for() -> None:
@@ -79,7 +79,7 @@ def test_no_gain_is_no_text() -> None:
 
 def test_where_nothing_was_certified_the_model_says_what_is_gained() -> None:
     """A quick tuning of a CPU measures no product that is large enough for an entry."""
-    assert best_gain(tuned.section(), "float64") == "from 256 on"
+    assert best_gain(tuned.section(), "float64") == "from 256"
 
 
 class SmallEffort(SimulatedDevice):
@@ -96,11 +96,11 @@ def test_the_bar_tells_what_was_gained_while_a_type_is_tuned(tmp_path: Path) -> 
     job = Job(SmallEffort(), "float64", sizes, "small")
     options = Namespace(resume=False, json=False, quiet=True)
     assert tune_job(job, tmp_path / "config.json", options, None, bar).code == 0
-    gains = list(dict.fromkeys(text.partition("; gained: ")[2] for text in line.said))
+    gains = list(dict.fromkeys(text.partition("; speedup: ")[2] for text in line.said))
     bar.begin("float32 (small):", 60.0)
     assert gains[0] == "" and gains[1].startswith("float64 from ")
     assert len(gains) >= 4 and all(" at " in gain for gain in gains[2:])
-    assert line.rest.endswith(f"; gained: {gains[-1]}")
+    assert line.rest.endswith(f"; speedup: {gains[-1]}")
 
 
 def test_what_was_gained_so_far_gives_way_to_how_it_ended() -> None:
@@ -110,13 +110,13 @@ def test_what_was_gained_so_far_gives_way_to_how_it_ended() -> None:
     bar.gained("float32", tuned.section(tuned.entry((4096, 4096, 4096), speedup=1.2)))
     bar.begin("float32 (default):", 100.0)
     bar.gained_so_far("float32", lambda: tuned.section(tuned.entry((8192, 8192, 8192), speedup=1.4)))
-    assert line.rest == "about 100 s left; gained: float32 1.40 at 8192"
+    assert line.rest == "about 100 s left; speedup: float32 1.40 at 8192"
     bar.gained_so_far("float32", lambda: None)
-    assert line.rest == "about 100 s left; gained: float32 1.20 at 4096"
+    assert line.rest == "about 100 s left; speedup: float32 1.20 at 4096"
     bar.gained_so_far("float32", lambda: tuned.section(tuned.entry((8192, 8192, 8192), speedup=1.4)))
     bar.gained("float32", None)
     bar.sample("", 0.0)
-    assert line.rest == "about 100 s left; gained: float32 1.20 at 4096"
+    assert line.rest == "about 100 s left; speedup: float32 1.20 at 4096"
 
 
 def test_what_is_expected_is_no_more_than_may_be() -> None:

@@ -103,7 +103,7 @@ def test_a_real_tuning_is_obeyed(
         if found["section"]:
             break
     assert found["section"]["calibration"]["rate"]["flops"] > 1e8
-    assert main(["validate", str(tmp_path)]) == 0
+    assert main(["verify", str(tmp_path)]) == 0
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
     files.clear_config_cache()

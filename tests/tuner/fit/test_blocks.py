@@ -15,7 +15,7 @@ from benchmarks.compile_ahead import named_chip
 from benchmarks.shipped import recorded_blocks
 from fmm.config import files
 from fmm.config.files import SHIPPED
-from fmm.config.schema import Spread, Thresholds, read_thresholds
+from fmm.config.schema import read_thresholds
 from fmm.hardware.chip import BlockTerms, Chip
 from fmm.hardware.datasheets import device
 from fmm.kernels.cuda.products.kernel_sizes import STRATEGIES
@@ -29,7 +29,6 @@ from fmm.tuner.devices.device import EFFORTS, GPU_EFFORTS
 from fmm.tuner.devices.simulated import SimulatedDevice
 from fmm.tuner.findings.conclude import concluded_section
 from fmm.tuner.findings.model_in_use import device_name, guess_of
-from fmm.tuner.findings.threshold_words import described_blocks
 from fmm.tuner.fit import blocks
 from fmm.tuner.fit.blocks import compared_rows, fitted_constants, root_mean_square
 from fmm.tuner.stages.probes import probe_strategies
@@ -164,18 +163,3 @@ def test_what_is_on_record_is_what_is_launched(key: str, dtype: str, raw: dict[s
     assert guess is not None and not (raw.get("blocks") or {}).get("fitted")
     chip = datasheet_chip(device(guess.name))
     assert raw["thresholds"]["block_strategy"] == blocks.chosen_strategies(dtype, chip, None)
-
-
-@pytest.mark.parametrize(
-    ("found", "said"),
-    [
-        (blocks.Blocks(None, 0.03, 0.03, None, 8), "as built in, is off by 3.0% on 8 shapes."),
-        (blocks.Blocks(None, 0.09, 0.09, 0.1, 8), "half of them, by 10.0% on the other half, so they are not taken."),
-        (blocks.Blocks(SLOWER, 0.02, 0.3, 0.02, 8), "off by 2.0% on shapes that the fit did not see, as built in by"),
-    ],
-)
-def test_the_error_is_told_with_the_shapes_that_it_is_on(found: blocks.Blocks, said: str) -> None:
-    never = Spread(None, None, None)
-    known = Thresholds(1e-12, 1e-14, None, None, None, never, never, never)
-    ((_, told),) = described_blocks(known, found.fields)
-    assert isinstance(told, str) and said in told

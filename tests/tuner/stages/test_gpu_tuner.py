@@ -57,7 +57,7 @@ def test_a_short_tuning_is_obeyed(
     assert main([*arguments, "--output", str(tmp_path)]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert found["section"]["calibration"]["rate"]["flops"] > 1e11
-    assert main(["validate", str(tmp_path)]) == 0
+    assert main(["verify", str(tmp_path)]) == 0
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
     files.clear_config_cache()

@@ -23,7 +23,7 @@ THREADS = 8  # that compile at a time
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 DIGEST_BYTES = hashlib.sha256().digest_size  # in front of cached code: they reveal a damaged file
 
-COMPILING = "kernels are being compiled for this device; they are kept on disk, and found there the next time"
+COMPILING = "kernels are being compiled for this device; they are cached on disk for the next time"
 _ready: set[tuple[int, Kernel]] = set()  # devices and kernels that compile_kernels need not compile again
 
 

@@ -1,7 +1,8 @@
 """Flags on a device, one for each stream and thread: kernels raise them when they write an inf or NaN to C.
 
 Nothing here waits for the device. A flag is raised and lowered on its stream. The device counts recomputed products in
-host memory, which later calls read: such data tend to recur, so the next few products on that stream go to the vendor.
+host memory, which later calls read. Data with inf or NaN tend to recur, so the next few products on that stream go to
+the vendor.
 
 A thread holds the flags of the streams that it uses, at most STREAMS of them. Flags that it leaves, because it ends or
 uses ever new streams, go to the next thread on the same stream. Flags that no thread takes go to other streams, for
@@ -78,10 +79,10 @@ class _OwnFlags:
     """
 
     def __init__(self) -> None:
-        self.kept: dict[Key, StreamFlag] = {}
+        self.by_stream: dict[Key, StreamFlag] = {}
 
     def __del__(self, left: deque[tuple[Key, StreamFlag]] = _left) -> None:
-        left.extend(self.kept.items())
+        left.extend(self.by_stream.items())
 
 
 class _OfThread(threading.local):
@@ -98,7 +99,7 @@ def stream_flag(device: int, stream: int) -> StreamFlag:
     Two threads that use one stream have a flag each. Their launches may alternate, and one thread's recomputation would
     lower a flag that the other's plan has raised.
     """
-    found = _own.flags.kept.get((device, stream))
+    found = _own.flags.by_stream.get((device, stream))
     return found if found is not None else _new_flag((device, stream))
 
 
@@ -119,11 +120,11 @@ def _new_flag(key: Key) -> StreamFlag:
     with _lock:
         _collect()
         made = _take_idle(key) or StreamFlag(_allocate_place(device), stream)
-    kept = _own.flags.kept
-    if len(kept) >= STREAMS:
-        oldest = next(iter(kept))
-        _left.append((oldest, kept.pop(oldest)))
-    kept[key] = made
+    own = _own.flags.by_stream
+    if len(own) >= STREAMS:
+        oldest = next(iter(own))
+        _left.append((oldest, own.pop(oldest)))
+    own[key] = made
     return made
 
 

@@ -1,8 +1,8 @@
 """Complex products by three real ones together with a scheme's level of each, in one pass: `3m(strassen^2.pad16)`.
 
 The split reads blocks of complex numbers once and writes all real operands of the scheme's products, three times as
-many as the scheme has; one batch multiplies them; the join writes blocks of complex numbers. This saves the numbers that
-the separate levels `3m > strassen^2.batched.pad16` write and read again between them.
+many as the scheme has; one batch multiplies them; the join writes blocks of complex numbers. This saves the numbers
+that the separate levels `3m > strassen^2.batched.pad16` write and read again between them.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def _stacks(steps: LevelSteps, marks: Shape) -> tuple[Stack, ...]:
 
 
 def _side_of(length: int, marks: Shape) -> tuple[int, int]:
-    """Return the multiple and the number of the marked side of this length; at the edge a row or column may be missing."""
+    """Return the multiple and the number of the marked side of this length, or of one row or column more (an edge)."""
     return next((x // mark, i) for x in (length, length + 1) for i, mark in enumerate(marks) if x % mark == 0)
 
 

@@ -30,10 +30,10 @@ UNITS, MIN_UNITS = (64, 16), 8
 class Gram(LevelWithSteps):
     """The side of C is halved `cuts` times at once: `gram` once, `gram^3` to eight blocks on the diagonal.
 
-    Smaller products below the diagonal have fewer levels of recursion, so that leaf products have similar sizes. After a
-    dot, the plan may name the leaf of the blocks on the diagonal: those of `gram^2.tile > strassen > vendor` are one
-    launch of `tile`. With `gram.tile.outer` this leaf reads its operands along the outer dimensions: a column-major B is
-    copied, and for A A^T both operands are read from the copy.
+    Smaller products below the diagonal have fewer levels of recursion, so that leaf products have similar sizes. After
+    a dot, the plan may name the leaf of the blocks on the diagonal: those of `gram^2.tile > strassen > vendor` are one
+    launch of `tile`. With `gram.tile.outer` this leaf reads its operands along the outer dimensions: a column-major B
+    is copied, and for A A^T both operands are read from the copy.
     """
 
     cuts: int

@@ -169,8 +169,8 @@ class NormExponents(LineExponents):
 class IntoPlanes(Sum):
     """Sums of integers, and the residues of each sum: a plane for every sum and modulus.
 
-    float64 and float32 numbers are first scaled and rounded to integers. Planes of all sums modulo the first number come
-    first, then those modulo the second.
+    float64 and float32 numbers are first scaled and rounded to integers. Planes of all sums modulo the first number
+    come first, then those modulo the second.
     """
 
     moduli: int = 0
@@ -185,10 +185,11 @@ class FromPlanes(Sum):
 
 
 def residue_steps(size: Shape, depth: int, params: GemmParams, moduli: int, inner: Plan, scaled: bool) -> LevelSteps:
-    """Return the steps modulo `moduli` numbers, with `depth` levels of recursion below, and products of bytes by `inner`.
+    """Return the steps modulo `moduli` numbers, with `depth` levels of recursion below, and products of bytes by
+    `inner`.
 
-    `scaled`: numbers are scaled and rounded to integers. Planes have the sizes of a device's planes: all blocks of equal
-    size, in lines of whole 16 bytes.
+    `scaled`: numbers are scaled and rounded to integers. Planes have the sizes of a device's planes: all blocks of
+    equal size, in lines of whole 16 bytes.
     """
     m, k, n = size
     operands = whole_matrix("A", m, k), whole_matrix("B", k, n), whole_matrix("C", m, n)

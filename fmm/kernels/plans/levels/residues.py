@@ -6,10 +6,10 @@ integers, modulo as many numbers as their type and the inner dimension need. `re
 columns are scaled by powers of two, as far as 14 numbers allow, and rounded to integers. This is scheme II of Ozaki,
 Uchino and Imamura (2025), with bounds by norms; float32 takes 7 to 9 numbers.
 
-Below the level, arithmetic is modulo p and never rounds: one or two levels of Strassen's algorithm, and the leaf `bytes`.
-Their sums are formed in registers while residues are split off and while C is joined, and all planes are multiplied in
-one launch that reduces its sums to bytes. So one leaf runs this level with everything below it: the level ends a plan,
-and a Leaf row made here describes it.
+Below the level, arithmetic is modulo p and never rounds: one or two levels of Strassen's algorithm, and the leaf
+`bytes`. Their sums are formed in registers while residues are split off and while C is joined, and all planes are
+multiplied in one launch that reduces its sums to bytes. So one leaf runs this level with everything below it: the level
+ends a plan, and a Leaf row made here describes it.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ PREPARED_MODULI: Final = 14
 # with 8; with more, the rounding of C dominates.
 USUAL_MODULI: Final = {"float64": (14,), "float32": (8,)}
 ERRORS: Final = {13: 11.0, 7: 0.3, 8: 0.02, 9: 0.02}
-# Norms have at least 2^49.7, 2^53.5, ... units, and each operand's number is off by at most half a unit (2^26.2, 2^30.1,
-# 2^34.0 with 7, 8 and 9 moduli); a float64 number itself ends at 2^-53, a float32 number at 2^-24.
+# Norms have at least 2^49.7, 2^53.5, ... units, and each operand's number is off by at most half a unit (2^26.2,
+# 2^30.1, 2^34.0 with 7, 8 and 9 moduli); a float64 number itself ends at 2^-53, a float32 number at 2^-24.
 BOUNDS: Final = {
     **{7: "2^-26 sqrt(k) + 2^-24", 8: "2^-30 sqrt(k) + 2^-24", 9: "2^-34 sqrt(k) + 2^-24"},
     **{13: "2^-48 sqrt(k)", 14: "2^-52 sqrt(k)", 15: "2^-52 sqrt(k)", 16: "2^-52 sqrt(k)"},

@@ -3,11 +3,11 @@
 In a plan's text the algorithm comes first, a scheme (`strassen`), a composition (`strassen^2`, `strassen*hk223`) or a
 step table (`li-fig23`), then options after dots.
 
-Traversals of a scheme: `stacked` (the default: all sums, then the products, then the join), `overlapped` (the same; on a
-GPU two products run at a time, so that the sums of one run beside the leaf products of the other), `batched` (the same;
-every operand has a block of its own, and the products are one batch), `fused` (on a GPU, one product at a time with its
-sums inside the kernel of the leaf: no temporaries) and `sequential` (one product at a time, three temporaries). A step
-table has its own order.
+Traversals of a scheme: `stacked` (the default: all sums, then the products, then the join), `overlapped` (the same; on
+a GPU two products run at a time, so that the sums of one run beside the leaf products of the other), `batched` (the
+same; every operand has a block of its own, and the products are one batch), `fused` (on a GPU, one product at a time
+with its sums inside the kernel of the leaf: no temporaries) and `sequential` (one product at a time, three
+temporaries). A step table has its own order.
 
 The products of a fused level may run concurrently: on two `streams`, as far as they write different blocks, or with
 `atomic` updates of C (in any order, so that the last bits of C vary from run to run). Products that touch equally many
@@ -32,9 +32,9 @@ from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.algorithms.catalogue import candidate_schemes, scheme, scheme_names, short_spelling
 from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.algorithms.step_table import (
+    PROVED_UNEQUAL,
     StepTable,
     candidate_step_tables,
-    is_registered_step_table,
     step_table,
     step_table_names,
     table_scheme,
@@ -126,7 +126,7 @@ class SchemeLevel(LevelWithSteps):
         return self.fringe != "peel"
 
     def needs(self, inner: Plan, sides: Shape) -> LevelNeeds | None:
-        """Return the needs of a batch of equal blocks: its hundreds of products have all operands in three temporaries."""
+        """Return the needs of a batch of equal blocks: all operands of its products are in three temporaries."""
         if not self.batched or self.scheme is None or (unit := self.block_unit) is None or self.fringe == "peel":
             return None
         m, k, n = (block_side(side, parts, unit) for side, parts in zip(sides, self.size, strict=True))
@@ -253,7 +253,7 @@ def _unusual_options(name: str, traversal: Traversal | None, fringe: str, tasks:
 
 @lru_cache(maxsize=256)
 def _coefficient_types(bilinear: Scheme) -> tuple[str, ...] | None:
-    """Return None (any type) for coefficients 1 and -1, which integers can be added and subtracted with; else floats."""
+    """Return None (any type) for coefficients 1 and -1, since integers only add and subtract; else floats."""
     found = bilinear.factors or (bilinear,)
     signs = all(abs(c) in (0, 1) for x in found for matrix in (x.u, x.v, x.w) for row in matrix for c in row)
     return None if signs else FLOATS
@@ -272,9 +272,9 @@ def usual_fringe(algorithm: str, traversal: Traversal) -> str:
     Raise PlanError for a user's step table that declares unequal blocks, and is wrong on them.
     """
     declared = _declared_fringe(algorithm, traversal)
-    if declared == "unequal" and is_registered_step_table(algorithm):
-        if "unequal" not in (proof(algorithm) for proof in FRINGE_PROOFS):
-            raise PlanError(f"the step table {algorithm} says that it bears unequal blocks, but it does not")
+    needs_proof = declared == "unequal" and algorithm in step_table_names() and algorithm not in PROVED_UNEQUAL
+    if needs_proof and "unequal" not in (proof(algorithm) for proof in FRINGE_PROOFS):
+        raise PlanError(f"the step table {algorithm} says that it bears unequal blocks, but it does not")
     return declared
 
 
@@ -333,7 +333,7 @@ SHORT_K: Shape = (1, 0, 2)  # ranks of the sides by length: k is the shortest
 @clear_on_registration
 @lru_cache(maxsize=1024)
 def _counts(level: SchemeLevel, inner: Plan, order: Shape) -> BlockCounts:
-    """Return the traffic and temporaries of the level. `order`: the ranks of the block sides, which matter to tables."""
+    """Return the traffic and temporaries of the level. `order`: the ranks of the block sides, for tables."""
     usual = None if level.traversal in ("stacked", "overlapped") else 1
     return count_blocks(lambda unit, sides: level.steps(inner, unit, sides), level.size, usual, order)
 

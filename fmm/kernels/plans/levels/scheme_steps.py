@@ -174,7 +174,8 @@ SCRATCH = "P'"  # a product without a place of its own; no step table can have t
 
 
 def table_steps(table: StepTable, unit: int | None, inner: Plan, sides: Shape) -> LevelSteps:
-    """Return a paper's table with its places sized. With padded blocks, a C that does not divide is computed in a padded
+    """Return a paper's table with its places sized. With padded blocks, a C that does not divide is computed in a
+    padded
     temporary."""
     parts, (m, k, n) = table.size, sides
     shape, full = (m, n), {}
@@ -254,7 +255,7 @@ class _SizedTable:
         return place
 
     def _can_fuse(self, places: Sequence[Place]) -> bool:
-        """Return True if the leaf forms sums, all places have C's layout, and each has one size for reads and writes."""
+        """Return True if the leaf forms sums, and all places have C's layout and one size for reads and writes."""
         if self.plan.levels or not self.plan.leaf_use.leaf.sums_inside:
             return False
         spots = {(p.name, p.row, p.col) for p in places}
@@ -265,7 +266,7 @@ class _SizedTable:
 
 
 def peeled_steps(core: Plan, parts: Shape, sides: Shape) -> LevelSteps:
-    """Return the largest core that divides, then three strips by the leaf. Each entry of C's strips is computed once."""
+    """Return the largest core that divides, then three strips by the leaf, each entry of C's strips once."""
     leaf, (m, k, n) = replace(core, levels=()), sides
     mc, kc, nc = (side - side % part for side, part in zip(sides, parts, strict=True))
     if 0 in (mc, kc, nc):

@@ -1,7 +1,8 @@
-"""Sforza's AtA (2022, after Arrigoni and Massini 2019): A^T A as four smaller products of this kind, and two by Strassen.
+"""Sforza's AtA (2022, after Arrigoni and Massini 2019): A^T A as four smaller products of this kind, and two by
+Strassen.
 
-Unlike `gram`, it cuts the inner dimension too, and adds pairs of products. The paper's A is B here, and its transpose is
-A: C11 = A11^T A11 + A21^T A21, C22 = A12^T A12 + A22^T A22, C21 = A12^T A11 + A22^T A21, each term in one of two
+Unlike `gram`, it cuts the inner dimension too, and adds pairs of products. The paper's A is B here, and its transpose
+is A: C11 = A11^T A11 + A21^T A21, C22 = A12^T A12 + A22^T A22, C21 = A12^T A11 + A22^T A21, each term in one of two
 temporaries, W1 and W2. Odd sides are completed afterwards.
 """
 

@@ -1,4 +1,4 @@
-"""Replays: what is captured when, what is kept, and what is forgotten."""
+"""Replays: which calls are captured, when, and which captures are dropped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.threads import at_once
 
 
 def capturing(shelf: GraphCache, fails: bool = False) -> tuple[Replays, list[Any]]:
-    """Replays whose captures are the pointers in words, and the pointers that were captured."""
+    """Return Replays with textual captures, and the list of captured keys."""
     made: list[Any] = []
 
     def make(key: Any) -> Any:
@@ -51,7 +51,7 @@ def test_what_cannot_be_captured_is_not_tried_again() -> None:
     assert made == [0]
 
 
-def test_no_more_is_kept_than_the_shelf_holds_and_then_capturing_gets_rarer() -> None:
+def test_the_cache_is_bounded_and_captures_get_rarer() -> None:
     shelf = GraphCache(limit=3)
     owners = [capturing(shelf)[0] for _ in range(2)]
     for key in range(5):
@@ -65,7 +65,7 @@ def test_no_more_is_kept_than_the_shelf_holds_and_then_capturing_gets_rarer() ->
 
 
 @given(st.lists(st.integers(0, 200), max_size=600))
-def test_counts_do_not_pile_up_and_what_is_found_belongs_to_the_pointers(keys: list[int]) -> None:
+def test_counts_are_bounded_and_captures_belong_to_their_keys(keys: list[int]) -> None:
     replays, made = capturing(GraphCache(limit=8))
     for key in keys:
         assert find(replays, key) in (None, f"graph of {key}")
@@ -73,7 +73,7 @@ def test_counts_do_not_pile_up_and_what_is_found_belongs_to_the_pointers(keys: l
     assert all(keys.count(key) >= REPEATS for key in made)
 
 
-def test_threads_share_a_shelf() -> None:
+def test_threads_share_a_cache() -> None:
     shelf = GraphCache(limit=5)
 
     def work(number: int) -> None:
@@ -88,7 +88,7 @@ def test_threads_share_a_shelf() -> None:
     assert shelf.clear() <= 5
 
 
-def test_release_workspace_releases_what_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_release_workspace_calls_its_subscribers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_memory, "_releases", [])
     shelf = GraphCache()
     replays, _ = capturing(shelf)

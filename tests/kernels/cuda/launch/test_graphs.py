@@ -1,4 +1,4 @@
-"""Graphs whose kernels are moved, on a driver that is played: which node is which kernel, and what it is told."""
+"""MovableGraph on a simulated driver: which node is which kernel, and which parameters it gets."""
 
 from __future__ import annotations
 
@@ -81,13 +81,13 @@ OTHERS = ((SPLIT, 50), (SPLIT, 60), (JOIN, 70))
 
 
 def kernels(launches: Sequence[Launch], memory: Memory) -> Iterator[KernelNode]:
-    """One after the other; when the next one is asked for, the last one's parameters are no more."""
+    """Yield kernels one by one; drawing the next one invalidates the last one's parameters."""
     for function, number in launches:
         yield memory.kernel(function, number)
         memory.kept[-2].raw = struct.pack("<q", -1)
 
 
-def test_each_kernel_is_found_and_told_its_new_parameters() -> None:
+def test_each_kernel_gets_its_new_parameters() -> None:
     driver, memory = Driver(NODES), Memory()
     graph = MovableGraph(GRAPH, kernels(CAPTURED, memory), driver.calls())
     assert graph.move(kernels(OTHERS, memory))
@@ -104,14 +104,14 @@ def test_a_kernel_that_is_not_in_the_graph_makes_it_immovable() -> None:
 
 
 @pytest.mark.parametrize("fails_at", range(3))
-def test_a_driver_that_refuses_is_not_asked_again(fails_at: int) -> None:
+def test_a_driver_that_refuses_is_not_called_again(fails_at: int) -> None:
     driver, memory = Driver(NODES, fails_at), Memory()
     graph = MovableGraph(GRAPH, kernels(CAPTURED, memory), driver.calls())
     assert [graph.move(kernels(OTHERS, memory)) for _ in range(3)] == [False] * 3
     assert len(driver.written) == fails_at
 
 
-def test_as_many_kernels_as_before() -> None:
+def test_the_number_of_kernels_must_not_change() -> None:
     driver, memory = Driver(NODES), Memory()
     graph = MovableGraph(GRAPH, kernels(CAPTURED, memory), driver.calls())
     with pytest.raises(ValueError, match="zip"):

@@ -65,7 +65,7 @@ def sums(tape: OperationList) -> list[SumOp]:
 
 
 def columns(op: SumOp, access: str) -> Any:
-    """Which column each lane of each thread of one row of thread blocks takes, as block_sums.cuh says."""
+    """Columns of each element of each thread in one row of thread blocks, as in block_sums.cuh."""
     lanes = op.kernel.vector_width
     block, thread, lane = np.ogrid[: op.grid[0], :SUM_THREADS, :lanes]
     if access == "vector":
@@ -91,7 +91,7 @@ def test_every_element_has_one_thread(rows: int, cols: int, dtype: str, access: 
 
 
 def tile(op: SumOp) -> tuple[Any, Any]:
-    """Row and first column, within its thread block, of each thread of a launch that turns, as block_sums.cuh says."""
+    """Row and first column of each thread in its thread block for a transposing launch, as in block_sums.cuh."""
     thread = np.arange(SUM_THREADS)
     down = 32 // DTYPES[op.kernel.element].itemsize
     (warp, lane), across = np.divmod(thread, 32), 32 // down
@@ -99,7 +99,7 @@ def tile(op: SumOp) -> tuple[Any, Any]:
 
 
 @given(rows=st.integers(1, 300), cols=st.integers(1, 300), dtype=st.sampled_from(sorted(STORED)))
-def test_every_element_has_one_thread_where_a_split_turns(rows: int, cols: int, dtype: str) -> None:
+def test_every_element_has_one_thread_in_transposing_splits(rows: int, cols: int, dtype: str) -> None:
     split = sums(record_operations(CROSSED, Problem(64, 64, 64, dtype)))[1]
     assert split.kernel.tall
     op = replace(split, rows=rows, cols=cols)
@@ -143,7 +143,7 @@ def unpacked(op: SumOp) -> Any:
 
 
 @given(problem=problems(), plan=st.sampled_from(PLANS))
-def test_parameters_say_what_the_launch_is(problem: Problem, plan: Plan) -> None:
+def test_parameters_describe_the_launch(problem: Problem, plan: Plan) -> None:
     for op in sums(record_operations(plan, problem)):
         found = unpacked(op)
         assert (found.rows, found.cols, found.inner_rows, found.inner_cols) == (op.rows, op.cols, *op.inner)
@@ -158,7 +158,7 @@ def test_parameters_say_what_the_launch_is(problem: Problem, plan: Plan) -> None
 
 @given(problem=problems(), plan=st.sampled_from(PLANS))
 def test_wide_accesses_are_aligned_and_inside(problem: Problem, plan: Plan) -> None:
-    """With bases that are multiples of what the launch asks for, so is every thread's first byte."""
+    """With bases aligned as the launch requires, so is every thread's first byte."""
     for op in sums(record_operations(plan, problem)):
         item, lanes = DTYPES[op.kernel.element].itemsize, op.kernel.vector_width
         size, _ = op.alignment
@@ -190,7 +190,7 @@ class Taken(NamedTuple):
 
 
 class Watched(Recorder):
-    """Notes which temporaries are alive while each operation is recorded."""
+    """Records which temporaries are live at each operation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -236,8 +236,8 @@ def _elements(x: GemmOperand, i: int, shape: tuple[int, int], item: int) -> Any:
 
 
 @given(problem=problems(), plan=st.sampled_from(PLANS))
-def test_temporaries_do_not_overlap_while_they_are_alive(problem: Problem, plan: Plan) -> None:
-    """Every access to the workspace lies in one living temporary, and no two of them share a byte."""
+def test_live_temporaries_do_not_overlap(problem: Problem, plan: Plan) -> None:
+    """Every access to the workspace is within one live temporary, and no two live temporaries share a byte."""
     watched = Watched()
     walk_plan(plan, dict(operand_views(problem)), watched, problem.dtype, problem.alpha, problem.beta)
     assert watched.peak == record_operations(plan, problem).workspace
@@ -252,7 +252,7 @@ def test_temporaries_do_not_overlap_while_they_are_alive(problem: Problem, plan:
 
 
 @given(problem=problems(), plan=st.sampled_from([p for p in PLANS if "overlapped" in str(p)]))
-def test_lanes_that_run_side_by_side_share_nothing_that_is_written(problem: Problem, plan: Plan) -> None:
+def test_concurrent_streams_share_nothing_written(problem: Problem, plan: Plan) -> None:
     tape = record_operations(plan, problem)
     assert tape.ops.count(StreamSync.FORK) == tape.ops.count(StreamSync.JOIN)
     together = False
@@ -278,7 +278,7 @@ def _assert_apart(ops: list[tuple[Any, int]], item: int) -> None:
 
 
 def test_the_table_of_plans_has_every_kind_of_launch() -> None:
-    """What the properties above rest on: wide and narrow accesses, and whole layers, do occur."""
+    """Wide and narrow accesses, and whole layers, occur in the tests above."""
     tapes = [
         record_operations(plan, Problem(*size, "float32")) for plan, size in product(PLANS, ((64,) * 3, (33,) * 3))
     ]
@@ -290,7 +290,7 @@ def test_the_table_of_plans_has_every_kind_of_launch() -> None:
 
 @pytest.mark.parametrize("size", [(4, 4, 4), (3, 5, 2)])
 def test_places_finds_every_byte_of_c(size: tuple[int, int, int]) -> None:
-    """The helper itself: together the operations write each element of C, and nothing beside C."""
+    """Together the operations write each element of C, and nothing outside C."""
     m, k, n = size
     tape = record_operations(PLANS[0], Problem(m, k, n, "float64"))
     written = [found for op in tape.ops for base, found, w in places(op, 8) if w and base == "C"]

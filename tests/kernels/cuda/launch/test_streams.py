@@ -1,4 +1,4 @@
-"""Lanes of threads that come and go, on a CuPy that is made of NumPy."""
+"""The pool of streams as threads start and end, on a fake CuPy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STREAMS, CUBLAS = "fmm.kernels.cuda.launch.streams", "fmm.kernels.cuda.launch.cu
 
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The module, loaded anew; its handles of cuBLAS are counted."""
+    """The module, imported anew; the created cuBLAS handles are counted."""
     made: list[int] = []
     with numpy_cupy.in_place(STREAMS, CUBLAS):
         found = import_module(STREAMS)
@@ -31,14 +31,14 @@ def launches(lanes: int, vendor: int) -> Any:
 
 
 def in_a_thread(streams: Any, device: int, lanes: int, vendor: int) -> set[int]:
-    """The streams of the lanes that a thread has besides the caller's."""
+    """Return the streams that a thread has in addition to the caller's."""
     (found,) = at_once(
         [lambda: {x.stream for x in streams.acquire_streams(launches(lanes, vendor), device, 5, 99)[1:]}]
     )
     return set(found)
 
 
-def test_the_first_lane_is_the_callers(streams: Any) -> None:
+def test_the_first_stream_is_the_callers(streams: Any) -> None:
     module, made = streams
     (only,) = module.acquire_streams(launches(1, 1), 0, 5, 99)
     assert (only.handle, only.stream) == (99, 5)
@@ -48,8 +48,8 @@ def test_the_first_lane_is_the_callers(streams: Any) -> None:
     assert module.acquire_streams(launches(4, 3), 0, 5, 99) == [first, *others] and len(made) == 2
 
 
-def test_threads_that_come_and_go_use_the_same_lanes(streams: Any) -> None:
-    """A handle of cuBLAS is not given back by whoever forgets it."""
+def test_successive_threads_reuse_streams(streams: Any) -> None:
+    """Streams with cuBLAS handles are reused, since handles are never destroyed."""
     module, made = streams
     mine = {lane.stream for lane in module.acquire_streams(launches(2, 2), 0, 5, 99)}
     used: set[int] = set()
@@ -60,7 +60,7 @@ def test_threads_that_come_and_go_use_the_same_lanes(streams: Any) -> None:
     assert not in_a_thread(module, 1, 3, 3) & used  # another device has its own
 
 
-def test_threads_at_the_same_time_have_lanes_of_their_own(streams: Any) -> None:
+def test_concurrent_threads_have_separate_streams(streams: Any) -> None:
     module, _ = streams
     barrier = threading.Barrier(4, timeout=60)
 

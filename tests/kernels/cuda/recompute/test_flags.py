@@ -1,4 +1,4 @@
-"""Flags for inf and NaN come and go with threads and streams: on a CuPy that is made of NumPy."""
+"""Flags for inf and NaN as threads and streams come and go, on a fake CuPy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLAGS = "fmm.kernels.cuda.recompute.flags"
 
 @pytest.fixture
 def flags() -> Iterator[Any]:
-    """The module, loaded anew: nobody has a flag yet."""
+    """The module, imported anew: no thread has a flag."""
     with numpy_cupy.in_place(FLAGS):
         yield import_module(FLAGS)
 
@@ -27,9 +27,9 @@ def in_a_thread(call: Callable[[], Any]) -> Any:
 
 
 def known(flags: Any) -> int:
-    """Flags that anybody or nobody has."""
+    """Return the number of flags, in use or idle."""
     flags._collect()
-    return len(flags._own.flags.kept) + sum(map(len, flags._idle.values()))
+    return len(flags._own.flags.by_stream) + sum(map(len, flags._idle.values()))
 
 
 def test_a_thread_has_one_flag_a_stream(flags: Any) -> None:
@@ -40,7 +40,7 @@ def test_a_thread_has_one_flag_a_stream(flags: Any) -> None:
     assert len(counts) == 4
 
 
-def test_threads_at_the_same_time_have_flags_of_their_own(flags: Any) -> None:
+def test_concurrent_threads_have_separate_flags(flags: Any) -> None:
     barrier = threading.Barrier(8, timeout=60)
 
     def use() -> Any:
@@ -51,8 +51,8 @@ def test_threads_at_the_same_time_have_flags_of_their_own(flags: Any) -> None:
     assert len({flag.address for flag in at_once([use] * 8)}) == 8
 
 
-def test_threads_that_come_and_go_leave_nothing(flags: Any) -> None:
-    """A thread takes up what another one left on the stream, with all that stands ready there."""
+def test_successive_threads_reuse_a_flag(flags: Any) -> None:
+    """A thread takes the flag that another one left on the stream, with its prepared calls."""
     mine = flags.stream_flag(0, 7)
     first = in_a_thread(lambda: flags.stream_flag(0, 7))
     first.prepared[1] = "a call"
@@ -62,8 +62,8 @@ def test_threads_that_come_and_go_leave_nothing(flags: Any) -> None:
     assert first.prepared and known(flags) == 2
 
 
-def test_flags_of_a_stream_are_not_another_streams(flags: Any) -> None:
-    """Of launches that are still on their way, nobody knows when they end."""
+def test_a_flag_stays_with_its_stream(flags: Any) -> None:
+    """Launches on the old stream may still be running."""
     left = [in_a_thread(lambda stream=stream: flags.stream_flag(0, stream)).address for stream in range(50)]  # type: ignore[misc]
     assert flags.stream_flag(0, 50).address not in left and flags.stream_flag(1, 0).address not in left
     assert len(set(left)) == 50
@@ -72,14 +72,14 @@ def test_flags_of_a_stream_are_not_another_streams(flags: Any) -> None:
 def test_a_thread_that_uses_ever_new_streams_keeps_the_newest(flags: Any) -> None:
     for stream in range(3 * flags.STREAMS):
         flags.stream_flag(0, stream).prepared[1] = "a call"
-    kept = flags._own.flags.kept
+    kept = flags._own.flags.by_stream
     assert list(kept) == [(0, stream) for stream in range(2 * flags.STREAMS, 3 * flags.STREAMS)]
     flags._collect()
     assert sum(bool(flag.prepared) for idle in flags._idle.values() for flag in idle) <= flags.STREAMS
 
 
-def test_memory_grows_no_more_once_there_is_enough(flags: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flags that nobody takes up again are another stream's after a wait for the device, and only after it."""
+def test_flag_memory_stops_growing(flags: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unused flags go to another stream only after a wait for the device."""
     monkeypatch.setattr(flags, "CHUNK", 64)
     monkeypatch.setattr(flags, "STREAMS", 8)
     done: list[int] = [0]
@@ -100,7 +100,7 @@ def test_memory_grows_no_more_once_there_is_enough(flags: Any, monkeypatch: pyte
     assert known(flags) <= 64
 
 
-def test_while_a_stream_is_captured_there_is_more_memory_instead(flags: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capture_allocates_instead_of_waiting(flags: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flags, "CHUNK", 64)
     monkeypatch.setattr(flags, "STREAMS", 8)
 
@@ -111,7 +111,7 @@ def test_while_a_stream_is_captured_there_is_more_memory_instead(flags: Any, mon
     assert len({flags.stream_flag(0, stream).address for stream in range(130)}) == 130
 
 
-def test_what_others_computed_again_is_not_held_against_the_next(flags: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reused_flag_starts_its_count_anew(flags: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flags, "CHUNK", 4)
     monkeypatch.setattr(flags, "STREAMS", 1)
     first = flags.stream_flag(0, 0)
@@ -124,7 +124,7 @@ def test_what_others_computed_again_is_not_held_against_the_next(flags: Any, mon
     assert again.recomputed == 1 and not again.trusted()
 
 
-def test_tests_can_begin_anew(flags: Any) -> None:
+def test_reset_flags(flags: Any) -> None:
     flag = flags.stream_flag(0, 7)
     chunk, number = flag.place
     chunk.counts[number] = 5

@@ -1,4 +1,4 @@
-"""Tiled products and their rescue on a CUDA device: inf and NaN as CuPy has them, no waiting, idle next to free."""
+"""Recomputing tiled products on a CUDA device: inf and NaN as CuPy has them, without waiting."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def library() -> Any:
 
 @pytest.fixture
 def slot() -> Iterator[Any]:
-    """This thread's slot on a stream of its own, which is the current one."""
+    """This thread's flag on a new current stream."""
     from fmm.kernels.cuda.recompute import flags
 
     stream = cupy.cuda.Stream(non_blocking=True)
@@ -45,8 +45,8 @@ def slot() -> Iterator[Any]:
 
 @pytest.mark.parametrize("corrupt", CORRUPTIONS)
 @pytest.mark.parametrize("plan", PLANS)
-def test_inf_and_nan_stand_where_cupy_has_them(plan: str, corrupt: Any, library: Any, slot: Any) -> None:
-    """Row by row and column by column, aligned and not; each product is rescued once."""
+def test_inf_and_nan_are_where_cupy_has_them(plan: str, corrupt: Any, library: Any, slot: Any) -> None:
+    """Row-major and column-major, aligned and not; each product is recomputed once."""
     for m, k, n in SIZES:
         x, y = draw((m, k), "float32"), draw((k, n), "float32", 1)
         corrupt(x, y)
@@ -66,7 +66,7 @@ def test_inf_and_nan_stand_where_cupy_has_them(plan: str, corrupt: Any, library:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_sums_that_overflow_are_rescued_and_finite_data_are_not(plan: str, library: Any, slot: Any) -> None:
+def test_overflowing_sums_are_recomputed_and_finite_data_are_not(plan: str, library: Any, slot: Any) -> None:
     ones = np.ones((256, 256))
     a, b = library.array(ones * 3e38, "float32"), library.array(ones / 512, "float32")
     same_places(library, fmm.matmul(a, b, plan=plan), library.matmul(a, b))
@@ -90,7 +90,7 @@ def test_an_inf_times_a_subnormal_number_is_an_inf(library: Any, slot: Any) -> N
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_recurring_calls_are_rescued_in_a_replay_too(plan: str, library: Any, slot: Any) -> None:
+def test_replayed_graphs_recompute_too(plan: str, library: Any, slot: Any) -> None:
     a, b = (library.array(draw((300, 300), seed=i), "float32") for i in range(2))
     out = library.empty((300, 300), "float32")
     for _ in range(2 * REPEATS):
@@ -118,7 +118,7 @@ def test_nothing_waits_for_the_device(library: Any) -> None:
     same_places(library, found, library.matmul(a, b))
 
 
-def test_an_idle_rescue_takes_next_to_nothing(slot: Any) -> None:
+def test_an_idle_recompute_takes_almost_no_time(slot: Any) -> None:
     from benchmarks.guard import only_recomputing
     from benchmarks.harness import gpu_seconds
     from fmm.runtime.device_backend import DeviceBackend, record_for_device
@@ -142,7 +142,7 @@ def test_an_idle_rescue_takes_next_to_nothing(slot: Any) -> None:
 
 
 def told(path: Path, **rate: float) -> None:
-    """A config by which products are slow and nothing else takes time."""
+    """Write a config in which products are slow and nothing else takes time."""
     numbers = {"flops": 1e6, "fill": 0.0, "pipe": 0.0, **rate}
     known = {"stream": 1e18, "margin": 0.02, "tiled_margin": 0.02, "batches": True, "rate": numbers}
     versions = dict(devices.cuda_device(0).identity.versions)

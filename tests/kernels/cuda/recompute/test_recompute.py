@@ -1,4 +1,4 @@
-"""The rescue by the tiled kernel without a GPU: flag down, nothing is touched; flag up, all is computed again."""
+"""The tiled recompute kernel without a GPU: flag down, nothing changes; flag up, all is recomputed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Slot:
 
 @pytest.fixture(scope="module")
 def host() -> Any:
-    """Runs a rescue on the host."""
+    """Runs a recompute launch on the host."""
     required_compiler()
 
     def launch(kernel: TileKernel, access: Any, words: Any, blocks: int) -> None:
@@ -100,7 +100,7 @@ CASES = (("CCC", 0, 0), ("CCC", 3, 0), ("FCF", 1, 3))
 
 
 @pytest.mark.parametrize(("orders", "gap", "shift"), CASES)
-def test_a_flag_that_is_down_leaves_all_as_it_is(orders: str, gap: int, shift: int, host: Any) -> None:
+def test_without_a_flag_nothing_changes(orders: str, gap: int, shift: int, host: Any) -> None:
     of, slot = problem(orders, gap), Slot(up=False)
     arrays = Arrays(of, shift)
     for x in arrays.views[:2]:
@@ -110,8 +110,8 @@ def test_a_flag_that_is_down_leaves_all_as_it_is(orders: str, gap: int, shift: i
 
 
 @pytest.mark.parametrize(("orders", "gap", "shift"), CASES)
-def test_a_flag_that_is_up_has_all_computed_as_numpy_does(orders: str, gap: int, shift: int, host: Any) -> None:
-    """Exactly, inf and NaN where they belong; the flag is lowered, and every rescue counted."""
+def test_a_raised_flag_recomputes_as_numpy_does(orders: str, gap: int, shift: int, host: Any) -> None:
+    """Exact, with inf and NaN where they belong; the flag is lowered and every recomputation counted."""
     of, slot = problem(orders, gap), Slot(up=True)
     arrays, rng = Arrays(of, shift), np.random.default_rng(3)
     a, b, c = arrays.views
@@ -133,8 +133,8 @@ def test_a_flag_that_is_up_has_all_computed_as_numpy_does(orders: str, gap: int,
 
 
 @pytest.mark.parametrize(("orders", "gap"), [("CFC", 1), ("FCC", 4)])
-def test_one_half_is_computed_again_alone(orders: str, gap: int, host: Any) -> None:
-    """Nothing of the other half is touched."""
+def test_one_triangle_is_recomputed_alone(orders: str, gap: int, host: Any) -> None:
+    """The other triangle is not touched."""
     of, slot = replace(problem(orders, gap, M, K, M), op="gram", fill="lower"), Slot(up=True)
     arrays = Arrays(of, 0)
     a, b, c = arrays.views
@@ -149,7 +149,7 @@ def test_one_half_is_computed_again_alone(orders: str, gap: int, host: Any) -> N
     assert slot.seen == [0, 0, 1, 1]
 
 
-def test_without_a_flag_it_is_always_computed(host: Any) -> None:
+def test_a_kernel_without_a_flag_always_computes(host: Any) -> None:
     of = problem("CCC", 0)
     arrays = Arrays(of, 0)
     for x in arrays.views[:2]:
@@ -158,8 +158,8 @@ def test_without_a_flag_it_is_always_computed(host: Any) -> None:
     assert (arrays.views[2] == 4 * K).all()
 
 
-def test_a_rescue_fills_the_device_once() -> None:
-    """So many thread blocks as run at a time; a small product has fewer tiles."""
+def test_a_recompute_fills_the_device_once() -> None:
+    """As many thread blocks as are resident; a small product has fewer tiles."""
     large, small = (relaunch(Problem(n, n, n, "float32")) for n in (8192, 200))
     assert large.grid == (132 * TILED_STRATEGIES["float32"].blocks, 1, 1) and small.grid == (4, 1, 1)
     tf32 = recomputed_product(Problem(64, 64, 64, "tf32"))
@@ -179,7 +179,7 @@ def test_a_rescue_fills_the_device_once() -> None:
         ("strassen.fused.atomic > tile", True, True),  # nobody sees what is added atomically
     ],
 )
-def test_what_is_rescued_and_what_must_be_looked_at_first(plan: str, wanted: bool, scanned: bool) -> None:
+def test_which_plans_recompute_and_which_scan_first(plan: str, wanted: bool, scanned: bool) -> None:
     assert may_create_nonfinite(Plan.parse(plan)) == wanted
     launches = record_launches(
         Plan.parse(plan), Problem(133, 140, 150, "float32"), chip_target(H200, flagged=True)
@@ -226,7 +226,7 @@ def test_fused_products_raise_the_flag_of_what_they_store(data: str, host: Any) 
 
 
 @pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
-def test_rescues_stay_in_registers(architecture: str) -> None:
+def test_recompute_kernels_stay_in_registers(architecture: str) -> None:
     nvrtc()
     rows, columns = (recomputed_product(problem(orders, 0)).kernel for orders in ("CCC", "FFC"))
     wanted: list[tuple[TileKernel, Access]] = [(rows, "vector")]
@@ -246,8 +246,8 @@ def test_products_that_raise_the_flag_stay_in_registers(architecture: str) -> No
 
 
 @pytest.mark.parametrize("dtype", TILED_STRATEGIES)
-def test_a_rescue_takes_no_tiny_number_for_zero(dtype: str) -> None:
-    """CuPy compiles with -ftz=true, which nothing that we pass undoes."""
+def test_recompute_kernels_keep_subnormal_numbers(dtype: str) -> None:
+    """CuPy compiles with -ftz=true, which no option of fmm's undoes."""
     text = simt_source(recomputed_product(Problem(64, 64, 64, dtype)).kernel, "vector")
     _, ptx = compile_cuda(text, "compute_90", "--std=c++17", "-ftz=true")
     assert "fma.rn.f" in ptx

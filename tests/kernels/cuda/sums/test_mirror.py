@@ -1,4 +1,4 @@
-"""The kernel that finishes a half: run on the host, whose threads take turns, and compiled for every architecture."""
+"""The mirror kernel: run on the host with threads in turns, and compiled for every architecture."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Matrix = np.ndarray[Any, Any]
 
 @cache
 def on_host(*given: Any) -> Any:
-    """The kernel of such a launch, compiled for the host."""
+    """The kernel of a launch, compiled for the host."""
     return kernel_in_turns(mirror_source(*given), DRIVER, MORE)
 
 
@@ -66,8 +66,8 @@ CASES = tuple(product(("float32", "float64", "complex64", "complex128"), ("CC", 
 
 @pytest.mark.parametrize(("dtype", "orders", "full"), CASES[::3] + CASES[1:2])
 @pytest.mark.parametrize(("alpha", "beta"), [(1, 0), (2, -0.5), (0, 2)])
-def test_a_half_from_a_temporary(dtype: str, orders: str, full: bool, alpha: float, beta: float) -> None:
-    """Exactly what is asked, and nothing beside it."""
+def test_a_triangle_from_a_temporary(dtype: str, orders: str, full: bool, alpha: float, beta: float) -> None:
+    """Exact, and nothing outside the triangle is written."""
     rng = np.random.default_rng(5)
     for n in (1, 16, 33, 70):
         (_, source), (memory, dest) = (matrix(n, dtype, order, rng) for order in orders)
@@ -82,7 +82,7 @@ def test_a_half_from_a_temporary(dtype: str, orders: str, full: bool, alpha: flo
     ("dtype", "order"), [("float32", "C"), ("float64", "F"), ("complex64", "C"), ("complex128", "F")]
 )
 def test_in_place(dtype: str, order: str) -> None:
-    """The lower half stays bit for bit, an inf and a NaN in it too; the diagonal becomes real."""
+    """The lower triangle stays bit for bit, also an inf and a NaN; the diagonal becomes real."""
     rng = np.random.default_rng(6)
     for n in (1, 17, 65):
         memory, x = matrix(n, dtype, order, rng)
@@ -98,7 +98,7 @@ def test_in_place(dtype: str, order: str) -> None:
 
 
 @pytest.mark.parametrize(("entry", "raised"), [(None, 0), ((40, 3), 1), ((40, 40), 1), ((3, 40), 0)])
-def test_the_flag_is_raised_by_what_is_in_the_lower_half(entry: tuple[int, int] | None, raised: int) -> None:
+def test_nonfinite_entries_of_the_lower_triangle_raise_the_flag(entry: tuple[int, int] | None, raised: int) -> None:
     x = np.ones((50, 50), np.float32)
     if entry:
         x[entry] = np.inf
@@ -110,7 +110,7 @@ def test_the_flag_is_raised_by_what_is_in_the_lower_half(entry: tuple[int, int] 
 @pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex128"])
 def test_every_architecture_compiles_it(dtype: str, architecture: str) -> None:
-    """Nothing is spilled, and a tile of the largest type still fits."""
+    """No register spills, and a tile of the largest type fits."""
     x = View("C", 0, 100, 100, 100, 1, dtype)
     for op in (MirrorOp(x, x), MirrorOp(x._replace(base="W"), x, 2, 3, False)):
         launch = mirror_launch(op, True)

@@ -1,4 +1,4 @@
-"""The kernels that scale by powers of two: run on the host, whose threads take turns, and compiled for every
+"""The kernels that scale by powers of two: run on the host with threads in turns, and compiled for every
 architecture."""
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def play(launch: Launch, bases: dict[str, Matrix]) -> None:
 
 
 def matrix(rows: int, cols: int, dtype: str, order: str, rng: np.random.Generator) -> Matrix:
-    """Of all sizes, with lines of zeros, an inf, a NaN and what is subnormal; lines are not contiguous."""
+    """Numbers of all magnitudes, lines of zeros, an inf, a NaN and subnormals; lines are not contiguous."""
     room = np.zeros((rows, cols + 3) if order == "C" else (cols, rows + 3), dtype)
     found = room[:, :cols] if order == "C" else room[:, :rows].T
     sizes = np.exp2(rng.integers(-30, 30, (rows, cols)).astype(float))

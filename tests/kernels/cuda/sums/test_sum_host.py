@@ -1,4 +1,4 @@
-"""The one sum kernel compiled for the host, thread by thread: every block with its edges, and nothing beside them."""
+"""The sum kernel compiled for the host, thread by thread: every block with its edges, and nothing outside."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ TURNED = f"{BATCHED} > vendor.inner", f"{IN_TURN} > vendor.outer"
     ),
 )
 def test_splits_and_joins_on_the_host(text: str, dtype: str, host: Any) -> None:
-    """Every block with its edges, aligned or not, rows or columns contiguous; beyond a block nothing is touched."""
+    """Every block with its edges, aligned or not, row- or column-major; nothing outside a block is touched."""
     kind = np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
     for (m, k, n), order, shift in product(SHAPES, "CF", (0, 1)):
         gap = 8 if order == "C" else 3
@@ -148,7 +148,7 @@ def test_splits_and_joins_on_the_host(text: str, dtype: str, host: Any) -> None:
     [(BATCHED, "float32"), (IN_TURN, "bfloat16"), (IN_TURN, "complex64"), ("3m", "complex64"), ("vendor", "float64")],
 )
 def test_sums_that_read_a_row_for_all_rows(text: str, dtype: str, host: Any) -> None:
-    """A join that adds what lies elsewhere: a row for all rows, or a matrix; copies of a column, and of one number."""
+    """A join with an addend outside C: a broadcast row or a matrix; copies of a column and of one number."""
     kind = np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
     for (m, k, n), shift, across in product(SHAPES, (0, 1), (1, 0)):
         for down in (0, n + 8):
@@ -208,7 +208,7 @@ def _place(op: SumOp, spot: Any, operands: dict[str, Operand], kind: Any, rows: 
 
 
 def _expected(op: SumOp, operands: dict[str, Operand], kind: Any) -> list[tuple[Any, int, int, Any]]:
-    """What each output block must hold, from the coefficients alone."""
+    """Return what each output block must hold, from the coefficients alone."""
     reads = []
     for spot in op.kernel.reads:
         rows, cols = _room(op, spot)
@@ -244,7 +244,7 @@ def test_a_sum_in_place_on_the_host(host: Any) -> None:
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_flag_is_raised_by_what_is_stored(dtype: str, bad: float, host: Any) -> None:
+def test_nonfinite_results_raise_the_flag(dtype: str, bad: float, host: Any) -> None:
     kind = np.dtype(dtype)
     problem = Problem(30, 34, 38, dtype)
     op = record_operations(Plan.parse("strassen.batched.pad4 > vendor"), problem).ops[-1]
@@ -276,8 +276,8 @@ AT(inner_rows, {flag} + 16); AT(inner_cols, {flag} + 20);
 
 
 @pytest.mark.parametrize("wrong", [0, 8], ids=["as packed", "8 bytes off"])
-def test_parameters_lie_where_a_launch_puts_them(wrong: int, tmp_path: Path) -> None:
-    """The struct of block_sums.cuh against the bytes of SumOp.parameters; any other layout does not compile."""
+def test_parameters_match_the_cuda_struct(wrong: int, tmp_path: Path) -> None:
+    """The struct of block_sums.cuh has the layout of SumOp.parameters; any other does not compile."""
     op = record_operations(
         Plan.parse("strassen.batched > vendor"), Problem(40, 24, 56, "float32", alpha=0.3, beta=-7.0)
     ).ops[-1]

@@ -1,4 +1,4 @@
-"""The sum kernels without a GPU: their order of statements, and what NVRTC makes of them for every architecture."""
+"""The sum kernels without a GPU: the order of their statements, and NVRTC's code for every architecture."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def kernels(text: str, dtype: str, size: int = 256) -> list[SumKernel]:
 
 @pytest.mark.parametrize("name", ["strassen", "winograd^2", "strassen^3", "laderman", "hk244", "smirnov336"])
 def test_statements_compute_the_program(name: str) -> None:
-    """Run on exact numbers: every output once, and what the coefficients say."""
+    """Run on exact numbers: every output is stored once, with the coefficients' value."""
     for kernel in kernels(f"{name}.batched", "float64", 144):
         inputs = [(7 * i + 3) % 11 - 5 for i in range(kernel.program.inputs)]
         values: dict[int, Any] = {}
@@ -70,8 +70,8 @@ def test_statements_compute_the_program(name: str) -> None:
         assert [outputs[o] for o in range(len(expected))] == expected
 
 
-def test_few_values_are_alive() -> None:
-    """What registers must hold: fewer than 90 numbers for three levels in one pass, 45 in joins, which read 343."""
+def test_few_values_are_live() -> None:
+    """Live values: fewer than 90 for three levels in one pass, and 45 in joins, which read 343."""
     programs = scheme("strassen^3").programs
     assert (programs.join.inputs, len(programs.left.outputs)) == (343, 343)
     found = [peak_values(kernel.events) for kernel in kernels("strassen^3.batched", "float64", 512)]
@@ -83,7 +83,7 @@ def test_few_values_are_alive() -> None:
     ("name", "most"), [("strassen", 3), ("strassen^2", 11), ("strassen^3", 43), ("winograd", 3), ("winograd^3", 43)]
 )
 def test_a_join_takes_its_products_in_a_good_order(name: str, most: int) -> None:
-    """An old value of C comes only when its sum is there: with beta at most one more is alive."""
+    """An old value of C is loaded when its sum is complete: with beta at most one more value is live."""
     for beta, bound in ((0, most), (0.5, most + 1)):
         join = launches(f"{name}.batched.pad16", "float32", 512, 2.5, beta)[-1].kernel
         assert peak_values(join.events) <= bound + (beta == 0)  # alpha's multiple of a sum beside it
@@ -106,13 +106,13 @@ def test_a_join_takes_its_products_in_a_good_order(name: str, most: int) -> None
         ("3m", "complex64", [4, 4]),  # real numbers, complex ones in two accesses; one kernel splits both operands
     ],
 )
-def test_lanes_fill_an_access_while_registers_last(text: str, dtype: str, lanes: list[int]) -> None:
+def test_vector_width_fills_an_access_while_registers_last(text: str, dtype: str, lanes: list[int]) -> None:
     assert [kernel.vector_width for kernel in kernels(text, dtype, 512)] == lanes
 
 
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 def test_parts_of_complex_numbers_move_together(dtype: str) -> None:
-    """A split reads each of them once and writes three real ones; a join reads three and writes each once."""
+    """A split reads each complex number once and writes three real ones; a join does the reverse."""
     split_a, split_b, join = launches("3m", dtype, 256)
     for op, moved in ((split_a, "load"), (split_b, "load"), (join, "store")):
         text = sum_source(op.kernel, op.access)
@@ -132,7 +132,7 @@ TYPES = (*REAL, "complex64", "complex128")
 
 
 class Case(NamedTuple):
-    """Kernels of some plans, and how many of their thread blocks must fit on a multiprocessor at once."""
+    """Kernels of some plans, and how many of their thread blocks must fit on a multiprocessor."""
 
     plans: tuple[str, ...]
     blocks: int
@@ -246,7 +246,7 @@ def is_slow(case: Case, architecture: str) -> bool:
     ],
 )
 def test_every_kernel_compiles_and_stays_in_registers(name: str, architecture: str) -> None:
-    """No local memory at all, and so few registers that enough thread blocks hide each other's waiting."""
+    """No local memory, and few enough registers that several thread blocks hide memory latency."""
     nvrtc()
     case = CASES[name]
     jobs: list[tuple[Any, ...]] = [(*job, architecture) for job in sources(case, architecture)]
@@ -263,14 +263,14 @@ def test_every_kernel_compiles_and_stays_in_registers(name: str, architecture: s
 
 
 def blocks(architecture: str, kernel: Report) -> int:
-    """Its thread blocks on one multiprocessor."""
+    """Return the kernel's thread blocks on one multiprocessor."""
     digits = architecture.removeprefix("sm_")
     return active_blocks(capability_limits(f"{digits[:-1]}.{digits[-1]}"), SUM_THREADS, kernel.registers, kernel.shared)
 
 
 @pytest.mark.parametrize("dtype", quick_and_slow(["float32"], ["float16", "bfloat16", "complex64"]))
-def test_no_sum_takes_tiny_numbers_for_zero(dtype: str) -> None:
-    """CuPy compiles with -ftz=true, which nothing that we pass undoes."""
+def test_sums_keep_subnormal_numbers(dtype: str) -> None:
+    """CuPy compiles with -ftz=true, which no option of fmm's undoes."""
     sums = (op for plan in ("strassen.batched.pad16", "dps.sequential") for op in launches(plan, dtype, 576, 0.3, -7.0))
     texts = [sum_source(op.kernel, access) for op in sums for access in ("vector", "scalar")]
     for text in (*texts, recompute.simple_source(dtype)):
@@ -280,8 +280,8 @@ def test_no_sum_takes_tiny_numbers_for_zero(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
-def test_parameters_are_as_large_as_what_a_launch_passes(architecture: str) -> None:
-    """Where each of them lies, test_sum_host.py asks the host's compiler, which knows offsetof."""
+def test_parameters_have_the_size_of_the_cuda_struct(architecture: str) -> None:
+    """test_sum_host.py checks the offset of each field with the host's compiler."""
     op = launches("strassen.batched.pad16", "float32", 256, 0.3, -7.0)[-1]
     assert op.kernel.scalars == 2
     text = sum_source(op.kernel, "scalar") + (

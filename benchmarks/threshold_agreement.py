@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any
 
 from fmm.config.schema import TAUS, Interval, Thresholds
-from fmm.tuner.findings.parts import Table, table_of
-from fmm.tuner.findings.threshold_words import spelled, spelled_interval
+from fmm.tuner.findings.summary import interval_text, threshold_text
 
 NAMES = ("alpha", "pi", "n1", *TAUS)
 NEAR = 0.1  # of the first one: so far apart two tunings may be
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text cells; the first row is the head."""
+
+    rows: tuple[tuple[str, ...], ...]
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """Yield the rows, aligned by spaces."""
+        widths = [max(map(len, column)) for column in zip(*self.rows, strict=True)]
+        for row in self.rows:
+            yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def table_of(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Return a table of this head and these rows."""
+    return Table((tuple(head), *map(tuple, rows)))
 
 
 @dataclass(frozen=True)
@@ -106,4 +124,4 @@ def _row(x: ComparedThreshold) -> tuple[str, ...]:
 
 
 def _cell(name: str, value: float | None, interval: Interval | None) -> str:
-    return " ".join(filter(None, (spelled(name, value), spelled_interval(name, interval))))
+    return " ".join(filter(None, (threshold_text(name, value), interval_text(name, interval))))

@@ -1,4 +1,4 @@
-"""Products that are their own adjoints: the levels gram and sforza, their counts, and what they compute."""
+"""Gram products: the levels gram and sforza, their texts, counts and results."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_plans_are_read_and_written(text: str, short: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("strassen > gram > vendor", "gram cuts only products that are their own adjoints"),
+        ("strassen > gram > vendor", "gram cuts only Gram products"),
         ("gram^0 > vendor", "1 to 9 times"),
         ("gram^10 > vendor", "1 to 9 times"),
         ("gram.cublas > vendor", "unknown leaf 'cublas'"),
@@ -146,7 +146,7 @@ def test_grams_products_in_blocks_of_a_quarter(text: str, share: float) -> None:
 def test_costs_add_up() -> None:
     n = 64
     found = cost(Plan.parse("gram^2 > vendor"), n, 32, n, op="gram")
-    assert dict(found.leaves) == {(16, 32, 16): 2, (32, 32, 32): 1} and dict(found.halves) == {(16, 32, 16): 4}
+    assert dict(found.leaves) == {(16, 32, 16): 2, (32, 32, 32): 1} and dict(found.triangles) == {(16, 32, 16): 4}
     assert found.flops == 2 * (2 * 16 * 32 * 16 + 32**3) + 4 * 2 * (16 * 17 // 2) * 32
     assert (found.bytes_read, found.bytes_written) == (8 * n * (n + 1) // 2, 8 * n * (n - 1) // 2)  # the mirror
     lower = cost(Plan.parse("gram^2 > vendor"), n, 32, n, op="gram", fill="lower")
@@ -232,7 +232,7 @@ def test_what_is_full_is_mirrored_and_what_is_lower_is_kept() -> None:
     full = lower_level(Plan.parse("gram > vendor"), 8, 8, 8, 2, 3, "gram", "full")
     assert full is not None
     inner, mirror = full.steps
-    assert isinstance(inner, Product) and inner.asked == GemmParams(2, 3, "gram", "loose")
+    assert isinstance(inner, Product) and inner.params == GemmParams(2, 3, "gram", "loose")
     assert mirror == Mirror(Place("C", 0, 0, 8, 8), Place("C", 0, 0, 8, 8))
     lower = lower_level(Plan.parse("sforza > vendor"), 8, 8, 8, 2, 3, "gram", "lower")
     assert lower is not None and lower.temporaries == (("D", 8, 8),)
@@ -342,7 +342,7 @@ def test_blocks_on_the_diagonal_read_a_copy_that_lies_row_by_row(
     execute_plan(plan, x, x.T, c, Noting(Threads(1)), arena, 1, 0, op, "full")
     np.testing.assert_array_equal(c, x @ x.T)
     assert ("turn B" in made) == (order == "C")
-    assert "turned copy" in plan_table(plan, 13, 7, 13, 8, GemmParams(op=op))
+    assert "row-major copy" in plan_table(plan, 13, 7, 13, 8, GemmParams(op=op))
     assert not plan.accepts_type("complex128") and error_bound(plan, 13, 7, 13, op) > 0
 
 

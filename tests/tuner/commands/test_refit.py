@@ -1,4 +1,4 @@
-"""fmm-tune conclude: what a tuning wrote is what its trials say again, of a config of an earlier fmm too."""
+"""fmm-tune --refit writes what the tuning wrote, from the trials alone."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ def older(folder: Path, into: Path) -> Path:
     return tuned.write(into / "config.json", SIMULATED.key, found=known)
 
 
-def test_a_tuning_is_concluded_again_from_its_trials(folder: Path, tmp_path: Path) -> None:
+def test_a_refit_writes_the_same_section(folder: Path, tmp_path: Path) -> None:
     path = older(folder, tmp_path)
-    assert main(["conclude", str(path)]) == 0
+    assert main(["--refit", str(path)]) == 0
     before, after = section(folder / "config.json"), section(path)
     assert after.pop("tuned").keys() - before.pop("tuned").keys() == {"concluded"}
     assert after == before and set(before["thresholds"]["one_level"])
 
 
-def test_what_concluding_changed_is_told(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refit_prints_its_changes(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Margin, thresholds and entries before and after; of what is as it was that it is; the same as JSON."""
     path, known = older(folder, tmp_path), section(folder / "config.json")
     (size,) = (tuple(entry["size"]) for entry in known["entries"] if not entry["lean"])
@@ -65,20 +65,20 @@ def test_what_concluding_changed_is_told(folder: Path, tmp_path: Path, capsys: p
     stale = {**section(path), "calibration": {**known["calibration"], "margin": 0.5}, "entries": entries}
     tuned.write(path, SIMULATED.key, found=stale)
     into = tmp_path / "other" / "config.json"
-    assert main(["conclude", str(path), "--output", str(into)]) == 0
+    assert main(["--refit", str(path), "--output", str(into)]) == 0
     said = capsys.readouterr().out
     margin, n1 = known["calibration"]["margin"], known["thresholds"]["n1"]
     for told in (
         f"  margin: 50.0% -> {margin:.1%}\n",
-        f"  n1, one level by Equation 3: of an earlier fmm -> {n1:.0f}\n",
-        "  tau1, one level from a side of: of an earlier fmm -> ",
+        f"  n1, one level by Equation 3: none -> {n1:.0f}\n",
+        "  tau1, one level from side: none -> ",
         f"  entry {size[0]}: none -> ",
         f"  entry 96: dps > vendor ({lost.text}) -> none\n",
     ):
         assert told in said
-    assert main(["conclude", str(into)]) == 0
-    assert re.search(r"concluded from \d+ samples\n  unchanged\nwritten to ", capsys.readouterr().out)
-    assert main(["conclude", str(path), "--json", "--output", str(tmp_path / "third.json")]) == 0
+    assert main(["--refit", str(into)]) == 0
+    assert re.search(r"fitted from \d+ samples\n  unchanged\nwritten to ", capsys.readouterr().out)
+    assert main(["--refit", str(path), "--json", "--output", str(tmp_path / "third.json")]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     changes = {row["name"]: (row["before"], row["after"]) for row in found["changes"]}
     assert (found["device"], found["dtype"], found["written"]) == (SIMULATED.key, "float64", True)
@@ -86,27 +86,30 @@ def test_what_concluding_changed_is_told(folder: Path, tmp_path: Path, capsys: p
     assert "calibration" in found["other_changes"] and "noise" not in found["other_changes"]
 
 
-def test_thresholds_alone_leave_the_model_as_it_is(
+def test_a_refit_of_the_thresholds_keeps_the_model(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, other = older(folder, tmp_path), tmp_path / "other" / "config.json"
     slow = {**section(path), "noise": 0.5}
     tuned.write(path, SIMULATED.key, found=slow)
     assert main(["export", "--thresholds", str(path)]) == 1
-    assert main(["conclude", "--thresholds", str(path), "--output", str(other)]) == 0
+    assert main(["--refit", str(path), "--refit-part", "thresholds", "--output", str(other)]) == 0
     assert section(path) == slow
     assert section(other) == {**slow, "thresholds": section(folder / "config.json")["thresholds"]}
     assert main(["export", "--thresholds", "--json", str(other)]) == 0
-    assert "concluded from" in capsys.readouterr().out
+    assert "fitted from" in capsys.readouterr().out
 
 
-def test_the_trials_go_along_into_another_folder(
+def test_a_refit_copies_the_trials_into_another_folder(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Where export reads them; those of another tuning there stay."""
     path, into = older(folder, tmp_path), tmp_path / "other" / "config.json"
-    for said in (", with the trials beside it\n", f"; the trials beside it are not these, which are in {tmp_path}\n"):
-        assert main(["conclude", "--thresholds", str(path), "--output", str(into)]) == 0
+    for said in (
+        ", with the trials beside it\n",
+        f"; the trials beside it belong to another config, its own are in {tmp_path}\n",
+    ):
+        assert main(["--refit", str(path), "--refit-part", "thresholds", "--output", str(into)]) == 0
         assert f"written to {into}{said}" in capsys.readouterr().out
     assert into.with_name("trials.jsonl").read_bytes() == path.with_name("trials.jsonl").read_bytes()
     assert main(["export", "--trials", str(into)]) == 0
@@ -117,7 +120,7 @@ def test_the_trials_go_along_into_another_folder(
     assert printed.err == f"fmm-tune: there are no trials beside {into}\n" and not printed.out
 
 
-def test_tiles_alone_leave_all_else_as_it_is(folder: Path, tmp_path: Path) -> None:
+def test_a_refit_of_the_tiles_changes_nothing_else(folder: Path, tmp_path: Path) -> None:
     """A processor has none, whatever an earlier fmm wrote."""
     path, other = older(folder, tmp_path), tmp_path / "other" / "config.json"
     known = section(folder / "config.json")
@@ -127,19 +130,21 @@ def test_tiles_alone_leave_all_else_as_it_is(folder: Path, tmp_path: Path) -> No
         "thresholds": {**known["thresholds"], "alpha": 1.0, "block_strategy": {"512": "Huge"}},
     }
     tuned.write(path, SIMULATED.key, found=stale)
-    assert main(["conclude", "--blocks", str(path), "--output", str(other)]) == 0
+    assert main(["--refit", str(path), "--refit-part", "blocks", "--output", str(other)]) == 0
     found = section(other)
     assert found.pop("thresholds") == {**stale.pop("thresholds"), "block_strategy": {}}
     assert found == stale and found["blocks"] is None
 
 
-def test_without_trials_nothing_is_made_up(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_trials_nothing_is_written(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tuned.write(
         tmp_path / "config.json", SIMULATED.key, found={**section(folder / "config.json"), "thresholds": OLD}
     )
     before = path.read_text(encoding="utf-8")
-    assert main(["conclude", str(path)]) == 1
-    assert "left as it is: no trials of it" in capsys.readouterr().out and path.read_text(encoding="utf-8") == before
+    assert main(["--refit", str(path)]) == 1
+    assert (
+        "unchanged, there are no trials of it" in capsys.readouterr().out and path.read_text(encoding="utf-8") == before
+    )
 
 
 RECORDED = sorted((ROOT / "results").glob("*/**/config.json"))
@@ -149,7 +154,7 @@ RECORDED = sorted((ROOT / "results").glob("*/**/config.json"))
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: str(path.relative_to(ROOT / "results").parent))
 def test_recorded_thresholds_are_those_of_the_recorded_trials(path: Path, tmp_path: Path) -> None:
     again = tmp_path / "config.json"
-    assert main(["conclude", "--thresholds", str(path), "--output", str(again)]) == 0
+    assert main(["--refit", str(path), "--refit-part", "thresholds", "--output", str(again)]) == 0
     same_thresholds(again, path)
 
 

@@ -28,12 +28,12 @@ from fmm.tuner.findings.diagnostics import (
     DISTANT,
     ENOUGH,
     MARGIN,
-    UNDISTURBED,
-    disturbance,
-    disturbed_margin,
+    QUIET,
     losing_margin,
-    machine_doubts,
+    machine_diagnostics,
     noise_floor,
+    noisy_margin,
+    slowdown,
     unexplained_share,
 )
 from fmm.tuner.fit.model import Observation
@@ -66,7 +66,7 @@ SIDES = (3000, 3500, 4000, 4500, 5000, 5500)
 
 def test_a_model_that_was_checked_and_holds_is_not_doubted() -> None:
     found = checked_model(TRUTH, "float64", held_out(SIDES), 1.1, 5500.0)
-    assert found.doubts == () and found.calibration.margin == MARGIN
+    assert found.diagnostics == () and found.calibration.margin == MARGIN
 
 
 @pytest.mark.parametrize(
@@ -76,20 +76,20 @@ def test_only_what_is_promised_too_much_asks_for_a_margin(slower: float, margin:
     """A plan that is faster than predicted was not chosen where it might have been; no time is lost by it."""
     found = checked_model(TRUTH, "float64", held_out(SIDES, slower), 1.1, 5500.0)
     assert found.calibration.margin == pytest.approx(margin, abs=0.005)
-    assert found.off == pytest.approx(max(margin, abs(slower - 1)), abs=0.005)
+    assert found.model_error == pytest.approx(max(margin, abs(slower - 1)), abs=0.005)
 
 
 @pytest.mark.parametrize(
     ("sides", "slower", "said"),
     [
-        ((), 1.0, "needed, it has none"),
-        (SIDES[: ENOUGH - 1], 1.0, "needed, it has 4"),
-        (SIDES, 1.5, "off by up to 50%"),
+        ((), 1.0, ": 0 held-out"),
+        (SIDES[: ENOUGH - 1], 1.0, ": 4 held-out"),
+        (SIDES, 1.5, "model error 50%"),
     ],
     ids=["nowhere", "too few", "wrong"],
 )
 def test_a_model_that_was_not_checked_or_is_wrong_is_doubted(sides: Sequence[int], slower: float, said: str) -> None:
-    (doubt,) = checked_model(TRUTH, "float64", held_out(sides, slower), None, 5500.0).doubts
+    (doubt,) = checked_model(TRUTH, "float64", held_out(sides, slower), None, 5500.0).diagnostics
     assert said in doubt
 
 
@@ -121,16 +121,12 @@ def test_where_plans_pay_only_far_beyond_what_was_measured_more_must_be_gained()
 
 
 def test_other_work_is_seen_from_noise_and_from_products_that_nobody_disturbed() -> None:
-    assert list(machine_doubts(0.02, 1.2, 0.1)) == []
-    assert list(machine_doubts(None, None, None)) == ["the tuning ended before the noise was measured"]
-    (noisy,), (slow,) = machine_doubts(1.3, None, None), machine_doubts(0.0, 2.0, 0.0)
-    (uneven,) = machine_doubts(0.0, 1.0, 0.5)
-    assert (
-        "differed by 130%" in noisy
-        and "2.0 times as long" in slow
-        and "was at least 1.6 times slower, or faster, than" in uneven
-    )
-    assert disturbed_margin(None) == disturbed_margin(1.2) == 0 and disturbed_margin(1.5) == pytest.approx(1 / 6)
+    assert list(machine_diagnostics(0.02, 1.2, 0.1)) == []
+    assert list(machine_diagnostics(None, None, None)) == ["the tuning ended before the noise was measured"]
+    (noisy,), (slow,) = machine_diagnostics(1.3, None, None), machine_diagnostics(0.0, 2.0, 0.0)
+    (uneven,) = machine_diagnostics(0.0, 1.0, 0.5)
+    assert "noise 130%" in noisy and "2.0 times their quiet time" in slow and "deviate 1.6x" in uneven
+    assert noisy_margin(None) == noisy_margin(1.2) == 0 and noisy_margin(1.5) == pytest.approx(1 / 6)
 
 
 def test_work_that_came_and_went_leaves_products_that_the_model_cannot_explain() -> None:
@@ -142,13 +138,11 @@ def test_work_that_came_and_went_leaves_products_that_the_model_cannot_explain()
 
 
 def test_what_nobody_measured_is_no_number() -> None:
-    assert noise_floor([]) is None and disturbance([], TRUTH, "float64") is None
+    assert noise_floor([]) is None and slowdown([], TRUTH, "float64") is None
     problem = Problem(512, 512, 512)
     seconds = formula_seconds(Run(), problem, counted_work(VENDOR, problem), TRUTH)
-    trials = [
-        Trial("r", UNDISTURBED, problem.size, "float64", "vendor", BEST, 0, 0, 0.0, s / 2) for s in (seconds, 9.0)
-    ]
-    assert disturbance(trials, TRUTH, "float64") == pytest.approx(2.0)  # the model's time over the shortest
+    trials = [Trial("r", QUIET, problem.size, "float64", "vendor", BEST, 0, 0, 0.0, s / 2) for s in (seconds, 9.0)]
+    assert slowdown(trials, TRUTH, "float64") == pytest.approx(2.0)  # the model's time over the shortest
 
 
 # ---- who is doubted is not used
@@ -181,16 +175,11 @@ def test_an_older_config_whose_model_nobody_checked_is_not_used(
     path = tuned.write(tmp_path / "config.json", "cpu-a", found=section)
     assert schema.read_section(section, "test", SIMULATED, "float64").trusted is None
     assert main(["show", str(path)]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[3].split() == ["float64", "not", "used"]
-    assert said[4] == "float64: not used. The model was not checked on other shapes."
-    assert any(line.startswith("  fmm-tune --device cpu --dtype float64 ") for line in said)
-    (first,) = (i for i, line in enumerate(said) if line.startswith("cpu-a, float64"))
-    assert said[first + 1] == "  not used   The model was not checked on other shapes."  # before all that it would mean
-    assert "So fmm.matmul leaves this model aside. What it does now: fmm measures this processor" in said[first + 2]
-    assert any("To change that: `fmm-tune --device cpu --dtype float64`" in line for line in said)
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split() == ["float64", "rejected"] for line in lines)
+    assert any(line.startswith("  fmm-tune --device cpu --dtype float64 ") for line in lines)
     assert main(["export", "--thresholds", str(path)]) == 1
-    assert "has no thresholds that this fmm knows" in capsys.readouterr().err
+    assert "has no thresholds of this version" in capsys.readouterr().err
     checked = tuned.section(error={"speedup": {"count": 20}})
     assert schema.read_section(checked, "test", SIMULATED, "float64").trusted is not None
 

@@ -98,7 +98,7 @@ def test_launch_lists_add_what_lies_elsewhere(text: str, dtype: str, rng: np.ran
         c_layout = Layout("C", n + 3) if order == "C" else Layout("F", m + 3)
         layouts = Layout("C", k), Layout("C", n), c_layout
         steps = n * kind[0], kind[1]
-        problem = Problem(m, k, n, dtype, layouts, alpha, beta, added=steps)
+        problem = Problem(m, k, n, dtype, layouts, alpha, beta, addend_strides=steps)
         memory, (a, b, c) = matrices(problem, rng)
         memory["C"][...] = 0xFF
         added = drawn_added(rng, m, n, kind, dtype)
@@ -124,7 +124,7 @@ def writes_of_c(problem: Problem, text: str) -> int:
 def test_a_row_for_all_rows_costs_no_pass(text: str) -> None:
     """As many operations as without it, one of which writes C. (Which leaf begins with a copy is a chip's matter.)"""
     plain = Problem(256, 256, 256, "float32")
-    biased = Problem(256, 256, 256, "float32", beta=1, added=(0, 1))
+    biased = Problem(256, 256, 256, "float32", beta=1, addend_strides=(0, 1))
     counts = [len(record_operations(Plan.parse(text), p).ops) for p in (plain, biased)]
     assert counts[0] == counts[1]
     assert writes_of_c(biased, text) == 1
@@ -135,7 +135,7 @@ def test_a_block_that_was_written_is_read_there() -> None:
     leaf, c = Plan.parse("vendor"), whole_matrix("C", 4, 4)
     first = Product(whole_matrix("A", 4, 2), whole_matrix("B", 2, 4), c, leaf, GemmParams(1, 1))
     second = Product(Place("A", 0, 2, 4, 2), Place("B", 2, 0, 2, 4), c, leaf, GemmParams(1, 1))
-    assert [p.apart for p in with_addend(LevelSteps((), (first, second))).products] == [True, False]
+    assert [p.has_addend for p in with_addend(LevelSteps((), (first, second))).products] == [True, False]
     copy = Sum("copy", COPY, (c,), (whole_matrix("M", 4, 4),))
     (found, *_) = with_addend(LevelSteps((("M", 4, 4),), (copy, first))).steps
     assert isinstance(found, Sum) and found.reads[0].name == ADDEND
@@ -153,11 +153,11 @@ def test_real_and_imaginary_parts_are_different_numbers() -> None:
 def test_old_and_new_numbers_at_once_are_refused() -> None:
     half = Sum("write", COPY, (whole_matrix("M", 4, 4),), (Place("C", 0, 0, 2, 4),))
     whole = Sum("read", COPY, (whole_matrix("C", 4, 4),), (whole_matrix("M", 4, 4),))
-    with pytest.raises(PlanError, match="some of what C held"):
+    with pytest.raises(PlanError, match="both old numbers of C and"):
         with_addend(LevelSteps((("M", 4, 4),), (half, whole)))
 
 
 def test_only_whole_products_with_beta_are_added_to_something() -> None:
     for wrong in ({"beta": 0}, {"beta": 1, "op": "gram"}):
         with pytest.raises(ValueError, match="only what a whole product is added to"):
-            Problem(8, 8, 8, added=(0, 1), **wrong)
+            Problem(8, 8, 8, addend_strides=(0, 1), **wrong)

@@ -15,14 +15,14 @@ from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import find_certified_entry
 from fmm.tuner.commands.export import with_predictions
-from fmm.tuner.commands.measure import canary
+from fmm.tuner.commands.verify import measure_entries
 from fmm.tuner.devices.cpu import CpuDevice
 from fmm.tuner.devices.device import EFFORTS, FailedError, Run
 from fmm.tuner.devices.simulated import SimulatedDevice
 from fmm.tuner.search.certify import all_entries
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import Trial, Trials
-from fmm.tuner.tune_type import tune_halves
+from fmm.tuner.tune_type import tune_gram
 
 SIZE = (4096, 4096, 4096)
 
@@ -74,7 +74,7 @@ def test_squares_are_tuned_as_halves_too() -> None:
     """On a device that is a formula with noise: raced, and confirmed on fresh operands."""
     device = SimulatedDevice()
     journal, problem = Journal("run", device), Problem(8192, 8192, 8192, "float64")
-    tune_halves(journal, [problem, Problem(512, 8192, 512)], device.truth, EFFORTS["quick"], 0.01)
+    tune_gram(journal, [problem, Problem(512, 8192, 512)], device.truth, EFFORTS["quick"], 0.01)
     found = [t for t in journal.recorded if t.op == "gram"]
     assert found == journal.recorded and {t.size for t in found} == {problem.size, (512, 8192, 512)} - {
         (512, 8192, 512)
@@ -88,10 +88,10 @@ def test_a_canary_measures_a_half_as_such() -> None:
     """A plan of halves can do no whole product, so that its entry would condemn all others."""
     device, problem = SimulatedDevice(), Problem(8192, 8192, 8192, "float64")
     journal = Journal("run", device)
-    tune_halves(journal, [problem], device.truth, EFFORTS["quick"], 0.01)
+    tune_gram(journal, [problem], device.truth, EFFORTS["quick"], 0.01)
     found = [e for e in all_entries(journal.recorded, 0.01) if e.plan.startswith("gram")]
     assert found
-    holds, said = canary(Journal("canary", device), "float64", found)
+    holds, said = measure_entries(Journal("canary", device), "float64", found)
     assert holds and "measured again" in said
 
 

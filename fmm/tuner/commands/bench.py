@@ -1,0 +1,123 @@
+"""fmm-tune bench: time fmm's choice for one product against the vendor, in paired rounds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Any
+
+from fmm.config import certify, files
+from fmm.dtypes import FLOATS
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.perfmodel.choose import Limits, default_error_growth
+from fmm.problem import Problem
+from fmm.runtime import devices
+from fmm.runtime.decisions.decide import decide_plan
+from fmm.tuner.commands.config_file import add_json
+from fmm.tuner.device_registry import UnknownDeviceError, chosen_devices
+from fmm.tuner.devices.device import Device, Run
+from fmm.tuner.findings.summary import make_table
+from fmm.tuner.findings.thresholds import li_plan
+from fmm.tuner.trials.journal import Journal, RoundLimits, Samples, paired_speedup
+
+# Li, Ranka and Sahni's recursive codes, Figures 16 and 23, with the thresholds of this device's tuning.
+LI_CODE = re.compile(r"(strassen|winograd)\(tau1, *tau2\)(?: *> *(\S+))?")
+LI_HELP = "'strassen(tau1, tau2)' and 'winograd(tau1, tau2)' are Li's codes with the tuned thresholds"
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = commands.add_parser("bench", help="time fmm's choice for an M x K by K x N product against the vendor")
+    parser.add_argument("m", type=int, metavar="M", help="M alone is a square, M K N an M x K by K x N product")
+    for side in ("k", "n"):
+        parser.add_argument(side, type=int, nargs="?", metavar=side.upper())
+    parser.add_argument("--plan", action="append", default=[], help=f"time this plan too (may be repeated); {LI_HELP}")
+    parser.add_argument("--dtype", default="float64", help=", ".join(FLOATS))
+    parser.add_argument("--device", default=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=9)
+    add_json(parser)
+    parser.set_defaults(run=run_bench)
+
+
+def run_bench(options: argparse.Namespace) -> int:
+    """Print a row for each plan; the exit code is 2 for bad arguments, 1 if a plan failed."""
+    try:
+        device = chosen_devices(options.device)[0]
+        if options.dtype not in device.dtypes:
+            raise ValueError(f"unknown dtype {options.dtype!r}; valid: {', '.join(device.dtypes)}")
+        if options.rounds < 1:
+            raise ValueError(f"--rounds must be 1 or more, not {options.rounds}")
+        if (options.k is None) != (options.n is None):
+            raise ValueError(f"M alone is a square, M K N a product, not {options.m} {options.k}")
+        size = (options.m,) * 3 if options.k is None else (options.m, options.k, options.n)
+        if min(size) < 1:
+            raise ValueError(f"sizes must be positive, not {' '.join(map(str, size))}")
+        problem = Problem(*size, options.dtype)
+        plans = [parse_plan(text, device, problem) for text in options.plan]
+    except (UnknownDeviceError, PlanError, ValueError) as error:
+        print(f"fmm-tune bench: {error}", file=sys.stderr)
+        return 2
+    rows = list(benched(device, problem, plans, options.rounds))
+    print(json.dumps(rows, indent=1) if options.json else "\n".join(_lines(problem, rows)))
+    return int(any("failed" in row for row in rows))
+
+
+def parse_plan(text: str, device: Device, problem: Problem) -> Plan:
+    """Return the plan of a text or of one of Li's codes; PlanError says what is wrong."""
+    code = LI_CODE.fullmatch(text.strip())
+    if code is None:
+        return Plan.parse(text)
+    tuned = files.active_configs().tuned(device.identity, problem.dtype)
+    if tuned is None or tuned.thresholds is None:
+        raise PlanError(f"{text!r}: {device.identity.name} has no tau1 and tau2 for {problem.dtype}; tune it first")
+    return li_plan(code[1], max(problem.size), tuned.thresholds, code[2] or VENDOR.leaf)
+
+
+def benched(device: Device, problem: Problem, plans: Sequence[Plan], rounds: int) -> Iterator[dict[str, Any]]:
+    """Time fmm's choice and these plans in rounds with the vendor; yield a row for each plan."""
+    limits = Limits(device.memory, default_error_growth(device.untuned().batches))
+    decision = decide_plan(problem, limits, devices.Device(device.identity, device.untuned()))
+    runs = list(dict.fromkeys([Run(), Run(decision.plan), *map(Run, plans)]))
+    journal = Journal("bench", device)
+    with journal.open("bench", problem) as timed:
+        samples = timed.rounds(runs, RoundLimits(rounds))
+    for run in runs:
+        if samples[run]:
+            source = decision.source if run.plan == decision.plan else "vendor" if run == Run() else "given"
+            yield _bench_row(problem, run, samples, source)
+    for trial in journal.recorded:
+        if trial.failed:
+            yield {"plan": trial.plan, "failed": trial.failed}
+
+
+def _bench_row(problem: Problem, run: Run, samples: Samples, source: str) -> dict[str, Any]:
+    low, high = certify.median_interval(certify.paired_ratios(samples[Run()][: len(samples[run])], samples[run]))
+    seconds = median(samples[run])
+    return {
+        "plan": str(run.plan),
+        "answered_by": source,
+        "seconds": seconds,
+        "gflops": problem.flops / seconds / 1e9,
+        "speedup": paired_speedup(samples, Run(), run),
+        "low": low,
+        "high": high,
+        "samples": samples[run],
+    }
+
+
+def _lines(problem: Problem, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    timed = [
+        (
+            *(f"{row['seconds']:.4g}", f"{row['gflops']:.4g}", f"{row['speedup']:.3f}"),
+            *(f"[{row['low']:.3f}, {row['high']:.3f}]", row["answered_by"], row["plan"]),
+        )
+        for row in rows
+        if "failed" not in row
+    ]
+    columns = "seconds", "Gflop/s", "speedup", "95 % interval", "source", "plan"
+    yield from make_table(f"{' x '.join(map(str, problem.size))} {problem.dtype}", columns, timed).lines
+    yield from (f"failed: {row['failed']}  {row['plan']}" for row in rows if "failed" in row)

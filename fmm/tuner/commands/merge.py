@@ -1,0 +1,78 @@
+"""fmm-tune merge: write the sections of other configs into one config."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from fmm.config import store
+from fmm.config.schema import ConfigError, Raw
+from fmm.tuner.commands.config_file import (
+    add_output,
+    checked_fully,
+    config_sections,
+    field,
+    some_sections,
+    tuned_how,
+    with_one_line_errors,
+)
+from fmm.tuner.tune import output_path
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = commands.add_parser("merge", help="write the sections of other configs into one")
+    parser.add_argument("sources", nargs="+", type=Path, metavar="CONFIG")
+    parser.add_argument("--replace", action="store_true", help="let them replace sections that were tuned otherwise")
+    add_output(parser, "the config to write (the one that fmm reads)")
+    parser.set_defaults(run=with_one_line_errors(run_merge))
+
+
+@dataclass(frozen=True)
+class Source:
+    """A section to merge, and the config that holds the section."""
+
+    path: Path
+    key: str
+    dtype: str
+    raw: Raw
+
+    def merged(self, present: Raw) -> tuple[str, Raw]:
+        """Return what happens to the present section, and the section to write; a section of entries alone is added."""
+        if present is None:
+            return "added", self.raw
+        if self.raw["calibration"] is None:
+            same = present["versions"] == self.raw["versions"]
+            entries = [{**entry, "verified": entry.get("verified", True) and same} for entry in self.raw["entries"]]
+            return "entries added", {**present, "entries": entries}
+        if field(present, "calibration") in (None, self.raw["calibration"]):
+            return "added", self.raw
+        return f"replaced the tuning {tuned_how(present)}", self.raw
+
+
+def run_merge(options: argparse.Namespace) -> None:
+    """Write all sections, or none if one is damaged or would replace another tuning without --replace."""
+    into = output_path(options.output)
+    sources = [
+        Source(path, key, dtype, raw)
+        for path in (output_path(source) if source.is_dir() else source for source in options.sources)
+        for key, dtype, raw in some_sections(path)
+    ]
+    present = {(key, dtype): (into, raw) for key, dtype, raw in config_sections(into)} if into.exists() else {}
+    steps = []
+    for source in sources:
+        checked_fully(source.key, source.dtype, source.raw)
+        path, raw = present.get((source.key, source.dtype), (into, None))
+        done, section = source.merged(raw)
+        if done.startswith("replaced") and not options.replace:
+            raise ConfigError(
+                f"{path} and {source.path} have different tunings of {source.key}, {source.dtype}; "
+                "--replace takes the latter"
+            )
+        present[source.key, source.dtype] = source.path, section
+        steps.append((source, done, section))
+    for source, done, section in steps:
+        store.merge_section(into, source.key, source.dtype, section)
+        print(f"{source.key}, {source.dtype}: {done}, from {source.path}")
+    print(f"merged into {into}")

@@ -1,0 +1,121 @@
+"""fmm-tune verify: check a config to the last field; with --measure, time a few certified entries again.
+
+After an update of BLAS or the driver fmm.matmul skips the entries of a config. `fmm-tune verify --measure` times the
+cheapest entries for a second a type, and marks all entries as verified, or as unverified if one lost its gain.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from fmm.config import schema, store
+from fmm.config.schema import ConfigError, Entry, Raw, read_thresholds
+from fmm.kernels.plans.plan import Plan
+from fmm.problem import Problem
+from fmm.tuner.commands.config_file import (
+    add_config,
+    add_output,
+    checked_fully,
+    config_sections,
+    some_sections,
+    with_one_line_errors,
+)
+from fmm.tuner.device_registry import UnknownDeviceError, chosen_devices
+from fmm.tuner.devices.device import Device, Run
+from fmm.tuner.trials.journal import Journal, RoundLimits, paired_speedup
+from fmm.tuner.tune import output_path
+
+SECONDS, ROUNDS = 1.0, 3  # of the measurements of one type
+SLACK = 0.02  # beside the noise, the loss of an entry's lower bound that still counts as the same gain
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = commands.add_parser("verify", help="check a config to the last field, or time certified entries again")
+    add_config(parser)
+    parser.add_argument(
+        "--measure", action="store_true", help="time a few certified entries of a device here, a second"
+    )
+    parser.add_argument("--device", default=argparse.SUPPRESS, help="the device to measure on (with --measure)")
+    add_output(parser, "the config to measure and update (with --measure; the one that fmm reads)")
+    parser.set_defaults(run=with_one_line_errors(run_verify))
+
+
+def run_verify(options: argparse.Namespace) -> int:
+    """Print one line for each section; the exit code is 1 if a section is damaged or an entry lost its gain."""
+    path = output_path(options.config or options.output)
+    return _measure(path, options.device) if options.measure else _check(path)
+
+
+def _check(path: Path) -> int:
+    code = 0
+    for key, dtype, raw in some_sections(path):
+        try:
+            found = checked_fully(key, dtype, raw)
+        except ConfigError as error:
+            print(f"fmm-tune verify: {path}: {error}", file=sys.stderr)
+            code = 1
+            continue
+        unused = "".join(f"; rejected: {diagnostic}" for diagnostic in found.diagnostics)
+        unreadable = raw["thresholds"] and read_thresholds(raw["thresholds"]) is None
+        old = "; its thresholds are of another version: run `fmm-tune --refit`" if unreadable else ""
+        print(f"{key}, {dtype}: valid, {len(found.entries)} entries{old}{unused}")
+    return code
+
+
+# ---- measured entries
+
+
+def _measure(path: Path, device_name: str | None) -> int:
+    try:
+        devices = chosen_devices(device_name)
+    except UnknownDeviceError as error:
+        print(f"fmm-tune verify: {error}", file=sys.stderr)
+        return 2
+    sections, code = list(config_sections(path)), 0
+    for device in devices:
+        own = [(dtype, raw) for key, dtype, raw in sections if key == device.identity.key]
+        if not own:
+            raise ConfigError(f"{path} has no section of {device.identity.key}; `fmm-tune` measures one")
+        for dtype, raw in own:
+            code = max(code, _measure_section(path, device, dtype, raw))
+    return code
+
+
+def _measure_section(path: Path, device: Device, dtype: str, raw: Raw) -> int:
+    """Measure entries of one section and write whether all entries are verified."""
+    key = device.identity.key
+    try:
+        found = schema.read_section(raw, f"{key}.{dtype}", device.identity, dtype)
+    except ConfigError as error:
+        print(f"fmm-tune verify: {path}: {error}", file=sys.stderr)
+        return 1
+    holds, result = measure_entries(Journal("canary", device), dtype, list(found.entries.values()))
+    entries = [asdict(replace(entry, verified=holds)) for entry in found.entries.values()]
+    store.merge_section(path, key, dtype, {**raw, "versions": dict(device.identity.versions), "entries": entries})
+    print(f"{key}, {dtype}: {result}")
+    return int(not holds)
+
+
+def measure_entries(journal: Journal, dtype: str, entries: Sequence[Entry]) -> tuple[bool, str]:
+    """Return whether the cheapest entries still gain, and the result as text; one lost gain rejects all entries."""
+    fast = sorted((entry for entry in entries if entry.plan != "vendor"), key=lambda entry: entry.vendor_seconds)
+    if not fast:
+        return True, "verified; no entry has a gain to measure"
+    left, tried = SECONDS, 0
+    for entry in fast:
+        cost = (entry.vendor_seconds + entry.seconds) * (ROUNDS + 1)
+        if tried and cost > left:
+            break
+        run = Run(Plan.parse(entry.plan))
+        with journal.open("canary", Problem(*entry.size, dtype, op=entry.op)) as timed:
+            samples = timed.rounds([Run(), run], RoundLimits(ROUNDS if cost <= left else 1))
+        left, tried = left - cost, tried + 1
+        gain = paired_speedup(samples, Run(), run) if samples[run] else 0.0
+        if gain < max(1.0, entry.low - entry.noise - SLACK):
+            return False, f"unverified: {entry.size} has speedup {gain:.3f}, was {entry.text}; tune again"
+    return True, f"verified; {tried} of {len(fast)} gains measured again"

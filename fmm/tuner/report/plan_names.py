@@ -1,0 +1,113 @@
+"""The glossary of plan texts: the meaning of each level, option and leaf that occurs in a plan."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from types import MappingProxyType
+
+from fmm.kernels.algorithms.catalogue import scheme, scheme_names
+from fmm.kernels.algorithms.step_table import step_table, step_table_names
+from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.tuner.findings.summary import Table, make_table
+
+# Levels and options that are no scheme; docs/plans.md has more on each.
+NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "aligned": "copies matrices with unaligned rows to aligned ones; saves no product",
+        "classical": "the classical product of blocks; saves no product",
+        "3m": "a complex product by three real products",
+        "gram": "a matrix times its adjoint: one triangle is computed in blocks, then mirrored",
+        "sforza": "Sforza's recursion for a matrix times its adjoint",
+        "balanced": "halves the longest side while it exceeds the others by this factor",
+        "residues": "products of bytes modulo this many numbers, combined to the result",
+        "bytes": "products of bytes, accumulated in 32-bit integers",
+        "scaled": "scales rows and columns by powers of two first",
+        "quarters": "four blocks of C, one after the other",
+        "stacked": "all sums of A and B first, then the products, then the sums of C",
+        "batched": "all products of the level in one batch",
+        "overlapped": "sums run beside products",
+        "sequential": "one product after the other; needs the least workspace",
+        "fused": "sums inside the product kernel, without temporaries",
+        "streams": "the products of a fused level run on two streams",
+        "atomic": "the products of a fused level run together and add to C atomically",
+        "variants": "the products of a fused level with the same number of blocks start together",
+        "unequal": "blocks may differ by one row or column",
+        "peel": "the fringe is multiplied apart",
+        "pad": "zeros beyond the edge, which are not stored, make equal blocks",
+        "inside": "scales along the inner dimension",
+        "outside": "scales the rows and columns of C",
+        "inner": "sums are stored contiguous along the inner dimension",
+        "outer": "sums are stored contiguous along the outer dimensions",
+        "plain": "fmm's own kernel loads tiles to shared memory directly",
+        "texture": "fmm's own kernel loads tiles to shared memory as textures",
+        "conj-a": "conjugates A when it is read",
+        "conj-b": "conjugates B when it is read",
+    }
+)
+# The author of a scheme by the beginning of its name; the longest beginning counts.
+AUTHORS: Mapping[str, str] = MappingProxyType(
+    {
+        "strassen": "Strassen's algorithm (1969)",
+        "strassen-huang": "Strassen's algorithm in Huang, Yu and van de Geijn's order",
+        "winograd": "Winograd's variant of Strassen's algorithm, with fewer sums",
+        "dps": "Dumas, Pernet and Sedoglavic's algorithm (2024), with a smaller error",
+        "hk": "Hopcroft and Kerr's algorithm (1971)",
+        "laderman": "Laderman's algorithm (1976)",
+        "smirnov": "Smirnov's algorithm (2013)",
+    }
+)
+
+
+def plan_names_table(plans: Iterable[str]) -> Table:
+    """Return the glossary of the names in these plans; empty without plans."""
+    note = "a plan is level > level > ... > leaf: levels make smaller products, the leaf multiplies"
+    rows = list(plan_names(plans).items())
+    return make_table("names in plans", ("name", "meaning"), rows, note if rows else "")
+
+
+def plan_names(plans: Iterable[str]) -> dict[str, str]:
+    """Return the meaning of each name in these plans, in alphabetical order."""
+    found: dict[str, str] = {}
+    for text in dict.fromkeys(plans):
+        found.update(_names_of(Plan.parse(text)))
+    return dict(sorted(found.items()))
+
+
+def _names_of(plan: Plan) -> Iterator[tuple[str, str]]:
+    for name in names_in(str(plan)):
+        if name in scheme_names() and name not in NAMES:
+            yield name, _scheme_meaning(name)
+        elif name in step_table_names():
+            yield name, f"an order of operations, as published: {step_table(name).source}"
+        elif name.startswith("pad") and name != "pad":
+            yield name, f"{NAMES['pad']}; sides are multiples of {name[3:]}"
+        elif name in NAMES:
+            yield name, NAMES[name]
+        elif name.startswith("^"):
+            yield "^2, ^3", "two or three levels at once, with their sums in one pass"
+        elif re.fullmatch(r"lt\d+", name):
+            yield "lt0 ... lt31", "cuBLASLt's candidate kernel with this index"
+        else:
+            leaf = plan.leaf_use.leaf
+            yield name, leaf.meaning if name == "tile" or leaf.name != "tile" else "tile size"
+
+
+def _scheme_meaning(name: str) -> str:
+    found, begins = scheme(name), [begin for begin in AUTHORS if name.startswith(begin)]
+    by = f"{AUTHORS[max(begins, key=len)]}: " if begins else ""
+    classical = found.m * found.k * found.n
+    return f"{by}<{found.m}, {found.k}, {found.n}> with {found.rank} products instead of {classical}"
+
+
+def names_in(text: str) -> list[str]:
+    """Return the names in a plan's text: strassen, ^2, batched, vendor for `strassen^2.batched > vendor`."""
+    return re.findall(r"\^\d+|[a-z0-9]*[a-z][a-z0-9]*(?:-[a-z0-9]+)*", text)
+
+
+def plans_in(text: str) -> Iterator[str]:
+    """Yield the plans with levels in a text."""
+    for found in dict.fromkeys(re.findall(r"[\w^.()*-]+(?: > [\w^.()*-]+)+", text)):
+        with suppress(PlanError):
+            yield str(Plan.parse(found))

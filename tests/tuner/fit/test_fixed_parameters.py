@@ -1,0 +1,102 @@
+"""A parameter that a tuning does not determine is listed with its value, its unit and the source of the value."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from fmm.config.schema import calibration_fields
+from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.default_calibration import cpu_calibration, datasheet_calibration
+from fmm.tuner.findings.summary import SectionText
+from fmm.tuner.fit.parameters import (
+    MEANINGS,
+    PARAMETERS,
+    TILE,
+    fixed_parameters,
+    is_determined,
+    scaled_text,
+    unit_of,
+)
+from tests.support import configs as tuned
+
+SHEET = datasheet_calibration("H200")
+INTERVALS: dict[str, Any] = {"rate.flops": [1e13, 2e13], "stream": [1e12, 2e12]}
+DATASHEET = "datasheet of the H200"
+
+
+def sources(fitted: Calibration, dtype: str, guess: Calibration | None = SHEET) -> dict[str, str]:
+    return {x.name: x.source for x in fixed_parameters(INTERVALS, fitted, dtype, guess)}
+
+
+def with_rate(fitted: Calibration, dtype: str, **fields: float) -> Calibration:
+    rates = {**fitted.rates, dtype: replace(fitted.rate(dtype), **fields)}
+    return replace(fitted, rates=MappingProxyType(rates))
+
+
+def test_a_value_is_the_datasheets_or_neutral_or_not_determined() -> None:
+    known = with_rate(replace(SHEET, host=3e-6), "float64", pipe=0.0, memory=1e13, tiled=0.0)
+    found = sources(known, "float64")
+    assert found["rate.fill"] == found["small"] == DATASHEET
+    assert found["rate.pipe"] == found["rate.rows"] == "neutral"
+    assert found["rate.memory"] == found["host"] == "not determined"
+    assert not {"rate.flops", "stream", "rate.tiled", "rate.tiled_odd", "rate.waves", "idle", "parts"} & set(found)
+    assert "rate.tiled_odd" in sources(with_rate(known, "float64", tiled=1.0), "float64")
+
+
+def test_a_cpus_values_are_built_in() -> None:
+    found = sources(cpu_calibration(2), "float64", None)
+    assert found["rate.fill"] == found["small"] == "built in" and found["sequential"] == "neutral"
+    assert not {"idle", "host", "parts"} & set(found)
+    assert sources(cpu_calibration(2), "complex128", None)["parts"] == "built in"
+
+
+def test_a_model_without_intervals_has_no_fixed_parameters() -> None:
+    assert not list(fixed_parameters({}, SHEET, "float64", SHEET))
+
+
+def test_the_table_has_no_value_that_no_source_gave() -> None:
+    """The start of a fit says nothing of the device, nor does a fitted value with a wide interval."""
+    known = with_rate(replace(SHEET, host=3e-6), "float64", memory=1.37e13, fill=9e7, pipe=0.0)
+    section = tuned.section(
+        calibration=calibration_fields(known, "float64"),
+        intervals={**INTERVALS, "rate.fill": [1.0, 1e8]},
+        conditions={"device": "NVIDIA H200"},
+    )
+    (table,) = (t for t in SectionText(section, "float64", "cuda-9.0-132sm-nvidia-h200").tables if "fixed" in t.title)
+    rows = {name: cells for name, *cells in table.rows}
+    assert rows["rate.fill"] == rows["rate.memory"] == ["", "", "not determined"]
+    assert rows["rate.pipe"] == ["0", "steps of k", "neutral"] and rows["small"] == ["14.4", "Mbytes", DATASHEET]
+    assert "rate.flops" not in rows
+
+
+def test_every_parameter_has_a_meaning() -> None:
+    assert set(MEANINGS) == {p.name for p in (*PARAMETERS, TILE)}
+    assert unit_of("frayed") == ""
+
+
+def test_values_have_the_prefix_that_suits_them() -> None:
+    assert scaled_text("bytes/s", 1.736e10) == (["17.4"], "Gbytes/s")
+    assert scaled_text("s", 0.0037, 0.0207) == (["3.7", "20.7"], "ms")
+    assert scaled_text("s", 3e-9) == (["0.003"], "µs") and scaled_text("bytes", 0.0) == (["0"], "bytes")
+    assert scaled_text("rows of C", 76.04) == (["76"], "rows of C") and scaled_text("", 0.622) == (["0.622"], "")
+
+
+@pytest.mark.parametrize(
+    ("name", "ends", "known"),
+    [
+        ("rate.rows", (0.1, 1e4), False),
+        ("rate.memory", (1e6, 1e15), False),
+        ("rate.rows", (13.0, 60.0), True),
+        ("f16x3.rate.flops", (2.5e14, 2.8e14), True),
+        ("residues(14) > bytes.rate.rows", (0.1, 1e4), False),
+        ("overlap", (-0.1, 0.3), True),
+        ("frayed", (0.1, 10.0), False),  # not in this model
+        ("rough", (0.6, 0.9), True),
+    ],
+)
+def test_an_interval_is_judged_by_its_width(name: str, ends: tuple[float, float], known: bool) -> None:
+    assert is_determined(name, *ends) == known
