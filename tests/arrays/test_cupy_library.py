@@ -33,7 +33,7 @@ PLAN = Plan.parse("strassen.batched.pad16 > vendor")
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(devices, "cuda_device", lambda index: H200)
     plain_types: dict[type, Library] = {}
-    for name in ("fmm.arrays.detect.PLAIN_TYPES", "fmm.runtime.decisions.early_declines.PLAIN_TYPES"):
+    for name in ("fmm.arrays.detect.PLAIN_TYPES", "fmm.api.PLAIN_TYPES"):
         monkeypatch.setattr(name, plain_types)
     limits._shares.clear()
     with numpy_cupy.in_place(*numpy_cupy.ADAPTERS) as found:
@@ -144,7 +144,7 @@ def test_the_shortest_way_is_taken(cupy: Any, planned: list[Any], side: int, mon
     fmm.matmul(a, a)
     library = detect.cupy_library()
     library.calls[early_declines.decline_key(library, a, a)] = math.inf
-    monkeypatch.setattr(product_call, "product", lambda *call: pytest.fail("the long way"))
+    monkeypatch.setattr(product_call, "run_matmul", lambda *call: pytest.fail("the long way"))
     fmm.matmul(a, a)
 
 
@@ -201,7 +201,7 @@ def test_halves_that_are_known_are_asked_no_question(cupy: Any, monkeypatch: pyt
     flat = cupy.ndarray(np.ones((70, 30), np.float32))
     x, larger, out = drawn(cupy, 70), drawn(cupy, 6144), drawn(cupy, 70)
     fmm.gram(x)  # CuPy is known from now on
-    monkeypatch.setattr(type(detect.library_of(x, x)), "finish_half", lambda *given: None)
+    monkeypatch.setattr(type(detect.library_of(x, x)), "write_triangle", lambda *given: None)
     for _ in range(2):
         fmm.gram(flat)
         fmm.gram(flat, rows=True)
@@ -248,7 +248,7 @@ def test_a_known_half_whose_launch_fails_is_completed(
     finished: list[tuple[Any, Any, str]] = []
     library = detect.library_of(a, a)
     monkeypatch.setattr(
-        type(library), "finish_half", lambda own, c, place, x, y, kept: finished.append((c, place, kept))
+        type(library), "write_triangle", lambda own, c, place, x, y, kept: finished.append((c, place, kept))
     )
     failure.append(ArithmeticError("launch failed"))
     with pytest.raises(ArithmeticError, match="launch failed"):
@@ -282,9 +282,11 @@ def test_products_and_halves_are_kept_alike(cupy: Any, planned: list[Any], monke
     """What is known of a call goes with the free memory, not with the second in which that is asked for again."""
     now, asked, free = [100.0], [0], [1 << 36]
 
+    original = prepare.prepare_query
+
     def counted(question: Any) -> Any:
         asked[0] += 1
-        return prepare.prepare_query(question)
+        return original(question)
 
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     monkeypatch.setattr(prepare, "prepare_query", counted)

@@ -623,7 +623,7 @@ def test_calls_are_decided_anew_when_the_free_memory_has_changed(
     assert library.vendors == 1 and kept[0].call.launches is None  # nothing fits any more
 
 
-@pytest.mark.parametrize("wishes", [NO_CONSTRAINTS, PlanConstraints(LEVEL)], ids=["ours", "given"])
+@pytest.mark.parametrize("constraints", [NO_CONSTRAINTS, PlanConstraints(LEVEL)], ids=["ours", "given"])
 def test_a_call_that_launches_the_same_under_another_limit_stays_itself(
     runs: list[Any], monkeypatch: pytest.MonkeyPatch, constraints: PlanConstraints
 ) -> None:
@@ -645,7 +645,7 @@ def test_a_product_that_was_lost_is_lost_for_a_second(runs: list[Any], monkeypat
     arrays: Library = library  # type: ignore[assignment]
     assert not was_declined(arrays, a, a)
     multiply(library, a, a, constraints=PlanConstraints(VENDOR))
-    assert not was_declined(arrays, a, a)  # wishes say nothing of calls without
+    assert not was_declined(arrays, a, a)  # constraints say nothing of calls without
     for out in (None, np.empty((8, 8))):
         multiply(library, a, a, out)
         assert was_declined(arrays, a, a)
@@ -1116,7 +1116,7 @@ def test_host_tensors_take_the_shortest_way_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "limit", "recurs"),
+    ("n", "limit", "uses_graph"),
     [(1536, 1 << 40, True), (4096, 1 << 40, True), (8192, 1 << 40, False), (1536, 1 << 26, False)],
 )
 def test_small_plans_are_worth_a_graph_if_its_memory_is_allowed(n: int, limit: int, uses_graph: bool) -> None:

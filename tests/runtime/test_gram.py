@@ -227,8 +227,8 @@ def test_it_is_explained() -> None:
     found = fmm.explain_gram(a, plan="gram > strassen > vendor")
     assert found.problem is not None and (found.problem.op, found.problem.size) == ("gram", (200, 300, 200))
     text = str(found)
-    assert "2 blocks on the diagonal, 1 products below it" in text and "the lower half, then its mirror" in text
-    assert "one half is computed" in text
+    assert "2 blocks on the diagonal, 1 products below it" in text and "lower triangle, then its mirror" in text
+    assert "of one triangle" in text
     assert "syrk" in str(fmm.explain_gram(a)) and "mirror" in str(fmm.explain_gram(a))
 
 

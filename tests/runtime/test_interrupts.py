@@ -46,8 +46,8 @@ import signal, time
 import numpy as np
 import fmm
 from fmm.kernels.cpu import numpy_backend
-from fmm.runtime.running import host_run
-host_run.SMALL = 0
+from fmm.runtime import run_host
+run_host.SMALL = 0
 a = np.ones((300, 300))
 out = np.full((300, 300), 7.0)
 multiply = np.matmul
@@ -76,9 +76,9 @@ NO_ROOM = """
 import os, resource, signal, time, warnings
 import numpy as np
 import fmm
-from fmm.runtime.running import host_run
+from fmm.runtime import run_host
 warnings.simplefilter("ignore")
-host_run.SMALL = 0
+run_host.SMALL = 0
 a = np.ones((300, 300))
 right = a @ a
 fmm.matmul(a, a, plan="winograd > vendor")

@@ -105,7 +105,7 @@ def test_without_memory_to_measure_the_guess_stands(fresh: None, monkeypatch: py
 
 
 def test_while_another_call_has_the_threads_the_guess_stands(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "threads_given_up", lambda: 2)
+    monkeypatch.setattr(probe, "paused_blas_threads", lambda: 2)
     monkeypatch.setattr(probe, "_measure", lambda threads, dtypes: pytest.fail("measured with one thread of two"))
     assert probe.probed_calibration(2, "float64").source == BUILT_IN_SOURCE
     assert not probe._found, "it is tried again"

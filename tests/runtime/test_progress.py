@@ -47,7 +47,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
 
 @pytest.fixture(autouse=True)
 def every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(out_of_core, "SPARED", 0)
+    monkeypatch.setattr(out_of_core, "SPARED_BYTES", 0)
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_a_plan_on_the_host_tells_of_each_leafs_product(
 ) -> None:
     """Two at a time, too, where they become tasks that come later."""
     if at_once:
-        monkeypatch.setattr(parallel_products, "LEAST_FLOPS", 0)
+        monkeypatch.setattr(parallel_products, "MIN_CONCURRENT_FLOPS", 0)
         monkeypatch.setattr(parallel_products, "LEAST_ROWS", 8)
         monkeypatch.setattr(parallel_products, "ROW_UNIT", 8)
         monkeypatch.setattr("fmm.runtime.run_host.SMALL", 0)

@@ -107,7 +107,7 @@ BEFORE = "is from before f16x3"
         (section(speedup=3.6), (), True, ""),
         (section("vendor", 1.0, calibration=MEASURED), (), True, ""),
         (section(calibration=MEASURED), ("--workspace", "0"), False, NO_MEMORY),
-        (section(calibration=MEASURED), ("--max-error-growth", "1.5"), False, "its expected error is more"),
+        (section(calibration=MEASURED), ("--max-error-growth", "1.5"), False, "the expected error exceeds the limit"),
         (section(calibration=MEASURED, verified=False), (), False, UNVERIFIED),
     ],
     ids=["surpassed", "as fast", "nothing gained", "no room", "too much error", "not verified"],
