@@ -94,7 +94,7 @@ def simulated_by_asking_all(tasks: list[ChunkTask], homes: dict[Hashable, int], 
         ways = []
         for who in range(workers.processes):
             lacking = sum(who not in places[key] for key in reads)
-            ways.append((max(min(free[who]), after) + lacking * workers.fetching, lacking, who))
+            ways.append((max(min(free[who]), after) + lacking * workers.fetch_seconds, lacking, who))
         begun, lacking, who = min(ways)
         free[who][free[who].index(min(free[who]))] = ready[makes] = begun + seconds
         for key in reads:
