@@ -1,4 +1,4 @@
-"""What launches on the host have in common: aligned memory, parameters with addresses in them, views of arrays."""
+"""Helpers for launches on the host: aligned memory, parameters with addresses, views of arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Numbers = np.ndarray[Any, Any]
 
 
 def aligned(count: int, dtype: Any = np.uint8, fill: Any = 255, to: int = 64) -> Numbers:
-    """So many times a number, from a multiple of `to` bytes on."""
+    """Return an array full of a number that starts at a multiple of `to` bytes."""
     item = np.dtype(dtype).itemsize
     room = np.full(count + to // item, fill, dtype)
     start = -room.ctypes.data % to // item
@@ -22,7 +22,7 @@ def aligned(count: int, dtype: Any = np.uint8, fill: Any = 255, to: int = 64) ->
 
 
 def told_words(parameters: bytes, slots: Iterable[tuple[int, str, int]], bases: Mapping[str, int | Numbers]) -> Numbers:
-    """A launch's parameters as words of 8 bytes, with addresses in their places."""
+    """Return a launch's parameters as 8-byte words with the addresses filled in."""
     words = aligned(len(parameters) // 8, np.int64, 0)
     words[:] = np.frombuffer(parameters, np.int64)
     for word, name, offset in slots:
@@ -32,11 +32,11 @@ def told_words(parameters: bytes, slots: Iterable[tuple[int, str, int]], bases: 
 
 
 def launch_words(function: Callable[..., int], words: Numbers, *shape: int) -> None:
-    """`function`: the kernel's driver, which says how many bytes its parameters have."""
+    """Launch a kernel; `function` is its driver, which checks the size of the parameters."""
     assert function(words.ctypes.data_as(ctypes.c_void_p), *shape) == words.nbytes
 
 
 def view_of(base: str, x: Numbers) -> View:
-    """A whole matrix, as it lies."""
+    """Return the view of a whole matrix."""
     down, right = (step // x.itemsize for step in x.strides)
     return View(base, 0, x.shape[0], x.shape[1], down, right, x.dtype.name)

@@ -1,4 +1,4 @@
-"""A product on the host, interrupted at every step of what runs on its caller's thread: `python -m
+"""Interrupt a product on the host at every step that runs on its caller's thread: `python -m
 tests.support.interrupted_host every [plan] [type]` (every so many steps) prints how many there were."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ UNTOUCHED = 100  # no entry of the product
 
 
 def interrupt_each_step(small: int, flops: int, given: bool, every: int, plan: str, kind: str) -> int:
-    """`small`, `flops`: below which a product is multiplied on the caller's thread, and one after the other."""
+    """Interrupt each step; below `small` the caller multiplies, and below `flops` products run one at a time."""
     run_host.SMALL, parallel_products.MIN_CONCURRENT_FLOPS = small, flops
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-4, 5, (40, 40)).astype(kind) for _ in range(2))

@@ -1,5 +1,5 @@
-"""Launch lists played, and graphs moved, with an interrupt at every step: `python -m tests.support.interrupted_player
-every` (every so many steps), on a driver that only notes what it is told; it prints how many interrupts there were.
+"""Play launch lists and replay graphs with an interrupt at every step: `python -m tests.support.interrupted_player
+every` (every so many steps), on a driver that only records its calls; print the number of interrupts.
 
 `failures` in the place of the number: each call of the driver fails once instead.
 """
@@ -90,7 +90,7 @@ def list_of(text: str, dtype: str) -> Any:
 
 
 def noted(call: Callable[[], Any]) -> list[Note]:
-    """What the driver is told by a call that nothing interrupts."""
+    """Return the driver's calls of an uninterrupted call."""
     log.clear()
     call()
     return list(log)
@@ -106,7 +106,7 @@ def addresses_at(bases: tuple[int, ...]) -> Any:
 
 
 def is_ahead(made: Any, right: list[Note]) -> int:
-    """How many launches come before all that may write C."""
+    """Return the number of launches that precede everything that may write C."""
     first = len(made._first)
     assert all(what[0] == "kernel" for what in right[:first])
     for launch in made.launches.launches[:first]:
@@ -118,7 +118,7 @@ def is_ahead(made: Any, right: list[Note]) -> int:
 
 
 def interrupt_player(every: int) -> int:
-    """All is launched or nothing that writes C; and the next call is told its own addresses."""
+    """Check that all is launched or nothing that writes C, and that the next call has its own addresses."""
     count, steps = 0, AtStep(FILES[:5])
     for text, dtype in LISTS:
         for few in (0, 1000):
@@ -154,7 +154,7 @@ def stack_call(offsets: Any, replays: bool = False) -> Any:
 
 
 def interrupt_stack(every: int) -> int:
-    """Of a stack every product is launched, as a whole, or none."""
+    """Check that each product of a stack is launched as a whole, or none is."""
     whole, steps, count, step = stack_call(OFFSETS), AtStep(FILES[:6]), 0, 1
     noted(lambda: whole.run(*BASES[0], 0))
     a, b, c, w = BASES[0]
@@ -171,7 +171,7 @@ def interrupt_stack(every: int) -> int:
 
 
 def launched_in_order(found: list[Note], singles: list[list[Note]], ahead: int) -> Iterator[int]:
-    """Which products were launched as a whole; whatever else there is ran ahead."""
+    """Return the products that were launched as a whole; all other launches ran ahead."""
     while found:
         number = next((i for i, one in enumerate(singles) if found[: len(one)] == one), None)
         if number is not None:
@@ -183,7 +183,7 @@ def launched_in_order(found: list[Note], singles: list[list[Note]], ahead: int) 
 
 
 class Graph:
-    """A graph whose kernels have the parameters that they were told last."""
+    """A graph whose kernels have the parameters of the last move."""
 
     def __init__(self, graph: Any, kernels: Any) -> None:
         self.executable: list[bytes] = [words_at(x.parameters, x.size) for x in kernels]
@@ -198,7 +198,7 @@ MOVED = [(*bases[:3], BASES[0][3]) for bases in BASES]  # what cuBLAS itself rea
 
 
 def interrupt_replay(every: int) -> int:
-    """A graph is launched with one call's addresses, or not at all."""
+    """Check that a graph is launched with one call's addresses, or not at all."""
     made, steps, count, step, turn = stack_call(OFFSETS[:1], True), AtStep(FILES), 0, 1, 0
     for _ in range(5):
         made.run(*MOVED[0], 0)
@@ -220,7 +220,7 @@ def interrupt_replay(every: int) -> int:
 
 
 def fail_each_call() -> int:
-    """The others are made all the same: lanes meet, modes are set back; and the next call is as ever."""
+    """Check that later calls are made after a failure: streams synchronized, modes restored, the next call unchanged."""
     count = 0
     for text, dtype in LISTS:
         made = player.Player(list_of(text, dtype), 0)
@@ -245,7 +245,7 @@ def fail_each_call() -> int:
 
 
 class NoVendor:
-    """A library whose own product nobody asks for."""
+    """A library whose own product must not be called."""
 
     def allocate(self, *given: Any) -> tuple[Any, ...]:
         return (*BASES[0], None, None)
@@ -258,7 +258,7 @@ class NoVendor:
 
 
 def refuse_candidates() -> int:
-    """This cuBLASLt has no candidate at all: that is said before anything is launched, and not asked again."""
+    """Check that a cuBLASLt without candidates is reported before anything is launched."""
     flag = SimpleNamespace(stream=9, address=1 << 20, count_address=1 << 21, prepared={}, trusted=lambda: True)
     vars(run_device)["stream_flag"] = lambda device, stream: flag
     library: Any = NoVendor()

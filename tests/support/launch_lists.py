@@ -26,7 +26,7 @@ POISON = 0xFF  # bytes of NaN
 
 
 def play(tape: OperationList, memory: Memory, tile: Callable[[TileOp, Memory], None] | None = None) -> None:
-    """`tile`: what does tiled products, if not the interpreter."""
+    """Play a launch list; `tile` computes tiled products, by default the interpreter does."""
     for op in tape.ops:
         if isinstance(op, SumOp):
             _sum(op, memory)
@@ -47,7 +47,7 @@ def play(tape: OperationList, memory: Memory, tile: Callable[[TileOp, Memory], N
 
 
 def _sum(op: SumOp, memory: Memory) -> None:
-    """The kernel's own statements in their own order: loads and stores happen where they stand."""
+    """Run the kernel's statements in their order, each load and store in its place."""
     kind = np.dtype(op.kernel.element)
     values: dict[int, Matrix] = {}
     for event in op.kernel.events:
@@ -70,7 +70,7 @@ def _number(factor: Any, op: SumOp) -> Any:
 
 
 def _block(arrays: tuple[BlockArray, ...], spot: BlockIndex, memory: Memory, kind: Any, rows: int, cols: int) -> Matrix:
-    """What there is of a block within the launch."""
+    """Return the part of a block within the launch."""
     x = arrays[spot.array]
     rows = max(min(rows, x.height, x.rows - spot.i * x.height), 0)
     cols = max(min(cols, x.width, x.cols - spot.j * x.width), 0)
@@ -103,7 +103,7 @@ def _gemm(op: GemmOp, memory: Memory, kind: Any) -> None:
 
 
 def _rank(op: RankOp, memory: Memory, kind: Any) -> None:
-    """One half, column by column; of the other one nothing is read or written."""
+    """Compute one triangle, column-major; the other triangle is neither read nor written."""
     shape = (op.k, op.n) if op.factor.transposed else (op.n, op.k)
     x = _factor(op.factor._replace(transposed=False), 0, shape, memory, kind)
     dest = _factor(op.dest, 0, (op.n, op.n), memory, kind)
@@ -130,7 +130,7 @@ def _mirror(op: MirrorOp, memory: Memory) -> None:
 
 
 def _rescale(op: ExponentsOp | RescaleOp, memory: Memory) -> None:
-    """By the exponents as they are, once more in other words: the largest number's, found by logarithms of integers."""
+    """Scale by exponents that are found independently, by logarithms of integers."""
     source, dest = (_viewed(x, memory) for x in (op.source, op.dest))
     if isinstance(op, ExponentsOp):
         lines = source if op.axis == 0 else source.T
@@ -153,13 +153,13 @@ def _viewed(x: View, memory: Memory) -> Matrix:
 
 
 def _factor(x: GemmOperand, i: int, shape: tuple[int, int], memory: Memory, kind: Any) -> Matrix:
-    """Column-major, as BLAS reads it."""
+    """Return the operand column-major, as BLAS reads it."""
     strides = (x.leading, 1) if x.transposed else (1, x.leading)
     return _strided(memory[x.base], x.offset + i * x.stride * kind.itemsize, shape, strides, kind)
 
 
 def _tile(op: TileOp, memory: Memory) -> None:
-    """A product with its sums, each block as large as it is, and the epilogue's lines."""
+    """Compute a product with its sums, each block in its own size, and the epilogue's lines."""
     kind, e = np.dtype(op.kernel.element), op.kernel.epilogue
 
     def block(piece: BlockTerm, lines: BlockStrides, outer: bool) -> Matrix:
@@ -196,7 +196,7 @@ def buffer(nbytes: int) -> Matrix:
 
 
 def _integers(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> Matrix:
-    """Small integers: every product and sum of them is exact, in any order."""
+    """Return small integers, so that all products and sums are exact in any order."""
     x = rng.integers(-3, 4, shape).astype(dtype)
     return x + 1j * rng.integers(-3, 4, shape) if dtype.startswith("complex") else x
 

@@ -1,4 +1,4 @@
-"""A library as ctypes has it, whose functions are made when somebody asks for them."""
+"""A library like ctypes', whose functions are created on access."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Function:
-    """As ctypes has them: told the types of its arguments, and no function of Python's."""
+    """A function like ctypes': it has argument types and is no Python function."""
 
     def __init__(self, call: Callable[..., int]) -> None:
         self.call, self.argtypes = call, list[Any]()
@@ -17,7 +17,7 @@ class Function:
 
 
 class Functions:
-    """By name; `call_of` says what a function of that name does."""
+    """Functions by name; `call_of` returns the behaviour for a name."""
 
     def __init__(self, call_of: Callable[[str], Callable[..., int]]) -> None:
         self.call_of, self.made = call_of, dict[str, Function]()

@@ -1,4 +1,4 @@
-"""A CuPy without a device, whose driver only notes what it is told: which kernels, graphs and events, in order."""
+"""A CuPy without a device, whose driver only records its calls: kernels, graphs and events, in order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def note(*what: Any) -> None:
 
 
 def launch_kernel(function: int, *shape_and_more: int) -> None:
-    """Reads its parameters as the driver does: now."""
+    """Read the parameters at the call, as the driver does."""
     *_, stream, pointers, _ = shape_and_more
     note("kernel", function, stream, words_at(pointers, sizes[function]))
 
@@ -41,7 +41,7 @@ def set_mode(handle: int, mode: int) -> None:
 
 
 def noted_call(name: str) -> Callable[..., int]:
-    """A function of a library: notes its arguments, but for arrays."""
+    """Return a library function that records its arguments, but for arrays."""
 
     def call(*given: Any) -> int:
         note(name, *(x.value if hasattr(x, "value") else x for x in given if not isinstance(x, ctypes.Array)))
@@ -67,7 +67,7 @@ class Numbered:
 
 
 def install() -> None:
-    """In the place of CuPy and its driver, before our modules are loaded."""
+    """Replace CuPy and its driver before fmm's modules are imported."""
     cupy, runtime, driver, cublas = MagicMock(), MagicMock(), MagicMock(), MagicMock()
     runtime.eventRecord = lambda event, stream: note("record", event, stream)
     runtime.streamWaitEvent = lambda stream, event: note("wait", stream, event)

@@ -1,6 +1,6 @@
-"""CuPy as far as fmm.matmul looks at its arrays, made of NumPy: where fmm sends a call can be tried without a device.
+"""A fake CuPy made of NumPy, with the attributes that fmm reads: tests of dispatch need no device.
 
-Nothing of it computes on a device: plans cannot run, and the library's own product is NumPy's.
+Nothing computes on a device: plans cannot run, and the library's own product is NumPy's.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Handle:
 
 
 def _addresses() -> Callable[[int], int]:
-    """Of blocks of device memory, one after the other."""
+    """Return a function that allocates fake device memory, one block after the other."""
     ends = [1 << 20]
 
     def malloc(nbytes: int) -> int:
@@ -56,7 +56,7 @@ class PinnedMemory(bytearray):
 
 
 def allocated(shape: Any, dtype: Any) -> Any:
-    """An array where CuPy's memory would begin."""
+    """Return an array at an address aligned as CuPy's."""
     count, kind = math.prod(np.atleast_1d(shape)), np.dtype(dtype)
     memory = np.empty(count * kind.itemsize + ALIGNED, np.uint8)
     start = -memory.ctypes.data % ALIGNED
@@ -94,7 +94,7 @@ class Array:
 
 
 class CurrentDevice:
-    """Which device is the current one; and CuPy's `Device`, which changes that for a while."""
+    """The current device, and CuPy's context manager `Device`."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -135,7 +135,7 @@ def fake_cuda(current: CurrentDevice, runtime: Any) -> Any:
 
 
 def fake_modules() -> dict[str, ModuleType]:
-    """The modules of a fake CuPy, by name; `calls` of `cupy` notes each call of its own product and its options."""
+    """Return the modules of a fake CuPy, by name; `cupy.calls` records each call of its product, with the options."""
     calls: list[dict[str, Any]] = []
     ndarray: Any = type("ndarray", (Array,), {"__module__": "cupy"})  # another type each time, as another CuPy has
 
@@ -167,7 +167,7 @@ def fake_modules() -> dict[str, ModuleType]:
 
 @contextmanager
 def in_place(*modules: str) -> Iterator[Any]:
-    """The fake in CuPy's place, and these modules of fmm loaded anew with it, both for as long as the context lasts."""
+    """Replace CuPy by the fake, and import these modules of fmm anew with it, within the context."""
     homes = [(import_module(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in modules]
     with pytest.MonkeyPatch.context() as patch:
         for name, module in fake_modules().items():
@@ -182,6 +182,6 @@ def in_place(*modules: str) -> Iterator[Any]:
 
 
 def install() -> Any:
-    """The fake in CuPy's place, for the rest of this process."""
+    """Replace CuPy by the fake for the rest of this process."""
     sys.modules.update(fake_modules())
     return sys.modules["cupy"]

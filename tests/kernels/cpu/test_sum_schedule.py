@@ -203,7 +203,7 @@ def test_any_program_on_any_aliases(case: tuple[AdditionProgram, list[float | No
 def test_sums_on_arrays_of_unequal_sizes(
     case: tuple[AdditionProgram, list[float | None], list[bool], Aliases], data: st.DataObject
 ) -> None:
-    """A smaller read is padded with zeros, a smaller write is cropped, and a write may be larger than what it replaces."""
+    """A smaller read is padded with zeros; a smaller write is cropped; a write may be larger than its read."""
     program, _, _, aliases = case
     sizes = st.tuples(st.integers(0, 3), st.integers(0, 3))
     fortran = data.draw(st.booleans())

@@ -81,7 +81,9 @@ ENVIRONMENTS: list[tuple[dict[str, str], int]] = [
 
 
 @pytest.mark.parametrize(("values", "count"), ENVIRONMENTS)
-def test_environment_variables_set_the_thread_count(values: dict[str, str], count: int, no_threadpoolctl: pytest.MonkeyPatch) -> None:
+def test_environment_variables_set_the_thread_count(
+    values: dict[str, str], count: int, no_threadpoolctl: pytest.MonkeyPatch
+) -> None:
     no_threadpoolctl.setattr(thread_pool, "usable_processors", lambda: 16)
     for name, value in values.items():
         no_threadpoolctl.setenv(name, value)

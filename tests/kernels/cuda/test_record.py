@@ -64,9 +64,7 @@ REPEATED = (
 
 @pytest.mark.parametrize("plan", REPEATED)
 @pytest.mark.parametrize("beta", [0, 0.5])
-def test_repeated_sums_are_recorded_as_if_new(
-    plan: str, beta: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repeated_sums_are_recorded_as_if_new(plan: str, beta: float, monkeypatch: pytest.MonkeyPatch) -> None:
     def anew(self: Recorder, step: Sum, reads: Any, writes: Any) -> SumOp | None:
         read, written = (list(zip(*x, strict=True)) for x in ((step.reads, reads), (step.writes, writes)))
         return sum_op(step.label, step.program, read, written)
