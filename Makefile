@@ -47,7 +47,7 @@ tune: $(READY_TUNE)
 	$(BIN)/fmm-tune $(TUNE_ARGS)
 
 bench: $(READY_TUNE)
-	$(BIN)/python -m benchmarks.cpu
+	$(BIN)/python -m benchmarks cpu
 
 # Runs in the active Python, which holds CuPy, and fails where no device answers: a check that checks nothing is no pass.
 # GPU_ARGS="--time-limit S": a piece of it; the same command goes on, until nothing is left.
