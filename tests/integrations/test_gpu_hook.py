@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -47,33 +46,6 @@ def seconds_of_a_call(call: Callable[[], Any], calls: int = 300) -> float:
     taken = (time.perf_counter() - began) / calls
     torch.cuda.synchronize()
     return taken
-
-
-@pytest.mark.timed
-def test_declined_products_cost_the_host_next_to_nothing() -> None:
-    """The least of many rounds of each, in turn: others may use the machine."""
-    from fmm.integrations import torch_hook
-
-    if torch_hook.loaded_hook() is None:
-        pytest.skip("no C++ compiler")
-    a, stack, bias = drawn(64, 64), drawn(4, 64, 64), drawn(64)
-    calls: dict[str, Callable[[], Any]] = {
-        "mm": lambda: torch.mm(a, a),
-        "addmm": lambda: torch.addmm(bias, a, a),
-        "bmm": lambda: torch.bmm(stack, stack),
-    }
-    for name, call in calls.items():
-        taken: dict[bool, list[float]] = {True: [], False: []}
-        for _ in range(40):
-            for hooked in random.sample([False, True], 2):
-                if hooked:
-                    with fmm.installed("torch"):
-                        call()
-                        taken[hooked].append(seconds_of_a_call(call))
-                else:
-                    taken[hooked].append(seconds_of_a_call(call))
-        extra = min(taken[True]) - min(taken[False])
-        assert extra < DECLINED, f"{name}: {extra * 1e6:.2f} us more"
 
 
 def test_large_products_run_plans_in_forward_and_backward_passes(installed: None) -> None:
