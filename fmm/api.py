@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fmm import dispatch, request
-from fmm.arrays.detect import PLAIN_TYPES, type_name
+from fmm.arrays.detect import type_name
 from fmm.arrays.numpy_library import BLAS_TYPES, NUMPY
+from fmm.arrays.select_library import PLAIN_TYPES
 from fmm.kernels.cpu.host_arrays import matmul as numpy_matmul
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Operation

@@ -10,9 +10,10 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from fmm.arrays.detect import PLAIN_TYPES, cupy_library, describe_array, library_of, on_device
+from fmm.arrays.detect import describe_array, on_device
 from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import NAMES, NUMPY
+from fmm.arrays.select_library import PLAIN_TYPES, cupy_library, library_of
 from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.host_arrays import matmul as numpy_matmul
 from fmm.kernels.cpu.thread_pool import blas_threads

@@ -14,9 +14,10 @@ from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
-from fmm.arrays.detect import check_dense, describe_value, library_of, type_name
+from fmm.arrays.detect import check_dense, describe_value, type_name
 from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import NUMPY
+from fmm.arrays.select_library import library_of
 from fmm.dtypes import INTEGERS
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.runtime.decisions.decide import Decision

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Protocol
 
-from fmm.arrays.detect import cupy_library
+from fmm.arrays.select_library import cupy_library
 from fmm.out_of_core.schedule import Rates
 from fmm.out_of_core.transfers import Engine, Transfers, measure_rates
 from fmm.runtime import matmul

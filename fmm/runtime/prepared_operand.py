@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fmm.arrays.detect import check_dense, describe_value, kind_of, library_of, on_device
+from fmm.arrays.detect import check_dense, describe_value, kind_of, on_device
 from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import NUMPY
+from fmm.arrays.select_library import library_of
 from fmm.config.environment import is_emulation_allowed
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import LaunchList

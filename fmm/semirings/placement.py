@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fmm.arrays.detect import cupy_library, kind_of, mixed_arrays_error, on_device
+from fmm.arrays.detect import kind_of, mixed_arrays_error, on_device
 from fmm.arrays.numpy_library import tensor_as_numpy
+from fmm.arrays.select_library import cupy_library
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.semirings import numba_kernels
 from fmm.semirings.domain import Domain

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fmm
-from fmm.arrays import detect
+from fmm.arrays import select_library
 from fmm.arrays.library import Library
 from fmm.config.files import Configs
 from fmm.config.schema import Tuned
@@ -33,7 +33,7 @@ PLAN = Plan.parse("strassen.batched.pad16 > vendor")
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(devices, "cuda_device", lambda index: H200)
     plain_types: dict[type, Library] = {}
-    for name in ("fmm.arrays.detect.PLAIN_TYPES", "fmm.api.PLAIN_TYPES"):
+    for name in ("fmm.arrays.select_library.PLAIN_TYPES", "fmm.api.PLAIN_TYPES"):
         monkeypatch.setattr(name, plain_types)
     limits._shares.clear()
     with numpy_cupy.in_place(*numpy_cupy.ADAPTERS) as found:
@@ -142,7 +142,7 @@ def test_the_shortest_way_is_taken(cupy: Any, planned: list[Any], side: int, mon
     """By small products, and by what was CuPy's own a moment ago; the tests above are about what may not take it."""
     a = drawn(cupy, side)
     fmm.matmul(a, a)
-    library = detect.cupy_library()
+    library = select_library.cupy_library()
     library.calls[early_declines.decline_key(library, a, a)] = math.inf
     monkeypatch.setattr(product_call, "run_matmul", lambda *call: pytest.fail("the long way"))
     fmm.matmul(a, a)
@@ -156,7 +156,7 @@ def test_a_call_of_two_types_decides_nothing_for_the_next(cupy: Any, planned: li
     fmm.matmul(integers, a)
     fmm.matmul(a, a)
     assert planned == [PLAN] * 3
-    library: Library = detect.cupy_library()
+    library: Library = select_library.cupy_library()
     kinds = [library.type_key(*pair) for pair in ((a, a), (a, integers), (integers, a), (integers, integers))]
     assert len(set(kinds)) == 4
 
@@ -201,7 +201,7 @@ def test_halves_that_are_known_are_asked_no_question(cupy: Any, monkeypatch: pyt
     flat = cupy.ndarray(np.ones((70, 30), np.float32))
     x, larger, out = drawn(cupy, 70), drawn(cupy, 6144), drawn(cupy, 70)
     fmm.gram(x)  # CuPy is known from now on
-    monkeypatch.setattr(type(detect.library_of(x, x)), "write_triangle", lambda *given: None)
+    monkeypatch.setattr(type(select_library.library_of(x, x)), "write_triangle", lambda *given: None)
     for _ in range(2):
         fmm.gram(flat)
         fmm.gram(flat, rows=True)
@@ -246,7 +246,7 @@ def test_a_known_half_whose_launch_fails_is_completed(
     out = cupy.ndarray(np.zeros(product.shape, np.float32))
     fmm.gram(a, None, out, rows=rows, fill=fill)
     finished: list[tuple[Any, Any, str]] = []
-    library = detect.library_of(a, a)
+    library = select_library.library_of(a, a)
     monkeypatch.setattr(
         type(library), "write_triangle", lambda own, c, place, x, y, kept: finished.append((c, place, kept))
     )
@@ -293,7 +293,7 @@ def test_products_and_halves_are_kept_alike(cupy: Any, planned: list[Any], monke
     cupy.swapaxes = lambda x, i, j: cupy.ndarray(x.host.swapaxes(i, j))
     a = drawn(cupy, 110)
     fmm.matmul(a, a)  # CuPy is known from now on
-    library: Any = detect.library_of(a, a)
+    library: Any = select_library.library_of(a, a)
     monkeypatch.setattr(type(library), "free_bytes", lambda library, number: free[0])
     calls: tuple[Callable[[], Any], ...] = (lambda: fmm.matmul(a, a), lambda: fmm.gram(a))
     for call in calls:

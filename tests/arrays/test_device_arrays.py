@@ -17,10 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fmm
-from fmm.arrays import detect
-from fmm.arrays.detect import describe_array, device_mismatch_error, kind_of, library_of, on_device, type_name
+from fmm.arrays import select_library
+from fmm.arrays.detect import describe_array, device_mismatch_error, kind_of, on_device, type_name
 from fmm.arrays.library import Library, Operand, Setting, contiguous
 from fmm.arrays.numpy_library import NUMPY
+from fmm.arrays.select_library import library_of
 from fmm.config import files
 from fmm.kernels.cuda.recompute import recompute
 from fmm.kernels.cuda.recompute import recompute as trust_of_streams
@@ -1030,8 +1031,8 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         taken.append("product")
 
     library: Any = Library()
-    monkeypatch.setitem(detect.PLAIN_TYPES, Exact, library)
-    monkeypatch.setitem(detect._libraries, Exact, library)
+    monkeypatch.setitem(select_library.PLAIN_TYPES, Exact, library)
+    monkeypatch.setitem(select_library._libraries, Exact, library)
     for name in ("run_matmul", "run_matmul_any_library"):
         monkeypatch.setattr(product_call, name, product)
     return taken
@@ -1075,10 +1076,10 @@ def test_who_watches_a_librarys_calls_sees_its_own_product_and_nothing_else(
     def recorded(a: Any, b: Any, out: Any, constraints: Any) -> None:
         ways.append("recorded")
 
-    library = detect.PLAIN_TYPES[Exact]
+    library = select_library.PLAIN_TYPES[Exact]
     monkeypatch.setattr(library, "is_watched", True)
     monkeypatch.setattr("fmm.dispatch._traced_matmul", recorded)
-    for known in (detect.PLAIN_TYPES, detect._libraries):
+    for known in (select_library.PLAIN_TYPES, select_library._libraries):
         monkeypatch.setitem(known, Untouched, library)
     x = Untouched(2000, 2000)
     fmm.matmul(x, x)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import fmm
-from fmm.arrays.detect import library_of
+from fmm.arrays.select_library import library_of
 from fmm.kernels.cuda.launch.graphs import REPEATS
 from fmm.kernels.cuda.recompute import recompute
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError

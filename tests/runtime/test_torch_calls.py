@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import fmm
-from fmm.arrays import detect
-from fmm.arrays.detect import PLAIN_TYPES
+from fmm.arrays import detect, select_library
+from fmm.arrays.select_library import PLAIN_TYPES
 from fmm.kernels.plans.plan import Plan, PlanError
 from tests.support import ROOT
 from tests.support.torch_plans import LEVEL, N, drawn, same, shards_of_one_process
@@ -198,7 +198,7 @@ class TimesItself(torch.nn.Module):  # type: ignore[misc]
 @pytest.fixture
 def no_type_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """As before the first of all products of tensors."""
-    for known in (PLAIN_TYPES, detect._libraries, detect._kinds):
+    for known in (PLAIN_TYPES, select_library._libraries, detect._kinds):
         monkeypatch.delitem(known, torch.Tensor, raising=False)
 
 

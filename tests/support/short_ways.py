@@ -60,8 +60,8 @@ import fmm  # noqa: E402
 from fmm.kernels.cuda.launch import cublas, kernel_call, player  # noqa: E402
 from fmm.kernels.cuda.launch.compile import LoadedKernel  # noqa: E402
 from fmm.runtime import (
-    devices,  # noqa: E402
-    run_device,  # noqa: E402
+    devices,
+    run_device,
 )
 from tests.support.devices import H200  # noqa: E402
 from tests.support.own_calls import own_calls  # noqa: E402

@@ -1,0 +1,69 @@
+"""Selecting the library of a call's arrays. CuPy and torch are imported when their first array is seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fmm.arrays.detect import describe_array, kind_of, may_cache_type, mixed_arrays_error
+from fmm.arrays.library import Library
+from fmm.arrays.numpy_library import NUMPY
+
+# The plain array types of CuPy and torch, once used: two arrays of one of these types need no further check.
+PLAIN_TYPES: dict[type, Library] = {}
+# Types with a fixed library, including subclasses of CuPy's and torch's arrays.
+_libraries: dict[type, Library] = {np.ndarray: NUMPY}
+
+
+def library_of(a: Any, b: Any, out: Any = None, third: str = "out") -> Library:
+    """Return the library of these arrays: NumPy for host arrays of no other library.
+
+    Raise TypeError for a mixture of libraries. The message calls `out` by the name `third`.
+    """
+    cls = type(a)
+    cached = _libraries.get(cls)
+    if cached is not None and type(b) is cls and (out is None or type(out) is cls):
+        return cached
+    found = _select(a, b, out, third)
+    if found is not NUMPY and type(b) is cls and (kind := kind_of(a)) in ("cupy", "torch") and may_cache_type(kind):
+        _libraries[cls] = found
+    return found
+
+
+def _select(a: Any, b: Any, out: Any, third: str) -> Library:
+    if out is None and kind_of(a) == "host" == kind_of(b):
+        return NUMPY
+    arrays = (a, b) if out is None else (a, b, out)
+    kinds = {kind_of(x) for x in arrays}
+    if kinds == {"host"}:
+        return NUMPY
+    # Lists and other sequences become arrays of the library.
+    if any(isinstance(x, np.ndarray) for x in arrays) or ("torch" in kinds and kinds - {"torch", "host"}):
+        raise mixed_arrays_error(a=a, b=b, **{third: out})
+    return _torch() if "torch" in kinds else _cupy_for(a, b)
+
+
+def _cupy_for(a: Any, b: Any) -> Library:
+    try:
+        return cupy_library()
+    except ImportError as error:
+        words = f"a is {describe_array(a)}, b is {describe_array(b)}"
+        raise TypeError(f"{words}: fmm.matmul needs CuPy to read them") from error
+
+
+def cupy_library() -> Library:
+    """Return the adapter for CuPy; the first call imports CuPy. Raise ImportError without it."""
+    from fmm.arrays.cupy_library import CUPY, ndarray
+
+    PLAIN_TYPES[ndarray] = CUPY
+    return CUPY
+
+
+def _torch() -> Library:
+    from fmm.arrays.torch_calls import PLAIN
+    from fmm.arrays.torch_library import TORCH
+
+    if may_cache_type("torch"):
+        PLAIN_TYPES.update(dict.fromkeys(PLAIN, TORCH))
+    return TORCH
