@@ -31,7 +31,7 @@ def square_rows(document: dict[str, Any], dtype: str) -> list[dict[str, Any]]:
 
 def speedup(row: dict[str, Any]) -> float:
     """Return the median of the paired ratios vendor / fmm."""
-    return median(vendor / own for vendor, own in zip(row["vendor_seconds"], row["seconds"], strict=True))
+    return float(median(vendor / own for vendor, own in zip(row["vendor_seconds"], row["seconds"], strict=True)))
 
 
 def draw_axis(axis: Axes, document: dict[str, Any], title: str, value: Any) -> None:

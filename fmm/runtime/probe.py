@@ -46,8 +46,8 @@ MARGIN = {"float64": 0.75, "float32": 0.65}
 # float32 6 to 8 %) at the start and end of a product, and to OpenBLAS's other thread, which spins after a product.
 LEAST_GAIN = 0.075
 # Three real products for a complex one do not divide evenly between two threads, and start while OpenBLAS's other
-# thread still spins. Of 27 products from 1300 to 6000 on those two cores, those with 9 to 13 % of predicted gain lost up to
-# 14 %; those with more gained 5 to 19 %.
+# thread still spins. Of 27 products from 1300 to 6000 on those two cores, those with 9 to 13 % of predicted gain lost
+# up to 14 %; those with more gained 5 to 19 %.
 LEAST_COMPLEX_GAIN = 0.13
 # The shortest side of a leaf product where two products run concurrently. On those two cores, two levels down to 1250
 # had 8 % of predicted gain and lost 1 %.

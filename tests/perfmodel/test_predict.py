@@ -55,15 +55,15 @@ def test_one_prediction_by_hand() -> None:
     sums = (traffic * 8 + 3 * small) / stream
     launches = launch * (1 + 3)
     vendor = 2 * 8192**3 / flops * (1 + fill / 8192**2 + pipe / 8192) + launch
-    assert (products + sums + launches, vendor) == (
-        pytest.approx(0.065194, rel=1e-4),
-        pytest.approx(0.070993, rel=1e-4),
-    )
+    assert products + sums + launches == pytest.approx(0.065194, rel=1e-4)
+    assert vendor == pytest.approx(0.070993, rel=1e-4)
 
     problem, calibration = Problem(8192, 8192, 8192, "float64"), datasheet_calibration("A100")
     found = predict(Plan.parse("strassen.batched.pad16 > vendor"), problem, calibration)
-    assert (found.products, found.sums) == (pytest.approx(products), pytest.approx(sums))
-    assert (found.launches, found.hidden, found.ends) == (pytest.approx(launches), 0, 0)
+    assert found.products == pytest.approx(products)
+    assert found.sums == pytest.approx(sums)
+    assert found.launches == pytest.approx(launches)
+    assert not found.hidden and not found.ends
     assert found.seconds == pytest.approx(products + sums + launches)
     assert predict_vendor(problem, calibration).seconds == pytest.approx(vendor)
     margin = required_margin(found.plan, problem, calibration)

@@ -83,12 +83,12 @@ class Cupy:
             self.compiled.append((source, options, arch, prepend_cupy_headers))
             compiler.function.Module().load(b"code")
 
-        def code_for_architecture(source: str, architecture: str, options: tuple[str, ...]) -> bytes:
+        def compile_for_architecture(source: str, architecture: str, options: tuple[str, ...]) -> bytes:
             self.compiled.append((source, options, architecture))
             return b"code"
 
         core = SimpleNamespace(compile_with_cache=compile_with_cache)
-        ours = SimpleNamespace(code_for_architecture=code_for_architecture)
+        ours = SimpleNamespace(compile_for_architecture=compile_for_architecture)
         for name, module in {
             "cupy": SimpleNamespace(),
             "cupy._core": SimpleNamespace(core=core),

@@ -110,7 +110,11 @@ def missing_names(text: str) -> Iterator[str]:
     yield from (f"make {target}" for target in TARGET.findall(text) if not re.search(rf"^{target}:", makefile, re.M))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=relative)
+# results/ names the commands of its measurements as they were at that commit.
+CURRENT_PAGES = [page for page in PAGES if "results" not in page.parts]
+
+
+@pytest.mark.parametrize("page", CURRENT_PAGES, ids=relative)
 def test_named_code_exists(page: Path) -> None:
     assert not list(missing_names(read(page)))
 

@@ -142,4 +142,4 @@ def test_arguments_have_no_names() -> None:
     x = drawn((4, 4))
     for names in ({"x1": x, "x2": x}, {"a": x, "b": x}):
         with pytest.raises(TypeError):
-            fmm.matmul(**names)  # type: ignore[call-arg]
+            fmm.matmul(**names)

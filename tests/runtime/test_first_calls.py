@@ -102,9 +102,9 @@ def test_operands_by_name_are_an_error_that_says_what_to_write(function: Any, ca
 
 def test_torchs_and_numpys_names() -> None:
     with pytest.raises(TypeError, match=r"write fmm.matmul\(a, b\), without input=, other=$"):
-        fmm.matmul(input=X, other=X)  # type: ignore[call-arg]
+        fmm.matmul(input=X, other=X)
     with pytest.raises(TypeError, match=r"write fmm.matmul\(a, b\), without mat2=$"):
-        fmm.matmul(X, mat2=X)  # type: ignore[call-arg]
+        fmm.matmul(X, mat2=X)
     with pytest.raises(TypeError, match="unexpected keyword argument 'other'"):  # NumPy's own: there are two already
         fmm.matmul(X, X, other=X)
 
@@ -113,13 +113,13 @@ def test_operands_that_are_not_there_at_all() -> None:
     """As Python has it."""
     call: Any
     for call, words in (
-        (lambda: fmm.matmul(X), r"matmul\(\) missing 1 required positional argument: 'b'$"),  # type: ignore[call-arg]
-        (lambda: fmm.matmul(out=X), r"matmul\(\) missing 2 required positional arguments: 'a' and 'b'$"),  # type: ignore[call-arg]
-        (lambda: fmm.gemm(X, beta=1), r"gemm\(\) missing 1 required positional argument: 'b'$"),  # type: ignore[call-arg]
-        (lambda: fmm.gram(rows=True), r"gram\(\) missing 1 required positional argument: 'a'$"),  # type: ignore[call-arg]
-        (lambda: fmm.minplus(X), r"minplus\(\) missing 1 required positional argument: 'b'$"),  # type: ignore[call-arg]
-        (lambda: fmm.prepare(), r"prepare\(\) missing 1 required positional argument: 'x'$"),  # type: ignore[call-arg]
-        (lambda: fmm.explain(X), r"explain\(\) missing 1 required positional argument: 'b'$"),  # type: ignore[call-arg]
+        (lambda: fmm.matmul(X), r"matmul\(\) missing 1 required positional argument: 'b'$"),
+        (lambda: fmm.matmul(out=X), r"matmul\(\) missing 2 required positional arguments: 'a' and 'b'$"),
+        (lambda: fmm.gemm(X, beta=1), r"gemm\(\) missing 1 required positional argument: 'b'$"),
+        (lambda: fmm.gram(rows=True), r"gram\(\) missing 1 required positional argument: 'a'$"),
+        (lambda: fmm.minplus(X), r"minplus\(\) missing 1 required positional argument: 'b'$"),
+        (lambda: fmm.prepare(), r"prepare\(\) missing 1 required positional argument: 'x'$"),
+        (lambda: fmm.explain(X), r"explain\(\) missing 1 required positional argument: 'b'$"),
     ):
         with pytest.raises(TypeError, match=words):
             call()

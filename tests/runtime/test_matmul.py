@@ -882,7 +882,7 @@ def test_what_explains_takes_what_multiplies_takes(product: Any, explained: Any,
     assert own.parameters == inspect.signature(product).parameters and own.return_annotation == "Decision"
     assert f"fmm.{product.__name__} call; nothing is" in explained.__doc__
     assert explained(*[x] * count, max_error_growth=3).plan == VENDOR
-    with pytest.raises(TypeError, match="missing . required positional arguments?: 'a'"):
+    with pytest.raises(TypeError, match=r"missing . required positional arguments?: 'a'"):
         explained()
     with pytest.raises(TypeError, match="positional arguments"):
         explained(*[x] * 4)

@@ -220,7 +220,7 @@ def interrupt_replay(every: int) -> int:
 
 
 def fail_each_call() -> int:
-    """Check that later calls are made after a failure: streams synchronized, modes restored, the next call unchanged."""
+    """Check that later calls are made after a failure: streams synchronized, modes restored, next call unchanged."""
     count = 0
     for text, dtype in LISTS:
         made = player.Player(list_of(text, dtype), 0)

@@ -59,10 +59,7 @@ cupy = install()
 import fmm  # noqa: E402
 from fmm.kernels.cuda.launch import cublas, kernel_call, player  # noqa: E402
 from fmm.kernels.cuda.launch.compile import LoadedKernel  # noqa: E402
-from fmm.runtime import (
-    devices,
-    run_device,
-)
+from fmm.runtime import devices, run_device  # noqa: E402
 from tests.support.devices import H200  # noqa: E402
 from tests.support.own_calls import own_calls  # noqa: E402
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -28,12 +29,17 @@ class StandIn:
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    before = set(sys.modules)
     monkeypatch.setitem(sys.modules, "cupy", StandIn())
+    for name in ("", ".cuda", ".cuda.api", ".cuda.libs"):
+        monkeypatch.setitem(sys.modules, "cupy_backends" + name, MagicMock())
     monkeypatch.delitem(sys.modules, MODULE, raising=False)
     found = import_module(MODULE)
     monkeypatch.setattr(found, "STEP", 16)  # several at a time, and a rest
     yield found
-    sys.modules.pop(MODULE, None)  # the next import is CuPy's own
+    for name in set(sys.modules) - before:  # loaded with the stand-in: the next import takes CuPy itself
+        if name.startswith("fmm"):
+            del sys.modules[name]
 
 
 def multiplied(module: Any, dtype: str, rows: int = 5) -> Any:

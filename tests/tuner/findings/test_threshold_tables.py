@@ -81,7 +81,11 @@ def test_a_noisy_tuning_has_no_numbers() -> None:
     ids=["all lost", "nothing measured", "nothing to correct", "corrected"],
 )
 def test_epsilon_is_the_same_in_all_outputs(
-    epsilon: float | None, gains: dict[str, float], value: float | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    epsilon: float | None,
+    gains: dict[str, float],
+    value: float | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     section = configs.section(thresholds=found(epsilon=epsilon, one_level=gains))
     path = configs.write(tmp_path / "config.json", "cpu-a", found=section)

@@ -168,7 +168,7 @@ def bases(step: Any) -> set[str]:
         ("vendor", "float32", H200, True),
         ("f16x3", "float32", H200, False),
         ("f16x3", "float32", A100, True),
-        ("oz14", "float64", H200, True),
+        ("residues(14) > bytes", "float64", H200, True),
     ],
 )
 def test_which_leaves_begin_with_a_copy(text: str, dtype: str, chip: Any, begins: bool) -> None:

@@ -213,7 +213,7 @@ def test_sums_written_as_planes(
     record_launches.cache_clear()
     found, launched = by_plan(f"{level} > f16x3", a, b)
     with monkeypatch.context() as without:
-        without.setattr(record, "with_plane_sums", lambda ops, target: ops)
+        without.setattr(record, "fuse_plane_sums", lambda ops, target: ops)
         record_launches.cache_clear()
         expected, usual = by_plan(f"{level} > f16x3", a, b)
     record_launches.cache_clear()

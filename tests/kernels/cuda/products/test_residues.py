@@ -658,7 +658,7 @@ def test_groups_of_planes_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None
     rng = np.random.default_rng(11)
     a, b = rng.standard_normal((9, 40)), rng.standard_normal((40, 12))
     expected, _ = product_on_host(a, b, FAST)
-    monkeypatch.setattr(residue_planes, "ENOUGH", 30000)
+    monkeypatch.setattr(residue_planes, "MAX_WORKSPACE", 30000)
     workspace.cache_clear()
     record_operations.cache_clear()
     c, op = product_on_host(a, b, FAST, "CFC")
