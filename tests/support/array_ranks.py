@@ -109,7 +109,7 @@ def same_memory(device: str) -> None:
         seen.extend(tensor.to_local().data_ptr() for tensor in (a, b, found))
         return found
 
-    sharded_tensors.matmul = noted
+    sharded_tensors.matmul = noted  # type: ignore[assignment]
     try:
         found = fmm.distributed.matmul(x, y, mesh=mesh)
     finally:

@@ -110,7 +110,7 @@ def _covering(plans: Iterable[Plan], dtype: str, seen: set[Place]) -> list[Plan]
 
 
 def kernel_places(plan: Plan, dtype: str) -> frozenset[Place]:
-    """Return what determines a plan's kernels: each level with its type and place, and the leaf if it has own kernels."""
+    """Return what determines a plan's kernels: each level with its type and place, and a leaf with own kernels."""
     found: list[Place] = []
     for step in plan.levels:
         found.append((stored_type(dtype), str(step), step is plan.levels[-1]))

@@ -1,4 +1,4 @@
-"""The worker process of compile_ahead.py: compiles the kernels of the jobs on its input, with one line of output a job."""
+"""The worker process of compile_ahead.py: compiles the jobs on its input and prints one line a job."""
 
 from __future__ import annotations
 

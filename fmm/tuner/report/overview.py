@@ -211,7 +211,7 @@ def _shares(known: Sequence[float]) -> str:
 
 
 def curves(case: Case, own: Sequence[Gain]) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    """Return side and speedup of the model's choice: up to REACH times the measured sides, and beyond to shown gains."""
+    """Return side and speedup of the model's choice: up to REACH times the measured sides, and up to shown gains."""
     if case.tuned.trusted is None:
         return [], []
     last = max((gain.side for gain in own if gain.kind == BEYOND), default=0)

@@ -91,7 +91,7 @@ def _names_of(plan: Plan) -> Iterator[tuple[str, str]]:
             yield "lt0 ... lt31", "cuBLASLt's candidate kernel with this index"
         else:
             leaf = plan.leaf_use.leaf
-            yield name, leaf.meaning if name == "tile" or leaf.name != "tile" else "tile size"
+            yield name, leaf.meaning if name == "tile" or leaf.name != "tile" else "tile size of the kernel"
 
 
 def _scheme_meaning(name: str) -> str:

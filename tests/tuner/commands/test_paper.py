@@ -262,10 +262,10 @@ def test_text_has_what_json_has(m: str, k: str, n: str, dtype: str, name: str, r
     assert text.startswith(f"{m}x{k}x{n} {dtype} on {found['device']} ({found['source']})\nplan: {best['plan']}\n")
     for part in (
         f"why: {found['reason']}\n",
-        f"time: {best['seconds']:.4g} s, {best['speedup']:.2f} times",
-        f"traffic {format_bytes(best['traffic'])}, launches {best['launches']}, ",
-        f"workspace {format_bytes(best['workspace'])}, expected error {best['error_growth']:.1f} times",
-        f"left out: {found['leaves_out']}",
+        f"time: {best['seconds']:.4g} s\nspeedup over cuBLAS: {best['speedup']:.2f}\n",
+        f"memory traffic: {format_bytes(best['traffic'])}\nlaunches: {best['launches']}\n",
+        f"workspace: {format_bytes(best['workspace'])}\nerror growth: {best['error_growth']:.1f}\n",
+        f"not in the model: {found['leaves_out']}",
     ):
         assert part in text
     rows = text.split("runners-up")[1].splitlines()[2 : 2 + len(found["runners_up"])]
@@ -294,9 +294,8 @@ def test_every_operation_of_the_model(op: Operation, run: Run) -> None:
 def test_the_text_of_a_gram_says_so_and_explains_halves(run: Run) -> None:
     text = run("predict", "8192", "--op", "gram", "--dtype", "float32", "--device", "v100")
     assert text.startswith("8192x8192x8192 float32 gram on V100")
-    assert "of which one half is computed" in text
     whole = run("predict", "8192", "--dtype", "float32", "--device", "v100")
-    assert whole.startswith("8192x8192x8192 float32 on V100") and "one half" not in whole
+    assert whole.startswith("8192x8192x8192 float32 on V100") and " gram" not in whole
 
 
 def test_a_side_alone_is_a_square(run: Run) -> None:
@@ -333,7 +332,7 @@ def test_help_names_the_devices_that_can_be_asked_for(
         named = " ".join(help_of_predict(capsys).partition("devices:")[2].split())
         assert named.startswith("cpu; a GPU here by its number: 0; by a datasheet: ")
         assert all(name in named for name in device_names())
-        assert named.endswith(f"by a tuning in the configs in force: {tuned}")
+        assert named.endswith(f"by a tuning in the active configs: {tuned}")
     assert json.loads(run("predict", "64", "--device", tuned, "--json"))["device"] == tuned
     monkeypatch.setenv("FMM_TUNING_MODE", "off")
     assert tuned not in help_of_predict(capsys)
@@ -365,7 +364,7 @@ def test_a_gpu_here_is_asked_for_by_its_number(name: str, run: Run, monkeypatch:
 def test_a_gpu_here_without_tuning_or_datasheet_is_an_error(refused: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     unknown = devices.gpu_from_description("Abacus 3000", "9.9", 7)
     monkeypatch.setattr(devices, "cuda_device", lambda index: unknown)
-    assert "nothing is known of Abacus 3000 for float64" in refused("predict", "8", "--device", "0")
+    assert "Abacus 3000 has no tuning in use for float64, and no datasheet" in refused("predict", "8", "--device", "0")
 
 
 def test_a_gpu_that_is_not_here_is_an_error(refused: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,7 +429,7 @@ def test_a_tuning_that_is_not_used_is_not_used_here_either(
         files.clear_config_cache()
         found, text = predicted(run, "8192", "8192", "8192", "float64", "cpu"), run("predict", "8192", "8192", "8192")
         assert found["source"].startswith(source) and bool(doubts) == ("differ by 20%" in found["not_used"])
-        assert ("the tuning here is not used" in text) == bool(doubts)
+        assert ("differ by 20%" in text) == bool(doubts)
     files.clear_config_cache()
 
 

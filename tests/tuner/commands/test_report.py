@@ -98,7 +98,8 @@ def test_a_tuning_that_is_not_used_is_drawn_and_said_to_be_none(folder: Path, tm
     (tmp_path / "config.json").write_text(json.dumps(found), encoding="utf-8")
     assert main(["report", str(tmp_path)]) == 0
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "equal products differ by 20%" in page and 'class="measured"' not in page[page.index("<table") :]
+    assert "equal products differ by 20%" in page
+    assert page.count('class="measured"') == 1  # the legend's
     assert page.count("fmm-tune --device cpu --dtype float64") == 1 and "No square was certified" in page
 
 
@@ -249,7 +250,7 @@ def test_each_name_in_a_plan_is_explained_once(report: Path) -> None:
     listed = re.findall(r'<th scope="row"><code>([^<]+)</code></th>', glossary)
     assert len(listed) == len(set(listed)) and {"winograd", "vendor"} <= set(listed)
     named = {name for plan in plans_in(page) for name in names_in(plan)}
-    assert len(named) > 3 and {name for name in named if not name.startswith("^")} <= set(listed)
+    assert len(named) > 2 and {name for name in named if not name.startswith("^")} <= set(listed)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import compare_tunings
 from fmm.config import files, reader
 from fmm.tuner.cli import main
 from tests.support import ROOT
@@ -43,11 +44,11 @@ def test_a_datasheet_names_the_card_that_is_tuned(
     files.clear_config_cache()
     for name, known in (("h200", True), ("h100", False)):
         assert main(["predict", "8192", "--dtype", "float32", "--device", name]) == 0
-        told = "on a NVIDIA H200 fmm.matmul goes by a tuning of such a card: `--device cuda-9.0-132sm-nvidia-h200`"
+        told = "on a NVIDIA H200 fmm.matmul uses a tuning of such a card: `--device cuda-9.0-132sm-nvidia-h200`"
         assert (told in capsys.readouterr().out) == known
 
 
 def test_two_cards_have_nothing_to_compare(configured: Configured, capsys: pytest.CaptureFixture[str]) -> None:
     small, large = (configured({key: name}) for key, name in NAMES.items())
-    assert main(["compare", str(small), str(large)]) == 1
+    assert compare_tunings.main([str(small), str(large)]) == 1
     assert "the configs have no device and type in common" in capsys.readouterr().err

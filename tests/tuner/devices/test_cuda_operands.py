@@ -21,6 +21,7 @@ TYPES = (*EPSILON, "float64", "complex128")
 class StandIn:
     """NumPy, with CuPy's way of drawing numbers."""
 
+    cuda = MagicMock()
     random = SimpleNamespace(standard_normal=np.random.default_rng(1).standard_normal)
 
     def __getattr__(self, name: str) -> Any:

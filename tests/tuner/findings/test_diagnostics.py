@@ -20,7 +20,6 @@ from fmm.perfmodel.work import counted_work
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import decide_plan
 from fmm.runtime.devices import Device
-from fmm.tuner.cli import main
 from fmm.tuner.devices.device import BEST, EFFORTS, Run, formula_seconds
 from fmm.tuner.devices.simulated import SIMULATED, TRUTH, SimulatedDevice
 from fmm.tuner.findings.conclude import checked_model
@@ -163,25 +162,6 @@ def test_the_runtime_does_without_a_doubted_model(tmp_path: Any, monkeypatch: py
         decision = decide_plan(problem, Limits(1 << 60), device)
         assert (decision.source == "calibrated model") == expected and (decision.plan != VENDOR) == expected
     assert logged == ["the tuning of a fake CPU for float64 is not used: it was not checked"]
-
-
-def test_an_older_config_whose_model_nobody_checked_is_not_used(
-    tmp_path: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It has no field for doubts, and says that the model was checked on no other shape."""
-    counts: dict[str, Any] = {"time": {"count": 0}, "speedup": {"count": 0}}
-    section = tuned.section(error=counts, thresholds={"tau1": 1.0, "recursion_points": [2.0, 4.0, 8.0]})
-    assert "doubts" not in section
-    path = tuned.write(tmp_path / "config.json", "cpu-a", found=section)
-    assert schema.read_section(section, "test", SIMULATED, "float64").trusted is None
-    assert main(["show", str(path)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert any(line.split() == ["float64", "rejected"] for line in lines)
-    assert any(line.startswith("  fmm-tune --device cpu --dtype float64 ") for line in lines)
-    assert main(["export", "--thresholds", str(path)]) == 1
-    assert "has no thresholds of this version" in capsys.readouterr().err
-    checked = tuned.section(error={"speedup": {"count": 20}})
-    assert schema.read_section(checked, "test", SIMULATED, "float64").trusted is not None
 
 
 def test_entries_of_a_disturbed_tuning_are_set_aside() -> None:

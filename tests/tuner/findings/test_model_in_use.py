@@ -1,4 +1,4 @@
-"""The model in use of a section: with the datasheet's rates of unmeasured leaves, and with the model of real numbers."""
+"""The model in use of a section: with the datasheet's rates of unmeasured leaves, and the model of real numbers."""
 
 from __future__ import annotations
 
