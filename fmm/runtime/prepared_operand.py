@@ -98,9 +98,11 @@ def unwrap_operands(a: Any, b: Any, constraints: PlanConstraints) -> tuple[Any, 
 def other_side_note(a: Any, b: Any) -> str:
     """Return a note for an error of shapes, if an operand was prepared for the other side and does not fit here."""
     note = wrong_side_note(a, b)
+    if not note:  # shapes are not compared: a tracer would record the comparison
+        return ""
     left, right = (tuple(getattr(x, "shape", ())) for x in (a, b))
     fits = not left or not right or bool(left[-1] == right[-2:][0])
-    return "" if note and fits else note
+    return "" if fits else note
 
 
 def wrong_side_note(a: Any, b: Any) -> str:
