@@ -15,7 +15,6 @@ import numpy as np
 from cupy_backends.cuda.api import runtime
 from cupy_backends.cuda.libs import cublas
 
-from fmm.arrays import cupy_library
 from fmm.arrays.detect import device_mismatch_error, kind_of
 from fmm.arrays.library import (
     CopiedOperands,
@@ -127,7 +126,7 @@ class CupyLibrary(NumpyLike):
         return type(self)(options) if options else self
 
     def quick_vendor(self, a: Any, b: Any) -> Any:
-        found = cupy_library.cublas_product(a, b)
+        found = cublas_product(a, b)
         if found is not None:
             return found
         if a.data.device_id != b.data.device_id:
