@@ -21,7 +21,7 @@ from fmm.arrays.library import (
     Operand,
     Processor,
     Setting,
-    contiguous,
+    contiguous_operand,
     occupied_bytes,
     product_shape,
 )
@@ -206,7 +206,7 @@ class CupyLibrary(NumpyLike):
         return Operand(x.shape, tuple(step // item for step in x.strides), x.dtype.name)
 
     def result_operand(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
-        return contiguous(shape, dtype)
+        return contiguous_operand(shape, dtype)
 
     def pointer(self, x: Any) -> int:
         return int(x.data.ptr)

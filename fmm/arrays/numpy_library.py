@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from fmm.arrays import host_memory
-from fmm.arrays.library import Operand, Processor, Setting, contiguous, occupied_bytes
+from fmm.arrays.library import Operand, Processor, Setting, contiguous_operand, occupied_bytes
 from fmm.dtypes import DTYPES, INTEGERS, STORED
 from fmm.kernels.cpu.host_arrays import Array, dot, matmul
 from fmm.kernels.cpu.thread_pool import blas_threads
@@ -247,10 +247,10 @@ class NumpyLibrary(NumpyLike):
         """As numpy.matmul lays it out in memory."""
         fortran = self.order == "F" or (self.order == "A" and all(x.flags.f_contiguous for x in (a, b)))
         if fortran:
-            turned = contiguous(shape[::-1], dtype)
+            turned = contiguous_operand(shape[::-1], dtype)
             return turned._replace(shape=shape, strides=turned.strides and turned.strides[::-1])
         if self.order in ("C", "A") or max(a.ndim, b.ndim) <= 2 or 0 in shape:
-            return contiguous(shape, dtype)
+            return contiguous_operand(shape, dtype)
         # NumPy lays the stack's axes out as it would those of an elementwise result: one of an entry of each item tells
         # their order in memory.
         batch = np.logical_or(*(x[..., 0, 0] if x.ndim > 1 else x[0] for x in (a, b)), order="K")

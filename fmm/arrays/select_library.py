@@ -61,9 +61,9 @@ def cupy_library() -> Library:
 
 
 def _torch() -> Library:
-    from fmm.arrays.torch_calls import PLAIN
+    from fmm.arrays.torch_calls import PLAIN_TENSORS
     from fmm.arrays.torch_library import TORCH
 
     if may_cache_type("torch"):
-        PLAIN_TYPES.update(dict.fromkeys(PLAIN, TORCH))
+        PLAIN_TYPES.update(dict.fromkeys(PLAIN_TENSORS, TORCH))
     return TORCH

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fmm.arrays import host_memory
-from fmm.arrays.library import CopiedOperands, Operand, Processor, Setting, contiguous, product_shape
+from fmm.arrays.library import CopiedOperands, Operand, Processor, Setting, contiguous_operand, product_shape
 from fmm.arrays.numpy_library import as_integer_factor, tensor_as_numpy
 from fmm.arrays.torch_calls import MATMUL, is_observed, is_tracing
 from fmm.dtypes import DTYPES, INTEGERS, STORED
@@ -143,7 +143,7 @@ class _TorchTensors:
         return Operand(tuple(x.shape), tuple(x.stride()), NAMES.get(x.dtype, str(x.dtype)))
 
     def result_operand(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
-        return contiguous(shape, dtype)
+        return contiguous_operand(shape, dtype)
 
     def pointer(self, x: Any) -> int:
         return int(x.data_ptr())

@@ -1,6 +1,6 @@
 """The performance model: what can be known about a plan without running it. Numbers in, numbers out."""
 
-from fmm.hardware.datasheets import Device, device, device_names
+from fmm.hardware.datasheets import Datasheet, datasheet_names, datasheet_of
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Choice, Limits, choose
 from fmm.perfmodel.cost import Cost, cost

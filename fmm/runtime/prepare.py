@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import inf, prod
 from typing import Any, NamedTuple
 
-from fmm.arrays.library import Library, Operand, Setting, Span, contiguous, product_shape
+from fmm.arrays.library import Library, Operand, Setting, Span, contiguous_operand, product_shape
 from fmm.config.environment import is_componentwise_required, is_emulation_allowed
 from fmm.config.files import current_settings
 from fmm.dtypes import DTYPES
@@ -330,7 +330,7 @@ def _check_query(query: ProblemQuery) -> Operand:
         raise VendorOnlyError(OTHER_OUT)
     if 0 in (*query.a.shape, *query.b.shape):
         raise VendorEvenWithPlanError("there is nothing to multiply")
-    return query.result or contiguous(shape, setting.dtype)
+    return query.result or contiguous_operand(shape, setting.dtype)
 
 
 def _full_problem(query: ProblemQuery, work: Matrices) -> Problem:

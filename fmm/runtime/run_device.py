@@ -18,13 +18,13 @@ from typing import Any
 import cupy
 from cupy_backends.cuda.api import runtime
 
-from fmm.arrays.host_memory import also_released
+from fmm.arrays.host_memory import on_release
 from fmm.arrays.library import DeviceLibrary
+from fmm.kernels.cuda.launch.bound_calls import make_calls
 from fmm.kernels.cuda.launch.cublas import StreamContext, set_stream
 from fmm.kernels.cuda.launch.device_facts import chip_of
 from fmm.kernels.cuda.launch.graphs import GraphCache, KernelNode, MovableGraph, Replays
 from fmm.kernels.cuda.launch.player import Addresses, Player, cublas_handle, player_of
-from fmm.kernels.cuda.launch.prepared_calls import make_calls
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.recompute.flags import StreamFlag, stream_flag
 from fmm.kernels.cuda.recompute.recompute import may_create_nonfinite
@@ -40,7 +40,7 @@ GRAPHS = GraphCache()
 DEFAULT_STREAM = 0  # the legacy stream, which cannot be captured
 SPARE = 16  # launch parameter sets of a stack that are returned for the next one
 MAX_STREAM_CALLS = 256  # per stream and thread
-also_released(GRAPHS.clear)
+on_release(GRAPHS.clear)
 
 
 def run_call(

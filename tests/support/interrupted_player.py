@@ -122,7 +122,7 @@ def interrupt_player(every: int) -> int:
     count, steps = 0, AtStep(FILES[:5])
     for text, dtype in LISTS:
         for few in (0, 1000):
-            player.FEW_SLOTS = few
+            player.MAX_LOOP_SLOTS = few
             made = player.Player(list_of(text, dtype), 0)
             right = [played(made, bases) for bases in BASES]
             ahead, step, turn = is_ahead(made, right[0]), 1, 0

@@ -34,7 +34,7 @@ from fmm.kernels.cuda.ops import (
     rank_op,
 )
 from fmm.kernels.cuda.products.f16_sums import PlaneSums
-from fmm.kernels.cuda.products.fused import Blocks, FusedLaunches, updating_op
+from fmm.kernels.cuda.products.fused import Blocks, FusedLaunches, tile_op_with_update
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, leaf_strategy
 from fmm.kernels.cuda.recompute.recompute import can_recompute, recompute_launches
 from fmm.kernels.cuda.select import fuse_plane_sums, preparation_launches, select_launches
@@ -374,7 +374,9 @@ class Recorder:
         )
         if any(x.rows and x.cols for x in writes):
             use = step.product.plan.leaf_use
-            self._record(updating_op(use, writes[0].dtype, factors[0], factors[1], step.update.program, reads, writes))
+            self._record(
+                tile_op_with_update(use, writes[0].dtype, factors[0], factors[1], step.update.program, reads, writes)
+            )
         return True
 
     def multiply_with_sums(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:

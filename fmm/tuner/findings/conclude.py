@@ -20,24 +20,24 @@ from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.runtime.decisions.calibration_in_force import add_unmeasured_rates
 from fmm.tuner.devices.device import Device
 from fmm.tuner.findings.diagnostics import (
-    distant_margin,
-    largest_pair,
-    losing_margin,
+    largest_measured_side,
     machine_diagnostics,
+    margin_for_error,
+    margin_for_extrapolation,
+    margin_for_losses,
+    margin_for_slowdown,
     model_diagnostics,
     noise_floor,
-    noisy_margin,
-    promised_margin,
-    slowdown,
-    unexplained_share,
+    slowdown_from_quiet,
+    upper_decile_deviation,
 )
-from fmm.tuner.findings.thresholds import chosen_from, thresholds, with_intervals
+from fmm.tuner.findings.thresholds import side_choosing_levels, thresholds, with_intervals
 from fmm.tuner.fit import model as fitting
-from fmm.tuner.fit.blocks import chosen_strategies, fitted_blocks
+from fmm.tuner.fit.blocks import chosen_strategies, fit_block_model
 from fmm.tuner.fit.sampled import sample_calibrations
 from fmm.tuner.search.certify import all_entries, paired_samples
 from fmm.tuner.trials.journal import Journal
-from fmm.tuner.trials.record import PRODUCT, Size, Trial
+from fmm.tuner.trials.record import DEFAULT_OPERATION, Size, Trial
 
 # The stages whose trials the fit sees. The held-out trials check the fit. The trials of the search are on few shapes,
 # of plans that Optuna made up, which no decision considers.
@@ -55,7 +55,7 @@ def concluded_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
     starting model scaled. The one with the smaller error on held-out shapes is taken: the fit of a tuning that was
     stopped early may be the worse one.
     """
-    if not any(o.kind == "vendor" for o in fitting.stage_medians(journal.recorded, MEASURED)):
+    if not any(o.kind == "vendor" for o in fitting.observed_medians(journal.recorded, MEASURED)):
         return None
     device, trials = journal.device, trials_that_count(journal, dtype)
     fits = [fit_trials(device, trials, dtype)]
@@ -65,7 +65,7 @@ def concluded_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
     best = min(range(len(fits)), key=lambda i: (bool(models[i].diagnostics), models[i].model_error))
     fitted, model = fits[best], models[best]
     calibration = replace(model.calibration, rates=fitted.calibration.rates)
-    tiles = fitted_blocks(trials, device.chip)
+    tiles = fit_block_model(trials, device.chip)
     strategies = chosen_strategies(dtype, device.chip, tiles)
     noisy, looks = diagnose_machine(device, trials, dtype), trials_by_look(journal, trials)
     thresholds = section_thresholds(calibration, dtype, fitted.intervals, looks, strategies)
@@ -111,23 +111,23 @@ def trials_that_count(journal: Journal, dtype: str) -> tuple[Trial, ...]:
 def diagnose_machine(device: Device, trials: Sequence[Trial], dtype: str) -> tuple[str, ...]:
     """Return the diagnostics against all measurements: other work used the device."""
     fitted = fit_trials(device, trials, dtype).calibration
-    seen = fitting.stage_medians(trials, (*MEASURED, HELD_OUT))
-    slower = slowdown(trials, fitted, dtype)
-    return tuple(machine_diagnostics(noise_floor(trials), slower, unexplained_share(seen, fitted)))
+    seen = fitting.observed_medians(trials, (*MEASURED, HELD_OUT))
+    slower = slowdown_from_quiet(trials, fitted, dtype)
+    return tuple(machine_diagnostics(noise_floor(trials), slower, upper_decile_deviation(seen, fitted)))
 
 
 def fit_trials(device: Device, trials: Sequence[Trial], dtype: str) -> fitting.Fit:
     """Return the fit of the trials, with rates of the timed leaves alone."""
-    observed = tuple(fitting.stage_medians(trials, FITTED))
-    if fitting.few_plans(observed):
+    observed = tuple(fitting.observed_medians(trials, FITTED))
+    if fitting.has_few_plans(observed):
         return scaled_by_trials(device, trials, dtype)
     return _fitted(starting_calibration(device.untuned(), dtype), dtype, observed)
 
 
 def scaled_by_trials(device: Device, trials: Sequence[Trial], dtype: str) -> fitting.Fit:
     """Return the known model of such devices with the measured rates: the result of a first look."""
-    observed = fitting.stage_medians(trials, FITTED)
-    return fitting.scaled_calibration(starting_calibration(device.known(dtype), dtype), dtype, observed)
+    observed = fitting.observed_medians(trials, FITTED)
+    return fitting.scale_calibration(starting_calibration(device.known(dtype), dtype), dtype, observed)
 
 
 @lru_cache(maxsize=8)
@@ -162,7 +162,7 @@ class Checked:
     """A fitted model with its margins, its errors on held-out shapes, and its diagnostics."""
 
     calibration: Calibration
-    error: Mapping[str, fitting.Error]
+    error: Mapping[str, fitting.PredictionError]
     diagnostics: tuple[str, ...]
 
     @property
@@ -173,8 +173,8 @@ class Checked:
 
 def checked_fit(fitted: fitting.Fit, device: Device, trials: Sequence[Trial], dtype: str) -> Checked:
     """Return a fit as decisions would use it, checked on the held-out trials."""
-    whole, held = completed(fitted, device, trials), fitting.stage_medians(trials, (HELD_OUT,))
-    return checked_model(whole, dtype, held, slowdown(trials, whole, dtype), largest_pair(trials))
+    whole, held = completed(fitted, device, trials), fitting.observed_medians(trials, (HELD_OUT,))
+    return checked_model(whole, dtype, held, slowdown_from_quiet(trials, whole, dtype), largest_measured_side(trials))
 
 
 def checked_model(
@@ -187,10 +187,10 @@ def checked_model(
     tiled = [o for o in held if o.run.plan.uses_tile_model or o.kind == "vendor"]
     others = [o for o in held if not o.run.plan.uses_tile_model]
     error, own = (fitting.prediction_errors(fitted, seen) for seen in (others, tiled))
-    losing = [losing_margin(fitted, seen) for seen in (others, tiled)]
-    promised = [promised_margin(e["speedup"]) for e in (error, own)]
-    pays = chosen_from(replace(fitted, margin=promised[0], tiled_margin=promised[1]), dtype, 1)
-    least = max(noisy_margin(slower), distant_margin(pays, measured))
+    losing = [margin_for_losses(fitted, seen) for seen in (others, tiled)]
+    promised = [margin_for_error(e["speedup"]) for e in (error, own)]
+    pays = side_choosing_levels(replace(fitted, margin=promised[0], tiled_margin=promised[1]), dtype, 1)
+    least = max(margin_for_slowdown(slower), margin_for_extrapolation(pays, measured))
     margins = [min(max(p, x, least), 1.0) for p, x in zip(promised, losing, strict=True)]
     found = replace(fitted, margin=margins[0], tiled_margin=margins[1])
     errors = error | ({"tiled": own["speedup"]} if own["speedup"].count else {})
@@ -214,7 +214,7 @@ def section_thresholds(
 ) -> Thresholds:
     """Return a fitted model's thresholds, with their 95 % intervals."""
     measured = one_level(*looks)
-    observed = fitting.stage_medians([t for trials in looks for t in trials], FITTED)
+    observed = fitting.observed_medians([t for trials in looks for t in trials], FITTED)
     sampled = sample_calibrations(calibration, dtype, intervals, observed)
     return with_intervals(thresholds(calibration, dtype, measured, strategies), calibration, dtype, sampled, measured)
 
@@ -224,7 +224,7 @@ def one_level(*tunings: Sequence[Trial]) -> list[tuple[Size, float]]:
     found: dict[Size, float] = {}
     for trials in tunings:
         for stage in (*FITTED, "search"):
-            own = [t for t in trials if t.stage == stage and t.op == PRODUCT]
+            own = [t for t in trials if t.stage == stage and t.op == DEFAULT_OPERATION]
             for size in dict.fromkeys(t.size for t in own):
                 for plan, base, seconds in paired_samples([t for t in own if t.size == size]):
                     if one_level_above_vendor(Plan.parse(plan)):
@@ -236,4 +236,4 @@ def one_level(*tunings: Sequence[Trial]) -> list[tuple[Size, float]]:
 def one_level_above_vendor(plan: Plan) -> bool:
     """Return True if the plan saves products once and the vendor multiplies the rest (aligned copies save none)."""
     saves = any(level.saves_products for level in plan.levels)
-    return plan.depth == 1 and saves and plan.leaf_use.leaf.of_library
+    return plan.depth == 1 and saves and plan.leaf_use.leaf.is_vendor_product

@@ -16,7 +16,7 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import rank_candidates
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Run, cached_work, formula_seconds
-from fmm.tuner.fit.model import Error, Observation
+from fmm.tuner.fit.model import Observation, PredictionError
 from fmm.tuner.trials.record import Size, Trial
 
 # The stage that times short products, the best of several: their time while the device is quiet. Other work slows long
@@ -59,7 +59,7 @@ def machine_diagnostics(noise: float | None, slower: float | None, unexplained: 
         )
 
 
-def model_diagnostics(error: Error, losing: float) -> Iterator[str]:
+def model_diagnostics(error: PredictionError, losing: float) -> Iterator[str]:
     """Yield the diagnostics against a model: unchecked, or wrong on held-out shapes."""
     if error.count < ENOUGH:
         yield f"the tuning ended before its model was checked: {error.count} held-out speedups, {ENOUGH} are needed"
@@ -126,7 +126,7 @@ def largest_pair(trials: Iterable[Trial]) -> float:
 # ---- the margin
 
 
-def promised_margin(error: Error) -> float:
+def promised_margin(error: PredictionError) -> float:
     """Return the margin for predictions with this error: only too high a prediction costs time."""
     off = min(error.above, error.upper) if error.count >= ENOUGH else UNKNOWN
     return min(max(MARGIN, off), MOST)

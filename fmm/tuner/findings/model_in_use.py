@@ -15,10 +15,10 @@ from typing import Any
 
 from fmm.config.environment import environment_value
 from fmm.config.files import shipped_model
-from fmm.config.identity import Identity, gpu_parts, named_device
+from fmm.config.identity import Identity, gpu_parts, recorded_device_name
 from fmm.config.schema import ConfigError, Entry, Raw, Tuned, read_section
 from fmm.dtypes import DTYPES
-from fmm.hardware.datasheets import device
+from fmm.hardware.datasheets import datasheet_of
 from fmm.kernels.plans.leaf import Leaf
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.calibration import Calibration
@@ -30,7 +30,7 @@ from fmm.runtime.decisions.calibration_in_force import complete_calibration
 from fmm.runtime.decisions.decide import Decision, check_runnable, decide_by_tuning
 from fmm.runtime.decisions.limits import workspace_share
 from fmm.runtime.devices import find_datasheet
-from fmm.tuner.findings.thresholds import ROUND, holds_from
+from fmm.tuner.findings.thresholds import ROUND_SIDES, side_from_which
 
 NO_LIMIT = 1 << 62  # bytes
 
@@ -95,7 +95,7 @@ def guess_of(key: str, name: str) -> Calibration | None:
 
 def device_name(key: str, section: Raw) -> str:
     """Return the device's name in a section, or its key."""
-    return named_device(section) or key
+    return recorded_device_name(section) or key
 
 
 def device_memory(section: Raw, guess: Calibration | None) -> int | None:
@@ -104,7 +104,7 @@ def device_memory(section: Raw, guess: Calibration | None) -> int | None:
     found = conditions.get("memory") if isinstance(conditions, dict) else None
     if isinstance(found, int | float) and found > 0:
         return int(found)
-    return int(device(guess.name).memory_gb * 1e9) if guess else None
+    return int(datasheet_of(guess.name).memory_gb * 1e9) if guess else None
 
 
 def fallback_model(identity: Identity, dtype: str) -> str:
@@ -189,7 +189,7 @@ def usual_limits(used: ModelInUse, problem: Problem) -> Limits | None:
 
 def largest_answer(used: ModelInUse, first: int, side: int) -> Answer | None:
     """Return the decision for the larger of two sides, or for the largest round side that fits in memory and gains."""
-    fitting = [answer_for(used, x) for x in dict.fromkeys((max(first, side), *reversed(ROUND)))]
+    fitting = [answer_for(used, x) for x in dict.fromkeys((max(first, side), *reversed(ROUND_SIDES)))]
     return next((x for x in fitting if x and x.side >= first and x.gains), None)
 
 
@@ -253,7 +253,7 @@ def chosen_square(calibration: Calibration, dtype: str, side: int) -> Candidate:
 
 def gains_from(calibration: Calibration, dtype: str) -> int | None:
     """Return the side from which the model chooses a plan for all squares with aligned rows; None if never."""
-    first = holds_from(lambda side: chosen_square(calibration, dtype, side).plan != VENDOR)
+    first = side_from_which(lambda side: chosen_square(calibration, dtype, side).plan != VENDOR)
     return int(first) if isfinite(first) else None
 
 
@@ -271,5 +271,5 @@ def unmeasured_leaves(used: ModelInUse) -> list[str]:
     unmeasured = (*used.assumed, *used.left_out)
     if not unmeasured:
         return []
-    met = {answer.plan.leaf_use.leaf.name for answer in answers_for(used, (*ROUND, *ODD_SIDES))}
+    met = {answer.plan.leaf_use.leaf.name for answer in answers_for(used, (*ROUND_SIDES, *ODD_SIDES))}
     return [leaf for leaf in unmeasured if leaf in met]

@@ -11,25 +11,25 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fmm.config.schema import SECONDS, TAUS, Entry, Interval, Raw, Thresholds, read_thresholds
+from fmm.config.schema import NAMES_IN_SECONDS, TAU_NAMES, Entry, Interval, Raw, Thresholds, read_thresholds
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import default_error_growth
 from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
 from fmm.tuner.findings.diagnostics import is_noisy
 from fmm.tuner.findings.model_in_use import (
-    Answer,
     ModelInUse,
-    answers_for,
+    SquareDecision,
+    decide_large_square,
+    decide_squares,
     fallback_model,
-    gains_from,
-    largest_answer,
+    first_gaining_side,
+    gaining_odd_sides,
     model_in_use,
-    odd_gains,
-    skipped_because,
+    skip_reason,
     unmeasured_leaves,
 )
-from fmm.tuner.findings.thresholds import LEVELS, ROUND, chosen_from, finite
+from fmm.tuner.findings.thresholds import LEVEL_COUNTS, ROUND_SIDES, finite_or_none, side_choosing_levels
 from fmm.tuner.fit.parameters import fixed_parameters, scaled_text, unit_of
 
 NEVER, UNDETERMINED, NOT_MEASURED, NOISY = "never", "not determined", "not measured", "noisy"
@@ -78,7 +78,7 @@ def threshold_text(name: str, value: float | None) -> str:
         return UNDETERMINED if name == "epsilon" else NEVER
     if name == "epsilon":
         return f"{value:+.4g}" if value else "0"
-    return f"{value:.4g}" if name in SECONDS else f"{value:.0f}"
+    return f"{value:.4g}" if name in NAMES_IN_SECONDS else f"{value:.0f}"
 
 
 def interval_text(name: str, interval: Interval | None) -> str:
@@ -153,10 +153,10 @@ class SectionText:
     def squares(self) -> Table:
         """Return what fmm.matmul does with square products, from the first side that gains."""
         known = self.used.calibration
-        first = None if known is None else gains_from(known, self.dtype)
-        odd = list(odd_gains(known, self.dtype)) if known is not None and known.batches else []
-        sides = [side for side in ROUND if first is not None and side >= first] + odd[-ODD_ROWS:]
-        rows = [_answer_row(x) for x in answers_for(self.used, sides) if x.gains or x.entry]
+        first = None if known is None else first_gaining_side(known, self.dtype)
+        odd = list(gaining_odd_sides(known, self.dtype)) if known is not None and known.batches else []
+        sides = [side for side in ROUND_SIDES if first is not None and side >= first] + odd[-ODD_ROWS:]
+        rows = [_answer_row(x) for x in decide_squares(self.used, sides) if x.gains or x.entry]
         columns = "side", "speedup", "basis", "error growth", "workspace [GiB]", "plan"
         start = "" if first is None else f"predicted from side {first}"
         beyond = f", odd sides from {odd[0]}" if odd else ""
@@ -169,7 +169,7 @@ class SectionText:
             vendor = entry.plan == str(VENDOR)
             interval = "" if vendor else f"[{entry.low:.2f}, {entry.high:.2f}]"
             speedup = "1" if vendor else f"{entry.speedup:.2f}"
-            skipped = skipped_because(self.used, entry)
+            skipped = skip_reason(self.used, entry)
             rows.append((entry_size(entry), speedup, interval, str(entry.rounds), entry.plan, skipped))
         columns = "size", "speedup", "95 % interval", "rounds", "plan", "skipped because"
         keep = len(columns) if any(row[-1] for row in rows) else len(columns) - 1
@@ -186,9 +186,13 @@ class SectionText:
     def crossovers(self, found: Thresholds, fitted: Calibration) -> Table:
         """Return the sides from which 1, 2 and 3 levels pay: Li, Ranka and Sahni's tau1, tau2, tau3."""
         known, rows = self.used.calibration, []
-        for levels, name in zip(LEVELS, TAUS, strict=True):
+        for levels, name in zip(LEVEL_COUNTS, TAU_NAMES, strict=True):
             spread = getattr(found, name)
-            taken = "" if known is None else threshold_text(name, finite(chosen_from(known, self.dtype, levels)))
+            taken = (
+                ""
+                if known is None
+                else threshold_text(name, finite_or_none(side_choosing_levels(known, self.dtype, levels)))
+            )
             sides = (threshold_text(name, x) for x in (spread.low, spread.value))
             apart = threshold_text(name, found.without_emulation.get(name)) if found.without_emulation else ""
             ends = interval_text(name, found.intervals.get(name))
@@ -251,7 +255,7 @@ class SectionText:
         return make_table("fixed parameters", ("parameter", "value", "unit", "source"), rows)
 
 
-def _answer_row(x: Answer) -> tuple[str, ...]:
+def _answer_row(x: SquareDecision) -> tuple[str, ...]:
     speedup = f"{x.speedup:.2f}" if x.gains else "1"
     return str(x.side), speedup, x.known, growth_text(x.error_growth), gibibytes_text(x.workspace), str(x.plan)
 
@@ -293,7 +297,7 @@ COLUMNS = (
     ThresholdColumn("n1", "n1", _whole),
     ThresholdColumn("n1 measured", "n1_measured", _whole),
     ThresholdColumn("epsilon", "epsilon", lambda x: threshold_text("epsilon", x)),
-    *(ThresholdColumn(name, name, _whole) for name in TAUS),
+    *(ThresholdColumn(name, name, _whole) for name in TAU_NAMES),
 )
 
 
@@ -332,12 +336,12 @@ class TypeSummary:
     def first(self) -> int | None:
         """The side from which the model gains on squares."""
         known = self.used.calibration
-        return None if known is None else gains_from(known, self.dtype)
+        return None if known is None else first_gaining_side(known, self.dtype)
 
     @cached_property
-    def large(self) -> Answer | None:
+    def large(self) -> SquareDecision | None:
         """What fmm.matmul does with a large square that gains."""
-        return None if self.first is None else largest_answer(self.used, self.first, LARGE)
+        return None if self.first is None else decide_large_square(self.used, self.first, LARGE)
 
     @property
     def timed(self) -> Entry | None:
@@ -363,11 +367,13 @@ class TypeSummary:
     def fields(self) -> dict[str, Any]:
         """What fmm.matmul does with squares, for JSON."""
         known = self.used.calibration
-        sides = sorted({*ROUND, *(entry.size[0] for entry in _squares(self.used))})
+        sides = sorted({*ROUND_SIDES, *(entry.size[0] for entry in _squares(self.used))})
         return {
             "faster_from": self.first,
-            "levels_from": [finite(chosen_from(known, self.dtype, n)) for n in LEVELS] if known else None,
-            "squares": [answer.fields for answer in answers_for(self.used, sides)],
+            "levels_from": [finite_or_none(side_choosing_levels(known, self.dtype, n)) for n in LEVEL_COUNTS]
+            if known
+            else None,
+            "squares": [answer.fields for answer in decide_squares(self.used, sides)],
         }
 
 

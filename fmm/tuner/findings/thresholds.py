@@ -17,8 +17,8 @@ from math import inf, isfinite
 
 import numpy as np
 
-from fmm.config.certify import GAIN
-from fmm.config.schema import SECONDS, TAUS, Interval, Spread, Thresholds
+from fmm.config.certify import MIN_SPEEDUP
+from fmm.config.schema import NAMES_IN_SECONDS, TAU_NAMES, Interval, Spread, Thresholds
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, all_candidates, default_error_growth, rank_candidates, required_margin
@@ -26,7 +26,7 @@ from fmm.perfmodel.papers import li_counts as li_thresholds
 from fmm.perfmodel.papers import recursion_points
 from fmm.perfmodel.papers.recursion_points import alpha, alpha_over_pi, pi
 from fmm.problem import Problem
-from fmm.tuner.fit.sampled import FEW, middle_95
+from fmm.tuner.fit.sampled import SLOW_SAMPLE_COUNT, central_interval_95
 from fmm.tuner.trials.record import Size
 
 # The model's choice is evaluated on this grid, which contains the round sides that are shown, then between two points
@@ -128,7 +128,7 @@ def point_by_equation_3(calibration: Calibration, dtype: str) -> float | None:
 
 def level_spread(calibration: Calibration, dtype: str, levels: int) -> Spread:
     """Return the sides from which this many levels lose nothing, gain 2 %, and gain the margin."""
-    ends = (with_margin(calibration, x) for x in (GAIN - 1, 0.0))
+    ends = (with_margin(calibration, x) for x in (MIN_SPEEDUP - 1, 0.0))
     value, low, own = (finite(chosen_from(c, dtype, levels)) for c in (*ends, calibration))
     high = None if own is None or value is None else max(own, value)
     return Spread(value, low, high)
@@ -145,9 +145,9 @@ def without_emulation(calibration: Calibration, dtype: str) -> dict[str, float |
     known = (plan for side in ROUND for plan, _ in ranked_plans(free, Problem(side, side, side, dtype), True))
     if not any(plan.emulates for plan in known):
         return {}
-    required = with_margin(calibration, GAIN - 1)
+    required = with_margin(calibration, MIN_SPEEDUP - 1)
     sides = (finite(chosen_from(required, dtype, levels, emulation=False)) for levels in LEVELS)
-    return dict(zip(TAUS, sides, strict=True))
+    return dict(zip(TAU_NAMES, sides, strict=True))
 
 
 def finite(x: float) -> float | None:
@@ -201,7 +201,7 @@ def li_plan(scheme: str, side: int, found: Thresholds, leaf: str) -> Plan:
     """
     never = 1 << 40
     own = {} if Plan.parse(leaf).emulates else found.without_emulation
-    sides = (own.get(name, found.value(name)) for name in TAUS[:2])
+    sides = (own.get(name, found.value(name)) for name in TAU_NAMES[:2])
     tau1, tau2 = (never if side is None else int(side) for side in sides)
     return li_thresholds.threshold_plan(scheme, side, tau1, max(tau1, tau2), leaf)
 
@@ -224,25 +224,25 @@ def with_intervals(
         return found
     alphas, pis = zip(*(alpha_and_pi(sample, dtype) for sample in sampled), strict=True)
     intervals = {
-        "alpha": middle_95(alphas),
-        "pi": middle_95(pis),
-        "n1": middle_95([point_by_equation_3(sample, dtype) for sample in sampled]),
+        "alpha": central_interval_95(alphas),
+        "pi": central_interval_95(pis),
+        "n1": central_interval_95([point_by_equation_3(sample, dtype) for sample in sampled]),
     }
-    epsilons = _epsilons(sampled[:FEW], dtype, measured)
+    epsilons = _epsilons(sampled[:SLOW_SAMPLE_COUNT], dtype, measured)
     if found.epsilon is not None and epsilons:
-        intervals["epsilon"] = middle_95([found.epsilon, *epsilons])
-    for tau, levels in zip(TAUS, LEVELS, strict=True):
-        sides = [_gains_from(calibration, sample, dtype, levels) for sample in sampled[:FEW]]
-        intervals[tau] = middle_95([found.value(tau), *sides])
+        intervals["epsilon"] = central_interval_95([found.epsilon, *epsilons])
+    for tau, levels in zip(TAU_NAMES, LEVELS, strict=True):
+        sides = [_gains_from(calibration, sample, dtype, levels) for sample in sampled[:SLOW_SAMPLE_COUNT]]
+        intervals[tau] = central_interval_95([found.value(tau), *sides])
     known_intervals = {
-        name: _rounded(name, ends) for name, ends in intervals.items() if name in TAUS or ends[0] != ends[1]
+        name: _rounded(name, ends) for name, ends in intervals.items() if name in TAU_NAMES or ends[0] != ends[1]
     }
     return replace(found, intervals=known_intervals)
 
 
 def _rounded(name: str, interval: Interval) -> Interval:
     """Return an interval with four digits, sides as whole numbers: the samples are random."""
-    low, high = (None if x is None else float(f"{x:.4g}" if name in SECONDS else f"{x:.0f}") for x in interval)
+    low, high = (None if x is None else float(f"{x:.4g}" if name in NAMES_IN_SECONDS else f"{x:.0f}") for x in interval)
     return low, high
 
 
@@ -259,7 +259,7 @@ def _epsilons(sampled: Sequence[Calibration], dtype: str, measured: Sequence[tup
 
 def _gains_from(calibration: Calibration, sample: Calibration, dtype: str, levels: int) -> float | None:
     """Return the side from which this many levels gain 2 % by a sampled calibration; None if never."""
-    required = with_margin(sample, GAIN - 1)
+    required = with_margin(sample, MIN_SPEEDUP - 1)
     return finite(holds_from(lambda side: _depth(with_margin(calibration, 0.0), required, dtype, side) >= levels))
 
 

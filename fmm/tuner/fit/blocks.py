@@ -17,7 +17,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import GEMM, Operands, Shape, chip_target, launch_seconds
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Run
-from fmm.tuner.fit.model import stage_medians
+from fmm.tuner.fit.model import observed_medians
 from fmm.tuner.trials.record import Size, Trial
 
 STAGE = "blocks"
@@ -61,7 +61,7 @@ def measured_strategies(trials: Sequence[Trial]) -> list[Measured]:
     """The shapes on which all of Huang's six have a time."""
     names = {plan: name for name, plan in PLANS.items()}
     found: dict[Problem, dict[str, float]] = {}
-    for o in stage_medians(trials, (STAGE,)):
+    for o in observed_medians(trials, (STAGE,)):
         if o.run.plan in names:
             found.setdefault(o.problem, {})[names[o.run.plan]] = o.seconds
     whole = {s.name for s in STRATEGIES}

@@ -16,7 +16,16 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.work import are_rows_aligned
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Run, cached_work, formula_seconds
-from fmm.tuner.fit.parameters import BY_NAME, LEAF_RATE, PARAMETERS, TILE, TILED_START, Parameter, exists_on, put_all
+from fmm.tuner.fit.parameters import (
+    LEAF_RATE_PARAMETERS,
+    PARAMETERS,
+    PARAMETERS_BY_NAME,
+    START_OF_OWN_KERNEL,
+    TILE_PARAMETER,
+    Parameter,
+    exists_on,
+    with_parameters,
+)
 from fmm.tuner.trials.record import Size, Trial
 
 # ---- what was observed
@@ -94,8 +103,8 @@ def fit_calibration(start: Calibration, dtype: str, observed: Sequence[Observati
     others = [o for o in observed if o.run.plan.leaf_use.leaf == VENDOR.leaf_use.leaf]  # it is the vendor's time
     start = _rescaled(start, dtype, others)
     if start.batches:
-        known = dict.fromkeys([start, put_all(start, dtype, {"rate.sms": 0.0})])  # do the vendor's rounds show?
-        starts = [TILE.put(s, dtype, side) for s in known for side in SIDES]
+        known = dict.fromkeys([start, with_parameters(start, dtype, {"rate.sms": 0.0})])  # do the vendor's rounds show?
+        starts = [TILE_PARAMETER.put(s, dtype, side) for s in known for side in SIDES]
         start = min(starts, key=lambda s: Solver(s, dtype, others).solved(SCREENED).cost)
     return _with_own_rates(_with_tiled(determined_fit(start, dtype, others), dtype, tiled), dtype, observed)
 
@@ -111,7 +120,7 @@ def _with_own_rates(found: Fit, dtype: str, observed: Sequence[Observation]) -> 
 
 
 def _with_rate(found: Fit, name: str, observed: Sequence[Observation]) -> Fit:
-    free = LEAF_RATE if len(observed) > len(LEAF_RATE) else SCALED[:1]
+    free = LEAF_RATE_PARAMETERS if len(observed) > len(LEAF_RATE_PARAMETERS) else SCALED[:1]
     own = determined_fit(found.calibration, name, observed, free)
     intervals = {f"{name}.{x}": ends for x, ends in own.intervals.items()}
     return Fit(own.calibration, {**found.intervals, **intervals}, found.residuals + own.residuals)
@@ -126,7 +135,7 @@ def _with_tiled(found: Fit, dtype: str, observed: Sequence[Observation]) -> Fit:
     """The fit with our own kernel's parameters too, fitted last; without them if no plan had sums inside products."""
     if not any(o.kind == "inside" for o in observed):
         return found
-    own = determined_fit(put_all(found.calibration, dtype, TILED_START), dtype, observed)
+    own = determined_fit(with_parameters(found.calibration, dtype, START_OF_OWN_KERNEL), dtype, observed)
     return Fit(own.calibration, {**found.intervals, **own.intervals}, found.residuals + own.residuals)
 
 
@@ -178,7 +187,7 @@ class Solver:
         self._begin = self._origin
 
     def calibrated(self, x: Any) -> Calibration:
-        return put_all(self.start, self.dtype, self.values(x))
+        return with_parameters(self.start, self.dtype, self.values(x))
 
     def values(self, x: Any) -> dict[str, float]:
         """Return the parameters at these coordinates."""
@@ -211,7 +220,7 @@ class Solver:
         """Return a solver without some parameters, which take their neutral values."""
         left = set(some)
         neutral = {p.name: p.neutral for p in left if p.neutral is not None}
-        start = put_all(self.start, self.dtype, neutral)
+        start = with_parameters(self.start, self.dtype, neutral)
         solver = Solver(start, self.dtype, self.observed, [p for p in self.free if p not in left])
         kept = [x for p, x in zip(self.free, found.x, strict=True) if p not in left]
         solver._begin = np.clip(kept, solver._low, solver._high)
@@ -247,7 +256,7 @@ def _weights(start: Calibration, observed: Sequence[Observation]) -> list[float]
 
 # As long as fewer whole plans were timed for a fit, nothing but these is fitted.
 FEW_PLANS = 3
-SCALED = (BY_NAME["rate.flops"], BY_NAME["stream"])
+SCALED = (PARAMETERS_BY_NAME["rate.flops"], PARAMETERS_BY_NAME["stream"])
 
 
 def few_plans(observed: Sequence[Observation]) -> bool:
@@ -272,7 +281,11 @@ def _as_fast(known: Calibration, dtype: str, observed: Sequence[Observation], na
         for o in observed
         if o.kind == kind
     ]
-    return put_all(known, dtype, {name: BY_NAME[name].get(known, dtype) * median(ratios)}) if ratios else known
+    return (
+        with_parameters(known, dtype, {name: PARAMETERS_BY_NAME[name].get(known, dtype) * median(ratios)})
+        if ratios
+        else known
+    )
 
 
 def _rescaled(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Calibration:
@@ -283,11 +296,11 @@ def _rescaled(start: Calibration, dtype: str, observed: Sequence[Observation]) -
         for o in observed
         if o.kind == "sums"
     ]
-    found = put_all(start, dtype, {"rate.flops": max(rates)}) if rates else start
+    found = with_parameters(start, dtype, {"rate.flops": max(rates)}) if rates else start
     found = replace(found, stream=median(streams)) if streams else found
     if start.batches:  # so that `host` decides some products' time at the start: else least squares sees no slope
         found = replace(found, host=min((o.seconds for o in observed if o.kind == "vendor"), default=0.0))
-    return put_all(found, dtype, {"rate.memory": 4 * found.stream})
+    return with_parameters(found, dtype, {"rate.memory": 4 * found.stream})
 
 
 # ---- how good it is

@@ -15,7 +15,7 @@ from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import compile_weight
 from fmm.tuner.devices.device import Device, Effort, Run
-from fmm.tuner.search.space import built_plan, choices_of_plans, device_space, space_of_type
+from fmm.tuner.search.space import build_plan, choices_of_plans, device_space, space_of_type
 from fmm.tuner.trials.journal import Journal, RoundLimits, Samples, TimedProblem, paired_speedup
 
 STAGE = "search"
@@ -165,7 +165,7 @@ def explored_plans(
 
 def _possible(choices: Mapping[str, str], device: Device, problem: Problem) -> Plan | None:
     try:
-        plan = built_plan(choices)
+        plan = build_plan(choices)
     except PlanError:
         return None
     return plan if plan != VENDOR and within_limits(device, plan, problem) else None

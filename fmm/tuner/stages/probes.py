@@ -11,15 +11,21 @@ from fmm.perfmodel.work import are_rows_aligned, estimated_work
 from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import OWN_KERNELS, SOON, TURNS, compile_turn, compile_weight
 from fmm.tuner.devices.device import BEST, Device, Effort, Run
-from fmm.tuner.findings.conclude import HELD_OUT, starting_calibration
-from fmm.tuner.findings.diagnostics import QUIET, twin_differences
+from fmm.tuner.findings.conclude import HELD_OUT_STAGE, starting_calibration
+from fmm.tuner.findings.diagnostics import QUIET_STAGE, twin_differences
 from fmm.tuner.fit import blocks
 from fmm.tuner.search.race import within_limits
 from fmm.tuner.stages import shapes
 from fmm.tuner.trials.journal import Journal, RoundLimits
 
-SEEDS = {"probe": 5, HELD_OUT: 11}  # seeds of the random shapes
-SHARES = {"probe": 0.15, HELD_OUT: 0.2, "search": 0.2, "certify": 0.25, "halves": 0.1}  # shares of the planned seconds
+SEEDS = {"probe": 5, HELD_OUT_STAGE: 11}  # seeds of the random shapes
+SHARES = {
+    "probe": 0.15,
+    HELD_OUT_STAGE: 0.2,
+    "search": 0.2,
+    "certify": 0.25,
+    "halves": 0.1,
+}  # shares of the planned seconds
 UNLIKE = 1.1  # a sample that takes this multiple of another sample of its run is noisy
 CALM = 0.03  # equal products with a larger difference get more rounds ...
 SETTLING = 0.08  # ... for this share of the planned seconds
@@ -38,7 +44,7 @@ def time_quiet_products(journal: Journal, dtype: str) -> None:
     side, seconds = SHORTEST, 0.0
     while seconds * 8 < SHORT:
         problem = Problem(side, side, side, dtype)
-        with journal.open(QUIET, problem) as timed:
+        with journal.open(QUIET_STAGE, problem) as timed:
             seconds = min(timed.rounds([Run(part=BEST)], RoundLimits(1))[Run(part=BEST)], default=SHORT)
         side *= 2
 
@@ -105,7 +111,7 @@ def probe_squares(
     for problem in squares:
         own = [p for p in plans if within_limits(journal.device, p, problem)]
         runs = [Run(p, part) for p in own for part in ("sums", "products")]
-        if (side // 2 <= problem.m + shapes.STEP < side) if gpu else (side // 3 <= problem.m < 2 * side // 3):
+        if (side // 2 <= problem.m + shapes.SIDE_STEP < side) if gpu else (side // 3 <= problem.m < 2 * side // 3):
             runs += [Run(p) for p in (*own, *plans_of_other_numbers(journal.device, problem)[:2])]
         measure_runs(journal, "probe", problem, [*(TWINS if turn == SOON else ()), *runs], effort)
 
@@ -148,8 +154,10 @@ def probe_own_kernel(journal: Journal, squares: Sequence[Problem], effort: Effor
 
 def probe_strategies(journal: Journal, effort: Effort) -> None:
     """Measure the tile strategies of fmm's own kernel on all kinds of shapes."""
-    for size in blocks.SIZES:
-        measure_runs(journal, blocks.STAGE, Problem(*size, blocks.DTYPE), [Run(), *blocks.strategy_runs()], effort)
+    for size in blocks.STRATEGY_SHAPES:
+        measure_runs(
+            journal, blocks.BLOCKS_STAGE, Problem(*size, blocks.BLOCKS_DTYPE), [Run(), *blocks.strategy_runs()], effort
+        )
 
 
 def probe_scattered(
@@ -167,9 +175,9 @@ def probe_scattered(
             others = plans[1:] or plans  # a GPU may have a single plan for a small product
             beside = own_plans(device, problem, effort)[:1] if i % OWN == 0 else []
             beside += plans_of_own_rate(device, problem, effort)
-            found = plans[:2] if stage == HELD_OUT else [plans[0], others[i % len(others)]]
+            found = plans[:2] if stage == HELD_OUT_STAGE else [plans[0], others[i % len(others)]]
             if above:  # one of these and one other plan
-                found = [above[0], found[0]] if stage == HELD_OUT else [above[i % len(above)], found[i % 2]]
+                found = [above[0], found[0]] if stage == HELD_OUT_STAGE else [above[i % len(above)], found[i % 2]]
             if gpu:  # the others may have no time
                 found += [p for p in plans if turn_of(p, True) == SOON][:1]
             yield stage, problem, [*dict.fromkeys([*found, *beside])]

@@ -16,7 +16,7 @@ import numpy as np
 from cupy_backends.cuda.libs import cublas as _cublas  # loads the library that CuPy uses
 
 from fmm.dtypes import DTYPES, DType
-from fmm.kernels.cuda.launch.prepared_calls import PreparedCall
+from fmm.kernels.cuda.launch.bound_calls import BoundCall
 from fmm.kernels.cuda.launch_list import BASES
 from fmm.kernels.cuda.ops import GemmOp, GemmOperand, RankOp
 from fmm.kernels.plans.level import PlanError
@@ -33,7 +33,7 @@ class StreamContext(NamedTuple):
 class GemmCall(Protocol):
     """A vendor's product with all arguments converted but the addresses and the stream."""
 
-    def prepared(self, context: StreamContext, bases: Sequence[int]) -> PreparedCall:
+    def prepared(self, context: StreamContext, bases: Sequence[int]) -> BoundCall:
         """Bind the call to a stream and to addresses; `bases` begins with those of A, B, C and the workspace."""
         ...
 
@@ -159,15 +159,15 @@ def math_mode(context: StreamContext) -> int:
     return int(_cublas.getMathMode(context.handle))
 
 
-def setup_calls(context: StreamContext, math: Math, before: int) -> list[PreparedCall]:
+def setup_calls(context: StreamContext, math: Math, before: int) -> list[BoundCall]:
     """Return the calls that set a handle's stream and math mode; `before` is its current mode."""
-    calls: list[PreparedCall] = [partial(_library().cublasSetStream_v2, context.handle, context.stream)]
+    calls: list[BoundCall] = [partial(_library().cublasSetStream_v2, context.handle, context.stream)]
     if before != _MATH[math]:
         calls.append(partial(_cublas.setMathMode, context.handle, _MATH[math]))
     return calls
 
 
-def restore_calls(context: StreamContext, math: Math, before: int) -> list[PreparedCall]:
+def restore_calls(context: StreamContext, math: Math, before: int) -> list[BoundCall]:
     """Return the calls that restore the handle's math mode."""
     return [partial(_cublas.setMathMode, context.handle, before)] if before != _MATH[math] else []
 
@@ -184,7 +184,7 @@ def new_handle() -> int:
     return int(handle.value or 0)
 
 
-def workspace_call(context: StreamContext, pointer: int, size: int) -> PreparedCall:
+def workspace_call(context: StreamContext, pointer: int, size: int) -> BoundCall:
     """Return the call that sets cuBLAS's workspace until the handle's stream is set again.
 
     While a stream is captured, cuBLAS cannot allocate memory.
@@ -225,7 +225,7 @@ class _CublasCall:
         self.parts = [converted(values) for values in parts]
         self.where = [(BASES.index(x.base), x.offset) for x in op.pieces]
 
-    def prepared(self, context: StreamContext, bases: Sequence[int]) -> PreparedCall:
+    def prepared(self, context: StreamContext, bases: Sequence[int]) -> BoundCall:
         (i, x), (j, y), (k, z) = self.where
         head, left, right, dest = self.parts
         a, b, c = _Pointer(bases[i] + x), _Pointer(bases[j] + y), _Pointer(bases[k] + z)
@@ -246,7 +246,7 @@ class _RankCall:
         self.leading = op.factor.leading, op.dest.leading
         self.where = [(BASES.index(x.base), x.offset) for x in op.pieces]
 
-    def prepared(self, context: StreamContext, bases: Sequence[int]) -> PreparedCall:
+    def prepared(self, context: StreamContext, bases: Sequence[int]) -> BoundCall:
         (i, x), (k, z) = self.where
         factor_lines, dest_lines = self.leading
         factor, dest = bases[i] + x, bases[k] + z
@@ -312,7 +312,7 @@ class CandidateCall:
         alpha = self.scalars.ctypes.data
         self.alpha, self.beta = alpha, alpha + self.scalars.itemsize
 
-    def prepared(self, context: StreamContext, bases: Sequence[int]) -> PreparedCall:
+    def prepared(self, context: StreamContext, bases: Sequence[int]) -> BoundCall:
         a, b, c = (bases[base] + offset for base, offset in self.where)
         x, y, z = self.layouts
         call = self.library.cublasLtMatmul

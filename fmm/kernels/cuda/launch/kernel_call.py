@@ -11,8 +11,8 @@ import numpy as np
 from cupy_backends.cuda.api import driver
 
 from fmm.dtypes import BYTE, DTYPES
+from fmm.kernels.cuda.launch.bound_calls import BoundCall
 from fmm.kernels.cuda.launch.compile import compile_kernel
-from fmm.kernels.cuda.launch.prepared_calls import PreparedCall
 from fmm.kernels.cuda.launch_list import MAP_BYTES, Launch, TensorMap
 
 OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -22,7 +22,7 @@ NO_INTERLEAVE, PROMOTE_256_BYTES, FILL_WITH_ZEROS = 0, 3, 0  # of CU_TENSOR_MAP_
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes: CU_TENSOR_MAP_SWIZZLE_*
 SAMPLE_ADDRESS = 1 << 20  # for encoding a map before its address exists
 launch_kernel = driver.launchKernel
-Start = Callable[[int, int, int], PreparedCall]  # start(stream, address of the pointer to the parameters, 0)
+Start = Callable[[int, int, int], BoundCall]  # start(stream, address of the pointer to the parameters, 0)
 
 
 class KernelCall:
@@ -68,7 +68,7 @@ def _launch_ex() -> Any:
     return function
 
 
-def _overlapping_launch(kernel: int, shape: tuple[int, ...], stream: int, parameters: int, _: int) -> PreparedCall:
+def _overlapping_launch(kernel: int, shape: tuple[int, ...], stream: int, parameters: int, _: int) -> BoundCall:
     attribute = _Attribute(OVERLAP, 0, (ctypes.c_int * 16)(1))
     config = _Config((ctypes.c_uint * 7)(*shape), stream, ctypes.pointer(attribute), 1)
     return partial(_launch_ex(), ctypes.byref(config), kernel, parameters, None)

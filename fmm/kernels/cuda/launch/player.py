@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 import cupy
 import numpy as np
 
+from fmm.kernels.cuda.launch.bound_calls import BoundCall, make_calls
 from fmm.kernels.cuda.launch.compile import compile_kernels
 from fmm.kernels.cuda.launch.cublas import (
     GemmCall,
-    Math,
+    MathMode,
     StreamContext,
     math_mode,
     restore_calls,
@@ -31,8 +32,7 @@ from fmm.kernels.cuda.launch.cublas import (
     workspace_call,
 )
 from fmm.kernels.cuda.launch.graphs import KernelNode
-from fmm.kernels.cuda.launch.kernel_call import KernelCall, Start
-from fmm.kernels.cuda.launch.prepared_calls import PreparedCall, make_calls
+from fmm.kernels.cuda.launch.kernel_call import BindLaunch, KernelCall
 from fmm.kernels.cuda.launch.streams import acquire_streams, new_counters, stream_counters, sync_calls
 from fmm.kernels.cuda.launch_list import BASES, COUNTERS, FLAG, HOST_COUNT, Launch, LaunchList, StreamSync, VendorCall
 from fmm.kernels.cuda.target import ALIGNED, Alignment, alignment_of
@@ -78,7 +78,7 @@ class _OwnLaunch(NamedTuple):
     """A launch of one of fmm's kernels."""
 
     stream: int
-    start: Start
+    start: BindLaunch
     ahead: bool  # True if it may run before the other calls are prepared
 
 
@@ -121,7 +121,7 @@ class Player:
 
     def __init__(self, launches: LaunchList, device: int) -> None:
         self.launches, self.device = launches, device
-        self.math: Math = "tf32" if launches.vendor_uses_tf32 else "ieee"
+        self.math: MathMode = "tf32" if launches.vendor_uses_tf32 else "ieee"
         compile_kernels(device, {launch.kernel for launch in launches.launches})
         self.calls = [KernelCall(launch, device) for launch in launches.launches]
         self._counting = [launch.counters for launch in launches.launches if launch.counters]
@@ -193,7 +193,7 @@ class Player:
         make_calls(self._prepared_rest(addresses, streams, blocks, scratch))
         self._spare.free.append(parameters)
 
-    def prepared_product(self, addresses: Addresses, stream: int) -> tuple[list[PreparedCall], Callable[[], None]]:
+    def prepared_product(self, addresses: Addresses, stream: int) -> tuple[list[BoundCall], Callable[[], None]]:
         """Return the calls of `play`, not yet made, and the function that frees their parameters afterwards."""
         streams, parameters = self._streams_and_parameters(addresses, stream, None)
         blocks = iter(parameters.addresses)
@@ -213,9 +213,9 @@ class Player:
 
     def _prepared_rest(
         self, addresses: Addresses, streams: list[StreamContext], blocks: Iterator[int], scratch: int
-    ) -> list[PreparedCall]:
+    ) -> list[BoundCall]:
         """Return all calls but the leading launches, between those that set up and restore the cuBLAS handles."""
-        calls, restoring = list[PreparedCall](), list[PreparedCall]()
+        calls, restoring = list[BoundCall](), list[BoundCall]()
         for i, context in enumerate(streams[: self.launches.vendor_stream_count]):
             mode = math_mode(context)
             calls += setup_calls(context, self.math, mode)

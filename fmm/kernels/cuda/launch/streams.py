@@ -14,8 +14,8 @@ from typing import Any
 import cupy
 from cupy_backends.cuda.api import runtime
 
+from fmm.kernels.cuda.launch.bound_calls import BoundCall
 from fmm.kernels.cuda.launch.cublas import StreamContext, new_handle
-from fmm.kernels.cuda.launch.prepared_calls import PreparedCall
 from fmm.kernels.cuda.launch_list import LaunchList, StreamSync
 
 
@@ -35,13 +35,13 @@ def acquire_streams(launches: LaunchList, device: int, stream: int, handle: int)
     ]
 
 
-def sync_calls(sync: StreamSync, streams: list[StreamContext]) -> list[PreparedCall]:
+def sync_calls(sync: StreamSync, streams: list[StreamContext]) -> list[BoundCall]:
     """Return the calls that make the other streams wait for the first (FORK), or the first for the others (JOIN)."""
     first, *others = streams
     pairs = [(first, other) if sync is StreamSync.FORK else (other, first) for other in others]
     cupy_runtime = cupy.cuda.runtime
     recorded = dict.fromkeys((before.event, before.stream) for before, _ in pairs)
-    calls: list[PreparedCall] = [partial(cupy_runtime.eventRecord, event, stream) for event, stream in recorded]
+    calls: list[BoundCall] = [partial(cupy_runtime.eventRecord, event, stream) for event, stream in recorded]
     return calls + [partial(cupy_runtime.streamWaitEvent, then.stream, before.event) for before, then in pairs]
 
 

@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
 from fmm.kernels.cuda.launch_list import PARAMETER_BYTES, Kernel, Launch, Slot
 from fmm.kernels.cuda.ops import GemmOp, OperandSide
-from fmm.kernels.cuda.products.f16_planes import SIDES, OperandPlanes, operand_planes
+from fmm.kernels.cuda.products.f16_planes import OPERAND_SIDES, OperandPlanes, operand_planes
 from fmm.kernels.cuda.products.kernel_sizes import FLOAT32_BYTES
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES
 from fmm.kernels.cuda.sums.sum_kernel import SUM_THREADS, SumKernel, step_lines
@@ -79,7 +79,11 @@ def plane_sums(split: SumOp, product: GemmOp, alignment: Mapping[str, int], sepa
     if product.count < 2 or not plain or product.left == product.right:
         return None
     planes, (size, bases) = operand_planes(product), split.alignment
-    sums = [PlaneSums(split, x, side, separate) for x, side in zip(planes, SIDES, strict=True) if _can_write(split, x)]
+    sums = [
+        PlaneSums(split, x, side, separate)
+        for x, side in zip(planes, OPERAND_SIDES, strict=True)
+        if _can_write(split, x)
+    ]
     return sums[0] if sums and not any(alignment[base] % size for base in bases) else None
 
 

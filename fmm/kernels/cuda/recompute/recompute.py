@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from fmm.dtypes import DTYPES, STORED
 from fmm.hardware.chip import Chip
-from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_lines, whole_source
+from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_point_lines, whole_source
 from fmm.kernels.cuda.launch_list import FLAG, HOST_COUNT, Kernel, Launch, Slot
 from fmm.kernels.cuda.ops import View, gemm_op, is_column_major, operand_views
 from fmm.kernels.cuda.products.kernel_sizes import named_strategy
@@ -121,8 +121,10 @@ def simple_source(dtype: str) -> str:
     each = 8 if element.registers == 1 else 4
     parameters, bounds = "fmm::classical::Rescue", (THREADS, 1)
     rescue, scan = f"fmm::classical::rescue<{element.cpp}, {each}>(p);", f"fmm::classical::scan<{element.cpp}>(p);"
-    again = entry_lines(parameters, rescue, bounds, entry=RECOMPUTE_ENTRY)
-    return whole_source("recompute_simple.cuh", [*again, "", *entry_lines(parameters, scan, bounds, entry=SCAN_ENTRY)])
+    again = entry_point_lines(parameters, rescue, bounds, entry=RECOMPUTE_ENTRY)
+    return whole_source(
+        "recompute_simple.cuh", [*again, "", *entry_point_lines(parameters, scan, bounds, entry=SCAN_ENTRY)]
+    )
 
 
 # ---- after a recomputed product

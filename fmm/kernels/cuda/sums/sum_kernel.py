@@ -133,7 +133,7 @@ class SumKernel:
         down = SECTOR // DTYPES[self.element].itemsize
         return HIGH * down, SUM_THREADS // WARP // HIGH * (WARP // down) * self.vector_width
 
-    def partner(self, event: Statement) -> int | None:
+    def other_part(self, event: Statement) -> int | None:
         """Return the other part of the complex number that a statement loads or stores: a value, or an output.
 
         The two parts are neighbours. None if the statement has no such part, or if the other part is not accessed.
@@ -215,7 +215,7 @@ def _statements(kernel: SumKernel) -> Iterator[str]:
 
 def _partner(kernel: SumKernel, event: Statement, loads: Sequence[int]) -> int | None:
     """Return the other part of a complex number, if it is loaded or stored too."""
-    other = kernel.partner(event)
+    other = kernel.other_part(event)
     return other if event.kind == "store" or other in loads else None
 
 

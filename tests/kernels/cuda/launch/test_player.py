@@ -17,7 +17,7 @@ from fmm.dtypes import DTYPES, STORED
 from fmm.kernels.cuda.launch_list import StreamSync
 from fmm.kernels.cuda.ops import GemmOp, GemmOperand, View, operand_views
 from fmm.kernels.cuda.record import OperationList, Recorder, record_operations
-from fmm.kernels.cuda.sums.sum_kernel import HIGH, SUM_THREADS
+from fmm.kernels.cuda.sums.sum_kernel import CROSSWISE_WARP_ROWS, SUM_THREADS
 from fmm.kernels.cuda.sums.sum_launch import GRID_LIMIT, BlockArray, SumOp
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.walk import walk_plan
@@ -95,7 +95,9 @@ def tile(op: SumOp) -> tuple[Any, Any]:
     thread = np.arange(SUM_THREADS)
     down = 32 // DTYPES[op.kernel.element].itemsize
     (warp, lane), across = np.divmod(thread, 32), 32 // down
-    return warp % HIGH * down + lane % down, (warp // HIGH * across + lane // down) * op.kernel.vector_width
+    return warp % CROSSWISE_WARP_ROWS * down + lane % down, (
+        warp // CROSSWISE_WARP_ROWS * across + lane // down
+    ) * op.kernel.vector_width
 
 
 @given(rows=st.integers(1, 300), cols=st.integers(1, 300), dtype=st.sampled_from(sorted(STORED)))
