@@ -12,7 +12,7 @@ from fmm.distributed.decide_sharing import ShardingQuery, SharedDecision, decide
 from fmm.distributed.layout import Layout
 from fmm.distributed.quadrants import parse_level_above
 from fmm.dtypes import DTYPES
-from fmm.hardware.datasheets import device as datasheet_row
+from fmm.hardware.datasheets import datasheet_of as datasheet_row
 from fmm.hardware.links import Network, link, network_of
 from fmm.runtime.devices import gpu_from_description
 
