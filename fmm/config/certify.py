@@ -8,9 +8,9 @@ from statistics import median
 
 from fmm.config.schema import Entry, Size
 
-GAIN = 1.02  # a smaller speedup is not worth a plan
+MIN_SPEEDUP = 1.02  # a smaller speedup is not worth a plan
 CONFIDENCE = 0.95
-ROUNDS = 6  # the fewest rounds whose range is an interval of this confidence
+MIN_ROUNDS = 6  # the fewest rounds whose range is an interval of this confidence
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float]:
@@ -37,10 +37,10 @@ def paired_ratios(vendor: Sequence[float], candidate: Sequence[float]) -> tuple[
 def is_certified(vendor: Sequence[float], candidate: Sequence[float], noise: float) -> bool:
     """Return True if the interval's lower bound is above 1 and the median above GAIN and above the noise."""
     found = paired_ratios(vendor, candidate)
-    return len(found) >= ROUNDS and median_interval(found)[0] > 1 and median(found) > max(GAIN, 1 + noise)
+    return len(found) >= MIN_ROUNDS and median_interval(found)[0] > 1 and median(found) > max(MIN_SPEEDUP, 1 + noise)
 
 
-def entry_of_rounds(
+def entry_from_rounds(
     size: Size, plan: str, vendor: Sequence[float], candidate: Sequence[float], noise: float, origin: str
 ) -> Entry:
     """Return the entry that paired rounds support: the plan's if it is certified, else the vendor's."""

@@ -11,9 +11,18 @@ from functools import lru_cache
 from typing import Any
 
 # Tuning modes: use no config; use it; measure products in place too; use its alpha and pi for D'Alberto's rule.
-MODES = ("off", "cache", "online", "hasa")
+TUNING_MODES = ("off", "cache", "online", "hasa")
 # Values of variables that are on or off, in any case.
-SWITCHES = {"0": False, "1": True, "no": False, "yes": True, "off": False, "on": True, "false": False, "true": True}
+SWITCH_VALUES = {
+    "0": False,
+    "1": True,
+    "no": False,
+    "yes": True,
+    "off": False,
+    "on": True,
+    "false": False,
+    "true": True,
+}
 
 log = logging.getLogger("fmm")
 
@@ -36,7 +45,7 @@ def environment_value(name: str) -> str:
 def is_disabled() -> bool:
     """Return True if FMM_DISABLE leaves every product to the vendor: any value but one that means no."""
     value = environment_value("FMM_DISABLE")
-    return bool(value) and SWITCHES.get(value.strip().casefold(), True)
+    return bool(value) and SWITCH_VALUES.get(value.strip().casefold(), True)
 
 
 def is_emulation_allowed() -> bool:
@@ -54,9 +63,9 @@ def _is_on(name: str, default: bool) -> bool:
     value = environment_value(name)
     if not value:
         return default
-    switch = SWITCHES.get(value.strip().casefold())
+    switch = SWITCH_VALUES.get(value.strip().casefold())
     if switch is None:
-        log_once(f"{name} is {value[:40]!r}; valid: {', '.join(SWITCHES)}; '{int(default)}' is used")
+        log_once(f"{name} is {value[:40]!r}; valid: {', '.join(SWITCH_VALUES)}; '{int(default)}' is used")
         return default
     return switch
 
@@ -64,10 +73,10 @@ def _is_on(name: str, default: bool) -> bool:
 def tuning_mode() -> str:
     """Return the tuning mode, one of MODES."""
     value = environment_value("FMM_TUNING_MODE")
-    if value in MODES:
+    if value in TUNING_MODES:
         return value
     if value:
-        log_once(f"FMM_TUNING_MODE is {value[:40]!r}; valid: {', '.join(MODES)}; 'cache' is used")
+        log_once(f"FMM_TUNING_MODE is {value[:40]!r}; valid: {', '.join(TUNING_MODES)}; 'cache' is used")
     return "cache"
 
 

@@ -21,8 +21,8 @@ from fmm.config.reader import ConfigError, Raw, read_document
 from fmm.config.schema import Tuned, read_section
 from fmm.perfmodel.calibration import Calibration
 
-FILE = "config.json"
-SHIPPED = Path(__file__).parent / FILE  # part of the package
+CONFIG_FILE_NAME = "config.json"
+SHIPPED_CONFIG = Path(__file__).parent / CONFIG_FILE_NAME  # part of the package
 MAX_FILE_BYTES = 16 << 20
 
 
@@ -32,7 +32,7 @@ MAX_FILE_BYTES = 16 << 20
 def default_path() -> Path:
     """Return the file that the tuner writes by default, which is the first that the runtime reads."""
     named = os.environ.get("FMM_CONFIG")
-    return config_file(Path(named)) if named else user_folder() / FILE
+    return config_file(Path(named)) if named else user_folder() / CONFIG_FILE_NAME
 
 
 def search_path(named: str) -> tuple[Path, ...]:
@@ -40,14 +40,14 @@ def search_path(named: str) -> tuple[Path, ...]:
     if named:
         return (config_file(Path(named)),)
     try:
-        return user_folder() / FILE, site_folder() / FILE, SHIPPED
+        return user_folder() / CONFIG_FILE_NAME, site_folder() / CONFIG_FILE_NAME, SHIPPED_CONFIG
     except RuntimeError:  # the user has no home folder
-        return site_folder() / FILE, SHIPPED
+        return site_folder() / CONFIG_FILE_NAME, SHIPPED_CONFIG
 
 
 def config_file(path: Path) -> Path:
     """Return the config in a folder, or the path itself if it is a file; a new path is a file if it ends in .json."""
-    return path / FILE if path.is_dir() or not (path.suffix == ".json" or path.exists()) else path
+    return path / CONFIG_FILE_NAME if path.is_dir() or not (path.suffix == ".json" or path.exists()) else path
 
 
 def user_folder() -> Path:
@@ -145,24 +145,24 @@ class Configs:
                 continue
             if found.changed and found.entries:
                 log_once(f"{', '.join(found.changed)} since the tuning: only its model is used until `fmm-tune canary`")
-            yield from_another_card(found) if path == SHIPPED else found
+            yield note_other_card(found) if path == SHIPPED_CONFIG else found
 
 
-OTHER_CARD = "on another card of this name"
+OTHER_CARD_NOTE = "on another card of this name"
 
 
-def from_another_card(found: Tuned) -> Tuned:
+def note_other_card(found: Tuned) -> Tuned:
     """Return a shipped tuning with the note that another card of this name was measured."""
     calibration = found.calibration
     if calibration is None:
         return found
-    source = calibration.source.replace("on this device", OTHER_CARD)
+    source = calibration.source.replace("on this device", OTHER_CARD_NOTE)
     return replace(found, calibration=replace(calibration, source=source))
 
 
 def shipped_model(identity: Identity, dtype: str) -> Calibration | None:
     """Return the shipped calibration for cards of this name; None if there is none."""
-    found = Configs((SHIPPED,), False).tuned(identity, dtype)
+    found = Configs((SHIPPED_CONFIG,), False).tuned(identity, dtype)
     return None if found is None else found.trusted
 
 

@@ -27,13 +27,17 @@ class Identity:
 @lru_cache(maxsize=64)
 def cpu_identity(threads: int) -> Identity:
     """Return the identity of this CPU with this number of BLAS threads."""
-    versions = {"numpy": np.__version__, "blas": _blas_version(), SUMS: COMPILED if compiler_installed() else "numpy"}
+    versions = {
+        "numpy": np.__version__,
+        "blas": _blas_version(),
+        SUMS_VERSION_NAME: COMPILED_SUMS if compiler_installed() else "numpy",
+    }
     return Identity(cpu_key(threads), processor_name(), MappingProxyType(versions))
 
 
 # The version that says how a CPU computes the sums of plans. A tuning with compiled sums does not hold for NumPy's
 # sums, which take longer.
-SUMS, COMPILED = "sums", "llvmlite"
+SUMS_VERSION_NAME, COMPILED_SUMS = "sums", "llvmlite"
 
 
 def cpu_key(threads: int) -> str:
@@ -78,7 +82,7 @@ def gpu_parts(key: str) -> tuple[str, int] | None:
     return (found[1], int(found[2])) if found else None
 
 
-def named_device(section: Raw) -> str:
+def recorded_device_name(section: Raw) -> str:
     """Return the device's name in a section of a config; empty if the section has none."""
     conditions = section.get("conditions") if isinstance(section, dict) else None
     name = conditions.get("device") if isinstance(conditions, dict) else None

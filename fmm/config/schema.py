@@ -30,23 +30,23 @@ from types import MappingProxyType
 from typing import Any
 
 from fmm.config.environment import log_once
-from fmm.config.identity import COMPILED, SUMS, Identity
+from fmm.config.identity import COMPILED_SUMS, SUMS_VERSION_NAME, Identity
 from fmm.config.reader import (
     Check,
     ConfigError,
     Raw,
-    anything,
-    bounded_number,
-    list_of_texts,
-    object_of_texts,
-    one_of,
-    optional_number,
-    parsed,
-    plain_text,
+    accept_any,
+    check_bool,
+    check_text,
+    check_text_list,
+    check_text_values,
+    choice_check,
+    integer_check,
+    number_check,
+    optional_number_check,
+    parser_check,
     read_fields,
-    true_or_false,
-    whole_number,
-    wrong_value,
+    wrong_value_error,
 )
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import BlockTerms
@@ -57,7 +57,7 @@ from fmm.perfmodel.default_calibration import datasheet_rates
 from fmm.problem import OPERATIONS, Operation
 
 __all__ = [
-    "ANY",
+    "ANY_LAYOUT",
     "ConfigError",
     "Entry",
     "Raw",
@@ -74,15 +74,17 @@ __all__ = [
 ]
 
 PRODUCT: Operation = "product"  # the operation of most entries
-ORIGINS = "certified", "online"  # measured by the tuner; by the runtime, on the user's own products
-ANY = "any"  # the layout of entries that hold for row-major and column-major matrices alike
+ENTRY_ORIGINS = "certified", "online"  # measured by the tuner; by the runtime, on the user's own products
+ANY_LAYOUT = "any"  # the layout of entries that hold for row-major and column-major matrices alike
 Size = tuple[int, int, int]  # (m, k, n)
-Key = tuple[str, Size, str, bool]
+EntryKey = tuple[str, Size, str, bool]
 Interval = tuple[float | None, float | None]  # None: beyond 65536, or nowhere
-TAUS = ("tau1", "tau2", "tau3")
-SECONDS = ("alpha", "pi")
-EPSILON = "the least that must be added to alpha / pi so that D'Alberto and Nicolau's Equation 2 says what was measured"
-UNDETERMINED_EPSILON = "it is not determined where all products gained by one level, or none did"
+TAU_NAMES = ("tau1", "tau2", "tau3")
+NAMES_IN_SECONDS = ("alpha", "pi")
+EPSILON_MEANING = (
+    "the least that must be added to alpha / pi so that D'Alberto and Nicolau's Equation 2 says what was measured"
+)
+NO_EPSILON_MEANING = "it is not determined where all products gained by one level, or none did"
 
 
 # ---- the dataclasses
@@ -101,14 +103,14 @@ class Entry:
     seconds: float
     vendor_seconds: float
     noise: float
-    layout: str = ANY
+    layout: str = ANY_LAYOUT
     verified: bool = True
     origin: str = "certified"
     lean: bool = False  # the best plan without workspace, stored beside the entry of a plan with workspace
     op: Operation = PRODUCT  # written only if it is another operation
 
     @property
-    def key(self) -> Key:
+    def key(self) -> EntryKey:
         """The fields by which the entries of a section differ."""
         return self.op, self.size, self.layout, self.lean
 
@@ -192,7 +194,7 @@ class Tuned:
     identity: Identity
     dtype: str
     calibration: Calibration | None
-    entries: Mapping[Key, Entry]
+    entries: Mapping[EntryKey, Entry]
     changed: tuple[str, ...] = ()  # versions that changed since the tuning: entries are not trusted
     thresholds: Thresholds | None = None
     fitted: BlockTerms | None = None  # the block model's terms, where the built-in ones do not hold
@@ -204,9 +206,11 @@ class Tuned:
         """The calibration, if it may choose plans."""
         return None if self.diagnostics else self.calibration
 
-    def entry(self, size: Size, layout: str = ANY, lean: bool = False, op: str = PRODUCT) -> tuple[Entry, Plan] | None:
+    def entry(
+        self, size: Size, layout: str = ANY_LAYOUT, lean: bool = False, op: str = PRODUCT
+    ) -> tuple[Entry, Plan] | None:
         """Return the entry of exactly this shape and its plan; None if there is none, or none that is trusted."""
-        found = self.entries.get((op, size, layout, lean)) or self.entries.get((op, size, ANY, lean))
+        found = self.entries.get((op, size, layout, lean)) or self.entries.get((op, size, ANY_LAYOUT, lean))
         if found is None or not found.verified or self.changed:
             return None
         try:
@@ -219,65 +223,65 @@ class Tuned:
 # ---- the fields and their checks
 
 
-def size(value: Raw, where: str) -> Size:
+def check_size(value: Raw, where: str) -> Size:
     """Check for three sides."""
     if not isinstance(value, list | tuple) or len(value) != 3:
-        raise wrong_value(where, "three sides, [m, k, n]", value)
-    side = whole_number(1, 1 << 40)
+        raise wrong_value_error(where, "three sides, [m, k, n]", value)
+    side = integer_check(1, 1 << 40)
     m, k, n = (side(x, where) for x in value)
     return m, k, n
 
 
-def plan_text(value: Raw, where: str) -> str:
+def check_plan(value: Raw, where: str) -> str:
     """Check for the form of a plan; its schemes are proved only when the plan is used, since that takes long."""
-    if plain_text(value, where).rpartition(">")[2].strip() not in leaf_uses():
-        raise wrong_value(where, "a plan that ends in its leaf, such as vendor", value)
+    if check_text(value, where).rpartition(">")[2].strip() not in leaf_uses():
+        raise wrong_value_error(where, "a plan that ends in its leaf, such as vendor", value)
     return str(value)
 
 
-POSITIVE = bounded_number(1e-30, 1e30)
+check_positive = number_check(1e-30, 1e30)
 MAX_NOISE = 1e6  # on a busy machine a product can take many times as long as its twin
-ENTRY: Mapping[str, Check] = {
-    "size": size,
-    "plan": plan_text,
-    "speedup": bounded_number(1e-6, 1e6),
-    "low": bounded_number(1e-6, 1e6),
-    "high": bounded_number(1e-6, 1e6),
-    "rounds": whole_number(1, 10**6),
-    "seconds": POSITIVE,
-    "vendor_seconds": POSITIVE,
-    "noise": bounded_number(0, MAX_NOISE),
-    "layout": plain_text,
-    "verified": true_or_false,
-    "origin": one_of(*ORIGINS),
-    "lean": true_or_false,
-    "op": one_of(*OPERATIONS),
+ENTRY_CHECKS: Mapping[str, Check] = {
+    "size": check_size,
+    "plan": check_plan,
+    "speedup": number_check(1e-6, 1e6),
+    "low": number_check(1e-6, 1e6),
+    "high": number_check(1e-6, 1e6),
+    "rounds": integer_check(1, 10**6),
+    "seconds": check_positive,
+    "vendor_seconds": check_positive,
+    "noise": number_check(0, MAX_NOISE),
+    "layout": check_text,
+    "verified": check_bool,
+    "origin": choice_check(*ENTRY_ORIGINS),
+    "lean": check_bool,
+    "op": choice_check(*OPERATIONS),
 }
-SECTION: Mapping[str, Check] = {
-    "versions": object_of_texts,
-    "conditions": anything,
-    "tuned": anything,
-    "calibration": anything,  # read by read_calibration
-    "intervals": anything,
-    "error": anything,
-    "thresholds": anything,  # read by read_thresholds
-    "blocks": anything,  # read by read_block_terms
-    "noise": optional_number(0, MAX_NOISE),
-    "doubts": list_of_texts,
-    "failed": list_of_texts,
-    "entries": anything,  # read one by one
+SECTION_CHECKS: Mapping[str, Check] = {
+    "versions": check_text_values,
+    "conditions": accept_any,
+    "tuned": accept_any,
+    "calibration": accept_any,  # read by read_calibration
+    "intervals": accept_any,
+    "error": accept_any,
+    "thresholds": accept_any,  # read by read_thresholds
+    "blocks": accept_any,  # read by read_block_terms
+    "noise": optional_number_check(0, MAX_NOISE),
+    "doubts": check_text_list,
+    "failed": check_text_list,
+    "entries": accept_any,  # read one by one
 }
-MODEL_FIELDS = frozenset({"doubts", "blocks", "failed"})  # a section without a model does not have them
+OPTIONAL_SECTION_FIELDS = frozenset({"doubts", "blocks", "failed"})  # a section without a model does not have them
 # Numbers of a calibration: divisors and shares have their own bounds, the others those of their type.
 _BY_NAME: Mapping[str, Check] = {
-    **dict.fromkeys(("flops", "stream", "sequential", "ragged", "scalar", "parts", "deep", "apart"), POSITIVE),
-    **dict.fromkeys(("margin", "tiled_margin"), bounded_number(0, 1)),
-    "overlap": bounded_number(-1, 1),
+    **dict.fromkeys(("flops", "stream", "sequential", "ragged", "scalar", "parts", "deep", "apart"), check_positive),
+    **dict.fromkeys(("margin", "tiled_margin"), number_check(0, 1)),
+    "overlap": number_check(-1, 1),
 }
 _BY_TYPE: Mapping[str, Check] = {
-    "float": bounded_number(0, 1e30),
-    "int": whole_number(0, 1 << 60),
-    "bool": true_or_false,
+    "float": number_check(0, 1e30),
+    "int": integer_check(0, 1 << 60),
+    "bool": check_bool,
 }
 
 
@@ -321,14 +325,14 @@ def _speedups(raw: Raw) -> dict[str, float]:
     return {str(int(side)): gain for side, gain in _by_name(raw, _above_zero).items()}
 
 
-THRESHOLDS: Mapping[str, Check] = {
-    **dict.fromkeys(SECONDS, parsed("a number above 0", _above_zero)),
-    **dict.fromkeys(("n1", "n1_measured", "epsilon"), parsed("a number or null", _finite)),
-    **dict.fromkeys(TAUS, parsed("an object of value, low and high, each a number or null", _spread)),
-    "block_strategy": parsed("an object of names, by sides", partial(_by_name, parse=str)),
-    "one_level": parsed("an object of numbers above 0, by sides", _speedups),
-    "intervals": parsed("an object of pairs of numbers or null", partial(_by_name, parse=_interval)),
-    "without_emulation": parsed("an object of numbers or null", partial(_by_name, parse=_finite)),
+THRESHOLD_CHECKS: Mapping[str, Check] = {
+    **dict.fromkeys(NAMES_IN_SECONDS, parser_check("a number above 0", _above_zero)),
+    **dict.fromkeys(("n1", "n1_measured", "epsilon"), parser_check("a number or null", _finite)),
+    **dict.fromkeys(TAU_NAMES, parser_check("an object of value, low and high, each a number or null", _spread)),
+    "block_strategy": parser_check("an object of names, by sides", partial(_by_name, parse=str)),
+    "one_level": parser_check("an object of numbers above 0, by sides", _speedups),
+    "intervals": parser_check("an object of pairs of numbers or null", partial(_by_name, parse=_interval)),
+    "without_emulation": parser_check("an object of numbers or null", partial(_by_name, parse=_finite)),
 }
 
 
@@ -339,9 +343,9 @@ def read_section(raw: Raw, where: str, identity: Identity, dtype: str) -> Tuned:
     """Return a section, all of it checked; raise ConfigError if a part of it cannot be used."""
     if dtype not in DTYPES:
         raise ConfigError(f"{where}: unknown type {dtype!r}; valid: {', '.join(DTYPES)}")
-    found = read_fields(raw, where, SECTION, MODEL_FIELDS)
+    found = read_fields(raw, where, SECTION_CHECKS, OPTIONAL_SECTION_FIELDS)
     if not isinstance(found["entries"], list):
-        raise wrong_value(f"{where}.entries", "a list", found["entries"])
+        raise wrong_value_error(f"{where}.entries", "a list", found["entries"])
     entries = [read_entry(x, f"{where}.entries[{i}]") for i, x in enumerate(found["entries"])]
     calibration = found["calibration"]
     if calibration is not None:
@@ -349,7 +353,7 @@ def read_section(raw: Raw, where: str, identity: Identity, dtype: str) -> Tuned:
         calibration = read_calibration(calibration, f"{where}.calibration", dtype, identity.name, source)
     then, now = found["versions"], identity.versions
     diagnostics = tuple(found.get("doubts", ()))
-    if then.get(SUMS) == COMPILED != now.get(SUMS, COMPILED):
+    if then.get(SUMS_VERSION_NAME) == COMPILED_SUMS != now.get(SUMS_VERSION_NAME, COMPILED_SUMS):
         diagnostics += ("it was tuned with compiled sums, and llvmlite is installed no more",)
     return Tuned(
         identity,
@@ -366,7 +370,7 @@ def read_section(raw: Raw, where: str, identity: Identity, dtype: str) -> Tuned:
 
 def read_entry(raw: Raw, where: str) -> Entry:
     """Return an entry; its plan must be certified, or the vendor."""
-    found = Entry(**read_fields(raw, where, ENTRY, frozenset({"layout", "verified", "origin", "lean", "op"})))
+    found = Entry(**read_fields(raw, where, ENTRY_CHECKS, frozenset({"layout", "verified", "origin", "lean", "op"})))
     if found.plan != "vendor" and not (found.low > 1 and found.low <= found.speedup <= found.high):
         raise ConfigError(
             f"{where}: the speedup {found.speedup:g} of {found.plan!r} is not certified (low {found.low:g})"
@@ -382,11 +386,11 @@ def read_calibration(raw: Raw, where: str, dtype: str, name: str, source: str) -
     """
     checks, optional = _number_checks(Calibration)
     rates, rate_optional = _number_checks(Rate)
-    allowed = {**checks, "rate": anything, "leaf_rates": anything, "datasheet": plain_text}
+    allowed = {**checks, "rate": accept_any, "leaf_rates": accept_any, "datasheet": check_text}
     found = read_fields(raw, where, allowed, optional | {"leaf_rates", "datasheet"})
     leaf_rates = found.pop("leaf_rates", {})
     if not isinstance(leaf_rates, dict):
-        raise wrong_value(f"{where}.leaf_rates", "an object", leaf_rates)
+        raise wrong_value_error(f"{where}.leaf_rates", "an object", leaf_rates)
     measured = {dtype: Rate(**read_fields(found.pop("rate"), f"{where}.rate", rates, rate_optional))}
     for leaf, numbers in leaf_rates.items():
         measured[leaf] = Rate(**read_fields(numbers, f"{where}.leaf_rates.{leaf}", rates, rate_optional))
@@ -400,18 +404,18 @@ def read_calibration(raw: Raw, where: str, dtype: str, name: str, source: str) -
 
 def read_thresholds(raw: Raw) -> Thresholds | None:
     """Return the thresholds of a section; None if there are none, or if they are incomplete or damaged."""
-    if not isinstance(raw, dict) or not raw.keys() >= THRESHOLDS.keys() or any(threshold_errors(raw, "")):
+    if not isinstance(raw, dict) or not raw.keys() >= THRESHOLD_CHECKS.keys() or any(threshold_errors(raw, "")):
         return None
-    return Thresholds(**{name: check(raw[name], name) for name, check in THRESHOLDS.items()})
+    return Thresholds(**{name: check(raw[name], name) for name, check in THRESHOLD_CHECKS.items()})
 
 
 def threshold_errors(raw: Raw, where: str) -> Iterator[ConfigError]:
     """Yield one error for each damaged field; an incomplete object counts as absent and has none."""
     if raw is not None and not isinstance(raw, dict):
-        yield wrong_value(where, "an object", raw)
-    if not isinstance(raw, dict) or not raw.keys() >= THRESHOLDS.keys():
+        yield wrong_value_error(where, "an object", raw)
+    if not isinstance(raw, dict) or not raw.keys() >= THRESHOLD_CHECKS.keys():
         return
-    for name, check in THRESHOLDS.items():
+    for name, check in THRESHOLD_CHECKS.items():
         try:
             check(raw[name], f"{where}.{name}")
         except ConfigError as error:
@@ -420,7 +424,7 @@ def threshold_errors(raw: Raw, where: str) -> Iterator[ConfigError]:
 
 def read_block_terms(raw: Raw) -> BlockTerms | None:
     """Return the block model's terms; None if there are none, or damaged ones: the built-in terms hold then."""
-    check = bounded_number(1e-12, 1e6)
+    check = number_check(1e-12, 1e6)
     try:
         return BlockTerms(**read_fields(raw, "terms", {f.name: check for f in fields(BlockTerms)})) if raw else None
     except ConfigError:

@@ -22,7 +22,7 @@ def merge_section(path: Path, device: str, dtype: str, section: dict[str, Raw]) 
         _remove_leftovers(path)
         devices = _devices_in(path)
         types = devices.setdefault(device, {})
-        types[dtype] = joined_sections(types.get(dtype), section)
+        types[dtype] = join_sections(types.get(dtype), section)
         replace_file(path, config_text(devices))
 
 
@@ -35,7 +35,7 @@ def add_entry(path: Path, identity: Identity, dtype: str, found: Entry) -> None:
     merge_section(path, identity.key, dtype, {**new, "entries": [found.fields]})
 
 
-def joined_sections(old: Raw, new: dict[str, Raw]) -> dict[str, Raw]:
+def join_sections(old: Raw, new: dict[str, Raw]) -> dict[str, Raw]:
     """Return the new section with the old entries for other shapes; unverified if the library or driver changed."""
     others: list[Entry] = []
     with suppress(ConfigError, TypeError, KeyError):

@@ -90,7 +90,7 @@ def _limits_table() -> dict[str, Capability]:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class Datasheet:
     """One product's datasheet: fields as printed, in TFLOPS and GB/s; properties in flop/s and bytes/s.
 
     Tensor rates are dense, with 32-bit accumulation for TF32 and FP16; None where there is no such unit.
@@ -141,15 +141,15 @@ class Device:
         return self.fp32_peak if element_bytes == 4 else self.fp64_peak
 
 
-def device(name: str) -> Device:
+def datasheet_of(name: str) -> Datasheet:
     """Return the datasheet of a device by name, in any case and spacing: "h200", "RTX4090", "gtx-1050"."""
     found = _device_table().get(plain_name(name))
     if found is None:
-        raise ValueError(f"unknown device {name!r}; the devices are {', '.join(device_names())}")
+        raise ValueError(f"unknown device {name!r}; the devices are {', '.join(datasheet_names())}")
     return found
 
 
-def device_names() -> tuple[str, ...]:
+def datasheet_names() -> tuple[str, ...]:
     """Return the names of the devices in the table, oldest first."""
     return tuple(d.name for d in _device_table().values())
 
@@ -160,5 +160,5 @@ def plain_name(name: str) -> str:
 
 
 @cache
-def _device_table() -> dict[str, Device]:
-    return {plain_name(d.name): d for d in read_records(Device, "fmm.hardware", "datasheets.csv")}
+def _device_table() -> dict[str, Datasheet]:
+    return {plain_name(d.name): d for d in read_records(Datasheet, "fmm.hardware", "datasheets.csv")}

@@ -14,7 +14,7 @@ WARP = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class BlockResources:
     """The resources of one thread block of a kernel."""
 
     threads: int
@@ -55,7 +55,7 @@ class Occupancy:
         return tuple(name for name, count in zip(names, counts, strict=True) if count == self.blocks)
 
 
-def launch_occupancy(limits: Capability, launch: Launch) -> Occupancy:
+def launch_occupancy(limits: Capability, launch: BlockResources) -> Occupancy:
     """Return the active blocks per SM by each resource."""
     return Occupancy(
         by_threads=_by_threads(limits, launch),
@@ -67,7 +67,7 @@ def launch_occupancy(limits: Capability, launch: Launch) -> Occupancy:
 
 def active_blocks(limits: Capability, threads: int, registers: int, shared_bytes: int = 0) -> int:
     """Return the active blocks per SM."""
-    return launch_occupancy(limits, Launch(threads, registers, shared_bytes)).blocks
+    return launch_occupancy(limits, BlockResources(threads, registers, shared_bytes)).blocks
 
 
 def register_counts(limits: Capability, threads: int, shared_bytes: int, blocks: int) -> range:
@@ -85,7 +85,7 @@ def max_registers(limits: Capability, threads: int, blocks: int) -> int:
     fitting = (
         registers
         for registers in range(limits.max_registers_per_thread, 0, -1)
-        if _by_registers(limits, Launch(threads, registers)) >= blocks
+        if _by_registers(limits, BlockResources(threads, registers)) >= blocks
     )
     return next(fitting, 0)
 
@@ -94,13 +94,13 @@ def _rounded_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
-def _by_threads(limits: Capability, launch: Launch) -> int:
+def _by_threads(limits: Capability, launch: BlockResources) -> int:
     if launch.threads > limits.max_threads_per_block:
         return 0
     return limits.max_threads_per_sm // WARP // launch.warps
 
 
-def _by_registers(limits: Capability, launch: Launch) -> int:
+def _by_registers(limits: Capability, launch: BlockResources) -> int:
     if launch.registers > limits.max_registers_per_thread:
         return 0
     if launch.registers == 0:
@@ -118,7 +118,7 @@ def _by_registers(limits: Capability, launch: Launch) -> int:
     return warps // launch.warps
 
 
-def _by_shared(limits: Capability, launch: Launch) -> int:
+def _by_shared(limits: Capability, launch: BlockResources) -> int:
     per_block = _rounded_up(launch.shared_bytes + limits.reserved_shared_per_block, limits.shared_unit)
     if per_block > limits.shared_per_block + limits.reserved_shared_per_block:
         return 0

@@ -20,52 +20,52 @@ from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.runtime.decisions.calibration_in_force import add_unmeasured_rates
 from fmm.tuner.devices.device import Device
 from fmm.tuner.findings.diagnostics import (
-    distant_margin,
-    largest_pair,
-    losing_margin,
+    largest_measured_side,
     machine_diagnostics,
+    margin_for_error,
+    margin_for_extrapolation,
+    margin_for_losses,
+    margin_for_slowdown,
     model_diagnostics,
     noise_floor,
-    noisy_margin,
-    promised_margin,
-    slowdown,
-    unexplained_share,
+    slowdown_from_quiet,
+    upper_decile_deviation,
 )
-from fmm.tuner.findings.thresholds import chosen_from, thresholds, with_intervals
+from fmm.tuner.findings.thresholds import side_choosing_levels, thresholds, with_intervals
 from fmm.tuner.fit import model as fitting
-from fmm.tuner.fit.blocks import chosen_strategies, fitted_blocks
+from fmm.tuner.fit.blocks import chosen_strategies, fit_block_model
 from fmm.tuner.fit.sampled import sample_calibrations
 from fmm.tuner.search.certify import all_entries, paired_samples
 from fmm.tuner.trials.journal import Journal
-from fmm.tuner.trials.record import PRODUCT, Size, Trial
+from fmm.tuner.trials.record import DEFAULT_OPERATION, Size, Trial
 
 # The stages whose trials the fit sees. The held-out trials check the fit. The trials of the search are on few shapes,
 # of plans that Optuna made up, which no decision considers.
-SCALE = "scale"  # rough products that show what the effort affords
-MEASURED = ("rates", "probe", "tiles")
-FITTED = (SCALE, *MEASURED)
-HELD_OUT = "held out"
+SCALE_STAGE = "scale"  # rough products that show what the effort affords
+PROBE_STAGES = ("rates", "probe", "tiles")
+FITTED_STAGES = (SCALE_STAGE, *PROBE_STAGES)
+HELD_OUT_STAGE = "held out"
 OUT_OF_MEMORY = "out of memory"
 
 
-def concluded_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
+def conclude_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
     """Return the section of the config; None if only the first rough products were measured.
 
     After a first look there are two models of a device that has a known starting model: all parameters fitted, or the
     starting model scaled. The one with the smaller error on held-out shapes is taken: the fit of a tuning that was
     stopped early may be the worse one.
     """
-    if not any(o.kind == "vendor" for o in fitting.stage_medians(journal.recorded, MEASURED)):
+    if not any(o.kind == "vendor" for o in fitting.observed_medians(journal.recorded, PROBE_STAGES)):
         return None
-    device, trials = journal.device, trials_that_count(journal, dtype)
+    device, trials = journal.device, usable_trials(journal, dtype)
     fits = [fit_trials(device, trials, dtype)]
     if len(trials) > len(journal.recorded) and device.known(dtype) != device.untuned():
-        fits.append(scaled_by_trials(device, trials, dtype))
-    noise, models = noise_floor(trials), [checked_fit(fit, device, trials, dtype) for fit in fits]
+        fits.append(scale_by_trials(device, trials, dtype))
+    noise, models = noise_floor(trials), [check_fit(fit, device, trials, dtype) for fit in fits]
     best = min(range(len(fits)), key=lambda i: (bool(models[i].diagnostics), models[i].model_error))
     fitted, model = fits[best], models[best]
     calibration = replace(model.calibration, rates=fitted.calibration.rates)
-    tiles = fitted_blocks(trials, device.chip)
+    tiles = fit_block_model(trials, device.chip)
     strategies = chosen_strategies(dtype, device.chip, tiles)
     noisy, looks = diagnose_machine(device, trials, dtype), trials_by_look(journal, trials)
     thresholds = section_thresholds(calibration, dtype, fitted.intervals, looks, strategies)
@@ -91,16 +91,16 @@ def concluded_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
 
 def model_so_far(journal: Journal, dtype: str) -> Calibration:
     """Return the model of the trials so far, with the datasheet's rates of leaves that were not measured."""
-    trials = trials_that_count(journal, dtype)
-    return completed(fit_trials(journal.device, trials, dtype), journal.device, trials)
+    trials = usable_trials(journal, dtype)
+    return with_unmeasured_rates(fit_trials(journal.device, trials, dtype), journal.device, trials)
 
 
-def completed(fitted: fitting.Fit, device: Device, trials: Sequence[Trial]) -> Calibration:
+def with_unmeasured_rates(fitted: fitting.Fit, device: Device, trials: Sequence[Trial]) -> Calibration:
     """Return a fitted model as decisions use it: with the rates of leaves that were not measured."""
     return add_unmeasured_rates(fitted.calibration, device.untuned(), failed_rates(trials))
 
 
-def trials_that_count(journal: Journal, dtype: str) -> tuple[Trial, ...]:
+def usable_trials(journal: Journal, dtype: str) -> tuple[Trial, ...]:
     """Return the trials of the tuning, and those of the first look before it unless these are noisy."""
     first = journal.first_look
     if not first or diagnose_machine(journal.device, first, dtype):
@@ -111,23 +111,23 @@ def trials_that_count(journal: Journal, dtype: str) -> tuple[Trial, ...]:
 def diagnose_machine(device: Device, trials: Sequence[Trial], dtype: str) -> tuple[str, ...]:
     """Return the diagnostics against all measurements: other work used the device."""
     fitted = fit_trials(device, trials, dtype).calibration
-    seen = fitting.stage_medians(trials, (*MEASURED, HELD_OUT))
-    slower = slowdown(trials, fitted, dtype)
-    return tuple(machine_diagnostics(noise_floor(trials), slower, unexplained_share(seen, fitted)))
+    seen = fitting.observed_medians(trials, (*PROBE_STAGES, HELD_OUT_STAGE))
+    slower = slowdown_from_quiet(trials, fitted, dtype)
+    return tuple(machine_diagnostics(noise_floor(trials), slower, upper_decile_deviation(seen, fitted)))
 
 
 def fit_trials(device: Device, trials: Sequence[Trial], dtype: str) -> fitting.Fit:
     """Return the fit of the trials, with rates of the timed leaves alone."""
-    observed = tuple(fitting.stage_medians(trials, FITTED))
-    if fitting.few_plans(observed):
-        return scaled_by_trials(device, trials, dtype)
+    observed = tuple(fitting.observed_medians(trials, FITTED_STAGES))
+    if fitting.has_few_plans(observed):
+        return scale_by_trials(device, trials, dtype)
     return _fitted(starting_calibration(device.untuned(), dtype), dtype, observed)
 
 
-def scaled_by_trials(device: Device, trials: Sequence[Trial], dtype: str) -> fitting.Fit:
+def scale_by_trials(device: Device, trials: Sequence[Trial], dtype: str) -> fitting.Fit:
     """Return the known model of such devices with the measured rates: the result of a first look."""
-    observed = fitting.stage_medians(trials, FITTED)
-    return fitting.scaled_calibration(starting_calibration(device.known(dtype), dtype), dtype, observed)
+    observed = fitting.observed_medians(trials, FITTED_STAGES)
+    return fitting.scale_calibration(starting_calibration(device.known(dtype), dtype), dtype, observed)
 
 
 @lru_cache(maxsize=8)
@@ -158,11 +158,11 @@ def failed_rates(trials: Sequence[Trial]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedModel:
     """A fitted model with its margins, its errors on held-out shapes, and its diagnostics."""
 
     calibration: Calibration
-    error: Mapping[str, fitting.Error]
+    error: Mapping[str, fitting.PredictionError]
     diagnostics: tuple[str, ...]
 
     @property
@@ -171,15 +171,15 @@ class Checked:
         return max(self.calibration.margin, self.error["speedup"].median)
 
 
-def checked_fit(fitted: fitting.Fit, device: Device, trials: Sequence[Trial], dtype: str) -> Checked:
+def check_fit(fitted: fitting.Fit, device: Device, trials: Sequence[Trial], dtype: str) -> CheckedModel:
     """Return a fit as decisions would use it, checked on the held-out trials."""
-    whole, held = completed(fitted, device, trials), fitting.stage_medians(trials, (HELD_OUT,))
-    return checked_model(whole, dtype, held, slowdown(trials, whole, dtype), largest_pair(trials))
+    whole, held = with_unmeasured_rates(fitted, device, trials), fitting.observed_medians(trials, (HELD_OUT_STAGE,))
+    return check_model(whole, dtype, held, slowdown_from_quiet(trials, whole, dtype), largest_measured_side(trials))
 
 
-def checked_model(
+def check_model(
     fitted: Calibration, dtype: str, held: Sequence[fitting.Observation], slower: float | None, measured: float
-) -> Checked:
+) -> CheckedModel:
     """Return a fitted model with the margins that the held-out observations require.
 
     `slower` is the slowdown against the quietest moment, `measured` the side of the largest product with a plan.
@@ -187,14 +187,14 @@ def checked_model(
     tiled = [o for o in held if o.run.plan.uses_tile_model or o.kind == "vendor"]
     others = [o for o in held if not o.run.plan.uses_tile_model]
     error, own = (fitting.prediction_errors(fitted, seen) for seen in (others, tiled))
-    losing = [losing_margin(fitted, seen) for seen in (others, tiled)]
-    promised = [promised_margin(e["speedup"]) for e in (error, own)]
-    pays = chosen_from(replace(fitted, margin=promised[0], tiled_margin=promised[1]), dtype, 1)
-    least = max(noisy_margin(slower), distant_margin(pays, measured))
+    losing = [margin_for_losses(fitted, seen) for seen in (others, tiled)]
+    promised = [margin_for_error(e["speedup"]) for e in (error, own)]
+    pays = side_choosing_levels(replace(fitted, margin=promised[0], tiled_margin=promised[1]), dtype, 1)
+    least = max(margin_for_slowdown(slower), margin_for_extrapolation(pays, measured))
     margins = [min(max(p, x, least), 1.0) for p, x in zip(promised, losing, strict=True)]
     found = replace(fitted, margin=margins[0], tiled_margin=margins[1])
     errors = error | ({"tiled": own["speedup"]} if own["speedup"].count else {})
-    return Checked(found, errors, tuple(model_diagnostics(error["speedup"], losing[0])))
+    return CheckedModel(found, errors, tuple(model_diagnostics(error["speedup"], losing[0])))
 
 
 # ---- thresholds
@@ -213,27 +213,27 @@ def section_thresholds(
     strategies: Mapping[str, str],
 ) -> Thresholds:
     """Return a fitted model's thresholds, with their 95 % intervals."""
-    measured = one_level(*looks)
-    observed = fitting.stage_medians([t for trials in looks for t in trials], FITTED)
+    measured = one_level_speedups(*looks)
+    observed = fitting.observed_medians([t for trials in looks for t in trials], FITTED_STAGES)
     sampled = sample_calibrations(calibration, dtype, intervals, observed)
     return with_intervals(thresholds(calibration, dtype, measured, strategies), calibration, dtype, sampled, measured)
 
 
-def one_level(*tunings: Sequence[Trial]) -> list[tuple[Size, float]]:
+def one_level_speedups(*tunings: Sequence[Trial]) -> list[tuple[Size, float]]:
     """Return shapes and the best speedup of one level above the vendor, without held-out shapes: for epsilon."""
     found: dict[Size, float] = {}
     for trials in tunings:
-        for stage in (*FITTED, "search"):
-            own = [t for t in trials if t.stage == stage and t.op == PRODUCT]
+        for stage in (*FITTED_STAGES, "search"):
+            own = [t for t in trials if t.stage == stage and t.op == DEFAULT_OPERATION]
             for size in dict.fromkeys(t.size for t in own):
                 for plan, base, seconds in paired_samples([t for t in own if t.size == size]):
-                    if one_level_above_vendor(Plan.parse(plan)):
+                    if is_one_level_above_vendor(Plan.parse(plan)):
                         speedup = median(certify.paired_ratios(base, seconds))
                         found[size] = max(found.get(size, 0.0), speedup)
     return list(found.items())
 
 
-def one_level_above_vendor(plan: Plan) -> bool:
+def is_one_level_above_vendor(plan: Plan) -> bool:
     """Return True if the plan saves products once and the vendor multiplies the rest (aligned copies save none)."""
     saves = any(level.saves_products for level in plan.levels)
     return plan.depth == 1 and saves and plan.leaf_use.leaf.of_library

@@ -16,7 +16,16 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.work import are_rows_aligned
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Run, cached_work, formula_seconds
-from fmm.tuner.fit.parameters import BY_NAME, LEAF_RATE, PARAMETERS, TILE, TILED_START, Parameter, exists_on, put_all
+from fmm.tuner.fit.parameters import (
+    LEAF_RATE_PARAMETERS,
+    PARAMETERS,
+    PARAMETERS_BY_NAME,
+    START_OF_OWN_KERNEL,
+    TILE_PARAMETER,
+    Parameter,
+    exists_on,
+    with_parameters,
+)
 from fmm.tuner.trials.record import Size, Trial
 
 # ---- what was observed
@@ -45,7 +54,7 @@ class Observation:
         return "vendor" if self.run.plan == VENDOR else "plan"
 
 
-def stage_medians(trials: Iterable[Trial], stages: Sequence[str]) -> list[Observation]:
+def observed_medians(trials: Iterable[Trial], stages: Sequence[str]) -> list[Observation]:
     """Return the medians over the samples of the stages, one for every run and problem."""
     samples: dict[tuple[Size, str, str, str], list[float]] = {}
     for t in trials:
@@ -59,15 +68,17 @@ def stage_medians(trials: Iterable[Trial], stages: Sequence[str]) -> list[Observ
 
 # ---- fitting
 
-ROBUST = 0.03  # larger residuals (of logarithms) count less than by their square: outliers pull less
+ROBUST_RESIDUAL = 0.03  # larger residuals (of logarithms) count less than by their square: outliers pull less
 # Timed alone, sums and products find other caches and clocks than within a plan, which is what is to be predicted.
-WEIGHTS = {"sums": 0.1, "products": 0.1}
+PART_WEIGHTS = {"sums": 0.1, "products": 0.1}
 # On a CPU with several lanes, sums are timed within plans and have full weight. A plan that takes more than this many
 # times as long as the vendor's product is nobody's choice there, and counts less.
 WORTH_FITTING = 1.5
-EXACT = 0.01  # no time is taken for better known than to this share of it: two points are no proof of a line
-UNSEEN = 1e-12  # the share of the best seen direction's slope below which a direction of the parameters was not seen
-PRIOR = 0.002  # the weight of staying near the start, which decides only what the measurements leave open
+MIN_RESIDUAL = 0.01  # no time is taken for better known than to this share of it: two points are no proof of a line
+MIN_SLOPE_SHARE = (
+    1e-12  # the share of the best seen direction's slope below which a direction of the parameters was not seen
+)
+PRIOR_WEIGHT = 0.002  # the weight of staying near the start, which decides only what the measurements leave open
 
 
 @dataclass(frozen=True)
@@ -80,12 +91,12 @@ class Fit:
     residuals: tuple[float, ...]
 
 
-SIDES = (64.0, 128.0, 256.0)  # of the blocks in which vendors' products are computed
-STEPS = 60  # at most: by then all is found that the measurements tell, and the rest is a walk along a flat valley
-SCREENED = 8  # steps after which their fits are compared
+TILE_SIDES = (64.0, 128.0, 256.0)  # of the blocks in which vendors' products are computed
+MAX_STEPS = 60  # at most: by then all is found that the measurements tell, and the rest is a walk along a flat valley
+SCREENING_STEPS = 8  # steps after which their fits are compared
 # Parameters that are so many times less certain than they may be are left out together, the others one by one: of two
 # that can stand in for each other one may be certain without the other.
-HOPELESS = 3.0
+FAR_TOO_LOOSE = 3.0
 
 
 def fit_calibration(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Fit:
@@ -94,10 +105,10 @@ def fit_calibration(start: Calibration, dtype: str, observed: Sequence[Observati
     others = [o for o in observed if o.run.plan.leaf_use.leaf == VENDOR.leaf_use.leaf]  # it is the vendor's time
     start = _rescaled(start, dtype, others)
     if start.batches:
-        known = dict.fromkeys([start, put_all(start, dtype, {"rate.sms": 0.0})])  # do the vendor's rounds show?
-        starts = [TILE.put(s, dtype, side) for s in known for side in SIDES]
-        start = min(starts, key=lambda s: Solver(s, dtype, others).solved(SCREENED).cost)
-    return _with_own_rates(_with_tiled(determined_fit(start, dtype, others), dtype, tiled), dtype, observed)
+        known = dict.fromkeys([start, with_parameters(start, dtype, {"rate.sms": 0.0})])  # do the vendor's rounds show?
+        starts = [TILE_PARAMETER.put(s, dtype, side) for s in known for side in TILE_SIDES]
+        start = min(starts, key=lambda s: LeastSquares(s, dtype, others).solved(SCREENING_STEPS).cost)
+    return _with_own_rates(_with_tiled(fit_determined(start, dtype, others), dtype, tiled), dtype, observed)
 
 
 def _with_own_rates(found: Fit, dtype: str, observed: Sequence[Observation]) -> Fit:
@@ -111,8 +122,8 @@ def _with_own_rates(found: Fit, dtype: str, observed: Sequence[Observation]) -> 
 
 
 def _with_rate(found: Fit, name: str, observed: Sequence[Observation]) -> Fit:
-    free = LEAF_RATE if len(observed) > len(LEAF_RATE) else SCALED[:1]
-    own = determined_fit(found.calibration, name, observed, free)
+    free = LEAF_RATE_PARAMETERS if len(observed) > len(LEAF_RATE_PARAMETERS) else SCALED_PARAMETERS[:1]
+    own = fit_determined(found.calibration, name, observed, free)
     intervals = {f"{name}.{x}": ends for x, ends in own.intervals.items()}
     return Fit(own.calibration, {**found.intervals, **intervals}, found.residuals + own.residuals)
 
@@ -126,21 +137,21 @@ def _with_tiled(found: Fit, dtype: str, observed: Sequence[Observation]) -> Fit:
     """The fit with our own kernel's parameters too, fitted last; without them if no plan had sums inside products."""
     if not any(o.kind == "inside" for o in observed):
         return found
-    own = determined_fit(put_all(found.calibration, dtype, TILED_START), dtype, observed)
+    own = fit_determined(with_parameters(found.calibration, dtype, START_OF_OWN_KERNEL), dtype, observed)
     return Fit(own.calibration, {**found.intervals, **own.intervals}, found.residuals + own.residuals)
 
 
-def determined_fit(
+def fit_determined(
     start: Calibration, dtype: str, observed: Sequence[Observation], free: Sequence[Parameter] | None = None
 ) -> Fit:
     """Repeat least squares without undetermined parameters until all are determined."""
-    solver = Solver(start, dtype, observed, free)
-    found = solver.solved(STEPS)
+    solver = LeastSquares(start, dtype, observed, free)
+    found = solver.solved(MAX_STEPS)
     while loose := solver.loose(found):
-        hopeless = [p for p, looseness in loose.items() if looseness > HOPELESS]
+        hopeless = [p for p, looseness in loose.items() if looseness > FAR_TOO_LOOSE]
         solver = solver.without(hopeless or [max(loose, key=lambda p: loose[p])], found)
-        found = solver.solved(SCREENED)
-    found = solver.solved(STEPS)
+        found = solver.solved(SCREENING_STEPS)
+    found = solver.solved(MAX_STEPS)
     return Fit(solver.calibrated(found.x), solver.intervals(found), found.residuals)
 
 
@@ -158,7 +169,7 @@ class Solution:
         return tuple(float(x) for x in np.sqrt(np.sum(self.directions**2, axis=0)))
 
 
-class Solver:
+class LeastSquares:
     """Least squares of the residuals with a robust loss; uninformed parameters keep their start."""
 
     def __init__(
@@ -178,7 +189,7 @@ class Solver:
         self._begin = self._origin
 
     def calibrated(self, x: Any) -> Calibration:
-        return put_all(self.start, self.dtype, self.values(x))
+        return with_parameters(self.start, self.dtype, self.values(x))
 
     def values(self, x: Any) -> dict[str, float]:
         """Return the parameters at these coordinates."""
@@ -188,7 +199,7 @@ class Solver:
         c = self.calibrated(x)
         pairs = zip(self.observed, self._works, strict=True)
         times = [formula_seconds(o.run, o.problem, work, c) for o, work in pairs]
-        return np.concatenate([self._weights * (np.log(times) - self._measured), PRIOR * (x - self._origin)])
+        return np.concatenate([self._weights * (np.log(times) - self._measured), PRIOR_WEIGHT * (x - self._origin)])
 
     def solved(self, steps: int) -> Solution:
         """In so many steps at most."""
@@ -196,7 +207,7 @@ class Solver:
 
         bounds = self._low, self._high
         solved = least_squares(
-            self.residuals, self._begin, bounds=bounds, loss="soft_l1", f_scale=ROBUST, max_nfev=steps
+            self.residuals, self._begin, bounds=bounds, loss="soft_l1", f_scale=ROBUST_RESIDUAL, max_nfev=steps
         )
         self._begin = np.clip(solved.x, *bounds)
         residues = tuple(solved.fun[: len(self.observed)] / self._weights)
@@ -207,12 +218,12 @@ class Solver:
         known = {p: p.looseness(r) for p, r in zip(self.free, found.half_widths, strict=True)}
         return {p: looseness for p, looseness in known.items() if looseness > 1}
 
-    def without(self, some: Iterable[Parameter], found: Solution) -> Solver:
+    def without(self, some: Iterable[Parameter], found: Solution) -> LeastSquares:
         """Return a solver without some parameters, which take their neutral values."""
         left = set(some)
         neutral = {p.name: p.neutral for p in left if p.neutral is not None}
-        start = put_all(self.start, self.dtype, neutral)
-        solver = Solver(start, self.dtype, self.observed, [p for p in self.free if p not in left])
+        start = with_parameters(self.start, self.dtype, neutral)
+        solver = LeastSquares(start, self.dtype, self.observed, [p for p in self.free if p not in left])
         kept = [x for p, x in zip(self.free, found.x, strict=True) if p not in left]
         solver._begin = np.clip(kept, solver._low, solver._high)
         return solver
@@ -223,9 +234,9 @@ class Solver:
         from scipy.stats import t
 
         more = max(float(np.sum(self._weights**2)) - len(self.free), 1.0)
-        spread = max(float(np.sum(solved.fun[: len(self._weights)] ** 2)) / more, EXACT**2)
+        spread = max(float(np.sum(solved.fun[: len(self._weights)] ** 2)) / more, MIN_RESIDUAL**2)
         _, found, directions = np.linalg.svd(solved.jac, full_matrices=False)
-        found = np.maximum(found, UNSEEN * np.max(found, initial=1.0))  # nothing was seen along the others
+        found = np.maximum(found, MIN_SLOPE_SHARE * np.max(found, initial=1.0))  # nothing was seen along the others
         return t.ppf(0.975, more) * np.sqrt(spread) * directions / found[:, None]
 
     def intervals(self, found: Solution) -> dict[str, tuple[float, float]]:
@@ -239,29 +250,29 @@ class Solver:
 
 def _weights(start: Calibration, observed: Sequence[Observation]) -> list[float]:
     if start.lanes == 1:
-        return [WEIGHTS.get(o.run.part, 1.0) for o in observed]
+        return [PART_WEIGHTS.get(o.run.part, 1.0) for o in observed]
     vendor = {o.problem: o.seconds for o in observed if o.kind == "vendor"}
     near = [WORTH_FITTING * vendor.get(o.problem, o.seconds) / o.seconds if o.kind == "plan" else 1.0 for o in observed]
     return [min(x, 1.0) ** 2 for x in near]
 
 
 # As long as fewer whole plans were timed for a fit, nothing but these is fitted.
-FEW_PLANS = 3
-SCALED = (BY_NAME["rate.flops"], BY_NAME["stream"])
+MIN_WHOLE_PLANS = 3
+SCALED_PARAMETERS = (PARAMETERS_BY_NAME["rate.flops"], PARAMETERS_BY_NAME["stream"])
 
 
-def few_plans(observed: Sequence[Observation]) -> bool:
+def has_few_plans(observed: Sequence[Observation]) -> bool:
     """Return True if there are too few whole plans for a fit of all parameters."""
-    return sum(o.kind == "plan" for o in observed) < FEW_PLANS
+    return sum(o.kind == "plan" for o in observed) < MIN_WHOLE_PLANS
 
 
-def scaled_calibration(known: Calibration, dtype: str, observed: Sequence[Observation]) -> Fit:
+def scale_calibration(known: Calibration, dtype: str, observed: Sequence[Observation]) -> Fit:
     """What was known of such devices, with this one's own rates of products and sums, and of leaves that have one of
     their own: so much a few samples tell."""
     others = [o for o in observed if o.run.plan.leaf_use.leaf == VENDOR.leaf_use.leaf]
-    informed = [p for p in SCALED if p.informed_by & {o.kind for o in others}]
+    informed = [p for p in SCALED_PARAMETERS if p.informed_by & {o.kind for o in others}]
     start = _as_fast(_as_fast(known, dtype, others, "rate.flops", "vendor"), dtype, others, "stream", "sums")
-    found = determined_fit(start, dtype, others, informed) if informed else Fit(known, {}, ())
+    found = fit_determined(start, dtype, others, informed) if informed else Fit(known, {}, ())
     return _with_own_rates(found, dtype, observed)
 
 
@@ -272,7 +283,11 @@ def _as_fast(known: Calibration, dtype: str, observed: Sequence[Observation], na
         for o in observed
         if o.kind == kind
     ]
-    return put_all(known, dtype, {name: BY_NAME[name].get(known, dtype) * median(ratios)}) if ratios else known
+    return (
+        with_parameters(known, dtype, {name: PARAMETERS_BY_NAME[name].get(known, dtype) * median(ratios)})
+        if ratios
+        else known
+    )
 
 
 def _rescaled(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Calibration:
@@ -283,18 +298,18 @@ def _rescaled(start: Calibration, dtype: str, observed: Sequence[Observation]) -
         for o in observed
         if o.kind == "sums"
     ]
-    found = put_all(start, dtype, {"rate.flops": max(rates)}) if rates else start
+    found = with_parameters(start, dtype, {"rate.flops": max(rates)}) if rates else start
     found = replace(found, stream=median(streams)) if streams else found
     if start.batches:  # so that `host` decides some products' time at the start: else least squares sees no slope
         found = replace(found, host=min((o.seconds for o in observed if o.kind == "vendor"), default=0.0))
-    return put_all(found, dtype, {"rate.memory": 4 * found.stream})
+    return with_parameters(found, dtype, {"rate.memory": 4 * found.stream})
 
 
 # ---- how good it is
 
 
 @dataclass(frozen=True)
-class Error:
+class PredictionError:
     """How far predictions are off, as shares of the measured values. `bias` is the median with its sign. `upper` is the
     upper end of a 95 % interval of the median: far above it if there are few measurements. `above` is what it would be
     if the errors above the measured values were all there are, and as many below them as large."""
@@ -312,18 +327,18 @@ class Error:
         return asdict(self) if self.count else {"count": 0}
 
     @staticmethod
-    def of(relative: Sequence[float]) -> Error:
+    def of(relative: Sequence[float]) -> PredictionError:
         if not relative:
-            return Error(0, 0.0, 0.0, 0.0, 0.0)
+            return PredictionError(0, 0.0, 0.0, 0.0, 0.0)
         count, sizes = len(relative), np.abs(relative)
         # Two standard deviations of the number of samples that lie below the true median.
         place = min(0.5 + 0.98 / count**0.5, 1.0)
         middle, far, upper = (float(x) for x in np.quantile(sizes, (0.5, 0.95, place)))
         above = max(float(np.quantile(relative, (1 + place) / 2)), 0.0)
-        return Error(count, middle, far, float(np.median(relative)), upper, above)
+        return PredictionError(count, middle, far, float(np.median(relative)), upper, above)
 
 
-def prediction_errors(calibration: Calibration, observed: Sequence[Observation]) -> dict[str, Error]:
+def prediction_errors(calibration: Calibration, observed: Sequence[Observation]) -> dict[str, PredictionError]:
     """Of predicted times, and of predicted speedups over the vendor (there the machine's drift cancels)."""
     times: dict[tuple[Problem, Run], tuple[float, float]] = {}
     for o in observed:
@@ -337,4 +352,4 @@ def prediction_errors(calibration: Calibration, observed: Sequence[Observation])
         base = times.get((problem, Run()))
         if base and run != Run() and run.part == "whole":
             speedups.append((base[0] / p) / (base[1] / m) - 1)
-    return {"time": Error.of(relative), "speedup": Error.of(speedups)}
+    return {"time": PredictionError.of(relative), "speedup": PredictionError.of(speedups)}

@@ -14,14 +14,14 @@ from fmm.config.schema import Entry
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.problem import OPERATIONS, Problem
 from fmm.tuner.devices.device import Run
-from fmm.tuner.search.race import Found, needs_no_workspace
+from fmm.tuner.search.race import RaceResult, needs_no_workspace
 from fmm.tuner.trials.journal import Journal, RoundLimits
 from fmm.tuner.trials.record import Trial
 
-FRESH = 1  # seed of the operands of the certification
+FRESH_SEED = 1  # seed of the operands of the certification
 
 
-def confirm_best(journal: Journal, found: Found, limits: RoundLimits, noise: float) -> None:
+def certify_best(journal: Journal, found: RaceResult, limits: RoundLimits, noise: float) -> None:
     """Measure the best plans of a search on fresh operands until one is certified, then the best without workspace."""
     promising = [plan for plan, seen in found.plans if seen > 1]
     peer = next((plan for plan in promising if not plan.levels), None)
@@ -43,7 +43,7 @@ def _faster(
 ) -> bool:
     """Return True if the plan is certified to be faster than another."""
     base, run = Run(than), Run(plan)
-    with journal.open(stage, problem, FRESH) as timed:
+    with journal.open(stage, problem, FRESH_SEED) as timed:
         samples = timed.rounds([base, run], limits)
     return bool(samples[run] and samples[base]) and certify.is_certified(samples[base], samples[run], noise)
 
@@ -61,15 +61,15 @@ def searched_entries(trials: Sequence[Trial], noise: float | None) -> list[Entry
         if all(t.plan == "vendor" or needs_no_workspace(Plan.parse(t.plan), t.problem) for t in searched):
             found += lean_entry(searched, confirmed, noise)  # other plans were not tried
             continue
-        shown = [certify.entry_of_rounds(size, *pairs, noise, "certified") for pairs in paired_samples(confirmed)]
+        shown = [certify.entry_from_rounds(size, *pairs, noise, "certified") for pairs in paired_samples(confirmed)]
         wins = unbeaten_plans(searched, [t for t in trials if t.stage == "peer" and t.size == size], noise)
         shown = [e for e in shown if e.plan == "vendor" or wins(e.plan)]
         best = next((e for e in shown if e.plan != "vendor"), None)
         if best is None and not confirmed:
-            seen = [certify.entry_of_rounds(size, *pairs, noise, "certified") for pairs in paired_samples(searched)]
+            seen = [certify.entry_from_rounds(size, *pairs, noise, "certified") for pairs in paired_samples(searched)]
             shown = seen if seen and all(e.plan == "vendor" for e in seen) and not _promising(searched) else []
         elif best is None:
-            shown = [e for e in shown if e.rounds >= certify.ROUNDS]
+            shown = [e for e in shown if e.rounds >= certify.MIN_ROUNDS]
         found += [best] if best else shown[-1:]
         if best and not needs_no_workspace(Plan.parse(best.plan), searched[0].problem):
             found += lean_entry(searched, confirmed, noise)
@@ -87,10 +87,10 @@ def lean_entry(searched: Sequence[Trial], confirmed: Sequence[Trial], noise: flo
     """Return the entry for workspace=0: a certified plan's, or the vendor's if no plan gains."""
     for trials in (confirmed, searched):
         pairs = [x for x in paired_samples(trials) if needs_no_workspace(Plan.parse(x[0]), trials[0].problem)]
-        shown = [certify.entry_of_rounds(trials[0].size, *x, noise, "certified") for x in pairs]
+        shown = [certify.entry_from_rounds(trials[0].size, *x, noise, "certified") for x in pairs]
         if shown and trials is confirmed:
             best = max(shown, key=lambda e: e.speedup)
-            return [replace(best, lean=True)] if best.rounds >= certify.ROUNDS else []
+            return [replace(best, lean=True)] if best.rounds >= certify.MIN_ROUNDS else []
         if shown and all(median(certify.paired_ratios(*x[1:])) <= 1 for x in pairs):
             return [replace(shown[0], lean=True)]
     return []
@@ -111,7 +111,7 @@ def unbeaten_plans(searched: Sequence[Trial], raced: Sequence[Trial], noise: flo
 
 
 # Stages in which every plan has its own rounds with the vendor's product (or its peer).
-RACES = ("search", "certify", "peer")
+PAIRED_STAGES = ("search", "certify", "peer")
 
 
 def paired_samples(trials: Sequence[Trial], peer: str = "vendor") -> Iterator[tuple[str, list[float], list[float]]]:
@@ -122,7 +122,7 @@ def paired_samples(trials: Sequence[Trial], peer: str = "vendor") -> Iterator[tu
         rounds = [t.seconds for t in trials if t.plan == plan]  # a failure takes a round, the last
         own = [s for s in rounds if s is not None]
         base = vendor[: len(own)]
-        if trials[0].stage in RACES:
+        if trials[0].stage in PAIRED_STAGES:
             vendor = vendor[len(rounds) :]
         if base and len(own) == len(rounds):
             yield plan, base, own[: len(base)]

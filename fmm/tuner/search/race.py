@@ -15,21 +15,23 @@ from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import compile_weight
 from fmm.tuner.devices.device import Device, Effort, Run
-from fmm.tuner.search.space import built_plan, choices_of_plans, device_space, space_of_type
+from fmm.tuner.search.space import build_plan, choices_of_plans, device_space, space_of_type
 from fmm.tuner.trials.journal import Journal, RoundLimits, Samples, TimedProblem, paired_speedup
 
-STAGE = "search"
+SEARCH_STAGE = "search"
 
 
 @dataclass(frozen=True)
-class Found:
+class RaceResult:
     """The plans of a search with their median speedups, the fastest first."""
 
     problem: Problem
     plans: tuple[tuple[Plan, float], ...]
 
 
-def search_plans(journal: Journal, problem: Problem, calibration: Calibration, effort: Effort, seconds: float) -> Found:
+def search_plans(
+    journal: Journal, problem: Problem, calibration: Calibration, effort: Effort, seconds: float
+) -> RaceResult:
     """Race plans against the vendor, one at a time, until the trials or the seconds are spent; return the standing."""
     predicted = [c.plan for c in rank_candidates(problem, calibration) if c.plan != VENDOR]
     predicted = [
@@ -40,7 +42,7 @@ def search_plans(journal: Journal, problem: Problem, calibration: Calibration, e
     without = leanest_plan(problem, calibration, journal.device)
     peers = [p for p in journal.device.peers() if p.accepts_type(problem.dtype)][: effort.enqueued]
     promising = list(dict.fromkeys([*predicted[:1], *without, *peers, *predicted[1 : effort.enqueued]]))
-    with journal.open(STAGE, problem) as timed:
+    with journal.open(SEARCH_STAGE, problem) as timed:
         race = Race(timed, effort.rounds)
         for plan in proposed_plans(
             promising, journal.device, problem, race.results, effort.trials + len(peers + without)
@@ -48,16 +50,16 @@ def search_plans(journal: Journal, problem: Problem, calibration: Calibration, e
             if race.spent >= seconds:
                 break
             race.enter(plan)
-    return Found(problem, race.standing())
+    return RaceResult(problem, race.standing())
 
 
-def race_plans(journal: Journal, problem: Problem, plans: Sequence[Plan], effort: Effort) -> Found:
+def race_plans(journal: Journal, problem: Problem, plans: Sequence[Plan], effort: Effort) -> RaceResult:
     """Race these plans against the vendor; return the standing."""
-    with journal.open(STAGE, problem) as timed:
+    with journal.open(SEARCH_STAGE, problem) as timed:
         racing = Race(timed, effort.rounds)
         for plan in plans:
             racing.enter(plan)
-    return Found(problem, racing.standing())
+    return RaceResult(problem, racing.standing())
 
 
 def leanest_plan(problem: Problem, calibration: Calibration, device: Device) -> list[Plan]:
@@ -165,7 +167,7 @@ def explored_plans(
 
 def _possible(choices: Mapping[str, str], device: Device, problem: Problem) -> Plan | None:
     try:
-        plan = built_plan(choices)
+        plan = build_plan(choices)
     except PlanError:
         return None
     return plan if plan != VENDOR and within_limits(device, plan, problem) else None

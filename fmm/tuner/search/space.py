@@ -18,7 +18,7 @@ from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.candidates import candidate_levels, candidate_plans, device_leaves, search_levels
 from fmm.tuner.devices.device import Device
 
-MOST = 7**3  # most products of one pass
+MAX_PASS_PRODUCTS = 7**3  # most products of one pass
 Space = Mapping[str, Sequence[str]]  # the name of a choice -> its values
 
 
@@ -78,7 +78,7 @@ def _above(device: str) -> list[str]:
     return [level.text for level in candidate_levels() if level.above and level.text in first]
 
 
-def built_plan(choices: Mapping[str, str]) -> Plan:
+def build_plan(choices: Mapping[str, str]) -> Plan:
     """Return the plan of these choices; raise PlanError if they are incompatible."""
     scheme, options = choices["scheme"], [choices.get(name, "") for name in ("traversal", "fringe")]
     leaf = choices.get("leaf", "vendor")
@@ -116,8 +116,10 @@ def _forms(text: str) -> tuple[str, ...]:
 def _power(scheme: str, exponent: str) -> str:
     """Return the text of several levels in one pass; raise PlanError for too many products."""
     known = next((level for level in candidate_levels() if level.text == scheme), None)
-    if known and known.products ** int(exponent) > MOST:
-        raise PlanError(f"{scheme}^{exponent} has more than {MOST} products: they take long to compose, and to compile")
+    if known and known.products ** int(exponent) > MAX_PASS_PRODUCTS:
+        raise PlanError(
+            f"{scheme}^{exponent} has more than {MAX_PASS_PRODUCTS} products: they take long to compose, and to compile"
+        )
     return scheme if exponent == "1" else f"{scheme}^{exponent}"
 
 
@@ -133,5 +135,5 @@ def choices_of_plans(space: tuple[tuple[str, tuple[str, ...]], ...]) -> Mapping[
     for values in product(*(values for _, values in space)):
         choices = dict(zip((name for name, _ in space), values, strict=True))
         with suppress(PlanError):
-            found.setdefault(built_plan(choices), choices)
+            found.setdefault(build_plan(choices), choices)
     return found

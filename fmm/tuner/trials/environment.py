@@ -16,7 +16,7 @@ from fmm.config.identity import cpu_key, processor_name
 from fmm.kernels.cpu.thread_pool import blas_threads, usable_processors
 
 
-def environment(command: list[str]) -> dict[str, Any]:
+def environment_record(command: list[str]) -> dict[str, Any]:
     """Processor, Python, NumPy, BLAS and its threads, the commit, the date and the command."""
     return {
         "processor": processor_name(),

@@ -35,7 +35,7 @@ class ReplayedError(Exception):
     """A replay needs a sample that was not recorded."""
 
 
-Key = tuple[str, Problem, int, Run]
+SampleKey = tuple[str, Problem, int, Run]
 Samples = dict[Run, list[float]]
 Drop = Callable[[Samples], Iterable[Run]]
 
@@ -64,7 +64,7 @@ class Journal:
         self.on_finding: Callable[[], None] = lambda: None  # after the fit, and after each shape that was searched
         self.recorded: list[Trial] = list(past)
         self.first_look = tuple(first_look)  # trials of the first look that came before: they count, but are not asked
-        self._past: dict[Key, deque[Trial]] = {}
+        self._past: dict[SampleKey, deque[Trial]] = {}
         for trial in self.recorded:
             self._past.setdefault(_key(trial), deque()).append(trial)
         self._before = max((t.elapsed for t in self.recorded), default=0.0)
@@ -90,11 +90,11 @@ class Journal:
             yield timed
             timed.leave()
 
-    def knows(self, key: Key) -> bool:
+    def knows(self, key: SampleKey) -> bool:
         """Return True if a recorded trial of this key is left."""
         return bool(self._past.get(key))
 
-    def recall(self, key: Key) -> Trial | None:
+    def recall(self, key: SampleKey) -> Trial | None:
         """Return the next recorded trial of this key, None if none is left."""
         queue = self._past.get(key)
         if not queue:
@@ -111,7 +111,7 @@ class Journal:
         if self._began is None:
             self._began = self.clock()
 
-    def note(self, key: Key, seconds: float | None, failed: str | None = None) -> Trial:
+    def note(self, key: SampleKey, seconds: float | None, failed: str | None = None) -> Trial:
         stage, problem, seed, run = key
         trial = Trial(
             self.run, stage, problem.size, problem.dtype, str(run.plan), run.part, run.twin, seed,
@@ -124,7 +124,7 @@ class Journal:
         return trial
 
 
-def _key(trial: Trial) -> Key:
+def _key(trial: Trial) -> SampleKey:
     return trial.stage, trial.problem, trial.seed, trial.what
 
 
@@ -180,7 +180,7 @@ class TimedProblem:
             raise FailedError(trial.failed or "no reason is recorded")
         return trial.seconds
 
-    def _key(self, run: Run) -> Key:
+    def _key(self, run: Run) -> SampleKey:
         return self.stage, self.problem, self.seed, run
 
     def _measured(self, run: Run, timed: bool = True) -> Trial | None:

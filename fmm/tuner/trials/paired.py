@@ -15,7 +15,7 @@ Call = Callable[[], Any]
 
 
 @dataclass(frozen=True)
-class Rounds:
+class PairedRoundLimits:
     """How long to go on: at least `least` rounds, then until `seconds` are over, at most `most`."""
 
     least: int
@@ -24,7 +24,7 @@ class Rounds:
 
 
 @dataclass(frozen=True)
-class Paired:
+class PairedSamples:
     """Seconds of each round, vendor and candidate measured next to each other; `repeat` calls make one sample."""
 
     vendor: tuple[float, ...]
@@ -49,7 +49,7 @@ class Paired:
         return {"speedup": self.speedup, "low": low, "high": high, "rounds": len(self.vendor), **asdict(self)}
 
 
-def paired_rounds(vendor: Call, candidate: Call, rounds: Rounds, seed: int = 0) -> Paired:
+def paired_rounds(vendor: Call, candidate: Call, rounds: PairedRoundLimits, seed: int = 0) -> PairedSamples:
     """Measure both in shuffled rounds after one warm-up each; short calls are repeated to be measurable."""
     shuffled = random.Random(seed)
     repeat = max(int(0.01 / max(_seconds(vendor, 1), _seconds(candidate, 1), 1e-7)), 1)
@@ -63,7 +63,7 @@ def paired_rounds(vendor: Call, candidate: Call, rounds: Rounds, seed: int = 0) 
             samples[which].append(_seconds(calls[which], repeat))
         if time.perf_counter() > end and len(samples[0]) >= rounds.least:
             break
-    return Paired(tuple(samples[0]), tuple(samples[1]), repeat)
+    return PairedSamples(tuple(samples[0]), tuple(samples[1]), repeat)
 
 
 def _seconds(call: Call, repeat: int) -> float:

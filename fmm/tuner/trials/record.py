@@ -19,7 +19,7 @@ from fmm.problem import Operation, Problem
 from fmm.tuner.devices.device import Run
 
 Size = tuple[int, int, int]
-PRODUCT: Operation = "product"  # the operation of most trials, which is not written down
+DEFAULT_OPERATION: Operation = "product"  # the operation of most trials, which is not written down
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Trial:
     elapsed: float  # seconds since the tuning began
     seconds: float | None = None
     failed: str | None = None
-    op: Operation = PRODUCT
+    op: Operation = DEFAULT_OPERATION
 
     @property
     def problem(self) -> Problem:
@@ -62,7 +62,7 @@ class Header:
 
 
 @dataclass(frozen=True)
-class Tuning:
+class RecordedTuning:
     """The records of one tuning."""
 
     header: Header
@@ -70,7 +70,7 @@ class Tuning:
     finished: bool
 
 
-class Trials:
+class TrialFile:
     """The file; lines of several tunings may be mixed."""
 
     def __init__(self, path: Path) -> None:
@@ -93,7 +93,7 @@ class Trials:
 
     def add(self, trial: Trial) -> None:
         found = asdict(trial)
-        self.append("trial", {k: v for k, v in found.items() if v is not None and (k, v) != ("op", PRODUCT)})
+        self.append("trial", {k: v for k, v in found.items() if v is not None and (k, v) != ("op", DEFAULT_OPERATION)})
 
     def finish(self, run: str, elapsed: float) -> None:
         self.append("finished", {"run": run, "elapsed": elapsed})
@@ -112,7 +112,7 @@ class Trials:
         except OSError:
             return False
 
-    def tunings(self) -> tuple[Tuning, ...]:
+    def tunings(self) -> tuple[RecordedTuning, ...]:
         """Return all tunings of the file, the oldest first."""
         headers: dict[str, Header] = {}
         trials: dict[str, list[Trial]] = {}
@@ -124,7 +124,7 @@ class Trials:
                 trials.setdefault(record["run"], []).append(_trial(record))
             elif kind == "finished":
                 finished.add(record["run"])
-        return tuple(Tuning(h, tuple(trials.get(run, ())), run in finished) for run, h in headers.items())
+        return tuple(RecordedTuning(h, tuple(trials.get(run, ())), run in finished) for run, h in headers.items())
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -159,7 +159,7 @@ def _packed(path: Path) -> list[bytes]:
         raise OSError(f"{path} is damaged: {error}") from None
 
 
-def first_look_before(tunings: Sequence[Tuning], header: Header) -> tuple[Trial, ...]:
+def first_look_trials(tunings: Sequence[RecordedTuning], header: Header) -> tuple[Trial, ...]:
     """What the last first look at the same type of the same device, with the same libraries, measured before a tuning:
     it counts as that tuning's own. None of a first look itself; and where all is measured anew, that is without
     --resume, none of an earlier command."""
@@ -172,14 +172,14 @@ def first_look_before(tunings: Sequence[Tuning], header: Header) -> tuple[Trial,
     return found
 
 
-COARSE = "coarse"  # the effort of a first look
+FIRST_LOOK_EFFORT = "coarse"  # the effort of a first look
 
 
 def _is_first_look_of(first: Header, then: Header) -> bool:
     own, settings = first.settings, then.settings
     alike = (first.versions, _card(first)) == (then.versions, _card(then))
     alike = alike and first.device == then.device
-    efforts = own.get("effort") == COARSE != settings.get("effort")
+    efforts = own.get("effort") == FIRST_LOOK_EFFORT != settings.get("effort")
     goes_on = first.command == then.command or "--resume" in then.command.split()
     return alike and efforts and goes_on and own.get("dtype") == settings.get("dtype")
 
@@ -189,15 +189,17 @@ def _card(header: Header) -> Any:
     return header.conditions.get("uuid")
 
 
-KNOWN = frozenset(f.name for f in fields(Trial))
+TRIAL_FIELDS = frozenset(f.name for f in fields(Trial))
 
 
 def _trial(record: dict[str, Any]) -> Trial:
-    known = {k: v for k, v in record.items() if k in KNOWN}
+    known = {k: v for k, v in record.items() if k in TRIAL_FIELDS}
     return Trial(**{**known, "size": tuple(record["size"]), "plan": record["plan"]})
 
 
-def tuning_of(tunings: Sequence[Tuning], device: str, dtype: str, section: Mapping[str, Any]) -> Tuning | None:
+def tuning_of(
+    tunings: Sequence[RecordedTuning], device: str, dtype: str, section: Mapping[str, Any]
+) -> RecordedTuning | None:
     """The tuning that a section of a config was concluded from, by the name of its run in `tuned`; the last one of this
     type and device where that does not tell."""
     of_type = [t for t in tunings if t.header.settings.get("dtype") == dtype]
@@ -216,7 +218,7 @@ def frame(path: Path | str) -> Any:
     where = Path(path)
     rows = [
         {**_header_columns(tuning.header), **_trial_columns(trial)}
-        for tuning in Trials(where if where.suffix == ".jsonl" else where / "trials.jsonl").tunings()
+        for tuning in TrialFile(where if where.suffix == ".jsonl" else where / "trials.jsonl").tunings()
         for trial in tuning.trials
     ]
     return pandas.DataFrame(rows, columns=FRAME_COLUMNS).astype({"plan": "category", "stage": "category"})

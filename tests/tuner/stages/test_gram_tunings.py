@@ -21,7 +21,7 @@ from fmm.tuner.devices.device import EFFORTS, FailedError, Run
 from fmm.tuner.devices.simulated import SimulatedDevice
 from fmm.tuner.search.certify import all_entries
 from fmm.tuner.trials.journal import Journal
-from fmm.tuner.trials.record import Trial, Trials
+from fmm.tuner.trials.record import Trial, TrialFile
 from fmm.tuner.tune_type import tune_gram
 
 SIZE = (4096, 4096, 4096)
@@ -35,7 +35,7 @@ def trials(op: str, plan: str, seconds: float, stage: str, rounds: int = 12) -> 
 
 def test_a_trial_knows_its_operation(tmp_path: Path) -> None:
     """And older files, which do not name any, are of products."""
-    kept = Trials(tmp_path / "trials.jsonl")
+    kept = TrialFile(tmp_path / "trials.jsonl")
     for op in ("gram", "product"):
         kept.add(trials(op, "gram > vendor" if op == "gram" else "winograd > vendor", 0.5, "search")[1])
     kept.close()
