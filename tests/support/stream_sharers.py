@@ -32,7 +32,6 @@ from fmm.kernels.cuda.launch import compile as compiler  # noqa: E402
 from fmm.kernels.cuda.launch import cublas, graphs, kernel_call, player, streams  # noqa: E402
 from fmm.kernels.cuda.launch.compile import LoadedKernel  # noqa: E402
 from fmm.kernels.cuda.record import record_launches  # noqa: E402
-from fmm.kernels.cuda.recompute import flags  # noqa: E402
 from fmm.kernels.plans.plan import Plan  # noqa: E402
 from fmm.perfmodel.block_model import chip_target  # noqa: E402
 from fmm.problem import Problem  # noqa: E402
