@@ -1,7 +1,7 @@
 """Threads that share one stream, on a driver that knows graphs, contexts and loaded code: `python -m
 tests.support.stream_sharers CHECK`. Each check interleaves its threads at a step of the driver, so it needs no luck.
 
-The driver raises `Misuse` where CUDA's behaviour is undefined: a call without a current context, a graph that is
+The driver raises `MisuseError` where CUDA's behaviour is undefined: a call without a current context, a graph that is
 destroyed or that two threads use at once, and a kernel whose code was unloaded.
 """
 
@@ -43,7 +43,7 @@ WORKSPACE = 7 << 40
 PLANS = ("strassen.batched.pad16 > tile", "winograd > tile")
 
 
-class Misuse(AssertionError):
+class MisuseError(AssertionError):
     """Something whose effect CUDA does not define."""
 
 
@@ -60,7 +60,7 @@ class Contexts(threading.local):
 
     def require(self) -> None:
         if not self.current:
-            raise Misuse("the driver was called without a current context")
+            raise MisuseError("the driver was called without a current context")
 
 
 class Module:
@@ -95,7 +95,7 @@ def launch_kernel(function: int, *shape_and_more: int) -> None:
 
 def require_code(function: int) -> None:
     if code[function]() is None:
-        raise Misuse("the code of a kernel is unloaded")
+        raise MisuseError("the code of a kernel is unloaded")
 
 
 class SizedCall(kernel_call.KernelCall):
@@ -110,7 +110,7 @@ Kernels = tuple[tuple[int, bytes], ...]  # functions and the words of their para
 capturing: dict[int, list[tuple[int, bytes]]] = {}
 launched: list[tuple[int, Kernels]] = []  # threads, and what each started
 executables: dict[int, Executable] = {}
-at_write: list[Callable[[], None]] = []  # called while a node's parameters are being set
+at_write: list[Callable[[], Any]] = []  # called while a node's parameters are being set
 
 
 class Executable:
@@ -122,13 +122,13 @@ class Executable:
     @contextmanager
     def used(self) -> Iterator[None]:
         if not self.alive or not self.lock.acquire(blocking=False):
-            raise Misuse("the graph is destroyed, or in use by another thread")
+            raise MisuseError("the graph is destroyed, or in use by another thread")
         try:
             yield
         finally:
             self.lock.release()
         if not self.alive:
-            raise Misuse("the graph was destroyed while it was in use")
+            raise MisuseError("the graph was destroyed while it was in use")
 
 
 class CapturedGraph:
@@ -144,7 +144,7 @@ class Stream(noting_driver.Numbered):
     def begin_capture(self) -> None:
         capturing[self.ptr] = []
 
-    def end_capture(self) -> CapturedGraph:
+    def end_capture(self) -> Any:
         contexts.attach()
         return CapturedGraph(capturing.pop(self.ptr))
 
@@ -296,7 +296,7 @@ def check_interleaved_moves() -> None:
     def replay(addresses: list[int]) -> None:
         multiply_until_replayed(call, addresses[:1])
         if barrier.wait() == 0:
-            at_write.append(lambda: barrier.wait() and None)
+            at_write.append(barrier.wait)
         barrier.wait()
         for _ in range(3):
             for address in reversed(addresses):

@@ -40,7 +40,10 @@ class Stress:
     def __init__(self, seconds: float) -> None:
         import torch
 
+        import fmm
+
         self.torch: Any = torch
+        self.fmm = fmm
         self.ends = time.monotonic() + seconds
         self.cases: dict[int, list[Case]] = {}
         for side in SIDES:
@@ -77,12 +80,10 @@ class Stress:
 
     def check_products(self, plan: str, side: int, rng: random.Random) -> None:
         """Compute several products before the first is checked, so that other threads' calls come in between."""
-        import fmm
-
         results = []
         for case in rng.choices(self.cases[side], k=PRODUCTS):
             out = self.torch.empty_like(case.a) if rng.random() < 0.5 else None
-            results.append((case, fmm.matmul(case.a, case.b, out, plan=plan)))
+            results.append((case, self.fmm.matmul(case.a, case.b, out, plan=plan)))
         for case, c in results:
             error = float((c.double() - case.expected).norm() / case.expected.norm())
             self.note(1, "" if error < TOLERANCE else f"{plan}, n = {side}: error {error}")
