@@ -17,8 +17,8 @@ import fmm
 from fmm.integrations import report as counting
 from fmm.integrations.install_targets import INSTALL_TARGETS
 from fmm.integrations.report import (
-    LINES,
-    UNSEEN,
+    REPORT_LINES,
+    UNCOUNTED_PRODUCTS,
     Counts,
     Outcome,
     ProductKind,
@@ -219,12 +219,12 @@ def kind_of_size(m: int) -> ProductKind:
 
 def test_a_report_is_short_however_many_products_there_are() -> None:
     counts = Counts()
-    for n in range(2 * LINES):
+    for n in range(2 * REPORT_LINES):
         counts.add(kind_of_size(n + 1), LEFT)
     lines = str(counts).splitlines()
-    assert len(lines) == LINES + 2 and lines[-1] == f"  and {LINES} kinds of smaller products"
-    assert f"{2 * LINES} x 8 by 8 x 8" in lines[1]
-    assert len(counts.report().fields["products"]) == 2 * LINES
+    assert len(lines) == REPORT_LINES + 2 and lines[-1] == f"  and {REPORT_LINES} kinds of smaller products"
+    assert f"{2 * REPORT_LINES} x 8 by 8 x 8" in lines[1]
+    assert len(counts.report().fields["products"]) == 2 * REPORT_LINES
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_only_what_is_true_of_these_libraries_is_said(
 
 
 def test_every_place_has_its_words() -> None:
-    assert UNSEEN.keys() == INSTALL_TARGETS.keys()
+    assert UNCOUNTED_PRODUCTS.keys() == INSTALL_TARGETS.keys()
 
 
 def test_a_report_is_made_while_threads_go_on_multiplying(monkeypatch: pytest.MonkeyPatch) -> None:

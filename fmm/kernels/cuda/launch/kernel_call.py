@@ -34,7 +34,8 @@ class KernelCall:
 
     def __init__(self, launch: Launch, device: int) -> None:
         self.launch = launch
-        self.function = compile_kernel(device, launch.kernel).address
+        self.kernel = compile_kernel(device, launch.kernel)  # keeps the code loaded
+        self.function = self.kernel.address
         shape = *launch.grid, launch.kernel.threads, 1, 1, launch.kernel.shared
         overlapping = partial(_overlapping_launch, self.function, shape)
         self.start: Start = overlapping if launch.overlaps else partial(partial, launch_kernel, self.function, *shape)

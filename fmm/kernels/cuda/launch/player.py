@@ -33,7 +33,13 @@ from fmm.kernels.cuda.launch.cublas import (
 from fmm.kernels.cuda.launch.graphs import KernelNode
 from fmm.kernels.cuda.launch.kernel_call import KernelCall, Start
 from fmm.kernels.cuda.launch.prepared_calls import PreparedCall, make_calls
-from fmm.kernels.cuda.launch.streams import acquire_streams, new_counters, stream_counters, sync_calls
+from fmm.kernels.cuda.launch.streams import (
+    acquire_streams,
+    make_context_current,
+    new_counters,
+    stream_counters,
+    sync_calls,
+)
 from fmm.kernels.cuda.launch_list import BASES, COUNTERS, FLAG, HOST_COUNT, Launch, LaunchList, StreamSync, VendorCall
 from fmm.kernels.cuda.target import ALIGNED, Alignment, alignment_of
 from fmm.kernels.plans.sums import ADDEND
@@ -110,9 +116,13 @@ class _SpareParameters(threading.local):
 
     A call takes a block out until all is launched, since a signal handler may play the same list in between. A block
     whose call is interrupted does not come back.
+
+    A thread that uses a player for the first time may have no CUDA context yet, if its memory comes from a pool and its
+    graph from a thread that has ended. The driver's calls need one: without it, setting a graph's parameters crashes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: int) -> None:
+        make_context_current(device)
         self.free: list[_Parameters] = []
 
 
@@ -126,7 +136,7 @@ class Player:
         self.calls = [KernelCall(launch, device) for launch in launches.launches]
         self._counting = [launch.counters for launch in launches.launches if launch.counters]
         self._set_slots()
-        self._spare = _SpareParameters()
+        self._spare = _SpareParameters(device)
         steps = list(self._steps())
         leading = takewhile(lambda step: isinstance(step, _OwnLaunch) and step.ahead, steps)
         self._first = [step.start for step in leading if isinstance(step, _OwnLaunch)]
@@ -291,6 +301,7 @@ class LaunchSequence:
 
     def __init__(self, launches: Sequence[Launch], device: int) -> None:
         compile_kernels(device, {launch.kernel for launch in launches})
+        self.device = device
         self.calls = [KernelCall(launch, device) for launch in launches]
         starts = np.cumsum([0, *(len(call.words) for call in self.calls)])[:-1]
         self._words = np.concatenate([call.words for call in self.calls] or [np.empty(0, np.int64)])  # all parameters
@@ -307,6 +318,7 @@ class LaunchSequence:
 
     def play(self, addresses: Mapping[str, int], stream: int) -> None:
         """Make all launches on the current device; the driver copies the parameters during each call."""
+        make_context_current(self.device)
         words = self._words.copy()
         by_number = np.array([addresses[base] for base in self.bases], np.int64)
         words[self._slots] = by_number[self._numbers] + self._offsets

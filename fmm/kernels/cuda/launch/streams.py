@@ -19,6 +19,14 @@ from fmm.kernels.cuda.launch.prepared_calls import PreparedCall
 from fmm.kernels.cuda.launch_list import LaunchList, StreamSync
 
 
+def make_context_current(device: int) -> None:
+    """Make the context of the device, which is the current one, the calling thread's current context.
+
+    CUDA's runtime does so by itself at a thread's first call that needs a context; the driver's own calls do not.
+    """
+    runtime.setDevice(device)
+
+
 def acquire_streams(launches: LaunchList, device: int, stream: int, handle: int) -> list[StreamContext]:
     """Return the streams that a list uses, each that calls cuBLAS with a handle. The first is the caller's stream."""
     if launches.stream_count == 1:
@@ -105,9 +113,8 @@ _counters: dict[tuple[int, int, int], int] = {}  # by device, stream and size
 def stream_counters(device: int, stream: int, count: int) -> int:
     """Return the address of a stream's counters; its launches share them, since they run one after the other."""
     key = device, stream, 1 << (count - 1).bit_length()
-    if key not in _counters:
-        _counters[key] = new_counters(key[2], stream)
-    return _counters[key]
+    found = _counters.get(key)
+    return found if found is not None else _counters.setdefault(key, new_counters(key[2], stream))
 
 
 def new_counters(count: int, stream: int) -> int:
