@@ -90,7 +90,8 @@ class NumpyLike(ABC):
         if value.dtype.kind == "c":
             module.einsum("...ii->...i", value).imag[...] = 0
         if fill == "full":
-            mirror = module.conj(self.transposed(module.tril(value, -1)))
+            mirror = self.transposed(module.tril(value, -1))
+            mirror = module.conj(mirror) if mirror.dtype.kind == "c" else mirror
             module.copyto(out, module.tril(value) + mirror)
         else:
             module.copyto(out, value, where=module.tri(out.shape[-1], dtype=bool))

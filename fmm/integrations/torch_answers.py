@@ -12,8 +12,8 @@ from fmm.arrays.torch_calls import (
     dispatch_keys,
     has_plain_keys,
     is_recording,
+    is_writable,
     resolve_marks,
-    writable,
 )
 from fmm.integrations.report import (
     Outcome,
@@ -171,7 +171,7 @@ def decline_reason(a: Any, b: Any, out: Any) -> str:
 
 def is_valid_out(out: Any, a: Any, b: Any) -> bool:
     """Return True if `out` can receive the product as it is; torch resizes others, or raises."""
-    return writable(out, a) and out.dtype is a.dtype and out.shape == (*a.shape[:-1], b.shape[-1])
+    return is_writable(out, a) and out.dtype is a.dtype and out.shape == (*a.shape[:-1], b.shape[-1])
 
 
 def is_valid_addend(added: Any, a: Any, b: Any) -> bool:

@@ -366,7 +366,7 @@ def test_what_is_explained_runs_where_a_plan_cannot_write_into_out(
         is_complex=lambda x: False,
         pointer=id,
         write_triangle=lambda *_: None,
-        written=lambda out: None,
+        mark_written=lambda out: None,
     )
     for name, put in (("plan_call", answered), ("prepare_call", answered), ("run_with_fallback", run)):
         monkeypatch.setattr(gram, name, put)
