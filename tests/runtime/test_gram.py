@@ -265,7 +265,7 @@ def question(n: int, k: int, dtype: str, adjoint: bool = True, math: Any = "ieee
     """On an H200 of which only the datasheet is known: x x^T."""
     device = devices.gpu_from_description("NVIDIA H200", "9.0", 132, None, H200)
     a, b = Operand((n, k), (k, 1), dtype), Operand((k, n), (1, k), dtype)
-    return ProblemQuery(a, b, None, Setting(0, dtype, math, adjoint=adjoint), device, Limits(1 << 37, 16.0))
+    return ProblemQuery(a, b, None, Setting(0, dtype, math, b_is_transposed_a=adjoint), device, Limits(1 << 37, 16.0))
 
 
 @pytest.mark.parametrize(
@@ -366,7 +366,7 @@ def test_what_is_explained_runs_where_a_plan_cannot_write_into_out(
         is_complex=lambda x: False,
         pointer=id,
         write_triangle=lambda *_: None,
-        written=lambda out: None,
+        mark_written=lambda out: None,
     )
     for name, put in (("plan_call", answered), ("prepare_call", answered), ("run_with_fallback", run)):
         monkeypatch.setattr(gram, name, put)

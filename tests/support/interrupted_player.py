@@ -250,7 +250,7 @@ class NoVendor:
     def allocate(self, *given: Any) -> tuple[Any, ...]:
         return (*BASES[0], None, None)
 
-    def written(self, out: Any) -> None:
+    def mark_written(self, out: Any) -> None:
         pass
 
     def vendor(self, *given: Any) -> None:

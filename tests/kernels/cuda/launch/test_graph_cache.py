@@ -89,11 +89,11 @@ def test_threads_share_a_cache() -> None:
 
 
 def test_release_workspace_calls_its_subscribers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_memory, "_releases", [])
+    monkeypatch.setattr(host_memory, "_release_callbacks", [])
     shelf = GraphCache()
     replays, _ = capturing(shelf)
     for _ in range(CALLS_BEFORE_CAPTURE):
         find(replays, "x")
-    host_memory.also_released(shelf.clear)
+    host_memory.on_release(shelf.clear)
     host_memory.release_workspace()
     assert not replays.captured and not replays.counts
