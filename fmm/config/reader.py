@@ -1,7 +1,7 @@
 """Read and write the JSON of a config: the document as a whole, and checks for the values in it.
 
-A check takes a value that `json` read and its place in the document. It returns the value, or raises ConfigError with
-the place and the error.
+A check is called with a value from `json` and the value's place in the document. It returns the checked value, or
+raises ConfigError with the place and the reason.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SCHEMA_VERSION = 1  # the version that is read and written
 
 
 class ConfigError(ValueError):
-    """A config, or a part of one, that cannot be used; the message says where and why."""
+    """A config, or a part of a config, that cannot be used; the message says where and why."""
 
 
 # ---- the document
@@ -66,13 +66,13 @@ def _json_lines(value: Raw, depth: int) -> str:
     return json.dumps(value, allow_nan=False)
 
 
-# ---- the generic reader: an object with these fields, each with a check
+# ---- objects, by a check for each field
 
 
 def read_fields(
     value: Raw, where: str, checks: Mapping[str, Check], optional: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
-    """Return the fields of an object, each checked; raise for an unknown field, or for one that is missing."""
+    """Return the checked fields of an object; raise ConfigError for an unknown, missing or invalid field."""
     if not isinstance(value, dict):
         raise wrong_value_error(where, "an object", value)
     for name in value.keys() - checks.keys():
@@ -83,17 +83,17 @@ def read_fields(
 
 
 def wrong_value_error(where: str, what: str, value: Raw) -> ConfigError:
-    """Return the error for a value that is not what it must be."""
+    """Return the error for a value that should be `what`."""
     return ConfigError(f"{where} must be {what}, not {short_text(value)}")
 
 
 def short_text(value: Raw) -> str:
-    """Return a value as an error shows it: short and on one line, whatever it is."""
+    """Return any value as a short text on one line, for an error message."""
     found = ascii(value)
     return found if len(found) < 60 else found[:57] + "..."
 
 
-# ---- checks
+# ---- checks of values
 
 
 def number_check(low: float, high: float) -> Check:
@@ -140,7 +140,7 @@ def choice_check(*valid: str) -> Check:
 
 
 def parser_check(what: str, parse: Callable[[Raw], Any]) -> Check:
-    """Return the check for a value that `parse` takes; `what` describes the value in errors."""
+    """Return the check that calls `parse`; `what` describes a valid value in the error."""
 
     def check(value: Raw, where: str) -> Any:
         try:
@@ -152,33 +152,33 @@ def parser_check(what: str, parse: Callable[[Raw], Any]) -> Check:
 
 
 def check_text(value: Raw, where: str) -> str:
-    """Check for a short text without control characters."""
+    """Return a short text without control characters, or raise ConfigError."""
     if not isinstance(value, str) or len(value) > 400 or not value.isprintable():
         raise wrong_value_error(where, "a short text", value)
     return value
 
 
 def check_bool(value: Raw, where: str) -> bool:
-    """Check for true or false."""
+    """Return true or false, or raise ConfigError."""
     if not isinstance(value, bool):
         raise wrong_value_error(where, "true or false", value)
     return value
 
 
 def accept_any(value: Raw, where: str) -> Raw:
-    """Accept a value that the runtime does not read, or that has a reader of its own."""
+    """Return any value: the runtime does not read it, or a reader of its own checks it."""
     return value
 
 
 def check_text_values(value: Raw, where: str) -> dict[str, str]:
-    """Check for an object of short texts."""
+    """Return an object of short texts, or raise ConfigError."""
     if not isinstance(value, dict):
         raise wrong_value_error(where, "an object", value)
     return {check_text(name, where): check_text(found, f"{where}.{name}") for name, found in value.items()}
 
 
 def check_text_list(value: Raw, where: str) -> list[str]:
-    """Check for a list of short texts."""
+    """Return a list of short texts, or raise ConfigError."""
     if not isinstance(value, list):
         raise wrong_value_error(where, "a list", value)
     return [check_text(found, f"{where}[{i}]") for i, found in enumerate(value)]

@@ -25,7 +25,7 @@ from dask.system import CPU_COUNT
 
 from fmm.api import plan as plan_product
 from fmm.arrays.detect import kind_of
-from fmm.arrays.numpy_library import PLAIN
+from fmm.arrays.numpy_library import PLAIN_ARRAYS
 from fmm.distributed.chunk_grid import Cell, ChunkTasks, Grid
 from fmm.distributed.dask_choice import ChunkCosts, GridPlan, choose_grid_plan, default_products_per_task
 from fmm.distributed.dask_recompute import with_recomputed_chunks
@@ -114,7 +114,7 @@ def matmul(x: Any, y: Any, /, *, plan: str | None = None, max_error_growth: floa
 def _chunk_library(x: Any, y: Any) -> str:
     """Return "numpy" or "cupy" if both arrays have plain chunks of it, else an empty text."""
     metas = x._meta, y._meta
-    if all(type(meta) in PLAIN for meta in metas):
+    if all(type(meta) in PLAIN_ARRAYS for meta in metas):
         return "numpy"
     return "cupy" if all(kind_of(meta) == "cupy" for meta in metas) else ""
 

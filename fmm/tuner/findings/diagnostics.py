@@ -1,7 +1,8 @@
 """Diagnostics of a tuning: noise, slowdown and model error, and the margin that they require.
 
-A tuning that was cut short, or that ran beside other work, must never be worse than none. So a model that nothing
-confirms is rejected, and the error on held-out shapes widens the margin by which a plan must be predicted to win.
+A tuning that was interrupted, or that ran beside other work, must not be worse than no tuning. A model without enough
+held-out measurements is therefore rejected. The error on held-out shapes is the margin by which a plan must be
+predicted to win.
 """
 
 from __future__ import annotations
@@ -19,35 +20,36 @@ from fmm.tuner.devices.device import Run, cached_work, formula_seconds
 from fmm.tuner.fit.model import Observation, PredictionError
 from fmm.tuner.trials.record import Size, Trial
 
-# The stage that times short products, the best of several: their time while the device is quiet. Other work slows long
-# products down, which no pair of equal products shows, and slows plans less than the vendor's product: then plans seem
-# faster than they are.
+# The stage that times short products, the shortest of many samples each: their time on a quiet device. Steady other
+# work slows long products down without a difference between equal products. It slows the vendor's product more than
+# plans, so that plans seem faster than they are.
 QUIET_STAGE = "undisturbed"
-SOUND_SLOWDOWN, MAX_SLOWDOWN = 1.25, 1.5  # the fitted model's time over the quiet time: without a margin, and at most
-# The deviation from the model that a tenth of the vendor's products may have: 5 to 13 % on an idle device, up to 21 %
-# for TF32 on an H200.
+# Two bounds of the fitted model's time over the quiet time: above the first the margin grows, above the second the
+# tuning is rejected.
+SOUND_SLOWDOWN, MAX_SLOWDOWN = 1.25, 1.5
+# The largest upper decile of |log(predicted / measured)| of the vendor's products; 5 to 13 % on an idle device, up to
+# 21 % for TF32 on an H200.
 MAX_DEVIATION = 0.25
 MAX_NOISE_FLOOR = 0.08  # the largest noise floor; 0.2 to 4 % on idle machines
-MIN_TWIN_SHARE = 0.01  # twins shorter than this share of the longest do not count: such short products are not tuned
-MIN_MARGIN = 0.01  # the least margin
-MAX_MODEL_ERROR = 0.2  # the largest model error: a model with a larger one is rejected
-MIN_HELD_OUT_PAIRS, UNCHECKED_MARGIN = 5, 0.08  # the least number of held-out pairs, and the margin with fewer
-EXTRAPOLATION_FACTOR, EXTRAPOLATION_MARGIN = (
-    3,
-    0.05,
-)  # where plans pay only beyond REACH times the largest measured side, the margin is DISTANT
-MIN_ACCEPTED_SPEED = 0.98  # of the vendor's speed: a slower plan was a bad choice
-NOISE_MARK = "used the device"  # part of every diagnostic of a noisy tuning, in a config too
+MIN_TWIN_SHARE = 0.01  # twins shorter than this share of the longest do not count: too short to be tuned
+MIN_MARGIN = 0.01
+MAX_MODEL_ERROR = 0.2  # a model with a larger error is rejected
+MIN_HELD_OUT_PAIRS = 5
+UNCHECKED_MARGIN = 0.08  # the margin with fewer held-out pairs
+# The least margin if plans pay only for sides beyond EXTRAPOLATION_FACTOR times the largest side measured with a plan.
+EXTRAPOLATION_MARGIN, EXTRAPOLATION_FACTOR = 0.05, 3
+MIN_ACCEPTED_SPEED = 0.98  # a chosen plan below this share of the vendor's speed was a wrong choice
+NOISE_MARK = "used the device"  # part of every diagnostic of a noisy tuning, also of recorded ones
 OTHER_WORK = f"other work {NOISE_MARK}"
 
 
 def is_noisy(diagnostics: Iterable[str]) -> bool:
-    """Return True if other work disturbed the tuning: its figures are not the device's."""
+    """Return True if other work disturbed the tuning, so that its figures are not the device's."""
     return any(NOISE_MARK in diagnostic for diagnostic in diagnostics)
 
 
 def machine_diagnostics(noise: float | None, slower: float | None, unexplained: float | None) -> Iterator[str]:
-    """Yield the diagnostics against all measurements, entries included."""
+    """Yield the reasons to reject all measurements of a tuning, entries included."""
     if noise is None:
         yield "the tuning ended before the noise was measured"
     elif noise > MAX_NOISE_FLOOR:
@@ -63,25 +65,26 @@ def machine_diagnostics(noise: float | None, slower: float | None, unexplained: 
 
 
 def model_diagnostics(error: PredictionError, losing: float) -> Iterator[str]:
-    """Yield the diagnostics against a model: unchecked, or wrong on held-out shapes."""
+    """Yield the reasons to reject a model: too few held-out measurements, or too large errors on them."""
     if error.count < MIN_HELD_OUT_PAIRS:
-        yield f"the tuning ended before its model was checked: {error.count} held-out speedups, {MIN_HELD_OUT_PAIRS} are needed"
-    elif (off := max(min(error.above, error.upper), error.median)) > MAX_MODEL_ERROR:
-        yield f"model error {off:.0%} on held-out shapes (limit {MAX_MODEL_ERROR:.0%})"
+        counts = f"{error.count} held-out speedups, {MIN_HELD_OUT_PAIRS} are needed"
+        yield f"the tuning ended before its model was checked: {counts}"
+    elif (model_error := max(min(error.above, error.upper), error.median)) > MAX_MODEL_ERROR:
+        yield f"model error {model_error:.0%} on held-out shapes (limit {MAX_MODEL_ERROR:.0%})"
     elif losing > MAX_MODEL_ERROR:
         yield f"plans predicted to save {losing:.0%} are slower than the vendor (limit {MAX_MODEL_ERROR:.0%})"
 
 
-# ---- the machine
+# ---- noise and slowdown of the machine
 
 
 def noise_floor(trials: Iterable[Trial]) -> float | None:
-    """Return the largest difference of a pair of twins; None if no pair was measured."""
+    """Return the largest relative difference of a pair of equal products (twins); None without a pair."""
     return max(twin_differences(trials).values(), default=None)
 
 
 def twin_differences(trials: Iterable[Trial]) -> dict[Size, float]:
-    """Return the relative difference of equal products by size, for sizes that are large enough to matter."""
+    """Return the relative difference of equal products by size, without sizes that are too short to be tuned."""
     pairs: dict[Size, tuple[list[float], list[float]]] = {}
     for t in trials:
         if t.stage == "probe" and t.plan == "vendor" and t.part == "whole" and t.seconds is not None:
@@ -93,9 +96,9 @@ def twin_differences(trials: Iterable[Trial]) -> dict[Size, float]:
 
 
 def slowdown_from_quiet(trials: Iterable[Trial], calibration: Calibration, dtype: str) -> float | None:
-    """Return the fitted model's time over the quiet time of the largest product timed so; None without one.
+    """Return the fitted model's time over the quiet time of the largest product of the quiet stage.
 
-    The formula is not meant for smaller products.
+    None without that stage. The model's formula does not hold for the smaller products of the stage.
     """
     best: dict[Size, float] = {}
     for t in trials:
@@ -108,16 +111,15 @@ def slowdown_from_quiet(trials: Iterable[Trial], calibration: Calibration, dtype
 
 
 def upper_decile_deviation(observed: Sequence[Observation], calibration: Calibration) -> float | None:
-    """Return the deviation (of logarithms) from the model that 10 % of the vendor's products exceed; None for few.
+    """Return the |log(predicted / measured)| that 10 % of the vendor's products exceed; None for few products.
 
-    Other work that comes and goes hits some sizes and not others.
+    Intermittent other work slows some sizes and not others.
     """
-    off = []
+    deviations = []
     for o in observed:
         if o.kind == "vendor":
-            expected = formula_seconds(o.run, o.problem, cached_work(o.run.plan, o.problem), calibration)
-            off.append(abs(log(expected / o.seconds)))
-    return sorted(off)[-(len(off) // 10 + 1)] if len(off) >= MIN_HELD_OUT_PAIRS else None
+            deviations.append(abs(log(o.predicted(calibration) / o.seconds)))
+    return sorted(deviations)[-(len(deviations) // 10 + 1)] if len(deviations) >= MIN_HELD_OUT_PAIRS else None
 
 
 def largest_measured_side(trials: Iterable[Trial]) -> float:
@@ -130,18 +132,18 @@ def largest_measured_side(trials: Iterable[Trial]) -> float:
 
 
 def margin_for_error(error: PredictionError) -> float:
-    """Return the margin for predictions with this error: only too high a prediction costs time."""
-    off = min(error.above, error.upper) if error.count >= MIN_HELD_OUT_PAIRS else UNCHECKED_MARGIN
-    return min(max(MIN_MARGIN, off), MAX_MODEL_ERROR)
+    """Return the margin for predicted speedups with this error; only too high predictions cost time."""
+    model_error = min(error.above, error.upper) if error.count >= MIN_HELD_OUT_PAIRS else UNCHECKED_MARGIN
+    return min(max(MIN_MARGIN, model_error), MAX_MODEL_ERROR)
 
 
 def margin_for_slowdown(slower: float | None) -> float:
-    """Return the saving that a plan seems to have if only the vendor's product was slowed down so much."""
+    """Return the apparent saving of a plan if the slowdown hit the vendor's product alone."""
     return max(1 - SOUND_SLOWDOWN / slower, 0.0) if slower else 0.0
 
 
 def margin_for_losses(calibration: Calibration, held: Sequence[Observation]) -> float:
-    """Return the least margin with which no held-out plan that loses time would have been chosen."""
+    """Return the least margin with which none of the held-out plans that lose time would have been chosen."""
     free = replace(calibration, margin=0.0, tiled_margin=0.0)
     vendor = {o.problem: o.seconds for o in held if o.kind == "vendor"}
     found = 0.0

@@ -1,7 +1,7 @@
-"""The model that fmm.matmul uses for one section of a config, and what it decides for square products.
+"""The model with which fmm.matmul decides for one section of a config, and its decisions for square products.
 
-A section holds a model fitted to one element type. A decision also uses the datasheet's rates of leaves that the tuning
-did not measure (on a GPU), and the model of real numbers (for complex types).
+A section has the fitted model of one element type. On a GPU a decision also uses the datasheet's rates of leaves that
+the tuning did not measure; for complex types it also uses the model of the real type.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ModelInUse:
 
 
 def model_in_use(key: str, dtype: str, sections: Mapping[str, Any]) -> ModelInUse:
-    """Return the model of a type from all sections of the device; raise ConfigError if the type's own is damaged."""
+    """Return the model of a type from the device's sections; raise ConfigError if the type's section is damaged."""
     tuned, real = _checked(key, dtype, sections[dtype]), None
     with suppress(ConfigError):
         if (name := DTYPES[dtype].real) in sections:
@@ -77,7 +77,7 @@ def _checked(key: str, dtype: str, section: Raw) -> Tuned:
 
 
 def _leaves_with_rates(dtype: str, guess: Calibration) -> Iterator[tuple[Leaf, str]]:
-    """Yield the leaves that decisions consider for this type and that have a rate of their own, with its name."""
+    """Yield the leaves with a rate of their own that are candidates for this type, and the name of the rate."""
     for plan in compared_plans(guess.batches):
         leaf, rate = plan.leaf_use.leaf, plan.rate_name(dtype)
         if leaf.rate and plan.is_candidate_for(dtype) and rate in guess.rates:
@@ -136,19 +136,19 @@ class SquareDecision:
         return self.plan != VENDOR
 
     @property
-    def known(self) -> str:
-        """The basis of the speedup: measured or predicted."""
+    def basis(self) -> str:
+        """The basis of the speedup: `measured` or `predicted`."""
         return "measured" if self.entry else "predicted"
 
     @property
     def fields(self) -> dict[str, Any]:
         """The decision for JSON."""
-        plan = {"side": self.side, "plan": str(self.plan), "speedup": round(self.speedup, 4), "known": self.known}
+        plan = {"side": self.side, "plan": str(self.plan), "speedup": round(self.speedup, 4), "known": self.basis}
         return {**plan, "error_growth": self.error_growth, "workspace": self.workspace}
 
 
 def decide_square(used: ModelInUse, side: int) -> SquareDecision | None:
-    """Return the decision for a square; None if A, B and C exceed the memory, or without an entry and a model."""
+    """Return the decision for a square; None if its matrices exceed the memory, or without an entry and a model."""
     problem = Problem(side, side, side, used.tuned.dtype)
     limits = default_limits(used, problem)
     if limits is None:
@@ -189,11 +189,11 @@ def default_limits(used: ModelInUse, problem: Problem) -> Limits | None:
 
 def decide_large_square(used: ModelInUse, first: int, side: int) -> SquareDecision | None:
     """Return the decision for the larger of two sides, or for the largest round side that fits in memory and gains."""
-    fitting = [decide_square(used, x) for x in dict.fromkeys((max(first, side), *reversed(ROUND_SIDES)))]
-    return next((x for x in fitting if x and x.side >= first and x.gains), None)
+    decisions = [decide_square(used, x) for x in dict.fromkeys((max(first, side), *reversed(ROUND_SIDES)))]
+    return next((x for x in decisions if x and x.side >= first and x.gains), None)
 
 
-# ---- skipped entries
+# ---- entries that are not used
 
 UNTIMED_REASON = "the model predicts more for a plan that was not timed"
 NO_MEMORY_REASON = "the workspace exceeds the limit"

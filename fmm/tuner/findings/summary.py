@@ -33,7 +33,7 @@ from fmm.tuner.findings.thresholds import LEVEL_COUNTS, ROUND_SIDES, finite_or_n
 from fmm.tuner.fit.parameters import fixed_parameters, scaled_text, unit_of
 
 NEVER, UNDETERMINED, NOT_MEASURED, NOISY = "never", "not determined", "not measured", "noisy"
-SUMMARY_SIDE = 16000  # the side that a type's one row shows, or the first side that gains if that is larger
+SUMMARY_SIDE = 16000  # side of the square that the row of a type shows; the first side that gains if larger
 MAX_ODD_ROWS = 4  # odd sides in the table of squares
 RESUME_NOTE = "--resume continues"
 N1_PER_RATIO = recursion_point(1.0, WINOGRAD)  # n1 over alpha / pi in Equation 3
@@ -98,12 +98,12 @@ def gibibytes_text(count: int) -> str:
 
 
 def share_text(value: float | None) -> str:
-    """Return a share in percent, or that it was not measured."""
+    """Return a share in percent, or `not measured`."""
     return NOT_MEASURED if value is None else f"{value:.1%}"
 
 
 def entry_size(entry: Entry) -> str:
-    """Return the products that an entry is valid for: its size, operation and workspace limit."""
+    """Return the products for which an entry holds: size, operation and workspace limit."""
     size = str(entry.size[0]) if len(set(entry.size)) == 1 else " x ".join(map(str, entry.size))
     what = [entry.op] * (entry.op != "product") + ["workspace=0"] * entry.lean
     return f"{size} ({', '.join(what)})" if what else size
@@ -152,9 +152,9 @@ class SectionText:
 
     def squares(self) -> Table:
         """Return what fmm.matmul does with square products, from the first side that gains."""
-        known = self.used.calibration
-        first = None if known is None else first_gaining_side(known, self.dtype)
-        odd = list(gaining_odd_sides(known, self.dtype)) if known is not None and known.batches else []
+        model = self.used.calibration
+        first = None if model is None else first_gaining_side(model, self.dtype)
+        odd = list(gaining_odd_sides(model, self.dtype)) if model is not None and model.batches else []
         sides = [side for side in ROUND_SIDES if first is not None and side >= first] + odd[-MAX_ODD_ROWS:]
         rows = [_answer_row(x) for x in decide_squares(self.used, sides) if x.gains or x.entry]
         columns = "side", "speedup", "basis", "error growth", "workspace [GiB]", "plan"
@@ -185,13 +185,13 @@ class SectionText:
 
     def crossovers(self, found: Thresholds, fitted: Calibration) -> Table:
         """Return the sides from which 1, 2 and 3 levels pay: Li, Ranka and Sahni's tau1, tau2, tau3."""
-        known, rows = self.used.calibration, []
+        model, rows = self.used.calibration, []
         for levels, name in zip(LEVEL_COUNTS, TAU_NAMES, strict=True):
             spread = getattr(found, name)
             taken = (
                 ""
-                if known is None
-                else threshold_text(name, finite_or_none(side_choosing_levels(known, self.dtype, levels)))
+                if model is None
+                else threshold_text(name, finite_or_none(side_choosing_levels(model, self.dtype, levels)))
             )
             sides = (threshold_text(name, x) for x in (spread.low, spread.value))
             apart = threshold_text(name, found.without_emulation.get(name)) if found.without_emulation else ""
@@ -250,14 +250,14 @@ class SectionText:
         rows = []
         for parameter in fixed_parameters(self.section["intervals"] or {}, fitted, self.dtype, self.used.guess):
             (text,), unit = scaled_text(unit_of(parameter.name), parameter.value)
-            known = parameter.source != UNDETERMINED
-            rows.append((parameter.name, text if known else "", unit if known else "", parameter.source))
+            determined = parameter.source != UNDETERMINED
+            rows.append((parameter.name, *((text, unit) if determined else ("", "")), parameter.source))
         return make_table("fixed parameters", ("parameter", "value", "unit", "source"), rows)
 
 
 def _answer_row(x: SquareDecision) -> tuple[str, ...]:
     speedup = f"{x.speedup:.2f}" if x.gains else "1"
-    return str(x.side), speedup, x.known, growth_text(x.error_growth), gibibytes_text(x.workspace), str(x.plan)
+    return str(x.side), speedup, x.basis, growth_text(x.error_growth), gibibytes_text(x.workspace), str(x.plan)
 
 
 # ---- D'Alberto and Nicolau's Table 3
@@ -313,7 +313,7 @@ def thresholds_of_types(types: Iterable[tuple[str, Raw]], intervals: bool = Fals
 
 
 def measured_point(found: Thresholds) -> str:
-    """Return the measured recursion point, or its bound where all timed squares gained, or the largest did not."""
+    """Return the measured recursion point; its bound if all timed squares gained or the largest one did not."""
     if found.n1_measured is not None:
         return f"{found.n1_measured:.0f}"
     if not found.one_level:
@@ -335,12 +335,12 @@ class TypeSummary:
     @cached_property
     def first(self) -> int | None:
         """The side from which the model gains on squares."""
-        known = self.used.calibration
-        return None if known is None else first_gaining_side(known, self.dtype)
+        model = self.used.calibration
+        return None if model is None else first_gaining_side(model, self.dtype)
 
     @cached_property
     def large(self) -> SquareDecision | None:
-        """What fmm.matmul does with a large square that gains."""
+        """The decision for a large square that gains; None if no square gains."""
         return None if self.first is None else decide_large_square(self.used, self.first, SUMMARY_SIDE)
 
     @property
@@ -360,18 +360,18 @@ class TypeSummary:
         best, timed = self.large, self.timed
         status = "in use" if self.used.calibration else "rejected" if self.used.tuned.diagnostics else "no model"
         start = str(self.first or NEVER) if self.used.calibration else ""
-        gain = f"{best.speedup:.2f} at {best.side} ({best.known})" if best else ""
+        gain = f"{best.speedup:.2f} at {best.side} ({best.basis})" if best else ""
         return self.dtype, status, start, gain, f"{timed.speedup:.2f} at {timed.size[0]}" if timed else ""
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What fmm.matmul does with squares, for JSON."""
-        known = self.used.calibration
+        """The decisions for squares, for JSON."""
+        model = self.used.calibration
         sides = sorted({*ROUND_SIDES, *(entry.size[0] for entry in _squares(self.used))})
         return {
             "faster_from": self.first,
-            "levels_from": [finite_or_none(side_choosing_levels(known, self.dtype, n)) for n in LEVEL_COUNTS]
-            if known
+            "levels_from": [finite_or_none(side_choosing_levels(model, self.dtype, n)) for n in LEVEL_COUNTS]
+            if model
             else None,
             "squares": [answer.fields for answer in decide_squares(self.used, sides)],
         }
@@ -385,7 +385,7 @@ def _squares(used: ModelInUse) -> Iterator[Entry]:
 
 
 def speedup_table(types: Sequence[TypeSummary]) -> Table:
-    """Return one row for each type: is the tuning in use, and what does it gain on squares?"""
+    """Return one row for each type: the status of its tuning, and the speedups of square products."""
     base = "NumPy" if all(x.used.on_cpu for x in types) else "cuBLAS"
     columns = "type", "status", "faster from side", "speedup", "certified"
     return make_table(f"speedup over {base} on squares", columns, (x.cells for x in types))

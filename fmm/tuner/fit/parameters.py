@@ -1,7 +1,7 @@
 """The parameters that a tuning fits: fields of the calibration, each with its unit, its bounds and its meaning.
 
-A parameter that the measurements do not determine is fixed: it keeps its neutral value or the datasheet's, and the
-config has no interval for it.
+A parameter that the measurements do not determine is fixed at its neutral value or at the datasheet's. The config has
+no interval for a fixed parameter.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from fmm.dtypes import DTYPES
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.default_calibration import cpu_calibration
 
-# The half width of a 95 % interval up to which a parameter counts as determined: a factor for rates, times and sizes, a
-# factor for factors, a difference for shares. (With 3 instead of 6 a recorded float64 tuning of a CPU has a median
-# error of 3.1 % of held-out times instead of 2.8 %.)
+# A parameter is determined if the half width of its 95 % interval is at most: QUANTITY_TOLERANCE, a factor, for rates,
+# times and sizes; FACTOR_TOLERANCE, a factor, for factors; SHARE_TOLERANCE, a difference, for shares. (A tolerance of 3
+# instead of 6 raises the median error of held-out times from 2.8 to 3.1 % in a recorded float64 tuning of a CPU.)
 QUANTITY_TOLERANCE, FACTOR_TOLERANCE, SHARE_TOLERANCE = 6.0, 2.0, 0.5
 
 
@@ -53,7 +53,7 @@ class Parameter:
         return coordinate if self.linear else exp(coordinate)
 
     def looseness(self, half_width: float) -> float:
-        """Return the half width of its interval over the allowed one: above 1 the parameter is not determined."""
+        """Return the half width of the parameter's 95 % interval over the tolerance: above 1 it is not determined."""
         return half_width / (
             SHARE_TOLERANCE if self.linear else log(QUANTITY_TOLERANCE if self.unit else FACTOR_TOLERANCE)
         )
@@ -100,7 +100,7 @@ PARAMETERS = (
     Parameter("ragged", "", 0.1, 10.0, PLAN_KINDS, 1.0),
     # At most 1: narrow accesses gain nothing, and few plans show them apart from `ragged`.
     Parameter("scalar", "", 0.1, 1.0, PLAN_KINDS, 1.0),
-    # Without a measured plan for complex numbers it keeps its value.
+    # `parts` stays at its start without a measured plan for complex numbers.
     Parameter("parts", "", 0.1, 2.0, PLAN_KINDS),
     Parameter("deep", "", 0.1, 10.0, SUM_KINDS, 1.0),
     Parameter("launch", SECONDS_UNIT, 1e-8, 1e-2, SUM_KINDS, 0.0),  # `small` may explain all
@@ -111,7 +111,7 @@ PARAMETERS = (
     Parameter("apart", "", 0.1, 10.0, SUM_KINDS, 1.0),
     # The parameters of fmm's own kernel are fitted last: its times say nothing about the vendor's.
     Parameter("rate.tiled", "", 0.5, 10.0, TILE_KINDS),
-    # At 0 no plan is chosen whose kernel reads unaligned rows.
+    # At 0 plans with a kernel that reads unaligned rows are not chosen.
     Parameter("rate.tiled_odd", "", 0.5, 10.0, frozenset({"odd tile"}), 0.0),
     Parameter("rate.waves", "tiles", 0.1, 1e4, TILE_KINDS),
     Parameter("rate.inside", "multiply-adds", 0.01, 1e3, frozenset({"inside"})),
@@ -122,10 +122,10 @@ PARAMETERS_BY_NAME: Mapping[str, Parameter] = MappingProxyType({p.name: p for p 
 START_OF_OWN_KERNEL = {"rate.tiled": 1.0, "rate.waves": 50.0, "rate.inside": 1.0}
 TILE_PARAMETER = Parameter(
     "rate.tile", "rows and columns of C", 1.0, 1024.0, frozenset()
-)  # chosen, not fitted: it makes steps
+)  # chosen among a few sides, since it makes steps
 GPU_ONLY = frozenset({"host", "scalar", "rate.copied"})
 CONCURRENT_ONLY = frozenset({"idle", "spin", "apart"})  # of a CPU that runs several products at a time
-CPU_ONLY = frozenset({"parts"})  # a loop over every second number is slow on a CPU alone
+CPU_ONLY = frozenset({"parts"})  # only a CPU reads every second number more slowly
 
 
 def exists_on(parameter: Parameter, start: Calibration) -> bool:
@@ -138,7 +138,7 @@ def exists_on(parameter: Parameter, start: Calibration) -> bool:
 def is_determined(name: str, low: float, high: float) -> bool:
     """Return True if this 95 % interval determines the parameter of this name in a config.
 
-    A name may begin with a leaf's (`f16x3.rate.flops`). An unknown name is judged as a factor.
+    A name may begin with a leaf's (`f16x3.rate.flops`). A name that is not in the table counts as a factor.
     """
     own = f"rate.{name.rpartition('.rate.')[2]}"
     parameter = (
@@ -165,7 +165,7 @@ NEUTRAL, BUILT_IN, UNDETERMINED = "neutral", "built in", "not determined"
 def fixed_parameters(
     intervals: Mapping[str, Any], fitted: Calibration, dtype: str, guess: Calibration | None
 ) -> Iterator[FixedParameter]:
-    """Yield the parameters that no interval determines; none for a model that was not fitted.
+    """Yield the fixed parameters; none for a model that was not fitted.
 
     `guess` is the datasheet's model of a GPU, None for a CPU.
     """
@@ -245,7 +245,7 @@ PREFIXED_UNITS = ("flop/s", "bytes/s", "bytes", "s")  # units that take a prefix
 
 
 def scaled_text(unit: str, *values: float) -> tuple[list[str], str]:
-    """Return values as text in the multiple of the unit that suits the largest, and its name: 17.4 and `Gbytes/s`."""
+    """Return values as text with a common unit prefix, and the prefixed unit: `17.4` and `Gbytes/s`."""
     if unit not in PREFIXED_UNITS:
         return [f"{x:.3g}" for x in values], unit
     least = UNIT_PREFIXES[-1] if max(values) else (1.0, "")

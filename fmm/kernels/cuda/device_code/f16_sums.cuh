@@ -170,7 +170,7 @@ template <class Step, class Arrangement, int LANES, bool LINES, class Params>
 __device__ __forceinline__ void sum_to_planes(const Params& p, const Planes& to) {
     using Inside = PlaneIo<Step, Arrangement, LANES, false, LINES, Params>;
     using Edge = PlaneIo<Step, Arrangement, LANES, true, LINES, Params>;
-    static_assert(!Step::TURNED, "lines of a sum lie as those of its blocks");
+    static_assert(!Step::TRANSPOSES, "lines of a sum lie as those of its blocks");
     __shared__ Cell<float, LANES> cells[(Step::SLOTS > 0 ? Step::SLOTS : 1) * fmm::THREADS];
     const int r = blockIdx.x, c = (blockIdx.y * fmm::THREADS + threadIdx.x) * LANES;
     if (c >= p.cols) return;

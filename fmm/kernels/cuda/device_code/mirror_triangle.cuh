@@ -10,7 +10,7 @@
 
 namespace fmm {
 
-struct HalfMirror {
+struct TriangleMirror {
     const void* source;
     long long source_row, source_col;  // elements from one row, and from one column, to the next
     void* dest;
@@ -60,7 +60,7 @@ __device__ __forceinline__ void lower_tile(long long number, long long& row, lon
 }
 
 template <class Element, int TILE, class Variant>
-__device__ __forceinline__ void mirror_half(const HalfMirror& p) {
+__device__ __forceinline__ void mirror_triangle(const TriangleMirror& p) {
     using Stored = typename Traits<Element>::Stored;
     __shared__ __align__(16) unsigned char memory[TILE * (TILE + 1) * sizeof(Stored)];
     Stored(*tile)[TILE + 1] = reinterpret_cast<Stored(*)[TILE + 1]>(memory);
