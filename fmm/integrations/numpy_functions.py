@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fmm.arrays.numpy_library import NAMES, NUMPY_DOT
+from fmm.arrays.numpy_library import NUMPY_DOT, TYPE_NAMES
 from fmm.config.environment import log_once
 from fmm.integrations import numpy_loops
 from fmm.integrations.product_functions import (
@@ -114,7 +114,13 @@ def _may_pay(a: Any, b: Any) -> bool:
 
 def _are_matrices(a: Any, b: Any) -> bool:
     """Return True for two plain matrices of types that plans support."""
-    return type(a) is ndarray and type(b) is ndarray and a.ndim == b.ndim == 2 and a.dtype in NAMES and b.dtype in NAMES
+    return (
+        type(a) is ndarray
+        and type(b) is ndarray
+        and a.ndim == b.ndim == 2
+        and a.dtype in TYPE_NAMES
+        and b.dtype in TYPE_NAMES
+    )
 
 
 def _is_valid_out(out: Any, a: Any, b: Any) -> bool:

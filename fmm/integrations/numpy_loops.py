@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fmm.arrays.numpy_library import BLAS_TYPES, INTEGER_TYPES, NAMES, NUMPY, NumpyLibrary
+from fmm.arrays.numpy_library import BLAS_TYPES, INTEGER_TYPES, NUMPY, TYPE_NAMES, NumpyLibrary
 from fmm.config.environment import log_once
 from fmm.integrations.compiled_library import CompiledLibrary
 from fmm.integrations.report import ProductKind, count_product, is_reporting, watch_counting
@@ -33,7 +33,7 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 NEVER = 0  # as the shortest side of a type: its products are NumPy's
 OWN_MODULES = {"fmm", "numpy", "scipy", "numba", "llvmlite", *sys.stdlib_module_names}  # that fmm calls on the host
 REPLACE_LOOP = 30  # PyUFunc_ReplaceLoopBySignature in the table of NumPy's C functions for ufuncs
-DTYPES_BY_NUMBER: dict[int, np.dtype[Any]] = {dtype.num: dtype for dtype in NAMES}
+DTYPES_BY_NUMBER: dict[int, np.dtype[Any]] = {dtype.num: dtype for dtype in TYPE_NAMES}
 
 # Answers to the compiled loops. NumPy's own loop runs unless C is WRITTEN; DECLINED is remembered for a second.
 DECLINED, WRITTEN, DECLINED_NOW = range(3)
