@@ -35,7 +35,7 @@ from benchmarks.papers.experiment import Results, has_results, planned_parts, re
 from benchmarks.papers.figures import EXPERIMENTS
 from fmm.dtypes import STORED
 from fmm.hardware.chip import Chip
-from fmm.hardware.datasheets import device
+from fmm.hardware.datasheets import datasheet_of
 from fmm.kernels.cuda.launch_list import Kernel
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.plans.level import PlanError
@@ -85,7 +85,7 @@ def xdist_options(installed: Callable[[str], object] = find_spec, cores: int = o
 
 def named_chip(name: str) -> Chip:
     """As a driver would describe it: for code, all that counts is its compute capability and its room."""
-    sheet = device(name)
+    sheet = datasheet_of(name)
     made = datasheet_chip(sheet)
     return replace(made, version=int(sheet.capability.replace(".", "")), shared=made.limits.shared_per_block)
 

@@ -30,8 +30,8 @@ from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.candidates import compared_plans
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.runtime.overflow import may_overflow
-from fmm.tuner.trials.environment import device_folder, environment, typed_command
-from fmm.tuner.trials.paired import Rounds, paired_rounds
+from fmm.tuner.trials.environment import device_folder, environment_record, typed_command
+from fmm.tuner.trials.paired import PairedRoundLimits, paired_rounds
 
 Row = dict[str, Any]
 Size = tuple[int, int, int]
@@ -44,13 +44,13 @@ class Effort:
 
     large: tuple[Size, ...]
     shapes: int
-    rounds: Rounds
+    rounds: PairedRoundLimits
     error_side: int
 
 
 EFFORTS = {
-    "quick": Effort(((2048,) * 3, (4096,) * 3), 12, Rounds(3, 9, 3.0), 2048),
-    "full": Effort(((4096,) * 3, (8192,) * 3, (5000, 7000, 6000)), 60, Rounds(5, 15, 14.0), 4096),
+    "quick": Effort(((2048,) * 3, (4096,) * 3), 12, PairedRoundLimits(3, 9, 3.0), 2048),
+    "full": Effort(((4096,) * 3, (8192,) * 3, (5000, 7000, 6000)), 60, PairedRoundLimits(5, 15, 14.0), 4096),
 }
 
 DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, tuple[int, int]], Array]] = {
@@ -70,7 +70,7 @@ def speed(effort: Effort) -> Iterator[Row]:
 def never_slower(effort: Effort) -> Iterator[Row]:
     """Random shapes with sides from 1 to 6000 and aspect ratios up to 50."""
     for index, size in enumerate(random_shapes(effort.shapes)):
-        yield _row(size, TYPES[index % 2], Rounds(7, 41, effort.rounds.seconds / 6))
+        yield _row(size, TYPES[index % 2], PairedRoundLimits(7, 41, effort.rounds.seconds / 6))
 
 
 def random_shapes(count: int, largest: int = 6000, aspect: float = 50, seed: int = 7) -> list[Size]:
@@ -88,7 +88,9 @@ def small_calls(effort: Effort) -> Iterator[Row]:
     """What a call costs beyond numpy.matmul's own where nothing can be gained."""
     for side in (8, 64):
         x = np.random.default_rng(0).standard_normal((side, side))
-        result = paired_rounds(partial(np.matmul, x, x.copy()), partial(fmm.matmul, x, x.copy()), Rounds(31, 101, 2.0))
+        result = paired_rounds(
+            partial(np.matmul, x, x.copy()), partial(fmm.matmul, x, x.copy()), PairedRoundLimits(31, 101, 2.0)
+        )
         extra = median(c - v for v, c in zip(result.vendor, result.candidate, strict=True))
         yield {"side": side, "extra_microseconds": extra * 1e6, **result.as_dict()}
 
@@ -179,7 +181,7 @@ def _operands(size: Size, dtype: str) -> tuple[Array, Array, Array]:
     return a, b, np.empty((m, n), dtype)
 
 
-def _row(size: Size, dtype: str, rounds: Rounds) -> Row:
+def _row(size: Size, dtype: str, rounds: PairedRoundLimits) -> Row:
     a, b, c = _operands(size, dtype)
     decision = fmm.explain(a, b, out=c)
     result = paired_rounds(partial(np.matmul, a, b, out=c), partial(fmm.matmul, a, b, out=c), rounds)
@@ -206,7 +208,7 @@ def main(arguments: Sequence[str]) -> int:
     add("--output", type=Path, default=Path("results"), metavar="DIR", help="write below this folder (results)")
     add("--json", action="store_true", help="print the rows as JSON lines")
     options = parser.parse_args(arguments)
-    where = environment(typed_command())
+    where = environment_record(typed_command())
     if not options.json:
         print(f"{where['processor']}, {where['blas_threads']} threads, numpy {where['numpy']}, {where['blas']}")
     for name in options.suite or SUITES:

@@ -16,8 +16,8 @@ import numpy as np
 
 import fmm
 from benchmarks.harness import RESULTS, Call, Row, benchmark_parser, measure_cases
-from fmm.tuner.trials.environment import device_folder, environment, typed_command
-from fmm.tuner.trials.paired import Rounds, paired_rounds
+from fmm.tuner.trials.environment import device_folder, environment_record, typed_command
+from fmm.tuner.trials.paired import PairedRoundLimits, paired_rounds
 
 SAMPLED = 4  # rows that are compared with a product in longer precision
 TOLERANCE = {"float32": 1e-4, "float64": 1e-11, "complex128": 1e-11}  # relative error, in norm, of a right result
@@ -77,7 +77,7 @@ def measured(case: Case, most_seconds: float) -> Row:
     errors = {"vendor": relative_error(case, vendor()), "fmm": relative_error(case, own())}
     if not errors["fmm"] < TOLERANCE[case.dtype]:
         raise RuntimeError(f"{case}: wrong result, relative error {errors['fmm']:.3g}")
-    found = paired_rounds(vendor, own, Rounds(5, 21, min(case.seconds, most_seconds)))
+    found = paired_rounds(vendor, own, PairedRoundLimits(5, 21, min(case.seconds, most_seconds)))
     return {**case._asdict(), "plan": str(decision.plan), "why": decision.reason, "errors": errors, **found.as_dict()}
 
 
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str]) -> int:
         lambda case: measured(case, options.seconds),
         path,
         text_line,
-        lambda: environment(typed_command()),
+        lambda: environment_record(typed_command()),
     )
     return 0
 

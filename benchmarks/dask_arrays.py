@@ -18,7 +18,7 @@ from distributed import Client, LocalCluster, wait
 
 import fmm.dask
 from benchmarks.harness import RESULTS, Row, benchmark_parser, cases_in_time, paired_speedup, write_result
-from fmm.tuner.trials.environment import device_folder, environment, typed_command
+from fmm.tuner.trials.environment import device_folder, environment_record, typed_command
 
 GRID = 4  # chunks along a side
 
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
         measured(GRID * 64, options.dtype, 1, until)  # the workers load their modules
         for side in cases_in_time(map(int, options.sides.split(",")), options.time_limit):
             rows.append(measured(side, options.dtype, options.rounds, until))
-            write_result(path, environment(typed_command()), rows, key="runs")
+            write_result(path, environment_record(typed_command()), rows, key="runs")
             print(text_line(rows[-1]), flush=True)
     return 0
 

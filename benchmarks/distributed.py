@@ -31,7 +31,7 @@ import fmm
 import fmm.distributed
 from benchmarks.harness import environment_variable, gpu_environment, write_result
 from fmm.distributed.layout import Holdings
-from fmm.tuner.trials.environment import environment as host_environment
+from fmm.tuner.trials.environment import environment_record as host_environment
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # without GPUs, times mean nothing
 # Type, side and rounds; the largest, which need GPUs of more than 80 GB, last.

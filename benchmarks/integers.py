@@ -30,7 +30,7 @@ from benchmarks.harness import (
     gpu_folder,
     measure_cases,
 )
-from fmm.tuner.trials.environment import device_folder, environment, typed_command
+from fmm.tuner.trials.environment import device_folder, environment_record, typed_command
 
 VENDOR_WORK = {"cpu": 1e8, "cuda": 1e12}  # most multiply-adds of a library's product
 SECONDS, LEAST_ROUNDS, MOST_ROUNDS = 2.0, 3, 25  # of fmm's calls
@@ -192,7 +192,7 @@ def main(arguments: Sequence[str]) -> int:
         lambda case: measured(machine, case),
         folder / "integers.json",
         text_line,
-        (lambda: environment(typed_command())) if on_cpu else gpu_environment,
+        (lambda: environment_record(typed_command())) if on_cpu else gpu_environment,
     )
     return int(any(row["failure"] or not row["equal"] for row in rows))
 

@@ -21,7 +21,7 @@ import numpy as np
 import fmm
 from benchmarks.harness import Call, Row, benchmark_parser, cases_in_time, free_gpu_memory, gpu_folder, write_result
 from fmm.out_of_core.machine import CudaMachine
-from fmm.tuner.trials.environment import environment, typed_command
+from fmm.tuner.trials.environment import environment_record, typed_command
 
 LIBRARIES = "libcublas.so.13", "libcublas.so.12", "libcublas.so"
 FUNCTIONS = {"float32": "cublasXtSgemm", "float64": "cublasXtDgemm"}
@@ -153,7 +153,7 @@ def main(arguments: Sequence[str]) -> int:
     for side, dtype in cases_in_time(cases, options.time_limit):
         rows.append(measured(side, dtype, options.rounds, not options.no_peer, until))
         path = (options.output or gpu_folder()) / "out_of_core.json"
-        write_result(path, environment(typed_command()), rows, key="runs")
+        write_result(path, environment_record(typed_command()), rows, key="runs")
         print(text_lines(rows[-1]), flush=True)
     return 0
 

@@ -25,7 +25,7 @@ from xml.etree import ElementTree
 
 from benchmarks.forced_plan import VARIABLE
 from fmm.kernels.plans.plan import Plan
-from fmm.tuner.trials.environment import environment
+from fmm.tuner.trials.environment import environment_record
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = "torch", "cupy-cuda13x", "cupy-cuda12x", "numpy", "scipy", "scikit-learn"
@@ -161,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         without, with_fmm = both.map(lambda fmm: run_suite(suite, folder, fmm, plan, more, constraints), (False, True))
     found = compared_outcomes(without, with_fmm)
     content = {"suite": options.suite, "plan": plan, "wishes": constraints, "versions": package_versions(), **found}
-    content["environment"] = environment(["python -m benchmarks.outside", *(arguments or sys.argv[1:])])
+    content["environment"] = environment_record(["python -m benchmarks.outside", *(arguments or sys.argv[1:])])
     options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print(f"without fmm {found['without fmm']}, with fmm {found['with fmm']}")
     print(*(f"only with fmm: {name}" for name in found["worse with fmm"]), sep="\n")

@@ -49,7 +49,7 @@ from benchmarks.tried_plans import element_type, tried_plans
 from fmm.config import environment as settings
 from fmm.config import files
 from fmm.dtypes import DTYPES
-from fmm.tuner.trials.environment import device_folder, environment
+from fmm.tuner.trials.environment import device_folder, environment_record
 
 ROOT = Path(__file__).parents[1]
 SAMPLE = 3e-3  # seconds of a sample, at least
@@ -220,7 +220,7 @@ def _folder(processor: str) -> Path:
 
 def _environment(processor: str) -> Mapping[str, Any]:
     if processor == "cpu":
-        return environment(["python -m benchmarks.regret", *sys.argv[1:]])
+        return environment_record(["python -m benchmarks.regret", *sys.argv[1:]])
     from benchmarks.harness import gpu_environment as of_gpu
 
     return of_gpu()

@@ -33,7 +33,7 @@ from benchmarks.held_out import (
     summaries,
 )
 from fmm.config import files
-from fmm.config.files import SHIPPED
+from fmm.config.files import SHIPPED_CONFIG
 from fmm.config.schema import Tuned, read_section
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
@@ -165,7 +165,7 @@ def main(arguments: Sequence[str]) -> int:
     """Replay the files; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, nargs="*", default=[ROOT / "results" / "nvidia-h200" / FILE])
-    parser.add_argument("--config", type=Path, default=SHIPPED)
+    parser.add_argument("--config", type=Path, default=SHIPPED_CONFIG)
     parser.add_argument("--dtype", action="append", help="only this type (may be repeated)")
     parser.add_argument("--half", type=int, choices=(0, 1))
     parser.add_argument("--terms", action="store_true")

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import fmm.distributed
 from benchmarks.tables.markdown import table
-from fmm.config.files import SHIPPED
+from fmm.config.files import SHIPPED_CONFIG
 from fmm.distributed.decide_sharing import SharedDecision
 from fmm.distributed.predict_sharing import Sharing
 from fmm.kernels.plans.plan import VENDOR
@@ -143,7 +143,7 @@ def main(arguments: Sequence[str]) -> int:
     """Write the tables; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args(arguments)
-    os.environ["FMM_CONFIG"] = str(SHIPPED)
+    os.environ["FMM_CONFIG"] = str(SHIPPED_CONFIG)
     tables = {name: "\n".join(table(FORMS[name][0], map(FORMS[name][1], rows))) for name, rows in TABLES.items()}
     page = PAGE.read_text(encoding="utf-8")  # read after the minutes of predicting: the page may have been edited
     PAGE.write_text(MARK.sub(lambda mark: f"{mark[1]}{tables[mark[2]]}\n{mark[3]}", page), encoding="utf-8")

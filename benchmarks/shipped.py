@@ -26,11 +26,11 @@ from types import MappingProxyType
 from benchmarks.held_out import FILE, OWN, recorded_rows
 from benchmarks.replay import replayed
 from fmm.config import files, reader, schema, store
-from fmm.config.files import SHIPPED
+from fmm.config.files import SHIPPED_CONFIG
 from fmm.config.identity import gpu_key
 from fmm.config.schema import Raw, Thresholds
 from fmm.hardware.chip import Chip
-from fmm.hardware.datasheets import device
+from fmm.hardware.datasheets import datasheet_of
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import GEMM, Operands
 from fmm.perfmodel.calibration import Calibration
@@ -38,13 +38,13 @@ from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Run
-from fmm.tuner.findings.conclude import FITTED, checked_model, starting_calibration
-from fmm.tuner.findings.diagnostics import largest_pair, noise_floor
+from fmm.tuner.findings.conclude import FITTED_STAGES, check_model, starting_calibration
+from fmm.tuner.findings.diagnostics import largest_measured_side, noise_floor
 from fmm.tuner.findings.thresholds import thresholds, with_intervals
-from fmm.tuner.fit.blocks import DTYPE, Measured, chosen_strategies, judged_blocks
-from fmm.tuner.fit.model import Observation, fit_calibration, stage_medians
+from fmm.tuner.fit.blocks import BLOCKS_DTYPE, StrategyTimes, chosen_strategies, select_block_terms
+from fmm.tuner.fit.model import Observation, fit_calibration, observed_medians
 from fmm.tuner.fit.sampled import sample_calibrations
-from fmm.tuner.trials.record import Trials, Tuning
+from fmm.tuner.trials.record import RecordedTuning, TrialFile
 
 # Candidate margins: the share of the vendor's time by which a plan must be predicted to win. One margin for plans with
 # the vendor's products, one for plans with ours. (A tuning takes the model's median error, since it has no choices.)
@@ -79,7 +79,7 @@ class Card:
 
     @property
     def key(self) -> str:
-        known = device(self.sheet)
+        known = datasheet_of(self.sheet)
         return gpu_key(self.name, known.capability, known.sms)
 
     @property
@@ -88,9 +88,9 @@ class Card:
 
     @property
     def chip(self) -> Chip:
-        return datasheet_chip(device(self.sheet))
+        return datasheet_chip(datasheet_of(self.sheet))
 
-    def tunings(self, dtype: str) -> list[Tuning]:
+    def tunings(self, dtype: str) -> list[RecordedTuning]:
         """Return the recorded tunings of this type."""
         return [t for name in self.sources[dtype] for t in recorded_tunings(self.results / name, dtype)]
 
@@ -105,24 +105,24 @@ CARDS = (
 BLOCKS = RESULTS / "nvidia-h200" / "blocks.json"
 
 
-def recorded_blocks(path: Path, table: str = "plain") -> list[Measured]:
+def recorded_blocks(path: Path, table: str = "plain") -> list[StrategyTimes]:
     """Return the shapes of blocks.json in the random order of their measurement; table `fused`: kernels with sums."""
     operands: Operands = (2, 2, 2) if table == "fused" else GEMM
     rows = json.loads(path.read_text(encoding="utf-8"))[table]
     return [
-        Measured(x["kind"], (x["m"], x["k"], x["n"]), {s: median(t) for s, t in x["seconds"].items()}, operands)
+        StrategyTimes(x["kind"], (x["m"], x["k"], x["n"]), {s: median(t) for s, t in x["seconds"].items()}, operands)
         for x in rows
     ]
 
 
-def recorded_tunings(folder: Path, dtype: str) -> list[Tuning]:
-    found = Trials(folder / "trials.jsonl").tunings()
+def recorded_tunings(folder: Path, dtype: str) -> list[RecordedTuning]:
+    found = TrialFile(folder / "trials.jsonl").tunings()
     return [t for t in found if t.header.settings.get("dtype") == dtype]
 
 
-def observed(tunings: Sequence[Tuning], stages: Sequence[str]) -> list[Observation]:
+def observed(tunings: Sequence[RecordedTuning], stages: Sequence[str]) -> list[Observation]:
     """Return each tuning's medians; a tuning is of one card."""
-    return [o for tuning in tunings for o in stage_medians(tuning.trials, stages)]
+    return [o for tuning in tunings for o in observed_medians(tuning.trials, stages)]
 
 
 def whole_calls(folder: Path, dtype: str) -> list[Observation]:
@@ -177,14 +177,14 @@ def fitted_section(card: Card, calls: Sequence[Observation], dtype: str) -> dict
     tunings, sheet = card.tunings(dtype), datasheet_calibration(card.sheet)
     (_, others), seen = every_second_shape(calls), fitted_to(tunings, calls)
     fitted = fit_calibration(starting_calibration(sheet, dtype), dtype, seen)
-    largest = max(largest_pair(t.trials) for t in tunings)
+    largest = max(largest_measured_side(t.trials) for t in tunings)
     known = replace(fitted.calibration, launch=LAUNCH, host=HOST, call=CALL)
     rates = {
         **starting_calibration(sheet, dtype).rates,
         **known.rates,
     }  # of leaves that were not there: the datasheet's
     known = replace(known, rates=MappingProxyType(rates))
-    model = checked_model(known, dtype, [*observed(tunings, ("held out",)), *others], None, largest)
+    model = check_model(known, dtype, [*observed(tunings, ("held out",)), *others], None, largest)
     calibration = with_best_margins(model.calibration, dtype, card.results)
     noise = max((x for t in tunings if (x := noise_floor(t.trials)) is not None), default=None)
     runs = ", ".join(t.header.run for t in tunings)
@@ -204,16 +204,16 @@ def fitted_section(card: Card, calls: Sequence[Observation], dtype: str) -> dict
 
 def with_blocks(raw: Raw, dtype: str, card: Card) -> dict[str, Raw]:
     """Return the section with this card's tiles of our own kernel, and the error of the model that chooses them."""
-    found = judged_blocks(recorded_blocks(BLOCKS), card.chip)
+    found = select_block_terms(recorded_blocks(BLOCKS), card.chip)
     tiles = chosen_strategies(dtype, card.chip, found)
-    own = found.fields if dtype == DTYPE else None
+    own = found.fields if dtype == BLOCKS_DTYPE else None
     return {**raw, "thresholds": {**raw["thresholds"], "block_strategy": tiles}, "blocks": own}
 
 
-def fitted_to(tunings: Sequence[Tuning], calls: Sequence[Observation]) -> list[Observation]:
+def fitted_to(tunings: Sequence[RecordedTuning], calls: Sequence[Observation]) -> list[Observation]:
     """Return the fit's observations: the tunings', and the whole calls of every second shape."""
     seen, _ = every_second_shape(calls)
-    return [*without_repeated_tiles(observed(tunings, FITTED), seen), *seen]
+    return [*without_repeated_tiles(observed(tunings, FITTED_STAGES), seen), *seen]
 
 
 def model_thresholds(
@@ -237,13 +237,13 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--thresholds", action="store_true", help="leave the models as they are")
     parser.add_argument("--card", choices=[card.sheet for card in CARDS], help="this card alone (default: all)")
     options = parser.parse_args(arguments)
-    known = files.read_config(SHIPPED)
+    known = files.read_config(SHIPPED_CONFIG)
     for card in CARDS:
         if options.card in (None, card.sheet):
             previous = known[card.key] if options.blocks or options.thresholds else None
             types = previous if previous and options.blocks else sections_of(card, previous)
             known[card.key] = {dtype: with_blocks(raw, dtype, card) for dtype, raw in types.items()}
-    store.replace_file(SHIPPED, reader.config_text(known))
+    store.replace_file(SHIPPED_CONFIG, reader.config_text(known))
     return 0
 
 

@@ -35,7 +35,7 @@ from benchmarks.harness import (
     write_result,
 )
 from fmm.semirings import numba_kernels
-from fmm.tuner.trials.environment import device_folder, environment, typed_command
+from fmm.tuner.trials.environment import device_folder, environment_record, typed_command
 
 KERNEL = "crates/tropical-gemm-cuda/kernels/tropical_gemm.cu"  # of tropical-gemm
 MINIMA = 64  # FMNMX, or VIADDMNMX, of a multiprocessor in a clock
@@ -243,7 +243,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.device == "cpu":
         clock = processor_seconds if options.processor_time else host_seconds
         sizes = options.sizes or HOST_SIZES[: 2 if options.quick else 3]
-        where, folder = environment(typed_command()), RESULTS / device_folder()
+        where, folder = environment_record(typed_command()), RESULTS / device_folder()
         found = host_rows(sizes, options.dtypes, options.rounds or 3, clock)
     else:
         where, folder = gpu_environment(), gpu_folder()

@@ -35,7 +35,7 @@ from benchmarks.harness import (
     paired_samples,
     write_result,
 )
-from fmm.tuner.trials.environment import device_folder, environment, typed_command
+from fmm.tuner.trials.environment import device_folder, environment_record, typed_command
 
 GOAL = 0.98  # of the vendor's speed, for every shape
 COUNT, QUICK_COUNT = 60, 8
@@ -233,7 +233,7 @@ def main(arguments: Sequence[str]) -> int:
     if on_cpu:
         for row in [row for row in rows if row.get("ratio", 0) < GOAL]:
             rows.append(measured_on_cpu(row["kind"], tuple(row["size"]), again=True))
-        folder, where, name = RESULTS / device_folder(), environment(typed_command()), "random-structured.json"
+        folder, where, name = RESULTS / device_folder(), environment_record(typed_command()), "random-structured.json"
     else:
         folder, where, name = gpu_folder(), gpu_environment(), "structured.json"
     write_result((options.output or folder) / name, where, rows)

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any
 
-from fmm.config.schema import TAUS, Interval, Thresholds
+from fmm.config.schema import TAU_NAMES, Interval, Thresholds
 from fmm.tuner.findings.summary import interval_text, threshold_text
 
-NAMES = ("alpha", "pi", "n1", *TAUS)
+NAMES = ("alpha", "pi", "n1", *TAU_NAMES)
 NEAR = 0.1  # of the first one: so far apart two tunings may be
 
 
@@ -90,9 +90,9 @@ def compared_thresholds(first: Thresholds | None, second: Thresholds | None) -> 
         return ()
     apart = [bool(x.without_emulation) for x in (first, second)]
     # Of a tuning that measured no leaf which makes products in another type tau1 to tau3 are without these.
-    alike = [name for name in NAMES if name not in TAUS or apart[0] == apart[1]]
+    alike = [name for name in NAMES if name not in TAU_NAMES or apart[0] == apart[1]]
     own = [_compared(name, first, second) for name in alike]
-    return (*own, *(_without_emulation(name, first, second) for name in TAUS if any(apart)))
+    return (*own, *(_without_emulation(name, first, second) for name in TAU_NAMES if any(apart)))
 
 
 def _compared(name: str, first: Thresholds, second: Thresholds) -> ComparedThreshold:

@@ -25,7 +25,7 @@ from benchmarks.forced_plan import force
 from benchmarks.harness import RESULTS, benchmark_parser
 from fmm.config.store import replace_file
 from fmm.integrations.report import begin_report, end_report
-from fmm.tuner.trials.environment import device_folder, environment, typed_command
+from fmm.tuner.trials.environment import device_folder, environment_record, typed_command
 
 WARM_UP = 5  # steps that are not timed
 RUNS = "torch", "torch, nearby", "fmm"
@@ -159,7 +159,7 @@ def main(arguments: Sequence[str]) -> int:
         for run in measured(options, dtype, left):
             runs[dtype] = run
             content = {"runs": runs, "torch": torch.__version__}
-            content["environment"] = {**card, **environment(typed_command())}
+            content["environment"] = {**card, **environment_record(typed_command())}
             replace_file(path, json.dumps(content, indent=1) + "\n")
         run = runs[dtype]
         seconds = ", ".join(f"{name} {value:.2f} s" for name, value in run["seconds"].items())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fmm.arrays.detect import describe_array, on_device
 from fmm.arrays.library import Library
-from fmm.arrays.numpy_library import NAMES, NUMPY
+from fmm.arrays.numpy_library import NUMPY, TYPE_NAMES
 from fmm.arrays.select_library import PLAIN_TYPES, cupy_library, library_of
 from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.host_arrays import matmul as numpy_matmul
@@ -65,7 +65,7 @@ def multiply_plain(library: Library, a: Any, b: Any, out: Any = None) -> Any:
         try:
             return library.quick_vendor(a, b) if out is None else library.vendor(a, b, out)
         except RuntimeError:
-            if not library.lacks(a):
+            if not library.has_no_product(a):
                 raise
     if library.differentiable:
         return torch_functions().matmul_tensors(a, b, out, NO_CONSTRAINTS)
@@ -208,7 +208,7 @@ def explain_gemm(request: GemmRequest) -> Decision:
 
 # ---- decisions without arrays
 
-_NUMPY_TYPES = tuple(NAMES.values())
+_NUMPY_TYPES = tuple(TYPE_NAMES.values())
 # Types that torch has and NumPy has not begin with these names.
 _TORCH_TYPE_PREFIXES = "bfloat16", "tf32", "complex32", "float4", "float8"
 

@@ -25,7 +25,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.problem import Problem
 from fmm.runtime.devices import parse_cuda_index
-from fmm.tuner.trials.environment import device_folder, environment
+from fmm.tuner.trials.environment import device_folder, environment_record
 
 Array = Any
 Call = Callable[[], object]
@@ -42,7 +42,7 @@ class Bench(Protocol):
     def folder(self) -> str:
         """Its name under results/."""
 
-    def environment(self, command: list[str]) -> dict[str, Any]: ...
+    def environment_record(self, command: list[str]) -> dict[str, Any]: ...
 
     def generator(self, seed: int) -> Any:
         """With `random` and `standard_normal`, as NumPy's."""
@@ -176,8 +176,8 @@ class HostBench:
     def folder(self) -> str:
         return device_folder()
 
-    def environment(self, command: list[str]) -> dict[str, Any]:
-        return environment(command)
+    def environment_record(self, command: list[str]) -> dict[str, Any]:
+        return environment_record(command)
 
     def generator(self, seed: int) -> Any:
         return np.random.Generator(np.random.SFC64(seed))

@@ -15,7 +15,7 @@ from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.problem import Problem
 from fmm.runtime.device_backend import DeviceBackend, compile_launch_lists, record_for_device
 from fmm.tuner.devices.cuda import bfloat16_bits, double_precision, event_milliseconds
-from fmm.tuner.trials.environment import environment
+from fmm.tuner.trials.environment import environment_record
 
 # One accumulator an entry, in the order of k, each product rounded before it is added.
 ROW_BY_COLUMN = """
@@ -72,10 +72,10 @@ class CudaBench:
     def folder(self) -> str:
         return self.name.lower().replace(" ", "-")
 
-    def environment(self, command: list[str]) -> dict[str, Any]:
+    def environment_record(self, command: list[str]) -> dict[str, Any]:
         runtime = cupy.cuda.runtime
         versions = {"cuda": runtime.runtimeGetVersion(), "cupy": str(cupy.__version__)}
-        return {**environment(command), "device": self.name, **versions}
+        return {**environment_record(command), "device": self.name, **versions}
 
     def generator(self, seed: int) -> Any:
         return cupy.random.default_rng(seed)

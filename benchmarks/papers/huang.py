@@ -18,7 +18,7 @@ from typing import Final
 from benchmarks.papers.bench import Bench, time_plans
 from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results, Row, one_part
 from benchmarks.papers.figure import Figure, quantity
-from fmm.hardware.datasheets import device
+from fmm.hardware.datasheets import datasheet_of
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.papers import huang
 from fmm.problem import Problem
@@ -145,7 +145,7 @@ PRINTED_9: Final[Numbers] = {("tau_flop",): 15.67, ("tau_gmop",): 1.08, ("tau_sm
 
 
 def _of_datasheet(name: str) -> Numbers:
-    on = device(name)
+    on = datasheet_of(name)
     rates = (on.fp32_peak, on.global_bandwidth, on.shared_bandwidth)
     return {(row,): rate / 1e12 for row, rate in zip(("tau_flop", "tau_gmop", "tau_smop"), rates, strict=True)}
 

@@ -10,7 +10,7 @@ from statistics import median
 
 from benchmarks.tables.markdown import Row, digits, load, table
 from fmm.hardware.chip import Chip
-from fmm.hardware.datasheets import device
+from fmm.hardware.datasheets import datasheet_of
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.semirings.closure_launches import closure_seconds
 from fmm.semirings.minplus_kernel import RINGS
@@ -35,13 +35,13 @@ SEIDEL = 3  # int8 products for each doubling: distances are two
 
 def bound() -> float:
     """Sums a second that are compared with the best so far, at most, if each is a minimum of two."""
-    chip = device("H200")
+    chip = datasheet_of("H200")
     return MINIMA * chip.sms * 1e6 * chip.boost_mhz
 
 
 def minplus_bound(results: Path) -> Iterator[str]:
     """What the datasheet lets expect."""
-    chip = device("H200")
+    chip = datasheet_of("H200")
     product, paths = (digits(1e3 * n**3 / bound()) for n in (4096, 8192))
     yield (
         f"{chip.sms} multiprocessors at {chip.boost_mhz / 1e3:.2f} GHz have {bound() / 1e12:.1f} 10^12 sums a second: "
@@ -92,7 +92,7 @@ def shortest_paths(results: Path) -> Iterator[str]:
     """Shortest paths on an H200 as launches, beside what is predicted."""
     content = json.loads((results / "nvidia-h200" / "tiles" / "minplus.json").read_text(encoding="utf-8"))
     columns = ("nodes", "type", "ms", "10^12 sums a second", "launches", "predicted, ms")
-    chip = datasheet_chip(device("H200"))
+    chip = datasheet_chip(datasheet_of("H200"))
     yield from table(columns, (_path_row(row, chip) for row in content["closures"]))
 
 

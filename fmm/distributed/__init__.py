@@ -10,9 +10,9 @@ from typing import Any
 
 from fmm.distributed.decide_sharing import ShardingQuery, SharedDecision, decide_sharing
 from fmm.distributed.layout import Layout
-from fmm.distributed.quadrants import level_above
+from fmm.distributed.quadrants import parse_level_above
 from fmm.dtypes import DTYPES
-from fmm.hardware.datasheets import device as datasheet_row
+from fmm.hardware.datasheets import datasheet_of as datasheet_row
 from fmm.hardware.links import Network, link, network_of
 from fmm.runtime.devices import gpu_from_description
 
@@ -177,5 +177,5 @@ def plan(
     layout = Layout(m, k, n, sides, cuts, cuts, cuts)
     operands = sum(holdings.box(0).size for holdings in layout.holdings.values())
     memory_limit = row.memory_gb * 1e9 - (operands + m * n / layout.ranks) * DTYPES[dtype].itemsize
-    query = ShardingQuery(max(memory_limit, 0.0), max_error_growth, None if plan is None else level_above(plan))
+    query = ShardingQuery(max(memory_limit, 0.0), max_error_growth, None if plan is None else parse_level_above(plan))
     return decide_sharing(layout, dtype, gpu, network, query)

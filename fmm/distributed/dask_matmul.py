@@ -25,11 +25,11 @@ from dask.system import CPU_COUNT
 
 from fmm.api import plan as plan_product
 from fmm.arrays.detect import kind_of
-from fmm.arrays.numpy_library import PLAIN
+from fmm.arrays.numpy_library import PLAIN_ARRAYS
 from fmm.distributed.chunk_grid import Cell, ChunkTasks, Grid
 from fmm.distributed.dask_choice import ChunkCosts, GridPlan, choose_grid_plan, default_products_per_task
 from fmm.distributed.dask_recompute import with_recomputed_chunks
-from fmm.distributed.quadrants import levels_over_blocks
+from fmm.distributed.quadrants import parse_block_levels
 from fmm.dtypes import DTYPES, STORED
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.kernels.plans.walk import walk_plan
@@ -114,7 +114,7 @@ def matmul(x: Any, y: Any, /, *, plan: str | None = None, max_error_growth: floa
 def _chunk_library(x: Any, y: Any) -> str:
     """Return "numpy" or "cupy" if both arrays have plain chunks of it, else an empty text."""
     metas = x._meta, y._meta
-    if all(type(meta) in PLAIN for meta in metas):
+    if all(type(meta) in PLAIN_ARRAYS for meta in metas):
         return "numpy"
     return "cupy" if all(kind_of(meta) == "cupy" for meta in metas) else ""
 
@@ -137,7 +137,7 @@ def _choose_grid_plan(x: Any, y: Any, plan: str | None, on_device: bool, limit: 
     workers = worker_counts()
     calibration = get_device("cpu", 1).guess  # of one BLAS thread: Dask starts workers with one
     rate = calibration.find_rate(x.dtype.name) if calibration else None
-    plans = [levels_over_blocks(text, "over chunks") for text in (GRID_PLANS if plan is None else (plan,))]
+    plans = [parse_block_levels(text, "over chunks") for text in (GRID_PLANS if plan is None else (plan,))]
     if on_device or calibration is None or rate is None:
         return GridPlan(VENDOR if plan is None else plans[0], default_products_per_task(grid, workers))
     (m, k, n), row = _largest_chunks(x, y), DTYPES[x.dtype.name]
@@ -182,7 +182,7 @@ def _product_graph(x: Any, y: Any, dtype: np.dtype[Any], grid_plan: GridPlan, co
     result: Grid = np.full((len(x.chunks[0]), len(y.chunks[1])), None, dtype=object)
     walk_plan(grid_plan.above, dict(zip("ABC", (*grids, result), strict=True)), tasks, dtype.name)
     for (i, rows), (j, cols) in _chunk_sizes((x.chunks[0], y.chunks[1])):
-        result[i, j] = tasks.fitted(result[i, j], rows, cols)
+        result[i, j] = tasks.resize(result[i, j], rows, cols)
     if grid_plan.above != VENDOR:
         plain_tasks = replace(tasks, name=f"fmm-again-{token}")
         result = with_recomputed_chunks(plain_tasks, *grids, result, grid_plan.above, dtype.name)

@@ -17,7 +17,7 @@ from fmm.kernels.plans.plan import Plan, PlanError
 
 Parts = tuple[int, int, int]  # number of parts into which a level cuts m, k and n
 # The axes of A and B (0, 1, or none) that a dimension of the mesh may cut, by the axis of the work that it cuts.
-HELD: dict[Operand, dict[int | None, tuple[int | None, ...]]] = {
+ALLOWED_CUTS: dict[Operand, dict[int | None, tuple[int | None, ...]]] = {
     "A": {M: (0,), K: (1,), N: (1, None)},
     "B": {M: (0, None), K: (0,), N: (1,)},
 }
@@ -65,7 +65,7 @@ def quadrants(layout: Layout, plan: Plan) -> Quadrants:
     """Return the blocks of this plan's levels; raise PlanError if the processes' parts cannot be cut alike."""
     parts = level_parts(plan)
     shape, wanted = layout.mesh, zip(layout.a, layout.b, layout.work, strict=True)
-    if not all(cut_a in HELD["A"][axis] and cut_b in HELD["B"][axis] for cut_a, cut_b, axis in wanted):
+    if not all(cut_a in ALLOWED_CUTS["A"][axis] and cut_b in ALLOWED_CUTS["B"][axis] for cut_a, cut_b, axis in wanted):
         raise PlanError("a level above wants A cut like the rows of C, and B like the columns of C")
     a_parts, b_parts = _parts_along(shape, layout.a, 1), _parts_along(shape, layout.b, 0)
     fine, coarse = ((layout.a, 1), (layout.b, 0)) if a_parts >= b_parts else ((layout.b, 0), (layout.a, 1))
@@ -78,7 +78,7 @@ def quadrants(layout: Layout, plan: Plan) -> Quadrants:
     shares = [layout.share(rank) for rank in range(layout.ranks)]
     rows, cols = max(s.rows.size for s in shares), max(s.cols.size for s in shares)
     width = max(span.size for span in inner)
-    padded = (_multiple(size, part) for size, part in zip((rows, width, cols), parts, strict=True))
+    padded = (_round_up(size, part) for size, part in zip((rows, width, cols), parts, strict=True))
     rows, width, cols = padded
     return Quadrants(layout, parts, rows, cols, inner, width)
 
@@ -92,9 +92,9 @@ def level_parts(plan: Plan) -> Parts:
     return m, k, n
 
 
-def level_above(text: str) -> Plan:
+def parse_level_above(text: str) -> Plan:
     """Return the levels of a text like "winograd"; "vendor" for none. Raise PlanError for other levels."""
-    plan = levels_over_blocks(text, "above")
+    plan = parse_block_levels(text, "above")
     level_parts(plan)
     return plan
 
@@ -114,11 +114,11 @@ def _processes_along(layout: Layout, axis: int) -> int:
     return _parts_along(layout.mesh, layout.work, axis)
 
 
-def _multiple(size: int, of: int) -> int:
+def _round_up(size: int, of: int) -> int:
     return -(-size // of) * of
 
 
-def levels_over_blocks(text: str, where: str) -> Plan:
+def parse_block_levels(text: str, where: str) -> Plan:
     """Return the levels of a text like "winograd"; "vendor" for none. `where` is a word for messages.
 
     Raises PlanError for levels that need numbers, not blocks: fused sums, complex parts, triangles.

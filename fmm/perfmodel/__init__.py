@@ -1,6 +1,6 @@
 """The performance model: what can be known about a plan without running it. Numbers in, numbers out."""
 
-from fmm.hardware.datasheets import Device, device, device_names
+from fmm.hardware.datasheets import Datasheet, datasheet_names, datasheet_of
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Choice, Limits, choose
 from fmm.perfmodel.cost import Cost, cost
@@ -13,7 +13,7 @@ __all__ = [
     "Calibration",
     "Choice",
     "Cost",
-    "Device",
+    "Datasheet",
     "Limits",
     "Prediction",
     "Problem",
@@ -21,8 +21,8 @@ __all__ = [
     "cost",
     "cpu_calibration",
     "datasheet_calibration",
-    "device",
-    "device_names",
+    "datasheet_names",
+    "datasheet_of",
     "error_bound",
     "expected_error_growth",
     "predict",

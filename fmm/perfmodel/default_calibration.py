@@ -12,7 +12,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from fmm.dtypes import DTYPES, INTEGERS
-from fmm.hardware.datasheets import Device, device
+from fmm.hardware.datasheets import Datasheet, datasheet_of
 from fmm.kernels.algorithms.digits import RELATIVE_TIME, any_digits
 from fmm.kernels.cpu.thread_pool import MAX_SUM_THREADS as SUM_THREADS
 from fmm.kernels.cuda.products.kernel_sizes import VENDOR_PIECE
@@ -141,7 +141,7 @@ WARPGROUPS = "9.0"  # the compute capability with the kernels of three float16 p
 
 def datasheet_calibration(name: str) -> Calibration:
     """Return a GPU's calibration from the peaks of its datasheet."""
-    gpu = device(name)
+    gpu = datasheet_of(name)
     rates = _vendor_rates(gpu)
     stream = gpu.bandwidth_gbs * 1e9 * STREAM_SHARE
     rates |= _own_leaf_rates(gpu, rates, stream)
@@ -172,7 +172,7 @@ def datasheet_rates(name: str, dtype: str) -> Mapping[str, Rate]:
     return MappingProxyType({rate: rates[rate] for rate in own if rate in rates})
 
 
-def _vendor_rates(gpu: Device) -> dict[str, Rate]:
+def _vendor_rates(gpu: Datasheet) -> dict[str, Rate]:
     """Return the vendor's rate of each type for which the datasheet prints a peak."""
     rates = {}
     for t in DTYPES:
@@ -197,7 +197,7 @@ def _vendor_rates(gpu: Device) -> dict[str, Rate]:
     return rates
 
 
-def _peak_flops(gpu: Device, dtype: str) -> float:
+def _peak_flops(gpu: Datasheet, dtype: str) -> float:
     """Return flop/s, or 0 if the datasheet prints none for this type."""
     tflops = {
         "float64": gpu.fp64_tensor_tflops or gpu.fp64_tflops,
@@ -252,7 +252,7 @@ RESIDUE_TRIANGLE = 0.55, 256.0  # as THREE_TRIANGLE, with splitting and joining
 OWN_LOOPS = {1: 0.45, 2: 0.4, 4: 0.4, 8: 0.1}
 
 
-def _own_leaf_rates(gpu: Device, rates: Mapping[str, Rate], stream: float) -> dict[str, Rate]:
+def _own_leaf_rates(gpu: Datasheet, rates: Mapping[str, Rate], stream: float) -> dict[str, Rate]:
     """Return the rates of the GPU's leaves that have their own, and of integers, under their names in a calibration."""
     found = {SMALL_RATE.format(t): _small_rate(gpu, seconds) for t, seconds in SMALL_STEPS.items() if t in rates}
     if gpu.capability == WARPGROUPS:
@@ -270,7 +270,7 @@ def _own_leaf_rates(gpu: Device, rates: Mapping[str, Rate], stream: float) -> di
     return found
 
 
-def _small_rate(gpu: Device, seconds: float) -> Rate:
+def _small_rate(gpu: Datasheet, seconds: float) -> Rate:
     """Return the rate of the leaf `small`: tiles on and below the diagonal, one thread block each, all SMs at once."""
     at_once = 2 * SMALL_BLOCKS_PER_SM * gpu.sms  # tiles on both sides of the diagonal; half of them are computed
     flops = at_once * SMALL_TILE**3 / seconds

@@ -82,7 +82,7 @@ def _datasheet_hint(device: object) -> str:
     if not isinstance(device, str):
         return ""
     try:
-        known = datasheets.device(device).name
+        known = datasheets.datasheet_of(device).name
     except ValueError:
         return ""
     typed = known.casefold().replace(" ", "-")
@@ -127,8 +127,8 @@ def find_datasheet(name: str, capability: str, sms: int) -> Calibration | None:
     The name alone does not suffice: cards of one name are sold with fewer multiprocessors, and MIG splits a device.
     """
     words = name.upper().replace("-", " ").split()
-    for listed in datasheets.device_names():
-        known = datasheets.device(listed)
+    for listed in datasheets.datasheet_names():
+        known = datasheets.datasheet_of(listed)
         parts = listed.upper().split()
         named = any(words[i : i + len(parts)] == parts for i in range(len(words)))
         if named and (known.capability, known.sms) == (capability, sms):

@@ -130,7 +130,7 @@ def _arrange_operands(library: Library, a: Any, b: Any, c: Any, out: Any, params
         return GemmOperands(a, b, conjugates, out)
     addend = readable_there(library, a, b, c, shape)
     if addend is None:
-        return GemmOperands(a, b, conjugates, library.copied(c, shape, a))
+        return GemmOperands(a, b, conjugates, library.broadcast_copy(c, shape, a))
     needs_new_array = out is None or any(_overlaps(library, x, out) for x in (a, b, c))
     return GemmOperands(a, b, conjugates, None if needs_new_array else out, addend)
 
@@ -212,7 +212,7 @@ def _run_planned_gemm(library: Library, operands: GemmOperands, constraints: Pla
     target = operands.target
     if target is not None and not writes_there(library, call, operands.a, operands.b, target):
         holds_addend = constraints.params.beta and operands.addend is None
-        copy = library.copied(target, tuple(target.shape), operands.a) if holds_addend else None
+        copy = library.broadcast_copy(target, tuple(target.shape), operands.a) if holds_addend else None
         return _run_planned_gemm(library, operands._replace(target=copy), constraints)
     if any(operands.conjugates):
         return _run_conjugating(library, call, operands, constraints)
@@ -257,7 +257,7 @@ def _run_library_gemm(library: Library, operands: GemmOperands, constraints: Pla
     if operands.addend is not None:  # these functions want the addend in the target
         target, addend = operands.target, operands.addend
         if target is None:
-            target = library.copied(addend, tuple(addend.shape), operands.a)
+            target = library.broadcast_copy(addend, tuple(addend.shape), operands.a)
         else:
             library.copy(addend, target)
         operands = operands._replace(addend=None, target=target)
@@ -265,7 +265,7 @@ def _run_library_gemm(library: Library, operands: GemmOperands, constraints: Pla
     a, b, alpha = operands.a, operands.b, constraints.params.alpha
     if alpha == 0:
         a, b, alpha = a[..., :0], b[..., :0, :], 1
-    c = library.updated(a, b, operands.target, alpha, constraints.params.beta)
+    c = library.vendor_gemm(a, b, operands.target, alpha, constraints.params.beta)
     if operands.target is not None:
-        library.written(operands.target)
+        library.mark_written(operands.target)
     return c

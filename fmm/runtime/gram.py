@@ -67,7 +67,9 @@ def explain_gram(
         return replace(call.decision, kernels=(kernel,))
     if call.plan is None and _vendor_mirrors(call, operands):
         return replace(call.decision, kernels=(f"{library.vendor_name}: BLAS's syrk, one half, and NumPy's mirror",))
-    if _uses_library_gemm(library, call, operands, constraints) or (call.plan is None and call.setting.adjoint):
+    if _uses_library_gemm(library, call, operands, constraints) or (
+        call.plan is None and call.setting.b_is_transposed_a
+    ):
         name = library.gemm_name if call.plan is not None and operands.params.beta else library.vendor_name
         return replace(call.decision, kernels=(f"{name}: a whole product, of which one half is mirrored",))
     kernels = describe_kernels(library, call, chosen.left, chosen.right, chosen.out)
@@ -224,7 +226,7 @@ def _run_operands(library: Library, operands: GramOperands, constraints: PlanCon
 
 def _vendor_mirrors(call: PreparedCall, operands: GramOperands) -> bool:
     """Return True if the library's product computes one triangle and mirrors it, as NumPy's of a and a.T does."""
-    return operands.params == _whole_product(operands.params) and call.setting.mirrors
+    return operands.params == _whole_product(operands.params) and call.setting.vendor_mirrors
 
 
 def _uses_library_gemm(
@@ -240,8 +242,8 @@ def _run_library_gemm(library: Library, operands: GramOperands) -> Any:
     params = operands.params
     if not params.beta:
         return _finish(library, operands, library.vendor(operands.left, operands.right))
-    whole = library.copied(operands.out, tuple(operands.out.shape), operands.out)
-    library.updated(operands.left, operands.right, whole, params.alpha, params.beta)
+    whole = library.broadcast_copy(operands.out, tuple(operands.out.shape), operands.out)
+    library.vendor_gemm(operands.left, operands.right, whole, params.alpha, params.beta)
     return _finish(library, operands._replace(params=params._replace(alpha=1, beta=0)), whole)
 
 
@@ -250,7 +252,7 @@ def _finish(library: Library, operands: GramOperands, product: Any) -> Any:
     params = operands.params
     out = product if operands.out is None else operands.out
     library.write_triangle(product, out, _as_real(params.alpha), _as_real(params.beta), params.fill)
-    library.written(out)
+    library.mark_written(out)
     return out
 
 

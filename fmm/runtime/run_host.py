@@ -64,7 +64,7 @@ def run_call(
     c = library.new_array(call.result) if out is None else out
     x, y, z = (library.as_numpy(v) for v in (a, b, c))
     if out is not None:
-        library.written(out)
+        library.mark_written(out)
     multiplier = _Multiplier(call, None if addend is None else library.as_numpy(addend))
     try:
         if call.plan == VENDOR and not (multiplier.writes_triangle or multiplier.updates):
@@ -85,7 +85,7 @@ def run_call(
         _fill_here(multiplier, x, y, z, out is not None, required)
     if call.plan == VENDOR and _numpy_might_warn(call, z):
         return None
-    return library.returned(c) if out is None else out
+    return library.unwrap_scalar(c) if out is None else out
 
 
 def run_trial(library: HostLibrary, call: PreparedCall, multiply: Callable[[Plan], Any]) -> Any:
@@ -99,7 +99,7 @@ def _numpy_might_warn(call: PreparedCall, c: Array) -> bool:
 
     The diagonal suffices: no other entry is larger, nor is any part of its sum.
     """
-    is_numpy_gram = call.setting.adjoint and bool(call.setting.vendor_advantage)
+    is_numpy_gram = call.setting.b_is_transposed_a and bool(call.setting.vendor_advantage)
     return is_numpy_gram and not bool(np.isfinite(np.diagonal(c, axis1=-2, axis2=-1)).all())
 
 

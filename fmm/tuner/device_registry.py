@@ -21,7 +21,7 @@ from fmm.runtime import devices
 from fmm.runtime.decisions.calibration_in_force import complete_calibration
 from fmm.tuner.devices.cpu import CpuDevice
 from fmm.tuner.devices.device import Device
-from fmm.tuner.findings.model_in_use import device_memory, device_name, fallback_model, guess_of
+from fmm.tuner.findings.model_in_use import datasheet_model, device_memory, device_name, fallback_model
 
 # ---- devices that can be tuned
 
@@ -79,14 +79,16 @@ HERE = ("cpu", "0")  # 0 for any GPU here
 
 def valid_names() -> tuple[str, ...]:
     """Return the valid names of devices."""
-    return (*HERE, *datasheets.device_names(), *tuned_keys())
+    return (*HERE, *datasheets.datasheet_names(), *tuned_keys())
 
 
 def names_in_words() -> str:
     """Return the valid names of devices as a sentence."""
     keys = ", ".join(tuned_keys())
     tuned = f"; by a tuning in the active configs: {keys}" if keys else ""
-    return f"devices: cpu; a GPU here by its number: 0; by a datasheet: {', '.join(datasheets.device_names())}{tuned}"
+    return (
+        f"devices: cpu; a GPU here by its number: 0; by a datasheet: {', '.join(datasheets.datasheet_names())}{tuned}"
+    )
 
 
 def tuned_keys() -> tuple[str, ...]:
@@ -104,13 +106,13 @@ def is_local_gpu(name: str) -> bool:
     return name.isdecimal() or name.partition(":")[0] == "cuda"
 
 
-def find_datasheet(name: str) -> datasheets.Device | None:
+def find_datasheet(name: str) -> datasheets.Datasheet | None:
     """Return the datasheet of a device by its name, or of a GPU here; None for others."""
     if is_local_gpu(name):
         guess = _local_gpu(name).guess
-        return datasheets.device(guess.name) if guess else None
+        return datasheets.datasheet_of(guess.name) if guess else None
     with suppress(ValueError):
-        return datasheets.device(name)
+        return datasheets.datasheet_of(name)
     return None
 
 
@@ -134,7 +136,7 @@ def memory_in_config(name: str) -> int | None:
     """Return the bytes of a device in the active configs; None for others."""
     known = find_identity(name)
     section = _sections_by_key().get(known.key)
-    return None if section is None else device_memory(section, guess_of(known.key, known.name))
+    return None if section is None else device_memory(section, datasheet_model(known.key, known.name))
 
 
 def rejected_because(name: str, dtype: str) -> str:
@@ -163,7 +165,7 @@ def trusted_calibration(name: str, dtype: str) -> Calibration | None:
     """Return the model of a device's tuning as decisions use it; None if there is none, or if it is rejected."""
     tuned, known = config_tuning(name, dtype), find_identity(name)
     real = config_tuning(name, DTYPES[dtype].real) if DTYPES[dtype].real else None
-    return complete_calibration(tuned, real, guess_of(known.key, known.name)) if tuned else None
+    return complete_calibration(tuned, real, datasheet_model(known.key, known.name)) if tuned else None
 
 
 def find_calibration(name: str, dtype: str) -> Calibration:
@@ -176,7 +178,7 @@ def find_calibration(name: str, dtype: str) -> Calibration:
         return with_integer_rates(built_in) if exact else built_in
     if is_local_gpu(name) or name in _sections_by_key():
         found = find_identity(name)
-        guess = guess_of(found.key, found.name)
+        guess = datasheet_model(found.key, found.name)
         if guess is None:
             raise ValueError(f"{found.name} has no tuning in use for {dtype}, and no datasheet")
         return guess

@@ -9,7 +9,7 @@ from math import inf
 from typing import Any, Protocol
 
 from fmm.config import schema
-from fmm.tuner.findings.model_in_use import gains_from
+from fmm.tuner.findings.model_in_use import first_gaining_side
 
 BAR = "{desc} {percentage:3.0f}%|{bar:20}| {postfix}"
 SHOWN = 4  # the latest speedups that fit in the line
@@ -99,7 +99,7 @@ def best_gain(section: Section, dtype: str) -> str:
     if not won:
         if not section or section.get("doubts") or not section.get("calibration"):
             return ""
-        side = gains_from(schema.read_calibration(section["calibration"], "calibration", dtype, "", ""), dtype)
+        side = first_gaining_side(schema.read_calibration(section["calibration"], "calibration", dtype, "", ""), dtype)
         return f"from {side}" if side else ""
     best = max(won, key=lambda e: float(e["speedup"]))
     m, k, n = best["size"]

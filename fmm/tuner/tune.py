@@ -25,14 +25,14 @@ from typing import Any
 from fmm.config import files, schema, store
 from fmm.tuner.device_registry import UnknownDeviceError, chosen_devices
 from fmm.tuner.devices.device import EFFORTS, Device, Effort
-from fmm.tuner.findings.conclude import concluded_section
-from fmm.tuner.findings.summary import RESUMES, SectionText
+from fmm.tuner.findings.conclude import conclude_section
+from fmm.tuner.findings.summary import RESUME_NOTE, SectionText
 from fmm.tuner.progress import Progress, shown_progress
 from fmm.tuner.stages import shapes
 from fmm.tuner.stages.shapes import ShapesError
 from fmm.tuner.trials.environment import source_commit, typed_command
 from fmm.tuner.trials.journal import Journal
-from fmm.tuner.trials.record import COARSE, Header, Size, Trial, Trials, Tuning, first_look_before
+from fmm.tuner.trials.record import FIRST_LOOK_EFFORT, Header, RecordedTuning, Size, Trial, TrialFile, first_look_trials
 from fmm.tuner.tune_type import Outcome, tune_type
 
 NEEDED = ("scipy", "optuna", "tqdm")  # packages of the extra, checked before minutes of measuring
@@ -78,7 +78,7 @@ def run_tune(options: argparse.Namespace) -> int:
         print(f"fmm-tune: {error}", file=sys.stderr)
         return 2
     except RuntimeError as error:  # no home folder
-        return _cannot_write(Path(files.FILE), error)
+        return _cannot_write(Path(files.CONFIG_FILE_NAME), error)
     if options.dry_run:
         return _dry_run(jobs, path, options)
     if missing := [name for name in NEEDED if find_spec(name) is None]:
@@ -117,7 +117,7 @@ def _jobs(options: argparse.Namespace) -> Iterator[Job]:
         raise BadChoiceError(f"--time-limit must be a positive number of seconds, not {options.time_limit:g}")
     found = [job for device in chosen_devices(options.device) for job in _jobs_of_device(device, options)]
     if len(found) > 1 and not options.shapes:
-        first = [(replace(job, effort=COARSE), job) for job in found]
+        first = [(replace(job, effort=FIRST_LOOK_EFFORT), job) for job in found]
         yield from (coarse for coarse, job in first if coarse.planned != job.planned)
     yield from found
 
@@ -187,17 +187,17 @@ class Job:
     @property
     def waits_for_kernels(self) -> bool:
         """True for a first pass on a GPU, whose kernels may still be compiling."""
-        return self.effort == COARSE and not self.again and self.device.chip is not None
+        return self.effort == FIRST_LOOK_EFFORT and not self.again and self.device.chip is not None
 
     def continues_later(self, end: End) -> bool:
         """Return True if a first pass ended before its model was checked: it continues before any type is refined."""
-        unchecked = self.effort == COARSE and not self.again and bool(end.why_not)
+        unchecked = self.effort == FIRST_LOOK_EFFORT and not self.again and bool(end.why_not)
         return unchecked and (end.stopped or self.waits_for_kernels)
 
     @property
     def waiting(self) -> float:
         """Seconds of waiting for the compiler that do not count as the job's own."""
-        if self.effort == COARSE:
+        if self.effort == FIRST_LOOK_EFFORT:
             return COMPILING if self.again else 0.0
         return self.planned.most
 
@@ -206,7 +206,7 @@ class Job:
         """The settings that two tunings must share for one to continue the other."""
         return {"dtype": self.dtype, "effort": self.effort, "shapes": [list(size) for size in self.wanted]}
 
-    def last_tuning(self, trials: Trials) -> Tuning | None:
+    def last_tuning(self, trials: TrialFile) -> RecordedTuning | None:
         """Return the last recorded tuning with the same device, libraries and settings."""
         identity = self.device.identity
         for tuning in reversed(trials.tunings()):
@@ -228,7 +228,7 @@ def run_jobs(
     At the end one line for each type without a usable result says why.
     """
     if options.resume:
-        jobs = _unfinished(jobs, Trials(trials_path(path))) or jobs
+        jobs = _unfinished(jobs, TrialFile(trials_path(path))) or jobs
     left, lacking, planned = options.time_limit, dict[DeviceType, str](), [job.expected for job in jobs]
     with ExitStack() as stack:
         for device in {id(job.device): job.device for job in jobs}.values():
@@ -248,7 +248,7 @@ def run_jobs(
             lacking[name] = end.why_not if lacking.get(name, "none yet") else ""  # the first pass's result counts too
             if job.continues_later(end):
                 late.append(replace(job, again=True))
-            if late and (not queue or queue[0].effort != COARSE):
+            if late and (not queue or queue[0].effort != FIRST_LOOK_EFFORT):
                 queue.extendleft(reversed(late))  # by now the kernels of a GPU are compiled
                 late.clear()
             if left is not None:
@@ -259,7 +259,7 @@ def run_jobs(
     return int(any(lacking.values()))
 
 
-def _unfinished(jobs: Sequence[Job], trials: Trials) -> list[Job]:
+def _unfinished(jobs: Sequence[Job], trials: TrialFile) -> list[Job]:
     """Return the jobs that were interrupted or never began."""
     last = [job.last_tuning(trials) for job in jobs]
     return [job for job, tuning in zip(jobs, last, strict=True) if tuning is None or not tuning.finished]
@@ -281,7 +281,7 @@ class End:
 
 def tune_job(job: Job, path: Path, options: argparse.Namespace, left: float | None, progress: Progress) -> End:
     """Tune one type within the seconds that are left, and write the section, however the tuning ended."""
-    trials = Trials(trials_path(path))
+    trials = TrialFile(trials_path(path))
     past = job.last_tuning(trials) if options.resume or job.again else None
     past = None if past is None or past.finished else past
     before = max((t.elapsed for t in past.trials), default=0.0) if past else 0.0
@@ -303,7 +303,7 @@ def tune_job(job: Job, path: Path, options: argparse.Namespace, left: float | No
     )
     progress.begin(f"{job.dtype} ({job.effort}):", job.expected)
     journal.on_sample = progress.sample
-    journal.on_finding = lambda: progress.gained_so_far(job.dtype, partial(concluded_section, journal, job.dtype))
+    journal.on_finding = lambda: progress.gained_so_far(job.dtype, partial(conclude_section, journal, job.dtype))
     outcome, full = _measured(journal, job, effort, trials, None if past else header)
     progress.gained(job.dtype, outcome.section)
     why_not = _why_not_written(job, path, outcome)
@@ -322,11 +322,11 @@ def tune_job(job: Job, path: Path, options: argparse.Namespace, left: float | No
     return replace(end, result=_result(job, path, outcome, why_not))
 
 
-def _first_look(job: Job, trials: Trials, header: Header) -> tuple[Trial, ...]:
+def _first_look(job: Job, trials: TrialFile, header: Header) -> tuple[Trial, ...]:
     """Return the trials of the first look before this tuning; none if they cannot be read."""
-    if job.effort != COARSE:
+    if job.effort != FIRST_LOOK_EFFORT:
         with suppress(OSError):
-            return first_look_before(trials.tunings(), header)
+            return first_look_trials(trials.tunings(), header)
     return ()
 
 
@@ -339,19 +339,19 @@ def _header(job: Job, effort: Effort) -> Header:
 
 
 def _measured(
-    journal: Journal, job: Job, effort: Effort, trials: Trials, header: Header | None
+    journal: Journal, job: Job, effort: Effort, trials: TrialFile, header: Header | None
 ) -> tuple[Outcome, bool]:
     """Return the outcome, and True if the trials could not be written."""
     try:
         if header:
-            trials.header(header)
+            trials.add_header(header)
         outcome = tune_type(journal, job.dtype, effort, job.wanted)
         if not outcome.stopped:
             trials.finish(journal.run, journal.elapsed)
         return outcome, False
     except OSError as error:
         stopped = f"{trials.path}: {error.strerror or error}"
-        return Outcome(concluded_section(journal, job.dtype), stopped), True
+        return Outcome(conclude_section(journal, job.dtype), stopped), True
     finally:
         trials.close()
 
@@ -367,7 +367,7 @@ def _why_not_written(job: Job, path: Path, outcome: Outcome) -> str:
     if outcome.section is None:
         return "too little was measured"
     diagnostics = outcome.section["doubts"]
-    firm = not outcome.stopped and not diagnostics and job.effort != COARSE
+    firm = not outcome.stopped and not diagnostics and job.effort != FIRST_LOOK_EFFORT
     if firm or _check_quality(outcome.section) >= _check_quality(_present_section(job, path)):
         return ""
     stays = f"the present tuning in {path} has a better check and is unchanged"
@@ -417,13 +417,13 @@ def _print_summary(job: Job, path: Path, options: argparse.Namespace, outcome: O
         print(f"  not written: {why_not}" if why_not else f"  written to {path}")
     if not outcome.stopped:
         return
-    result = f"the best result so far is in {path}; {RESUMES}"
+    result = f"the best result so far is in {path}; {RESUME_NOTE}"
     if why_not:
         trusted, _ = _check_quality(_present_section(job, path))
         result = f"the present section in {path} is unchanged" if trusted else "nothing was written"
-        result += f"; {RESUMES} from the trials"
+        result += f"; {RESUME_NOTE} from the trials"
     elif outcome.section and outcome.section["doubts"]:
-        result = f"the section is in {path}, and fmm.matmul rejects it so far; {RESUMES}"
+        result = f"the section is in {path}, and fmm.matmul rejects it so far; {RESUME_NOTE}"
     print(f"fmm-tune: {job.dtype}: {outcome.stopped}; {result}", file=sys.stderr)
 
 

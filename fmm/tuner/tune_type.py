@@ -17,14 +17,14 @@ from fmm.perfmodel.candidates import device_leaves
 from fmm.perfmodel.choose import rank_candidates
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Device, Effort
-from fmm.tuner.findings.conclude import HELD_OUT, concluded_section, model_so_far
+from fmm.tuner.findings.conclude import HELD_OUT_STAGE, conclude_section, model_so_far
 from fmm.tuner.findings.diagnostics import noise_floor
 from fmm.tuner.fit import blocks
-from fmm.tuner.search.certify import confirm_best
+from fmm.tuner.search.certify import certify_best
 from fmm.tuner.search.race import leanest_plan, race_plans, search_plans, within_limits
 from fmm.tuner.stages import shapes
-from fmm.tuner.stages.first_look import look_first
-from fmm.tuner.stages.probes import SHARES, find_scale, probe_rates, probe_strategies, time_quiet_products
+from fmm.tuner.stages.first_look import measure_first_look
+from fmm.tuner.stages.probes import TIME_SHARES, find_scale, probe_rates, probe_strategies, time_quiet_products
 from fmm.tuner.trials.journal import Journal, NotReadyError, RoundLimits, TimeUpError
 from fmm.tuner.trials.record import Size
 
@@ -42,17 +42,17 @@ def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Siz
     stopped = ""
     try:
         if effort.look and not wanted:
-            look_first(journal, dtype, effort)
+            measure_first_look(journal, dtype, effort)
         else:
             measure_type(journal, dtype, effort, wanted)
     except TimeUpError as error:
         stopped = "kernels are being compiled" if isinstance(error, NotReadyError) else "the time was up"
-        if journal.patience < inf and not any(t.stage == HELD_OUT for t in journal.recorded):
+        if journal.patience < inf and not any(t.stage == HELD_OUT_STAGE for t in journal.recorded):
             # it continues later; a fit takes seconds, and no held-out shape would check the fit
             return Outcome(None, stopped)
     except KeyboardInterrupt:
         stopped = "interrupted"
-    return Outcome(concluded_section(journal, dtype), stopped)
+    return Outcome(conclude_section(journal, dtype), stopped)
 
 
 def measure_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Size] = ()) -> None:
@@ -60,7 +60,7 @@ def measure_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[
     time_quiet_products(journal, dtype)
     side = find_scale(journal, dtype, effort)
     probe_rates(journal, dtype, side, effort)
-    if effort.blocks and dtype == blocks.DTYPE and journal.device.chip is not None:
+    if effort.blocks and dtype == blocks.BLOCKS_DTYPE and journal.device.chip is not None:
         probe_strategies(journal, effort)
     calibration = model_so_far(journal, dtype)
     journal.on_finding()
@@ -71,12 +71,14 @@ def measure_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[
     time_quiet_products(journal, dtype)
     for problem in problems:
         share = effort.seconds / len(problems)
-        found = search_plans(journal, problem, calibration, effort, share * SHARES["search"])
-        confirm_best(journal, found, RoundLimits(certify.ROUNDS + 1, effort.certify, share * SHARES["certify"]), noise)
+        found = search_plans(journal, problem, calibration, effort, share * TIME_SHARES["search"])
+        certify_best(
+            journal, found, RoundLimits(certify.MIN_ROUNDS + 1, effort.certify, share * TIME_SHARES["certify"]), noise
+        )
     for problem in (Problem(*size, dtype) for size in ([] if wanted else shapes.squares_below(side, effort.stride))):
         if plans := leanest_plan(problem, calibration, journal.device):
             found = race_plans(journal, problem, plans, effort)
-            confirm_best(journal, found, RoundLimits(certify.ROUNDS + 1, effort.certify), noise)
+            certify_best(journal, found, RoundLimits(certify.MIN_ROUNDS + 1, effort.certify), noise)
     tune_gram(journal, [] if wanted else problems, calibration, effort, noise)
 
 
@@ -84,14 +86,14 @@ def tune_gram(
     journal: Journal, problems: Sequence[Problem], calibration: Calibration, effort: Effort, noise: float
 ) -> None:
     """Search and certify plans for A times its adjoint at these sides: plans that compute one triangle."""
-    share = SHARES["halves"] * effort.seconds / max(len(problems), 1)
+    share = TIME_SHARES["halves"] * effort.seconds / max(len(problems), 1)
     for problem in (Problem(*p.size, p.dtype, op="gram") for p in problems if p.m == p.n):
         known = rank_candidates(problem, calibration)
         plans = [c.plan for c in known if c.plan != VENDOR and within_limits(journal.device, c.plan, problem)]
         if plans and journal.spent < effort.seconds and min(c.time for c in known if c.plan != VENDOR) < MAY_WIN:
             raced = dict.fromkeys([*plans[:FEW_GRAM_PLANS], *own_gram_plans(journal.device, problem)])
             found = race_plans(journal, problem, list(raced), effort)
-            confirm_best(journal, found, RoundLimits(certify.ROUNDS + 1, effort.certify, share), noise)
+            certify_best(journal, found, RoundLimits(certify.MIN_ROUNDS + 1, effort.certify, share), noise)
 
 
 def own_gram_plans(device: Device, problem: Problem) -> list[Plan]:

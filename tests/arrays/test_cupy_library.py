@@ -115,7 +115,7 @@ def test_wishes_are_checked_beside_options(cupy: Any, side: int) -> None:
     a = drawn(cupy, side)
     with pytest.raises(ValueError, match="workspace must be"):
         fmm.matmul(a, a, axes=AXES, workspace=-1)
-    with pytest.raises(fmm.PlanError, match="cannot run here: axes was given"):
+    with pytest.raises(fmm.PlanError, match="cannot run here: axes was passed"):
         fmm.matmul(a, a, axes=AXES, plan=PLAN)
     assert fmm.explain(a, a, axes=AXES).plan == VENDOR
 

@@ -20,7 +20,7 @@ from benchmarks.harness import write_result
 from fmm.kernels.plans.plan import VENDOR
 from fmm.runtime.decisions import decide
 from fmm.tuner.trials.environment import device_folder
-from fmm.tuner.trials.paired import Rounds
+from fmm.tuner.trials.paired import PairedRoundLimits
 from tests.support import ROOT
 
 ROWS: dict[str, list[dict[str, Any]]] = {
@@ -58,7 +58,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 # ---- the suites
 
-TINY = cpu.Effort(((40, 30, 50),), 2, Rounds(1, 2, 0.0), 32)
+TINY = cpu.Effort(((40, 30, 50),), 2, PairedRoundLimits(1, 2, 0.0), 32)
 
 
 @pytest.mark.parametrize("name", cpu.SUITES)
@@ -138,7 +138,7 @@ def test_every_suite_has_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With the rows that the suites really give, of tiny problems."""
-    tiny = cpu.Effort(((40, 30, 50),), 1, Rounds(1, 1, 0.0), 16)
+    tiny = cpu.Effort(((40, 30, 50),), 1, PairedRoundLimits(1, 1, 0.0), 16)
     monkeypatch.setattr(cpu, "EFFORTS", {"quick": tiny, "full": tiny})
     monkeypatch.setattr(cpu, "random_shapes", lambda count: [(9, 8, 7)] * count)
     assert main(["--output", str(tmp_path)]) == 0

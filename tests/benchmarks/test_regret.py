@@ -32,7 +32,7 @@ from benchmarks.replay import limits_of, main, replayed, tuned_model
 from benchmarks.shipped import SHORTEST, SHORTEST_REPLAYED, WORTH_FITTING, whole_calls
 from benchmarks.timed_machines import Cpu
 from benchmarks.tried_plans import family, shortlist, whole_list
-from fmm.config.files import SHIPPED
+from fmm.config.files import SHIPPED_CONFIG
 from fmm.kernels import Plan
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.perfmodel.choose import choose
@@ -190,7 +190,7 @@ def test_a_fit_sees_plans_that_are_worth_a_choice_and_short_calls_only_as_graphs
 
 def test_a_choice_is_looked_up_among_what_was_tried() -> None:
     size = (8192, 8192, 8192)
-    shipped = tuned_model(SHIPPED, "float32")
+    shipped = tuned_model(SHIPPED_CONFIG, "float32")
     choice = choose(Problem(*size, "float32"), shipped, limits_of(a_row("float32", size))).best
     plan = str(choice.plan)
     assert plan != "vendor"
@@ -211,7 +211,7 @@ def test_a_replay_tells_of_the_last_run_alone(tmp_path: Path, capsys: pytest.Cap
         return [json.dumps(begins), *(json.dumps(asdict(row)) for row in rows)]
 
     size = (8192, 8192, 8192)
-    plan = str(replayed(a_row("float32", size), tuned_model(SHIPPED, "float32")).plan)
+    plan = str(replayed(a_row("float32", size), tuned_model(SHIPPED_CONFIG, "float32")).plan)
     poor = {"vendor": [2.0, 2.0], "default": [2.0, 2.0], plan: [1.0, 1.0]}
     untried = a_row("float64", size)
     text = [*lines(1, a_row("float32", size), untried), *lines(2, a_row("float32", size, **poor), untried)]
@@ -265,7 +265,9 @@ def test_few_known_choices_in_tf32_are_poor(half: int) -> None:
     best plan's speed. Others are copied to aligned rows and slower than the vendor (tried-choices.md).
     """
     rows = [row for row in recorded_rows(ROOT / "results" / "nvidia-h200" / FILE) if row.dtype == "tf32"][half::2]
-    known = [again for row in rows if (again := replayed(row, tuned_model(SHIPPED, row.dtype)).as_chosen) is not None]
+    known = [
+        again for row in rows if (again := replayed(row, tuned_model(SHIPPED_CONFIG, row.dtype)).as_chosen) is not None
+    ]
     poor = [row for row in known if row.poor]
     assert len(known) > 20 and len(poor) <= len(known) / 50
     assert all(row.kind == "thin" for row in poor) and [row.chosen for row in poor].count("vendor") <= 1

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import scaling
 from benchmarks.scaling import COLUMNS, FORMS, MARK, PAGE, PLAIN, TABLES, Row, cells, fastest_decision
-from fmm.config.files import SHIPPED
+from fmm.config.files import SHIPPED_CONFIG
 
 # Rows that are computed in seconds; all others are slow tests.
 QUICK = {Row("float64", 32768, 2), Row(PLAIN, 32768, 2), Row("float32", 65536, 4), Row("bfloat16", 98304, 4)}
@@ -40,7 +40,7 @@ def test_the_page_has_the_tables_that_the_command_writes() -> None:
 )
 def test_its_numbers_are_the_models(table: str, row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, run python -m benchmarks.scaling."""
-    monkeypatch.setenv("FMM_CONFIG", str(SHIPPED))
+    monkeypatch.setenv("FMM_CONFIG", str(SHIPPED_CONFIG))
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     monkeypatch.setenv("FMM_EMULATION", os.environ.get("FMM_EMULATION", "1"))  # so that it is put back
     (said,) = (line for line in written()[table] if tuple(line[:3]) == row.label)
@@ -54,7 +54,7 @@ def test_the_quick_rows_stand_on_the_page() -> None:
 @pytest.mark.parametrize(("above", "said"), [("vendor", "no"), ("winograd > vendor", "yes")])
 def test_a_row_says_whether_the_level_is_taken(above: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Predicted to gain, it is still not taken where it gains less than the model was off by."""
-    monkeypatch.setenv("FMM_CONFIG", str(SHIPPED))
+    monkeypatch.setenv("FMM_CONFIG", str(SHIPPED_CONFIG))
     monkeypatch.setenv("FMM_EMULATION", "1")
     row = Row(PLAIN, 65536, 2)
     found = fastest_decision(row)

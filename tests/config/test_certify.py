@@ -6,7 +6,15 @@ from itertools import product
 
 import pytest
 
-from fmm.config.certify import CONFIDENCE, GAIN, ROUNDS, entry_of_rounds, is_certified, median_interval, paired_ratios
+from fmm.config.certify import (
+    CONFIDENCE,
+    MIN_ROUNDS,
+    MIN_SPEEDUP,
+    entry_from_rounds,
+    is_certified,
+    median_interval,
+    paired_ratios,
+)
 
 CASES = [
     # (the vendor's seconds over the candidate's, noise floor, certified)
@@ -14,8 +22,8 @@ CASES = [
     ([1.5] * 5, 0.0, False),  # a round too few
     ([1.0, *[1.5] * 5], 0.0, False),  # the interval ends at 1, and is to be above
     ([1.001, *[1.5] * 5], 0.0, True),
-    ([GAIN] * 9, 0.0, False),  # the median is not above the least gain
-    ([GAIN + 0.001] * 9, 0.0, True),
+    ([MIN_SPEEDUP] * 9, 0.0, False),  # the median is not above the least gain
+    ([MIN_SPEEDUP + 0.001] * 9, 0.0, True),
     ([1.25] * 9, 0.25, False),  # nor above the noise
     ([1.26] * 9, 0.25, True),
 ]
@@ -25,7 +33,7 @@ CASES = [
 def test_a_plan_is_certified_only_above_each_bound(ratios: list[float], noise: float, certified: bool) -> None:
     ones = [1.0] * len(ratios)
     assert is_certified(ratios, ones, noise) == certified
-    entry = entry_of_rounds((8, 8, 8), "winograd > vendor", ratios, ones, noise, "test")
+    entry = entry_from_rounds((8, 8, 8), "winograd > vendor", ratios, ones, noise, "test")
     assert entry.plan == ("winograd > vendor" if certified else "vendor")
     assert entry.rounds == len(ratios) and entry.vendor_seconds == sorted(ratios)[len(ratios) // 2]
     if not certified:
@@ -52,5 +60,5 @@ def test_the_interval_is_the_narrowest_that_is_sure_enough(n: int) -> None:
     low, high = median_interval([float(i) for i in range(n, 0, -1)])
     rank = int(low)
     assert high == n + 1 - rank
-    assert covered(n, rank) >= CONFIDENCE or (n < ROUNDS and rank == 1)
+    assert covered(n, rank) >= CONFIDENCE or (n < MIN_ROUNDS and rank == 1)
     assert 2 * (rank + 1) > n + 1 or covered(n, rank + 1) < CONFIDENCE

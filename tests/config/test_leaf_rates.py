@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import pytest
 
-from fmm.config.files import SHIPPED
+from fmm.config.files import SHIPPED_CONFIG
 from fmm.config.reader import ConfigError
 from fmm.config.schema import calibration_fields, read_calibration
 from fmm.perfmodel.calibration import Calibration
@@ -62,7 +62,7 @@ def test_a_datasheet_that_there_is_not() -> None:
 
 def test_what_ships_repeats_no_formula() -> None:
     """Rates of leaves that no tuning measured are those of the datasheet, said once."""
-    for devices in json.loads(SHIPPED.read_text(encoding="utf-8"))["devices"].values():
+    for devices in json.loads(SHIPPED_CONFIG.read_text(encoding="utf-8"))["devices"].values():
         for dtype, section in devices.items():
             fields = section["calibration"]
             found = read(fields, dtype).rates

@@ -2,24 +2,24 @@
 
 import pytest
 
-from fmm.hardware.datasheets import capability_limits, capability_names, device, device_names
-from fmm.hardware.occupancy import Launch, active_blocks, launch_occupancy, max_registers, register_counts
+from fmm.hardware.datasheets import capability_limits, capability_names, datasheet_names, datasheet_of
+from fmm.hardware.occupancy import BlockResources, active_blocks, launch_occupancy, max_registers, register_counts
 from fmm.perfmodel.papers.table import Table
 
 
 @pytest.mark.parametrize("spelling", ["h200", "H200", " h 200 ", "h-200"])
 def test_device_by_any_spelling(spelling: str) -> None:
-    assert device(spelling).name == "H200"
+    assert datasheet_of(spelling).name == "H200"
 
 
 @pytest.mark.parametrize("spelling", ["RTX 4090", "rtx4090", "rtx_4090"])
 def test_device_of_two_words(spelling: str) -> None:
-    assert device(spelling).name == "RTX 4090"
+    assert datasheet_of(spelling).name == "RTX 4090"
 
 
 def test_unknown_device_lists_the_known() -> None:
     with pytest.raises(ValueError, match=r"unknown device 'h300'.*C1060.*H200.*RTX 5090"):
-        device("h300")
+        datasheet_of("h300")
 
 
 def test_unknown_capability_lists_the_known() -> None:
@@ -29,7 +29,7 @@ def test_unknown_capability_lists_the_known() -> None:
 
 def test_the_devices_are_those_of_the_papers_and_today() -> None:
     expected = {"C1060", "C2050", "GTX 1050", "V100", "A100", "H100", "H200", "B200", "RTX 4090", "RTX 5090"}
-    assert expected <= set(device_names())
+    assert expected <= set(datasheet_names())
 
 
 def test_capabilities_of_the_table() -> None:
@@ -37,19 +37,19 @@ def test_capabilities_of_the_table() -> None:
     assert expected <= set(capability_names())
 
 
-@pytest.mark.parametrize("name", device_names())
+@pytest.mark.parametrize("name", datasheet_names())
 def test_printed_peaks_are_cores_times_clock(name: str) -> None:
     """A typing error in SMs, clock, cores or peak shows here. C1060's printed FP32 counts 3 flops a clock."""
-    gpu = device(name)
+    gpu = datasheet_of(name)
     flops = 1.5 if name == "C1060" else 1.0
     assert gpu.fp32_peak * flops == pytest.approx(1e12 * gpu.fp32_tflops, rel=0.01)
     assert gpu.fp64_peak == pytest.approx(1e12 * gpu.fp64_tflops, rel=0.01)
     assert gpu.source and gpu.limits.source
 
 
-@pytest.mark.parametrize("name", device_names())
+@pytest.mark.parametrize("name", datasheet_names())
 def test_units_of_the_datasheet_columns(name: str) -> None:
-    gpu = device(name)
+    gpu = datasheet_of(name)
     assert 50 < gpu.bandwidth_gbs < 20_000
     assert 1 < gpu.memory_gb < 1000
     assert gpu.l2_kib == 0 or 256 <= gpu.l2_kib < 1_000_000
@@ -57,14 +57,14 @@ def test_units_of_the_datasheet_columns(name: str) -> None:
 
 
 def test_peak_by_element_size() -> None:
-    gpu = device("v100")
+    gpu = datasheet_of("v100")
     assert (gpu.peak(4), gpu.peak(8)) == (gpu.fp32_peak, gpu.fp64_peak)
     with pytest.raises(ValueError, match="elements of 2 bytes; the sizes are 4 and 8"):
         gpu.peak(2)
 
 
 def test_shared_bandwidth_is_footnote_13_of_huang() -> None:
-    assert device("v100").shared_bandwidth == pytest.approx(80 * 32 * 4 * 1530e6)
+    assert datasheet_of("v100").shared_bandwidth == pytest.approx(80 * 32 * 4 * 1530e6)
 
 
 @pytest.mark.parametrize("name", capability_names())
@@ -150,7 +150,7 @@ def test_more_of_anything_never_gives_more_blocks(name: str) -> None:
 
 
 def test_what_limits_occupancy() -> None:
-    found = launch_occupancy(capability_limits("7.0"), Launch(threads=256, registers=128, shared_bytes=8192))
+    found = launch_occupancy(capability_limits("7.0"), BlockResources(threads=256, registers=128, shared_bytes=8192))
     assert (found.blocks, found.limited_by) == (2, ("registers",))
     assert (found.by_threads, found.by_blocks, found.by_shared) == (8, 32, 12)
 

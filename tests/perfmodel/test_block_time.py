@@ -8,16 +8,28 @@ import pytest
 
 from benchmarks.shipped import recorded_blocks
 from fmm.hardware.chip import BlockTerms
-from fmm.hardware.datasheets import capability_limits, capability_names, device, device_names, nearest_capability
+from fmm.hardware.datasheets import (
+    capability_limits,
+    capability_names,
+    datasheet_names,
+    datasheet_of,
+    nearest_capability,
+)
 from fmm.kernels.cuda.products.kernel_sizes import STRATEGIES, TUNED, TileSizes, named_strategy
 from fmm.perfmodel import block_model
 from fmm.perfmodel.block_model import GEMM, Operands, Side, fastest_float32_tile, launch_seconds, resident_blocks
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
-from fmm.tuner.fit.blocks import Row, alternate_halves, compared_rows, fitted_constants, root_mean_square
+from fmm.tuner.fit.blocks import (
+    StrategyComparison,
+    compare_strategies,
+    fit_block_terms,
+    root_mean_square,
+    split_alternately,
+)
 from tests.support import ROOT
 
 FILE = ROOT / "results" / "nvidia-h200" / "blocks.json"
-H200 = datasheet_chip(device("H200"))
+H200 = datasheet_chip(datasheet_of("H200"))
 IDEAL = BlockTerms(wait=0, far=0, share=1, launch=0)
 EVERY = (*TUNED, *STRATEGIES)
 
@@ -81,9 +93,9 @@ def test_time_grows_with_every_side(s: TileSizes, w: Operands) -> None:
     assert launch_seconds(s, w, shape, H200, count=8) > base
 
 
-@pytest.mark.parametrize("name", device_names())
+@pytest.mark.parametrize("name", datasheet_names())
 def test_every_device_with_shared_memory_enough_has_a_best(name: str) -> None:
-    on = datasheet_chip(device(name))
+    on = datasheet_chip(datasheet_of(name))
     fitting = [s for s in EVERY if resident_blocks(s, GEMM, on.limits)]
     best = fastest_float32_tile((1000, 1000, 1000), on)
     assert launch_seconds(best, GEMM, (1000, 1000, 1000), on) == min(
@@ -118,12 +130,12 @@ def test_the_record_is_whole() -> None:
     assert all(set(names(list(EVERY))) <= set(x.seconds) for x in shapes)
 
 
-def hits(rows: list[Row]) -> float:
+def hits(rows: list[StrategyComparison]) -> float:
     return sum(row.place <= 2 for row in rows) / len(rows)
 
 
 def test_the_best_of_the_six_is_in_the_models_first_two() -> None:
-    rows = compared_rows(recorded_blocks(FILE), H200)
+    rows = compare_strategies(recorded_blocks(FILE), H200)
     assert hits(rows) >= 0.9, [(row.measured.shape, row.best) for row in rows if row.place > 2]
     assert sum(row.regret for row in rows) / len(rows) < 0.02
     assert root_mean_square(rows) < 0.12
@@ -131,18 +143,18 @@ def test_the_best_of_the_six_is_in_the_models_first_two() -> None:
 
 @pytest.mark.parametrize("fit_to", [0, 1])
 def test_it_is_on_shapes_that_the_fit_did_not_see(fit_to: int) -> None:
-    halves = alternate_halves(recorded_blocks(FILE))
-    made = replace(H200, fitted=fitted_constants(halves[fit_to], H200))
-    assert hits(compared_rows(halves[1 - fit_to], made)) >= 0.9
+    halves = split_alternately(recorded_blocks(FILE))
+    made = replace(H200, fitted=fit_block_terms(halves[fit_to], H200))
+    assert hits(compare_strategies(halves[1 - fit_to], made)) >= 0.9
 
 
 def test_the_constants_are_what_the_fit_gives() -> None:
-    found = fitted_constants(recorded_blocks(FILE), H200)
+    found = fit_block_terms(recorded_blocks(FILE), H200)
     assert astuple(found) == pytest.approx(astuple(BlockTerms()), rel=0.02)
 
 
 def test_products_with_sums_are_ranked_by_the_same_constants() -> None:
-    rows = compared_rows(recorded_blocks(FILE, "fused"), H200)
+    rows = compare_strategies(recorded_blocks(FILE, "fused"), H200)
     assert len(rows) >= 10
     assert hits(rows) >= 0.9, [(row.measured.shape, row.best) for row in rows if row.place > 2]
 

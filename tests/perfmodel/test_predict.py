@@ -9,7 +9,7 @@ from types import MappingProxyType
 import pytest
 
 from fmm.dtypes import DTYPES
-from fmm.hardware.datasheets import device_names
+from fmm.hardware.datasheets import datasheet_names
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.plans.leaf import plan_leaves
@@ -415,7 +415,7 @@ def test_small_products_are_the_vendors_and_large_ones_are_not() -> None:
         assert calibration.source in large.reason
 
 
-@pytest.mark.parametrize("name", [n for n in device_names() if n not in ("C1060", "C2050", "GTX 1050")])
+@pytest.mark.parametrize("name", [n for n in datasheet_names() if n not in ("C1060", "C2050", "GTX 1050")])
 def test_every_datasheet_predicts_every_type_it_has(name: str) -> None:
     calibration = datasheet_calibration(name)
     for dtype in calibration.rates.keys() & DTYPES:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fmm.config.files import SHIPPED, Configs
+from fmm.config.files import SHIPPED_CONFIG, Configs
 from fmm.runtime.decisions import limits
 from fmm.runtime.devices import gpu_from_description
 
@@ -67,7 +67,7 @@ def test_equal_cards_are_tuned_once() -> None:
     fewer multiprocessors."""
     first, second = (gpu_from_description("NVIDIA H200", "9.0", 132) for _ in range(2))
     assert first == second
-    configs = Configs((SHIPPED,), True)
+    configs = Configs((SHIPPED_CONFIG,), True)
     tuned = [configs.tuned(card.identity, "float32") for card in (first, second)]
     assert tuned[0] is not None and tuned[0] is tuned[1]
     assert configs.tuned(gpu_from_description("NVIDIA H200", "9.0", 114).identity, "float32") is None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fmm.arrays.library import Setting, contiguous
+from fmm.arrays.library import Setting, contiguous_operand
 from fmm.dtypes import INTEGERS
-from fmm.hardware.datasheets import device
+from fmm.hardware.datasheets import datasheet_of
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
@@ -18,15 +18,15 @@ PLENTY = Limits(1 << 36)
 
 
 def hopper() -> Device:
-    found = device("h200")
+    found = datasheet_of("h200")
     return gpu_from_description("NVIDIA H200", found.capability, found.sms, chip=CHIP)
 
 
 def answered(
     dtype: str, side: int, limits: Limits = PLENTY, lacking: bool = False, on: Device | None = None
 ) -> PreparedCall:
-    x = contiguous((side, side), dtype)
-    setting = Setting(0, dtype, lacking=lacking)
+    x = contiguous_operand((side, side), dtype)
+    setting = Setting(0, dtype, no_vendor_product=lacking)
     return prepare_query(ProblemQuery(x, x, None, setting, on or hopper(), limits))
 
 
@@ -64,7 +64,7 @@ def test_limits_are_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_other_chips_have_no_such_plan() -> None:
-    found = device("a100")
+    found = datasheet_of("a100")
     ampere = gpu_from_description("NVIDIA A100", found.capability, found.sms, chip=datasheet_chip(found))
     for lacking in (False, True):
         assert answered("int64", 4096, lacking=lacking, on=ampere).decision.plan == VENDOR

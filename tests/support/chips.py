@@ -1,6 +1,6 @@
 """Chips from the datasheets, for tests of what is chosen on them."""
 
-from fmm.hardware.datasheets import device
+from fmm.hardware.datasheets import datasheet_of
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 
-A100, H200, V100 = (datasheet_chip(device(name)) for name in ("A100", "H200", "V100"))
+A100, H200, V100 = (datasheet_chip(datasheet_of(name)) for name in ("A100", "H200", "V100"))

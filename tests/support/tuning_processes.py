@@ -28,7 +28,7 @@ from fmm.tuner.commands.config_file import checked_fully, config_sections
 from fmm.tuner.devices.device import EFFORTS
 from fmm.tuner.devices.simulated import SIMULATED, SimulatedDevice
 from fmm.tuner.trials.journal import Journal
-from fmm.tuner.trials.record import Trials
+from fmm.tuner.trials.record import TrialFile
 from fmm.tuner.tune_type import tune_type
 from tests.support.configs import SMALL
 
@@ -105,7 +105,7 @@ def replayed(folder: Path) -> int:
     """
     vars(tune_module)["concluded_section"] = lambda journal, dtype: None
     count = 0
-    for recorded in Trials(folder / "trials.jsonl").tunings():
+    for recorded in TrialFile(folder / "trials.jsonl").tunings():
         if recorded.finished:
             journal = Journal(recorded.header.run, SimulatedDevice(), recorded.trials, live=False)
             tune_type(journal, recorded.header.settings["dtype"], SMALL)
@@ -130,7 +130,7 @@ def together(folder: Path) -> None:
         for dtype, raw in files.read_config(path)[SIMULATED.key].items()
         for entry in raw["entries"]
     )
-    print(json.dumps({"entries": sizes, "tunings": len(Trials(folder / "trials.jsonl").tunings())}))
+    print(json.dumps({"entries": sizes, "tunings": len(TrialFile(folder / "trials.jsonl").tunings())}))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import inf
 from typing import Final
 
-from fmm.hardware.datasheets import device
+from fmm.hardware.datasheets import datasheet_of
 from fmm.hardware.occupancy import register_counts
 from fmm.kernels.algorithms.catalogue import scheme
 from fmm.kernels.algorithms.scheme import Scheme
@@ -54,7 +54,7 @@ FOOTNOTE_15_BLOCKS: Final[tuple[tuple[str, int, int], ...]] = (
 
 def v100() -> Machine:
     """Return the paper's machine: 15.67 TFLOPS, 900 GB/s x 1.2, and footnote 13's shared memory bandwidth."""
-    return huang_blocks.paper_machine(device("V100"), element_bytes=4, cache=LAMBDA)
+    return huang_blocks.paper_machine(datasheet_of("V100"), element_bytes=4, cache=LAMBDA)
 
 
 def direct_scheme(level: int) -> Scheme:
@@ -160,7 +160,7 @@ def huang_bounds() -> Table:
 
 
 def _rates() -> tuple[tuple[str, float | None, float], ...]:
-    on, gpu = v100(), device("V100")
+    on, gpu = v100(), datasheet_of("V100")
     return (
         ("tau_flop, TFLOPS (footnote 4)", 15.67, on.flop / 1e12),
         ("double precision peak, TFLOPS (footnote 5)", 7.83, gpu.fp64_peak / 1e12),

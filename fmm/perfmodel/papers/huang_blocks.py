@@ -18,7 +18,7 @@ from itertools import product
 from math import ceil, inf, sqrt
 
 from fmm.hardware.chip import Chip
-from fmm.hardware.datasheets import Capability, Device
+from fmm.hardware.datasheets import Capability, Datasheet
 from fmm.hardware.occupancy import active_blocks, max_registers
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes
 from fmm.perfmodel.block_model import (
@@ -74,7 +74,7 @@ class Machine:
         return Fraction(self.element_bytes, 4)
 
 
-def paper_machine(device: Device, element_bytes: int = 4, cache: float = 0.0) -> Machine:
+def paper_machine(device: Datasheet, element_bytes: int = 4, cache: float = 0.0) -> Machine:
     """Datasheet rates; `cache` is footnote 12's lambda: global bandwidth x (1 + lambda) for reuse in L2."""
     return Machine(
         flop=device.peak(element_bytes),
@@ -86,7 +86,7 @@ def paper_machine(device: Device, element_bytes: int = 4, cache: float = 0.0) ->
     )
 
 
-def datasheet_chip(device: Device) -> Chip:
+def datasheet_chip(device: Datasheet) -> Chip:
     """Return a datasheet's device for the model in cycles."""
     return Chip(device.limits, device.sms, 1e6 * device.boost_mhz, device.global_bandwidth, 1024.0 * device.l2_kib)
 

@@ -19,7 +19,7 @@ from fmm.kernels.cpu.worker_threads import ForkSafeLock
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.problem import Problem
 
-PAIRS = certify.ROUNDS
+PAIRS = certify.MIN_ROUNDS
 NOISE = 0.01  # assumed: a measurement in place has no A/A pair
 
 
@@ -64,7 +64,7 @@ class Trial:
     def _conclude(self) -> None:
         pairs = list(zip(self._turns, self._seconds, strict=True))
         vendor, candidate = ([seconds for turn, seconds in pairs if turn == p][1:] for p in (VENDOR, self.plan))
-        self.entry = certify.entry_of_rounds(self.problem.size, str(self.plan), vendor, candidate, NOISE, "online")
+        self.entry = certify.entry_from_rounds(self.problem.size, str(self.plan), vendor, candidate, NOISE, "online")
         self._save(self.entry)
 
     def _save(self, entry: Entry) -> None:

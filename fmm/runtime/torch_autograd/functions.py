@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fmm.arrays.library import Library
-from fmm.arrays.torch_calls import explain_torch_fallback, plain_call, refused_out, resolve_marks
+from fmm.arrays.torch_calls import explain_torch_fallback, is_plain_call, is_refused_out, resolve_marks
 from fmm.arrays.torch_library import TORCH, torch_gemm, torch_library_of
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, PlanError
@@ -33,10 +33,10 @@ from fmm.runtime.prepare import prepare_call
 
 def matmul_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
     """Return the product of two tensors; it records gradients if an operand requires them."""
-    if not plain_call(a, b, out):
+    if not is_plain_call(a, b, out):
         if constraints.plan not in (None, VENDOR):
-            is_refused = out is not None and refused_out(out)
-            TORCH.vendor(a, b, out if is_refused else None)  # raises torch's own error for a call that torch rejects
+            must_fail = out is not None and is_refused_out(out)
+            TORCH.vendor(a, b, out if must_fail else None)  # raises torch's own error for a call that torch rejects
             raise PlanError(f"the plan {constraints.plan} cannot run here: {explain_torch_fallback(a, b, out)}")
         return TORCH.vendor(a, b, out)
     a, b = resolve_marks(a, b)
@@ -51,7 +51,7 @@ def matmul_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> An
 
 def explain_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Decision:
     """Return the decision of `matmul_tensors`; nothing is computed."""
-    if not plain_call(a, b, out):
+    if not is_plain_call(a, b, out):
         why = explain_torch_fallback(a, b, out)
         if constraints.plan not in (None, VENDOR):
             raise PlanError(f"the plan {constraints.plan} cannot run here: {why}")
@@ -88,7 +88,7 @@ def gram_tensors(a: Any, b: Any, out: Any, params: GramParams, constraints: Plan
     if isinstance(a, torch.Tensor) and (a.is_floating_point() or a.is_complex()):  # torch takes no int above 64 bits
         params = params._replace(alpha=float(params.alpha), beta=float(params.beta))
     other = a if b is None else b
-    if not plain_call(a, other, out):
+    if not is_plain_call(a, other, out):
         return _gram_by_torch(a, b, out, params, constraints)
     a, other = resolve_marks(a, other)
     b = None if b is None else other
@@ -101,7 +101,7 @@ def gram_tensors(a: Any, b: Any, out: Any, params: GramParams, constraints: Plan
 
 def recurring_gram_tensors(library: Library, a: Any, out: Any, rows: bool, fill: Triangle) -> Any:
     """Return the product of a CUDA tensor and its adjoint by a cached call; None if gram_tensors must see the call."""
-    if not a.is_cuda or not plain_call(a, a, out) or a.is_neg() or (a.requires_grad and torch.is_grad_enabled()):
+    if not a.is_cuda or not is_plain_call(a, a, out) or a.is_neg() or (a.requires_grad and torch.is_grad_enabled()):
         return None
     return array_gram.run_recurring_gram(library, a, out, rows, fill)
 
@@ -121,7 +121,7 @@ def _gram_by_torch(a: Any, b: Any, out: Any, params: GramParams, constraints: Pl
 def explain_gram_tensors(a: Any, b: Any, out: Any, params: GramParams, constraints: PlanConstraints) -> Decision:
     """Return the decision of `gram_tensors`; nothing is computed."""
     other = a if b is None else b
-    if not plain_call(a, other, out):
+    if not is_plain_call(a, other, out):
         why = explain_torch_fallback(a, other, out)
         return Decision(VENDOR, None, f"torch answers: {why}", kernels=(TORCH.vendor_name,))
     a, other = resolve_marks(a, other)
@@ -188,13 +188,13 @@ def explain_gemm_tensors(
 
 def _is_plain_gemm(a: Any, b: Any, c: Any, out: Any) -> bool:
     """Return True if fmm can compute the call. torch itself rejects a c of another type than a's."""
-    return plain_call(a, b, out) and (c is None or (plain_call(a, c, out) and c.dtype == a.dtype))
+    return is_plain_call(a, b, out) and (c is None or (is_plain_call(a, c, out) and c.dtype == a.dtype))
 
 
 def _explain_gemm_fallback(a: Any, b: Any, c: Any, out: Any) -> str:
-    if not plain_call(a, b, out):
+    if not is_plain_call(a, b, out):
         return explain_torch_fallback(a, b, out)
-    if plain_call(a, c, out):
+    if is_plain_call(a, c, out):
         return f"this call is torch's own: c is of {c.dtype}, a of {a.dtype}"
     return explain_torch_fallback(a, c, out).replace(": b is", ": c is")
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fmm.config.schema import ANY, PRODUCT, Entry, Tuned
+from fmm.config.schema import ANY_LAYOUT, PRODUCT, Entry, Tuned
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.explain import format_bytes, plan_table
 from fmm.kernels.plans.gemm_params import GemmParams
@@ -48,7 +48,7 @@ from fmm.tuner.device_registry import (
     trusted_calibration,
     tuned_keys,
 )
-from fmm.tuner.findings.model_in_use import entry_skipped_because, guess_of
+from fmm.tuner.findings.model_in_use import datasheet_model, entry_skip_reason
 from fmm.tuner.findings.summary import Table, growth_text, make_table, vendor_name
 
 NO_LIMIT = 1 << 62
@@ -161,7 +161,7 @@ def _by_tuning(
     known = decide_by_tuning(problem, limits, tuned, trusted_calibration(name, problem.dtype), not calibration.batches)
     entry = _entry_of(tuned, problem, limits)
     text = f"{entry.plan}, {entry.text}" if entry else ""
-    why = entry_skipped_because(entry, problem, limits, tuned, known) if entry else ""
+    why = entry_skip_reason(entry, problem, limits, tuned, known) if entry else ""
     notes = {"measured": "" if why else text, "passed_over": f"{text}; skipped: {why}" if why else ""}
     if known is None:
         return choice, notes
@@ -170,7 +170,7 @@ def _by_tuning(
 
 def _entry_of(tuned: Tuned, problem: Problem, limits: Limits) -> Entry | None:
     """Return the entry of exactly this product, verified or not; without workspace the lean entry."""
-    keys = [(problem.op, problem.size, ANY, lean) for lean in (True, False)[limits.workspace > 0 :]]
+    keys = [(problem.op, problem.size, ANY_LAYOUT, lean) for lean in (True, False)[limits.workspace > 0 :]]
     return next((tuned.entries[key] for key in keys if key in tuned.entries), None)
 
 
@@ -190,7 +190,7 @@ def _tuned_elsewhere(name: str, problem: Problem) -> str:
     if gpu is None:
         return ""
     for known in map(find_identity, tuned_keys()):
-        named = guess_of(known.key, known.name)
+        named = datasheet_model(known.key, known.name)
         if named and named.name == gpu.name and trusted_calibration(known.key, problem.dtype) is not None:
             use = f"`--device {known.key}` predicts with it"
             return f"on a {known.name} {_function(problem)} uses a tuning of such a card: {use}"

@@ -13,18 +13,18 @@ from typing import Any
 
 from fmm.config import files, store
 from fmm.config.identity import Identity
-from fmm.config.schema import TAUS, ConfigError, Entry, Raw, Thresholds, Tuned, read_thresholds
-from fmm.hardware.datasheets import device
+from fmm.config.schema import TAU_NAMES, ConfigError, Entry, Raw, Thresholds, Tuned, read_thresholds
+from fmm.hardware.datasheets import datasheet_of
 from fmm.perfmodel.default_calibration import cpu_calibration, with_concurrent_products
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.tuner.commands.config_file import by_device, checked_fully, some_sections, with_one_line_errors
 from fmm.tuner.devices.simulated import RecordedDevice
-from fmm.tuner.findings.conclude import concluded_section, section_thresholds, trials_by_look, trials_that_count
-from fmm.tuner.findings.model_in_use import ModelInUse, device_name, guess_of, model_in_use
+from fmm.tuner.findings.conclude import conclude_section, section_thresholds, trials_by_look, usable_trials
+from fmm.tuner.findings.model_in_use import ModelInUse, datasheet_model, device_name, model_in_use
 from fmm.tuner.findings.summary import TypeSummary, entry_size, threshold_text
-from fmm.tuner.fit.blocks import Blocks, chosen_strategies, fitted_blocks
+from fmm.tuner.fit.blocks import BlockFit, chosen_strategies, fit_block_model
 from fmm.tuner.trials.journal import Journal
-from fmm.tuner.trials.record import Trial, Trials, Tuning, first_look_before, tuning_of
+from fmm.tuner.trials.record import RecordedTuning, Trial, TrialFile, first_look_trials, tuning_of
 from fmm.tuner.tune import output_path, trials_path
 
 PARTS = "all", "thresholds", "blocks"
@@ -58,7 +58,7 @@ class Recorded:
     dtype: str
     raw: Raw
     tuned: Tuned
-    tuning: Tuning
+    tuning: RecordedTuning
     first_look: tuple[Trial, ...]
 
     @property
@@ -66,8 +66,8 @@ class Recorded:
         """The device as it was before the tuning; raise ConfigError if its starting model is unknown."""
         header, name = self.tuning.header, device_name(self.key, self.raw)
         identity, calibration = Identity(self.key, name, header.versions), self.tuned.calibration
-        if (guess := guess_of(self.key, name)) is not None:
-            return RecordedDevice(identity, guess, header.conditions, datasheet_chip(device(guess.name)))
+        if (guess := datasheet_model(self.key, name)) is not None:
+            return RecordedDevice(identity, guess, header.conditions, datasheet_chip(datasheet_of(guess.name)))
         if calibration is None or calibration.batches:
             raise ConfigError(f"{self.key}, {self.dtype}: there is no datasheet of {name}; tune it again")
         threads = int(header.conditions.get("threads") or self.key.rpartition("-")[2].rstrip("t"))
@@ -86,7 +86,7 @@ Refit = Callable[[Recorded], "dict[str, Raw] | None"]
 
 def refit_section(recorded: Recorded) -> dict[str, Raw] | None:
     """Return the section that a tuning with these trials would write now; None if too little was measured."""
-    section = concluded_section(recorded.journal, recorded.dtype)
+    section = conclude_section(recorded.journal, recorded.dtype)
     if section is None:
         return None
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -100,7 +100,7 @@ def refit_thresholds(recorded: Recorded) -> dict[str, Raw] | None:
         return None
     journal, dtype = recorded.journal, recorded.dtype
     _, strategies = _tiles(recorded)
-    intervals, looks = recorded.raw["intervals"] or {}, trials_by_look(journal, trials_that_count(journal, dtype))
+    intervals, looks = recorded.raw["intervals"] or {}, trials_by_look(journal, usable_trials(journal, dtype))
     found = section_thresholds(recorded.tuned.calibration, dtype, intervals, looks, strategies)
     return {**recorded.raw, "thresholds": found.fields}
 
@@ -115,10 +115,10 @@ def refit_blocks(recorded: Recorded) -> dict[str, Raw] | None:
     return {**recorded.raw, "thresholds": thresholds, "blocks": blocks}
 
 
-def _tiles(recorded: Recorded) -> tuple[Blocks | None, dict[str, str]]:
+def _tiles(recorded: Recorded) -> tuple[BlockFit | None, dict[str, str]]:
     """Return the block model of the trials, if they have one, and the tiles of fmm's own kernel."""
     chip = recorded.device.chip
-    found = fitted_blocks((*recorded.first_look, *recorded.tuning.trials), chip)
+    found = fit_block_model((*recorded.first_look, *recorded.tuning.trials), chip)
     if found is None and chip is not None and recorded.tuned.fitted is not None:  # of another tuning
         chip = replace(chip, fitted=recorded.tuned.fitted)
     return found, chosen_strategies(recorded.dtype, chip, found)
@@ -168,12 +168,12 @@ class RefitResult:
 
 def _results(path: Path, into: Path, refit: Refit, quiet: bool) -> Iterator[RefitResult]:
     """Write each section in turn; yield its result, and print it unless `quiet`."""
-    tunings = Trials(trials_path(path)).tunings()
+    tunings = TrialFile(trials_path(path)).tunings()
     for key, types in by_device(some_sections(path)).items():
         after = dict(types)
         for dtype, raw in types.items():
             tuned, tuning = checked_fully(key, dtype, raw), tuning_of(tunings, key, dtype, raw)
-            first = first_look_before(tunings, tuning.header) if tuning else ()
+            first = first_look_trials(tunings, tuning.header) if tuning else ()
             found = refit(Recorded(key, dtype, raw, tuned, tuning, first)) if tuning else None
             result = RefitResult(key, dtype, len(tuning.trials) if tuning else 0, None)
             if found is not None:
@@ -188,7 +188,7 @@ def _results(path: Path, into: Path, refit: Refit, quiet: bool) -> Iterator[Refi
 
 def _copy_trials(path: Path, into: Path) -> str:
     """Copy the trials into another folder that has none, for export and report; return what was done as text."""
-    present, own = Trials(trials_path(path)).files, Trials(trials_path(into))
+    present, own = TrialFile(trials_path(path)).files, TrialFile(trials_path(into))
     if into.resolve().parent == path.resolve().parent:
         return ""
     if own.files:
@@ -199,7 +199,7 @@ def _copy_trials(path: Path, into: Path) -> str:
 
 
 Sections = Mapping[str, Raw]  # of a device, by type
-LEVELS = dict(zip(TAUS, ("one level", "two levels", "three levels"), strict=True))
+LEVELS = dict(zip(TAU_NAMES, ("one level", "two levels", "three levels"), strict=True))
 OTHERS = ("calibration", "intervals", "error", "thresholds", "blocks", "noise", "failed", "versions", "conditions")
 
 
@@ -265,7 +265,7 @@ def _gains(dtype: str, used: ModelInUse) -> Iterator[tuple[str, ValueText]]:
 
 
 def _thresholds(found: Thresholds | None) -> Iterator[tuple[str, ValueText]]:
-    for name in ("n1", *TAUS):
+    for name in ("n1", *TAU_NAMES):
         side = found.value(name) if found else None
         label = f"{name}, {LEVELS[name]} from side" if name in LEVELS else f"{name}, one level by Equation 3"
         yield label, ValueText(side, threshold_text(name, side)) if found else NONE

@@ -19,7 +19,7 @@ from fmm.tuner.report.figures import STYLE, saved_picture
 from fmm.tuner.report.overview import NARROW, WIDE, shown_gains, speedup_of_all_types
 from fmm.tuner.report.page import report_page
 from fmm.tuner.report.type_figures import PICTURES, case_pictures, draw_roofline
-from fmm.tuner.trials.record import Trials, first_look_before, tuning_of
+from fmm.tuner.trials.record import TrialFile, first_look_trials, tuning_of
 from fmm.tuner.tune import output_path, trials_path
 
 __all__ = ["PICTURES", "STYLE", "draw_roofline", "tuned_cases", "write_report"]
@@ -27,13 +27,13 @@ __all__ = ["PICTURES", "STYLE", "draw_roofline", "tuned_cases", "write_report"]
 
 def tuned_cases(path: Path) -> Iterator[Case]:
     """Yield every section of a config that has a calibration and trials."""
-    tunings = Trials(trials_path(path)).tunings()
+    tunings = TrialFile(trials_path(path)).tunings()
     for key, sections in by_device(config_sections(path)).items():
         for dtype, raw in sections.items():
             tuned, tuning = checked_fully(key, dtype, raw), tuning_of(tunings, key, dtype, raw)
             if tuned.calibration is not None and tuning is not None:
                 used = model_in_use(key, dtype, sections)
-                first = first_look_before(tunings, tuning.header)
+                first = first_look_trials(tunings, tuning.header)
                 yield Case(key, dtype, raw, tuned, tuning, tuned.calibration, sections, used, first)
 
 

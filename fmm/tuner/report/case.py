@@ -18,11 +18,11 @@ from fmm.perfmodel.choose import Candidate, Limits, choose, default_error_growth
 from fmm.problem import Problem
 from fmm.runtime.decisions.limits import WORKSPACE_SHARE
 from fmm.tuner.devices.device import cached_work, formula_seconds
-from fmm.tuner.findings.conclude import HELD_OUT
+from fmm.tuner.findings.conclude import HELD_OUT_STAGE
 from fmm.tuner.findings.model_in_use import ModelInUse
-from fmm.tuner.fit.model import Observation, stage_medians
+from fmm.tuner.fit.model import Observation, observed_medians
 from fmm.tuner.search.certify import paired_samples
-from fmm.tuner.trials.record import PRODUCT, Trial, Tuning
+from fmm.tuner.trials.record import DEFAULT_OPERATION, RecordedTuning, Trial
 
 NO_LIMIT = 1 << 62
 MAP_LEAST, MAP_ENOUGH, MAP_POINTS, MAP_ROUND = 256, 16384, 49, 128  # sides of the map: first, last, number, multiple
@@ -37,7 +37,7 @@ class Case:
     dtype: str
     section: dict[str, Any]
     tuned: Tuned
-    tuning: Tuning
+    tuning: RecordedTuning
     calibration: Calibration  # as fitted
     sections: Mapping[str, Any]  # of the device, by type
     used: ModelInUse  # the model of fmm.matmul, with the datasheet's rates of unmeasured leaves
@@ -62,7 +62,7 @@ class Case:
 
     def seen(self, *stages: str) -> list[Observation]:
         """Return the median seconds of products in these stages."""
-        return stage_medians([t for t in self.trials if t.op == PRODUCT], stages)
+        return observed_medians([t for t in self.trials if t.op == DEFAULT_OPERATION], stages)
 
     def moved_bytes(self, o: Observation) -> float:
         """Return the bytes moved by the sums, and once by each operand and result of the leaf products."""
@@ -110,7 +110,7 @@ class Case:
         """Problem, plan, median paired speedup and its interval of every plan timed with the vendor, in any stage."""
         rounds: dict[tuple[str, str, tuple[int, int, int]], list[Trial]] = {}
         for t in self.trials:
-            if t.op == PRODUCT and t.part == "whole":
+            if t.op == DEFAULT_OPERATION and t.part == "whole":
                 rounds.setdefault((t.run, t.stage, t.size), []).append(t)
         found = []
         for (_, _, size), trials in rounds.items():
@@ -123,7 +123,7 @@ class Case:
 
 def _held_out_count(trials: Sequence[Trial]) -> int:
     """Return the number of held-out times in the section's error, which excludes fmm's own tiled kernel."""
-    return sum(not o.run.plan.uses_tile_model for o in stage_medians(trials, (HELD_OUT,)))
+    return sum(not o.run.plan.uses_tile_model for o in observed_medians(trials, (HELD_OUT_STAGE,)))
 
 
 def cube_side(problem: Problem) -> float:

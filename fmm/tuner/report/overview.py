@@ -11,7 +11,14 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Operation, Problem
-from fmm.tuner.findings.model_in_use import MORE, ODD_SIDES, UNTIMED, gains_from, odd_gains, skipped_because
+from fmm.tuner.findings.model_in_use import (
+    ODD_SIDE_GAIN,
+    ODD_SIDES,
+    UNTIMED_REASON,
+    first_gaining_side,
+    gaining_odd_sides,
+    skip_reason,
+)
 from fmm.tuner.findings.summary import vendor_name
 from fmm.tuner.report.case import REACH, Case
 from fmm.tuner.report.figures import BLACK, GREY, MARKERS, PLAN_COLOURS, named_at_right, new_figure, plain_sides
@@ -57,7 +64,7 @@ def won_by(gains: Sequence[Gain], dtype: str) -> list[Gain]:
 
 def odd_sides(case: Case) -> list[Gain]:
     """Return the speedups on odd sides, for a type whose vendor is slow on odd sides."""
-    if case.tuned.trusted is None or not case.choosing.batches or not odd_gains(case.choosing, case.dtype):
+    if case.tuned.trusted is None or not case.choosing.batches or not gaining_odd_sides(case.choosing, case.dtype):
         return []
     found = (gain_at(case, side + 1) for side in SIDES if side + 1 in ODD_SIDES)
     return [replace(gain, beside=1) for gain in found if gain]
@@ -90,12 +97,12 @@ def gain_at(case: Case, side: int) -> Gain | None:
         return None
     best = case.choice(side, side, side)
     predicted = 1 / best.time
-    if known is None or skipped_because(case.used, known[0]) == UNTIMED:
+    if known is None or skip_reason(case.used, known[0]) == UNTIMED_REASON:
         kind = LEFT if best.plan == VENDOR else PREDICTED
         return _gain(case, side, kind, best.plan, (predicted, predicted, predicted))
     entry, plan = known
     kind = LEFT if plan == VENDOR else MEASURED
-    more = predicted if case.tuned.trusted is not None and predicted > MORE * entry.high else 0.0
+    more = predicted if case.tuned.trusted is not None and predicted > ODD_SIDE_GAIN * entry.high else 0.0
     return _gain(case, side, kind, plan, (entry.speedup, entry.low, entry.high), untried=more)
 
 
@@ -137,7 +144,7 @@ def largest_timed(cases: Sequence[Case]) -> str:
 
 def starts_at(case: Case) -> int | None:
     """Return the side from which the model gains; None if it never does or is rejected."""
-    return gains_from(case.choosing, case.dtype) if case.tuned.trusted is not None else None
+    return first_gaining_side(case.choosing, case.dtype) if case.tuned.trusted is not None else None
 
 
 WIDE, NARROW = (7.6, 3.7), (3.8, 3.4)  # inches, on a screen and on a phone

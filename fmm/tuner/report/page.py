@@ -12,7 +12,7 @@ from typing import Any
 from fmm.tuner.findings.diagnostics import is_noisy
 from fmm.tuner.findings.summary import (
     NOISY,
-    RESUMES,
+    RESUME_NOTE,
     SectionText,
     Table,
     TypeSummary,
@@ -85,7 +85,7 @@ def tunings_left(cases: Sequence[Case], gains: Sequence[Gain]) -> Iterator[tuple
         unused = [case.dtype for case in own if case.tuned.diagnostics]
         partial = [c.dtype for c in own if not c.tuned.diagnostics and (c.used.left_out or c.dtype in untried)]
         if unused:
-            yield tuning_command(device, unused), f"tune again on an idle machine ({RESUMES})"
+            yield tuning_command(device, unused), f"tune again on an idle machine ({RESUME_NOTE})"
         if partial:
             yield tuning_command(device, partial), "measure the plans that were not tried"
 

@@ -15,7 +15,7 @@ from fmm.perfmodel.predict import predict
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.tuner.devices.device import cached_work
-from fmm.tuner.findings.conclude import FITTED, HELD_OUT
+from fmm.tuner.findings.conclude import FITTED_STAGES, HELD_OUT_STAGE
 from fmm.tuner.report.case import Case, cube_side
 from fmm.tuner.report.figures import (
     BLACK,
@@ -42,7 +42,11 @@ WIDE_RANGE = 60  # a longer axis labels powers of ten alone
 def measured_and_predicted(case: Case) -> Any:
     """Return predicted over measured times of every shape and plan."""
     made, axes = new_figure()
-    kinds = (("search",), GREY, "searched", 1), (FITTED, SKY, "fitted", 2), ((HELD_OUT,), RED, "held out", 3)
+    kinds = (
+        (("search",), GREY, "searched", 1),
+        (FITTED_STAGES, SKY, "fitted", 2),
+        ((HELD_OUT_STAGE,), RED, "held out", 3),
+    )
     for stages, colour, name, z in kinds:
         seen = case.seen(*stages)
         if not seen:
@@ -51,7 +55,7 @@ def measured_and_predicted(case: Case) -> Any:
         y = [case.expected(o) for o in seen]
         axes.scatter(x, y, s=14, color=colour, alpha=0.75, linewidths=0, label=f"{name} ({len(seen)})", zorder=z)
     low, high = axes.get_xlim()[0], max(axes.get_xlim()[1], axes.get_ylim()[1])
-    low = max(low, min(o.seconds for o in case.seen(*FITTED)) / 2)
+    low = max(low, min(o.seconds for o in case.seen(*FITTED_STAGES)) / 2)
     line = np.array([low, high])
     for band, shade in ((0.12, 0.10), (0.05, 0.18)):
         axes.fill_between(line, line * (1 - band), line * (1 + band), color=BLACK, alpha=shade, linewidth=0)
@@ -66,7 +70,7 @@ def draw_residuals(case: Case) -> Any:
     """Return the error of predicted times of whole products: over size, and as a histogram."""
     made, (left, right) = new_figure(columns=2)
     bins = np.arange(-0.3, 0.31, 0.02)
-    for stages, colour, name in ((FITTED, SKY, "fitted"), ((HELD_OUT,), RED, "held out")):
+    for stages, colour, name in ((FITTED_STAGES, SKY, "fitted"), ((HELD_OUT_STAGE,), RED, "held out")):
         seen = [o for o in case.seen(*stages) if o.run.part == "whole"]
         off = np.array([case.expected(o) / o.seconds - 1 for o in seen])
         label = f"{name} ({len(seen)})"
@@ -261,7 +265,7 @@ def caption(name: str, case: Case) -> str:
 
 def held_out_points(case: Case) -> str:
     """Return how many held-out points there are of each kind."""
-    seen = case.seen(HELD_OUT)
+    seen = case.seen(HELD_OUT_STAGE)
     if not seen:
         return "No shapes were held out."
     kinds = Counter("library" if o.kind == "vendor" else "own" if o.run.plan.uses_tile_model else "plan" for o in seen)

@@ -1,7 +1,7 @@
-"""The first look at a type: in a few seconds a model scaled from other cards of this kind or from the datasheet.
+"""Measure a first look at a type: within seconds, scale the model of this kind of device to the measured rates.
 
-The vendor's products and the sums of one plan scale the model. Whole plans on held-out shapes check the model; only
-plans whose kernels are compiled first take part. The other kernels compile meanwhile for the tuning that follows.
+The vendor's products and the sums of one plan scale the model, and whole plans on held-out shapes check it. Only plans
+with kernels that compile first take part; the others compile in the meantime for the tuning that follows.
 """
 
 from __future__ import annotations
@@ -13,55 +13,57 @@ from fmm.problem import Problem
 from fmm.runtime.decisions.decide import ENTRY_OVERRIDE_GAIN
 from fmm.tuner.devices.compile_ahead import needed_first
 from fmm.tuner.devices.device import Effort, Run
-from fmm.tuner.findings.conclude import HELD_OUT, model_so_far, starting_calibration
+from fmm.tuner.findings.conclude import HELD_OUT_STAGE, model_so_far, starting_calibration
 from fmm.tuner.findings.diagnostics import noise_floor
-from fmm.tuner.search.certify import confirm_best
+from fmm.tuner.search.certify import certify_best
 from fmm.tuner.search.race import race_plans, within_limits
 from fmm.tuner.stages import shapes
 from fmm.tuner.stages.probes import (
-    SEEDS,
-    SHARES,
-    TWINS,
+    SHAPE_SEEDS,
+    TIME_SHARES,
+    TWIN_RUNS,
+    compilable_candidates,
     find_scale,
-    light_candidates,
     measure_runs,
     time_quiet_products,
 )
 from fmm.tuner.trials.journal import Journal, RoundLimits
 
-PLANS = 2  # plans on a held-out shape
-# The vendor's timed products, as shares of the largest side that the effort affords.
-SEEN = ((1, 1, 1), (1 / 2, 1 / 2, 1 / 2), (1 / 4, 1 / 4, 1 / 4), (1, 1 / 4, 1), (1 / 2, 1, 1 / 2))
+PLANS_PER_HELD_OUT_SHAPE = 2  # plans on each held-out shape
+# The sides (m, k, n) of the vendor's timed products, as shares of the largest side that the effort affords.
+VENDOR_SIDE_SHARES = ((1, 1, 1), (1 / 2, 1 / 2, 1 / 2), (1 / 4, 1 / 4, 1 / 4), (1, 1 / 4, 1), (1 / 2, 1, 1 / 2))
 
 
-def look_first(journal: Journal, dtype: str, effort: Effort) -> None:
-    """Measure the first look; the vendor's products come first, while fmm's kernels compile."""
+def measure_first_look(journal: Journal, dtype: str, effort: Effort) -> None:
+    """Measure the first look, the vendor's products first, since fmm's kernels compile in the meantime."""
     time_quiet_products(journal, dtype)
     side = find_scale(journal, dtype, effort)
-    for shares in SEEN:
+    for shares in VENDOR_SIDE_SHARES:
         m, k, n = (shapes.rounded_side(share * side) for share in shares)
         measure_runs(journal, "rates", Problem(m, k, n, dtype), [Run()], effort)
     half = shapes.rounded_side(side / 2)
     square = Problem(half, half, half, dtype)
     usual, own = first_plans(journal, square, effort)
     timed = [Run(plan, "sums") for plan in usual[:1]] + [Run(plan) for plan in own]
-    measure_runs(journal, "probe", square, [*TWINS, *timed], effort)
-    for size in shapes.scattered_shapes(side, effort, SHARES[HELD_OUT], SEEDS[HELD_OUT]):
+    measure_runs(journal, "probe", square, [*TWIN_RUNS, *timed], effort)
+    for size in shapes.scattered_shapes(side, effort, TIME_SHARES[HELD_OUT_STAGE], SHAPE_SEEDS[HELD_OUT_STAGE]):
         problem = Problem(*size, dtype)
         usual, own = first_plans(journal, problem, effort)
-        plans = [*usual[: PLANS - len(own)], *own]
-        measure_runs(journal, HELD_OUT, problem, [Run(), *map(Run, plans)], effort)
+        plans = [*usual[: PLANS_PER_HELD_OUT_SHAPE - len(own)], *own]
+        measure_runs(journal, HELD_OUT_STAGE, problem, [Run(), *map(Run, plans)], effort)
     for size in shapes.square_ladder(side)[:1]:  # empty on a slow device
         certify_one(journal, Problem(*size, dtype), effort)
 
 
 def first_plans(journal: Journal, problem: Problem, effort: Effort) -> tuple[list[Plan], list[Plan]]:
-    """Return the plans whose kernels compile first, the best ahead, and the best ready plan by a leaf with its own
+    """Return the plans with kernels that compile first, sorted by predicted time, and a plan by a leaf with its own
     rate.
+
+    The second list has at most one plan: the best whose kernels are compiled.
     """
-    light = [p for p in light_candidates(journal.device, effort) if needed_first(p)]
-    known = starting_calibration(journal.device.known(problem.dtype), problem.dtype)
-    found = [c.plan for c in rank_candidates(problem, known, light) if within_limits(journal.device, c.plan, problem)]
+    light = [p for p in compilable_candidates(journal.device, effort) if needed_first(p)]
+    model = starting_calibration(journal.device.known(problem.dtype), problem.dtype)
+    found = [c.plan for c in rank_candidates(problem, model, light) if within_limits(journal.device, c.plan, problem)]
     usual = [p for p in found if not p.leaf_use.leaf.rate and p != VENDOR]
     own = [p for p in found if p.leaf_use.leaf.rate and journal.ready(problem.dtype, p)]
     return usual, own[:1]
@@ -70,23 +72,23 @@ def first_plans(journal: Journal, problem: Problem, effort: Effort) -> tuple[lis
 def certify_one(journal: Journal, problem: Problem, effort: Effort) -> None:
     """Certify the model's choice among the compiled plans, unless the model predicts a far better plan.
 
-    An entry would hide the better plan.
+    An entry of the compiled plan would prevent the choice of the better plan.
     """
     ready = _ready_plan(journal, problem, effort)
     if ready is None:
         return
     peers = [p for p in journal.device.peers() if p.accepts_type(problem.dtype)][: effort.enqueued]
     found = race_plans(journal, problem, [ready, *peers], effort)
-    share = SHARES["certify"] * effort.seconds
-    limits = RoundLimits(certify.ROUNDS + 1, effort.certify, share)
-    confirm_best(journal, found, limits, noise_floor(journal.recorded) or 0.0)
+    share = TIME_SHARES["certify"] * effort.seconds
+    limits = RoundLimits(certify.MIN_ROUNDS + 1, effort.certify, share)
+    certify_best(journal, found, limits, noise_floor(journal.recorded) or 0.0)
 
 
 def _ready_plan(journal: Journal, problem: Problem, effort: Effort) -> Plan | None:
-    """Return the fastest compiled plan by the scaled model; None if an uncompiled plan is far faster."""
+    """Return the compiled plan that the scaled model ranks first; None if an uncompiled plan is far faster."""
     device, calibration = journal.device, model_so_far(journal, problem.dtype)
-    known = [c for c in rank_candidates(problem, calibration) if within_limits(device, c.plan, problem)]
-    light = set(light_candidates(device, effort)) - {VENDOR}
-    ready = (c for c in known if c.plan in light and journal.ready(problem.dtype, c.plan))
+    candidates = [c for c in rank_candidates(problem, calibration) if within_limits(device, c.plan, problem)]
+    light = set(compilable_candidates(device, effort)) - {VENDOR}
+    ready = (c for c in candidates if c.plan in light and journal.ready(problem.dtype, c.plan))
     best = next(ready, None)
-    return best.plan if best and best.time < ENTRY_OVERRIDE_GAIN * known[0].time else None
+    return best.plan if best and best.time < ENTRY_OVERRIDE_GAIN * candidates[0].time else None

@@ -10,7 +10,7 @@ import pytest
 
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
-from fmm.hardware.datasheets import device
+from fmm.hardware.datasheets import datasheet_of
 from fmm.kernels.cuda.device_code.entry_source import header_text
 from fmm.kernels.cuda.launch_list import LaunchList, StreamSync, VendorCall
 from fmm.kernels.cuda.ops import GemmOp
@@ -24,7 +24,7 @@ from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.problem import Layout, Problem
 from tests.support.chips import H200
 
-A100, V100 = datasheet_chip(device("A100")), datasheet_chip(device("V100"))
+A100, V100 = datasheet_chip(datasheet_of("A100")), datasheet_chip(datasheet_of("V100"))
 SPLITS = ("block_sums, split A: ", "block_sums, split B: ")
 # Splits that write float16 planes: largest numbers of blocks, exponents of sums, and the sums.
 PLANE_SPLITS = tuple(

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from fmm.hardware.datasheets import device, device_names
+from fmm.hardware.datasheets import datasheet_names, datasheet_of
 from fmm.kernels.algorithms.catalogue import scheme
 from fmm.kernels.cuda.products.kernel_sizes import STRATEGIES, TileSizes, named_strategy
 from fmm.kernels.plans.fused_order import FIGURE_6
@@ -200,8 +200,8 @@ def test_section_5_4(on: Machine) -> None:
 
 
 def test_doubles_take_twice_the_room() -> None:
-    double = huang_blocks.paper_machine(device("v100"), element_bytes=8)
-    single = huang_blocks.paper_machine(device("v100"), element_bytes=4)
+    double = huang_blocks.paper_machine(datasheet_of("v100"), element_bytes=8)
+    single = huang_blocks.paper_machine(datasheet_of("v100"), element_bytes=4)
     assert double.flop == single.flop / 2
     assert huang_blocks.global_need(double) == pytest.approx(huang_blocks.global_need(single))
     huge = named_strategy("Huge")
@@ -309,10 +309,10 @@ def test_direct_time_of_one_level_is_its_seven_products(on: Machine) -> None:
     assert huang_blocks.direct_seconds(huge, operand_counts(1), (2, 2, 2), shape, on) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("name", device_names())
+@pytest.mark.parametrize("name", datasheet_names())
 @pytest.mark.parametrize("element_bytes", [4, 8])
 def test_the_model_answers_for_every_device(name: str, element_bytes: int) -> None:
-    gpu = huang_blocks.paper_machine(device(name), element_bytes)
+    gpu = huang_blocks.paper_machine(datasheet_of(name), element_bytes)
     time = huang_blocks.block_time(named_strategy("Medium"), ONE, (1000, 1000, 1000), gpu)
     assert 0 < huang_blocks.effective_tflops((1000, 1000, 1000), time.seconds) <= 1e-12 * gpu.flop
 

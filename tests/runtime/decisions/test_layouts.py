@@ -11,7 +11,7 @@ import pytest
 
 from fmm.arrays.library import Library
 from fmm.config import files
-from fmm.config.files import SHIPPED
+from fmm.config.files import SHIPPED_CONFIG
 from fmm.config.schema import Tuned, read_section
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits, ranking_problem
@@ -52,7 +52,7 @@ def untuned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("a", "side"), [*product("NT", SIDES)])
 def test_float32_of_columns_is_no_product_of_our_tiles(a: str, side: int) -> None:
-    raw = files.read_config(SHIPPED)[H200.identity.key]["float32"]
+    raw = files.read_config(SHIPPED_CONFIG)[H200.identity.key]["float32"]
     known = read_section(raw, "float32", H200.identity, "float32").trusted
     rows, columns = (decide_by_model(laid(a, b, side), IEEE, known, True, H200.identity).plan for b in "NT")
     assert columns.leaf != "tile"

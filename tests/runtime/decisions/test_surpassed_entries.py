@@ -15,7 +15,13 @@ from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import Decision, decide_plan
 from fmm.tuner.cli import main
-from fmm.tuner.findings.model_in_use import NO_MEMORY, UNTIMED, UNVERIFIED, answer_for, model_in_use
+from fmm.tuner.findings.model_in_use import (
+    NO_MEMORY_REASON,
+    UNTIMED_REASON,
+    UNVERIFIED_REASON,
+    decide_square,
+    model_in_use,
+)
 from tests.support import configs
 from tests.support.devices import H200
 
@@ -82,8 +88,8 @@ def test_show_tells_what_is_done() -> None:
     key = H200.identity.key
     old, well = (section(speedup=x, conditions={"device": H200.identity.name}) for x in (1.3, 3.6))
     for raw, leaf, known in ((old, "f16x3", "predicted"), (well, "vendor", "measured")):
-        answer = answer_for(model_in_use(key, "float32", {"float32": raw}), SIDE)
-        assert answer is not None and (answer.plan.leaf, answer.known) == (leaf, known)
+        answer = decide_square(model_in_use(key, "float32", {"float32": raw}), SIDE)
+        assert answer is not None and (answer.plan.leaf, answer.basis) == (leaf, known)
 
 
 def predicted(path: Path, found: dict[str, Any], capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
@@ -103,12 +109,12 @@ BEFORE = "is from before f16x3"
 @pytest.mark.parametrize(
     ("found", "options", "by_entry", "why"),
     [
-        (section(), (), False, UNTIMED),
+        (section(), (), False, UNTIMED_REASON),
         (section(speedup=3.6), (), True, ""),
         (section("vendor", 1.0, calibration=MEASURED), (), True, ""),
-        (section(calibration=MEASURED), ("--workspace", "0"), False, NO_MEMORY),
+        (section(calibration=MEASURED), ("--workspace", "0"), False, NO_MEMORY_REASON),
         (section(calibration=MEASURED), ("--max-error-growth", "1.5"), False, "the expected error exceeds the limit"),
-        (section(calibration=MEASURED, verified=False), (), False, UNVERIFIED),
+        (section(calibration=MEASURED, verified=False), (), False, UNVERIFIED_REASON),
     ],
     ids=["surpassed", "as fast", "nothing gained", "no room", "too much error", "not verified"],
 )
@@ -121,5 +127,5 @@ def test_predict_tells_what_is_done_and_why(
     decision = decide_plan(PROBLEM, limits, H200)
     assert told["chosen"]["plan"] == str(decision.plan) and decision.by_entry == by_entry
     assert bool(told["measured"]) == by_entry and bool(told["passed_over"]) != by_entry
-    assert why in told["passed_over"] and (BEFORE in told["reason"]) == (why == UNTIMED)
+    assert why in told["passed_over"] and (BEFORE in told["reason"]) == (why == UNTIMED_REASON)
     assert told["reason"] == decision.reason

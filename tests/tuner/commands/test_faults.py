@@ -29,7 +29,7 @@ from fmm.tuner.devices.device import EFFORTS
 from fmm.tuner.devices.simulated import SIMULATED, SimulatedDevice
 from fmm.tuner.report.plan_names import plan_names_table, plans_in
 from fmm.tuner.trials.journal import Journal
-from fmm.tuner.trials.record import Trials, frame
+from fmm.tuner.trials.record import TrialFile, frame
 from fmm.tuner.tune import End, Job
 from tests.support import ROOT
 from tests.support import configs as tuned
@@ -137,15 +137,15 @@ def test_ctrl_c_then_resume(fake: SimulatedDevice, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(SimulatedDevice, "open", interrupted)
     arguments = ["--dtype", "float64", "--quiet", "--output", str(tmp_path)]
     assert main(arguments) == 130
-    (first,) = Trials(tmp_path / "trials.jsonl").tunings()
+    (first,) = TrialFile(tmp_path / "trials.jsonl").tunings()
     assert not first.finished
     before = fake.asked
     assert main([*arguments, "--resume"]) == 0
-    (whole,) = Trials(tmp_path / "trials.jsonl").tunings()
+    (whole,) = TrialFile(tmp_path / "trials.jsonl").tunings()
     assert whole.finished and whole.trials[: len(first.trials)] == first.trials
     assert fake.asked - before == len(whole.trials) - len(first.trials)
     assert main([*arguments, "--resume"]) == 0  # nothing to resume: a new one
-    assert len(Trials(tmp_path / "trials.jsonl").tunings()) == 2
+    assert len(TrialFile(tmp_path / "trials.jsonl").tunings()) == 2
 
 
 def test_a_tuning_that_was_hardly_begun_does_not_replace_a_checked_model(
@@ -182,7 +182,7 @@ def test_only_the_same_tuning_is_resumed(more: list[str], fake: SimulatedDevice,
     assert main(["--dtype", "float64", "--quiet", "--time-limit", "1e-9", "--output", str(tmp_path)]) == 1
     resume = [] if "--fresh" in more else ["--resume"] if more else []
     assert main(["--dtype", "float64", "--quiet", *resume, *more, "--output", str(tmp_path)]) == 0
-    assert len(Trials(tmp_path / "trials.jsonl").tunings()) == 2
+    assert len(TrialFile(tmp_path / "trials.jsonl").tunings()) == 2
 
 
 # ---- disks
@@ -446,7 +446,7 @@ def clocked(fake: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> BusyDevic
 
 def test_the_time_limit_is_of_all_types_together(clocked: BusyDevice, tmp_path: Path) -> None:
     assert main(["--time-limit", "1", "--quiet", "--output", str(tmp_path)]) == 1
-    began = {trial.dtype for tuning in Trials(tmp_path / "trials.jsonl").tunings() for trial in tuning.trials}
+    began = {trial.dtype for tuning in TrialFile(tmp_path / "trials.jsonl").tunings() for trial in tuning.trials}
     assert began == set(clocked.dtypes) and 0.9 < clocked.now < 1.3
 
 
@@ -458,7 +458,7 @@ def test_a_first_look_that_goes_on_is_told_once(
     main([*arguments, "--output", str(tmp_path / "text")])
     printed = capsys.readouterr()
     assert printed.out.count("effort coarse") == printed.err.count("the time was up") == 1
-    assert len(Trials(tmp_path / "text" / "trials.jsonl").tunings()) == 1
+    assert len(TrialFile(tmp_path / "text" / "trials.jsonl").tunings()) == 1
     main([*arguments, "--output", str(tmp_path / "json"), "--json"])
     (found,) = json.loads(capsys.readouterr().out)
     assert found["dtype"] == "float64" and found["stopped"] == "the time was up"
@@ -469,7 +469,7 @@ def test_the_time_limit_begins_anew_when_a_tuning_is_resumed(clocked: BusyDevice
     counts = []
     for more in ([], ["--resume"], ["--resume"]):
         assert main([*arguments, *more]) == 1  # too little was measured to be used
-        (commands_tune,) = Trials(tmp_path / "trials.jsonl").tunings()
+        (commands_tune,) = TrialFile(tmp_path / "trials.jsonl").tunings()
         counts.append(len(commands_tune.trials))
     assert 0 < counts[0] < counts[1] < counts[2]
 
@@ -635,9 +635,9 @@ def test_show_says_what_is_not_in_force_here(
 ) -> None:
     """A tuning with compiled sums, where llvmlite is installed or not; the line that predict has."""
     here = identity.cpu_identity(blas_threads())
-    now = {**here.versions, identity.SUMS: identity.COMPILED if compiled else "numpy"}
+    now = {**here.versions, identity.SUMS_VERSION_NAME: identity.COMPILED_SUMS if compiled else "numpy"}
     monkeypatch.setattr(identity, "cpu_identity", lambda threads: replace(here, versions=now))
-    versions = {**here.versions, identity.SUMS: identity.COMPILED}
+    versions = {**here.versions, identity.SUMS_VERSION_NAME: identity.COMPILED_SUMS}
     path = tuned.write(tmp_path / "config.json", here.key, found=tuned.section(versions=versions))
     monkeypatch.setenv("FMM_CONFIG", str(path))
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")

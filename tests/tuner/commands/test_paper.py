@@ -20,7 +20,7 @@ import pytest
 import fmm
 from fmm.config import files, identity
 from fmm.dtypes import DTYPES
-from fmm.hardware.datasheets import device, device_names
+from fmm.hardware.datasheets import datasheet_names, datasheet_of
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.plans.explain import format_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan
@@ -222,7 +222,7 @@ def limits(size: Sequence[int], dtype: str, name: str, growth: float = 10.0) -> 
     """What the device has left beside A, B and C."""
     m, k, n = size
     operands = (m * k + k * n + m * n) * DTYPES[dtype].itemsize
-    return Limits(int(device(name).memory_gb * 1e9) - operands, growth)
+    return Limits(int(datasheet_of(name).memory_gb * 1e9) - operands, growth)
 
 
 def predicted(run: Run, m: str, k: str, n: str, dtype: str, name: str, *more: str) -> Any:
@@ -234,7 +234,11 @@ def test_json_agrees_with_the_model(m: str, k: str, n: str, dtype: str, name: st
     found = predicted(run, m, k, n, dtype, name)
     problem, calibration = Problem(int(m), int(k), int(n), dtype), datasheet_calibration(name)
     choice = choose(problem, calibration, limits(problem.size, dtype, name))
-    assert (found["device"], found["size"], found["dtype"]) == (device(name).name, [int(m), int(k), int(n)], dtype)
+    assert (found["device"], found["size"], found["dtype"]) == (
+        datasheet_of(name).name,
+        [int(m), int(k), int(n)],
+        dtype,
+    )
     assert found["chosen"]["plan"] == str(choice.best.plan) and found["reason"] == choice.reason
     others = [str(candidate.plan) for candidate in choice.candidates if candidate.plan != choice.best.plan]
     assert [row["plan"] for row in found["runners_up"]] == others
@@ -280,7 +284,7 @@ def test_every_operation_of_the_model(op: Operation, run: Run) -> None:
     """A gram has two matrices in the device's memory, the others three."""
     found = predicted(run, "8192", "4096", "8192", "float32", "v100", "--op", op)
     problem, matrices = Problem(8192, 4096, 8192, "float32", op=op), 2 * 8192 * 4096 + 8192**2
-    room = int(device("v100").memory_gb * 1e9) - (matrices - (8192 * 4096 if op == "gram" else 0)) * 4
+    room = int(datasheet_of("v100").memory_gb * 1e9) - (matrices - (8192 * 4096 if op == "gram" else 0)) * 4
     choice = choose(problem, datasheet_calibration("v100"), Limits(room, found["error_growth_limit"]))
     assert (found["op"], found["workspace_limit"], found["reason"]) == (op, room, choice.reason)
     rows = (found["chosen"], *found["runners_up"])
@@ -331,7 +335,7 @@ def test_help_names_the_devices_that_can_be_asked_for(
         monkeypatch.setenv("COLUMNS", str(columns))
         named = " ".join(help_of_predict(capsys).partition("devices:")[2].split())
         assert named.startswith("cpu; a GPU here by its number: 0; by a datasheet: ")
-        assert all(name in named for name in device_names())
+        assert all(name in named for name in datasheet_names())
         assert named.endswith(f"by a tuning in the active configs: {tuned}")
     assert json.loads(run("predict", "64", "--device", tuned, "--json"))["device"] == tuned
     monkeypatch.setenv("FMM_TUNING_MODE", "off")
@@ -340,7 +344,7 @@ def test_help_names_the_devices_that_can_be_asked_for(
 
 def test_an_unknown_device_is_told_the_same(tuned: str, refused: Run) -> None:
     message = refused("predict", "8", "--device", "abacus")
-    assert [name for name in ("'abacus'", "cpu, 0, ", *device_names(), tuned) if name not in message] == []
+    assert [name for name in ("'abacus'", "cpu, 0, ", *datasheet_names(), tuned) if name not in message] == []
 
 
 def test_help_loads_no_cupy(tmp_path: Path) -> None:
@@ -388,7 +392,7 @@ def test_float64_and_the_cpu_unless_said_otherwise(run: Run) -> None:
     assert text == run("predict", "512", "512", "512", "--device", "CPU")
 
 
-@pytest.mark.parametrize("name", device_names())
+@pytest.mark.parametrize("name", datasheet_names())
 def test_every_device(name: str, run: Run) -> None:
     for spelling in (name, name.lower(), name.replace(" ", "-")):
         assert predicted(run, "64", "64", "64", "float32", spelling)["device"] == name
@@ -448,8 +452,8 @@ def test_the_device_limits_the_workspace_too(run: Run) -> None:
 
 
 BAD = [
-    (("8", "8", "8", "--device", "v1000"), ("'v1000'", "cpu", *device_names())),
-    (("8", "8", "8", "--device", ""), ("''", "cpu", *device_names())),
+    (("8", "8", "8", "--device", "v1000"), ("'v1000'", "cpu", *datasheet_names())),
+    (("8", "8", "8", "--device", ""), ("''", "cpu", *datasheet_names())),
     (("8", "8", "8", "--dtype", "int4"), ("'int4'", *DTYPES)),
     (("0",), ("M must be 1 or more", "not 0", "M alone is a square")),
     (("0", "8", "8"), ("M must be 1 or more", "not 0", "M K N")),

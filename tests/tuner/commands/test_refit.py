@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import shipped
 from fmm.config import files
-from fmm.config.files import SHIPPED
+from fmm.config.files import SHIPPED_CONFIG
 from fmm.config.schema import read_thresholds
 from fmm.tuner import tune
 from fmm.tuner.cli import main
@@ -162,10 +162,10 @@ def test_recorded_thresholds_are_those_of_the_recorded_trials(path: Path, tmp_pa
 def test_the_shipped_thresholds_are_those_of_their_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It leaves all else of the shipped models as it is."""
     again = tmp_path / "config.json"
-    again.write_bytes(SHIPPED.read_bytes())
-    monkeypatch.setattr(shipped, "SHIPPED", again)
+    again.write_bytes(SHIPPED_CONFIG.read_bytes())
+    monkeypatch.setattr(shipped, "SHIPPED_CONFIG", again)
     assert shipped.main(["--thresholds"]) == 0
-    same_thresholds(again, SHIPPED)
+    same_thresholds(again, SHIPPED_CONFIG)
 
 
 def same_blocks(found: dict[str, Any] | None, stands: dict[str, Any] | None) -> None:

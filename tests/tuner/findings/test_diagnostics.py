@@ -22,18 +22,18 @@ from fmm.runtime.decisions.decide import decide_plan
 from fmm.runtime.devices import Device
 from fmm.tuner.devices.device import BEST, EFFORTS, Run, formula_seconds
 from fmm.tuner.devices.simulated import SIMULATED, TRUTH, SimulatedDevice
-from fmm.tuner.findings.conclude import checked_model
+from fmm.tuner.findings.conclude import check_model
 from fmm.tuner.findings.diagnostics import (
-    DISTANT,
-    ENOUGH,
-    MARGIN,
-    QUIET,
-    losing_margin,
+    EXTRAPOLATION_MARGIN,
+    MIN_HELD_OUT_PAIRS,
+    MIN_MARGIN,
+    QUIET_STAGE,
     machine_diagnostics,
+    margin_for_losses,
+    margin_for_slowdown,
     noise_floor,
-    noisy_margin,
-    slowdown,
-    unexplained_share,
+    slowdown_from_quiet,
+    upper_decile_deviation,
 )
 from fmm.tuner.fit.model import Observation
 from fmm.tuner.trials.journal import Journal
@@ -64,16 +64,16 @@ SIDES = (3000, 3500, 4000, 4500, 5000, 5500)
 
 
 def test_a_model_that_was_checked_and_holds_is_not_doubted() -> None:
-    found = checked_model(TRUTH, "float64", held_out(SIDES), 1.1, 5500.0)
-    assert found.diagnostics == () and found.calibration.margin == MARGIN
+    found = check_model(TRUTH, "float64", held_out(SIDES), 1.1, 5500.0)
+    assert found.diagnostics == () and found.calibration.margin == MIN_MARGIN
 
 
 @pytest.mark.parametrize(
-    ("slower", "margin"), [(0.93, MARGIN), (1.05, 1 - 1 / 1.05)], ids=["promises too little", "too much"]
+    ("slower", "margin"), [(0.93, MIN_MARGIN), (1.05, 1 - 1 / 1.05)], ids=["promises too little", "too much"]
 )
 def test_only_what_is_promised_too_much_asks_for_a_margin(slower: float, margin: float) -> None:
     """A plan that is faster than predicted was not chosen where it might have been; no time is lost by it."""
-    found = checked_model(TRUTH, "float64", held_out(SIDES, slower), 1.1, 5500.0)
+    found = check_model(TRUTH, "float64", held_out(SIDES, slower), 1.1, 5500.0)
     assert found.calibration.margin == pytest.approx(margin, abs=0.005)
     assert found.model_error == pytest.approx(max(margin, abs(slower - 1)), abs=0.005)
 
@@ -82,21 +82,21 @@ def test_only_what_is_promised_too_much_asks_for_a_margin(slower: float, margin:
     ("sides", "slower", "said"),
     [
         ((), 1.0, ": 0 held-out"),
-        (SIDES[: ENOUGH - 1], 1.0, ": 4 held-out"),
+        (SIDES[: MIN_HELD_OUT_PAIRS - 1], 1.0, ": 4 held-out"),
         (SIDES, 1.5, "model error 50%"),
     ],
     ids=["nowhere", "too few", "wrong"],
 )
 def test_a_model_that_was_not_checked_or_is_wrong_is_doubted(sides: Sequence[int], slower: float, said: str) -> None:
-    (doubt,) = checked_model(TRUTH, "float64", held_out(sides, slower), None, 5500.0).diagnostics
+    (doubt,) = check_model(TRUTH, "float64", held_out(sides, slower), None, 5500.0).diagnostics
     assert said in doubt
 
 
 def test_the_margin_is_so_wide_that_no_held_out_loser_would_have_been_chosen() -> None:
     seen = held_out(SIDES)
-    good = checked_model(TRUTH, "float64", seen, None, 5500.0).calibration
+    good = check_model(TRUTH, "float64", seen, None, 5500.0).calibration
     lost = [o if o.problem.m != 4000 or o.run == Run() else replace(o, seconds=1.2 * o.seconds) for o in seen]
-    wide = checked_model(TRUTH, "float64", lost, None, 5500.0).calibration
+    wide = check_model(TRUTH, "float64", lost, None, 5500.0).calibration
     problem = Problem(4000, 4000, 4000)
     expected = [formula_seconds(run, problem, counted_work(run.plan, problem), TRUTH) for run in (ONE_LEVEL, Run())]
     assert good.margin < 1 - expected[0] / expected[1] <= wide.margin < 0.2
@@ -105,18 +105,18 @@ def test_the_margin_is_so_wide_that_no_held_out_loser_would_have_been_chosen() -
 def test_what_a_losing_plan_was_predicted_to_gain() -> None:
     """Of held-out plans that take longer than the vendor, whole ones: neither parts of plans, nor the vendor's own."""
     seen, problem = held_out(SIDES), Problem(4000, 4000, 4000)
-    assert losing_margin(TRUTH, seen) == 0
+    assert margin_for_losses(TRUTH, seen) == 0
     plan, vendor = (formula_seconds(run, problem, counted_work(run.plan, problem), TRUTH) for run in (ONE_LEVEL, Run()))
     slow = [o if o.problem != problem or o.run == Run() else replace(o, seconds=1.05 * vendor) for o in seen]
-    assert losing_margin(TRUTH, slow) == pytest.approx(1 - plan / vendor, rel=1e-6)
+    assert margin_for_losses(TRUTH, slow) == pytest.approx(1 - plan / vendor, rel=1e-6)
     parts = [replace(o, run=ONE_LEVEL._replace(part="sums")) if o.run == ONE_LEVEL else o for o in slow]
     without_vendor = [o for o in slow if o.run != Run()]
-    assert losing_margin(TRUTH, parts) == losing_margin(TRUTH, without_vendor) == 0
+    assert margin_for_losses(TRUTH, parts) == margin_for_losses(TRUTH, without_vendor) == 0
 
 
 def test_where_plans_pay_only_far_beyond_what_was_measured_more_must_be_gained() -> None:
-    near, far = (checked_model(TRUTH, "float64", held_out(SIDES), None, side).calibration for side in (5500.0, 300.0))
-    assert near.margin == MARGIN and far.margin == DISTANT
+    near, far = (check_model(TRUTH, "float64", held_out(SIDES), None, side).calibration for side in (5500.0, 300.0))
+    assert near.margin == MIN_MARGIN and far.margin == EXTRAPOLATION_MARGIN
 
 
 def test_other_work_is_seen_from_noise_and_from_products_that_nobody_disturbed() -> None:
@@ -125,23 +125,27 @@ def test_other_work_is_seen_from_noise_and_from_products_that_nobody_disturbed()
     (noisy,), (slow,) = machine_diagnostics(1.3, None, None), machine_diagnostics(0.0, 2.0, 0.0)
     (uneven,) = machine_diagnostics(0.0, 1.0, 0.5)
     assert "noise 130%" in noisy and "2.0 times their quiet time" in slow and "deviate 1.6x" in uneven
-    assert noisy_margin(None) == noisy_margin(1.2) == 0 and noisy_margin(1.5) == pytest.approx(1 / 6)
+    assert margin_for_slowdown(None) == margin_for_slowdown(1.2) == 0 and margin_for_slowdown(1.5) == pytest.approx(
+        1 / 6
+    )
 
 
 def test_work_that_came_and_went_leaves_products_that_the_model_cannot_explain() -> None:
     seen = held_out([*SIDES, 1000, 1500, 2000, 2500])
-    assert unexplained_share(seen, TRUTH) == pytest.approx(0.0)
+    assert upper_decile_deviation(seen, TRUTH) == pytest.approx(0.0)
     slow = [replace(o, seconds=1.5 * o.seconds) if o.problem.m in SIDES[:2] else o for o in seen]
-    assert unexplained_share(slow, TRUTH) == pytest.approx(log(1.5))
-    assert unexplained_share(seen[:4], TRUTH) is None
+    assert upper_decile_deviation(slow, TRUTH) == pytest.approx(log(1.5))
+    assert upper_decile_deviation(seen[:4], TRUTH) is None
 
 
 def test_what_nobody_measured_is_no_number() -> None:
-    assert noise_floor([]) is None and slowdown([], TRUTH, "float64") is None
+    assert noise_floor([]) is None and slowdown_from_quiet([], TRUTH, "float64") is None
     problem = Problem(512, 512, 512)
     seconds = formula_seconds(Run(), problem, counted_work(VENDOR, problem), TRUTH)
-    trials = [Trial("r", QUIET, problem.size, "float64", "vendor", BEST, 0, 0, 0.0, s / 2) for s in (seconds, 9.0)]
-    assert slowdown(trials, TRUTH, "float64") == pytest.approx(2.0)  # the model's time over the shortest
+    trials = [
+        Trial("r", QUIET_STAGE, problem.size, "float64", "vendor", BEST, 0, 0, 0.0, s / 2) for s in (seconds, 9.0)
+    ]
+    assert slowdown_from_quiet(trials, TRUTH, "float64") == pytest.approx(2.0)  # the model's time over the shortest
 
 
 # ---- who is doubted is not used

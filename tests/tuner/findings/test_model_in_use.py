@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fmm.config import files, schema
-from fmm.config.files import SHIPPED
+from fmm.config.files import SHIPPED_CONFIG
 from fmm.config.identity import Identity
 from fmm.config.schema import ConfigError
 from fmm.kernels.leaves import F16X3_RATE
@@ -19,19 +19,19 @@ from fmm.problem import Problem
 from fmm.runtime.decisions.decide import decide_plan
 from fmm.runtime.devices import gpu_from_description
 from fmm.tuner.findings.model_in_use import (
-    answer_for,
+    datasheet_model,
+    decide_square,
+    default_limits,
     device_name,
     fallback_model,
-    guess_of,
     model_in_use,
     unmeasured_leaves,
-    usual_limits,
 )
 from fmm.tuner.findings.summary import SectionText, TypeSummary, next_steps, tuning_command
 from tests.support import ROOT
 from tests.support import configs as tuned
 
-KEY, TYPES = next(iter(files.read_config(SHIPPED).items()))  # an H200
+KEY, TYPES = next(iter(files.read_config(SHIPPED_CONFIG).items()))  # an H200
 
 
 def without_three_products() -> dict[str, Any]:
@@ -42,11 +42,11 @@ def without_three_products() -> dict[str, Any]:
 
 
 def test_a_gpu_is_known_by_its_key_and_name() -> None:
-    found = guess_of("cuda-9.0-132sm-nvidia-h200", "NVIDIA H200")
+    found = datasheet_model("cuda-9.0-132sm-nvidia-h200", "NVIDIA H200")
     assert found is not None and found.name == "H200"
-    assert guess_of("cuda-9.0-132sm", "NVIDIA H200") == found  # an older key
-    assert guess_of("cuda-9.0-114sm-nvidia-h200", "NVIDIA H200") is None  # a part of one
-    assert guess_of("cpu-a-2t", "NVIDIA H200") is None
+    assert datasheet_model("cuda-9.0-132sm", "NVIDIA H200") == found  # an older key
+    assert datasheet_model("cuda-9.0-114sm-nvidia-h200", "NVIDIA H200") is None  # a part of one
+    assert datasheet_model("cpu-a-2t", "NVIDIA H200") is None
     assert device_name(KEY, TYPES["float32"]) == "NVIDIA H200" and device_name("cpu-a", {"conditions": None}) == "cpu-a"
 
 
@@ -54,7 +54,7 @@ def test_a_gpu_is_known_by_its_key_and_name() -> None:
 def test_it_is_the_one_by_which_products_are_decided(
     dtype: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FMM_CONFIG", str(SHIPPED))
+    monkeypatch.setenv("FMM_CONFIG", str(SHIPPED_CONFIG))
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     monkeypatch.delenv("FMM_DISABLE", raising=False)
     files.clear_config_cache()
@@ -80,12 +80,12 @@ def test_the_answers_for_squares_are_the_decisions(dtype: str, tmp_path: Any, mo
     used, found = model_in_use(key, dtype, types), {}
     for side in (2000, 16000, 16384, 40960, 57344, 64000):
         problem = Problem(side, side, side, dtype)
-        limits, answer = usual_limits(used, problem), answer_for(used, side)
+        limits, answer = default_limits(used, problem), decide_square(used, side)
         assert limits is not None and answer is not None
         decided = decide_plan(problem, limits, gpu_from_description("NVIDIA H200", "9.0", 132))
         assert (answer.plan, answer.entry is not None) == (decided.plan, "entry" in decided.source), side
         assert answer.workspace == decided.workspace and answer.error_growth == decided.error_growth
-        found[side] = answer.known
+        found[side] = answer.basis
     files.clear_config_cache()
     assert found[16384] == ("predicted" if dtype == "float32" else "measured")
     assert found[16000] == found[64000] == "predicted"

@@ -8,19 +8,25 @@ from typing import Any
 import pytest
 
 from fmm.config import files
-from fmm.config.files import SHIPPED
+from fmm.config.files import SHIPPED_CONFIG
 from fmm.config.schema import read_calibration, read_thresholds
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
 from fmm.tuner.findings.diagnostics import machine_diagnostics
-from fmm.tuner.findings.model_in_use import answers_for, chosen_square, gains_from, model_in_use, odd_gains
+from fmm.tuner.findings.model_in_use import (
+    choose_square,
+    decide_squares,
+    first_gaining_side,
+    gaining_odd_sides,
+    model_in_use,
+)
 from fmm.tuner.findings.summary import SectionText, Table, TypeSummary, next_steps, speedup_table, tuning_command
-from fmm.tuner.findings.thresholds import CLOSE, ROW, holds_from, li_plan
+from fmm.tuner.findings.thresholds import ALIGNED_SIDE_STEP, SIDE_TOLERANCE, li_plan, side_from_which
 from tests.support import ROOT
 from tests.support import configs as tuned
 
-KEY, TYPES = next(iter(files.read_config(SHIPPED).items()))  # an H200
+KEY, TYPES = next(iter(files.read_config(SHIPPED_CONFIG).items()))  # an H200
 RECORDED = sorted((ROOT / "results").glob("*/**/config.json"))
 
 
@@ -55,17 +61,19 @@ def squares(text: SectionText) -> dict[int, tuple[str, ...]]:
 def test_no_square_with_aligned_rows_beyond_the_first_side_is_the_vendors(dtype: str) -> None:
     """In 16-bit types and TF32 a side of 5793 is not: its rows are copied for the vendor, where 8192 gains nothing."""
     known = shipped(dtype)
-    first = gains_from(known, dtype)
+    first = first_gaining_side(known, dtype)
     assert first is not None and first % 16 == 0
     for side in (round(first * (1.2 + i / 8) / 256) * 256 for i in range(24)):  # below, tiles decide
-        assert chosen_square(known, dtype, side).plan != VENDOR, side
-    just_below = range(first - ROW, round(first / CLOSE) - ROW, -ROW)  # further below, some sides have lucky tiles
-    assert any(chosen_square(known, dtype, side).plan == VENDOR for side in just_below)
+        assert choose_square(known, dtype, side).plan != VENDOR, side
+    just_below = range(
+        first - ALIGNED_SIDE_STEP, round(first / SIDE_TOLERANCE) - ALIGNED_SIDE_STEP, -ALIGNED_SIDE_STEP
+    )  # further below, some sides have lucky tiles
+    assert any(choose_square(known, dtype, side).plan == VENDOR for side in just_below)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_the_squares_of_the_table_gain(dtype: str) -> None:
-    first, rows = gains_from(shipped(dtype), dtype), squares(text_of(dtype))
+    first, rows = first_gaining_side(shipped(dtype), dtype), squares(text_of(dtype))
     assert first is not None and rows
     assert all(float(cells[0]) > 1 and cells[-1] != "vendor" for cells in rows.values())
     assert all(side >= first for side in rows if side % 2 == 0)
@@ -74,7 +82,7 @@ def test_the_squares_of_the_table_gain(dtype: str) -> None:
 def test_odd_sides_are_shown_where_the_vendor_is_slow_on_them() -> None:
     odd = {side: cells[-1] for side, cells in squares(text_of("bfloat16")).items() if side % 2}
     assert list(odd) == [2049, 4097, 8193, 16385] and odd[2049].startswith("aligned.")
-    assert odd_gains(shipped("float32"), "float32") == {}  # by float16 products, as aligned ones
+    assert gaining_odd_sides(shipped("float32"), "float32") == {}  # by float16 products, as aligned ones
     cpu = SectionText(tuned.section(), "float64", "cpu-a")
     assert all(side % 2 == 0 for side in squares(cpu))
 
@@ -107,16 +115,16 @@ def test_the_workspace_of_the_table_fits_in_the_memory() -> None:
 def test_the_first_chosen_level_is_no_earlier_than_the_first_gain(dtype: str) -> None:
     known = shipped(dtype)
     chosen = float(table_of(text_of(dtype), "crossover sides of squares").rows[0][5])
-    first = gains_from(known, dtype)
+    first = first_gaining_side(known, dtype)
     assert first is not None and chosen >= first
-    assert (chosen == first) == bool(chosen_square(known, dtype, first).plan.splits)
+    assert (chosen == first) == bool(choose_square(known, dtype, first).plan.splits)
 
 
 @pytest.mark.parametrize("side", [257, 990, 4321, 60000])
 def test_a_side_between_those_of_the_grid_is_found(side: int) -> None:
     """Also between 976 and 1000: 1000 is on the grid and no multiple of 16."""
-    found = holds_from(lambda x: x >= side)
-    assert side <= found <= max(CLOSE * side, side + ROW)
+    found = side_from_which(lambda x: x >= side)
+    assert side <= found <= max(SIDE_TOLERANCE * side, side + ALIGNED_SIDE_STEP)
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: str(path.relative_to(ROOT / "results").parent))
@@ -133,17 +141,17 @@ def test_the_tables_of_a_recorded_tuning_agree(path: Path) -> None:
         known = model_in_use(key, dtype, types)
         if known.calibration is None:
             continue
-        first, one = gains_from(known.calibration, dtype), int(rows[0][5])
+        first, one = first_gaining_side(known.calibration, dtype), int(rows[0][5])
         assert first is not None
-        between = [chosen_square(known.calibration, dtype, first + (one - first) * i // 8) for i in range(8)]
+        between = [choose_square(known.calibration, dtype, first + (one - first) * i // 8) for i in range(8)]
         assert one >= first and (one > first) == any(not choice.plan.splits for choice in between), dtype
-        for answer in answers_for(known, squares(text)):
+        for answer in decide_squares(known, squares(text)):
             assert answer.gains and answer.speedup > 1, (dtype, answer.side)
             operands = 3 * DTYPES[dtype].itemsize * answer.side**2
             assert known.memory is None or operands + 2 * answer.workspace <= known.memory, (dtype, answer.side)
 
 
-@pytest.mark.parametrize("path", [*RECORDED, SHIPPED], ids=lambda path: str(path.relative_to(ROOT).parent))
+@pytest.mark.parametrize("path", [*RECORDED, SHIPPED_CONFIG], ids=lambda path: str(path.relative_to(ROOT).parent))
 def test_stored_thresholds_are_readable_and_have_intervals(path: Path) -> None:
     for types in files.read_config(path).values():
         for dtype, section in types.items():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fmm.config import files
-from fmm.config.files import SHIPPED
+from fmm.config.files import SHIPPED_CONFIG
 from fmm.tuner.cli import main
 from fmm.tuner.findings.diagnostics import machine_diagnostics
 from fmm.tuner.findings.summary import SectionText, thresholds_of_types
@@ -100,7 +100,7 @@ def test_epsilon_is_the_same_in_all_outputs(
     assert shown["thresholds"]["epsilon"] == exported["epsilon"] == value
 
 
-@pytest.mark.parametrize("path", [*RECORDED, SHIPPED], ids=lambda path: str(path.relative_to(ROOT).parent))
+@pytest.mark.parametrize("path", [*RECORDED, SHIPPED_CONFIG], ids=lambda path: str(path.relative_to(ROOT).parent))
 def test_the_table_of_a_recorded_tuning_is_narrow(path: Path) -> None:
     for types in files.read_config(path).values():
         table = thresholds_of_types(types.items())

@@ -14,10 +14,10 @@ import pytest
 from benchmarks.compile_ahead import named_chip
 from benchmarks.shipped import recorded_blocks
 from fmm.config import files
-from fmm.config.files import SHIPPED
+from fmm.config.files import SHIPPED_CONFIG
 from fmm.config.schema import read_thresholds
 from fmm.hardware.chip import BlockTerms, Chip
-from fmm.hardware.datasheets import device
+from fmm.hardware.datasheets import datasheet_of
 from fmm.kernels.cuda.products.kernel_sizes import STRATEGIES
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.plans.plan import Plan
@@ -27,10 +27,10 @@ from fmm.problem import Problem
 from fmm.runtime.devices import tuned_chip
 from fmm.tuner.devices.device import EFFORTS, GPU_EFFORTS
 from fmm.tuner.devices.simulated import SimulatedDevice
-from fmm.tuner.findings.conclude import concluded_section
-from fmm.tuner.findings.model_in_use import device_name, guess_of
+from fmm.tuner.findings.conclude import conclude_section
+from fmm.tuner.findings.model_in_use import datasheet_model, device_name
 from fmm.tuner.fit import blocks
-from fmm.tuner.fit.blocks import compared_rows, fitted_constants, root_mean_square
+from fmm.tuner.fit.blocks import compare_strategies, fit_block_terms, root_mean_square
 from fmm.tuner.stages.probes import probe_strategies
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import Trial
@@ -46,20 +46,20 @@ def timed(terms: BlockTerms) -> list[Trial]:
     """The strategies on all shapes, on a chip for which these terms are true."""
     chip = replace(H200, fitted=terms)
     return [
-        Trial("r", blocks.STAGE, size, "float32", str(blocks.PLANS[s.name]), "whole", 0, 0, 0.0,
+        Trial("r", blocks.BLOCKS_STAGE, size, "float32", str(blocks.STRATEGY_PLANS[s.name]), "whole", 0, 0, 0.0,
               launch_seconds(s, GEMM, size, chip))
-        for size in blocks.SIZES for s in STRATEGIES
+        for size in blocks.STRATEGY_SHAPES for s in STRATEGIES
     ]  # fmt: skip
 
 
 def test_built_in_terms_are_kept_where_they_predict_well() -> None:
-    found = blocks.fitted_blocks(timed(BlockTerms()), H200)
-    assert found and found.fitted is None and found.error < 0.01 and found.shapes == len(blocks.SIZES)
+    found = blocks.fit_block_model(timed(BlockTerms()), H200)
+    assert found and found.fitted is None and found.error < 0.01 and found.shapes == len(blocks.STRATEGY_SHAPES)
 
 
 def test_terms_are_fitted_where_they_do_not() -> None:
-    found = blocks.fitted_blocks(timed(SLOWER), H200)
-    assert found and found.fitted and found.built_in_error > blocks.CLOSE and found.error < 0.01
+    found = blocks.fit_block_model(timed(SLOWER), H200)
+    assert found and found.fitted and found.built_in_error > blocks.MAX_BUILT_IN_ERROR and found.error < 0.01
     assert found.fitted.wait == pytest.approx(1600, rel=0.1) and found.fitted.launch == pytest.approx(2e-5, rel=0.1)
     assert blocks.chosen_strategies("float32", A100, found) != blocks.chosen_strategies("float32", A100, None)
 
@@ -72,29 +72,29 @@ def test_a_fit_to_noise_is_not_taken(seed: int) -> None:
     """On what it sees it is closer than the built-in terms, which are true here; on what it does not see it is not."""
     rng = random.Random(seed)
     noisy = [replace(t, seconds=(t.seconds or 0.0) * exp(rng.gauss(0, SCATTER))) for t in timed(BlockTerms())]
-    found, shapes = blocks.fitted_blocks(noisy, H200), blocks.measured_strategies(noisy)
+    found, shapes = blocks.fit_block_model(noisy, H200), blocks.strategy_times(noisy)
     assert found and found.fitted is None and found.held_back is not None
-    own = replace(H200, fitted=fitted_constants(shapes, H200))
-    seen = root_mean_square(compared_rows(shapes, own))
-    assert seen < found.error == found.built_in_error <= found.held_back and found.error > blocks.CLOSE
+    own = replace(H200, fitted=fit_block_terms(shapes, H200))
+    seen = root_mean_square(compare_strategies(shapes, own))
+    assert seen < found.error == found.built_in_error <= found.held_back and found.error > blocks.MAX_BUILT_IN_ERROR
 
 
 def test_what_the_strategies_on_record_say() -> None:
     """Forty shapes on an H200, all of which the built-in terms were fitted to: these are off by more than what they are
     kept for unasked, and a fit to half of the shapes by still more on the other half."""
-    found = blocks.judged_blocks(recorded_blocks(ROOT / "results" / "nvidia-h200" / "blocks.json"), H200)
+    found = blocks.select_block_terms(recorded_blocks(ROOT / "results" / "nvidia-h200" / "blocks.json"), H200)
     assert found.shapes == 40 and found.fitted is None
     assert found.error == found.built_in_error == pytest.approx(0.093, abs=0.0005)
     assert found.held_back == pytest.approx(0.1075, abs=0.0005)
-    shipped = files.read_config(SHIPPED)["cuda-9.0-132sm-nvidia-h200"]["float32"]["blocks"]
+    shipped = files.read_config(SHIPPED_CONFIG)["cuda-9.0-132sm-nvidia-h200"]["float32"]["blocks"]
     assert shipped == pytest.approx(found.fields)
 
 
 def test_too_few_shapes_and_other_devices_have_none() -> None:
-    some = [t for t in timed(SLOWER) if t.size in blocks.SIZES[:3]]
-    assert blocks.fitted_blocks(some, H200) is None and blocks.fitted_blocks(timed(SLOWER), None) is None
+    some = [t for t in timed(SLOWER) if t.size in blocks.STRATEGY_SHAPES[:3]]
+    assert blocks.fit_block_model(some, H200) is None and blocks.fit_block_model(timed(SLOWER), None) is None
     assert blocks.chosen_strategies("float32", None, None) == {} == blocks.chosen_strategies("complex64", H200, None)
-    assert set(blocks.chosen_strategies("float64", H200, None)) == set(map(str, blocks.SIDES))
+    assert set(blocks.chosen_strategies("float64", H200, None)) == set(map(str, blocks.SHOWN_SIDES))
 
 
 def test_strategies_are_timed_once_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,10 +102,10 @@ def test_strategies_are_timed_once_and_shown(tmp_path: Path, monkeypatch: pytest
     assert not any(effort.blocks for effort in EFFORTS.values()) and not GPU_EFFORTS["coarse"].blocks
     journal = Journal("run", SimulatedDevice(gpu=True, chip=H200, memory=1 << 40))
     probe_strategies(journal, GPU_EFFORTS["default"])
-    assert {t.plan for t in journal.recorded} == {"vendor", *map(str, blocks.PLANS.values())}
+    assert {t.plan for t in journal.recorded} == {"vendor", *map(str, blocks.STRATEGY_PLANS.values())}
     rates = [replace(t, stage="rates", plan="vendor") for t in timed(BlockTerms()) if t.plan == "tile.large"]
     concluded = Journal("run", SimulatedDevice(gpu=True, chip=H200), [*timed(SLOWER), *rates], live=False)
-    section = concluded_section(concluded, "float32")
+    section = conclude_section(concluded, "float32")
     assert section and section["blocks"]["fitted"] and section["thresholds"]["block_strategy"]["4096"]
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
@@ -134,22 +134,22 @@ def launched(dtype: str, side: int, chip: Chip) -> str:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", ["V100", "A100", "RTX 4090", "H100", "H200", "B200", "RTX 5090"])
 def test_the_strategy_that_is_shown_is_the_one_that_is_launched(name: str, dtype: str) -> None:
-    chip, slower = named_chip(name), blocks.Blocks(SLOWER, 0.0, 0.0, 0.0, 8)
+    chip, slower = named_chip(name), blocks.BlockFit(SLOWER, 0.0, 0.0, 0.0, 8)
     for found in (None, slower):
         own = chip if found is None else replace(chip, fitted=SLOWER)
         shown = blocks.chosen_strategies(dtype, chip, found)
-        assert shown == {str(side): launched(dtype, side, own) for side in blocks.SIDES}
+        assert shown == {str(side): launched(dtype, side, own) for side in blocks.SHOWN_SIDES}
 
 
 def test_hopper_takes_the_copy_engine_s_tiles() -> None:
     """Which the block model alone does not choose among: it is asked for the other kernel."""
     assert blocks.chosen_strategies("float32", H200, None) == {"512": "Small"} | {
-        str(side): "Deep" for side in blocks.SIDES[1:]
+        str(side): "Deep" for side in blocks.SHOWN_SIDES[1:]
     }
 
 
 def recorded_sections() -> Iterator[Any]:
-    for path in (SHIPPED, *sorted((ROOT / "results").glob("*/**/config.json"))):
+    for path in (SHIPPED_CONFIG, *sorted((ROOT / "results").glob("*/**/config.json"))):
         for key, types in files.read_config(path).items():
             for dtype, raw in types.items():
                 if key.startswith("cuda") and read_thresholds(raw["thresholds"]) is not None:
@@ -159,7 +159,7 @@ def recorded_sections() -> Iterator[Any]:
 @pytest.mark.parametrize(("key", "dtype", "raw"), list(recorded_sections()))
 def test_what_is_on_record_is_what_is_launched(key: str, dtype: str, raw: dict[str, Any]) -> None:
     """`fmm-tune conclude --blocks` and `python -m benchmarks.shipped --blocks` write it."""
-    guess = guess_of(key, device_name(key, raw))
+    guess = datasheet_model(key, device_name(key, raw))
     assert guess is not None and not (raw.get("blocks") or {}).get("fitted")
-    chip = datasheet_chip(device(guess.name))
+    chip = datasheet_chip(datasheet_of(guess.name))
     assert raw["thresholds"]["block_strategy"] == blocks.chosen_strategies(dtype, chip, None)

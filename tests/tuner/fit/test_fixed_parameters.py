@@ -15,7 +15,7 @@ from fmm.tuner.findings.summary import SectionText
 from fmm.tuner.fit.parameters import (
     MEANINGS,
     PARAMETERS,
-    TILE,
+    TILE_PARAMETER,
     fixed_parameters,
     is_determined,
     scaled_text,
@@ -74,7 +74,7 @@ def test_the_table_has_no_value_that_no_source_gave() -> None:
 
 
 def test_every_parameter_has_a_meaning() -> None:
-    assert set(MEANINGS) == {p.name for p in (*PARAMETERS, TILE)}
+    assert set(MEANINGS) == {p.name for p in (*PARAMETERS, TILE_PARAMETER)}
     assert unit_of("frayed") == ""
 
 

@@ -13,9 +13,9 @@ from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.default_calibration import cpu_calibration, datasheet_calibration, with_concurrent_products
 from fmm.tuner.commands.report import tuned_cases
 from fmm.tuner.devices.device import Run
-from fmm.tuner.findings.conclude import FITTED, starting_calibration
-from fmm.tuner.fit.model import fit_calibration, prediction_errors, scaled_calibration
-from fmm.tuner.fit.parameters import BY_NAME
+from fmm.tuner.findings.conclude import FITTED_STAGES, starting_calibration
+from fmm.tuner.fit.model import fit_calibration, prediction_errors, scale_calibration
+from fmm.tuner.fit.parameters import PARAMETERS_BY_NAME
 from fmm.tuner.report.case import Case
 from tests.support import ROOT
 
@@ -40,9 +40,9 @@ def test_fewer_parameters_predict_as_well(folder: str) -> None:
             if case.device.startswith("cpu")
             else datasheet_calibration("H200")
         )
-        fit = fit_calibration(starting_calibration(untuned, case.dtype), case.dtype, case.seen(*FITTED))
+        fit = fit_calibration(starting_calibration(untuned, case.dtype), case.dtype, case.seen(*FITTED_STAGES))
         assert len(fit.intervals) <= 0.75 * ALL_PARAMETERS and {"rate.flops", "stream"} <= set(fit.intervals)
-        assert all(name in BY_NAME for name in fit.intervals)
+        assert all(name in PARAMETERS_BY_NAME for name in fit.intervals)
         held = [o for o in case.seen("held out") if not o.run.plan.uses_tile_model]
         errors, recorded = prediction_errors(fit.calibration, held), case.section["error"]
         for what in ("time", "speedup"):
@@ -65,6 +65,6 @@ def test_what_ships_scaled_by_a_few_samples_predicts_another_card(folder: str) -
         known = shipped_model(card, case.dtype)
         assert known is not None
         for before, allowed in ((known, NEITHER), (datasheet_calibration("H200"), 1.5 * NEITHER)):
-            fit = scaled_calibration(starting_calibration(before, case.dtype), case.dtype, seen)
+            fit = scale_calibration(starting_calibration(before, case.dtype), case.dtype, seen)
             error = prediction_errors(fit.calibration, held)["speedup"]
             assert error.count > 100 and error.median < allowed, (case.title, before.source, error)

@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 
 from fmm.config import schema
-from fmm.config.schema import TAUS, Interval, Thresholds, read_thresholds
+from fmm.config.schema import TAU_NAMES, Interval, Thresholds, read_thresholds
 from fmm.perfmodel.calibration import Calibration
 from fmm.tuner.devices.simulated import SIMULATED, TRUTH, SimulatedDevice
-from fmm.tuner.findings.conclude import FITTED
+from fmm.tuner.findings.conclude import FITTED_STAGES
 from fmm.tuner.findings.thresholds import thresholds, with_intervals
-from fmm.tuner.fit.model import Observation, stage_medians
-from fmm.tuner.fit.parameters import BY_NAME
-from fmm.tuner.fit.sampled import middle_95, sample_calibrations
+from fmm.tuner.fit.model import Observation, observed_medians
+from fmm.tuner.fit.parameters import PARAMETERS_BY_NAME
+from fmm.tuner.fit.sampled import central_interval_95, sample_calibrations
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.tune_type import tune_type
 from tests.support.configs import SMALL
 
 TYPE = "float64"
-POINTS = ("alpha", "pi", "n1", *TAUS)
+POINTS = ("alpha", "pi", "n1", *TAU_NAMES)
 
 
 @lru_cache(maxsize=32)
@@ -31,7 +31,7 @@ def tuned(seed: int = 0, noise: float = 0.01) -> tuple[dict[str, Any], list[Obse
     journal = Journal("run", SimulatedDevice(seed=seed, noise=noise))
     section = tune_type(journal, TYPE, SMALL, ((4096, 4096, 4096),)).section
     assert section is not None
-    return section, stage_medians(journal.recorded, FITTED)
+    return section, observed_medians(journal.recorded, FITTED_STAGES)
 
 
 def model_of(section: dict[str, Any]) -> Calibration:
@@ -52,8 +52,8 @@ def test_each_parameter_lies_in_its_interval_in_95_percent_of_the_models() -> No
     assert models == sample_calibrations(model_of(section), TYPE, section["intervals"], observed)
     assert {"rate.flops", "stream"} <= section["intervals"].keys()
     for name, (low, high) in section["intervals"].items():
-        if BY_NAME[name].determined(low, high):
-            inside = sum(low <= BY_NAME[name].get(model, TYPE) <= high for model in models) / len(models)
+        if PARAMETERS_BY_NAME[name].determined(low, high):
+            inside = sum(low <= PARAMETERS_BY_NAME[name].get(model, TYPE) <= high for model in models) / len(models)
             assert 0.9 <= inside <= 1.0, name
 
 
@@ -126,4 +126,4 @@ def test_the_intervals_hold_the_truth_in_most_tunings() -> None:
     ids=["few: the least and the largest", "many", "never in some", "never"],
 )
 def test_the_middle_of_draws(values: list[float | None], ends: Interval) -> None:
-    assert middle_95(values) == ends
+    assert central_interval_95(values) == ends

@@ -19,7 +19,7 @@ from fmm.tuner.cli import main
 from fmm.tuner.devices.compile_ahead import compile_jobs, compile_weight, kernel_places, needed_first
 from fmm.tuner.devices.device import Run, cached_work, formula_seconds
 from fmm.tuner.findings import conclude
-from fmm.tuner.fit.model import Observation, few_plans, scaled_calibration
+from fmm.tuner.fit.model import Observation, has_few_plans, scale_calibration
 from fmm.tuner.trials.journal import Journal
 from tests.support.busy_device import decided_plan
 from tests.support.chips import H200
@@ -39,7 +39,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 def cold(monkeypatch: pytest.MonkeyPatch, written: dict[str, float]) -> ColdGpu:
     """The command tunes this device; Python's time is counted too."""
     device = ColdGpu(truth=scaled(SHEET, 0.93, 1.1), noise=0.01, gpu=True, chip=H200, memory=1 << 37, before=None)
-    write, concluded = tune._write, conclude.concluded_section
+    write, concluded = tune._write, conclude.conclude_section
 
     def noted(job: tune.Job, *rest: Any) -> None:
         written.setdefault(job.dtype, device.now)
@@ -53,7 +53,7 @@ def cold(monkeypatch: pytest.MonkeyPatch, written: dict[str, float]) -> ColdGpu:
     monkeypatch.setattr(tune, "Journal", partial(Journal, clock=device.clock))
     monkeypatch.setattr(tune, "_write", noted)
     for module in (tune, tune_type):
-        monkeypatch.setattr(module, "concluded_section", slowly)
+        monkeypatch.setattr(module, "conclude_section", slowly)
     return device
 
 
@@ -168,9 +168,9 @@ def observations(truth: Calibration, dtype: str, plans: tuple[Plan, ...] = ()) -
 def test_a_few_samples_scale_what_is_known_and_change_nothing_else() -> None:
     truth = scaled(SHEET, 0.8, 1.3)
     seen = observations(truth, "float64")
-    assert few_plans(seen)
+    assert has_few_plans(seen)
     known = conclude.starting_calibration(SHEET, "float64")
-    found = scaled_calibration(known, "float64", seen)
+    found = scale_calibration(known, "float64", seen)
     rate = found.calibration.rate("float64")
     assert rate.flops == pytest.approx(0.8 * SHEET.rate("float64").flops, rel=1e-3)
     assert found.calibration.stream == pytest.approx(1.3 * SHEET.stream, rel=1e-3)
@@ -183,17 +183,17 @@ def test_of_a_leaf_with_a_rate_of_its_own_the_rate_is_measured_or_follows_from_t
     known = conclude.starting_calibration(SHEET, "float32")
     truth, leaf = scaled(SHEET, 0.9, 1.0), Plan.parse("f16x3")
     (name,) = {p.leaf_use.leaf.rate for p in [leaf]}
-    without = scaled_calibration(known, "float32", observations(truth, "float32")).calibration
+    without = scale_calibration(known, "float32", observations(truth, "float32")).calibration
     assert name not in without.rates, "nobody timed it"
     whole = add_unmeasured_rates(without, SHEET)
     assert whole.rates[name].flops == pytest.approx(0.9 * known.rates[name].flops, rel=1e-3), "as fast beside the rest"
-    timed = scaled_calibration(known, "float32", observations(truth, "float32", (leaf,))).calibration
+    timed = scale_calibration(known, "float32", observations(truth, "float32", (leaf,))).calibration
     assert timed.rates[name].flops == pytest.approx(0.9 * known.rates[name].flops, rel=0.01)
 
 
 def test_with_whole_plans_enough_all_parameters_are_fitted() -> None:
     plans = (Plan.parse("strassen.batched.pad16 > vendor"),)
-    assert not few_plans(observations(SHEET, "float64", plans))
+    assert not has_few_plans(observations(SHEET, "float64", plans))
 
 
 @pytest.mark.parametrize(("alone", "entries"), [("bfloat16", 1), ("float64", 0)])

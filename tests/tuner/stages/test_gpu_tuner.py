@@ -16,7 +16,7 @@ from fmm.runtime import devices
 from fmm.runtime.decisions.decide import decide_plan
 from fmm.tuner.cli import main
 from fmm.tuner.devices.device import BEST, GPU_EFFORTS, Run
-from fmm.tuner.fit.blocks import fitted_blocks
+from fmm.tuner.fit.blocks import fit_block_model
 from fmm.tuner.stages.probes import probe_strategies
 from fmm.tuner.trials.journal import Journal, RoundLimits
 
@@ -84,5 +84,5 @@ def test_the_block_strategies_are_timed() -> None:
     journal = Journal("run", CudaDevice(0))
     probe_strategies(journal, GPU_EFFORTS["quick"])
     assert not [t.failed for t in journal.recorded if t.failed]
-    found = fitted_blocks(journal.recorded, journal.device.chip)
+    found = fit_block_model(journal.recorded, journal.device.chip)
     assert found and found.error <= found.built_in_error < 1.0

@@ -21,7 +21,7 @@ from fmm.tuner.devices.device import EFFORTS, FailedError, Run
 from fmm.tuner.devices.simulated import SimulatedDevice
 from fmm.tuner.search.certify import all_entries
 from fmm.tuner.trials.journal import Journal
-from fmm.tuner.trials.record import Trial, Trials
+from fmm.tuner.trials.record import Trial, TrialFile
 from fmm.tuner.tune_type import tune_gram
 
 SIZE = (4096, 4096, 4096)
@@ -35,7 +35,7 @@ def trials(op: str, plan: str, seconds: float, stage: str, rounds: int = 12) -> 
 
 def test_a_trial_knows_its_operation(tmp_path: Path) -> None:
     """And older files, which do not name any, are of products."""
-    kept = Trials(tmp_path / "trials.jsonl")
+    kept = TrialFile(tmp_path / "trials.jsonl")
     for op in ("gram", "product"):
         kept.add(trials(op, "gram > vendor" if op == "gram" else "winograd > vendor", 0.5, "search")[1])
     kept.close()
@@ -61,7 +61,7 @@ def test_a_halfs_entry_answers_no_product() -> None:
     recorded = [t for stage in ("search", "certify") for t in trials("gram", "gram > winograd > vendor", 0.8, stage)]
     device = SimulatedDevice()
     journal = Journal("run", device, recorded, live=False)
-    assert journal.knows(("search", Problem(*SIZE, op="gram"), 0, Run()))
+    assert journal.has_recorded(("search", Problem(*SIZE, op="gram"), 0, Run()))
     (entry,) = (e for e in all_entries(recorded, 0.001) if not e.lean)
     tuned = Tuned(device.identity, "float64", None, {entry.key: entry})
     answer = find_certified_entry(Problem(*SIZE, op="gram"), Limits(1 << 34), tuned)

@@ -16,7 +16,7 @@ from fmm.problem import Problem
 from fmm.runtime.decisions.calibration_in_force import complete_calibration
 from fmm.runtime.decisions.decide import decide_by_model, find_certified_entry
 from fmm.tuner.devices.device import GPU_EFFORTS
-from fmm.tuner.findings.conclude import concluded_section
+from fmm.tuner.findings.conclude import conclude_section
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import Trial
 from fmm.tuner.tune_type import tune_type
@@ -45,14 +45,14 @@ class Tuned:
     refined: tuple[Trial, ...]
 
     def first_section(self) -> dict[str, Any]:
-        found = concluded_section(Journal("first", self.device, self.first, live=False), self.dtype)
+        found = conclude_section(Journal("first", self.device, self.first, live=False), self.dtype)
         assert found is not None and not found["doubts"]
         return found
 
     def section_at(self, seconds: float) -> dict[str, Any] | None:
         """What a refinement would write that was cut then."""
         past = [t for t in self.refined if t.elapsed <= seconds]
-        return concluded_section(Journal("then", self.device, past, live=False, first_look=self.first), self.dtype)
+        return conclude_section(Journal("then", self.device, past, live=False, first_look=self.first), self.dtype)
 
     def speeds(self, section: object) -> dict[int, float]:
         """The true speedups of what would be run."""

@@ -29,17 +29,17 @@ from fmm.problem import Problem
 from fmm.tuner.devices.device import EFFORTS, Effort, FailedError, Run, cached_work, formula_seconds
 from fmm.tuner.devices.simulated import TRUTH, SimulatedDevice, SimulatedSession
 from fmm.tuner.findings.diagnostics import noise_floor
-from fmm.tuner.findings.thresholds import chosen_depth, level_spread, li_plan, thresholds
+from fmm.tuner.findings.thresholds import level_spread, levels_chosen, li_plan, thresholds
 from fmm.tuner.fit import model as fitting
-from fmm.tuner.fit.parameters import BY_NAME, FACTOR, PARAMETERS, QUANTITY
+from fmm.tuner.fit.parameters import FACTOR_TOLERANCE, PARAMETERS, PARAMETERS_BY_NAME, QUANTITY_TOLERANCE
 from fmm.tuner.search.certify import searched_entries
 from fmm.tuner.search.race import within_limits
-from fmm.tuner.search.space import built_plan, choices_of_plans, search_space
+from fmm.tuner.search.space import build_plan, choices_of_plans, search_space
 from fmm.tuner.stages import shapes
-from fmm.tuner.stages.probes import probe_scattered, settle_twins
+from fmm.tuner.stages.probes import probe_scattered, repeat_noisy_twins
 from fmm.tuner.stages.shapes import ShapesError
 from fmm.tuner.trials.journal import Journal, ReplayedError, RoundLimits, paired_speedup
-from fmm.tuner.trials.record import Header, Trial, Trials
+from fmm.tuner.trials.record import Header, Trial, TrialFile
 from fmm.tuner.tune_type import Outcome, tune_type
 from tests.support.configs import SMALL
 from tests.support.marks import quick_and_slow
@@ -278,10 +278,10 @@ def test_ctrl_c_keeps_the_best_so_far() -> None:
 
 def test_the_third_sample_tells_which_of_two_was_disturbed() -> None:
     limits, like = RoundLimits(2, unlike=1.1), Run(Plan.parse("winograd > vendor"))
-    assert limits.go_on(2, {Run(): [1.0, 1.02], like: [2.0, 2.3]})
-    assert not limits.go_on(2, {Run(): [1.0, 1.02], like: [2.0, 2.1]})
-    assert not limits.go_on(3, {Run(): [1.0, 1.02, 1.01], like: [2.0, 2.3, 2.0]})
-    assert not RoundLimits(2).go_on(2, {Run(): [1.0, 3.0]})
+    assert limits.wants_more(2, {Run(): [1.0, 1.02], like: [2.0, 2.3]})
+    assert not limits.wants_more(2, {Run(): [1.0, 1.02], like: [2.0, 2.1]})
+    assert not limits.wants_more(3, {Run(): [1.0, 1.02, 1.01], like: [2.0, 2.3, 2.0]})
+    assert not RoundLimits(2).wants_more(2, {Run(): [1.0, 3.0]})
 
 
 @pytest.mark.parametrize(("noise", "settled"), [(0.002, True), (1.0, False)], ids=["an interruption", "a noisy device"])
@@ -297,9 +297,9 @@ def test_equal_products_that_differ_are_measured_again(noise: float, settled: bo
     ]
     journal = Journal("run", SimulatedDevice(noise=noise), past[:4] if settled else past)
     for trial in journal.recorded:
-        journal.recall((trial.stage, trial.problem, trial.seed, trial.what))
+        journal.replay_trial((trial.stage, trial.problem, trial.seed, trial.timed_run))
     assert (noise_floor(journal.recorded) or 0.0) > 0.08
-    settle_twins(journal, "float64", EFFORTS["quick"])
+    repeat_noisy_twins(journal, "float64", EFFORTS["quick"])
     more = len(journal.recorded) - (4 if settled else 8)
     assert more > 0 and more % (2 * (EFFORTS["quick"].rounds + 1)) == 0
     assert ((noise_floor(journal.recorded) or 0.0) <= 0.03) == settled
@@ -555,9 +555,9 @@ def test_no_interval_is_wider_than_what_counts_as_determined() -> None:
     found = fitting.fit_calibration(SimulatedDevice().untuned(), "float64", noisy)
     assert 4 <= len(found.intervals) < 14
     for name, (low, high) in found.intervals.items():
-        parameter = BY_NAME[name]
+        parameter = PARAMETERS_BY_NAME[name]
         if not parameter.linear:
-            assert high / low <= (QUANTITY if parameter.unit else FACTOR) ** 2 * 1.01, name
+            assert high / low <= (QUANTITY_TOLERANCE if parameter.unit else FACTOR_TOLERANCE) ** 2 * 1.01, name
 
 
 def test_outliers_do_not_carry_the_fit_away() -> None:
@@ -604,8 +604,8 @@ def test_taus_are_where_the_model_chooses_so_many_levels(levels: int) -> None:
     assert spread.value and spread.low and spread.high and spread.low <= spread.value <= spread.high
     for margin, side in ((0.02, spread.value), (0.0, spread.low), (0.04, spread.high)):
         asked = replace(TRUTH, margin=margin)
-        assert chosen_depth(asked, "float64", int(side)) >= levels
-        assert chosen_depth(asked, "float64", int(0.97 * side)) < levels
+        assert levels_chosen(asked, "float64", int(side)) >= levels
+        assert levels_chosen(asked, "float64", int(0.97 * side)) < levels
 
 
 def test_where_nothing_pays_a_threshold_is_never() -> None:
@@ -637,7 +637,7 @@ def test_choices_make_plans(space: dict[str, tuple[str, ...]], least: int) -> No
     plans = choices_of_plans(tuple((name, tuple(values)) for name, values in space.items()))
     assert len(plans) >= least
     for plan, choices in plans.items():
-        assert built_plan(choices) == plan and Plan.parse(str(plan)) == plan
+        assert build_plan(choices) == plan and Plan.parse(str(plan)) == plan
 
 
 def test_the_space_holds_every_candidate() -> None:
@@ -696,25 +696,30 @@ def test_a_malformed_line_is_named(line: str, tmp_path: Path) -> None:
 
 def test_the_largest_side_is_what_time_and_memory_allow() -> None:
     problem, effort = Problem(1000, 1000, 1000), EFFORTS["quick"]
-    target = effort.seconds / (shapes.LARGEST * effort.rounds)
-    assert shapes.largest_side(problem, target, SimulatedDevice(), effort) == 1000 // shapes.STEP * shapes.STEP
-    assert shapes.largest_side(problem, target / 64, SimulatedDevice(), effort) == 4000 // shapes.STEP * shapes.STEP
+    target = effort.seconds / (shapes.LARGEST_PER_BUDGET * effort.rounds)
+    assert (
+        shapes.largest_side(problem, target, SimulatedDevice(), effort) == 1000 // shapes.SIDE_STEP * shapes.SIDE_STEP
+    )
+    assert (
+        shapes.largest_side(problem, target / 64, SimulatedDevice(), effort)
+        == 4000 // shapes.SIDE_STEP * shapes.SIDE_STEP
+    )
     tight = SimulatedDevice(memory=6 * 8 * 2000**2)
-    assert shapes.largest_side(problem, target / 64, tight, effort) == 2000 // shapes.STEP * shapes.STEP
+    assert shapes.largest_side(problem, target / 64, tight, effort) == 2000 // shapes.SIDE_STEP * shapes.SIDE_STEP
 
 
 # ---- trials
 
 
 def test_trials_survive_a_torn_line(tmp_path: Path) -> None:
-    file = Trials(tmp_path / "trials.jsonl")
+    file = TrialFile(tmp_path / "trials.jsonl")
     trial = Trial("run", "probe", (1, 2, 3), "float64", "vendor", "whole", 0, 0, 0.5, 1e-3)
     file.add(trial)
     file.add(replace(trial, seconds=None, failed="it broke"))
     file.close()
     whole = file.path.read_bytes()
     file.path.write_bytes(whole[:-20])
-    again = Trials(file.path)
+    again = TrialFile(file.path)
     again.add(replace(trial, seed=4))
     again.close()
     again.append("tuning", {**vars(_header("run"))})
@@ -728,25 +733,25 @@ def test_trials_survive_a_torn_line(tmp_path: Path) -> None:
 
 
 def test_packed_trials_are_read_and_added_to(tmp_path: Path) -> None:
-    file = Trials(tmp_path / "trials.jsonl")
+    file = TrialFile(tmp_path / "trials.jsonl")
     trial = Trial("run", "probe", (1, 2, 3), "float64", "vendor", "whole", 0, 0, 0.5, 1e-3)
-    file.header(_header("run"))
+    file.add_header(_header("run"))
     file.add(trial)
     file.close()
     packed = file.path.with_name("trials.jsonl.gz")
     packed.write_bytes(gzip.compress(file.path.read_bytes()))
     file.path.unlink()
-    (found,) = Trials(file.path).tunings()
+    (found,) = TrialFile(file.path).tunings()
     assert found.trials == (trial,) and not found.finished
     file.add(replace(trial, seed=4))  # as a resumed tuning does
     file.finish("run", 1.0)
-    (found,) = Trials(file.path).tunings()
+    (found,) = TrialFile(file.path).tunings()
     assert found.trials == (trial, replace(trial, seed=4)) and found.finished
     whole = packed.read_bytes()
     for damaged in (whole[:-9], whole[:20] + b"damage" + whole[26:], b"never packed"):
         packed.write_bytes(damaged)
         with pytest.raises(OSError):
-            Trials(file.path).tunings()
+            TrialFile(file.path).tunings()
 
 
 def _header(run: str) -> Header:
@@ -756,8 +761,8 @@ def _header(run: str) -> Header:
 def test_a_file_of_garbage_has_no_tunings(tmp_path: Path) -> None:
     path = tmp_path / "trials.jsonl"
     path.write_bytes(b'\xff\x00\n[]\n5\n{}\n{"trial": 5}\n{"trial": {}, "x": 1}\n')
-    assert Trials(path).tunings() == ()
-    assert Trials(tmp_path / "none").tunings() == ()
+    assert TrialFile(path).tunings() == ()
+    assert TrialFile(tmp_path / "none").tunings() == ()
 
 
 def test_identities_of_one_key_are_equal() -> None:

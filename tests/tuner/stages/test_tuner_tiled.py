@@ -22,9 +22,9 @@ from fmm.problem import Layout, Problem
 from fmm.runtime.decisions.decide import decide_by_model, find_certified_entry
 from fmm.runtime.prepare import launches_on
 from fmm.tuner.devices.simulated import SIMULATED, SimulatedDevice
-from fmm.tuner.findings.conclude import concluded_section
+from fmm.tuner.findings.conclude import conclude_section
 from fmm.tuner.search.certify import searched_entries
-from fmm.tuner.stages.shapes import LADDER, square_ladder, squares_below
+from fmm.tuner.stages.shapes import LADDER_SIDES, square_ladder, squares_below
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import Trial
 from fmm.tuner.tune_type import tune_type
@@ -49,7 +49,7 @@ def journal() -> Journal:
 
 @pytest.fixture(scope="module")
 def section(journal: Journal) -> Tuned:
-    return schema.read_section(concluded_section(journal, "float32"), "test", journal.device.identity, "float32")
+    return schema.read_section(conclude_section(journal, "float32"), "test", journal.device.identity, "float32")
 
 
 def test_a_tuning_finds_what_the_kernel_takes(journal: Journal, section: Tuned) -> None:
@@ -90,7 +90,7 @@ def test_of_shapes_too_small_for_other_plans_only_that_entry_is_known(journal: J
     alone = [replace(t, size=(2048,) * 3) for t in journal.recorded if t.plan in ("vendor", str(FUSED))]
     assert [(e.plan, e.lean) for e in searched_entries(paired(alone), 0.0)] == [(str(FUSED), True)]
     assert squares_below(28000)[0] == (3072, 3072, 3072) and squares_below(8192) == []
-    assert {*squares_below(40000), *square_ladder(40000)} == {(x, x, x) for x in LADDER if x <= 40000}
+    assert {*squares_below(40000), *square_ladder(40000)} == {(x, x, x) for x in LADDER_SIDES if x <= 40000}
 
 
 def paired(trials: list[Trial]) -> list[Trial]:

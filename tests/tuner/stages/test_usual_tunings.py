@@ -20,11 +20,11 @@ from fmm.tuner import tune
 from fmm.tuner.cli import main
 from fmm.tuner.devices.device import EFFORTS, GPU_EFFORTS, Effort, Run
 from fmm.tuner.devices.simulated import TRUTH
-from fmm.tuner.findings.conclude import HELD_OUT
-from fmm.tuner.findings.diagnostics import ENOUGH
-from fmm.tuner.fit.model import stage_medians
+from fmm.tuner.findings.conclude import HELD_OUT_STAGE
+from fmm.tuner.findings.diagnostics import MIN_HELD_OUT_PAIRS
+from fmm.tuner.fit.model import observed_medians
 from fmm.tuner.trials.journal import Journal
-from fmm.tuner.trials.record import Trials
+from fmm.tuner.trials.record import TrialFile
 from fmm.tuner.tune_type import tune_type
 from tests.support import busy_device
 from tests.support.busy_device import BusyDevice, decided_plan
@@ -72,7 +72,7 @@ def test_a_tuning_that_has_little_time_is_planned_for_it(dtype: str) -> None:
         assert outcome.section is not None
         found[limit] = outcome.section
     assert "held-out speedups, 5 are needed" in found[inf]["doubts"][0]
-    assert found[39.0]["doubts"] == [] and found[39.0]["error"]["speedup"]["count"] >= ENOUGH
+    assert found[39.0]["doubts"] == [] and found[39.0]["error"]["speedup"]["count"] >= MIN_HELD_OUT_PAIRS
 
 
 def test_an_effort_within_so_many_seconds() -> None:
@@ -104,15 +104,15 @@ def test_every_type_is_checked_before_one_is_refined(tmp_path: Path, monkeypatch
     path, dtypes = tmp_path / "config.json", ["float64", "float32"]
     arguments = ["--device", "cpu", "--dtype", ",".join(dtypes), "--quiet", "--output", str(path)]
     assert main([*arguments, "--time-limit", "100"]) == 0
-    tunings = Trials(tmp_path / "trials.jsonl").tunings()
+    tunings = TrialFile(tmp_path / "trials.jsonl").tunings()
     passes = [(t.header.settings["effort"], t.header.settings["dtype"]) for t in tunings]
     assert passes == [(effort, dtype) for effort in ("coarse", "default") for dtype in dtypes]
     for tuning in tunings[:2]:
-        held = [t for t in tuning.trials if t.stage == HELD_OUT]
+        held = [t for t in tuning.trials if t.stage == HELD_OUT_STAGE]
         assert len({t.size for t in held}) == EFFORTS["coarse"].held_out
         assert held[-1].elapsed > EFFORTS["coarse"].most, "in a second go"
     for section in files.read_config(path)[device.identity.key].values():
-        assert section["doubts"] == [] and section["error"]["speedup"]["count"] >= ENOUGH
+        assert section["doubts"] == [] and section["error"]["speedup"]["count"] >= MIN_HELD_OUT_PAIRS
 
 
 NEAR = 1.7  # times as long as the vendor
@@ -125,10 +125,10 @@ def test_a_model_is_checked_where_plans_are_a_choice(dtype: str) -> None:
     device = BusyDevice(truth=TWO_CORES, noise=0.02, seed=1, memory=1 << 33)
     journal = Journal("run", device, clock=device.clock)
     section = tune_type(journal, dtype, device.efforts["quick"]).section
-    held = stage_medians(journal.recorded, ("held out",))
+    held = observed_medians(journal.recorded, ("held out",))
     vendor = {o.problem: o.seconds for o in held if o.run == Run()}
     slower = [o.seconds / vendor[o.problem] for o in held if o.run != Run()]
-    assert len(slower) >= ENOUGH and max(slower) < NEAR and min(slower) < 1.5, slower
+    assert len(slower) >= MIN_HELD_OUT_PAIRS and max(slower) < NEAR and min(slower) < 1.5, slower
     assert section is not None and section["calibration"]["margin"] < 0.06 and device.now < 21
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fmm.tuner.trials.record import Header, Trial, Tuning, first_look_before
+from fmm.tuner.trials.record import Header, RecordedTuning, Trial, first_look_trials
 
 CARD: Mapping[str, Any] = {"uuid": "a", "clocks.sm": "1500"}
 KEY = "cuda-9.0-132sm-nvidia-h200"
@@ -19,9 +19,9 @@ def header(run: str, effort: str = "default", **other: Any) -> Header:
     return Header(run=run, settings=settings, started="", **{**known, **other})
 
 
-def tuning(run: str, effort: str = "coarse", **other: Any) -> Tuning:
+def tuning(run: str, effort: str = "coarse", **other: Any) -> RecordedTuning:
     trial = Trial(run, "rates", (8, 8, 8), "float32", "vendor", "whole", 0, 0, 1.0, 0.1)
-    return Tuning(header(run, effort, **other), (trial,), False)
+    return RecordedTuning(header(run, effort, **other), (trial,), False)
 
 
 def runs(found: tuple[Trial, ...]) -> list[str]:
@@ -30,8 +30,8 @@ def runs(found: tuple[Trial, ...]) -> list[str]:
 
 def test_the_last_first_look_before_a_tuning_counts() -> None:
     tunings = [tuning("old"), tuning("new", conditions={**CARD, "clocks.sm": "900"}), tuning("this", "default")]
-    assert runs(first_look_before([*tunings, tuning("later")], tunings[-1].header)) == ["new"]
-    assert runs(first_look_before(tunings[:2], header("not yet on record"))) == ["new"]
+    assert runs(first_look_trials([*tunings, tuning("later")], tunings[-1].header)) == ["new"]
+    assert runs(first_look_trials(tunings[:2], header("not yet on record"))) == ["new"]
 
 
 @pytest.mark.parametrize(
@@ -46,14 +46,14 @@ def test_the_last_first_look_before_a_tuning_counts() -> None:
     ],
 )
 def test_another_kind_of_tuning_does_not(other: dict[str, Any]) -> None:
-    assert first_look_before([tuning("first", **other)], header("this")) == ()
+    assert first_look_trials([tuning("first", **other)], header("this")) == ()
 
 
 def test_a_first_look_has_none_before_it() -> None:
-    assert first_look_before([tuning("first")], header("second", "coarse")) == ()
+    assert first_look_trials([tuning("first")], header("second", "coarse")) == ()
 
 
 def test_who_resumes_counts_what_an_earlier_command_measured() -> None:
     """Who does not, measures all anew."""
     again = [header("this", command=f"fmm-tune --dtype float32{way}") for way in (" --resume", " --fresh", "")]
-    assert [runs(first_look_before([tuning("first")], x)) for x in again] == [["first"], [], []]
+    assert [runs(first_look_trials([tuning("first")], x)) for x in again] == [["first"], [], []]

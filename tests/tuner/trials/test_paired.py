@@ -15,7 +15,7 @@ import pytest
 from fmm.config import identity
 from fmm.tuner.trials import environment
 from fmm.tuner.trials import paired as tuner_paired
-from fmm.tuner.trials.paired import Paired, Rounds, paired_rounds
+from fmm.tuner.trials.paired import PairedRoundLimits, PairedSamples, paired_rounds
 
 
 class Machine:
@@ -49,7 +49,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def test_a_ratio_is_the_vendors_time_over_the_candidates(machine: Machine) -> None:
-    result = paired_rounds(machine.call("vendor", 3.0), machine.call("candidate", 2.0), Rounds(5, 5, 0.0))
+    result = paired_rounds(machine.call("vendor", 3.0), machine.call("candidate", 2.0), PairedRoundLimits(5, 5, 0.0))
     assert result.vendor == pytest.approx((3.0,) * 5) and result.candidate == pytest.approx((2.0,) * 5)
     assert result.ratios == pytest.approx((1.5,) * 5)
     assert result.speedup == pytest.approx(1.5)
@@ -59,7 +59,7 @@ def test_a_ratio_is_the_vendors_time_over_the_candidates(machine: Machine) -> No
 
 def test_a_against_a_is_one(machine: Machine) -> None:
     for seconds in (0.25, 2.0**-13):  # exact in binary
-        result = paired_rounds(machine.call("a", seconds), machine.call("a", seconds), Rounds(7, 7, 0.0))
+        result = paired_rounds(machine.call("a", seconds), machine.call("a", seconds), PairedRoundLimits(7, 7, 0.0))
         assert set(result.ratios) == {1.0} and result.interval == (1.0, 1.0)
 
 
@@ -67,7 +67,7 @@ def test_the_same_function_twice_is_measured_twice(machine: Machine) -> None:
     """For the noise floor: two series of their own, not one that is compared with itself."""
     times = [1.0 + 0.01 * i for i in range(100)]
     call = machine.call("a", *times)
-    result = paired_rounds(call, call, Rounds(4, 4, 0.0))
+    result = paired_rounds(call, call, PairedRoundLimits(4, 4, 0.0))
     assert len(result.vendor) == len(result.candidate) == 4
     assert len({*result.vendor, *result.candidate}) == 8
     assert all(ratio != 1 for ratio in result.ratios)
@@ -75,7 +75,9 @@ def test_the_same_function_twice_is_measured_twice(machine: Machine) -> None:
 
 @pytest.mark.parametrize("seconds", [(1.0, 1.0), (1e-6, 1e-6), (1e-6, 0.5), (0.004, 0.001)])
 def test_every_round_measures_both_in_shuffled_order(machine: Machine, seconds: tuple[float, float]) -> None:
-    result = paired_rounds(machine.call("v", seconds[0]), machine.call("c", seconds[1]), Rounds(40, 40, 0.0), seed=3)
+    result = paired_rounds(
+        machine.call("v", seconds[0]), machine.call("c", seconds[1]), PairedRoundLimits(40, 40, 0.0), seed=3
+    )
     warm, timed = machine.calls[:2], machine.calls[2:]
     assert sorted(warm) == ["c", "v"]
     samples = timed[:: result.repeat]
@@ -89,7 +91,7 @@ def test_the_shuffling_follows_the_seed(machine: Machine) -> None:
     orders = []
     for seed in (0, 0, 1):
         machine.calls.clear()
-        paired_rounds(machine.call("v", 1.0), machine.call("c", 1.0), Rounds(30, 30, 0.0), seed)
+        paired_rounds(machine.call("v", 1.0), machine.call("c", 1.0), PairedRoundLimits(30, 30, 0.0), seed)
         orders.append(list(machine.calls))
     assert orders[0] == orders[1] != orders[2]
 
@@ -105,19 +107,19 @@ REPEATS = [
 
 @pytest.mark.parametrize(("vendor", "candidate", "repeat"), REPEATS)
 def test_short_calls_are_repeated(machine: Machine, vendor: float, candidate: float, repeat: int) -> None:
-    result = paired_rounds(machine.call("v", vendor), machine.call("c", candidate), Rounds(2, 2, 0.0))
+    result = paired_rounds(machine.call("v", vendor), machine.call("c", candidate), PairedRoundLimits(2, 2, 0.0))
     assert result.repeat == pytest.approx(repeat, rel=0.01)
     assert result.vendor == pytest.approx((vendor,) * 2, rel=1e-6)  # seconds a call, not a sample
     assert result.candidate == pytest.approx((candidate,) * 2, rel=1e-6)
 
 
 def test_a_call_too_short_for_the_clock_is_not_repeated_for_ever(machine: Machine) -> None:
-    result = paired_rounds(machine.call("v", 0.0), machine.call("c", 0.0), Rounds(2, 2, 0.0))
+    result = paired_rounds(machine.call("v", 0.0), machine.call("c", 0.0), PairedRoundLimits(2, 2, 0.0))
     assert 1000 <= result.repeat <= 1_000_000
 
 
 def test_the_first_calls_are_not_samples(machine: Machine) -> None:
-    result = paired_rounds(machine.call("v", 50.0, 1.0), machine.call("c", 90.0, 1.0), Rounds(3, 3, 0.0))
+    result = paired_rounds(machine.call("v", 50.0, 1.0), machine.call("c", 90.0, 1.0), PairedRoundLimits(3, 3, 0.0))
     assert result.vendor == result.candidate == pytest.approx((1.0,) * 3)
 
 
@@ -134,13 +136,13 @@ LENGTHS = [
 
 @pytest.mark.parametrize(("least", "most", "seconds", "count"), LENGTHS)
 def test_how_long_it_goes_on(machine: Machine, least: int, most: int, seconds: float, count: int) -> None:
-    result = paired_rounds(machine.call("v", 1.0), machine.call("c", 1.0), Rounds(least, most, seconds))
+    result = paired_rounds(machine.call("v", 1.0), machine.call("c", 1.0), PairedRoundLimits(least, most, seconds))
     assert len(result.ratios) == count
 
 
 def test_a_machine_that_slows_down_hits_both_alike(machine: Machine) -> None:
     vendor = machine.call("v", 1.0, drift=0.01)
-    result = paired_rounds(vendor, machine.call("c", 1.0, drift=0.01), Rounds(31, 31, 0.0))
+    result = paired_rounds(vendor, machine.call("c", 1.0, drift=0.01), PairedRoundLimits(31, 31, 0.0))
     assert result.vendor[-1] > 1.5 * result.vendor[0]
     assert result.speedup == pytest.approx(1, abs=0.02)
 
@@ -150,7 +152,7 @@ def test_what_a_call_raises_leaves(machine: Machine) -> None:
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        paired_rounds(machine.call("v", 1.0), failing, Rounds(1, 1, 0.0))
+        paired_rounds(machine.call("v", 1.0), failing, PairedRoundLimits(1, 1, 0.0))
 
 
 # ---- the interval
@@ -162,7 +164,7 @@ RANKS = [(1, 1), (2, 1), (5, 1), (6, 1), (8, 1), (9, 2), (12, 3), (15, 4), (20, 
 @pytest.mark.parametrize(("count", "rank"), RANKS)
 def test_the_interval_runs_from_rank_to_rank(count: int, rank: int) -> None:
     ratios = np.random.default_rng(count).permutation(np.arange(1.0, count + 1))
-    found = Paired(tuple(ratios), (1.0,) * count).interval
+    found = PairedSamples(tuple(ratios), (1.0,) * count).interval
     assert found == (float(rank), float(count + 1 - rank))
 
 
@@ -183,7 +185,7 @@ def test_the_interval_covers_the_median(distribution: str, count: int) -> None:
     rng = np.random.default_rng(count)
     inside = 0
     for _ in range(1500):
-        low, high = Paired(tuple(draw(rng, count)), (1.0,) * count).interval
+        low, high = PairedSamples(tuple(draw(rng, count)), (1.0,) * count).interval
         inside += low <= true <= high
     assert inside / 1500 > 0.95 - 3 * (0.05 * 0.95 / 1500) ** 0.5
 
@@ -191,18 +193,18 @@ def test_the_interval_covers_the_median(distribution: str, count: int) -> None:
 @pytest.mark.parametrize("count", range(1, 60))
 def test_the_interval_holds_the_median_and_narrows(count: int) -> None:
     ratios = np.random.default_rng(count).permutation(np.linspace(0.5, 1.5, count))
-    result = Paired(tuple(ratios), (1.0,) * count)
+    result = PairedSamples(tuple(ratios), (1.0,) * count)
     low, high = result.interval
     assert min(ratios) <= low <= result.speedup <= high <= max(ratios)
 
 
 def test_no_rounds_of_unequal_length() -> None:
     with pytest.raises(ValueError, match="zip"):
-        _ = Paired((1.0, 2.0), (1.0,)).ratios
+        _ = PairedSamples((1.0, 2.0), (1.0,)).ratios
 
 
 def test_the_record_holds_the_raw_samples() -> None:
-    result = Paired((3.0, 2.0, 4.0), (2.0, 2.0, 2.0), 7)
+    result = PairedSamples((3.0, 2.0, 4.0), (2.0, 2.0, 2.0), 7)
     record = json.loads(json.dumps(result.as_dict(), allow_nan=False))
     assert record == {
         "speedup": 1.5,
@@ -219,7 +221,7 @@ def test_the_record_holds_the_raw_samples() -> None:
 
 
 def test_the_environment_is_complete_and_plain() -> None:
-    found = environment.environment(["fmm-tune", "--effort", "full"])
+    found = environment.environment_record(["fmm-tune", "--effort", "full"])
     assert json.loads(json.dumps(found)) == found
     assert found["command"] == "fmm-tune --effort full"
     assert found["numpy"] == np.__version__ and found["blas"] and found["processor"]
@@ -258,7 +260,7 @@ def test_of_a_copy_the_environment_says_the_commit(monkeypatch: pytest.MonkeyPat
 
 def test_without_threadpoolctl_the_blas_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "threadpoolctl", None)
-    assert "threadpoolctl is not installed" in environment.environment([])["blas"]
+    assert "threadpoolctl is not installed" in environment.environment_record([])["blas"]
 
 
 def test_without_proc_the_processor_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.hardware.datasheets import device, device_names
+from fmm.hardware.datasheets import datasheet_names, datasheet_of
 from fmm.kernels.algorithms.step_table import step_table_names
 from fmm.kernels.cuda.products.kernel_sizes import PRESETS
 from fmm.kernels.plans.plan import Plan
@@ -73,7 +73,7 @@ def test_the_driver_agrees_with_the_datasheet() -> None:
     """The rates agree within the usual difference of datasheets and drivers, for a device in the tables."""
     found = chip_of(0)
     same = found.limits.capability, found.multiprocessors
-    entries = [x for x in map(device, device_names()) if (x.capability, x.sms) == same]
+    entries = [x for x in map(datasheet_of, datasheet_names()) if (x.capability, x.sms) == same]
     assert min(found.clock, found.bandwidth, found.cache) > 1e6
     assert not entries or any(found.bandwidth == pytest.approx(x.global_bandwidth, rel=0.1) for x in entries)
     assert all(found.clock == pytest.approx(1e6 * x.boost_mhz, rel=0.2) for x in entries)
