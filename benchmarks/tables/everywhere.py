@@ -77,7 +77,7 @@ def _sharded(results: Path) -> Iterator[Sequence[object]]:
             plain, hooked = (row["seconds"].get(who) for who in ("torch", "hook"))
             if plain and hooked:
                 what = f"DTensor's `a @ b`, {row['dtype']} {size(row)}"
-                yield what, f"{environment['gpus']} x {environment['device']}", *_milliseconds(plain, hooked)
+                yield what, f"{environment['gpus']} x {environment['device']}", *_before_and_after(plain, hooked)
 
 
 def _trained(results: Path) -> Iterator[Sequence[object]]:
@@ -86,7 +86,7 @@ def _trained(results: Path) -> Iterator[Sequence[object]]:
         for dtype, run in content["runs"].items():
             plain, ours = (run["seconds"][who] for who in ("torch", "fmm"))
             what = f"training a small transformer, {dtype}, losses {_within(run)}"
-            yield what, _machine(content["environment"]), *_milliseconds([plain], [ours])
+            yield what, _machine(content["environment"]), *_before_and_after([plain], [ours])
 
 
 def _within(run: dict[str, Any]) -> str:
@@ -100,7 +100,7 @@ def _added(results: Path) -> Iterator[Sequence[object]]:
         for row in rows:
             if row["added"] == "row":
                 what = f"`torch.addmm` of a bias, {row['dtype']} {row['n']}"
-                yield what, environment["device"], *_milliseconds(row["seconds"]["torch"], row["seconds"]["fmm"])
+                yield what, environment["device"], *_before_and_after(row["seconds"]["torch"], row["seconds"]["fmm"])
 
 
 def _declined(results: Path) -> Iterator[Sequence[object]]:
@@ -123,7 +123,7 @@ def _dask(results: Path) -> Iterator[Sequence[object]]:
             }  # one thread each
             # A run that was stopped may have begun a round that it did not end.
             plain, ours = zip(*zip(run["seconds"]["dask"], run["seconds"]["fmm"], strict=False), strict=True)
-            yield what, _machine(workers), *_milliseconds(plain, ours)
+            yield what, _machine(workers), *_before_and_after(plain, ours)
 
 
 def _streamed(results: Path) -> Iterator[Sequence[object]]:
@@ -134,7 +134,7 @@ def _streamed(results: Path) -> Iterator[Sequence[object]]:
             if "cuBLASXt" in run["seconds"]:
                 what = f"NumPy's arrays on a GPU, {run['dtype']} {run['side']}, beside cuBLASXt"
                 plain, ours = (run["seconds"][who] for who in ("cuBLASXt", "fmm"))
-                yield what, _card(path.parent), *_milliseconds(plain, ours)
+                yield what, _card(path.parent), *_before_and_after(plain, ours)
 
 
 def _card(folder: Path) -> str:
@@ -143,7 +143,7 @@ def _card(folder: Path) -> str:
     return str(load(found)[0]["device"]) if found.exists() else folder.name
 
 
-def _milliseconds(plain: Sequence[float], ours: Sequence[float]) -> tuple[str, str, str]:
+def _before_and_after(plain: Sequence[float], ours: Sequence[float]) -> tuple[str, str, str]:
     both = median(plain), median(ours)
     unit, scale = ("s", 1.0) if max(both) > 1 else ("ms", 1e3)
     before, after = (f"{digits(scale * x)} {unit}" for x in both)
