@@ -78,6 +78,8 @@ def record_launches(plan: Plan, problem: Problem, target: Target) -> LaunchList:
     PlanError if no kernel can do one of its sums, or if its leaf does not support the type.
     """
     wanted = record_operations(plan, problem)
+    if problem.type.exact:  # integers have no inf or NaN
+        target = replace(target, flagged=False)
     steps: list[Step] = []
     streams: list[int] = []
     recomputes = target.flagged and can_recompute(problem)

@@ -102,7 +102,7 @@ __device__ __forceinline__ void mirror_triangle(const TriangleMirror& p) {
     __syncthreads();
 #pragma unroll 4
     for (int y = first; y < TILE; y += STEP) {
-        // The entry of the lower triangle whose mirror is next to that of the neighbouring thread.
+        // Neighbouring threads have entries of the lower triangle with neighbouring mirrors.
         const long long r = top + (by_columns ? y : x), c = left + (by_columns ? x : y);
         if (r < p.n && c < r) dest[c * p.dest_row + r * p.dest_col] = adjoint(tile[x][y]);
     }
