@@ -28,9 +28,7 @@ REPORT_LINES = 30  # of the table, the products with the most arithmetic first
 GENERATED_PRODUCTS = "products for which torch.compile generates code of its own"
 # By install target: products of the library that are not counted, and the targets with which they would be.
 UNCOUNTED_PRODUCTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
-    "numpy": (
-        ("the operator @ and methods (a.dot(b)) of NumPy's arrays, numpy.einsum without optimize, functions in C", ()),
-    ),
+    "numpy": (("methods (a.dot(b)) of NumPy's arrays, numpy.einsum without optimize, functions in C", ()),),
     "cupy": (("methods (a.dot(b)) of CuPy's arrays", ()),),
     "torch": (("torch's products on the host", ("torch-cpu",)), (GENERATED_PRODUCTS, ())),
     "torch-cpu": (("torch's products on CUDA devices", ("torch",)), (GENERATED_PRODUCTS, ())),

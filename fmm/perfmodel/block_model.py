@@ -21,7 +21,14 @@ from fmm.hardware.datasheets import Capability
 from fmm.hardware.occupancy import WARP, active_blocks, max_registers
 from fmm.kernels.cuda.products.kernel_sizes import DOUBLE, STRATEGIES, TMA_SIZES, TUNED, TileSizes, named_strategy
 from fmm.kernels.cuda.products.simt_tiles import TileOp
-from fmm.kernels.cuda.products.split_k import ORDERED_STORE_STEPS, START_STEPS, STORE_STEPS, Part, makespan, split_tail
+from fmm.kernels.cuda.products.split_k import (
+    ORDERED_STORE_STEPS,
+    START_STEPS,
+    STORE_STEPS,
+    ProductPart,
+    makespan,
+    split_tail,
+)
 from fmm.kernels.cuda.products.tiling import Along, count_triangle_tiles
 from fmm.kernels.cuda.target import ALIGNED, Alignment, Target
 
@@ -299,7 +306,7 @@ def tma_seconds(op: TileOp, s: TileSizes, chip: Chip) -> float:
     """Return the seconds of a product: its tiles at the rate of Square times the strategy's own `rate`."""
     sides, steps = (-(-op.m // s.m_s), -(-op.n // s.n_s)), -(-op.k // s.k_s)
     if op.kernel.triangle:
-        parts: tuple[Part, ...] = (Part(0, 0, count_triangle_tiles(sides, s.m_s, s.n_s), 0, steps),)
+        parts: tuple[ProductPart, ...] = (ProductPart(0, 0, count_triangle_tiles(sides, s.m_s, s.n_s), 0, steps),)
     else:
         parts = split_tail(1, prod(sides), op.count, steps, s.k_s, 1, chip.multiprocessors)
     edge = (START_STEPS + (STORE_STEPS if len(parts) == 1 else ORDERED_STORE_STEPS)) / s.k_s

@@ -20,11 +20,11 @@ from cupy_backends.cuda.api import runtime
 
 from fmm.arrays.host_memory import on_release
 from fmm.arrays.library import DeviceLibrary
+from fmm.kernels.cuda.launch.bound_calls import make_calls
 from fmm.kernels.cuda.launch.cublas import StreamContext, set_stream
 from fmm.kernels.cuda.launch.device_facts import chip_of
 from fmm.kernels.cuda.launch.graphs import GraphCache, KernelNode, MovableGraph, Replays
 from fmm.kernels.cuda.launch.player import Addresses, Player, cublas_handle, player_of
-from fmm.kernels.cuda.launch.prepared_calls import make_calls
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.recompute.flags import StreamFlag, stream_flag
 from fmm.kernels.cuda.recompute.recompute import may_create_nonfinite
@@ -82,7 +82,7 @@ def _run(
     stream_call = flag.prepared.get(id(call))
     if stream_call is None:
         stream_call = _new_stream_call(call, flag, device)
-    if stream_call.is_flagged and not (required or flag.trusted()):
+    if stream_call.is_flagged and not (required or flag.allows_plan()):
         record_fallback("products on its stream had inf or NaN a moment ago")
         return None
     p, q, r, workspace, c, memory = library.allocate(call, a, b, out)
@@ -178,7 +178,7 @@ class StreamCall:
         `visible`: the caller could see C if an exception ended the call halfway.
         """
         if self.replays is not None:
-            replay = self.replays.made(self._latest)
+            replay = self.replays.captured.get(self._latest)
             if type(replay) is not _Replay or replay.bases != bases:
                 replay = self._find_replay(bases)
             if replay is not None:
