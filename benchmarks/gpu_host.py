@@ -102,7 +102,7 @@ def forget_calls() -> None:
 def graphs_allowed(allowed: bool) -> Iterator[None]:
     """Replay recurring calls as graphs, or never."""
     run_device.GRAPHS.clear()
-    run_device.GRAPHS.repeats = CALLS_BEFORE_CAPTURE if allowed else NEVER
+    run_device.GRAPHS.calls_before_capture = CALLS_BEFORE_CAPTURE if allowed else NEVER
     try:
         yield
     finally:

@@ -65,7 +65,7 @@ def multiply_plain(library: Library, a: Any, b: Any, out: Any = None) -> Any:
         try:
             return library.quick_vendor(a, b) if out is None else library.vendor(a, b, out)
         except RuntimeError:
-            if not library.lacks(a):
+            if not library.has_no_product(a):
                 raise
     if library.differentiable:
         return torch_functions().matmul_tensors(a, b, out, NO_CONSTRAINTS)
@@ -148,7 +148,7 @@ def _streaming_machine(request: MatmulRequest) -> Machine | None:
     if library is NUMPY:
         if on_cpu:
             return None
-        _find_device(device, number)  # raises if there is no such device
+        _find_device(device, number)  # raises an error if the device does not exist
         from fmm.out_of_core import machine
 
         return machine.CudaMachine(number)

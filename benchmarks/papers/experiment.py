@@ -227,7 +227,7 @@ def measured_parts(
     if not parts or limit.left <= 0:
         return
     old = progress.results
-    results = Results((*old.runs, bench.environment(command)), old.scale, old.rows)
+    results = Results((*old.runs, bench.environment_record(command)), old.scale, old.rows)
     limit.begins()
     bench.prepare([x for part in parts for x in part.products])
     for part in parts:
@@ -253,7 +253,7 @@ def _rows_of(part: Part) -> tuple[list[Row], str]:
 
 def measured_now(experiment: Experiment, bench: Bench, side: int, command: list[str]) -> Results:
     """All parts, with the paper's largest side scaled to this one; no file is written."""
-    results = Results((bench.environment(command),), min(side / experiment.side, 1.0), {})
+    results = Results((bench.environment_record(command),), min(side / experiment.side, 1.0), {})
     for part in experiment.parts(bench, results.scale):
         results = results.with_part(experiment, part, part.rows())
         bench.free()

@@ -1,4 +1,4 @@
-"""The rule by which a plan may replace the vendor's product on a shape, and its statistics."""
+"""Certify a plan against the vendor on one shape: the rule, and its statistics of paired rounds."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from statistics import median
 
 from fmm.config.schema import Entry, Size
 
-GAIN = 1.02  # a smaller speedup is not worth a plan
+MIN_SPEEDUP = 1.02  # the least median speedup of a certified plan
 CONFIDENCE = 0.95
-ROUNDS = 6  # the fewest rounds whose range is an interval of this confidence
+MIN_ROUNDS = 6  # with fewer rounds even the whole range has less confidence
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float]:
@@ -30,20 +30,20 @@ def _coverage(n: int, rank: int) -> float:
 
 
 def paired_ratios(vendor: Sequence[float], candidate: Sequence[float]) -> tuple[float, ...]:
-    """Return the vendor's time over the candidate's in each round: above 1 where the candidate is faster."""
+    """Return the vendor's time over the candidate's in each round: the speedups of the candidate."""
     return tuple(v / c for v, c in zip(vendor, candidate, strict=True))
 
 
 def is_certified(vendor: Sequence[float], candidate: Sequence[float], noise: float) -> bool:
-    """Return True if the interval's lower bound is above 1 and the median above GAIN and above the noise."""
-    found = paired_ratios(vendor, candidate)
-    return len(found) >= ROUNDS and median_interval(found)[0] > 1 and median(found) > max(GAIN, 1 + noise)
+    """Return True if the interval's lower bound is above 1 and the median above MIN_SPEEDUP and the noise."""
+    ratios = paired_ratios(vendor, candidate)
+    return len(ratios) >= MIN_ROUNDS and median_interval(ratios)[0] > 1 and median(ratios) > max(MIN_SPEEDUP, 1 + noise)
 
 
-def entry_of_rounds(
+def entry_from_rounds(
     size: Size, plan: str, vendor: Sequence[float], candidate: Sequence[float], noise: float, origin: str
 ) -> Entry:
-    """Return the entry that paired rounds support: the plan's if it is certified, else the vendor's."""
+    """Return the entry from paired rounds: for the plan if it is certified, else for the vendor."""
     found, rounds, base = paired_ratios(vendor, candidate), len(vendor), median(vendor)
     if not is_certified(vendor, candidate, noise):
         return Entry(size, "vendor", 1.0, 1.0, 1.0, rounds, base, base, noise, origin=origin)

@@ -1,7 +1,7 @@
-"""Config files: where they are, and which are in force; they are looked at again once a second.
+"""Find and read the config files in force; their changes are noticed within a second.
 
-FMM_CONFIG names the one config. Without it the user's, the site's and the shipped config are searched in this order.
-No product fails because of a config: a damaged file or section is skipped, with one line in the log.
+FMM_CONFIG names the only config. Without FMM_CONFIG the user's, the site's and the shipped config are searched in this
+order. No product fails because of a config: a damaged file or section is skipped, with one line in the log.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from fmm.config.reader import ConfigError, Raw, read_document
 from fmm.config.schema import Tuned, read_section
 from fmm.perfmodel.calibration import Calibration
 
-FILE = "config.json"
-SHIPPED = Path(__file__).parent / FILE  # part of the package
+CONFIG_FILE_NAME = "config.json"
+SHIPPED_CONFIG = Path(__file__).parent / CONFIG_FILE_NAME  # part of the package
 MAX_FILE_BYTES = 16 << 20
 
 
-# ---- where configs are
+# ---- paths
 
 
 def default_path() -> Path:
     """Return the file that the tuner writes by default, which is the first that the runtime reads."""
     named = os.environ.get("FMM_CONFIG")
-    return config_file(Path(named)) if named else user_folder() / FILE
+    return config_file(Path(named)) if named else user_folder() / CONFIG_FILE_NAME
 
 
 def search_path(named: str) -> tuple[Path, ...]:
@@ -40,14 +40,14 @@ def search_path(named: str) -> tuple[Path, ...]:
     if named:
         return (config_file(Path(named)),)
     try:
-        return user_folder() / FILE, site_folder() / FILE, SHIPPED
+        return user_folder() / CONFIG_FILE_NAME, site_folder() / CONFIG_FILE_NAME, SHIPPED_CONFIG
     except RuntimeError:  # the user has no home folder
-        return site_folder() / FILE, SHIPPED
+        return site_folder() / CONFIG_FILE_NAME, SHIPPED_CONFIG
 
 
 def config_file(path: Path) -> Path:
     """Return the config in a folder, or the path itself if it is a file; a new path is a file if it ends in .json."""
-    return path / FILE if path.is_dir() or not (path.suffix == ".json" or path.exists()) else path
+    return path / CONFIG_FILE_NAME if path.is_dir() or not (path.suffix == ".json" or path.exists()) else path
 
 
 def user_folder() -> Path:
@@ -73,7 +73,7 @@ def _xdg_folder(variable: str, default: Path) -> Path:
     return Path(first) if first else default
 
 
-# ---- what a file says
+# ---- reading a file
 
 
 def read_config(path: Path) -> dict[str, dict[str, Raw]]:
@@ -88,12 +88,12 @@ def read_config(path: Path) -> dict[str, dict[str, Raw]]:
     except UnicodeDecodeError:
         raise ConfigError("it is not UTF-8 text") from None
     except OSError as error:
-        unless = "; `fmm-tune` writes it" if isinstance(error, FileNotFoundError) else ""
-        raise ConfigError(f"it cannot be read: {error.strerror}{unless}") from None
+        hint = "; `fmm-tune` writes it" if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError(f"it cannot be read: {error.strerror}{hint}") from None
 
 
 class Configs:
-    """The config files in the order of their search. An instance equals only itself, so that decisions cache by it."""
+    """The config files in search order; an instance equals only itself, so that it is a key of cached decisions."""
 
     def __init__(self, paths: tuple[Path, ...], required: bool) -> None:
         self.files: dict[Path, dict[str, dict[str, Raw]]] = {}
@@ -114,9 +114,9 @@ class Configs:
         return self._tuned[key]
 
     def _find(self, identity: Identity, dtype: str) -> Tuned | None:
-        """Return the section of the first file; with the model of the next file if its own is not trusted.
+        """Return the section of the first file, with the model of a later file if its own model is not trusted.
 
-        An interrupted tuning must not be worse than none.
+        An interrupted tuning must not be worse than no tuning.
         """
         first: Tuned | None = None
         for found in self._sections(identity, dtype):
@@ -133,7 +133,7 @@ class Configs:
         return first
 
     def _sections(self, identity: Identity, dtype: str) -> Iterator[Tuned]:
-        """Yield the section of each file that has a readable one."""
+        """Yield the section of each file that has a valid section of this device and type."""
         for path, devices in self.files.items():
             raw = devices.get(identity.key, {}).get(dtype)
             if raw is None:
@@ -145,24 +145,24 @@ class Configs:
                 continue
             if found.changed and found.entries:
                 log_once(f"{', '.join(found.changed)} since the tuning: only its model is used until `fmm-tune canary`")
-            yield from_another_card(found) if path == SHIPPED else found
+            yield note_other_card(found) if path == SHIPPED_CONFIG else found
 
 
-OTHER_CARD = "on another card of this name"
+OTHER_CARD_NOTE = "on another card of this name"
 
 
-def from_another_card(found: Tuned) -> Tuned:
-    """Return a shipped tuning with the note that another card of this name was measured."""
+def note_other_card(found: Tuned) -> Tuned:
+    """Return a shipped tuning; its source says that another card of this name was measured."""
     calibration = found.calibration
     if calibration is None:
         return found
-    source = calibration.source.replace("on this device", OTHER_CARD)
+    source = calibration.source.replace("on this device", OTHER_CARD_NOTE)
     return replace(found, calibration=replace(calibration, source=source))
 
 
 def shipped_model(identity: Identity, dtype: str) -> Calibration | None:
     """Return the shipped calibration for cards of this name; None if there is none."""
-    found = Configs((SHIPPED,), False).tuned(identity, dtype)
+    found = Configs((SHIPPED_CONFIG,), False).tuned(identity, dtype)
     return None if found is None else found.trusted
 
 
@@ -172,12 +172,12 @@ _expected_files: set[Path] = set()
 
 
 def expect_config(path: Path) -> None:
-    """Say that this process will write the file: until then no warning says that it is missing or damaged."""
+    """Suppress warnings about a missing or damaged file that this process is going to write."""
     _expected_files.add(path)
 
 
 def current_settings() -> tuple[tuple[object, ...], Configs]:
-    """Return all that decisions depend on apart from the problem and the device; equal settings, equal decisions."""
+    """Return the environment variables and configs on which decisions depend, beside the problem and the device."""
     return _settings_at(tuple(map(raw_value, RAW_NAMES)), int(time.monotonic()))
 
 
@@ -192,7 +192,7 @@ def active_configs() -> Configs:
 
 
 def clear_config_cache() -> None:
-    """Look at the files again at the next call."""
+    """Read the files again at the next call."""
     _settings_at.cache_clear()
     _configs_at.cache_clear()
     _read_configs.cache_clear()
@@ -210,7 +210,7 @@ def _read_configs(paths: tuple[Path, ...], stamps: tuple[object, ...], required:
 
 
 def _file_stamp(path: Path) -> tuple[int, int, int] | None:
-    """Return a file's time, size and number, which change when it is written; None if there is no file."""
+    """Return a file's time, size and inode number, which change when it is written; None without a file."""
     try:
         found = path.stat()
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The identity of a device: the key of its tuning, and the versions that a tuning depends on."""
+"""Identify a device: the key of its tuning in a config, and the versions on which the tuning depends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fmm.kernels.cpu.compiled_sums import compiler_installed
 
 @dataclass(frozen=True)
 class Identity:
-    """A device in a config: its key, with all that changes the answers; versions, which may change them."""
+    """A device in a config: devices with one key share a tuning; other `versions` make its entries unverified."""
 
     key: str
     name: str
@@ -27,13 +27,17 @@ class Identity:
 @lru_cache(maxsize=64)
 def cpu_identity(threads: int) -> Identity:
     """Return the identity of this CPU with this number of BLAS threads."""
-    versions = {"numpy": np.__version__, "blas": _blas_version(), SUMS: COMPILED if compiler_installed() else "numpy"}
+    versions = {
+        "numpy": np.__version__,
+        "blas": _blas_version(),
+        SUMS_VERSION_NAME: COMPILED_SUMS if compiler_installed() else "numpy",
+    }
     return Identity(cpu_key(threads), processor_name(), MappingProxyType(versions))
 
 
-# The version that says how a CPU computes the sums of plans. A tuning with compiled sums does not hold for NumPy's
-# sums, which take longer.
-SUMS, COMPILED = "sums", "llvmlite"
+# The name and one value of the version that tells how a CPU computes the sums of plans. A tuning with compiled sums
+# does not hold for NumPy's sums, which take longer.
+SUMS_VERSION_NAME, COMPILED_SUMS = "sums", "llvmlite"
 
 
 def cpu_key(threads: int) -> str:
@@ -65,9 +69,9 @@ def _blas_version() -> str:
 
 
 def gpu_key(name: str, capability: str, sms: int) -> str:
-    """Return the key of a GPU, cuda-9.0-132sm-nvidia-h200: equal for two cards with the same answers.
+    """Return the key of a GPU, for example cuda-9.0-132sm-nvidia-h200; cards with one key share a tuning.
 
-    Cards with one chip differ in memory and in name: an H100 has as many multiprocessors as an H200.
+    The name is part of the key: an H100 has as many multiprocessors as an H200, and other memory.
     """
     return "-".join([f"cuda-{capability}-{sms}sm", *_key_words(name)])
 
@@ -78,7 +82,7 @@ def gpu_parts(key: str) -> tuple[str, int] | None:
     return (found[1], int(found[2])) if found else None
 
 
-def named_device(section: Raw) -> str:
+def recorded_device_name(section: Raw) -> str:
     """Return the device's name in a section of a config; empty if the section has none."""
     conditions = section.get("conditions") if isinstance(section, dict) else None
     name = conditions.get("device") if isinstance(conditions, dict) else None

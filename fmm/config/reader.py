@@ -1,7 +1,7 @@
 """Read and write the JSON of a config: the document as a whole, and checks for the values in it.
 
-A check takes a value that `json` read and its place in the document. It returns the value, or raises ConfigError with
-the place and the error.
+A check is called with a value from `json` and the value's place in the document. It returns the checked value, or
+raises ConfigError with the place and the reason.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 Raw = Any  # a value as json reads it
 Check = Callable[[Raw, str], Any]
 
-SCHEMA = 1  # the version that is read and written
+SCHEMA_VERSION = 1  # the version that is read and written
 
 
 class ConfigError(ValueError):
-    """A config, or a part of one, that cannot be used; the message says where and why."""
+    """A config, or a part of a config, that cannot be used; the message says where and why."""
 
 
 # ---- the document
@@ -33,10 +33,10 @@ def read_document(content: str) -> dict[str, dict[str, Raw]]:
         raise ConfigError(f"it is not JSON: {error}") from None
     if not isinstance(raw, dict) or not isinstance(raw.get("devices"), dict):
         raise ConfigError("it is no fmm config: it has no devices")
-    if isinstance(raw.get("schema"), int) and raw["schema"] > SCHEMA:
-        raise ConfigError(f"its schema is {short_text(raw['schema'])}, of a later fmm; this one reads {SCHEMA}")
-    if raw.get("schema") is not SCHEMA and raw.get("schema") != SCHEMA:
-        raise ConfigError(f"its schema is {short_text(raw.get('schema'))}, this fmm reads {SCHEMA}")
+    if isinstance(raw.get("schema"), int) and raw["schema"] > SCHEMA_VERSION:
+        raise ConfigError(f"its schema is {short_text(raw['schema'])}, of a later fmm; this one reads {SCHEMA_VERSION}")
+    if raw.get("schema") is not SCHEMA_VERSION and raw.get("schema") != SCHEMA_VERSION:
+        raise ConfigError(f"its schema is {short_text(raw.get('schema'))}, this fmm reads {SCHEMA_VERSION}")
     for key, types in raw["devices"].items():
         if not isinstance(types, dict):
             raise ConfigError(f"the device {short_text(key)} has no types")
@@ -49,7 +49,7 @@ def _reject_constant(name: str) -> None:
 
 def config_text(devices: Mapping[str, Mapping[str, Raw]]) -> str:
     """Return the text of a config, with one entry a line."""
-    return _json_lines({"schema": SCHEMA, "devices": devices}, 0) + "\n"
+    return _json_lines({"schema": SCHEMA_VERSION, "devices": devices}, 0) + "\n"
 
 
 def _json_lines(value: Raw, depth: int) -> str:
@@ -66,50 +66,50 @@ def _json_lines(value: Raw, depth: int) -> str:
     return json.dumps(value, allow_nan=False)
 
 
-# ---- the generic reader: an object with these fields, each with a check
+# ---- objects, by a check for each field
 
 
 def read_fields(
     value: Raw, where: str, checks: Mapping[str, Check], optional: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
-    """Return the fields of an object, each checked; raise for an unknown field, or for one that is missing."""
+    """Return the checked fields of an object; raise ConfigError for an unknown, missing or invalid field."""
     if not isinstance(value, dict):
-        raise wrong_value(where, "an object", value)
+        raise wrong_value_error(where, "an object", value)
     for name in value.keys() - checks.keys():
-        raise ConfigError(f"{where} has an unknown field {plain_text(name, where)!r}; it may have {', '.join(checks)}")
+        raise ConfigError(f"{where} has an unknown field {check_text(name, where)!r}; it may have {', '.join(checks)}")
     for name in checks.keys() - value.keys() - optional:
         raise ConfigError(f"{where} has no field {name!r}")
     return {name: check(value[name], f"{where}.{name}") for name, check in checks.items() if name in value}
 
 
-def wrong_value(where: str, what: str, value: Raw) -> ConfigError:
-    """Return the error for a value that is not what it must be."""
+def wrong_value_error(where: str, what: str, value: Raw) -> ConfigError:
+    """Return the error for a value that should be `what`."""
     return ConfigError(f"{where} must be {what}, not {short_text(value)}")
 
 
 def short_text(value: Raw) -> str:
-    """Return a value as an error shows it: short and on one line, whatever it is."""
+    """Return any value as a short text on one line, for an error message."""
     found = ascii(value)
     return found if len(found) < 60 else found[:57] + "..."
 
 
-# ---- checks
+# ---- checks of values
 
 
-def bounded_number(low: float, high: float) -> Check:
+def number_check(low: float, high: float) -> Check:
     """Return the check for a number within these bounds."""
 
     def check(value: Raw, where: str) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise wrong_value(where, f"a number from {low:g} to {high:g}", value)
+            raise wrong_value_error(where, f"a number from {low:g} to {high:g}", value)
         return float(value)
 
     return check
 
 
-def optional_number(low: float, high: float) -> Check:
+def optional_number_check(low: float, high: float) -> Check:
     """Return the check for a number within these bounds, or null if it was not measured."""
-    number = bounded_number(low, high)
+    number = number_check(low, high)
 
     def check(value: Raw, where: str) -> float | None:
         return None if value is None else float(number(value, where))
@@ -117,68 +117,68 @@ def optional_number(low: float, high: float) -> Check:
     return check
 
 
-def whole_number(low: int, high: int) -> Check:
+def integer_check(low: int, high: int) -> Check:
     """Return the check for a whole number within these bounds."""
 
     def check(value: Raw, where: str) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise wrong_value(where, f"a whole number from {low} to {high}", value)
+            raise wrong_value_error(where, f"a whole number from {low} to {high}", value)
         return value
 
     return check
 
 
-def one_of(*valid: str) -> Check:
+def choice_check(*valid: str) -> Check:
     """Return the check for one of these words."""
 
     def check(value: Raw, where: str) -> str:
         if value not in valid or not isinstance(value, str):
-            raise wrong_value(where, " or ".join(valid), value)
+            raise wrong_value_error(where, " or ".join(valid), value)
         return value
 
     return check
 
 
-def parsed(what: str, parse: Callable[[Raw], Any]) -> Check:
-    """Return the check for a value that `parse` takes; `what` describes the value in errors."""
+def parser_check(what: str, parse: Callable[[Raw], Any]) -> Check:
+    """Return the check that calls `parse`; `what` describes a valid value in the error."""
 
     def check(value: Raw, where: str) -> Any:
         try:
             return parse(value)
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise wrong_value(where, what, value) from None
+            raise wrong_value_error(where, what, value) from None
 
     return check
 
 
-def plain_text(value: Raw, where: str) -> str:
-    """Check for a short text without control characters."""
+def check_text(value: Raw, where: str) -> str:
+    """Return a short text without control characters, or raise ConfigError."""
     if not isinstance(value, str) or len(value) > 400 or not value.isprintable():
-        raise wrong_value(where, "a short text", value)
+        raise wrong_value_error(where, "a short text", value)
     return value
 
 
-def true_or_false(value: Raw, where: str) -> bool:
-    """Check for true or false."""
+def check_bool(value: Raw, where: str) -> bool:
+    """Return true or false, or raise ConfigError."""
     if not isinstance(value, bool):
-        raise wrong_value(where, "true or false", value)
+        raise wrong_value_error(where, "true or false", value)
     return value
 
 
-def anything(value: Raw, where: str) -> Raw:
-    """Accept a value that the runtime does not read, or that has a reader of its own."""
+def accept_any(value: Raw, where: str) -> Raw:
+    """Return any value: the runtime does not read it, or a reader of its own checks it."""
     return value
 
 
-def object_of_texts(value: Raw, where: str) -> dict[str, str]:
-    """Check for an object of short texts."""
+def check_text_values(value: Raw, where: str) -> dict[str, str]:
+    """Return an object of short texts, or raise ConfigError."""
     if not isinstance(value, dict):
-        raise wrong_value(where, "an object", value)
-    return {plain_text(name, where): plain_text(found, f"{where}.{name}") for name, found in value.items()}
+        raise wrong_value_error(where, "an object", value)
+    return {check_text(name, where): check_text(found, f"{where}.{name}") for name, found in value.items()}
 
 
-def list_of_texts(value: Raw, where: str) -> list[str]:
-    """Check for a list of short texts."""
+def check_text_list(value: Raw, where: str) -> list[str]:
+    """Return a list of short texts, or raise ConfigError."""
     if not isinstance(value, list):
-        raise wrong_value(where, "a list", value)
-    return [plain_text(found, f"{where}[{i}]") for i, found in enumerate(value)]
+        raise wrong_value_error(where, "a list", value)
+    return [check_text(found, f"{where}[{i}]") for i, found in enumerate(value)]

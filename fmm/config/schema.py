@@ -11,13 +11,13 @@
         "thresholds": {"alpha": ..., "tau1": ...},     under the papers' names, with 95 % intervals (Thresholds)
         "blocks": {"fitted": {...}, "error": ...},     the block model's terms on this device; null: the built-in ones
         "noise": 0.01,                                 the noise floor as a share; null if it was not measured
-        "doubts": ["..."],                             reasons why the model is not used; empty as a rule
-        "failed": ["..."],                             rates of leaves that were tried and never worked
+        "doubts": ["..."],                             reasons to reject the model; empty if it is used
+        "failed": ["..."],                             rates of leaves that failed in every trial
         "entries": [{"size": [m, k, n], "plan": ..., "speedup": ..., ...}, ...]
        }}}}
 
-`ENTRY`, `SECTION` and `THRESHOLDS` below have a check for every field. Only the section in use is checked: a damaged
-one of another device or type does no harm.
+`ENTRY_CHECKS`, `SECTION_CHECKS` and `THRESHOLD_CHECKS` below have a check for every field. Only the section in use is
+checked, so that a damaged section of another device or type does no harm.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from fmm.perfmodel.default_calibration import datasheet_rates
 from fmm.problem import OPERATIONS, Operation
 
 __all__ = [
-    "ANY",
+    "ANY_LAYOUT",
     "ConfigError",
     "Entry",
     "Raw",
@@ -74,23 +74,25 @@ __all__ = [
 ]
 
 PRODUCT: Operation = "product"  # the operation of most entries
-ORIGINS = "certified", "online"  # measured by the tuner; by the runtime, on the user's own products
-ANY = "any"  # the layout of entries that hold for row-major and column-major matrices alike
+ENTRY_ORIGINS = "certified", "online"  # measured by the tuner; by the runtime, on the user's own products
+ANY_LAYOUT = "any"  # the layout of entries that hold for row-major and column-major matrices alike
 Size = tuple[int, int, int]  # (m, k, n)
-Key = tuple[str, Size, str, bool]
-Interval = tuple[float | None, float | None]  # None: beyond 65536, or nowhere
-TAUS = ("tau1", "tau2", "tau3")
-SECONDS = ("alpha", "pi")
-EPSILON = "the least that must be added to alpha / pi so that D'Alberto and Nicolau's Equation 2 says what was measured"
-UNDETERMINED_EPSILON = "it is not determined where all products gained by one level, or none did"
+EntryKey = tuple[str, Size, str, bool]
+Interval = tuple[float | None, float | None]  # None: beyond 65536, or never
+TAU_NAMES = ("tau1", "tau2", "tau3")
+NAMES_IN_SECONDS = ("alpha", "pi")
+EPSILON_MEANING = (
+    "the least that must be added to alpha / pi so that D'Alberto and Nicolau's Equation 2 says what was measured"
+)
+NO_EPSILON_MEANING = "it is not determined where all products gained by one level, or none did"
 
 
-# ---- the dataclasses
+# ---- dataclasses
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One measured shape: the plan to use for exactly this shape, and the evidence. Seconds are medians."""
+    """The plan for exactly one shape, and the measurements that support it; seconds are medians."""
 
     size: Size
     plan: str
@@ -101,15 +103,15 @@ class Entry:
     seconds: float
     vendor_seconds: float
     noise: float
-    layout: str = ANY
+    layout: str = ANY_LAYOUT
     verified: bool = True
     origin: str = "certified"
     lean: bool = False  # the best plan without workspace, stored beside the entry of a plan with workspace
     op: Operation = PRODUCT  # written only if it is another operation
 
     @property
-    def key(self) -> Key:
-        """The fields by which the entries of a section differ."""
+    def key(self) -> EntryKey:
+        """The fields that identify the entry in its section."""
         return self.op, self.size, self.layout, self.lean
 
     @property
@@ -127,7 +129,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Spread:
-    """A threshold with its range; None: beyond 65536, or nowhere."""
+    """A threshold with its range; None: beyond 65536, or never."""
 
     value: float | None
     low: float | None
@@ -144,15 +146,15 @@ class Spread:
 class Thresholds:
     """The thresholds of a tuning under the papers' names; None for a threshold that was not measured.
 
-    tau1 to tau3 are those of the tuned model, by how much it must promise: `low` is where it predicts no loss, `value`
-    where it predicts a gain of 2 %, the least that is certified, and `high` where it predicts a gain of its own margin,
-    so that fmm.matmul chooses the plan. `intervals` says how certain `value` is.
+    tau1 to tau3 are crossovers of the tuned model, each for three gains: from `low` on the model predicts no loss, from
+    `value` on a gain of 2 %, the least that is certified, and from `high` on a gain of its margin, with which
+    fmm.matmul chooses the plan. `intervals` has the 95 % intervals of the thresholds.
     """
 
     alpha: float  # seconds to add one element of a block to another: two reads and one write
     pi: float  # seconds of one flop of the vendor's product; both for large blocks (D'Alberto and Nicolau)
-    # The recursion point: the side of a cube from which one level pays, by their Equation 3 from alpha and pi; and as
-    # it was measured.
+    # The recursion point, the side of a cube from which one level pays: by their Equation 3 from alpha and pi, and
+    # measured.
     n1: float | None
     n1_measured: float | None
     epsilon: float | None  # EPSILON; None: UNDETERMINED_EPSILON
@@ -163,10 +165,10 @@ class Thresholds:
     # kernel.
     block_strategy: Mapping[str, str] = field(default_factory=dict)
     one_level: Mapping[str, float] = field(default_factory=dict)  # measured: best speedup by one level, by side
-    # Of alpha, pi, n1, epsilon and tau1 to tau3: the range of 95 % of the models that fit the measurements as well as
-    # the fitted one (fmm.tuner.fit.sampled).
+    # 95 % intervals of alpha, pi, n1, epsilon and tau1 to tau3: the range over 95 % of the models sampled from the fit
+    # (fmm.tuner.fit.sampled).
     intervals: Mapping[str, Interval] = field(default_factory=dict)
-    # tau1 to tau3 with FMM_EMULATION=0; only where that is another model.
+    # tau1 to tau3 with FMM_EMULATION=0; empty if no candidate emulates.
     without_emulation: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
@@ -187,12 +189,12 @@ class Thresholds:
 
 @dataclass(frozen=True, eq=False)
 class Tuned:
-    """The tuning of one element type on one device; equal only to itself, as the config that it comes from."""
+    """The tuning of one element type on one device; an instance equals only itself, as its config does."""
 
     identity: Identity
     dtype: str
     calibration: Calibration | None
-    entries: Mapping[Key, Entry]
+    entries: Mapping[EntryKey, Entry]
     changed: tuple[str, ...] = ()  # versions that changed since the tuning: entries are not trusted
     thresholds: Thresholds | None = None
     fitted: BlockTerms | None = None  # the block model's terms, where the built-in ones do not hold
@@ -204,9 +206,11 @@ class Tuned:
         """The calibration, if it may choose plans."""
         return None if self.diagnostics else self.calibration
 
-    def entry(self, size: Size, layout: str = ANY, lean: bool = False, op: str = PRODUCT) -> tuple[Entry, Plan] | None:
-        """Return the entry of exactly this shape and its plan; None if there is none, or none that is trusted."""
-        found = self.entries.get((op, size, layout, lean)) or self.entries.get((op, size, ANY, lean))
+    def entry(
+        self, size: Size, layout: str = ANY_LAYOUT, lean: bool = False, op: str = PRODUCT
+    ) -> tuple[Entry, Plan] | None:
+        """Return the entry of exactly this shape and its plan; None without an entry, or if it is not trusted."""
+        found = self.entries.get((op, size, layout, lean)) or self.entries.get((op, size, ANY_LAYOUT, lean))
         if found is None or not found.verified or self.changed:
             return None
         try:
@@ -216,11 +220,11 @@ class Tuned:
             return None
 
 
-# ---- the fields and their checks
+# ---- checks of the fields
 
 
-def size(value: Raw, where: str) -> Size:
-    """Check for three sides."""
+def check_size(value: Raw, where: str) -> Size:
+    """Return three sides, or raise ConfigError."""
     if not isinstance(value, list | tuple) or len(value) != 3:
         raise wrong_value_error(where, "three sides, [m, k, n]", value)
     side = integer_check(1, 1 << 40)
@@ -228,32 +232,32 @@ def size(value: Raw, where: str) -> Size:
     return m, k, n
 
 
-def plan_text(value: Raw, where: str) -> str:
-    """Check for the form of a plan; its schemes are proved only when the plan is used, since that takes long."""
+def check_plan(value: Raw, where: str) -> str:
+    """Return a text that ends as plans do; its schemes are proved only if the plan is used, since that takes long."""
     if check_text(value, where).rpartition(">")[2].strip() not in leaf_uses():
         raise wrong_value_error(where, "a plan that ends in its leaf, such as vendor", value)
     return str(value)
 
 
-POSITIVE = number_check(1e-30, 1e30)
+check_positive = number_check(1e-30, 1e30)
 MAX_NOISE = 1e6  # on a busy machine a product can take many times as long as its twin
-ENTRY: Mapping[str, Check] = {
-    "size": size,
-    "plan": plan_text,
+ENTRY_CHECKS: Mapping[str, Check] = {
+    "size": check_size,
+    "plan": check_plan,
     "speedup": number_check(1e-6, 1e6),
     "low": number_check(1e-6, 1e6),
     "high": number_check(1e-6, 1e6),
     "rounds": integer_check(1, 10**6),
-    "seconds": POSITIVE,
-    "vendor_seconds": POSITIVE,
+    "seconds": check_positive,
+    "vendor_seconds": check_positive,
     "noise": number_check(0, MAX_NOISE),
     "layout": check_text,
     "verified": check_bool,
-    "origin": choice_check(*ORIGINS),
+    "origin": choice_check(*ENTRY_ORIGINS),
     "lean": check_bool,
     "op": choice_check(*OPERATIONS),
 }
-SECTION: Mapping[str, Check] = {
+SECTION_CHECKS: Mapping[str, Check] = {
     "versions": check_text_values,
     "conditions": accept_any,
     "tuned": accept_any,
@@ -267,10 +271,10 @@ SECTION: Mapping[str, Check] = {
     "failed": check_text_list,
     "entries": accept_any,  # read one by one
 }
-MODEL_FIELDS = frozenset({"doubts", "blocks", "failed"})  # a section without a model does not have them
-# Numbers of a calibration: divisors and shares have their own bounds, the others those of their type.
+OPTIONAL_SECTION_FIELDS = frozenset({"doubts", "blocks", "failed"})  # absent from a section without a model
+# Bounds of a calibration's numbers: by name for divisors and shares, by type for the others.
 _BY_NAME: Mapping[str, Check] = {
-    **dict.fromkeys(("flops", "stream", "sequential", "ragged", "scalar", "parts", "deep", "apart"), POSITIVE),
+    **dict.fromkeys(("flops", "stream", "sequential", "ragged", "scalar", "parts", "deep", "apart"), check_positive),
     **dict.fromkeys(("margin", "tiled_margin"), number_check(0, 1)),
     "overlap": number_check(-1, 1),
 }
@@ -282,7 +286,7 @@ _BY_TYPE: Mapping[str, Check] = {
 
 
 def _number_checks(kind: type[Calibration] | type[Rate]) -> tuple[dict[str, Check], frozenset[str]]:
-    """Return the checks of a dataclass's numbers, and the names of those with a default, which may be left out."""
+    """Return the checks of a dataclass's numbers, and the names of the optional ones, which have a default."""
     numbers = [f for f in fields(kind) if str(f.type) in _BY_TYPE]
     optional = frozenset(f.name for f in numbers if f.default is not MISSING)
     return {f.name: _BY_NAME.get(f.name, _BY_TYPE[str(f.type)]) for f in numbers}, optional
@@ -321,10 +325,10 @@ def _speedups(raw: Raw) -> dict[str, float]:
     return {str(int(side)): gain for side, gain in _by_name(raw, _above_zero).items()}
 
 
-THRESHOLDS: Mapping[str, Check] = {
-    **dict.fromkeys(SECONDS, parser_check("a number above 0", _above_zero)),
+THRESHOLD_CHECKS: Mapping[str, Check] = {
+    **dict.fromkeys(NAMES_IN_SECONDS, parser_check("a number above 0", _above_zero)),
     **dict.fromkeys(("n1", "n1_measured", "epsilon"), parser_check("a number or null", _finite)),
-    **dict.fromkeys(TAUS, parser_check("an object of value, low and high, each a number or null", _spread)),
+    **dict.fromkeys(TAU_NAMES, parser_check("an object of value, low and high, each a number or null", _spread)),
     "block_strategy": parser_check("an object of names, by sides", partial(_by_name, parse=str)),
     "one_level": parser_check("an object of numbers above 0, by sides", _speedups),
     "intervals": parser_check("an object of pairs of numbers or null", partial(_by_name, parse=_interval)),
@@ -332,14 +336,14 @@ THRESHOLDS: Mapping[str, Check] = {
 }
 
 
-# ---- reading
+# ---- reading a section
 
 
 def read_section(raw: Raw, where: str, identity: Identity, dtype: str) -> Tuned:
-    """Return a section, all of it checked; raise ConfigError if a part of it cannot be used."""
+    """Return the tuning in a section of a config; raise ConfigError if a field is invalid."""
     if dtype not in DTYPES:
         raise ConfigError(f"{where}: unknown type {dtype!r}; valid: {', '.join(DTYPES)}")
-    found = read_fields(raw, where, SECTION, MODEL_FIELDS)
+    found = read_fields(raw, where, SECTION_CHECKS, OPTIONAL_SECTION_FIELDS)
     if not isinstance(found["entries"], list):
         raise wrong_value_error(f"{where}.entries", "a list", found["entries"])
     entries = [read_entry(x, f"{where}.entries[{i}]") for i, x in enumerate(found["entries"])]
@@ -365,8 +369,8 @@ def read_section(raw: Raw, where: str, identity: Identity, dtype: str) -> Tuned:
 
 
 def read_entry(raw: Raw, where: str) -> Entry:
-    """Return an entry; its plan must be certified, or the vendor."""
-    found = Entry(**read_fields(raw, where, ENTRY, frozenset({"layout", "verified", "origin", "lean", "op"})))
+    """Return an entry; raise ConfigError if its plan is neither certified nor the vendor."""
+    found = Entry(**read_fields(raw, where, ENTRY_CHECKS, frozenset({"layout", "verified", "origin", "lean", "op"})))
     if found.plan != "vendor" and not (found.low > 1 and found.low <= found.speedup <= found.high):
         raise ConfigError(
             f"{where}: the speedup {found.speedup:g} of {found.plan!r} is not certified (low {found.low:g})"
@@ -377,8 +381,8 @@ def read_entry(raw: Raw, where: str) -> Entry:
 def read_calibration(raw: Raw, where: str, dtype: str, name: str, source: str) -> Calibration:
     """Return the calibration of one type on the device `name`; `source` is its origin in words.
 
-    A leaf with a rate of its own has it in `leaf_rates`, or else, if `datasheet` names a device, the rate that follows
-    from that device's datasheet.
+    `leaf_rates` has the rates of leaves with a rate of their own. For leaves that are missing there, the rates follow
+    from the datasheet of the device in `datasheet`, if it names one.
     """
     checks, optional = _number_checks(Calibration)
     rates, rate_optional = _number_checks(Rate)
@@ -399,19 +403,19 @@ def read_calibration(raw: Raw, where: str, dtype: str, name: str, source: str) -
 
 
 def read_thresholds(raw: Raw) -> Thresholds | None:
-    """Return the thresholds of a section; None if there are none, or if they are incomplete or damaged."""
-    if not isinstance(raw, dict) or not raw.keys() >= THRESHOLDS.keys() or any(threshold_errors(raw, "")):
+    """Return the thresholds of a section; None if they are missing, incomplete or damaged."""
+    if not isinstance(raw, dict) or not raw.keys() >= THRESHOLD_CHECKS.keys() or any(threshold_errors(raw, "")):
         return None
-    return Thresholds(**{name: check(raw[name], name) for name, check in THRESHOLDS.items()})
+    return Thresholds(**{name: check(raw[name], name) for name, check in THRESHOLD_CHECKS.items()})
 
 
 def threshold_errors(raw: Raw, where: str) -> Iterator[ConfigError]:
-    """Yield one error for each damaged field; an incomplete object counts as absent and has none."""
+    """Yield one error for each damaged field; an incomplete object counts as absent and has no errors."""
     if raw is not None and not isinstance(raw, dict):
         yield wrong_value_error(where, "an object", raw)
-    if not isinstance(raw, dict) or not raw.keys() >= THRESHOLDS.keys():
+    if not isinstance(raw, dict) or not raw.keys() >= THRESHOLD_CHECKS.keys():
         return
-    for name, check in THRESHOLDS.items():
+    for name, check in THRESHOLD_CHECKS.items():
         try:
             check(raw[name], f"{where}.{name}")
         except ConfigError as error:
@@ -419,7 +423,7 @@ def threshold_errors(raw: Raw, where: str) -> Iterator[ConfigError]:
 
 
 def read_block_terms(raw: Raw) -> BlockTerms | None:
-    """Return the block model's terms; None if there are none, or damaged ones: the built-in terms hold then."""
+    """Return the block model's terms; None if they are missing or damaged, so that the built-in terms hold."""
     check = number_check(1e-12, 1e6)
     try:
         return BlockTerms(**read_fields(raw, "terms", {f.name: check for f in fields(BlockTerms)})) if raw else None
@@ -441,13 +445,13 @@ def _get(raw: Raw, name: str) -> Raw:
     return raw.get(name) if isinstance(raw, dict) else None
 
 
-# ---- writing
+# ---- writing a section
 
 
 def calibration_fields(found: Calibration, dtype: str, sheet: str = "") -> dict[str, Raw]:
-    """Return a calibration as it is written to a section; read_calibration reads it back.
+    """Return a calibration as it is written to a section and as read_calibration reads it.
 
-    Rates that follow from the datasheet `sheet` are left out if it is named.
+    If `sheet` names a datasheet, the rates that follow from it are left out.
     """
     own = {name: getattr(found, name) for name in _number_checks(Calibration)[0]}
     rates = {x: {name: getattr(rate, name) for name in _number_checks(Rate)[0]} for x, rate in found.rates.items()}

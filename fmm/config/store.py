@@ -1,4 +1,4 @@
-"""Write configs: a file is replaced as a whole or not at all, by one writer at a time, and no entry is lost."""
+"""Write configs: one writer at a time replaces a file as a whole or not at all, and preserves the entries."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from fmm.config.schema import Entry, empty_section, read_entry
 
 
 def merge_section(path: Path, device: str, dtype: str, section: dict[str, Raw]) -> None:
-    """Write a section: its entries join those of the old section, all other fields replace the old ones."""
+    """Write a section; its entries are merged with the old section's, all other fields replace the old ones."""
     with writer_lock(path):
         _remove_leftovers(path)
         devices = _devices_in(path)
         types = devices.setdefault(device, {})
-        types[dtype] = joined_sections(types.get(dtype), section)
+        types[dtype] = join_sections(types.get(dtype), section)
         replace_file(path, config_text(devices))
 
 
 def add_entry(path: Path, identity: Identity, dtype: str, found: Entry) -> None:
-    """Write one entry into a section; into a new section without a calibration if there is none."""
+    """Write one entry into a section; a missing section is created without a calibration."""
     with writer_lock(path):
         types = _devices_in(path).get(identity.key, {})
         old = types.get(dtype)
@@ -35,8 +35,8 @@ def add_entry(path: Path, identity: Identity, dtype: str, found: Entry) -> None:
     merge_section(path, identity.key, dtype, {**new, "entries": [found.fields]})
 
 
-def joined_sections(old: Raw, new: dict[str, Raw]) -> dict[str, Raw]:
-    """Return the new section with the old entries for other shapes; unverified if the library or driver changed."""
+def join_sections(old: Raw, new: dict[str, Raw]) -> dict[str, Raw]:
+    """Return the new section with the old entries of other shapes, which are unverified if a version changed."""
     others: list[Entry] = []
     with suppress(ConfigError, TypeError, KeyError):
         others = [read_entry(raw, "entries") for raw in old["entries"]]
@@ -45,7 +45,7 @@ def joined_sections(old: Raw, new: dict[str, Raw]) -> dict[str, Raw]:
     same = isinstance(old, dict) and old.get("versions") == new["versions"]
     others = [replace(e, verified=e.verified and same) for e in others if e.key not in replaced]
     joined = {**new, "entries": [e.fields for e in sorted([*others, *fresh], key=lambda e: e.key)]}
-    if same and not new.get("blocks") and old.get("blocks"):  # a quick tuning does not time the strategies
+    if same and not new.get("blocks") and old.get("blocks"):  # a quick tuning does not time the block strategies
         joined["blocks"] = old["blocks"]
     return joined
 
@@ -66,7 +66,7 @@ def _devices_in(path: Path) -> dict[str, dict[str, Raw]]:
 
 
 def replace_file(path: Path, content: str) -> None:
-    """Replace a file's content: afterwards it has the old content or the new one, whatever happens."""
+    """Replace a file's content as a whole: whatever fails, the file has its old content or the new one."""
     handle, name = tempfile.mkstemp(".partial", f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -83,7 +83,7 @@ def replace_file(path: Path, content: str) -> None:
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Remove the partial files of a writer that was killed; the lock is held, so no other writer is at work."""
+    """Remove the partial files of a killed writer; the caller has the lock, so that no other writer is at work."""
     for partial in path.parent.glob(f".{path.name}.*.partial"):
         partial.unlink(missing_ok=True)
 
@@ -95,7 +95,7 @@ def _umask() -> int:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Write the folder to disk, so that the new name survives a power cut; some systems cannot."""
+    """Write the folder to disk, where the system can, so that the new name survives a power cut."""
     with suppress(OSError, AttributeError):
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -106,7 +106,7 @@ def _sync_folder(folder: Path) -> None:
 
 @contextmanager
 def writer_lock(path: Path) -> Iterator[None]:
-    """Hold the lock for one writer at a time; it ends with the process, however the process ends."""
+    """Hold the lock that admits one writer at a time; the system releases it if the process ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_name(f".{path.name}.lock"), "a+b") as file:
         if sys.platform == "win32":

@@ -10,10 +10,11 @@ from typing import Any
 
 from fmm.distributed.decide_sharing import ShardingQuery, SharedDecision, decide_sharing
 from fmm.distributed.layout import Layout
-from fmm.distributed.quadrants import level_above
+from fmm.distributed.quadrants import parse_level_above
 from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import datasheet_of as datasheet_row
 from fmm.hardware.links import Network, link, network_of
+from fmm.kernels.plans.plan import Plan
 from fmm.runtime.devices import gpu_from_description
 
 __all__ = ["SharedDecision", "explain", "matmul", "plan"]
@@ -24,7 +25,7 @@ def matmul(
     b: Any,
     /,
     *,
-    plan: str | None = None,
+    plan: Plan | str | None = None,
     placements: Any = None,
     max_error_growth: float | None = None,
     mesh: Any = None,
@@ -41,7 +42,7 @@ def matmul(
     a, b : DTensor, numpy.ndarray or cupy.ndarray
         Two DTensors on one mesh. With `mesh`, the arrays that this process holds of the two matrices. torch.matmul
         answers for all other tensors (other ranks or types, different meshes).
-    plan : str, optional
+    plan : str or Plan, optional
         A level above the shared product: "winograd" or another scheme computes seven shared products of blocks instead
         of eight, "vendor" no level. By default the fastest candidate.
     placements : sequence of torch.distributed.tensor placements, optional
@@ -84,7 +85,7 @@ def explain(
     b: Any,
     /,
     *,
-    plan: str | None = None,
+    plan: Plan | str | None = None,
     max_error_growth: float | None = None,
     mesh: Any = None,
     operand_placements: Any = None,
@@ -131,7 +132,7 @@ def plan(
     device: str = "H200",
     together: int = 8,
     links: tuple[str, str] | None = None,
-    plan: str | None = None,
+    plan: Plan | str | None = None,
     max_error_growth: float | None = None,
 ) -> SharedDecision:
     """Predict how GPUs of one kind would share an m x k by k x n product.
@@ -177,5 +178,5 @@ def plan(
     layout = Layout(m, k, n, sides, cuts, cuts, cuts)
     operands = sum(holdings.box(0).size for holdings in layout.holdings.values())
     memory_limit = row.memory_gb * 1e9 - (operands + m * n / layout.ranks) * DTYPES[dtype].itemsize
-    query = ShardingQuery(max(memory_limit, 0.0), max_error_growth, None if plan is None else level_above(plan))
+    query = ShardingQuery(max(memory_limit, 0.0), max_error_growth, None if plan is None else parse_level_above(plan))
     return decide_sharing(layout, dtype, gpu, network, query)

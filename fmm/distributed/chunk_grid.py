@@ -79,14 +79,14 @@ class ChunkTasks(DefaultMachine):
                 dest[i, j] = self._products(pairs, dest[i, j] if beta else None, alpha, beta)
 
     def multiply_triangle(self, leaf: str, products: Sequence[Triple], dtype: str, params: object) -> None:
-        raise NotImplementedError("half products of chunks")
+        raise NotImplementedError("one triangle of a product of chunks")
 
     def mirror(self, step: Mirror, source: Grid, dest: Grid) -> None:
-        raise NotImplementedError("half products of chunks")
+        raise NotImplementedError("one triangle of a product of chunks")
 
     # ---- tasks
 
-    def fitted(self, cell: Cell | None, rows: int, cols: int) -> Cell:
+    def resize(self, cell: Cell | None, rows: int, cols: int) -> Cell:
         """Return a cell of exactly this size; add a task that resizes the chunk if needed."""
         assert cell is not None, "a chunk that no step wrote"
         if (cell.rows, cell.cols) == (rows, cols):

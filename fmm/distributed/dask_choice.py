@@ -21,7 +21,7 @@ from fmm.kernels.plans.walk import walk_plan
 
 # Bytes a second at which a worker receives a chunk from another (one machine, or a fast network), and at which new
 # memory is written for the first time: the system must find and clear its pages.
-LINK, NEW_MEMORY = 1e9, 1e9
+LINK_RATE, NEW_MEMORY_RATE = 1e9, 1e9
 PRODUCTS_PER_TASK = (1, 2, 4)  # more would hold more chunks at once than plain Dask does
 TASKS_PER_THREAD = 4  # at least, so that no thread waits long for the last task
 COMPARED_SECONDS = 1.0  # seconds of products from which candidates are compared: comparing takes time itself
@@ -54,7 +54,7 @@ class ChunkCosts:
             products, passes = len(lefts), 2.0 * (len(lefts) - 1) + 2.0 * (before is not None)
         else:
             products, passes = 0, 1.0 + (len(arguments[1]) if function is combined_chunks else 1)
-        return products * self.product + passes * self.chunk / self.stream + self.chunk / NEW_MEMORY
+        return products * self.product + passes * self.chunk / self.stream + self.chunk / NEW_MEMORY_RATE
 
 
 def choose_grid_plan(
@@ -101,7 +101,7 @@ def _simulate_product(
         ChunkTask(key, _keys_read(rest), costs.seconds(function, rest))
         for key, (function, *rest) in tasks.table.items()
     ]
-    fetch_seconds = costs.chunk / LINK if workers[0] > 1 else 0.0
+    fetch_seconds = costs.chunk / LINK_RATE if workers[0] > 1 else 0.0
     return simulate_tasks(chunk_tasks, homes, Workers(*workers, fetch_seconds))
 
 

@@ -29,8 +29,8 @@ def with_recomputed_chunks(tasks: ChunkTasks, a: Grid, b: Grid, c: Grid, above: 
     by_levels = {spot: cell for spot, cell in np.ndenumerate(c) if isinstance(cell, Cell)}
     nonfinite = _make_grid(c.shape, lambda *spot: tasks.task(1, 1, has_inf_or_nan, by_levels[spot].key))
     parts = 2 ** len(above.levels)  # with another number, more tasks wait for each other, nothing else
-    rows = [_passed_on(tasks, a[i], nonfinite[i], parts) for i in range(len(a))]
-    cols = [_passed_on(tasks, b[:, j], nonfinite[:, j], parts) for j in range(b.shape[1])]
+    rows = [_pass_on_chunks(tasks, a[i], nonfinite[i], parts) for i in range(len(a))]
+    cols = [_pass_on_chunks(tasks, b[:, j], nonfinite[:, j], parts) for j in range(b.shape[1])]
 
     def final_cell(i: int, j: int) -> Cell:
         cell, plain = by_levels[i, j], _plain_product(tasks, nonfinite[i, j], (rows[i][j], cols[j][i]), dtype)
@@ -46,7 +46,7 @@ def _make_grid(shape: tuple[int, ...], cell: Callable[..., Cell]) -> Grid:
     return grid
 
 
-def _passed_on(tasks: ChunkTasks, chunks: Grid, nonfinite: Grid, parts: int) -> list[list[Cell]]:
+def _pass_on_chunks(tasks: ChunkTasks, chunks: Grid, nonfinite: Grid, parts: int) -> list[list[Cell]]:
     """Return, for each result, the cells that pass on a row of A's chunks (or a column of B's) if it is needed.
 
     Results that the levels compute at the same time, which are in other parts of their blocks, share these tasks.

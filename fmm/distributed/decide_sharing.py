@@ -19,10 +19,10 @@ from fmm.runtime.decisions.calibration_in_force import calibration_in_force
 from fmm.runtime.decisions.decide import decide_plan
 from fmm.runtime.devices import Device
 
-SHOWN = 8  # candidates that are printed
+SHOWN_CANDIDATES = 8  # candidates that are printed
 WORKSPACE_SHARE = 0.5  # of the memory limit, for the plan of a device's own product
-UNLIMITED = 1 << 62
-UNKNOWN_STREAM = 1e10  # bytes a second of sums on an unknown device; only the choice of pieces depends on it
+UNLIMITED_BYTES = 1 << 62
+UNKNOWN_STREAM_RATE = 1e10  # bytes a second of sums on an unknown device; only the choice of pieces depends on it
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class SharedDecision:
             f"received by a device: {_gibibytes(best.received)}; panels and blocks: {_gibibytes(best.memory)}",
             "",
             "compared, predicted seconds:",
-            *(f"  {x.seconds:10.4g}  {x}{self._rejection(x)}" for x in self.candidates[:SHOWN]),
+            *(f"  {x.seconds:10.4g}  {x}{self._rejection(x)}" for x in self.candidates[:SHOWN_CANDIDATES]),
         ]
         return "\n".join(lines)
 
@@ -91,11 +91,11 @@ def decide_sharing(
     """Return the sharing with the least predicted time; the work and the pieces of `layout` are ignored."""
     growth = device.error_growth if query.max_error_growth is None else query.max_error_growth
     unlimited = query.memory_limit == float("inf")
-    workspace = UNLIMITED if unlimited else int(query.memory_limit * WORKSPACE_SHARE)
+    workspace = UNLIMITED_BYTES if unlimited else int(query.memory_limit * WORKSPACE_SHARE)
     limits = Limits(workspace, growth, is_emulation_allowed())
     single = _OneDevice(dtype, device, limits)
     calibration = single.calibration(Problem(layout.m, layout.k, layout.n, dtype))
-    stream = calibration.stream if calibration is not None else UNKNOWN_STREAM
+    stream = calibration.stream if calibration is not None else UNKNOWN_STREAM_RATE
     devices = Devices(single.seconds, stream, network, DTYPES[dtype].itemsize)
     growth_limit = max(growth, 1.0)
     candidates = rank_sharings(layout, devices, None if query.above is None else (query.above,))
@@ -103,7 +103,7 @@ def decide_sharing(
     best = choose_sharing(allowed, query.memory_limit)
     share, pieces = best.layout.share(0), best.layout.pieces
     local = single.plan(share.rows.size, -(-share.inner.size // pieces), share.cols.size)
-    whole = _OneDevice(dtype, device, replace(limits, workspace=UNLIMITED)).seconds(layout.m, layout.k, layout.n)
+    whole = _OneDevice(dtype, device, replace(limits, workspace=UNLIMITED_BYTES)).seconds(layout.m, layout.k, layout.n)
     return SharedDecision(best, candidates, dtype, network, local, whole, query.memory_limit, growth_limit)
 
 
@@ -130,7 +130,7 @@ class _OneDevice:
             problem = Problem(m, k, n, self.dtype)
             calibration = self.calibration(problem)
             if calibration is None:
-                seconds = problem.flops / (UNKNOWN_STREAM * 10)  # a guess: only ratios count
+                seconds = problem.flops / (UNKNOWN_STREAM_RATE * 10)  # a guess: only ratios count
             else:
                 seconds = quick_prediction(self.plan(m, k, n), problem, calibration).seconds
             self._seconds[m, k, n] = seconds

@@ -51,7 +51,7 @@ def multiply_blocks(cut: Quadrants, plan: Plan, place: int, a: Any, b: Any, star
     share = cut.whole.share(place)
     c = a.new_empty((share.rows.size, share.cols.size))
     operands = {**_operand_blocks(cut, "A", place, a), **_operand_blocks(cut, "B", place, b)}
-    blocks = _Blocks(operands, table, result, c)
+    blocks = _LiveBlocks(operands, table, result, c)
     started: tuple[Key, Any] | None = None
     for key, (function, *arguments) in table.items():
         if started is not None and started[0] in _keys_read(arguments):
@@ -71,7 +71,7 @@ def multiply_blocks(cut: Quadrants, plan: Plan, place: int, a: Any, b: Any, star
     return c
 
 
-def _finish_product(key: Key, product: Any, blocks: _Blocks, finish: Finish) -> Any:
+def _finish_product(key: Key, product: Any, blocks: _LiveBlocks, finish: Finish) -> Any:
     """Return a product's block: alpha left right + beta before."""
     _, _, _, alpha, beta, before, *_ = blocks.table[key]
     block = finish(product)
@@ -79,7 +79,7 @@ def _finish_product(key: Key, product: Any, blocks: _Blocks, finish: Finish) -> 
     return block if before is None else block.add_(blocks.live[before], alpha=beta)
 
 
-class _Blocks:
+class _LiveBlocks:
     """The live blocks, each until its last reader has run; blocks of C are copied to their places in C."""
 
     def __init__(self, operands: dict[Key, Any], table: Mapping[Key, tuple[Any, ...]], result: Grid, c: Any) -> None:

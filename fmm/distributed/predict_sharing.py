@@ -15,7 +15,7 @@ from itertools import product
 from math import isqrt, prod
 
 from fmm.distributed.layout import Cuts, K, Layout, M, N, Operand
-from fmm.distributed.quadrants import HELD, level_parts, quadrants
+from fmm.distributed.quadrants import ALLOWED_CUTS, level_parts, quadrants
 from fmm.hardware.links import Link, Network
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.registry import clear_on_registration
@@ -28,7 +28,7 @@ DEFAULT_LEVELS = ("winograd > vendor",)  # levels above that are candidates by d
 LEVEL_MARGIN = 0.15
 RECTANGLE_MARGIN = 0.15  # the same for a one-dimensional mesh that multiplies as a rectangle
 COMPARED_SECONDS = 1e-3  # predicted seconds from which pieces and levels are compared: comparing takes time itself
-REFINED = 3  # of the fastest one-piece sharings, the number that are compared in pieces too
+REFINED_SHARINGS = 3  # of the fastest one-piece sharings, the number that are compared in pieces too
 OTHER_PIECES = (2, 4, 8)  # numbers of pieces of rows or columns
 
 
@@ -90,7 +90,7 @@ def rank_sharings(layout: Layout, devices: Devices, above: Sequence[Plan] | None
     first.sort(key=lambda sharing: sharing.seconds)
     plans = (VENDOR, *map(Plan.parse, DEFAULT_LEVELS)) if above is None else above
     candidates, plan_error = first if VENDOR in plans else [], None
-    refined = first[: REFINED if first[0].seconds >= COMPARED_SECONDS else 0] if VENDOR in plans else first
+    refined = first[: REFINED_SHARINGS if first[0].seconds >= COMPARED_SECONDS else 0] if VENDOR in plans else first
     for sharing in refined:
         for candidate, plan in product(in_pieces(sharing.layout), plans):
             if candidate.pieces == 1 and plan == VENDOR:
@@ -143,7 +143,7 @@ def canonical_layout(layout: Layout) -> Layout:
     """Return the same work with the cuts that a level above needs: A like the rows of C, B like its columns."""
 
     def canonical_cuts(operand: Operand, cuts: Cuts) -> Cuts:
-        table, pairs = HELD[operand], zip(cuts, layout.work, strict=True)
+        table, pairs = ALLOWED_CUTS[operand], zip(cuts, layout.work, strict=True)
         return tuple(cut if cut in table[axis] else table[axis][0] for cut, axis in pairs)
 
     return replace(layout, a=canonical_cuts("A", layout.a), b=canonical_cuts("B", layout.b))

@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from fmm.distributed.layout import Cuts, K, Layout, M, N, Operand, Span, coordinate_of, cut_span
-from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.request import parse_plan
+from fmm.runtime.decisions.decide import Decision
 
 Parts = tuple[int, int, int]  # number of parts into which a level cuts m, k and n
 # The axes of A and B (0, 1, or none) that a dimension of the mesh may cut, by the axis of the work that it cuts.
-HELD: dict[Operand, dict[int | None, tuple[int | None, ...]]] = {
+ALLOWED_CUTS: dict[Operand, dict[int | None, tuple[int | None, ...]]] = {
     "A": {M: (0,), K: (1,), N: (1, None)},
     "B": {M: (0, None), K: (0,), N: (1,)},
 }
@@ -65,7 +67,7 @@ def quadrants(layout: Layout, plan: Plan) -> Quadrants:
     """Return the blocks of this plan's levels; raise PlanError if the processes' parts cannot be cut alike."""
     parts = level_parts(plan)
     shape, wanted = layout.mesh, zip(layout.a, layout.b, layout.work, strict=True)
-    if not all(cut_a in HELD["A"][axis] and cut_b in HELD["B"][axis] for cut_a, cut_b, axis in wanted):
+    if not all(cut_a in ALLOWED_CUTS["A"][axis] and cut_b in ALLOWED_CUTS["B"][axis] for cut_a, cut_b, axis in wanted):
         raise PlanError("a level above wants A cut like the rows of C, and B like the columns of C")
     a_parts, b_parts = _parts_along(shape, layout.a, 1), _parts_along(shape, layout.b, 0)
     fine, coarse = ((layout.a, 1), (layout.b, 0)) if a_parts >= b_parts else ((layout.b, 0), (layout.a, 1))
@@ -78,7 +80,7 @@ def quadrants(layout: Layout, plan: Plan) -> Quadrants:
     shares = [layout.share(rank) for rank in range(layout.ranks)]
     rows, cols = max(s.rows.size for s in shares), max(s.cols.size for s in shares)
     width = max(span.size for span in inner)
-    padded = (_multiple(size, part) for size, part in zip((rows, width, cols), parts, strict=True))
+    padded = (_round_up(size, part) for size, part in zip((rows, width, cols), parts, strict=True))
     rows, width, cols = padded
     return Quadrants(layout, parts, rows, cols, inner, width)
 
@@ -92,11 +94,11 @@ def level_parts(plan: Plan) -> Parts:
     return m, k, n
 
 
-def level_above(text: str) -> Plan:
-    """Return the levels of a text like "winograd"; "vendor" for none. Raise PlanError for other levels."""
-    plan = levels_over_blocks(text, "above")
-    level_parts(plan)
-    return plan
+def parse_level_above(plan: Plan | Decision | str) -> Plan:
+    """Return the levels of a plan or a text like "winograd"; "vendor" for none. Raise PlanError for other levels."""
+    levels = parse_block_levels(plan, "above")
+    level_parts(levels)
+    return levels
 
 
 def _axis_spans(size: int, cuts: Cuts, axis: int, mesh: Sequence[int]) -> tuple[Span, ...]:
@@ -114,17 +116,19 @@ def _processes_along(layout: Layout, axis: int) -> int:
     return _parts_along(layout.mesh, layout.work, axis)
 
 
-def _multiple(size: int, of: int) -> int:
+def _round_up(size: int, of: int) -> int:
     return -(-size // of) * of
 
 
-def levels_over_blocks(text: str, where: str) -> Plan:
-    """Return the levels of a text like "winograd"; "vendor" for none. `where` is a word for messages.
+def parse_block_levels(plan: Plan | Decision | str, where: str) -> Plan:
+    """Return the levels of a plan, or of a text like "winograd"; "vendor" for none. `where` is a word for messages.
 
     Raises PlanError for levels that need numbers, not blocks: fused sums, complex parts, triangles.
     """
-    plan = Plan.parse(text if text == "vendor" or text.endswith("> vendor") else f"{text} > vendor")
-    for level in plan.levels:
+    if isinstance(plan, str) and plan != "vendor" and not plan.endswith("> vendor"):
+        plan = f"{plan} > vendor"
+    levels = parse_plan(plan) or VENDOR
+    for level in levels.levels:
         if not level.splits or level.needs_fusing_leaf or level.itemsize_below(8) != 8:
             raise PlanError(f"{level} is no level {where}; valid: schemes and step tables, for example 'winograd'")
-    return plan
+    return levels

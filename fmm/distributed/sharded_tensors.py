@@ -32,14 +32,14 @@ from fmm.distributed.exchange import (
 )
 from fmm.distributed.layout import Cuts, Holdings, K, Layout, M, N, interned_layout
 from fmm.distributed.level_over_blocks import multiply_blocks
-from fmm.distributed.quadrants import level_above, quadrants
+from fmm.distributed.quadrants import parse_level_above, quadrants
 from fmm.dtypes import STORED
 from fmm.hardware.links import Network, network_of
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.runtime.devices import Device, get_device, gpu_from_description
 
-NO_LEVEL = "the plan {plan} is one for two matrices of one floating-point type on one mesh"
-MOST_CACHED = 256  # decisions of each mesh
+NO_LEVEL_MESSAGE = "the plan {plan} is one for two matrices of one floating-point type on one mesh"
+MOST_CACHED_DECISIONS = 256  # decisions of each mesh
 MEMORY_SHARE = 0.8  # of the free memory, for panels and blocks
 RESULT_PLACEMENT = {M: Shard(0), N: Shard(1), K: Partial()}  # by the axis of the work that a mesh dimension cuts
 
@@ -47,7 +47,7 @@ RESULT_PLACEMENT = {M: Shard(0), N: Shard(1), K: Partial()}  # by the axis of th
 class SharingOptions(NamedTuple):
     """The options of a call of fmm.distributed.matmul."""
 
-    plan: str | None = None
+    plan: Plan | str | None = None
     placements: Sequence[Any] | None = None
     max_error_growth: float | None = None
 
@@ -64,23 +64,23 @@ class AgreedSharing(NamedTuple):
 def matmul(a: Any, b: Any, options: SharingOptions) -> Any:
     """Return the shared product of two sharded matrices; torch answers for all other tensors."""
     if _on_one_mesh(a, b):
-        sharing = _agree(a, b, options)
+        sharing = _agree_on_sharing(a, b, options)
         if sharing is not None:
             if any(_requires_gradients(a, b)):
                 return SharedProduct.apply(a, b, options, sharing)
             return _product(a, b, options, sharing)
-    elif _level(options) not in (None, VENDOR):
-        raise PlanError(NO_LEVEL.format(plan=options.plan))
+    elif _required_level(options) not in (None, VENDOR):
+        raise PlanError(NO_LEVEL_MESSAGE.format(plan=options.plan))
     c = MATMUL(a, b)
     return c if options.placements is None else c.redistribute(placements=options.placements)
 
 
 def explain(a: Any, b: Any, options: SharingOptions) -> SharedDecision:
     """Return the decision that this process would take."""
-    above = _level(options)
+    above = _required_level(options)
     if not _can_be_shared(a, b):
         raise TypeError("fmm.distributed shares products of two DTensors, matrices of one type on one mesh")
-    return _decide(a, b, above, options.max_error_growth)
+    return _decide_here(a, b, above, options.max_error_growth)
 
 
 class SharedProduct(torch.autograd.Function):  # type: ignore[misc]
@@ -112,8 +112,8 @@ def _adjoint(x: Any) -> Any:
     return transposed.conj().resolve_conj() if transposed.is_complex() else transposed
 
 
-def _level(options: SharingOptions) -> Plan | None:
-    return None if options.plan is None else level_above(options.plan)
+def _required_level(options: SharingOptions) -> Plan | None:
+    return None if options.plan is None else parse_level_above(options.plan)
 
 
 def _on_one_mesh(a: Any, b: Any) -> bool:
@@ -145,7 +145,7 @@ def _product(a: Any, b: Any, options: SharingOptions, sharing: AgreedSharing) ->
     """Reduce partial operands, multiply, and redistribute the result to its placements."""
     processes = processes_of(a.device_mesh)
     with reports_loss(processes, "parts of A and B are reduced"):
-        a, b = _reduced(a), _reduced(b)
+        a, b = _reduce_partial(a), _reduce_partial(b)
     c = shared_product(sharing, a, b)
     placements = without_partial(Shard(0), c.placements) if options.placements is None else options.placements
     if tuple(placements) == tuple(c.placements):
@@ -189,7 +189,7 @@ def _multiply_local(growth: float, left: Any, right: Any, c: Any, adds: bool) ->
         local_matmul(left, right, out=c, max_error_growth=growth)
 
 
-def _reduced(x: Any) -> Any:
+def _reduce_partial(x: Any) -> Any:
     """Return x with its partial placements reduced."""
     if any(type(place) is Partial for place in x.placements):
         return x.redistribute(placements=without_partial(Shard(0), x.placements))
@@ -279,7 +279,7 @@ def _new_group(numbers: tuple[int, ...], kind: str) -> Any:
     return dist.new_group(list(numbers), timeout=backend.options._timeout, use_local_synchronization=True)
 
 
-def _agree(a: Any, b: Any, options: SharingOptions) -> AgreedSharing | None:
+def _agree_on_sharing(a: Any, b: Any, options: SharingOptions) -> AgreedSharing | None:
     """Return the cached decision for this call, the first process's on a miss; None if torch answers.
 
     With gloo all processes compare their calls each time; with NCCL, where comparing would wait for the device, only
@@ -296,7 +296,7 @@ def _agree(a: Any, b: Any, options: SharingOptions) -> AgreedSharing | None:
     if error is not None:
         raise error
     if not cached_everywhere:
-        if len(cache) >= MOST_CACHED:
+        if len(cache) >= MOST_CACHED_DECISIONS:
             cache.clear()
         shared = _can_be_shared(a, b)
         cache[description] = _broadcast_decision(description, a, b, options, processes, device) if shared else None
@@ -317,11 +317,11 @@ def _describe_call(a: Any, b: Any, options: SharingOptions) -> tuple[str, Except
 def _call_error(a: Any, b: Any, options: SharingOptions) -> Exception | None:
     """Return the error of an invalid call, None if it is valid."""
     try:
-        above = _level(options)
+        above = _required_level(options)
     except PlanError as error:
         return error
     if not _can_be_shared(a, b):
-        return PlanError(NO_LEVEL.format(plan=options.plan)) if above not in (None, VENDOR) else None
+        return PlanError(NO_LEVEL_MESSAGE.format(plan=options.plan)) if above not in (None, VENDOR) else None
     if options.placements is not None:
         invalid = placement_error(a.device_mesh, "the product", options.placements, RESULT_KINDS)
         if invalid is not None:
@@ -343,7 +343,7 @@ def _broadcast_decision(
     message: list[Any] = [None]
     if processes.place == 0:
         try:
-            decision = _decide(a, b, _level(options), options.max_error_growth)
+            decision = _decide_here(a, b, _required_level(options), options.max_error_growth)
             limit = options.max_error_growth
             growth = limit if limit is not None else _device_of(a).error_growth
             local_growth = growth / sharing_error_growth(decision.best, decision.dtype)
@@ -359,7 +359,7 @@ def _broadcast_decision(
     return sharing
 
 
-def _decide(a: Any, b: Any, above: Plan | None, max_error_growth: float | None) -> SharedDecision:
+def _decide_here(a: Any, b: Any, above: Plan | None, max_error_growth: float | None) -> SharedDecision:
     """Decide by this process's device and its free memory."""
     mesh, device = a.device_mesh, _device_of(a)
     (m, k), n = a.shape, b.shape[1]
@@ -369,7 +369,7 @@ def _decide(a: Any, b: Any, above: Plan | None, max_error_growth: float | None) 
     result_bytes = layout.m * layout.n / layout.ranks * local.element_size()
     free_bytes = library.free_bytes(library.device_number(local)) - result_bytes
     query = ShardingQuery(max(free_bytes * MEMORY_SHARE, 0.0), max_error_growth, above)
-    return decide_sharing(layout, TYPE_NAMES[a.dtype], device, _network(mesh, device), query)
+    return decide_sharing(layout, TYPE_NAMES[a.dtype], device, _mesh_network(mesh, device), query)
 
 
 def _device_of(x: Any) -> Device:
@@ -383,7 +383,7 @@ def _device_of(x: Any) -> Device:
         return gpu_from_description(properties.name, capability, properties.multi_processor_count)
 
 
-def _network(mesh: Any, device: Device) -> Network:
+def _mesh_network(mesh: Any, device: Device) -> Network:
     """Return the usual network of the devices; torchrun sets the number of processes on a machine."""
     parts = gpu_parts(device.identity.key)
     capability = parts[0] if parts else "cpu"

@@ -1,4 +1,4 @@
-"""A CUDA device as a value: kernels are selected and times are predicted without the device."""
+"""Describe a CUDA device as a value, so that kernels are selected and times predicted without the device."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class BlockTerms:
     benchmarks/CONCLUSIONS.md (blocks) has the fit.
     """
 
-    wait: float = 412.0  # cycles of a warp at every tile: at the barrier, for its copies and its first fragments
-    far: float = 455.0  # additional cycles where tiles come from beyond the second-level cache
-    share: float = 0.859  # share of Equation 9; the rest is read once for several threads
-    launch: float = 2.5e-6  # seconds before the first and after the last tile
+    wait: float = 412.0  # cycles that a warp waits at every tile: for the barrier, copies and first fragments
+    far: float = 455.0  # additional cycles if tiles do not come from the second-level cache
+    share: float = 0.859  # share of the shared-memory reads of Equation 9; the rest serves several threads at once
+    launch: float = 2.5e-6  # seconds before the first tile and after the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class Chip:
     bandwidth: float
     cache: float
     fitted: BlockTerms = BlockTerms()
-    version: int = 0  # compute capability, 90 for 9.0, if the table of limits has only an older one
-    shared: int = 0  # bytes of shared memory of a thread block; 0: those of the limits
-    tensor_maps: bool = True  # can the driver make maps for the copy engine (TMA)?
+    version: int = 0  # compute capability, 90 for 9.0, if the table of limits ends with an older one
+    shared: int = 0  # bytes of shared memory of a thread block; 0: as in the limits
+    tensor_maps: bool = True  # True if the driver makes tensor maps for the copy engine (TMA)
 
     @property
     def compute_capability(self) -> int:
@@ -49,12 +49,12 @@ class Chip:
 
     @property
     def has_copy_engine(self) -> bool:
-        """True if an engine (TMA) copies whole tiles from global to shared memory."""
+        """True if a copy engine (TMA) copies whole tiles from global to shared memory."""
         return self.compute_capability >= 90 and self.tensor_maps
 
     @property
     def has_warpgroups(self) -> bool:
-        """True for Hopper, the only chip with instructions by which four warps multiply together (wgmma)."""
+        """True for Hopper, the only chip with matrix instructions of four warps (wgmma)."""
         return self.compute_capability == 90 and self.has_copy_engine
 
     @property

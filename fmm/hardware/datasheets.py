@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 Record = TypeVar("Record")
 
 
-# Annotations are strings here (from __future__), so the column types are keyed by their spelling.
-_READERS: dict[str, Callable[[str], object]] = {
+# Parsers of a table's cells, by the annotation of the field (a string, because of the __future__ import).
+_CELL_PARSERS: dict[str, Callable[[str], object]] = {
     "str": str,
     "int": int,
     "float": float,
@@ -29,16 +29,16 @@ def read_records(record: type[Record], package: str, file: str) -> list[Record]:
     text = (resources.files(package) / file).read_text(encoding="utf-8")
     columns: Any = fields(record)  # type: ignore[arg-type]
     rows = csv.DictReader(text.splitlines(), strict=True)
-    return [record(**{c.name: _READERS[str(c.type)](row[c.name]) for c in columns}) for row in rows]
+    return [record(**{c.name: _CELL_PARSERS[str(c.type)](row[c.name]) for c in columns}) for row in rows]
 
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """Limits and rates that all devices of one compute capability share; sizes in bytes, rates per SM and clock.
+    """Limits and rates of all devices of one compute capability; sizes in bytes, rates per multiprocessor and clock.
 
-    `register_granularity` is what registers are allocated to in units of `register_unit`: a warp, or (1.x) a block.
-    `warp_granularity` is the number of SM partitions among which warps are dealt out evenly.
-    `shared_per_block` is the largest size a kernel can opt into. The rates count cores: an FMA is two flops.
+    Registers are allocated in units of `register_unit` to a warp, or on 1.x to a block (`register_granularity`).
+    Warps are distributed evenly among `warp_granularity` partitions of a multiprocessor. `shared_per_block` is the
+    largest size that a kernel can opt into. The rates count fused multiply-adds, each of two flops.
     """
 
     capability: str
@@ -90,11 +90,11 @@ def _limits_table() -> dict[str, Capability]:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
-    """One product's datasheet: fields as printed, in TFLOPS and GB/s; properties in flop/s and bytes/s.
+class Datasheet:
+    """The datasheet of one device: fields as printed, in TFLOPS and GB/s; properties in flop/s and bytes/s.
 
-    Tensor rates are dense, with 32-bit accumulation for TF32 and FP16; None where there is no such unit.
-    `memory_gb` is the advertised size. Left out: the clock under load, often below boost for want of power.
+    Tensor rates are dense, with 32-bit accumulation for TF32 and FP16; None for a device without the unit. `memory_gb`
+    is the advertised size. Left out is the clock under load, often below boost since the power is limited.
     """
 
     name: str
@@ -113,11 +113,12 @@ class Device:
 
     @property
     def limits(self) -> Capability:
+        """The limits of the device's compute capability."""
         return capability_limits(self.capability)
 
     @property
     def fp32_peak(self) -> float:
-        """Cores x clock x 2, not the printed number: it is what the papers' models start from."""
+        """Cores x clock x 2 instead of the printed number, as in the papers' models."""
         return 2e6 * self.sms * self.limits.fp32_per_clock * self.boost_mhz
 
     @property
@@ -127,11 +128,12 @@ class Device:
 
     @property
     def global_bandwidth(self) -> float:
+        """Bytes/s of global memory."""
         return 1e9 * self.bandwidth_gbs
 
     @property
     def shared_bandwidth(self) -> float:
-        """All SMs' shared memory banks at the boost clock (Huang et al., footnote 13)."""
+        """Bytes/s of all multiprocessors' shared memory at the boost clock (Huang et al., footnote 13)."""
         return 1e6 * self.sms * self.limits.shared_bytes_per_clock * self.boost_mhz
 
     def peak(self, element_bytes: int) -> float:
@@ -141,15 +143,15 @@ class Device:
         return self.fp32_peak if element_bytes == 4 else self.fp64_peak
 
 
-def device(name: str) -> Device:
+def datasheet_of(name: str) -> Datasheet:
     """Return the datasheet of a device by name, in any case and spacing: "h200", "RTX4090", "gtx-1050"."""
     found = _device_table().get(plain_name(name))
     if found is None:
-        raise ValueError(f"unknown device {name!r}; the devices are {', '.join(device_names())}")
+        raise ValueError(f"unknown device {name!r}; the devices are {', '.join(datasheet_names())}")
     return found
 
 
-def device_names() -> tuple[str, ...]:
+def datasheet_names() -> tuple[str, ...]:
     """Return the names of the devices in the table, oldest first."""
     return tuple(d.name for d in _device_table().values())
 
@@ -160,5 +162,5 @@ def plain_name(name: str) -> str:
 
 
 @cache
-def _device_table() -> dict[str, Device]:
-    return {plain_name(d.name): d for d in read_records(Device, "fmm.hardware", "datasheets.csv")}
+def _device_table() -> dict[str, Datasheet]:
+    return {plain_name(d.name): d for d in read_records(Datasheet, "fmm.hardware", "datasheets.csv")}

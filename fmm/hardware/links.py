@@ -1,4 +1,4 @@
-"""Links between devices: bytes/s that each device sends while it receives as many, and the latency of a message.
+"""Links between devices: bandwidth, in each direction at the same time, and latency of a message.
 
 The table is `links.csv` beside this file; every row names its source.
 """
@@ -13,10 +13,10 @@ from fmm.hardware.datasheets import plain_name, read_records
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A link of one device, rates each way.
+    """The link of one device to others; `gigabytes` are GB/s in each direction, `microseconds` the latency.
 
-    `kind` says whether it is inside a machine or between machines; `capability` is the compute capability of the
-    devices that have it, "cpu" for none.
+    `kind` is the place, inside a machine or between machines. `capability` is the compute capability of the devices
+    that have the link; "cpu" for links of processors.
     """
 
     name: str
@@ -27,19 +27,20 @@ class Link:
     source: str
 
     def seconds(self, sent: float) -> float:
-        """Return the seconds to send this number of bytes, in one message or in several at a time."""
+        """Return the seconds to send `sent` bytes, in one message or in several concurrent ones."""
         return self.microseconds * 1e-6 + sent / (self.gigabytes * 1e9) if sent else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Machines with `together` devices each; neighbours in the mesh are in one machine."""
+    """Machines with `together` devices each; consecutive device numbers share a machine."""
 
     inside: Link
     between: Link
     together: int = 8
 
     def link(self, source: int, dest: int) -> Link:
+        """Return the link between two devices, by their numbers."""
         return self.inside if source // self.together == dest // self.together else self.between
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Active thread blocks on one multiprocessor (SM), by the rules of NVIDIA's occupancy calculator.
+"""Count active thread blocks on one multiprocessor (SM) by the rules of NVIDIA's occupancy calculator.
 
 Left out: the shared memory carve-out (the largest is assumed), barriers, clusters, and registers or shared memory that
 a debugger or profiler adds.
@@ -14,7 +14,7 @@ WARP = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class BlockResources:
     """The resources of one thread block of a kernel."""
 
     threads: int
@@ -31,12 +31,13 @@ class Launch:
 
     @property
     def warps(self) -> int:
+        """Warps of the block."""
         return -(-self.threads // WARP)
 
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """Active blocks per SM by each resource alone; the fewest decide, and zero forbids a launch."""
+    """Active blocks per SM as each resource alone limits them; zero forbids a launch."""
 
     by_threads: int
     by_blocks: int
@@ -45,17 +46,18 @@ class Occupancy:
 
     @property
     def blocks(self) -> int:
+        """Active blocks per SM: the minimum over all resources."""
         return min(self.by_threads, self.by_blocks, self.by_registers, self.by_shared)
 
     @property
     def limited_by(self) -> tuple[str, ...]:
-        """The resources that decide, in the order threads, blocks, registers, shared."""
+        """The resources with the minimum, in the order threads, blocks, registers, shared."""
         names = ("threads", "blocks", "registers", "shared")
         counts = (self.by_threads, self.by_blocks, self.by_registers, self.by_shared)
         return tuple(name for name, count in zip(names, counts, strict=True) if count == self.blocks)
 
 
-def launch_occupancy(limits: Capability, launch: Launch) -> Occupancy:
+def launch_occupancy(limits: Capability, launch: BlockResources) -> Occupancy:
     """Return the active blocks per SM by each resource."""
     return Occupancy(
         by_threads=_by_threads(limits, launch),
@@ -67,11 +69,11 @@ def launch_occupancy(limits: Capability, launch: Launch) -> Occupancy:
 
 def active_blocks(limits: Capability, threads: int, registers: int, shared_bytes: int = 0) -> int:
     """Return the active blocks per SM."""
-    return launch_occupancy(limits, Launch(threads, registers, shared_bytes)).blocks
+    return launch_occupancy(limits, BlockResources(threads, registers, shared_bytes)).blocks
 
 
 def register_counts(limits: Capability, threads: int, shared_bytes: int, blocks: int) -> range:
-    """Return the registers per thread with which exactly `blocks` blocks are active; empty if there are none."""
+    """Return the range of registers per thread with which exactly `blocks` blocks are active; it may be empty."""
     counts = [
         registers
         for registers in range(1, limits.max_registers_per_thread + 1)
@@ -85,7 +87,7 @@ def max_registers(limits: Capability, threads: int, blocks: int) -> int:
     fitting = (
         registers
         for registers in range(limits.max_registers_per_thread, 0, -1)
-        if _by_registers(limits, Launch(threads, registers)) >= blocks
+        if _by_registers(limits, BlockResources(threads, registers)) >= blocks
     )
     return next(fitting, 0)
 
@@ -94,18 +96,18 @@ def _rounded_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
-def _by_threads(limits: Capability, launch: Launch) -> int:
+def _by_threads(limits: Capability, launch: BlockResources) -> int:
     if launch.threads > limits.max_threads_per_block:
         return 0
     return limits.max_threads_per_sm // WARP // launch.warps
 
 
-def _by_registers(limits: Capability, launch: Launch) -> int:
+def _by_registers(limits: Capability, launch: BlockResources) -> int:
     if launch.registers > limits.max_registers_per_thread:
         return 0
     if launch.registers == 0:
         return limits.max_blocks_per_sm
-    # The check for a block, and on 1.x the allocation too, counts warps as if they filled all partitions evenly.
+    # The check for a block, and on 1.x also the allocation, rounds the warps up to fill all partitions evenly.
     even_warps = _rounded_up(launch.warps, limits.warp_granularity)
     if limits.register_granularity == "block":
         per_block = _rounded_up(even_warps * launch.registers * WARP, limits.register_unit)
@@ -118,7 +120,7 @@ def _by_registers(limits: Capability, launch: Launch) -> int:
     return warps // launch.warps
 
 
-def _by_shared(limits: Capability, launch: Launch) -> int:
+def _by_shared(limits: Capability, launch: BlockResources) -> int:
     per_block = _rounded_up(launch.shared_bytes + limits.reserved_shared_per_block, limits.shared_unit)
     if per_block > limits.shared_per_block + limits.reserved_shared_per_block:
         return 0

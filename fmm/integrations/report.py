@@ -24,19 +24,17 @@ from fmm.kernels.plans.plan import VENDOR
 from fmm.runtime.call_record import RECORDING, CallRecord, clear_record, last_record
 from fmm.runtime.decisions.decide import Decision
 
-LINES = 30  # of the table, the products with the most arithmetic first
-GENERATED = "products for which torch.compile generates code of its own"
+REPORT_LINES = 30  # of the table, the products with the most arithmetic first
+GENERATED_PRODUCTS = "products for which torch.compile generates code of its own"
 # By install target: products of the library that are not counted, and the targets with which they would be.
-UNSEEN: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
-    "numpy": (
-        ("the operator @ and methods (a.dot(b)) of NumPy's arrays, numpy.einsum without optimize, functions in C", ()),
-    ),
+UNCOUNTED_PRODUCTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
+    "numpy": (("methods (a.dot(b)) of NumPy's arrays, numpy.einsum without optimize, functions in C", ()),),
     "cupy": (("methods (a.dot(b)) of CuPy's arrays", ()),),
-    "torch": (("torch's products on the host", ("torch-cpu",)), (GENERATED, ())),
-    "torch-cpu": (("torch's products on CUDA devices", ("torch",)), (GENERATED, ())),
+    "torch": (("torch's products on the host", ("torch-cpu",)), (GENERATED_PRODUCTS, ())),
+    "torch-cpu": (("torch's products on CUDA devices", ("torch",)), (GENERATED_PRODUCTS, ())),
     "torch-inductor": (
         ("torch's products but for those of fmm's candidate in Inductor", ("torch", "torch-cpu")),
-        (GENERATED, ()),
+        (GENERATED_PRODUCTS, ()),
     ),
 }
 
@@ -134,9 +132,9 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"fmm: {self.by_plans} of {self.calls} products ran by plans, {self.share:.0%} of the arithmetic"]
-        lines += [product.line for product in self.products[:LINES]]
-        if len(self.products) > LINES:
-            lines.append(f"  and {len(self.products) - LINES} kinds of smaller products")
+        lines += [product.line for product in self.products[:REPORT_LINES]]
+        if len(self.products) > REPORT_LINES:
+            lines.append(f"  and {len(self.products) - REPORT_LINES} kinds of smaller products")
         return "\n".join([*lines, f"  not seen: {self.unseen}"] if self.unseen else lines)
 
 
@@ -165,7 +163,7 @@ def unseen_products(targets: Collection[str]) -> str:
     """Return the text of the products that are not counted, with fmm installed in these targets."""
     if not targets:
         return "any product, since fmm was installed for no library that the program loaded"
-    unseen = (each for target, products in UNSEEN.items() if target in targets for each in products)
+    unseen = (each for target, products in UNCOUNTED_PRODUCTS.items() if target in targets for each in products)
     texts = list(dict.fromkeys(text for text, seen_at in unseen if not set(seen_at).intersection(targets)))
     libraries = list(dict.fromkeys(target.partition("-")[0] for target in targets))
     earlier = f"calls before fmm was installed for {' and '.join(libraries)}"
@@ -302,7 +300,7 @@ def unrecorded_outcome(decision: Decision) -> Outcome:
 # ---- reports at the end of a process
 
 VARIABLE = "FMM_REPORT"
-PROCESS = "%p"  # in a file's name: replaced by the process id
+PROCESS_MARK = "%p"  # in a file's name: replaced by the process id
 STDERR = ""
 EXIT_PRIORITY = -100  # among multiprocessing's finalizers: the last
 
@@ -332,7 +330,7 @@ def report_at_exit(name: str = STDERR) -> None:
 def _write(name: str) -> None:
     """Write the report to a file or to stderr; forked processes write nothing to stderr."""
     if name:
-        write_report(Path(name.replace(PROCESS, str(os.getpid()))))
+        write_report(Path(name.replace(PROCESS_MARK, str(os.getpid()))))
     elif _destinations[STDERR] == os.getpid():
         print(report(), file=sys.stderr)
 

@@ -22,7 +22,7 @@ from typing import Any
 from zipfile import is_zipfile
 
 from fmm.integrations.install_targets import INSTALL_TARGETS, VARIABLE, default_targets, install
-from fmm.integrations.report import PROCESS, STDERR, report_at_exit
+from fmm.integrations.report import PROCESS_MARK, STDERR, report_at_exit
 from fmm.integrations.report import VARIABLE as REPORT_VARIABLE
 
 USAGE = "python -m fmm [--report[=FILE]] [--install NAMES] (script.py | -m module | -c code | -) [its arguments]"
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, program, rest = _parse_arguments(list(sys.argv[1:] if arguments is None else arguments))
     if options.report is not None:
         report_at_exit(options.report)
-        if PROCESS in options.report:  # else child processes would overwrite the file
+        if PROCESS_MARK in options.report:  # else child processes would overwrite the file
             os.environ[REPORT_VARIABLE] = os.path.abspath(options.report)
     names = _split_names(options.install)
     install(*names)
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BaseException as error:
         error.__traceback__ = _without_own_frames(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
-        sys.excepthook = _show_nothing  # shown already; Python sets the status, or ends by the signal
+        sys.excepthook = _silent_excepthook  # shown already; Python sets the status, or ends by the signal
         raise
     return 0
 
@@ -57,7 +57,7 @@ def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def _show_nothing(*_: object) -> None: ...
+def _silent_excepthook(*_: object) -> None: ...
 
 
 # ---- the program

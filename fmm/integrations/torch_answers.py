@@ -23,7 +23,7 @@ from fmm.integrations.report import (
     count_record,
     is_reporting,
 )
-from fmm.integrations.torch_kernels import Hooked, Operator, bypass, bypass_fmm
+from fmm.integrations.torch_kernels import HookedLibrary, Operator, bypass, bypass_fmm
 from fmm.kernels.plans.plan import VENDOR
 from fmm.runtime import matmul
 from fmm.runtime.call_record import CallRecord
@@ -33,18 +33,18 @@ from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
 from fmm.runtime.gemm import BlasGemmParams, gemm_constraints, run_gemm
 from fmm.runtime.prepare import prepare_call
 
-PRODUCT = BlasGemmParams()
+PLAIN_PRODUCT = BlasGemmParams()
 # Reasons for torch's own kernel without a decision.
-IS_RECORDED = "torch answers: its calls are being recorded"
-INVALID_ADDEND = (
+RECORDED_REASON = "torch answers: its calls are being recorded"
+INVALID_ADDEND_REASON = (
     "torch answers: the addend is no plain tensor of the product's type and shape, or alpha or beta is no number"
 )
 
 
-class Answers:
+class DispatcherProducts:
     """The product operators of torch's dispatcher at one key, computed by fmm where a plan pays."""
 
-    def __init__(self, library: Hooked, hook: Any) -> None:
+    def __init__(self, library: HookedLibrary, hook: Any) -> None:
         self.library = library
         self.hook = hook  # the C++ hook, which declines small products beforehand; None without one
 
@@ -67,7 +67,7 @@ class Answers:
         if self._must_decline(where, a, b):
             return None
         if not (is_valid_addend(added, a, b) and are_valid_factors(alpha, beta, a)):
-            _count_decline(where, a, b, INVALID_ADDEND)
+            _count_decline(where, a, b, INVALID_ADDEND_REASON)
             return None
         return self._answer(a, b, out, where, BlasGemmParams(alpha, beta), added if beta else None)
 
@@ -85,10 +85,12 @@ class Answers:
         if self.hook is not None and (declined or is_reporting()):  # a report counts each product
             self.hook.only_now()
         if declined and not own:
-            _count_decline(where, a, b, IS_RECORDED)
+            _count_decline(where, a, b, RECORDED_REASON)
         return declined
 
-    def _answer(self, a: Any, b: Any, out: Any, where: str, update: BlasGemmParams = PRODUCT, added: Any = None) -> Any:
+    def _answer(
+        self, a: Any, b: Any, out: Any, where: str, update: BlasGemmParams = PLAIN_PRODUCT, added: Any = None
+    ) -> Any:
         """Return alpha a b + beta added, or None for torch's own kernel."""
         if self.hook is None and not is_reporting() and self._is_quick_decline(a, b):
             return None
@@ -99,10 +101,12 @@ class Answers:
         a, b = resolve_marks(a, b)
         if added is not None and added is not out:
             added = resolve_marks(added, added)[0]
-        constraints = gemm_constraints(self.library, a, b, added, out, update) if update != PRODUCT else NO_CONSTRAINTS
+        constraints = (
+            gemm_constraints(self.library, a, b, added, out, update) if update != PLAIN_PRODUCT else NO_CONSTRAINTS
+        )
         call = prepare_call(self.library, a, b, out, constraints)
         if call.plan is None or (call.plan == VENDOR and call.decision.trial is None):
-            if update == PRODUCT:
+            if update == PLAIN_PRODUCT:
                 remember_decline(self.library, a, b, call.decision)
             if is_reporting():
                 count_record(product_kind(where, a, b), CallRecord(call.decision, None))
@@ -115,7 +119,7 @@ class Answers:
     def _multiply(
         self, a: Any, b: Any, out: Any, update: BlasGemmParams, added: Any, constraints: PlanConstraints
     ) -> Any:
-        if update == PRODUCT:
+        if update == PLAIN_PRODUCT:
             return matmul.run_matmul(self.library, a, b, out, constraints)
         with bypass_fmm():  # for all calls of torch meanwhile
             return run_gemm(self.library, a, b, added, out, update, NO_CONSTRAINTS)

@@ -19,7 +19,7 @@ import torch
 from fmm.integrations import torch_hook
 from fmm.integrations.install_targets import CannotInstallError, Undo
 from fmm.integrations.report import is_reporting, watch_counting
-from fmm.integrations.torch_answers import Answers
+from fmm.integrations.torch_answers import DispatcherProducts
 from fmm.integrations.torch_hook import CompiledHook
 from fmm.integrations.torch_kernels import (
     OPERATORS,
@@ -50,19 +50,19 @@ def install_at(key: str, compiled: bool = True) -> Undo:
     """Install at this dispatch key, with the C++ hook if possible; raise CannotInstallError with nothing changed."""
     kernels = vendor_kernels(key)
     hook = torch_hook.loaded_hook() if compiled else None
-    answers = Answers(HookedDevice(kernels) if key == "CUDA" else HookedHost(kernels), hook)
+    answers = DispatcherProducts(HookedDevice(kernels) if key == "CUDA" else HookedHost(kernels), hook)
     return bypass_for_vendor(install_compiled(answers, key) if hook else install_python(answers, key))
 
 
 # ---- with the hook in C++
 
 
-_active: dict[str, Answers] = {}  # by dispatch key
+_active: dict[str, DispatcherProducts] = {}  # by dispatch key
 _hook_library: list[Any] = []  # the library fmm_hook, once it is defined
 _implemented_keys: set[str] = set()  # of fmm_hook
 
 
-def install_compiled(answers: Answers, key: str) -> Undo:
+def install_compiled(answers: DispatcherProducts, key: str) -> Undo:
     """Install the hook; Python computes the products that the hook does not decline."""
     hook = answers.hook
     _define_hook_operators(key)
@@ -112,7 +112,7 @@ def _hook_operator(row: Operator, key: str) -> Callable[..., Any]:
 _ever_registered: list[Any] = []
 
 
-def install_python(answers: Answers, key: str) -> Undo:
+def install_python(answers: DispatcherProducts, key: str) -> Undo:
     """Install kernels in Python, which call torch's own kernel for the products that they decline."""
     library, kernels = torch.library.Library("aten", "IMPL"), answers.library.kernels
     with warnings.catch_warnings():

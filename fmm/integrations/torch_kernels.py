@@ -131,10 +131,10 @@ class HookedHost(TorchHostLibrary):
         return _call_kernel(self, a, b, out)
 
 
-Hooked = HookedDevice | HookedHost
+HookedLibrary = HookedDevice | HookedHost
 
 
-def _call_kernel(library: Hooked, a: Any, b: Any, out: Any) -> Any:
+def _call_kernel(library: HookedLibrary, a: Any, b: Any, out: Any) -> Any:
     name = "mm" if a.dim() == 2 else "bmm"
     if out is None:
         return library.kernels[name].call_boxed(library.keys, a, b)

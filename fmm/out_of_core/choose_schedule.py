@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from fmm.dtypes import DTYPES
-from fmm.out_of_core.schedule import Cut, Rates, Schedule, Times, block_bytes, build_schedule, spans, tile_bytes
+from fmm.out_of_core.schedule import Cut, Rates, Schedule, Times, block_bytes, build_schedule, cut_ranges, tile_bytes
 from fmm.problem import Shape
 
-PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # parts into which C's sides are cut
+SIDE_PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # parts into which C's sides are cut
 LEAST_DEPTH = 2048  # least length of equal pieces of the inner dimension, unless nothing deeper fits
-STEP = 64  # pieces and bands are multiples of it
+CUT_MULTIPLE = 64  # pieces and bands are multiples of it
 # Growing pieces: ratio of consecutive lengths, and their number. The first is soon loaded, and while one piece is
 # multiplied the next, longer one is loaded.
-GROWTHS, COUNTS = (1.5, 2.0, 3.0, 4.0), (3, 4, 6)
-LEAST_FIRST = 256  # least length of the first growing piece
+PIECE_GROWTHS, PIECE_COUNTS = (1.5, 2.0, 3.0, 4.0), (3, 4, 6)
+LEAST_FIRST_PIECE = 256  # least length of the first growing piece
 # Shares of a block that its bands have. Fewer, larger bands multiply faster; a small last band is stored sooner.
-BANDS = ((1.0,), (0.5, 0.25, 0.125), (0.75, 0.1875, 0.0625), (0.4, 0.3, 0.2, 0.1), (0.25,))
-SLOTS = 3, 2  # tiles of one matrix on the device: one is read, one is loading, one may be ready
-MOST_STEPS = 2048
-FEW_STEPS = 64  # with more steps than this, a schedule's beginning and end make no difference
+BAND_SHARES = ((1.0,), (0.5, 0.25, 0.125), (0.75, 0.1875, 0.0625), (0.4, 0.3, 0.2, 0.1), (0.25,))
+TILE_SLOTS = 3, 2  # tiles of one matrix on the device: one is read, one is loading, one may be ready
+MOST_PRODUCTS = 2048  # of tiles in one schedule
+FEW_PRODUCTS = 64  # tile products; with more, the beginning and the end of a schedule make no difference
 
 # Seconds of tile products by their size, for a workspace of this many bytes.
 ProductTime = Callable[[int], Callable[[Shape], float]]
@@ -55,8 +55,8 @@ def candidate_schedules(size: Shape, dtype: str, memory_limit: int) -> Iterator[
             return
         for cut in _cuts_that_fit(size, pieces, row.itemsize, memory_limit, row.exact):
             fits = True
-            products = -(-size[0] // cut.rows) * -(-size[2] // cut.cols) * len(spans(size[1], cut.pieces))
-            for shares in BANDS if products < FEW_STEPS else BANDS[:1]:
+            products = -(-size[0] // cut.rows) * -(-size[2] // cut.cols) * len(cut_ranges(size[1], cut.pieces))
+            for shares in BAND_SHARES if products < FEW_PRODUCTS else BAND_SHARES[:1]:
                 bands = tuple(_multiple_of_step(cut.rows * share, cut.rows) for share in shares)
                 yield build_schedule(size, row.itemsize, cut._replace(bands=bands))
 
@@ -64,15 +64,15 @@ def candidate_schedules(size: Shape, dtype: str, memory_limit: int) -> Iterator[
 def _inner_cuts(k: int) -> Iterator[tuple[int, ...]]:
     """Yield lengths of pieces of the inner dimension: one piece, growing pieces, then ever smaller equal pieces."""
     yield (k,)
-    for growth in GROWTHS:
-        for count in COUNTS:
+    for growth in PIECE_GROWTHS:
+        for count in PIECE_COUNTS:
             shares = [growth**i for i in range(count)]
             growing = [_multiple_of_step(k * share / sum(shares), k) for share in shares[:-1]]
-            if sum(growing) < k and k / sum(shares) >= LEAST_FIRST:
+            if sum(growing) < k and k / sum(shares) >= LEAST_FIRST_PIECE:
                 yield (*growing, k - sum(growing))
     parts = 2
     while parts < 2 * k:
-        equal = _multiple_of_step(k / parts, k) if k / parts >= STEP else -(-k // parts)
+        equal = _multiple_of_step(k / parts, k) if k / parts >= CUT_MULTIPLE else -(-k // parts)
         yield (equal,)
         if equal >= LEAST_DEPTH:
             yield (equal // 4, equal // 2, equal)
@@ -80,7 +80,7 @@ def _inner_cuts(k: int) -> Iterator[tuple[int, ...]]:
 
 
 def _multiple_of_step(length: float, most: int) -> int:
-    return min(max(-(-int(length) // STEP), 1) * STEP, most)
+    return min(max(-(-int(length) // CUT_MULTIPLE), 1) * CUT_MULTIPLE, most)
 
 
 def _cuts_that_fit(
@@ -91,11 +91,11 @@ def _cuts_that_fit(
     All of A's tiles for a row of blocks are loaded once, if their columns of blocks are several. With one tile of each
     matrix the device is idle while the next one is loaded.
     """
-    count, cuts = len(spans(size[1], pieces)), list[Cut]()
-    for slots_a, slots_b in (*((slots, slots) for slots in SLOTS), (count, max(SLOTS)), (1, 1)):
+    count, cuts = len(cut_ranges(size[1], pieces)), list[Cut]()
+    for slots_a, slots_b in (*((slots, slots) for slots in TILE_SLOTS), (count, max(TILE_SLOTS)), (1, 1)):
         cut = _cut_with_fewest_blocks(size, pieces, (slots_a, slots_b), itemsize, memory_limit, exact)
         has_more_columns = cut is not None and cut.cols < size[2]
-        if cut is not None and cut not in cuts and (has_more_columns or slots_a in SLOTS or not cuts):
+        if cut is not None and cut not in cuts and (has_more_columns or slots_a in TILE_SLOTS or not cuts):
             cuts.append(cut)
             yield cut
 
@@ -104,16 +104,16 @@ def _cut_with_fewest_blocks(
     size: Shape, pieces: tuple[int, ...], slots: tuple[int, int], itemsize: int, memory_limit: int, exact: bool
 ) -> Cut | None:
     """Return the cut with the fewest blocks that fits, the blocks as nearly square as possible; None if none fits."""
-    (m, _, n), count = size, len(spans(size[1], pieces))
-    for parts in PARTS:
-        for parts_across in PARTS:
+    (m, _, n), count = size, len(cut_ranges(size[1], pieces))
+    for parts in SIDE_PARTS:
+        for parts_across in SIDE_PARTS:
             if parts_across > parts:
                 continue
             # C's longer side is cut into `parts`, the shorter one into `parts_across`.
             down, across = (parts, parts_across) if m >= n else (parts_across, parts)
             rows, cols = -(-m // down), -(-n // across)
             down, across = -(-m // rows), -(-n // cols)
-            if down * across * count > MOST_STEPS:
+            if down * across * count > MOST_PRODUCTS:
                 continue
             tiles = min(count * down, slots[0]), min(count * across, slots[1]), min(down * across, 2)
             cut = Cut(rows, cols, pieces, (rows,), tiles)

@@ -26,7 +26,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.out_of_core.choose_schedule import DoesNotFitError, choose_schedule
 from fmm.out_of_core.machine import Machine
 from fmm.out_of_core.run_schedule import LaunchUnit, ScheduleRun, limited_unit, whole_unit
-from fmm.out_of_core.schedule import Rates, Schedule, Times, spans
+from fmm.out_of_core.schedule import Rates, Schedule, Times, cut_ranges
 from fmm.out_of_core.transfers import Array, Transfers
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem, Shape
@@ -67,14 +67,14 @@ def streamed_matmul(
     with show_progress(progress) as shown:
         if progress:
             # Every product of a stack is expected to take as long as the first.
-            x, y, z = _row_major(*next(matrices(a, b, target)))
+            x, y, z = _row_major(*next(matrix_products(a, b, target)))
             size = x.shape[0], x.shape[1], y.shape[1]
             seconds = _plan_streaming(size, dtype, machine, constraints, memory_limit(machine)).times.seconds
             shown.begin(target.size * a.shape[-1], seconds * target.size / z.size)
-        for x, y, z in matrices(a, b, target):
-            _stream(x, y, z, dtype, machine, constraints, shown)
+        for x, y, z in matrix_products(a, b, target):
+            _stream_product(x, y, z, dtype, machine, constraints, shown)
     if out is None:
-        return library.returned(target)
+        return library.unwrap_scalar(target)
     if not np.may_share_memory(target, out):
         library.copy(target, out)
     return out
@@ -88,7 +88,7 @@ def explain_streamed_matmul(
     dtype, shape = _product_type(library, a, b, out), product_shape(a.shape, b.shape)
     if not dtype or shape is None:
         return Decision(VENDOR, None, f"NumPy answers: {library.setting(a, b, out).refusal or 'nothing to multiply'}")
-    stack = list(matrices(a, b, np.broadcast_to(np.zeros((), dtype), shape)))
+    stack = list(matrix_products(a, b, np.broadcast_to(np.zeros((), dtype), shape)))
     (m, k), n = stack[0][0].shape, stack[0][1].shape[1]
     streaming = _plan_streaming((m, k, n), dtype, machine, constraints, memory_limit(machine))
 
@@ -136,7 +136,7 @@ def _product_type(library: NumpyLibrary, a: Any, b: Any, out: Any) -> str:
     return "float16" if is_float16 and (out is None or out.flags.writeable) else ""
 
 
-def matrices(a: Array, b: Array, c: Array) -> Iterator[tuple[Array, Array, Array]]:
+def matrix_products(a: Array, b: Array, c: Array) -> Iterator[tuple[Array, Array, Array]]:
     """Yield the products of two matrices that fill c; a contiguous stack times one matrix is a single product."""
     if a.ndim == 1:
         c = np.expand_dims(c, -1 if b.ndim == 1 else -2)
@@ -172,7 +172,7 @@ class Streaming:
 
     def launch_sizes(self, size: Shape) -> set[Shape]:
         """Return the sizes that a tile product of this size is launched in: the whole product, or bands of rows."""
-        return {(last - first, *size[1:]) for first, last in spans(size[0], (self.units[size].rows,))}
+        return {(last - first, *size[1:]) for first, last in cut_ranges(size[0], (self.units[size].rows,))}
 
 
 def memory_limit(machine: Machine) -> int:
@@ -268,7 +268,7 @@ def _most_workspace(streaming: Streaming, device: Device, constraints: PlanConst
 # ---- running it
 
 
-def _stream(
+def _stream_product(
     a: Array, b: Array, c: Array, dtype: str, machine: Machine, constraints: PlanConstraints, progress: Progress
 ) -> None:
     """Multiply two matrices on the device; retry with less memory if the device runs out of memory."""
@@ -278,7 +278,7 @@ def _stream(
     for attempt in range(ATTEMPTS):
         streaming = _plan_streaming(size, dtype, machine, constraints, limit)
         try:
-            _run(streaming, a, b, c, machine, constraints, progress)
+            _run_schedule(streaming, a, b, c, machine, constraints, progress)
             return
         except machine.out_of_memory as error:
             if attempt == ATTEMPTS - 1 or isinstance(error, DoesNotFitError):
@@ -287,7 +287,7 @@ def _stream(
         limit = _rounded_down(int(limit * RETRY_SHARE))
 
 
-def _run(
+def _run_schedule(
     streaming: Streaming,
     a: Array,
     b: Array,
@@ -318,12 +318,13 @@ def _describe(streaming: Streaming, rates: Rates, memory: int) -> Iterator[str]:
     cut, (m, k, n) = schedule.cut, schedule.size
     blocks = -(-m // cut.rows) * -(-n // cut.cols)
     yield (
-        f"streamed: C of {m} x {n} in {_counted(blocks, 'block')} of {cut.rows} x {cut.cols}, the inner dimension in"
-        f" pieces of {_lengths(k, cut.pieces)}, each block finished in bands of {_lengths(cut.rows, cut.bands)}"
+        f"streamed: C of {m} x {n} in {_count_text(blocks, 'block')} of {cut.rows} x {cut.cols}, the inner dimension in"
+        f" pieces of {_lengths_text(k, cut.pieces)}, each block finished in bands of"
+        f" {_lengths_text(cut.rows, cut.bands)}"
     )
     tiles_a, tiles_b, blocks_c = map(len, schedule.slots.values())
     yield (
-        f"on the device: {_counted(tiles_a, 'tile')} of A, {tiles_b} of B, {_counted(blocks_c, 'block')} of C:"
+        f"on the device: {_count_text(tiles_a, 'tile')} of A, {tiles_b} of B, {_count_text(blocks_c, 'block')} of C:"
         f" {schedule.memory / gib:.2f} GiB, with the workspace {memory / gib:.2f} GiB"
     )
     yield (
@@ -340,12 +341,12 @@ def _describe(streaming: Streaming, rates: Rates, memory: int) -> Iterator[str]:
         yield f"launched in parts of {unit.rows} rows, {unit.seconds:.2g} s each: Ctrl-C waits for launched parts"
 
 
-def _lengths(total: int, lengths: Sequence[int]) -> str:
+def _lengths_text(total: int, lengths: Sequence[int]) -> str:
     """Return the lengths of a cut as text: "4096 + 12288", or "16 times 4096"."""
-    cut_lengths = [last - first for first, last in spans(total, lengths)]
+    cut_lengths = [last - first for first, last in cut_ranges(total, lengths)]
     runs = [(length, len(list(run))) for length, run in groupby(cut_lengths)]
     return " + ".join(f"{length}" if times == 1 else f"{times} times {length}" for length, times in runs)
 
 
-def _counted(count: int, noun: str) -> str:
+def _count_text(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fmm.out_of_core.choose_schedule import STEP
-from fmm.out_of_core.schedule import Load, Multiply, Range, Schedule, Store, Tile, padded, spans
+from fmm.out_of_core.choose_schedule import CUT_MULTIPLE
+from fmm.out_of_core.schedule import Load, Multiply, Range, Schedule, Store, Tile, cut_ranges, padded
 from fmm.out_of_core.transfers import Array, Engine, Event, Place, Transfers
 from fmm.problem import Shape
 
@@ -48,7 +48,7 @@ def limited_unit(size: Shape, product_seconds: Callable[[Shape], float]) -> Laun
     """Return the unit of the largest bands of at most a second; of larger bands where smaller ones cost time."""
     unit = whole = whole_unit(size, product_seconds)
     while unit.seconds > MOST_SECONDS_AHEAD:
-        rows = -(-unit.rows // (2 * STEP)) * STEP
+        rows = -(-unit.rows // (2 * CUT_MULTIPLE)) * CUT_MULTIPLE
         seconds = product_seconds((rows, size[1], size[2]))
         if not LEAST_ROWS <= rows < unit.rows or seconds * size[0] > MOST_SLOWDOWN * whole.seconds * rows:
             break
@@ -88,7 +88,7 @@ class LaunchQueue:
 
 # ---- running a schedule
 
-Done = Callable[[int], object]
+ProgressCallback = Callable[[int], object]
 WHOLE_UNITS: Mapping[Shape, LaunchUnit] = MappingProxyType({})
 
 
@@ -146,7 +146,7 @@ class ScheduleRun:
         self.dtype, self.workspace, self.reserved = dtype, workspace, reserved
         self.units, self.states = units, _StepStates(len(schedule.steps))
 
-    def multiply(self, a: Array, b: Array, c: Array, done: Done = lambda work: None) -> None:
+    def multiply(self, a: Array, b: Array, c: Array, done: ProgressCallback = lambda work: None) -> None:
         """Run all steps; `done` receives multiply-adds as they end."""
         self.host = {"A": a, "B": b, "C": c}
         self.column_major = {name: is_column_major(x) for name, x in self.host.items() if name != "C"}
@@ -209,7 +209,7 @@ class ScheduleRun:
 
     # ---- the caller's thread
 
-    def _run_products(self, done: Done) -> None:
+    def _run_products(self, done: ProgressCallback) -> None:
         queue = LaunchQueue(done)
         for number, step in enumerate(self.schedule.steps):
             if isinstance(step, Multiply):
@@ -217,7 +217,7 @@ class ScheduleRun:
                     self.states.wait(other)
                 rows, inner, cols = step.size
                 unit = self.units.get(step.size, LaunchUnit(rows, UNKNOWN_SECONDS))
-                for first, last in spans(rows, (unit.rows,)):
+                for first, last in cut_ranges(rows, (unit.rows,)):
                     queue.wait_to_launch(unit.seconds)
                     event = self._launch(step, (first, last))
                     queue.add(event, unit.seconds, (last - first) * inner * cols)

@@ -190,7 +190,7 @@ def padded(length: int, itemsize: int) -> int:
     return -(-length // step) * step
 
 
-def spans(total: int, lengths: Sequence[int]) -> list[Range]:
+def cut_ranges(total: int, lengths: Sequence[int]) -> list[Range]:
     """Cut 0 to `total` into ranges of these lengths; the last length repeats."""
     ends = [0]
     while ends[-1] < total:
@@ -219,7 +219,7 @@ class _ScheduleBuilder:
         for number, (block, first, last, left, right) in enumerate(products):
             slots = self._load(number, left), self._load(number, right), block % cut.slots[2]
             top, bottom = left.rows
-            for start, stop in spans(bottom - top, cut.bands if last else (bottom,)):
+            for start, stop in cut_ranges(bottom - top, cut.bands if last else (bottom,)):
                 self._multiply(left, right, slots, (top + start, top + stop), first, last)
 
     def _load(self, number: int, tile: Tile) -> int:
@@ -277,10 +277,10 @@ def _tile_products(size: Shape, cut: Cut) -> Iterator[tuple[int, bool, bool, Til
     """
     m, k, n = size
     block = 0
-    for i, rows in enumerate(spans(m, (cut.rows,))):
-        columns = spans(n, (cut.cols,))
+    for i, rows in enumerate(cut_ranges(m, (cut.rows,))):
+        columns = cut_ranges(n, (cut.cols,))
         for cols in columns if i % 2 == 0 else columns[::-1]:
-            pieces = spans(k, cut.pieces)
+            pieces = cut_ranges(k, cut.pieces)
             pieces = pieces if block % 2 == 0 else pieces[::-1]
             for piece in pieces:
                 left, right = Tile("A", rows, piece), Tile("B", piece, cols)

@@ -57,7 +57,7 @@ class GemmOperands(NamedTuple):
 def run_gemm(
     library: Library, a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams, constraints: PlanConstraints
 ) -> Any:
-    """Return alpha op(a) op(b) + beta c, in `out` if it is given."""
+    """Return alpha op(a) op(b) + beta c, in `out` unless that is None."""
     a, b, c = library.promote_operands(a, b, c if params.beta else None)
     operands = _arrange_operands(library, a, b, c, out, params)
     own = _with_gemm_params(library, operands, params, constraints)
@@ -124,19 +124,19 @@ def _arrange_operands(library: Library, a: Any, b: Any, c: Any, out: Any, params
     if not params.beta:
         return GemmOperands(a, b, conjugates, out)
     if c is None:
-        raise ValueError("beta is a factor of c, which was not given")
+        raise ValueError("beta is a factor of c, which was not passed")
     _check_broadcast(tuple(c.shape), shape)
     if out is not None and _is_same_array(library, c, out) and not any(_overlaps(library, x, out) for x in (a, b)):
         return GemmOperands(a, b, conjugates, out)
     addend = readable_there(library, a, b, c, shape)
     if addend is None:
-        return GemmOperands(a, b, conjugates, library.copied(c, shape, a))
+        return GemmOperands(a, b, conjugates, library.broadcast_copy(c, shape, a))
     needs_new_array = out is None or any(_overlaps(library, x, out) for x in (a, b, c))
     return GemmOperands(a, b, conjugates, None if needs_new_array else out, addend)
 
 
 def _arrange_without_copies(library: Library, a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams) -> GemmOperands:
-    """Return the operands of a call to be explained; an addend that would be copied stands for its copy."""
+    """Return the operands of a call to be explained; an addend that would be copied takes the place of its copy."""
     operands = GemmOperands(*transposed_operands(library, a, b, params), out)
     shape = product_shape(tuple(operands.a.shape), tuple(operands.b.shape))
     if not params.beta or c is None or shape is None or (out is not None and _is_same_array(library, c, out)):
@@ -212,7 +212,7 @@ def _run_planned_gemm(library: Library, operands: GemmOperands, constraints: Pla
     target = operands.target
     if target is not None and not writes_there(library, call, operands.a, operands.b, target):
         holds_addend = constraints.params.beta and operands.addend is None
-        copy = library.copied(target, tuple(target.shape), operands.a) if holds_addend else None
+        copy = library.broadcast_copy(target, tuple(target.shape), operands.a) if holds_addend else None
         return _run_planned_gemm(library, operands._replace(target=copy), constraints)
     if any(operands.conjugates):
         return _run_conjugating(library, call, operands, constraints)
@@ -257,7 +257,7 @@ def _run_library_gemm(library: Library, operands: GemmOperands, constraints: Pla
     if operands.addend is not None:  # these functions want the addend in the target
         target, addend = operands.target, operands.addend
         if target is None:
-            target = library.copied(addend, tuple(addend.shape), operands.a)
+            target = library.broadcast_copy(addend, tuple(addend.shape), operands.a)
         else:
             library.copy(addend, target)
         operands = operands._replace(addend=None, target=target)
@@ -265,7 +265,7 @@ def _run_library_gemm(library: Library, operands: GemmOperands, constraints: Pla
     a, b, alpha = operands.a, operands.b, constraints.params.alpha
     if alpha == 0:
         a, b, alpha = a[..., :0], b[..., :0, :], 1
-    c = library.updated(a, b, operands.target, alpha, constraints.params.beta)
+    c = library.vendor_gemm(a, b, operands.target, alpha, constraints.params.beta)
     if operands.target is not None:
-        library.written(operands.target)
+        library.mark_written(operands.target)
     return c

@@ -16,9 +16,9 @@ from fmm.kernels.plans.sums import Place
 from fmm.semirings.closure_steps import MATRIX, ClosureSteps, ProductStep, TileStep, closure_steps
 from fmm.semirings.closure_table import closure_table
 from fmm.semirings.minplus_kernel import (
-    WIDE,
+    VECTOR_BYTES,
+    DeviceMatrix,
     ProductSize,
-    Rect,
     Ring,
     SemiringProduct,
     close_launch,
@@ -54,7 +54,7 @@ def closure_launches(ring: Ring, n: int, with_predecessors: bool, multiprocessor
 
 def padded(cols: int) -> int:
     """Return the leading dimension with which every row begins at a multiple of 16 bytes, for every type."""
-    return -(-cols // WIDE) * WIDE
+    return -(-cols // VECTOR_BYTES) * VECTOR_BYTES
 
 
 class _ClosureRecorder:
@@ -77,12 +77,12 @@ class _ClosureRecorder:
 
     def _round_launches(self, step: TileStep | tuple[ProductStep, ...]) -> Iterator[Launch]:
         if isinstance(step, TileStep):
-            yield close_launch(self.ring, self._rect(step.place), self._args(step.place))
+            yield close_launch(self.ring, self._device_matrix(step.place), self._argument_matrix(step.place))
             return
         products = [self._product(p) for p in step]
         if self.ring.per_word > 1:
             for i, product in enumerate(products):
-                dest = Rect(
+                dest = DeviceMatrix(
                     DOUBLED, i * self.doubled * self.ring.word_bytes, *product.left[2:4], padded(product.left.cols)
                 )
                 yield doubling_launch(product.left, dest)
@@ -92,23 +92,31 @@ class _ClosureRecorder:
         yield minplus_launch(self.ring, sizes, products)
 
     def _product(self, p: ProductStep) -> SemiringProduct:
-        left, right, old, dest = (self._rect(x) for x in p)
+        left, right, old, dest = (self._device_matrix(x) for x in p)
         if not self.with_predecessors:
             return SemiringProduct(left, right, dest, old)
-        return SemiringProduct(left, right, dest, old, self._args(p.dest), self._args(p.old), self._args(p.right))
+        return SemiringProduct(
+            left,
+            right,
+            dest,
+            old,
+            self._argument_matrix(p.dest),
+            self._argument_matrix(p.old),
+            self._argument_matrix(p.right),
+        )
 
-    def _rect(self, place: Place) -> Rect:
-        return self._located(place, "", self.ring.item_bytes)
+    def _device_matrix(self, place: Place) -> DeviceMatrix:
+        return self._located_matrix(place, "", self.ring.item_bytes)
 
-    def _args(self, place: Place) -> Rect | None:
-        return self._located(place, ARGS, ARG_BYTES) if self.with_predecessors else None
+    def _argument_matrix(self, place: Place) -> DeviceMatrix | None:
+        return self._located_matrix(place, ARGS, ARG_BYTES) if self.with_predecessors else None
 
-    def _located(self, place: Place, prefix: str, item: int) -> Rect:
+    def _located_matrix(self, place: Place, prefix: str, item: int) -> DeviceMatrix:
         base, first, leading = MATRIX, 0, padded(self.steps.n)
         if place.name != MATRIX:
             base, (first, leading) = WORKSPACE, self.places[place.name]
         offset = item * (first + place.row * leading + place.col)
-        return Rect(prefix + base, offset, place.rows, place.cols, leading)
+        return DeviceMatrix(prefix + base, offset, place.rows, place.cols, leading)
 
 
 # ---- predicted time

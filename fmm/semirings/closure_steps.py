@@ -75,12 +75,12 @@ def closure_steps(table: ClosureTable, n: int, leaf: int) -> ClosureSteps:
 
     Blocks are cut at the multiple of `leaf` nearest to the middle, until no block is larger than `leaf`.
     """
-    cutting = _Cutting(table, leaf)
+    cutting = _BlockRecursion(table, leaf)
     rounds = tuple(cutting.close_rounds(Place(MATRIX, 0, 0, n, n), 0)) if n else ()
     return ClosureSteps(n, rounds, tuple((name, *size) for name, size in cutting.sizes.items()))
 
 
-class _Cutting:
+class _BlockRecursion:
     """The recursion over diagonal blocks; `sizes` collects rows and columns of the temporaries."""
 
     def __init__(self, table: ClosureTable, leaf: int) -> None:

@@ -17,12 +17,12 @@ from functools import lru_cache
 from importlib import resources
 from typing import Final, NamedTuple
 
-from fmm.kernels.algorithms.step_table import PRODUCT_SOURCE, Step, StepError, TableCall, kernel_step, table_text
+from fmm.kernels.algorithms.step_table import PRODUCT, Step, StepError, TableCall, kernel_step, table_text
 
-FOLDER: Final = resources.files("fmm.semirings") / "closure_tables"
-HEAD = ("name", "source", "blocks", "temps")
+TABLE_FOLDER: Final = resources.files("fmm.semirings") / "closure_tables"
+HEADER_FIELDS = ("name", "source", "blocks", "temps")
 # From which side of the cut to which side each block leads, in the order of the blocks.
-SIDES = ((0, 0), (0, 1), (1, 0), (1, 1))
+BLOCK_SIDES = ((0, 0), (0, 1), (1, 0), (1, 1))
 
 
 class Close(NamedTuple):
@@ -52,10 +52,10 @@ class ClosureTable:
 @lru_cache(maxsize=8)
 def closure_table(name: str = "r-kleene") -> ClosureTable:
     """Read and prove the closure table of this name; raise StepError if it is unknown or wrong."""
-    names = sorted(file.name.removesuffix(".txt") for file in FOLDER.iterdir())
+    names = sorted(file.name.removesuffix(".txt") for file in TABLE_FOLDER.iterdir())
     if name not in names:
         raise StepError(f"unknown closure table {name!r}; valid: {', '.join(names)}")
-    table = parse_closure_table((FOLDER / f"{name}.txt").read_text(encoding="utf-8"), f"{name}.txt")
+    table = parse_closure_table((TABLE_FOLDER / f"{name}.txt").read_text(encoding="utf-8"), f"{name}.txt")
     if (defect := closure_defect(table)) is not None:
         raise StepError(f"{name}.txt does not compute the closure: {defect}")
     return table
@@ -66,9 +66,9 @@ def closure_table(name: str = "r-kleene") -> ClosureTable:
 
 def parse_closure_table(text: str, origin: str = "closure table") -> ClosureTable:
     """Parse the text form of a closure table; StepError names the file and the line."""
-    head, calls = table_text(text, origin, HEAD)
+    head, calls = table_text(text, origin, HEADER_FIELDS)
     blocks, temporaries = tuple(head["blocks"].split()), tuple(head["temps"].split())
-    if len(blocks) != len(SIDES) or len({*blocks, *temporaries}) < len(blocks) + len(temporaries):
+    if len(blocks) != len(BLOCK_SIDES) or len({*blocks, *temporaries}) < len(blocks) + len(temporaries):
         raise StepError(f"{origin}: four blocks and the temporaries must have distinct names")
     return ClosureTable(head["name"], head["source"], blocks, temporaries, tuple(map(_parse_step, calls)))
 
@@ -100,10 +100,10 @@ def closure_defect(table: ClosureTable) -> str | None:
         if isinstance(step, Close):
             if step.place not in (table.blocks[0], table.blocks[3]):
                 return f"{step}: only blocks of the diagonal are square"
-            values[step.place] = repeated(values[step.place])
+            values[step.place] = repetition(values[step.place])
         else:
             values[step.writes[0]] = _step_result(step, values)
-    moves = dict(zip(table.blocks, SIDES, strict=True))
+    moves = dict(zip(table.blocks, BLOCK_SIDES, strict=True))
     for block, (begin, end) in moves.items():
         if not same_walks(values[block], moves, begin, end):
             return f"{block} is not the closure's"
@@ -112,10 +112,10 @@ def closure_defect(table: ClosureTable) -> str | None:
 
 def _step_result(step: Step, values: Mapping[str, Words]) -> Words:
     left, right = (values[step.bound[f]] for f in step.kernel.product or ())
-    total = EMPTY
+    total = EMPTY_SET
     for _, terms in step.kernel.assignments:
         for _, source in terms:
-            total = one_of(total, all_of(left, right) if source == PRODUCT_SOURCE else values[step.bound[source]])
+            total = union(total, concatenation(left, right) if source == PRODUCT else values[step.bound[source]])
     return total
 
 
@@ -134,14 +134,14 @@ class Letter:
 
 
 @dataclass(frozen=True)
-class OneOf:
+class Union:
     """The union of sets."""
 
     parts: frozenset[Words]
 
 
 @dataclass(frozen=True)
-class AllOf:
+class Concatenation:
     """The concatenations of a word of `first` and a word of `then`."""
 
     first: Words
@@ -149,54 +149,54 @@ class AllOf:
 
 
 @dataclass(frozen=True)
-class Repeated:
+class Repetition:
     """The concatenations of any number of words of `part`."""
 
     part: Words
 
 
-Words = Letter | OneOf | AllOf | Repeated
-EMPTY: Words = OneOf(frozenset())
-ONE: Words = Repeated(EMPTY)  # the word without letters
+Words = Letter | Union | Concatenation | Repetition
+EMPTY_SET: Words = Union(frozenset())
+EMPTY_WORD_SET: Words = Repetition(EMPTY_SET)  # the word without letters
 
 
-def one_of(x: Words, y: Words) -> Words:
+def union(x: Words, y: Words) -> Words:
     """Return the union of two sets in normal form."""
-    parts = (x.parts if isinstance(x, OneOf) else {x}) | (y.parts if isinstance(y, OneOf) else {y})
-    return next(iter(parts)) if len(parts) == 1 else OneOf(frozenset(parts))
+    parts = (x.parts if isinstance(x, Union) else {x}) | (y.parts if isinstance(y, Union) else {y})
+    return next(iter(parts)) if len(parts) == 1 else Union(frozenset(parts))
 
 
-def all_of(x: Words, y: Words) -> Words:
+def concatenation(x: Words, y: Words) -> Words:
     """Return the concatenation of two sets in normal form."""
-    if EMPTY in (x, y):
-        return EMPTY
-    return y if x == ONE else x if y == ONE else AllOf(x, y)
+    if EMPTY_SET in (x, y):
+        return EMPTY_SET
+    return y if x == EMPTY_WORD_SET else x if y == EMPTY_WORD_SET else Concatenation(x, y)
 
 
-def repeated(x: Words) -> Words:
+def repetition(x: Words) -> Words:
     """Return the repetition of a set in normal form."""
-    return x if isinstance(x, Repeated) else Repeated(x)
+    return x if isinstance(x, Repetition) else Repetition(x)
 
 
 def has_empty_word(x: Words) -> bool:
     """Return True if the set contains the word without letters."""
-    if isinstance(x, OneOf):
+    if isinstance(x, Union):
         return any(has_empty_word(part) for part in x.parts)
-    if isinstance(x, AllOf):
+    if isinstance(x, Concatenation):
         return has_empty_word(x.first) and has_empty_word(x.then)
-    return isinstance(x, Repeated)
+    return isinstance(x, Repetition)
 
 
 @lru_cache(maxsize=4096)
 def derivatives(x: Words, letter: str) -> frozenset[Words]:
     """Return sets with this union: the rest of every word of x that begins with `letter`."""
     if isinstance(x, Letter):
-        return frozenset([ONE] if x.name == letter else [])
-    if isinstance(x, OneOf):
+        return frozenset([EMPTY_WORD_SET] if x.name == letter else [])
+    if isinstance(x, Union):
         return frozenset(y for part in x.parts for y in derivatives(part, letter))
-    if isinstance(x, Repeated):
-        return frozenset(all_of(y, x) for y in derivatives(x.part, letter))
-    rest = frozenset(all_of(y, x.then) for y in derivatives(x.first, letter))
+    if isinstance(x, Repetition):
+        return frozenset(concatenation(y, x) for y in derivatives(x.part, letter))
+    rest = frozenset(concatenation(y, x.then) for y in derivatives(x.first, letter))
     return rest | derivatives(x.then, letter) if has_empty_word(x.first) else rest
 
 

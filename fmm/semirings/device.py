@@ -14,8 +14,8 @@ from fmm.semirings.closure_launches import ARG_BYTES, ARGS, DOUBLED, WORKSPACE, 
 from fmm.semirings.closure_steps import MATRIX
 from fmm.semirings.minplus_kernel import (
     RINGS,
-    WIDE,
-    Rect,
+    VECTOR_BYTES,
+    DeviceMatrix,
     Ring,
     SemiringProduct,
     doubling_launch,
@@ -68,15 +68,15 @@ def _product_run(
 ) -> LaunchSequence:
     """Return the compiled launches of a product."""
     m, k, n = size
-    left, right = Rect("A", 0, m, k, leading[0]), Rect("B", 0, k, n, leading[1])
-    dest = Rect("C", 0, m, n, padded(n))
+    left, right = DeviceMatrix("A", 0, m, k, leading[0]), DeviceMatrix("B", 0, k, n, leading[1])
+    dest = DeviceMatrix("C", 0, m, n, padded(n))
     launches = []
     if ring.per_word > 1:
-        words = Rect(DOUBLED, 0, m, k, padded(k))
+        words = DeviceMatrix(DOUBLED, 0, m, k, padded(k))
         launches.append(doubling_launch(left, words))
         left = words
     sizes = fastest_sizes(ring, with_arguments, [size], chip_of(device).multiprocessors)
-    args = Rect(ARGS, 0, m, n, padded(n)) if with_arguments else None
+    args = DeviceMatrix(ARGS, 0, m, n, padded(n)) if with_arguments else None
     launches.append(minplus_launch(ring, sizes, [SemiringProduct(left, right, dest, args=args)]))
     return LaunchSequence(launches, device)
 
@@ -92,7 +92,12 @@ def _aligned_rows(x: Any) -> Any:
     """Return x, or a copy, with contiguous rows that begin at multiples of 16 bytes."""
     rows, cols = x.shape
     contiguous = x.strides[1] == x.itemsize or cols == 1
-    if contiguous and x.strides[0] >= cols * x.itemsize and x.strides[0] % WIDE == 0 and x.data.ptr % WIDE == 0:
+    if (
+        contiguous
+        and x.strides[0] >= cols * x.itemsize
+        and x.strides[0] % VECTOR_BYTES == 0
+        and x.data.ptr % VECTOR_BYTES == 0
+    ):
         return x
     copy = cupy.zeros((rows, padded(cols)), x.dtype)
     copy[:, :cols] = x

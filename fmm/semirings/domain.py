@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-LIMIT = 1 << 28  # largest number of the ring "int32" (tropical_rings.cuh)
+INT32_RING_LIMIT = 1 << 28  # largest number of the ring "int32" (tropical_rings.cuh)
 # Sums from which a test for negative floats pays: a product without them takes a fifth less time, the test costs a pass
 # and a wait.
 SIGN_TEST_SUMS = 2048**3
@@ -50,7 +50,7 @@ def choose_domain(
     if natural:
         return Domain("int16, none negative", "uint16", np.uint16(2**15 - 1))
     sign = -1 if maximum else 1
-    if device and all(_largest_magnitude(xp, x, maximum) * terms <= 2 * LIMIT for x in arrays):
+    if device and all(_largest_magnitude(xp, x, maximum) * terms <= 2 * INT32_RING_LIMIT for x in arrays):
         return Domain("int32", "int32", np.int32(2**30 - 1), sign)
     return Domain("float64", "float64", np.float64(np.inf), sign)  # float64 adds integers exactly
 

@@ -27,7 +27,7 @@ PIECE_SUMS, PIECE_STEPS = 1 << 25, 1 << 14
 HOST_TILE_SIDE = 64  # nodes of a tile that is closed as a whole
 
 
-class Arguments(NamedTuple):
+class ArgumentRecord(NamedTuple):
     """Where a product records the step (index of the inner dimension) that each of its numbers comes from.
 
     `args` receives the step, or the number of `via` at that step (a predecessor). Where no step beats the old value,
@@ -39,17 +39,17 @@ class Arguments(NamedTuple):
     via: Array | None = None
     first: int = 0
 
-    def for_steps(self, steps: slice) -> Arguments:
+    def for_steps(self, steps: slice) -> ArgumentRecord:
         """Return the arguments of some of the steps; earlier steps have been recorded."""
         if not steps.start:
             return self if self.via is None else self._replace(via=self.via[steps])
-        return Arguments(self.args, self.args, None if self.via is None else self.via[steps], steps.start)
+        return ArgumentRecord(self.args, self.args, None if self.via is None else self.via[steps], steps.start)
 
-    def for_block(self, rows: slice, cols: slice) -> Arguments:
+    def for_block(self, rows: slice, cols: slice) -> ArgumentRecord:
         """Return the arguments of a block of the result."""
         old, via = self.old, self.via
         old, via = None if old is None else old[rows, cols], None if via is None else via[:, cols]
-        return Arguments(self.args[rows, cols], old, via, self.first)
+        return ArgumentRecord(self.args[rows, cols], old, via, self.first)
 
     def record(self, step: Array) -> None:
         """Write `args` for the best steps, -1 where the old value stays."""
@@ -64,7 +64,7 @@ class Semiring(Protocol):
     """Products and closures of tiles, by NumPy or by Numba."""
 
     def product(
-        self, left: Array, right: Array, old: Array | None, dest: Array, arguments: Arguments | None = None
+        self, left: Array, right: Array, old: Array | None, dest: Array, arguments: ArgumentRecord | None = None
     ) -> None: ...
 
     def close(self, d: Array, predecessors: Array | None = None) -> None: ...
@@ -90,7 +90,7 @@ def close_matrix(
         for p in step:
             arguments = None
             if predecessors is not None:
-                arguments = Arguments(*(at(x, nodes) for x in (p.dest, p.old, p.right)))  # type: ignore[arg-type]
+                arguments = ArgumentRecord(*(at(x, nodes) for x in (p.dest, p.old, p.right)))  # type: ignore[arg-type]
             semiring.product(at(p.left, values), at(p.right, values), at(p.old, values), at(p.dest, values), arguments)
 
 
@@ -112,7 +112,7 @@ class NumpySemiring:
         return np.greater if self.maximum else np.less
 
     def product(
-        self, left: Array, right: Array, old: Array | None, dest: Array, arguments: Arguments | None = None
+        self, left: Array, right: Array, old: Array | None, dest: Array, arguments: ArgumentRecord | None = None
     ) -> None:
         for first in range(0, max(left.shape[1], 1), PIECE_STEPS):
             steps = slice(first, first + PIECE_STEPS)
@@ -129,7 +129,7 @@ class NumpySemiring:
         right: Array,
         old: Array | None,
         dest: Array,
-        arguments: Arguments | None,
+        arguments: ArgumentRecord | None,
         rows: slice,
         cols: slice,
     ) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from fmm.arrays.detect import check_dense
 from fmm.semirings import placement
 from fmm.semirings.domain import choose_domain, from_domain, missing_value, to_domain
-from fmm.semirings.host import Arguments
+from fmm.semirings.host import ArgumentRecord
 from fmm.semirings.placement import TYPES, Placement, host_semiring, readable, writable_target, write_result
 
 
@@ -58,7 +58,7 @@ def _product(place: Placement, x: Any, y: Any, maximum: bool, with_arguments: bo
     else:
         values, args = np.empty(shape, left.dtype), np.empty(shape, np.int32) if with_arguments else None
         semiring = host_semiring(domain, maximum, work)
-        arguments = None if args is None else Arguments(args)
+        arguments = None if args is None else ArgumentRecord(args)
         semiring.product(np.ascontiguousarray(left), np.ascontiguousarray(right), None, values, arguments)
     result = from_domain(xp, values, domain, dtype, maximum)
     if with_arguments and result.dtype != values.dtype and dtype.kind == "i":

@@ -18,7 +18,7 @@ from fmm.kernels.cuda.products.tiling import strategy_cpp
 
 ENTRY = "fmm_minplus"
 TILE_THREADS = 256  # threads of the block that closes a tile, and of blocks that write numbers twice
-WIDE = 16  # bytes of a vector access
+VECTOR_BYTES = 16  # bytes of a vector access
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ WORD_SIZES = (
     TileSizes("Small", 32, 32, 16, m_r=2, n_r=4, warp_m=8, warp_n=4, stages=3, blocks=6),
 )
 # With arguments, or with numbers of two registers, a thread holds half as many numbers.
-HALF = replace(WORD_SIZES[0], name="Half", m_s=64, n_r=8)
-ARGUMENT_SIZES = (HALF, *WORD_SIZES[1:])
-DOUBLE_SIZES = (replace(HALF, stages=2), replace(WORD_SIZES[1], blocks=3), WORD_SIZES[2])
+HALF_SQUARE = replace(WORD_SIZES[0], name="Half", m_s=64, n_r=8)
+ARGUMENT_SIZES = (HALF_SQUARE, *WORD_SIZES[1:])
+DOUBLE_SIZES = (replace(HALF_SQUARE, stages=2), replace(WORD_SIZES[1], blocks=3), WORD_SIZES[2])
 ARGUMENT_DOUBLE_SIZES = (replace(WORD_SIZES[1], blocks=2), WORD_SIZES[2])
 
 
@@ -93,10 +93,10 @@ class MinplusKernel:
     def shared(self) -> int:
         """Bytes of shared memory: tiles of A with padded lines, and tiles of B."""
         s, item = self.sizes, RINGS[self.ring].word_bytes
-        return s.stages * item * (s.m_s * (s.k_s + WIDE // item) + s.k_s * s.n_s)
+        return s.stages * item * (s.m_s * (s.k_s + VECTOR_BYTES // item) + s.k_s * s.n_s)
 
 
-class Rect(NamedTuple):
+class DeviceMatrix(NamedTuple):
     """A row-major rectangle of numbers in memory."""
 
     base: str
@@ -113,13 +113,13 @@ class SemiringProduct(NamedTuple):
     dimension that each number comes from, or the number of `via` at that step.
     """
 
-    left: Rect
-    right: Rect
-    dest: Rect
-    old: Rect | None = None
-    args: Rect | None = None
-    old_args: Rect | None = None
-    via: Rect | None = None
+    left: DeviceMatrix
+    right: DeviceMatrix
+    dest: DeviceMatrix
+    old: DeviceMatrix | None = None
+    args: DeviceMatrix | None = None
+    old_args: DeviceMatrix | None = None
+    via: DeviceMatrix | None = None
 
 
 def minplus_launch(ring: Ring, sizes: TileSizes, products: Sequence[SemiringProduct]) -> Launch:
@@ -152,13 +152,13 @@ def _pack_product(ring: Ring, sizes: TileSizes, product: SemiringProduct) -> tup
     leading = [left.leading, right.leading // pairs, dest.leading // pairs, old.leading // pairs if old else 0]
     leading += [x.leading if x else 0 for x in arguments]
     item = ring.item_bytes
-    wide = all(x is None or not (x.offset % WIDE or x.leading * item % WIDE) for x in (dest, old))
+    wide = all(x is None or not (x.offset % VECTOR_BYTES or x.leading * item % VECTOR_BYTES) for x in (dest, old))
     tail = struct.pack("<5q7q8i", *[0] * 5, *leading, m, n, k, down, across, min(down, 8), wide, 0)
     slots = [Slot(word, *where) for word, where in zip(at, rects, strict=True) if where is not None]
     return b"".join(operands) + tail, slots, down * across
 
 
-def close_launch(ring: Ring, tile: Rect, args: Rect | None = None) -> Launch:
+def close_launch(ring: Ring, tile: DeviceMatrix, args: DeviceMatrix | None = None) -> Launch:
     """Return the launch that closes a tile in place; its side is at most `tile_side`."""
     leading = args.leading if args else 0
     parameters = struct.pack("<4q2i", 0, tile.leading, 0, leading, tile.rows, 0)
@@ -170,7 +170,7 @@ def close_launch(ring: Ring, tile: Rect, args: Rect | None = None) -> Launch:
     return Launch("product", label, kernel, (1, 1, 1), parameters, tuple(slots))
 
 
-def doubling_launch(source: Rect, dest: Rect) -> Launch:
+def doubling_launch(source: DeviceMatrix, dest: DeviceMatrix) -> Launch:
     """Return the launch that writes each 16-bit number twice into a word."""
     parameters = struct.pack("<4q2i", 0, 0, source.leading, dest.leading, source.rows, source.cols)
     slots = Slot(0, source.base, source.offset), Slot(1, dest.base, dest.offset)
@@ -223,7 +223,7 @@ ProductSize = tuple[int, int, int]  # m, k, n
 BLOCK_CLOCKS = 2500.0  # clocks of a thread block before its first and after its last step
 
 
-class Rate(NamedTuple):
+class SumRate(NamedTuple):
     """Sums of words a clock of one multiprocessor: with one thread block, and with as many as it holds."""
 
     alone: float
@@ -231,12 +231,12 @@ class Rate(NamedTuple):
 
 
 # Measured on an H200 at 1.98 GHz, products of 128 to 4096 a side (results/nvidia-h200/tiles/minplus.json).
-FLOATS = {"Square": Rate(21, 44), "Medium": Rate(33, 45.5), "Small": Rate(19, 38)}
-NONNEGATIVE = {"Square": Rate(27, 53.5), "Medium": Rate(38, 56), "Small": Rate(20, 43)}
-INTEGERS = {"Square": Rate(45, 57), "Medium": Rate(40, 54), "Small": Rate(20, 43)}
+FLOAT_RATES = {"Square": SumRate(21, 44), "Medium": SumRate(33, 45.5), "Small": SumRate(19, 38)}
+NONNEGATIVE_FLOAT_RATES = {"Square": SumRate(27, 53.5), "Medium": SumRate(38, 56), "Small": SumRate(20, 43)}
+INTEGER_RATES = {"Square": SumRate(45, 57), "Medium": SumRate(40, 54), "Small": SumRate(20, 43)}
 # With arguments three of four instructions run at half the rate. Only large products were measured.
-ARGUMENTS = {"Half": Rate(12, 15.5), "Medium": Rate(10, 13.5), "Small": Rate(8, 12)}
-DOUBLES = {"Half": Rate(10, 18.3), "Medium": Rate(10.7, 18.4), "Small": Rate(9, 17)}
+ARGUMENT_RATES = {"Half": SumRate(12, 15.5), "Medium": SumRate(10, 13.5), "Small": SumRate(8, 12)}
+DOUBLE_RATES = {"Half": SumRate(10, 18.3), "Medium": SumRate(10.7, 18.4), "Small": SumRate(9, 17)}
 
 
 def product_clocks(
@@ -249,8 +249,10 @@ def product_clocks(
     tiles = sum(-(-m // sizes.m_s) * -(-n // (sizes.n_s * ring.per_word)) for m, _, n in products)
     steps = max(k for _, k, _ in products)
     blocks = -(-tiles // multiprocessors)  # thread blocks of the busiest multiprocessor
-    floats = NONNEGATIVE if ring.cpp == "NonnegativeFloats" else FLOATS
-    rates = ARGUMENTS if with_arguments else {"double": DOUBLES, "float": floats}.get(ring.word, INTEGERS)
+    floats = NONNEGATIVE_FLOAT_RATES if ring.cpp == "NonnegativeFloats" else FLOAT_RATES
+    rates = (
+        ARGUMENT_RATES if with_arguments else {"double": DOUBLE_RATES, "float": floats}.get(ring.word, INTEGER_RATES)
+    )
     rate = rates[sizes.name]
     return BLOCK_CLOCKS + blocks * sizes.m_s * sizes.n_s * steps / min(rate.alone * blocks, rate.full)
 

@@ -1,9 +1,9 @@
 """Semiring products and the Floyd-Warshall algorithm compiled by Numba, where Numba is installed.
 
 The inner loops run along contiguous rows, so that the compiler uses vector instructions. A row of the result takes four
-steps at a time: with more rows the compiler would have to compare too many addresses first. STEPS rows of the right
-operand, ROW_BYTES long, stay in the first-level cache. Matrices are passed as flat memory with a leading dimension:
-Numba does not know that the rows of a submatrix are contiguous.
+steps at a time: with more rows the compiler would have to compare too many addresses first. INNER_STEPS rows of the
+right operand, ROW_BYTES long, stay in the first-level cache. Matrices are passed as flat memory with a leading
+dimension: Numba does not know that the rows of a submatrix are contiguous.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from fmm.kernels.cpu.thread_pool import Threads
-from fmm.semirings.host import Arguments, Array
+from fmm.semirings.host import ArgumentRecord, Array
 
-ROWS, STEPS = 128, 16  # rows of a task; steps of the inner dimension at a time
+TASK_ROWS, INNER_STEPS = 128, 16  # rows of a task; steps of the inner dimension at a time
 ROW_BYTES = 1024  # bytes of a task's row
 TASK_SUMS, LEAST_ROWS = 1 << 26, 16  # most sums of a task, so that it ends soon: interrupts are handled between tasks
 
@@ -39,7 +39,7 @@ class CompiledSemiring:
     threads: int
 
     def product(
-        self, left: Array, right: Array, old: Array | None, dest: Array, arguments: Arguments | None = None
+        self, left: Array, right: Array, old: Array | None, dest: Array, arguments: ArgumentRecord | None = None
     ) -> None:
         kernels = _kernels(dest.dtype.name, self.maximum)
         if old is None:
@@ -52,7 +52,7 @@ class CompiledSemiring:
         step = np.full(dest.shape, -1, np.int32) if arguments else dest
         if arguments:
             operands, kernel = (*operands, *_flat(step)), kernels.product_with_arguments
-        high = min(max(TASK_SUMS // (wide * max(steps, 1)), LEAST_ROWS), ROWS)
+        high = min(max(TASK_SUMS // (wide * max(steps, 1)), LEAST_ROWS), TASK_ROWS)
         tasks = [
             partial(kernel, *operands, i, min(i + high, len(dest)), j, min(j + wide, dest.shape[1]))
             for i in range(0, len(dest), high)
@@ -138,8 +138,8 @@ def _make_product(best: Any, number: Any) -> Any:
     ) -> None:
         """Take all steps for these rows and columns of c."""
         count = right - left
-        for k in range(0, steps, STEPS):
-            last = min(k + STEPS, steps)
+        for k in range(0, steps, INNER_STEPS):
+            last = min(k + INNER_STEPS, steps)
             for i in range(top, end):
                 x = c[i * ldc + left : i * ldc + right]
                 step = k
@@ -183,10 +183,10 @@ def _make_product_with_arguments(better: Any, number: Any) -> Any:
     ) -> None:
         """Take all steps; `arg` becomes the step where a sum beats the number that was there."""
         count = right - left
-        for k in range(0, steps, STEPS):
+        for k in range(0, steps, INNER_STEPS):
             for i in range(top, end):
                 x, found = c[i * ldc + left : i * ldc + right], arg[i * ldarg + left : i * ldarg + right]
-                for step in range(k, min(k + STEPS, steps)):
+                for step in range(k, min(k + INNER_STEPS, steps)):
                     at, f = step * ldb + left, a[i * lda + step]
                     line = b[at : at + count]
                     for n in range(count):

@@ -344,7 +344,7 @@ def _measured(
     """Return the outcome, and True if the trials could not be written."""
     try:
         if header:
-            trials.header(header)
+            trials.add_header(header)
         outcome = tune_type(journal, job.dtype, effort, job.wanted)
         if not outcome.stopped:
             trials.finish(journal.run, journal.elapsed)

@@ -443,7 +443,7 @@ def test_other_devices_are_errors_that_list_the_valid(device: Any) -> None:
 def test_a_device_of_the_datasheets_is_told_where_to_ask(device: str, typed: str, name: str) -> None:
     with pytest.raises(ValueError, match=r"valid: 'cpu', 'cuda'.* 0, 1, ") as raised:
         fmm.plan(8, 8, 8, device=device)
-    assert f"`fmm-tune predict --device {typed} M K N` tells the plan by the datasheet of the {name}" in str(
+    assert f"`fmm-tune predict --device {typed} M K N` predicts the plan from the datasheet of the {name}" in str(
         raised.value
     )
 
@@ -823,13 +823,13 @@ def test_after_rescues_plans_rest_ever_longer_and_come_back() -> None:
     for _ in range(12):
         rescues += 1
         rest = 0
-        while not trust.holds(rescues):
+        while not trust.allows_plan(rescues):
             rest += 1
         runs_of_rest.append(rest)
     assert runs_of_rest == [min(trust_of_streams.MIN_BACKOFF * 2**i, trust_of_streams.MAX_BACKOFF) for i in range(12)]
-    assert all(trust.holds(rescues) for _ in range(2 * trust_of_streams.MAX_BACKOFF))
-    assert not trust.holds(rescues + 1)  # long forgotten: the first rest again
-    assert sum(not trust.holds(rescues + 1) for _ in range(100)) == trust_of_streams.MIN_BACKOFF - 1
+    assert all(trust.allows_plan(rescues) for _ in range(2 * trust_of_streams.MAX_BACKOFF))
+    assert not trust.allows_plan(rescues + 1)  # long forgotten: the first rest again
+    assert sum(not trust.allows_plan(rescues + 1) for _ in range(100)) == trust_of_streams.MIN_BACKOFF - 1
 
 
 def test_every_type_has_a_rescue() -> None:

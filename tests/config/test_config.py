@@ -389,7 +389,7 @@ def test_what_ships_with_the_package_was_measured_on_another_card(
     for folder in ("site_folder", "user_folder"):
         monkeypatch.setattr(files, folder, lambda: tmp_path / "empty")
     shipped = tuned.write(tmp_path / "shipped.json", key, found=tuned.section())
-    monkeypatch.setattr(files, "SHIPPED", shipped)
+    monkeypatch.setattr(files, "SHIPPED_CONFIG", shipped)
     found = decided()
     assert found.source == step
     assert ("calibrated on another card of this name" in found.reason) == (step == "calibrated model")

@@ -9,7 +9,7 @@ import pytest
 from fmm.distributed import predict_sharing
 from fmm.distributed.layout import K, Layout, M, N
 from fmm.distributed.predict_sharing import Devices, choose_sharing, level_counts, predict_layout, rank_sharings
-from fmm.distributed.quadrants import level_above, quadrants
+from fmm.distributed.quadrants import parse_level_above, quadrants
 from fmm.hardware.links import Link, Network, link, network_of
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 
@@ -84,7 +84,7 @@ def test_parts_of_c_are_added_up() -> None:
 )
 def test_what_levels_above_count(text: str, products: int, additions: tuple[int, int, int] | None) -> None:
     """Winograd's variant needs 15 additions of quarter matrices, Strassen's algorithm 18."""
-    count, times = level_counts(level_above(text))
+    count, times = level_counts(parse_level_above(text))
     assert count == products
     if additions is not None:
         assert [round(4 * each, 9) for each in times] == list(additions)
@@ -166,7 +166,7 @@ def test_small_products_are_compared_in_one_piece_alone() -> None:
 def test_what_no_level_above_can_do() -> None:
     for text in ("3m", "gram", "strassen.fused > tile", "no-such-scheme"):
         with pytest.raises(PlanError):
-            level_above(text)
+            parse_level_above(text)
     uneven = Layout(64, 9, 64, (2, 4), (0, 1), (0, 1), (M, N))  # 4 parts of 3 and 2 parts of 5
     with pytest.raises(PlanError, match="do not match"):
         quadrants(uneven, WINOGRAD)

@@ -45,7 +45,7 @@ def requested(
 ) -> Iterator[list[tuple[int, ...]]]:
     """Installed at the device's key; of which left operands Python was asked."""
     questions: list[tuple[int, ...]] = []
-    own = torch_answers.Answers._answer
+    own = torch_answers.DispatcherProducts._answer
 
     def answer(self: Any, a: Any, *rest: Any) -> Any:
         questions.append(tuple(a.shape))
@@ -54,7 +54,7 @@ def requested(
     for name in ("SMALL", "SMALL_16_BIT", "SMALL_16_BIT_UNALIGNED"):
         monkeypatch.setattr(torch_install, name, 16**3)
     monkeypatch.setattr(torch_answers, "small_enough", lambda m, k, n, itemsize: m * k * n < 16**3)
-    monkeypatch.setattr(torch_answers.Answers, "_answer", answer)
+    monkeypatch.setattr(torch_answers.DispatcherProducts, "_answer", answer)
     undo = torch_install.install_at("CUDA" if device == "cuda" else "CPU", compiled)
     try:
         yield questions
@@ -597,7 +597,7 @@ def test_a_compiler_that_takes_long_is_not_silent(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Any
 ) -> None:
     monkeypatch.setattr(long_waits, "PATIENCE", 0.01)
-    monkeypatch.setattr(long_waits, "_said", set())
+    monkeypatch.setattr(long_waits, "_logged", set())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     slow = tmp_path / "compiler"
     slow.write_text("#!/bin/sh\nsleep 1; exit 1\n")

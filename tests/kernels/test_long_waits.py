@@ -93,11 +93,12 @@ def test_slow_compilation_is_logged_and_kernels_compile_once(
     logged = threading.Event()
     monkeypatch.setattr(long_waits.log, "warning", lambda *words: logged.set())
 
-    def compile_slowly(device: int, kernel: Kernel) -> None:
+    def compile_slowly(kernel: Kernel) -> Any:
         requested.append(kernel)
         assert logged.wait(60)
+        return compiled.LoadedKernel(1, None)
 
-    monkeypatch.setattr(compiled, "compile_kernel", compile_slowly)
+    monkeypatch.setattr(compiled, "_load", compile_slowly)
     for _ in range(3):
         compiled.compile_kernels(0, kernels(count))
     wait()

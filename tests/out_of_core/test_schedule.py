@@ -9,7 +9,18 @@ import pytest
 
 from fmm.dtypes import DTYPES
 from fmm.out_of_core.choose_schedule import DoesNotFitError, candidate_schedules, choose_schedule
-from fmm.out_of_core.schedule import Cut, Load, Multiply, Rates, Schedule, Store, Tile, build_schedule, padded, spans
+from fmm.out_of_core.schedule import (
+    Cut,
+    Load,
+    Multiply,
+    Rates,
+    Schedule,
+    Store,
+    Tile,
+    build_schedule,
+    cut_ranges,
+    padded,
+)
 
 SIZES = [(100, 200, 150), (257, 64, 129), (1, 1, 1), (33, 1000, 7), (64, 1, 640)]
 CUTS = [
@@ -146,9 +157,11 @@ def test_what_is_chosen_fits(size: tuple[int, int, int], dtype: str, room: int) 
         assert room <= 300_000 and max(size) >= 700
         return
     assert found.memory <= room
-    pieces = spans(size[1], found.cut.pieces)
+    pieces = cut_ranges(size[1], found.cut.pieces)
     if DTYPES[dtype].exact or dtype == "float16":
-        others = [s for s in candidate_schedules(size, dtype, room) if len(spans(size[1], s.cut.pieces)) < len(pieces)]
+        others = [
+            s for s in candidate_schedules(size, dtype, room) if len(cut_ranges(size[1], s.cut.pieces)) < len(pieces)
+        ]
         assert not others
 
 
@@ -157,7 +170,7 @@ def test_the_first_piece_is_small_and_so_is_the_last_band() -> None:
     size = 16384, 16384, 16384
     found, times = choose_schedule(size, "float32", 1 << 37, Rates(2e10, 2e10), seconds_by_work)  # type: ignore[arg-type]
     pieces, bands = (
-        [last - first for first, last in spans(total, lengths)]
+        [last - first for first, last in cut_ranges(total, lengths)]
         for total, lengths in ((size[1], found.cut.pieces), (size[0], found.cut.bands))
     )
     assert pieces[0] < size[1] / 8 and bands[-1] <= size[0] / 4
@@ -167,6 +180,6 @@ def test_the_first_piece_is_small_and_so_is_the_last_band() -> None:
 
 @pytest.mark.parametrize(("total", "lengths"), [(10, (3,)), (10, (4, 3)), (1, (5, 5)), (7, (1, 2, 3))])
 def test_spans_cover_everything_once(total: int, lengths: tuple[int, ...]) -> None:
-    found = spans(total, lengths)
+    found = cut_ranges(total, lengths)
     assert found[0][0] == 0 and found[-1][1] == total
     assert all(x[1] == y[0] for x, y in pairwise(found)) and all(first < last for first, last in found)

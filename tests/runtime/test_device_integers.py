@@ -26,7 +26,7 @@ def answered(
     dtype: str, side: int, limits: Limits = PLENTY, lacking: bool = False, on: Device | None = None
 ) -> PreparedCall:
     x = contiguous_operand((side, side), dtype)
-    setting = Setting(0, dtype, lacking=lacking)
+    setting = Setting(0, dtype, no_vendor_product=lacking)
     return prepare_query(ProblemQuery(x, x, None, setting, on or hopper(), limits))
 
 

@@ -901,7 +901,7 @@ def test_small_products_are_cupys_own(dtype: str, size: tuple[int, int, int]) ->
     assert cupy_library.get_compute_type is not None
     before = cupy_library.get_compute_type(np.dtype("f4"))
     try:
-        cupy._core.set_compute_type("f4", cupy_library.TF32 if dtype == "tf32" else cupy_library.USUAL)
+        cupy._core.set_compute_type("f4", cupy_library.TF32 if dtype == "tf32" else cupy_library.DEFAULT)
         found, theirs = cupy_library.cublas_product(a, b), cupy.matmul(a, b)
         cupy.testing.assert_array_equal(fmm.matmul(a, b), theirs)
     finally:

@@ -8,16 +8,16 @@ import pytest
 
 from fmm.kernels.algorithms.step_table import StepError, kernel_table, parse_kernel
 from fmm.semirings.closure_table import (
-    EMPTY,
-    ONE,
+    EMPTY_SET,
+    EMPTY_WORD_SET,
     Letter,
-    all_of,
     closure_defect,
     closure_table,
-    one_of,
+    concatenation,
     parse_closure_table,
-    repeated,
+    repetition,
     same_walks,
+    union,
 )
 
 TEXT = """
@@ -109,8 +109,15 @@ def test_words() -> None:
     """(a b)* a = a (b a)*, but not (a | b)* a."""
     a, b = Letter("a"), Letter("b")
     moves = {"a": (0, 1), "b": (1, 0)}
-    assert same_walks(all_of(repeated(all_of(a, b)), a), moves, 0, 1)
-    assert same_walks(all_of(a, repeated(all_of(b, a))), moves, 0, 1)
-    assert not same_walks(all_of(repeated(one_of(a, b)), a), moves, 0, 1)
-    assert same_walks(repeated(all_of(b, a)), moves, 1, 1) and not same_walks(repeated(all_of(a, b)), moves, 1, 1)
-    assert all_of(EMPTY, a) == EMPTY and all_of(ONE, a) == a and one_of(EMPTY, a) == a and repeated(ONE) == ONE
+    assert same_walks(concatenation(repetition(concatenation(a, b)), a), moves, 0, 1)
+    assert same_walks(concatenation(a, repetition(concatenation(b, a))), moves, 0, 1)
+    assert not same_walks(concatenation(repetition(union(a, b)), a), moves, 0, 1)
+    assert same_walks(repetition(concatenation(b, a)), moves, 1, 1) and not same_walks(
+        repetition(concatenation(a, b)), moves, 1, 1
+    )
+    assert (
+        concatenation(EMPTY_SET, a) == EMPTY_SET
+        and concatenation(EMPTY_WORD_SET, a) == a
+        and union(EMPTY_SET, a) == a
+        and repetition(EMPTY_WORD_SET) == EMPTY_WORD_SET
+    )

@@ -13,8 +13,8 @@ from fmm.semirings.closure_launches import ARGS, DOUBLED, WORKSPACE, closure_lau
 from fmm.semirings.closure_steps import MATRIX
 from fmm.semirings.minplus_kernel import (
     RINGS,
+    DeviceMatrix,
     MinplusKernel,
-    Rect,
     Ring,
     SemiringProduct,
     close_source,
@@ -55,8 +55,8 @@ def matrix(rows: int, cols: int, ring: Ring, rng: np.random.Generator) -> Matrix
     return found
 
 
-def whole(base: str, x: Matrix, cols: int) -> Rect:
-    return Rect(base, 0, x.shape[0], cols, x.shape[1])
+def whole(base: str, x: Matrix, cols: int) -> DeviceMatrix:
+    return DeviceMatrix(base, 0, x.shape[0], cols, x.shape[1])
 
 
 def best(ring: Ring, a: Matrix, b: Matrix, old: Matrix | None) -> tuple[Matrix, Matrix]:

@@ -62,7 +62,7 @@ class Numbered:
     def begin_capture(self) -> None:
         pass
 
-    def end_capture(self) -> None:
+    def end_capture(self) -> Any:
         pass
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fmm.kernels.cuda.launch_list import Kernel
 from fmm.semirings.minplus_kernel import (
     RINGS,
-    Rect,
+    DeviceMatrix,
     SemiringProduct,
     close_launch,
     doubling_launch,
@@ -16,7 +16,7 @@ from fmm.semirings.minplus_kernel import (
 
 def every_kernel() -> set[Kernel]:
     """Return the kernels of launches over each ring, with each tile size, with and without arguments."""
-    some = Rect("A", 0, 8, 8, 16)
+    some = DeviceMatrix("A", 0, 8, 8, 16)
     found = {doubling_launch(some, some).kernel}
     for ring in RINGS.values():
         for with_arguments in (False, True)[: 3 - ring.per_word]:

@@ -12,7 +12,14 @@ import pytest
 from fmm.semirings import placement
 from fmm.semirings.closure_launches import ARGS, DOUBLED, WORKSPACE, closure_launches, padded
 from fmm.semirings.closure_steps import MATRIX
-from fmm.semirings.minplus_kernel import RINGS, Rect, SemiringProduct, doubling_launch, minplus_launch, sizes_for
+from fmm.semirings.minplus_kernel import (
+    RINGS,
+    DeviceMatrix,
+    SemiringProduct,
+    doubling_launch,
+    minplus_launch,
+    sizes_for,
+)
 from tests.support.minplus_on_host import lines_of, play
 
 Matrix = np.ndarray[Any, Any]
@@ -37,14 +44,14 @@ class HostDevice:
         ring, (m, k), n = RINGS[name], a.shape, b.shape[1]
         memory = {base: self._wide(x) for base, x in (("A", a), ("B", b))}
         memory |= {base: lines_of(m, padded(n), POISON, kind) for base, kind in (("C", a.dtype), ("args", np.int32))}
-        left, launches = Rect("A", 0, m, k, padded(k)), []
+        left, launches = DeviceMatrix("A", 0, m, k, padded(k)), []
         if ring.per_word > 1:
             memory["twice"] = lines_of(m, padded(k), POISON, np.uint32)
             launches.append(doubling_launch(left, left._replace(base="twice")))
             left = left._replace(base="twice")
-        dest = Rect("C", 0, m, n, padded(n))
+        dest = DeviceMatrix("C", 0, m, n, padded(n))
         args = dest._replace(base="args") if with_arguments else None
-        product = SemiringProduct(left, Rect("B", 0, k, n, padded(n)), dest, args=args)
+        product = SemiringProduct(left, DeviceMatrix("B", 0, k, n, padded(n)), dest, args=args)
         play([*launches, minplus_launch(ring, sizes_for(ring, with_arguments)[-1], [product])], memory)
         return memory["C"][:, :n].copy(), memory["args"][:, :n].copy() if with_arguments else None
 

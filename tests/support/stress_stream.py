@@ -1,9 +1,11 @@
-"""Threads that share one CUDA stream: results are checked while plans are replayed with changing operands.
+"""Threads that share one CUDA stream: results are checked while graphs are replayed with changing operands.
 
     python -m tests.support.stress_stream [--seconds 600] [--threads 8]
 
-Every thread multiplies, in torch, matrices of alternating addresses by plans that are captured and replayed, on the one
-stream that all threads share. It exits with 1 if a result is wrong; a crash shows as a signal's status.
+So many threads multiply at a time, in torch, matrices at alternating addresses by plans that are captured and replayed.
+Each thread ends after some products, and the next one takes over its graphs. Another thread drops graphs and lets new
+ones be captured all the time. The first half of the time, all use one stream of their own, then the default stream. The
+exit status is 1 if a result is wrong; a crash shows as a signal's status.
 """
 
 from __future__ import annotations
@@ -14,46 +16,104 @@ import random
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 PLANS = ("f16x3", "strassen.batched.pad16 > vendor", "winograd > vendor", "strassen^2.batched.pad16 > tile", "tile")
-SIDES = (256, 384, 512, 640)
-OPERANDS = 5  # more than one set per side, so that graphs are given other addresses at every call
+SIDES = (64, 256, 384, 512, 640)
+OPERANDS = 5  # pairs of matrices of each side, so that graphs are given other addresses at every call
+PRODUCTS = 24  # of one plan and side between two checks
+ROUNDS = 6  # of PRODUCTS in one thread's life
+TOLERANCE = 1e-4  # of ||C - A B|| / ||A B|| in float32
+
+
+class Case(NamedTuple):
+    """Two matrices and their product in float64."""
+
+    a: Any
+    b: Any
+    expected: Any
 
 
 class Stress:
-    """The operands, the expected products, and what went wrong so far."""
+    """The operands, the expected products, and the errors so far."""
 
     def __init__(self, seconds: float) -> None:
         import torch
 
-        self.torch: Any = torch
-        self.ends = time.monotonic() + seconds
-        self.stream = torch.cuda.Stream()
-        self.cases: list[tuple[Any, Any, Any]] = []
-        for side in SIDES:
-            for _ in range(OPERANDS):
-                a, b = (torch.randn(side, side, device="cuda") for _ in "ab")
-                self.cases.append((a, b, (a.double() @ b.double())))
-        torch.cuda.synchronize()
-        self.products = 0
-        self.errors: list[str] = []
-
-    def work(self, seed: int) -> None:
-        """Multiply random cases by random plans until the time is over, and check each result."""
         import fmm
 
+        self.torch: Any = torch
+        self.fmm = fmm
+        self.ends = time.monotonic() + seconds
+        self.cases: dict[int, list[Case]] = {}
+        for side in SIDES:
+            pairs = [[torch.randn(side, side, device="cuda") for _ in "ab"] for _ in range(OPERANDS)]
+            self.cases[side] = [Case(a, b, a.double() @ b.double()) for a, b in pairs]
+        torch.cuda.synchronize()
+        self.products = self.threads = self.evictions = 0
+        self.errors: list[str] = []
+        self.lock = threading.Lock()  # around the four above
+
+    def goes_on(self) -> bool:
+        return time.monotonic() < self.ends and not self.errors
+
+    def start_threads(self, seed: int, stream: Any) -> None:
+        """Run threads that multiply on the stream, one after the other, until the time is over."""
+        while self.goes_on():
+            seed += 1000
+            thread = threading.Thread(target=self.multiply, args=(seed, stream))
+            thread.start()
+            thread.join()
+
+    def multiply(self, seed: int, stream: Any) -> None:
+        """Multiply matrices of random sides by random plans, and check the results."""
         rng = random.Random(seed)
-        with self.torch.cuda.stream(self.stream):
-            while time.monotonic() < self.ends and not self.errors:
-                plan = rng.choice(PLANS)
-                for a, b, expected in rng.choices(self.cases, k=24):
-                    out = self.torch.empty_like(expected, dtype=a.dtype) if rng.random() < 0.5 else None
-                    c = fmm.matmul(a, b, out, plan=plan)
-                    error = float((c.double() - expected).norm() / expected.norm())
-                    self.products += 1
-                    if not error < 1e-4:
-                        self.errors.append(f"{plan}, n = {len(a)}: error {error}")
+        try:
+            with self.torch.cuda.stream(stream):
+                for _ in range(ROUNDS):
+                    if self.goes_on():
+                        self.check_products(rng.choice(PLANS), rng.choice(SIDES), rng)
+        except Exception as error:
+            self.note(0, f"{type(error).__name__}: {error}")
+        with self.lock:
+            self.threads += 1
+
+    def check_products(self, plan: str, side: int, rng: random.Random) -> None:
+        """Compute several products before the first is checked, so that other threads' calls come in between."""
+        results = []
+        for case in rng.choices(self.cases[side], k=PRODUCTS):
+            out = self.torch.empty_like(case.a) if rng.random() < 0.5 else None
+            results.append((case, self.fmm.matmul(case.a, case.b, out, plan=plan)))
+        for case, c in results:
+            error = float((c.double() - case.expected).norm() / case.expected.norm())
+            self.note(1, "" if error < TOLERANCE else f"{plan}, n = {side}: error {error}")
+
+    def note(self, products: int, error: str) -> None:
+        with self.lock:
+            self.products += products
+            self.errors += [error] if error else []
+
+    def evict(self) -> None:
+        """Drop all graphs now and then, and let calls be captured that came three times."""
+        from fmm.kernels.cuda.launch.graphs import CALLS_BEFORE_CAPTURE
+        from fmm.runtime.run_device import GRAPHS
+
+        rng = random.Random(0)
+        while self.goes_on():
+            time.sleep(rng.random() / 50)
+            GRAPHS.calls_before_capture = CALLS_BEFORE_CAPTURE
+            if rng.random() < 0.1:
+                self.evictions += GRAPHS.clear()
+
+
+def run_half(stress: Stress, threads: int, stream: Any) -> None:
+    """Let threads share this stream until the time is over."""
+    running = [threading.Thread(target=stress.start_threads, args=(i, stream)) for i in range(threads)]
+    running.append(threading.Thread(target=stress.evict))
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
 
 
 def main() -> int:
@@ -63,13 +123,13 @@ def main() -> int:
     options = parser.parse_args()
     faulthandler.enable()
     sys.setswitchinterval(1e-6)
-    stress = Stress(options.seconds)
-    threads = [threading.Thread(target=stress.work, args=(i,)) for i in range(options.threads)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    print(f"{stress.products} products by {options.threads} threads, {len(stress.errors)} wrong", *stress.errors)
+    stress = Stress(options.seconds / 2)
+    cuda = stress.torch.cuda
+    for stream in (cuda.Stream(), cuda.default_stream()):
+        stress.ends = time.monotonic() + options.seconds / 2
+        run_half(stress, options.threads, stream)
+    counts = f"{stress.products} products by {stress.threads} threads, {stress.evictions} graphs dropped"
+    print(f"{counts}, {len(stress.errors)} wrong", *stress.errors, sep="\n")
     return 1 if stress.errors or not stress.products else 0
 
 

@@ -191,7 +191,7 @@ def _with_best_strategy(op: TileOp, target: Target) -> TileOp:
 
 
 def _warpgroup_launch(op: GemmOp, target: Target) -> Launch | str:
-    """Return the launch of the warpgroup kernel, or the reason why there is none."""
+    """Return the launch of the warpgroup kernel, or the reason why the kernel cannot run."""
     if not target.chip.has_warpgroups:
         return "only compute capability 9.0 has its instructions"
     if any(target.divides[x.base] % VECTOR_BYTES for x in op.pieces):
@@ -286,7 +286,7 @@ def fuse_plane_sums(ops: Sequence[Op], target: Target) -> list[Op | PlaneSums]:
 
 
 def select_residues(op: GemmOp, target: Target) -> SelectedSteps:
-    """Return the launches of a product by residues; the vendor where the chip has no such tensor cores."""
+    """Return the launches of a product by residues; by the vendor where the chip lacks the tensor cores."""
     product, chip = _residue_product(op, target), target.chip
     if product is not None:
         return residue_launches(product, target.divides, target.flagged)
@@ -324,7 +324,7 @@ SELECTORS: Final[dict[str, Selector]] = {
     "f16x3": select_f16x3,
     "bytes": select_residues,
 }
-# By leaf, the function that prepares an operand, for leaves whose row has a preparation.
+# By leaf, the function that prepares an operand, for leaves that have a preparation.
 PREPARERS: Final[dict[str, Callable[[GemmOp, Target], Preparation]]] = {
     "f16x3": prepare_planes,
     "bytes": prepare_residues,

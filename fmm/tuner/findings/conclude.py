@@ -1,6 +1,6 @@
-"""From the trials of a tuning to the section of the config: fit, error, noise, entries, thresholds.
+"""Conclude a tuning: from its recorded trials to a section of the config with model, errors, entries and thresholds.
 
-Everything is a function of the recorded trials, so a tuning that was interrupted has a section too.
+The section is a function of the recorded trials, so that an interrupted tuning has one too.
 """
 
 from __future__ import annotations
@@ -39,29 +39,28 @@ from fmm.tuner.search.certify import all_entries, paired_samples
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import DEFAULT_OPERATION, Size, Trial
 
-# The stages whose trials the fit sees. The held-out trials check the fit. The trials of the search are on few shapes,
-# of plans that Optuna made up, which no decision considers.
-SCALE = "scale"  # rough products that show what the effort affords
-MEASURED = ("rates", "probe", "tiles")
-FITTED = (SCALE, *MEASURED)
-HELD_OUT = "held out"
+# The fit sees the trials of FITTED_STAGES; the held-out trials check the fit. The trials of the search are not fitted:
+# they are on few shapes, of plans by Optuna that no decision considers.
+SCALE_STAGE = "scale"  # rough products from which the sizes of all others follow
+PROBE_STAGES = ("rates", "probe", "tiles")
+FITTED_STAGES = (SCALE_STAGE, *PROBE_STAGES)
+HELD_OUT_STAGE = "held out"
 OUT_OF_MEMORY = "out of memory"
 
 
-def concluded_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
+def conclude_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
     """Return the section of the config; None if only the first rough products were measured.
 
-    After a first look there are two models of a device that has a known starting model: all parameters fitted, or the
-    starting model scaled. The one with the smaller error on held-out shapes is taken: the fit of a tuning that was
-    stopped early may be the worse one.
+    After a first look, a device of a familiar kind has two models: a fit of all parameters, or the model of its kind
+    scaled. The model with the smaller error on held-out shapes is taken, since few trials fit many parameters badly.
     """
-    if not any(o.kind == "vendor" for o in fitting.observed_medians(journal.recorded, MEASURED)):
+    if not any(o.kind == "vendor" for o in fitting.observed_medians(journal.recorded, PROBE_STAGES)):
         return None
-    device, trials = journal.device, trials_that_count(journal, dtype)
+    device, trials = journal.device, usable_trials(journal, dtype)
     fits = [fit_trials(device, trials, dtype)]
     if len(trials) > len(journal.recorded) and device.known(dtype) != device.untuned():
-        fits.append(scaled_by_trials(device, trials, dtype))
-    noise, models = noise_floor(trials), [checked_fit(fit, device, trials, dtype) for fit in fits]
+        fits.append(scale_by_trials(device, trials, dtype))
+    noise, models = noise_floor(trials), [check_fit(fit, device, trials, dtype) for fit in fits]
     best = min(range(len(fits)), key=lambda i: (bool(models[i].diagnostics), models[i].model_error))
     fitted, model = fits[best], models[best]
     calibration = replace(model.calibration, rates=fitted.calibration.rates)
@@ -91,16 +90,16 @@ def concluded_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
 
 def model_so_far(journal: Journal, dtype: str) -> Calibration:
     """Return the model of the trials so far, with the datasheet's rates of leaves that were not measured."""
-    trials = trials_that_count(journal, dtype)
-    return completed(fit_trials(journal.device, trials, dtype), journal.device, trials)
+    trials = usable_trials(journal, dtype)
+    return with_unmeasured_rates(fit_trials(journal.device, trials, dtype), journal.device, trials)
 
 
-def completed(fitted: fitting.Fit, device: Device, trials: Sequence[Trial]) -> Calibration:
-    """Return a fitted model as decisions use it: with the rates of leaves that were not measured."""
+def with_unmeasured_rates(fitted: fitting.Fit, device: Device, trials: Sequence[Trial]) -> Calibration:
+    """Return a fitted model with the assumed rates of unmeasured leaves, as decisions use it."""
     return add_unmeasured_rates(fitted.calibration, device.untuned(), failed_rates(trials))
 
 
-def trials_that_count(journal: Journal, dtype: str) -> tuple[Trial, ...]:
+def usable_trials(journal: Journal, dtype: str) -> tuple[Trial, ...]:
     """Return the trials of the tuning, and those of the first look before it unless these are noisy."""
     first = journal.first_look
     if not first or diagnose_machine(journal.device, first, dtype):
@@ -109,24 +108,24 @@ def trials_that_count(journal: Journal, dtype: str) -> tuple[Trial, ...]:
 
 
 def diagnose_machine(device: Device, trials: Sequence[Trial], dtype: str) -> tuple[str, ...]:
-    """Return the diagnostics against all measurements: other work used the device."""
+    """Return the reasons to reject all measurements, for example other work on the device."""
     fitted = fit_trials(device, trials, dtype).calibration
-    seen = fitting.observed_medians(trials, (*MEASURED, HELD_OUT))
+    seen = fitting.observed_medians(trials, (*PROBE_STAGES, HELD_OUT_STAGE))
     slower = slowdown_from_quiet(trials, fitted, dtype)
     return tuple(machine_diagnostics(noise_floor(trials), slower, upper_decile_deviation(seen, fitted)))
 
 
 def fit_trials(device: Device, trials: Sequence[Trial], dtype: str) -> fitting.Fit:
-    """Return the fit of the trials, with rates of the timed leaves alone."""
-    observed = tuple(fitting.observed_medians(trials, FITTED))
+    """Return the fit of the trials; it has rates of timed leaves only."""
+    observed = tuple(fitting.observed_medians(trials, FITTED_STAGES))
     if fitting.has_few_plans(observed):
-        return scaled_by_trials(device, trials, dtype)
+        return scale_by_trials(device, trials, dtype)
     return _fitted(starting_calibration(device.untuned(), dtype), dtype, observed)
 
 
-def scaled_by_trials(device: Device, trials: Sequence[Trial], dtype: str) -> fitting.Fit:
-    """Return the known model of such devices with the measured rates: the result of a first look."""
-    observed = fitting.observed_medians(trials, FITTED)
+def scale_by_trials(device: Device, trials: Sequence[Trial], dtype: str) -> fitting.Fit:
+    """Return the model of this kind of device, scaled to the measured rates: the result of a first look."""
+    observed = fitting.observed_medians(trials, FITTED_STAGES)
     return fitting.scale_calibration(starting_calibration(device.known(dtype), dtype), dtype, observed)
 
 
@@ -137,7 +136,7 @@ def _fitted(start: Calibration, dtype: str, observed: tuple[fitting.Observation,
 
 
 def starting_calibration(calibration: Calibration, dtype: str) -> Calibration:
-    """Return the calibration to begin with, reduced to the rates of one type."""
+    """Return the calibration reduced to the rates of one type, as the start of a fit."""
     rates = calibration.rates
     rate = rates.get(dtype) or (next(iter(rates.values())) if rates else Rate(1e12, 1e4, 32.0))
     names = [leaf.rate for leaf in plan_leaves() if dtype in leaf.types]
@@ -146,7 +145,7 @@ def starting_calibration(calibration: Calibration, dtype: str) -> Calibration:
 
 
 def failed_rates(trials: Sequence[Trial]) -> tuple[str, ...]:
-    """Return the rates of leaves that were tried and never worked, for another reason than a lack of memory."""
+    """Return the rates of leaves that failed in every trial, for another reason than a lack of memory."""
     plans = {t.plan: Plan.parse(t.plan) for t in trials}
     rates = {text: plan.rate_name(trials[0].dtype) for text, plan in plans.items() if plan.leaf_use.leaf.rate}
     tried = [t for t in trials if t.plan in rates]
@@ -154,12 +153,12 @@ def failed_rates(trials: Sequence[Trial]) -> tuple[str, ...]:
     return tuple(sorted(wrong - {rates[t.plan] for t in tried if t.seconds is not None}))
 
 
-# ---- the check
+# ---- the check on held-out shapes
 
 
 @dataclass(frozen=True)
-class Checked:
-    """A fitted model with its margins, its errors on held-out shapes, and its diagnostics."""
+class CheckedModel:
+    """A fitted model with its margins, its errors on held-out shapes, and the reasons to reject it."""
 
     calibration: Calibration
     error: Mapping[str, fitting.PredictionError]
@@ -167,19 +166,19 @@ class Checked:
 
     @property
     def model_error(self) -> float:
-        """The median error of its speedups, or its margin if that is larger."""
+        """The larger of the median error of speedups and the margin."""
         return max(self.calibration.margin, self.error["speedup"].median)
 
 
-def checked_fit(fitted: fitting.Fit, device: Device, trials: Sequence[Trial], dtype: str) -> Checked:
-    """Return a fit as decisions would use it, checked on the held-out trials."""
-    whole, held = completed(fitted, device, trials), fitting.observed_medians(trials, (HELD_OUT,))
-    return checked_model(whole, dtype, held, slowdown_from_quiet(trials, whole, dtype), largest_measured_side(trials))
+def check_fit(fitted: fitting.Fit, device: Device, trials: Sequence[Trial], dtype: str) -> CheckedModel:
+    """Return the model of a fit as decisions would use it, checked on the held-out trials."""
+    whole, held = with_unmeasured_rates(fitted, device, trials), fitting.observed_medians(trials, (HELD_OUT_STAGE,))
+    return check_model(whole, dtype, held, slowdown_from_quiet(trials, whole, dtype), largest_measured_side(trials))
 
 
-def checked_model(
+def check_model(
     fitted: Calibration, dtype: str, held: Sequence[fitting.Observation], slower: float | None, measured: float
-) -> Checked:
+) -> CheckedModel:
     """Return a fitted model with the margins that the held-out observations require.
 
     `slower` is the slowdown against the quietest moment, `measured` the side of the largest product with a plan.
@@ -187,21 +186,21 @@ def checked_model(
     tiled = [o for o in held if o.run.plan.uses_tile_model or o.kind == "vendor"]
     others = [o for o in held if not o.run.plan.uses_tile_model]
     error, own = (fitting.prediction_errors(fitted, seen) for seen in (others, tiled))
-    losing = [margin_for_losses(fitted, seen) for seen in (others, tiled)]
-    promised = [margin_for_error(e["speedup"]) for e in (error, own)]
-    pays = side_choosing_levels(replace(fitted, margin=promised[0], tiled_margin=promised[1]), dtype, 1)
+    for_losses = [margin_for_losses(fitted, seen) for seen in (others, tiled)]
+    for_error = [margin_for_error(e["speedup"]) for e in (error, own)]
+    pays = side_choosing_levels(replace(fitted, margin=for_error[0], tiled_margin=for_error[1]), dtype, 1)
     least = max(margin_for_slowdown(slower), margin_for_extrapolation(pays, measured))
-    margins = [min(max(p, x, least), 1.0) for p, x in zip(promised, losing, strict=True)]
-    found = replace(fitted, margin=margins[0], tiled_margin=margins[1])
+    margin, tiled_margin = (min(max(p, x, least), 1.0) for p, x in zip(for_error, for_losses, strict=True))
+    model = replace(fitted, margin=margin, tiled_margin=tiled_margin)
     errors = error | ({"tiled": own["speedup"]} if own["speedup"].count else {})
-    return Checked(found, errors, tuple(model_diagnostics(error["speedup"], losing[0])))
+    return CheckedModel(model, errors, tuple(model_diagnostics(error["speedup"], for_losses[0])))
 
 
 # ---- thresholds
 
 
 def trials_by_look(journal: Journal, trials: Sequence[Trial]) -> tuple[Sequence[Trial], Sequence[Trial]]:
-    """Return the trials that count in two groups with rounds of their own: the first look's and the tuning's."""
+    """Return the usable trials of the first look and of the tuning apart, since their rounds do not pair."""
     return trials[: len(trials) - len(journal.recorded)], journal.recorded
 
 
@@ -212,28 +211,28 @@ def section_thresholds(
     looks: Sequence[Sequence[Trial]],
     strategies: Mapping[str, str],
 ) -> Thresholds:
-    """Return a fitted model's thresholds, with their 95 % intervals."""
-    measured = one_level(*looks)
-    observed = fitting.observed_medians([t for trials in looks for t in trials], FITTED)
+    """Return the thresholds of a fitted model with their 95 % intervals."""
+    measured = one_level_speedups(*looks)
+    observed = fitting.observed_medians([t for trials in looks for t in trials], FITTED_STAGES)
     sampled = sample_calibrations(calibration, dtype, intervals, observed)
     return with_intervals(thresholds(calibration, dtype, measured, strategies), calibration, dtype, sampled, measured)
 
 
-def one_level(*tunings: Sequence[Trial]) -> list[tuple[Size, float]]:
-    """Return shapes and the best speedup of one level above the vendor, without held-out shapes: for epsilon."""
+def one_level_speedups(*tunings: Sequence[Trial]) -> list[tuple[Size, float]]:
+    """Return the best measured speedup of one level above the vendor on each shape that was not held out."""
     found: dict[Size, float] = {}
     for trials in tunings:
-        for stage in (*FITTED, "search"):
+        for stage in (*FITTED_STAGES, "search"):
             own = [t for t in trials if t.stage == stage and t.op == DEFAULT_OPERATION]
             for size in dict.fromkeys(t.size for t in own):
                 for plan, base, seconds in paired_samples([t for t in own if t.size == size]):
-                    if one_level_above_vendor(Plan.parse(plan)):
+                    if is_one_level_above_vendor(Plan.parse(plan)):
                         speedup = median(certify.paired_ratios(base, seconds))
                         found[size] = max(found.get(size, 0.0), speedup)
     return list(found.items())
 
 
-def one_level_above_vendor(plan: Plan) -> bool:
-    """Return True if the plan saves products once and the vendor multiplies the rest (aligned copies save none)."""
+def is_one_level_above_vendor(plan: Plan) -> bool:
+    """Return True if one level of the plan saves products and the vendor multiplies (aligned copies save none)."""
     saves = any(level.saves_products for level in plan.levels)
-    return plan.depth == 1 and saves and plan.leaf_use.leaf.is_vendor_product
+    return plan.depth == 1 and saves and plan.leaf_use.leaf.of_library

@@ -1,7 +1,8 @@
 """Diagnostics of a tuning: noise, slowdown and model error, and the margin that they require.
 
-A tuning that was cut short, or that ran beside other work, must never be worse than none. So a model that nothing
-confirms is rejected, and the error on held-out shapes widens the margin by which a plan must be predicted to win.
+A tuning that was interrupted, or that ran beside other work, must not be worse than no tuning. A model without enough
+held-out measurements is therefore rejected. The error on held-out shapes is the margin by which a plan must be
+predicted to win.
 """
 
 from __future__ import annotations
@@ -19,40 +20,44 @@ from fmm.tuner.devices.device import Run, cached_work, formula_seconds
 from fmm.tuner.fit.model import Observation, PredictionError
 from fmm.tuner.trials.record import Size, Trial
 
-# The stage that times short products, the best of several: their time while the device is quiet. Other work slows long
-# products down, which no pair of equal products shows, and slows plans less than the vendor's product: then plans seem
-# faster than they are.
-QUIET = "undisturbed"
-SOUND, SLOW = 1.25, 1.5  # the fitted model's time over the quiet time: without a margin, and at most
-# The deviation from the model that a tenth of the vendor's products may have: 5 to 13 % on an idle device, up to 21 %
-# for TF32 on an H200.
-UNEXPLAINED = 0.25
-NOISY = 0.08  # the largest noise floor; 0.2 to 4 % on idle machines
-RELEVANT = 0.01  # twins shorter than this share of the longest do not count: such short products are not tuned
-MARGIN = 0.01  # the least margin
-MOST = 0.2  # the largest model error: a model with a larger one is rejected
-ENOUGH, UNKNOWN = 5, 0.08  # the least number of held-out pairs, and the margin with fewer
-REACH, DISTANT = 3, 0.05  # where plans pay only beyond REACH times the largest measured side, the margin is DISTANT
-LOST = 0.98  # of the vendor's speed: a slower plan was a bad choice
-NOISE_MARK = "used the device"  # part of every diagnostic of a noisy tuning, in a config too
+# The stage that times short products, the shortest of many samples each: their time on a quiet device. Steady other
+# work slows long products down without a difference between equal products. It slows the vendor's product more than
+# plans, so that plans seem faster than they are.
+QUIET_STAGE = "undisturbed"
+# Two bounds of the fitted model's time over the quiet time: above the first the margin grows, above the second the
+# tuning is rejected.
+SOUND_SLOWDOWN, MAX_SLOWDOWN = 1.25, 1.5
+# The largest upper decile of |log(predicted / measured)| of the vendor's products; 5 to 13 % on an idle device, up to
+# 21 % for TF32 on an H200.
+MAX_DEVIATION = 0.25
+MAX_NOISE_FLOOR = 0.08  # the largest noise floor; 0.2 to 4 % on idle machines
+MIN_TWIN_SHARE = 0.01  # twins shorter than this share of the longest do not count: too short to be tuned
+MIN_MARGIN = 0.01
+MAX_MODEL_ERROR = 0.2  # a model with a larger error is rejected
+MIN_HELD_OUT_PAIRS = 5
+UNCHECKED_MARGIN = 0.08  # the margin with fewer held-out pairs
+# The least margin if plans pay only for sides beyond EXTRAPOLATION_FACTOR times the largest side measured with a plan.
+EXTRAPOLATION_MARGIN, EXTRAPOLATION_FACTOR = 0.05, 3
+MIN_ACCEPTED_SPEED = 0.98  # a chosen plan below this share of the vendor's speed was a wrong choice
+NOISE_MARK = "used the device"  # part of every diagnostic of a noisy tuning, also of recorded ones
 OTHER_WORK = f"other work {NOISE_MARK}"
 
 
 def is_noisy(diagnostics: Iterable[str]) -> bool:
-    """Return True if other work disturbed the tuning: its figures are not the device's."""
+    """Return True if other work disturbed the tuning, so that its figures are not the device's."""
     return any(NOISE_MARK in diagnostic for diagnostic in diagnostics)
 
 
 def machine_diagnostics(noise: float | None, slower: float | None, unexplained: float | None) -> Iterator[str]:
-    """Yield the diagnostics against all measurements, entries included."""
+    """Yield the reasons to reject all measurements of a tuning, entries included."""
     if noise is None:
         yield "the tuning ended before the noise was measured"
-    elif noise > NOISY:
-        yield f"noise {noise:.0%} between equal products (limit {NOISY:.0%}): {OTHER_WORK}"
-    if slower is not None and slower > SLOW:
-        yield f"products took {slower:.1f} times their quiet time (limit {SLOW:g}): {OTHER_WORK}"
-    if unexplained is not None and unexplained > UNEXPLAINED:
-        limit = exp(UNEXPLAINED)
+    elif noise > MAX_NOISE_FLOOR:
+        yield f"noise {noise:.0%} between equal products (limit {MAX_NOISE_FLOOR:.0%}): {OTHER_WORK}"
+    if slower is not None and slower > MAX_SLOWDOWN:
+        yield f"products took {slower:.1f} times their quiet time (limit {MAX_SLOWDOWN:g}): {OTHER_WORK}"
+    if unexplained is not None and unexplained > MAX_DEVIATION:
+        limit = exp(MAX_DEVIATION)
         yield (
             f"10 % of the vendor's products deviate {exp(unexplained):.1f}x or more from the fit (limit {limit:.2f}x): "
             f"{OTHER_WORK}"
@@ -60,43 +65,44 @@ def machine_diagnostics(noise: float | None, slower: float | None, unexplained: 
 
 
 def model_diagnostics(error: PredictionError, losing: float) -> Iterator[str]:
-    """Yield the diagnostics against a model: unchecked, or wrong on held-out shapes."""
-    if error.count < ENOUGH:
-        yield f"the tuning ended before its model was checked: {error.count} held-out speedups, {ENOUGH} are needed"
-    elif (off := max(min(error.above, error.upper), error.median)) > MOST:
-        yield f"model error {off:.0%} on held-out shapes (limit {MOST:.0%})"
-    elif losing > MOST:
-        yield f"plans predicted to save {losing:.0%} are slower than the vendor (limit {MOST:.0%})"
+    """Yield the reasons to reject a model: too few held-out measurements, or too large errors on them."""
+    if error.count < MIN_HELD_OUT_PAIRS:
+        counts = f"{error.count} held-out speedups, {MIN_HELD_OUT_PAIRS} are needed"
+        yield f"the tuning ended before its model was checked: {counts}"
+    elif (model_error := max(min(error.above, error.upper), error.median)) > MAX_MODEL_ERROR:
+        yield f"model error {model_error:.0%} on held-out shapes (limit {MAX_MODEL_ERROR:.0%})"
+    elif losing > MAX_MODEL_ERROR:
+        yield f"plans predicted to save {losing:.0%} are slower than the vendor (limit {MAX_MODEL_ERROR:.0%})"
 
 
-# ---- the machine
+# ---- noise and slowdown of the machine
 
 
 def noise_floor(trials: Iterable[Trial]) -> float | None:
-    """Return the largest difference of a pair of twins; None if no pair was measured."""
+    """Return the largest relative difference of a pair of equal products (twins); None without a pair."""
     return max(twin_differences(trials).values(), default=None)
 
 
 def twin_differences(trials: Iterable[Trial]) -> dict[Size, float]:
-    """Return the relative difference of equal products by size, for sizes that are large enough to matter."""
+    """Return the relative difference of equal products by size, without sizes that are too short to be tuned."""
     pairs: dict[Size, tuple[list[float], list[float]]] = {}
     for t in trials:
         if t.stage == "probe" and t.plan == "vendor" and t.part == "whole" and t.seconds is not None:
             pairs.setdefault(t.size, ([], []))[t.twin].append(t.seconds)
     complete = {size: (a[: len(b)], b[: len(a)]) for size, (a, b) in pairs.items() if a and b}
     longest = max((median(a) for a, _ in complete.values()), default=0.0)
-    relevant = {size: pair for size, pair in complete.items() if median(pair[0]) >= RELEVANT * longest}
+    relevant = {size: pair for size, pair in complete.items() if median(pair[0]) >= MIN_TWIN_SHARE * longest}
     return {size: abs(median(certify.paired_ratios(*pair)) - 1) for size, pair in relevant.items()}
 
 
-def slowdown(trials: Iterable[Trial], calibration: Calibration, dtype: str) -> float | None:
-    """Return the fitted model's time over the quiet time of the largest product timed so; None without one.
+def slowdown_from_quiet(trials: Iterable[Trial], calibration: Calibration, dtype: str) -> float | None:
+    """Return the fitted model's time over the quiet time of the largest product of the quiet stage.
 
-    The formula is not meant for smaller products.
+    None without that stage. The model's formula does not hold for the smaller products of the stage.
     """
     best: dict[Size, float] = {}
     for t in trials:
-        if t.stage == QUIET and t.seconds:
+        if t.stage == QUIET_STAGE and t.seconds:
             best[t.size] = min(best.get(t.size, t.seconds), t.seconds)
     if not best:
         return None
@@ -104,20 +110,19 @@ def slowdown(trials: Iterable[Trial], calibration: Calibration, dtype: str) -> f
     return formula_seconds(Run(), problem, cached_work(Run().plan, problem), calibration) / best[problem.size]
 
 
-def unexplained_share(observed: Sequence[Observation], calibration: Calibration) -> float | None:
-    """Return the deviation (of logarithms) from the model that 10 % of the vendor's products exceed; None for few.
+def upper_decile_deviation(observed: Sequence[Observation], calibration: Calibration) -> float | None:
+    """Return the |log(predicted / measured)| that 10 % of the vendor's products exceed; None for few products.
 
-    Other work that comes and goes hits some sizes and not others.
+    Intermittent other work slows some sizes and not others.
     """
-    off = []
+    deviations = []
     for o in observed:
         if o.kind == "vendor":
-            expected = formula_seconds(o.run, o.problem, cached_work(o.run.plan, o.problem), calibration)
-            off.append(abs(log(expected / o.seconds)))
-    return sorted(off)[-(len(off) // 10 + 1)] if len(off) >= ENOUGH else None
+            deviations.append(abs(log(o.predicted(calibration) / o.seconds)))
+    return sorted(deviations)[-(len(deviations) // 10 + 1)] if len(deviations) >= MIN_HELD_OUT_PAIRS else None
 
 
-def largest_pair(trials: Iterable[Trial]) -> float:
+def largest_measured_side(trials: Iterable[Trial]) -> float:
     """Return the side of the cube with as much work as the largest product measured with a plan."""
     sizes = (t.size for t in trials if t.seconds and t.part == "whole" and t.plan != "vendor")
     return float(max((m * k * n for m, k, n in sizes), default=0) ** (1 / 3))
@@ -126,31 +131,31 @@ def largest_pair(trials: Iterable[Trial]) -> float:
 # ---- the margin
 
 
-def promised_margin(error: PredictionError) -> float:
-    """Return the margin for predictions with this error: only too high a prediction costs time."""
-    off = min(error.above, error.upper) if error.count >= ENOUGH else UNKNOWN
-    return min(max(MARGIN, off), MOST)
+def margin_for_error(error: PredictionError) -> float:
+    """Return the margin for predicted speedups with this error; only too high predictions cost time."""
+    model_error = min(error.above, error.upper) if error.count >= MIN_HELD_OUT_PAIRS else UNCHECKED_MARGIN
+    return min(max(MIN_MARGIN, model_error), MAX_MODEL_ERROR)
 
 
-def noisy_margin(slower: float | None) -> float:
-    """Return the saving that a plan seems to have if only the vendor's product was slowed down so much."""
-    return max(1 - SOUND / slower, 0.0) if slower else 0.0
+def margin_for_slowdown(slower: float | None) -> float:
+    """Return the apparent saving of a plan if the slowdown hit the vendor's product alone."""
+    return max(1 - SOUND_SLOWDOWN / slower, 0.0) if slower else 0.0
 
 
-def losing_margin(calibration: Calibration, held: Sequence[Observation]) -> float:
-    """Return the least margin with which no held-out plan that loses time would have been chosen."""
+def margin_for_losses(calibration: Calibration, held: Sequence[Observation]) -> float:
+    """Return the least margin with which none of the held-out plans that lose time would have been chosen."""
     free = replace(calibration, margin=0.0, tiled_margin=0.0)
     vendor = {o.problem: o.seconds for o in held if o.kind == "vendor"}
     found = 0.0
     for o in held:
         base = vendor.get(o.problem)
-        if base is None or o.run == Run() or o.run.part != "whole" or base / o.seconds >= LOST:
+        if base is None or o.run == Run() or o.run.part != "whole" or base / o.seconds >= MIN_ACCEPTED_SPEED:
             continue
         for candidate in rank_candidates(o.problem, free, [o.run.plan]):
             found = max(found, 1 - candidate.time - candidate.margin)
     return found
 
 
-def distant_margin(pays: float, measured: float) -> float:
+def margin_for_extrapolation(pays: float, measured: float) -> float:
     """Return the margin if plans pay only far beyond the largest side measured with a plan; 0 otherwise."""
-    return DISTANT if measured * REACH < pays < inf else 0.0
+    return EXTRAPOLATION_MARGIN if measured * EXTRAPOLATION_FACTOR < pays < inf else 0.0

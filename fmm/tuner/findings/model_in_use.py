@@ -1,7 +1,7 @@
-"""The model that fmm.matmul uses for one section of a config, and what it decides for square products.
+"""The model with which fmm.matmul decides for one section of a config, and its decisions for square products.
 
-A section holds a model fitted to one element type. A decision also uses the datasheet's rates of leaves that the tuning
-did not measure (on a GPU), and the model of real numbers (for complex types).
+A section has the fitted model of one element type. On a GPU a decision also uses the datasheet's rates of leaves that
+the tuning did not measure; for complex types it also uses the model of the real type.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fmm.runtime.decisions.limits import workspace_share
 from fmm.runtime.devices import find_datasheet
 from fmm.tuner.findings.thresholds import ROUND_SIDES, side_from_which
 
-NO_LIMIT = 1 << 62  # bytes
+NO_WORKSPACE_LIMIT = 1 << 62  # bytes
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ class ModelInUse:
 
 
 def model_in_use(key: str, dtype: str, sections: Mapping[str, Any]) -> ModelInUse:
-    """Return the model of a type from all sections of the device; raise ConfigError if the type's own is damaged."""
+    """Return the model of a type from the device's sections; raise ConfigError if the type's section is damaged."""
     tuned, real = _checked(key, dtype, sections[dtype]), None
     with suppress(ConfigError):
         if (name := DTYPES[dtype].real) in sections:
             real = _checked(key, name, sections[name])
-    guess = guess_of(key, tuned.identity.name)
+    guess = datasheet_model(key, tuned.identity.name)
     memory = device_memory(sections[dtype], guess)
     calibration = complete_calibration(tuned, real, guess)
     if calibration is None or guess is None:
@@ -77,7 +77,7 @@ def _checked(key: str, dtype: str, section: Raw) -> Tuned:
 
 
 def _leaves_with_rates(dtype: str, guess: Calibration) -> Iterator[tuple[Leaf, str]]:
-    """Yield the leaves that decisions consider for this type and that have a rate of their own, with its name."""
+    """Yield the leaves with a rate of their own that are candidates for this type, and the name of the rate."""
     for plan in compared_plans(guess.batches):
         leaf, rate = plan.leaf_use.leaf, plan.rate_name(dtype)
         if leaf.rate and plan.is_candidate_for(dtype) and rate in guess.rates:
@@ -87,7 +87,7 @@ def _leaves_with_rates(dtype: str, guess: Calibration) -> Iterator[tuple[Leaf, s
 # ---- the device of a section
 
 
-def guess_of(key: str, name: str) -> Calibration | None:
+def datasheet_model(key: str, name: str) -> Calibration | None:
     """Return the datasheet's model of a GPU; None for a CPU or a GPU without a datasheet."""
     parts = gpu_parts(key)
     return find_datasheet(name, *parts) if parts else None
@@ -113,14 +113,14 @@ def fallback_model(identity: Identity, dtype: str) -> str:
         return "a short probe in each process"
     if not environment_value("FMM_CONFIG") and shipped_model(identity, dtype) is not None:
         return "the shipped model of this card"
-    return "the datasheet" if guess_of(identity.key, identity.name) else "the vendor"
+    return "the datasheet" if datasheet_model(identity.key, identity.name) else "the vendor"
 
 
 # ---- decisions for squares
 
 
 @dataclass(frozen=True)
-class Answer:
+class SquareDecision:
     """The decision of fmm.matmul for a square product."""
 
     side: int
@@ -136,31 +136,31 @@ class Answer:
         return self.plan != VENDOR
 
     @property
-    def known(self) -> str:
-        """The basis of the speedup: measured or predicted."""
+    def basis(self) -> str:
+        """The basis of the speedup: `measured` or `predicted`."""
         return "measured" if self.entry else "predicted"
 
     @property
     def fields(self) -> dict[str, Any]:
         """The decision for JSON."""
-        plan = {"side": self.side, "plan": str(self.plan), "speedup": round(self.speedup, 4), "known": self.known}
+        plan = {"side": self.side, "plan": str(self.plan), "speedup": round(self.speedup, 4), "known": self.basis}
         return {**plan, "error_growth": self.error_growth, "workspace": self.workspace}
 
 
-def answer_for(used: ModelInUse, side: int) -> Answer | None:
-    """Return the decision for a square; None if A, B and C exceed the memory, or without an entry and a model."""
+def decide_square(used: ModelInUse, side: int) -> SquareDecision | None:
+    """Return the decision for a square; None if its matrices exceed the memory, or without an entry and a model."""
     problem = Problem(side, side, side, used.tuned.dtype)
-    limits = usual_limits(used, problem)
+    limits = default_limits(used, problem)
     if limits is None:
         return None
     decision, entry = _tuned_choice(problem, limits, used), used.tuned.entry(problem.size)
     if decision is not None and decision.by_entry and entry is not None:
         gain = entry[0].speedup if decision.plan != VENDOR else 1.0
-        return Answer(side, decision.plan, gain, decision.error_growth, decision.workspace, entry[0])
+        return SquareDecision(side, decision.plan, gain, decision.error_growth, decision.workspace, entry[0])
     if used.calibration is None:
         return None
     best = _model_choice(problem, used.calibration, limits)
-    return Answer(side, best.plan, 1 / best.time, best.error_growth, best.workspace)
+    return SquareDecision(side, best.plan, 1 / best.time, best.error_growth, best.workspace)
 
 
 @lru_cache(maxsize=2048)
@@ -173,66 +173,64 @@ def _tuned_choice(problem: Problem, limits: Limits, used: ModelInUse) -> Decisio
     return decide_by_tuning(problem, limits, used.tuned, used.calibration, used.on_cpu)
 
 
-def answers_for(used: ModelInUse, sides: Iterable[int]) -> list[Answer]:
+def decide_squares(used: ModelInUse, sides: Iterable[int]) -> list[SquareDecision]:
     """Return the decisions for these sides, without the sides that have none."""
-    return [answer for side in sides if (answer := answer_for(used, side))]
+    return [answer for side in sides if (answer := decide_square(used, side))]
 
 
-def usual_limits(used: ModelInUse, problem: Problem) -> Limits | None:
+def default_limits(used: ModelInUse, problem: Problem) -> Limits | None:
     """Return the default limits: the runtime's share of the memory beside A, B and C; None if these do not fit."""
     growth = default_error_growth(not used.on_cpu)
     if used.memory is None:
-        return Limits(NO_LIMIT, growth)
+        return Limits(NO_WORKSPACE_LIMIT, growth)
     left = used.memory - 3 * problem.itemsize * problem.m**2
     return Limits(workspace_share(left), growth) if left >= 0 else None
 
 
-def largest_answer(used: ModelInUse, first: int, side: int) -> Answer | None:
+def decide_large_square(used: ModelInUse, first: int, side: int) -> SquareDecision | None:
     """Return the decision for the larger of two sides, or for the largest round side that fits in memory and gains."""
-    fitting = [answer_for(used, x) for x in dict.fromkeys((max(first, side), *reversed(ROUND_SIDES)))]
-    return next((x for x in fitting if x and x.side >= first and x.gains), None)
+    decisions = [decide_square(used, x) for x in dict.fromkeys((max(first, side), *reversed(ROUND_SIDES)))]
+    return next((x for x in decisions if x and x.side >= first and x.gains), None)
 
 
-# ---- skipped entries
+# ---- entries that are not used
 
-UNTIMED = "the model predicts more for a plan that was not timed"
-NO_MEMORY = "the workspace exceeds the limit"
-UNVERIFIED = "unverified: run `fmm-tune verify --measure`"
+UNTIMED_REASON = "the model predicts more for a plan that was not timed"
+NO_MEMORY_REASON = "the workspace exceeds the limit"
+UNVERIFIED_REASON = "unverified: run `fmm-tune verify --measure`"
 
 
-def skipped_because(used: ModelInUse, entry: Entry) -> str:
+def skip_reason(used: ModelInUse, entry: Entry) -> str:
     """Return why fmm.matmul skips an entry under the default limits; empty if it uses the entry."""
     if not entry.verified:
-        return UNVERIFIED
+        return UNVERIFIED_REASON
     if len(set(entry.size)) > 1 or entry.op != "product" or entry.lean:
         return ""
     problem = Problem(*entry.size, used.tuned.dtype)
-    limits = usual_limits(used, problem)
+    limits = default_limits(used, problem)
     if limits is None:
-        return NO_MEMORY
-    return entry_skipped_because(entry, problem, limits, used.tuned, _tuned_choice(problem, limits, used))
+        return NO_MEMORY_REASON
+    return entry_skip_reason(entry, problem, limits, used.tuned, _tuned_choice(problem, limits, used))
 
 
-def entry_skipped_because(
-    entry: Entry, problem: Problem, limits: Limits, tuned: Tuned, decision: Decision | None
-) -> str:
+def entry_skip_reason(entry: Entry, problem: Problem, limits: Limits, tuned: Tuned, decision: Decision | None) -> str:
     """Return why fmm.matmul skips the entry of this product; empty if it uses the entry.
 
     `decision` is the decision of the tuning within these limits, None without one.
     """
     if not entry.verified:
-        return UNVERIFIED
+        return UNVERIFIED_REASON
     if tuned.changed:
-        return f"measured before an update ({', '.join(tuned.changed)}); {UNVERIFIED}"
+        return f"measured before an update ({', '.join(tuned.changed)}); {UNVERIFIED_REASON}"
     if decision is not None:
-        return "" if decision.by_entry else UNTIMED
+        return "" if decision.by_entry else UNTIMED_REASON
     plan, on_cpu = Plan.parse(entry.plan), tuned.identity.key.startswith("cpu")
     try:
         check_runnable(plan, problem, on_cpu)
     except PlanError as error:
         return str(error)
     if limits.allow(plan, expected_error_growth(plan, problem.dtype, on_cpu)):
-        return NO_MEMORY
+        return NO_MEMORY_REASON
     if plan.emulates and not limits.emulation:
         return "FMM_EMULATION=0 forbids emulation"
     return "the expected error exceeds the limit"
@@ -241,28 +239,28 @@ def entry_skipped_because(
 # ---- crossovers of the model
 
 ODD_SIDES = tuple(2**i + 1 for i in range(9, 15))  # no row of such a matrix is aligned
-LARGE = 4096  # odd and even sides are compared above: below, the last wave of tiles decides as much
-MORE = 1.25  # odd sides are shown if they gain by this factor more than the even side below
+ODD_COMPARED_ABOVE = 4096  # odd and even sides are compared above: below, the last wave of tiles decides as much
+ODD_SIDE_GAIN = 1.25  # odd sides are shown if they gain by this factor more than the even side below
 
 
-def chosen_square(calibration: Calibration, dtype: str, side: int) -> Candidate:
+def choose_square(calibration: Calibration, dtype: str, side: int) -> Candidate:
     """Return the model's choice for a square product without a limit on the workspace."""
-    limits = Limits(NO_LIMIT, default_error_growth(calibration.batches))
+    limits = Limits(NO_WORKSPACE_LIMIT, default_error_growth(calibration.batches))
     return choose(Problem(side, side, side, dtype), calibration, limits).best
 
 
-def gains_from(calibration: Calibration, dtype: str) -> int | None:
+def first_gaining_side(calibration: Calibration, dtype: str) -> int | None:
     """Return the side from which the model chooses a plan for all squares with aligned rows; None if never."""
-    first = side_from_which(lambda side: chosen_square(calibration, dtype, side).plan != VENDOR)
+    first = side_from_which(lambda side: choose_square(calibration, dtype, side).plan != VENDOR)
     return int(first) if isfinite(first) else None
 
 
-def odd_gains(calibration: Calibration, dtype: str) -> Mapping[int, Candidate]:
+def gaining_odd_sides(calibration: Calibration, dtype: str) -> Mapping[int, Candidate]:
     """Return the choices on odd sides that gain; empty unless odd sides gain clearly more than even ones."""
-    found = {side: chosen_square(calibration, dtype, side) for side in ODD_SIDES}
+    found = {side: choose_square(calibration, dtype, side) for side in ODD_SIDES}
     won = {side: best for side, best in found.items() if best.plan != VENDOR}
-    beside = {side: chosen_square(calibration, dtype, side - 1).time for side in won if side > LARGE}
-    more = any(MORE * won[side].time < time for side, time in beside.items())
+    beside = {side: choose_square(calibration, dtype, side - 1).time for side in won if side > ODD_COMPARED_ABOVE}
+    more = any(ODD_SIDE_GAIN * won[side].time < time for side, time in beside.items())
     return won if more else {}
 
 
@@ -271,5 +269,5 @@ def unmeasured_leaves(used: ModelInUse) -> list[str]:
     unmeasured = (*used.assumed, *used.left_out)
     if not unmeasured:
         return []
-    met = {answer.plan.leaf_use.leaf.name for answer in answers_for(used, (*ROUND_SIDES, *ODD_SIDES))}
+    met = {answer.plan.leaf_use.leaf.name for answer in decide_squares(used, (*ROUND_SIDES, *ODD_SIDES))}
     return [leaf for leaf in unmeasured if leaf in met]

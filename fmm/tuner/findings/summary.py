@@ -33,10 +33,10 @@ from fmm.tuner.findings.thresholds import LEVEL_COUNTS, ROUND_SIDES, finite_or_n
 from fmm.tuner.fit.parameters import fixed_parameters, scaled_text, unit_of
 
 NEVER, UNDETERMINED, NOT_MEASURED, NOISY = "never", "not determined", "not measured", "noisy"
-LARGE = 16000  # the side that a type's one row shows, or the first side that gains if that is larger
-ODD_ROWS = 4  # odd sides in the table of squares
-RESUMES = "--resume continues"
-FACTOR = recursion_point(1.0, WINOGRAD)  # n1 over alpha / pi in Equation 3
+SUMMARY_SIDE = 16000  # side of the square that the row of a type shows; the first side that gains if larger
+MAX_ODD_ROWS = 4  # odd sides in the table of squares
+RESUME_NOTE = "--resume continues"
+N1_PER_RATIO = recursion_point(1.0, WINOGRAD)  # n1 over alpha / pi in Equation 3
 
 
 @dataclass(frozen=True)
@@ -98,12 +98,12 @@ def gibibytes_text(count: int) -> str:
 
 
 def share_text(value: float | None) -> str:
-    """Return a share in percent, or that it was not measured."""
+    """Return a share in percent, or `not measured`."""
     return NOT_MEASURED if value is None else f"{value:.1%}"
 
 
 def entry_size(entry: Entry) -> str:
-    """Return the products that an entry is valid for: its size, operation and workspace limit."""
+    """Return the products for which an entry holds: size, operation and workspace limit."""
     size = str(entry.size[0]) if len(set(entry.size)) == 1 else " x ".join(map(str, entry.size))
     what = [entry.op] * (entry.op != "product") + ["workspace=0"] * entry.lean
     return f"{size} ({', '.join(what)})" if what else size
@@ -152,10 +152,10 @@ class SectionText:
 
     def squares(self) -> Table:
         """Return what fmm.matmul does with square products, from the first side that gains."""
-        known = self.used.calibration
-        first = None if known is None else first_gaining_side(known, self.dtype)
-        odd = list(gaining_odd_sides(known, self.dtype)) if known is not None and known.batches else []
-        sides = [side for side in ROUND_SIDES if first is not None and side >= first] + odd[-ODD_ROWS:]
+        model = self.used.calibration
+        first = None if model is None else first_gaining_side(model, self.dtype)
+        odd = list(gaining_odd_sides(model, self.dtype)) if model is not None and model.batches else []
+        sides = [side for side in ROUND_SIDES if first is not None and side >= first] + odd[-MAX_ODD_ROWS:]
         rows = [_answer_row(x) for x in decide_squares(self.used, sides) if x.gains or x.entry]
         columns = "side", "speedup", "basis", "error growth", "workspace [GiB]", "plan"
         start = "" if first is None else f"predicted from side {first}"
@@ -185,13 +185,13 @@ class SectionText:
 
     def crossovers(self, found: Thresholds, fitted: Calibration) -> Table:
         """Return the sides from which 1, 2 and 3 levels pay: Li, Ranka and Sahni's tau1, tau2, tau3."""
-        known, rows = self.used.calibration, []
+        model, rows = self.used.calibration, []
         for levels, name in zip(LEVEL_COUNTS, TAU_NAMES, strict=True):
             spread = getattr(found, name)
             taken = (
                 ""
-                if known is None
-                else threshold_text(name, finite_or_none(side_choosing_levels(known, self.dtype, levels)))
+                if model is None
+                else threshold_text(name, finite_or_none(side_choosing_levels(model, self.dtype, levels)))
             )
             sides = (threshold_text(name, x) for x in (spread.low, spread.value))
             apart = threshold_text(name, found.without_emulation.get(name)) if found.without_emulation else ""
@@ -210,7 +210,7 @@ class SectionText:
         ]
         rows.insert(3, ("n1 measured", measured_point(found), "side", ""))
         columns = "threshold", "value", "unit", "95 % interval"
-        return make_table("recursion point", columns, rows, f"Equation 3: n1 = {FACTOR:g} alpha / pi")
+        return make_table("recursion point", columns, rows, f"Equation 3: n1 = {N1_PER_RATIO:g} alpha / pi")
 
     def one_level(self, found: Thresholds) -> Table:
         """Return the measured speedup of one level over the vendor by the side of the square."""
@@ -250,14 +250,14 @@ class SectionText:
         rows = []
         for parameter in fixed_parameters(self.section["intervals"] or {}, fitted, self.dtype, self.used.guess):
             (text,), unit = scaled_text(unit_of(parameter.name), parameter.value)
-            known = parameter.source != UNDETERMINED
-            rows.append((parameter.name, text if known else "", unit if known else "", parameter.source))
+            determined = parameter.source != UNDETERMINED
+            rows.append((parameter.name, *((text, unit) if determined else ("", "")), parameter.source))
         return make_table("fixed parameters", ("parameter", "value", "unit", "source"), rows)
 
 
 def _answer_row(x: SquareDecision) -> tuple[str, ...]:
     speedup = f"{x.speedup:.2f}" if x.gains else "1"
-    return str(x.side), speedup, x.known, growth_text(x.error_growth), gibibytes_text(x.workspace), str(x.plan)
+    return str(x.side), speedup, x.basis, growth_text(x.error_growth), gibibytes_text(x.workspace), str(x.plan)
 
 
 # ---- D'Alberto and Nicolau's Table 3
@@ -290,10 +290,10 @@ def _whole(x: float) -> str:
     return f"{x:.0f}"
 
 
-COLUMNS = (
+THRESHOLD_COLUMNS = (
     ThresholdColumn("1/pi [Gflop/s]", "pi", lambda x: f"{1e-9 / x:,.0f}", falls=True),
     ThresholdColumn("1/alpha [Madd/s]", "alpha", lambda x: f"{1e-6 / x:,.0f}", falls=True),
-    ThresholdColumn("alpha/pi", "n1", lambda x: f"{x / FACTOR:.0f}"),
+    ThresholdColumn("alpha/pi", "n1", lambda x: f"{x / N1_PER_RATIO:.0f}"),
     ThresholdColumn("n1", "n1", _whole),
     ThresholdColumn("n1 measured", "n1_measured", _whole),
     ThresholdColumn("epsilon", "epsilon", lambda x: threshold_text("epsilon", x)),
@@ -308,12 +308,12 @@ def thresholds_of_types(types: Iterable[tuple[str, Raw]], intervals: bool = Fals
         found = read_thresholds(section["thresholds"])
         if found is not None:
             noisy = is_noisy(section.get("doubts") or ())
-            rows.append((dtype, *(NOISY if noisy else column.cell(found, intervals) for column in COLUMNS)))
-    return make_table("thresholds", ("type", *(column.head for column in COLUMNS)), rows)
+            rows.append((dtype, *(NOISY if noisy else column.cell(found, intervals) for column in THRESHOLD_COLUMNS)))
+    return make_table("thresholds", ("type", *(column.head for column in THRESHOLD_COLUMNS)), rows)
 
 
 def measured_point(found: Thresholds) -> str:
-    """Return the measured recursion point, or its bound where all timed squares gained, or the largest did not."""
+    """Return the measured recursion point; its bound if all timed squares gained or the largest one did not."""
     if found.n1_measured is not None:
         return f"{found.n1_measured:.0f}"
     if not found.one_level:
@@ -335,13 +335,13 @@ class TypeSummary:
     @cached_property
     def first(self) -> int | None:
         """The side from which the model gains on squares."""
-        known = self.used.calibration
-        return None if known is None else first_gaining_side(known, self.dtype)
+        model = self.used.calibration
+        return None if model is None else first_gaining_side(model, self.dtype)
 
     @cached_property
     def large(self) -> SquareDecision | None:
-        """What fmm.matmul does with a large square that gains."""
-        return None if self.first is None else decide_large_square(self.used, self.first, LARGE)
+        """The decision for a large square that gains; None if no square gains."""
+        return None if self.first is None else decide_large_square(self.used, self.first, SUMMARY_SIDE)
 
     @property
     def timed(self) -> Entry | None:
@@ -360,18 +360,18 @@ class TypeSummary:
         best, timed = self.large, self.timed
         status = "in use" if self.used.calibration else "rejected" if self.used.tuned.diagnostics else "no model"
         start = str(self.first or NEVER) if self.used.calibration else ""
-        gain = f"{best.speedup:.2f} at {best.side} ({best.known})" if best else ""
+        gain = f"{best.speedup:.2f} at {best.side} ({best.basis})" if best else ""
         return self.dtype, status, start, gain, f"{timed.speedup:.2f} at {timed.size[0]}" if timed else ""
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What fmm.matmul does with squares, for JSON."""
-        known = self.used.calibration
+        """The decisions for squares, for JSON."""
+        model = self.used.calibration
         sides = sorted({*ROUND_SIDES, *(entry.size[0] for entry in _squares(self.used))})
         return {
             "faster_from": self.first,
-            "levels_from": [finite_or_none(side_choosing_levels(known, self.dtype, n)) for n in LEVEL_COUNTS]
-            if known
+            "levels_from": [finite_or_none(side_choosing_levels(model, self.dtype, n)) for n in LEVEL_COUNTS]
+            if model
             else None,
             "squares": [answer.fields for answer in decide_squares(self.used, sides)],
         }
@@ -385,7 +385,7 @@ def _squares(used: ModelInUse) -> Iterator[Entry]:
 
 
 def speedup_table(types: Sequence[TypeSummary]) -> Table:
-    """Return one row for each type: is the tuning in use, and what does it gain on squares?"""
+    """Return one row for each type: the status of its tuning, and the speedups of square products."""
     base = "NumPy" if all(x.used.on_cpu for x in types) else "cuBLAS"
     columns = "type", "status", "faster from side", "speedup", "certified"
     return make_table(f"speedup over {base} on squares", columns, (x.cells for x in types))
@@ -415,7 +415,7 @@ def next_steps(key: str, types: Sequence[TypeSummary], in_force: bool, name: str
     unused = [x.dtype for x in types if x.used.tuned.diagnostics]
     partial = [x.dtype for x in types if x.left_out]
     left = {
-        f"tune again on an idle machine ({RESUMES})": unused,
+        f"tune again on an idle machine ({RESUME_NOTE})": unused,
         "measure the leaves that have the datasheet's rate": partial,
         "measure more than this short tuning": [x for x in short if x not in (*unused, *partial)],
     }

@@ -1,9 +1,9 @@
-"""The papers' thresholds of a tuned model, from the plans that it chooses, and their 95 % intervals.
+"""Compute the papers' thresholds from a tuned model and its choices, with 95 % intervals.
 
-fmm.config.schema defines each threshold. The intervals hold for 95 % of the calibrations that the measurements admit
-(fmm.tuner.fit.sampled). alpha, pi and n1 are computed from every sampled calibration. The crossovers tau1 to tau3 take
-fewer samples, and at each side only the plans that the fitted model ranks first for their number of levels. For epsilon
-the measured shapes are resampled too, with replacement.
+fmm.config.schema defines each threshold. A 95 % interval contains the threshold for 95 % of the calibrations sampled
+from the fit (fmm.tuner.fit.sampled). All samples serve alpha, pi and n1; fewer serve tau1 to tau3, with the few plans
+that the fitted model ranks first for each number of levels. For epsilon the measured shapes are resampled too, with
+replacement.
 """
 
 from __future__ import annotations
@@ -29,59 +29,59 @@ from fmm.problem import Problem
 from fmm.tuner.fit.sampled import SLOW_SAMPLE_COUNT, central_interval_95
 from fmm.tuner.trials.record import Size
 
-# The model's choice is evaluated on this grid, which contains the round sides that are shown, then between two points
-# of the grid until these are within CLOSE.
-ROUND = tuple(1000 << i for i in range(7))
-GRID = tuple(sorted({*(round(256 * 2 ** (i / 8) / 32) * 32 for i in range(65)), *ROUND}))
-ROW = 16  # sides that are multiples have aligned rows
-CLOSE = 1.01
-LEVELS = (1, 2, 3)
+# Crossovers are searched on this grid of sides, which contains the round sides that are shown, and then between two
+# grid points by bisection, up to a ratio of SIDE_TOLERANCE.
+ROUND_SIDES = tuple(1000 << i for i in range(7))
+SIDE_GRID = tuple(sorted({*(round(256 * 2 ** (i / 8) / 32) * 32 for i in range(65)), *ROUND_SIDES}))
+ALIGNED_SIDE_STEP = 16  # sides that are multiples of this have aligned rows
+SIDE_TOLERANCE = 1.01
+LEVEL_COUNTS = (1, 2, 3)
 
 
-def holds_from(known: Callable[[int], bool]) -> float:
-    """Return the side, to 1 %, from which `known` holds on all larger sides of the grid; infinite if not at its end."""
-    last = next((i for i in reversed(range(len(GRID))) if not known(GRID[i])), None)
+def side_from_which(holds: Callable[[int], bool]) -> float:
+    """Return the side, to 1 %, from which `holds` is true for all larger sides of the grid; infinite if for none."""
+    last = next((i for i in reversed(range(len(SIDE_GRID))) if not holds(SIDE_GRID[i])), None)
     if last is None:
-        return float(GRID[0])
-    if last + 1 == len(GRID):
+        return float(SIDE_GRID[0])
+    if last + 1 == len(SIDE_GRID):
         return inf
-    low, high = GRID[last], GRID[last + 1]
-    while high > CLOSE * low and (middle := (low + high) // 2 // ROW * ROW) > low:
-        low, high = (low, middle) if known(middle) else (middle, high)
+    low, high = SIDE_GRID[last], SIDE_GRID[last + 1]
+    while high > SIDE_TOLERANCE * low and (middle := (low + high) // 2 // ALIGNED_SIDE_STEP * ALIGNED_SIDE_STEP) > low:
+        low, high = (low, middle) if holds(middle) else (middle, high)
     return float(high)
 
 
-def chosen_from(calibration: Calibration, dtype: str, levels: int, emulation: bool = True) -> float:
-    """Return the side from which the model chooses at least this many levels for squares; infinite if not by 65536."""
-    return holds_from(lambda side: chosen_depth(calibration, dtype, side, emulation) >= levels)
+def side_choosing_levels(calibration: Calibration, dtype: str, levels: int, emulation: bool = True) -> float:
+    """Return the side from which the model chooses at least `levels` levels for squares; infinite if beyond 65536."""
+    return side_from_which(lambda side: levels_chosen(calibration, dtype, side, emulation) >= levels)
 
 
-def chosen_depth(calibration: Calibration, dtype: str, side: int, emulation: bool = True) -> int:
+def levels_chosen(calibration: Calibration, dtype: str, side: int, emulation: bool = True) -> int:
     """Return the number of levels that the model chooses for a square, without a limit on the workspace."""
     problem = Problem(side, side, side, dtype)
     for plan, time in ranked_plans(with_margin(calibration, 0.0), problem, emulation):
         if time <= 1 - required_margin(plan, problem, calibration):
-            return levels_of(plan)
+            return count_levels(plan)
     return 0
 
 
-def levels_of(plan: Plan) -> int:
+def count_levels(plan: Plan) -> int:
     """Return the number of levels of recursion of a plan."""
     return sum(level.depth for level in plan.levels if level.splits)
 
 
 @lru_cache(maxsize=2048)
 def ranked_plans(calibration: Calibration, problem: Problem, emulation: bool = True) -> tuple[tuple[Plan, float], ...]:
-    """Return the candidates within the default error limit and their predicted times over the vendor's.
+    """Return the candidates within the default error limit, and their predicted times as multiples of the vendor's.
 
-    The result does not depend on the margin.
+    The margin has no influence, so that calibrations with several margins share the cached result.
     """
     limits = Limits(1 << 62, default_error_growth(calibration.batches), emulation)
-    known = all_candidates(problem, calibration, limits)
-    return tuple((c.plan, c.time) for c in known if c.plan != VENDOR and limits.allow(c.plan, c.error_growth))
+    candidates = all_candidates(problem, calibration, limits)
+    return tuple((c.plan, c.time) for c in candidates if c.plan != VENDOR and limits.allow(c.plan, c.error_growth))
 
 
-# ---- all of them
+# ---- the thresholds
 
 
 def thresholds(
@@ -92,44 +92,44 @@ def thresholds(
 ) -> Thresholds:
     """Return the thresholds of a tuned model.
 
-    `measured` has (size, speedup) of one level, `strategies` the tiles of fmm's own kernel by the side.
+    `measured` has pairs of size and speedup by one level, `strategies` the tile strategies of fmm's own kernel by side.
     """
-    tau1, tau2, tau3 = (level_spread(calibration, dtype, levels) for levels in LEVELS)
+    tau1, tau2, tau3 = (level_spread(calibration, dtype, levels) for levels in LEVEL_COUNTS)
     return Thresholds(
         *alpha_and_pi(calibration, dtype),
-        point_by_equation_3(calibration, dtype),
-        measured_point(measured),
-        fitted_epsilon(calibration, dtype, measured),
+        recursion_point_by_equation_3(calibration, dtype),
+        measured_recursion_point(measured),
+        fit_epsilon(calibration, dtype, measured),
         tau1,
         tau2,
         tau3,
         strategies or {},
-        squares(measured),
-        without_emulation=without_emulation(calibration, dtype),
+        square_speedups(measured),
+        without_emulation=taus_without_emulation(calibration, dtype),
     )
 
 
 def large_problem(dtype: str) -> Problem:
-    """Return a problem so large that alpha and pi hardly depend on its size."""
+    """Return a problem for which alpha and pi have reached their limits for large sizes."""
     return Problem(1 << 15, 1 << 15, 1 << 15, dtype)
 
 
 def alpha_and_pi(calibration: Calibration, dtype: str) -> tuple[float, float]:
-    """Return the seconds of one addition and of one flop."""
+    """Return alpha and pi: the seconds of one addition and of one flop."""
     large = large_problem(dtype)
     return alpha(calibration, large.itemsize), pi(calibration, large)
 
 
-def point_by_equation_3(calibration: Calibration, dtype: str) -> float | None:
+def recursion_point_by_equation_3(calibration: Calibration, dtype: str) -> float | None:
     """Return n1, the recursion point by Equation 3; None if one level never pays."""
     ratio = alpha_over_pi(calibration, large_problem(dtype))
-    return finite(recursion_points.recursion_point(ratio, recursion_points.WINOGRAD))
+    return finite_or_none(recursion_points.recursion_point(ratio, recursion_points.WINOGRAD))
 
 
 def level_spread(calibration: Calibration, dtype: str, levels: int) -> Spread:
-    """Return the sides from which this many levels lose nothing, gain 2 %, and gain the margin."""
+    """Return the sides from which `levels` levels are predicted to gain 2 %, 0 and the margin."""
     ends = (with_margin(calibration, x) for x in (MIN_SPEEDUP - 1, 0.0))
-    value, low, own = (finite(chosen_from(c, dtype, levels)) for c in (*ends, calibration))
+    value, low, own = (finite_or_none(side_choosing_levels(c, dtype, levels)) for c in (*ends, calibration))
     high = None if own is None or value is None else max(own, value)
     return Spread(value, low, high)
 
@@ -139,43 +139,44 @@ def with_margin(calibration: Calibration, margin: float) -> Calibration:
     return replace(calibration, margin=margin, tiled_margin=margin)
 
 
-def without_emulation(calibration: Calibration, dtype: str) -> dict[str, float | None]:
-    """Return tau1 to tau3 without emulation by products in another type; empty if no plan emulates."""
+def taus_without_emulation(calibration: Calibration, dtype: str) -> dict[str, float | None]:
+    """Return tau1 to tau3 with emulation forbidden; empty if no candidate emulates by products in another type."""
     free = with_margin(calibration, 0.0)
-    known = (plan for side in ROUND for plan, _ in ranked_plans(free, Problem(side, side, side, dtype), True))
-    if not any(plan.emulates for plan in known):
+    plans = (plan for side in ROUND_SIDES for plan, _ in ranked_plans(free, Problem(side, side, side, dtype), True))
+    if not any(plan.emulates for plan in plans):
         return {}
     required = with_margin(calibration, MIN_SPEEDUP - 1)
-    sides = (finite(chosen_from(required, dtype, levels, emulation=False)) for levels in LEVELS)
+    sides = (finite_or_none(side_choosing_levels(required, dtype, levels, emulation=False)) for levels in LEVEL_COUNTS)
     return dict(zip(TAU_NAMES, sides, strict=True))
 
 
-def finite(x: float) -> float | None:
+def finite_or_none(x: float) -> float | None:
     """Return a finite number, None for infinity."""
     return x if isfinite(x) else None
 
 
-def squares(measured: Sequence[tuple[Size, float]]) -> dict[str, float]:
+def square_speedups(measured: Sequence[tuple[Size, float]]) -> dict[str, float]:
     """Return the speedups of one level on squares by side."""
     return {str(size[0]): round(gain, 4) for size, gain in sorted(measured) if len(set(size)) == 1}
 
 
-def measured_point(measured: Sequence[tuple[Size, float]]) -> float | None:
+def measured_recursion_point(measured: Sequence[tuple[Size, float]]) -> float | None:
     """Return the side from which every measured square gained by one level.
 
-    None if the largest did not gain, or if all did: the point is then below all measured squares.
+    None if the largest square did not gain, or if all squares gained and the point is below them.
     """
-    squares = sorted((size[0], gain) for size, gain in measured if len(set(size)) == 1)
-    lost = [i for i, (_, gain) in enumerate(squares) if gain <= 1]
-    if not lost or lost[-1] + 1 == len(squares):
+    square_speedups = sorted((size[0], gain) for size, gain in measured if len(set(size)) == 1)
+    lost = [i for i, (_, gain) in enumerate(square_speedups) if gain <= 1]
+    if not lost or lost[-1] + 1 == len(square_speedups):
         return None
-    return float(squares[lost[-1] + 1][0])
+    return float(square_speedups[lost[-1] + 1][0])
 
 
-def fitted_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tuple[Size, float]]) -> float | None:
-    """Return the least addition to alpha / pi with which Equation 2 agrees with most measurements, found by search.
+def fit_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tuple[Size, float]]) -> float | None:
+    """Return the smallest addition to alpha / pi with which Equation 2 agrees with the most measurements.
 
-    None without measurements, or if no addition is needed because all gained or all lost: many others agree as well.
+    None without measurements. None also if 0 is the best addition while all products gained, or all lost: epsilon is
+    then not determined.
     """
     if not measured:
         return None
@@ -196,8 +197,7 @@ def fitted_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tupl
 def li_plan(scheme: str, side: int, found: Thresholds, leaf: str) -> Plan:
     """Return the plan of Li, Ranka and Sahni's recursive code with a tuning's tau1 and tau2.
 
-    A leaf that multiplies in the type itself takes the thresholds without emulation. Their code takes no level where
-    the model takes none.
+    A leaf that does not emulate has the thresholds without emulation. A missing threshold means no level at any size.
     """
     never = 1 << 40
     own = {} if Plan.parse(leaf).emulates else found.without_emulation
@@ -206,7 +206,7 @@ def li_plan(scheme: str, side: int, found: Thresholds, leaf: str) -> Plan:
     return li_thresholds.threshold_plan(scheme, side, tau1, max(tau1, tau2), leaf)
 
 
-FIRST = 2  # plans for each number of levels
+PLANS_PER_LEVEL_COUNT = 2  # plans that are compared for each number of levels
 
 
 def with_intervals(
@@ -216,9 +216,9 @@ def with_intervals(
     sampled: Sequence[Calibration],
     measured: Sequence[tuple[Size, float]] = (),
 ) -> Thresholds:
-    """Return the thresholds with their 95 % intervals; without the interval of a threshold that all samples share.
+    """Return the thresholds with their 95 % intervals.
 
-    All samples share alpha, for example, if the rate of sums was not determined.
+    A threshold that is equal in all samples has no interval: alpha, for example, if the rate of sums is undetermined.
     """
     if not sampled:
         return found
@@ -226,49 +226,51 @@ def with_intervals(
     intervals = {
         "alpha": central_interval_95(alphas),
         "pi": central_interval_95(pis),
-        "n1": central_interval_95([point_by_equation_3(sample, dtype) for sample in sampled]),
+        "n1": central_interval_95([recursion_point_by_equation_3(sample, dtype) for sample in sampled]),
     }
     epsilons = _epsilons(sampled[:SLOW_SAMPLE_COUNT], dtype, measured)
     if found.epsilon is not None and epsilons:
         intervals["epsilon"] = central_interval_95([found.epsilon, *epsilons])
-    for tau, levels in zip(TAU_NAMES, LEVELS, strict=True):
+    for tau, levels in zip(TAU_NAMES, LEVEL_COUNTS, strict=True):
         sides = [_gains_from(calibration, sample, dtype, levels) for sample in sampled[:SLOW_SAMPLE_COUNT]]
         intervals[tau] = central_interval_95([found.value(tau), *sides])
-    known_intervals = {
+    varying = {
         name: _rounded(name, ends) for name, ends in intervals.items() if name in TAU_NAMES or ends[0] != ends[1]
     }
-    return replace(found, intervals=known_intervals)
+    return replace(found, intervals=varying)
 
 
 def _rounded(name: str, interval: Interval) -> Interval:
-    """Return an interval with four digits, sides as whole numbers: the samples are random."""
+    """Return an interval with four digits, sides as whole numbers: random samples do not support more."""
     low, high = (None if x is None else float(f"{x:.4g}" if name in NAMES_IN_SECONDS else f"{x:.0f}") for x in interval)
     return low, high
 
 
 def _epsilons(sampled: Sequence[Calibration], dtype: str, measured: Sequence[tuple[Size, float]]) -> list[float]:
-    """Return an epsilon for each sample whose shapes include a gain and a loss: others do not determine epsilon."""
+    """Return the epsilon of each sample with resampled shapes; samples without a gain or a loss are left out."""
     random, found = np.random.default_rng(0), []
     for sample in sampled if measured else ():
         some = [measured[i] for i in random.integers(0, len(measured), len(measured))]
-        epsilon = fitted_epsilon(sample, dtype, some)
+        epsilon = fit_epsilon(sample, dtype, some)
         if epsilon is not None and len({gain > 1 for _, gain in some}) == 2:
             found.append(epsilon)
     return found
 
 
 def _gains_from(calibration: Calibration, sample: Calibration, dtype: str, levels: int) -> float | None:
-    """Return the side from which this many levels gain 2 % by a sampled calibration; None if never."""
+    """Return the side from which `levels` levels gain 2 % by a sampled calibration; None if never."""
     required = with_margin(sample, MIN_SPEEDUP - 1)
-    return finite(holds_from(lambda side: _depth(with_margin(calibration, 0.0), required, dtype, side) >= levels))
+    return finite_or_none(
+        side_from_which(lambda side: _depth(with_margin(calibration, 0.0), required, dtype, side) >= levels)
+    )
 
 
 @lru_cache(maxsize=1 << 14)
 def _depth(calibration: Calibration, required: Calibration, dtype: str, side: int) -> int:
     """Return the number of levels that the sampled calibration chooses for a square."""
-    first = _first_plans(calibration, dtype, GRID[bisect_left(GRID, side)])
-    known = rank_candidates(Problem(side, side, side, dtype), required, first) if first else ()
-    return next((levels_of(candidate.plan) for candidate in known if candidate.wins), 0)
+    first = _first_plans(calibration, dtype, SIDE_GRID[bisect_left(SIDE_GRID, side)])
+    candidates = rank_candidates(Problem(side, side, side, dtype), required, first) if first else ()
+    return next((count_levels(candidate.plan) for candidate in candidates if candidate.wins), 0)
 
 
 @lru_cache(maxsize=1024)
@@ -276,5 +278,5 @@ def _first_plans(calibration: Calibration, dtype: str, side: int) -> tuple[Plan,
     """Return the fastest plans of each number of levels, more than three levels together."""
     by_levels: dict[int, list[Plan]] = defaultdict(list)
     for plan, _ in ranked_plans(calibration, Problem(side, side, side, dtype), True):
-        by_levels[min(levels_of(plan), LEVELS[-1])].append(plan)
-    return tuple(plan for plans in by_levels.values() for plan in plans[:FIRST])
+        by_levels[min(count_levels(plan), LEVEL_COUNTS[-1])].append(plan)
+    return tuple(plan for plans in by_levels.values() for plan in plans[:PLANS_PER_LEVEL_COUNT])

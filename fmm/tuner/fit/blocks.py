@@ -1,5 +1,8 @@
-"""The block strategies of this device: Huang, Yu and van de Geijn's six measured on a few shapes, and the block model's
-terms fitted to that, unless the built-in ones predict it well enough."""
+"""The block model on one device: fit its terms to measured times of the tile strategies of fmm's own kernel.
+
+Huang, Yu and van de Geijn's six strategies are timed on a few shapes. The built-in terms are taken if they predict
+these times well; otherwise terms are fitted, and taken if they predict better on shapes that the fit did not see.
+"""
 
 from __future__ import annotations
 
@@ -20,92 +23,29 @@ from fmm.tuner.devices.device import Run
 from fmm.tuner.fit.model import observed_medians
 from fmm.tuner.trials.record import Size, Trial
 
-STAGE = "blocks"
-DTYPE = "float32"  # of the block model
-SIZES: tuple[Size, ...] = (
+BLOCKS_STAGE = "blocks"
+BLOCKS_DTYPE = "float32"  # the type of the block model
+STRATEGY_SHAPES: tuple[Size, ...] = (
     (512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096),
     (8192, 1024, 256), (256, 1024, 8192), (512, 8192, 512), (4096, 128, 4096),
 )  # fmt: skip
-CLOSE = 0.05  # root mean square of the errors with which the built-in terms are kept
-SIDES = (512, 1024, 2048, 4096, 8192)  # of the squares for which the chosen strategy is shown
-PLANS: Mapping[str, Plan] = {s.name: Plan(leaf=f"tile.{s.name.lower()}") for s in (*STRATEGIES, *TUNED)}
-OPEN = Plan(leaf="tile")  # leaves the strategy open
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """The block model on this device: its terms, None where the built-in ones are kept, and by how much it is off.
-
-    `error`: with these terms; of fitted ones on shapes that the fit did not see. `held_back`: what terms of a fit are
-    off by on such shapes, whether they are taken or not; None where the built-in ones are so close that there is none.
-    """
-
-    fitted: BlockTerms | None
-    error: float
-    built_in_error: float
-    held_back: float | None
-    shapes: int
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """As they stand in a section."""
-        return {**asdict(self), "fitted": None if self.fitted is None else asdict(self.fitted)}
+MAX_BUILT_IN_ERROR = 0.05  # root mean square error up to which the built-in terms are taken without a fit
+SHOWN_SIDES = (512, 1024, 2048, 4096, 8192)  # sides of the squares for which a tuning shows the launched strategy
+STRATEGY_PLANS: Mapping[str, Plan] = {s.name: Plan(leaf=f"tile.{s.name.lower()}") for s in (*STRATEGIES, *TUNED)}
+AUTOMATIC_TILES = Plan(leaf="tile")  # the block model selects the strategy
 
 
 def strategy_runs() -> list[Run]:
-    """What is timed on each shape, beside the vendor's product."""
-    return [Run(plan) for plan in PLANS.values()]
+    """Return the runs that are timed on each shape beside the vendor's product."""
+    return [Run(plan) for plan in STRATEGY_PLANS.values()]
 
 
-def measured_strategies(trials: Sequence[Trial]) -> list[Measured]:
-    """The shapes on which all of Huang's six have a time."""
-    names = {plan: name for name, plan in PLANS.items()}
-    found: dict[Problem, dict[str, float]] = {}
-    for o in observed_medians(trials, (STAGE,)):
-        if o.run.plan in names:
-            found.setdefault(o.problem, {})[names[o.run.plan]] = o.seconds
-    whole = {s.name for s in STRATEGIES}
-    return [Measured(STAGE, problem.size, times) for problem, times in found.items() if whole <= times.keys()]
-
-
-def fitted_blocks(trials: Sequence[Trial], chip: Chip | None) -> Blocks | None:
-    """What the measurements say of the model; None if there are too few."""
-    shapes = measured_strategies(trials)
-    return None if chip is None or len(shapes) < len(SIZES) / 2 else judged_blocks(shapes, chip)
-
-
-def judged_blocks(shapes: Sequence[Measured], chip: Chip) -> Blocks:
-    """The built-in terms, unless they are far off and those of a fit predict better what the fit did not see: each half
-    of the shapes by the terms of the other one."""
-    built_in = root_mean_square(compared_rows(shapes, chip))
-    if built_in <= CLOSE:
-        return Blocks(None, built_in, built_in, None, len(shapes))
-    held_back = root_mean_square(held_back_rows(shapes, chip))
-    own = fitted_constants(shapes, chip) if held_back < built_in else None
-    return Blocks(own, min(held_back, built_in), built_in, held_back, len(shapes))
-
-
-# ---- what is launched
-
-
-def chosen_strategies(dtype: str, chip: Chip | None, found: Blocks | None) -> dict[str, str]:
-    """The strategy with which our own kernel is launched for squares, by their side; empty where there is none."""
-    if chip is None or dtype not in FUSED_SIZES:
-        return {}
-    own = chip if found is None or found.fitted is None else replace(chip, fitted=found.fitted)
-    return {str(side): launched_strategy(Problem(side, side, side, dtype), own).name for side in SIDES}
-
-
-def launched_strategy(problem: Problem, chip: Chip) -> TileSizes:
-    """That of the one launch which a plan for this chip is recorded as: nobody else decides what runs."""
-    (product,) = record_launches(OPEN, problem, chip_target(chip)).launches
-    strategy: TileSizes = product.kernel.spec.strategy
-    return strategy
+# ---- comparison of the model with measured times
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Median seconds of every strategy on one shape."""
+class StrategyTimes:
+    """Median seconds of each strategy on one shape, by the strategy's name."""
 
     kind: str
     shape: Shape
@@ -119,71 +59,148 @@ class Measured:
         return 2e-12 * m * k * n
 
 
-@dataclass(frozen=True)
-class Row:
-    """A shape's strategies as modelled and as measured."""
+def strategy_times(trials: Sequence[Trial]) -> list[StrategyTimes]:
+    """Return the measured times of each shape on which all of Huang's six strategies were timed."""
+    names = {plan: name for name, plan in STRATEGY_PLANS.items()}
+    times: dict[Problem, dict[str, float]] = {}
+    for o in observed_medians(trials, (BLOCKS_STAGE,)):
+        if o.run.plan in names:
+            times.setdefault(o.problem, {})[names[o.run.plan]] = o.seconds
+    required = {s.name for s in STRATEGIES}
+    return [StrategyTimes(BLOCKS_STAGE, p.size, seconds) for p, seconds in times.items() if required <= seconds.keys()]
 
-    measured: Measured
+
+@dataclass(frozen=True)
+class StrategyComparison:
+    """Measured and modelled seconds of the strategies on one shape."""
+
+    measured: StrategyTimes
     modelled: Mapping[str, float]
 
     @cached_property
     def ranking(self) -> list[str]:
-        """The model's, the fastest first."""
+        """The strategies by modelled time, the fastest first."""
         return sorted(self.modelled, key=lambda name: self.modelled[name])
 
     @cached_property
     def best(self) -> str:
+        """The strategy with the shortest measured time."""
         return min(self.modelled, key=lambda name: self.measured.seconds[name])
 
     @property
     def place(self) -> int:
-        """Of the measured best in the model's ranking, from 1."""
+        """The rank that the model gives to the measured best, from 1."""
         return self.ranking.index(self.best) + 1
 
     @property
     def regret(self) -> float:
-        """What the model's choice takes longer than the best."""
+        """The measured time of the model's choice over the best, minus 1."""
         return self.measured.seconds[self.ranking[0]] / self.measured.seconds[self.best] - 1
 
     @property
     def errors(self) -> dict[str, float]:
-        """log(modelled / measured)."""
+        """log(modelled / measured) of each strategy."""
         return {name: log(t / self.measured.seconds[name]) for name, t in self.modelled.items()}
 
 
-def compared_rows(shapes: Sequence[Measured], on: Chip, strategies: Sequence[TileSizes] = STRATEGIES) -> list[Row]:
-    return [Row(x, {s.name: launch_seconds(s, x.operands, x.shape, on) for s in strategies}) for x in shapes]
+def compare_strategies(
+    shapes: Sequence[StrategyTimes], chip: Chip, strategies: Sequence[TileSizes] = STRATEGIES
+) -> list[StrategyComparison]:
+    """Return the comparison of measured and modelled times on each shape."""
+    return [
+        StrategyComparison(x, {s.name: launch_seconds(s, x.operands, x.shape, chip) for s in strategies})
+        for x in shapes
+    ]
 
 
-def root_mean_square(rows: Sequence[Row]) -> float:
-    """Root mean square of all errors."""
-    return sqrt(mean(error**2 for row in rows for error in row.errors.values()))
+def root_mean_square(comparisons: Sequence[StrategyComparison]) -> float:
+    """Return the root mean square of the errors of all strategies on all shapes."""
+    return sqrt(mean(error**2 for comparison in comparisons for error in comparison.errors.values()))
 
 
-def alternate_halves(shapes: Sequence[Measured]) -> tuple[Sequence[Measured], Sequence[Measured]]:
+# ---- the fit
+
+
+@dataclass(frozen=True)
+class BlockFit:
+    """The block model's terms on one device, and their root mean square errors.
+
+    `fitted` is None where the built-in terms are taken. `error` is the error of the terms that are taken, of fitted
+    ones by cross-validation. `held_back` is the cross-validation error of fitted terms, taken or not; None without a
+    fit.
+    """
+
+    fitted: BlockTerms | None
+    error: float
+    built_in_error: float
+    held_back: float | None
+    shapes: int
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fit as it is written to a section of a config."""
+        return {**asdict(self), "fitted": None if self.fitted is None else asdict(self.fitted)}
+
+
+def fit_block_model(trials: Sequence[Trial], chip: Chip | None) -> BlockFit | None:
+    """Return the block model's fit to the trials; None without a chip, or with fewer than half of the shapes."""
+    shapes = strategy_times(trials)
+    return None if chip is None or len(shapes) < len(STRATEGY_SHAPES) / 2 else select_block_terms(shapes, chip)
+
+
+def select_block_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> BlockFit:
+    """Return the built-in terms, or fitted terms if these predict better in cross-validation."""
+    built_in = root_mean_square(compare_strategies(shapes, chip))
+    if built_in <= MAX_BUILT_IN_ERROR:
+        return BlockFit(None, built_in, built_in, None, len(shapes))
+    held_back = root_mean_square(cross_validate(shapes, chip))
+    fitted = fit_block_terms(shapes, chip) if held_back < built_in else None
+    return BlockFit(fitted, min(held_back, built_in), built_in, held_back, len(shapes))
+
+
+def cross_validate(shapes: Sequence[StrategyTimes], chip: Chip) -> list[StrategyComparison]:
+    """Return the comparison on each shape, modelled with terms that were fitted to the other half of the shapes."""
+    first, second = split_alternately(shapes)
+    comparisons: list[StrategyComparison] = []
+    for seen, unseen in ((first, second), (second, first)):
+        comparisons += compare_strategies(unseen, replace(chip, fitted=fit_block_terms(seen, chip)))
+    return comparisons
+
+
+def split_alternately(shapes: Sequence[StrategyTimes]) -> tuple[Sequence[StrategyTimes], Sequence[StrategyTimes]]:
+    """Return every second shape from the first on, and from the second on."""
     return shapes[::2], shapes[1::2]
 
 
-def held_back_rows(shapes: Sequence[Measured], on: Chip) -> list[Row]:
-    """Every shape, as modelled with the constants that fit the half of the shapes in which it is not."""
-    first, second = alternate_halves(shapes)
-    rows: list[Row] = []
-    for seen, others in ((first, second), (second, first)):
-        rows += compared_rows(others, replace(on, fitted=fitted_constants(seen, on)))
-    return rows
-
-
-def fitted_constants(shapes: Sequence[Measured], on: Chip) -> BlockTerms:
-    """The constants with the least squares of errors, by their logarithms: they stay positive."""
+def fit_block_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> BlockTerms:
+    """Return the terms with the least squares of errors; their logarithms are varied, so that they stay positive."""
     from scipy.optimize import least_squares
 
     names = [x.name for x in fields(BlockTerms)]
 
-    def constants(x: Sequence[float]) -> BlockTerms:
+    def terms(x: Sequence[float]) -> BlockTerms:
         return BlockTerms(**dict(zip(names, map(exp, x), strict=True)))
 
     def errors(x: Sequence[float]) -> list[float]:
-        rows = compared_rows(shapes, replace(on, fitted=constants(x)))
-        return [error for row in rows for error in row.errors.values()]
+        comparisons = compare_strategies(shapes, replace(chip, fitted=terms(x)))
+        return [error for comparison in comparisons for error in comparison.errors.values()]
 
-    return constants(least_squares(errors, [log(x) for x in astuple(BlockTerms())], diff_step=1e-3, x_scale=0.1).x)
+    return terms(least_squares(errors, [log(x) for x in astuple(BlockTerms())], diff_step=1e-3, x_scale=0.1).x)
+
+
+# ---- the strategies of launches
+
+
+def chosen_strategies(dtype: str, chip: Chip | None, fit: BlockFit | None) -> dict[str, str]:
+    """Return the strategy with which fmm's own kernel is launched for squares, by side; empty without such a kernel."""
+    if chip is None or dtype not in FUSED_SIZES:
+        return {}
+    own = chip if fit is None or fit.fitted is None else replace(chip, fitted=fit.fitted)
+    return {str(side): launched_strategy(Problem(side, side, side, dtype), own).name for side in SHOWN_SIDES}
+
+
+def launched_strategy(problem: Problem, chip: Chip) -> TileSizes:
+    """Return the strategy of the recorded launch of fmm's own kernel for this problem."""
+    (product,) = record_launches(AUTOMATIC_TILES, problem, chip_target(chip)).launches
+    strategy: TileSizes = product.kernel.spec.strategy
+    return strategy

@@ -1,5 +1,14 @@
-"""Fitting a calibration to measured seconds: its parameters are those of fmm.tuner.fit.parameters, the model is
-perfmodel's own formula."""
+"""Fit a calibration to measured seconds.
+
+docs/model.md has the predicted seconds T_i(x) of run i as a function of the parameters x (fmm.tuner.fit.parameters).
+With measured seconds t_i, weights w_i and coordinates c(x), which are logarithms except for shares, the fit minimizes
+
+    sum_i rho(r_i)  +  PRIOR_WEIGHT^2 |c(x) - c(x_start)|^2        r_i = w_i log(T_i(x) / t_i)
+
+where rho is the square for residuals up to ROBUST_RESIDUAL and grows linearly above (soft L1). The 95 % intervals
+follow from the Jacobian at the minimum. A parameter with too wide an interval is not determined: the fit fixes this
+parameter and starts again.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +37,7 @@ from fmm.tuner.fit.parameters import (
 )
 from fmm.tuner.trials.record import Size, Trial
 
-# ---- what was observed
+# ---- observations
 
 
 @dataclass(frozen=True)
@@ -41,254 +50,101 @@ class Observation:
 
     @property
     def kind(self) -> str:
-        """What it tells about: vendor, products, sums or plan; of our own kernel `tile`, on rows that are not
-        aligned `odd tile`, with sums inside `inside`."""
-        if self.run.plan.leaf_use.leaf.rate:
+        """The kind of the run, by which parameters name the observations that determine them.
+
+        `vendor`, `products`, `sums` and `plan` are runs with the vendor's leaf. fmm's own kernel has `tile` (alone),
+        `odd tile` (alone, on rows that are not aligned) and `inside` (with sums inside). All other leaves have
+        `own rate`.
+        """
+        leaf = self.run.plan.leaf_use.leaf
+        if leaf.rate:
             return "own rate"
         if self.run.plan.uses_tile_model:
             if self.run.plan.levels:
                 return "inside"
-            return "tile" if are_rows_aligned(self.problem, self.run.plan.leaf_use.leaf.alignment) else "odd tile"
+            return "tile" if are_rows_aligned(self.problem, leaf.alignment) else "odd tile"
         if self.run.part != "whole":
             return self.run.part
         return "vendor" if self.run.plan == VENDOR else "plan"
 
+    @property
+    def by_vendor(self) -> bool:
+        """True if the vendor multiplies the leaf products."""
+        return self.run.plan.leaf_use.leaf == VENDOR.leaf_use.leaf
 
-def stage_medians(trials: Iterable[Trial], stages: Sequence[str]) -> list[Observation]:
+    def predicted(self, calibration: Calibration) -> float:
+        """Return the predicted seconds T_i of the run."""
+        return formula_seconds(self.run, self.problem, cached_work(self.run.plan, self.problem), calibration)
+
+
+def observed_medians(trials: Iterable[Trial], stages: Sequence[str]) -> list[Observation]:
     """Return the medians over the samples of the stages, one for every run and problem."""
     samples: dict[tuple[Size, str, str, str], list[float]] = {}
     for t in trials:
         if t.stage in stages and t.seconds is not None:
             samples.setdefault((t.size, t.dtype, t.plan, t.part), []).append(t.seconds)
     return [
-        Observation(Problem(*size, dtype), Run(Plan.parse(plan), part), median(found))
-        for (size, dtype, plan, part), found in samples.items()
+        Observation(Problem(*size, dtype), Run(Plan.parse(plan), part), median(seconds))
+        for (size, dtype, plan, part), seconds in samples.items()
     ]
 
 
-# ---- fitting
-
-ROBUST = 0.03  # larger residuals (of logarithms) count less than by their square: outliers pull less
-# Timed alone, sums and products find other caches and clocks than within a plan, which is what is to be predicted.
-WEIGHTS = {"sums": 0.1, "products": 0.1}
-# On a CPU with several lanes, sums are timed within plans and have full weight. A plan that takes more than this many
-# times as long as the vendor's product is nobody's choice there, and counts less.
-WORTH_FITTING = 1.5
-EXACT = 0.01  # no time is taken for better known than to this share of it: two points are no proof of a line
-UNSEEN = 1e-12  # the share of the best seen direction's slope below which a direction of the parameters was not seen
-PRIOR = 0.002  # the weight of staying near the start, which decides only what the measurements leave open
+# ---- the fit
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A calibration, 95 % intervals of the parameters that the measurements determine (the others keep the value that
-    they had, or with which nothing changes), and the residuals: log(predicted / measured)."""
+    """A fitted calibration.
+
+    `intervals` has the 95 % interval of each determined parameter; all other parameters are fixed. `residuals` are
+    log(predicted / measured), one for each observation.
+    """
 
     calibration: Calibration
     intervals: Mapping[str, tuple[float, float]]
     residuals: tuple[float, ...]
 
 
-SIDES = (64.0, 128.0, 256.0)  # of the blocks in which vendors' products are computed
-STEPS = 60  # at most: by then all is found that the measurements tell, and the rest is a walk along a flat valley
-SCREENED = 8  # steps after which their fits are compared
-# Parameters that are so many times less certain than they may be are left out together, the others one by one: of two
-# that can stand in for each other one may be certain without the other.
-HOPELESS = 3.0
+TILE_SIDES = (64.0, 128.0, 256.0)  # sides of the tiles of C in the vendor's kernels
+MAX_STEPS = 60  # evaluations of a fit: more steps only follow directions in which the residuals hardly change
+SCREENING_STEPS = 8  # evaluations of a fit that is compared with others
+# Parameters with a looseness above this are fixed together, the others one by one: of two parameters that stand in for
+# each other, one may be determined without the other.
+FAR_TOO_LOOSE = 3.0
 
 
 def fit_calibration(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Fit:
-    """Return the best fit over the tile sizes: whole tiles make steps, which have no slope for least squares."""
-    tiled = [o for o in observed if o.run.plan.uses_tile_model]
-    others = [o for o in observed if o.run.plan.leaf_use.leaf == VENDOR.leaf_use.leaf]  # it is the vendor's time
-    start = _rescaled(start, dtype, others)
+    """Return the best fit over the vendor's tile sides, with the parameters of fmm's own kernel and of other leaves.
+
+    Least squares cannot vary the tile side: the number of whole tiles is a step function, which has no slope.
+    """
+    by_vendor = [o for o in observed if o.by_vendor]
+    start = _start_at_fastest(start, dtype, by_vendor)
     if start.batches:
-        known = dict.fromkeys([start, with_parameters(start, dtype, {"rate.sms": 0.0})])  # do the vendor's rounds show?
-        starts = [TILE_PARAMETER.put(s, dtype, side) for s in known for side in SIDES]
-        start = min(starts, key=lambda s: Solver(s, dtype, others).solved(SCREENED).cost)
-    return _with_own_rates(_with_tiled(determined_fit(start, dtype, others), dtype, tiled), dtype, observed)
+        without_rounds = with_parameters(start, dtype, {"rate.sms": 0.0})  # the vendor's kernel may not run in rounds
+        starts = [
+            TILE_PARAMETER.put(s, dtype, side) for s in dict.fromkeys((start, without_rounds)) for side in TILE_SIDES
+        ]
+        start = min(starts, key=lambda s: LeastSquares(s, dtype, by_vendor).solve(SCREENING_STEPS).cost)
+    fit = fit_determined(start, dtype, by_vendor)
+    return _fit_leaf_rates(_fit_own_kernel(fit, dtype, observed), dtype, observed)
 
 
-def _with_own_rates(found: Fit, dtype: str, observed: Sequence[Observation]) -> Fit:
-    """The fit with the rates of leaves that have one of their own, as far as these were timed: of a few samples what
-    is known of such devices, scaled. Rates that nobody measured are left out."""
-    timed = [o for o in observed if o.run.part != "sums"]
-    for name in found.calibration.rates.keys() - {dtype}:
-        own = [o for o in timed if o.run.plan.leaf_use.leaf.rate == name]
-        found = _with_rate(found, name, own) if own else _without_rate(found, name)
-    return found
-
-
-def _with_rate(found: Fit, name: str, observed: Sequence[Observation]) -> Fit:
-    free = LEAF_RATE_PARAMETERS if len(observed) > len(LEAF_RATE_PARAMETERS) else SCALED[:1]
-    own = determined_fit(found.calibration, name, observed, free)
-    intervals = {f"{name}.{x}": ends for x, ends in own.intervals.items()}
-    return Fit(own.calibration, {**found.intervals, **intervals}, found.residuals + own.residuals)
-
-
-def _without_rate(found: Fit, name: str) -> Fit:
-    rates = {x: rate for x, rate in found.calibration.rates.items() if x != name}
-    return replace(found, calibration=replace(found.calibration, rates=MappingProxyType(rates)))
-
-
-def _with_tiled(found: Fit, dtype: str, observed: Sequence[Observation]) -> Fit:
-    """The fit with our own kernel's parameters too, fitted last; without them if no plan had sums inside products."""
-    if not any(o.kind == "inside" for o in observed):
-        return found
-    own = determined_fit(with_parameters(found.calibration, dtype, START_OF_OWN_KERNEL), dtype, observed)
-    return Fit(own.calibration, {**found.intervals, **own.intervals}, found.residuals + own.residuals)
-
-
-def determined_fit(
+def fit_determined(
     start: Calibration, dtype: str, observed: Sequence[Observation], free: Sequence[Parameter] | None = None
 ) -> Fit:
-    """Repeat least squares without undetermined parameters until all are determined."""
-    solver = Solver(start, dtype, observed, free)
-    found = solver.solved(STEPS)
-    while loose := solver.loose(found):
-        hopeless = [p for p, looseness in loose.items() if looseness > HOPELESS]
-        solver = solver.without(hopeless or [max(loose, key=lambda p: loose[p])], found)
-        found = solver.solved(SCREENED)
-    found = solver.solved(STEPS)
-    return Fit(solver.calibrated(found.x), solver.intervals(found), found.residuals)
+    """Return the least-squares fit in which all free parameters are determined, after fixing the others."""
+    problem = LeastSquares(start, dtype, observed, free)
+    solution = problem.solve(MAX_STEPS)
+    while loose := problem.undetermined(solution):
+        far_too_loose = [p for p, looseness in loose.items() if looseness > FAR_TOO_LOOSE]
+        problem = problem.without(far_too_loose or [max(loose, key=lambda p: loose[p])], solution)
+        solution = problem.solve(SCREENING_STEPS)
+    solution = problem.solve(MAX_STEPS)
+    return Fit(problem.calibration_at(solution.x), problem.intervals(solution), solution.residuals)
 
 
-@dataclass(frozen=True)
-class Solution:
-    """The result of least squares: coordinates, cost, residuals, and the error of the coordinates."""
-
-    x: Any
-    cost: float
-    residuals: tuple[float, ...]
-    directions: Any  # of x, independent of each other, a row each: half a 95 % interval long
-
-    @property
-    def half_widths(self) -> tuple[float, ...]:
-        return tuple(float(x) for x in np.sqrt(np.sum(self.directions**2, axis=0)))
-
-
-class Solver:
-    """Least squares of the residuals with a robust loss; uninformed parameters keep their start."""
-
-    def __init__(
-        self, start: Calibration, dtype: str, observed: Sequence[Observation], free: Sequence[Parameter] | None = None
-    ) -> None:
-        self.start, self.dtype, self.observed = start, dtype, observed
-        kinds = {o.kind for o in observed}
-        known = [p for p in PARAMETERS if kinds & p.informed_by and exists_on(p, start)]
-        self.free = known if free is None else list(free)
-        self._works = [cached_work(o.run.plan, o.problem) for o in observed]
-        self._measured, self._weights = np.log([o.seconds for o in observed]), np.array(_weights(start, observed))
-        ends = [(p.low if p.linear else max(p.low, 1e-300), p.high) for p in self.free]
-        coordinates = [[p.coordinate(x) for x in pair] for p, pair in zip(self.free, ends, strict=True)]
-        self._low, self._high = np.array(coordinates).reshape(-1, 2).T
-        known_at = [p.coordinate(max(p.get(start, dtype), p.low)) for p in self.free]
-        self._origin = np.clip(known_at, self._low, self._high)
-        self._begin = self._origin
-
-    def calibrated(self, x: Any) -> Calibration:
-        return with_parameters(self.start, self.dtype, self.values(x))
-
-    def values(self, x: Any) -> dict[str, float]:
-        """Return the parameters at these coordinates."""
-        return {p.name: p.value(float(coordinate)) for p, coordinate in zip(self.free, x, strict=True)}
-
-    def residuals(self, x: Any) -> Any:
-        c = self.calibrated(x)
-        pairs = zip(self.observed, self._works, strict=True)
-        times = [formula_seconds(o.run, o.problem, work, c) for o, work in pairs]
-        return np.concatenate([self._weights * (np.log(times) - self._measured), PRIOR * (x - self._origin)])
-
-    def solved(self, steps: int) -> Solution:
-        """In so many steps at most."""
-        from scipy.optimize import least_squares
-
-        bounds = self._low, self._high
-        solved = least_squares(
-            self.residuals, self._begin, bounds=bounds, loss="soft_l1", f_scale=ROBUST, max_nfev=steps
-        )
-        self._begin = np.clip(solved.x, *bounds)
-        residues = tuple(solved.fun[: len(self.observed)] / self._weights)
-        return Solution(solved.x, float(solved.cost), residues, self._directions(solved))
-
-    def loose(self, found: Solution) -> dict[Parameter, float]:
-        """Return the undetermined parameters with their looseness."""
-        known = {p: p.looseness(r) for p, r in zip(self.free, found.half_widths, strict=True)}
-        return {p: looseness for p, looseness in known.items() if looseness > 1}
-
-    def without(self, some: Iterable[Parameter], found: Solution) -> Solver:
-        """Return a solver without some parameters, which take their neutral values."""
-        left = set(some)
-        neutral = {p.name: p.neutral for p in left if p.neutral is not None}
-        start = with_parameters(self.start, self.dtype, neutral)
-        solver = Solver(start, self.dtype, self.observed, [p for p in self.free if p not in left])
-        kept = [x for p, x in zip(self.free, found.x, strict=True) if p not in left]
-        solver._begin = np.clip(kept, solver._low, solver._high)
-        return solver
-
-    def _directions(self, solved: Any) -> Any:
-        """From the curvature at the solution, as if the residuals were normal. An observation counts as much as its
-        weight."""
-        from scipy.stats import t
-
-        more = max(float(np.sum(self._weights**2)) - len(self.free), 1.0)
-        spread = max(float(np.sum(solved.fun[: len(self._weights)] ** 2)) / more, EXACT**2)
-        _, found, directions = np.linalg.svd(solved.jac, full_matrices=False)
-        found = np.maximum(found, UNSEEN * np.max(found, initial=1.0))  # nothing was seen along the others
-        return t.ppf(0.975, more) * np.sqrt(spread) * directions / found[:, None]
-
-    def intervals(self, found: Solution) -> dict[str, tuple[float, float]]:
-        """By the parameters' names."""
-        result = {}
-        for p, x, r in zip(self.free, found.x, found.half_widths, strict=True):
-            low, high = (float(np.clip(p.value(float(end)), p.low, p.high)) for end in (x - r, x + r))
-            result[p.name] = low, high
-        return result
-
-
-def _weights(start: Calibration, observed: Sequence[Observation]) -> list[float]:
-    if start.lanes == 1:
-        return [WEIGHTS.get(o.run.part, 1.0) for o in observed]
-    vendor = {o.problem: o.seconds for o in observed if o.kind == "vendor"}
-    near = [WORTH_FITTING * vendor.get(o.problem, o.seconds) / o.seconds if o.kind == "plan" else 1.0 for o in observed]
-    return [min(x, 1.0) ** 2 for x in near]
-
-
-# As long as fewer whole plans were timed for a fit, nothing but these is fitted.
-FEW_PLANS = 3
-SCALED = (PARAMETERS_BY_NAME["rate.flops"], PARAMETERS_BY_NAME["stream"])
-
-
-def few_plans(observed: Sequence[Observation]) -> bool:
-    """Return True if there are too few whole plans for a fit of all parameters."""
-    return sum(o.kind == "plan" for o in observed) < FEW_PLANS
-
-
-def scaled_calibration(known: Calibration, dtype: str, observed: Sequence[Observation]) -> Fit:
-    """What was known of such devices, with this one's own rates of products and sums, and of leaves that have one of
-    their own: so much a few samples tell."""
-    others = [o for o in observed if o.run.plan.leaf_use.leaf == VENDOR.leaf_use.leaf]
-    informed = [p for p in SCALED if p.informed_by & {o.kind for o in others}]
-    start = _as_fast(_as_fast(known, dtype, others, "rate.flops", "vendor"), dtype, others, "stream", "sums")
-    found = determined_fit(start, dtype, others, informed) if informed else Fit(known, {}, ())
-    return _with_own_rates(found, dtype, observed)
-
-
-def _as_fast(known: Calibration, dtype: str, observed: Sequence[Observation], name: str, kind: str) -> Calibration:
-    """The calibration with a rate by which half of the observations of a kind are faster and half are slower."""
-    ratios = [
-        formula_seconds(o.run, o.problem, cached_work(o.run.plan, o.problem), known) / o.seconds
-        for o in observed
-        if o.kind == kind
-    ]
-    return (
-        with_parameters(known, dtype, {name: PARAMETERS_BY_NAME[name].get(known, dtype) * median(ratios)})
-        if ratios
-        else known
-    )
-
-
-def _rescaled(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Calibration:
+def _start_at_fastest(start: Calibration, dtype: str, observed: Sequence[Observation]) -> Calibration:
     """Return the start with the rates of the fastest observations."""
     rates = [o.problem.flops / o.seconds for o in observed if o.kind == "vendor"]
     streams = [
@@ -296,21 +152,212 @@ def _rescaled(start: Calibration, dtype: str, observed: Sequence[Observation]) -
         for o in observed
         if o.kind == "sums"
     ]
-    found = with_parameters(start, dtype, {"rate.flops": max(rates)}) if rates else start
-    found = replace(found, stream=median(streams)) if streams else found
-    if start.batches:  # so that `host` decides some products' time at the start: else least squares sees no slope
-        found = replace(found, host=min((o.seconds for o in observed if o.kind == "vendor"), default=0.0))
-    return with_parameters(found, dtype, {"rate.memory": 4 * found.stream})
+    fastest = with_parameters(start, dtype, {"rate.flops": max(rates)}) if rates else start
+    fastest = replace(fastest, stream=median(streams)) if streams else fastest
+    if start.batches:  # `host` must decide the time of some products, or the residuals have no slope along `host`
+        fastest = replace(fastest, host=min((o.seconds for o in observed if o.kind == "vendor"), default=0.0))
+    return with_parameters(fastest, dtype, {"rate.memory": 4 * fastest.stream})
 
 
-# ---- how good it is
+def _fit_own_kernel(fit: Fit, dtype: str, observed: Sequence[Observation]) -> Fit:
+    """Return the fit with the parameters of fmm's own kernel; unchanged without a plan with sums inside products."""
+    tiled = [o for o in observed if o.run.plan.uses_tile_model]
+    if not any(o.kind == "inside" for o in tiled):
+        return fit
+    own = fit_determined(with_parameters(fit.calibration, dtype, START_OF_OWN_KERNEL), dtype, tiled)
+    return Fit(own.calibration, {**fit.intervals, **own.intervals}, fit.residuals + own.residuals)
+
+
+def _fit_leaf_rates(fit: Fit, dtype: str, observed: Sequence[Observation]) -> Fit:
+    """Return the fit with the rates of all timed leaves that have a rate of their own, and without other such rates.
+
+    A few samples of a leaf scale the starting rate; more samples fit all parameters of the rate.
+    """
+    for name in fit.calibration.rates.keys() - {dtype}:
+        timed = [o for o in observed if o.run.part != "sums" and o.run.plan.leaf_use.leaf.rate == name]
+        if timed:
+            free = LEAF_RATE_PARAMETERS if len(timed) > len(LEAF_RATE_PARAMETERS) else SCALED_PARAMETERS[:1]
+            own = fit_determined(fit.calibration, name, timed, free)
+            intervals = {f"{name}.{parameter}": ends for parameter, ends in own.intervals.items()}
+            fit = Fit(own.calibration, {**fit.intervals, **intervals}, fit.residuals + own.residuals)
+        else:
+            rates = {x: rate for x, rate in fit.calibration.rates.items() if x != name}
+            fit = replace(fit, calibration=replace(fit.calibration, rates=MappingProxyType(rates)))
+    return fit
+
+
+# ---- the fit of few samples: a scaled calibration
+
+MIN_WHOLE_PLANS = 3  # with fewer timed whole plans, only SCALED_PARAMETERS are fitted
+SCALED_PARAMETERS = (PARAMETERS_BY_NAME["rate.flops"], PARAMETERS_BY_NAME["stream"])
+
+
+def has_few_plans(observed: Sequence[Observation]) -> bool:
+    """Return True if there are too few whole plans for a fit of all parameters."""
+    return sum(o.kind == "plan" for o in observed) < MIN_WHOLE_PLANS
+
+
+def scale_calibration(similar: Calibration, dtype: str, observed: Sequence[Observation]) -> Fit:
+    """Return the calibration of a similar device with this device's rates of products, sums and timed leaves."""
+    by_vendor = [o for o in observed if o.by_vendor]
+    informed = [p for p in SCALED_PARAMETERS if p.informed_by & {o.kind for o in by_vendor}]
+    start = _with_median_rate(similar, dtype, by_vendor, "rate.flops", "vendor")
+    start = _with_median_rate(start, dtype, by_vendor, "stream", "sums")
+    fit = fit_determined(start, dtype, by_vendor, informed) if informed else Fit(similar, {}, ())
+    return _fit_leaf_rates(fit, dtype, observed)
+
+
+def _with_median_rate(
+    similar: Calibration, dtype: str, observed: Sequence[Observation], name: str, kind: str
+) -> Calibration:
+    """Return the calibration with the rate by which half of the observations of a kind are faster than predicted."""
+    ratios = [o.predicted(similar) / o.seconds for o in observed if o.kind == kind]
+    if not ratios:
+        return similar
+    return with_parameters(similar, dtype, {name: PARAMETERS_BY_NAME[name].get(similar, dtype) * median(ratios)})
+
+
+# ---- least squares
+
+ROBUST_RESIDUAL = 0.03  # residuals above this count linearly: outliers pull less
+PRIOR_WEIGHT = 0.002  # weight of the distance from the start, which decides only where the observations do not
+MIN_RESIDUAL = 0.01  # the least standard deviation that is assumed: two points on a line do not prove the line
+MIN_SLOPE_SHARE = 1e-12  # the least singular value of the Jacobian, as a share of the largest
+# Sums and products timed alone run with other caches and clocks than inside a plan, and plans are what is predicted. On
+# a CPU with several lanes, sums are timed inside plans and have full weight.
+PART_WEIGHTS = {"sums": 0.1, "products": 0.1}
+# On a CPU with several lanes, a plan that takes more than this multiple of the vendor's time has less weight.
+FULL_WEIGHT_TIME = 1.5
 
 
 @dataclass(frozen=True)
-class Error:
-    """How far predictions are off, as shares of the measured values. `bias` is the median with its sign. `upper` is the
-    upper end of a 95 % interval of the median: far above it if there are few measurements. `above` is what it would be
-    if the errors above the measured values were all there are, and as many below them as large."""
+class Solution:
+    """A minimum: coordinates x, cost, residuals log(T / t), and the uncertainty of x.
+
+    Each row of `directions` is an independent displacement of x, half a 95 % interval long.
+    """
+
+    x: Any
+    cost: float
+    residuals: tuple[float, ...]
+    directions: Any
+
+    @property
+    def half_widths(self) -> tuple[float, ...]:
+        """Half of the 95 % interval of each coordinate."""
+        return tuple(float(x) for x in np.sqrt(np.sum(self.directions**2, axis=0)))
+
+
+class LeastSquares:
+    """The least-squares problem of some observations in some free parameters.
+
+    Without `free`, all parameters are free that the observations inform and that the device has.
+    """
+
+    def __init__(
+        self, start: Calibration, dtype: str, observed: Sequence[Observation], free: Sequence[Parameter] | None = None
+    ) -> None:
+        self.start, self.dtype, self.observed = start, dtype, observed
+        kinds = {o.kind for o in observed}
+        informed = [p for p in PARAMETERS if kinds & p.informed_by and exists_on(p, start)]
+        self.free = informed if free is None else list(free)
+        self._works = [cached_work(o.run.plan, o.problem) for o in observed]
+        self._log_measured = np.log([o.seconds for o in observed])
+        self._weights = np.array(observation_weights(start, observed))
+        ends = [(p.low if p.linear else max(p.low, 1e-300), p.high) for p in self.free]
+        coordinates = [[p.coordinate(x) for x in pair] for p, pair in zip(self.free, ends, strict=True)]
+        self._low, self._high = np.array(coordinates).reshape(-1, 2).T
+        at_start = [p.coordinate(max(p.get(start, dtype), p.low)) for p in self.free]
+        self._origin = np.clip(at_start, self._low, self._high)
+        self._begin = self._origin
+
+    def values_at(self, x: Any) -> dict[str, float]:
+        """Return the parameters at the coordinates x, by name."""
+        return {p.name: p.value(float(coordinate)) for p, coordinate in zip(self.free, x, strict=True)}
+
+    def calibration_at(self, x: Any) -> Calibration:
+        """Return the calibration at the coordinates x."""
+        return with_parameters(self.start, self.dtype, self.values_at(x))
+
+    def residuals(self, x: Any) -> Any:
+        """Return w_i log(T_i(x) / t_i) for all observations, then the weighted distances from the start."""
+        calibration = self.calibration_at(x)
+        pairs = zip(self.observed, self._works, strict=True)
+        predicted = [formula_seconds(o.run, o.problem, work, calibration) for o, work in pairs]
+        weighted = self._weights * (np.log(predicted) - self._log_measured)
+        return np.concatenate([weighted, PRIOR_WEIGHT * (x - self._origin)])
+
+    def solve(self, steps: int) -> Solution:
+        """Return the minimum after at most `steps` evaluations; the next call continues from there."""
+        from scipy.optimize import least_squares
+
+        bounds = self._low, self._high
+        solved = least_squares(
+            self.residuals, self._begin, bounds=bounds, loss="soft_l1", f_scale=ROBUST_RESIDUAL, max_nfev=steps
+        )
+        self._begin = np.clip(solved.x, *bounds)
+        unweighted = tuple(solved.fun[: len(self.observed)] / self._weights)
+        return Solution(solved.x, float(solved.cost), unweighted, self._directions(solved))
+
+    def _directions(self, solved: Any) -> Any:
+        """Return the uncertainty of a minimum from the singular values of its Jacobian, for normal residuals.
+
+        An observation adds as many degrees of freedom as its squared weight.
+        """
+        from scipy.stats import t
+
+        freedom = max(float(np.sum(self._weights**2)) - len(self.free), 1.0)
+        variance = max(float(np.sum(solved.fun[: len(self._weights)] ** 2)) / freedom, MIN_RESIDUAL**2)
+        _, slopes, directions = np.linalg.svd(solved.jac, full_matrices=False)
+        slopes = np.maximum(slopes, MIN_SLOPE_SHARE * np.max(slopes, initial=1.0))
+        return t.ppf(0.975, freedom) * np.sqrt(variance) * directions / slopes[:, None]
+
+    def undetermined(self, solution: Solution) -> dict[Parameter, float]:
+        """Return the parameters that are not determined, with their looseness."""
+        looseness = {p: p.looseness(width) for p, width in zip(self.free, solution.half_widths, strict=True)}
+        return {p: x for p, x in looseness.items() if x > 1}
+
+    def without(self, fixed: Iterable[Parameter], solution: Solution) -> LeastSquares:
+        """Return the problem with some parameters fixed at their neutral values; `solve` continues from `solution`."""
+        left_out = set(fixed)
+        neutral = {p.name: p.neutral for p in left_out if p.neutral is not None}
+        start = with_parameters(self.start, self.dtype, neutral)
+        smaller = LeastSquares(start, self.dtype, self.observed, [p for p in self.free if p not in left_out])
+        remaining = [x for p, x in zip(self.free, solution.x, strict=True) if p not in left_out]
+        smaller._begin = np.clip(remaining, smaller._low, smaller._high)
+        return smaller
+
+    def intervals(self, solution: Solution) -> dict[str, tuple[float, float]]:
+        """Return the 95 % intervals of the free parameters by name."""
+        found = {}
+        for p, x, width in zip(self.free, solution.x, solution.half_widths, strict=True):
+            low, high = (float(np.clip(p.value(float(end)), p.low, p.high)) for end in (x - width, x + width))
+            found[p.name] = low, high
+        return found
+
+
+def observation_weights(start: Calibration, observed: Sequence[Observation]) -> list[float]:
+    """Return the weight of each observation in the fit."""
+    if start.lanes == 1:
+        return [PART_WEIGHTS.get(o.run.part, 1.0) for o in observed]
+    vendor = {o.problem: o.seconds for o in observed if o.kind == "vendor"}
+    near = [
+        FULL_WEIGHT_TIME * vendor.get(o.problem, o.seconds) / o.seconds if o.kind == "plan" else 1.0 for o in observed
+    ]
+    return [min(x, 1.0) ** 2 for x in near]
+
+
+# ---- the error of predictions
+
+
+@dataclass(frozen=True)
+class PredictionError:
+    """Statistics of relative errors, predicted / measured - 1.
+
+    `median` and `p95` are quantiles of the absolute errors, `bias` is the median of the signed errors. `upper` is the
+    upper end of a 95 % interval of `median`: far above `median` for few measurements. `above` is `upper` computed from
+    the errors above 0 alone, as if those below 0 mirrored them.
+    """
 
     count: int
     median: float
@@ -321,33 +368,32 @@ class Error:
 
     @property
     def fields(self) -> dict[str, float]:
-        """As it stands in a section: of what was not measured, nothing but that."""
+        """The statistics as a section of a config has them; the count alone if nothing was measured."""
         return asdict(self) if self.count else {"count": 0}
 
     @staticmethod
-    def of(relative: Sequence[float]) -> Error:
+    def of(relative: Sequence[float]) -> PredictionError:
+        """Return the statistics of these relative errors."""
         if not relative:
-            return Error(0, 0.0, 0.0, 0.0, 0.0)
+            return PredictionError(0, 0.0, 0.0, 0.0, 0.0)
         count, sizes = len(relative), np.abs(relative)
-        # Two standard deviations of the number of samples that lie below the true median.
-        place = min(0.5 + 0.98 / count**0.5, 1.0)
-        middle, far, upper = (float(x) for x in np.quantile(sizes, (0.5, 0.95, place)))
-        above = max(float(np.quantile(relative, (1 + place) / 2)), 0.0)
-        return Error(count, middle, far, float(np.median(relative)), upper, above)
+        # The number of samples below the true median is binomial: two standard deviations are sqrt(count).
+        upper_rank = min(0.5 + 0.98 / count**0.5, 1.0)
+        middle, p95, upper = (float(x) for x in np.quantile(sizes, (0.5, 0.95, upper_rank)))
+        above = max(float(np.quantile(relative, (1 + upper_rank) / 2)), 0.0)
+        return PredictionError(count, middle, p95, float(np.median(relative)), upper, above)
 
 
-def prediction_errors(calibration: Calibration, observed: Sequence[Observation]) -> dict[str, Error]:
-    """Of predicted times, and of predicted speedups over the vendor (there the machine's drift cancels)."""
-    times: dict[tuple[Problem, Run], tuple[float, float]] = {}
-    for o in observed:
-        times[o.problem, o.run] = (
-            formula_seconds(o.run, o.problem, cached_work(o.run.plan, o.problem), calibration),
-            o.seconds,
-        )
-    relative = [p / m - 1 for p, m in times.values()]
+def prediction_errors(calibration: Calibration, observed: Sequence[Observation]) -> dict[str, PredictionError]:
+    """Return the errors of predicted times, and of predicted speedups over the vendor.
+
+    A speedup is a ratio of times on one problem, in which the machine's drift cancels.
+    """
+    times = {(o.problem, o.run): (o.predicted(calibration), o.seconds) for o in observed}
+    relative = [predicted / measured - 1 for predicted, measured in times.values()]
     speedups = []
-    for (problem, run), (p, m) in times.items():
+    for (problem, run), (predicted, measured) in times.items():
         base = times.get((problem, Run()))
         if base and run != Run() and run.part == "whole":
-            speedups.append((base[0] / p) / (base[1] / m) - 1)
-    return {"time": Error.of(relative), "speedup": Error.of(speedups)}
+            speedups.append((base[0] / predicted) / (base[1] / measured) - 1)
+    return {"time": PredictionError.of(relative), "speedup": PredictionError.of(speedups)}

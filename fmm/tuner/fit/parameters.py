@@ -1,7 +1,7 @@
 """The parameters that a tuning fits: fields of the calibration, each with its unit, its bounds and its meaning.
 
-A parameter that the measurements do not determine is fixed: it keeps its neutral value or the datasheet's, and the
-config has no interval for it.
+A parameter that the measurements do not determine is fixed at its neutral value or at the datasheet's. The config has
+no interval for a fixed parameter.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from fmm.dtypes import DTYPES
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.default_calibration import cpu_calibration
 
-# The half width of a 95 % interval up to which a parameter counts as determined: a factor for rates, times and sizes, a
-# factor for factors, a difference for shares. (With 3 instead of 6 a recorded float64 tuning of a CPU has a median
-# error of 3.1 % of held-out times instead of 2.8 %.)
-QUANTITY, FACTOR, SHARE = 6.0, 2.0, 0.5
+# A parameter is determined if the half width of its 95 % interval is at most: QUANTITY_TOLERANCE, a factor, for rates,
+# times and sizes; FACTOR_TOLERANCE, a factor, for factors; SHARE_TOLERANCE, a difference, for shares. (A tolerance of 3
+# instead of 6 raises the median error of held-out times from 2.8 to 3.1 % in a recorded float64 tuning of a CPU.)
+QUANTITY_TOLERANCE, FACTOR_TOLERANCE, SHARE_TOLERANCE = 6.0, 2.0, 0.5
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Parameter:
 
     def put(self, calibration: Calibration, dtype: str, value: float) -> Calibration:
         """Return the calibration with another value of the parameter."""
-        return put_all(calibration, dtype, {self.name: value})
+        return with_parameters(calibration, dtype, {self.name: value})
 
     def coordinate(self, value: float) -> float:
         """Return the coordinate that least squares varies."""
@@ -53,8 +53,10 @@ class Parameter:
         return coordinate if self.linear else exp(coordinate)
 
     def looseness(self, half_width: float) -> float:
-        """Return the half width of its interval over the allowed one: above 1 the parameter is not determined."""
-        return half_width / (SHARE if self.linear else log(QUANTITY if self.unit else FACTOR))
+        """Return the half width of the parameter's 95 % interval over the tolerance: above 1 it is not determined."""
+        return half_width / (
+            SHARE_TOLERANCE if self.linear else log(QUANTITY_TOLERANCE if self.unit else FACTOR_TOLERANCE)
+        )
 
     def determined(self, low: float, high: float) -> bool:
         """Return True if measurements with this 95 % interval determine the parameter."""
@@ -63,7 +65,7 @@ class Parameter:
         return self.looseness((self.coordinate(high) - self.coordinate(low)) / 2) <= 1
 
 
-def put_all(calibration: Calibration, dtype: str, values: Mapping[str, float]) -> Calibration:
+def with_parameters(calibration: Calibration, dtype: str, values: Mapping[str, float]) -> Calibration:
     """Return the calibration with these values, in one copy: a fit makes thousands of calibrations."""
     own = {name: value for name, value in values.items() if not name.startswith("rate.")}
     rates = {name.removeprefix("rate."): value for name, value in values.items() if name.startswith("rate.")}
@@ -71,53 +73,59 @@ def put_all(calibration: Calibration, dtype: str, values: Mapping[str, float]) -
     return replace(calibration, rates=MappingProxyType({**calibration.rates, dtype: rate}), **own)  # type: ignore[arg-type]
 
 
-PRODUCTS, SUMS, PLANS = frozenset({"vendor", "products", "plan"}), frozenset({"sums", "plan"}), frozenset({"plan"})
-TILES = frozenset({"tile", "inside"})
-OWN_TILES = TILES | {"odd tile"}  # observations of fmm's own kernel
-RATE, SIZE, TIME = "flop/s", "entries of C", "s"
+PRODUCT_KINDS, SUM_KINDS, PLAN_KINDS = (
+    frozenset({"vendor", "products", "plan"}),
+    frozenset({"sums", "plan"}),
+    frozenset({"plan"}),
+)
+TILE_KINDS = frozenset({"tile", "inside"})
+OWN_KERNEL_KINDS = TILE_KINDS | {"odd tile"}  # observations of fmm's own kernel
+FLOPS_UNIT, ENTRIES_UNIT, SECONDS_UNIT = "flop/s", "entries of C", "s"
 # A new term of the formula is a new row here.
 PARAMETERS = (
-    Parameter("rate.flops", RATE, 1e6, 1e17, PRODUCTS),
-    Parameter("rate.fill", SIZE, 1.0, 1e8, PRODUCTS),
-    Parameter("rate.pipe", "steps of k", 0.1, 1e4, PRODUCTS, 0.0),
-    Parameter("rate.rows", "rows of C", 0.1, 1e4, PRODUCTS, 0.0),
-    Parameter("rate.cols", "columns of C", 0.1, 1e4, PRODUCTS, 0.0),
-    Parameter("rate.memory", "bytes/s", 1e6, 1e15, PRODUCTS),
-    Parameter("rate.unaligned", "", 0.5, 20.0, PRODUCTS, 1.0),
-    Parameter("rate.odd", "", 0.5, 20.0, PRODUCTS),
-    Parameter("rate.alone", "", 0.5, 2.0, PRODUCTS, 1.0),
-    Parameter("rate.copied", "", 0.5, 2.0, PLANS, 1.0),
+    Parameter("rate.flops", FLOPS_UNIT, 1e6, 1e17, PRODUCT_KINDS),
+    Parameter("rate.fill", ENTRIES_UNIT, 1.0, 1e8, PRODUCT_KINDS),
+    Parameter("rate.pipe", "steps of k", 0.1, 1e4, PRODUCT_KINDS, 0.0),
+    Parameter("rate.rows", "rows of C", 0.1, 1e4, PRODUCT_KINDS, 0.0),
+    Parameter("rate.cols", "columns of C", 0.1, 1e4, PRODUCT_KINDS, 0.0),
+    Parameter("rate.memory", "bytes/s", 1e6, 1e15, PRODUCT_KINDS),
+    Parameter("rate.unaligned", "", 0.5, 20.0, PRODUCT_KINDS, 1.0),
+    Parameter("rate.odd", "", 0.5, 20.0, PRODUCT_KINDS),
+    Parameter("rate.alone", "", 0.5, 2.0, PRODUCT_KINDS, 1.0),
+    Parameter("rate.copied", "", 0.5, 2.0, PLAN_KINDS, 1.0),
     Parameter("rate.batch", "", 0.5, 2.0, frozenset({"products", "plan"}), 1.0),
-    Parameter("stream", "bytes/s", 1e6, 1e15, SUMS),
-    Parameter("small", "bytes", 1.0, 1e10, SUMS),
-    Parameter("sequential", "", 0.1, 10.0, SUMS, 1.0),
-    Parameter("ragged", "", 0.1, 10.0, PLANS, 1.0),
+    Parameter("stream", "bytes/s", 1e6, 1e15, SUM_KINDS),
+    Parameter("small", "bytes", 1.0, 1e10, SUM_KINDS),
+    Parameter("sequential", "", 0.1, 10.0, SUM_KINDS, 1.0),
+    Parameter("ragged", "", 0.1, 10.0, PLAN_KINDS, 1.0),
     # At most 1: narrow accesses gain nothing, and few plans show them apart from `ragged`.
-    Parameter("scalar", "", 0.1, 1.0, PLANS, 1.0),
-    # Without a measured plan for complex numbers it keeps its value.
-    Parameter("parts", "", 0.1, 2.0, PLANS),
-    Parameter("deep", "", 0.1, 10.0, SUMS, 1.0),
-    Parameter("launch", TIME, 1e-8, 1e-2, SUMS, 0.0),  # `small` may explain all
-    Parameter("host", TIME, 1e-8, 1e-2, frozenset({"products", "plan"})),
-    Parameter("overlap", "", -1.0, 1.0, PLANS, linear=True),  # below 0: sums and products slow each other down
-    Parameter("idle", TIME, 1e-5, 1.0, PLANS),
-    Parameter("spin", TIME, 1e-5, 1.0, PLANS),
-    Parameter("apart", "", 0.1, 10.0, SUMS, 1.0),
+    Parameter("scalar", "", 0.1, 1.0, PLAN_KINDS, 1.0),
+    # `parts` stays at its start without a measured plan for complex numbers.
+    Parameter("parts", "", 0.1, 2.0, PLAN_KINDS),
+    Parameter("deep", "", 0.1, 10.0, SUM_KINDS, 1.0),
+    Parameter("launch", SECONDS_UNIT, 1e-8, 1e-2, SUM_KINDS, 0.0),  # `small` may explain all
+    Parameter("host", SECONDS_UNIT, 1e-8, 1e-2, frozenset({"products", "plan"})),
+    Parameter("overlap", "", -1.0, 1.0, PLAN_KINDS, linear=True),  # below 0: sums and products slow each other down
+    Parameter("idle", SECONDS_UNIT, 1e-5, 1.0, PLAN_KINDS),
+    Parameter("spin", SECONDS_UNIT, 1e-5, 1.0, PLAN_KINDS),
+    Parameter("apart", "", 0.1, 10.0, SUM_KINDS, 1.0),
     # The parameters of fmm's own kernel are fitted last: its times say nothing about the vendor's.
-    Parameter("rate.tiled", "", 0.5, 10.0, TILES),
-    # At 0 no plan is chosen whose kernel reads unaligned rows.
+    Parameter("rate.tiled", "", 0.5, 10.0, TILE_KINDS),
+    # At 0 plans with a kernel that reads unaligned rows are not chosen.
     Parameter("rate.tiled_odd", "", 0.5, 10.0, frozenset({"odd tile"}), 0.0),
-    Parameter("rate.waves", "tiles", 0.1, 1e4, TILES),
+    Parameter("rate.waves", "tiles", 0.1, 1e4, TILE_KINDS),
     Parameter("rate.inside", "multiply-adds", 0.01, 1e3, frozenset({"inside"})),
 )
 # The parameters of a leaf with a rate of its own, fitted alone; fixed ones keep the datasheet's value.
-LEAF_RATE = tuple(replace(p, neutral=None) for p in PARAMETERS[:5])
-BY_NAME: Mapping[str, Parameter] = MappingProxyType({p.name: p for p in PARAMETERS})
-TILED_START = {"rate.tiled": 1.0, "rate.waves": 50.0, "rate.inside": 1.0}
-TILE = Parameter("rate.tile", "rows and columns of C", 1.0, 1024.0, frozenset())  # chosen, not fitted: it makes steps
+LEAF_RATE_PARAMETERS = tuple(replace(p, neutral=None) for p in PARAMETERS[:5])
+PARAMETERS_BY_NAME: Mapping[str, Parameter] = MappingProxyType({p.name: p for p in PARAMETERS})
+START_OF_OWN_KERNEL = {"rate.tiled": 1.0, "rate.waves": 50.0, "rate.inside": 1.0}
+TILE_PARAMETER = Parameter(
+    "rate.tile", "rows and columns of C", 1.0, 1024.0, frozenset()
+)  # chosen among a few sides, since it makes steps
 GPU_ONLY = frozenset({"host", "scalar", "rate.copied"})
 CONCURRENT_ONLY = frozenset({"idle", "spin", "apart"})  # of a CPU that runs several products at a time
-CPU_ONLY = frozenset({"parts"})  # a loop over every second number is slow on a CPU alone
+CPU_ONLY = frozenset({"parts"})  # only a CPU reads every second number more slowly
 
 
 def exists_on(parameter: Parameter, start: Calibration) -> bool:
@@ -130,10 +138,12 @@ def exists_on(parameter: Parameter, start: Calibration) -> bool:
 def is_determined(name: str, low: float, high: float) -> bool:
     """Return True if this 95 % interval determines the parameter of this name in a config.
 
-    A name may begin with a leaf's (`f16x3.rate.flops`). An unknown name is judged as a factor.
+    A name may begin with a leaf's (`f16x3.rate.flops`). A name that is not in the table counts as a factor.
     """
     own = f"rate.{name.rpartition('.rate.')[2]}"
-    parameter = BY_NAME.get(name) or BY_NAME.get(own) or Parameter(name, "", 0.0, 1.0, frozenset())
+    parameter = (
+        PARAMETERS_BY_NAME.get(name) or PARAMETERS_BY_NAME.get(own) or Parameter(name, "", 0.0, 1.0, frozenset())
+    )
     return parameter.determined(low, high)
 
 
@@ -155,7 +165,7 @@ NEUTRAL, BUILT_IN, UNDETERMINED = "neutral", "built in", "not determined"
 def fixed_parameters(
     intervals: Mapping[str, Any], fitted: Calibration, dtype: str, guess: Calibration | None
 ) -> Iterator[FixedParameter]:
-    """Yield the parameters that no interval determines; none for a model that was not fitted.
+    """Yield the fixed parameters; none for a model that was not fitted.
 
     `guess` is the datasheet's model of a GPU, None for a CPU.
     """
@@ -163,7 +173,7 @@ def fixed_parameters(
     for p in PARAMETERS if intervals else ():
         if p.name in determined or not exists_on(p, fitted):
             continue
-        if p.informed_by & OWN_TILES and not fitted.rate(dtype).tiled > 0:
+        if p.informed_by & OWN_KERNEL_KINDS and not fitted.rate(dtype).tiled > 0:
             continue  # fmm's own kernel was not measured
         if p.name in CPU_ONLY and not DTYPES[dtype].is_complex:
             continue
@@ -226,18 +236,18 @@ def meaning_of(name: str) -> str:
 
 def unit_of(name: str) -> str:
     """Return the unit of a parameter; empty for factors and shares."""
-    found = TILE if name == TILE.name else BY_NAME.get(name)
+    found = TILE_PARAMETER if name == TILE_PARAMETER.name else PARAMETERS_BY_NAME.get(name)
     return found.unit if found else ""
 
 
-SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"))
-SCALED = ("flop/s", "bytes/s", "bytes", "s")  # units that take a prefix
+UNIT_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"))
+PREFIXED_UNITS = ("flop/s", "bytes/s", "bytes", "s")  # units that take a prefix
 
 
 def scaled_text(unit: str, *values: float) -> tuple[list[str], str]:
-    """Return values as text in the multiple of the unit that suits the largest, and its name: 17.4 and `Gbytes/s`."""
-    if unit not in SCALED:
+    """Return values as text with a common unit prefix, and the prefixed unit: `17.4` and `Gbytes/s`."""
+    if unit not in PREFIXED_UNITS:
         return [f"{x:.3g}" for x in values], unit
-    least = SCALES[-1] if max(values) else (1.0, "")
-    scale, prefix = next((s for s in SCALES if max(values) >= s[0]), least)
+    least = UNIT_PREFIXES[-1] if max(values) else (1.0, "")
+    scale, prefix = next((s for s in UNIT_PREFIXES if max(values) >= s[0]), least)
     return [f"{x / scale:.3g}" for x in values], f"{prefix}{unit}"

@@ -14,59 +14,59 @@ from typing import Any
 
 import numpy as np
 
-from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
 from fmm.tuner.fit.model import LeastSquares, Observation
 from fmm.tuner.fit.parameters import LEAF_RATE_PARAMETERS, PARAMETERS, PARAMETERS_BY_NAME, with_parameters
 
-DRAWS = 399  # samples
-FEW = 39  # samples for slow evaluations
-SURE = 1.96  # standard deviations on either side of a 95 % interval
+SAMPLE_COUNT = 399
+SLOW_SAMPLE_COUNT = 39  # samples of quantities that take long to compute
+INTERVAL_DEVIATIONS = 1.96  # standard deviations on either side of a 95 % interval
 
 
 def sample_calibrations(
     calibration: Calibration, dtype: str, intervals: Mapping[str, Sequence[float]], observed: Sequence[Observation]
 ) -> tuple[Calibration, ...]:
     """Return sampled calibrations, the same for the same arguments; none if no parameter is determined."""
-    determined = {name for name, (low, high) in intervals.items() if _determined(name, low, high)}
+    determined = {name for name, (low, high) in intervals.items() if _is_determined(name, low, high)}
     groups = list(_groups(calibration, dtype, determined, observed))
     random = np.random.default_rng(0)
-    found = []
-    for _ in range(DRAWS if groups else 0):
-        drawn = calibration
+    samples = []
+    for _ in range(SAMPLE_COUNT if groups else 0):
+        sample = calibration
         for group in groups:
-            drawn = group.drawn(drawn, random)
-        found.append(drawn)
-    return tuple(found)
+            sample = group.draw(sample, random)
+        samples.append(sample)
+    return tuple(samples)
 
 
-def _determined(name: str, low: float, high: float) -> bool:
+def _is_determined(name: str, low: float, high: float) -> bool:
     """Return True if the interval determines the parameter; its name may begin with a leaf's."""
-    known = PARAMETERS_BY_NAME.get(name) or PARAMETERS_BY_NAME.get(f"rate.{name.rpartition('.')[2]}")
-    return known is not None and known.determined(low, high)
+    parameter = PARAMETERS_BY_NAME.get(name) or PARAMETERS_BY_NAME.get(f"rate.{name.rpartition('.')[2]}")
+    return parameter is not None and parameter.determined(low, high)
 
 
 @dataclass(frozen=True)
-class _Group:
-    """Parameters that are fitted together, and independent directions of their error, one standard deviation each."""
+class _ParameterGroup:
+    """Parameters that are fitted together; `directions` are independent displacements, one standard deviation long."""
 
-    solver: LeastSquares
+    problem: LeastSquares
     dtype: str
-    place: Any
+    x: Any  # coordinates of the fit
     directions: Any
 
-    def drawn(self, calibration: Calibration, random: np.random.Generator) -> Calibration:
-        place = self.place + random.standard_normal(len(self.directions)) @ self.directions
-        values = self.solver.values(place)
-        within = {p.name: min(max(values[p.name], p.low), p.high) for p in self.solver.free}
+    def draw(self, calibration: Calibration, random: np.random.Generator) -> Calibration:
+        """Return the calibration with a random sample of these parameters."""
+        x = self.x + random.standard_normal(len(self.directions)) @ self.directions
+        values = self.problem.values_at(x)
+        within = {p.name: min(max(values[p.name], p.low), p.high) for p in self.problem.free}
         return with_parameters(calibration, self.dtype, within)
 
 
 def _groups(
     calibration: Calibration, dtype: str, determined: Collection[str], observed: Sequence[Observation]
-) -> Iterator[_Group]:
+) -> Iterator[_ParameterGroup]:
     """Yield the groups as they are fitted: vendor and sums, fmm's own kernel, each leaf with its own rate."""
-    vendor = [o for o in observed if o.run.plan.leaf_use.leaf == VENDOR.leaf_use.leaf]
+    vendor = [o for o in observed if o.by_vendor]
     tiled = [o for o in observed if o.run.plan.uses_tile_model]
     for own in (vendor, tiled):
         kinds = {o.kind for o in own}
@@ -80,14 +80,15 @@ def _groups(
             yield _group(LeastSquares(calibration, name, own, free), name)
 
 
-def _group(solver: LeastSquares, dtype: str) -> _Group:
-    found = solver.solved(1)  # the slopes where the fit ended
-    _, directions = np.linalg.qr(found.directions)  # the same covariance; the signs make the matrix unique
+def _group(problem: LeastSquares, dtype: str) -> _ParameterGroup:
+    solution = problem.solve(1)  # its Jacobian at the end of the fit
+    # An orthogonal transformation of the directions has the same covariance; the signs make the result unique.
+    _, directions = np.linalg.qr(solution.directions)
     signs = np.where(np.diag(directions) < 0, -1.0, 1.0)
-    return _Group(solver, dtype, found.x, signs[:, None] * directions / SURE)
+    return _ParameterGroup(problem, dtype, solution.x, signs[:, None] * directions / INTERVAL_DEVIATIONS)
 
 
-def middle_95(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+def central_interval_95(values: Sequence[float | None]) -> tuple[float | None, float | None]:
     """Return the central 95 % interval of samples; None counts as infinite."""
     ordered = sorted(values, key=lambda x: inf if x is None else x)
     beyond = max(int(0.025 * (len(values) + 1)) - 1, 0)

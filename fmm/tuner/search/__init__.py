@@ -1,1 +1,1 @@
-"""Searching a shape's fastest plan: the space of plans, and the race."""
+"""Search the fastest plan of a shape: the space of plans, the race, and the certification."""

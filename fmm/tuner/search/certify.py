@@ -1,6 +1,6 @@
-"""Certify the plans of a search on fresh operands, and make the entries of the config from the trials.
+"""Certify the best plans of a search on fresh operands, and derive the entries of a config from the trials.
 
-A plan is certified against the vendor's product, and against the vendor's best other product of the shape (its peer).
+A plan must beat the vendor's product and its peer: the vendor's best other way to multiply this shape.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ from fmm.tuner.search.race import RaceResult, needs_no_workspace
 from fmm.tuner.trials.journal import Journal, RoundLimits
 from fmm.tuner.trials.record import Trial
 
-FRESH = 1  # seed of the operands of the certification
+FRESH_SEED = 1  # seed of the operands in the certification; the search has 0
 
 
-def confirm_best(journal: Journal, found: RaceResult, limits: RoundLimits, noise: float) -> None:
+def certify_best(journal: Journal, found: RaceResult, limits: RoundLimits, noise: float) -> None:
     """Measure the best plans of a search on fresh operands until one is certified, then the best without workspace."""
     promising = [plan for plan, seen in found.plans if seen > 1]
     peer = next((plan for plan in promising if not plan.levels), None)
     raced = []
     for plan in dict.fromkeys([*promising[:2], *([peer] if peer else [])]):
         raced.append(plan)
-        if _faster(journal, "certify", found.problem, VENDOR, plan, limits, noise) and (
-            peer in (None, plan) or _faster(journal, "peer", found.problem, peer, plan, limits, noise)
+        if _is_certified_over(journal, "certify", found.problem, VENDOR, plan, limits, noise) and (
+            peer in (None, plan) or _is_certified_over(journal, "peer", found.problem, peer, plan, limits, noise)
         ):
             break
     without = next((plan for plan in promising if needs_no_workspace(plan, found.problem)), None)
     if without and without not in raced:
-        _faster(journal, "certify", found.problem, VENDOR, without, limits, noise)
+        _is_certified_over(journal, "certify", found.problem, VENDOR, without, limits, noise)
     journal.on_finding()
 
 
-def _faster(
+def _is_certified_over(
     journal: Journal, stage: str, problem: Problem, than: Plan, plan: Plan, limits: RoundLimits, noise: float
 ) -> bool:
-    """Return True if the plan is certified to be faster than another."""
+    """Measure two plans in pairs; return True if `plan` is certified to be faster than `than`."""
     base, run = Run(than), Run(plan)
-    with journal.open(stage, problem, FRESH) as timed:
+    with journal.open(stage, problem, FRESH_SEED) as timed:
         samples = timed.rounds([base, run], limits)
     return bool(samples[run] and samples[base]) and certify.is_certified(samples[base], samples[run], noise)
 
 
 def searched_entries(trials: Sequence[Trial], noise: float | None) -> list[Entry]:
-    """Return an entry for every searched shape: the first certified plan's, else the vendor's.
+    """Return the entries of the searched shapes: the first certified plan's, else the vendor's.
 
-    A shape whose best plan was not certified before the end has none; without a noise floor no shape has one.
+    A shape has no entry if the tuning ended before its best plan was certified; no shape has one without a noise floor.
     """
     found: list[Entry] = []
     if noise is None:
@@ -67,7 +67,7 @@ def searched_entries(trials: Sequence[Trial], noise: float | None) -> list[Entry
         best = next((e for e in shown if e.plan != "vendor"), None)
         if best is None and not confirmed:
             seen = [certify.entry_from_rounds(size, *pairs, noise, "certified") for pairs in paired_samples(searched)]
-            shown = seen if seen and all(e.plan == "vendor" for e in seen) and not _promising(searched) else []
+            shown = seen if seen and all(e.plan == "vendor" for e in seen) and not _has_faster_plan(searched) else []
         elif best is None:
             shown = [e for e in shown if e.rounds >= certify.MIN_ROUNDS]
         found += [best] if best else shown[-1:]
@@ -84,7 +84,7 @@ def all_entries(trials: Sequence[Trial], noise: float | None) -> Iterator[Entry]
 
 
 def lean_entry(searched: Sequence[Trial], confirmed: Sequence[Trial], noise: float) -> list[Entry]:
-    """Return the entry for workspace=0: a certified plan's, or the vendor's if no plan gains."""
+    """Return a list of the entry for workspace=0: a certified plan's, or the vendor's if no plan gains."""
     for trials in (confirmed, searched):
         pairs = [x for x in paired_samples(trials) if needs_no_workspace(Plan.parse(x[0]), trials[0].problem)]
         shown = [certify.entry_from_rounds(trials[0].size, *x, noise, "certified") for x in pairs]
@@ -97,7 +97,7 @@ def lean_entry(searched: Sequence[Trial], confirmed: Sequence[Trial], noise: flo
 
 
 def unbeaten_plans(searched: Sequence[Trial], raced: Sequence[Trial], noise: float) -> Callable[[str], bool]:
-    """Return a test for plans that beat the vendor's best other product, if that beats its default product."""
+    """Return a predicate that is true for plans that beat the peer, or for all plans if the vendor beats its peer."""
     leaves = {
         p: median(certify.paired_ratios(base, own))
         for p, base, own in paired_samples(searched)
@@ -110,24 +110,24 @@ def unbeaten_plans(searched: Sequence[Trial], raced: Sequence[Trial], noise: flo
     return lambda plan: plan in (peer, *won)
 
 
-# Stages in which every plan has its own rounds with the vendor's product (or its peer).
-RACES = ("search", "certify", "peer")
+# Stages in which every plan has rounds of its own with the vendor's product or its peer.
+PAIRED_STAGES = ("search", "certify", "peer")
 
 
 def paired_samples(trials: Sequence[Trial], peer: str = "vendor") -> Iterator[tuple[str, list[float], list[float]]]:
-    """Each plan with the vendor's (or a peer's) seconds and its own, round by round, of a shape's trials in a stage."""
+    """Yield each plan with the vendor's (or peer's) seconds and its own, round by round, in one shape's trials."""
     trials = [t for t in trials if t.part == "whole" and not t.twin]
     vendor = [t.seconds for t in trials if t.plan == peer and t.seconds is not None]
     for plan in dict.fromkeys(t.plan for t in trials if t.plan != peer):
-        rounds = [t.seconds for t in trials if t.plan == plan]  # a failure takes a round, the last
+        rounds = [t.seconds for t in trials if t.plan == plan]  # a plan's last round may be a failure
         own = [s for s in rounds if s is not None]
         base = vendor[: len(own)]
-        if trials[0].stage in RACES:
+        if trials[0].stage in PAIRED_STAGES:
             vendor = vendor[len(rounds) :]
         if base and len(own) == len(rounds):
             yield plan, base, own[: len(base)]
 
 
-def _promising(trials: Sequence[Trial]) -> bool:
+def _has_faster_plan(trials: Sequence[Trial]) -> bool:
     """Return True if any plan looked faster than the vendor."""
     return any(median(certify.paired_ratios(base, own)) > 1 for _, base, own in paired_samples(trials))

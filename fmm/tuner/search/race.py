@@ -1,4 +1,4 @@
-"""The search for a shape's fastest plan: the model's best first, then Optuna's proposals; clear losers leave early."""
+"""Search the fastest plan of a shape: time the model's best plans, then Optuna's proposals, against the vendor."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ from fmm.tuner.devices.device import Device, Effort, Run
 from fmm.tuner.search.space import build_plan, choices_of_plans, device_space, space_of_type
 from fmm.tuner.trials.journal import Journal, RoundLimits, Samples, TimedProblem, paired_speedup
 
-STAGE = "search"
+SEARCH_STAGE = "search"
 
 
 @dataclass(frozen=True)
-class Found:
+class RaceResult:
     """The plans of a search with their median speedups, the fastest first."""
 
     problem: Problem
     plans: tuple[tuple[Plan, float], ...]
 
 
-def search_plans(journal: Journal, problem: Problem, calibration: Calibration, effort: Effort, seconds: float) -> Found:
-    """Race plans against the vendor, one at a time, until the trials or the seconds are spent; return the standing."""
+def search_plans(
+    journal: Journal, problem: Problem, calibration: Calibration, effort: Effort, seconds: float
+) -> RaceResult:
+    """Race plans against the vendor, one at a time, until the trials or the seconds are spent; return the ranking."""
     predicted = [c.plan for c in rank_candidates(problem, calibration) if c.plan != VENDOR]
     predicted = [
         p for p in predicted if compile_weight(p) <= effort.heaviest and within_limits(journal.device, p, problem)
@@ -40,34 +42,36 @@ def search_plans(journal: Journal, problem: Problem, calibration: Calibration, e
     without = leanest_plan(problem, calibration, journal.device)
     peers = [p for p in journal.device.peers() if p.accepts_type(problem.dtype)][: effort.enqueued]
     promising = list(dict.fromkeys([*predicted[:1], *without, *peers, *predicted[1 : effort.enqueued]]))
-    with journal.open(STAGE, problem) as timed:
+    with journal.open(SEARCH_STAGE, problem) as timed:
         race = Race(timed, effort.rounds)
         for plan in proposed_plans(
             promising, journal.device, problem, race.results, effort.trials + len(peers + without)
         ):
             if race.spent >= seconds:
                 break
-            race.enter(plan)
-    return Found(problem, race.standing())
+            race.measure(plan)
+    return RaceResult(problem, race.ranking())
 
 
-def race_plans(journal: Journal, problem: Problem, plans: Sequence[Plan], effort: Effort) -> Found:
-    """Race these plans against the vendor; return the standing."""
-    with journal.open(STAGE, problem) as timed:
+def race_plans(journal: Journal, problem: Problem, plans: Sequence[Plan], effort: Effort) -> RaceResult:
+    """Race these plans against the vendor; return the ranking."""
+    with journal.open(SEARCH_STAGE, problem) as timed:
         racing = Race(timed, effort.rounds)
         for plan in plans:
-            racing.enter(plan)
-    return Found(problem, racing.standing())
+            racing.measure(plan)
+    return RaceResult(problem, racing.ranking())
 
 
 def leanest_plan(problem: Problem, calibration: Calibration, device: Device) -> list[Plan]:
-    """Return the model's best plan without workspace, in a list that may be empty."""
-    known = rank_candidates(problem, calibration)
-    return [c.plan for c in known if needs_no_workspace(c.plan, problem) and within_limits(device, c.plan, problem)][:1]
+    """Return a list of the model's best plan without workspace; empty if no plan does without."""
+    candidates = rank_candidates(problem, calibration)
+    return [
+        c.plan for c in candidates if needs_no_workspace(c.plan, problem) and within_limits(device, c.plan, problem)
+    ][:1]
 
 
 def needs_no_workspace(plan: Plan, problem: Problem) -> bool:
-    """Return True for a plan with levels that needs no workspace."""
+    """Return True if the plan has levels and needs no workspace."""
     return bool(plan.levels) and workspace(plan, *problem.size, problem.itemsize, op=problem.op) == 0
 
 
@@ -87,16 +91,16 @@ def within_limits(device: Device, plan: Plan, problem: Problem) -> bool:
 
 
 class Race:
-    """Plans on one problem, each paired with the vendor in shuffled rounds; a clear loser leaves early."""
+    """A race of plans on one problem, each paired with the vendor in shuffled rounds; clear losers stop early."""
 
     def __init__(self, timed: TimedProblem, rounds: int) -> None:
         self.timed, self.rounds = timed, rounds
-        self.results: dict[Plan, float] = {}  # median speedup; 0 for what failed
+        self.results: dict[Plan, float] = {}  # median speedup; 0 if the plan failed
         self.best_low = 1.0
         self.spent = 0.0
 
-    def enter(self, plan: Plan) -> float:
-        """Measure the plan against the vendor, once; return its median speedup."""
+    def measure(self, plan: Plan) -> float:
+        """Return the plan's median speedup over the vendor; measure it unless that was done before."""
         if plan in self.results:
             return self.results[plan]
         run, base = Run(plan), Run(VENDOR)
@@ -111,14 +115,14 @@ class Race:
         return found
 
     def _losers(self, samples: Samples, base: Run, run: Run) -> Iterable[Run]:
-        """Return both runs once even the plan's best round is below the leader's 95 % interval, else none."""
+        """Return both runs if even the plan's best round is below the leader's 95 % interval; otherwise none."""
         if not samples[run] or not samples[base]:
             return (base, run)
         rounds = len(samples[run])
         best = max(certify.paired_ratios(samples[base][:rounds], samples[run]))
         return (base, run) if rounds >= 2 and best < self.best_low else ()
 
-    def standing(self) -> tuple[tuple[Plan, float], ...]:
+    def ranking(self) -> tuple[tuple[Plan, float], ...]:
         """Return the plans that worked with their speedups, the fastest first."""
         return tuple(sorted(((p, s) for p, s in self.results.items() if s), key=lambda x: -x[1]))
 
@@ -135,9 +139,9 @@ def proposed_plans(
 def explored_plans(
     device: Device, problem: Problem, results: Mapping[Plan, float], count: int, sampler: Any = None
 ) -> Iterator[Plan]:
-    """Yield at most `count` new plans from Optuna's sampler (TPE), which knows the results of all plans before.
+    """Yield at most `count` new plans from Optuna's sampler (TPE), which has the results of all measured plans.
 
-    Repetitions and plans that cannot run cost no measurement, so the sampler may propose 20 times as many.
+    The sampler makes up to 20 times as many proposals: repetitions and impossible plans cost no measurement.
     """
     import optuna
     from optuna.distributions import CategoricalDistribution
@@ -156,14 +160,15 @@ def explored_plans(
         if count <= 0:
             return
         trial = study.ask(space)
-        proposed = _possible(trial.params, device, problem)
+        proposed = _runnable_plan(trial.params, device, problem)
         if proposed is not None and proposed not in results:
             count -= 1
             yield proposed
         study.tell(trial, results.get(proposed, 0.0) if proposed else 0.0)
 
 
-def _possible(choices: Mapping[str, str], device: Device, problem: Problem) -> Plan | None:
+def _runnable_plan(choices: Mapping[str, str], device: Device, problem: Problem) -> Plan | None:
+    """Return the plan of these choices; None if it is incompatible, the vendor, or beyond the limits."""
     try:
         plan = build_plan(choices)
     except PlanError:

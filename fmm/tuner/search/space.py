@@ -1,6 +1,6 @@
-"""The search space: named choices of levels, options and leaves, from which `built_plan` makes a plan.
+"""The search space of plans: named choices of levels, options and leaves, which `build_plan` turns into a plan.
 
-Not all choices are compatible; `built_plan` raises PlanError with the reason.
+Some choices are incompatible; `build_plan` then raises PlanError with the reason.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.candidates import candidate_levels, candidate_plans, device_leaves, search_levels
 from fmm.tuner.devices.device import Device
 
-MOST = 7**3  # most products of one pass
+MAX_PASS_PRODUCTS = 7**3  # the largest number of products of one pass
 Space = Mapping[str, Sequence[str]]  # the name of a choice -> its values
 
 
@@ -37,7 +37,7 @@ def search_space(device: str) -> Space:
             "traversal": ("batched", "", "overlapped", "fused"),
             "fringe": ("pad16", "pad64", "pad4"),
             "leaf": leaves,
-            "numbers": ("", *_above(device)),
+            "numbers": ("", *_number_levels(device)),
         }
     space = {
         "scheme": schemes,
@@ -46,7 +46,7 @@ def search_space(device: str) -> Space:
         "traversal": ("", "stacked", "sequential"),
         "fringe": ("", "unequal", "pad", "peel"),
         "balanced": ("", "balanced(2)"),
-        "numbers": ("", *_above(device)),
+        "numbers": ("", *_number_levels(device)),
     }
     return {**space, "leaf": leaves} if len(leaves) > 1 else space
 
@@ -72,29 +72,29 @@ def _has_options_of(leaf: str, dtype: str) -> bool:
     return not use.options or (real in use.types() and (compared is None or real in compared))
 
 
-def _above(device: str) -> list[str]:
+def _number_levels(device: str) -> list[str]:
     """Return the levels that change the numbers (3m, residues) of the device's candidates."""
     first = [str(plan.levels[0]) for plan in candidate_plans(device) if plan.levels]
     return [level.text for level in candidate_levels() if level.above and level.text in first]
 
 
-def built_plan(choices: Mapping[str, str]) -> Plan:
+def build_plan(choices: Mapping[str, str]) -> Plan:
     """Return the plan of these choices; raise PlanError if they are incompatible."""
     scheme, options = choices["scheme"], [choices.get(name, "") for name in ("traversal", "fringe")]
     leaf = choices.get("leaf", "vendor")
     above = [choices["numbers"]] if choices.get("numbers") else []
     if "inner" in choices:
         _check_passes(choices, _forms(scheme))
-        outer = [_level(_power(scheme, choices["outer"]), ["", options[1]])] if choices["outer"] else []
-        return Plan.parse(" > ".join([*above, *outer, _level(_power(scheme, choices["inner"]), options), leaf]))
+        outer = [_level(_level_power(scheme, choices["outer"]), ["", options[1]])] if choices["outer"] else []
+        return Plan.parse(" > ".join([*above, *outer, _level(_level_power(scheme, choices["inner"]), options), leaf]))
     depth = int(choices["depth"])
-    levels = [_power(scheme, str(depth))] if choices["composed"] == "yes" else [scheme] * depth
+    levels = [_level_power(scheme, str(depth))] if choices["composed"] == "yes" else [scheme] * depth
     first = [choices["balanced"]] if choices.get("balanced") else []
     return Plan.parse(" > ".join([*above, *first, *(_level(x, options) for x in levels), leaf]))
 
 
 def _check_passes(choices: Mapping[str, str], forms: Sequence[str]) -> None:
-    """Raise PlanError for choices on a GPU that are not worth their compilation."""
+    """Raise PlanError for choices on a GPU that gain too little for the time of their compilation."""
     outer, inner, traversal = (choices[name] for name in ("outer", "inner", "traversal"))
     if inner == "3" and (traversal != "batched" or "one pass" not in forms):
         raise PlanError("three levels in one pass take long to compile, and gain by batches alone, of some schemes")
@@ -113,11 +113,13 @@ def _forms(text: str) -> tuple[str, ...]:
     return next((level.forms for level in candidate_levels() if level.text == text), ())
 
 
-def _power(scheme: str, exponent: str) -> str:
-    """Return the text of several levels in one pass; raise PlanError for too many products."""
-    known = next((level for level in candidate_levels() if level.text == scheme), None)
-    if known and known.products ** int(exponent) > MOST:
-        raise PlanError(f"{scheme}^{exponent} has more than {MOST} products: they take long to compose, and to compile")
+def _level_power(scheme: str, exponent: str) -> str:
+    """Return the text of `exponent` levels in one pass; raise PlanError for too many products."""
+    level = next((level for level in candidate_levels() if level.text == scheme), None)
+    if level and level.products ** int(exponent) > MAX_PASS_PRODUCTS:
+        raise PlanError(
+            f"{scheme}^{exponent} has more than {MAX_PASS_PRODUCTS} products: they take long to compose, and to compile"
+        )
     return scheme if exponent == "1" else f"{scheme}^{exponent}"
 
 
@@ -133,5 +135,5 @@ def choices_of_plans(space: tuple[tuple[str, tuple[str, ...]], ...]) -> Mapping[
     for values in product(*(values for _, values in space)):
         choices = dict(zip((name for name, _ in space), values, strict=True))
         with suppress(PlanError):
-            found.setdefault(built_plan(choices), choices)
+            found.setdefault(build_plan(choices), choices)
     return found

@@ -1,1 +1,1 @@
-"""What a tuning measures, stage by stage, and on which shapes."""
+"""The stages of a tuning: the first look, the probes, and the shapes of both."""

@@ -1,7 +1,7 @@
-"""The first look at a type: in a few seconds a model scaled from other cards of this kind or from the datasheet.
+"""Measure a first look at a type: within seconds, scale the model of this kind of device to the measured rates.
 
-The vendor's products and the sums of one plan scale the model. Whole plans on held-out shapes check the model; only
-plans whose kernels are compiled first take part. The other kernels compile meanwhile for the tuning that follows.
+The vendor's products and the sums of one plan scale the model, and whole plans on held-out shapes check it. Only plans
+with kernels that compile first take part; the others compile in the meantime for the tuning that follows.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from fmm.tuner.stages.probes import (
 )
 from fmm.tuner.trials.journal import Journal, RoundLimits
 
-PLANS = 2  # plans on a held-out shape
-# The vendor's timed products, as shares of the largest side that the effort affords.
-SEEN = ((1, 1, 1), (1 / 2, 1 / 2, 1 / 2), (1 / 4, 1 / 4, 1 / 4), (1, 1 / 4, 1), (1 / 2, 1, 1 / 2))
+PLANS_PER_HELD_OUT_SHAPE = 2  # plans on each held-out shape
+# The sides (m, k, n) of the vendor's timed products, as shares of the largest side that the effort affords.
+VENDOR_SIDE_SHARES = ((1, 1, 1), (1 / 2, 1 / 2, 1 / 2), (1 / 4, 1 / 4, 1 / 4), (1, 1 / 4, 1), (1 / 2, 1, 1 / 2))
 
 
-def look_first(journal: Journal, dtype: str, effort: Effort) -> None:
-    """Measure the first look; the vendor's products come first, while fmm's kernels compile."""
+def measure_first_look(journal: Journal, dtype: str, effort: Effort) -> None:
+    """Measure the first look, the vendor's products first, since fmm's kernels compile in the meantime."""
     time_quiet_products(journal, dtype)
     side = find_scale(journal, dtype, effort)
-    for shares in SEEN:
+    for shares in VENDOR_SIDE_SHARES:
         m, k, n = (shapes.rounded_side(share * side) for share in shares)
         measure_runs(journal, "rates", Problem(m, k, n, dtype), [Run()], effort)
     half = shapes.rounded_side(side / 2)
@@ -49,19 +49,21 @@ def look_first(journal: Journal, dtype: str, effort: Effort) -> None:
     for size in shapes.scattered_shapes(side, effort, TIME_SHARES[HELD_OUT_STAGE], SHAPE_SEEDS[HELD_OUT_STAGE]):
         problem = Problem(*size, dtype)
         usual, own = first_plans(journal, problem, effort)
-        plans = [*usual[: PLANS - len(own)], *own]
+        plans = [*usual[: PLANS_PER_HELD_OUT_SHAPE - len(own)], *own]
         measure_runs(journal, HELD_OUT_STAGE, problem, [Run(), *map(Run, plans)], effort)
     for size in shapes.square_ladder(side)[:1]:  # empty on a slow device
         certify_one(journal, Problem(*size, dtype), effort)
 
 
 def first_plans(journal: Journal, problem: Problem, effort: Effort) -> tuple[list[Plan], list[Plan]]:
-    """Return the plans whose kernels compile first, the best ahead, and the best ready plan by a leaf with its own
+    """Return the plans with kernels that compile first, sorted by predicted time, and a plan by a leaf with its own
     rate.
+
+    The second list has at most one plan: the best whose kernels are compiled.
     """
     light = [p for p in compilable_candidates(journal.device, effort) if needed_first(p)]
-    known = starting_calibration(journal.device.known(problem.dtype), problem.dtype)
-    found = [c.plan for c in rank_candidates(problem, known, light) if within_limits(journal.device, c.plan, problem)]
+    model = starting_calibration(journal.device.known(problem.dtype), problem.dtype)
+    found = [c.plan for c in rank_candidates(problem, model, light) if within_limits(journal.device, c.plan, problem)]
     usual = [p for p in found if not p.leaf_use.leaf.rate and p != VENDOR]
     own = [p for p in found if p.leaf_use.leaf.rate and journal.ready(problem.dtype, p)]
     return usual, own[:1]
@@ -70,7 +72,7 @@ def first_plans(journal: Journal, problem: Problem, effort: Effort) -> tuple[lis
 def certify_one(journal: Journal, problem: Problem, effort: Effort) -> None:
     """Certify the model's choice among the compiled plans, unless the model predicts a far better plan.
 
-    An entry would hide the better plan.
+    An entry of the compiled plan would prevent the choice of the better plan.
     """
     ready = _ready_plan(journal, problem, effort)
     if ready is None:
@@ -83,10 +85,10 @@ def certify_one(journal: Journal, problem: Problem, effort: Effort) -> None:
 
 
 def _ready_plan(journal: Journal, problem: Problem, effort: Effort) -> Plan | None:
-    """Return the fastest compiled plan by the scaled model; None if an uncompiled plan is far faster."""
+    """Return the compiled plan that the scaled model ranks first; None if an uncompiled plan is far faster."""
     device, calibration = journal.device, model_so_far(journal, problem.dtype)
-    known = [c for c in rank_candidates(problem, calibration) if within_limits(device, c.plan, problem)]
+    candidates = [c for c in rank_candidates(problem, calibration) if within_limits(device, c.plan, problem)]
     light = set(compilable_candidates(device, effort)) - {VENDOR}
-    ready = (c for c in known if c.plan in light and journal.ready(problem.dtype, c.plan))
+    ready = (c for c in candidates if c.plan in light and journal.ready(problem.dtype, c.plan))
     best = next(ready, None)
-    return best.plan if best and best.time < ENTRY_OVERRIDE_GAIN * known[0].time else None
+    return best.plan if best and best.time < ENTRY_OVERRIDE_GAIN * candidates[0].time else None

@@ -1,4 +1,4 @@
-"""The probes of a tuning: products, sums and whole plans by size and shape, for the model's fit and its check."""
+"""Probe a device: measure products, sums and whole plans by size and shape, for the model's fit and its check."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from fmm.tuner.search.race import within_limits
 from fmm.tuner.stages import shapes
 from fmm.tuner.trials.journal import Journal, RoundLimits
 
-SEEDS = {"probe": 5, HELD_OUT_STAGE: 11}  # seeds of the random shapes
-SHARES = {
+SHAPE_SEEDS = {"probe": 5, HELD_OUT_STAGE: 11}  # seeds of the random shapes
+TIME_SHARES = {
     "probe": 0.15,
     HELD_OUT_STAGE: 0.2,
     "search": 0.2,
     "certify": 0.25,
     "halves": 0.1,
-}  # shares of the planned seconds
-UNLIKE = 1.1  # a sample that takes this multiple of another sample of its run is noisy
-CALM = 0.03  # equal products with a larger difference get more rounds ...
-SETTLING = 0.08  # ... for this share of the planned seconds
-TWINS = Run(), Run(twin=1)
-OWN = 2  # every OWN-th random shape (with round sides) also has a plan with fmm's own kernel
-PATIENCE = 0.4  # scattered medians get more rounds until this share of the planned seconds is spent ...
-DEAR = 0.03  # ... but not on a shape whose rounds took this share of them
-SHORTEST, SHORT = 256, 4e-3  # side of the first quiet product; largest seconds of the last
+}  # of the planned seconds
+NOISY_SAMPLE_RATIO = 1.1  # samples of one run with a larger ratio are noisy
+MAX_TWIN_DIFFERENCE = 0.03  # equal products with a larger relative difference get more rounds ...
+TWIN_TIME_SHARE = 0.08  # ... for this share of the planned seconds
+TWIN_RUNS = Run(), Run(twin=1)
+OWN_KERNEL_STRIDE = 2  # every second random shape, with round sides, also has a plan with fmm's own kernel
+PATIENT_TIME_SHARE = 0.4  # uncertain medians get more rounds until this share of the planned seconds is spent ...
+LONG_ROUNDS_SHARE = 0.03  # ... and while the rounds of the shape have taken less than this share
+FIRST_QUIET_SIDE, MAX_QUIET_SECONDS = 256, 4e-3  # of the first quiet product, and of the last
 
 
 def time_quiet_products(journal: Journal, dtype: str) -> None:
-    """Time products of a few milliseconds, the shortest of many samples: the reference for noise in all others.
+    """Time products of a few milliseconds, the shortest of many samples each: the times of a quiet device.
 
-    Every tuning does so twice, at different moments.
+    Every tuning calls this twice, at different moments.
     """
-    side, seconds = SHORTEST, 0.0
-    while seconds * 8 < SHORT:
+    side, seconds = FIRST_QUIET_SIDE, 0.0
+    while seconds * 8 < MAX_QUIET_SECONDS:
         problem = Problem(side, side, side, dtype)
         with journal.open(QUIET_STAGE, problem) as timed:
-            seconds = min(timed.rounds([Run(part=BEST)], RoundLimits(1))[Run(part=BEST)], default=SHORT)
+            seconds = min(timed.rounds([Run(part=BEST)], RoundLimits(1))[Run(part=BEST)], default=MAX_QUIET_SECONDS)
         side *= 2
 
 
@@ -56,26 +56,27 @@ def find_scale(journal: Journal, dtype: str, effort: Effort) -> int:
         problem = Problem(side, side, side, dtype)
         with journal.open("scale", problem) as timed:
             samples = timed.rounds([Run()], RoundLimits(3, 20, 0.5))[Run()]
-            seconds = min(samples, default=0.0)  # other work may run meanwhile
+            seconds = min(samples, default=0.0)  # the shortest, since other work may run
         found = shapes.largest_side(problem, seconds, journal.device, effort) if seconds else side
         if found <= 4 * side or not seconds:
             return found
-        side *= 4  # small products do not show the rate of a fast device
+        side *= 4  # small products do not reach the rate of a fast device
 
 
 def probe_rates(journal: Journal, dtype: str, side: int, effort: Effort) -> None:
     """Measure products and sums by size and shape, twins for the noise, and whole plans on all kinds of shapes.
 
-    The vendor's products come first, the largest ahead: they need none of fmm's kernels, and the compilers disturb them
-    least. Then leaves with their own rate, which gain most. Then plans in the order in which their kernels compile,
-    held-out shapes among them: the model can be fitted and checked whenever the time is up.
+    The vendor's products come first, from the largest down: they need none of fmm's kernels, and the compilers disturb
+    the largest least. Leaves with their own rate follow, since they gain most. Plans follow in the order in which their
+    kernels compile. Held-out shapes are among them, so that the model can be fitted and checked whenever the time is
+    up.
 
-    On a GPU sums are measured up to half of the largest side: they reach their rate before that, and filling large
-    operands takes longer than adding them. On a CPU sums and products are timed inside whole plans, without the largest
-    square, and the second largest square comes last: a tuning that is stopped earlier has its held-out shapes.
+    On a GPU sums are measured up to half of the largest side, where they reach their rate; to fill larger operands
+    would take longer than to add them. On a CPU sums and products are timed inside whole plans, without the largest
+    square. The second largest square comes last, so that a tuning that is stopped earlier has its held-out shapes.
     """
     device, gpu = journal.device, journal.device.untuned().batches
-    plans = [p for p in light_candidates(device, effort) if p != VENDOR][: 3 if gpu else 2]
+    plans = [p for p in compilable_candidates(device, effort) if p != VENDOR][: 3 if gpu else 2]
     for size in shapes.probe_shapes(side):
         measure_runs(journal, "rates", Problem(*size, dtype), [Run()], effort)
     squares = [Problem(*s, dtype) for s in shapes.probe_shapes(side // 2 if gpu else side) if len(set(s)) == 1]
@@ -83,29 +84,29 @@ def probe_rates(journal: Journal, dtype: str, side: int, effort: Effort) -> None
     probe_leaves(journal, squares[::2], effort)
     scattered = list(probe_scattered(device, dtype, side, effort))
     for turn in TURNS:
-        probe_squares(journal, squares, [p for p in plans if turn_of(p, gpu) == turn], turn, side, effort)
+        probe_squares(journal, squares, [p for p in plans if probing_turn(p, gpu) == turn], turn, side, effort)
         if turn == OWN_KERNELS:
             probe_own_kernel(journal, squares[::2], effort)
         for stage, problem, found in scattered:
-            able = [p for p in found if within_limits(device, p, problem)]
-            runs = [Run(p) for p in able if turn_of(p, gpu) == turn]
-            if runs or (turn == SOON and not able):
+            runnable = [p for p in found if within_limits(device, p, problem)]
+            runs = [Run(p) for p in runnable if probing_turn(p, gpu) == turn]
+            if runs or (turn == SOON and not runnable):
                 measure_runs(journal, stage, problem, [Run(), *runs], effort)
     probe_squares(journal, last, plans, SOON, side, effort)
-    settle_twins(journal, dtype, effort)
+    repeat_noisy_twins(journal, dtype, effort)
 
 
-def turn_of(plan: Plan, gpu: bool) -> int:
-    """Return the turn in which a plan is probed; kernels of a lone leaf with its own rate compile first of all."""
+def probing_turn(plan: Plan, gpu: bool) -> int:
+    """Return the turn in which a plan is probed: a leaf with its own rate alone, and every CPU plan, in the first."""
     return SOON if not gpu or (plan.leaf_use.leaf.rate and not plan.levels) else compile_turn(plan)
 
 
 def probe_squares(
     journal: Journal, squares: Sequence[Problem], plans: Sequence[Plan], turn: int, side: int, effort: Effort
 ) -> None:
-    """Measure sums and products of the plans, on some large squares whole plans too, in the first turn with twins.
+    """Measure sums and products of the plans, whole plans on some large squares, and twins in the first turn.
 
-    On a CPU the largest square has no whole plans: they would take as long as their parts again.
+    On a CPU the largest square has no whole plans, which would take as long as their parts once more.
     """
     gpu = journal.device.untuned().batches
     for problem in squares:
@@ -113,21 +114,21 @@ def probe_squares(
         runs = [Run(p, part) for p in own for part in ("sums", "products")]
         if (side // 2 <= problem.m + shapes.SIDE_STEP < side) if gpu else (side // 3 <= problem.m < 2 * side // 3):
             runs += [Run(p) for p in (*own, *plans_of_other_numbers(journal.device, problem)[:2])]
-        measure_runs(journal, "probe", problem, [*(TWINS if turn == SOON else ()), *runs], effort)
+        measure_runs(journal, "probe", problem, [*(TWIN_RUNS if turn == SOON else ()), *runs], effort)
 
 
-def settle_twins(journal: Journal, dtype: str, effort: Effort) -> None:
+def repeat_noisy_twins(journal: Journal, dtype: str, effort: Effort) -> None:
     """Measure more rounds of the equal products that differ most, at another moment.
 
-    In two or three rounds a single interruption is the median, and the device would seem noisy.
+    Among two or three rounds a single interruption can be the median, so that a quiet device seems noisy.
     """
-    end = journal.spent + SETTLING * effort.seconds
+    end = journal.spent + TWIN_TIME_SHARE * effort.seconds
     while journal.spent < end and (found := twin_differences(journal.recorded)):
         worst = max(found, key=lambda size: found[size])
-        if found[worst] <= CALM:
+        if found[worst] <= MAX_TWIN_DIFFERENCE:
             return
         with journal.open("probe", Problem(*worst, dtype)) as timed:
-            timed.rounds(TWINS, RoundLimits(effort.rounds + 1))
+            timed.rounds(TWIN_RUNS, RoundLimits(effort.rounds + 1))
 
 
 def probe_leaves(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
@@ -138,12 +139,12 @@ def probe_leaves(journal: Journal, squares: Sequence[Problem], effort: Effort) -
 
 
 def probe_own_kernel(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
-    """Measure fmm's own kernel with the vendor's product: with sums inside, alone, and alone on odd sides.
+    """Measure fmm's own kernel beside the vendor's product: with sums inside, alone, and alone on odd sides.
 
     Plans with levels above a leaf with its own rate are measured too.
     """
     for problem in squares:
-        plans = own_plans(journal.device, problem, effort)
+        plans = plans_of_own_kernel(journal.device, problem, effort)
         own = [*plans, *([Plan(leaf=plans[0].leaf)] if plans else [])]
         if own := [*own, *(p for p in plans_of_own_rate(journal.device, problem, effort) if p.levels)]:
             measure_runs(journal, "tiles", problem, [Run(), *map(Run, own)], effort)
@@ -163,23 +164,25 @@ def probe_strategies(journal: Journal, effort: Effort) -> None:
 def probe_scattered(
     device: Device, dtype: str, side: int, effort: Effort
 ) -> Iterator[tuple[str, Problem, Sequence[Plan]]]:
-    """Yield random shapes with their plans; every second shape is held out, so that drift affects both kinds alike."""
-    fitted, held = (shapes.scattered_shapes(side, effort, SHARES[stage], seed) for stage, seed in SEEDS.items())
-    gpu, light = device.untuned().batches, light_candidates(device, effort)
+    """Yield random shapes with their plans, alternately for the fit and held out: drift affects both kinds alike."""
+    fitted, held = (
+        shapes.scattered_shapes(side, effort, TIME_SHARES[stage], seed) for stage, seed in SHAPE_SEEDS.items()
+    )
+    gpu, light = device.untuned().batches, compilable_candidates(device, effort)
     for i, sizes in enumerate(zip(fitted, held, strict=True)):
-        for stage, size in zip(SEEDS, sizes, strict=True):
+        for stage, size in zip(SHAPE_SEEDS, sizes, strict=True):
             problem = Problem(*size, dtype)
-            # A user who forbids emulation needs a model that is right without it.
+            # Plans that do not emulate: the model must also be right for a user who forbids emulation.
             usual = [p for p in light if not p.leaf_use.leaf.rate]
-            plans, above = worth_probing(device, problem, usual), plans_of_other_numbers(device, problem)
+            plans, above = plans_worth_probing(device, problem, usual), plans_of_other_numbers(device, problem)
             others = plans[1:] or plans  # a GPU may have a single plan for a small product
-            beside = own_plans(device, problem, effort)[:1] if i % OWN == 0 else []
+            beside = plans_of_own_kernel(device, problem, effort)[:1] if i % OWN_KERNEL_STRIDE == 0 else []
             beside += plans_of_own_rate(device, problem, effort)
             found = plans[:2] if stage == HELD_OUT_STAGE else [plans[0], others[i % len(others)]]
-            if above:  # one of these and one other plan
+            if above:  # one plan that changes the numbers, and one other plan
                 found = [above[0], found[0]] if stage == HELD_OUT_STAGE else [above[i % len(above)], found[i % 2]]
-            if gpu:  # the others may have no time
-                found += [p for p in plans if turn_of(p, True) == SOON][:1]
+            if gpu:  # plans of later turns may find no time
+                found += [p for p in plans if probing_turn(p, True) == SOON][:1]
             yield stage, problem, [*dict.fromkeys([*found, *beside])]
 
 
@@ -191,44 +194,51 @@ def measure_runs(journal: Journal, stage: str, problem: Problem, runs: Sequence[
 
 
 def round_limits(journal: Journal, effort: Effort) -> RoundLimits:
-    """Return the effort's rounds, with more for cheap runs, and for scattered times while there is time."""
+    """Return the effort's number of rounds, with more for short runs and for uncertain medians."""
     planned = effort.seconds
-    patient = 2 * effort.rounds if journal.spent < PATIENCE * planned else 0
-    return RoundLimits(effort.rounds, 4 * effort.rounds, 0.001 * planned, patient, dear=DEAR * planned, unlike=UNLIKE)
+    patient = 2 * effort.rounds if journal.spent < PATIENT_TIME_SHARE * planned else 0
+    return RoundLimits(
+        effort.rounds,
+        4 * effort.rounds,
+        0.001 * planned,
+        patient,
+        dear=LONG_ROUNDS_SHARE * planned,
+        unlike=NOISY_SAMPLE_RATIO,
+    )
 
 
-# On a CPU that runs several products at a time, only plans predicted within this multiple of the best one are probed:
-# plans of many small steps take ten times as long.
-WORTH_PROBING = 1.5
+# On a CPU that runs several products at a time, only plans predicted within this multiple of the best plan's time are
+# probed: plans of many small steps take ten times as long.
+MAX_PROBED_TIME = 1.5
 
 
-def light_candidates(device: Device, effort: Effort) -> list[Plan]:
-    """Return the device's candidates whose kernels the effort waits for."""
+def compilable_candidates(device: Device, effort: Effort) -> list[Plan]:
+    """Return the device's candidates with kernels light enough to compile within the effort."""
     return [p for p in device.candidates() if not p.levels or compile_weight(p) <= effort.heaviest]
 
 
-def worth_probing(device: Device, problem: Problem, plans: Sequence[Plan]) -> list[Plan]:
-    """Return the plans between which the model will choose, the fastest first by the untuned model."""
+def plans_worth_probing(device: Device, problem: Problem, plans: Sequence[Plan]) -> list[Plan]:
+    """Return the plans among which the model will choose, sorted by the untuned model."""
     untuned = starting_calibration(device.untuned(), problem.dtype)
-    known = [c for c in rank_candidates(problem, untuned, plans) if c.plan != VENDOR]
-    near = [c for c in known if untuned.lanes == 1 or c.time < WORTH_PROBING * known[0].time]
-    return [c.plan for c in (near if len(near) > 1 else known[:2])]
+    ranked = [c for c in rank_candidates(problem, untuned, plans) if c.plan != VENDOR]
+    near = [c for c in ranked if untuned.lanes == 1 or c.time < MAX_PROBED_TIME * ranked[0].time]
+    return [c.plan for c in (near if len(near) > 1 else ranked[:2])]
 
 
 def plans_of_other_numbers(device: Device, problem: Problem) -> list[Plan]:
-    """Return the CPU's candidates that change the numbers (3m: a complex product into real ones), the best first."""
+    """Return the CPU's candidates that change the numbers (3m: complex products by real ones), the best first."""
     untuned = starting_calibration(device.untuned(), problem.dtype)
     if untuned.batches:
         return []
     taking = [p for p in compared_plans(False) if p.accepts_type(problem.dtype)]
     found = [p for p in taking if p.leaf_type(problem.dtype) != problem.dtype]
-    return worth_probing(device, problem, found) if found else []
+    return plans_worth_probing(device, problem, found) if found else []
 
 
 def plans_of_own_rate(device: Device, problem: Problem, effort: Effort) -> list[Plan]:
-    """Return each leaf with its own rate: alone, and the first candidate with levels above the leaf."""
+    """Return the plans for each leaf with its own rate: the leaf alone, and the first candidate above the leaf."""
     rates, found = device.untuned().rates, []
-    light = [p for p in light_candidates(device, effort) if p.leaf_use.leaf.rate in rates]
+    light = [p for p in compilable_candidates(device, effort) if p.leaf_use.leaf.rate in rates]
     plans = [p for p in light if within_limits(device, p, problem)]
     for leaf in dict.fromkeys(p.leaf for p in plans):
         own = [p for p in plans if p.leaf == leaf]
@@ -236,8 +246,10 @@ def plans_of_own_rate(device: Device, problem: Problem, effort: Effort) -> list[
     return found
 
 
-def own_plans(device: Device, problem: Problem, effort: Effort) -> list[Plan]:
+def plans_of_own_kernel(device: Device, problem: Problem, effort: Effort) -> list[Plan]:
     """Return candidates with fmm's own kernel that could win if the kernel is as fast as possible."""
-    plans = [p for p in light_candidates(device, effort) if p.uses_tile_model and within_limits(device, p, problem)]
+    plans = [
+        p for p in compilable_candidates(device, effort) if p.uses_tile_model and within_limits(device, p, problem)
+    ]
     plans = [p for p in plans if are_rows_aligned(problem, p.leaf_use.leaf.alignment)]
     return [p for p in plans if estimated_work(p, problem).smallest >= device.untuned().least]

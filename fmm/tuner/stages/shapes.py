@@ -1,4 +1,4 @@
-"""The shapes that a tuning measures: for the fit, held out, and tuned."""
+"""The shapes that a tuning measures: for the fit, held out, and for the search."""
 
 from __future__ import annotations
 
@@ -14,33 +14,38 @@ from fmm.tuner.devices.device import Device, Effort
 Size = tuple[int, int, int]
 
 
-# LARGEST of the vendor's products of the largest side, times the effort's rounds, take the planned seconds.
-LARGEST = 22
-STEP = 128  # sides of the ladder and the probe are multiples of this
-LADDER = [*range(1024, 4096, 512), *range(4096, 8192, 1024), *range(8192, 16384, 2048), *range(16384, 65537, 8192)]
+# The largest side is chosen so that the planned seconds hold this number of the vendor's products for each round.
+LARGEST_PER_BUDGET = 22
+SIDE_STEP = 128  # sides of the ladder and the probe are multiples of this
+LADDER_SIDES = [
+    *range(1024, 4096, 512),
+    *range(4096, 8192, 1024),
+    *range(8192, 16384, 2048),
+    *range(16384, 65537, 8192),
+]
 
 
 def largest_side(problem: Problem, seconds: float, device: Device, effort: Effort) -> int:
     """Return the largest side that the effort affords, from the seconds of a smaller product."""
-    target = effort.seconds / (LARGEST * effort.rounds)
+    target = effort.seconds / (LARGEST_PER_BUDGET * effort.rounds)
     side = (problem.m * problem.k * problem.n * target / seconds) ** (1 / 3)
-    memory = math.sqrt(device.memory / (6 * problem.itemsize))  # operands, and a plan's workspace
-    return max(int(min(side, memory)) // STEP * STEP, 2 * STEP)
+    memory = math.sqrt(device.memory / (6 * problem.itemsize))  # for operands and a plan's workspace
+    return max(int(min(side, memory)) // SIDE_STEP * SIDE_STEP, 2 * SIDE_STEP)
 
 
 # Shares of the largest side: squares of all sizes, then thin products.
-SQUARES = (1, 3 / 4, 1 / 2, 3 / 8, 1 / 4, 3 / 16, 1 / 8, 1 / 16)
-OBLONGS = ((1, 1 / 16, 1), (1, 1 / 4, 1), (1 / 2, 1, 1 / 2), (1, 1 / 2, 1 / 4), (1 / 4, 1 / 2, 1), (1 / 8, 1, 1))
-# Added to the sides of OBLONGS, since few products in practice have round sides. Rows of 16-bit types are then aligned
-# to 2 or 4 bytes: the rows of A alone in one product, the rows of B and C in another.
-BEYOND = ((0, 0, 0), (37, 37, 37), (6, 6, 6), (0, 37, 0), (0, 0, 2), (37, 37, 37))
+SQUARE_SHARES = (1, 3 / 4, 1 / 2, 3 / 8, 1 / 4, 3 / 16, 1 / 8, 1 / 16)
+OBLONG_SHARES = ((1, 1 / 16, 1), (1, 1 / 4, 1), (1 / 2, 1, 1 / 2), (1, 1 / 2, 1 / 4), (1 / 4, 1 / 2, 1), (1 / 8, 1, 1))
+# Added to the sides of the oblong products, since few products in practice have round sides. Rows of 16-bit types are
+# then aligned to 2 or 4 bytes: the rows of A alone in one product, the rows of B and C in another.
+OBLONG_OFFSETS = ((0, 0, 0), (37, 37, 37), (6, 6, 6), (0, 37, 0), (0, 0, 2), (37, 37, 37))
 
 
 def probe_shapes(side: int) -> Iterator[Size]:
     """Yield the shapes of the fit, the largest square first."""
-    for share in SQUARES:
+    for share in SQUARE_SHARES:
         yield rounded_side(share * side), rounded_side(share * side), rounded_side(share * side)
-    for beyond, shares in zip(BEYOND, OBLONGS, strict=True):
+    for beyond, shares in zip(OBLONG_OFFSETS, OBLONG_SHARES, strict=True):
         m, k, n = (rounded_side(share * side) + more for share, more in zip(shares, beyond, strict=True))
         yield m, k, n
 
@@ -53,11 +58,12 @@ def rounded_side(side: float) -> int:
 def scattered_shapes(side: int, effort: Effort, share: float, seed: int) -> Iterator[Size]:
     """Yield random shapes, uniform in the logarithm of the side, that together take `share` of the planned seconds.
 
-    Every second shape has round sides: random sides are unaligned, common sides often are aligned.
+    Every second shape has round sides: random sides are rarely aligned, those of practice often are.
     """
     rng = random.Random(seed)
-    # A shape takes about three runs with a warm-up each: with sides spread by four, 10 % of the largest product's time.
-    cost = 0.3 * (4 / effort.spread) ** 1.5 * (effort.rounds + 1) / (LARGEST * effort.rounds)
+    # A shape takes about three runs with a warm-up each. With sides spread by four, a product takes 10 % of the time of
+    # the largest one.
+    cost = 0.3 * (4 / effort.spread) ** 1.5 * (effort.rounds + 1) / (LARGEST_PER_BUDGET * effort.rounds)
     top = side * min(0.9, (share / (effort.held_out * cost)) ** (1 / 3))
     for i in range(effort.held_out):
         m, k, n = (int(math.exp(rng.uniform(math.log(top / effort.spread), math.log(top)))) for _ in range(3))
@@ -65,13 +71,13 @@ def scattered_shapes(side: int, effort: Effort, share: float, seed: int) -> Iter
 
 
 def square_ladder(side: int, stride: int = 1) -> list[Size]:
-    """Return the squares of the ladder up to a side, the largest first."""
-    return [(x, x, x) for x in reversed(LADDER) if side / 8 <= x <= side][::stride]
+    """Return the squares of the ladder from an eighth of a side up to the side, the largest first."""
+    return [(x, x, x) for x in reversed(LADDER_SIDES) if side / 8 <= x <= side][::stride]
 
 
 def squares_below(side: int, stride: int = 1) -> list[Size]:
-    """Return the squares below that ladder."""
-    return [(x, x, x) for x in reversed(LADDER) if x < side / 8][::stride]
+    """Return the squares of the ladder below an eighth of a side, the largest first."""
+    return [(x, x, x) for x in reversed(LADDER_SIDES) if x < side / 8][::stride]
 
 
 class ShapesError(ValueError):

@@ -1,4 +1,4 @@
-"""What was measured: trials and their file, the journal that takes them, pairs in turns, and where it was."""
+"""Measurements: trials and their file, the journal that records them, paired rounds, and the environment."""
 
 from __future__ import annotations
 

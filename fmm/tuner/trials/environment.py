@@ -1,4 +1,4 @@
-"""Where and with what something was measured: it travels with every result."""
+"""Describe the environment of a measurement, for every file of results."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fmm.config.identity import cpu_key, processor_name
 from fmm.kernels.cpu.thread_pool import blas_threads, usable_processors
 
 
-def environment(command: list[str]) -> dict[str, Any]:
-    """Processor, Python, NumPy, BLAS and its threads, the commit, the date and the command."""
+def environment_record(command: list[str]) -> dict[str, Any]:
+    """Return processor, system, Python, NumPy, BLAS with its threads, commit, date and command."""
     return {
         "processor": processor_name(),
         "processors": usable_processors(),
@@ -33,23 +33,23 @@ def environment(command: list[str]) -> dict[str, Any]:
 
 
 def typed_command() -> list[str]:
-    """What the user typed, as far as it can be known."""
+    """Return the words of the user's command, without the path of the program."""
     name = Path(sys.argv[0]).name
     return ["fmm-tune" if name == "cli.py" else name, *sys.argv[1:]]
 
 
 def device_folder() -> str:
-    """A folder name for this processor and number of threads, as used under results/."""
+    """Return the folder under results/ for this processor and number of threads."""
     return cpu_key(blas_threads())
 
 
 def source_commit() -> str:
-    """The commit of the source tree, with a mark if files have changed since; FMM_COMMIT says it of a copy of one.
+    """Return the commit of the source tree, marked `-dirty` if files changed since; empty for an installed wheel.
 
-    Empty for an installed wheel.
+    FMM_COMMIT overrides it, for a copy of a source tree without its repository.
     """
-    if given := os.environ.get("FMM_COMMIT"):
-        return given
+    if commit := os.environ.get("FMM_COMMIT"):
+        return commit
     root = Path(__file__).parents[3]
     try:
         found = subprocess.run(

@@ -1,7 +1,7 @@
-"""The journal of a tuning: returns recorded samples first, then measures on the device and records.
+"""Record the samples of a tuning in a journal, or return recorded samples instead of measuring.
 
-A tuning is determined by its samples: the journal of an interrupted tuning resumes it, and a journal that is not live
-replays it.
+The samples determine a tuning. The journal of an interrupted tuning therefore resumes it, and a journal that is not
+live replays it.
 """
 
 from __future__ import annotations
@@ -28,20 +28,25 @@ class TimeUpError(Exception):
 
 
 class NotReadyError(TimeUpError):
-    """The next kernels are still compiling, and another type can be measured meanwhile."""
+    """The next kernels are still compiling; another type can be measured in the meantime."""
 
 
 class ReplayedError(Exception):
     """A replay needs a sample that was not recorded."""
 
 
-Key = tuple[str, Problem, int, Run]
+SampleKey = tuple[str, Problem, int, Run]
 Samples = dict[Run, list[float]]
 Drop = Callable[[Samples], Iterable[Run]]
 
 
 class Journal:
-    """All measurements of one tuning."""
+    """All samples of one tuning, recorded ones first.
+
+    `waits` are the seconds for which the tuning may wait for compilers without a reduction of its time limit,
+    `patience` the seconds after which it stops to wait for a kernel. `first_look` has trials of an earlier first look,
+    which count for the fit but are not replayed.
+    """
 
     def __init__(
         self,
@@ -57,19 +62,18 @@ class Journal:
         first_look: Iterable[Trial] = (),
     ) -> None:
         self.run, self.device, self.keep, self.limit, self.live = run, device, keep, limit, live
-        self.waits = waits  # seconds for which others (a compiler) may be waited for without the limit's coming nearer
-        self.patience = patience  # seconds after which it is not waited for others any more, limit or not
+        self.waits, self.patience = waits, patience
         self.clock = clock
         self.on_sample: Callable[[str, float], None] = lambda stage, elapsed: None
-        self.on_finding: Callable[[], None] = lambda: None  # after the fit, and after each shape that was searched
+        self.on_finding: Callable[[], None] = lambda: None  # called after the fit, and after each searched shape
         self.recorded: list[Trial] = list(past)
-        self.first_look = tuple(first_look)  # trials of the first look that came before: they count, but are not asked
-        self._past: dict[Key, deque[Trial]] = {}
+        self.first_look = tuple(first_look)
+        self._past: dict[SampleKey, deque[Trial]] = {}
         for trial in self.recorded:
             self._past.setdefault(_key(trial), deque()).append(trial)
         self._before = max((t.elapsed for t in self.recorded), default=0.0)
         self._replayed = 0.0
-        self.spent = 0.0  # seconds of all samples so far: unlike the clock, the same in a replay
+        self.spent = 0.0  # seconds of all samples so far; the same in a replay, unlike the clock
         self._began: float | None = None
 
     @property
@@ -85,17 +89,18 @@ class Journal:
 
     @contextmanager
     def open(self, stage: str, problem: Problem, seed: int = 0) -> Iterator[TimedProblem]:
+        """Open a problem for measurements, and release its operands at the end."""
         with ExitStack() as stack:
             timed = TimedProblem(self, stage, problem, seed, stack)
             yield timed
-            timed.leave()
+            timed.release_operands()
 
-    def knows(self, key: Key) -> bool:
+    def has_recorded(self, key: SampleKey) -> bool:
         """Return True if a recorded trial of this key is left."""
         return bool(self._past.get(key))
 
-    def recall(self, key: Key) -> Trial | None:
-        """Return the next recorded trial of this key, None if none is left."""
+    def replay_trial(self, key: SampleKey) -> Trial | None:
+        """Return the next recorded trial of this key and remove it; None if none is left."""
         queue = self._past.get(key)
         if not queue:
             return None
@@ -104,14 +109,15 @@ class Journal:
         self.on_sample(key[0], self.elapsed)
         return queue.popleft()
 
-    def begin(self) -> None:
-        """Start the clock: the records end here. A replay raises ReplayedError."""
+    def start_clock(self) -> None:
+        """Start the clock at the end of the recorded trials; raise ReplayedError if the journal is not live."""
         if not self.live:
             raise ReplayedError("the recorded tuning ends here")
         if self._began is None:
             self._began = self.clock()
 
-    def note(self, key: Key, seconds: float | None, failed: str | None = None) -> Trial:
+    def record_trial(self, key: SampleKey, seconds: float | None, failed: str | None = None) -> Trial:
+        """Record and return a new sample, or the reason of a failure."""
         stage, problem, seed, run = key
         trial = Trial(
             self.run, stage, problem.size, problem.dtype, str(run.plan), run.part, run.twin, seed,
@@ -124,16 +130,18 @@ class Journal:
         return trial
 
 
-def _key(trial: Trial) -> Key:
-    return trial.stage, trial.problem, trial.seed, trial.what
+def _key(trial: Trial) -> SampleKey:
+    return trial.stage, trial.problem, trial.seed, trial.timed_run
 
 
 @dataclass(frozen=True)
 class RoundLimits:
-    """How many rounds: `least` at least; up to `most` while they have taken less than `seconds`; and up to `patient`
-    while some median is uncertain by more than the share `steady` (others use the machine too) and the rounds have
-    taken less than `dear` seconds. A third one if of the first two samples one is more than `unlike` times the other:
-    it tells which of them was disturbed."""
+    """The number of rounds of a measurement.
+
+    There are `least` rounds, and up to `most` while they have taken less than `seconds`. There are up to `patient`
+    rounds while a median is uncertain by more than the share `steady`, and the rounds have taken less than `dear`
+    seconds. After two rounds, a third follows if one sample of a run is more than `unlike` times the other.
+    """
 
     least: int
     most: int = 0
@@ -143,13 +151,14 @@ class RoundLimits:
     dear: float = float("inf")
     unlike: float = float("inf")
 
-    def go_on(self, done: int, samples: Samples) -> bool:
+    def wants_more(self, done: int, samples: Samples) -> bool:
+        """Return True if another round follows after `done` rounds."""
         if done < max(self.least, self.most):
             spent = sum(map(sum, samples.values()))
-            return done < self.least or spent < self.seconds or self._patient(done, samples)
-        return self._patient(done, samples)
+            return done < self.least or spent < self.seconds or self._is_uncertain(done, samples)
+        return self._is_uncertain(done, samples)
 
-    def _patient(self, done: int, samples: Samples) -> bool:
+    def _is_uncertain(self, done: int, samples: Samples) -> bool:
         if done == 2 and any(max(s) > self.unlike * min(s) for s in samples.values() if s):
             return True
         if done >= self.patient or sum(map(sum, samples.values())) >= self.dear:
@@ -158,13 +167,13 @@ class RoundLimits:
 
 
 def median_uncertainty(samples: Sequence[float]) -> float:
-    """The standard error of a median, as a share of it, from the middle half of the samples."""
+    """Return the standard error of a median as a share of the median, from the quartiles of the samples."""
     low, middle, high = np.quantile(samples, (0.25, 0.5, 0.75))
     return float(0.93 * (high - low) / middle / np.sqrt(len(samples)))
 
 
 class TimedProblem:
-    """One problem being measured; the device's session opens when a sample is not recorded."""
+    """One problem under measurement; the device's session opens for the first sample that is not recorded."""
 
     def __init__(self, journal: Journal, stage: str, problem: Problem, seed: int, stack: ExitStack) -> None:
         self.journal, self.stage, self.problem, self.seed = journal, stage, problem, seed
@@ -174,43 +183,43 @@ class TimedProblem:
 
     def sample(self, run: Run) -> float:
         """Return one sample; raise FailedError if the run fails, TimeUpError if the time is up."""
-        trial = self.journal.recall(self._key(run)) or self._measured(run)
+        trial = self.journal.replay_trial(self._key(run)) or self._measure(run)
         assert trial is not None
         if trial.seconds is None:
             raise FailedError(trial.failed or "no reason is recorded")
         return trial.seconds
 
-    def _key(self, run: Run) -> Key:
+    def _key(self, run: Run) -> SampleKey:
         return self.stage, self.problem, self.seed, run
 
-    def _measured(self, run: Run, timed: bool = True) -> Trial | None:
+    def _measure(self, run: Run, timed: bool = True) -> Trial | None:
         """Return the trial of a new sample or failure; None if the run was only prepared."""
-        self.journal.begin()
+        self.journal.start_clock()
         if self.journal.elapsed >= self.journal.limit:
             raise TimeUpError
         key = self._key(run)
         try:
-            session = self._opened()
+            session = self._open_session()
             if run not in self._ready:
-                self._wait(run)
+                self._wait_for_kernels(run)
                 session.prepare(run)
                 self._ready.add(run)
-            return self.journal.note(key, session.sample(run)) if timed else None
+            return self.journal.record_trial(key, session.sample(run)) if timed else None
         except FailedError as error:
-            return self.journal.note(key, None, str(error)[:300])
+            return self.journal.record_trial(key, None, str(error)[:300])
         except MemoryError:
-            return self.journal.note(key, None, "out of memory")
+            return self.journal.record_trial(key, None, "out of memory")
 
-    def _able(self, runs: Iterable[Run]) -> list[Run]:
-        """Return the runs that work, all prepared before any is timed: a device that waits in between cools down."""
+    def _prepare_runs(self, runs: Iterable[Run]) -> list[Run]:
+        """Return the runs that work; all are prepared before the first is timed, since a waiting device cools down."""
         return [
             run
             for run in runs
-            if run in self._ready or self.journal.knows(self._key(run)) or self._measured(run, False) is None
+            if run in self._ready or self.journal.has_recorded(self._key(run)) or self._measure(run, False) is None
         ]
 
-    def _wait(self, run: Run) -> None:
-        """Wait until the plan's kernels are compiled."""
+    def _wait_for_kernels(self, run: Run) -> None:
+        """Wait until the plan's kernels are compiled; raise NotReadyError or TimeUpError if that takes too long."""
         journal = self.journal
         if run.plan == VENDOR:
             return
@@ -222,21 +231,21 @@ class TimedProblem:
         if not ready:
             raise NotReadyError if seconds > journal.patience else TimeUpError
 
-    def leave(self) -> None:
-        """Release the operands: the next problem needs the memory."""
+    def release_operands(self) -> None:
+        """Release the operands, since the next problem needs the memory."""
         self._session = None
 
-    def _opened(self) -> Session:
+    def _open_session(self) -> Session:
         if self._session is None:
             self._session = self._stack.enter_context(self.journal.device.open(self.problem, self.seed))
         return self._session
 
     def rounds(self, runs: Sequence[Run], limits: RoundLimits, drop: Drop = lambda samples: ()) -> Samples:
-        """Return samples of all runs in shuffled rounds; runs that fail, or that `drop` returns, leave the race."""
+        """Return samples of all runs in shuffled rounds; runs that fail or that `drop` returns are timed no more."""
         samples: Samples = {run: [] for run in runs}
-        racing, done = self._able(samples), 0
+        racing, done = self._prepare_runs(samples), 0
         shuffled = random.Random(repr((self.problem.size, self.seed, self.stage, *(str(run.plan) for run in runs))))
-        while racing and limits.go_on(done, samples):
+        while racing and limits.wants_more(done, samples):
             for run in shuffled.sample(racing, len(racing)):
                 try:
                     samples[run].append(self.sample(run))

@@ -1,4 +1,4 @@
-"""Paired measurements: candidate and vendor in shuffled rounds, so that a machine's drift hits both alike."""
+"""Measure a candidate and the vendor in shuffled, paired rounds, so that the machine's drift affects both alike."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Call = Callable[[], Any]
 
 
 @dataclass(frozen=True)
-class Rounds:
-    """How long to go on: at least `least` rounds, then until `seconds` are over, at most `most`."""
+class PairedRoundLimits:
+    """The number of rounds: at least `least`, then more until `seconds` have passed, at most `most`."""
 
     least: int
     most: int
@@ -24,8 +24,8 @@ class Rounds:
 
 
 @dataclass(frozen=True)
-class Paired:
-    """Seconds of each round, vendor and candidate measured next to each other; `repeat` calls make one sample."""
+class PairedSamples:
+    """Seconds of vendor and candidate in each round; a sample is the mean of `repeat` calls."""
 
     vendor: tuple[float, ...]
     candidate: tuple[float, ...]
@@ -33,37 +33,40 @@ class Paired:
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """The vendor's time over the candidate's in each round: above 1 where the candidate is faster."""
+        """The speedup of the candidate in each round."""
         return paired_ratios(self.vendor, self.candidate)
 
     @property
     def speedup(self) -> float:
+        """The median speedup."""
         return median(self.ratios)
 
     @property
     def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the median speedup."""
         return median_interval(self.ratios)
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the samples and their statistics, for JSON."""
         low, high = self.interval
         return {"speedup": self.speedup, "low": low, "high": high, "rounds": len(self.vendor), **asdict(self)}
 
 
-def paired_rounds(vendor: Call, candidate: Call, rounds: Rounds, seed: int = 0) -> Paired:
-    """Measure both in shuffled rounds after one warm-up each; short calls are repeated to be measurable."""
+def paired_rounds(vendor: Call, candidate: Call, rounds: PairedRoundLimits, seed: int = 0) -> PairedSamples:
+    """Measure both calls in shuffled rounds after one warm-up each; calls below 10 ms are repeated in a sample."""
     shuffled = random.Random(seed)
     repeat = max(int(0.01 / max(_seconds(vendor, 1), _seconds(candidate, 1), 1e-7)), 1)
     calls = (vendor, candidate)
     samples: tuple[list[float], list[float]] = ([], [])
     end = time.perf_counter() + rounds.seconds
     while len(samples[0]) < rounds.most:
-        order = [0, 1]  # by place: both may be the same function, for the noise floor
+        order = [0, 1]  # indices, since both calls may be one function: a pair of equals measures the noise floor
         shuffled.shuffle(order)
         for which in order:
             samples[which].append(_seconds(calls[which], repeat))
         if time.perf_counter() > end and len(samples[0]) >= rounds.least:
             break
-    return Paired(tuple(samples[0]), tuple(samples[1]), repeat)
+    return PairedSamples(tuple(samples[0]), tuple(samples[1]), repeat)
 
 
 def _seconds(call: Call, repeat: int) -> float:

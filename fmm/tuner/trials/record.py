@@ -1,6 +1,6 @@
-"""The file of trials: every sample of a tuning is one appended line; a torn last line is ignored.
+"""Read and write the file of trials: every sample of a tuning is one appended line of JSON.
 
-What was packed since (`gzip trials.jsonl`) is read beside it: trials.jsonl.gz first, then what trials.jsonl added.
+An incomplete last line is ignored. After `gzip trials.jsonl`, both files are read: trials.jsonl.gz, then trials.jsonl.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from fmm.problem import Operation, Problem
 from fmm.tuner.devices.device import Run
 
 Size = tuple[int, int, int]
-PRODUCT: Operation = "product"  # the operation of most trials, which is not written down
+DEFAULT_OPERATION: Operation = "product"  # the operation of most trials; it is not written to the file
 
 
 @dataclass(frozen=True)
 class Trial:
     """One sample, or the reason of its failure."""
 
-    run: str  # the tuning that it belongs to
+    run: str  # identifies the tuning
     stage: str
     size: Size
     dtype: str
@@ -37,20 +37,22 @@ class Trial:
     elapsed: float  # seconds since the tuning began
     seconds: float | None = None
     failed: str | None = None
-    op: Operation = PRODUCT
+    op: Operation = DEFAULT_OPERATION
 
     @property
     def problem(self) -> Problem:
+        """The problem that was measured."""
         return Problem(*self.size, self.dtype, op=self.op)
 
     @property
-    def what(self) -> Run:
+    def timed_run(self) -> Run:
+        """The plan, or part of a plan, that was measured."""
         return Run(Plan.parse(self.plan), self.part, self.twin)
 
 
 @dataclass(frozen=True)
 class Header:
-    """The first line of a tuning: device, libraries, conditions, settings."""
+    """The first line of a tuning: device, versions of libraries, conditions and settings."""
 
     run: str
     device: str
@@ -62,49 +64,54 @@ class Header:
 
 
 @dataclass(frozen=True)
-class Tuning:
-    """The records of one tuning."""
+class RecordedTuning:
+    """The header and the trials of one tuning."""
 
     header: Header
     trials: tuple[Trial, ...]
     finished: bool
 
 
-class Trials:
-    """The file; lines of several tunings may be mixed."""
+class TrialFile:
+    """A file of trials, in which lines of several tunings may be mixed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._handle = -1
 
     def append(self, kind: str, record: Mapping[str, Any]) -> None:
-        """One write of one line: lines of tunings that run at once do not mix, and a kill tears at most the last."""
+        """Append a line by one write: lines of concurrent tunings stay whole, and a kill truncates the last at most."""
         line = json.dumps({kind: record}, allow_nan=False).encode() + b"\n"
         if self._handle < 0:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            torn = self._torn()
+            truncated = self._is_last_line_truncated()
             self._handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-            line = b"\n" * torn + line
+            line = b"\n" * truncated + line
         if os.write(self._handle, line) != len(line):
-            raise OSError(28, f"no room for {self.path}")
+            raise OSError(28, f"no space left for {self.path}")
 
-    def header(self, header: Header) -> None:
+    def add_header(self, header: Header) -> None:
+        """Append the header of a tuning."""
         self.append("tuning", asdict(header))
 
     def add(self, trial: Trial) -> None:
-        found = asdict(trial)
-        self.append("trial", {k: v for k, v in found.items() if v is not None and (k, v) != ("op", PRODUCT)})
+        """Append a trial, without fields that have their default."""
+        self.append(
+            "trial", {k: v for k, v in asdict(trial).items() if v is not None and (k, v) != ("op", DEFAULT_OPERATION)}
+        )
 
     def finish(self, run: str, elapsed: float) -> None:
+        """Append the mark that a tuning is complete."""
         self.append("finished", {"run": run, "elapsed": elapsed})
 
     def close(self) -> None:
+        """Close the file; the next line opens it again."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
 
-    def _torn(self) -> bool:
-        """Return True if the last line is torn."""
+    def _is_last_line_truncated(self) -> bool:
+        """Return True if the file does not end with a line break."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(-1, os.SEEK_END)
@@ -112,7 +119,7 @@ class Trials:
         except OSError:
             return False
 
-    def tunings(self) -> tuple[Tuning, ...]:
+    def tunings(self) -> tuple[RecordedTuning, ...]:
         """Return all tunings of the file, the oldest first."""
         headers: dict[str, Header] = {}
         trials: dict[str, list[Trial]] = {}
@@ -124,33 +131,36 @@ class Trials:
                 trials.setdefault(record["run"], []).append(_trial(record))
             elif kind == "finished":
                 finished.add(record["run"])
-        return tuple(Tuning(h, tuple(trials.get(run, ())), run in finished) for run, h in headers.items())
+        return tuple(RecordedTuning(h, tuple(trials.get(run, ())), run in finished) for run, h in headers.items())
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Those that there are: the plain one, and the packed one."""
+        """The existing files: the plain one and the packed one."""
         return tuple(file for file in (self.path, self.packed) if file.is_file())
 
     @property
     def packed(self) -> Path:
+        """The path of the packed file."""
         return self.path.with_name(f"{self.path.name}.gz")
 
     def _records(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the kind and the fields of every complete line."""
         for line in (*_packed(self.packed), *_plain(self.path)):
             try:
                 ((kind, record),) = json.loads(line).items()
             except (ValueError, AttributeError):
-                continue  # torn by a kill
+                continue  # truncated by a kill
             if isinstance(record, dict):
                 yield kind, record
 
 
 def _plain(path: Path) -> list[bytes]:
-    """The lines of a plain file; none of anything else (a device, say, could be read for ever)."""
+    """Return the lines of a regular file; none of anything else, since reading a device may never end."""
     return path.read_bytes().splitlines() if path.is_file() else []
 
 
 def _packed(path: Path) -> list[bytes]:
+    """Return the lines of a packed file; none without the file."""
     try:
         return gzip.decompress(path.read_bytes()).splitlines()
     except FileNotFoundError:
@@ -159,10 +169,12 @@ def _packed(path: Path) -> list[bytes]:
         raise OSError(f"{path} is damaged: {error}") from None
 
 
-def first_look_before(tunings: Sequence[Tuning], header: Header) -> tuple[Trial, ...]:
-    """What the last first look at the same type of the same device, with the same libraries, measured before a tuning:
-    it counts as that tuning's own. None of a first look itself; and where all is measured anew, that is without
-    --resume, none of an earlier command."""
+def first_look_trials(tunings: Sequence[RecordedTuning], header: Header) -> tuple[Trial, ...]:
+    """Return the trials of the last first look before a tuning, which count as the tuning's own.
+
+    The first look must be of the same type, device and versions; without --resume also of the same command. The first
+    look itself has no earlier trials.
+    """
     found: tuple[Trial, ...] = ()
     for tuning in tunings:
         if tuning.header.run == header.run:
@@ -172,34 +184,38 @@ def first_look_before(tunings: Sequence[Tuning], header: Header) -> tuple[Trial,
     return found
 
 
-COARSE = "coarse"  # the effort of a first look
+FIRST_LOOK_EFFORT = "coarse"  # the name of a first look's effort
 
 
 def _is_first_look_of(first: Header, then: Header) -> bool:
-    own, settings = first.settings, then.settings
-    alike = (first.versions, _card(first)) == (then.versions, _card(then))
-    alike = alike and first.device == then.device
-    efforts = own.get("effort") == COARSE != settings.get("effort")
-    goes_on = first.command == then.command or "--resume" in then.command.split()
-    return alike and efforts and goes_on and own.get("dtype") == settings.get("dtype")
+    """Return True if the first tuning is a first look that counts as part of the second."""
+    same_device = (first.device, first.versions, _card(first)) == (then.device, then.versions, _card(then))
+    efforts = first.settings.get("effort") == FIRST_LOOK_EFFORT != then.settings.get("effort")
+    continues = first.command == then.command or "--resume" in then.command.split()
+    same_type = first.settings.get("dtype") == then.settings.get("dtype")
+    return same_device and efforts and continues and same_type
 
 
 def _card(header: Header) -> Any:
-    """Which of several cards of one kind it is, where that is known."""
+    """Return the identifier of the card among cards of one kind; None if it was not recorded."""
     return header.conditions.get("uuid")
 
 
-KNOWN = frozenset(f.name for f in fields(Trial))
+TRIAL_FIELDS = frozenset(f.name for f in fields(Trial))
 
 
 def _trial(record: dict[str, Any]) -> Trial:
-    known = {k: v for k, v in record.items() if k in KNOWN}
-    return Trial(**{**known, "size": tuple(record["size"]), "plan": record["plan"]})
+    own = {k: v for k, v in record.items() if k in TRIAL_FIELDS}
+    return Trial(**{**own, "size": tuple(record["size"]), "plan": record["plan"]})
 
 
-def tuning_of(tunings: Sequence[Tuning], device: str, dtype: str, section: Mapping[str, Any]) -> Tuning | None:
-    """The tuning that a section of a config was concluded from, by the name of its run in `tuned`; the last one of this
-    type and device where that does not tell."""
+def tuning_of(
+    tunings: Sequence[RecordedTuning], device: str, dtype: str, section: Mapping[str, Any]
+) -> RecordedTuning | None:
+    """Return the tuning from which a section of a config was concluded; None without one.
+
+    `tuned` in the section names the run. Otherwise the last tuning of this type and device is returned.
+    """
     of_type = [t for t in tunings if t.header.settings.get("dtype") == dtype]
     own = [t for t in of_type if t.header.device == device]
     run = section["tuned"].get("run") if isinstance(section["tuned"], dict) else None
@@ -207,16 +223,25 @@ def tuning_of(tunings: Sequence[Tuning], device: str, dtype: str, section: Mappi
 
 
 def frame(path: Path | str) -> Any:
-    """Every sample of a file of trials as a pandas DataFrame, a row each; `path` may be the folder that it is in.
+    """Return all samples of a file of trials as a pandas DataFrame, one row each.
 
-    Beside a trial's own fields it has `device`, `effort` and `started` of its tuning; `size` is `m`, `k` and `n`.
+    Parameters
+    ----------
+    path
+        The file `trials.jsonl`, or its folder.
+
+    Returns
+    -------
+    pandas.DataFrame
+        The fields of the trials, with `size` as columns `m`, `k` and `n`, and `device`, `effort` and `started` of the
+        tuning.
     """
     import pandas
 
     where = Path(path)
     rows = [
         {**_header_columns(tuning.header), **_trial_columns(trial)}
-        for tuning in Trials(where if where.suffix == ".jsonl" else where / "trials.jsonl").tunings()
+        for tuning in TrialFile(where if where.suffix == ".jsonl" else where / "trials.jsonl").tunings()
         for trial in tuning.trials
     ]
     return pandas.DataFrame(rows, columns=FRAME_COLUMNS).astype({"plan": "category", "stage": "category"})

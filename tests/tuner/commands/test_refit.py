@@ -163,7 +163,7 @@ def test_the_shipped_thresholds_are_those_of_their_command(tmp_path: Path, monke
     """It leaves all else of the shipped models as it is."""
     again = tmp_path / "config.json"
     again.write_bytes(SHIPPED_CONFIG.read_bytes())
-    monkeypatch.setattr(shipped, "SHIPPED", again)
+    monkeypatch.setattr(shipped, "SHIPPED_CONFIG", again)
     assert shipped.main(["--thresholds"]) == 0
     same_thresholds(again, SHIPPED_CONFIG)
 

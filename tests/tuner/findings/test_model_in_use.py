@@ -85,7 +85,7 @@ def test_the_answers_for_squares_are_the_decisions(dtype: str, tmp_path: Any, mo
         decided = decide_plan(problem, limits, gpu_from_description("NVIDIA H200", "9.0", 132))
         assert (answer.plan, answer.entry is not None) == (decided.plan, "entry" in decided.source), side
         assert answer.workspace == decided.workspace and answer.error_growth == decided.error_growth
-        found[side] = answer.known
+        found[side] = answer.basis
     files.clear_config_cache()
     assert found[16384] == ("predicted" if dtype == "float32" else "measured")
     assert found[16000] == found[64000] == "predicted"

@@ -53,7 +53,7 @@ def cold(monkeypatch: pytest.MonkeyPatch, written: dict[str, float]) -> ColdGpu:
     monkeypatch.setattr(tune, "Journal", partial(Journal, clock=device.clock))
     monkeypatch.setattr(tune, "_write", noted)
     for module in (tune, tune_type):
-        monkeypatch.setattr(module, "concluded_section", slowly)
+        monkeypatch.setattr(module, "conclude_section", slowly)
     return device
 
 

@@ -61,7 +61,7 @@ def test_a_halfs_entry_answers_no_product() -> None:
     recorded = [t for stage in ("search", "certify") for t in trials("gram", "gram > winograd > vendor", 0.8, stage)]
     device = SimulatedDevice()
     journal = Journal("run", device, recorded, live=False)
-    assert journal.knows(("search", Problem(*SIZE, op="gram"), 0, Run()))
+    assert journal.has_recorded(("search", Problem(*SIZE, op="gram"), 0, Run()))
     (entry,) = (e for e in all_entries(recorded, 0.001) if not e.lean)
     tuned = Tuned(device.identity, "float64", None, {entry.key: entry})
     answer = find_certified_entry(Problem(*SIZE, op="gram"), Limits(1 << 34), tuned)

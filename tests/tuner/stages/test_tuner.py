@@ -278,10 +278,10 @@ def test_ctrl_c_keeps_the_best_so_far() -> None:
 
 def test_the_third_sample_tells_which_of_two_was_disturbed() -> None:
     limits, like = RoundLimits(2, unlike=1.1), Run(Plan.parse("winograd > vendor"))
-    assert limits.go_on(2, {Run(): [1.0, 1.02], like: [2.0, 2.3]})
-    assert not limits.go_on(2, {Run(): [1.0, 1.02], like: [2.0, 2.1]})
-    assert not limits.go_on(3, {Run(): [1.0, 1.02, 1.01], like: [2.0, 2.3, 2.0]})
-    assert not RoundLimits(2).go_on(2, {Run(): [1.0, 3.0]})
+    assert limits.wants_more(2, {Run(): [1.0, 1.02], like: [2.0, 2.3]})
+    assert not limits.wants_more(2, {Run(): [1.0, 1.02], like: [2.0, 2.1]})
+    assert not limits.wants_more(3, {Run(): [1.0, 1.02, 1.01], like: [2.0, 2.3, 2.0]})
+    assert not RoundLimits(2).wants_more(2, {Run(): [1.0, 3.0]})
 
 
 @pytest.mark.parametrize(("noise", "settled"), [(0.002, True), (1.0, False)], ids=["an interruption", "a noisy device"])
@@ -297,7 +297,7 @@ def test_equal_products_that_differ_are_measured_again(noise: float, settled: bo
     ]
     journal = Journal("run", SimulatedDevice(noise=noise), past[:4] if settled else past)
     for trial in journal.recorded:
-        journal.recall((trial.stage, trial.problem, trial.seed, trial.what))
+        journal.replay_trial((trial.stage, trial.problem, trial.seed, trial.timed_run))
     assert (noise_floor(journal.recorded) or 0.0) > 0.08
     repeat_noisy_twins(journal, "float64", EFFORTS["quick"])
     more = len(journal.recorded) - (4 if settled else 8)
@@ -735,7 +735,7 @@ def test_trials_survive_a_torn_line(tmp_path: Path) -> None:
 def test_packed_trials_are_read_and_added_to(tmp_path: Path) -> None:
     file = TrialFile(tmp_path / "trials.jsonl")
     trial = Trial("run", "probe", (1, 2, 3), "float64", "vendor", "whole", 0, 0, 0.5, 1e-3)
-    file.header(_header("run"))
+    file.add_header(_header("run"))
     file.add(trial)
     file.close()
     packed = file.path.with_name("trials.jsonl.gz")

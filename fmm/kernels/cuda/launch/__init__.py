@@ -1,1 +1,19 @@
-"""Playing on a device: compiling kernels, binding launches, cuBLAS, streams, graphs, and playing launch lists."""
+"""Launch lists played on a CUDA device.
+
+Threads: whatever a call changes belongs to one thread at a time, so that no warm call takes a lock.
+
+- One thread and stream: `StreamFlag`, its prepared calls with their `Replays`, `MovableGraph`s and graph counters. The
+  flags of a thread that ended pass to the next thread on the same stream.
+- One thread: a `Player`'s parameter blocks, the pooled streams with their events and cuBLAS handles, CuPy's handle.
+- All threads: `player_of`, `compile_kernel`, `record_launches` and `stream_counters`. Their entries are added and
+  dropped as a whole, and never change. Also the `GraphCache`, where one thread drops a graph from another thread's
+  `Replays`.
+
+Dropping an entry does not end its use. A call holds its graph until the launch is made, a launch holds the code of its
+kernel, and CuPy destroys a graph or unloads code with the last reference. CUDA frees a graph that is still running once
+it has ended. So no two threads move, launch or destroy one executable graph at a time, which CUDA leaves undefined. All
+of this holds in free-threaded Python too: each step on a shared container is one atomic operation of a dict or deque.
+
+A thread's first use of a `Player` makes the device's context current: CUDA's driver needs one, and a thread that takes
+over another's graphs may not have called CUDA before.
+"""

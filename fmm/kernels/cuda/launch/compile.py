@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple
@@ -19,19 +19,25 @@ from cupy_backends.cuda.libs import nvrtc
 from fmm.kernels.cuda.launch_list import Kernel
 from fmm.kernels.long_waits import log_if_slow
 
-THREADS = 8  # that compile at a time
+COMPILE_THREADS = 8  # that compile at a time
+MAX_LOADED = 2048  # kernels that are cached; launches hold theirs for as long as they exist
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 DIGEST_BYTES = hashlib.sha256().digest_size  # in front of cached code: they reveal a damaged file
-
-COMPILING = "kernels are being compiled for this device; they are cached on disk for the next time"
-_ready: set[tuple[int, Kernel]] = set()  # devices and kernels that compile_kernels need not compile again
+COMPILING_MESSAGE = "kernels are being compiled for this device; they are cached on disk for the next time"
 
 
 class LoadedKernel(NamedTuple):
-    """The address of a compiled kernel, and the module that keeps it loaded."""
+    """The address of a compiled kernel, and the module that keeps the code loaded.
+
+    Whoever holds the address holds this object too: the driver unloads the code with the module.
+    """
 
     address: int
     module: Any
+
+
+_loaded: dict[tuple[int, Kernel], LoadedKernel] = {}  # by device; the oldest goes first
+_compile_locks: dict[tuple[int, Kernel], threading.Lock] = {}  # of the kernels that are being compiled
 
 
 def compile_kernels(device: int, kernels: Collection[Kernel]) -> None:
@@ -44,21 +50,36 @@ def compile_kernels(device: int, kernels: Collection[Kernel]) -> None:
         with cupy.cuda.Device(device):
             compile_kernel(device, kernel)
 
-    new = {kernel for kernel in kernels if (device, kernel) not in _ready}
+    new = {kernel for kernel in kernels if (device, kernel) not in _loaded}
     if not new:
         return
-    with log_if_slow(COMPILING):
+    with log_if_slow(COMPILING_MESSAGE):
         if len(new) == 1:
             compile_one(next(iter(new)))
         else:
-            with ThreadPoolExecutor(min(len(new), THREADS)) as pool:
+            with ThreadPoolExecutor(min(len(new), COMPILE_THREADS)) as pool:
                 list(pool.map(compile_one, new))
-    _ready.update((device, kernel) for kernel in new)
 
 
-@lru_cache(maxsize=2048)
 def compile_kernel(device: int, kernel: Kernel) -> LoadedKernel:
-    """Return a kernel compiled for the current device, whose number is `device`, and allow its shared memory."""
+    """Return a kernel compiled for the current device, which has the number `device`, and allow its shared memory.
+
+    Threads that need the same kernel at once compile it once: the first compiles, the others wait.
+    """
+    key = device, kernel
+    loaded = _loaded.get(key)
+    if loaded is None:
+        with _compile_locks.setdefault(key, threading.Lock()):
+            loaded = _loaded.get(key)
+            if loaded is None:
+                loaded = _loaded[key] = _load(kernel)
+                for oldest in list(_loaded)[:-MAX_LOADED]:
+                    _loaded.pop(oldest, None)
+        _compile_locks.pop(key, None)
+    return loaded
+
+
+def _load(kernel: Kernel) -> LoadedKernel:
     if kernel.architecture:
         return _load_for_architecture(kernel)
     module = cupy.RawModule(code=kernel.source, options=kernel.options)

@@ -27,7 +27,7 @@ class StreamContext(NamedTuple):
 
     handle: int  # of cuBLAS; 0 for a stream that never calls it
     stream: int
-    event: int  # for which other streams wait
+    event: int  # that the other streams wait for
 
 
 class GemmCall(Protocol):
@@ -58,7 +58,7 @@ def load_library(name: str) -> Any:
     raise ImportError(f"{name} 12 or 13 was not found beside CuPy")
 
 
-Math = Literal["ieee", "tf32"]
+MathMode = Literal["ieee", "tf32"]
 _Pointer = ctypes.c_void_p
 
 
@@ -159,7 +159,7 @@ def math_mode(context: StreamContext) -> int:
     return int(_cublas.getMathMode(context.handle))
 
 
-def setup_calls(context: StreamContext, math: Math, before: int) -> list[BoundCall]:
+def setup_calls(context: StreamContext, math: MathMode, before: int) -> list[BoundCall]:
     """Return the calls that set a handle's stream and math mode; `before` is its current mode."""
     calls: list[BoundCall] = [partial(_library().cublasSetStream_v2, context.handle, context.stream)]
     if before != _MATH[math]:
@@ -167,7 +167,7 @@ def setup_calls(context: StreamContext, math: Math, before: int) -> list[BoundCa
     return calls
 
 
-def restore_calls(context: StreamContext, math: Math, before: int) -> list[BoundCall]:
+def restore_calls(context: StreamContext, math: MathMode, before: int) -> list[BoundCall]:
     """Return the calls that restore the handle's math mode."""
     return [partial(_cublas.setMathMode, context.handle, before)] if before != _MATH[math] else []
 
@@ -255,7 +255,7 @@ class _RankCall:
 
 # ---- cuBLASLt
 
-CANDIDATES = 32  # requested of cuBLASLt
+REQUESTED_CANDIDATES = 32  # requested of cuBLASLt
 
 # Attribute numbers of cublasLt.h.
 _TRANSPOSE_A, _TRANSPOSE_B = 3, 4
@@ -345,21 +345,21 @@ class CandidateCall:
         return operation
 
     def _candidate(self, number: int, alignments: Sequence[int]) -> _Candidate:
-        preference, candidates, count = ctypes.c_void_p(), (_Candidate * CANDIDATES)(), ctypes.c_int()
+        preference, candidates, count = ctypes.c_void_p(), (_Candidate * REQUESTED_CANDIDATES)(), ctypes.c_int()
         check_status(self.library.cublasLtMatmulPreferenceCreate(ctypes.byref(preference)), "cuBLASLt")
         self._set("MatmulPreference", preference, _MAX_WORKSPACE, ctypes.c_size_t(self.scratch_bytes))
         for attribute, least in zip(_LEAST_ALIGNMENT, (*alignments, alignments[-1]), strict=True):
             self._set("MatmulPreference", preference, attribute, ctypes.c_uint32(least))
         x, y, z = self.layouts
         status = self.library.cublasLtMatmulAlgoGetHeuristic(
-            self.handle, self.operation, x, y, z, z, preference, CANDIDATES, candidates, ctypes.byref(count)
+            self.handle, self.operation, x, y, z, z, preference, REQUESTED_CANDIDATES, candidates, ctypes.byref(count)
         )
         self.library.cublasLtMatmulPreferenceDestroy(preference)
         if status != _NOT_SUPPORTED:  # cuBLASLt's status where it has no candidate at all
             check_status(status, "cuBLASLt")
         offered = 0 if status else count.value
         if number >= offered:
-            where = f"operands whose lines begin at multiples of {', '.join(map(str, alignments))} bytes"
+            where = f"operands with lines at multiples of {', '.join(map(str, alignments))} bytes"
             raise PlanError(f"cuBLASLt has {offered} candidates for this product of {where}: there is no lt{number}")
         return _Candidate.from_buffer_copy(candidates[number])
 

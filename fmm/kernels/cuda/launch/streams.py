@@ -19,6 +19,14 @@ from fmm.kernels.cuda.launch.cublas import StreamContext, new_handle
 from fmm.kernels.cuda.launch_list import LaunchList, StreamSync
 
 
+def make_context_current(device: int) -> None:
+    """Make the context of the device, which is the current one, the calling thread's current context.
+
+    CUDA's runtime does so by itself at a thread's first call that needs a context; the driver's own calls do not.
+    """
+    runtime.setDevice(device)
+
+
 def acquire_streams(launches: LaunchList, device: int, stream: int, handle: int) -> list[StreamContext]:
     """Return the streams that a list uses, each that calls cuBLAS with a handle. The first is the caller's stream."""
     if launches.stream_count == 1:
@@ -59,7 +67,7 @@ class _PooledStream:
 
 # Streams of threads that ended, with their devices. The next thread's work on such a stream follows what the previous
 # thread has started there.
-_left: deque[tuple[int, _PooledStream]] = deque()
+_streams_left: deque[tuple[int, _PooledStream]] = deque()
 
 
 class _OwnStreams:
@@ -72,7 +80,7 @@ class _OwnStreams:
     def __init__(self) -> None:
         self.by_device: dict[int, list[_PooledStream]] = {}
 
-    def __del__(self, left: deque[tuple[int, _PooledStream]] = _left) -> None:
+    def __del__(self, left: deque[tuple[int, _PooledStream]] = _streams_left) -> None:
         left.extend((device, stream) for device, streams in self.by_device.items() for stream in streams)
 
 
@@ -86,18 +94,18 @@ _thread_streams = _ThreadStreams()
 
 def _reuse_or_create(device: int) -> _PooledStream:
     """Return a stream that another thread has left on the device, or else a new one."""
-    for _ in range(len(_left)):
+    for _ in range(len(_streams_left)):
         try:
-            its_device, pooled = _left.popleft()
+            its_device, pooled = _streams_left.popleft()
         except IndexError:  # another thread was quicker
             break
         if its_device == device:
             return pooled
-        _left.append((its_device, pooled))
+        _streams_left.append((its_device, pooled))
     return _PooledStream()
 
 
-# ---- counters for kernels whose thread blocks take turns: zero before and after every launch
+# ---- counters by which thread blocks take turns: zero before and after every launch
 
 _counters: dict[tuple[int, int, int], int] = {}  # by device, stream and size
 
@@ -105,9 +113,8 @@ _counters: dict[tuple[int, int, int], int] = {}  # by device, stream and size
 def stream_counters(device: int, stream: int, count: int) -> int:
     """Return the address of a stream's counters; its launches share them, since they run one after the other."""
     key = device, stream, 1 << (count - 1).bit_length()
-    if key not in _counters:
-        _counters[key] = new_counters(key[2], stream)
-    return _counters[key]
+    found = _counters.get(key)
+    return found if found is not None else _counters.setdefault(key, new_counters(key[2], stream))
 
 
 def new_counters(count: int, stream: int) -> int:

@@ -1,4 +1,4 @@
-"""Products by gemm_tma.cuh, whose tiles the copy engine (TMA) loads: several products in one launch, whole or in parts.
+"""Products by gemm_tma.cuh, with tiles loaded by the copy engine (TMA): several products a launch, whole or in parts.
 
 `tma_op` turns TileOps into one launch. The last tiles may be split along the inner dimension (split_k.py); each part is
 then a task, and the tasks that write one tile take turns.
@@ -45,7 +45,7 @@ from fmm.kernels.cuda.products.tiling import (
 )
 
 SM90_SHARED_BYTES = 227 << 10  # shared memory that a thread block can have on compute capability 9.0
-Counts = tuple[int, int, int]  # of A, B, C
+BlockCounts = tuple[int, int, int]  # of A, B, C
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class TmaKernel:
 
     strategy: TileSizes
     element: str
-    terms: Counts
-    blocks: Counts
+    terms: BlockCounts
+    blocks: BlockCounts
     tasks: int
     shapes: frozenset[tuple[bool, bool]]
     order: str

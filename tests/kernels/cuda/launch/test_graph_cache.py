@@ -59,8 +59,8 @@ def test_the_cache_is_bounded_and_captures_get_rarer() -> None:
             find(owners[key % 2], key)
     kept = {key for owner in owners for key in owner.captured}
     assert kept == {2, 3, 4}
-    assert shelf.repeats == 4 * CALLS_BEFORE_CAPTURE
-    assert shelf.clear() == 3 and shelf.repeats == CALLS_BEFORE_CAPTURE
+    assert shelf.calls_before_capture == 4 * CALLS_BEFORE_CAPTURE
+    assert shelf.clear() == 3 and shelf.calls_before_capture == CALLS_BEFORE_CAPTURE
     assert not any(owner.captured or owner.counts for owner in owners)
 
 
@@ -89,7 +89,7 @@ def test_threads_share_a_cache() -> None:
 
 
 def test_release_workspace_calls_its_subscribers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_memory, "_releases", [])
+    monkeypatch.setattr(host_memory, "_release_callbacks", [])
     shelf = GraphCache()
     replays, _ = capturing(shelf)
     for _ in range(CALLS_BEFORE_CAPTURE):

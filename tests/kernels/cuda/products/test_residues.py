@@ -230,7 +230,7 @@ def test_triangles_by_tiles_on_and_below_the_diagonal() -> None:
         found = record_launches(Plan.parse(leaf), problem, chip_target(H200, flagged=False))
         products = [x for x in found.launches if x.label.startswith("gemm_residues")]
         assert products and all(("lower triangle" in x.label) == (share < 1) for x in products)
-        assert any(x.label.startswith("mirror_half") for x in found.launches) == (share == 1)
+        assert any(x.label.startswith("mirror_triangle") for x in found.launches) == (share == 1)
     op = op_of(Problem(4096, 4096, 4096, "float64"), ONE, NO_ALIGNMENT)
     half, whole = replace(op, lower_only=True).product(0, 14), op.product(0, 14)
     assert 0.5 < half.units / whole.units < 0.6

@@ -1,0 +1,15 @@
+"""Threads that share a stream, interleaved step by step on a simulated driver, each check in a process of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.interrupts import printed
+
+CHECKS = ("handed-over", "evicted", "interleaved", "code", "compile-once")
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_no_thread_misuses_what_threads_share(check: str) -> None:
+    """Graphs, contexts and compiled code: nothing is used after it is gone, or by two threads at once."""
+    assert printed("-m", "tests.support.stream_sharers", check).split() == ["ok"]
