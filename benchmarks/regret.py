@@ -46,7 +46,7 @@ from benchmarks.held_out import (
 )
 from benchmarks.timed_machines import Cpu, Gpu, Machine, Shape
 from benchmarks.tried_plans import element_type, tried_plans
-from fmm.config import environment_record as settings
+from fmm.config import environment as settings
 from fmm.config import files
 from fmm.dtypes import DTYPES
 from fmm.tuner.trials.environment import device_folder, environment_record

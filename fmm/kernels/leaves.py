@@ -36,9 +36,8 @@ from fmm.kernels.plans.leaf import Leaf, LeafOption, register_leaf
 F16X3_RATE, DIGITS_RATE, SMALL_RATE = "f16x3", "digits-{}", "small-{}"  # in a calibration
 LT_SCRATCH_BYTES = 32 << 20  # bytes that a candidate of cuBLASLt may use
 
-TILED_TYPES = tuple(
-    FUSED_SIZES
-)  # by gemm_simt.cuh and, for float64, gemm_mma_f64.cuh, with sums inside if there are any
+# By gemm_simt.cuh and, for float64, gemm_mma_f64.cuh, with sums inside if there are any.
+TILED_TYPES = tuple(FUSED_SIZES)
 WARPGROUP_TYPES = ("float16", "bfloat16", "tf32")  # by gemm_wgmma.cuh, without sums inside
 # Strategies of that kernel. A search names Huang, Yu and van de Geijn's and those that fill today's registers; `tile`
 # itself selects those of the copy engine.

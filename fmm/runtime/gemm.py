@@ -237,8 +237,8 @@ def _run_conjugating(library: Library, call: PreparedCall, operands: GemmOperand
     own = constraints._replace(plan=plan, replaceable=False)
     a, b, target = operands.a, operands.b, operands.target
     try:
-        with_conjugation = prepare_call(library, a, b, target, own)
-        c = run_with_fallback(library, with_conjugation, a, b, target, own, operands.addend)
+        conjugated_call = prepare_call(library, a, b, target, own)
+        c = run_with_fallback(library, conjugated_call, a, b, target, own, operands.addend)
     except (library.out_of_memory, PlanError):
         if constraints.plan_required:
             raise
