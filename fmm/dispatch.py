@@ -148,7 +148,7 @@ def _streaming_machine(request: MatmulRequest) -> Machine | None:
     if library is NUMPY:
         if on_cpu:
             return None
-        _find_device(device, number)  # raises if there is no such device
+        _find_device(device, number)  # raises an error if the device does not exist
         from fmm.out_of_core import machine
 
         return machine.CudaMachine(number)

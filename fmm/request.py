@@ -1,6 +1,6 @@
 """Checked arguments of the public functions.
 
-Each public function has one request here. An error names the argument, its value and what is valid.
+Each public function has one request here. An error names the argument, its value and the valid values.
 """
 
 from __future__ import annotations
@@ -318,7 +318,7 @@ def _integer_factor(name: str, value: Any, dtype: np.dtype[Any]) -> Any:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, float):
-        raise TypeError(f"{name} must be a whole number, not {value!r}: cannot cast such multiples to {dtype}")
+        raise TypeError(f"{name} must be a whole number, not {value!r}: cannot cast the multiples to {dtype}")
     least, most = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     if not least <= value <= most:
         raise ValueError(f"{name} must be a number that {dtype} holds, {least} to {most}, not {value!r}")

@@ -57,7 +57,7 @@ class GemmOperands(NamedTuple):
 def run_gemm(
     library: Library, a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams, constraints: PlanConstraints
 ) -> Any:
-    """Return alpha op(a) op(b) + beta c, in `out` if it is given."""
+    """Return alpha op(a) op(b) + beta c, in `out` unless that is None."""
     a, b, c = library.promote_operands(a, b, c if params.beta else None)
     operands = _arrange_operands(library, a, b, c, out, params)
     own = _with_gemm_params(library, operands, params, constraints)
@@ -124,7 +124,7 @@ def _arrange_operands(library: Library, a: Any, b: Any, c: Any, out: Any, params
     if not params.beta:
         return GemmOperands(a, b, conjugates, out)
     if c is None:
-        raise ValueError("beta is a factor of c, which was not given")
+        raise ValueError("beta is a factor of c, which was not passed")
     _check_broadcast(tuple(c.shape), shape)
     if out is not None and _is_same_array(library, c, out) and not any(_overlaps(library, x, out) for x in (a, b)):
         return GemmOperands(a, b, conjugates, out)
@@ -136,7 +136,7 @@ def _arrange_operands(library: Library, a: Any, b: Any, c: Any, out: Any, params
 
 
 def _arrange_without_copies(library: Library, a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams) -> GemmOperands:
-    """Return the operands of a call to be explained; an addend that would be copied stands for its copy."""
+    """Return the operands of a call to be explained; an addend that would be copied takes the place of its copy."""
     operands = GemmOperands(*transposed_operands(library, a, b, params), out)
     shape = product_shape(tuple(operands.a.shape), tuple(operands.b.shape))
     if not params.beta or c is None or shape is None or (out is not None and _is_same_array(library, c, out)):

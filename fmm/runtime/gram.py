@@ -31,7 +31,7 @@ TRIANGLES: tuple[Triangle, ...] = ("full", "lower", "upper")
 
 
 class GramParams(NamedTuple):
-    """The parameters of fmm.gram besides its arrays."""
+    """The parameters of fmm.gram that are not arrays."""
 
     rows: bool = False
     fill: Triangle = "full"
@@ -40,7 +40,7 @@ class GramParams(NamedTuple):
 
 
 class GramOperands(NamedTuple):
-    """The factors of the product whose lower triangle is wanted, and the array for it."""
+    """The factors of a product, and the array for its lower triangle."""
 
     left: Any
     right: Any
@@ -66,17 +66,18 @@ def explain_gram(
     if is_plain and (kernel := describe_small_gram(a, params.rows, out)):
         return replace(call.decision, kernels=(kernel,))
     if call.plan is None and _vendor_mirrors(call, operands):
-        return replace(call.decision, kernels=(f"{library.vendor_name}: BLAS's syrk, one half, and NumPy's mirror",))
+        kernel = f"{library.vendor_name}: BLAS's syrk, one triangle, and NumPy's mirror"
+        return replace(call.decision, kernels=(kernel,))
     if _uses_library_gemm(library, call, operands, constraints) or (
         call.plan is None and call.setting.b_is_transposed_a
     ):
         name = library.gemm_name if call.plan is not None and operands.params.beta else library.vendor_name
-        return replace(call.decision, kernels=(f"{name}: a whole product, of which one half is mirrored",))
+        return replace(call.decision, kernels=(f"{name}: a whole product, with one triangle mirrored",))
     kernels = describe_kernels(library, call, chosen.left, chosen.right, chosen.out)
     decision = replace(call.decision, kernels=kernels)
     if chosen is operands:
         return decision
-    return replace(decision, reason=f"{decision.reason}; in an array of its own, from which what was asked is copied")
+    return replace(decision, reason=f"{decision.reason}; in a temporary array, whose result is copied into out")
 
 
 # ---- recurring calls on a device
@@ -140,7 +141,7 @@ def _arrange_operands(library: Library, a: Any, b: Any, out: Any, params: GramPa
         left, right = (a, adjoint) if params.rows else (adjoint, a)
     if out is None and (params.beta or params.fill != "full"):
         if params.beta:
-            raise ValueError("beta is a factor of out, which was not given")
+            raise ValueError("beta is a factor of out, which was not passed")
         out = library.zeros(_result_shape(left, right), left)
     elif out is not None and tuple(out.shape) != _result_shape(left, right):
         raise ValueError(f"out is {tuple(out.shape)}, the product {_result_shape(left, right)}")
@@ -206,7 +207,7 @@ def _whole_product(params: GemmParams) -> GemmParams:
 
 
 def _run_operands(library: Library, operands: GramOperands, constraints: PlanConstraints) -> Any:
-    """Return C, in `out` if that is given."""
+    """Return C, in `out` unless that is None."""
     call, chosen = _select_call(library, operands, constraints)
     left, right = chosen.left, chosen.right
     if call.plan_refusal:
@@ -312,8 +313,8 @@ def describe_small_gram(a: Any, rows: bool, out: Any) -> str:
         return ""
     if a.dtype.kind == "f":
         copied = not ((a.flags.forc and a.flags.aligned) or is_blas_readable(a))
-        return "numpy.matmul of a copy: BLAS's syrk, one half, and NumPy's mirror" if copied else ""
+        return "numpy.matmul of a copy: BLAS's syrk, one triangle, and NumPy's mirror" if copied else ""
     side, inner = a.shape if rows else a.shape[::-1]
     if uses_panels(side, inner):
-        return "numpy.matmul: one half in panels of rows, each of which is mirrored"
-    return "numpy.matmul: a whole product, of which one half is mirrored"
+        return "numpy.matmul: one triangle in panels of rows, each mirrored"
+    return "numpy.matmul: a whole product, with one triangle mirrored"

@@ -86,7 +86,7 @@ class PreparedCall:
     plan_refusal: str = ""  # why the caller's plan cannot run, if the library seems to reject the call too
 
     def overlap(self, a: int, b: int, c: int) -> bool:
-        """Return True if C may share memory with an operand, given the three addresses."""
+        """Return True if C may share memory with an operand, at these three addresses."""
         return may_overlap(a, self.spans[0], c, self.spans[2]) or may_overlap(b, self.spans[1], c, self.spans[2])
 
 
@@ -323,7 +323,7 @@ def _check_query(query: ProblemQuery) -> Operand:
     if setting.dtype is None or setting.dtype not in DTYPES:
         raise VendorOnlyError(f"products of {types} are its own")
     if DTYPES[setting.dtype].exact and query.params != PLAIN:
-        raise VendorOnlyError(f"products of {types} besides matmul are its own")
+        raise VendorOnlyError(f"products of {types} other than matmul are its own")
     if query.out is not None and query.out.shape != shape:
         raise (VendorEvenWithPlanError if setting.casts_out else VendorOnlyError)(OTHER_OUT)
     if query.out is not None and query.out.dtype != setting.dtype and not setting.casts_out:
@@ -409,7 +409,7 @@ def _check_required_plan(
     if limits.componentwise and not (has_entrywise_bound(plan) and (limits.emulation or not plan.emulates)):
         raise PlanError(f"the plan {plan} does not bound each entry's error, as componentwise=True requires")
     unless = "" if plan == VENDOR else f"; {SECOND_COMPUTATION[on_host]}"
-    decision = Decision(plan, problem, f"this plan was given{unless}", on_cpu=on_host)
+    decision = Decision(plan, problem, f"this plan was passed{unless}", on_cpu=on_host)
     return decision, launches_on(plan, problem, device, True)
 
 

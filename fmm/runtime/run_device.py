@@ -129,7 +129,7 @@ def _complete_by_vendor(library: DeviceLibrary, call: PreparedCall, a: Any, b: A
     problem = call.launches.problem if call.launches else None
     if problem is None or call.launches is None or any(call.launches.plan.conjugates):
         return
-    if problem.op == "gram" and b is a:  # b stands for the transpose; run_recurring_gram completes this call
+    if problem.op == "gram" and b is a:  # b stands for a^H: run_recurring_gram completes the call
         return
     alpha = problem.alpha
     if addend is not None:
@@ -156,7 +156,7 @@ def _new_stream_call(call: PreparedCall, flag: StreamFlag, device: int) -> Strea
 
 
 class StreamCall:
-    """A call as one thread runs it on one stream: everything that its launches need besides addresses."""
+    """A call as one thread runs it on one stream: all arguments of its launches except addresses."""
 
     def __init__(self, call: PreparedCall, flag: StreamFlag, device: int) -> None:
         assert call.launches is not None
@@ -168,7 +168,7 @@ class StreamCall:
         self.scratch = cublas_scratch(call.launches)
         self.replays = Replays(self._capture, GRAPHS) if call.uses_graph else None
         self._latest: Hashable = None  # key of the last replay: addresses usually recur
-        self._players: dict[Alignment, Player | str] = {}  # or why there is none
+        self._players: dict[Alignment, Player | str] = {}  # or the reason why the plan cannot run
         self._single: Player | None = None  # of one product, on addresses as libraries align them
         self._fixed: dict[Alignment, tuple[int, ...]] = {}  # the addresses that a graph of vendor calls depends on
 

@@ -443,7 +443,7 @@ def test_other_devices_are_errors_that_list_the_valid(device: Any) -> None:
 def test_a_device_of_the_datasheets_is_told_where_to_ask(device: str, typed: str, name: str) -> None:
     with pytest.raises(ValueError, match=r"valid: 'cpu', 'cuda'.* 0, 1, ") as raised:
         fmm.plan(8, 8, 8, device=device)
-    assert f"`fmm-tune predict --device {typed} M K N` tells the plan by the datasheet of the {name}" in str(
+    assert f"`fmm-tune predict --device {typed} M K N` predicts the plan from the datasheet of the {name}" in str(
         raised.value
     )
 

@@ -94,7 +94,7 @@ def test_settings_of_the_caller_s_that_leave_products_to_numpy_are_named(
     a = rng.standard_normal((200, 200))
     with np.errstate(under="raise"):
         np.matmul(a, a)
-    assert "numpy.errstate asks to be told of underflow" in one(counts)[1].reason
+    assert "numpy.errstate reports underflow" in one(counts)[1].reason
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, times: int) -> list[Any]:

@@ -74,8 +74,8 @@ def test_wheel_holds_all_of_the_package_and_nothing_else(wheel: Path) -> None:
     carried = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     files = (path.relative_to(ROOT) for path in (ROOT / "fmm").rglob("*") if path.is_file())
     source = {str(path) for path in files if not any(p[0] == "." or p == "__pycache__" for p in path.parts)}
-    moved = "fmm/integrations/fmm_install.pth"  # to where Python looks for such files
-    assert carried == source - {moved} | {Path(moved).name, "fmm_tune.py"}
+    moved = {f"fmm/integrations/fmm_install.{kind}" for kind in ("pth", "py")}  # to where Python looks for them
+    assert carried == source - moved | {Path(name).name for name in moved} | {"fmm_tune.py"}
     assert "fmm/py.typed" in carried
 
 

@@ -201,7 +201,7 @@ def test_inf_and_nan_as_the_vendor_has_them(dtype: str, plan: str | None) -> Non
         ({"beta": True}, "beta must be a real number"),
         ({"alpha": 10**400}, "alpha must be a real number, not a number of 1329 bits"),
         ({"fill": np.array(["full", "lower"])}, "full, lower, upper"),
-        ({"beta": 1}, "out, which was not given"),
+        ({"beta": 1}, "out, which was not passed"),
         ({"out": np.zeros((4, 4))}, "out is"),
         ({"plan": "strassen > vendor"}, "whole products"),
         ({"plan": "gram > tile"}, "GPU"),

@@ -312,7 +312,7 @@ OUTSIDE: tuple[tuple[str, Any, type[Exception], str], ...] = (
     ("uint64", -2.0, ValueError, "alpha must be a number that uint64 holds, .* not -2"),
     ("int64", 1e300, ValueError, "alpha must be a number that int64 holds"),
     ("bool", 2, ValueError, "alpha must be a number that bool holds, 0 to 1, not 2"),
-    ("int32", 0.5, TypeError, "alpha must be a whole number, not 0.5: cannot cast such multiples to int32"),
+    ("int32", 0.5, TypeError, "alpha must be a whole number, not 0.5: cannot cast the multiples to int32"),
     ("int32", float("nan"), TypeError, "alpha must be a whole number"),
 )
 

@@ -72,7 +72,7 @@ class Trial:
             store.add_entry(files.default_path(), self.device, self.problem.dtype, entry)
         except (OSError, RuntimeError, schema.ConfigError) as error:
             environment.log_once(
-                f"what was measured is kept for this process only; the config was not written: {error}"
+                f"the measurement counts for this process only; the config was not written: {error}"
             )
 
 

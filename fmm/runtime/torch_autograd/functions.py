@@ -61,7 +61,7 @@ def explain_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> D
 
 
 class Product(torch.autograd.Function):  # type: ignore[misc]
-    """A product by fmm whose gradients are products by fmm, and so can be differentiated again."""
+    """The autograd function of a product by fmm. Its gradients are products by fmm, with gradients of their own."""
 
     @staticmethod
     def forward(a: Any, b: Any, constraints: PlanConstraints) -> Any:
@@ -131,7 +131,7 @@ def explain_gram_tensors(a: Any, b: Any, out: Any, params: GramParams, constrain
 
 
 class Gram(torch.autograd.Function):  # type: ignore[misc]
-    """A product by fmm that is its own adjoint, whose gradients are products by fmm."""
+    """The autograd function of fmm.gram. Its gradients are products by fmm."""
 
     @staticmethod
     def forward(a: Any, b: Any, params: GramParams, constraints: PlanConstraints) -> Any:
@@ -246,7 +246,7 @@ def _differentiable_gemm(a: Any, b: Any, c: Any, out: Any, params: BlasGemmParam
 
 
 class Gemm(torch.autograd.Function):  # type: ignore[misc]
-    """alpha a b + beta c by fmm, whose gradients are products by fmm, and so can be differentiated again."""
+    """The autograd function of fmm.gemm. Its gradients are products by fmm, with gradients of their own."""
 
     @staticmethod
     def forward(a: Any, b: Any, c: Any, params: BlasGemmParams, constraints: PlanConstraints) -> Any:

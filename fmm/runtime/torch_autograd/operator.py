@@ -42,7 +42,7 @@ def traced_matmul(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any
 
 
 def _is_worth_an_operator(a: Any, b: Any) -> bool:
-    """Return True if a graph is compiled with operands known to be large. An exported program must not need fmm."""
+    """Return True while a graph is compiled, for large operands. An exported program must not need fmm."""
     if not is_compiling() or is_exporting() or type(a) not in PLAIN_TENSORS or type(b) not in PLAIN_TENSORS:
         return False
     if a.dtype is not b.dtype or min(a.dim(), b.dim()) < 2 or a.device != b.device:
