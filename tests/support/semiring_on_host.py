@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ class CountedArray(np.ndarray[Any, Any]):
     What takes CuPy seconds or several kernels is an error: `any`, `all`, and assignments by a mask or by indices.
     """
 
-    kernels: set[tuple[object, ...]] = set()
+    kernels: ClassVar[set[tuple[object, ...]]] = set()
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
         found = [x.view(np.ndarray) if isinstance(x, CountedArray) else x for x in inputs]
