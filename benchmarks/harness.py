@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fmm.config.certify import median_interval, paired_ratios
-from fmm.config.store import replace_file
+from fmm.config.store import write_file
 from fmm.tuner.trials.environment import device_folder, environment_record, source_commit, typed_command
 
 ROOT = Path(__file__).parents[1]
@@ -356,4 +356,4 @@ def write_result(
     path.parent.mkdir(parents=True, exist_ok=True)
     head = "".join(f"{json.dumps(name)}: {json.dumps(value, indent=1)},\n" for name, value in more.items())
     lines = ",\n".join("  " + json.dumps(row) for row in rows)
-    replace_file(path, f'{{\n"environment": {json.dumps(environment, indent=1)},\n{head}"{key}": [\n{lines}\n]\n}}\n')
+    write_file(path, f'{{\n"environment": {json.dumps(environment, indent=1)},\n{head}"{key}": [\n{lines}\n]\n}}\n')
