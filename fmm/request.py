@@ -99,7 +99,7 @@ def check_gemm(
     """
     plan = parse_plan(constraints[0])
     if plan is not None:  # fmm.explain_gemm returns a plan that may conjugate; the call itself decides that
-        plan = plan.conjugating(*plan.conjugates) or plan
+        plan = plan.with_conjugation(*plan.conjugates) or plan
     params, checked = _gemm_params(*scalars_and_ops), check_constraints(plan, *constraints[1:])
     check_dense("fmm.gemm", a, b, c)
     out = unwrap_out(out)

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.papers.bench import Bench, PlannedBench
-from fmm.config.store import replace_file
+from fmm.config.store import write_file
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 
@@ -110,7 +110,7 @@ def write_results(results: Results, experiment: Experiment, path: Path) -> None:
         head["later runs"] = [dict(run) for run in found.runs[1:]]
     rows = ",\n".join(json.dumps(row) for row in found.rows.values())
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, f'{json.dumps(head)[:-1]}, "rows": [\n{rows}\n]}}\n')
+    write_file(path, f'{json.dumps(head)[:-1]}, "rows": [\n{rows}\n]}}\n')
     packed(path).unlink(missing_ok=True)
 
 

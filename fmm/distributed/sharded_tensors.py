@@ -47,7 +47,7 @@ RESULT_PLACEMENT = {M: Shard(0), N: Shard(1), K: Partial()}  # by the axis of th
 class SharingOptions(NamedTuple):
     """The options of a call of fmm.distributed.matmul."""
 
-    plan: str | None = None
+    plan: Plan | str | None = None
     placements: Sequence[Any] | None = None
     max_error_growth: float | None = None
 

@@ -4,7 +4,15 @@ A wheel has this module beside the package, where fmm_install.pth imports it. Un
 programs without such a library start as fast as ever. If fmm cannot be imported, the program runs without it.
 """
 
+from __future__ import annotations
+
 import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
 LIBRARIES = "numpy", "torch", "cupy"
 
@@ -13,32 +21,35 @@ class Finder:
     """Finds these libraries by the other finders, and loads fmm after the first one."""
 
     @classmethod
-    def find_spec(cls, name, path=None, target=None):  # type: ignore[no-untyped-def]
+    def find_spec(
+        cls, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name not in LIBRARIES:
             return None
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
-            spec = find(name, path, target) if find is not None and finder is not cls else None
+            spec: ModuleSpec | None = find(name, path, target) if find is not None and finder is not cls else None
             if spec is not None:
                 load_fmm_after(spec.loader)
                 return spec
         return None
 
 
-def load_fmm_after(loader):  # type: ignore[no-untyped-def]
+def load_fmm_after(loader: object) -> None:
     """Let the loader of a module load fmm, too."""
     execute = getattr(loader, "exec_module", None)
+    if execute is None or not hasattr(loader, "__dict__"):
+        return
 
-    def exec_module(module):  # type: ignore[no-untyped-def]
-        del loader.exec_module
+    def exec_module(module: ModuleType) -> None:
+        vars(loader).pop("exec_module", None)
         execute(module)
         load_fmm(module.__name__)
 
-    if execute is not None and hasattr(loader, "__dict__"):
-        loader.exec_module = exec_module
+    vars(loader)["exec_module"] = exec_module
 
 
-def load_fmm(library):  # type: ignore[no-untyped-def]
+def load_fmm(library: str) -> None:
     """Import fmm, which installs what FMM_INSTALL names, and tell it that this library is loaded."""
     if Finder in sys.meta_path:
         sys.meta_path.remove(Finder)

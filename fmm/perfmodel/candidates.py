@@ -162,7 +162,7 @@ def probed_plans(device: str) -> tuple[Plan, ...]:
 def peer_plans(device: str) -> tuple[Plan, ...]:
     """Return the vendor's other ways to multiply, which a plan must beat as well."""
     peers = [leaf for leaf in device_leaves(device) if "peer" in leaf.forms]
-    return tuple(Plan(leaf=name) for leaf in peers for name in leaf.tried_names)
+    return tuple(Plan(leaf=name) for leaf in peers for name in leaf.candidate_names)
 
 
 def _plans_below(level: CandidateLevel, plans: Sequence[Plan], device: str) -> Iterator[Plan]:
@@ -193,7 +193,7 @@ def _form_names(device: str) -> tuple[str, ...]:
 
 def _plans_of(name: str, device: str, leaf_forms: Callable[[Leaf], tuple[str, ...]]) -> list[Plan]:
     """Return the plans of all forms of this name; `leaf_forms` returns the names of the forms that a leaf may end."""
-    leaves = [x for leaf in device_leaves(device) if name in leaf_forms(leaf) for x in leaf.tried_names]
+    leaves = [x for leaf in device_leaves(device) if name in leaf_forms(leaf) for x in leaf.candidate_names]
     if name == "alone":
         return [Plan(leaf=leaf) for leaf in leaves]
     forms = [form for form in _forms_on(device) if form.name == name]
@@ -222,7 +222,7 @@ def gram_candidates(device: str) -> tuple[Plan, ...]:
     inner = [VENDOR, *_plans_of("alone", device, lambda leaf: leaf.forms)]
     for form in _forms_on(device):
         levels = [level for level in candidate_levels() if form.name in level.forms][:GRAM_LEVELS]
-        names = [x for leaf in device_leaves(device) if form.name in leaf.forms for x in leaf.tried_names]
+        names = [x for leaf in device_leaves(device) if form.name in leaf.forms for x in leaf.candidate_names]
         if form.name in GRAM_FORMS:
             inner += [plan for name in names for level in levels for plan in form.plans(level, name)]
     alone = [x for x in plan_leaves() if device in x.devices and x.forms and x.kernel_triangles]

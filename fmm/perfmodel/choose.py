@@ -13,7 +13,7 @@ from functools import lru_cache
 from math import inf, prod
 from typing import NamedTuple
 
-from fmm.kernels.plans.leaf import LeafUse, option_use, plan_leaves
+from fmm.kernels.plans.leaf import LeafUse, leaf_of_option, plan_leaves
 from fmm.kernels.plans.level import Level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
@@ -235,7 +235,7 @@ def _transposes_where_it_pays(plan: Plan, dtype: str) -> bool:
 
 def _diagonal_leaves(plan: Plan) -> Iterator[LeafUse]:
     """Yield the leaves that levels name for blocks on the diagonal, apart from the plan's leaf: `gram.tile.outer`."""
-    return (option_use(name) for level in plan.levels for name in level.named_leaves)
+    return (leaf_of_option(name) for level in plan.levels for name in level.named_leaves)
 
 
 # ---- predict and rank

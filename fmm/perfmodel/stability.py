@@ -130,7 +130,7 @@ class _ErrorWalk:
 
     def read(self, place: Place) -> _Value:
         """Return the value at a place; the one with the largest error if the place covers several or a part of one."""
-        place = place.upright
+        place = place.untransposed
         if place.name in ("A", "B"):
             return self.atom(place.spot)
         same = [(spot, value) for spot, value in self.held.items() if (spot[0], spot[3]) == (place.name, place.part)]

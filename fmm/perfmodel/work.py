@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from fmm.kernels.cuda.products.kernel_sizes import DOUBLE, FUSED_SIZES, PRESETS, TUNED
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.level import Level
-from fmm.kernels.plans.lower import Footprint, Sides, lower_level, with_steps
+from fmm.kernels.plans.lower import Footprint, Sides, lower_level, require_level_with_steps
 from fmm.kernels.plans.memory_layout import ALIGN
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.steps import Product, ProductBatch
@@ -230,7 +230,7 @@ def _stacked_footprints(levels: tuple[Level, ...], size: Shape) -> tuple[Footpri
 @lru_cache(maxsize=4096)
 def level_footprint(level: Level, sides: Sides) -> Footprint | None:
     """Return the footprint of one level; cached, since the candidates for a problem have the same outer levels."""
-    return with_steps(level).footprint(VENDOR, sides)
+    return require_level_with_steps(level).footprint(VENDOR, sides)
 
 
 # ---- how rows are aligned

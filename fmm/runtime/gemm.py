@@ -123,7 +123,7 @@ def explain_gemm(
     constraints = _with_gemm_params(library, operands, params, constraints)
     call = plan_call(library, operands.a, operands.b, operands.target, constraints)
     if any(operands.conjugates):
-        plan = call.plan.conjugating(*operands.conjugates) if call.plan is not None else None
+        plan = call.plan.with_conjugation(*operands.conjugates) if call.plan is not None else None
         operands = operands if plan is not None else _conjugate_copies(library, operands)
         constraints = constraints if plan is None else constraints._replace(plan=plan, replaceable=True)
         call = plan_call(library, operands.a, operands.b, operands.target, constraints)
@@ -272,14 +272,14 @@ def _run_conjugating(library: Library, call: PreparedCall, operands: GemmOperand
     No other plan may replace one that conjugates: it would multiply the operands as they are in memory.
     """
     assert call.plan is not None
-    plan = call.plan.conjugating(*operands.conjugates)
+    plan = call.plan.with_conjugation(*operands.conjugates)
     if plan is None:
         return _run_planned_gemm(library, _conjugate_copies(library, operands), constraints)
     own = constraints._replace(plan=plan, replaceable=False)
     a, b, target = operands.a, operands.b, operands.target
     try:
-        conjugating = prepare_call(library, a, b, target, own)
-        c = run_with_fallback(library, conjugating, a, b, target, own, operands.addend)
+        conjugated_call = prepare_call(library, a, b, target, own)
+        c = run_with_fallback(library, conjugated_call, a, b, target, own, operands.addend)
     except (library.out_of_memory, PlanError):
         if constraints.plan_required:
             raise

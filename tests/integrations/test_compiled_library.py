@@ -47,7 +47,7 @@ def count_compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         compiled.append(command[0])
         return run(command, **options)  # type: ignore[call-overload]
 
-    monkeypatch.setattr(compiled_library.subprocess, "run", counted)
+    monkeypatch.setattr(subprocess, "run", counted)
     return compiled
 
 
@@ -108,7 +108,7 @@ def test_a_compiler_that_fails_is_an_error(library: CompiledLibrary, monkeypatch
         with pytest.raises(OSError, match=message):
             library.load()
     monkeypatch.delenv("CXX")
-    monkeypatch.setattr(compiled_library.shutil, "which", lambda name: None)
+    monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(CannotCompileError, match="no C\\+\\+ compiler is found"):
         library.load()
 
@@ -146,5 +146,5 @@ def test_without_a_home_the_loops_are_compiled_for_the_process(tmp_path: Path) -
     (tmp_path / "file").write_text("")
     environ["XDG_CACHE_HOME"] = str(tmp_path / "file")  # a file, in which no folder can be made
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
-    assert "CompiledLoops" in done.stdout and not done.stderr
+    assert "CompiledLoops" in done.stdout and "stay NumPy's own" not in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

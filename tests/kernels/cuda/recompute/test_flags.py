@@ -73,7 +73,9 @@ def test_a_thread_that_uses_ever_new_streams_keeps_the_newest(flags: Any) -> Non
     for stream in range(3 * flags.MAX_FLAGS_PER_THREAD):
         flags.stream_flag(0, stream).prepared[1] = "a call"
     kept = flags._thread.flags.by_stream
-    assert list(kept) == [(0, stream) for stream in range(2 * flags.MAX_FLAGS_PER_THREAD, 3 * flags.MAX_FLAGS_PER_THREAD)]
+    assert list(kept) == [
+        (0, stream) for stream in range(2 * flags.MAX_FLAGS_PER_THREAD, 3 * flags.MAX_FLAGS_PER_THREAD)
+    ]
     flags._collect()
     assert sum(bool(flag.prepared) for idle in flags._idle.values() for flag in idle) <= flags.MAX_FLAGS_PER_THREAD
 
