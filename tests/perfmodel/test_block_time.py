@@ -44,8 +44,8 @@ def names(found: list[TileSizes]) -> list[str]:
 @pytest.mark.parametrize("s", STRATEGIES, ids=lambda s: s.name)
 def test_what_nothing_is_added_to_is_the_papers(s: TileSizes, monkeypatch: pytest.MonkeyPatch) -> None:
     """(20) and (21), whole rounds: no waiting, no other instructions, lines as they lie, an unlimited memory."""
-    monkeypatch.setattr(block_model, "COPY", 0)
-    monkeypatch.setattr(block_model, "LOOP", 0)
+    monkeypatch.setattr(block_model, "COPY_INSTRUCTIONS", 0)
+    monkeypatch.setattr(block_model, "LOOP_INSTRUCTIONS", 0)
     monkeypatch.setattr(Side, "fragment_reads", lambda *_: 0)
     monkeypatch.setattr(Side, "reads_bursts", False)
     monkeypatch.setattr(Side, "shared_elements", property(lambda side: side.tile))
