@@ -21,8 +21,8 @@ from fmm.kernels.plans.steps import LevelSteps, Product, ProductBatch, temporary
 from fmm.kernels.plans.sums import Place, RowMajorCopy, row_major_copy, whole_matrix
 
 MAX_CUTS = 9
-# Blocks begin at multiples of these rows, if they are at least MIN_BLOCK_UNITS times as large: leaf products then read and
-# write whole tiles and aligned rows.
+# Blocks begin at multiples of these rows, if they are at least MIN_BLOCK_UNITS times as large: leaf products then read
+# and write whole tiles and aligned rows.
 BLOCK_UNITS, MIN_BLOCK_UNITS = (64, 16), 8
 
 
