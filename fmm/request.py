@@ -21,6 +21,7 @@ from fmm.arrays.select_library import library_of
 from fmm.dtypes import INTEGERS
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.runtime.decisions.decide import Decision
+from fmm.runtime.decisions.early_declines import OnDecline, no_action
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
 from fmm.runtime.gemm import OPS, BlasGemmParams
 from fmm.runtime.gram import TRIANGLES, GramParams
@@ -52,6 +53,7 @@ class GemmRequest(NamedTuple):
     out: Any
     params: BlasGemmParams
     constraints: PlanConstraints
+    on_decline: OnDecline = no_action
 
 
 class GramRequest(NamedTuple):
@@ -63,6 +65,7 @@ class GramRequest(NamedTuple):
     out: Any
     params: GramParams
     constraints: PlanConstraints
+    on_decline: OnDecline = no_action
 
 
 def check_matmul(
@@ -96,7 +99,7 @@ def check_gemm(
     """
     plan = parse_plan(constraints[0])
     if plan is not None:  # fmm.explain_gemm returns a plan that may conjugate; the call itself decides that
-        plan = plan.conjugating(*plan.conjugates) or plan
+        plan = plan.with_conjugation(*plan.conjugates) or plan
     params, checked = _gemm_params(*scalars_and_ops), check_constraints(plan, *constraints[1:])
     check_dense("fmm.gemm", a, b, c)
     out = unwrap_out(out)

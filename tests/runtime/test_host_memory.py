@@ -64,8 +64,8 @@ def close(c: Any, a: Any, b: Any) -> bool:
 
 @pytest.fixture
 def small_panels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numpy_backend, "PANEL", SMALL_PANEL)
-    monkeypatch.setattr(numpy_backend, "WIDTH", 128)
+    monkeypatch.setattr(numpy_backend, "PANEL_BYTES", SMALL_PANEL)
+    monkeypatch.setattr(numpy_backend, "MIN_PANEL_COLUMNS", 128)
 
 
 @contextmanager

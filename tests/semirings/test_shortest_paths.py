@@ -14,10 +14,10 @@ import fmm
 from fmm.semirings import numba_kernels
 from fmm.semirings.domain import Domain, choose_domain, from_domain, missing_value, to_domain
 from fmm.semirings.host import HOST_TILE_SIDE, close_matrix
-from tests.support.graphs import GRAPHS, as_lengths, check_predecessors, of_type
+from tests.support.graphs import GRAPHS, as_lengths, check_predecessors, of_type, random_graph
 from tests.support.host_compiler import required_compiler
 from tests.support.marks import quick_and_slow
-from tests.support.semiring_on_host import take_the_hosts_place
+from tests.support.semiring_on_host import count_kernels, take_the_hosts_place
 
 csgraph = pytest.importorskip("scipy.sparse.csgraph", reason="no SciPy to compare with")
 TYPES = ("float32", "float64", "int32", "int16")
@@ -529,6 +529,19 @@ def test_what_has_no_product(a: Any, b: Any, error: type[Exception]) -> None:
 
 
 DEVICE_CASES = [("negative", "int32"), ("negative", "int16"), ("random", "int16"), ("disconnected", "float32")]
+
+
+@pytest.mark.parametrize(("with_predecessors", "most"), [(False, 8), (True, 20)])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
+def test_a_first_call_on_a_device_compiles_few_kernels(
+    dtype: str, with_predecessors: bool, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CuPy compiles a kernel for each operation, one after the other: a tenth of a second each, `any` seconds."""
+    take_the_hosts_place(monkeypatch)
+    kernels = count_kernels(monkeypatch)
+    edges = of_type(random_graph(40, np.random.default_rng(33)), dtype, np.random.default_rng(34))
+    fmm.shortest_paths(edges, return_predecessors=with_predecessors)
+    assert 0 < len(kernels) <= most, kernels
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def select_launches(
 
 def _select_gemm(op: GemmOp, target: Target) -> SelectedSteps:
     """Return the steps of a product by its leaf. A kernel that cannot read the addend in place adds to a copy in C."""
-    name = op.use.leaf.selected_as
+    name = op.use.leaf.kernel_leaf_name
     if name not in SELECTORS:
         raise PlanError(f"no product on a CUDA device is registered for the leaf {op.leaf}")
     if op.addend is None:
@@ -93,7 +93,7 @@ def _select_mirrored(op: MirroredOp, target: Target) -> SelectedSteps:
 
 def preparation_launches(op: GemmOp, target: Target) -> Preparation:
     """Return the launches that prepare the operand named in `op.prepared`; none if the leaf prepares nothing."""
-    prepare = PREPARERS.get(op.use.leaf.selected_as)
+    prepare = PREPARERS.get(op.use.leaf.kernel_leaf_name)
     return prepare(op, target) if prepare else ((), 0)
 
 

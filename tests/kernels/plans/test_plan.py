@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from fmm.kernels.algorithms.catalogue import scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
 from fmm.kernels.plans.levels.balanced import balanced_level
-from fmm.kernels.plans.levels.scheme_level import FRINGES, UNITS, SchemeLevel, level_with_options, scheme_level
+from fmm.kernels.plans.levels.scheme_level import FRINGES, PAD_OPTIONS, SchemeLevel, level_with_options, scheme_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 
 EXPRESSIONS = [*scheme_names(), "strassen^2", "winograd*hk223", "hk322*strassen", "classical*winograd^2"]
 
-ANY = st.sampled_from(FRINGES + UNITS)
+ANY = st.sampled_from(FRINGES + PAD_OPTIONS)
 LEVELS = (
     st.builds(scheme_level, st.sampled_from(EXPRESSIONS), st.sampled_from(["stacked", "sequential"]), ANY)
     | st.builds(
@@ -293,7 +293,7 @@ SIDES = [
 
 @pytest.mark.parametrize(("m", "k", "n", "side"), SIDES)
 def test_table_1_of_dalberto_and_nicolau(m: int, k: int, n: int, side: str | None) -> None:
-    assert balanced_level().side(m, k, n) == side
+    assert balanced_level().side_to_halve(m, k, n) == side
 
 
 @given(st.floats(1.5, 10), *[st.integers(0, 3000)] * 3)
@@ -301,7 +301,7 @@ def test_halving_ends_almost_square(gamma: float, m: int, k: int, n: int) -> Non
     balanced = balanced_level(gamma)
     sides = {"m": m, "k": k, "n": n}
     for _ in range(40):
-        side = balanced.side(sides["m"], sides["k"], sides["n"])
+        side = balanced.side_to_halve(sides["m"], sides["k"], sides["n"])
         if side is None:
             break
         others = [length for name, length in sides.items() if name != side]

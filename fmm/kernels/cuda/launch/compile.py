@@ -37,7 +37,7 @@ class LoadedKernel(NamedTuple):
 
 
 _loaded: dict[tuple[int, Kernel], LoadedKernel] = {}  # by device; the oldest goes first
-_compile_locks: dict[tuple[int, Kernel], threading.Lock] = {}  # of the kernels that are being compiled
+_compile_locks: dict[tuple[object, ...], threading.Lock] = {}  # of the sources that are being compiled
 
 
 def compile_kernels(device: int, kernels: Collection[Kernel]) -> None:
@@ -64,18 +64,20 @@ def compile_kernels(device: int, kernels: Collection[Kernel]) -> None:
 def compile_kernel(device: int, kernel: Kernel) -> LoadedKernel:
     """Return a kernel compiled for the current device, which has the number `device`, and allow its shared memory.
 
-    Threads that need the same kernel at once compile it once: the first compiles, the others wait.
+    Threads that need the same source at once compile it once: the first compiles, the others wait. (Two kernels may be
+    entry points of one source; CuPy's memory or the disk then has its code.)
     """
     key = device, kernel
+    source = device, kernel.generate, kernel.source_arguments, kernel.options, kernel.architecture
     loaded = _loaded.get(key)
     if loaded is None:
-        with _compile_locks.setdefault(key, threading.Lock()):
+        with _compile_locks.setdefault(source, threading.Lock()):
             loaded = _loaded.get(key)
             if loaded is None:
                 loaded = _loaded[key] = _load(kernel)
                 for oldest in list(_loaded)[:-MAX_LOADED]:
                     _loaded.pop(oldest, None)
-        _compile_locks.pop(key, None)
+        _compile_locks.pop(source, None)
     return loaded
 
 

@@ -21,7 +21,7 @@ from fmm.kernels.cuda.launch_list import Kernel, Launch, Slot, TensorMap
 from fmm.kernels.cuda.ops import BlockTerm, GemmOperand
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, Along
 from fmm.kernels.cuda.products.wgmma_tiles import LINE_BYTES
-from fmm.kernels.plans.levels.residue_planes import FAST, PlaneLayout
+from fmm.kernels.plans.levels.residue_planes import FAST_ALGORITHM, PlaneLayout
 from fmm.kernels.plans.memory_layout import round_up
 
 MAX_MODULI, MAX_PIECES = 20, 4  # as in residue_join.cuh
@@ -225,7 +225,7 @@ def read_type_cpp(dtype: str) -> str:
 @lru_cache(maxsize=1)
 def fast_sums_cpp() -> str:
     """Return the coefficients of the fast scheme below the residues, as a type for fast_sums.cuh."""
-    found = scheme(FAST)
+    found = scheme(FAST_ALGORITHM)
     code = {0: 0, 1: 1, -1: 2}
 
     def packed(table: Matrix) -> int:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import combinations
 from typing import Literal, NamedTuple
 
-from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, by_demand
+from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, in_order_of_demand
 
 Aliases = tuple[tuple[int, int], ...]  # pairs (write, read) of the same place
 # Limits of the search for an order of the inputs: orders tried, and inputs in all of them together (a quarter of a
@@ -46,7 +46,7 @@ def best_order(program: AdditionProgram, aliases: Aliases) -> tuple[Statement, .
     the opposite: it adds each product at once to every sum that needs it. There the order of the products decides how
     many sums are unfinished at a time (strassen^3: 85 in the products' own order, 43 in the order found).
     """
-    orders = _line_order(program), _line_order(by_demand(program)), _forwarded(program, aliases)
+    orders = _line_order(program), _line_order(in_order_of_demand(program)), _forwarded(program, aliases)
     return min(orders, key=peak_values)
 
 

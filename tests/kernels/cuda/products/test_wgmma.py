@@ -23,7 +23,7 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
     wgmma_source,
 )
 from fmm.kernels.cuda.record import record_launches, record_operations
-from fmm.kernels.leaves import WARPGROUPS
+from fmm.kernels.leaves import WARPGROUP_TYPES
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Layout, Problem
@@ -183,7 +183,7 @@ def test_a_grid_is_no_larger_than_the_device_or_the_work() -> None:
 # ---- plans
 
 
-@pytest.mark.parametrize("dtype", WARPGROUPS)
+@pytest.mark.parametrize("dtype", WARPGROUP_TYPES)
 def test_chips_on_which_the_leaf_does_these_types(dtype: str) -> None:
     problem = Problem(256, 256, 256, dtype)
     for plan in ("tile", "tile.inner", "strassen.batched.pad16 > tile", "li-fig23 > strassen > tile.outer"):
