@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fmm.dtypes import FLOATS
@@ -68,6 +68,23 @@ def scattered_shapes(side: int, effort: Effort, share: float, seed: int) -> Iter
     for i in range(effort.held_out):
         m, k, n = (int(math.exp(rng.uniform(math.log(top / effort.spread), math.log(top)))) for _ in range(3))
         yield (m, k, n) if i % 2 else (rounded_side(m), rounded_side(k), rounded_side(n))
+
+
+CROSSOVER_SHARE = 0.8  # the largest side around a crossover, as a share of the largest side that the effort affords
+OBLONG = (1.0, 0.625, 1.25)  # sides of a rectangle of about the same effective side as the square
+
+
+def crossover_shapes(side: int, crossovers: Iterable[float], count: int) -> list[Size]:
+    """Return at most `count` shapes around the crossovers of the levels, the largest affordable square first.
+
+    A rectangle of about this size is the second. Crossovers beyond the largest square have no shapes of their own.
+    """
+    largest = CROSSOVER_SHARE * side
+    around = [x * crossover for x in (1.1, 0.9) for crossover in crossovers]
+    sides = [largest, *(x for x in around if 2 * SIDE_STEP <= x < largest)]
+    squares = [(rounded_side(x), rounded_side(x), rounded_side(x)) for x in sides]
+    m, k, n = (int(share * largest) for share in OBLONG)
+    return list(dict.fromkeys([*squares[:1], (m, k, n), *squares[1:]]))[:count]
 
 
 def square_ladder(side: int, stride: int = 1) -> list[Size]:
