@@ -14,6 +14,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.problem import Shape
 
 NO_BOUND = 99  # levels, more than any plan has
+NEVER_SIDE = float(1 << 20)  # the crossover of a number of levels that never wins: no product is so large
 # Additions of blocks of A, B and C in one level of Winograd's variant of Strassen's algorithm.
 ADDITIONS_A, ADDITIONS_B, ADDITIONS_C = 4, 4, 7
 
@@ -68,6 +69,8 @@ class LevelBounds:
             highest = next((i for i in (2, 1, 0) if self.taus[i] is not None), None)
             return "" if highest is None else f"{named} is above tau{highest + 1} {self.taus[highest]:,.0f}"
         below = f"tau{levels + 1} {self.taus[levels]:,.0f}"
+        if self.taus[levels] == NEVER_SIDE:
+            return f"at most {levels} level{'s' * (levels != 1)}: more never won in the tuning"
         lower = self.taus[levels - 1] if levels else None
         if lower is None:
             return f"at most {levels} levels: {named} is up to {below}"

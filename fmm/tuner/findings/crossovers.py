@@ -20,7 +20,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.candidates import compared_plans
 from fmm.perfmodel.choose import rank_candidates
-from fmm.perfmodel.level_bounds import LevelBounds, baseline_of, count_levels, effective_side
+from fmm.perfmodel.level_bounds import NEVER_SIDE, LevelBounds, baseline_of, count_levels, effective_side
 from fmm.problem import Problem
 from fmm.tuner.findings.diagnostics import EXTRAPOLATION_MARGIN, MIN_ACCEPTED_SPEED
 from fmm.tuner.findings.thresholds import LEVEL_COUNTS, ranked_plans, side_from_which, with_margin
@@ -28,14 +28,15 @@ from fmm.tuner.search.certify import paired_samples
 from fmm.tuner.trials.record import DEFAULT_OPERATION, Trial
 
 MOST_LEVELS = LEVEL_COUNTS[-1]  # plans with more levels count as this number
-NEVER = float(1 << 20)  # the crossover of a number of levels that never wins: no product is so large
 NEAR_TIME = 1.15  # predictions up to this multiple of the vendor's time show the error near a crossover
 FEWEST_FOR_TREND = 5  # samples for a regression of the error over the side
 MAX_DOUBLINGS = 2.0  # of the side, for which a trend is extrapolated
 FEWEST_NEAR = 3  # with fewer of these, the samples with the largest effective sides are taken
 # The assumed standard deviation of log(measured / predicted) of one sample; an observed larger one replaces it.
 SAMPLE_DEVIATION = 0.015
-STANDARD_ERRORS = 2.5  # by which an error must differ from 0 to be corrected
+# The standard errors by which an error must be below 0 to be corrected: more where a sample with this number of levels
+# is faster than the vendor, fewer where a gain is only extrapolated.
+STANDARD_ERRORS, STANDARD_ERRORS_UNCONFIRMED = 2.5, 1.0
 PROVEN_OPTIMISM = 0.04  # a larger error of excluded plans says nothing about the plans that may be chosen
 
 
@@ -116,8 +117,9 @@ def _crossovers_above(baseline: str, samples: Sequence[LevelSample], calibration
     """Return the crossovers of one baseline.
 
     The crossover of a number of levels is confirmed if a sample with this number is faster than the vendor. Otherwise
-    it is extrapolated: the plans must be predicted to gain EXTRAPOLATION_MARGIN, and the side is at least twice the one
-    before, since by Equation 2 one more level pays where the blocks below it have reached that crossover.
+    it is extrapolated: the plans must be predicted to gain EXTRAPOLATION_MARGIN. If moreover the model is too
+    optimistic about these plans, or if they were not measured, then the side is at least twice the one before: by
+    Equation 2 one more level pays where the blocks below it have reached the crossover of one level less.
     """
     optimism = optimism_by_levels(samples)
     losing, dtype = losing_samples(samples, optimism), samples[0].problem.dtype
@@ -126,9 +128,10 @@ def _crossovers_above(baseline: str, samples: Sequence[LevelSample], calibration
         confirmed = any(s.levels == levels and s.speedup > 1 for s in samples)
         gain = MIN_SPEEDUP if confirmed else 1 + EXTRAPOLATION_MARGIN
         predicted = side_from_which(partial(_levels_win, baseline, levels, dtype, calibration, optimism, gain))
-        least = tau if confirmed else 2 * tau
-        tau = min(max([least, predicted, *(s.side for s in losing if s.levels == levels)]), NEVER)
-        taus.append(float(f"{tau:.4g}") if tau < NEVER else NEVER)
+        measured = any(s.levels == levels for s in samples) and not optimism[levels].at(predicted)
+        least = tau if confirmed or measured else 2 * tau
+        tau = min(max([least, predicted, *(s.side for s in losing if s.levels == levels)]), NEVER_SIDE)
+        taus.append(float(f"{tau:.4g}") if tau < NEVER_SIDE else NEVER_SIDE)
     return Crossovers(LevelBounds(baseline, *taus), optimism)
 
 
@@ -159,12 +162,14 @@ def optimism_by_levels(samples: Sequence[LevelSample]) -> dict[int, Optimism]:
     found: dict[int, Optimism] = {0: Optimism()}
     for levels in LEVEL_COUNTS:
         own = sorted((s for s in samples if s.levels == levels), key=lambda s: -s.side)
-        found[levels] = proven_trend(own) or Optimism(proven_error(own)) if own else found[levels - 1]
+        confirmed = any(s.speedup > 1 for s in own)
+        limit = STANDARD_ERRORS if confirmed else STANDARD_ERRORS_UNCONFIRMED
+        found[levels] = proven_trend(own, limit) or Optimism(proven_error(own, limit)) if own else found[levels - 1]
     return found
 
 
-def proven_error(samples: Sequence[LevelSample]) -> float:
-    """Return the median error near the crossover if it is significantly below 0; else 0.
+def proven_error(samples: Sequence[LevelSample], standard_errors: float) -> float:
+    """Return the median error near the crossover if it is below 0 by this number of standard errors; else 0.
 
     `samples` are sorted by effective side, the largest first.
     """
@@ -172,18 +177,18 @@ def proven_error(samples: Sequence[LevelSample]) -> float:
     errors = [s.error for s in (near if len(near) >= FEWEST_NEAR else samples[:FEWEST_NEAR])]
     deviation = max(SAMPLE_DEVIATION, stdev(errors) if len(errors) > 1 else 0.0)
     middle = median(errors)
-    return middle if middle + STANDARD_ERRORS * deviation / sqrt(len(errors)) < 0 else 0.0
+    return middle if middle + standard_errors * deviation / sqrt(len(errors)) < 0 else 0.0
 
 
-def proven_trend(samples: Sequence[LevelSample]) -> Optimism | None:
-    """Return the regression of the errors over log2 of the side; None unless they fall significantly."""
+def proven_trend(samples: Sequence[LevelSample], standard_errors: float) -> Optimism | None:
+    """Return the regression of the errors over log2 of the side; None unless they fall by enough standard errors."""
     sides, errors = [log2(s.side) for s in samples], [s.error for s in samples]
     if len(samples) < FEWEST_FOR_TREND or stdev(sides) == 0:
         return None
     slope, intercept = linear_regression(sides, errors)
     rest = [error - slope * side - intercept for side, error in zip(sides, errors, strict=True)]
     deviation = max(SAMPLE_DEVIATION, sqrt(sum(x * x for x in rest) / (len(rest) - 2)))
-    if slope + STANDARD_ERRORS * deviation / (stdev(sides) * sqrt(len(sides) - 1)) >= 0:
+    if slope + standard_errors * deviation / (stdev(sides) * sqrt(len(sides) - 1)) >= 0:
         return None
     return Optimism(fmean(errors), slope, 2 ** fmean(sides), 2 ** max(sides))
 

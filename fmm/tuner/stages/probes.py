@@ -37,8 +37,7 @@ TWIN_RUNS = Run(), Run(twin=1)
 OWN_KERNEL_STRIDE = 2  # every second random shape, with round sides, also has a plan with fmm's own kernel
 PATIENT_TIME_SHARE = 0.4  # uncertain medians get more rounds until this share of the planned seconds is spent ...
 LONG_ROUNDS_SHARE = 0.03  # ... and while the rounds of the shape have taken less than this share
-# On a CPU every 4th held-out shape is around a crossover, at most 6 shapes.
-CROSSOVER_STRIDE, MAX_CROSSOVER_SHAPES = 4, 6
+CROSSOVER_STRIDE = 4  # on a CPU every 4th held-out shape is around a crossover
 FIRST_QUIET_SIDE, MAX_QUIET_SECONDS = 256, 4e-3  # of the first quiet product, and of the last
 
 
@@ -208,7 +207,7 @@ def probe_crossovers(journal: Journal, dtype: str, side: int, calibration: Calib
     required = with_margin(calibration, MIN_SPEEDUP - 1)
     crossovers = [side_choosing_levels(required, dtype, levels) for levels in LEVEL_COUNTS]
     count = max(effort.held_out // CROSSOVER_STRIDE, 1)
-    for size in shapes.crossover_shapes(side, crossovers, min(count, MAX_CROSSOVER_SHAPES)):
+    for size in shapes.crossover_shapes(side, crossovers, count):
         problem = Problem(*size, dtype)
         ranked = rank_candidates(problem, calibration, compilable_candidates(journal.device, effort))
         usable = [c for c in ranked if c.plan.levels and within_limits(journal.device, c.plan, problem)]

@@ -70,21 +70,26 @@ def scattered_shapes(side: int, effort: Effort, share: float, seed: int) -> Iter
         yield (m, k, n) if i % 2 else (rounded_side(m), rounded_side(k), rounded_side(n))
 
 
-CROSSOVER_SHARE = 0.8  # the largest side around a crossover, as a share of the largest side that the effort affords
-OBLONG = (1.0, 0.625, 1.25)  # sides of a rectangle of about the same effective side as the square
+# The largest square around a crossover, and the other shapes, have at most these shares of the largest side that the
+# effort affords: three plans and the vendor are timed on each.
+LARGEST_CROSSOVER_SHARE, CROSSOVER_SHARE = 0.8, 0.55
+CROSSOVER_OBLONG = (1.0, 0.625, 1.25)  # the sides of a rectangle as multiples of the side of a square
+CROSSOVER_OFFSET = 16  # added to the sides: they are aligned, but no multiples of 32 as all other squares
 
 
 def crossover_shapes(side: int, crossovers: Iterable[float], count: int) -> list[Size]:
-    """Return at most `count` shapes around the crossovers of the levels, the largest affordable square first.
+    """Return `count` shapes around the crossovers of the levels: a large square, then a rectangle, then squares.
 
-    A rectangle of about this size is the second. Crossovers beyond the largest square have no shapes of their own.
+    Shorter squares fill the list if crossovers are beyond the largest side.
     """
     largest = CROSSOVER_SHARE * side
     around = [x * crossover for x in (1.1, 0.9) for crossover in crossovers]
-    sides = [largest, *(x for x in around if 2 * SIDE_STEP <= x < largest)]
-    squares = [(rounded_side(x), rounded_side(x), rounded_side(x)) for x in sides]
-    m, k, n = (int(share * largest) for share in OBLONG)
-    return list(dict.fromkeys([*squares[:1], (m, k, n), *squares[1:]]))[:count]
+    sides = [x for x in around if 2 * SIDE_STEP <= x <= largest] + [largest * 0.94**i for i in range(2 * count)]
+    scaled = [(LARGEST_CROSSOVER_SHARE * side,) * 3, tuple(share * largest for share in CROSSOVER_OBLONG)]
+    found: list[Size] = []
+    for m, k, n in [*scaled, *((x, x, x) for x in sides)]:
+        found.append(tuple(rounded_side(x) + CROSSOVER_OFFSET for x in (m, k, n)))  # type: ignore[arg-type]
+    return list(dict.fromkeys(found))[:count]
 
 
 def square_ladder(side: int, stride: int = 1) -> list[Size]:
