@@ -1,4 +1,4 @@
-"""Draw the README's figure: speedup and error of default calls over the size (`python -m benchmarks pages --figure`)."""
+"""Draw the README's figure of default calls over the size: `python -m benchmarks pages --figure`."""
 
 from __future__ import annotations
 

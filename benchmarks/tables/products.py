@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
+from benchmarks.declines import BUDGET as DECLINE_BUDGET
 from benchmarks.tables.markdown import (
     LongTable,
     Row,
@@ -325,40 +326,64 @@ CPU_SENTENCES: dict[str, Callable[[list[Row]], str]] = {
     "guard": lambda rows: f"The overflow check takes at most {max(row['share'] for row in rows):.2%} of a product",
 }
 
-# Tables of the costs of declined calls and of many threads
+# Declined calls, and many threads
+
+NO_RESULTS = "No results yet."
+
+
+def _decline_rows(results: Path) -> Iterator[Sequence[object]]:
+    for path, environment, rows in loaded(results, "*/declines.json"):
+        for row in (row for row in rows if not row["failure"]):
+            function = row["function"] + ", fmm installed" * row["hooked"]
+            times_shown = (f"{row[name]:.2f}" for name in ("vendor_microseconds", "fmm_microseconds"))
+            extra = f"{row['extra_microseconds']:+.2f}"
+            head = machine_name(environment), row["library"], function, row["dtype"], row["side"]
+            yield *head, *times_shown, extra, *source(path, environment)
+
+
+DECLINES = LongTable(
+    "declines", ("on", "library", "function", "type", "n", "vendor, µs", "fmm, µs", "extra, µs"), _decline_rows
+)
 
 
 def declines(results: Path) -> Iterator[str]:
-    """Yield the extra microseconds of declined calls: the medians, and the number of cases above the budget."""
-    for path, environment, rows in loaded(results, "*/declines.json"):
-        yield from heading(path, environment)
-        columns = ("function", "library", "type", "n", "vendor, µs", "fmm, µs", "extra, µs", "within the budget")
-        yield from table(columns, map(_decline_row, rows))
-
-
-def _decline_row(row: Row) -> Sequence[object]:
-    if row["failure"]:
-        return row["function"], row["library"], row["dtype"], row["side"], "", "", row["failure"], ""
-    times_shown = (f"{row[name]:.2f}" for name in ("vendor_microseconds", "fmm_microseconds"))
-    verdict = "yes" if row["within_budget"] else "no"
-    head = row["function"], row["library"], row["dtype"], row["side"]
-    return *head, *times_shown, f"{row['extra_microseconds']:+.2f}", verdict
+    """Yield the extra time of declined calls: the median and the largest one of each function."""
+    groups: dict[tuple[object, ...], list[float]] = {}
+    for row in _decline_rows(results):
+        groups.setdefault(row[:3], []).append(float(str(row[7])))
+    if not groups:
+        yield NO_RESULTS
+        return
+    yield from table(
+        ("on", "library", "function", "cases", "extra, µs: median", "largest", f"above {DECLINE_BUDGET:g} µs"),
+        (
+            (*key, len(extra), f"{median(extra):+.2f}", f"{max(extra):+.2f}", sum(x > DECLINE_BUDGET for x in extra))
+            for key, extra in groups.items()
+        ),
+    )
+    yield from ("", f"By type and size: {DECLINES.link}.")
 
 
 def threads(results: Path) -> Iterator[str]:
     """Yield the time of products on many threads at once over the time of the same products one after the other."""
-    for path, environment, rows in loaded(results, "*/threads.json"):
+    found = list(loaded(results, "*/threads.json"))
+    if not found:
+        yield NO_RESULTS
+    for path, environment, rows in found:
+        good = [row for row in rows if not row["failure"]]
         yield from heading(path, environment)
-        counts = sorted({row["threads"] for row in rows})
-        found = {(row["plan"], row["dtype"], row["side"], row["threads"]): row["ratio"] for row in rows}
-        keys = dict.fromkeys(key[:3] for key in found)
+        counts = sorted({row["threads"] for row in good})
+        ratios = {(row["plan"], row["dtype"], row["side"], row["threads"]): row["ratio"] for row in good}
         yield from table(
             ("plan", "type", "n", *(f"{count} threads" for count in counts)),
-            ((*key, *(f"{found[*key, n]:.2f}" if (*key, n) in found else "" for n in counts)) for key in keys),
+            (
+                (*key, *(f"{ratios[*key, n]:.2f}" if (*key, n) in ratios else "" for n in counts))
+                for key in dict.fromkeys(key[:3] for key in ratios)
+            ),
         )
 
 
-LONG_TABLES = (CALLS, INTEGERS, EMULATION, TRIANGLES)
+LONG_TABLES = (CALLS, INTEGERS, EMULATION, TRIANGLES, DECLINES)
 SECTIONS = (
     *(calls, large, emulation, complex_products, integers, triangles, structured, host, cpu),
     *(declines, threads),

@@ -44,7 +44,8 @@ def minplus_bound(results: Path) -> Iterator[str]:
     chip = datasheet_of("H200")
     product, paths = (digits(1e3 * n**3 / peak_sums()) for n in (4096, 8192))
     yield (
-        f"{chip.sms} multiprocessors at {chip.boost_mhz / 1e3:.2f} GHz have {peak_sums() / 1e12:.1f} 10^12 sums a second: "
+        f"{chip.sms} multiprocessors at {chip.boost_mhz / 1e3:.2f} GHz have {peak_sums() / 1e12:.1f} 10^12 "
+        "sums a second: "
         f"{product} ms for a product of 4096, {paths} ms for paths between 8192 nodes."
     )
 
