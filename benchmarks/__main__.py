@@ -23,6 +23,8 @@ BENCHMARKS = {
     "gram": "benchmarks.gram",
     "guard": "benchmarks.guard",
     # products on both
+    "declines": "benchmarks.declines",
+    "threads": "benchmarks.threads",
     "integers": "benchmarks.integers",
     "structured_random": "benchmarks.structured_random",
     "shortest_paths": "benchmarks.shortest_paths",

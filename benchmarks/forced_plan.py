@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from fmm import dispatch
-from fmm.integrations import cupy_functions
+from fmm.integrations import cupy_functions, numpy_loops
 from fmm.integrations.on_import import after_import
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import check_products, workspace
@@ -58,6 +58,7 @@ def force(text: str) -> None:
         after_import("torch", force_torch)
     for owner, name, value in changes:
         setattr(owner, name, value)
+    numpy_loops.update_least_sides()
 
 
 def never(*sizes: Any) -> bool:

@@ -11,7 +11,6 @@ results/<device>/calls.json, large.json or layouts.json.
 from __future__ import annotations
 
 import random
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,17 +26,16 @@ import numpy as np
 import fmm
 from benchmarks.harness import (
     benchmark_parser,
-    cases_in_time,
     failure_text,
-    gpu_environment,
-    gpu_folder,
     gpu_seconds,
+    has_failures,
+    machine_of,
     paired_speedup,
-    write_result,
+    run_cases,
 )
 from benchmarks.held_out import IEEE, OWN, Size
+from benchmarks.matrices import relative_error
 from benchmarks.timed_machines import Gpu
-from benchmarks.tried_plans import element_type
 from fmm.runtime.decisions.limits import FREE_MEMORY_SECONDS, WORKSPACE_SHARE
 from fmm.tuner.devices.compile_ahead import call_jobs, working_ahead
 
@@ -45,7 +43,6 @@ SAMPLE = 5e-3  # seconds of a sample: shorter calls are repeated
 WARM = 8  # calls before short products are timed: by then a recurring one is a graph
 WARM_SECONDS = 0.1  # of warming up, at least: a library's first products stay slow for more than eight calls
 LONG = 2.0  # seconds of a product from which on its first call is a sample
-SAMPLED_ROWS = 32
 TAKEN = 2 / 3  # share of the memory beside the operands that others hold
 COMPILING = 40.0  # longest wait for compilers before the first case, in seconds
 
@@ -58,7 +55,7 @@ class Case:
     size: Size
     taken: tuple[float, ...] = (0.0,)
     rounds: int = 7
-    lie: str = "NN"  # N: row-major, T: column-major
+    lie: str = "NN"  # layouts of A and B; N: row-major, T: column-major
 
 
 def cube(dtype: str, side: int, rounds: int = 7) -> Case:
@@ -113,12 +110,12 @@ class Row:
         return f"{what} {times}  {self.error:5.2f} {self.workspace / 2**30:6.2f} GiB  {self.plan} ({self.step})"
 
 
-# ---- memory that others hold
+# Memory that others hold
 
 
 @contextmanager
 def others_take(share: float) -> Iterator[None]:
-    """Hold this share of the free memory; before and after, wait until fmm asks again how much is free."""
+    """Hold this share of the free memory; before and after, wait until fmm reads the free memory again."""
     if not share:
         yield
         return
@@ -133,26 +130,7 @@ def others_take(share: float) -> Iterator[None]:
         time.sleep(1.1 * FREE_MEMORY_SECONDS)
 
 
-# ---- errors
-
-
-def double_precision(x: Any) -> Any:
-    """Return CuPy's array or torch's tensor in float64."""
-    return x.double() if hasattr(x, "double") else x.astype(np.float64)
-
-
-def relative_error(a: Any, b: Any, c: Any) -> float:
-    """Return the error of sampled rows in the Frobenius norm."""
-    rows = [int(i) for i in np.linspace(0, a.shape[0] - 1, SAMPLED_ROWS)]
-    left, error, norm = double_precision(a[rows]), 0.0, 0.0
-    for first in range(0, b.shape[1], 4096):  # a float64 copy of all of B may not fit
-        exact = left @ double_precision(b[:, first : first + 4096])
-        error += float(((double_precision(c[rows, first : first + 4096]) - exact) ** 2).sum())
-        norm += float((exact**2).sum())
-    return float((error / norm) ** 0.5)
-
-
-# ---- measuring
+# Measuring
 
 
 def in_layout(x: Any, layout: str) -> Any:
@@ -163,7 +141,7 @@ def in_layout(x: Any, layout: str) -> Any:
 
 
 def measured(case: Case) -> list[Row]:
-    """Measure a case: a row for each type and share of memory; one that fails says why."""
+    """Return a row for each type and share of memory; a failed row has the reason."""
     machine = Gpu()
     rows = [Row(dtype, case.size, taken, case.lie) for taken in case.taken for dtype in case.dtypes]
     try:
@@ -179,7 +157,7 @@ def measured(case: Case) -> list[Row]:
         for row in rows:
             prepare_row(machine, row, (a, b, c), base)
         sample_rows(machine, case, rows, (a, b, c), vendor, first)
-    except Exception as failure:  # whatever may go wrong: the next case is measured
+    except Exception as failure:  # the next case is measured
         for row in rows:
             row.failure = row.failure or failure_text(failure)
     finally:
@@ -255,8 +233,8 @@ def compile_cases(cases: Sequence[Case]) -> None:
             for taken in case.taken:
                 limit = int(WORKSPACE_SHARE * (1 - taken) * max(beside, 0))
                 with Gpu().as_type(dtype):
-                    found = fmm.plan(*case.size, dtype=element_type(dtype), device=0, workspace=limit)
-                wanted.append((element_type(dtype), found.plan, case.size))
+                    found = fmm.plan(*case.size, dtype=dtype.removesuffix(OWN), device=0, workspace=limit)
+                wanted.append((dtype.removesuffix(OWN), found.plan, case.size))
     with working_ahead(0, list(call_jobs(wanted))) as ahead:
         ahead.wait_for_all(COMPILING)
 
@@ -275,14 +253,9 @@ def main(arguments: Sequence[str]) -> int:
     known = [replace(case, dtypes=tuple(t for t in case.dtypes if t in types)) for case in every]
     cases = [replace(case, rounds=options.rounds or case.rounds) for case in known if case.dtypes]
     compile_cases(cases)
-    rows: list[Row] = []
-    for case in cases_in_time(cases, options.time_limit):
-        found = measured(case)
-        rows += found
-        print(*found, sep="\n", flush=True)
-        write_result((options.output or gpu_folder()) / f"{name}.json", gpu_environment(), [asdict(x) for x in rows])
-    return int(any(row.failure for row in rows))
 
+    def measure(case: Case) -> list[dict[str, Any]]:
+        return [asdict(row) for row in measured(case)]
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    rows = run_cases(options, machine_of("0"), f"{name}.json", cases, measure, lambda row: str(Row(**row)))
+    return has_failures(rows)

@@ -2,19 +2,17 @@
 
 Whole calls of fmm.matmul, splitting and joining inside, against cupy.matmul: fmm's own choice, named plans (the level
 3m above plans of real numbers), the three real products alone, which bound the gain of 3m, and cuBLAS's own complex
-product by three real ones. With --update: fmm.gemm in place (beta 1) against cuBLAS's gemm. Samples go to
-results/<device>/complex.json or update.json.
+product by three real ones. With --update: fmm.gemm in place (beta 1) against cuBLAS's gemm. Samples, in milliseconds,
+go to results/<device>/complex.json or update.json.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import cupy
-import numpy as np
 
 import fmm
 from benchmarks.harness import (
@@ -23,16 +21,16 @@ from benchmarks.harness import (
     benchmark_parser,
     environment_variable,
     free_gpu_memory,
-    gpu_folder,
-    measure_cases,
+    machine_of,
     paired_samples,
     paired_speedup,
+    quick_cases,
+    run_cases,
 )
+from benchmarks.matrices import REAL, library_of, random_matrix, relative_error
 
 ROUNDS, QUICK_ROUNDS = 11, 5
 SAMPLE = 10e-3  # seconds of a sample
-SAMPLED = 4, 256  # rows and columns of C that are compared with a product in higher precision
-REAL = {"complex64": "float32", "complex128": "float64"}
 
 
 class Case(NamedTuple):
@@ -40,8 +38,8 @@ class Case(NamedTuple):
 
     dtype: str
     side: int
-    plans: tuple[str, ...]
-    target: float
+    plans: tuple[str, ...] = ()
+    target: float = 1.0
     quick: bool = False
 
 
@@ -58,7 +56,10 @@ CASES = (
     Case("complex128", 8192, (f"3m > {B3}", f"3m.overlapped > {B3}", f"3m > {OUTER}"), 1.75),
     Case("complex128", 12288, (f"3m.overlapped > {B3}", f"3m > {OUTER}", f"3m.sequential > {B3}"), 1.92),
 )
-UPDATES = (("float32", 8192), ("float64", 8192), ("bfloat16", 8192), ("complex64", 8192), ("float32", 2048))
+UPDATES = (
+    *(Case(dtype, 8192, quick=dtype.startswith("float")) for dtype in ("float32", "float64", "bfloat16", "complex64")),
+    Case("float32", 2048),
+)
 
 
 def milliseconds(calls: Mapping[str, Call], rounds: int) -> dict[str, list[float]]:
@@ -67,80 +68,51 @@ def milliseconds(calls: Mapping[str, Call], rounds: int) -> dict[str, list[float
     return {name: [1e3 * x for x in found] for name, found in samples.items()}
 
 
-def random_normal(side: int, dtype: str) -> Any:
-    """Return a square matrix of normal numbers; the parts of a complex matrix are independent."""
-    if dtype in REAL:
-        parts = [cupy.random.standard_normal((side, side), dtype=REAL[dtype]) for _ in range(2)]
-        return parts[0] + cupy.asarray(1j, dtype) * parts[1]
-    return cupy.random.standard_normal((side, side), dtype=dtype)
-
-
 def three_real_products(side: int, dtype: str) -> Call:
     """Return the call of the three real products that 3m leaves to be multiplied."""
-    x, y = (cupy.random.standard_normal((side, side), dtype=REAL[dtype]) for _ in range(2))
+    x, y = (random_matrix("cupy", (side, side), REAL[dtype], seed=seed) for seed in (1, 2))
     out = cupy.empty_like(x)
-
-    def run() -> None:
-        for _ in range(3):
-            fmm.matmul(x, y, out)
-
-    return run
-
-
-def relative_error(c: Any, a: Any, b: Any) -> float:
-    """Return the error of a few rows and columns in norm, against NumPy in extended precision."""
-    rows, cols = SAMPLED
-    left, right = (x.get().astype(np.clongdouble) for x in (a[:rows], b[:, :cols]))
-    expected = left @ right
-    found = c[:rows, :cols].get()
-    return float(np.linalg.norm((found - expected).astype(complex)) / np.linalg.norm(expected.astype(complex)))
+    return lambda: [fmm.matmul(x, y, out) for _ in range(3)]
 
 
 def measured_product(case: Case, rounds: int, chosen_only: bool) -> Row:
     """Measure fmm's choice with and without emulation and, unless `chosen_only`, the case's plans beside it."""
-    a, b = (random_normal(case.side, case.dtype) for _ in range(2))
+    a, b = (random_matrix("cupy", (case.side, case.side), case.dtype, seed=seed) for seed in (1, 2))
     plans = () if chosen_only else (*case.plans, "vendor3m")
     calls: dict[str, Callable[[], Any]] = {"vendor": partial(cupy.matmul, a, b), "fmm": partial(fmm.matmul, a, b)}
     calls |= {plan: partial(fmm.matmul, a, b, plan=plan) for plan in plans}
     with environment_variable("FMM_EMULATION", "0"):
         without_emulation = str(fmm.explain(a, b).plan)
     calls["without emulation"] = partial(fmm.matmul, a, b, plan=without_emulation)
-    errors = {name: relative_error(call(), a, b) for name, call in calls.items()}
+    errors = {name: relative_error(a, b, call()) for name, call in calls.items()}
     if not chosen_only:
         calls["three real products"] = three_real_products(case.side, case.dtype)
-    samples = milliseconds(calls, rounds)
-    chosen = fmm.explain(a, b)
-    free_gpu_memory()
-    return {
-        "kind": "product",
-        "chosen_without_emulation": without_emulation,
-        **case._asdict(),
-        "chosen": str(chosen.plan),
-        "answered": chosen.source,
-        "errors": errors,
-        "speedups": {name: paired_speedup(samples["vendor"], found) for name, found in samples.items()},
-        "samples": samples,
-    }
+    names = {"kind": "product", "chosen_without_emulation": without_emulation, **case._asdict()}
+    return finished_row(names, fmm.explain(a, b), calls, rounds, errors=errors)
 
 
-def measured_update(dtype: str, side: int, rounds: int) -> Row:
+def measured_update(case: Case, rounds: int) -> Row:
     """Measure C = 1.5 A B + C in place; bfloat16 by torch, since CuPy has no such type."""
-    calls: dict[str, Call]
-    if dtype == "bfloat16":
+    library = library_of(case.dtype)
+    a, b, c = (random_matrix(library, (case.side, case.side), case.dtype, seed=seed) for seed in (1, 2, 3))
+    options: dict[str, Any] = {"alpha": 1.5, "beta": 1, "out": c}
+    calls: dict[str, Call] = {"vendor": partial(fmm.gemm, a, b, c, plan="vendor", **options)}
+    if library == "torch":
         import torch
 
-        a, b, c = (torch.randn((side, side), device="cuda", dtype=torch.bfloat16) for _ in range(3))
-        calls = {"vendor": partial(torch.addmm, c, a, b, alpha=1.5, beta=1, out=c)}
-    else:
-        a, b, c = (random_normal(side, dtype) for _ in range(3))
-        calls = {"vendor": partial(fmm.gemm, a, b, c, alpha=1.5, beta=1, out=c, plan="vendor")}
-    calls["fmm"] = partial(fmm.gemm, a, b, c, alpha=1.5, beta=1, out=c)
+        calls = {"vendor": partial(torch.addmm, c, a, b, **options)}
+    calls["fmm"] = partial(fmm.gemm, a, b, c, **options)
+    names = {"kind": "update", "dtype": case.dtype, "side": case.side}
+    return finished_row(names, fmm.explain_gemm(a, b, c, **options), calls, rounds)
+
+
+def finished_row(names: Row, chosen: fmm.Decision, calls: Mapping[str, Call], rounds: int, **more: Any) -> Row:
+    """Return the row of timed calls."""
     samples = milliseconds(calls, rounds)
-    chosen = fmm.explain_gemm(a, b, c, alpha=1.5, beta=1, out=c)
     free_gpu_memory()
-    speedups = {"fmm": paired_speedup(samples["vendor"], samples["fmm"])}
-    names = {"kind": "update", "dtype": dtype, "side": side, "chosen": str(chosen.plan), "answered": chosen.source}
-    return {**names, "speedups": speedups, "samples": samples}
+    speedups = {name: paired_speedup(samples["vendor"], found) for name, found in samples.items()}
+    decided = {"chosen": str(chosen.plan), "answered": chosen.source}
+    return {**names, **decided, **more, "speedups": speedups, "samples": samples}
 
 
 def text_line(row: Row) -> str:
@@ -152,26 +124,20 @@ def text_line(row: Row) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmark; return the exit code."""
-    parser = benchmark_parser("gpu_complex", __doc__)
+    parser = benchmark_parser("gpu_complex", __doc__, quick="fewer cases and rounds")
     add = parser.add_argument
-    add("--quick", action="store_true", help="fewer cases and rounds")
     add("--update", action="store_true", help="fmm.gemm instead of fmm.matmul")
     add("--only", default="", help="cases whose 'type side ' contains one of these, separated by commas")
     add("--chosen", action="store_true", help="fmm's choice alone, with and without emulation")
-    add("--rounds", type=int, help=f"{ROUNDS}, with --quick {QUICK_ROUNDS}, unless given")
+    add("--rounds", type=int, help=f"({ROUNDS}, with --quick {QUICK_ROUNDS})")
     options = parser.parse_args(arguments)
     rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
-    tasks: list[Callable[[], Row]]
-    if options.update:
-        tasks = [partial(measured_update, *x, rounds) for x in (UPDATES[:2] if options.quick else UPDATES)]
-    else:
-        named = [case for case in CASES if any(x in f"{case.dtype} {case.side} " for x in options.only.split(","))]
-        cases = [case for case in named if case.quick or not options.quick]
-        tasks = [partial(measured_product, case, rounds, options.chosen) for case in cases]
-    path = (options.output or gpu_folder()) / ("update.json" if options.update else "complex.json")
-    measure_cases(tasks, lambda task: task(), path, text_line)
+    cases = quick_cases(UPDATES if options.update else CASES, options.quick)
+    cases = [case for case in cases if any(x in f"{case.dtype} {case.side} " for x in options.only.split(","))]
+
+    def measure(case: Case) -> Row:
+        return measured_update(case, rounds) if options.update else measured_product(case, rounds, options.chosen)
+
+    file = "update.json" if options.update else "complex.json"
+    run_cases(options, machine_of("0"), file, cases, measure, text_line)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

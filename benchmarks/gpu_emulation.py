@@ -2,18 +2,17 @@
 
 Whole calls of fmm.matmul, scaling and splitting inside, against cuBLAS's float32, by the configs in force; complex64
 and the lower triangle of a a^T likewise. Beside them, on squares and on few rows: fmm with a prepared operand and with
-every entry checked, the best of cuBLASLt's first candidates, TF32, three products in TF32, and GEMMul8 in both of its
-modes (benchmarks/gemmul8.py says where its checkout is expected). Errors are in the Frobenius norm of sampled rows
-against float64, on normal numbers and on numbers uniform in [0, 1], as multiples of cuBLAS's. With --plans, these
-plans and GEMMul8 are the only peers. Samples go to results/<device>/emulation.json, or the file that --file names.
+componentwise bounds, the best of cuBLASLt's first candidates, TF32, three products in TF32, and GEMMul8 in both modes
+(benchmarks/gemmul8.py says where its checkout is expected). Errors are on normal numbers and on numbers uniform in
+[0, 1], as multiples of cuBLAS's. With --plans, these plans and GEMMul8 are the only peers. Samples go to
+results/<device>/emulation.json, or the file that --file names.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import median
 from typing import Any
@@ -27,23 +26,24 @@ from benchmarks.harness import (
     Call,
     Row,
     benchmark_parser,
-    cases_in_time,
-    failure_text,
     free_gpu_memory,
-    gpu_environment,
-    gpu_folder,
     gpu_seconds,
+    has_failures,
+    machine_of,
     paired_speedup,
+    quick_cases,
+    recorded_failure,
     repeats_of,
+    run_cases,
     shuffled_rounds,
     write_result,
 )
+from benchmarks.matrices import random_matrix, relative_error
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.problem import Problem
 from fmm.runtime.device_backend import DeviceBackend, record_for_device
 
 SAMPLE = 5e-3  # seconds of a sample: shorter calls are repeated
-SAMPLED_ROWS = 64
 LONG = 1e12  # multiply-adds from which on peers multiply normal numbers only
 HUGE = 1e13  # multiply-adds from which on a case has fewer samples, and from ten times as many on the fewest
 LT_CANDIDATES = 4  # of cuBLASLt; half as many from LONG on, the first alone from HUGE on
@@ -55,7 +55,7 @@ TRIANGLE_PLANS = (
     "gram^2 > strassen.batched.pad16 > f16x3",
     "gram^5 > strassen^2.batched.pad16 > f16x3",
 )
-RANDOM_SECONDS = 0.06  # of a random shape's samples, about
+RANDOM_SECONDS = 0.06  # of a random shape's samples, roughly
 Peers = Callable[[Any, Any, Any], dict[str, Call]]  # of A, B and C
 
 
@@ -75,78 +75,39 @@ class Case:
         """As --cases names it: 8192, complex8192, half16384."""
         return f"{'half' * self.half}{'complex' * (self.dtype != 'float32')}{self.size[0]}"
 
+    @property
+    def work(self) -> float:
+        """Multiply-adds."""
+        return float(np.prod(self.size))
 
-def square(side: int, target: float, quick: bool = False, peers: bool = True) -> Case:
-    return Case((side, side, side), target, quick, peers)
+    @property
+    def fields(self) -> Row:
+        """Return the fields of a row before anything is measured."""
+        names = {name: value for name, value in asdict(self).items() if name not in ("quick", "peers")}
+        return {**names, "plan": "", "samples": {}, "errors": {}}
+
+
+def square(side: int, target: float, quick: bool = False, peers: bool = True, **more: Any) -> Case:
+    return Case((side, side, side), target, quick, peers, **more)
 
 
 CASES = (
-    square(1024, 1.6, quick=True),
-    square(2048, 2.6, quick=True),
-    square(4096, 3.4, quick=True),
-    square(8192, 3.9, quick=True),
+    *(square(n, target, quick=True) for n, target in ((1024, 1.6), (2048, 2.6), (4096, 3.4), (8192, 3.9))),
     square(16384, 4.3, quick=True),
     square(32768, 4.7),
     square(8191, 3.3, quick=True, peers=False),
     square(10007, 3.3, peers=False),
     Case((4096, 14336, 4096), 3.3, quick=True),
-    Case((16384, 1024, 16384), 3.3),
-    Case((100000, 2048, 2048), 3.3),
-    Case((2048, 50000, 2048), 3.3),
-    Case((512, 8192, 8192), 1.0, peers=True),
-    Case((128, 8192, 8192), 1.0, peers=True),
-    Case((8192, 8192, 8192), 4.5, dtype="complex64"),
-    Case((16384, 16384, 16384), 3.8, peers=True, half=True),
-    Case((8192, 8192, 8192), 1.0, peers=True, half=True),
-    Case((4096, 4096, 4096), 1.0, peers=True, half=True),
+    *(Case(size, 3.3) for size in ((16384, 1024, 16384), (100000, 2048, 2048), (2048, 50000, 2048))),
+    *(Case((m, 8192, 8192), 1.0, peers=True) for m in (512, 128)),
+    square(8192, 4.5, peers=False, dtype="complex64"),
+    *(square(n, target, half=True) for n, target in ((16384, 3.8), (8192, 1.0), (4096, 1.0))),
     Case((8191, 5000, 8191), 1.0, half=True),
     square(65536, 4.9, peers=False),
-    Case((16, 16384, 16384), 1.0),
-    Case((32, 8192, 32768), 1.0),
-    Case((63, 16384, 16384), 1.0),
+    *(Case(size, 1.0) for size in ((16, 16384, 16384), (32, 8192, 32768), (63, 16384, 16384))),
 )
 
-
-@dataclass
-class Result:
-    """Paired samples of one case in seconds, of fmm, cuBLAS and peers; errors by data and name over cuBLAS's."""
-
-    size: tuple[int, int, int]
-    target: float
-    dtype: str = "float32"
-    half: bool = False
-    plan: str = ""
-    samples: dict[str, list[float]] = field(default_factory=dict)
-    errors: dict[str, dict[str, float]] = field(default_factory=dict)
-    failure: str = ""
-
-
-def random_matrix(shape: tuple[int, int], data: str, seed: int, dtype: str = "float32") -> Any:
-    """Return normal or uniform numbers; the parts of a complex matrix are independent."""
-    rng = cupy.random.default_rng(seed)
-    draw = rng.standard_normal if data == "normal" else rng.random
-    found = draw(shape, np.float32)
-    return (found + 1j * draw(shape, np.float32)).astype(dtype) if dtype != "float32" else found
-
-
-def relative_error(call: Call, a: Any, b: Any, c: Any, triangle: bool = False) -> float:
-    """Run the call into a C full of NaN; return the error of sampled rows, of a triangle up to the diagonal."""
-    c[...] = np.nan
-    call()
-    rows = np.linspace(0, a.shape[0] - 1, SAMPLED_ROWS).astype(np.intp)
-    wide = np.result_type(a.dtype, np.float64)
-    error = norm = 0.0
-    for first in range(0, b.shape[1], 4096):  # a float64 copy of all of B may not fit
-        columns = np.arange(first, min(first + 4096, b.shape[1]))
-        exact = a[rows].astype(wide) @ b[:, first : first + 4096].astype(wide)
-        mask = cupy.asarray(columns <= rows[:, None] if triangle else np.ones((len(rows), len(columns)), bool))
-        off = cupy.where(mask, c[rows, first : first + 4096].astype(wide) - exact, 0)  # NaN outside of the triangle
-        error += float(cupy.linalg.norm(off)) ** 2
-        norm += float(cupy.linalg.norm(exact * mask)) ** 2
-    return float((error / norm) ** 0.5)
-
-
-# ---- the calls
+# The compared calls
 
 
 def own_calls(case: Case, a: Any, b: Any, c: Any) -> dict[str, Call]:
@@ -158,7 +119,7 @@ def own_calls(case: Case, a: Any, b: Any, c: Any) -> dict[str, Call]:
 
 
 def peer_calls(a: Any, b: Any, c: Any) -> dict[str, Call]:
-    """Return fmm with a prepared operand and with every entry checked, and whoever else multiplies float32 faster."""
+    """Return fmm with a prepared operand and with componentwise bounds, and the peers."""
     work = float(a.size) * b.shape[1]
     found: dict[str, Call] = {}
     if work < HUGE:
@@ -173,10 +134,11 @@ def peer_calls(a: Any, b: Any, c: Any) -> dict[str, Call]:
     return found | {"TF32": tf32, "3xTF32": three_tf32_call(a, b, c)} | gemmul8_calls(a, b, c)
 
 
-def gemmul8_calls(a: Any, b: Any, c: Any) -> dict[str, Call]:
-    """Return GEMMul8 in both of its modes, where there is a checkout."""
-    modes = (("GEMMul8 fast", True), ("GEMMul8 accurate", False)) if gemmul8.checkout() else ()
-    return {name: gemmul8.Gemmul8Product(a, b, c, fast) for name, fast in modes}
+def gemmul8_calls(a: Any, b: Any, c: Any, modes: Sequence[str] = ("fast", "accurate")) -> dict[str, Call]:
+    """Return GEMMul8 in these modes, if there is a checkout and it has the type (benchmarks/gemmul8.py)."""
+    if not gemmul8.checkout() or str(a.dtype) not in gemmul8.MODULI:
+        return {}
+    return {f"GEMMul8 {mode}": gemmul8.Gemmul8Product(a, b, c, mode == "fast") for mode in modes}
 
 
 def planned_calls(plans: Sequence[str], a: Any, b: Any, c: Any) -> dict[str, Call]:
@@ -216,37 +178,34 @@ def three_tf32_call(a: Any, b: Any, c: Any) -> Call:
     return run
 
 
-# ---- measuring
+# Measuring
+
+
+def error_of(call: Call, a: Any, b: Any, c: Any, lower: bool) -> float:
+    """Return the relative error of a call into a C full of NaN."""
+    c[...] = np.nan
+    call()
+    return relative_error(a, b, c, lower)
 
 
 def measured(case: Case, rounds: int, peers: Peers | None) -> Row:
-    """Measure errors on uniform and normal numbers, times on normal ones; a failed case is a row that says why."""
-    result = Result(case.size, case.target, case.dtype, case.half)
-    (m, k, n), work = case.size, float(np.prod(case.size))
-    calls: dict[str, Call] = {}
-    a = b = c = None
-    try:
-        for data in ("uniform", "normal") if work < 10 * HUGE else ("normal",):
-            a = b = None
-            a = random_matrix((m, k), data, 1, case.dtype)
-            b = a.T if case.half else random_matrix((k, n), data, 2, case.dtype)
-            c = cupy.empty((m, n), case.dtype) if c is None else c
-            calls = own_calls(case, a, b, c)
-            if peers and case.peers and (data == "normal" or work < LONG):
-                gram = partial(fmm.gram, a, rows=True, out=c, fill="lower")
-                triangles = {plan: partial(gram, plan=plan) for plan in TRIANGLE_PLANS}
-                calls |= triangles if case.half else peers(a, b, c)
-            errors = {name: relative_error(call, a, b, c, case.half) for name, call in calls.items()}
-            result.errors[data] = {name: x / errors["cublas"] for name, x in errors.items()}
-        explained = fmm.explain_gram(a, rows=True, out=c, fill="lower") if case.half else fmm.explain(a, b, c)
-        result.plan = str(explained.plan)
-        result.samples = sampled(calls, work, rounds)
-    except Exception as error:  # whatever may go wrong: the next case is measured
-        result.failure = failure_text(error)
-    a = b = c = None
-    calls = {}
-    free_gpu_memory()
-    return asdict(result)
+    """Measure errors on uniform and normal numbers, times on normal ones."""
+    (m, k, n), work = case.size, case.work
+    row = case.fields
+    c = cupy.empty((m, n), case.dtype)
+    for data in ("uniform", "normal") if work < 10 * HUGE else ("normal",):
+        calls = a = b = None
+        a = random_matrix("cupy", (m, k), case.dtype, data, 1)
+        b = a.T if case.half else random_matrix("cupy", (k, n), case.dtype, data, 2)
+        calls = own_calls(case, a, b, c)
+        if peers and case.peers and (data == "normal" or work < LONG):
+            gram = partial(fmm.gram, a, rows=True, out=c, fill="lower")
+            calls |= {plan: partial(gram, plan=plan) for plan in TRIANGLE_PLANS} if case.half else peers(a, b, c)
+        errors = {name: error_of(call, a, b, c, case.half) for name, call in calls.items()}
+        row["errors"][data] = {name: x / errors["cublas"] for name, x in errors.items()}
+    explained = fmm.explain_gram(a, rows=True, out=c, fill="lower") if case.half else fmm.explain(a, b, c)
+    row["plan"], row["samples"] = str(explained.plan), sampled(calls, work, rounds)
+    return row
 
 
 def sampled(calls: Mapping[str, Call], work: float, rounds: int) -> dict[str, list[float]]:
@@ -267,18 +226,16 @@ def random_rows(count: int, seed: int, until: float) -> list[Row]:
             break
         rows.append(gpu_random.measured(size, "float32", {}, RANDOM_SECONDS))
         free_gpu_memory()
-    for row in sorted(rows, key=lambda row: row["ratio"])[:12]:
-        print(f"{' x '.join(map(str, row['size'])):>24}{row['ratio']:7.3f}  {row['plan']}")
     fast, middle = sum(row["plan"] != str(VENDOR) for row in rows), median(row["ratio"] for row in rows)
     print(f"{len(rows)} random shapes, {fast} by plans: median {middle:.2f}", flush=True)
     return rows
 
 
-# ---- the command
+# The command
 
 
 def text_lines(row: Row) -> str:
-    """Return what a terminal shows for a row: a line for fmm, and one for each peer."""
+    """Return the lines that a terminal shows for a row: one for fmm, and one for each peer."""
     size = " x ".join(map(str, row["size"])) + " half" * row["half"] + " complex" * (row["dtype"] != "float32")
     if row["failure"]:
         return f"{size:>24}  {row['failure'][:90]}"
@@ -295,29 +252,27 @@ def text_lines(row: Row) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmark; return 1 if a case failed."""
-    parser = benchmark_parser("gpu_emulation", __doc__, time_limit=1e9)
+    parser = benchmark_parser("gpu_emulation", __doc__, time_limit=1e9, quick="fewer cases and rounds, and no peers")
     add = parser.add_argument
-    add("--quick", action="store_true", help="fewer cases and rounds, and no peers")
     add("--cases", nargs="+", help="only these: 8192, complex8192, half16384, ...")
     add("--plans", nargs="+", help="these plans and GEMMul8 as the only peers")
     add("--random", type=int, default=0, metavar="COUNT", help="this many random shapes too")
     add("--seed", type=int, default=int(time.time()), help="of the random shapes (default: the clock)")
     add("--file", default="emulation.json", help="name of the file in the folder")
     options = parser.parse_args(arguments)
-    path, began, rows = (options.output or gpu_folder()) / options.file, time.monotonic(), list[Row]()
+    machine, until = machine_of("0"), time.monotonic() + options.time_limit
     peers = partial(planned_calls, options.plans) if options.plans else None if options.quick else peer_calls
-    known = [case for case in CASES if case.quick or not options.quick]
-    cases = [case for case in known if not options.cases or case.name in options.cases]
-    print(f"{'m x k x n':>24}{'time':>13}{'speedup':>7}{'target':>6}  errors (uniform, normal)  plan")
-    for case in cases_in_time(cases, options.time_limit):
-        rows.append(measured(case, 5 if options.quick else 7, peers))
-        print(text_lines(rows[-1]), flush=True)
-        write_result(path, gpu_environment(), rows)
+    cases = [c for c in quick_cases(CASES, options.quick) if not options.cases or c.name in options.cases]
+    record = recorded_failure(partial(measured, rounds=5 if options.quick else 7, peers=peers), lambda c: c.fields)
+
+    def measure(case: Case) -> Row:
+        row = record(case)
+        free_gpu_memory()
+        return row
+
+    rows = run_cases(options, machine, options.file, cases, measure, text_lines)
     if options.random:
-        shapes = random_rows(options.random, options.seed, began + options.time_limit)
-        write_result(path, gpu_environment(), rows, seed=options.seed, random=shapes)
-    return int(any(row["failure"] for row in rows))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+        shapes = random_rows(options.random, options.seed, until)
+        path = (options.output or machine.folder) / options.file
+        write_result(path, machine.environment(), rows, seed=options.seed, random=shapes)
+    return has_failures(rows)

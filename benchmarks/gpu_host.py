@@ -40,7 +40,7 @@ from benchmarks.harness import (
 )
 from fmm.arrays.cupy_library import CUPY
 from fmm.arrays.torch_library import TORCH
-from fmm.kernels.cuda.launch.graphs import REPEATS
+from fmm.kernels.cuda.launch.graphs import CALLS_BEFORE_CAPTURE
 from fmm.kernels.plans.plan import Plan
 from fmm.runtime import prepare, run_device
 from fmm.runtime.decisions.decide import Decision
@@ -102,7 +102,7 @@ def forget_calls() -> None:
 def graphs_allowed(allowed: bool) -> Iterator[None]:
     """Replay recurring calls as graphs, or never."""
     run_device.GRAPHS.clear()
-    run_device.GRAPHS.repeats = REPEATS if allowed else NEVER
+    run_device.GRAPHS.calls_before_capture = CALLS_BEFORE_CAPTURE if allowed else NEVER
     try:
         yield
     finally:
@@ -115,7 +115,7 @@ def graphs_allowed(allowed: bool) -> Iterator[None]:
 def launch_microseconds(call: Call, count: int, rounds: int) -> list[float]:
     """Return the host's microseconds of each call, while a spinning kernel keeps the device behind the host."""
     found = []
-    for _ in range(REPEATS + 1):
+    for _ in range(CALLS_BEFORE_CAPTURE + 1):
         call()
     for _ in range(rounds):
         cupy.cuda.Device().synchronize()
@@ -161,7 +161,7 @@ def gpu_microseconds(call: Call, repeats: int) -> float:
 def paired_microseconds(calls: Mapping[str, Call], rounds: int) -> dict[str, list[float]]:
     """Run all calls until graphs are captured; return their samples in shuffled rounds."""
     for call in calls.values():
-        gpu_microseconds(call, 2 * REPEATS)
+        gpu_microseconds(call, 2 * CALLS_BEFORE_CAPTURE)
     return shuffled_rounds(calls, rounds, gpu_microseconds, QUEUED)
 
 
@@ -196,7 +196,7 @@ def replayed_rows(rounds: int) -> list[Row]:
         for _ in range(rounds):
             for name in random.sample(list(calls), len(calls)):
                 with decision_fixed(plan), graphs_allowed(name == "replay"):
-                    gpu_microseconds(calls[name], 2 * REPEATS)
+                    gpu_microseconds(calls[name], 2 * CALLS_BEFORE_CAPTURE)
                     queued[name].append(gpu_microseconds(calls[name], max(int(1e11 / n**3), 4)))
                     alone[name] += [latency(calls[name]) for _ in range(5)]
         rows.append({"table": "replayed", "n": n, "plan": plan, "queued": queued, "alone": alone})

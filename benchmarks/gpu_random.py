@@ -2,57 +2,61 @@
 
 Whole calls as a user makes them, allocation and choice included, by the configs in force: CuPy's arrays, and torch's
 tensors for bfloat16. Sides are spread evenly by logarithm; half of the shapes have odd sides. `--sizes 3072
-4096x8192x4096` names shapes (m, or m x k x n). Samples go to results/<device>/random.json, with --workspace to
-workspace.json.
+4096x8192x4096` names shapes (n for n x n x n, or m x k x n). Samples, in milliseconds, go to
+results/<device>/random.json, with --workspace to workspace.json.
 """
 
 from __future__ import annotations
 
 import random
-import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from statistics import median
 from typing import Any
-
-import cupy
 
 import fmm
 from benchmarks.harness import (
     Call,
     Row,
     benchmark_parser,
+    cupy_tf32,
     free_gpu_memory,
-    gpu_environment,
-    gpu_folder,
     gpu_seconds,
+    machine_of,
     paired_speedup,
     repeats_of,
     rounds_within,
+    run_cases,
     shuffled_rounds,
-    write_result,
 )
+from benchmarks.matrices import library_of, library_product, random_matrix
 
 TYPES = ("float32", "float64", "bfloat16", "float16", "tf32")
 LARGEST, ASPECT = 20000, 64
 SAMPLE = 4e-3  # seconds of a sample
-SECONDS = 0.25  # of a shape's samples, about
+SECONDS = 0.25  # of a shape's samples, roughly
 DIGITS = 5  # significant digits of a sample that are written
-SHOWN = 30  # slowest shapes that are printed
 Size = tuple[int, int, int]
 
 
-def random_shapes(count: int, seed: int) -> list[Size]:
-    """Return random shapes with sides from 1 to LARGEST, none more than ASPECT times another; every second is odd."""
+def random_sides(count: int, number: int, largest: int, seed: int) -> list[tuple[int, ...]]:
+    """Return shapes of `number` sides, spread evenly by logarithm up to `largest`; every second shape is odd.
+
+    No side is more than ASPECT times another.
+    """
     rng = random.Random(seed)
-    shapes: list[Size] = []
+    shapes: list[tuple[int, ...]] = []
     while len(shapes) < count:
-        size = tuple(int(LARGEST ** rng.random()) for _ in range(3))
+        size = [int(largest ** rng.random()) for _ in range(number)]
         if max(size) <= ASPECT * min(size):
-            even = len(shapes) % 2
-            shapes.append(tuple(max(x - x % 2, 2) if even else x | 1 for x in size))  # type: ignore[arg-type]
+            shapes.append(tuple(max(x - x % 2, 2) if len(shapes) % 2 else x | 1 for x in size))
     return shapes
+
+
+def random_shapes(count: int, seed: int) -> list[Size]:
+    """Return random shapes of products."""
+    return [(m, k, n) for m, k, n in random_sides(count, 3, LARGEST, seed)]
 
 
 def shape_of(text: str) -> Size:
@@ -62,24 +66,15 @@ def shape_of(text: str) -> Size:
     return m, k, n
 
 
-def operands(size: Size, dtype: str) -> tuple[Any, Any, Callable[[Any, Any], Any]]:
-    """Return random normal matrices, and the product of the library that they belong to."""
-    m, k, n = size
-    if dtype == "bfloat16":
-        import torch
-
-        a, b = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in ((m, k), (k, n)))
-        return a, b, torch.matmul
-    drawn = "float32" if dtype in ("tf32", "float16") else dtype
-    a, b = (cupy.random.standard_normal(shape, dtype=drawn) for shape in ((m, k), (k, n)))
-    return (a.astype(cupy.float16), b.astype(cupy.float16), cupy.matmul) if dtype == "float16" else (a, b, cupy.matmul)
-
-
 def measured(size: Size, dtype: str, limits: Mapping[str, Any], seconds: float = SECONDS) -> Row:
     """Measure one shape."""
-    a, b, vendor = operands(size, dtype)
-    samples = paired_milliseconds(partial(vendor, a, b), partial(fmm.matmul, a, b, **limits), seconds)
-    return {"dtype": dtype, "size": size, **paired_fields(samples, fmm.explain(a, b, **limits))}
+    (m, k, n), library = size, library_of(dtype)
+    a, b = (random_matrix(library, shape, dtype, seed=seed) for seed, shape in ((1, (m, k)), (2, (k, n))))
+    with cupy_tf32(dtype == "tf32"):
+        own, vendor = partial(fmm.matmul, a, b, **limits), partial(library_product(library), a, b)
+        samples = paired_milliseconds(vendor, own, seconds)
+        decision = fmm.explain(a, b, **limits)
+    return {"dtype": dtype, "size": size, **paired_fields(samples, decision)}
 
 
 def paired_milliseconds(vendor: Call, own: Call, seconds: float = SECONDS) -> dict[str, list[float]]:
@@ -94,9 +89,27 @@ def paired_milliseconds(vendor: Call, own: Call, seconds: float = SECONDS) -> di
 
 
 def paired_fields(samples: Mapping[str, Sequence[float]], decision: Any) -> Row:
-    """Return what a row says of paired samples: the median ratio, the plan, its source, and the samples."""
+    """Return the fields of a row from paired samples: the median ratio, the plan, its source, and the samples."""
     ratio = paired_speedup(samples["vendor"], samples["fmm"])
     return {"ratio": float(f"{ratio:.{DIGITS}g}"), "plan": str(decision.plan), "step": decision.source, **samples}
+
+
+def text_line(row: Row) -> str:
+    """Return the line that a terminal shows for a row."""
+    name = f"{row.get('kind') or row['dtype']:18}{' x '.join(map(str, row['size'])):24}"
+    if row.get("failure"):
+        return f"{name}  {row['failure'][:100]}"
+    return f"{name}{row['ratio']:7.3f} {median(row['vendor']):9.4f} ms  {row['plan']}"
+
+
+def summary_lines(rows: Sequence[Row], key: str, goal: float = 1.0) -> Iterator[str]:
+    """Yield a line for each kind or type: the number of shapes, those below the goal, and the extreme ratios."""
+    for name in dict.fromkeys(row[key] for row in rows):
+        found = sorted(row["ratio"] for row in rows if row[key] == name and "ratio" in row)
+        if found:
+            below = sum(x < goal for x in found)
+            spread = f"worst {found[0]:.3f}, median {median(found):.3f}, best {found[-1]:.3f}"
+            yield f"{name:18}{len(found)} shapes, {below} below {goal:g}: {spread}"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -110,30 +123,14 @@ def main(arguments: Sequence[str]) -> int:
     add("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     limits = {} if options.workspace is None else {"workspace": options.workspace}
-    types, rows, began = options.dtype or TYPES, list[Row](), time.monotonic()
-    for size in options.sizes or random_shapes(options.count, options.seed):
-        for dtype in types:
-            if time.monotonic() - began > options.time_limit:
-                break
-            cupy._core.set_compute_type(cupy.float32, 7 if dtype == "tf32" else 1)
-            try:
-                rows.append(measured(size, dtype, limits))
-            finally:
-                cupy._core.set_compute_type(cupy.float32, 1)
+    cases = product(options.sizes or random_shapes(options.count, options.seed), options.dtype or TYPES)
+
+    def measure(case: tuple[Size, str]) -> Row:
+        row = measured(*case, limits)
         free_gpu_memory()
-    name = "workspace.json" if limits else "random.json"
-    write_result((options.output or gpu_folder()) / name, gpu_environment(), rows)
-    for row in sorted(rows, key=lambda row: row["ratio"])[:SHOWN]:
-        shape, time_ms = " x ".join(map(str, row["size"])), f"{median(row['vendor']):9.4f} ms"
-        print(f"{row['dtype']:9}{shape:24}{row['ratio']:7.3f} {time_ms}  {row['plan']}  ({row['step']})")
-    for dtype in types:
-        found = sorted(row["ratio"] for row in rows if row["dtype"] == dtype)
-        fast = sum(row["plan"] != "vendor" for row in rows if row["dtype"] == dtype)
-        if found:
-            spread = f"worst {found[0]:.3f}, median {median(found):.3f}, best {found[-1]:.3f}"
-            print(f"{dtype:9} {len(found)} shapes, {fast} by fast plans: {spread}")
+        return row
+
+    file = "workspace.json" if limits else "random.json"
+    rows = run_cases(options, machine_of("0"), file, cases, measure, text_line)
+    print(*summary_lines(rows, "dtype"), sep="\n")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,14 +1,12 @@
-"""Products by residues on a GPU: `python -m benchmarks gpu_residues [--quick] [--sides 4096,8192] [--plans
-PLAN;PLAN]`.
+"""Products by residues on a GPU: `python -m benchmarks gpu_residues [--quick] [--sides 4096,8192] [--plans "P;P"]`.
 
-Whole calls of fmm.matmul, by its own choice and by named plans, against cupy.matmul; their errors on normal and
-uniform data against extended precision; and the time of each launch of a leaf alone, with the rate of its products of
-bytes. GEMMul8 runs beside them if FMM_GEMMUL8 names a checkout. Samples go to results/<device>/residues.json.
+Whole calls of fmm.matmul, by its own choice and by named plans, against cupy.matmul; their errors on normal and uniform
+data; and the time of each launch of a leaf alone, with the rate of its products of bytes. GEMMul8 runs beside them if
+FMM_GEMMUL8 names a checkout. Samples, in milliseconds, go to results/<device>/residues.json.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,22 +14,21 @@ from statistics import median
 from typing import Any
 
 import cupy
-import numpy as np
 
 import fmm
-from benchmarks import gemmul8
 from benchmarks.gpu_complex import milliseconds
+from benchmarks.gpu_emulation import error_of, gemmul8_calls
 from benchmarks.harness import (
     Row,
     benchmark_parser,
     free_gpu_memory,
-    gpu_environment,
-    gpu_folder,
     gpu_seconds,
+    machine_of,
     paired_speedup,
+    run_cases,
     shuffled_rounds,
-    write_result,
 )
+from benchmarks.matrices import random_matrix
 from fmm.kernels.cuda.launch.player import Addresses
 from fmm.kernels.cuda.launch_list import Launch
 from fmm.kernels.plans.levels.residue_planes import STRASSEN_PRODUCTS
@@ -43,11 +40,8 @@ from fmm.runtime.device_backend import DeviceBackend, record_for_device
 SIDES, QUICK_SIDES = (4096, 8192, 16384, 24576), (4096, 8192)
 USUAL_PLANS = {
     "float64": (
-        "residues(13) > bytes",
-        "residues(14) > bytes",
-        "residues(14) > strassen > bytes",
-        "residues(14) > strassen^2 > bytes",
-        "residues(15) > bytes",
+        *(f"residues({moduli}) > bytes" for moduli in (13, 14, 15)),
+        *(f"residues(14) > {level} > bytes" for level in ("strassen", "strassen^2")),
     ),
     "complex128": (
         "3m > residues(14) > bytes",
@@ -57,8 +51,6 @@ USUAL_PLANS = {
 }
 LONG = 12288  # side from which on a call takes a tenth of a second and more
 ROUNDS, QUICK_ROUNDS = 9, 3
-SAMPLED = 8, 128  # rows and columns of C that are compared with a product in higher precision
-DATA = "normal", "uniform"
 
 
 @dataclass(frozen=True)
@@ -74,31 +66,9 @@ class Selection:
     whole_only: bool = False  # whole calls, no launches by themselves
 
 
-def random_matrix(data: str, dtype: str, side: int, seed: int) -> Any:
-    """Return a square matrix of random numbers; the parts of a complex matrix are independent."""
-    rng = cupy.random.default_rng(seed)
-    real = {"complex128": "float64", "complex64": "float32"}.get(dtype, dtype)
-    draw = partial(rng.standard_normal if data == "normal" else rng.random, (side, side), dtype=real)
-    if real == dtype:
-        return draw()
-    found = cupy.empty((side, side), dtype)
-    found.real, found.imag = draw(), draw()
-    return found
-
-
-def relative_error(c: Any, a: Any, b: Any) -> float:
-    """Return the error of a few rows and columns in the Frobenius norm, against NumPy in extended precision."""
-    rows, cols = SAMPLED
-    wide, narrow = (np.clongdouble, complex) if a.dtype.kind == "c" else (np.longdouble, float)
-    left, right = (x.get().astype(wide) for x in (a[-rows:], b[:, -cols:]))
-    expected = left @ right
-    error = c[-rows:, -cols:].get() - expected
-    return float(np.linalg.norm(error.astype(narrow)) / np.linalg.norm(expected.astype(narrow)))
-
-
 def launch_times(dtype: str, side: int, leaf: str, repeats: int) -> dict[str, float]:
     """Return the milliseconds of each kind of launch of a plan, every launch repeated by itself."""
-    a, b = (random_matrix("normal", dtype, side, seed) for seed in (1, 2))
+    a, b = (random_matrix("cupy", (side, side), dtype, seed=seed) for seed in (1, 2))
     c = cupy.empty_like(a)
     recorded = record_for_device(Plan.parse(leaf), Problem(side, side, side, dtype))
     workspace = cupy.empty(recorded.workspace, cupy.uint8)
@@ -125,31 +95,19 @@ def bytes_rate(side: int, leaf: str, times: dict[str, float]) -> float:
     return float(products * 2 * (side / 2**ending.depth) ** 3 / spent / 1e9)
 
 
-def gemmul8_calls(a: Any, b: Any, c: Any, modes: Sequence[str]) -> dict[str, Callable[[], Any]]:
-    """Return GEMMul8 in these modes, if there is a checkout and it has the type (benchmarks/gemmul8.py)."""
-    if not gemmul8.checkout() or str(a.dtype) not in gemmul8.MODULI:
-        return {}
-
-    def run(product: gemmul8.Gemmul8Product) -> Any:
-        product()
-        return c
-
-    return {f"GEMMul8 {mode}": partial(run, gemmul8.Gemmul8Product(a, b, c, mode == "fast")) for mode in modes}
-
-
 def measured(side: int, chosen: Selection) -> Row:
     """Measure one side; all calls share one C, so that large sides fit into memory."""
     errors: dict[str, dict[str, float]] = {}
     calls: dict[str, Callable[[], Any]] = {}
     for data in chosen.data:
         calls.clear()  # the calls hold the matrices of the other kind of data
-        a, b = (random_matrix(data, chosen.dtype, side, seed) for seed in (3, 4))
+        a, b = (random_matrix("cupy", (side, side), chosen.dtype, data, seed) for seed in (3, 4))
         c = cupy.empty_like(a)
         calls["vendor"] = partial(cupy.matmul, a, b, out=c)
         calls |= {} if chosen.plans_only else {"fmm": partial(fmm.matmul, a, b, out=c)}
         calls |= {plan: partial(fmm.matmul, a, b, out=c, plan=plan) for plan in chosen.plans}
         calls |= gemmul8_calls(a, b, c, chosen.modes)
-        errors[data] = {name: relative_error(call(), a, b) for name, call in calls.items()}
+        errors[data] = {name: error_of(call, a, b, c, lower=False) for name, call in calls.items()}
     fmm_plan = str(fmm.explain(a, b, out=c).plan)
     if side >= LONG:  # each call is warm and long enough by itself
         samples = {name: [1e3 * x for x in found] for name, found in shuffled_rounds(calls, chosen.rounds).items()}
@@ -160,6 +118,7 @@ def measured(side: int, chosen: Selection) -> Row:
     free_gpu_memory()
     endings = [plan for plan in dict.fromkeys((*chosen.plans, fmm_plan)) if plan in residue_leaves()]
     stages = {leaf: launch_times(chosen.dtype, side, leaf, chosen.rounds) for leaf in endings if not chosen.whole_only}
+    free_gpu_memory()
     return {
         "dtype": chosen.dtype,
         "side": side,
@@ -173,7 +132,7 @@ def measured(side: int, chosen: Selection) -> Row:
 
 
 def text_lines(row: Row) -> str:
-    """Return what a terminal shows for a row: a line for each call."""
+    """Return the lines that a terminal shows for a row, one for each call."""
     lines = []
     for name, ratio in row["speedups"].items():
         errors = ", ".join(f"{data} {found[name] / found['vendor']:.2f}" for data, found in row["errors"].items())
@@ -188,14 +147,13 @@ def text_lines(row: Row) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmark; return the exit code."""
-    parser = benchmark_parser("gpu_residues", __doc__)
+    parser = benchmark_parser("gpu_residues", __doc__, quick="two sides and three rounds")
     add = parser.add_argument
-    add("--quick", action="store_true", help="two sides and three rounds")
     add("--dtype", default="float64")
     add("--sides", default="", help="separated by commas")
     add("--plans", help="separated by semicolons; empty: fmm's own choice alone")
     add("--rounds", type=int)
-    add("--data", default=",".join(DATA), help="normal, uniform, or both separated by a comma")
+    add("--data", default="normal,uniform", help="normal, uniform, or both separated by a comma")
     add("--modes", default="fast,accurate", help="of GEMMul8")
     add("--plans-only", action="store_true", help="leave fmm's own choice out")
     add("--whole-only", action="store_true", help="whole calls, no launches by themselves")
@@ -206,14 +164,6 @@ def main(arguments: Sequence[str]) -> int:
     rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
     data, modes = (tuple(filter(None, x.split(","))) for x in (options.data, options.modes))
     chosen = Selection(options.dtype, plans, rounds, data, modes, options.plans_only, options.whole_only)
-    rows: list[Row] = []
-    for side in sides:
-        rows.append(measured(side, chosen))
-        free_gpu_memory()
-        print(text_lines(rows[-1]), flush=True)
-        write_result((options.output or gpu_folder()) / "residues.json", gpu_environment(), rows, key="cases")
+    measure = partial(measured, chosen=chosen)
+    run_cases(options, machine_of("0"), "residues.json", sides, measure, text_lines, key="cases")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -2,47 +2,48 @@
 
 Whole calls by CUDA events: fmm.gram's lower triangle against cuBLAS's syrk (also with FMM_EMULATION=0), fmm.matmul(x,
 x.T) against the library's own product, Newton-Schulz steps against torch's, and named plans of fmm.gram. Results are
-checked first: symmetric bit for bit, and sampled rows against float64. Samples go to results/<device>/gram.json.
+checked first: symmetric bit for bit, and sampled rows against higher precision. A case that the time limit leaves is a
+row with the failure "no time". Samples, in milliseconds, go to results/<device>/gram.json.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from importlib.util import find_spec
+from itertools import cycle
 from statistics import median
 from typing import Any, Literal
 
-import cupy
-import numpy as np
-
 import fmm
 from benchmarks.harness import (
+    Call,
     Row,
     benchmark_parser,
-    cases_in_time,
     environment_variable,
-    failure_text,
     free_gpu_memory,
-    gpu_environment,
-    gpu_folder,
     gpu_seconds,
+    has_failures,
+    machine_of,
     paired_speedup,
+    quick_cases,
+    recorded_failure,
     repeats_of,
     rounds_within,
+    run_cases,
     shuffled_rounds,
-    write_result,
 )
+from benchmarks.matrices import random_matrix, relative_error
 
 Kind = Literal["syrk", "matmul", "newton-schulz", "plan"]
-Calls = tuple[Callable[[int], Any], ...]  # fmm's and the vendor's; the number picks one of two sets of operands
-SAMPLED_ROWS, SAMPLED_COLS = 16, 1024
+Calls = tuple[Callable[[Any], Any], Callable[[Any], Any]]  # fmm's and the vendor's, of a matrix
 SAMPLE = 4e-3  # seconds of a sample: shorter calls are repeated
-LONG = 15e-3  # seconds of a call that nobody replays as a graph
-STEPS = 5  # of Newton-Schulz
+LONG = 15e-3  # seconds of a call that is never replayed as a graph
+NEWTON_STEPS = 5
 TOLERANCE = {"float64": 1e-12, "float32": 1e-4}  # relative error of a right result; other types:
 LOOSE_TOLERANCE = 5e-2
+NO_TIME = "no time"
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,12 @@ class Case:
     @property
     def name(self) -> str:
         return f"{self.kind} {self.dtype}{' ieee' * self.ieee} {self.rows} x {self.cols} {self.plan}".strip()
+
+    @property
+    def fields(self) -> Row:
+        """Return the fields of a row before anything is measured."""
+        names = {name: value for name, value in asdict(self).items() if name not in ("rows", "cols", "quick")}
+        return {**names, "size": (self.rows, self.cols), "candidate": [], "vendor": []}
 
 
 def squares(kind: Kind, dtype: str, *targets: tuple[int, float]) -> list[Case]:
@@ -87,62 +94,30 @@ CASES = (
     ),
 )
 
-
-@dataclass
-class Result:
-    """Paired samples of one case, in milliseconds; errors are relative, in the Frobenius norm of sampled rows."""
-
-    kind: str
-    dtype: str
-    size: tuple[int, int]
-    target: float | None
-    plan: str = ""
-    why: str = ""
-    candidate: list[float] = field(default_factory=list)
-    vendor: list[float] = field(default_factory=list)
-    error: float = float("nan")
-    vendor_error: float = float("nan")
-    failure: str = ""
-    ieee: bool = False
+# The compared calls
 
 
-# ---- what is compared
+def product_calls(case: Case, x: Any) -> Calls:
+    return (lambda x: fmm.matmul(x, x.T)), (lambda x: x @ x.T)
 
 
-def random_matrices(case: Case, count: int = 2) -> list[Any]:
-    """Return normal numbers: torch's tensors where torch is installed (it has bfloat16), else CuPy's arrays."""
-    try:
-        import torch
-    except ImportError:
-        numbers = [cupy.random.standard_normal((case.rows, case.cols), cupy.float32) for _ in range(count)]
-        return [x.astype(case.dtype) for x in numbers]
-    torch.manual_seed(1)
-    return [torch.randn(case.rows, case.cols, device="cuda", dtype=getattr(torch, case.dtype)) for _ in range(count)]
-
-
-def product_calls(case: Case, xs: list[Any]) -> Calls:
-    return (lambda i: fmm.matmul(xs[i], xs[i].T)), (lambda i: xs[i] @ xs[i].T)
-
-
-def syrk_calls(case: Case, xs: list[Any]) -> Calls:
-    out = fmm.gram(xs[0], rows=True, fill="lower")
+def syrk_calls(case: Case, x: Any) -> Calls:
+    out = fmm.gram(x, rows=True, fill="lower")
     options: dict[str, Any] = {"rows": True, "fill": "lower", "out": out}
-    return (lambda i: fmm.gram(xs[i], **options)), (lambda i: fmm.gram(xs[i], plan="vendor", **options))
+    return (lambda x: fmm.gram(x, **options)), (lambda x: fmm.gram(x, plan="vendor", **options))
 
 
-def plan_calls(case: Case, xs: list[Any]) -> Calls:
-    return (lambda i: fmm.gram(xs[i], rows=True, plan=case.plan)), (lambda i: xs[i] @ xs[i].T)
+def plan_calls(case: Case, x: Any) -> Calls:
+    return (lambda x: fmm.gram(x, rows=True, plan=case.plan)), (lambda x: x @ x.T)
 
 
-def newton_calls(case: Case, xs: list[Any]) -> Calls:
+def newton_calls(case: Case, x: Any) -> Calls:
     from examples.newton_schulz import orthogonalised, step_by_fmm, step_by_torch
 
-    return tuple(
-        partial(lambda step, i: orthogonalised(xs[i], STEPS, step), step) for step in (step_by_fmm, step_by_torch)
-    )
+    return tuple(partial(orthogonalised, steps=NEWTON_STEPS, step=step) for step in (step_by_fmm, step_by_torch))
 
 
-CALLS: Mapping[Kind, Callable[[Case, list[Any]], Calls]] = {
+CALLS: Mapping[Kind, Callable[[Case, Any], Calls]] = {
     "syrk": syrk_calls,
     "matmul": product_calls,
     "newton-schulz": newton_calls,
@@ -150,64 +125,48 @@ CALLS: Mapping[Kind, Callable[[Case, list[Any]], Calls]] = {
 }
 
 
-# ---- measuring
+# Measuring
 
 
 def measured(case: Case, rounds: int, seconds: float) -> Row:
-    """Check a case, then time it; a case that fails is a row that says why."""
-    result = Result(case.kind, case.dtype, (case.rows, case.cols), case.target, ieee=case.ieee)
+    """Check a case, then time fmm and the vendor on two matrices in turn."""
+    library = "torch" if find_spec("torch") else "cupy"  # CuPy has no bfloat16
     with environment_variable("FMM_EMULATION", "0" if case.ieee else None):
-        try:
-            xs = random_matrices(case)
-            calls = CALLS[case.kind](case, xs)
-            if case.kind == "matmul":
-                explained = fmm.explain(xs[0], xs[0].T)
-            else:
-                explained = fmm.explain_gram(xs[0], rows=True, plan=case.plan or None)
-            result.plan, result.why = str(explained.plan), explained.reason
-            check_results(case, calls, xs[0], result)
-            sample_calls(calls, result, rounds, seconds)
-        except Exception as error:  # whatever may go wrong: the next case is measured
-            result.failure = failure_text(error)
-    xs = []
+        xs = [random_matrix(library, (case.rows, case.cols), case.dtype, seed=seed) for seed in (1, 2)]
+        own, vendor = CALLS[case.kind](case, xs[0])
+        if case.kind == "matmul":
+            explained = fmm.explain(xs[0], xs[0].T)
+        else:
+            explained = fmm.explain_gram(xs[0], rows=True, plan=case.plan or None)
+        decided = {"plan": str(explained.plan), "why": explained.reason}
+        errors = checked_errors(case, own(xs[0]), vendor, xs[0], symmetric=decided["plan"] != "vendor")
+        samples = paired_milliseconds({"candidate": own, "vendor": vendor}, xs, rounds, seconds)
+    del xs
     free_gpu_memory()
-    return asdict(result)
+    return {**case.fields, **decided, **samples, **errors}
 
 
-def check_results(case: Case, calls: Calls, x: Any, result: Result) -> None:
-    """Record the errors of both calls; RuntimeError for a wrong or unsymmetric result."""
+def checked_errors(case: Case, c: Any, vendor: Callable[[Any], Any], x: Any, symmetric: bool) -> Row:
+    """Return the relative errors of both results; RuntimeError for a wrong or unsymmetric result."""
     if case.kind == "newton-schulz":
-        by_fmm, by_torch = (call(0).double() for call in calls)
-        result.error = float((by_fmm - by_torch).norm() / by_torch.norm())
-        if not result.error < 0.1:
-            raise RuntimeError(f"the results differ by {result.error:.2g}")
-        return
-    rows = np.linspace(0, case.rows - 1, SAMPLED_ROWS).astype(np.intp)
-    cols = np.unique(np.linspace(0, case.rows - 1, SAMPLED_COLS).astype(np.intp))
-    exact = host_rows(x, rows) @ host_rows(x, cols).T
-    below = cols[None, :] <= rows[:, None]
-    errors = []
-    for call in calls:
-        c = call(0)
-        if case.kind == "matmul" and call is calls[0] and result.plan != "vendor" and not bool((c == c.T).all()):
-            raise RuntimeError("the result is not symmetric")
-        error = np.linalg.norm((host_rows(c, rows)[:, cols] - exact)[below]) / np.linalg.norm(exact[below])
-        errors.append(float(error))
-    result.error, result.vendor_error = errors
-    if not result.error < TOLERANCE.get(case.dtype, LOOSE_TOLERANCE):
-        raise RuntimeError(f"wrong result: relative error {result.error:.3g}")
+        by_fmm, by_torch = (found.double() for found in (c, vendor(x)))
+        distance = float((by_fmm - by_torch).norm() / by_torch.norm())
+        if not distance < 0.1:
+            raise RuntimeError(f"the results differ by {distance:.2g}")
+        return {"error": distance, "vendor_error": None}
+    if case.kind == "matmul" and symmetric and not bool((c == c.T).all()):
+        raise RuntimeError("the result is not symmetric")
+    error = relative_error(x, x.T, c, lower=True)
+    if not error < TOLERANCE.get(case.dtype, LOOSE_TOLERANCE):
+        raise RuntimeError(f"wrong result: relative error {error:.3g}")
+    return {"error": error, "vendor_error": relative_error(x, x.T, vendor(x), lower=True)}
 
 
-def host_rows(x: Any, rows: Any) -> Any:
-    """Return these rows in float64, on the host."""
-    if isinstance(x, cupy.ndarray):
-        return cupy.asnumpy(x[rows]).astype(np.float64)
-    return x[rows.tolist()].double().cpu().numpy()
-
-
-def sample_calls(calls: Calls, result: Result, rounds: int, seconds: float) -> None:
-    """Time both calls on two sets of operands in turn; short calls first run until graphs are captured."""
-    turns = {name: alternating(call) for name, call in zip(("candidate", "vendor"), calls, strict=True)}
+def paired_milliseconds(
+    calls: Mapping[str, Callable[[Any], Any]], xs: Sequence[Any], rounds: int, seconds: float
+) -> dict[str, list[float]]:
+    """Return the samples of calls that alternate between the matrices; short calls first run until graphs exist."""
+    turns: dict[str, Call] = {name: partial(next, map(call, cycle(xs))) for name, call in calls.items()}
     single = max(*(gpu_seconds(call, 2) for call in turns.values()), 1e-6)
     if single < LONG:
         for call in turns.values():
@@ -216,64 +175,40 @@ def sample_calls(calls: Calls, result: Result, rounds: int, seconds: float) -> N
     repeats = repeats_of(single, SAMPLE, most=1 << 20)
     count = rounds_within(seconds, 2 * single * repeats, 5, rounds)
     samples = shuffled_rounds(turns, count, repeats=repeats)
-    result.candidate, result.vendor = ([1e3 * x for x in samples[name]] for name in ("candidate", "vendor"))
-
-
-def alternating(call: Callable[[int], Any]) -> Callable[[], Any]:
-    """Return a call without arguments that uses the two sets of operands in turn."""
-    count = [0]
-
-    def run() -> Any:
-        count[0] += 1
-        return call(count[0] % 2)
-
-    return run
-
-
-# ---- the command
+    return {name: [1e3 * x for x in found] for name, found in samples.items()}
 
 
 def text_line(row: Row) -> str:
     """Return the line that a terminal shows for a row."""
-    size, kind = " x ".join(map(str, row["size"])), row["dtype"] + " ieee" * row["ieee"]
-    what = f"{row['kind']:15}{kind:13}{size:>15}"
+    size, dtype = " x ".join(map(str, row["size"])), row["dtype"] + " ieee" * row["ieee"]
+    what = f"{row['kind']:15}{dtype:13}{size:>15}"
     if row["failure"]:
         return f"{what}  {row['failure'][:100]}"
-    target = f"{row['target']:.2f}" if row["target"] else ""
-    vendor_error = row["vendor_error"]
-    error = row["error"] / vendor_error if vendor_error == vendor_error and vendor_error else row["error"]
     speedup = paired_speedup(row["vendor"], row["candidate"])
-    times = f"{median(row['candidate']):9.3f}{median(row['vendor']):9.3f}{speedup:9.3f}{target:>8}"
-    return f"{what}{times}{error:7.2g}  {row['plan']}"
+    target = f", target {row['target']:.2f}" if row["target"] else ""
+    error = row["error"] / row["vendor_error"] if row["vendor_error"] else row["error"]
+    return f"{what}{median(row['candidate']):9.3f} ms{speedup:8.3f}{target}, error {error:.2g}  {row['plan']}"
 
 
-HEAD = f"{'what':15}{'type':13}{'size':>15}{'ms':>9}{'vendor':>9}{'speedup':>9}{'target':>8}{'error':>7}  plan"
+def missing_rows(cases: Sequence[Case], measured_count: int) -> list[Row]:
+    """Return a row for each case that the time limit left."""
+    return [{**case.fields, "failure": NO_TIME} for case in cases[measured_count:]]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the benchmark; return 1 if a case failed."""
-    parser = benchmark_parser("gram", __doc__, time_limit=420)
+    """Run the benchmark; return 1 if a case failed or was left."""
+    parser = benchmark_parser(
+        "gram", __doc__, time_limit=420, quick="fewer cases and rounds, a second of timing for each"
+    )
     add = parser.add_argument
-    add("--quick", action="store_true", help="fewer cases and rounds, a second of timing for each")
     add("--only", default="", help="cases whose 'kind type m x k ' contains one of these, separated by commas")
     add("--rounds", type=int, default=15)
-    add("--seconds", type=float, default=4, help="of timing a case, about")
+    add("--seconds", type=float, default=4, help="of timing a case, roughly")
     options = parser.parse_args(arguments)
     rounds, seconds = (7, min(options.seconds, 1.0)) if options.quick else (options.rounds, options.seconds)
-    named = [case for case in CASES if any(x in f"{case.name} " for x in options.only.split(","))]
-    cases = [case for case in named if case.quick or not options.quick]
-    cases.sort(key=lambda case: case.rows**2 * case.cols)  # a time limit cuts off the longest
-    path = (options.output or gpu_folder()) / "gram.json"
-    rows: list[Row] = []
-    print(HEAD)
-    for case in cases_in_time(cases, options.time_limit):
-        rows.append(measured(case, rounds, seconds))
-        print(text_line(rows[-1]), flush=True)
-        write_result(path, gpu_environment(), rows)
-    for case in cases[len(rows) :]:
-        rows.append(asdict(Result(case.kind, case.dtype, (case.rows, case.cols), case.target, failure="no time")))
-    return int(any(row["failure"] for row in rows))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    cases = [case for case in quick_cases(CASES, options.quick)]
+    cases = [case for case in cases if any(x in f"{case.name} " for x in options.only.split(","))]
+    cases.sort(key=lambda case: case.rows**2 * case.cols)  # the time limit leaves the longest
+    measure = recorded_failure(partial(measured, rounds=rounds, seconds=seconds), lambda case: case.fields)
+    left = partial(missing_rows, cases)
+    return has_failures(run_cases(options, machine_of("0"), "gram.json", cases, measure, text_line, left=left))

@@ -1,13 +1,12 @@
 """Cost of recomputing after an overflow, in float32: `python -m benchmarks guard [--rounds 15] [SIDE ...]`.
 
-First inf and NaN are compared with CuPy's. Then, in shuffled rounds on random data: cuBLAS; a rescue with nothing to
-do; a rescue that computes the product again; each plan without and with its guard against inf and NaN. A line shows
-the median and the quartiles in microseconds, and cuBLAS's time over it. Samples go to results/<device>/guard.json.
+First inf and NaN are compared with CuPy's. Then, in shuffled rounds on random data: cuBLAS; the recomputing launches
+without and with a raised flag; each plan without and with its guard against inf and NaN. A line shows the median and
+the quartiles in microseconds, and cuBLAS's time over the median. Samples go to results/<device>/guard.json.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,11 +19,11 @@ from benchmarks.harness import (
     Call,
     Row,
     benchmark_parser,
-    gpu_folder,
     gpu_seconds,
-    measure_cases,
+    machine_of,
     paired_speedup,
     repeats_of,
+    run_cases,
     shuffled_rounds,
 )
 from fmm.kernels.cuda.launch_list import LaunchList, StreamSync
@@ -38,7 +37,7 @@ PLANS = (FUSED, f"strassen.pad4 > {FUSED}", "strassen.batched.pad16 > vendor")
 SIDES = (512, 1536, 2560, 3072, 4096, 8192)
 RAISED = 1  # value of a raised flag
 SAMPLE, MOST_REPEATS = 2e-3, 100  # seconds of a sample, and the most calls in it
-AHEAD = 1e-4  # seconds: more than any of these calls takes the host
+AHEAD = 1e-4  # seconds: longer than the host time of any of these calls
 
 
 def only_recomputing(launches: LaunchList) -> LaunchList:
@@ -136,10 +135,6 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("sides", nargs="*", type=int, default=list(SIDES))
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args(arguments)
-    path = (options.output or gpu_folder()) / "guard.json"
-    rows = measure_cases(options.sides, lambda side: measured(side, options.rounds), path, text_lines)
+    measure = partial(measured, rounds=options.rounds)
+    rows = run_cases(options, machine_of("0"), "guard.json", options.sides, measure, text_lines)
     return int(not all(row["right"] for row in rows))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

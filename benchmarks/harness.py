@@ -1,8 +1,8 @@
-"""What every benchmark shares: timing on a GPU or the host, paired shuffled rounds, environments, one JSON writer.
+"""The harness of every benchmark: clocks, paired shuffled rounds, machines, options, and one JSON writer.
 
-A benchmark is a table of cases and a function that makes, for one case, the calls to compare. All calls are warmed up,
-then timed in shuffled rounds, one sample of each call in every round, so that a device's drift meets all alike; a
-speedup is the median of the paired ratios. The raw samples go to results/<device>/<name>.json beside the environment.
+A benchmark is a table of cases and a function that returns, for one case, the calls to compare. All calls are warmed
+up, then timed in shuffled rounds: one sample of each call in every round, so that all meet the same drift. A speedup is
+the median of the paired ratios. Raw samples go to results/<device>/<name>.json beside the environment.
 
 Nothing here imports CuPy until a function needs a GPU.
 """
@@ -21,13 +21,13 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fmm.config.certify import median_interval, paired_ratios
-from fmm.config.store import replace_file
-from fmm.tuner.trials.environment import source_commit
+from fmm.config.store import write_file
+from fmm.tuner.trials.environment import device_folder, environment_record, source_commit, typed_command
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -36,7 +36,7 @@ Call = Callable[[], object]
 Clock = Callable[[Call, int], float]  # seconds of one of `repeats` calls
 
 
-# ---- clocks
+# Clocks
 
 
 def host_seconds(call: Call, repeats: int) -> float:
@@ -60,7 +60,7 @@ def gpu_seconds(call: Call, repeats: int, ahead: float = 0.0) -> float:
     return event_milliseconds(lambda _: call(), repeats) / 1e3
 
 
-SPIN_CYCLES = 2e9  # cycles of a second, about
+SPIN_CYCLES = 2e9  # cycles of a second, roughly
 SPIN = r"""
 extern "C" __global__ void spin(long long cycles) {
     const long long start = clock64();
@@ -81,7 +81,7 @@ def _spin_kernel() -> Any:
     return cupy.RawKernel(SPIN, "spin")
 
 
-# ---- paired rounds
+# Paired rounds
 
 
 def shuffled_rounds(
@@ -146,11 +146,36 @@ def noise_floor(samples: Mapping[str, Sequence[float]], baseline: str, again: st
     return abs(paired_speedup(samples[baseline], samples[again]) - 1)
 
 
-# ---- devices and their environments
+# Machines
 
 
-def gpu_environment(**more: Any) -> dict[str, Any]:
-    """Return what is recorded of CuPy's current GPU: card, versions, commit, command, time."""
+class Machine(NamedTuple):
+    """The device under test: its name for a header, its folder of results, its environment, and its clock."""
+
+    name: str
+    folder: Path
+    environment: Callable[..., Row]
+    clock: Clock
+    on_gpu: bool = False
+
+
+def machine_of(device: str) -> Machine:
+    """Return this CPU ("cpu"), or the CUDA device of this number, which becomes CuPy's current device."""
+    if device == "cpu":
+        where = environment_record(typed_command())
+        name = f"{where['processor']}, {where['blas_threads']} threads, NumPy {where['numpy']}, {where['blas']}"
+        folder = RESULTS / device_folder()
+        return Machine(name, folder, lambda **more: {**environment_record(typed_command()), **more}, host_seconds)
+    import cupy
+
+    cupy.cuda.Device(int(device)).use()
+    where = gpu_environment()
+    name = f"{where['device']}, CUDA {where['cuda']}, cuBLAS {where['cublas']}, CuPy {where['cupy']}"
+    return Machine(name, gpu_folder(), gpu_environment, gpu_seconds, on_gpu=True)
+
+
+def gpu_environment(**more: Any) -> Row:
+    """Return the record of CuPy's current GPU: card, versions, commit, command, time."""
     import cupy
 
     runtime = cupy.cuda.runtime
@@ -216,36 +241,92 @@ def environment_variable(name: str, value: str | None) -> Iterator[None]:
             os.environ[name] = before
 
 
-# ---- the command line, and what a run writes
+@contextmanager
+def cupy_tf32(enabled: bool) -> Iterator[None]:
+    """Let CuPy multiply float32 in TF32 while the block runs."""
+    import cupy
+
+    cupy._core.set_compute_type(cupy.float32, 7 if enabled else 1)
+    try:
+        yield
+    finally:
+        cupy._core.set_compute_type(cupy.float32, 1)
 
 
-def benchmark_parser(name: str, doc: str | None, time_limit: float | None = None) -> argparse.ArgumentParser:
-    """Return a parser with the options that benchmarks share: --output, and --time-limit where there is a limit."""
+# The command line, and the results of a run
+
+
+def benchmark_parser(
+    name: str, doc: str | None, time_limit: float | None = None, device: str | None = None, quick: str = ""
+) -> argparse.ArgumentParser:
+    """Return a parser with the options that benchmarks share.
+
+    These are --output, and where a default or a help text is given --time-limit, --device and --quick.
+    """
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks {name}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, metavar="DIR", help="write to this folder (default: results/<device>)")
+    if device is not None:
+        parser.add_argument("--device", default=device, help=f"cpu, or the number of a CUDA device ({device})")
+    if quick:
+        parser.add_argument("--quick", action="store_true", help=quick)
     if time_limit is not None:
         limit = f"begin no case after S seconds ({time_limit:g})"
         parser.add_argument("--time-limit", type=float, default=time_limit, metavar="S", help=limit)
     return parser
 
 
-def measure_cases(
+def quick_cases(cases: Iterable[Any], quick: bool) -> list[Any]:
+    """Return all cases, or the quick ones alone."""
+    return [case for case in cases if case.quick or not quick]
+
+
+def run_cases(
+    options: argparse.Namespace,
+    machine: Machine,
+    file: str,
     cases: Iterable[Any],
-    measure: Callable[[Any], Row],
-    path: Path,
+    measure: Callable[[Any], Row | Sequence[Row]],
     show: Callable[[Row], str],
-    environment: Callable[[], Mapping[str, Any]] = gpu_environment,
-    time_limit: float = float("inf"),
+    *,
+    key: str = "rows",
+    left: Callable[[int], Sequence[Row]] = lambda measured_count: (),
+    **environment: Any,
 ) -> list[Row]:
-    """Measure the cases within the time limit; print each row, and write all rows after each case. Return the rows."""
+    """Measure the cases within options.time_limit, print every row, and write all rows after each case.
+
+    `left` returns the rows of the cases that the time limit leaves after this number of cases; they are written at the
+    end. Return the rows.
+    """
     rows: list[Row] = []
-    for case in cases_in_time(cases, time_limit):
-        rows.append(measure(case))
-        print(show(rows[-1]), flush=True)
-        write_result(path, environment(), rows)
+    path = (options.output or machine.folder) / file
+    print(machine.name, flush=True)
+
+    def add_rows(new: Sequence[Row]) -> None:
+        rows.extend(new)
+        print(*map(show, new), sep="\n", flush=True)
+        write_result(path, machine.environment(**environment), rows, key=key)
+
+    count = 0
+    for case in cases_in_time(cases, getattr(options, "time_limit", float("inf"))):
+        found, count = measure(case), count + 1
+        add_rows([found] if isinstance(found, dict) else found)
+    if missing := left(count):
+        add_rows(missing)
     return rows
+
+
+def recorded_failure(measure: Callable[[Any], Row], fields: Callable[[Any], Row]) -> Callable[[Any], Row]:
+    """Return `measure` with exceptions recorded: a row with the case's fields and the failure."""
+
+    def measured(case: Any) -> Row:
+        try:
+            return {"failure": "", **measure(case)}
+        except Exception as error:  # the next case is measured
+            return {**fields(case), "failure": failure_text(error)}
+
+    return measured
 
 
 def cases_in_time(cases: Iterable[Any], seconds: float) -> Iterator[Any]:
@@ -259,8 +340,13 @@ def cases_in_time(cases: Iterable[Any], seconds: float) -> Iterator[Any]:
 
 
 def failure_text(error: BaseException) -> str:
-    """Return what a row records of a case that failed: the kind of the exception and its message."""
+    """Return the record of a failed case: the kind of the exception and its message."""
     return f"{type(error).__name__}: {error}"
+
+
+def has_failures(rows: Iterable[Row]) -> int:
+    """Return the exit code: 1 if a row failed, else 0."""
+    return int(any(row["failure"] for row in rows))
 
 
 def write_result(
@@ -270,4 +356,4 @@ def write_result(
     path.parent.mkdir(parents=True, exist_ok=True)
     head = "".join(f"{json.dumps(name)}: {json.dumps(value, indent=1)},\n" for name, value in more.items())
     lines = ",\n".join("  " + json.dumps(row) for row in rows)
-    replace_file(path, f'{{\n"environment": {json.dumps(environment, indent=1)},\n{head}"{key}": [\n{lines}\n]\n}}\n')
+    write_file(path, f'{{\n"environment": {json.dumps(environment, indent=1)},\n{head}"{key}": [\n{lines}\n]\n}}\n')

@@ -243,7 +243,7 @@ def main(arguments: Sequence[str]) -> int:
             previous = known[card.key] if options.blocks or options.thresholds else None
             types = previous if previous and options.blocks else sections_of(card, previous)
             known[card.key] = {dtype: with_blocks(raw, dtype, card) for dtype, raw in types.items()}
-    store.replace_file(SHIPPED_CONFIG, reader.config_text(known))
+    store.write_file(SHIPPED_CONFIG, reader.config_text(known))
     return 0
 
 

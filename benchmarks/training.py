@@ -23,7 +23,7 @@ from torch import nn
 import fmm
 from benchmarks.forced_plan import force
 from benchmarks.harness import RESULTS, benchmark_parser
-from fmm.config.store import replace_file
+from fmm.config.store import write_file
 from fmm.integrations.report import begin_report, end_report
 from fmm.tuner.trials.environment import device_folder, environment_record, typed_command
 
@@ -160,7 +160,7 @@ def main(arguments: Sequence[str]) -> int:
             runs[dtype] = run
             content = {"runs": runs, "torch": torch.__version__}
             content["environment"] = {**card, **environment_record(typed_command())}
-            replace_file(path, json.dumps(content, indent=1) + "\n")
+            write_file(path, json.dumps(content, indent=1) + "\n")
         run = runs[dtype]
         seconds = ", ".join(f"{name} {value:.2f} s" for name, value in run["seconds"].items())
         print(f"{dtype}: {seconds}; largest difference of losses {run['apart']:.2e}, noise {run['noise']:.2e}")

@@ -37,7 +37,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal((options.side, options.side)).astype(options.dtype) for _ in range(2))
     print(fmm.explain(a, b))
-    c = fmm.matmul(a, b)  # fmm.install("numpy") makes np.matmul that; the operator `@` nobody can replace
+    c = fmm.matmul(a, b)  # with fmm.install("numpy"), so do np.matmul and `@`
     own, usual = seconds(lambda: fmm.matmul(a, b, out=c)), seconds(lambda: np.matmul(a, b, out=c))
     print(f"\nfmm.matmul {own:.3f} s, np.matmul {usual:.3f} s: {usual / own:.2f} times as fast")
     rows = a[:16].astype(np.longdouble) @ b.astype(np.longdouble)

@@ -1,6 +1,6 @@
-"""The types of numbers that fmm multiplies: one row each, with all that any part of fmm asks of a type.
+"""The table of element types that fmm multiplies.
 
-A new type is a new row here; who needs more of a type adds a column.
+A new type is a new row; a new property of types is a new column.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class DType:
-    """One type of numbers, in memory, in arithmetic, and by the names and numbers that CUDA's libraries have for it."""
+    """An element type: its size, its arithmetic, and its names and numbers in C++ and CUDA's libraries."""
 
     name: str
     itemsize: int  # bytes in memory
-    # Of what a product rounds: its result, or its operands where those are cut to fewer bits. 0 of integers.
+    # Of the result, or of the operands if a product rounds them to fewer bits; 0 for integers.
     unit_roundoff: float
-    cpp: str  # its name in the device code
+    cpp: str  # name in device code
     cuda_type: int  # cudaDataType
     compute_type: int  # cublasComputeType_t
-    scalar: str  # NumPy's type of alpha and beta
+    scalar: str  # NumPy type of alpha and beta
     scalar_type: int  # cudaDataType of alpha and beta
-    flops: int = 2  # of one multiply-add
-    registers: int = 1  # of 32 bits, for a value while it is added up
-    stored_as: str = ""  # the type in memory, where `name` is only a way to multiply that
-    real: str = ""  # the type of a complex number's two parts
-    tensor_map: int | None = None  # CU_TENSOR_MAP_DATA_TYPE_*; None where the copy engine is not used
-    mma: str = ""  # what the tensor cores' instructions call it
-    sums_wider: bool = False  # are products added up in a wider type than they are stored in?
-    exact: bool = False  # integers, of whose sums and products the lowest bits are kept; of bool or-and
+    flops: int = 2  # per multiply-add
+    registers: int = 1  # 32-bit registers per accumulator
+    stored_as: str = ""  # the type in memory if `name` is a precision of another type's products (TF32)
+    real: str = ""  # type of a complex number's real and imaginary parts
+    tensor_map: int | None = None  # CU_TENSOR_MAP_DATA_TYPE_*; None if the copy engine is not used
+    mma: str = ""  # name in the tensor cores' instructions
+    sums_wider: bool = False  # True if sums are accumulated in a wider type
+    exact: bool = False  # integers modulo 2**bits; bool with or and and
 
     @property
     def stored(self) -> str:
-        """The type of the numbers in memory."""
+        """The type in memory."""
         return self.stored_as or self.name
 
     @property
@@ -45,7 +45,7 @@ class DType:
 _ROWS = (
     DType("float64", 8, 2.0**-53, "double", 1, 70, "float64", 1, registers=2),
     DType("float32", 4, 2.0**-24, "float", 0, 68, "float32", 0, tensor_map=7),
-    # float32 in memory, whose products cut their operands to 11 bits for the tensor cores.
+    # float32 in memory; the tensor cores round operands to 11 bits.
     DType("tf32", 4, 2.0**-11, "fmm::tf32", 0, 77, "float32", 0, stored_as="float32", tensor_map=11, mma="tf32"),
     DType("float16", 2, 2.0**-11, "fmm::half", 2, 68, "float32", 0, tensor_map=6, mma="f16", sums_wider=True),
     DType("bfloat16", 2, 2.0**-8, "fmm::bfloat16", 14, 68, "float32", 0, tensor_map=9, mma="bf16", sums_wider=True),
@@ -57,7 +57,7 @@ _ROWS = (
 
 
 def _integers() -> Iterator[DType]:
-    """By name, bytes, C++'s name and cudaDataType. BLAS adds up products of the smallest alone, in 32 bits."""
+    """Yield the integer types. cuBLAS multiplies int8 only, with sums in int32."""
     for name, itemsize, cpp, number in (
         ("int8", 1, "signed char", 3),
         ("int16", 2, "short", 20),
@@ -73,10 +73,10 @@ def _integers() -> Iterator[DType]:
 
 
 DTYPES: Mapping[str, DType] = MappingProxyType({row.name: row for row in (*_ROWS, *_integers())})
-FLOATS: tuple[str, ...] = tuple(row.name for row in _ROWS)  # which round; complex ones and TF32 too
-STORED: tuple[str, ...] = tuple(row.name for row in _ROWS if not row.stored_as)  # what arrays of such can hold
+FLOATS: tuple[str, ...] = tuple(row.name for row in _ROWS)  # real, complex and TF32
+STORED: tuple[str, ...] = tuple(row.name for row in _ROWS if not row.stored_as)  # float types of arrays
 COMPLEX: tuple[str, ...] = tuple(row.name for row in _ROWS if row.is_complex)
 RINGS: tuple[str, ...] = tuple(name for name, row in DTYPES.items() if row.exact and name != "bool")  # modulo 2^bits
 INTEGERS: tuple[str, ...] = (*RINGS, "bool")
-# Of planes of residues, which nobody but kernels sees: a row of no table.
+# The type of residue planes inside kernels; no array has it.
 BYTE = DType("byte", 1, 0.0, "fmm::byte", 3, 72, "int32", 10, tensor_map=0, mma="s8")

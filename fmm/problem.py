@@ -1,4 +1,4 @@
-"""One product, as everybody asks for it: the model, the recorder, the tuner's trials and the config's keys."""
+"""The problem: one product as a value, shared by the model, the recorder, the tuner's trials and the config."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Literal, NamedTuple
 from fmm.dtypes import DTYPES, DType
 
 Shape = tuple[int, int, int]  # (m, k, n)
-# A B; A B where B is A's adjoint (its transpose; of complex numbers, the conjugate one); A B that is known to be its
-# own adjoint for another reason. Of the latter two only one half is computed.
+# "product": A B. "gram": A B with B = A^H. "symmetric": A B that is its own adjoint, by the caller's guarantee.
+# Only one triangle of "gram" and "symmetric" is computed.
 Operation = Literal["product", "gram", "symmetric"]
 OPERATIONS: tuple[Operation, ...] = ("product", "gram", "symmetric")
-# What is written of a C that is its own adjoint: all; the lower half, and nothing of the upper one; the lower half,
-# where the upper one may be left with anything (inside a plan).
+# The part of a self-adjoint C that is written. "full": all. "lower": the lower triangle; the upper one is unchanged.
+# "loose", inside plans only: the lower triangle; the upper one is undefined.
 Fill = Literal["full", "lower", "loose"]
-FILLS: tuple[Fill, ...] = ("full", "lower")  # that may be asked for
+FILLS: tuple[Fill, ...] = ("full", "lower")  # of a whole problem
 
 
 class Layout(NamedTuple):
-    """How a matrix lies in memory: rows (`C`) or columns (`F`) contiguous, the next one `leading` elements further."""
+    """A matrix's memory layout: row-major (`C`) or column-major (`F`), with a leading dimension in elements."""
 
     order: Literal["C", "F"]
     leading: int
 
     @property
     def strides(self) -> tuple[int, int]:
-        """Elements from one row to the next, and from one column to the next."""
+        """Distances in elements from row to row and from column to column."""
         return (self.leading, 1) if self.order == "C" else (1, self.leading)
 
 
@@ -36,9 +36,9 @@ Layouts = tuple[Layout, Layout, Layout]
 
 @dataclass(frozen=True)
 class Problem:
-    """C = alpha A B + beta C, for an m x k matrix A and a k x n matrix B; `batch` equal ones of them.
+    """C = alpha A B + beta C for an m x k matrix A and a k x n matrix B, or a batch of products of these sizes.
 
-    Without layouts, A, B and C lie row by row, without gaps.
+    Without layouts, A, B and C are row-major without gaps.
     """
 
     m: int
@@ -51,10 +51,9 @@ class Problem:
     op: Operation = "product"
     batch: int = 1
     fill: Fill = "full"
-    componentwise: bool = False  # is every entry to be right beside its own size, not beside the largest ones alone?
-    prepared_side: Literal["A", "B"] | None = None  # behind which matrix stands what a leaf has made of it
-    # Where beta's matrix is not what C holds: elements from one of its rows, one of its columns to the next, zero along
-    # an axis along which all are the same.
+    componentwise: bool = False  # bound each entry's error relative to (|A| |B|)ij
+    prepared_side: Literal["A", "B"] | None = None  # the matrix with a leaf's preparation after it in memory
+    # Row and column strides, in elements, of an addend that C does not hold; 0 along a broadcast axis.
     addend_strides: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
@@ -65,7 +64,7 @@ class Problem:
         if self.fill not in FILLS or (self.fill != "full" and not self.writes_triangle):
             raise ValueError(f"{self.op} cannot have fill {self.fill!r}; valid: {', '.join(FILLS)}")
         if self.addend_strides is not None and (self.writes_triangle or not self.beta):
-            raise ValueError("only what a whole product is added to can lie elsewhere")
+            raise ValueError("an addend apart from C needs beta, and the operation 'product'")
         if self.writes_triangle and self.m != self.n:
             raise ValueError(f"a product that is its own adjoint is square, not {self.m} x {self.n}")
         for name, side in zip("mkn", self.size, strict=True):
@@ -84,17 +83,17 @@ class Problem:
 
     @property
     def updates(self) -> bool:
-        """Is C more than the product: a multiple of it, or added to what C holds?"""
+        """True if alpha is not 1 or beta is not 0."""
         return self.alpha != 1 or self.beta != 0
 
     @property
     def writes_triangle(self) -> bool:
-        """Is C its own adjoint, so that half of it is enough?"""
+        """True if C is its own adjoint, so that one triangle is computed."""
         return self.op != "product"
 
     @property
     def shapes(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
-        """Of A, B and C."""
+        """The shapes of A, B and C."""
         return (self.m, self.k), (self.k, self.n), (self.m, self.n)
 
     @cached_property
@@ -103,7 +102,7 @@ class Problem:
 
     @property
     def stored(self) -> str:
-        """The type of the numbers in memory: TF32 is only a way to multiply float32."""
+        """The type in memory: TF32 is stored as float32."""
         return self.type.stored
 
     @property
@@ -112,12 +111,12 @@ class Problem:
 
     @property
     def flops(self) -> int:
-        """Of the classical products."""
+        """Floating-point operations of the classical algorithm."""
         return self.type.flops * self.m * self.k * self.n * self.batch
 
 
 def positive_shape(shape: Shape) -> Shape:
-    """The shape; ValueError if it has nothing to multiply."""
+    """Return the shape; ValueError unless all sizes are positive."""
     if min(shape) < 1:
         raise ValueError(f"sizes (m, k, n) must be positive, not {shape}")
     return shape
@@ -125,8 +124,8 @@ def positive_shape(shape: Shape) -> Shape:
 
 @lru_cache(maxsize=4096)
 def without_layouts(problem: Problem) -> Problem:
-    """The same product of matrices that lie row by row, neither scaled nor added to: what choices are made for."""
-    own = Problem(*problem.size, problem.dtype, op=problem.op, fill=problem.fill)
+    """Return the same product of row-major matrices, without factors and addend: the key of choices."""
+    plain = Problem(*problem.size, problem.dtype, op=problem.op, fill=problem.fill)
     if problem.componentwise or problem.prepared_side:
-        own = replace(own, componentwise=problem.componentwise, prepared_side=problem.prepared_side)
-    return own
+        plain = replace(plain, componentwise=problem.componentwise, prepared_side=problem.prepared_side)
+    return plain

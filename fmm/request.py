@@ -1,6 +1,6 @@
 """Checked arguments of the public functions.
 
-Each public function has one request here. An error names the argument, its value and what is valid.
+Each public function has one request here. An error names the argument, its value and the valid values.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from fmm.arrays.select_library import library_of
 from fmm.dtypes import INTEGERS
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.runtime.decisions.decide import Decision
+from fmm.runtime.decisions.early_declines import OnDecline, no_action
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
 from fmm.runtime.gemm import OPS, BlasGemmParams
 from fmm.runtime.gram import TRIANGLES, GramParams
@@ -52,6 +53,7 @@ class GemmRequest(NamedTuple):
     out: Any
     params: BlasGemmParams
     constraints: PlanConstraints
+    on_decline: OnDecline = no_action
 
 
 class GramRequest(NamedTuple):
@@ -63,6 +65,7 @@ class GramRequest(NamedTuple):
     out: Any
     params: GramParams
     constraints: PlanConstraints
+    on_decline: OnDecline = no_action
 
 
 def check_matmul(
@@ -96,7 +99,7 @@ def check_gemm(
     """
     plan = parse_plan(constraints[0])
     if plan is not None:  # fmm.explain_gemm returns a plan that may conjugate; the call itself decides that
-        plan = plan.conjugating(*plan.conjugates) or plan
+        plan = plan.with_conjugation(*plan.conjugates) or plan
     params, checked = _gemm_params(*scalars_and_ops), check_constraints(plan, *constraints[1:])
     check_dense("fmm.gemm", a, b, c)
     out = unwrap_out(out)
@@ -318,7 +321,7 @@ def _integer_factor(name: str, value: Any, dtype: np.dtype[Any]) -> Any:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, float):
-        raise TypeError(f"{name} must be a whole number, not {value!r}: cannot cast such multiples to {dtype}")
+        raise TypeError(f"{name} must be a whole number, not {value!r}: cannot cast the multiples to {dtype}")
     least, most = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     if not least <= value <= most:
         raise ValueError(f"{name} must be a number that {dtype} holds, {least} to {most}, not {value!r}")

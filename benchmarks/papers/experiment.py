@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.papers.bench import Bench, PlannedBench
-from fmm.config.store import replace_file
+from fmm.config.store import write_file
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 
@@ -110,7 +110,7 @@ def write_results(results: Results, experiment: Experiment, path: Path) -> None:
         head["later runs"] = [dict(run) for run in found.runs[1:]]
     rows = ",\n".join(json.dumps(row) for row in found.rows.values())
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, f'{json.dumps(head)[:-1]}, "rows": [\n{rows}\n]}}\n')
+    write_file(path, f'{json.dumps(head)[:-1]}, "rows": [\n{rows}\n]}}\n')
     packed(path).unlink(missing_ok=True)
 
 
@@ -227,7 +227,7 @@ def measured_parts(
     if not parts or limit.left <= 0:
         return
     old = progress.results
-    results = Results((*old.runs, bench.environment(command)), old.scale, old.rows)
+    results = Results((*old.runs, bench.environment_record(command)), old.scale, old.rows)
     limit.begins()
     bench.prepare([x for part in parts for x in part.products])
     for part in parts:
@@ -253,7 +253,7 @@ def _rows_of(part: Part) -> tuple[list[Row], str]:
 
 def measured_now(experiment: Experiment, bench: Bench, side: int, command: list[str]) -> Results:
     """All parts, with the paper's largest side scaled to this one; no file is written."""
-    results = Results((bench.environment(command),), min(side / experiment.side, 1.0), {})
+    results = Results((bench.environment_record(command),), min(side / experiment.side, 1.0), {})
     for part in experiment.parts(bench, results.scale):
         results = results.with_part(experiment, part, part.rows())
         bench.free()

@@ -1,4 +1,4 @@
-"""Tables of unchanged programs with fmm installed, other projects' tests, and products that several GPUs share."""
+"""Tables of products on several GPUs, of unchanged programs with fmm installed, and of other projects' tests."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 from benchmarks.outside import SUITES
 from benchmarks.tables.markdown import Row, digits, load, loaded, paired, table, times
 
-# ---- several GPUs
+# Products on several GPUs
 
-WHO = {
+CALLERS = {
     "torch": "torch's own product",
     "hook": "torch's, with fmm installed",
     "hook-ieee": "torch's, with fmm installed, `FMM_EMULATION=0`",
@@ -24,15 +24,15 @@ WHO = {
     "alone": "a GPU's own part, all there",
 }
 PREDICTED = re.compile(r"^predicted: (\S+) s", re.MULTILINE)
-COLUMNS = ("on", "type", "n", "who", "ms", "predicted, ms", "speedup over torch's", "of own part")
+SEVERAL_COLUMNS = ("on", "type", "n", "who", "ms", "predicted, ms", "speedup over torch's", "of own part")
 
 
 def several_gpus(results: Path) -> Iterator[str]:
-    """Medians, and of the ratios of each round; beside what no sharing can beat."""
-    yield from table(COLUMNS, _rows(results))
+    """Yield a row for each sharded product and caller: milliseconds, the prediction, and the speedup over torch's."""
+    yield from table(SEVERAL_COLUMNS, _several_rows(results))
 
 
-def _rows(results: Path) -> Iterator[tuple[object, ...]]:
+def _several_rows(results: Path) -> Iterator[tuple[object, ...]]:
     for _, environment, rows in loaded(results, "*/distributed.json"):
         where = f"{environment['gpus']} x {environment['device']}"
         for row in rows:
@@ -41,69 +41,69 @@ def _rows(results: Path) -> Iterator[tuple[object, ...]]:
                 beside = "alone" in taken and who in ("hook", "shared", "shared-level")
                 own = f"{paired(taken['alone'], seconds):.2f}" if beside else ""
                 speedup = f"**{paired(taken['torch'], seconds):.2f}**" if "torch" in taken and who != "torch" else ""
-                expected = _predicted(row["ways"].get(who, ()))
+                expected = _predicted_milliseconds(row["ways"].get(who, ()))
                 time = digits(1e3 * median(seconds))
-                yield where, row["dtype"], size(row), WHO[who], time, expected, speedup, own
+                yield where, row["dtype"], _sharded_size(row), CALLERS[who], time, expected, speedup, own
 
 
-def _predicted(way: Sequence[str]) -> str:
-    """Milliseconds, of the lines that explain a way to share a product."""
+def _predicted_milliseconds(way: Sequence[str]) -> str:
+    """Return the predicted milliseconds that an explanation names."""
     found = PREDICTED.search("\n".join(way))
     return digits(1e3 * float(found[1])) if found else ""
 
 
-def size(row: Row) -> str:
-    """Of square matrices, which are sharded by rows unless it says blocks."""
+def _sharded_size(row: Row) -> str:
+    """Return the side of the square matrices, and the mesh if they are sharded in blocks."""
     mesh = row.get("mesh", ())
     return f"{row['n']} in blocks on {times(mesh)}" if len(mesh) > 1 else str(row["n"])
 
 
-# ---- unchanged programs
+# Unchanged programs
 
-GAINED = ("what", "where", "as it is", "with fmm", "gained")
-OUTSIDE = ("tests of", "which", "every product by", "passed, skipped, failed", "with fmm", "fail only with fmm")
+GAINED_COLUMNS = ("what", "where", "as it is", "with fmm", "gained")
+OUTSIDE_COLUMNS = ("tests of", "which", "every product by", "passed, skipped, failed", "with fmm", "fail only with fmm")
 
 
 def gained(results: Path) -> Iterator[str]:
-    """Medians of both, and of the ratios of each round; of small products what a call takes more."""
-    rows = [*_sharded(results), *_trained(results), *_added(results), *_declined(results)]
-    rows += [*_dask(results), *_streamed(results)]
-    yield from table(GAINED, iter(rows))
+    """Yield a row for each program: the median times without and with fmm, and the speedup or the extra time."""
+    rows = [*_sharded_rows(results), *_training_rows(results), *_addend_rows(results), *_declined_rows(results)]
+    rows += [*_dask_rows(results), *_streamed_rows(results)]
+    yield from table(GAINED_COLUMNS, iter(rows))
 
 
-def _sharded(results: Path) -> Iterator[Sequence[object]]:
+def _sharded_rows(results: Path) -> Iterator[Sequence[object]]:
     for _, environment, rows in loaded(results, "*/distributed.json"):
         for row in rows:
             plain, hooked = (row["seconds"].get(who) for who in ("torch", "hook"))
             if plain and hooked:
-                what = f"DTensor's `a @ b`, {row['dtype']} {size(row)}"
-                yield what, f"{environment['gpus']} x {environment['device']}", *_milliseconds(plain, hooked)
+                what = f"DTensor's `a @ b`, {row['dtype']} {_sharded_size(row)}"
+                yield what, f"{environment['gpus']} x {environment['device']}", *_before_and_after(plain, hooked)
 
 
-def _trained(results: Path) -> Iterator[Sequence[object]]:
+def _training_rows(results: Path) -> Iterator[Sequence[object]]:
     for path in sorted(results.glob("*/training.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
         for dtype, run in content["runs"].items():
             plain, ours = (run["seconds"][who] for who in ("torch", "fmm"))
-            what = f"training a small transformer, {dtype}, losses {_within(run)}"
-            yield what, _machine(content["environment"]), *_milliseconds([plain], [ours])
+            what = f"training a small transformer, {dtype}, losses {_loss_difference(run)}"
+            yield what, _program_machine(content["environment"]), *_before_and_after([plain], [ours])
 
 
-def _within(run: dict[str, Any]) -> str:
-    """What two plain runs differ by is the measure. (Losses of about 9 in float32 are multiples of 9.5e-7.)"""
+def _loss_difference(run: dict[str, Any]) -> str:
+    """Return the difference of the losses beside that of two plain runs."""
     return f"apart by {run['apart']:.1e}, those of two plain runs by {run['noise']:.1e}" if run["apart"] else "alike"
 
 
-def _added(results: Path) -> Iterator[Sequence[object]]:
-    """Products with a bias, as nn.Linear has it."""
+def _addend_rows(results: Path) -> Iterator[Sequence[object]]:
+    """Yield products with a bias, as in nn.Linear."""
     for _, environment, rows in loaded(results, "*/added.json"):
         for row in rows:
             if row["added"] == "row":
                 what = f"`torch.addmm` of a bias, {row['dtype']} {row['n']}"
-                yield what, environment["device"], *_milliseconds(row["seconds"]["torch"], row["seconds"]["fmm"])
+                yield what, environment["device"], *_before_and_after(row["seconds"]["torch"], row["seconds"]["fmm"])
 
 
-def _declined(results: Path) -> Iterator[Sequence[object]]:
+def _declined_rows(results: Path) -> Iterator[Sequence[object]]:
     for _, environment, rows in loaded(results, "*/host-declined.json"):
         for row in rows:
             plain, ours = median(row["without"]), median(row["with"])
@@ -112,7 +112,7 @@ def _declined(results: Path) -> Iterator[Sequence[object]]:
             yield what, environment["device"], f"{plain:.1f} µs", f"{ours:.1f} µs", more
 
 
-def _dask(results: Path) -> Iterator[Sequence[object]]:
+def _dask_rows(results: Path) -> Iterator[Sequence[object]]:
     for path in sorted(results.glob("*/dask.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
         for run in content["runs"]:
@@ -121,45 +121,45 @@ def _dask(results: Path) -> Iterator[Sequence[object]]:
                 **content["environment"],
                 "blas_threads": content["environment"]["processors"],
             }  # one thread each
-            # A run that was stopped may have begun a round that it did not end.
+            # A stopped run has an incomplete round.
             plain, ours = zip(*zip(run["seconds"]["dask"], run["seconds"]["fmm"], strict=False), strict=True)
-            yield what, _machine(workers), *_milliseconds(plain, ours)
+            yield what, _program_machine(workers), *_before_and_after(plain, ours)
 
 
-def _streamed(results: Path) -> Iterator[Sequence[object]]:
-    """Beside cuBLASXt, where that was measured."""
+def _streamed_rows(results: Path) -> Iterator[Sequence[object]]:
+    """Yield products of NumPy's arrays on a GPU that were measured beside cuBLASXt."""
     for path in sorted(results.glob("*/out_of_core*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
         for run in content["runs"]:
             if "cuBLASXt" in run["seconds"]:
                 what = f"NumPy's arrays on a GPU, {run['dtype']} {run['side']}, beside cuBLASXt"
                 plain, ours = (run["seconds"][who] for who in ("cuBLASXt", "fmm"))
-                yield what, _card(path.parent), *_milliseconds(plain, ours)
+                yield what, _card_name(path.parent), *_before_and_after(plain, ours)
 
 
-def _card(folder: Path) -> str:
-    """The device whose results these are, as its own table of products names it."""
+def _card_name(folder: Path) -> str:
+    """Return the name of the folder's device."""
     found = folder / "gpu.json"
     return str(load(found)[0]["device"]) if found.exists() else folder.name
 
 
-def _milliseconds(plain: Sequence[float], ours: Sequence[float]) -> tuple[str, str, str]:
+def _before_and_after(plain: Sequence[float], ours: Sequence[float]) -> tuple[str, str, str]:
     both = median(plain), median(ours)
     unit, scale = ("s", 1.0) if max(both) > 1 else ("ms", 1e3)
     before, after = (f"{digits(scale * x)} {unit}" for x in both)
     return before, after, f"**{paired(plain, ours):.2f}**"
 
 
-def _machine(environment: dict[str, Any]) -> str:
+def _program_machine(environment: dict[str, Any]) -> str:
     return str(environment.get("device") or f"{environment['processor']}, {environment['blas_threads']} threads")
 
 
-# ---- other projects' tests
+# Other projects' tests
 
 
 def outside(results: Path) -> Iterator[str]:
-    """What `python -m benchmarks.outside` found, suite by suite."""
-    yield from table(OUTSIDE, _outside_rows(results))
+    """Yield a row for each suite of `python -m benchmarks outside`."""
+    yield from table(OUTSIDE_COLUMNS, _outside_rows(results))
 
 
 def _outside_rows(results: Path) -> Iterator[Sequence[object]]:
@@ -167,16 +167,22 @@ def _outside_rows(results: Path) -> Iterator[Sequence[object]]:
         content = json.loads(path.read_text(encoding="utf-8"))
         package = {"sklearn": "scikit-learn", "torch-cpu": "torch"}.get(content["suite"], content["suite"])
         found = {"cupy": content["versions"].get("cupy-cuda13x")} | content["versions"]
-        counts = (", ".join(str(content[who].get(end, 0)) for end in ENDS) for who in ("without fmm", "with fmm"))
+        counts = (", ".join(str(content[who].get(end, 0)) for end in OUTCOMES) for who in ("without fmm", "with fmm"))
         plan = f"`{content['plan']}`" if content["plan"] else "what fmm chooses"
         plan += "".join(f", `{name}={value}`" for name, value in content.get("wishes", {}).items())
         older = content.get("tests of", "").removeprefix(package).strip()  # a checkout of another version
         own = f", the tests of {older}" if older not in ("", found.get(package)) else ""
-        yield f"{package} {found.get(package, '')}{own}", _which(content), plan, *counts, len(content["worse with fmm"])
+        yield (
+            f"{package} {found.get(package, '')}{own}",
+            _selected_tests(content),
+            plan,
+            *counts,
+            len(content["worse with fmm"]),
+        )
 
 
-def _which(content: dict[str, Any]) -> str:
-    """The files, or what was selected of them."""
+def _selected_tests(content: dict[str, Any]) -> str:
+    """Return the files of the suite, and the selected tests."""
     suite, (_, _, options) = SUITES[content["suite"]], content["environment"]["command"].partition(" --pytest ")
     selected = options.partition("-k ")[2] or suite.select
     files = ", ".join(f"`{Path(x).name if x.endswith('.py') else x}`" for x in suite.files)
@@ -184,4 +190,4 @@ def _which(content: dict[str, Any]) -> str:
     return f"`-k {selected}`" if "-k " in options else f"{files}, `-k {selected}`" if selected else files
 
 
-ENDS = ("passed", "skipped", "failed")
+OUTCOMES = ("passed", "skipped", "failed")

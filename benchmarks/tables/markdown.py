@@ -1,77 +1,137 @@
-"""Results as lines of Markdown: a heading, a table, and numbers as tables have them."""
+"""Results as tables: Markdown on a page, CSV in results/tables/, and the formats of their numbers."""
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 Row = dict[str, Any]
 COMMIT = re.compile(r"\b[0-9a-f]{13,}\b")
-LONG = 0.1  # milliseconds from which a random product counts as long
+LONG_MILLISECONDS = 0.1  # a random product that takes longer is summarised with the long ones
+SOURCE_COLUMNS = ("samples", "commit")  # last columns of a CSV file; a page names the CSV file instead
 
 
 def load(path: Path) -> tuple[Row, list[Row]]:
-    """The environment of a result and its rows, packed or not."""
+    """Return the environment and the rows of a result file, packed or not."""
     raw = path.read_bytes()
     content = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
     return content["environment"], content["rows"]
 
 
 def loaded(results: Path, pattern: str) -> Iterator[tuple[Path, Row, list[Row]]]:
-    """Every result of such a name, device by device: where it is, its environment and its rows."""
+    """Yield the path, the environment and the rows of each result file that matches the pattern."""
     for path in sorted(results.glob(pattern)):
         yield path, *load(path)
 
 
-def heading(path: Path, environment: Row, *more: str) -> Iterator[str]:
-    """Which device, and where the samples are; apart from a table before it."""
-    where = ", ".join((f"`results/{path.parent.name}/{path.name}`", f"commit {short(environment['commit'])}", *more))
-    yield ""
-    yield f"**{environment['device']}** ({where})"
-    yield ""
+class LongTable(NamedTuple):
+    """A table that is too long for a page: results/tables/NAME.csv has all rows, the page has some of them."""
+
+    name: str
+    columns: Sequence[str]  # without SOURCE_COLUMNS
+    all_rows: Callable[[Path], Iterator[Sequence[object]]]  # each row ends with the cells of SOURCE_COLUMNS
+
+    def csv_text(self, results: Path) -> str:
+        """Return all rows as CSV, without Markdown's marks."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow((*self.columns, *SOURCE_COLUMNS))
+        writer.writerows([str(cell).strip("*`") for cell in row] for row in self.all_rows(results))
+        return text.getvalue()
+
+    def page_lines(self, results: Path, is_shown: Callable[[Sequence[object]], bool]) -> Iterator[str]:
+        """Yield the table of the rows that the page shows, and a link to the CSV file."""
+        rows = list(self.all_rows(results))
+        width = len(self.columns)
+        yield from table(self.columns, (row[:width] for row in rows if is_shown(row)))
+        yield ""
+        yield f"All {len(rows)} rows, with samples and commits: {self.link}."
+
+    @property
+    def link(self) -> str:
+        """Return the link from a page of docs/ to the CSV file."""
+        return f"[{self.name}.csv](../results/tables/{self.name}.csv)"
 
 
-def short(commit: str) -> str:
-    """A commit's first digits; where several are named, those of each."""
-    return COMMIT.sub(lambda found: found[0][:12], commit)
-
-
-def table(columns: Sequence[str], rows: Iterator[Sequence[object]]) -> Iterator[str]:
-    """A Markdown table; plans are spelled as they are today, whenever they were measured."""
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
+    """Yield the lines of a Markdown table."""
     yield f"| {' | '.join(columns)} |"
     yield f"|{'---|' * len(columns)}"
     yield from (f"| {' | '.join(map(str, row))} |" for row in rows)
 
 
-# ---- numbers in words
+def heading(path: Path, environment: Row, *more: str) -> Iterator[str]:
+    """Yield the device, the file of the samples and its commit, between empty lines."""
+    where = ", ".join((f"`results/{path.parent.name}/{path.name}`", f"commit {short(environment['commit'])}", *more))
+    yield from ("", f"**{machine_name(environment)}** ({where})", "")
+
+
+def source(path: Path, environment: Row) -> tuple[str, str]:
+    """Return the cells of SOURCE_COLUMNS."""
+    return f"results/{path.parent.name}/{path.name}", short(environment["commit"])
+
+
+def machine_name(environment: Row) -> str:
+    """Return a short name of the GPU, or of the CPU with its threads."""
+    if "device" in environment:
+        return short_name(environment["device"])
+    return f"{short_name(environment['processor'])}, {environment['blas_threads']} threads"
+
+
+def short_name(device: str) -> str:
+    """Return the name of a device without its vendor's marks: "H200", "Intel Xeon"."""
+    return re.sub(r"\(R\)|^NVIDIA | Processor| \d+GB.*", "", device)
+
+
+def short(commit: str) -> str:
+    """Return the first twelve digits of every commit in the text."""
+    return COMMIT.sub(lambda found: found[0][:12], commit)
+
+
+# Formats of numbers
 
 
 def times(size: Sequence[int]) -> str:
-    return " x ".join(map(str, size))
+    """Return the sides of a matrix or product, such as "8 x 9 x 10"; of a cube, "8³"."""
+    return f"{size[0]}³" if len(size) == 3 and len(set(size)) == 1 else " x ".join(map(str, size))
 
 
-def digits(number: float) -> str:
-    """Three significant digits, never as a power of ten."""
-    return f"{float(f'{number:.3g}'):g}"
+def digits(number: float, count: int = 3) -> str:
+    """Return some significant digits, never as a power of ten."""
+    rounded = float(f"{number:.{count}g}")
+    return f"{rounded:.0f}" if abs(rounded) >= 1e5 else f"{rounded:g}"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds from one second on, else milliseconds."""
+    return f"{digits(seconds)} s" if seconds > 1 else f"{digits(1e3 * seconds)} ms"
 
 
 def space(nbytes: int) -> str:
+    """Return bytes in GiB."""
     return f"{nbytes / 2**30:.2f} GiB"
 
 
-def paired(other: Sequence[float], own: Sequence[float]) -> float:
-    """The median of the ratios of each round: above 1 where `own` is faster."""
-    return float(median(o / x for o, x in zip(other, own, strict=True)))
+def paired(baseline: Sequence[float], own: Sequence[float]) -> float:
+    """Return the median of the ratios of each round: above 1 where `own` is faster."""
+    return float(median(other / x for other, x in zip(baseline, own, strict=True)))
 
 
-def range_of_ratios(rows: Sequence[Row], those: str) -> str:
-    """Of random shapes: the least and the largest ratio, and the least of `those` that take long."""
+def speedup(baseline: Sequence[float], own: Sequence[float]) -> str:
+    """Return the paired speedup in bold."""
+    return f"**{paired(baseline, own):.2f}**"
+
+
+def range_of_ratios(rows: Sequence[Row], noun: str) -> str:
+    """Return the extreme ratios of random shapes, and the least ratio of the long ones; `noun` names them."""
     ratios = [row["ratio"] for row in rows]
-    long = [row["ratio"] for row in rows if median(row["vendor"]) > LONG]
+    long = [row["ratio"] for row in rows if median(row["vendor"]) > LONG_MILLISECONDS]
     spread = f"median ratios from {min(ratios):.2f} to {max(ratios):.2f}"
-    return f"{spread}; of {those} over {LONG} ms ({len(long)}) from {min(long, default=1):.2f}"
+    return f"{spread}; of {noun} over {LONG_MILLISECONDS} ms ({len(long)}) from {min(long, default=1):.2f}"

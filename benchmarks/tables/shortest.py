@@ -1,4 +1,4 @@
-"""The tables of docs/shortest_paths.md, from results/."""
+"""Tables of docs/shortest_paths.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.semirings.closure_launches import closure_seconds
 from fmm.semirings.minplus_kernel import RINGS
 
-WHO = {
+CALLERS = {
     "float32": "float32, normal numbers",
     "float32 >= 0": "float32, none negative",
     "int32": "int32, none negative",
@@ -26,34 +26,35 @@ WHO = {
 }
 
 
-MINIMA = 64  # that a multiprocessor of Hopper has of two numbers, a clock
-LENGTHS = (1, 3, 5, 6, 7, 8, 10, 100)
-STRASSEN = 7 / 8  # of the products, by one level
+MINIMA_PER_CLOCK = 64  # minima of two numbers, of a Hopper multiprocessor in a clock
+LENGTH_LIMITS = (1, 3, 5, 6, 7, 8, 10, 100)
+STRASSEN_SHARE = 7 / 8  # products of one level of Strassen over products without it
 RESIDUE_BITS = 8
-SEIDEL = 3  # int8 products for each doubling: distances are two
+SEIDEL_PRODUCTS = 3  # int8 products of a doubling in Seidel's algorithm
 
 
-def bound() -> float:
-    """Sums a second that are compared with the best so far, at most, if each is a minimum of two."""
+def peak_sums() -> float:
+    """Return the largest number of sums a second, if each sum takes one minimum of two numbers."""
     chip = datasheet_of("H200")
-    return MINIMA * chip.sms * 1e6 * chip.boost_mhz
+    return MINIMA_PER_CLOCK * chip.sms * 1e6 * chip.boost_mhz
 
 
 def minplus_bound(results: Path) -> Iterator[str]:
-    """What the datasheet lets expect."""
+    """Yield the bound of the datasheet in a sentence."""
     chip = datasheet_of("H200")
-    product, paths = (digits(1e3 * n**3 / bound()) for n in (4096, 8192))
+    product, paths = (digits(1e3 * n**3 / peak_sums()) for n in (4096, 8192))
     yield (
-        f"{chip.sms} multiprocessors at {chip.boost_mhz / 1e3:.2f} GHz have {bound() / 1e12:.1f} 10^12 sums a second: "
+        f"{chip.sms} multiprocessors at {chip.boost_mhz / 1e3:.2f} GHz have {peak_sums() / 1e12:.1f} 10^12 "
+        "sums a second: "
         f"{product} ms for a product of 4096, {paths} ms for paths between 8192 nodes."
     )
 
 
 def minplus_products(results: Path) -> Iterator[str]:
-    """Whole calls of fmm.minplus on an H200, by size."""
+    """Yield whole calls of fmm.minplus on an H200, by size."""
     rows = _products(results)
     columns = ("ms (10^12 sums a second, of the bound)", *(str(row["n"]) for row in rows))
-    yield from table(columns, (_product_row(way, rows) for way in WHO))
+    yield from table(columns, (_product_row(way, rows) for way in CALLERS))
 
 
 def _products(results: Path) -> list[Row]:
@@ -63,11 +64,11 @@ def _products(results: Path) -> list[Row]:
 def _product_row(way: str, rows: list[Row]) -> tuple[str, ...]:
     found = [(row["n"], median(row["samples"][way])) for row in rows]
     rates = [(1e3 * seconds, n**3 / seconds) for n, seconds in found]
-    return WHO[way], *(f"{digits(ms)} ({rate / 1e12:.1f}, {rate / bound():.0%})" for ms, rate in rates)
+    return CALLERS[way], *(f"{digits(ms)} ({rate / 1e12:.1f}, {rate / peak_sums():.0%})" for ms, rate in rates)
 
 
 def ring_products(results: Path) -> Iterator[str]:
-    """What min-plus products of whole numbers would take through a ring, by int8 products, beside what they take."""
+    """Yield the predicted times of integer min-plus products by int8 products over a ring, beside measured times."""
     columns = ("lengths up to", "int8 products", "ms", "ms, a level of Strassen's", "in int16, ms")
     yield from table(columns, _ring_rows(results / "nvidia-h200"))
 
@@ -77,19 +78,21 @@ def _ring_rows(folder: Path) -> Iterator[tuple[object, ...]]:
     n, seconds = byte["side"], median(byte["candidate"])
     (product,) = (row for row in _products(folder.parent) if row["n"] == n)
     (paths,) = (row for row in load(folder / "shortest_paths-whole.json")[1] if row["n"] == n)
-    counts = {str(most): ceil((2 * most + 1) * log2(n + 1) / RESIDUE_BITS) for most in LENGTHS}
+    counts = {str(most): ceil((2 * most + 1) * log2(n + 1) / RESIDUE_BITS) for most in LENGTH_LIMITS}
     for lengths, count in counts.items():
         yield _ring_row(f"{lengths}, n = {n}", count, seconds, product["samples"]["int16"])
-    yield _ring_row(f"no lengths, Seidel's paths, n = {n}", SEIDEL * ceil(log2(n)), seconds, paths["samples"]["int16"])
+    yield _ring_row(
+        f"no lengths, Seidel's paths, n = {n}", SEIDEL_PRODUCTS * ceil(log2(n)), seconds, paths["samples"]["int16"]
+    )
 
 
 def _ring_row(what: str, count: int, seconds: float, beside: list[float]) -> tuple[object, ...]:
-    through = (digits(1e3 * share * count * seconds) for share in (1.0, STRASSEN))
+    through = (digits(1e3 * share * count * seconds) for share in (1.0, STRASSEN_SHARE))
     return what, count, *through, digits(1e3 * median(beside))
 
 
 def shortest_paths(results: Path) -> Iterator[str]:
-    """Shortest paths on an H200 as launches, beside what is predicted."""
+    """Yield shortest paths on an H200 as launches, beside their predictions."""
     content = json.loads((results / "nvidia-h200" / "tiles" / "minplus.json").read_text(encoding="utf-8"))
     columns = ("nodes", "type", "ms", "10^12 sums a second", "launches", "predicted, ms")
     chip = datasheet_chip(datasheet_of("H200"))
@@ -104,7 +107,7 @@ def _path_row(row: Row, chip: Chip) -> tuple[object, ...]:
 
 
 def whole_calls(results: Path) -> Iterator[str]:
-    """fmm.shortest_paths on an H200, whole calls."""
+    """Yield whole calls of fmm.shortest_paths on an H200."""
     rows = [row for row in load(results / "nvidia-h200" / "shortest_paths-whole.json")[1] if row["what"] == "paths"]
     columns = ("ms (and 10^12 sums a second)", *(str(row["n"]) for row in rows))
     ways = dict.fromkeys(way for row in rows for way in row["samples"])
@@ -119,7 +122,7 @@ def _whole_call(row: Row, way: str) -> str:
 
 
 def paths_on_cpu(results: Path) -> Iterator[str]:
-    """fmm.shortest_paths beside SciPy's floyd_warshall, on each CPU."""
+    """Yield fmm.shortest_paths beside SciPy's floyd_warshall, on each CPU."""
     columns = ("on", "nodes", "type", "SciPy, s", "compiled, s", "NumPy alone, s")
     rows = []
     for path in sorted(results.glob("cpu-*/shortest_paths.json")):

@@ -1,4 +1,4 @@
-"""What NumPy's, CuPy's and torch's arrays are: described, found in memory, and multiplied by their own library.
+"""Adapters for the arrays of NumPy, CuPy and torch: description, memory, and the library's own product.
 
-Nothing here decides or runs a plan. A new library is one more class like NumpyLibrary.
+Nothing here decides or runs a plan. A new library needs one more adapter like NumpyLibrary.
 """

@@ -1,7 +1,7 @@
-"""The vendor's product of plain CuPy matrices by one call of cuBLAS: what cupy.matmul computes, in half the time.
+"""The adapter for CuPy arrays, with a product of plain matrices by one direct call of cuBLAS.
 
-Small products take less time on the device than cupy.matmul takes on the host, so a shorter way to cuBLAS makes them
-faster. The call is the very one that CuPy makes in the end, so the results are its own, to the last bit.
+cupy.matmul takes longer on the host than small products take on the device. The direct call halves that time. Its
+arguments are those that CuPy passes to cuBLAS, so the results are the same bits.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from cupy_backends.cuda.libs import cublas
 
 from fmm.arrays.detect import device_mismatch_error, kind_of
 from fmm.arrays.library import (
-    CopiedOperands,
+    MemoryNeeds,
     Operand,
     Processor,
     Setting,
-    contiguous,
+    contiguous_operand,
     occupied_bytes,
     product_shape,
 )
@@ -33,82 +33,76 @@ try:
 except ImportError:  # a CuPy without it
     _linalg = None
 
-USUAL, PEDANTIC, FP16, BF16, TF32 = 1, 2, 3, 6, 7  # compute types of CuPy
-LARGEST = (1 << 31) - 1  # a side that fits into cuBLAS's arguments
-ALGORITHM = 99  # CUBLAS_GEMM_DEFAULT_TENSOR_OP, as CuPy has it
-# What cupy.matmul computes in, set by the environment or by set_compute_type.
+DEFAULT, PEDANTIC, FP16, BF16, TF32 = 1, 2, 3, 6, 7  # CuPy's compute types
+MAX_SIDE = (1 << 31) - 1  # cuBLAS's sizes are C ints
+ALGORITHM = 99  # CUBLAS_GEMM_DEFAULT_TENSOR_OP, as CuPy passes it
+# Returns the compute type of cupy.matmul, set by the environment or by set_compute_type.
 get_compute_type: Callable[[Any], int] | None = getattr(_linalg, "get_compute_type", None)
-ndarray, handle, current_device, gemm = (
-    cupy.ndarray,
-    cupy.cuda.device.get_cublas_handle,
-    runtime.getDevice,
-    cublas.gemmEx,
-)
+ndarray, current_device = cupy.ndarray, runtime.getDevice
+alloc, get_current_stream = cupy.cuda.alloc, cupy.cuda.get_current_stream
+handle, gemm = cupy.cuda.device.get_cublas_handle, cublas.gemmEx
 
 
 class _GemmType(NamedTuple):
-    """What cuBLAS is told of a type: its number, by CuPy's compute type how to compute, and where one and zero are."""
+    """The arguments of cublasGemmEx for one element type."""
 
-    number: int
-    computes: dict[int, int]
-    one: int
-    zero: int
-    kept: Any  # the scalars, which must live as long as their addresses
+    cuda_type: int  # cudaDataType
+    compute_types: dict[int, int]  # cublasComputeType_t by CuPy's compute type
+    one: int  # address of the scalar 1
+    zero: int  # address of the scalar 0
+    scalars: Any  # holds the memory of both
 
 
 def _gemm_type(row: DType) -> _GemmType:
-    kept: Any = np.array([1, 0], row.scalar)
+    scalars: Any = np.array([1, 0], row.scalar)
     single = row.scalar in ("float32", "complex64") and not row.sums_wider
-    computes = {USUAL: row.compute_type} | ({TF32: DTYPES["tf32"].compute_type} if single else {})
-    return _GemmType(row.cuda_type, computes, kept.ctypes.data, kept.ctypes.data + kept.itemsize, kept)
+    computes = {DEFAULT: row.compute_type} | ({TF32: DTYPES["tf32"].compute_type} if single else {})
+    return _GemmType(row.cuda_type, computes, scalars.ctypes.data, scalars.ctypes.data + scalars.itemsize, scalars)
 
 
-# Of the types that NumPy has a name for.
+# NumPy has no bfloat16.
 _GEMM_TYPES = {np.dtype(name): _gemm_type(DTYPES[name]) for name in STORED if name != "bfloat16"}
 
 
 def cublas_product(a: Any, b: Any) -> Any:
-    """a b of two plain CuPy arrays; None where cupy.matmul itself must see them."""
+    """Return the product of two plain CuPy matrices; None if cupy.matmul must compute it."""
     dtype = a.dtype
-    kind = _GEMM_TYPES.get(dtype)
-    if kind is None or get_compute_type is None or b.dtype != dtype or a.ndim != 2 or b.ndim != 2:
+    gemm_type = _GEMM_TYPES.get(dtype)
+    if gemm_type is None or get_compute_type is None or b.dtype != dtype or a.ndim != 2 or b.ndim != 2:
         return None
-    mode = get_compute_type(dtype)
-    compute = kind.computes.get(mode)
+    compute = gemm_type.compute_types.get(get_compute_type(dtype))
     (m, k), (inner, n) = a.shape, b.shape
-    if m == n == 1:  # an inner product, which CuPy sums up in another way
+    if m == n == 1:  # CuPy computes inner products by another function
         return None
-    if compute is None or k != inner or not 0 < m <= LARGEST or not 0 < n <= LARGEST or not 0 < k <= LARGEST:
+    if compute is None or k != inner or not (0 < m <= MAX_SIDE and 0 < n <= MAX_SIDE and 0 < k <= MAX_SIDE):
         return None
     left, right = a.data, b.data
     if not (a._c_contiguous or a._f_contiguous) or not (b._c_contiguous or b._f_contiguous):
         return None
     if not left.device_id == right.device_id == current_device():
         return None
-    c, number = ndarray((m, n), dtype), kind.number
-    # cuBLAS counts in columns: C^T = B^T A^T, in the same memory. A single row or column is as CuPy sees it.
-    of_a, rows = (0, k) if a._c_contiguous else (1, m)
-    of_b, cols = (1, k) if b._f_contiguous else (0, n)
+    c, cuda_type = ndarray((m, n), dtype), gemm_type.cuda_type
+    # cuBLAS is column-major: C^T = B^T A^T in the same memory. A single row or column has the layout that CuPy assumes.
+    transpose_a, lda = (0, k) if a._c_contiguous else (1, m)
+    transpose_b, ldb = (1, k) if b._f_contiguous else (0, n)
     x, y, z = right.ptr, left.ptr, c.data.ptr
-    head = handle(), of_b, of_a, n, m, k, kind.one
-    gemm(*head, x, number, cols, y, number, rows, kind.zero, z, number, n, compute, ALGORITHM)
+    head = handle(), transpose_b, transpose_a, n, m, k, gemm_type.one
+    gemm(*head, x, cuda_type, ldb, y, cuda_type, lda, gemm_type.zero, z, cuda_type, n, compute, ALGORITHM)
     return c
 
 
-try:  # cupy.matmul, also where somebody has put another in its place: `cupy.matmul = fmm.matmul`
+try:  # CuPy's own function, also after `cupy.matmul = fmm.matmul`
     from cupy.linalg._product import matmul
-except ImportError:  # a CuPy that keeps it elsewhere
+except ImportError:  # other versions of CuPy
     matmul = cupy.matmul
 
-ndarray, alloc, get_current_stream = cupy.ndarray, cupy.cuda.alloc, cupy.cuda.get_current_stream
-current_device = runtime.getDevice
-# By name; of bfloat16 NumPy itself knows nothing.
-_TYPES = {name: np.dtype(name) for name in (*STORED, *INTEGERS) if name != "bfloat16"}
+# NumPy has no bfloat16.
+_NUMPY_TYPES = {name: np.dtype(name) for name in (*STORED, *INTEGERS) if name != "bfloat16"}
 NO_OPTIONS: Mapping[str, Any] = {}
 
 
 class CupyLibrary(NumpyLike):
-    """CuPy, as a library of `fmm.arrays.library`; with the options of cupy.matmul that a call has."""
+    """The adapter for CuPy arrays, with the options of one cupy.matmul call."""
 
     module = cupy
     name, vendor_name = "CuPy", "cupy.matmul"
@@ -126,9 +120,9 @@ class CupyLibrary(NumpyLike):
         return type(self)(options) if options else self
 
     def quick_vendor(self, a: Any, b: Any) -> Any:
-        found = cublas_product(a, b)
-        if found is not None:
-            return found
+        c = cublas_product(a, b)
+        if c is not None:
+            return c
         if a.data.device_id != b.data.device_id:
             raise device_mismatch_error(a, b)
         return matmul(a, b)
@@ -147,9 +141,9 @@ class CupyLibrary(NumpyLike):
         return x, y, z
 
     def to_callers_library(self, c: Any, a: Any, b: Any) -> Any:
-        like = next((x for x in (a, b) if kind_of(x) == "other"), None)
-        give = None if like is None else _GIVERS.get(type(like).__module__.partition(".")[0])
-        return give(c) if give else c
+        foreign = next((x for x in (a, b) if kind_of(x) == "other"), None)
+        convert = None if foreign is None else _CONVERTERS.get(type(foreign).__module__.partition(".")[0])
+        return convert(c) if convert else c
 
     def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
         if self.options or type(a) is not ndarray:
@@ -168,16 +162,23 @@ class CupyLibrary(NumpyLike):
         where = current_device(), a.data.device_id, b.data.device_id, a.data.ptr == b.data.ptr
         return mode, a.shape, a.strides, dtype, b.shape, b.strides, b.dtype, where, target
 
+    def signature(self, a: Any, b: Any, c: Any, out: Any) -> Hashable:
+        mode = get_compute_type(a.dtype) if get_compute_type and a.dtype.kind in "fc" else 0
+        of_a = a.shape, a.strides, a.dtype, a.data.device_id, current_device(), mode
+        of_b = None if b is None else (b.shape, b.strides, b.dtype, b.data.device_id)
+        of_c = None if c is None else (c.shape, c.dtype, c.data.device_id)
+        return of_a, of_b, of_c, None if out is None else (out.shape, out.dtype, out.data.device_id)
+
     def type_key(self, a: Any, b: Any) -> Hashable:
         dtype, left = a.dtype, a.data
         mode = get_compute_type(dtype) if get_compute_type and dtype.kind in "fc" else 0
-        # A product with its own transpose may be another plan's.
+        # A matrix times its own transpose, at the same address, may have another plan.
         return dtype, b.dtype, mode, current_device() == left.device_id, left.ptr == b.data.ptr
 
     def setting(self, a: Any, b: Any, out: Any) -> Setting:
         current = current_device()
         if self.options:
-            return Setting(current, refusal=f"{', '.join(self.options)} was given")
+            return Setting(current, refusal=f"{', '.join(self.options)} was passed")
         arrays = [x for x in (a, b, out) if x is not None]
         if any(type(x) is not ndarray for x in arrays):
             return Setting(current, refusal="these are not all plain CuPy arrays")
@@ -188,25 +189,25 @@ class CupyLibrary(NumpyLike):
         dtype = np.promote_types(a.dtype, b.dtype) if a.dtype != b.dtype else a.dtype
         common = _common_type(a, b)
         mode = get_compute_type(dtype) if get_compute_type is not None and dtype.name in STORED else 0
-        adjoint = _same_memory_transposed(a, b)
+        is_gram = _same_memory_transposed(a, b)
         if mode == TF32 and dtype.name == "float32":
-            return Setting(current, common, "tf32", adjoint=adjoint)
-        unusual = mode in (PEDANTIC, FP16, BF16, TF32)
-        refusal = f"CuPy's compute type for {dtype.name} is set" if unusual else ""
-        return Setting(current, common, refusal=refusal, adjoint=adjoint)
+            return Setting(current, common, "tf32", b_is_transposed_a=is_gram)
+        has_other_mode = mode in (PEDANTIC, FP16, BF16, TF32)
+        refusal = f"CuPy's compute type for {dtype.name} is set" if has_other_mode else ""
+        return Setting(current, common, refusal=refusal, b_is_transposed_a=is_gram)
 
     def device_number(self, x: Any) -> int:
         return int(x.data.device_id)
 
     def operand(self, x: Any) -> Operand:
         item = x.itemsize
-        whole = not any(step % item for step in x.strides) and x.data.ptr % item == 0
-        if not whole:
+        is_aligned = not any(step % item for step in x.strides) and x.data.ptr % item == 0
+        if not is_aligned:
             return Operand(x.shape, None, x.dtype.name, occupied_bytes(x.shape, x.strides, item))
         return Operand(x.shape, tuple(step // item for step in x.strides), x.dtype.name)
 
     def result_operand(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
-        return contiguous(shape, dtype)
+        return contiguous_operand(shape, dtype)
 
     def pointer(self, x: Any) -> int:
         return int(x.data.ptr)
@@ -215,27 +216,27 @@ class CupyLibrary(NumpyLike):
         try:
             shape = product_shape(a.shape, b.shape)
             return shape is not None and 0 not in shape and _common_type(a, b) is not None
-        except (AttributeError, TypeError):  # no array, or types that have nothing in common
+        except (AttributeError, TypeError):  # no array, or no common type
             return False
 
-    def allocate(self, call: CopiedOperands, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
-        dtype = _TYPES.get(call.dtype, a.dtype)
+    def allocate(self, call: MemoryNeeds, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
+        dtype = _NUMPY_TYPES.get(call.dtype, a.dtype)
         if call.copies:
             a, b = (x.astype(dtype, order="C") if pack else x for x, pack in zip((a, b), call.packs, strict=True))
-        # Before C, which would break up the block that held the last workspace.
+        # Allocated before C, which would split the pool's block of the last workspace.
         memory = alloc(call.workspace) if call.workspace else None
         c = ndarray(call.shape, dtype) if out is None else out
         return a.data.ptr, b.data.ptr, c.data.ptr, memory.ptr if memory else 0, c, (a, b, memory)
 
-    def copy_with_scratch_tail(self, x: Any, order: str, room: int) -> Any:
-        found = ndarray(x.shape, x.dtype, alloc(room), order=order)
-        found[...] = x
-        return found
+    def copy_with_scratch_tail(self, x: Any, order: str, nbytes: int) -> Any:
+        copy = ndarray(x.shape, x.dtype, alloc(nbytes), order=order)
+        copy[...] = x
+        return copy
 
     def copy(self, source: Any, out: Any) -> None:
         out[...] = source
 
-    def written(self, out: Any) -> None:
+    def mark_written(self, out: Any) -> None:
         pass
 
     def free_bytes(self, number: int) -> int:
@@ -252,14 +253,14 @@ class CupyLibrary(NumpyLike):
 
 
 def _common_type(a: Any, b: Any) -> str | None:
-    """The type of the product; None where CuPy rejects the pair, or has a rule of its own."""
+    """Return the type of the product; None if CuPy rejects the types, or casts by a rule of its own."""
     if a.dtype == b.dtype:
         return str(a.dtype.name)
     return None if "bfloat16" in (a.dtype.name, b.dtype.name) else str(np.promote_types(a.dtype, b.dtype).name)
 
 
 def _same_memory_transposed(a: Any, b: Any) -> bool:
-    """Is b the transpose of a, in place?"""
+    """Return True if b is a's transpose in the same memory."""
     if a.ndim < 2 or a.ndim != b.ndim or a.data.ptr != b.data.ptr or a.dtype != b.dtype:
         return False
     (*stack, rows, cols), (*steps, down, right) = a.shape, a.strides
@@ -273,23 +274,23 @@ CUPY = CupyLibrary()
 
 
 def as_cupy(x: Any) -> Any:
-    """A CuPy array on the same memory. DLPack first: it orders the two libraries' streams without waiting."""
+    """Return a CuPy array of the same memory, by DLPack if possible: it orders the streams without waiting."""
     if isinstance(x, cupy.ndarray):
         return x
     return cupy.from_dlpack(x) if hasattr(x, "__dlpack__") else cupy.asarray(x)
 
 
-def _numba(c: Any) -> Any:
+def _as_numba(c: Any) -> Any:
     from numba import cuda
 
     return cuda.as_cuda_array(c)
 
 
-def _jax(c: Any) -> Any:
+def _as_jax(c: Any) -> Any:
     from jax import dlpack  # type: ignore[import-not-found]
 
     return dlpack.from_dlpack(c)
 
 
-# The libraries for which we know how to make an array of a CuPy array.
-_GIVERS: dict[str, Callable[[Any], Any]] = {"numba": _numba, "jax": _jax, "jaxlib": _jax}
+# By library: the function that returns its array of a CuPy array's memory.
+_CONVERTERS: dict[str, Callable[[Any], Any]] = {"numba": _as_numba, "jax": _as_jax, "jaxlib": _as_jax}

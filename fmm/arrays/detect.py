@@ -1,7 +1,7 @@
-"""Whose array is it? Told without importing the libraries that make them.
+"""Detecting an array's library and device without importing the library.
 
-CuPy's arrays and torch's tensors are known by the module of their type; what stands for a tensor by the method that
-torch looks for; anything else on a CUDA device by the attributes of the two protocols for exchanging arrays.
+CuPy arrays and torch tensors are recognised by the module of their class, tensor-like objects by `__torch_function__`,
+other arrays on a CUDA device by the CUDA array interface or DLPack.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import numpy as np
 
 from fmm.dtypes import DTYPES
 
-Kind = Literal["host", "cupy", "torch", "other"]  # other: on a CUDA device, of a library that is none of the three
+Kind = Literal["host", "cupy", "torch", "other"]  # other: on a CUDA device, by neither CuPy nor torch
 DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
 
-# By type; None where only the object itself can tell.
+# By class; None if objects of the class must be examined one by one.
 _kinds: dict[type, Kind | None] = {np.ndarray: "host", list: "host", tuple: "host", int: "host", float: "host"}
 
 
 def kind_of(x: Any) -> Kind:
-    """Whose array `x` is. A type is judged once; objects of a type that may be on a device or not, each time."""
+    """Return the kind of an array. Classes are cached, unless their objects can be on the host or on a device."""
     cls = type(x)
     if cls in _kinds:
         kind = _kinds[cls]
@@ -33,13 +33,12 @@ def kind_of(x: Any) -> Kind:
 
 
 def may_cache_type(kind: Kind | None) -> bool:
-    """May it be kept of what kind a type is? Not of tensors while torch compiles or exports a call: it takes note of
-    all that the call changes, and warns."""
+    """Return True if a class's kind may be cached: not while torch compiles or exports, since it records changes."""
     if kind != "torch":
         return True
     try:
         from torch.compiler import is_compiling
-    except ImportError:  # another's type, which says that it is torch's
+    except ImportError:  # a foreign class with torch's module name
         return True
     return not is_compiling()
 
@@ -51,7 +50,7 @@ def _kind_of_object(x: Any) -> Kind:
 
 
 def _kind_of_type(cls: type) -> Kind | None:
-    """By the modules that the type and its ancestors come from."""
+    """Return the kind by the modules of the class and its base classes."""
     for base in cls.__mro__:
         root = base.__module__.partition(".")[0]
         if base.__name__ == "ndarray" and root in ("numpy", "cupy"):
@@ -62,24 +61,24 @@ def _kind_of_type(cls: type) -> Kind | None:
 
 
 def on_cuda(x: Any) -> bool:
-    """Does one of the protocols say that the object is in CUDA memory?"""
+    """Return True if the object is in CUDA memory by the CUDA array interface or DLPack."""
     try:
         if getattr(x, "__cuda_array_interface__", None) is not None:
             return True
-        ask = getattr(x, "__dlpack_device__", None)
-        return ask is not None and ask()[0] in DLPACK_CUDA
-    except Exception:  # an attribute that raises says no in its own way: sparse arrays, arrays on another device
+        device = getattr(x, "__dlpack_device__", None)
+        return device is not None and device()[0] in DLPACK_CUDA
+    except Exception:  # the attributes of sparse arrays and of arrays on other devices raise
         return False
 
 
 def on_device(x: Any) -> bool:
-    """Is it an array in a device's memory?"""
+    """Return True for an array in a device's memory."""
     kind = kind_of(x)
     return kind in ("cupy", "other") or (kind == "torch" and str(getattr(x, "device", "")).startswith("cuda"))
 
 
 def type_name(dtype: Any) -> str:
-    """A type's name, however it is given: a name ("tf32" too), or a type of NumPy's, CuPy's or torch's."""
+    """Return the name of an element type: of a name ("tf32" too), or of a type of NumPy, CuPy or torch."""
     if isinstance(dtype, str) and dtype in DTYPES:
         return dtype
     if type(dtype).__module__ == "torch":
@@ -91,36 +90,33 @@ def type_name(dtype: Any) -> str:
 
 
 def device_mismatch_error(a: Any, b: Any, out: Any = None) -> ValueError:
-    """The error for arrays on different devices, all of them named."""
-    return ValueError(f"{_named(a=a, b=b, out=out)}: fmm.matmul moves nothing between devices")
+    """Return the error for arrays on different devices; it names each array's device."""
+    return ValueError(f"{_describe_arrays(a=a, b=b, out=out)}: fmm.matmul moves nothing between devices")
 
 
 def mixed_arrays_error(**arrays: Any) -> TypeError:
-    """The error for arrays of different kinds, all of them named; None is none."""
-    words = "fmm moves nothing between host and device, or between libraries"
-    return TypeError(f"{_named(**arrays)}: {words}{_how_to_mend(*arrays.values())}")
-
-
-def _how_to_mend(*given: Any) -> str:
-    """What makes arrays of one library of NumPy's and torch's on the host."""
-    tensors = any(kind_of(x) == "torch" and not on_device(x) for x in given)
-    both = tensors and any(isinstance(x, np.ndarray) for x in given)
-    return " (torch.from_numpy(x) makes a tensor of an array, x.numpy() an array of a tensor)" if both else ""
+    """Return the error for arrays of different libraries; it names each array's library. None is skipped."""
+    has_tensor = any(kind_of(x) == "torch" and not on_device(x) for x in arrays.values())
+    hint = ""
+    if has_tensor and any(isinstance(x, np.ndarray) for x in arrays.values()):
+        hint = " (torch.from_numpy(x) makes a tensor of an array, x.numpy() an array of a tensor)"
+    problem = "fmm moves nothing between host and device, or between libraries"
+    return TypeError(f"{_describe_arrays(**arrays)}: {problem}{hint}")
 
 
 def check_dense(function: str, *arrays: Any) -> None:
-    """TypeError for sparse matrices of SciPy's and CuPy's, of which NumPy would make something else."""
+    """Raise TypeError for sparse matrices of SciPy and CuPy, which NumPy would wrap in an array of objects."""
     for x in arrays:
         if hasattr(x, "tocsr"):
             raise TypeError(f"{function} takes dense matrices, not a {type(x).__name__}")
 
 
-def _named(**arrays: Any) -> str:
+def _describe_arrays(**arrays: Any) -> str:
     return ", ".join(f"{name} is {describe_array(x)}" for name, x in arrays.items() if x is not None)
 
 
 def describe_array(x: Any) -> str:
-    """Whose array it is, and where."""
+    """Return an array's library and device as text: "a torch tensor on cuda:0"."""
     kind = kind_of(x)
     if kind == "cupy":
         return f"a CuPy array on cuda:{x.data.device_id}"
@@ -133,7 +129,7 @@ def describe_array(x: Any) -> str:
 
 
 def describe_value(value: Any) -> str:
-    """Return a wrong argument as text. Python prints no whole number of more than some thousand digits."""
+    """Return an invalid argument as text. Python refuses to print integers of more than 4300 digits."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"a{' negative' * (value < 0)} number of {value.bit_length()} bits"
     return repr(value)

@@ -1,6 +1,6 @@
-"""The host's memory: how much can still be had, and the block for workspaces that is kept from one call to the next.
+"""Host memory: the bytes that are available, and a cached block for workspaces.
 
-What CuPy and torch have pools for on a device, fmm does itself for arrays on the host.
+On a device the pools of CuPy and torch do the same.
 """
 
 from __future__ import annotations
@@ -12,114 +12,124 @@ from pathlib import Path
 
 from fmm.kernels.cpu.host_arrays import Array, aligned_block
 
-GROUPS, PROCESS_GROUPS = "/sys/fs/cgroup", "/proc/self/cgroup"
-UNLIMITED = 1 << 60  # from here on a limit means none: control groups of version 1 then say a number near 2^63
-KEEP = 0.25  # of the machine's memory: a larger block is not kept for the next call
+CGROUP_ROOT, PROCESS_CGROUPS = "/sys/fs/cgroup", "/proc/self/cgroup"
+UNLIMITED_BYTES = 1 << 60  # control groups of version 1 write a number near 2^63 for "no limit"
+MAX_CACHED_SHARE = 0.25  # of the machine's memory; a larger block is freed after the call
 
-_idle: list[Array] = []  # one block or none, which whoever borrows it takes out: no lock is needed
+_cached_blocks: list[Array] = []  # at most one; a borrower pops it, so no lock is needed
 
 
 def available_bytes() -> int:
-    """Bytes that can be had without swapping, the kept block among them."""
+    """Return the bytes that can be allocated without swapping, including the cached block."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):
         free = total_bytes() // 2
-    free = min([free, *(limit - used for limit, used in _groups())])
-    return max(free, 0) + sum(memory.nbytes for memory in _idle)
+    free = min([free, *(limit - used for limit, used in _cgroup_limits())])
+    return max(free, 0) + sum(memory.nbytes for memory in _cached_blocks)
 
 
 def total_bytes() -> int:
-    """Bytes of the machine, or of the container that this process runs in."""
-    return min([_installed(), *(limit for limit, _ in _groups())])
+    """Return the bytes of memory of the machine, or of the container that this process runs in."""
+    return min([_installed_bytes(), *(limit for limit, _ in _cgroup_limits())])
 
 
-def _groups() -> Iterator[tuple[int, int]]:
-    """(limit, bytes used) of every control group around this process that limits its memory (Linux, version 1 or 2).
+def _cgroup_limits() -> Iterator[tuple[int, int]]:
+    """Yield (limit, bytes used) of each control group that limits this process's memory (Linux, version 1 or 2).
 
-    Files that the system keeps in memory are not counted as used: it drops them when the memory is needed.
+    Cached files are not counted as used: the system drops them when the memory is needed.
     """
-    for folder, limit_name, used_name in _group_folders():
+    for folder, limit_name, used_name in _cgroup_folders():
         try:
             limit = (folder / limit_name).read_text(encoding="ascii").strip()
             used = int((folder / used_name).read_text(encoding="ascii"))
             counters = (folder / "memory.stat").read_text(encoding="ascii").split()
         except (OSError, ValueError):
             continue
-        if limit.isdecimal() and int(limit) < UNLIMITED:
-            dropped = dict(zip(counters[::2], counters[1::2], strict=False)).get("inactive_file", "0")
-            yield int(limit), max(used - int(dropped), 0)
+        if limit.isdecimal() and int(limit) < UNLIMITED_BYTES:
+            cached_files = dict(zip(counters[::2], counters[1::2], strict=False)).get("inactive_file", "0")
+            yield int(limit), max(used - int(cached_files), 0)
 
 
-def _group_folders() -> list[tuple[Path, str, str]]:
-    """The process's own group and all above it, each with the names of its limit and of what is used."""
+def _cgroup_folders() -> list[tuple[Path, str, str]]:
+    """Return the folders of the process's control group and its parents, with the names of the limit and use files."""
     try:
-        lines = Path(PROCESS_GROUPS).read_text(encoding="utf-8").splitlines()
+        lines = Path(PROCESS_CGROUPS).read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
     found = []
     for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
         if controllers == "":
-            root, names = Path(GROUPS), ("memory.max", "memory.current")
+            root, names = Path(CGROUP_ROOT), ("memory.max", "memory.current")
         elif "memory" in controllers.split(","):
-            root, names = Path(GROUPS) / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            root, names = Path(CGROUP_ROOT) / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
         else:
             continue
         own = root / path.strip("/")
         folders = [own, *own.parents]
-        # Inside a container the path can be that of the host, of which nothing is seen: then the root is the group.
+        # Inside a container the path can be the host's, which is not visible. Then the root is the group.
         found += [(folder, *names) for folder in folders[: folders.index(root) + 1] if folder.is_dir()]
     return found
 
 
-def _installed() -> int:
+def _installed_bytes() -> int:
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
-        return 8 << 30  # not a POSIX system: a modest guess
+        return 8 << 30  # a guess where the system is not POSIX
 
 
 @contextmanager
 def borrowed_block(nbytes: int) -> Iterator[Array]:
-    """A block of at least `nbytes`: the kept one if it is large enough, else a new one, which is then kept.
+    """Yield a block of at least `nbytes`: the cached one if it is large enough, else a new one, which is then cached.
 
     Fresh pages cost about as much as a pass of additions, so a loop of products should pay for them once.
     """
-    memory = _kept_block(nbytes)
-    if memory is None:  # and what was kept is given back before more is asked for
+    memory = _pop_cached_block(nbytes)
+    if memory is None:  # a cached block that is too small is free by now
         memory = aligned_block(nbytes)
     try:
         yield memory
     finally:
-        if memory.nbytes <= KEEP * total_bytes():
-            _idle[:] = [memory]
+        if memory.nbytes <= MAX_CACHED_SHARE * total_bytes():
+            _cached_blocks[:] = [memory]
 
 
-def _kept_block(nbytes: int) -> Array | None:
-    """Taken out of what is kept; None if it is too small."""
+def _pop_cached_block(nbytes: int) -> Array | None:
+    """Remove the cached block; return it if it is large enough."""
     try:
-        memory = _idle.pop()
+        memory = _cached_blocks.pop()
     except IndexError:
         return None
     return memory if memory.nbytes >= nbytes else None
 
 
-_releases: list[Callable[[], object]] = []
+_release_callbacks: list[Callable[[], object]] = []
 
 
-def also_released(release: Callable[[], object]) -> None:
-    """Have release_workspace call `release` too."""
-    _releases.append(release)
+def on_release(callback: Callable[[], object]) -> None:
+    """Register a function for release_workspace to call."""
+    _release_callbacks.append(callback)
 
 
 def release_workspace() -> int:
-    """Free the block of memory that fmm keeps between calls; returns how many bytes it had.
+    """Free the host memory that fmm caches between calls, and the captured CUDA graphs of recurring calls.
 
-    On devices only the graphs of calls that came again and again are kept; they go too.
+    Returns
+    -------
+    int
+        The bytes of host memory that were freed.
+
+    Examples
+    --------
+    >>> import fmm
+    >>> freed = fmm.release_workspace()
+    >>> fmm.release_workspace()
+    0
     """
-    freed = sum(memory.nbytes for memory in _idle)
-    _idle.clear()
-    for release in _releases:
-        release()
+    freed = sum(memory.nbytes for memory in _cached_blocks)
+    _cached_blocks.clear()
+    for callback in _release_callbacks:
+        callback()
     return freed

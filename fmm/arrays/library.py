@@ -1,6 +1,6 @@
-"""What fmm asks of an array library: to describe its arrays, to find them in memory, and its own product.
+"""The adapter between fmm and an array library: describe arrays, allocate memory, name the stream, call the vendor.
 
-A library knows nothing of plans, and decides nothing. NumpyLibrary, CupyLibrary and the two of torch are such.
+An adapter makes no decision and knows no plans. NumPy, CuPy, torch on CUDA devices and torch on the host have one each.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 Processor = Literal["cpu", "cuda"]
 
 
-Span = tuple[int, int]  # bytes from an array's first element to its lowest byte and beyond its highest one
+Span = tuple[int, int]  # offsets of an array's lowest byte and of the end of its highest, from its first element
 
 
 class Operand(NamedTuple):
-    """An array, as far as a product depends on it.
+    """The properties of an array that a product depends on.
 
-    Strides are in elements; None where they are no whole number of them, or where BLAS cannot read the array for
-    another reason than its strides. Then `span` says which bytes it occupies.
+    Strides are in elements. They are None if BLAS cannot read the array: a stride is no multiple of the element size,
+    or elements are unaligned. Then `span` holds the bytes that the array occupies.
     """
 
     shape: tuple[int, ...]
@@ -35,257 +35,281 @@ class Operand(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """Where and how a library would compute a call, and whether a plan may compute it instead."""
+    """The device and type of a library's own product, and whether a plan may compute the call instead."""
 
-    device: int  # the number of a CUDA device; on the host, of the threads of the library's BLAS
-    dtype: str | None = None  # of the product; None where the library rejects the pair, or has a rule of its own
+    device: int  # number of the CUDA device; on the host, the number of BLAS threads
+    dtype: str | None = None  # of the product; None if the library rejects the types, or casts by a rule of its own
     math: Literal["ieee", "tf32"] = "ieee"
-    refusal: str = ""  # why only the library can compute it
-    refuses_plans: bool = False  # it does so even if a plan is given, which is then not an error
-    vendor_advantage: str = ""  # why its own product of these very arrays beats any plan; a plan that is given runs
-    adjoint: bool = False  # is b a's transpose, in the same memory?
-    mirrors: bool = False  # then: is one half of its own product the mirror of the other, bit for bit?
-    casts_out: bool = False  # `out` may have another type, to which the result is then cast
-    flattens_stacks: bool = True  # its own product multiplies all rows of a stack at once, where one b serves all
-    lacking: bool = False  # it has no product of these types itself: any plan that can, computes it
-    emulation: bool = True  # may products in another type make it? Not where the library was told which one to use
+    refusal: str = ""  # reason why only the library can compute the call
+    refuses_plans: bool = False  # also if the caller names a plan; the library then answers without an error
+    vendor_advantage: str = ""  # reason why the library's product of these arrays beats any plan; a named plan runs
+    b_is_transposed_a: bool = False  # b is a's transpose in the same memory
+    vendor_mirrors: bool = False  # the library then computes one triangle and mirrors it, bit for bit
+    casts_out: bool = False  # the result is cast to the type of `out`
+    flattens_stacks: bool = True  # the library multiplies a stack by one matrix as one product of all rows
+    no_vendor_product: bool = False  # the library has no product of this type; any plan that can run does
+    may_emulate: bool = True  # plans may multiply in another type; False if the user set the library's precision
 
 
-class CopiedOperands(Protocol):
-    """What a call needs of its library's memory."""
+class MemoryNeeds(Protocol):
+    """The arrays that a call allocates: the result, copies of operands, and the workspace."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the result."""
+        """Shape of the result."""
         ...
 
     @property
     def dtype(self) -> str:
-        """Of the result."""
+        """Type of the result."""
         ...
 
     @property
     def packs(self) -> tuple[bool, bool]:
-        """Are A, B to be copied into contiguous memory?"""
+        """True for each of A and B that is copied into contiguous memory."""
         ...
 
     @property
     def copies(self) -> bool:
-        """Is either of them?"""
+        """True if A or B is copied."""
         ...
 
     @property
     def workspace(self) -> int:
-        """Bytes."""
+        """Bytes of temporaries."""
         ...
 
 
 class Library(Protocol):
-    """What fmm asks of a library whose arrays it multiplies."""
+    """The adapter of one array library."""
+
+    # ---- properties of the library
 
     @property
     def name(self) -> str:
-        """As it is called in explanations."""
+        """The library's name in explanations."""
         ...
 
     @property
     def vendor_name(self) -> str:
-        """Its own product, likewise."""
-        ...
-
-    @property
-    def differentiable(self) -> bool:
-        """May gradients be asked of its products?"""
-        ...
-
-    @property
-    def processor(self) -> Processor:
-        """Where its arrays are multiplied."""
-        ...
-
-    @property
-    def out_of_memory(self) -> type[BaseException]:
-        """What it raises then."""
-        ...
-
-    @property
-    def calls(self) -> dict[Hashable, Any]:
-        """Prepared calls, and products that are known to be its own; kept here by fmm.runtime."""
-        ...
-
-    @property
-    def quick_vendor(self) -> Callable[..., Any]:
-        """Its own product of two plain arrays, on its shortest way; of those that are differentiable, with `out`
-        too."""
-        ...
-
-    @property
-    def is_observed(self) -> Callable[[], bool]:
-        """Does somebody see the calls of its functions now, who is to see its own product and nothing else?"""
-        ...
-
-    @property
-    def is_tracing(self) -> Callable[[], bool] | None:
-        """The same for those who ask an array for nothing but its bytes; None if nobody ever does."""
-        ...
-
-    def lacks(self, x: Any) -> bool:
-        """Has it no products of numbers like these at all, but raises an error?"""
-        ...
-
-    def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
-        """Its own product: the specification, and the answer wherever fmm has nothing better."""
-        ...
-
-    def with_options(self, options: Mapping[str, Any]) -> Self:
-        """The library for a call with these of numpy.matmul's options; TypeError if it takes none."""
-        ...
-
-    def adopt_arrays(self, a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
-        """Arrays of libraries that fmm does not know, as arrays of this one on the same memory; None: there are none.
-
-        Asked at every call.
-        """
-        ...
-
-    def to_callers_library(self, c: Any, a: Any, b: Any) -> Any:
-        """The product of adopted arrays as an array of the library that they are from."""
-        ...
-
-    def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
-        """Everything of the arrays and settings that a prepared call depends on, cheaply; None: not to be kept.
-
-        Without b, of a matrix and its own transpose.
-        """
-        ...
-
-    def type_key(self, a: Any, b: Any) -> Hashable:
-        """The little of it, besides sizes, by which a product of two matrices is known again that is left to the
-        library."""
-        ...
-
-    def setting(self, a: Any, b: Any, out: Any) -> Setting: ...
-
-    def device_number(self, x: Any) -> int:
-        """Of the device that an array is on; on the host, of the threads of the library's BLAS."""
-        ...
-
-    def operand(self, x: Any) -> Operand: ...
-
-    def result_operand(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
-        """The product as a new array, described."""
-        ...
-
-    def pointer(self, x: Any) -> int: ...
-
-    def adjoint(self, x: Any) -> Any:
-        """The matrix, or the stack of matrices, transposed, in the same memory; of complex numbers conjugated, in new
-        memory."""
-        ...
-
-    def transposed(self, x: Any) -> Any:
-        """The matrix, or the stack of matrices, transposed, in the same memory."""
-        ...
-
-    def zeros(self, shape: tuple[int, ...], like: Any) -> Any: ...
-
-    def conjugated(self, x: Any) -> Any:
-        """A copy with complex numbers conjugated."""
-        ...
-
-    def is_complex(self, x: Any) -> bool: ...
-
-    def promote_operands(self, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
-        """Operands and what is added to their product (or None) as arrays of one type, if the library has such a
-        rule."""
-        ...
-
-    def copied(self, x: Any, shape: tuple[int, ...], like: Any) -> Any:
-        """A new array of this shape, and of the type of `like`, that holds x, broadcast."""
-        ...
-
-    def broadcast_view(self, x: Any, shape: tuple[int, ...]) -> Any:
-        """The array, broadcast to this shape in its own memory; None if its numbers are not all there is to it."""
+        """The name of its own product in explanations."""
         ...
 
     @property
     def gemm_name(self) -> str:
-        """Its own function for alpha a b + beta c; empty if it has none."""
+        """The name of its function for alpha A B + beta C; empty if it has none."""
         ...
 
-    def updated(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:
-        """alpha a b + beta c by its own functions, in c, or as a new array where c is None."""
+    @property
+    def processor(self) -> Processor:
+        """The processor that multiplies its arrays."""
         ...
 
-    def write_triangle(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
-        """The lower half of out = alpha product + beta out; with fill `full` the upper one as its adjoint."""
+    @property
+    def differentiable(self) -> bool:
+        """True if products can record gradients."""
+        ...
+
+    @property
+    def out_of_memory(self) -> type[BaseException]:
+        """The exception raised when memory runs out."""
+        ...
+
+    @property
+    def calls(self) -> dict[Hashable, Any]:
+        """The cache of prepared calls and of declined products; fmm.runtime fills it."""
+        ...
+
+    @property
+    def is_observed(self) -> Callable[[], bool]:
+        """Function that returns True while a tracer or a mode records calls: only the vendor's function may run."""
+        ...
+
+    @property
+    def is_tracing(self) -> Callable[[], bool] | None:
+        """Cheaper form of `is_observed`, for code that reads only an array's size; None if nothing ever traces."""
+        ...
+
+    def with_options(self, options: Mapping[str, Any]) -> Self:
+        """Return the adapter for a call with these options of numpy.matmul; TypeError if the library has none."""
+        ...
+
+    # ---- descriptions of arrays
+
+    def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
+        """Return all that a prepared call depends on, as a cache key; None if the call cannot be cached.
+
+        b is None for a matrix times its own transpose.
+        """
+        ...
+
+    def signature(self, a: Any, b: Any, c: Any, out: Any) -> Hashable:
+        """Return the shapes, strides, types and devices of plain arrays, cheaply; all but a may be None."""
+        ...
+
+    def type_key(self, a: Any, b: Any) -> Hashable:
+        """Return the part of a declined product's key that is not its sizes."""
+        ...
+
+    def setting(self, a: Any, b: Any, out: Any) -> Setting:
+        """Return the device, type and precision of the library's own product of these arrays."""
+        ...
+
+    def operand(self, x: Any) -> Operand:
+        """Return the description of an array."""
+        ...
+
+    def result_operand(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
+        """Return the description of the product as a new array."""
+        ...
+
+    def pointer(self, x: Any) -> int:
+        """Return the address of the first element."""
+        ...
+
+    def device_number(self, x: Any) -> int:
+        """Return the number of the array's CUDA device; on the host, the number of BLAS threads."""
+        ...
+
+    def is_complex(self, x: Any) -> bool:
+        """Return True for complex elements."""
+        ...
+
+    def has_no_product(self, x: Any) -> bool:
+        """Return True if the library raises an error for every product of this type."""
         ...
 
     def accepts_operands(self, a: Any, b: Any) -> bool:
-        """Would the library multiply these at all? Found without multiplying. If not, its own error says it best."""
-        ...
-
-    def copy(self, source: Any, out: Any) -> None:
-        """Into `out`, cast if the library does so."""
-        ...
-
-    def written(self, out: Any) -> None:
-        """To be told that `out` is about to be written behind the library's back."""
+        """Return True if the library would multiply these operands; nothing is multiplied."""
         ...
 
     def free_bytes(self, number: int) -> int:
-        """What can still be allocated on that device."""
+        """Return the bytes that can still be allocated on the device."""
+        ...
+
+    # ---- arrays made from arrays
+
+    def adopt_arrays(self, a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
+        """Return views by this library of arrays of unknown libraries; None if there are no foreign arrays."""
+        ...
+
+    def to_callers_library(self, c: Any, a: Any, b: Any) -> Any:
+        """Return the product of adopted arrays as an array of the caller's library."""
+        ...
+
+    def promote_operands(self, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
+        """Return the factors and the addend (or None) in their common type, if the library promotes types."""
+        ...
+
+    def transposed(self, x: Any) -> Any:
+        """Return the transposed matrix, or stack of matrices, in the same memory."""
+        ...
+
+    def conjugated(self, x: Any) -> Any:
+        """Return the complex conjugate as a copy."""
+        ...
+
+    def broadcast_view(self, x: Any, shape: tuple[int, ...]) -> Any:
+        """Return the array broadcast to this shape in its own memory; None for arrays with masks or units."""
+        ...
+
+    def broadcast_copy(self, x: Any, shape: tuple[int, ...], like: Any) -> Any:
+        """Return a new array of this shape and of the type of `like`, filled with x by broadcasting."""
+        ...
+
+    def zeros(self, shape: tuple[int, ...], like: Any) -> Any:
+        """Return zeros of this shape and of the type of `like`."""
+        ...
+
+    def copy(self, source: Any, out: Any) -> None:
+        """Copy into `out`, with a cast if the library casts."""
+        ...
+
+    def mark_written(self, out: Any) -> None:
+        """Record that a kernel of fmm writes into `out`, for libraries that count changes."""
+        ...
+
+    # ---- the library's own functions
+
+    @property
+    def quick_vendor(self) -> Callable[..., Any]:
+        """The fastest call of the library's product of two plain arrays; for tensors also with `out`."""
+        ...
+
+    def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
+        """Return the library's own product: the specification of fmm.matmul."""
+        ...
+
+    def quick_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
+        """Return alpha A B + beta C (A B alone if C is None) of plain arrays by the library's own functions.
+
+        The result is `out`, or a new array if that is None. `out` may overlap the other arrays.
+        """
+        ...
+
+    def is_plain_product(self, a: Any, b: Any, out: Any) -> bool:
+        """Return True if the library's product of plain arrays does nothing more: it records no gradients or traces."""
+        ...
+
+    def vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:
+        """Return alpha A B + beta C by the library's own functions, in C; as a new array if C is None."""
+        ...
+
+    def write_triangle(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
+        """Write the lower triangle of alpha product + beta out; with fill "full" also its adjoint as the upper one."""
         ...
 
 
 class HostLibrary(Library, Protocol):
-    """A library whose arrays NumPy can read."""
+    """The adapter of a library with arrays that NumPy can read."""
 
     def as_numpy(self, x: Any) -> Any:
-        """NumPy's view of the same memory."""
+        """Return NumPy's view of the same memory."""
         ...
 
     def new_array(self, result: Operand) -> Any:
-        """An uninitialised array like that."""
+        """Return an uninitialised array with this description."""
         ...
 
-    def returned(self, c: Any) -> Any:
-        """A new product as the library returns it."""
+    def unwrap_scalar(self, c: Any) -> Any:
+        """Return the product, as a number if the library returns numbers for products of vectors."""
         ...
 
     def vendor_call(self, a: Any, b: Any, out: Any) -> Callable[[], Any]:
-        """Its own product into `out`, as a function without Python code: no signal's handler runs within."""
+        """Return the library's product into `out` as a C function without arguments, which no signal interrupts."""
         ...
 
 
 class DeviceLibrary(Library, Protocol):
-    """A library whose arrays are on a CUDA device."""
+    """The adapter of a library with arrays on a CUDA device."""
 
-    def allocate(self, call: CopiedOperands, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
-        """Addresses of A, B, C and the workspace, C itself, and what must live until the last launch.
+    def allocate(self, call: MemoryNeeds, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
+        """Return the addresses of A, B, C and the workspace, C itself, and objects to hold until the last launch.
 
-        Copies what the call says, and allocates, in the library's own memory and on its current stream.
+        Operands are copied as `call.packs` says. All memory is from the library's pool, on its current stream.
         """
         ...
 
-    def copy_with_scratch_tail(self, x: Any, order: str, room: int) -> Any:
-        """A copy of a matrix without gaps, rows (`C`) or columns (`F`) contiguous, at the beginning of a block of
-        memory of its own of so many bytes."""
+    def copy_with_scratch_tail(self, x: Any, order: str, nbytes: int) -> Any:
+        """Return a contiguous copy of a matrix, row-major (`C`) or column-major (`F`).
+
+        The copy is at the start of an allocation of `nbytes`, so that a leaf can store its preparation after it.
+        """
         ...
 
     def current_stream(self, device: int) -> tuple[int, AbstractContextManager[Any] | None]:
-        """The library's current stream on the device; what makes the device the current one, None if it is."""
+        """Return the current stream, and a context that selects the device; None if the device is selected."""
         ...
 
 
-def occupied_bytes(shape: tuple[int, ...], steps: tuple[int, ...], itemsize: int) -> Span:
-    """Which bytes an array occupies whose axes go on by so many bytes."""
-    reach = [(length - 1) * step for length, step in zip(shape, steps, strict=True)]
+def occupied_bytes(shape: tuple[int, ...], byte_strides: tuple[int, ...], itemsize: int) -> Span:
+    """Return the bytes that an array occupies, as offsets from its first element."""
+    reach = [(length - 1) * step for length, step in zip(shape, byte_strides, strict=True)]
     return sum(min(r, 0) for r in reach), sum(max(r, 0) for r in reach) + itemsize
 
 
-def contiguous(shape: tuple[int, ...], dtype: str) -> Operand:
-    """An array of this shape without gaps, its last axis contiguous."""
+def contiguous_operand(shape: tuple[int, ...], dtype: str) -> Operand:
+    """Return the description of a row-major array of this shape."""
     strides, step = [], 1
     for length in reversed(shape):
         strides.append(step)
@@ -294,7 +318,7 @@ def contiguous(shape: tuple[int, ...], dtype: str) -> Operand:
 
 
 def product_shape(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The shape of a product, by numpy.matmul's rules; None where the shapes do not match."""
+    """Return the shape of a product by numpy.matmul's rules; None if the shapes do not match."""
     if not left or not right or left[-1] != (right[-2] if len(right) > 1 else right[0]):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Selecting the library of a call's arrays. CuPy and torch are imported when their first array is seen."""
+"""Selecting the adapter for a call's arrays. CuPy and torch are imported at the first call with their arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fmm.arrays.numpy_library import NUMPY
 
 # The plain array types of CuPy and torch, once used: two arrays of one of these types need no further check.
 PLAIN_TYPES: dict[type, Library] = {}
-# Types with a fixed library, including subclasses of CuPy's and torch's arrays.
+# Classes with a fixed adapter, including subclasses of CuPy's and torch's arrays.
 _libraries: dict[type, Library] = {np.ndarray: NUMPY}
 
 
@@ -48,8 +48,8 @@ def _cupy_for(a: Any, b: Any) -> Library:
     try:
         return cupy_library()
     except ImportError as error:
-        words = f"a is {describe_array(a)}, b is {describe_array(b)}"
-        raise TypeError(f"{words}: fmm.matmul needs CuPy to read them") from error
+        operands = f"a is {describe_array(a)}, b is {describe_array(b)}"
+        raise TypeError(f"{operands}: fmm.matmul needs CuPy to read them") from error
 
 
 def cupy_library() -> Library:
@@ -61,9 +61,9 @@ def cupy_library() -> Library:
 
 
 def _torch() -> Library:
-    from fmm.arrays.torch_calls import PLAIN
+    from fmm.arrays.torch_calls import PLAIN_TENSORS
     from fmm.arrays.torch_library import TORCH
 
     if may_cache_type("torch"):
-        PLAIN_TYPES.update(dict.fromkeys(PLAIN, TORCH))
+        PLAIN_TYPES.update(dict.fromkeys(PLAIN_TENSORS, TORCH))
     return TORCH

@@ -1,4 +1,4 @@
-"""torch's own products with a place for the result, with factors and with a summand, as its functions compute them."""
+"""The adapters for torch tensors, on CUDA devices and on the host."""
 
 from __future__ import annotations
 
@@ -11,48 +11,56 @@ import numpy as np
 import torch
 
 from fmm.arrays import host_memory
-from fmm.arrays.library import CopiedOperands, Operand, Processor, Setting, contiguous, product_shape
+from fmm.arrays.library import MemoryNeeds, Operand, Processor, Setting, contiguous_operand, product_shape
 from fmm.arrays.numpy_library import as_integer_factor, tensor_as_numpy
-from fmm.arrays.torch_calls import MATMUL, is_observed, is_tracing
+from fmm.arrays.torch_calls import MATMUL, is_observed, is_plain_call, is_tracing
 from fmm.dtypes import DTYPES, INTEGERS, STORED
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.cpu.triangle_product import MIRROR_IN_PLACE, mirror_tasks
 
 
 def torch_gemm(a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any = None) -> Any:
-    """alpha a b + beta c by torch's own functions, in `out` if that is given; they record what they do."""
+    """Return alpha A B + beta C by torch's own functions, which record gradients; in `out` unless it is None."""
     check_integer_factors(a, alpha, beta)
     alpha, beta = (as_torch_factor(a, factor) for factor in (alpha, beta))
-    if a.dim() == b.dim() == 2:
-        added = a.new_zeros(()) if c is None else c
-        return torch.addmm(added, a, b, beta=beta, alpha=alpha, out=out)
-    if a.dim() == b.dim() == 3 and len(a) == len(b):
-        added = a.new_zeros((1, 1, 1)) if c is None else c
-        return torch.baddbmm(added, a, b, beta=beta, alpha=alpha, out=out)
+    return _gemm_of_factors(a, b, c, alpha, beta, out)
+
+
+def _gemm_of_factors(a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
+    """Return alpha A B + beta C by torch's own functions, for factors that torch accepts."""
+    axes = a.dim()
+    if axes == 2 == b.dim():
+        addend = a.new_zeros(()) if c is None else c
+        return torch.addmm(addend, a, b, beta=beta, alpha=alpha, out=out)
+    if axes == 3 == b.dim() and len(a) == len(b):
+        addend = a.new_zeros((1, 1, 1)) if c is None else c
+        return torch.baddbmm(addend, a, b, beta=beta, alpha=alpha, out=out)
     value = MATMUL(a, b) * alpha
     value = value + c * beta if beta else value
     return value if out is None else out.copy_(value)
 
 
 def check_integer_factors(x: Any, *factors: Any) -> None:
-    """RuntimeError, as torch.add has it, for other factors of whole numbers: torch.addmm would drop their fractions."""
+    """Raise RuntimeError for a float factor of an integer tensor, like torch.add; torch.addmm would truncate it."""
     if not (x.is_floating_point() or x.is_complex()) and any(isinstance(factor, float) for factor in factors):
         raise RuntimeError("alpha and beta must be whole numbers for tensors of whole numbers")
 
 
 def as_torch_factor(x: Any, factor: Any) -> Any:
-    """A factor as torch takes it: of whole numbers none beyond 64 bits, unless as a float."""
-    whole = isinstance(factor, int) and (x.is_floating_point() or x.is_complex())
-    return float(factor) if whole else factor
+    """Return a factor that torch accepts: a float for float tensors, since torch takes no int beyond 64 bits."""
+    is_int = isinstance(factor, int) and (x.is_floating_point() or x.is_complex())
+    return float(factor) if is_int else factor
 
 
-# ---- a place that may lie on a factor
+# ---- products into `out`
 
 
 def matmul_into(multiply: Callable[..., Any], a: Any, b: Any, out: Any) -> Any:
-    """torch's product into `out`. Where that lies on a factor, which torch would overwrite as it reads it, by way of a
-    new tensor, as NumPy does it."""
-    if out is not a and out is not b and not _lies_on(out, a) and not _lies_on(out, b):
+    """Return torch's product in `out`. If `out` overlaps a factor, the product is computed in a new tensor first.
+
+    torch itself would overwrite the factor while reading it. NumPy also uses a temporary.
+    """
+    if out is not a and out is not b and not _overlaps(out, a) and not _overlaps(out, b):
         return multiply(a, b, out=out)
     wants_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (a, b, out))
     c = None if wants_gradients else multiply(a, b)
@@ -61,44 +69,44 @@ def matmul_into(multiply: Callable[..., Any], a: Any, b: Any, out: Any) -> Any:
     return out.copy_(c)
 
 
-def _lies_on(x: Any, y: Any) -> bool:
-    """Have they numbers between the same addresses? (No, where there are none.)"""
+def _overlaps(x: Any, y: Any) -> bool:
+    """Return True if the address ranges of two tensors intersect."""
     try:
         if x.untyped_storage().data_ptr() != y.untyped_storage().data_ptr():
             return False
-        (first, end), (other, last) = _addresses(x), _addresses(y)
-    except RuntimeError:  # sparse tensors and the like
+        (first, end), (other, last) = _address_range(x), _address_range(y)
+    except RuntimeError:  # sparse tensors have no storage
         return False
     return first < last and other < end
 
 
-def _addresses(x: Any) -> tuple[int, int]:
-    """Of the first number, and behind the last one."""
+def _address_range(x: Any) -> tuple[int, int]:
+    """Return the addresses of the first element and of the end of the last."""
     reach = sum((length - 1) * step for length, step in zip(x.shape, x.stride(), strict=True)) if x.numel() else -1
     return x.data_ptr(), x.data_ptr() + (reach + 1) * x.itemsize
 
 
-# Older versions have no unsigned types but that of bytes.
-NAMES = {getattr(torch, name): name for name in (*STORED, *INTEGERS) if hasattr(torch, name)}
-TYPES = {name: dtype for dtype, name in NAMES.items()}
-HOST_TYPES = tuple(TYPES[name] for name in STORED if not DTYPES[name].sums_wider)  # that NumPy's BLAS multiplies
+# Older versions of torch have no unsigned types but uint8.
+TYPE_NAMES = {getattr(torch, name): name for name in (*STORED, *INTEGERS) if hasattr(torch, name)}
+TYPES = {name: dtype for dtype, name in TYPE_NAMES.items()}
+HOST_TYPES = tuple(TYPES[name] for name in STORED if not DTYPES[name].sums_wider)  # multiplied by NumPy's BLAS
 
 float32 = torch.float32
-# A torch with the newer switches of float32's precision: the older ones may refuse to answer there.
-_getter: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
+# The getter of newer versions of torch, where the older switch `allow_tf32` can raise an error.
+_precision_getter: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
 
 
 def _precision() -> str:
-    """How torch multiplies float32 on CUDA devices: "ieee", "none" (the same), "tf32" or something of its own."""
-    if _getter is None:
+    """Return torch's precision of float32 products on CUDA devices: "ieee", "none" (the same), "tf32" or another."""
+    if _precision_getter is None:
         return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
-    found: str = _getter("cuda", "matmul")
-    return found
+    precision: str = _precision_getter("cuda", "matmul")
+    return precision
 
 
 @lru_cache(maxsize=1)
-def _no_kernels() -> str:
-    """Why plans cannot run on CUDA tensors here, if they cannot: the kernels are launched through CuPy."""
+def _missing_cupy() -> str:
+    """Return why plans cannot run on CUDA tensors without CuPy, which launches the kernels; empty with CuPy."""
     try:
         import cupy  # noqa: F401
     except ImportError as error:
@@ -106,13 +114,13 @@ def _no_kernels() -> str:
     return ""
 
 
-def _current_bytes(stats: Mapping[str, Any], what: str) -> int:
-    """Of torch's own memory on a device; none where it has not been used yet."""
-    return int(stats.get(f"{what}_bytes", {}).get("all", {}).get("current", 0))
+def _current_bytes(stats: Mapping[str, Any], kind: str) -> int:
+    """Return the bytes of one kind in the statistics of torch's pool; 0 before its first use."""
+    return int(stats.get(f"{kind}_bytes", {}).get("all", {}).get("current", 0))
 
 
-class _TorchTensors:
-    """What tensors on a device and on the host have in common."""
+class _TorchBase:
+    """The methods that both adapters share."""
 
     name, vendor_name = "torch", "torch.matmul"
     differentiable, gemm_name = True, "torch.addmm"
@@ -130,26 +138,23 @@ class _TorchTensors:
     def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
         return self.quick_vendor(a, b) if out is None else matmul_into(self.quick_vendor, a, b, out)
 
-    def lacks(self, x: Any) -> bool:
+    def has_no_product(self, x: Any) -> bool:
         return False
 
     def adopt_arrays(self, a: Any, b: Any, out: Any) -> None:
-        """torch reads no arrays but tensors."""
+        """Return None: torch multiplies no foreign arrays."""
 
     def to_callers_library(self, c: Any, a: Any, b: Any) -> Any:
         return c
 
     def operand(self, x: Any) -> Operand:
-        return Operand(tuple(x.shape), tuple(x.stride()), NAMES.get(x.dtype, str(x.dtype)))
+        return Operand(tuple(x.shape), tuple(x.stride()), TYPE_NAMES.get(x.dtype, str(x.dtype)))
 
     def result_operand(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
-        return contiguous(shape, dtype)
+        return contiguous_operand(shape, dtype)
 
     def pointer(self, x: Any) -> int:
         return int(x.data_ptr())
-
-    def adjoint(self, x: Any) -> Any:
-        return x.mH.resolve_conj()
 
     def transposed(self, x: Any) -> Any:
         return x.mT
@@ -164,24 +169,41 @@ class _TorchTensors:
         return bool(x.is_complex())
 
     def promote_operands(self, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
-        return a, b, c  # torch rejects tensors of different types
+        return a, b, c  # torch promotes nothing: it rejects tensors of different types
 
-    def copied(self, x: Any, shape: tuple[int, ...], like: Any) -> Any:
+    def broadcast_copy(self, x: Any, shape: tuple[int, ...], like: Any) -> Any:
         return like.new_empty(shape).copy_(x)
 
     def broadcast_view(self, x: Any, shape: tuple[int, ...]) -> Any:
         return x.expand(shape)
 
-    def updated(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:
+    def vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:
         return torch_gemm(a, b, c, alpha, beta, c)
 
+    def quick_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
+        if alpha == 0:  # then a and b are not read
+            a, b, alpha = a[..., :0], b[..., :0, :], 1
+        if c is None and alpha == 1:
+            return self.vendor(a, b, out)
+        if out is None:
+            return _gemm_of_factors(a, b, c, alpha, beta, None)
+        if _overlaps(out, a) or _overlaps(out, b) or (c is not None and c is not out and _overlaps(out, c)):
+            return out.copy_(_gemm_of_factors(a, b, c, alpha, beta, None))
+        return _gemm_of_factors(a, b, c, alpha, beta, out)
+
+    def is_plain_product(self, a: Any, b: Any, out: Any) -> bool:
+        if not is_plain_call(a, b, out) or a.is_neg() or a.is_conj() or b.is_neg() or b.is_conj():
+            return False
+        return not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad))
+
     def write_triangle(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
-        if out.dtype is not product.dtype:  # torch casts no product
+        if out.dtype is not product.dtype:  # torch does not cast products
             raise RuntimeError(f"out is of {out.dtype}, the product of {product.dtype}")
-        if not (product.is_floating_point() or product.is_complex()):
-            alpha, beta = as_integer_factor(alpha), as_integer_factor(beta)
-            check_integer_factors(product, alpha, beta)
-        alpha, beta = (as_torch_factor(product, factor) for factor in (alpha, beta))
+        if alpha != 1 or beta != 0:
+            if not (product.is_floating_point() or product.is_complex()):
+                alpha, beta = as_integer_factor(alpha), as_integer_factor(beta)
+                check_integer_factors(product, alpha, beta)
+            alpha, beta = as_torch_factor(product, alpha), as_torch_factor(product, beta)
         value = product if alpha == 1 else product * alpha
         value = value + out * beta if beta else value
         if value.is_complex():
@@ -195,18 +217,26 @@ class _TorchTensors:
         try:
             shape = product_shape(tuple(a.shape), tuple(b.shape))
             return shape is not None and 0 not in shape and bool(a.dtype == b.dtype)
-        except AttributeError:  # no tensor
+        except AttributeError:  # not a tensor
             return False
 
     def copy(self, source: Any, out: Any) -> None:
         out.copy_(source)
 
-    def written(self, out: Any) -> None:
-        torch.autograd.graph.increment_version(out)  # what was saved of it for a backward pass is no longer there
+    def mark_written(self, out: Any) -> None:
+        torch.autograd.graph.increment_version(out)  # a backward pass that saved `out` then raises an error
+
+    def signature(self, a: Any, b: Any, c: Any, out: Any) -> Hashable:
+        dtype, device = a.dtype, a.get_device()
+        of_b = None if b is None else (b.shape, b.stride(), b.dtype)
+        of_c = None if c is None else (c.shape, c.dtype)
+        of_out = None if out is None else (out.shape, out.dtype)
+        precision = _precision() if device >= 0 and dtype is float32 else ""
+        return a.shape, a.stride(), dtype, device, of_b, of_c, of_out, precision
 
 
-class TorchLibrary(_TorchTensors):
-    """torch on CUDA devices, as a library of `fmm.arrays.library`."""
+class TorchLibrary(_TorchBase):
+    """The adapter for tensors on CUDA devices."""
 
     processor: Processor = "cuda"
     out_of_memory: type[BaseException] = torch.OutOfMemoryError
@@ -217,70 +247,78 @@ class TorchLibrary(_TorchTensors):
         target = None if out is None else (out.shape, out.stride(), out.dtype)
         if b is None:
             return math, a.shape, a.stride(), dtype, a.get_device(), target
-        where = a.get_device(), _begin_alike(a, b)
+        where = a.get_device(), _same_address(a, b)
         return math, a.shape, a.stride(), dtype, b.shape, b.stride(), b.dtype, where, target
 
     def type_key(self, a: Any, b: Any) -> Hashable:
         dtype = a.dtype
-        try:  # a product with its own transpose may be another plan's
-            alike = a.data_ptr() == b.data_ptr()
+        try:  # a matrix times its own transpose, at the same address, may have another plan
+            same_address = a.data_ptr() == b.data_ptr()
         except RuntimeError:
-            alike = False
-        return dtype, b.dtype, alike, _precision() if dtype is float32 else ""
+            same_address = False
+        return dtype, b.dtype, same_address, _precision() if dtype is float32 else ""
 
     def setting(self, a: Any, b: Any, out: Any) -> Setting:
         device = a.get_device()
-        common = NAMES.get(a.dtype, str(a.dtype)) if a.dtype == b.dtype else None
+        common = TYPE_NAMES.get(a.dtype, str(a.dtype)) if a.dtype == b.dtype else None
         single = a.dtype is torch.float32 or a.dtype is torch.complex64
         precision = _precision() if single else "ieee"
-        adjoint = _same_memory_transposed(a, b)
+        is_gram = _same_memory_transposed(a, b)
         if precision == "tf32" and a.dtype is torch.float32:
-            return Setting(device, common, "tf32", _no_kernels(), adjoint=adjoint)
+            return Setting(device, common, "tf32", _missing_cupy(), b_is_transposed_a=is_gram)
         if precision not in ("ieee", "none"):
             return Setting(device, common, refusal=f"{a.dtype} products in {precision} are its own")
-        # (Where nobody asks for a precision, newer versions say "none", and older ones cannot tell. Of float64 nobody
-        # can ask for one.)
-        unasked = not single or _getter is None or precision == "none"
-        lacking = self.lacks(a)
-        return Setting(device, common, refusal=_no_kernels(), emulation=unasked, adjoint=adjoint, lacking=lacking)
+        # Plans may emulate float32 unless the user set "ieee". Older versions of torch cannot tell, newer ones return
+        # "none" without a setting. float64 has no setting.
+        may_emulate = not single or _precision_getter is None or precision == "none"
+        return Setting(
+            device,
+            common,
+            refusal=_missing_cupy(),
+            may_emulate=may_emulate,
+            b_is_transposed_a=is_gram,
+            no_vendor_product=self.has_no_product(a),
+        )
 
-    def lacks(self, x: Any) -> bool:
-        """torch has no products of integers on CUDA devices."""
-        return bool(x.is_cuda) and NAMES.get(x.dtype) in INTEGERS
+    def has_no_product(self, x: Any) -> bool:
+        """Return True for integers on a CUDA device."""
+        return bool(x.is_cuda) and TYPE_NAMES.get(x.dtype) in INTEGERS
 
     def device_number(self, x: Any) -> int:
         return int(x.get_device())
 
-    def allocate(self, call: CopiedOperands, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
+    def allocate(self, call: MemoryNeeds, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
         if call.copies:
-            form = torch.contiguous_format
-            a, b = (x.clone(memory_format=form) if pack else x for x, pack in zip((a, b), call.packs, strict=True))
-        # Before C, which would break up the block that held the last workspace.
+            row_major = torch.contiguous_format
+            a, b = (x.clone(memory_format=row_major) if pack else x for x, pack in zip((a, b), call.packs, strict=True))
+        # Allocated before C, which would split the pool's block of the last workspace.
         memory = torch.empty(call.workspace, dtype=torch.uint8, device=a.device) if call.workspace else None
         c = a.new_empty(call.shape) if out is None else out
-        at = 0 if memory is None else memory.data_ptr()
-        return a.data_ptr(), b.data_ptr(), c.data_ptr(), at, c, (a, b, memory)
+        workspace = 0 if memory is None else memory.data_ptr()
+        return a.data_ptr(), b.data_ptr(), c.data_ptr(), workspace, c, (a, b, memory)
 
-    def copy_with_scratch_tail(self, x: Any, order: str, room: int) -> Any:
-        block = torch.empty(room, dtype=torch.uint8, device=x.device)
+    def copy_with_scratch_tail(self, x: Any, order: str, nbytes: int) -> Any:
+        block = torch.empty(nbytes, dtype=torch.uint8, device=x.device)
         lines, length = x.shape if order == "C" else x.mT.shape
-        found = block[: x.numel() * x.element_size()].view(x.dtype).view(lines, length)
-        return (found if order == "C" else found.mT).copy_(x.detach())
+        copy = block[: x.numel() * x.element_size()].view(x.dtype).view(lines, length)
+        return (copy if order == "C" else copy.mT).copy_(x.detach())
 
     def free_bytes(self, number: int) -> int:
-        stats = torch.cuda.memory_stats_as_nested_dict(number)  # once: to ask for it takes longer than all the rest
-        reserved, allocated, scraps = (
-            _current_bytes(stats, what) for what in ("reserved", "allocated", "inactive_split")
-        )
-        # Scraps are left over of blocks that are partly in use: free, but no large block can be had of them.
-        return int(torch.cuda.mem_get_info(number)[0] + max(reserved - allocated - scraps, 0))
+        stats = torch.cuda.memory_stats_as_nested_dict(number)  # read once: this call takes the most time
+        kinds = ("reserved", "allocated", "inactive_split")
+        reserved, allocated, fragments = (_current_bytes(stats, kind) for kind in kinds)
+        # Fragments are the free parts of blocks in use: no large block fits there.
+        return int(torch.cuda.mem_get_info(number)[0] + max(reserved - allocated - fragments, 0))
 
     def current_stream(self, device: int) -> tuple[int, AbstractContextManager[Any] | None]:
-        return torch._C._cuda_getCurrentRawStream(device), _cupy_on(device)
+        return torch._C._cuda_getCurrentRawStream(device), _cupy_device(device)
 
 
-class TorchHostLibrary(_TorchTensors):
-    """torch on the host: plans run on NumPy's view of the same memory."""
+LEAST_MIRRORED_ENTRIES = 128**2
+
+
+class TorchHostLibrary(_TorchBase):
+    """The adapter for tensors on the host; plans run on NumPy views of their memory."""
 
     processor: Processor = "cpu"
     out_of_memory: type[BaseException] = MemoryError
@@ -300,12 +338,11 @@ class TorchHostLibrary(_TorchTensors):
         if len(types) > 1:
             return Setting(number, refusal=f"torch casts no operands or results, which are {' and '.join(types)}")
         if a.dtype not in HOST_TYPES or min(a.dim(), b.dim()) < 2:
-            whose = "of vectors" if a.dtype in HOST_TYPES else f"of {', '.join(types)} on the host"
-            return Setting(number, refusal=f"products {whose} are torch's own")
-        better = ""
-        if _same_memory_transposed(a, b):
-            better = "b is a transposed in place, of which its own product may make use"
-        return Setting(number, NAMES[a.dtype], vendor_advantage=better, adjoint=bool(better))
+            operands = "vectors" if a.dtype in HOST_TYPES else f"{', '.join(types)} on the host"
+            return Setting(number, refusal=f"products of {operands} are torch's own")
+        is_gram = _same_memory_transposed(a, b)
+        advantage = "b is a transposed in place, and torch's own product may use that" if is_gram else ""
+        return Setting(number, TYPE_NAMES[a.dtype], vendor_advantage=advantage, b_is_transposed_a=is_gram)
 
     def device_number(self, x: Any) -> int:
         return blas_threads()
@@ -319,15 +356,17 @@ class TorchHostLibrary(_TorchTensors):
     def new_array(self, result: Operand) -> Any:
         return torch.empty(result.shape, dtype=TYPES[result.dtype], device="cpu")
 
-    def returned(self, c: Any) -> Any:
+    def unwrap_scalar(self, c: Any) -> Any:
         return c
 
     def vendor_call(self, a: Any, b: Any, out: Any) -> Callable[[], Any]:
         return partial(matmul_into, MATMUL, a, b, out)
 
     def write_triangle(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
-        """A whole product with nothing to be added is mirrored where it stands, tile by tile, without temporaries."""
-        if fill != "full" or (alpha, beta) != (1, 0) or not out.dtype == product.dtype in HOST_TYPES:
+        """Write the triangles; a product without factors is mirrored in place, tile by tile, without temporaries."""
+        is_small = product.numel() < LEAST_MIRRORED_ENTRIES  # torch.tril is faster then
+        has_factors = alpha != 1 or beta != 0
+        if is_small or fill != "full" or has_factors or not out.dtype == product.dtype in HOST_TYPES:
             super().write_triangle(product, out, alpha, beta, fill)
             return
         view = self.as_numpy(product)
@@ -338,8 +377,8 @@ class TorchHostLibrary(_TorchTensors):
             out.copy_(product)
 
 
-def _begin_alike(a: Any, b: Any) -> bool:
-    """Do they begin at the same place in memory? (Some tensors, of traces and transforms, have none.)"""
+def _same_address(a: Any, b: Any) -> bool:
+    """Return True if two tensors begin at the same address; tensors of traces and transforms have no address."""
     try:
         return bool(a.data_ptr() == b.data_ptr())
     except RuntimeError:
@@ -347,11 +386,11 @@ def _begin_alike(a: Any, b: Any) -> bool:
 
 
 def _same_memory_transposed(a: Any, b: Any) -> bool:
-    """Is b the transpose of a, in place?"""
-    if a.dim() < 2 or a.dim() != b.dim() or not _begin_alike(a, b):
+    """Return True if b is a's transpose in the same memory."""
+    if a.dim() < 2 or a.dim() != b.dim() or not _same_address(a, b):
         return False
-    turned = a.mT
-    return bool(turned.shape == b.shape and turned.stride() == b.stride())
+    transpose = a.mT
+    return bool(transpose.shape == b.shape and transpose.stride() == b.stride())
 
 
 TORCH = TorchLibrary()
@@ -359,14 +398,12 @@ TORCH_ON_HOST = TorchHostLibrary()
 
 
 def torch_library_of(x: Any) -> TorchLibrary | TorchHostLibrary:
-    """Whose arrays such tensors are, by where they lie."""
+    """Return the adapter for tensors on this tensor's device."""
     return TORCH if x.is_cuda else TORCH_ON_HOST
 
 
-# ---- CuPy's current device, while the kernels are launched
-
-
-def _cupy_on(device: int) -> AbstractContextManager[Any] | None:
+def _cupy_device(device: int) -> AbstractContextManager[Any] | None:
+    """Return a context that makes the device CuPy's current one for the launches; None if it is already."""
     cuda = _cupy().cuda
     return None if cuda.runtime.getDevice() == device else cuda.Device(device)
 

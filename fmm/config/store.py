@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import secrets
+import stat
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -15,19 +16,23 @@ from fmm.config.identity import Identity
 from fmm.config.reader import ConfigError, Raw, config_text
 from fmm.config.schema import Entry, empty_section, read_entry
 
+STREAMS = tuple(("/", "dev", name) for name in ("stdin", "stdout", "stderr", "fd"))
+
 
 def merge_section(path: Path, device: str, dtype: str, section: dict[str, Raw]) -> None:
     """Write a section; its entries are merged with the old section's, all other fields replace the old ones."""
+    path = path.resolve()  # a link stays a link: its target is written
     with writer_lock(path):
         _remove_leftovers(path)
         devices = _devices_in(path)
         types = devices.setdefault(device, {})
         types[dtype] = join_sections(types.get(dtype), section)
-        replace_file(path, config_text(devices))
+        write_file(path, config_text(devices))
 
 
 def add_entry(path: Path, identity: Identity, dtype: str, found: Entry) -> None:
     """Write one entry into a section; a missing section is created without a calibration."""
+    path = path.resolve()
     with writer_lock(path):
         types = _devices_in(path).get(identity.key, {})
         old = types.get(dtype)
@@ -65,33 +70,48 @@ def _devices_in(path: Path) -> dict[str, dict[str, Raw]]:
         return {}
 
 
-def replace_file(path: Path, content: str) -> None:
-    """Replace a file's content as a whole: whatever fails, the file has its old content or the new one."""
-    handle, name = tempfile.mkstemp(".partial", f".{path.name}.", dir=path.parent)
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write a file's whole content: whatever fails, a regular file has its old content or the new one.
+
+    A link's target is written. What exists and is no regular file, such as /dev/stderr or a pipe, is written to and
+    never replaced.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    if _is_special(path):
+        with open(path, "ab") as file:
+            file.write(data)
+        return
+    target = path.resolve()
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(8)}.partial")
+    handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # the system applies the umask
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(content)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask())
-        os.replace(name, path)
+        if target.exists():
+            os.chmod(partial, target.stat().st_mode & 0o777)
+        os.replace(partial, target)
     except BaseException:
         with suppress(OSError):
-            os.unlink(name)
+            os.unlink(partial)
         raise
-    _sync_folder(path.parent)
+    _sync_folder(target.parent)
+
+
+def _is_special(path: Path) -> bool:
+    """Return True for a device, a pipe or a socket, and for a name of an open stream, even one that is a plain file."""
+    with suppress(OSError):
+        mode = path.stat().st_mode
+        is_plain = stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+        return not is_plain or path.is_relative_to("/proc") or path.parts[:3] in STREAMS
+    return False
 
 
 def _remove_leftovers(path: Path) -> None:
     """Remove the partial files of a killed writer; the caller has the lock, so that no other writer is at work."""
     for partial in path.parent.glob(f".{path.name}.*.partial"):
         partial.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    found = os.umask(0o077)
-    os.umask(found)
-    return found
 
 
 def _sync_folder(folder: Path) -> None:

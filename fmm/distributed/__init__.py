@@ -14,6 +14,7 @@ from fmm.distributed.quadrants import parse_level_above
 from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import datasheet_of as datasheet_row
 from fmm.hardware.links import Network, link, network_of
+from fmm.kernels.plans.plan import Plan
 from fmm.runtime.devices import gpu_from_description
 
 __all__ = ["SharedDecision", "explain", "matmul", "plan"]
@@ -24,7 +25,7 @@ def matmul(
     b: Any,
     /,
     *,
-    plan: str | None = None,
+    plan: Plan | str | None = None,
     placements: Any = None,
     max_error_growth: float | None = None,
     mesh: Any = None,
@@ -41,7 +42,7 @@ def matmul(
     a, b : DTensor, numpy.ndarray or cupy.ndarray
         Two DTensors on one mesh. With `mesh`, the arrays that this process holds of the two matrices. torch.matmul
         answers for all other tensors (other ranks or types, different meshes).
-    plan : str, optional
+    plan : str or Plan, optional
         A level above the shared product: "winograd" or another scheme computes seven shared products of blocks instead
         of eight, "vendor" no level. By default the fastest candidate.
     placements : sequence of torch.distributed.tensor placements, optional
@@ -84,7 +85,7 @@ def explain(
     b: Any,
     /,
     *,
-    plan: str | None = None,
+    plan: Plan | str | None = None,
     max_error_growth: float | None = None,
     mesh: Any = None,
     operand_placements: Any = None,
@@ -131,7 +132,7 @@ def plan(
     device: str = "H200",
     together: int = 8,
     links: tuple[str, str] | None = None,
-    plan: str | None = None,
+    plan: Plan | str | None = None,
     max_error_growth: float | None = None,
 ) -> SharedDecision:
     """Predict how GPUs of one kind would share an m x k by k x n product.

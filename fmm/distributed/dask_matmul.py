@@ -25,17 +25,18 @@ from dask.system import CPU_COUNT
 
 from fmm.api import plan as plan_product
 from fmm.arrays.detect import kind_of
-from fmm.arrays.numpy_library import PLAIN
+from fmm.arrays.numpy_library import PLAIN_ARRAYS
 from fmm.distributed.chunk_grid import Cell, ChunkTasks, Grid
 from fmm.distributed.dask_choice import ChunkCosts, GridPlan, choose_grid_plan, default_products_per_task
 from fmm.distributed.dask_recompute import with_recomputed_chunks
 from fmm.distributed.quadrants import parse_block_levels
 from fmm.dtypes import DTYPES, STORED
-from fmm.kernels.plans.plan import VENDOR, PlanError
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.walk import walk_plan
 from fmm.perfmodel.choose import default_error_growth
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.request import check_error_growth
+from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.devices import get_device
 
 da: Any = dask.array  # which is annotated in part only
@@ -50,7 +51,9 @@ class ChunkConstraints(NamedTuple):
     max_error_growth: float | None
 
 
-def matmul(x: Any, y: Any, /, *, plan: str | None = None, max_error_growth: float | None = None) -> Any:
+def matmul(
+    x: Any, y: Any, /, *, plan: Plan | Decision | str | None = None, max_error_growth: float | None = None
+) -> Any:
     """Multiply two Dask matrices lazily; the chunks may be NumPy or CuPy arrays.
 
     Parameters
@@ -58,7 +61,7 @@ def matmul(x: Any, y: Any, /, *, plan: str | None = None, max_error_growth: floa
     x, y : dask.array.Array or array_like
         Two matrices. dask.array.matmul answers for other numbers of axes, unknown chunk sizes, integers and other
         types, and chunks that are not plain NumPy or CuPy arrays (masked ones, for example).
-    plan : str, optional
+    plan : str, Plan or Decision, optional
         Levels over the grid of chunks: "winograd" or another scheme computes seven products of blocks of chunks instead
         of eight, "vendor" no levels. By default up to two levels, if they are predicted to save a tenth of the time on
         the present workers. Grids may be uneven.
@@ -89,20 +92,21 @@ def matmul(x: Any, y: Any, /, *, plan: str | None = None, max_error_growth: floa
     array([4., 4., 4., 4.])
     """
     growth = None if max_error_growth is None else check_error_growth(max_error_growth)
+    above = None if plan is None else parse_block_levels(plan, "over chunks")
     x, y = da.asanyarray(x), da.asanyarray(y)
     dtype = np.result_type(x.dtype, y.dtype)
     has_unknown_sizes = any(isnan(size) for array in (x, y) for sizes in array.chunks for size in sizes)
     library = _chunk_library(x, y)
     are_matrices = x.ndim == y.ndim == 2 and x.shape[1] == y.shape[0]
     if not are_matrices or has_unknown_sizes or not library or dtype.name not in STORED:
-        _check_no_constraints(plan, growth, dtype)
+        _check_no_constraints(above, growth, dtype)
         return da.matmul(x, y)
     x, y = x.astype(dtype), y.astype(dtype)
     if x.chunks[1] != y.chunks[0]:
         y = y.rechunk({0: x.chunks[1]})
     on_device = library == "cupy"
     limit = default_error_growth(on_device) if growth is None else growth
-    grid_plan = _choose_grid_plan(x, y, plan, on_device, limit)
+    grid_plan = _choose_grid_plan(x, y, above, on_device, limit)
     chunk_limit = limit / expected_error_growth(grid_plan.above, dtype.name)
     if on_device:  # the workers choose the plan
         is_default = growth is None and grid_plan.above == VENDOR
@@ -114,15 +118,15 @@ def matmul(x: Any, y: Any, /, *, plan: str | None = None, max_error_growth: floa
 def _chunk_library(x: Any, y: Any) -> str:
     """Return "numpy" or "cupy" if both arrays have plain chunks of it, else an empty text."""
     metas = x._meta, y._meta
-    if all(type(meta) in PLAIN for meta in metas):
+    if all(type(meta) in PLAIN_ARRAYS for meta in metas):
         return "numpy"
     return "cupy" if all(kind_of(meta) == "cupy" for meta in metas) else ""
 
 
-def _check_no_constraints(plan: str | None, growth: float | None, dtype: np.dtype[Any]) -> None:
+def _check_no_constraints(plan: Plan | None, growth: float | None, dtype: np.dtype[Any]) -> None:
     """Raise PlanError for options that dask.array.matmul does not have. (Exact numbers satisfy every error limit.)"""
     kinds = "matrices of floating-point numbers, not masked, with known chunks that are plain arrays"
-    if plan not in (None, "vendor"):
+    if plan not in (None, VENDOR):
         raise PlanError(f"the plan {plan} is one for {kinds}")
     if growth is not None and dtype.kind not in "biu":
         raise PlanError(f"max_error_growth={growth:g} is a limit for {kinds}; this product is dask.array.matmul's own")
@@ -131,13 +135,13 @@ def _check_no_constraints(plan: str | None, growth: float | None, dtype: np.dtyp
 # ---- the choice of levels over the grid
 
 
-def _choose_grid_plan(x: Any, y: Any, plan: str | None, on_device: bool, limit: float) -> GridPlan:
+def _choose_grid_plan(x: Any, y: Any, plan: Plan | None, on_device: bool, limit: float) -> GridPlan:
     """Return the required levels over the grid, by default the fastest, and the products per task."""
     grid = len(x.chunks[0]), len(x.chunks[1]), len(y.chunks[1])
     workers = worker_counts()
     calibration = get_device("cpu", 1).guess  # of one BLAS thread: Dask starts workers with one
     rate = calibration.find_rate(x.dtype.name) if calibration else None
-    plans = [parse_block_levels(text, "over chunks") for text in (GRID_PLANS if plan is None else (plan,))]
+    plans = [parse_block_levels(text, "over chunks") for text in GRID_PLANS] if plan is None else [plan]
     if on_device or calibration is None or rate is None:
         return GridPlan(VENDOR if plan is None else plans[0], default_products_per_task(grid, workers))
     (m, k, n), row = _largest_chunks(x, y), DTYPES[x.dtype.name]

@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from fmm.distributed.layout import Cuts, K, Layout, M, N, Operand, Span, coordinate_of, cut_span
-from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.request import parse_plan
+from fmm.runtime.decisions.decide import Decision
 
 Parts = tuple[int, int, int]  # number of parts into which a level cuts m, k and n
 # The axes of A and B (0, 1, or none) that a dimension of the mesh may cut, by the axis of the work that it cuts.
@@ -92,11 +94,11 @@ def level_parts(plan: Plan) -> Parts:
     return m, k, n
 
 
-def parse_level_above(text: str) -> Plan:
-    """Return the levels of a text like "winograd"; "vendor" for none. Raise PlanError for other levels."""
-    plan = parse_block_levels(text, "above")
-    level_parts(plan)
-    return plan
+def parse_level_above(plan: Plan | Decision | str) -> Plan:
+    """Return the levels of a plan or a text like "winograd"; "vendor" for none. Raise PlanError for other levels."""
+    levels = parse_block_levels(plan, "above")
+    level_parts(levels)
+    return levels
 
 
 def _axis_spans(size: int, cuts: Cuts, axis: int, mesh: Sequence[int]) -> tuple[Span, ...]:
@@ -118,13 +120,15 @@ def _round_up(size: int, of: int) -> int:
     return -(-size // of) * of
 
 
-def parse_block_levels(text: str, where: str) -> Plan:
-    """Return the levels of a text like "winograd"; "vendor" for none. `where` is a word for messages.
+def parse_block_levels(plan: Plan | Decision | str, where: str) -> Plan:
+    """Return the levels of a plan, or of a text like "winograd"; "vendor" for none. `where` is a word for messages.
 
     Raises PlanError for levels that need numbers, not blocks: fused sums, complex parts, triangles.
     """
-    plan = Plan.parse(text if text == "vendor" or text.endswith("> vendor") else f"{text} > vendor")
-    for level in plan.levels:
+    if isinstance(plan, str) and plan != "vendor" and not plan.endswith("> vendor"):
+        plan = f"{plan} > vendor"
+    levels = parse_plan(plan) or VENDOR
+    for level in levels.levels:
         if not level.splits or level.needs_fusing_leaf or level.itemsize_below(8) != 8:
             raise PlanError(f"{level} is no level {where}; valid: schemes and step tables, for example 'winograd'")
-    return plan
+    return levels

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from fmm.api import gemm
 from fmm.api import matmul as local_matmul
 from fmm.arrays.torch_calls import MATMUL, is_compiling
-from fmm.arrays.torch_library import NAMES, torch_library_of
+from fmm.arrays.torch_library import TYPE_NAMES, torch_library_of
 from fmm.config.environment import is_disabled, is_emulation_allowed, tuning_mode
 from fmm.config.identity import gpu_parts
 from fmm.distributed.decide_sharing import ShardingQuery, SharedDecision, decide_sharing, sharing_error_growth
@@ -47,7 +47,7 @@ RESULT_PLACEMENT = {M: Shard(0), N: Shard(1), K: Partial()}  # by the axis of th
 class SharingOptions(NamedTuple):
     """The options of a call of fmm.distributed.matmul."""
 
-    plan: str | None = None
+    plan: Plan | str | None = None
     placements: Sequence[Any] | None = None
     max_error_growth: float | None = None
 
@@ -128,7 +128,7 @@ def _can_be_shared(a: Any, b: Any) -> bool:
     if not _on_one_mesh(a, b) or (a.dim(), b.dim()) != (2, 2):
         return False
     plain = all(type(place) in (Shard, Replicate, Partial) for place in (*a.placements, *b.placements))
-    same_type = a.dtype is b.dtype and NAMES.get(a.dtype) in STORED
+    same_type = a.dtype is b.dtype and TYPE_NAMES.get(a.dtype) in STORED
     return bool(plain and same_type and a.shape[1] == b.shape[0] and 0 not in (*a.shape, *b.shape))
 
 
@@ -369,7 +369,7 @@ def _decide_here(a: Any, b: Any, above: Plan | None, max_error_growth: float | N
     result_bytes = layout.m * layout.n / layout.ranks * local.element_size()
     free_bytes = library.free_bytes(library.device_number(local)) - result_bytes
     query = ShardingQuery(max(free_bytes * MEMORY_SHARE, 0.0), max_error_growth, above)
-    return decide_sharing(layout, NAMES[a.dtype], device, _mesh_network(mesh, device), query)
+    return decide_sharing(layout, TYPE_NAMES[a.dtype], device, _mesh_network(mesh, device), query)
 
 
 def _device_of(x: Any) -> Device:

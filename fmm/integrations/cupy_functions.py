@@ -10,13 +10,13 @@ from typing import Any
 
 from fmm.api import matmul
 from fmm.integrations.product_functions import (
-    ReplacedFunction,
     array_product,
     contraction,
     dot_operands,
     matmul_accepts,
     names_bound_to,
     replace_attributes,
+    replaced_function,
 )
 from fmm.runtime.decisions.early_declines import is_small_on_device
 
@@ -45,7 +45,7 @@ class CupyFunctions:
             (self.own_tensordot, self.tensordot),
         )
         for own, answer in answers:
-            replaced = ReplacedFunction(own, answer)
+            replaced = replaced_function(own, answer)
             for owner, name in names_bound_to(own, self.cupy, self.cupy.linalg):
                 yield owner, name, replaced
         if is_mutable_type(self.ndarray):

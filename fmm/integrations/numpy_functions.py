@@ -1,7 +1,8 @@
-"""fmm in numpy.matmul, numpy.dot and numpy.inner, also for NumPy's functions that call them: einsum, cov, multi_dot.
+"""fmm in NumPy: in the loops of numpy.matmul and `@` (numpy_loops.py), and in numpy.dot and numpy.inner.
 
-The operator `@` and methods cannot be replaced: they belong to a type written in C. fmm computes products of two plain
-arrays; lists, subclasses and other libraries' arrays go to NumPy's own function.
+NumPy's functions that call these gain too: einsum, cov, multi_dot. dot and inner are replaced by name, also in NumPy's
+modules; the methods of arrays (a.dot(b)) belong to a type written in C and stay NumPy's. fmm computes products
+of two plain arrays; lists, subclasses and other libraries' arrays go to NumPy's own dot.
 """
 
 from __future__ import annotations
@@ -12,44 +13,57 @@ from typing import Any
 
 import numpy as np
 
-from fmm.api import matmul
-from fmm.arrays.numpy_library import NAMES, NUMPY_DOT
+from fmm.arrays.numpy_library import NUMPY_DOT, TYPE_NAMES
+from fmm.config.environment import log_once
+from fmm.integrations import numpy_loops
 from fmm.integrations.product_functions import (
-    ReplacedFunction,
     array_product,
     dot_operands,
-    matmul_accepts,
     names_bound_to,
     replace_attributes,
+    replaced_function,
 )
 from fmm.integrations.report import is_reporting
 from fmm.kernels.cpu.host_arrays import dot as numpy_dot
 from fmm.kernels.cpu.host_arrays import inner as numpy_inner
-from fmm.kernels.cpu.host_arrays import matmul as numpy_matmul
 from fmm.runtime.decisions.early_declines import is_small_on_host, was_declined
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS
 from fmm.runtime.matmul import run_matmul
 
 ndarray = np.ndarray
-# NumPy functions whose modules bind the three functions by name; the modules' names differ between versions.
+# NumPy functions in modules that bind dot and inner by name; the modules' names differ between versions.
 CALLERS = "einsum", "tensordot", "cov", "polyfit", "linalg.multi_dot"
 
 
 def install() -> Callable[[], None]:
-    """Replace the three functions; return the function that restores them."""
-    return replace_attributes(_replacements())
+    """Replace the loops and the functions; return the function that restores them."""
+    undo_functions = replace_attributes(_replacements())
+    try:
+        undo_loops = numpy_loops.install()
+    except OSError as error:
+        log_once(f"numpy.matmul and the operator @ stay NumPy's own, fmm computes numpy.dot and inner: {error}")
+        return undo_functions
+    except BaseException:
+        undo_functions()
+        raise
+
+    def undo() -> None:
+        undo_loops()
+        undo_functions()
+
+    return undo
 
 
 def _replacements() -> Iterator[tuple[Any, str, Any]]:
     modules = dict.fromkeys((np, *_calling_modules()))
-    for own, answer in ((numpy_matmul, matmul_answer), (numpy_dot, dot_answer), (numpy_inner, inner_answer)):
-        replaced = ReplacedFunction(own, answer)
+    for own, answer in ((numpy_dot, dot_answer), (numpy_inner, inner_answer)):
+        replaced = replaced_function(own, answer)
         for owner, name in names_bound_to(own, *modules):
             yield owner, name, replaced
 
 
 def _calling_modules() -> Iterator[Any]:
-    """Yield NumPy's modules that bind the three functions by name, as far as this version has them."""
+    """Yield NumPy's modules that bind dot and inner by name, as far as this version has them."""
     for caller in CALLERS:
         function: Any = np
         for name in caller.split("."):
@@ -58,14 +72,6 @@ def _calling_modules() -> Iterator[Any]:
         module = sys.modules.get(str(getattr(own, "__globals__", {}).get("__name__")))
         if module is not None:
             yield module
-
-
-def matmul_answer(*operands: Any, **options: Any) -> Any:
-    """Return numpy.matmul's result."""
-    plain = 1 < len(operands) < 4 and type(operands[0]) is ndarray and type(operands[1]) is ndarray
-    if plain and matmul_accepts(operands, options):
-        return array_product("numpy.matmul", matmul, *operands, **options)
-    return numpy_matmul(*operands, **options)
 
 
 def dot_answer(*operands: Any, **options: Any) -> Any:
@@ -108,7 +114,13 @@ def _may_pay(a: Any, b: Any) -> bool:
 
 def _are_matrices(a: Any, b: Any) -> bool:
     """Return True for two plain matrices of types that plans support."""
-    return type(a) is ndarray and type(b) is ndarray and a.ndim == b.ndim == 2 and a.dtype in NAMES and b.dtype in NAMES
+    return (
+        type(a) is ndarray
+        and type(b) is ndarray
+        and a.ndim == b.ndim == 2
+        and a.dtype in TYPE_NAMES
+        and b.dtype in TYPE_NAMES
+    )
 
 
 def _is_valid_out(out: Any, a: Any, b: Any) -> bool:

@@ -49,6 +49,13 @@ def _take_callbacks(module: str) -> list[Callback]:
         return callbacks
 
 
+def run_callbacks(module: str) -> None:
+    """Call what waits for this module, which has just been loaded."""
+    while callbacks := _take_callbacks(module):  # more may be added while some run
+        for callback in callbacks:
+            callback(module)
+
+
 class _Finder(MetaPathFinder):
     """Finds the awaited modules by the other finders, and wraps their loaders."""
 
@@ -86,9 +93,7 @@ class _Loader(Loader):
             module.__spec__.loader = self.own
         module.__loader__ = self.own
         self.own.exec_module(module)
-        while callbacks := _take_callbacks(module.__name__):  # more may be added while some run
-            for callback in callbacks:
-                callback(module.__name__)
+        run_callbacks(module.__name__)
 
 
 _FINDER = _Finder()

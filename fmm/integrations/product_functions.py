@@ -17,8 +17,19 @@ from fmm.integrations.report import ProductKind, count_product, is_reporting
 ABSENT = object()  # the name was not defined, or was inherited
 
 
+def replaced_function(own: Any, answer: Callable[..., Any]) -> ReplacedFunction:
+    """Return a function that calls `answer`, and can be weakly referenced if the library's own function can.
+
+    Numba keeps a table of functions, by weak references where possible.
+    """
+    kind = WeakReplacedFunction if type(own).__weakrefoffset__ else ReplacedFunction
+    return kind(own, answer)
+
+
 class ReplacedFunction:
     """Calls `answer`; in all else the library's own function, with its attributes, identity and pickle."""
+
+    __slots__ = ("__dict__",)
 
     def __init__(self, own: Any, answer: Callable[..., Any]) -> None:
         update_wrapper(self, own, assigned=("__doc__", "__name__", "__qualname__", "__module__"), updated=())
@@ -52,6 +63,12 @@ class ReplacedFunction:
 
     def __repr__(self) -> str:
         return f"{self.__wrapped__!r}, by fmm where a plan pays"
+
+
+class WeakReplacedFunction(ReplacedFunction):
+    """A replaced function that can be weakly referenced."""
+
+    __slots__ = ("__weakref__",)
 
 
 def names_bound_to(value: object, *owners: Any) -> list[tuple[Any, str]]:

@@ -11,13 +11,14 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fmm.config.environment import log_once
-from fmm.config.store import replace_file
+from fmm.config.store import write_file
 from fmm.integrations.install_targets import INSTALL_TARGETS
 from fmm.kernels.cpu.worker_threads import ForkSafeLock, after_fork_in_child
 from fmm.kernels.plans.plan import VENDOR
@@ -28,9 +29,7 @@ REPORT_LINES = 30  # of the table, the products with the most arithmetic first
 GENERATED_PRODUCTS = "products for which torch.compile generates code of its own"
 # By install target: products of the library that are not counted, and the targets with which they would be.
 UNCOUNTED_PRODUCTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
-    "numpy": (
-        ("the operator @ and methods (a.dot(b)) of NumPy's arrays, numpy.einsum without optimize, functions in C", ()),
-    ),
+    "numpy": (("methods (a.dot(b)) of NumPy's arrays, numpy.einsum without optimize, functions in C", ()),),
     "cupy": (("methods (a.dot(b)) of CuPy's arrays", ()),),
     "torch": (("torch's products on the host", ("torch-cpu",)), (GENERATED_PRODUCTS, ())),
     "torch-cpu": (("torch's products on CUDA devices", ("torch",)), (GENERATED_PRODUCTS, ())),
@@ -321,7 +320,8 @@ def report_at_exit(name: str = STDERR) -> None:
     The report is written after the process's threads have ended, and after what the program registers with atexit
     later: atexit runs the first registered function last.
     """
-    name = os.path.abspath(name) if name else STDERR  # the program may change its working directory
+    with suppress(FileNotFoundError):  # the working directory was removed: write_report will say so
+        name = os.path.abspath(name) if name else STDERR  # the program may change its working directory
     if not is_reporting():
         begin_report()
     if name not in _destinations:
@@ -338,11 +338,11 @@ def _write(name: str) -> None:
 
 
 def write_report(path: Path) -> None:
-    """Write the report atomically, as JSON for a file name that ends in .json, else as text."""
+    """Write the report, as JSON for a file name that ends in .json, else as text."""
     result = report()
     text = json.dumps(result.fields, indent=1) if path.suffix == ".json" else str(result)
     try:
-        replace_file(path, text + "\n")
+        write_file(path, text + "\n")
     except OSError as error:
         log_once(f"the report is not written to {str(path)!r}: {error.strerror}")
 

@@ -7,13 +7,13 @@ from functools import partial
 from typing import Any
 
 from fmm.arrays.torch_calls import (
-    PLAIN,
+    PLAIN_TENSORS,
     deterministic,
     dispatch_keys,
     has_plain_keys,
     is_recording,
+    is_writable,
     resolve_marks,
-    writable,
 )
 from fmm.integrations.report import (
     Outcome,
@@ -142,8 +142,8 @@ def _count_decline(where: str, a: Any, b: Any, reason: str) -> None:
 def plain_operands(a: Any, b: Any) -> bool:
     """Return True for two plain tensors of one type on one device with matching shapes."""
     return (
-        type(a) in PLAIN
-        and type(b) in PLAIN
+        type(a) in PLAIN_TENSORS
+        and type(b) in PLAIN_TENSORS
         and a.dtype is b.dtype
         and has_plain_keys(dispatch_keys(a).raw_repr() | dispatch_keys(b).raw_repr())
         and a.dim() == b.dim()
@@ -159,7 +159,7 @@ def decline_reason(a: Any, b: Any, out: Any) -> str:
     if deterministic():
         return "torch answers: deterministic algorithms are required"
     for name, x in (("the left operand", a), ("the right operand", b)):
-        if type(x) not in PLAIN:
+        if type(x) not in PLAIN_TENSORS:
             return f"torch answers: {name} is a {type(x).__name__}, not a plain tensor"
         if not has_plain_keys(dispatch_keys(x).raw_repr()):
             return f"torch answers: {name} is not a plain tensor, or in the midst of a transform"
@@ -171,14 +171,14 @@ def decline_reason(a: Any, b: Any, out: Any) -> str:
 
 def is_valid_out(out: Any, a: Any, b: Any) -> bool:
     """Return True if `out` can receive the product as it is; torch resizes others, or raises."""
-    return writable(out, a) and out.dtype is a.dtype and out.shape == (*a.shape[:-1], b.shape[-1])
+    return is_writable(out, a) and out.dtype is a.dtype and out.shape == (*a.shape[:-1], b.shape[-1])
 
 
 def is_valid_addend(added: Any, a: Any, b: Any) -> bool:
     """Return True for a plain tensor of the product's type and device, of its shape or broadcastable to it."""
     shape = *a.shape[:-1], b.shape[-1]
     return (
-        type(added) in PLAIN
+        type(added) in PLAIN_TENSORS
         and added.dtype is a.dtype
         and added.get_device() == a.get_device()
         and has_plain_keys(dispatch_keys(added).raw_repr())

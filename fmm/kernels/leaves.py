@@ -34,16 +34,17 @@ from fmm.kernels.cuda.products.kernel_sizes import (
 from fmm.kernels.plans.leaf import Leaf, LeafOption, register_leaf
 
 F16X3_RATE, DIGITS_RATE, SMALL_RATE = "f16x3", "digits-{}", "small-{}"  # in a calibration
-LT_SCRATCH = 32 << 20  # bytes that a candidate of cuBLASLt may use
+LT_SCRATCH_BYTES = 32 << 20  # bytes that a candidate of cuBLASLt may use
 
-TILED = tuple(FUSED_SIZES)  # by gemm_simt.cuh and, for float64, gemm_mma_f64.cuh, with sums inside if there are any
-WARPGROUPS = ("float16", "bfloat16", "tf32")  # by gemm_wgmma.cuh, without sums inside
+# By gemm_simt.cuh and, for float64, gemm_mma_f64.cuh, with sums inside if there are any.
+TILED_TYPES = tuple(FUSED_SIZES)
+WARPGROUP_TYPES = ("float16", "bfloat16", "tf32")  # by gemm_wgmma.cuh, without sums inside
 # Strategies of that kernel. A search names Huang, Yu and van de Geijn's and those that fill today's registers; `tile`
 # itself selects those of the copy engine.
-NAMED_TILES = tuple(LeafOption(s.name.lower(), s.types, searched=s in (*STRATEGIES, *TUNED)) for s in PRESETS)
+TILE_STRATEGIES = tuple(LeafOption(s.name.lower(), s.types, searched=s in (*STRATEGIES, *TUNED)) for s in PRESETS)
 # Paths of tiles to shared memory beside the usual ones (asynchronous copies, or the copy engine): Li, Ranka and Sahni's
 # tStrassen and tWinograd.
-PATHS = (LeafOption("plain", TILED, fused=False), LeafOption("texture", TILED, fused=False))
+SHARED_MEMORY_PATHS = (LeafOption("plain", TILED_TYPES, fused=False), LeafOption("texture", TILED_TYPES, fused=False))
 
 VENDOR = Leaf(
     "vendor",
@@ -74,7 +75,7 @@ LT = Leaf(
     ("cuda",),
     types=FLOATS,
     call_text="one BLAS call",
-    scratch=lambda m, k, n, count: LT_SCRATCH,
+    scratch=lambda m, k, n, count: LT_SCRATCH_BYTES,
     numbers=32,
     forms=("peer",),
 )
@@ -82,12 +83,12 @@ TILE = Leaf(
     "tile",
     "this package's own tiled kernel",
     ("cuda",),
-    types=(*TILED, *WARPGROUPS),
-    types_with_sums=TILED,
-    kernel_triangles=TILED,
-    loose_triangles=WARPGROUPS,
+    types=(*TILED_TYPES, *WARPGROUP_TYPES),
+    types_with_sums=TILED_TYPES,
+    kernel_triangles=TILED_TYPES,
+    loose_triangles=WARPGROUP_TYPES,
     mirrors=True,
-    options=(NAMED_TILES, PATHS),
+    options=(TILE_STRATEGIES, SHARED_MEMORY_PATHS),
     # Types that it multiplies faster than the vendor. (On an H200 float64 has 0.95 of cuBLAS's speed, and 0.78 with its
     # sums inside; TF32, which needs transposed sums, less than cuBLASLt's best.)
     candidate_types=("float32", "float16", "bfloat16"),

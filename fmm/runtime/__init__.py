@@ -1,5 +1,5 @@
-"""From a call to its product: what it multiplies, which plan decides itself to be worth while, and running it.
+"""Preparing, deciding and running products.
 
-matmul.py is the way of every product: calls/prepare.py makes a call ready (its matrices, and its plan by decisions/),
-and running/ runs it, on the host or on a device.
+prepare.py describes the operands of a call and caches it, decisions/ chooses the plan, and run_host.py or
+run_device.py runs it. matmul.py, gemm.py and gram.py are the three operations.
 """

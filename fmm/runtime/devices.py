@@ -73,7 +73,7 @@ def parse_cuda_index(device: object) -> int:
         name, _, number = device.partition(":")
         if name == "cuda" and (device == "cuda" or (number.isdecimal() and len(number) < len(str(MAX_INDEX)))):
             return int(number or 0)
-    valid = "'cpu', 'cuda', 'cuda:0', 'cuda:1', ..., or such a number: 0, 1, ..."
+    valid = "'cpu', 'cuda', 'cuda:0', 'cuda:1', ..., or a number: 0, 1, ..."
     raise ValueError(f"unknown device {device!r}; valid: {valid}{_datasheet_hint(device)}")
 
 
@@ -86,12 +86,12 @@ def _datasheet_hint(device: object) -> str:
     except ValueError:
         return ""
     typed = known.casefold().replace(" ", "-")
-    return f"; `fmm-tune predict --device {typed} M K N` tells the plan by the datasheet of the {known}"
+    return f"; `fmm-tune predict --device {typed} M K N` predicts the plan from the datasheet of the {known}"
 
 
 @lru_cache(maxsize=64)
 def cuda_device(index: int) -> Device:
-    """Return the device of this number; ValueError if there is none, ImportError without CuPy."""
+    """Return the device of this number; ValueError without such a device, ImportError without CuPy."""
     import cupy
 
     runtime = cupy.cuda.runtime

@@ -17,7 +17,14 @@ from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.decisions.early_declines import is_small_on_host
+from fmm.runtime.decisions.early_declines import (
+    CallKey,
+    OnDecline,
+    are_small_matrices,
+    find_declined_call,
+    is_small_on_host,
+    no_action,
+)
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
 from fmm.runtime.matmul import describe_kernels, run_with_fallback
 from fmm.runtime.operands import byte_span, may_overlap
@@ -52,16 +59,26 @@ class GemmOperands(NamedTuple):
     conjugates: tuple[bool, bool]
     target: Any
     addend: Any = None
+    on_decline: OnDecline = no_action
 
 
 def run_gemm(
-    library: Library, a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams, constraints: PlanConstraints
+    library: Library,
+    a: Any,
+    b: Any,
+    c: Any,
+    out: Any,
+    params: BlasGemmParams,
+    constraints: PlanConstraints,
+    on_decline: OnDecline = no_action,
 ) -> Any:
-    """Return alpha op(a) op(b) + beta c, in `out` if it is given."""
+    """Return alpha op(a) op(b) + beta c, in `out` unless that is None."""
     a, b, c = library.promote_operands(a, b, c if params.beta else None)
     operands = _arrange_operands(library, a, b, c, out, params)
+    operands = operands._replace(on_decline=on_decline)
     own = _with_gemm_params(library, operands, params, constraints)
-    if constraints is NO_CONSTRAINTS and library.processor == "cpu" and is_small_on_host(operands.a, operands.b):
+    if constraints is NO_CONSTRAINTS and _is_small(library, operands):
+        on_decline(library)
         result = _run_library_gemm(library, operands, own)
     else:
         result = _run_planned_gemm(library, operands, own)
@@ -69,6 +86,28 @@ def run_gemm(
         return result
     library.copy(result, out)
     return out
+
+
+def run_declined_gemm(key: CallKey, a: Any, b: Any, c: Any, out: Any) -> Any:
+    """Return the result of a call that was declined a moment ago, by the library's own functions; else None."""
+    declined = find_declined_call(key)
+    if declined is None:
+        return None
+    library = declined.library
+    alpha, beta, op_a, op_b = declined.params
+    if op_a != "N":
+        a = library.transposed(a) if op_a == "T" else library.conjugated(library.transposed(a))
+    if op_b != "N":
+        b = library.transposed(b) if op_b == "T" else library.conjugated(library.transposed(b))
+    return library.quick_gemm(a, b, c if beta else None, alpha, beta, out)
+
+
+def _is_small(library: Library, operands: GemmOperands) -> bool:
+    """Return True if the sides are too short for any plan on the host."""
+    if library.processor != "cpu":
+        return False
+    is_small = are_small_matrices if library.differentiable else is_small_on_host
+    return is_small(operands.a, operands.b)
 
 
 def explain_gemm(
@@ -84,7 +123,7 @@ def explain_gemm(
     constraints = _with_gemm_params(library, operands, params, constraints)
     call = plan_call(library, operands.a, operands.b, operands.target, constraints)
     if any(operands.conjugates):
-        plan = call.plan.conjugating(*operands.conjugates) if call.plan is not None else None
+        plan = call.plan.with_conjugation(*operands.conjugates) if call.plan is not None else None
         operands = operands if plan is not None else _conjugate_copies(library, operands)
         constraints = constraints if plan is None else constraints._replace(plan=plan, replaceable=True)
         call = plan_call(library, operands.a, operands.b, operands.target, constraints)
@@ -124,19 +163,19 @@ def _arrange_operands(library: Library, a: Any, b: Any, c: Any, out: Any, params
     if not params.beta:
         return GemmOperands(a, b, conjugates, out)
     if c is None:
-        raise ValueError("beta is a factor of c, which was not given")
+        raise ValueError("beta is a factor of c, which was not passed")
     _check_broadcast(tuple(c.shape), shape)
     if out is not None and _is_same_array(library, c, out) and not any(_overlaps(library, x, out) for x in (a, b)):
         return GemmOperands(a, b, conjugates, out)
     addend = readable_there(library, a, b, c, shape)
     if addend is None:
-        return GemmOperands(a, b, conjugates, library.copied(c, shape, a))
+        return GemmOperands(a, b, conjugates, library.broadcast_copy(c, shape, a))
     needs_new_array = out is None or any(_overlaps(library, x, out) for x in (a, b, c))
     return GemmOperands(a, b, conjugates, None if needs_new_array else out, addend)
 
 
 def _arrange_without_copies(library: Library, a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams) -> GemmOperands:
-    """Return the operands of a call to be explained; an addend that would be copied stands for its copy."""
+    """Return the operands of a call to be explained; an addend that would be copied takes the place of its copy."""
     operands = GemmOperands(*transposed_operands(library, a, b, params), out)
     shape = product_shape(tuple(operands.a.shape), tuple(operands.b.shape))
     if not params.beta or c is None or shape is None or (out is not None and _is_same_array(library, c, out)):
@@ -208,11 +247,13 @@ def _run_planned_gemm(library: Library, operands: GemmOperands, constraints: Pla
         library.vendor(operands.a, operands.b)
         raise PlanError(call.plan_refusal)
     if call.plan is None or (call.plan == VENDOR and library.gemm_name):
+        if not call.setting.vendor_advantage:  # an advantage of these very arrays
+            operands.on_decline(library)
         return _run_library_gemm(library, operands, constraints)
     target = operands.target
     if target is not None and not writes_there(library, call, operands.a, operands.b, target):
         holds_addend = constraints.params.beta and operands.addend is None
-        copy = library.copied(target, tuple(target.shape), operands.a) if holds_addend else None
+        copy = library.broadcast_copy(target, tuple(target.shape), operands.a) if holds_addend else None
         return _run_planned_gemm(library, operands._replace(target=copy), constraints)
     if any(operands.conjugates):
         return _run_conjugating(library, call, operands, constraints)
@@ -231,14 +272,14 @@ def _run_conjugating(library: Library, call: PreparedCall, operands: GemmOperand
     No other plan may replace one that conjugates: it would multiply the operands as they are in memory.
     """
     assert call.plan is not None
-    plan = call.plan.conjugating(*operands.conjugates)
+    plan = call.plan.with_conjugation(*operands.conjugates)
     if plan is None:
         return _run_planned_gemm(library, _conjugate_copies(library, operands), constraints)
     own = constraints._replace(plan=plan, replaceable=False)
     a, b, target = operands.a, operands.b, operands.target
     try:
-        conjugating = prepare_call(library, a, b, target, own)
-        c = run_with_fallback(library, conjugating, a, b, target, own, operands.addend)
+        conjugated_call = prepare_call(library, a, b, target, own)
+        c = run_with_fallback(library, conjugated_call, a, b, target, own, operands.addend)
     except (library.out_of_memory, PlanError):
         if constraints.plan_required:
             raise
@@ -257,7 +298,7 @@ def _run_library_gemm(library: Library, operands: GemmOperands, constraints: Pla
     if operands.addend is not None:  # these functions want the addend in the target
         target, addend = operands.target, operands.addend
         if target is None:
-            target = library.copied(addend, tuple(addend.shape), operands.a)
+            target = library.broadcast_copy(addend, tuple(addend.shape), operands.a)
         else:
             library.copy(addend, target)
         operands = operands._replace(addend=None, target=target)
@@ -265,7 +306,7 @@ def _run_library_gemm(library: Library, operands: GemmOperands, constraints: Pla
     a, b, alpha = operands.a, operands.b, constraints.params.alpha
     if alpha == 0:
         a, b, alpha = a[..., :0], b[..., :0, :], 1
-    c = library.updated(a, b, operands.target, alpha, constraints.params.beta)
+    c = library.vendor_gemm(a, b, operands.target, alpha, constraints.params.beta)
     if operands.target is not None:
-        library.written(operands.target)
+        library.mark_written(operands.target)
     return c

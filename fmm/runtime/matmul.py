@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from fmm.arrays.library import Library, Operand, Processor, Setting, contiguous
+from fmm.arrays.library import Library, Operand, Processor, Setting, contiguous_operand
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.choose import Limits
@@ -230,14 +230,14 @@ def decide_without_arrays(problem: Problem, limits: Limits, device: Device, plan
 
 def planned_call_bytes(problem: Problem, limits: Limits, device: Device, plan: Plan | None = None) -> int:
     """Return the bytes of a call beside row-major A, B and C: workspace, graph and copies for a second computation."""
-    out = contiguous(problem.shapes[2], problem.stored)
+    out = contiguous_operand(problem.shapes[2], problem.stored)
     return prepare_query(_row_major_query(problem, limits, device, plan, out)).workspace
 
 
 def _row_major_query(
     problem: Problem, limits: Limits, device: Device, plan: Plan | None, out: Operand | None
 ) -> ProblemQuery:
-    a, b, _ = (contiguous(shape, problem.stored) for shape in problem.shapes)
+    a, b, _ = (contiguous_operand(shape, problem.stored) for shape in problem.shapes)
     setting = Setting(0, problem.stored, "tf32" if problem.dtype == "tf32" else "ieee")
     params = GemmParams(problem.alpha, problem.beta, problem.op, problem.fill)
     return ProblemQuery(a, b, out, setting, device, limits, plan, params=params)

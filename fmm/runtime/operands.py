@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from fmm.arrays.library import Operand, Span, contiguous, occupied_bytes
+from fmm.arrays.library import Operand, Span, contiguous_operand, occupied_bytes
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
@@ -90,7 +90,7 @@ def arrange_matrices(
     # BLAS reads neither another type nor a matrix without a contiguous axis.
     packs = matrix_layout(a) is None or a.dtype != result.dtype, matrix_layout(b) is None or b.dtype != result.dtype
     if packs_whole:
-        a, b = (contiguous(x.shape, result.dtype) if pack else x for x, pack in zip((a, b), packs, strict=True))
+        a, b = (contiguous_operand(x.shape, result.dtype) if pack else x for x, pack in zip((a, b), packs, strict=True))
     writes_out = out is not None and not has_vector and out.dtype == result.dtype and _is_writable(out)
     if writes_out and out is not None:
         c = out

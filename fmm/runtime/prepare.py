@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import inf, prod
 from typing import Any, NamedTuple
 
-from fmm.arrays.library import Library, Operand, Setting, Span, contiguous, product_shape
+from fmm.arrays.library import Library, Operand, Setting, Span, contiguous_operand, product_shape
 from fmm.config.environment import is_componentwise_required, is_emulation_allowed
 from fmm.config.files import current_settings
 from fmm.dtypes import DTYPES
@@ -86,7 +86,7 @@ class PreparedCall:
     plan_refusal: str = ""  # why the caller's plan cannot run, if the library seems to reject the call too
 
     def overlap(self, a: int, b: int, c: int) -> bool:
-        """Return True if C may share memory with an operand, given the three addresses."""
+        """Return True if C may share memory with an operand, at these three addresses."""
         return may_overlap(a, self.spans[0], c, self.spans[2]) or may_overlap(b, self.spans[1], c, self.spans[2])
 
 
@@ -226,7 +226,7 @@ def _query_of_arrays(
         result = library.result_operand(a, b, shape, setting.dtype)
     target = None if out is None else library.operand(out)
     componentwise = constraints.componentwise or is_componentwise_required()
-    limits = Limits(nbytes, growth, setting.emulation and is_emulation_allowed(), componentwise)
+    limits = Limits(nbytes, growth, setting.may_emulate and is_emulation_allowed(), componentwise)
     extra = constraints.params, constraints.prepared_side, constraints.addend_strides
     return ProblemQuery(left, right, target, setting, device, limits, constraints.plan, result, *extra)
 
@@ -252,7 +252,7 @@ def prepare_query(query: ProblemQuery) -> PreparedCall:
 def _prepare_as_gram(query: ProblemQuery) -> PreparedCall | None:
     """Return the call that computes one triangle of a product with its own transpose, if that is faster."""
     setting = query.setting
-    if not setting.adjoint or query.plan is not None or query.params != PLAIN:
+    if not setting.b_is_transposed_a or query.plan is not None or query.params != PLAIN:
         return None
     dtype = DTYPES.get(str(setting.dtype))
     if dtype is None or dtype.is_complex or dtype.exact:  # the adjoint of a complex matrix is conjugated too
@@ -323,14 +323,14 @@ def _check_query(query: ProblemQuery) -> Operand:
     if setting.dtype is None or setting.dtype not in DTYPES:
         raise VendorOnlyError(f"products of {types} are its own")
     if DTYPES[setting.dtype].exact and query.params != PLAIN:
-        raise VendorOnlyError(f"products of {types} besides matmul are its own")
+        raise VendorOnlyError(f"products of {types} other than matmul are its own")
     if query.out is not None and query.out.shape != shape:
         raise (VendorEvenWithPlanError if setting.casts_out else VendorOnlyError)(OTHER_OUT)
     if query.out is not None and query.out.dtype != setting.dtype and not setting.casts_out:
         raise VendorOnlyError(OTHER_OUT)
     if 0 in (*query.a.shape, *query.b.shape):
         raise VendorEvenWithPlanError("there is nothing to multiply")
-    return query.result or contiguous(shape, setting.dtype)
+    return query.result or contiguous_operand(shape, setting.dtype)
 
 
 def _full_problem(query: ProblemQuery, work: Matrices) -> Problem:
@@ -360,7 +360,7 @@ def _needs_host_run(query: ProblemQuery, work: Matrices) -> bool:
     """Return True if the vendor's product needs more than a call of the library's own function."""
     problem, setting = work.problem, query.setting
     # NumPy's own product computes one triangle of a small matrix times its transpose in place.
-    is_numpy_gram = setting.adjoint and bool(setting.vendor_advantage) and problem.m < LEAST_MIRRORED
+    is_numpy_gram = setting.b_is_transposed_a and bool(setting.vendor_advantage) and problem.m < LEAST_MIRRORED
     is_numpy_gram = is_numpy_gram and query.params == GemmParams(op=query.params.op)
     needs_triangle = problem.writes_triangle and not is_numpy_gram
     return needs_triangle or problem.updates or (work.flattens_stack and not setting.flattens_stacks)
@@ -383,7 +383,7 @@ def _decide(query: ProblemQuery, problem: Problem, limits: Limits) -> tuple[Deci
     if query.setting.vendor_advantage and not problem.writes_triangle:
         return Decision(VENDOR, problem, query.setting.vendor_advantage), None
     first = decide_plan(problem, limits, device)
-    if first.plan == VENDOR and query.setting.lacking:
+    if first.plan == VENDOR and query.setting.no_vendor_product:
         first = decide_without_vendor(first, limits, device)
     if device.chip is None or (first.plan == VENDOR and not problem.writes_triangle):
         return first, None
@@ -409,7 +409,7 @@ def _check_required_plan(
     if limits.componentwise and not (has_entrywise_bound(plan) and (limits.emulation or not plan.emulates)):
         raise PlanError(f"the plan {plan} does not bound each entry's error, as componentwise=True requires")
     unless = "" if plan == VENDOR else f"; {SECOND_COMPUTATION[on_host]}"
-    decision = Decision(plan, problem, f"this plan was given{unless}", on_cpu=on_host)
+    decision = Decision(plan, problem, f"this plan was passed{unless}", on_cpu=on_host)
     return decision, launches_on(plan, problem, device, True)
 
 

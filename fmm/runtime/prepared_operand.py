@@ -146,7 +146,7 @@ def _size_in_bytes(x: Any) -> int:
 def _prepare_on_device(library: Any, x: Any, side: Side) -> PreparedOperand | None:
     """Return the operand with the preparation of the first leaf that has one; None if no leaf has."""
     setting, operand = library.setting(x, x, None), library.operand(x)
-    is_default = not setting.refusal and setting.math == "ieee" and setting.emulation and is_emulation_allowed()
+    is_default = not setting.refusal and setting.math == "ieee" and setting.may_emulate and is_emulation_allowed()
     if x.ndim != 2 or min(x.shape) < LEAST_SIDE or not is_default:
         return None
     order = (matrix_layout(operand) or Layout("C", 1)).order

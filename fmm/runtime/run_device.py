@@ -18,13 +18,13 @@ from typing import Any
 import cupy
 from cupy_backends.cuda.api import runtime
 
-from fmm.arrays.host_memory import also_released
+from fmm.arrays.host_memory import on_release
 from fmm.arrays.library import DeviceLibrary
+from fmm.kernels.cuda.launch.bound_calls import make_calls
 from fmm.kernels.cuda.launch.cublas import StreamContext, set_stream
 from fmm.kernels.cuda.launch.device_facts import chip_of
 from fmm.kernels.cuda.launch.graphs import GraphCache, KernelNode, MovableGraph, Replays
 from fmm.kernels.cuda.launch.player import Addresses, Player, cublas_handle, player_of
-from fmm.kernels.cuda.launch.prepared_calls import make_calls
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.recompute.flags import StreamFlag, stream_flag
 from fmm.kernels.cuda.recompute.recompute import may_create_nonfinite
@@ -40,7 +40,7 @@ GRAPHS = GraphCache()
 DEFAULT_STREAM = 0  # the legacy stream, which cannot be captured
 SPARE = 16  # launch parameter sets of a stack that are returned for the next one
 MAX_STREAM_CALLS = 256  # per stream and thread
-also_released(GRAPHS.clear)
+on_release(GRAPHS.clear)
 
 
 def run_call(
@@ -82,12 +82,12 @@ def _run(
     stream_call = flag.prepared.get(id(call))
     if stream_call is None:
         stream_call = _new_stream_call(call, flag, device)
-    if stream_call.is_flagged and not (required or flag.trusted()):
+    if stream_call.is_flagged and not (required or flag.allows_plan()):
         record_fallback("products on its stream had inf or NaN a moment ago")
         return None
     p, q, r, workspace, c, memory = library.allocate(call, a, b, out)
     if out is not None:
-        library.written(out)
+        library.mark_written(out)
     try:
         at_addend = 0 if addend is None else library.pointer(addend)
         stream_call.run(p, q, r, workspace, at_addend, visible=out is not None)
@@ -129,18 +129,18 @@ def _complete_by_vendor(library: DeviceLibrary, call: PreparedCall, a: Any, b: A
     problem = call.launches.problem if call.launches else None
     if problem is None or call.launches is None or any(call.launches.plan.conjugates):
         return
-    if problem.op == "gram" and b is a:  # b stands for the transpose; run_recurring_gram completes this call
+    if problem.op == "gram" and b is a:  # b stands for a^H: run_recurring_gram completes the call
         return
     alpha = problem.alpha
     if addend is not None:
         library.copy(addend, out)
-        library.updated(a, b, out, alpha, problem.beta)
+        library.vendor_gemm(a, b, out, alpha, problem.beta)
     elif problem.beta:
         return
     elif problem.writes_triangle:
         library.write_triangle(library.vendor(a, b), out, complex(alpha).real, 0.0, problem.fill)
     elif alpha != 1:
-        library.updated(a, b, out, alpha, 0)
+        library.vendor_gemm(a, b, out, alpha, 0)
     else:
         library.vendor(a, b, out)
 
@@ -156,7 +156,7 @@ def _new_stream_call(call: PreparedCall, flag: StreamFlag, device: int) -> Strea
 
 
 class StreamCall:
-    """A call as one thread runs it on one stream: everything that its launches need besides addresses."""
+    """A call as one thread runs it on one stream: all arguments of its launches except addresses."""
 
     def __init__(self, call: PreparedCall, flag: StreamFlag, device: int) -> None:
         assert call.launches is not None
@@ -168,7 +168,7 @@ class StreamCall:
         self.scratch = cublas_scratch(call.launches)
         self.replays = Replays(self._capture, GRAPHS) if call.uses_graph else None
         self._latest: Hashable = None  # key of the last replay: addresses usually recur
-        self._players: dict[Alignment, Player | str] = {}  # or why there is none
+        self._players: dict[Alignment, Player | str] = {}  # or the reason why the plan cannot run
         self._single: Player | None = None  # of one product, on addresses as libraries align them
         self._fixed: dict[Alignment, tuple[int, ...]] = {}  # the addresses that a graph of vendor calls depends on
 
@@ -178,7 +178,7 @@ class StreamCall:
         `visible`: the caller could see C if an exception ended the call halfway.
         """
         if self.replays is not None:
-            replay = self.replays.made(self._latest)
+            replay = self.replays.captured.get(self._latest)
             if type(replay) is not _Replay or replay.bases != bases:
                 replay = self._find_replay(bases)
             if replay is not None:

@@ -41,7 +41,7 @@ SMALL = 256 * 1024  # bytes of each operand and of C, below which a plan gains n
 
 
 class PartlyAddedError(RuntimeError):
-    """Memory ran out while a product was added to an array, whose old values are lost."""
+    """Memory ran out while a product was added to an array; the array's old values are lost."""
 
 
 class _VendorNeededError(Exception):
@@ -58,13 +58,13 @@ def run_call(
     What is added to `out` itself cannot be computed again. If memory runs out halfway, PartlyAddedError says so.
     """
     if np.geterr()["under"] != "ignore" and not DTYPES[call.dtype].exact:
-        record_fallback("numpy.errstate asks to be told of underflow, and a plan's sums have their own")
+        record_fallback("numpy.errstate reports underflow, and a plan's sums would cause reports of their own")
         return None
     assert call.result is not None
     c = library.new_array(call.result) if out is None else out
     x, y, z = (library.as_numpy(v) for v in (a, b, c))
     if out is not None:
-        library.written(out)
+        library.mark_written(out)
     multiplier = _Multiplier(call, None if addend is None else library.as_numpy(addend))
     try:
         if call.plan == VENDOR and not (multiplier.writes_triangle or multiplier.updates):
@@ -85,7 +85,7 @@ def run_call(
         _fill_here(multiplier, x, y, z, out is not None, required)
     if call.plan == VENDOR and _numpy_might_warn(call, z):
         return None
-    return library.returned(c) if out is None else out
+    return library.unwrap_scalar(c) if out is None else out
 
 
 def run_trial(library: HostLibrary, call: PreparedCall, multiply: Callable[[Plan], Any]) -> Any:
@@ -99,7 +99,7 @@ def _numpy_might_warn(call: PreparedCall, c: Array) -> bool:
 
     The diagonal suffices: no other entry is larger, nor is any part of its sum.
     """
-    is_numpy_gram = call.setting.adjoint and bool(call.setting.vendor_advantage)
+    is_numpy_gram = call.setting.b_is_transposed_a and bool(call.setting.vendor_advantage)
     return is_numpy_gram and not bool(np.isfinite(np.diagonal(c, axis1=-2, axis2=-1)).all())
 
 
@@ -128,7 +128,7 @@ def _vendor_steps(multiply: Callable[[], Any], c: Array, multiplier: _Multiplier
 def _fill_on_worker(
     multiplier: _Multiplier, x: Array, y: Array, z: Array, completion: Sequence[Callable[[], Any]], required: bool
 ) -> None:
-    """Fill C on a worker thread; NoThreadError if there is none.
+    """Fill C on a worker thread; NoThreadError if no thread starts.
 
     `completion`: steps that complete the caller's C, in the same C call, if the plan fails halfway. If the plan is
     required, the caller gets the MemoryError.
@@ -280,7 +280,7 @@ def _products(call: PreparedCall, a: Array, b: Array, c: Array) -> Iterator[tupl
 def describe_products(plan: Plan, problem: Problem, threads: int) -> tuple[str, ...]:
     """Return the products that run, a line each."""
     if problem.writes_triangle and not plan.levels:
-        return (f"BLAS's syrk or herk on {count_noun(threads, 'thread')}, one half; the other is its mirror",)
+        return (f"BLAS's syrk or herk on {count_noun(threads, 'thread')}, one triangle; the other is its mirror",)
     vendor, whole = f"numpy.matmul on {count_noun(threads, 'thread')}", f"{problem.m} x {problem.k} x {problem.n}"
     if plan == VENDOR:
         added = ", in bands of rows, each scaled and added" if problem.updates else ""

@@ -17,7 +17,7 @@ from functools import lru_cache
 from importlib import resources
 from typing import Final, NamedTuple
 
-from fmm.kernels.algorithms.step_table import PRODUCT, Step, StepError, TableCall, kernel_step, table_text
+from fmm.kernels.algorithms.step_table import PRODUCT_SOURCE, Step, StepError, TableCall, kernel_step, table_text
 
 TABLE_FOLDER: Final = resources.files("fmm.semirings") / "closure_tables"
 HEADER_FIELDS = ("name", "source", "blocks", "temps")
@@ -115,7 +115,7 @@ def _step_result(step: Step, values: Mapping[str, Words]) -> Words:
     total = EMPTY_SET
     for _, terms in step.kernel.assignments:
         for _, source in terms:
-            total = union(total, concatenation(left, right) if source == PRODUCT else values[step.bound[source]])
+            total = union(total, concatenation(left, right) if source == PRODUCT_SOURCE else values[step.bound[source]])
     return total
 
 

@@ -45,12 +45,15 @@ def device_product(ring_name: str, a: Any, b: Any, with_arguments: bool) -> tupl
 def device_closure(ring_name: str, d: Any, missing: Any, predecessors: Any = None) -> tuple[Any, Any]:
     """Return the closure of an n x n matrix, and the node before each path's end (None without `predecessors`).
 
+    The matrix is row-major. It is overwritten if its rows begin at multiples of 16 bytes.
     `predecessors` has the nodes before the ends of single edges.
     """
     n, ring = len(d), RINGS[ring_name]
     run, numbers, doubled_bytes = _closure_run(ring, n, predecessors is not None, int(d.data.device_id))
-    values = cupy.full((n, padded(n)), missing, d.dtype)
-    values[:, :n] = d
+    values = d
+    if n != padded(n):
+        values = cupy.full((n, padded(n)), missing, d.dtype)
+        values[:, :n] = d
     memory = {MATRIX: values, WORKSPACE: cupy.empty(max(numbers, 1), d.dtype)}
     if doubled_bytes:
         memory[DOUBLED] = cupy.empty(doubled_bytes, np.uint8)

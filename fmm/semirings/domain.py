@@ -42,9 +42,9 @@ def choose_domain(
     dtype = arrays[0].dtype
     if dtype.kind == "f":
         tests_sign = device and dtype == np.float32 and not maximum and work >= SIGN_TEST_SUMS
-        suffix = ", greatest" if maximum else ", none negative" if tests_sign and _none_negative(xp, arrays) else ""
+        suffix = ", greatest" if maximum else ", none negative" if tests_sign and _none_negative(arrays) else ""
         return Domain(f"{dtype.name}{suffix}", dtype.name, missing_value(dtype, maximum))
-    natural = not maximum and _none_negative(xp, arrays)
+    natural = not maximum and _none_negative(arrays)
     if natural and (dtype == np.int32 or (with_arguments and device)):
         return Domain("int32, none negative", "uint32", np.uint32(2**31 - 1))
     if natural:
@@ -55,10 +55,9 @@ def choose_domain(
     return Domain("float64", "float64", np.float64(np.inf), sign)  # float64 adds integers exactly
 
 
-def _none_negative(xp: Any, arrays: tuple[Any, ...]) -> bool:
-    """Return True if no number is negative (NaN counts as negative); waits for the device once."""
-    least = [x.min() for x in arrays if x.size]
-    return not least or bool(xp.minimum(least[0], least[-1]) >= 0)
+def _none_negative(arrays: tuple[Any, ...]) -> bool:
+    """Return True if no number is negative (NaN counts as negative); waits for the device."""
+    return all(float(x.min()) >= 0 for x in arrays if x.size)
 
 
 def _largest_magnitude(xp: Any, x: Any, maximum: bool) -> int:

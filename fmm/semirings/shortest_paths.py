@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fmm.arrays.detect import kind_of
+from fmm.arrays.numpy_library import to_numpy
 from fmm.semirings import placement
 from fmm.semirings.domain import choose_domain, from_domain, missing_value, to_domain
 from fmm.semirings.host import HOST_TILE_SIDE, close_matrix
@@ -78,27 +79,26 @@ def _edges(xp: Any, graph: _Graph, dtype: Any, request: PathRequest) -> Any:
     """Return the edges' lengths as SciPy reads them, as a new row-major array.
 
     Zero, inf and NaN are no edge, nor is the largest integer of an integer type. Zeros that a sparse matrix stores are
-    edges.
+    edges. CuPy compiles a kernel for each kind of operation at the first call: an assignment by a mask or by index
+    arrays takes several kernels, so there is none.
     """
     values = graph.lengths
     if values.dtype.kind == "c":  # with NumPy's warning, before anything is an edge
         values = values.astype(np.float64)
-    if values.dtype.kind == "f":
-        missing = ~xp.isfinite(values)
-        if not graph.zeros_are_edges:
-            missing |= abs(values) <= NO_EDGE
+    if values.dtype.kind == "f" and not graph.zeros_are_edges:
+        sizes = abs(values)
+        is_edge = (sizes > NO_EDGE) & (sizes < np.inf)
+    elif values.dtype.kind == "f":
+        is_edge = xp.isfinite(values)
     else:
-        missing = xp.zeros(values.shape, bool) if graph.zeros_are_edges else values == 0
+        is_edge = xp.ones(values.shape, bool) if graph.zeros_are_edges else values != 0
         if values.dtype.name == dtype.name:
-            missing |= values == missing_value(dtype, False)
+            is_edge &= values != missing_value(dtype, False)
     if graph.stored is not None:
-        missing |= ~graph.stored
-    edges = values.astype(dtype, order="C")
-    if request.unweighted:
-        edges[...] = 1
-    edges[missing] = missing_value(dtype, False)
-    nodes = xp.arange(len(edges))
-    edges[nodes, nodes] = 0
+        is_edge &= graph.stored
+    lengths = dtype.type(1) if request.unweighted else values.astype(dtype, copy=False)
+    edges = xp.ascontiguousarray(xp.where(is_edge, lengths, missing_value(dtype, False)))
+    edges.reshape(-1)[:: len(edges) + 1] = 0
     return edges if request.directed else xp.minimum(edges, edges.T)
 
 
@@ -112,7 +112,8 @@ def _closure(place: Placement, edges: Any, request: PathRequest) -> tuple[Any, A
     if request.predecessors:
         nodes = xp.arange(n, dtype=np.int32)
         predecessors = xp.where(edges == missing_value(dtype, False), np.int32(NO_NODE), nodes[:, None])
-        predecessors[nodes, nodes] = NO_NODE
+        predecessors = xp.ascontiguousarray(predecessors)
+        predecessors.reshape(-1)[:: n + 1] = NO_NODE
     if n == 0:
         return edges, predecessors
     original = edges if predecessors is None else edges.copy()
@@ -138,12 +139,13 @@ def _closure(place: Placement, edges: Any, request: PathRequest) -> tuple[Any, A
 def _check_negative_cycles(xp: Any, values: Any) -> None:
     """Raise NegativeCycleError if a node's path to itself is negative.
 
-    Where SciPy is loaded, the error is also SciPy's own, so that programs that catch SciPy's error need no change.
+    The diagonal is inspected on the host, since CuPy compiles the reduction `any` for seconds at the first call. Where
+    SciPy is loaded, the error is also SciPy's own, so that programs that catch SciPy's error need no change.
     """
-    negative = xp.diagonal(values) < 0
-    if not bool(negative.any()):
+    negative = to_numpy(xp.diagonal(values)) < 0
+    if not negative.any():
         return
     error: type[NegativeCycleError] = NegativeCycleError
     if (scipy := sys.modules.get("scipy.sparse.csgraph")) is not None:
         error = type("NegativeCycleError", (error, scipy.NegativeCycleError), {})
-    raise error(f"Negative cycle in nodes {xp.where(negative)[0]}")
+    raise error(f"Negative cycle in nodes {np.flatnonzero(negative)}")

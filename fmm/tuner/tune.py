@@ -51,13 +51,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--device", metavar="0|1|all|cpu", help="the device to tune (GPU 0 if one answers, else the CPU)")
     add("--dtype", metavar="TYPES", help="element types, separated by commas (all)")
-    add("--shapes", type=Path, metavar="FILE", help="certify these shapes: lines of M K N and optionally a type")
+    add(
+        "--shapes",
+        type=path_argument,
+        metavar="FILE",
+        help="certify these shapes: lines of M K N, or M K N TYPE",
+    )
     add("--effort", choices=tuple(EFFORTS), default="default", help="how much to measure (default: default)")
     add("--time-limit", type=float, metavar="S", help="stop measuring after this many seconds; types share them")
     again = parser.add_mutually_exclusive_group()
     again.add_argument("--resume", action="store_true", help="continue the last such tuning that was interrupted")
     again.add_argument("--fresh", action="store_true", help="measure everything again (the default without --resume)")
-    add("--output", type=Path, metavar="PATH", help="the config to write (the one that fmm reads)")
+    add("--output", type=path_argument, metavar="PATH", help="the config to write (the one that fmm reads)")
     add("--json", action="store_true", help="print JSON: at the end a list with a section for each type")
     add("--quiet", action="store_true", help="no progress and no summary except that of --json")
     add("--dry-run", action="store_true", help="print what would be measured, and measure nothing")
@@ -98,6 +103,13 @@ def run_tune(options: argparse.Namespace) -> int:
         return _cannot_write(path, error)
 
 
+def path_argument(text: str) -> Path:
+    """Return the path that an argument names; an empty name, as of an unset shell variable, is an error."""
+    if not text:
+        raise argparse.ArgumentTypeError("the name is empty; leave the argument out for the default")
+    return Path(text)
+
+
 def output_path(path: Path | None) -> Path:
     """Return the config that a path names, as FMM_CONFIG would; None is the default config."""
     return files.default_path() if path is None else files.config_file(path)
@@ -123,7 +135,7 @@ def _jobs(options: argparse.Namespace) -> Iterator[Job]:
 
 
 def _jobs_of_device(device: Device, options: argparse.Namespace) -> Iterator[Job]:
-    for name in dict.fromkeys(options.dtype.split(",") if options.dtype else device.dtypes):
+    for name in dict.fromkeys(device.dtypes if options.dtype is None else options.dtype.split(",")):
         if name not in device.dtypes:
             raise BadChoiceError(f"unknown dtype {name!r}; valid: {', '.join(device.dtypes)}")
         wanted = shapes.read_shapes(options.shapes, name) if options.shapes else []

@@ -47,7 +47,7 @@ def noting(cupy_gemm: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(cupy_gemm, "current_device", lambda: 0)
     monkeypatch.setattr(cupy_gemm, "ndarray", lambda shape, dtype: Matrix(shape, dtype, 7 << 20))
     modes: dict[Any, int] = {}
-    monkeypatch.setattr(cupy_gemm, "get_compute_type", lambda dtype: modes.get(dtype, cupy_gemm.USUAL))
+    monkeypatch.setattr(cupy_gemm, "get_compute_type", lambda dtype: modes.get(dtype, cupy_gemm.DEFAULT))
     return cupy_gemm, calls, modes
 
 

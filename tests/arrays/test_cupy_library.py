@@ -115,7 +115,7 @@ def test_wishes_are_checked_beside_options(cupy: Any, side: int) -> None:
     a = drawn(cupy, side)
     with pytest.raises(ValueError, match="workspace must be"):
         fmm.matmul(a, a, axes=AXES, workspace=-1)
-    with pytest.raises(fmm.PlanError, match="cannot run here: axes was given"):
+    with pytest.raises(fmm.PlanError, match="cannot run here: axes was passed"):
         fmm.matmul(a, a, axes=AXES, plan=PLAN)
     assert fmm.explain(a, a, axes=AXES).plan == VENDOR
 
@@ -131,7 +131,7 @@ def test_a_plan_runs_where_nothing_else_is_asked(cupy: Any, planned: list[Any]) 
 def test_a_given_plan_is_explained_without_arrays(cupy: Any, dtype: str) -> None:
     found = fmm.plan(1536, 1024, 2048, dtype=dtype, device=0, plan=PLAN)
     assert found.plan == PLAN and found.problem is not None and found.problem.dtype == dtype
-    assert found.reason.startswith("this plan was given") and len(found.kernels) >= 3  # sums, products, sums
+    assert found.reason.startswith("this plan was passed") and len(found.kernels) >= 3  # sums, products, sums
     assert fmm.plan(0, 8, 8, dtype=dtype, device=0, plan=PLAN).plan == VENDOR
     with pytest.raises(fmm.PlanError, match=r"cannot run here: vendor multiplies .* there, not int8"):
         fmm.plan(64, 64, 64, dtype="int8", device=0, plan=PLAN)

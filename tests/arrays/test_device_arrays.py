@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import fmm
 from fmm.arrays import select_library
 from fmm.arrays.detect import describe_array, device_mismatch_error, kind_of, on_device, type_name
-from fmm.arrays.library import Library, Operand, Setting, contiguous
+from fmm.arrays.library import Library, Operand, Setting, contiguous_operand
 from fmm.arrays.numpy_library import NUMPY
 from fmm.arrays.select_library import library_of
 from fmm.config import files
@@ -333,7 +333,7 @@ def test_what_only_the_library_can_answer_says_why(a: Any, b: Any, out: Any, dty
 
 
 def test_tf32_is_another_problem() -> None:
-    big = contiguous((16384, 16384), "float32")
+    big = contiguous_operand((16384, 16384), "float32")
     settings = [Setting(0, "float32", "ieee"), Setting(0, "float32", "tf32")]
     ieee, tf32 = (prepare_query(ProblemQuery(big, big, None, setting, H200, PLENTY)).decision for setting in settings)
     assert [d.problem.dtype for d in (ieee, tf32) if d.problem] == ["float32", "tf32"]
@@ -417,7 +417,7 @@ def test_the_types_own_error_limits_the_choice() -> None:
 
 @pytest.mark.parametrize(("limit", "fits"), [(0, False), (10**8, False), (1 << 31, True), (1 << 40, True)])
 def test_a_workspace_is_never_exceeded(limit: int, fits: bool) -> None:
-    big = contiguous((8192, 8192), "float32")
+    big = contiguous_operand((8192, 8192), "float32")
     call = prepare_query(ProblemQuery(big, big, None, Setting(0, "float32"), H200, Limits(limit)))
     assert (call.launches.workspace if call.launches else 0) <= limit
     assert (call.launches is not None) == fits
@@ -443,7 +443,7 @@ def test_other_devices_are_errors_that_list_the_valid(device: Any) -> None:
 def test_a_device_of_the_datasheets_is_told_where_to_ask(device: str, typed: str, name: str) -> None:
     with pytest.raises(ValueError, match=r"valid: 'cpu', 'cuda'.* 0, 1, ") as raised:
         fmm.plan(8, 8, 8, device=device)
-    assert f"`fmm-tune predict --device {typed} M K N` tells the plan by the datasheet of the {name}" in str(
+    assert f"`fmm-tune predict --device {typed} M K N` predicts the plan from the datasheet of the {name}" in str(
         raised.value
     )
 
@@ -519,7 +519,7 @@ class HostArrays:
         return Setting(0, one if one == other else None, self.math, self.refusal)
 
     def result_operand(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
-        return contiguous(shape, dtype)
+        return contiguous_operand(shape, dtype)
 
     def accepts_operands(self, a: Any, b: Any) -> bool:
         return bool(a.shape[-1] == b.shape[0])
@@ -542,7 +542,7 @@ class Large(HostArrays):
     """Says that its arrays are large."""
 
     def operand(self, x: Any) -> Operand:
-        return contiguous((8192, 8192), "float32")
+        return contiguous_operand((8192, 8192), "float32")
 
 
 @pytest.fixture
@@ -775,7 +775,7 @@ def test_a_decision_says_what_runs(runs: list[Any]) -> None:
 
 
 def found_for_rows() -> tuple[str, ...]:
-    big = contiguous((8192, 8192), "float32")
+    big = contiguous_operand((8192, 8192), "float32")
     call = prepare_query(ProblemQuery(big, big, None, Setting(0, "float32"), H200, Limits(1 << 36, H200.error_growth)))
     assert call.launches is not None
     return call.launches.describe()
@@ -823,13 +823,13 @@ def test_after_rescues_plans_rest_ever_longer_and_come_back() -> None:
     for _ in range(12):
         rescues += 1
         rest = 0
-        while not trust.holds(rescues):
+        while not trust.allows_plan(rescues):
             rest += 1
         runs_of_rest.append(rest)
     assert runs_of_rest == [min(trust_of_streams.MIN_BACKOFF * 2**i, trust_of_streams.MAX_BACKOFF) for i in range(12)]
-    assert all(trust.holds(rescues) for _ in range(2 * trust_of_streams.MAX_BACKOFF))
-    assert not trust.holds(rescues + 1)  # long forgotten: the first rest again
-    assert sum(not trust.holds(rescues + 1) for _ in range(100)) == trust_of_streams.MIN_BACKOFF - 1
+    assert all(trust.allows_plan(rescues) for _ in range(2 * trust_of_streams.MAX_BACKOFF))
+    assert not trust.allows_plan(rescues + 1)  # long forgotten: the first rest again
+    assert sum(not trust.allows_plan(rescues + 1) for _ in range(100)) == trust_of_streams.MIN_BACKOFF - 1
 
 
 def test_every_type_has_a_rescue() -> None:
@@ -1121,14 +1121,14 @@ def test_host_tensors_take_the_shortest_way_too() -> None:
     [(1536, 1 << 40, True), (4096, 1 << 40, True), (8192, 1 << 40, False), (1536, 1 << 26, False)],
 )
 def test_small_plans_are_worth_a_graph_if_its_memory_is_allowed(n: int, limit: int, uses_graph: bool) -> None:
-    x = contiguous((n, n), "float32")
+    x = contiguous_operand((n, n), "float32")
     call = prepare_query(ProblemQuery(x, x, None, Setting(0, "float32"), H200, Limits(limit), LEVEL))
     assert call.launches is not None and call.uses_graph is uses_graph
     assert call.workspace - call.launches.workspace == (GRAPH_SCRATCH if uses_graph else 0)
 
 
 def test_a_graph_without_products_of_the_vendor_takes_no_memory() -> None:
-    x = contiguous((3072, 3072), "float32")
+    x = contiguous_operand((3072, 3072), "float32")
     call = prepare_query(
         ProblemQuery(x, x, None, Setting(0, "float32"), H200, Limits(0), Plan.parse("strassen.fused > tile"))
     )
@@ -1138,5 +1138,5 @@ def test_a_graph_without_products_of_the_vendor_takes_no_memory() -> None:
 
 def test_stacks_and_long_tapes_are_not_worth_a_graph() -> None:
     for shape, plan in (((100, 64, 64), LEVEL), ((700, 700), Plan.parse("strassen > strassen > vendor"))):
-        x = contiguous(shape, "float32")
+        x = contiguous_operand(shape, "float32")
         assert not prepare_query(ProblemQuery(x, x, None, Setting(0, "float32"), H200, PLENTY, plan)).uses_graph

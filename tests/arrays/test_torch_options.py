@@ -51,10 +51,10 @@ def test_types_of_torch_that_have_no_plans() -> None:
 def test_a_precision_of_float32_says_nothing_of_float64(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     torch_library = pytest.importorskip("fmm.arrays.torch_library")
-    monkeypatch.setattr(torch_library, "_getter", lambda backend, operation: precision)
+    monkeypatch.setattr(torch_library, "_precision_getter", lambda backend, operation: precision)
     for name, emulates in (("float32", precision == "none"), ("complex64", precision == "none"), ("float64", True)):
         x = torch.ones((2, 2), dtype=getattr(torch, name))
-        assert torch_library.TorchLibrary().setting(x, x, None).emulation is emulates, name
+        assert torch_library.TorchLibrary().setting(x, x, None).may_emulate is emulates, name
 
 
 HALF_FLOATS = "torch.ones(9, 9, dtype=torch.float16)"
@@ -103,10 +103,10 @@ def test_what_torch_does_to_a_call_is_named() -> None:
         assert told(lambda: fmm.explain_gram(a)) == "autocast chooses the types of products"
     torch.use_deterministic_algorithms(True)
     try:
-        assert told(lambda: fmm.explain(a, a)) == "deterministic algorithms are asked for"
+        assert told(lambda: fmm.explain(a, a)) == "deterministic algorithms are required"
     finally:
         torch.use_deterministic_algorithms(False)
     assert told(lambda: fmm.explain_gemm(single, single, double, beta=1)) == "c is of torch.float64, a of torch.float32"
     assert told(lambda: fmm.explain_gemm(a, a, a.to_sparse(), beta=1)) == "c is a sparse_coo tensor on cpu"
-    with pytest.raises(fmm.PlanError, match="own: a transform, forward gradients or a mode is in force"):
+    with pytest.raises(fmm.PlanError, match="own: a transform, forward gradients or a mode is active"):
         torch.vmap(lambda x: fmm.matmul(x, a, plan="strassen > vendor"))(a[None])

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 from benchmarks.__main__ import BENCHMARKS, main
 from benchmarks.harness import (
+    Machine,
     cases_in_time,
     environment_variable,
+    has_failures,
     noise_floor,
     paired_samples,
     paired_speedup,
+    recorded_failure,
     repeats_of,
     rounds_within,
+    run_cases,
     shuffled_rounds,
     speedup_interval,
 )
@@ -79,6 +86,23 @@ def test_the_time_limit_leaves_the_last_cases(capsys: pytest.CaptureFixture[str]
     assert list(cases_in_time("abc", 1e9)) == ["a", "b", "c"]
     assert list(cases_in_time("abc", -1.0)) == []
     assert "3 of 3 cases were not measured" in capsys.readouterr().out
+
+
+def test_a_run_writes_every_row_those_of_failed_cases_and_those_that_were_left(tmp_path: Path) -> None:
+    machine = Machine("a machine", tmp_path, lambda **more: {"device": "a card", **more}, FakeClock({}))
+
+    def measure(case: str) -> dict[str, object]:
+        if case == "b":
+            raise MemoryError("too large")
+        return {"case": case}
+
+    measured = recorded_failure(measure, lambda case: {"case": case})
+    options = argparse.Namespace(output=None, time_limit=1e9)
+    rows = run_cases(options, machine, "x.json", "ab", measured, str, left=lambda count: [{"case": "c"}][count - 2 :])
+    assert rows == [{"failure": "", "case": "a"}, {"case": "b", "failure": "MemoryError: too large"}, {"case": "c"}]
+    assert has_failures(rows[:2]) == 1 and has_failures(rows[:1]) == 0
+    written = json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))
+    assert written == {"environment": {"device": "a card"}, "rows": rows}
 
 
 @pytest.mark.parametrize("before", [None, "1"])

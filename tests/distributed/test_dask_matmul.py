@@ -196,8 +196,15 @@ def test_the_error_limit_holds_for_the_grid_and_the_chunks_together() -> None:
     assert [chosen(8, 32768, max_error_growth=limit)[0] for limit in (1.0, 3.0, 15.0)] == [512, 448, 392]
 
 
-@pytest.mark.parametrize("plan", ["3m", "gram", "strassen.fused > tile", "no-such-scheme"])
-def test_what_is_no_level_over_chunks(plan: str) -> None:
+def test_a_plan_may_be_an_object() -> None:
+    x = da.ones((8, 8), chunks=4)
+    for text in ("winograd > vendor", "vendor"):
+        by_text, by_plan = products.matmul(x, x, plan=text), products.matmul(x, x, plan=fmm.Plan.parse(text))
+        assert by_text.name == by_plan.name and (by_plan.compute(scheduler="sync") == 8).all()
+
+
+@pytest.mark.parametrize("plan", ["3m", "gram", "strassen.fused > tile", "no-such-scheme", 3, ["winograd"]])
+def test_what_is_no_level_over_chunks(plan: Any) -> None:
     x = da.ones((8, 8), chunks=4)
     with pytest.raises(PlanError):
         products.matmul(x, x, plan=plan)

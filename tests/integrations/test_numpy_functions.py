@@ -8,7 +8,6 @@ import pickle
 import sys
 import warnings
 from collections.abc import Iterator
-from itertools import product
 from typing import Any
 
 import numpy
@@ -18,15 +17,7 @@ import fmm
 from fmm.kernels.plans.plan import Plan
 
 np: Any = numpy
-MATMUL, DOT, INNER = np.matmul, np.dot, np.inner
-ONLY_FMMS = {
-    "plan": "winograd > vendor",
-    "max_error_growth": 3,
-    "workspace": 0,
-    "componentwise": True,
-    "device": 0,
-    "progress": True,
-}
+DOT, INNER = np.dot, np.inner
 
 
 @pytest.fixture
@@ -36,41 +27,48 @@ def run(host_plans: list[Plan]) -> Iterator[list[Plan]]:
         yield host_plans
 
 
+def classical(a: Any, b: Any) -> Any:
+    """Return the product by NumPy's einsum, which calls neither matmul nor dot."""
+    return np.einsum("...ij,...jk->...ik", a, b)
+
+
 def draw(rng: numpy.random.Generator, *shape: int, dtype: Any = np.float64) -> Any:
     return rng.standard_normal(shape).astype(dtype)
 
 
 def test_products_of_two_matrices_run_plans(run: list[Plan], rng: numpy.random.Generator) -> None:
     a, b, d = draw(rng, 96, 128), draw(rng, 128, 64), draw(rng, 64, 48)
-    out = np.empty((96, 64))
+    out, ab, square = np.empty((96, 64)), classical(a, b), classical(a, a.T) / 96
     calls: list[tuple[Any, Any]] = [
-        (np.matmul(a, b), a @ b),
-        (np.matmul(a, b, out), a @ b),
-        (np.matmul(a, b, order="F"), a @ b),
-        (np.dot(a, b), a @ b),
-        (np.linalg.multi_dot([a, b, d]), a @ b @ d),
-        (np.tensordot(a, b, 1), a @ b),
-        (np.linalg.matrix_power(a @ a.T / 96, 3), (a @ a.T / 96) @ (a @ a.T / 96) @ (a @ a.T / 96)),
+        (np.matmul(a, b), ab),
+        (np.matmul(a, b, out), ab),
+        (np.matmul(a, b, order="F"), ab),
+        (a @ b, ab),
+        (np.dot(a, b), ab),
+        (np.linalg.multi_dot([a, b, d]), classical(ab, d)),
+        (np.tensordot(a, b, 1), ab),
+        (np.linalg.matrix_power(square, 3), classical(classical(square, square), square)),
     ]
     for found, expected in calls:
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
     assert np.shares_memory(calls[1][0], out) and calls[2][0].flags.f_contiguous
-    assert len(run) == 3 + 1 + 2 + 1 + 2
+    assert len(run) == 4 + 1 + 2 + 1 + 2
 
 
 def test_numpys_own_functions_come_to_them(run: list[Plan], rng: numpy.random.Generator) -> None:
     """NumPy functions that call matmul or dot by a name in their own module."""
     a, b, w = draw(rng, 96, 128), draw(rng, 128, 64), rng.uniform(1, 2, 128)
     stack = draw(rng, 2, 96, 128)
-    away = a - np.average(a, axis=1, weights=w)[:, None]
+    away, ab = a - np.average(a, axis=1, weights=w)[:, None], classical(a, b)
+    definite = np.eye(96) + classical(a, a.T)
     calls: list[tuple[str, Any, Any]] = [
-        ("einsum", lambda: np.einsum("ij,jk->ik", a, b, optimize=True), a @ b),
-        ("einsum of stacks", lambda: np.einsum("sij,jk->sik", stack, b, optimize=True), stack @ b),
-        ("einsum of three", lambda: np.einsum("ij,jk,lk->il", a, b, b, optimize="greedy"), a @ b @ b.T),
-        ("inner", lambda: np.inner(a, np.ascontiguousarray(b.T)), a @ b),
-        ("cov", lambda: np.cov(a, aweights=w, ddof=0), (away * w) @ away.T / w.sum()),
-        ("pinv", lambda: np.linalg.pinv(np.eye(96) + a @ a.T), np.linalg.inv(np.eye(96) + a @ a.T)),
-        ("ma.dot", lambda: np.ma.dot(np.ma.array(a), np.ma.array(b)).data, a @ b),
+        ("einsum", lambda: np.einsum("ij,jk->ik", a, b, optimize=True), ab),
+        ("einsum of stacks", lambda: np.einsum("sij,jk->sik", stack, b, optimize=True), classical(stack, b)),
+        ("einsum of three", lambda: np.einsum("ij,jk,lk->il", a, b, b, optimize="greedy"), classical(ab, b.T)),
+        ("inner", lambda: np.inner(a, np.ascontiguousarray(b.T)), ab),
+        ("cov", lambda: np.cov(a, aweights=w, ddof=0), classical(away * w, away.T) / w.sum()),
+        ("pinv", lambda: np.linalg.pinv(definite), np.linalg.inv(definite)),
+        ("ma.dot", lambda: np.ma.dot(np.ma.array(a), np.ma.array(b)).data, ab),
     ]
     for name, call, expected in calls:
         before = len(run)
@@ -78,7 +76,7 @@ def test_numpys_own_functions_come_to_them(run: list[Plan], rng: numpy.random.Ge
         assert len(run) > before, name
     for function in (np.einsum, np.tensordot, np.cov, np.polyfit, np.linalg.multi_dot):
         module = sys.modules[function._implementation.__globals__["__name__"]]
-        assert not [name for name, value in vars(module).items() if value is MATMUL or value is DOT]
+        assert not [name for name, value in vars(module).items() if value is DOT or value is INNER]
 
 
 def test_dot_writes_where_numpys_does_and_refuses_the_rest_in_its_words(
@@ -88,10 +86,10 @@ def test_dot_writes_where_numpys_does_and_refuses_the_rest_in_its_words(
     for by_name in (True, False):
         out = np.empty((96, 64))
         assert (np.dot(a, b, out=out) if by_name else np.dot(a, b, out)) is out
-        np.testing.assert_allclose(out, a @ b, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(out, classical(a, b), rtol=1e-9, atol=1e-9)
     assert len(run) == 2
     square = draw(rng, 96, 96)
-    expected = square @ square
+    expected = classical(square, square)
     assert np.dot(square, square, out=square) is square
     np.testing.assert_allclose(square, expected, rtol=1e-9, atol=1e-9)
     assert len(run) == 3
@@ -130,80 +128,54 @@ def test_inner_of_other_things_is_numpys(run: list[Plan], rng: numpy.random.Gene
         assert str(ours.value) == str(theirs.value)
 
 
-def test_all_other_calls_are_numpys(run: list[Plan], rng: numpy.random.Generator) -> None:
+def test_dot_of_other_things_is_numpys(run: list[Plan], rng: numpy.random.Generator) -> None:
     class Mine(numpy.ndarray):
         pass
 
     a, v = draw(rng, 96, 96), draw(rng, 96)
     mine, whole = a.view(Mine), np.arange(96 * 96).reshape(96, 96)
-    calls = [
-        (a, v),
-        (v, v),
-        (mine, a),
-        (whole, whole),
-        (a.tolist(), v.tolist()),
-        (a[:2], a),
-    ]
+    calls = [(a, v), (v, v), (mine, a), (whole, whole), (a.tolist(), v.tolist()), (a[:2], a)]
     for operands in calls:
-        for ours, theirs in ((np.matmul, MATMUL), (np.dot, DOT)):
-            found, expected = ours(*operands), theirs(*operands)
-            assert type(found) is type(expected)
-            np.testing.assert_array_equal(found, expected)
+        found, expected = np.dot(*operands), DOT(*operands)
+        assert type(found) is type(expected)
+        np.testing.assert_array_equal(found, expected)
     stack = draw(rng, 2, 40, 40)
     np.testing.assert_array_equal(np.dot(stack, stack), DOT(stack, stack))  # another product than matmul's
     assert not run
     for wrong in ((a,), (a, v, v, v), (a, draw(rng, 3, 3)), (a, "text")):
-        for ours, theirs in ((np.matmul, MATMUL), (np.dot, DOT)):
-            with pytest.raises(Exception) as theirs_said:
-                theirs(*wrong)
-            with pytest.raises(type(theirs_said.value)) as ours_said:
-                ours(*wrong)
-            assert str(ours_said.value) == str(theirs_said.value)
-
-
-def test_what_only_fmms_own_matmul_takes_is_refused_in_numpys_words(
-    run: list[Plan], rng: numpy.random.Generator
-) -> None:
-    a, out = draw(rng, 96, 96), np.empty((96, 96))
-    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
-        *(((a, a), {name: value}) for name, value in ONLY_FMMS.items()),
-        ((a, a, (out,)), {}),
-        ((a, a, (None,)), {}),
-        ((a, a, out), {"out": out}),
-    ]
-    for operands, options in calls:
-        with pytest.raises(TypeError) as theirs:
-            MATMUL(*operands, **options)
-        with pytest.raises(TypeError) as ours:
-            np.matmul(*operands, **options)
+        with pytest.raises(Exception) as theirs:
+            DOT(*wrong)
+        with pytest.raises(type(theirs.value)) as ours:
+            np.dot(*wrong)
         assert str(ours.value) == str(theirs.value)
-    assert not run
-    own = inspect.signature(fmm.matmul).parameters.keys() - {"a", "b", "out", "casting", "order", "dtype", "more"}
-    assert own == ONLY_FMMS.keys()
 
 
 NOT_FINITE = pytest.mark.parametrize("number", [1e300, np.inf], ids=["overflow", "inf"])
+FUNCTIONS = "matmul", "dot", "inner"
 
 
 @NOT_FINITE
-def test_errors_of_floating_point_name_the_function_where_numpy_does_it_again(run: list[Plan], number: float) -> None:
+def test_errors_of_floating_point_name_the_function_where_numpy_does_it_again(
+    host_plans: list[Plan], number: float
+) -> None:
     """A plan is tried, and could have overflowed."""
     check_errors_of_floating_point(number, 96)
-    assert len(run) == 2 * 3
+    assert len(host_plans) == 2 * 3
 
 
 @NOT_FINITE
 @pytest.mark.parametrize("side", [8, 1000])
 def test_errors_of_floating_point_name_the_function_where_no_plan_pays(number: float, side: int) -> None:
-    with fmm.installed("numpy"):
-        check_errors_of_floating_point(number, side)
+    check_errors_of_floating_point(number, side)
 
 
 def check_errors_of_floating_point(number: float, side: int) -> None:
     a = np.full((side, side), number)
     a[0, 0] = -number
-    for ours, theirs in (np.matmul, MATMUL), (np.dot, DOT), (np.inner, INNER):
-        assert errors_of_floating_point(ours, a) == errors_of_floating_point(theirs, a) != []
+    theirs = [errors_of_floating_point(getattr(np, name), a) for name in FUNCTIONS]
+    with fmm.installed("numpy"):
+        ours = [errors_of_floating_point(getattr(np, name), a) for name in FUNCTIONS]
+    assert ours == theirs and theirs[0]  # (NumPy 1.26 has no such warnings of dot and inner)
 
 
 def errors_of_floating_point(function: Any, a: Any) -> list[str]:
@@ -220,24 +192,18 @@ def errors_of_floating_point(function: Any, a: Any) -> list[str]:
     return reported
 
 
-def test_the_functions_are_still_what_others_look_for(run: list[Plan]) -> None:
-    assert np.matmul.signature == "(n?,k),(k,m?)->(n?,m?)" and np.matmul.nin == 2
-    assert isinstance(np.matmul, np.ufunc) and isinstance(np.dot, type(DOT)) and not isinstance(np.dot, np.ufunc)
-    for function, protocol in product((np.dot, np.matmul), range(pickle.HIGHEST_PROTOCOL + 1)):
-        assert pickle.loads(pickle.dumps(function, protocol)) is function
-    assert {MATMUL: 1, DOT: 2}[np.matmul] == 1 and {np.dot: 2}[DOT] == 2  # as compilers look functions up
-    assert np.dot == DOT == np.dot and np.dot != np.matmul != DOT and np.matmul != "matmul"
-    assert copy.copy(np.matmul) is np.matmul and copy.deepcopy(np.dot) is np.dot
-    assert inspect.signature(np.dot) == inspect.signature(DOT)
-
-    class Answering:
-        def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
-            return ufunc, method
-
-    assert np.matmul(Answering(), np.ones((2, 2))) == (MATMUL, "__call__")
+def test_dot_is_still_what_others_look_for(run: list[Plan]) -> None:
+    assert isinstance(np.dot, type(DOT)) and not isinstance(np.dot, np.ufunc)
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        assert pickle.loads(pickle.dumps(np.dot, protocol)) is np.dot
+    assert {DOT: 2}[np.dot] == 2 and {np.dot: 2}[DOT] == 2  # as compilers look functions up
+    assert np.dot == DOT == np.dot and np.dot != np.matmul != DOT
+    assert copy.deepcopy(np.dot) is np.dot
+    assert signature_of(np.dot) == signature_of(DOT)
 
 
-def test_the_operator_is_numpys_own(run: list[Plan], rng: numpy.random.Generator) -> None:
-    """The operator of a type written in C cannot be replaced (docs/everywhere.md)."""
-    a = draw(rng, 96, 96)
-    assert (a @ a).shape == (96, 96) and not run
+def signature_of(function: Any) -> Any:
+    try:
+        return inspect.signature(function)
+    except ValueError:  # NumPy 1.26's dot has none
+        return None

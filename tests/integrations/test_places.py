@@ -21,7 +21,7 @@ from fmm.integrations.product_functions import ReplacedFunction, names_bound_to,
 from tests.support.threads import at_once
 
 np: Any = numpy
-MATMUL, DOT = np.matmul, np.dot
+DOT = np.dot
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def nothing_stays() -> Iterator[None]:
     environment.log_once.cache_clear()
     yield
     fmm.uninstall()
-    assert np.matmul is MATMUL and np.dot is DOT
+    assert np.dot is DOT
 
 
 def test_the_very_objects_come_back() -> None:
@@ -38,7 +38,7 @@ def test_the_very_objects_come_back() -> None:
     owners = np, np.linalg, inside
     before = {(owner.__name__, name): value for owner in owners for name, value in vars(owner).items()}
     fmm.install("numpy")
-    assert np.matmul is not MATMUL and np.dot is not DOT and inside.dot is np.dot
+    assert np.dot is not DOT and inside.dot is np.dot
     fmm.install("numpy")  # once is enough
     fmm.uninstall("numpy")
     after = {(owner.__name__, name): value for owner in owners for name, value in vars(owner).items()}
@@ -48,20 +48,20 @@ def test_the_very_objects_come_back() -> None:
 
 def test_nested_and_kept() -> None:
     with fmm.installed("numpy"):
-        ours = np.matmul
-        assert ours is not MATMUL
+        ours = np.dot
+        assert ours is not DOT
         with fmm.installed("numpy"):
-            assert np.matmul is ours
-        assert np.matmul is ours
+            assert np.dot is ours
+        assert np.dot is ours
         fmm.uninstall()  # ends what install began, and nothing did
-        assert np.matmul is ours
+        assert np.dot is ours
         fmm.install("numpy")
-    assert np.matmul is ours
+    assert np.dot is ours
     with pytest.raises(ZeroDivisionError), fmm.installed("numpy"):
         raise ZeroDivisionError
-    assert np.matmul is ours
+    assert np.dot is ours
     fmm.uninstall()
-    assert np.matmul is MATMUL
+    assert np.dot is DOT
 
 
 @pytest.mark.parametrize("function", [fmm.install, fmm.uninstall, fmm.installed], ids=lambda f: str(f.__name__))
@@ -71,20 +71,20 @@ def test_what_fmm_does_not_know_is_an_error_at_once(function: Any, value: Any) -
     with pytest.raises(ValueError) as caught:
         function("numpy", value)
     assert str(caught.value).startswith(f"fmm knows no {value!r} to install for; valid: torch, ")
-    assert np.matmul is MATMUL
+    assert np.dot is DOT
 
 
 def test_installed_waits_until_it_is_entered_and_decorates_functions() -> None:
     prepared = fmm.installed("numpy")
-    assert np.matmul is MATMUL
+    assert np.dot is DOT
     with prepared:
-        assert np.matmul is not MATMUL
+        assert np.dot is not DOT
 
     @fmm.installed("numpy")
     def work() -> bool:
-        return np.matmul is not MATMUL
+        return np.dot is not DOT
 
-    assert work() and np.matmul is MATMUL and work()
+    assert work() and np.dot is DOT and work()
 
 
 def test_ctrl_c_while_something_is_being_installed_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +98,7 @@ def test_ctrl_c_while_something_is_being_installed_holds_nothing(monkeypatch: py
     monkeypatch.setitem(install_targets.INSTALL_TARGETS, "slow", slow)
     with pytest.raises(KeyboardInterrupt), fmm.installed("numpy", "slow"):
         pass
-    assert not slow.is_wanted and np.matmul is MATMUL
+    assert not slow.is_wanted and np.dot is DOT
 
 
 def test_many_threads_install_and_multiply() -> None:
@@ -108,11 +108,11 @@ def test_many_threads_install_and_multiply() -> None:
     def work() -> None:
         for _ in range(200):
             with fmm.installed("numpy"):
-                if np.matmul is MATMUL or np.matmul(a, a.T).tolist() != (a @ a.T).tolist():
+                if np.dot is DOT or np.dot(a, a.T).tolist() != (a @ a.T).tolist():
                     wrong.append("inside")
 
     at_once([work] * 4)
-    assert not wrong and np.matmul is MATMUL
+    assert not wrong and np.dot is DOT
 
 
 def test_unknown_names_are_an_error_and_change_nothing() -> None:
@@ -156,8 +156,8 @@ def test_uninstalling_what_a_with_statement_holds_says_that_it_stays(caplog: pyt
         assert not caplog.records
         fmm.uninstall()
         fmm.uninstall("numpy")
-        assert np.matmul is not MATMUL
-    assert [record.getMessage() for record in caplog.records] == reported and np.matmul is MATMUL
+        assert np.dot is not DOT
+    assert [record.getMessage() for record in caplog.records] == reported and np.dot is DOT
 
 
 def test_what_the_environment_names_is_installed(
@@ -165,7 +165,7 @@ def test_what_the_environment_names_is_installed(
 ) -> None:
     monkeypatch.setenv(install_targets.VARIABLE, " numpy ,")
     install_targets.install_from_env()
-    assert np.matmul is not MATMUL
+    assert np.dot is not DOT
     fmm.uninstall()
     monkeypatch.setenv(install_targets.VARIABLE, "nunpy")
     with caplog.at_level(logging.WARNING, "fmm"):
@@ -175,7 +175,7 @@ def test_what_the_environment_names_is_installed(
     with caplog.at_level(logging.WARNING, "fmm"):
         for _ in range(2):
             install_targets.install_from_env()
-    assert np.matmul is not MATMUL
+    assert np.dot is not DOT
     assert caplog.text.count("fmm knows no 'typo', 'other' to install for; valid: ") == 1
 
 
@@ -217,7 +217,7 @@ def test_nothing_is_said_of_libraries_that_nobody_named(
     monkeypatch.setitem(install_targets.INSTALL_TARGETS, "torch", InstallTarget("no_such_library", "nowhere"))
     monkeypatch.setattr(install_targets, "DEFAULT_NAMES", ("torch", "numpy"))
     with caplog.at_level(logging.WARNING, "fmm"), fmm.installed():
-        assert np.matmul is not MATMUL
+        assert np.dot is not DOT
         fmm.install()
         fmm.uninstall()
     assert not caplog.records
@@ -387,8 +387,8 @@ def test_if_one_cannot_be_put_none_is() -> None:
 
 
 def test_a_replaced_function_is_like_the_one_it_stands_for() -> None:
-    replaced = ReplacedFunction(MATMUL, lambda *operands: "ours")
-    assert replaced(1, 2) == "ours" and replaced.nin == MATMUL.nin and replaced.__name__ == "matmul"
-    assert replaced.__doc__ == MATMUL.__doc__ and replaced.__wrapped__ is MATMUL
-    owner = SimpleNamespace(a=MATMUL, b=DOT, c=MATMUL)
-    assert names_bound_to(MATMUL, owner) == [(owner, "a"), (owner, "c")]
+    replaced = ReplacedFunction(np.matmul, lambda *operands: "ours")
+    assert replaced(1, 2) == "ours" and replaced.nin == np.matmul.nin and replaced.__name__ == "matmul"
+    assert replaced.__doc__ == np.matmul.__doc__ and replaced.__wrapped__ is np.matmul
+    owner = SimpleNamespace(a=np.matmul, b=DOT, c=np.matmul)
+    assert names_bound_to(np.matmul, owner) == [(owner, "a"), (owner, "c")]

@@ -61,13 +61,13 @@ def test_a_report_counts_and_explains(counts: Counts, rng: numpy.random.Generato
     np.dot(a[:5], a)
     np.matmul(np.ones((2, 3)), np.ones((2, 3)).T)
     with pytest.raises(ValueError, match="mismatch"):
-        np.matmul(a, a[:3])
+        np.matmul(a, a[:3])  # NumPy rejects this itself
     report = counts.report()
-    assert report.calls == 6 and 3 <= report.by_plans <= 5 and 0 < report.share < 1
+    assert report.calls == 5 and 3 <= report.by_plans <= 5 and 0 < report.share < 1
     text = str(report)
-    assert text.startswith(f"fmm: {report.by_plans} of 6 products ran by plans")
+    assert text.startswith(f"fmm: {report.by_plans} of 5 products ran by plans")
     assert "      3  numpy.matmul, float64, 200 x 200 by 200 x 200: " in text and "times as fast is expected" in text
-    assert "200 x 200 by 3 x 200: left alone: matmul: Input operand 1 has a mismatch" in text
+    assert "2 x 3 by 3 x 2: left alone: " in text
 
 
 def one(counts: Counts) -> tuple[ProductKind, Outcome]:
@@ -94,7 +94,7 @@ def test_settings_of_the_caller_s_that_leave_products_to_numpy_are_named(
     a = rng.standard_normal((200, 200))
     with np.errstate(under="raise"):
         np.matmul(a, a)
-    assert "numpy.errstate asks to be told of underflow" in one(counts)[1].reason
+    assert "numpy.errstate reports underflow" in one(counts)[1].reason
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, times: int) -> list[Any]:
@@ -115,7 +115,7 @@ def test_the_plan_that_ran_is_told_and_not_the_one_that_was_to(
     counts: Counts, rng: numpy.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, tried = rng.standard_normal((200, 200)), failing(monkeypatch, 1)
-    np.testing.assert_allclose(np.matmul(a, a), a @ a)
+    np.testing.assert_allclose(np.matmul(a, a), np.einsum("ij,jk->ik", a, a))
     assert len(tried) == 2 and tried[0] != tried[1]
     assert one(counts)[1].plan == str(tried[1])
 
@@ -124,7 +124,7 @@ def test_want_of_memory_is_a_reason(
     counts: Counts, rng: numpy.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, _ = rng.standard_normal((200, 200)), failing(monkeypatch, 1000)
-    np.testing.assert_allclose(np.matmul(a, a), a @ a)
+    np.testing.assert_allclose(np.matmul(a, a), np.einsum("ij,jk->ik", a, a))
     assert one(counts)[1].reason.startswith("memory ran out; ") and not one(counts)[1].plan
 
 
@@ -230,11 +230,11 @@ def test_a_report_is_short_however_many_products_there_are() -> None:
 @pytest.mark.parametrize(
     ("places", "reported", "not_told"),
     [
-        (["numpy"], ["@", "einsum without optimize", "NumPy's", "for numpy;"], ["CuPy", "torch"]),
+        (["numpy"], ["einsum without optimize", "NumPy's", "for numpy;"], ["@", "CuPy", "torch"]),
         (["cupy"], ["methods (a.dot(b)) of CuPy's", "for cupy;"], ["@", "NumPy", "torch", "inner"]),
         (["torch"], ["torch's products on the host", "torch.compile generates", "for torch;"], ["@", "CUDA", "NumPy"]),
         (["torch-cpu"], ["torch's products on CUDA", "for torch;"], ["@", "host", "NumPy", "CuPy"]),
-        (["torch", "torch-cpu", "numpy"], ["@", "for torch and numpy;"], ["host", "CUDA", "CuPy"]),
+        (["torch", "torch-cpu", "numpy"], ["a.dot(b)", "for torch and numpy;"], ["host", "CUDA", "CuPy"]),
         (["torch-inductor"], ["but for those of fmm's candidate", "torch.compile generates"], ["host", "CUDA", "@"]),
         (["torch-inductor", "torch"], ["host", "torch.compile generates"], ["candidate", "@"]),
     ],
@@ -315,10 +315,10 @@ def test_the_last_line_says_what_was_not_seen(tmp_path: Path) -> None:
     program = "import numpy as np; np.ones((4, 4)) @ np.ones((4, 4))"
     done = python(tmp_path, "-m", "fmm", "--report", "--install", "numpy", "-c", program)
     first, *_, last = done.stderr.splitlines()
-    assert first.startswith("fmm: 0 of 0 products ran by plans")
+    assert first.startswith("fmm: 0 of 1 products ran by plans")
     assert last == (
-        "  not seen: the operator @ and methods (a.dot(b)) of NumPy's arrays, numpy.einsum without optimize, "
-        "functions in C; calls before fmm was installed for numpy; calls of fmm's own functions, and other processes"
+        "  not seen: methods (a.dot(b)) of NumPy's arrays, numpy.einsum without optimize, functions in C; "
+        "calls before fmm was installed for numpy; calls of fmm's own functions, and other processes"
     )
     done = python(tmp_path, "-m", "fmm", "--report", "--install", "cupy", "-c", "pass")  # which it does not load
     assert done.stderr.splitlines()[-1].startswith("  not seen: any product, since ")

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.pages import filled, pages
+from benchmarks.__main__ import BENCHMARKS
+from benchmarks.pages import filled_page, generated_files, marked_pages
 from fmm.kernels.plans.plan import Plan
 from tests.support import ROOT
 
@@ -23,6 +24,7 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(r"`((?:fmm|tests|benchmarks|docs|notebooks|results)/[\w./-]*)`")
 MODULE = re.compile(r"\b(?:fmm|benchmarks)(?:\.[a-z_]\w*)+")
+BENCHMARK = re.compile(r"python -m benchmarks ([a-z]\w*)")
 TARGET = re.compile(r"`?\bmake ([a-z][a-z-]*)\b(?=`|\s+#|$)", re.MULTILINE)
 
 
@@ -42,10 +44,15 @@ def prose(path: Path) -> str:
 # ---- numbers
 
 
-@pytest.mark.parametrize("path", pages(), ids=relative)
+@pytest.mark.parametrize("path", marked_pages(), ids=relative)
 def test_measured_numbers_are_those_in_results(path: Path) -> None:
-    """Fails when a page is out of date: `python -m benchmarks.pages` writes the numbers anew."""
-    assert filled(read(path), ROOT / "results") == read(path)
+    """Fails when a page is out of date: `python -m benchmarks pages` writes the numbers anew."""
+    assert filled_page(read(path), ROOT / "results") == read(path)
+
+
+def test_the_long_tables_are_those_in_results() -> None:
+    tables = [(path, text) for path, text in generated_files() if path.suffix == ".csv"]
+    assert tables and all(read(path) == text for path, text in tables)
 
 
 # ---- links and names
@@ -103,15 +110,16 @@ def resolves(name: str) -> bool:
 
 
 def missing_names(text: str) -> Iterator[str]:
-    """Yield the paths, modules and make targets that a page names and that do not exist."""
+    """Yield the paths, modules, benchmarks and make targets that a page names and that do not exist."""
     yield from (path for path in PATH.findall(text) if not (ROOT / path).exists())
     yield from (name for name in MODULE.findall(text) if not (name.endswith((".py", ".md")) or resolves(name)))
+    yield from (f"benchmark {name}" for name in BENCHMARK.findall(text) if name not in BENCHMARKS)
     makefile = read(ROOT / "Makefile")
     yield from (f"make {target}" for target in TARGET.findall(text) if not re.search(rf"^{target}:", makefile, re.M))
 
 
-# results/ names the commands of its measurements as they were at that commit.
-CURRENT_PAGES = [page for page in PAGES if "results" not in page.parts]
+# Notes on experiments name the code of their day.
+CURRENT_PAGES = [page for page in PAGES if not page.name.startswith("tried")]
 
 
 @pytest.mark.parametrize("page", CURRENT_PAGES, ids=relative)
@@ -120,8 +128,14 @@ def test_named_code_exists(page: Path) -> None:
 
 
 def test_missing_names_are_detected() -> None:
-    text = "`fmm/gone.py` and `fmm/api.py`, fmm.kernels.gone, fmm.api.gone, fmm.matmul, `make gone`, `make test`"
-    assert list(missing_names(text)) == ["fmm/gone.py", "fmm.kernels.gone", "fmm.api.gone", "make gone"]
+    text = "`fmm/gone.py` and `fmm/api.py`, fmm.kernels.gone, fmm.api.gone, fmm.matmul, `make gone`, `make test`, `python -m benchmarks gone`"
+    assert list(missing_names(text)) == [
+        "fmm/gone.py",
+        "fmm.kernels.gone",
+        "fmm.api.gone",
+        "benchmark gone",
+        "make gone",
+    ]
 
 
 # ---- examples

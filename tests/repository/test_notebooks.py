@@ -74,7 +74,6 @@ def test_there_are_notebooks() -> None:
     assert ROOT / "notebooks" / "papers.ipynb" in NOTEBOOKS
 
 
-@pytest.mark.skip(reason="the notebooks use module names from before the rewrite; they are to be written anew")
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_runs_and_gives_what_is_committed(path: Path, kernel: Path) -> None:

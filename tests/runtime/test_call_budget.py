@@ -183,17 +183,17 @@ def test_small_complex_halves_are_hermitian_bit_for_bit(shape: tuple[int, int], 
 
 def test_small_complex_halves_are_explained_as_they_are_computed() -> None:
     x, larger, largest = (np.ones(shape, "complex128") for shape in ((40, 30), (500, 300), (200, 1100)))
-    whole = ("numpy.matmul: a whole product, of which one half is mirrored",)
+    whole = ("numpy.matmul: a whole product, with one triangle mirrored",)
     assert fmm.explain_gram(x).kernels == fmm.explain_gram(x, out=np.empty((30, 30), complex)).kernels == whole
-    assert fmm.explain_gram(larger).kernels == ("numpy.matmul: one half in panels of rows, each of which is mirrored",)
-    for found in (fmm.explain_gram(x, alpha=2), fmm.explain_gram(largest), fmm.explain_gram(x, plan="vendor")):
+    assert fmm.explain_gram(larger).kernels == ("numpy.matmul: one triangle in panels of rows, each mirrored",)
+    for found in (fmm.explain_gram(largest), fmm.explain_gram(x, plan="vendor")):
         assert "mirrored" not in "".join(found.kernels) and "threads" in "".join(found.kernels)
 
 
 def test_small_halves_of_what_blas_cannot_read_are_explained_as_copies() -> None:
     x = np.ones((40, 30))
-    lying = "numpy.matmul: BLAS's syrk, one half, and NumPy's mirror"
-    copied = "numpy.matmul of a copy: BLAS's syrk, one half, and NumPy's mirror"
+    lying = "numpy.matmul: BLAS's syrk, one triangle, and NumPy's mirror"
+    copied = "numpy.matmul of a copy: BLAS's syrk, one triangle, and NumPy's mirror"
     for a, kernel in ((x, lying), (x.T, lying), (x[:, 3:], lying), (x[::-1, ::-1], copied), (x[::2, ::2], copied)):
         side = a.shape[1]
         assert fmm.explain_gram(a).kernels == fmm.explain_gram(a, out=np.empty((side, side))).kernels == (kernel,)

@@ -242,7 +242,7 @@ def test_memory_that_runs_out_leaves_a_whole_product(
 
 ONES = np.ones((4, 4))
 WRONG: tuple[tuple[dict[str, Any], type[Exception], str], ...] = (
-    ({"beta": 1}, ValueError, "beta is a factor of c, which was not given"),
+    ({"beta": 1}, ValueError, "beta is a factor of c, which was not passed"),
     ({"alpha": "2"}, ValueError, "alpha must be a number, not '2'"),
     ({"alpha": True}, ValueError, "alpha must be a number, not True"),
     ({"alpha": 1j}, TypeError, "alpha and beta must be real numbers for real matrices"),

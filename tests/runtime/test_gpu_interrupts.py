@@ -37,7 +37,7 @@ def test_a_launch_that_fails_leaves_a_complete_out(at: int, monkeypatch: pytest.
         return make(prepared)
 
     fmm.matmul(a, b, plan=OVERLAPPED)
-    monkeypatch.setattr("fmm.kernels.cuda.launch.prepared_calls.call", failing)
+    monkeypatch.setattr("fmm.kernels.cuda.launch.bound_calls.call", failing)
     with pytest.raises(RuntimeError, match="for the test"):
         fmm.matmul(a, b, out, plan=OVERLAPPED)
     monkeypatch.undo()

@@ -16,7 +16,7 @@ import pytest
 
 import fmm
 from fmm.arrays.select_library import library_of
-from fmm.kernels.cuda.launch.graphs import REPEATS
+from fmm.kernels.cuda.launch.graphs import CALLS_BEFORE_CAPTURE
 from fmm.kernels.cuda.recompute import recompute
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
@@ -431,9 +431,9 @@ def test_nothing_waits_for_the_device_and_the_current_stream_is_used(
         a, b = library.array(x, "float32"), library.array(y, "float32")
         late, out = library.array(np.zeros_like(x), "float32"), library.empty((320, 330), "float32")
         late[...] = a
-        for _ in range(REPEATS + 1):  # compiles and loads all that will be launched: loading may wait
+        for _ in range(CALLS_BEFORE_CAPTURE + 1):  # compiles and loads all that will be launched: loading may wait
             fmm.matmul(a, b, out)
-        for _ in range({"launches": 0, "a replay": REPEATS, "a capture": REPEATS - 1}[what]):
+        for _ in range({"launches": 0, "a replay": CALLS_BEFORE_CAPTURE, "a capture": CALLS_BEFORE_CAPTURE - 1}[what]):
             fmm.matmul(late, b, out)
         found = fmm.matmul(late, b)
         late[...] = 0
@@ -505,12 +505,12 @@ def test_recurring_calls_are_replayed_on_whatever_is_there(library: Any, dtype: 
     with use() if stream == "its own" else nullcontext():
         a, b = library.array(draw((300, 260), dtype), dtype), library.array(draw((260, 280), dtype), dtype)
         out = library.empty((300, 280), dtype)
-        for i in range(2 * REPEATS):
+        for i in range(2 * CALLS_BEFORE_CAPTURE):
             a[...] = library.array(draw((300, 260), dtype, seed=i), dtype)
             fmm.matmul(a, b, out)
             close(library, out, a, b, dtype)
         assert graphs.clear() == 1
-        for _ in range(REPEATS):
+        for _ in range(CALLS_BEFORE_CAPTURE):
             fmm.matmul(a, b, out)
         a[7, 9] = np.inf
         fmm.matmul(a, b, out)
@@ -526,7 +526,7 @@ def test_a_recurring_call_has_one_graph_whoever_shares_the_card(
     monkeypatch.setattr(limits, "FREE_MEMORY_SECONDS", -1.0)
     monkeypatch.setattr(limits, "count_gpu_processes", lambda number: next(sharers))
     a, out = library.array(draw((300, 300)), "float32"), library.empty((300, 300), "float32")
-    for _ in range(2 * REPEATS):
+    for _ in range(2 * CALLS_BEFORE_CAPTURE):
         fmm.matmul(a, a, out)
     close(library, out, a, a, "float32")
     assert graphs.clear() == 1
@@ -542,7 +542,7 @@ def test_a_recurring_call_has_one_graph_whoever_shares_the_card(
 )
 def test_a_graph_serves_arrays_wherever_they_are(library: Any, plan: str, all_in_one: bool, graphs: Any) -> None:
     """New operands and a new C each time, the last ones with an inf."""
-    m, k, n, calls = 300, 264, 280, 4 * REPEATS
+    m, k, n, calls = 300, 264, 280, 4 * CALLS_BEFORE_CAPTURE
     out = [library.empty((m, n), "float32") for _ in range(calls)]
     left = [library.array(draw((m, k), seed=i), "float32") for i in range(calls)]
     right = [library.array(draw((k, n), seed=100 + i), "float32") for i in range(calls)]
@@ -558,7 +558,7 @@ def test_a_graph_serves_arrays_wherever_they_are(library: Any, plan: str, all_in
 def test_what_the_caller_frees_is_not_remembered(library: Any, graphs: Any) -> None:
     """Arrays come and go, in other sizes and at the same addresses; every result is that of its own operands."""
     sizes = [(256, 260, 300), (300, 256, 260), (256, 260, 304)]
-    for i in range(12 * REPEATS):
+    for i in range(12 * CALLS_BEFORE_CAPTURE):
         m, k, n = sizes[i % 7 % 3]
         a, b = library.array(draw((m, k), seed=i), "float32"), library.array(draw((k, n), seed=i), "float32")
         c = fmm.matmul(a, b)
@@ -572,7 +572,7 @@ def test_what_the_caller_frees_is_not_remembered(library: Any, graphs: Any) -> N
 
 def test_releasing_the_workspace_drops_the_graphs(library: Any, graphs: Any) -> None:
     a, out = library.array(draw((300, 300)), "float32"), library.empty((300, 300), "float32")
-    for _ in range(REPEATS):
+    for _ in range(CALLS_BEFORE_CAPTURE):
         fmm.matmul(a, a, out)
     fmm.release_workspace()
     assert graphs.clear() == 0
@@ -586,7 +586,7 @@ def test_streams_have_graphs_of_their_own(library: Any, graphs: Any) -> None:
     for _ in range(3):
         stream, use = streams_of(library)
         with use():
-            for _ in range(REPEATS + 1):
+            for _ in range(CALLS_BEFORE_CAPTURE + 1):
                 fmm.matmul(a, a, out)
             stream.synchronize()
         close(library, out, a, a, "float32")
@@ -901,7 +901,7 @@ def test_small_products_are_cupys_own(dtype: str, size: tuple[int, int, int]) ->
     assert cupy_library.get_compute_type is not None
     before = cupy_library.get_compute_type(np.dtype("f4"))
     try:
-        cupy._core.set_compute_type("f4", cupy_library.TF32 if dtype == "tf32" else cupy_library.USUAL)
+        cupy._core.set_compute_type("f4", cupy_library.TF32 if dtype == "tf32" else cupy_library.DEFAULT)
         found, theirs = cupy_library.cublas_product(a, b), cupy.matmul(a, b)
         cupy.testing.assert_array_equal(fmm.matmul(a, b), theirs)
     finally:

@@ -94,14 +94,14 @@ def test_streams_that_come_and_go_leave_nothing(operands: Any) -> None:
     from fmm.kernels.cuda.recompute import flags
 
     library, a, b, expected = operands
-    for _ in range(2 * flags.STREAMS):
+    for _ in range(2 * flags.MAX_FLAGS_PER_THREAD):
         stream = cupy.cuda.Stream(non_blocking=True)
         with stream:
             c = fmm.matmul(a, b, plan=LEVEL)
             stream.synchronize()
         del stream
     same_places(library, c, expected)
-    assert len(flags._own.flags.by_stream) <= flags.STREAMS
+    assert len(flags._thread.flags.by_stream) <= flags.MAX_FLAGS_PER_THREAD
 
 
 def test_lanes_of_threads_that_are_gone_are_taken_up(operands: Any, monkeypatch: pytest.MonkeyPatch) -> None:

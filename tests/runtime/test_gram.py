@@ -201,7 +201,7 @@ def test_inf_and_nan_as_the_vendor_has_them(dtype: str, plan: str | None) -> Non
         ({"beta": True}, "beta must be a real number"),
         ({"alpha": 10**400}, "alpha must be a real number, not a number of 1329 bits"),
         ({"fill": np.array(["full", "lower"])}, "full, lower, upper"),
-        ({"beta": 1}, "out, which was not given"),
+        ({"beta": 1}, "out, which was not passed"),
         ({"out": np.zeros((4, 4))}, "out is"),
         ({"plan": "strassen > vendor"}, "whole products"),
         ({"plan": "gram > tile"}, "GPU"),
@@ -265,7 +265,7 @@ def question(n: int, k: int, dtype: str, adjoint: bool = True, math: Any = "ieee
     """On an H200 of which only the datasheet is known: x x^T."""
     device = devices.gpu_from_description("NVIDIA H200", "9.0", 132, None, H200)
     a, b = Operand((n, k), (k, 1), dtype), Operand((k, n), (1, k), dtype)
-    return ProblemQuery(a, b, None, Setting(0, dtype, math, adjoint=adjoint), device, Limits(1 << 37, 16.0))
+    return ProblemQuery(a, b, None, Setting(0, dtype, math, b_is_transposed_a=adjoint), device, Limits(1 << 37, 16.0))
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_a_transpose_in_place_on_a_gpu(dtype: str, n: int, k: int, half: bool) -
     call = prepare_query(question(n, k, dtype))
     assert call.decision.problem is not None and (call.decision.problem.op == "gram") is half
     if half:
-        assert (call.launches is not None and "mirror_half" in call.launches.describe()[-1]) or call.plan != VENDOR
+        assert (call.launches is not None and "mirror_triangle" in call.launches.describe()[-1]) or call.plan != VENDOR
     other = prepare_query(question(n, k, dtype, adjoint=False))
     assert other.decision.problem is not None and other.decision.problem.op == "product"
 
@@ -366,7 +366,7 @@ def test_what_is_explained_runs_where_a_plan_cannot_write_into_out(
         is_complex=lambda x: False,
         pointer=id,
         write_triangle=lambda *_: None,
-        written=lambda out: None,
+        mark_written=lambda out: None,
     )
     for name, put in (("plan_call", answered), ("prepare_call", answered), ("run_with_fallback", run)):
         monkeypatch.setattr(gram, name, put)

@@ -64,8 +64,8 @@ def close(c: Any, a: Any, b: Any) -> bool:
 
 @pytest.fixture
 def small_panels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numpy_backend, "PANEL", SMALL_PANEL)
-    monkeypatch.setattr(numpy_backend, "WIDTH", 128)
+    monkeypatch.setattr(numpy_backend, "PANEL_BYTES", SMALL_PANEL)
+    monkeypatch.setattr(numpy_backend, "MIN_PANEL_COLUMNS", 128)
 
 
 @contextmanager
@@ -177,33 +177,33 @@ def test_a_containers_limit_is_kept(
     (tmp_path / "groups" / folder).mkdir(parents=True)
     for name, text in files.items():
         (tmp_path / "groups" / folder / name).write_text(text)
-    monkeypatch.setattr(host_memory, "GROUPS", str(tmp_path / "groups"))
-    monkeypatch.setattr(host_memory, "PROCESS_GROUPS", str(tmp_path / "process"))
+    monkeypatch.setattr(host_memory, "CGROUP_ROOT", str(tmp_path / "groups"))
+    monkeypatch.setattr(host_memory, "PROCESS_CGROUPS", str(tmp_path / "process"))
     assert host_memory.total_bytes() == 3_000_000
-    assert host_memory.available_bytes() == 2_200_000 + sum(x.nbytes for x in host_memory._idle)
+    assert host_memory.available_bytes() == 2_200_000 + sum(x.nbytes for x in host_memory._cached_blocks)
 
 
 @pytest.mark.parametrize("limit", ["max", "9223372036854771712", "", None])
 def test_a_group_without_a_limit_changes_nothing(
     limit: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_memory, "GROUPS", str(tmp_path))
-    monkeypatch.setattr(host_memory, "PROCESS_GROUPS", str(tmp_path / "process"))
+    monkeypatch.setattr(host_memory, "CGROUP_ROOT", str(tmp_path))
+    monkeypatch.setattr(host_memory, "PROCESS_CGROUPS", str(tmp_path / "process"))
     (tmp_path / "process").write_text("0::/\nnonsense\n")
     if limit is not None:
         files = {"memory.max": limit, "memory.current": "5", "memory.stat": "inactive_file 1"}
         for name, text in files.items():
             (tmp_path / name).write_text(text)
-    assert host_memory.total_bytes() == host_memory._installed()
+    assert host_memory.total_bytes() == host_memory._installed_bytes()
 
 
 def test_the_kept_block_counts_as_available(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_memory, "_idle", [])
+    monkeypatch.setattr(host_memory, "_cached_blocks", [])
     with host_memory.borrowed_block(1 << 20):
         pass
     lines = ["MemTotal: 4000 kB\n", "MemAvailable: 1000 kB\n"]
     monkeypatch.setattr(host_memory, "open", lambda *a, **k: _Lines(lines), raising=False)
-    assert host_memory.available_bytes() == 1000 * 1024 + sum(x.nbytes for x in host_memory._idle) > 1 << 20
+    assert host_memory.available_bytes() == 1000 * 1024 + sum(x.nbytes for x in host_memory._cached_blocks) > 1 << 20
 
 
 class _Lines(list[str]):

@@ -27,9 +27,15 @@ Array = np.ndarray[Any, np.dtype[Any]]
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Many blocks of all sides, tiles and panels, on threads of ours, at sizes that NumPy multiplies at once."""
-    for name, value in (("BLOCK", 40), ("DEPTH", 64), ("TILE", 12), ("LEAST", 4), ("PANEL", 1024)):
+    for name, value in (
+        ("BLOCK_SIDE", 40),
+        ("PLANE_DEPTH", 64),
+        ("TILE_ROWS", 12),
+        ("MIN_TILE_SIDE", 4),
+        ("PANEL_BYTES", 1024),
+    ):
         monkeypatch.setattr(exact_product, name, value)
-    monkeypatch.setattr(exact_product, "ALONE", 0)
+    monkeypatch.setattr(exact_product, "MIN_THREADED_NUMBERS", 0)
     monkeypatch.setattr(run_host, "SMALL", 0)
     forget()
     yield
@@ -312,7 +318,7 @@ OUTSIDE: tuple[tuple[str, Any, type[Exception], str], ...] = (
     ("uint64", -2.0, ValueError, "alpha must be a number that uint64 holds, .* not -2"),
     ("int64", 1e300, ValueError, "alpha must be a number that int64 holds"),
     ("bool", 2, ValueError, "alpha must be a number that bool holds, 0 to 1, not 2"),
-    ("int32", 0.5, TypeError, "alpha must be a whole number, not 0.5: cannot cast such multiples to int32"),
+    ("int32", 0.5, TypeError, "alpha must be a whole number, not 0.5: cannot cast the multiples to int32"),
     ("int32", float("nan"), TypeError, "alpha must be a whole number"),
 )
 

@@ -609,7 +609,7 @@ def test_calls_that_do_not_fit_the_signature(args: tuple[Any, ...], options: dic
 
 @pytest.mark.parametrize("function", [fmm.matmul, fmm.explain])
 def test_a_plan_beside_what_only_numpy_knows_is_refused(function: Any) -> None:
-    with pytest.raises(fmm.PlanError, match="winograd > vendor cannot run here: subok was given"):
+    with pytest.raises(fmm.PlanError, match="winograd > vendor cannot run here: subok was passed"):
         function(X, X, plan="winograd > vendor", subok=True)
     with pytest.raises(fmm.PlanError, match="nonsense"):
         function(X, X, plan="nonsense", subok=True)
@@ -773,9 +773,9 @@ def test_a_given_plan_is_explained_without_arrays() -> None:
     a, b = draw((64, 48), "f4"), draw((48, 80), "f4")
     found = fmm.plan(64, 48, 80, dtype="f4", plan="winograd > li-fig23 > vendor")
     assert found == fmm.explain(a, b, plan="winograd > li-fig23 > vendor")
-    assert str(found) == str(fmm.explain(a, b, plan=found)) and "this plan was given" in str(found)
+    assert str(found) == str(fmm.explain(a, b, plan=found)) and "this plan was passed" in str(found)
     assert fmm.plan(9, 9, 9, plan=found).plan == found.plan
-    assert fmm.plan(64, 48, 80, plan="vendor").reason.startswith("this plan was given")
+    assert fmm.plan(64, 48, 80, plan="vendor").reason.startswith("this plan was passed")
     assert fmm.plan(0, 48, 80, plan="winograd > vendor").plan == VENDOR  # there is nothing to multiply
     assert fmm.plan(64, 48, 80, dtype="i8", plan="vendor").plan == VENDOR
 
@@ -935,7 +935,7 @@ def test_explain_a_given_plan() -> None:
     found = fmm.explain(a, b, plan="winograd > li-fig23 > vendor", workspace=1)
     assert (str(found.plan), found.problem and found.problem.size) == ("winograd > li-fig23 > vendor", (64, 48, 80))
     assert found.workspace > 0 and found.error_growth > 1
-    assert "this plan was given; where numbers may overflow" in str(found) and "li-fig23" in str(found)
+    assert "this plan was passed; where numbers may overflow" in str(found) and "li-fig23" in str(found)
     np.testing.assert_allclose(
         fmm.matmul(a, b, plan=found, workspace=0, max_error_growth=1), a @ b
     )  # limits of choices

@@ -41,7 +41,7 @@ NOT_BY_PLAN: Mapping[str, str] = {
     r"there is nothing to multiply": "an empty product is zeros, or has no entry at all",
     r"the library rejects the call": "shapes that do not match, and an out that cannot hold the result: NumPy's error",
     r"the numbers may overflow": "entries near the largest number, for which the vendor multiplies (docs/limits.md)",
-    r"axes was given": "an option that only NumPy knows",
+    r"axes was passed": "an option that only NumPy knows",
     r"operands are \w+ and \w+, not plain arrays": "subclasses and numbers are NumPy's",
     r"NumPy answers: there is nothing to multiply": "the same with a plan, which is no error",
     r"NumPy answers: a cast to \S+ can lose numbers, of which NumPy warns": "NumPy warns, so it must compute",

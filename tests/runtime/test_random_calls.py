@@ -105,8 +105,8 @@ def both_ways(call: Callable[[], Any], explained: Callable[[], Any], plan: str |
         return None
     decision = explained()
     assert str(decision)
-    if plan is not None and "this plan was given" in decision.reason:
-        ran = decision.plan.conjugating(*decision.plan.conjugates) or decision.plan  # which the call decides
+    if plan is not None and "this plan was passed" in decision.reason:
+        ran = decision.plan.with_conjugation(*decision.plan.conjugates) or decision.plan  # which the call decides
         assert ran == fmm.Plan.parse(plan)
     return found
 

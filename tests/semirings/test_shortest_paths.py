@@ -14,10 +14,10 @@ import fmm
 from fmm.semirings import numba_kernels
 from fmm.semirings.domain import Domain, choose_domain, from_domain, missing_value, to_domain
 from fmm.semirings.host import HOST_TILE_SIDE, close_matrix
-from tests.support.graphs import GRAPHS, as_lengths, check_predecessors, of_type
+from tests.support.graphs import GRAPHS, as_lengths, check_predecessors, of_type, random_graph
 from tests.support.host_compiler import required_compiler
 from tests.support.marks import quick_and_slow
-from tests.support.semiring_on_host import take_the_hosts_place
+from tests.support.semiring_on_host import count_kernels, take_the_hosts_place
 
 csgraph = pytest.importorskip("scipy.sparse.csgraph", reason="no SciPy to compare with")
 TYPES = ("float32", "float64", "int32", "int16")
@@ -531,6 +531,19 @@ def test_what_has_no_product(a: Any, b: Any, error: type[Exception]) -> None:
 DEVICE_CASES = [("negative", "int32"), ("negative", "int16"), ("random", "int16"), ("disconnected", "float32")]
 
 
+@pytest.mark.parametrize(("with_predecessors", "most"), [(False, 8), (True, 20)])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
+def test_a_first_call_on_a_device_compiles_few_kernels(
+    dtype: str, with_predecessors: bool, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CuPy compiles a kernel for each operation, one after the other: a tenth of a second each, `any` seconds."""
+    take_the_hosts_place(monkeypatch)
+    kernels = count_kernels(monkeypatch)
+    edges = of_type(random_graph(40, np.random.default_rng(33)), dtype, np.random.default_rng(34))
+    fmm.shortest_paths(edges, return_predecessors=with_predecessors)
+    assert 0 < len(kernels) <= most, kernels
+
+
 @pytest.mark.parametrize(
     ("kind", "dtype"), quick_and_slow(DEVICE_CASES, [x for x in product(GRAPHS, TYPES) if x not in DEVICE_CASES])
 )
@@ -618,17 +631,17 @@ def test_tensors_of_which_the_numbers_are_not_all() -> None:
     torch = pytest.importorskip("torch")
     a, ahead = torch.rand(4, 4, dtype=torch.float64), torch.autograd.forward_ad
     for x in (a.to("meta"), a.to_sparse()):
-        with pytest.raises(TypeError, match="a plain tensor is wanted"):
+        with pytest.raises(TypeError, match="fmm needs a plain tensor"):
             fmm.shortest_paths(x)
-        with pytest.raises(TypeError, match="a plain tensor is wanted"):
+        with pytest.raises(TypeError, match="fmm needs a plain tensor"):
             fmm.minplus(x, a)
-    with pytest.raises(TypeError, match="a plain tensor is wanted"):
+    with pytest.raises(TypeError, match="fmm needs a plain tensor"):
         torch.vmap(fmm.shortest_paths)(a[None])
-    with pytest.raises(TypeError, match="a plain tensor is wanted"):
+    with pytest.raises(TypeError, match="fmm needs a plain tensor"):
         torch.func.jvp(fmm.shortest_paths, (a,), (a,))
     with ahead.dual_level():
         assert torch.equal(fmm.minplus(a, a), fmm.minplus(a, a))
-        with pytest.raises(TypeError, match="a plain tensor is wanted"):
+        with pytest.raises(TypeError, match="fmm needs a plain tensor"):
             fmm.minplus(ahead.make_dual(a, a), a)
     with pytest.raises(RuntimeError, match="requires grad"):
         fmm.minplus(a.clone().requires_grad_(), a)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import fmm
-from fmm.kernels.cuda.launch import prepared_calls
+from fmm.kernels.cuda.launch import bound_calls
 from fmm.runtime import run_device
 from tests.support.device_arrays import CupyLibrary, TorchLibrary
 from tests.support.hostile import UNTOUCHED, HostileUse, check_place, main
@@ -123,13 +123,13 @@ class HostileDevice(HostileUse):
             return make(prepared)
 
         run_device.GRAPHS.clear()
-        vars(prepared_calls)["call"] = failing
+        vars(bound_calls)["call"] = failing
         try:
             each.multiply(out)
         except RuntimeError:
             self.counts["failed launches"] += 1
         finally:
-            vars(prepared_calls)["call"] = make
+            vars(bound_calls)["call"] = make
         each.check(out, True)
         each.check(each.multiply(), True)
 

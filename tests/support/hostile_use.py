@@ -37,11 +37,11 @@ PLANS = (
     "hasa > strassen.pad > vendor",
 )
 HALF_PLANS = ("gram > vendor", "gram^2 > winograd > vendor", "sforza > vendor")
-SMALL, PANEL = run_host.SMALL, numpy_backend.PANEL
+SMALL, PANEL = run_host.SMALL, numpy_backend.PANEL_BYTES
 LEAST_FLOPS, LEAST_ROWS, ROW_UNIT = (
     parallel_products.MIN_CONCURRENT_FLOPS,
-    parallel_products.LEAST_ROWS,
-    parallel_products.ROW_UNIT,
+    parallel_products.MIN_PART_ROWS,
+    parallel_products.PART_ROW_UNIT,
 )
 
 
@@ -116,8 +116,8 @@ class HostileHost(HostileUse):
         """Small products on the caller's thread or on ours, one or two at a time."""
         run_host.SMALL = self.chance.choice((0, 0, 0, 256 * 1024))
         parallel_products.MIN_CONCURRENT_FLOPS = self.chance.choice((0, 1 << 60))
-        numpy_backend.PANEL = self.chance.choice((16, 256)) * 1024
-        parallel_products.LEAST_ROWS = parallel_products.ROW_UNIT = self.chance.choice((8, 192))
+        numpy_backend.PANEL_BYTES = self.chance.choice((16, 256)) * 1024
+        parallel_products.MIN_PART_ROWS = parallel_products.PART_ROW_UNIT = self.chance.choice((8, 192))
         super().attack()
 
     def interrupt(self) -> None:
@@ -136,7 +136,11 @@ class HostileHost(HostileUse):
     def interrupt_large(self) -> None:
         """Of a size at which two products run at a time by themselves."""
         run_host.SMALL, parallel_products.MIN_CONCURRENT_FLOPS = SMALL, LEAST_FLOPS
-        parallel_products.LEAST_ROWS, parallel_products.ROW_UNIT, numpy_backend.PANEL = LEAST_ROWS, ROW_UNIT, PANEL
+        parallel_products.MIN_PART_ROWS, parallel_products.PART_ROW_UNIT, numpy_backend.PANEL_BYTES = (
+            LEAST_ROWS,
+            ROW_UNIT,
+            PANEL,
+        )
         case = Case(self.chance, sides=(1400, 1400, 1400))
         delay = 10 ** self.chance.uniform(-5, -0.5)
         hit = self.fire.interrupted(case.multiply, delay, 1e-3, self.chance.choice((1, 1000)))

@@ -37,7 +37,7 @@ def interrupt_each_step(small: int, flops: int, given: bool, every: int, plan: s
                 assert (left == right).all() or (hit and (left == UNTOUCHED).all()), f"half written at step {step}"
             assert (fmm.matmul(a, b, plan=plan) == right).all(), f"the next product is wrong after step {step}"
             assert out is None or (out == left).all(), f"written after the call has ended, step {step}"
-        assert len(host_memory._idle) <= 1
+        assert len(host_memory._cached_blocks) <= 1
         if not hit:
             return step
         step += every

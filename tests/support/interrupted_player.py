@@ -122,7 +122,7 @@ def interrupt_player(every: int) -> int:
     count, steps = 0, AtStep(FILES[:5])
     for text, dtype in LISTS:
         for few in (0, 1000):
-            player.FEW_SLOTS = few
+            player.MAX_LOOP_SLOTS = few
             made = player.Player(list_of(text, dtype), 0)
             right = [played(made, bases) for bases in BASES]
             ahead, step, turn = is_ahead(made, right[0]), 1, 0
@@ -250,7 +250,7 @@ class NoVendor:
     def allocate(self, *given: Any) -> tuple[Any, ...]:
         return (*BASES[0], None, None)
 
-    def written(self, out: Any) -> None:
+    def mark_written(self, out: Any) -> None:
         pass
 
     def vendor(self, *given: Any) -> None:
@@ -259,7 +259,7 @@ class NoVendor:
 
 def refuse_candidates() -> int:
     """Check that a cuBLASLt without candidates is reported before anything is launched."""
-    flag = SimpleNamespace(stream=9, address=1 << 20, count_address=1 << 21, prepared={}, trusted=lambda: True)
+    flag = SimpleNamespace(stream=9, address=1 << 20, count_address=1 << 21, prepared={}, allows_plan=lambda: True)
     vars(run_device)["stream_flag"] = lambda device, stream: flag
     library: Any = NoVendor()
     asked = []

@@ -50,7 +50,7 @@ def _sum(op: SumOp, memory: Memory) -> None:
     """Run the kernel's statements in their order, each load and store in its place."""
     kind = np.dtype(op.kernel.element)
     values: dict[int, Matrix] = {}
-    for event in op.kernel.events:
+    for event in op.kernel.statements:
         if event.kind == "load":
             found = _block(op.arrays, op.kernel.reads[event.value], memory, kind, op.rows, op.cols)
             values[event.value] = np.zeros((op.rows, op.cols), kind)

@@ -111,6 +111,7 @@ class CurrentDevice:
 def fake_runtime(current: CurrentDevice) -> Any:
     return SimpleNamespace(
         getDevice=lambda: current.number,
+        setDevice=lambda number: None,
         getDeviceCount=_no_device,
         memGetInfo=lambda: (1 << 36, 1 << 37),
         malloc=_addresses(),

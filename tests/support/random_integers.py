@@ -20,7 +20,7 @@ import numpy as np
 
 import fmm
 from fmm.dtypes import INTEGERS, RINGS
-from fmm.kernels.plans.levels.residues import SUMMED
+from fmm.kernels.plans.levels.residues import TYPES_WITH_LEVEL_BELOW
 from tests.support.integers import Array, by_python, drawn, laid_out
 
 SIDES = 1, 2, 3, 15, 16, 17, 48, 64, 129, 160
@@ -30,7 +30,7 @@ PLANS = {
 }
 TYPES = {
     "winograd > digits": RINGS,
-    "residues > strassen > bytes": SUMMED,
+    "residues > strassen > bytes": TYPES_WITH_LEVEL_BELOW,
 }  # of those that do not multiply all integers
 SMALL, ENTRIES = 20_000, 40  # multiplications up to which all entries are computed by Python; else so many are
 LONG = 131072  # an inner dimension that is longer than any sum in 32 bits may be

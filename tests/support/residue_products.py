@@ -119,7 +119,7 @@ def measured(side: ResidueOperand, arrays: dict[str, Matrix], memory: dict[str, 
         there = memory[side.base][side.exponents : side.exponents + 4 * side.lines]
         there.view(np.int32)[:] = exponents(lines, top)
     if side.along == "outer":
-        place, room = (side.planes, side.block[1]) if side.bytes_from else (side.turned, g.transposed_stride)
+        place, room = (side.planes, side.block[1]) if side.bytes_from else (side.transposed_copy, g.transposed_stride)
         end = place + x.itemsize * side.lines * room
         work[place:end].view(x.dtype).reshape(side.lines, room)[:, : g.k] = lines
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from fmm.semirings import placement
+from fmm.semirings import placement, predecessors, shortest_paths
 from fmm.semirings.closure_launches import ARGS, DOUBLED, WORKSPACE, closure_launches, padded
 from fmm.semirings.closure_steps import MATRIX
 from fmm.semirings.minplus_kernel import (
@@ -31,6 +31,56 @@ class NumpyAsCupy:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(np, name)
+
+
+class CountedArray(np.ndarray[Any, Any]):
+    """An array that records the kernels that CuPy would compile for it: one for each operation on its types.
+
+    What takes CuPy seconds or several kernels is an error: `any`, `all`, and assignments by a mask or by indices.
+    """
+
+    kernels: ClassVar[set[tuple[object, ...]]] = set()
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
+        found = [x.view(np.ndarray) if isinstance(x, CountedArray) else x for x in inputs]
+        targets = {} if out is None else {"out": tuple(x.view(np.ndarray) for x in out)}
+        self.kernels.add((ufunc.__name__, method, *(np.asarray(x).dtype.name for x in found)))
+        result = getattr(ufunc, method)(*found, **targets, **options)
+        return out[0] if out is not None else np.asarray(result).view(CountedArray)
+
+    def __array_function__(self, function: Any, types: Any, arguments: Any, options: Any) -> Any:
+        self.kernels.add((function.__name__,))
+        return super().__array_function__(function, types, arguments, options)  # type: ignore[misc]
+
+    def astype(self, dtype: Any, *arguments: Any, **options: Any) -> Any:
+        if np.dtype(dtype) != self.dtype:
+            self.kernels.add(("astype", self.dtype.name, np.dtype(dtype).name))
+        return super().astype(dtype, *arguments, **options)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        assert not any(isinstance(x, np.ndarray) for x in (key if isinstance(key, tuple) else (key,)))
+        self.kernels.add(("fill", self.dtype.name))
+        super().__setitem__(key, value)
+
+    def any(self, *arguments: Any, **options: Any) -> Any:
+        raise AssertionError("CuPy compiles `any` for seconds")
+
+    all = any
+
+
+def count_kernels(monkeypatch: pytest.MonkeyPatch) -> set[tuple[object, ...]]:
+    """Let a simulated device's arrays record the kernels that CuPy would compile; return the set of kernels."""
+    place = placement.Placement(NumpyAsCupy(), lambda x: np.asarray(x).view(CountedArray), lambda x: x.view(np.ndarray))
+
+    @contextmanager
+    def placed(**_: Any) -> Iterator[Any]:
+        yield place
+
+    monkeypatch.setattr(placement, "placed_arrays", placed)
+    for module in (shortest_paths, predecessors):
+        monkeypatch.setattr(module, "to_numpy", lambda x: x.view(np.ndarray))
+    monkeypatch.setattr(CountedArray, "kernels", set())
+    return CountedArray.kernels
 
 
 class HostDevice:

@@ -222,7 +222,7 @@ class Operands:
     def allocate(self, call: Any, a: int, b: int, out: int) -> tuple[Any, ...]:
         return a, b, out, WORKSPACE, out, None
 
-    def written(self, out: int) -> None:
+    def mark_written(self, out: int) -> None:
         pass
 
 

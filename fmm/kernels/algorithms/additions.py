@@ -52,7 +52,7 @@ class AdditionProgram:
 
 def separate_sums(rows: Sequence[Sequence[Coefficient]], inputs: int) -> AdditionProgram:
     """Return a program with one line per output and nothing shared, as a paper's equations print the additions."""
-    return _emit([{j: as_int(c) for j, c in enumerate(row) if c} for row in rows], inputs, [])
+    return _complete_program([{j: as_int(c) for j, c in enumerate(row) if c} for row in rows], inputs, [])
 
 
 def shared_sums(rows: Sequence[Sequence[Coefficient]], inputs: int) -> AdditionProgram:
@@ -68,10 +68,10 @@ def shared_sums(rows: Sequence[Sequence[Coefficient]], inputs: int) -> AdditionP
         new = inputs + len(lines)
         lines.append(((1, x), (ratio, y)))
         for terms in outputs:
-            if x in terms and y in terms and _ratio(terms[y], terms[x]) == ratio:
+            if x in terms and y in terms and _coefficient_ratio(terms[y], terms[x]) == ratio:
                 terms[new] = terms.pop(x)
                 del terms[y]
-    return _emit(outputs, inputs, lines)
+    return _complete_program(outputs, inputs, lines)
 
 
 def _commonest_pair(outputs: Sequence[dict[int, Coefficient]]) -> tuple[int, int, Coefficient] | None:
@@ -80,13 +80,13 @@ def _commonest_pair(outputs: Sequence[dict[int, Coefficient]]) -> tuple[int, int
         values = sorted(terms)
         for i, x in enumerate(values):
             for y in values[i + 1 :]:
-                counts[x, y, _ratio(terms[y], terms[x])] += 1
+                counts[x, y, _coefficient_ratio(terms[y], terms[x])] += 1
     repeated = [pair for pair, count in counts.items() if count > 1]
     # Ties: the lowest numbers first, so that a file always has the same program.
     return min(repeated, key=lambda pair: (-counts[pair], pair[:2], str(pair[2])), default=None)
 
 
-def _ratio(y: Coefficient, x: Coefficient) -> Coefficient:
+def _coefficient_ratio(y: Coefficient, x: Coefficient) -> Coefficient:
     if isinstance(x, int | Fraction) and isinstance(y, int | Fraction):
         return as_int(Fraction(y) / x) if y % x else as_int(y // x)
     return y / x
@@ -97,7 +97,9 @@ def as_int(c: Coefficient) -> Coefficient:
     return c.numerator if isinstance(c, Fraction) and c.denominator == 1 else c
 
 
-def _emit(outputs: Sequence[dict[int, Coefficient]], inputs: int, lines: Iterable[Terms]) -> AdditionProgram:
+def _complete_program(
+    outputs: Sequence[dict[int, Coefficient]], inputs: int, lines: Iterable[Terms]
+) -> AdditionProgram:
     """Complete a program: an output that equals a value refers to it, any other output gets a line."""
     done = list(lines)
     names: list[int] = []
@@ -125,15 +127,15 @@ def chained_programs(
     firsts: list[list[int]] = []
     start = 0
     for program in first:
-        firsts.append(_inline(program, range(start, start + program.inputs), total, lines))
+        firsts.append(_append_program(program, range(start, start + program.inputs), total, lines))
         start += program.inputs
     outputs: list[int] = []
     for program, wires in zip(then, wiring, strict=True):
-        outputs += _inline(program, [firsts[p][o] for p, o in wires], total, lines)
-    return by_demand(AdditionProgram(total, tuple(lines), tuple(outputs)))
+        outputs += _append_program(program, [firsts[p][o] for p, o in wires], total, lines)
+    return in_order_of_demand(AdditionProgram(total, tuple(lines), tuple(outputs)))
 
 
-def by_demand(program: AdditionProgram) -> AdditionProgram:
+def in_order_of_demand(program: AdditionProgram) -> AdditionProgram:
     """Return the same lines, each as late as its first use allows: fewer values are alive at a time."""
     rename = {v: v for v in range(program.inputs)}
     lines: list[Terms] = []
@@ -151,7 +153,7 @@ def by_demand(program: AdditionProgram) -> AdditionProgram:
     return AdditionProgram(program.inputs, tuple(lines), tuple(rename[v] for v in program.outputs))
 
 
-def _inline(program: AdditionProgram, values: Sequence[int], total: int, lines: list[Terms]) -> list[int]:
+def _append_program(program: AdditionProgram, values: Sequence[int], total: int, lines: list[Terms]) -> list[int]:
     """Append a program's lines, reading `values` for its inputs; return the numbers of its outputs."""
     names = list(values)
     for terms in program.lines:
@@ -196,10 +198,12 @@ def restricted_program(program: AdditionProgram, present: Sequence[bool], wanted
         if not present_terms:
             zero.add(number)
     outputs = [v for v, want in zip(program.outputs, wanted, strict=True) if want]
-    return _prune(program.inputs, lines, outputs, zero)
+    return _without_unneeded_lines(program.inputs, lines, outputs, zero)
 
 
-def _prune(inputs: int, lines: Sequence[Terms], outputs: Sequence[int], zero: set[int]) -> AdditionProgram:
+def _without_unneeded_lines(
+    inputs: int, lines: Sequence[Terms], outputs: Sequence[int], zero: set[int]
+) -> AdditionProgram:
     """Return the program of these lines without the lines that no output depends on."""
     needed = {v for v in outputs if v not in zero}
     for number in range(inputs + len(lines) - 1, inputs - 1, -1):

@@ -19,7 +19,7 @@ from fmm.kernels.algorithms.scheme_text import parse_scheme
 from fmm.kernels.algorithms.text_files import TextFiles
 from fmm.kernels.registry import clear_on_registration
 
-MAX_PRODUCTS = 2500  # of a composition: strassen^4 has 2401, and takes seconds to compose
+MAX_COMPOSED_PRODUCTS = 2500  # of a composition: strassen^4 has 2401, and takes seconds to compose
 FILES: Final = TextFiles("schemes", "scheme")
 
 
@@ -59,7 +59,7 @@ def _catalogue() -> dict[str, tuple[str, str]]:
         digits = re.fullmatch(r"(.*?)(\d)(\d)(\d)", file)
         if digits:
             sizes = dict(zip("mkn", digits.groups()[1:], strict=True))
-            for order in _ORDERS:
+            for order in _PERMUTATIONS:
                 names.setdefault(digits[1] + "".join(sizes[x] for x in order), (file, order))
     return names
 
@@ -73,9 +73,11 @@ def scheme(expression: str) -> Scheme:
         name, caret, power = part.strip().partition("^")
         if caret and not (power.isdecimal() and 1 <= int(power) <= 6):
             raise SchemeError(f"{expression!r}: the power {power!r} is not a whole number from 1 to 6")
-        factors += [_named(name.strip())] * int(power or 1)
-    if (rank := prod(f.rank for f in factors)) > MAX_PRODUCTS:
-        raise SchemeError(f"{expression!r} has {rank} products; at most {MAX_PRODUCTS} are composed in one pass")
+        factors += [_read_scheme(name.strip())] * int(power or 1)
+    if (rank := prod(f.rank for f in factors)) > MAX_COMPOSED_PRODUCTS:
+        raise SchemeError(
+            f"{expression!r} has {rank} products; at most {MAX_COMPOSED_PRODUCTS} are composed in one pass"
+        )
     if len(factors) == 1:
         return factors[0]
     return composed_scheme(tuple(factors), short_spelling(expression))
@@ -96,14 +98,14 @@ def short_spelling(expression: str) -> str:
 
 @clear_on_registration
 @lru_cache(maxsize=256)
-def _named(name: str) -> Scheme:
+def _read_scheme(name: str) -> Scheme:
     if name not in _catalogue():
         raise SchemeError(f"unknown scheme {name!r}; the schemes are {', '.join(scheme_names())}")
     file, order = _catalogue()[name]
     found = parse_scheme(FILES.text(file), f"{file}.txt")
     if found.name != file:
         raise SchemeError(f"{file}.txt: its name line says {found.name!r}; it must be {file!r}")
-    transpose, rotations = _ORDERS[order]
+    transpose, rotations = _PERMUTATIONS[order]
     if transpose:
         found = transposed_scheme(found, name)
     for _ in range(rotations):
@@ -112,7 +114,7 @@ def _named(name: str) -> Scheme:
 
 
 # The letters of the new size in terms of the old <m,k,n>: whether to transpose first, and how often to rotate.
-_ORDERS = {
+_PERMUTATIONS = {
     "mkn": (False, 0),
     "knm": (False, 1),
     "nmk": (False, 2),

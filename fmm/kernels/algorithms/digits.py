@@ -29,14 +29,14 @@ from functools import lru_cache
 from typing import Final, Literal
 
 Real = Literal["float32", "float64"]
-MANTISSA: Final[dict[Real, int]] = {
+MANTISSA_BITS: Final[dict[Real, int]] = {
     "float32": 24,
     "float64": 53,
 }  # bits of the integers that the type represents exactly
 RELATIVE_TIME: Final[dict[Real, float]] = {"float32": 0.5, "float64": 1.0}  # of a product
-# Adding a product to C takes the time of ADDING steps of the inner dimension: the cost of a block of few terms.
-ADDING: Final = 80
-LOW, MIDDLE = 22, 20  # widths of 64 bits: 2 LOW + MIDDLE = 64
+# Adding a product to C takes the time of ADDING_STEPS steps of the inner dimension: the cost of a block of few terms.
+ADDING_STEPS: Final = 80
+LOW_BITS, MIDDLE_BITS = 22, 20  # widths of 64 bits: 2 LOW_BITS + MIDDLE_BITS = 64
 Plane = tuple[int, ...]  # the digits that it is the sum of
 
 
@@ -87,7 +87,7 @@ class DigitProducts:
         """Return how many terms a sum may have, for operands of these magnitudes; 0: not even one."""
         x, y = self.left.bounds(left, bits), self.right.bounds(right, bits)
         largest = max(sum(x[p.left + i] * y[p.right + i] for i in range(p.count)) for p in self.products)
-        return (1 << MANTISSA[self.real]) // max(largest, 1)
+        return (1 << MANTISSA_BITS[self.real]) // max(largest, 1)
 
     def __str__(self) -> str:
         what = f"{self.count} {self.real} product{'s' * (self.count != 1)}"
@@ -114,18 +114,18 @@ def _two_by_two(bits: int) -> DigitProducts:
 
 def _karatsuba(left: int, right: int) -> DigitProducts:
     """Return the product modulo 2^64, of two or three digits each."""
-    widths = {2: (LOW,), 3: (LOW, MIDDLE)}
+    widths = {2: (LOW_BITS,), 3: (LOW_BITS, MIDDLE_BITS)}
     x: tuple[Plane, ...] = ((0,), (2,), (1,), (0, 1)) if left == 3 else ((0,), (1,), (0, 1))
     y: tuple[Plane, ...] = ((2,), (0,), (1,), (0, 1)) if right == 3 else ((0,), (1,), (0, 1))
     if (left, right) == (2, 3):
         y = ((2,), (0,), (1,), (0, 1))
-    one, both, cross = 1 << LOW, (1,), (0, 1)
+    one, both, cross = 1 << LOW_BITS, (1,), (0, 1)
     products = [
         PlaneProduct(x.index((0,)), y.index((0,)), 1 - one),
         PlaneProduct(x.index(both), y.index(both), (one - 1) * one),
         PlaneProduct(x.index(cross), y.index(cross), one),
     ]
-    top = 1 << (LOW + MIDDLE)
+    top = 1 << (LOW_BITS + MIDDLE_BITS)
     if left == right == 3:
         products.append(PlaneProduct(0, 0, top, 2))
     elif left == 3:
@@ -160,13 +160,13 @@ def digit_products(left: int, right: int, k: int, bits: int) -> tuple[DigitProdu
     for candidate in _candidates(left, right, bits):
         inner = min(candidate.inner(left, right, bits), k)
         if inner:
-            time = candidate.count * RELATIVE_TIME[candidate.real] + len(candidate.products) * ADDING / inner
+            time = candidate.count * RELATIVE_TIME[candidate.real] + len(candidate.products) * ADDING_STEPS / inner
             if best is None or time < best[0]:
                 best = time, candidate, inner
     assert best is not None, "digits by digits are always few enough"
     return best[1:]
 
 
-def any_digits(bits: int, k: int) -> tuple[DigitProducts, int]:
+def worst_case_digit_products(bits: int, k: int) -> tuple[DigitProducts, int]:
     """Return the same for any numbers of a type."""
     return digit_products(1 << (bits - 1), 1 << (bits - 1), max(k, 1), bits)

@@ -20,7 +20,7 @@ from fmm.kernels.algorithms.additions import AdditionProgram, Matrix, Rational, 
 
 # Allowance for the rounding of a level's additions, as a factor of the error (on short products 1 % was measured
 # beyond the rest).
-ADDITIONS = 1.02
+ADDITIONS_ERROR_FACTOR = 1.02
 
 
 class SchemeError(ValueError):
@@ -100,7 +100,7 @@ class Scheme:
 
     def text(self) -> str:
         """Return the scheme in the form of its data file (fmm.kernels.algorithms.scheme_text reads it)."""
-        return "\n".join(_lines(self)) + "\n"
+        return "\n".join(_text_lines(self)) + "\n"
 
     # ---- error growth of one level; a composition multiplies the growths of its factors
 
@@ -136,7 +136,7 @@ class Scheme:
         if self.factors:
             return prod(f.error_growth_in_pieces for f in self.factors)
         found = sqrt(sum(self._variances) / len(self.w) / self.k)
-        return ADDITIONS * found if found > 1 else 1.0
+        return ADDITIONS_ERROR_FACTOR * found if found > 1 else 1.0
 
     @cached_property
     def positive_growth(self) -> float:
@@ -207,21 +207,21 @@ def block_name(letter: str, index: int, columns: int) -> str:
 # ---- writing
 
 
-def _lines(scheme: Scheme) -> Iterator[str]:
+def _text_lines(scheme: Scheme) -> Iterator[str]:
     yield f"name    {scheme.name}"
     yield f"source  {scheme.source}"
     yield f"size    {scheme.m} {scheme.k} {scheme.n}"
     yield ""
     for p in range(scheme.rank):
-        left = _spell("A", [row[p] for row in scheme.u], scheme.k)
-        right = _spell("B", [row[p] for row in scheme.v], scheme.n)
+        left = _sum_text("A", [row[p] for row in scheme.u], scheme.k)
+        right = _sum_text("B", [row[p] for row in scheme.v], scheme.n)
         yield f"M{p + 1} = ({left})({right})"
     yield ""
     for c, row in enumerate(scheme.w):
-        yield f"{block_name('C', c, scheme.n)} = {_spell('M', list(row), None)}"
+        yield f"{block_name('C', c, scheme.n)} = {_sum_text('M', list(row), None)}"
 
 
-def _spell(letter: str, coefficients: list[Rational], columns: int | None) -> str:
+def _sum_text(letter: str, coefficients: list[Rational], columns: int | None) -> str:
     words: list[str] = []
     for index, c in enumerate(coefficients):
         if c:

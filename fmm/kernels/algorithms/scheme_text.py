@@ -18,14 +18,14 @@ from fmm.kernels.algorithms.additions import Matrix, Rational
 from fmm.kernels.algorithms.scheme import Scheme, SchemeError, block_name
 from fmm.kernels.algorithms.text_files import candidate_forms
 
-HEAD = ("name", "source", "size", "consider")
+HEAD_WORDS = ("name", "source", "size", "consider")
 _TERM = re.compile(r"\s*([+-]?)\s*(?:(\d+(?:/[1-9]\d*)?)\s*\*?\s*)?([ABCM]\d+(?:,\d+)?)")
 
 
 def parse_scheme(text: str, origin: str = "scheme") -> Scheme:
     """Return the scheme of a text, proved; raise SchemeError with the file and the fault."""
     try:
-        scheme = _read(text)
+        scheme = _read_scheme(text)
         candidate_forms(text)
         if (defect := scheme.defect()) is not None:
             raise SchemeError(f"not a matrix multiplication: {defect}")
@@ -35,17 +35,17 @@ def parse_scheme(text: str, origin: str = "scheme") -> Scheme:
     return scheme
 
 
-def _read(text: str) -> Scheme:
-    head, equations = _sections(text)
+def _read_scheme(text: str) -> Scheme:
+    head, equations = _read_sections(text)
     m, k, n = (int(x) for x in head["size"].split())
     products = [key for key in equations if key.startswith("M")]
     if products != [f"M{p + 1}" for p in range(len(products))]:
         raise SchemeError(f"products must be M1, M2, ... in order, not {', '.join(products)}")
-    pairs = [_factors(name, equations[name]) for name in products]
-    u = _columns([_sum(left, "A", m, k) for left, _ in pairs], m * k)
-    v = _columns([_sum(right, "B", k, n) for _, right in pairs], k * n)
+    pairs = [_read_factors(name, equations[name]) for name in products]
+    u = _coefficient_columns([_read_sum(left, "A", m, k) for left, _ in pairs], m * k)
+    v = _coefficient_columns([_read_sum(right, "B", k, n) for _, right in pairs], k * n)
     blocks = [block_name("C", c, n) for c in range(m * n)]
-    w = tuple(_row(equations, block, len(products)) for block in blocks)
+    w = tuple(_read_block(equations, block, len(products)) for block in blocks)
     if strange := [key for key in equations if key not in (*products, *blocks)]:
         raise SchemeError(f"{strange[0]} is neither a product nor a block of C")
     for p, name in enumerate(products):
@@ -54,14 +54,14 @@ def _read(text: str) -> Scheme:
     return Scheme(head["name"], head.get("source", ""), m, k, n, u, v, w)
 
 
-def _sections(text: str) -> tuple[dict[str, str], dict[str, str]]:
+def _read_sections(text: str) -> tuple[dict[str, str], dict[str, str]]:
     """Return the words of the head with their values, and the equations by their left sides."""
     head: dict[str, str] = {}
     equations: dict[str, str] = {}
     for line in filter(None, (line.split("#")[0].strip() for line in text.splitlines())):
         left, equals, right = (part.strip() for part in line.partition("="))
         word, _, rest = line.partition(" ")
-        where, key, value = (head, word, rest.strip()) if word in HEAD else (equations, left, right)
+        where, key, value = (head, word, rest.strip()) if word in HEAD_WORDS else (equations, left, right)
         if where is equations and not (equals and re.fullmatch(r"[MC]\d+(,\d+)?", key)):
             raise SchemeError(f"cannot read the line {line!r}")
         if key in where:
@@ -70,14 +70,14 @@ def _sections(text: str) -> tuple[dict[str, str], dict[str, str]]:
     return head, equations
 
 
-def _factors(name: str, equation: str) -> tuple[str, str]:
+def _read_factors(name: str, equation: str) -> tuple[str, str]:
     pair = re.fullmatch(r"\((.*)\)\s*\*?\s*\((.*)\)", equation)
     if pair is None:
         raise SchemeError(f"{name} is not of the form (sum of A)(sum of B)")
     return pair[1], pair[2]
 
 
-def _sum(text: str, letter: str, rows: int, columns: int) -> dict[int, Fraction]:
+def _read_sum(text: str, letter: str, rows: int, columns: int) -> dict[int, Fraction]:
     """Return the coefficients of a sum, by the number of the block."""
     terms: dict[int, Fraction] = {}
     position = 0
@@ -86,12 +86,12 @@ def _sum(text: str, letter: str, rows: int, columns: int) -> dict[int, Fraction]
         if match is None or match[3][0] != letter or (terms and not match[1]):
             raise SchemeError(f"cannot read {text.strip()!r} as a sum of {letter} blocks")
         position = match.end()
-        index = _index(match[3], letter, rows, columns)
+        index = _block_number(match[3], letter, rows, columns)
         terms[index] = terms.get(index, Fraction(0)) + Fraction(match[2] or 1) * (-1 if match[1] == "-" else 1)
     return terms
 
 
-def _index(name: str, letter: str, rows: int, columns: int) -> int:
+def _block_number(name: str, letter: str, rows: int, columns: int) -> int:
     """Return the row-major number of a block, A23 or A2,3, or the number of a product, counted from M1."""
     if letter == "M":
         row, column = 1, int(name[1:])
@@ -104,12 +104,12 @@ def _index(name: str, letter: str, rows: int, columns: int) -> int:
     return (row - 1) * columns + column - 1
 
 
-def _columns(sums: list[dict[int, Fraction]], rows: int) -> Matrix:
+def _coefficient_columns(sums: list[dict[int, Fraction]], rows: int) -> Matrix:
     return tuple(tuple(_as_int(s.get(row, Fraction(0))) for s in sums) for row in range(rows))
 
 
-def _row(equations: dict[str, str], block: str, rank: int) -> tuple[Rational, ...]:
-    terms = _sum(equations[block], "M", 1, rank)
+def _read_block(equations: dict[str, str], block: str, rank: int) -> tuple[Rational, ...]:
+    terms = _read_sum(equations[block], "M", 1, rank)
     if terms and max(terms) >= rank:
         raise SchemeError(f"{block} uses M{max(terms) + 1}, but there are {rank} products")
     return tuple(_as_int(terms.get(p, Fraction(0))) for p in range(rank))

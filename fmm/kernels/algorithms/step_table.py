@@ -28,7 +28,7 @@ FRINGES = ("unequal", "pad")
 PROVED_UNEQUAL: Final = ("adaptive-winograd", "hasa", "li-fig13", "li-fig23", "li-fig3")
 KERNELS = "kernels"  # the file of step_tables/ that defines the kernels
 FILES: Final = TextFiles("step_tables", "step table", except_for=KERNELS)
-PRODUCT = "*"  # the pseudo-source of a kernel's product in its assignments
+PRODUCT_SOURCE = "*"  # the pseudo-source of a kernel's product in its assignments
 Assignment = tuple[str, tuple[tuple[Coefficient, str], ...]]
 
 
@@ -58,7 +58,7 @@ class Kernel:
         written: set[str] = set()
         seen: dict[str, None] = {}
         for target, terms in self.assignments:
-            seen.update(dict.fromkeys(s for _, s in terms if s != PRODUCT and s not in written))
+            seen.update(dict.fromkeys(s for _, s in terms if s != PRODUCT_SOURCE and s not in written))
             written.add(target)
         return tuple(seen)
 
@@ -82,7 +82,7 @@ class Kernel:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        return ((PRODUCT,) if self.product else ()) + self.reads
+        return ((PRODUCT_SOURCE,) if self.product else ()) + self.reads
 
 
 _TERM = re.compile(r"\s*([+-]?)\s*(?:(\d+)\s+)?([A-Z]\d*)(?:\s*\*\s*([A-Z]\d*))?")
@@ -109,13 +109,13 @@ def parse_kernel(line: str) -> Kernel:
     if len(set(formals)) < len(formals):
         raise StepError(f"kernel {call[1]} names a formal twice: {', '.join(formals)}")
     products: set[tuple[str, str]] = set()
-    assignments = tuple(_assignment(part, formals, products) for part in body.split(";"))
+    assignments = tuple(_read_assignment(part, formals, products) for part in body.split(";"))
     if len(products) > 1:
         raise StepError(f"kernel {call[1]} has more than one product")
     return Kernel(call[1], formals, next(iter(products), None), assignments)
 
 
-def _assignment(text: str, formals: tuple[str, ...], products: set[tuple[str, str]]) -> Assignment:
+def _read_assignment(text: str, formals: tuple[str, ...], products: set[tuple[str, str]]) -> Assignment:
     target, equals, sum_ = (part.strip() for part in text.partition("="))
     terms: list[tuple[Coefficient, str]] = []
     position = 0
@@ -127,7 +127,7 @@ def _assignment(text: str, formals: tuple[str, ...], products: set[tuple[str, st
         if match[4]:
             products.add((match[3], match[4]))
         sign = -1 if match[1] == "-" else 1
-        terms.append((as_int(sign * Fraction(match[2] or 1)), PRODUCT if match[4] else match[3]))
+        terms.append((as_int(sign * Fraction(match[2] or 1)), PRODUCT_SOURCE if match[4] else match[3]))
     if target not in formals or not terms:
         raise StepError(f"cannot read the assignment {text.strip()!r}")
     return target, tuple(terms)
@@ -317,14 +317,16 @@ def table_scheme(table: StepTable) -> Scheme:
             products.append((left, right))
             sources.insert(0, {f"M{len(products)}": Fraction(1)})
         rows = step.kernel.program.matrix()
-        held |= {place: _combined(zip(row, sources, strict=True)) for place, row in zip(step.writes, rows, strict=True)}
+        held |= {
+            place: _combine_terms(zip(row, sources, strict=True)) for place, row in zip(step.writes, rows, strict=True)
+        }
     u, v = (tuple(tuple(p[i].get(x, Fraction(0)) for p in products) for x in names) for i, names in enumerate((a, b)))
     numbers = [f"M{p}" for p in range(1, len(products) + 1)]
     w = tuple(tuple(held[x].get(p, Fraction(0)) for p in numbers) for x in c)
     return Scheme(table.name, table.source, m, k, n, u, v, w)
 
 
-def _combined(parts: Iterable[tuple[object, Combination]]) -> Combination:
+def _combine_terms(parts: Iterable[tuple[object, Combination]]) -> Combination:
     found: dict[str, Fraction] = {}
     for coefficient, terms in parts:
         for name, c in terms.items():
@@ -337,7 +339,7 @@ def _combined(parts: Iterable[tuple[object, Combination]]) -> Combination:
 
 def register_step_table(text: str) -> StepTable:
     """Let plans name the table of this text; raise StepError if it does not compute AB."""
-    table = _proved(parse_step_table(text), "step table")
+    table = _require_proof(parse_step_table(text), "step table")
     if table.name in step_table_names():
         raise StepError(f"there is a step table {table.name!r} already")
     FILES.add(table.name, text)
@@ -365,10 +367,10 @@ def step_table(name: str) -> StepTable:
     table = parse_step_table(FILES.text(name), f"{name}.txt")
     if table.name != name:
         raise StepError(f"{name}.txt: its name line says {table.name!r}; it must be {name!r}")
-    return _proved(table, f"{name}.txt")
+    return _require_proof(table, f"{name}.txt")
 
 
-def _proved(table: StepTable, origin: str) -> StepTable:
+def _require_proof(table: StepTable, origin: str) -> StepTable:
     if (defect := table_scheme(table).defect()) is not None:
         raise StepError(f"{origin}: the step table {table.name} does not compute AB: {defect}")
     return table

@@ -25,22 +25,22 @@ import numpy as np
 from fmm.kernels.cpu.host_arrays import Array
 from fmm.kernels.cpu.sum_schedule import CallSchedule
 
-LINE = 64  # bytes of a cache line
-LEAST = 1 << 16  # numbers in a block from which compiled sums are used
-STREAMED = 4 << 20  # bytes of results from which they are stored past the caches
-TASK = 1 << 20  # bytes of a result that one task writes
-REAL = {"float32": "float32", "float64": "float64", "complex64": "float32", "complex128": "float64"}
+LINE_BYTES = 64  # bytes of a cache line
+MIN_BLOCK_NUMBERS = 1 << 16  # numbers in a block from which compiled sums are used
+MIN_STREAMED_BYTES = 4 << 20  # bytes of results from which they are stored past the caches
+TASK_BYTES = 1 << 20  # bytes of a result that one task writes
+REAL_TYPES = {"float32": "float32", "float64": "float64", "complex64": "float32", "complex128": "float64"}
 
 Window = tuple[slice, slice]
 Pairs = tuple[tuple[int, int], ...]
 
-_numbers = counted()  # for the names of the functions
+_function_numbers = counted()  # for the names of the functions
 
 
 def sum_tasks(schedule: CallSchedule, slots: Sequence[Array | None], window: Window) -> list[Callable[[], None]]:
     """Return tasks that run the schedule's calls on a window of the arrays; none where NumPy must."""
     rows, cols = (side.stop - side.start for side in window)
-    if rows * cols < LEAST or not compiler_found():
+    if rows * cols < MIN_BLOCK_NUMBERS or not compiler_works():
         return []
     views = {i: x[window] for i in used_slots(schedule, len(slots)) if (x := slots[i]) is not None}
     results = {i: views[i] for i in result_slots(schedule, len(slots))}
@@ -49,13 +49,13 @@ def sum_tasks(schedule: CallSchedule, slots: Sequence[Array | None], window: Win
     scaled = any(call.op == "scale" for call in schedule.calls)
     parted = {slot for pair in pairs for slot in pair}
     gaps = any(x.dtype != first.dtype or (x.strides[1] != x.itemsize and i not in parted) for i, x in views.items())
-    if gaps or kind not in REAL or (scaled and kind != REAL[kind]):
+    if gaps or kind not in REAL_TYPES or (scaled and kind != REAL_TYPES[kind]):
         return []
     ends = {second for _, second in pairs}  # imaginary parts, stored with their real parts
-    lines = all(_on_lines(x) for i, x in results.items() if i not in ends)
-    past = lines and sum(x.nbytes for x in results.values()) >= STREAMED
-    function = compiled_function(schedule, len(slots), REAL[kind], past, pairs)
-    return list(_bands(function, list(views.values()), cols * (1 if kind == REAL[kind] else 2)))
+    lines = all(_is_line_aligned(x) for i, x in results.items() if i not in ends)
+    past = lines and sum(x.nbytes for x in results.values()) >= MIN_STREAMED_BYTES
+    function = compiled_function(schedule, len(slots), REAL_TYPES[kind], past, pairs)
+    return list(_band_tasks(function, list(views.values()), cols * (1 if kind == REAL_TYPES[kind] else 2)))
 
 
 def parts_of_complex(views: Mapping[int, Array], results: Container[int]) -> Pairs:
@@ -71,18 +71,18 @@ def parts_of_complex(views: Mapping[int, Array], results: Container[int]) -> Pai
     )
 
 
-def _bands(function: Callable[..., None], views: Sequence[Array], numbers: int) -> Iterator[Callable[[], None]]:
+def _band_tasks(function: Callable[..., None], views: Sequence[Array], numbers: int) -> Iterator[Callable[[], None]]:
     """Yield a task for each band of rows."""
     rows = len(views[0])
-    height = max(TASK // max(views[0].shape[1] * views[0].itemsize, 1), 1)
+    height = max(TASK_BYTES // max(views[0].shape[1] * views[0].itemsize, 1), 1)
     strides = (ctypes.c_int64 * len(views))(*(x.strides[0] for x in views))
     for top in range(0, rows, height):
         addresses = (ctypes.c_int64 * len(views))(*(x[top:].__array_interface__["data"][0] for x in views))
         yield partial(function, min(height, rows - top), numbers, addresses, strides)
 
 
-def _on_lines(x: Array) -> bool:
-    return not (x.__array_interface__["data"][0] % LINE or x.strides[0] % LINE)
+def _is_line_aligned(x: Array) -> bool:
+    return not (x.__array_interface__["data"][0] % LINE_BYTES or x.strides[0] % LINE_BYTES)
 
 
 def used_slots(schedule: CallSchedule, count: int) -> tuple[int, ...]:
@@ -104,7 +104,7 @@ def compiler_installed() -> bool:
 
 
 @lru_cache(maxsize=1)
-def compiler_found() -> bool:
+def compiler_works() -> bool:
     """Return True if llvmlite is installed and works on this machine."""
     if not compiler_installed():
         return False
@@ -140,8 +140,8 @@ def compiled_function(
     """
     from llvmlite import binding
 
-    name = f"sum{next(_numbers)}"
-    module = binding.parse_assembly(str(_Loops(schedule, count, kind, past_caches, pairs, name).module))
+    name = f"sum{next(_function_numbers)}"
+    module = binding.parse_assembly(str(_SumFunction(schedule, count, kind, past_caches, pairs, name).module))
     _, engine = _engine()
     engine.add_module(module)
     engine.finalize_object()
@@ -150,7 +150,7 @@ def compiled_function(
     return found
 
 
-class _Loops:
+class _SumFunction:
     """LLVM IR of one function: for each row a loop over lines, then a loop over the remaining numbers."""
 
     def __init__(
@@ -163,31 +163,31 @@ class _Loops:
         self.real_parts = {first for first, _ in pairs}
         self.number = {"float32": ir.FloatType(), "float64": ir.DoubleType()}[kind]
         self.size = np.dtype(kind).itemsize
-        self.width = LINE // self.size
+        self.width = LINE_BYTES // self.size
         self.long, self.module = ir.IntType(64), ir.Module(name)
         longs = self.long.as_pointer()
         function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [self.long, self.long, longs, longs]), name)
         self.builder = ir.IRBuilder(function.append_basic_block())
         rows, numbers, addresses, strides = function.args
-        self._loop(self._long(0), rows, 1, lambda row: self._row(row, numbers, addresses, strides))
+        self._emit_loop(self._int64(0), rows, 1, lambda row: self._emit_row(row, numbers, addresses, strides))
         if past_caches:
             self.builder.fence("seq_cst")
         self.builder.ret_void()
 
-    def _long(self, value: int) -> Any:
+    def _int64(self, value: int) -> Any:
         return self.ir.Constant(self.long, value)
 
-    def _row(self, row: Any, numbers: Any, addresses: Any, strides: Any) -> None:
+    def _emit_row(self, row: Any, numbers: Any, addresses: Any, strides: Any) -> None:
         build, starts = self.builder, dict[int, Any]()
         for place, slot in enumerate(used_slots(self.schedule, self.count)):
-            base, step = (build.load(build.gep(x, [self._long(place)])) for x in (addresses, strides))
+            base, step = (build.load(build.gep(x, [self._int64(place)])) for x in (addresses, strides))
             starts[slot] = build.add(base, build.mul(row, step))
-        whole = build.and_(numbers, self._long(-self.width))
+        whole = build.and_(numbers, self._int64(-self.width))
         vector = self.ir.VectorType(self.number, self.width)
-        self._loop(self._long(0), whole, self.width, lambda at: self._calls(starts, at, vector))
-        self._loop(whole, numbers, 1, lambda at: self._calls(starts, at, self.number))
+        self._emit_loop(self._int64(0), whole, self.width, lambda at: self._emit_calls(starts, at, vector))
+        self._emit_loop(whole, numbers, 1, lambda at: self._emit_calls(starts, at, self.number))
 
-    def _loop(self, first: Any, end: Any, step: int, body: Callable[[Any], None]) -> None:
+    def _emit_loop(self, first: Any, end: Any, step: int, body: Callable[[Any], None]) -> None:
         """Emit for (at = first; at < end; at += step)."""
         build = self.builder
         before, head = build.block, build.append_basic_block()
@@ -199,18 +199,18 @@ class _Loops:
         build.cbranch(build.icmp_signed("<", at, end), inside, after)
         build.position_at_end(inside)
         body(at)
-        at.add_incoming(build.add(at, self._long(step)), build.block)
+        at.add_incoming(build.add(at, self._int64(step)), build.block)
         build.branch(head)
         build.position_at_end(after)
 
-    def _calls(self, starts: dict[int, Any], at: Any, kind: Any) -> None:
+    def _emit_calls(self, starts: dict[int, Any], at: Any, kind: Any) -> None:
         """Emit all calls on one line, or one number, of each array."""
         values = dict[int, Any]()
-        places = {slot: self._place(slot, start, at, kind) for slot, start in starts.items()}
+        places = {slot: self._emit_address(slot, start, at, kind) for slot, start in starts.items()}
 
         def value(slot: int) -> Any:
             if slot not in values:
-                values.update(self._loaded(slot, places, kind))
+                values.update(self._emit_load(slot, places, kind))
             return values[slot]
 
         results = result_slots(self.schedule, self.count)
@@ -218,39 +218,39 @@ class _Loops:
             if slot not in results:
                 value(slot)  # before anything is stored: results may share memory with reads
         for call in self.schedule.calls:
-            values[call.dest] = self._called(call.op, call.factor, kind, value, call.first, call.second)
+            values[call.dest] = self._emit_call(call.op, call.factor, kind, value, call.first, call.second)
         for slot in results:
             if kind is self.number or slot not in self.other:
-                self._store(values[slot], places[slot])
+                self._emit_store(values[slot], places[slot])
             elif slot in self.real_parts:
                 order = [part * self.width + i for i in range(self.width) for part in (0, 1)]
-                both = self._shuffled(values[slot], values[self.other[slot]], order)
-                self._store(both, places[slot])
+                both = self._emit_shuffle(values[slot], values[self.other[slot]], order)
+                self._emit_store(both, places[slot])
 
-    def _place(self, slot: int, start: Any, at: Any, kind: Any) -> Any:
+    def _emit_address(self, slot: int, start: Any, at: Any, kind: Any) -> Any:
         """Return the address of a slot's line or number; for parts of complex numbers, that of both parts."""
         build, parted = self.builder, slot in self.other
-        offset = build.mul(at, self._long(self.size * (2 if parted else 1)))
+        offset = build.mul(at, self._int64(self.size * (2 if parted else 1)))
         both = self.ir.VectorType(self.number, 2 * self.width)
         where = (both if parted and kind is not self.number else kind).as_pointer()
         return build.inttoptr(build.add(start, offset), where)
 
-    def _loaded(self, slot: int, places: dict[int, Any], kind: Any) -> dict[int, Any]:
+    def _emit_load(self, slot: int, places: dict[int, Any], kind: Any) -> dict[int, Any]:
         """Load a slot's line or number; for parts of complex numbers, both parts."""
         if kind is self.number or slot not in self.other:
             return {slot: self.builder.load(places[slot], align=self.size)}
         first, second = sorted((slot, self.other[slot]))
         both = self.builder.load(places[first], align=self.size)
         parts = (range(part, 2 * self.width, 2) for part in (0, 1))
-        return {x: self._shuffled(both, both, order) for x, order in zip((first, second), parts, strict=True)}
+        return {x: self._emit_shuffle(both, both, order) for x, order in zip((first, second), parts, strict=True)}
 
-    def _shuffled(self, one: Any, other: Any, order: Iterable[int]) -> Any:
+    def _emit_shuffle(self, one: Any, other: Any, order: Iterable[int]) -> Any:
         """Return the numbers of two lines in this order."""
         chosen = list(order)
         mask = self.ir.Constant(self.ir.VectorType(self.ir.IntType(32), len(chosen)), chosen)
         return self.builder.shuffle_vector(one, other, mask)
 
-    def _called(self, op: str, factor: Any, kind: Any, value: Callable[[int], Any], first: int, second: int) -> Any:
+    def _emit_call(self, op: str, factor: Any, kind: Any, value: Callable[[int], Any], first: int, second: int) -> Any:
         build = self.builder
         if op in ("add", "subtract"):
             return (build.fadd if op == "add" else build.fsub)(value(first), value(second))
@@ -264,8 +264,8 @@ class _Loops:
         one = self.ir.Constant(self.number, number)
         return one if kind is self.number else self.ir.Constant(kind, [one] * self.width)
 
-    def _store(self, value: Any, place: Any) -> None:
+    def _emit_store(self, value: Any, place: Any) -> None:
         lines = self.past_caches and value.type != self.number
-        made = self.builder.store(value, place, align=LINE if lines else self.size)
+        made = self.builder.store(value, place, align=LINE_BYTES if lines else self.size)
         if lines:
             made.set_metadata("nontemporal", self.module.add_metadata([self.ir.Constant(self.ir.IntType(32), 1)]))

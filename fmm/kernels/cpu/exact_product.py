@@ -19,21 +19,21 @@ from typing import Any
 
 import numpy as np
 
-from fmm.kernels.algorithms.digits import DigitProducts, Planes, any_digits, digit_products
+from fmm.kernels.algorithms.digits import DigitProducts, Planes, digit_products, worst_case_digit_products
 from fmm.kernels.cpu.host_arrays import Arena, Array, matmul
 from fmm.kernels.cpu.parallel_products import CONCURRENT_PRODUCTS, threads_per_product
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.cpu.worker_threads import on_worker_thread
 from fmm.kernels.plans.memory_layout import temporary_bytes
 
-BLOCK = 2048  # rows and columns of a block of C
-DEPTH = 4096  # columns of all planes of A together that are in memory at a time, and rows of B's planes
-TILE = 512  # rows of a tile that one thread multiplies
-LEAST = 64  # least rows or columns of a tile
-PANEL = 256 * 1024  # bytes of one array that are split or added at a time
-ALONE = 1 << 18  # numbers of A and B from which other threads help
-MOST_PLANES = 4  # of an operand
-WIDE = 8  # bytes of the widest type of the planes
+BLOCK_SIDE = 2048  # rows and columns of a block of C
+PLANE_DEPTH = 4096  # columns of all planes of A together that are in memory at a time, and rows of B's planes
+TILE_ROWS = 512  # rows of a tile that one thread multiplies
+MIN_TILE_SIDE = 64  # least rows or columns of a tile
+PANEL_BYTES = 256 * 1024  # bytes of one array that are split or added at a time
+MIN_THREADED_NUMBERS = 1 << 18  # numbers of A and B from which other threads help
+MAX_PLANES = 4  # of an operand
+WIDEST_ITEMSIZE = 8  # bytes of the widest type of the planes
 
 Task = Callable[[], None]
 Part = tuple[slice, slice]
@@ -41,13 +41,17 @@ Part = tuple[slice, slice]
 
 def exact_workspace(m: int, k: int, n: int, batch: int) -> int:
     """Return the bytes that a product may need for its planes and tiles, whatever the type. A batch reuses them."""
-    rows, cols, depth = _even_part(m, BLOCK), _even_part(n, BLOCK), min(MOST_PLANES * k, DEPTH)
+    rows, cols, depth = (
+        _equal_part_length(m, BLOCK_SIDE),
+        _equal_part_length(n, BLOCK_SIDE),
+        min(MAX_PLANES * k, PLANE_DEPTH),
+    )
     tiles = max(
-        count * temporary_bytes(min(high, TILE * CONCURRENT_PRODUCTS // count), wide, WIDE)
+        count * temporary_bytes(min(high, TILE_ROWS * CONCURRENT_PRODUCTS // count), wide, WIDEST_ITEMSIZE)
         for high, wide in ((rows, cols), (cols, rows))  # C may be column-major
         for count in (1, CONCURRENT_PRODUCTS)
     )
-    return temporary_bytes(rows, depth, WIDE) + temporary_bytes(depth, cols, WIDE) + tiles
+    return temporary_bytes(rows, depth, WIDEST_ITEMSIZE) + temporary_bytes(depth, cols, WIDEST_ITEMSIZE) + tiles
 
 
 def exact_product(left: Array, right: Array, dest: Array, memory: Array, threads: Threads) -> None:
@@ -55,7 +59,7 @@ def exact_product(left: Array, right: Array, dest: Array, memory: Array, threads
     if not left.size or not right.size:
         dest.fill(0)
         return
-    if left.size + right.size < ALONE:
+    if left.size + right.size < MIN_THREADED_NUMBERS:
         threads = Threads(1)
     if _by_columns(dest):
         left, right, dest = right.T, left.T, dest.T
@@ -65,7 +69,7 @@ def exact_product(left: Array, right: Array, dest: Array, memory: Array, threads
         way, inner = DigitProducts("float32"), k
     else:
         a, b, c = (x.view(f"i{x.itemsize}") for x in (left, right, dest))
-        way, inner = digit_products(_magnitude(a, threads), _magnitude(b, threads), k, bits)
+        way, inner = digit_products(_largest_magnitude(a, threads), _largest_magnitude(b, threads), k, bits)
     concurrent = threads.count > 1 and on_worker_thread()
     with threads_per_product(threads.count) if concurrent else nullcontext((1, threads.count)) as (at_once, _):
         _BlockedProduct(way, inner, (a, b, c), memory, threads, at_once).run()
@@ -76,7 +80,7 @@ def describe_digits(dtype: str, k: int) -> str:
     if dtype == "bool":
         return "or-and by 1 float32 product"
     bits = 8 * np.dtype(dtype).itemsize
-    way, _ = any_digits(bits, k)
+    way, _ = worst_case_digit_products(bits, k)
     most = "at most " if way.count > 1 else ""
     fewer = ", fewer where the numbers are smaller" if way.count > 1 else ""
     return f"exact: {dtype} by {most}{way}{fewer}"
@@ -97,13 +101,13 @@ class _BlockedProduct:
         self.way, self.threads, self.at_once = way, threads, at_once
         self.a, self.b, self.c = matrices
         (m, self.k), n = self.a.shape, self.b.shape[1]
-        self.rows, self.cols = _even_part(m, BLOCK), _even_part(n, BLOCK)
+        self.rows, self.cols = _equal_part_length(m, BLOCK_SIDE), _equal_part_length(n, BLOCK_SIDE)
         counts = [len(cut.order) for cut in (way.left, way.right)]
-        self.depth = _even_part(self.k, min(inner, DEPTH // max(counts)))
+        self.depth = _equal_part_length(self.k, min(inner, PLANE_DEPTH // max(counts)))
         arena = Arena(memory, np.dtype(way.real))
         self.left = arena.take(self.rows, counts[0] * self.depth, fortran=_by_columns(self.a))
         self.right = arena.take(counts[1] * self.depth, self.cols, fortran=_by_columns(self.b))
-        high = min(self.rows, TILE if at_once > 1 else CONCURRENT_PRODUCTS * TILE)
+        high = min(self.rows, TILE_ROWS if at_once > 1 else CONCURRENT_PRODUCTS * TILE_ROWS)
         self.tiles = deque(arena.take(high, self.cols) for _ in range(at_once))
 
     def run(self) -> None:
@@ -128,7 +132,7 @@ class _BlockedProduct:
         outs = [planes[:, span] if axis else planes[span] for span in spans]
         if _by_columns(x):
             x, outs = x.T, [out.T for out in outs]
-        return [partial(_split_panel, x[rows], cut, [out[rows] for out in outs]) for rows in _panels(x)]
+        return [partial(_split_panel, x[rows], cut, [out[rows] for out in outs]) for rows in _cache_bands(x)]
 
     def _multiply(self, c: Array, depth: int, first: bool) -> None:
         """Add a product to a block of C; the first product of a block overwrites it."""
@@ -147,7 +151,7 @@ class _BlockedProduct:
             a = self.left[rows, x.left * depth : (x.left + x.count) * depth]
             b = self.right[x.right * depth : (x.right + x.count) * depth, cols]
             matmul(a, b, out=p)
-            tasks = [partial(_add_panel, p[r], c[r], x.weight, first and not number) for r in _panels(p)]
+            tasks = [partial(_add_panel, p[r], c[r], x.weight, first and not number) for r in _cache_bands(p)]
             if self.at_once > 1:
                 for task in tasks:
                     task()
@@ -158,17 +162,17 @@ class _BlockedProduct:
 
 def _tile_parts(rows: int, cols: int, at_once: int) -> Iterator[Part]:
     """Yield the tiles of a block: bands of rows, in a multiple of the threads; for few rows, bands of columns."""
-    high = TILE if at_once > 1 else CONCURRENT_PRODUCTS * TILE
+    high = TILE_ROWS if at_once > 1 else CONCURRENT_PRODUCTS * TILE_ROWS
     bands = -(-max(-(-rows // high), 1) // at_once) * at_once
     across = 1
-    if rows < bands * LEAST and at_once > 1:
-        bands, across = 1, at_once if cols >= at_once * LEAST else 1
+    if rows < bands * MIN_TILE_SIDE and at_once > 1:
+        bands, across = 1, at_once if cols >= at_once * MIN_TILE_SIDE else 1
     height, width = -(-rows // bands), -(-cols // across)
     for row, col in product(range(0, rows, height), range(0, cols, width)):
         yield slice(row, min(row + height, rows)), slice(col, min(col + width, cols))
 
 
-def _even_part(side: int, most: int) -> int:
+def _equal_part_length(side: int, most: int) -> int:
     """Return the length of equal parts of a side, at most `most` each."""
     return -(-side // -(-side // most)) if side else 1
 
@@ -177,9 +181,9 @@ def _by_columns(x: Array) -> bool:
     return bool(abs(x.strides[0]) < abs(x.strides[1]))
 
 
-def _panels(x: Array) -> Iterator[slice]:
+def _cache_bands(x: Array) -> Iterator[slice]:
     """Yield bands of rows that fit in a cache."""
-    height = max(PANEL // max(x.shape[1] * WIDE, 1), 1)
+    height = max(PANEL_BYTES // max(x.shape[1] * WIDEST_ITEMSIZE, 1), 1)
     for start in range(0, len(x), height):
         yield slice(start, min(start + height, len(x)))
 
@@ -187,7 +191,7 @@ def _panels(x: Array) -> Iterator[slice]:
 # ---- one panel
 
 
-def _magnitude(x: Array, threads: Threads) -> int:
+def _largest_magnitude(x: Array, threads: Threads) -> int:
     """Return the largest absolute value."""
     x = x.T if _by_columns(x) else x
     found: list[tuple[Any, Any]] = []
@@ -195,7 +199,7 @@ def _magnitude(x: Array, threads: Threads) -> int:
     def scan(rows: slice) -> None:
         found.append((x[rows].max(), x[rows].min()))
 
-    threads.run([partial(scan, rows) for rows in _panels(x)])
+    threads.run([partial(scan, rows) for rows in _cache_bands(x)])
     return max(max(int(high), -int(low)) for high, low in found)
 
 
@@ -226,11 +230,11 @@ def _add_panel(p: Array, c: Array, weight: int, first: bool) -> None:
     if c.dtype == np.bool_:
         np.copyto(c, p > 0) if first else np.logical_or(c, p > 0, out=c)
         return
-    straight = c.itemsize == WIDE
+    straight = c.itemsize == WIDEST_ITEMSIZE
     exact = c if straight and first else np.empty(c.shape, np.int64)
     np.copyto(exact, p, casting="unsafe")
     if weight != 1:
-        np.multiply(exact, np.int64(_wrapped(weight)), out=exact)
+        np.multiply(exact, np.int64(_as_signed_64(weight)), out=exact)
     if straight and first:
         return
     if first:
@@ -239,6 +243,6 @@ def _add_panel(p: Array, c: Array, weight: int, first: bool) -> None:
         np.add(c, exact if straight else exact.astype(c.dtype), out=c)
 
 
-def _wrapped(weight: int) -> int:
+def _as_signed_64(weight: int) -> int:
     """Return the signed 64-bit number that equals the weight modulo 2^64."""
     return (weight + (1 << 63)) % (1 << 64) - (1 << 63)

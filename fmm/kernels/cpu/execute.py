@@ -17,7 +17,7 @@ from fmm.kernels.plans.walk import DefaultMachine, Triple, walk_plan
 from fmm.problem import Fill, Operation
 
 Array = Any  # numpy.ndarray or an array of symbols
-_PARTS = {"re": "real", "im": "imag", "transpose": "T"}  # attributes of arrays
+_PART_ATTRIBUTES = {"re": "real", "im": "imag", "transpose": "T"}  # attributes of arrays
 
 
 class Workspace(Protocol):
@@ -85,9 +85,9 @@ class ArrayMachine(DefaultMachine):
         self.workspace.release(mark)
 
     def part(self, x: Array, place: Place) -> Array:
-        spot = place.upright
+        spot = place.untransposed
         found = x[spot.row : spot.row + spot.rows, spot.col : spot.col + spot.cols]
-        return getattr(found, _PARTS[place.part]) if place.part else found
+        return getattr(found, _PART_ATTRIBUTES[place.part]) if place.part else found
 
     def sum(self, step: Sum, reads: Sequence[Array], writes: Sequence[Array]) -> None:
         self.backend.sum(step, list(reads), list(writes))
@@ -110,7 +110,7 @@ class ArrayMachine(DefaultMachine):
         (m, k), n, mark = left.shape, right.shape[1], self.used
         needed = leaf_use(leaf).leaf.workspace_bytes(dest.itemsize, m, k, n, 1)
         assert isinstance(self.workspace, Arena)
-        backend.multiply_inside(leaf, left, right, dest, self.workspace.take_bytes(needed))
+        backend.multiply_with_scratch(leaf, left, right, dest, self.workspace.take_bytes(needed))
         self.release(mark)
 
     def multiply_triangle(self, leaf: str, products: Sequence[Triple], dtype: str, params: GemmParams) -> None:

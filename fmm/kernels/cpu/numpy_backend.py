@@ -21,9 +21,9 @@ from fmm.kernels.plans.sums import LineExponents, Mirror, Rescaled, Sum
 
 # Bytes of one panel of one array. The panels of a whole sum then fit in a third-level cache. Smaller panels would fit
 # in a second-level cache, but threads would spend their time handing each other the GIL (measured).
-PANEL = 256 * 1024
+PANEL_BYTES = 256 * 1024
 # Least columns of a panel: shorter inner loops would cost NumPy more than they save.
-WIDTH = 1024
+MIN_PANEL_COLUMNS = 1024
 
 Window = tuple[slice, slice]
 ProgressCallback = Callable[[int], object]  # called with the multiply-adds of each finished product
@@ -56,7 +56,7 @@ class NumpyBackend:
 
         return multiply_and_report
 
-    def multiply_inside(self, leaf: str, left: Array, right: Array, dest: Array, memory: Array) -> None:
+    def multiply_with_scratch(self, leaf: str, left: Array, right: Array, dest: Array, memory: Array) -> None:
         """Multiply by the leaf's own function, which uses scratch memory and threads itself."""
         inside = leaf_use(leaf).leaf.host_product_with_scratch
         assert inside is not None
@@ -83,8 +83,8 @@ class NumpyBackend:
             reads, writes = [x.T for x in reads], [x.T for x in writes]
         tasks: list[Callable[[], None]] = []
         for window in _uniform_regions(reads, writes):
-            present = tuple(_covers(x, window) for x in reads)
-            wanted = tuple(_covers(x, window) for x in writes)
+            present = tuple(_covers_window(x, window) for x in reads)
+            wanted = tuple(_covers_window(x, window) for x in writes)
             if not any(wanted):  # e.g. writes of 2 x 1 and 1 x 2 blocks: neither has the corner
                 continue
             schedule = schedule_calls(step.program, present, wanted, step.aliases)
@@ -103,7 +103,7 @@ def host_product(leaf: str) -> HostProduct:
     return leaf_use(leaf).leaf.host_product or numpy_product
 
 
-def _covers(x: Array, window: Window) -> bool:
+def _covers_window(x: Array, window: Window) -> bool:
     return bool(window[0].start < x.shape[0] and window[1].start < x.shape[1])
 
 
@@ -119,9 +119,9 @@ def _uniform_regions(reads: Sequence[Array], writes: Sequence[Array]) -> Iterato
 
 def _cache_panels(window: Window, slots: Sequence[Array | None]) -> Iterator[Window]:
     """Yield panels of a region, wide rather than tall."""
-    elements = PANEL // next(x.itemsize for x in slots if x is not None)
+    elements = PANEL_BYTES // next(x.itemsize for x in slots if x is not None)
     rows, cols = (s.stop - s.start for s in window)
-    width = cols if cols <= 2 * WIDTH else -(-cols // max(cols // WIDTH, 1))
+    width = cols if cols <= 2 * MIN_PANEL_COLUMNS else -(-cols // max(cols // MIN_PANEL_COLUMNS, 1))
     height = max(min(elements // width, rows), 1)
     for top in range(window[0].start, window[0].stop, height):
         for left in range(window[1].start, window[1].stop, width):
@@ -153,8 +153,8 @@ _OPERATIONS: dict[str, Callable[[list[Any], ElementwiseCall], Any]] = {
 
 # ---- scaling by powers of two
 
-ROWS = 256 * 1024  # numbers that are read or scaled at a time
-LEAST = -(1 << 20)  # the exponent of zero
+RESCALED_NUMBERS = 256 * 1024  # numbers that are read or scaled at a time
+ZERO_EXPONENT = -(1 << 20)  # the exponent of zero
 
 
 def rescale_arrays(step: LineExponents | Rescaled, reads: Sequence[Array], dest: Array) -> None:
@@ -171,11 +171,11 @@ def rescale_arrays(step: LineExponents | Rescaled, reads: Sequence[Array], dest:
 def _exponents(step: LineExponents, reads: Sequence[Array]) -> Array:
     source = reads[0] if step.axis == 0 else reads[0].T
     found = np.empty(len(source), np.int64)
-    along = step.sign * _whole(reads[1]) if step.sign else None
-    height = max(ROWS // source.shape[1], 1)
+    along = step.sign * _as_integers(reads[1]) if step.sign else None
+    height = max(RESCALED_NUMBERS // source.shape[1], 1)
     for top in range(0, len(source), height):
         found[top : top + height] = _largest_exponents(source[top : top + height], along)
-    return np.right_shift(found - _whole(reads[-1]), 1) if step.against else found
+    return np.right_shift(found - _as_integers(reads[-1]), 1) if step.against else found
 
 
 def _largest_exponents(rows: Array, along: Array | None) -> Array:
@@ -184,17 +184,17 @@ def _largest_exponents(rows: Array, along: Array | None) -> Array:
         finite = np.isfinite(size).all(axis=1)
         exponents = np.frexp(np.where(np.isfinite(size), size, 0))[1].astype(np.int64)
     exponents += 0 if along is None else along
-    exponents[size == 0] = LEAST
+    exponents[size == 0] = ZERO_EXPONENT
     largest = exponents.max(axis=1)
-    return np.where(finite & (largest > LEAST), largest, 0)
+    return np.where(finite & (largest > ZERO_EXPONENT), largest, 0)
 
 
 def _rescale(step: Rescaled, reads: Sequence[Array], dest: Array) -> None:
-    source, vectors = reads[0], [_whole(x) for x in reads[1:]]
+    source, vectors = reads[0], [_as_integers(x) for x in reads[1:]]
     rows = step.row_sign * vectors.pop(0)[:, None] if step.row_sign else 0
     cols = step.col_sign * vectors.pop(0)[None, :] if step.col_sign else 0
     exponents = np.broadcast_to(rows + cols, source.shape)
-    height = max(ROWS // source.shape[1], 1)
+    height = max(RESCALED_NUMBERS // source.shape[1], 1)
     with np.errstate(all="ignore"):
         for top in range(0, len(source), height):
             band = slice(top, top + height)
@@ -206,6 +206,6 @@ def _rescale(step: Rescaled, reads: Sequence[Array], dest: Array) -> None:
                 np.ldexp(source[band], by, out=dest[band])
 
 
-def _whole(vector: Array) -> Array:
+def _as_integers(vector: Array) -> Array:
     found: Array = vector[0].real.astype(np.int64)
     return found

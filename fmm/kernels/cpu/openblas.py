@@ -18,8 +18,8 @@ from typing import Any
 from fmm.kernels.cpu.worker_threads import ForkSafeLock, after_fork_in_child, retry_until_done
 
 # Names of OpenBLAS's functions in NumPy's wheels (two generations) and in those of the system, of conda and others.
-PREFIXES, SUFFIXES = ("scipy_openblas_", "openblas_"), ("64_", "", "_64", "_")
-OWN_THREADS = 1  # openblas_get_parallel's value for a library with its own threads (0: none, 2: OpenMP's)
+SYMBOL_PREFIXES, SYMBOL_SUFFIXES = ("scipy_openblas_", "openblas_"), ("64_", "", "_64", "_")
+OWN_THREADS_MODE = 1  # openblas_get_parallel's value for a library with its own threads (0: none, 2: OpenMP's)
 
 
 @dataclass(frozen=True)
@@ -31,18 +31,18 @@ class OpenBlas:
 
 
 _lock = ForkSafeLock()
-_held = 0
+_paused_threads = 0
 
 
 def paused_blas_threads() -> int:
     """Return the number of BLAS threads that a call of fmm has paused; 0 outside such calls."""
-    return _held
+    return _paused_threads
 
 
 @contextmanager
 def single_threaded_blas(count: int) -> Iterator[bool]:
     """Limit BLAS to the calling thread, if it would use `count` threads now; yield False where that is impossible."""
-    global _held
+    global _paused_threads
     library, lock = loaded_openblas(), _lock.now
     if library is None or not lock.acquire(blocking=False):
         yield False
@@ -51,13 +51,13 @@ def single_threaded_blas(count: int) -> Iterator[bool]:
         if library.count() != count:
             yield False
             return
-        _held = count
+        _paused_threads = count
         library.limit(1)
         try:
             yield True
         finally:
             retry_until_done(partial(library.limit, count))
-            _held = 0
+            _paused_threads = 0
     finally:
         lock.release()
 
@@ -65,12 +65,12 @@ def single_threaded_blas(count: int) -> Iterator[bool]:
 @lru_cache(maxsize=1)
 def loaded_openblas() -> OpenBlas | None:
     """Return the OpenBLAS that NumPy is linked with; None if there is none, or if its threads are not its own."""
-    library = _numpys_library()
-    for prefix, suffix in product(PREFIXES, SUFFIXES) if library else ():
+    library = _numpy_blas_library()
+    for prefix, suffix in product(SYMBOL_PREFIXES, SYMBOL_SUFFIXES) if library else ():
         names = (f"{prefix}{verb}{suffix}" for verb in ("get_parallel", "get_num_threads", "set_num_threads"))
         parallel, count, limit = (getattr(library, name, None) for name in names)
         if parallel and count and limit:
-            return OpenBlas(count, limit) if parallel() == OWN_THREADS else None
+            return OpenBlas(count, limit) if parallel() == OWN_THREADS_MODE else None
     return None
 
 
@@ -79,17 +79,17 @@ def cblas_function(name: str) -> tuple[Any, Any] | None:
 
     None if NumPy uses another library.
     """
-    library = _numpys_library()
+    library = _numpy_blas_library()
     if library is None or loaded_openblas() is None:
         return None
-    for prefix, suffix in product(("scipy_cblas_", "cblas_"), SUFFIXES):
+    for prefix, suffix in product(("scipy_cblas_", "cblas_"), SYMBOL_SUFFIXES):
         if (found := getattr(library, f"{prefix}{name}{suffix}", None)) is not None:
             return found, ctypes.c_int64 if "64" in suffix else ctypes.c_int
     return None
 
 
 @lru_cache(maxsize=1)
-def _numpys_library() -> ctypes.CDLL | None:
+def _numpy_blas_library() -> ctypes.CDLL | None:
     """Return NumPy's module that is linked with BLAS."""
     module = sys.modules.get("numpy.linalg._umath_linalg")
     try:
@@ -101,7 +101,7 @@ def _numpys_library() -> ctypes.CDLL | None:
 @after_fork_in_child
 def _after_fork() -> None:
     """Restore the number of BLAS threads in a forked child, which runs none of its parent's calls."""
-    global _held
-    if _held and (library := loaded_openblas()) is not None:
-        library.limit(_held)
-    _held = 0
+    global _paused_threads
+    if _paused_threads and (library := loaded_openblas()) is not None:
+        library.limit(_paused_threads)
+    _paused_threads = 0

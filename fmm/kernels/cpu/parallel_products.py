@@ -22,8 +22,8 @@ import numpy as np
 from fmm.kernels.cpu.host_arrays import Array
 from fmm.kernels.cpu.numpy_backend import NumpyBackend, ProgressCallback, host_product
 from fmm.kernels.cpu.openblas import single_threaded_blas
-from fmm.kernels.cpu.thread_pool import Share, Threads, start_on_workers
-from fmm.kernels.cpu.triangle_product import BAND, mirror_band, triangle_product
+from fmm.kernels.cpu.thread_pool import Threads, WorkerShare, start_on_workers
+from fmm.kernels.cpu.triangle_product import MIRROR_BAND_ROWS, mirror_band, triangle_product
 from fmm.kernels.cpu.worker_threads import on_worker_thread, retry_until_done, run_on_worker
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.leaf import HostProduct
@@ -31,11 +31,13 @@ from fmm.kernels.plans.sums import LineExponents, Mirror, Rescaled, Sum
 
 CONCURRENT_PRODUCTS = 2  # measured with two; with more, a plan would have too few products to share
 MIN_CONCURRENT_FLOPS = 2 * 1024**3  # flops of a whole product from which handing tasks over pays
-WINDOW = 32  # tasks in the queue: the products of a level, and the sums of the next that can run concurrently
-SMALL_SHARE = 32  # products below this part of the whole start before the check is done: a failed check wastes little
-BANDS = 4  # bands of rows of a sum, so that a band can start as soon as its rows are ready
-LEAST_ROWS = 384  # least rows of a part of a product, since the other operand is packed for each part
-ROW_UNIT = 192  # products are cut at multiples of any BLAS's tile rows, so that the last digits do not change
+MAX_QUEUED_TASKS = 32  # tasks in the queue: the products of a level, and the sums of the next that can run concurrently
+SMALL_PRODUCT_DIVISOR = (
+    32  # products below this part of the whole start before the check is done: a failed check wastes little
+)
+BANDS_PER_SUM = 4  # bands of rows of a sum, so that a band can start as soon as its rows are ready
+MIN_PART_ROWS = 384  # least rows of a part of a product, since the other operand is packed for each part
+PART_ROW_UNIT = 192  # products are cut at multiples of any BLAS's tile rows, so that the last digits do not change
 
 
 @dataclass(eq=False)
@@ -60,9 +62,9 @@ class PlanTask:
     def must_follow(self, other: PlanTask) -> bool:
         """Return True if one of the two tasks writes memory that the other reads or writes."""
         return (
-            _spans_meet(self.written, other.written)
-            or _spans_meet(self.written, other.read)
-            or _spans_meet(self.read, other.written)
+            _spans_overlap(self.written, other.written)
+            or _spans_overlap(self.written, other.read)
+            or _spans_overlap(self.read, other.written)
         )
 
     def split_rows(self) -> list[PlanTask]:
@@ -70,15 +72,15 @@ class PlanTask:
         if self.multiply is None:
             return []
         (left, right), (dest,) = self.reads, self.writes
-        middle = round(len(left) / 2 / ROW_UNIT) * ROW_UNIT
-        parts = (slice(0, middle), slice(middle, None)) if min(middle, len(left) - middle) >= LEAST_ROWS else ()
+        middle = round(len(left) / 2 / PART_ROW_UNIT) * PART_ROW_UNIT
+        parts = (slice(0, middle), slice(middle, None)) if min(middle, len(left) - middle) >= MIN_PART_ROWS else ()
         return [PlanTask.multiplying(self.multiply, left[part], right, dest[part]) for part in parts]
 
 
-Span = tuple[int, int, Array]
+ByteSpan = tuple[int, int, Array]
 
 
-def _byte_span(x: Array) -> Span:
+def _byte_span(x: Array) -> ByteSpan:
     """Return the array's first byte, the byte behind its last one, and the array.
 
     Few pairs of arrays overlap in these spans; only those are compared by element.
@@ -94,7 +96,7 @@ def _byte_span(x: Array) -> Span:
     return low, high + x.itemsize, x
 
 
-def _spans_meet(some: Sequence[Span], others: Sequence[Span]) -> bool:
+def _spans_overlap(some: Sequence[ByteSpan], others: Sequence[ByteSpan]) -> bool:
     for low, high, x in some:
         for start, end, y in others:
             if low < end and start < high and share_elements(x, y):
@@ -124,14 +126,14 @@ class TaskQueue:
         self.seconds = {False: 0.0, True: 0.0}  # the workers' time: on sums, on products
 
     def add(self, task: PlanTask) -> None:
-        """Append a task as soon as fewer than WINDOW tasks are unfinished."""
+        """Append a task as soon as fewer than MAX_QUEUED_TASKS tasks are unfinished."""
         with self.changed:
-            self.changed.wait_for(lambda: self.error or len(self.waiting) + len(self.running) < WINDOW)
+            self.changed.wait_for(lambda: self.error or len(self.waiting) + len(self.running) < MAX_QUEUED_TASKS)
             if self.error:
                 raise self.error
             before = [*self.running, *self.waiting]
             task.after = {other for other in before if task.must_follow(other)}
-            if self.gate in before and task.flops * SMALL_SHARE > self.flops:
+            if self.gate in before and task.flops * SMALL_PRODUCT_DIVISOR > self.flops:
                 task.after.add(self.gate)
             self.waiting.append(task)
             self.changed.notify()
@@ -153,24 +155,24 @@ class TaskQueue:
     def work(self) -> None:
         """Run tasks until the queue is closed and empty: the loop of each worker."""
         try:
-            while (task := self._next()) is not None:
+            while (task := self._wait_for_task()) is not None:
                 start = time.thread_time()  # CPU time: waiting for a processor is not the task's work
                 task.work()
                 self._finish(task, time.thread_time() - start)
         except BaseException as error:
             self.fail(error)
 
-    def _next(self) -> PlanTask | None:
+    def _wait_for_task(self) -> PlanTask | None:
         with self.changed:
             while not self.error and not (self.closed and not self.waiting):
-                if (task := self._ready()) is not None:
+                if (task := self._pick_ready_task()) is not None:
                     self.running.add(task)
                     self.changed.notify()  # one part of it may be left for another worker
                     return task
                 self.changed.wait()
             return None
 
-    def _ready(self) -> PlanTask | None:
+    def _pick_ready_task(self) -> PlanTask | None:
         """Return the first task whose inputs are ready, or None.
 
         While another worker runs a sum, a product goes first, since sums compete for memory and the GIL. A product that
@@ -183,12 +185,12 @@ class TaskQueue:
         task = next((task for task in ready if task.flops), ready[0]) if summing else ready[0]
         parts = task.split_rows() if task.flops and len(ready) == 1 else []
         if parts:
-            self._replace(task, parts)
+            self._replace_by_parts(task, parts)
             task = parts[0]
         self.waiting.remove(task)
         return task
 
-    def _replace(self, task: PlanTask, parts: Sequence[PlanTask]) -> None:
+    def _replace_by_parts(self, task: PlanTask, parts: Sequence[PlanTask]) -> None:
         place = self.waiting.index(task)
         self.waiting[place : place + 1] = parts
         for other in self.waiting:
@@ -225,8 +227,8 @@ class ConcurrentBackend(NumpyBackend):
         self.queue.add(PlanTask((left, right), (dest,), work, flops=dest.size * left.shape[1]))
 
     def mirror(self, step: Mirror, source: Array, dest: Array) -> None:
-        for top in range(0, len(dest), BAND):
-            rows, cols = slice(top, top + BAND), slice(0, top + BAND)
+        for top in range(0, len(dest), MIRROR_BAND_ROWS):
+            rows, cols = slice(top, top + MIRROR_BAND_ROWS), slice(0, top + MIRROR_BAND_ROWS)
             read, written = source[rows, cols], [dest[rows, cols], *([dest[cols, rows]] if step.fill == "full" else [])]
             self.queue.add(PlanTask((read,), written, partial(mirror_band, step, source, dest, top)))
 
@@ -235,7 +237,7 @@ class ConcurrentBackend(NumpyBackend):
             self.queue.add(PlanTask(reads, writes, partial(super().sum, step, reads, writes)))
             return
         rows = max(x.shape[0] for x in writes)
-        height = max(-(-rows // BANDS), 1)
+        height = max(-(-rows // BANDS_PER_SUM), 1)
         for top in range(0, rows, height):
             ins, outs = ([x[top : top + height] for x in arrays] for arrays in (reads, writes))
             self.queue.add(PlanTask(ins, outs, partial(super().sum, step, ins, outs)))
@@ -270,7 +272,7 @@ def _running_queue(
     queue: TaskQueue, count: int, each: int, on_progress: ProgressCallback | None
 ) -> Iterator[NumpyBackend]:
     """Yield a backend over a queue that `count` workers run; wait for them at the end."""
-    workers: list[Share] = start_on_workers(count, queue.work)
+    workers: list[WorkerShare] = start_on_workers(count, queue.work)
     if not workers:
         yield NumpyBackend(Threads(each), on_progress=on_progress)
         return

@@ -46,10 +46,12 @@ def schedule_calls(
         if wanted[o] and present[read]:
             shared.setdefault(outputs.index(o), set()).add(read)
     writes = [len(present) + o for o in outputs]
-    return _Builder(restricted_program(program, present, wanted), shared, writes, len(present) + len(wanted)).build()
+    return _ScheduleBuilder(
+        restricted_program(program, present, wanted), shared, writes, len(present) + len(wanted)
+    ).build()
 
 
-class _Builder:
+class _ScheduleBuilder:
     """Builds the calls of one program, line by line, and reuses scratch panels."""
 
     def __init__(
@@ -69,29 +71,29 @@ class _Builder:
             if value < self.program.inputs:
                 self._copy_input(o, value)
         for number, terms in enumerate(self.program.lines, self.program.inputs):
-            self._line(number, terms)
+            self._emit_line(number, terms)
         return CallSchedule(tuple(self.calls + self.finally_), self.next_scratch - self.first_scratch)
 
     def _copy_input(self, output: int, value: int) -> None:
         """Copy an input to an output at the end, from a scratch copy if some sum overwrites the input."""
         source = value
         if value in self.overwritten:
-            source = self._take()
+            source = self._take_scratch()
             self.calls.append(ElementwiseCall("copy", source, value))
         self.finally_.append(ElementwiseCall("copy", self.writes[output], source))
 
-    def _line(self, number: int, terms: Terms) -> None:
+    def _emit_line(self, number: int, terms: Terms) -> None:
         outputs = [o for o, value in enumerate(self.program.outputs) if value == number]
-        home = next((o for o in outputs if self._safe(o, number, terms)), None)
-        dest = self._take() if home is None else self.writes[home]
+        home = next((o for o in outputs if self._can_write_at_once(o, number, terms)), None)
+        dest = self._take_scratch() if home is None else self.writes[home]
         spot = self.aliases.get(home, set()) if home is not None else set()
-        self._emit(dest, sorted(terms, key=lambda term: term[1] not in spot))
+        self._emit_sum(dest, sorted(terms, key=lambda term: term[1] not in spot))
         self.slot[number] = dest
         self.finally_ += [ElementwiseCall("copy", self.writes[o], dest) for o in outputs if o != home]
         for value in {v for _, v in terms}:
-            self._release(value, number)
+            self._free_after_last_use(value, number)
 
-    def _safe(self, output: int, number: int, terms: Terms) -> bool:
+    def _can_write_at_once(self, output: int, number: int, terms: Terms) -> bool:
         """Return True if the line may be written to the output at once.
 
         It may not while a later line reads an input in the same memory, nor if the line itself reads that input twice.
@@ -99,7 +101,7 @@ class _Builder:
         there = self.aliases.get(output, set())
         return all(self.last_use.get(read, -1) <= number for read in there) and sum(v in there for _, v in terms) <= 1
 
-    def _emit(self, dest: int, terms: Sequence[tuple[Coefficient, int]]) -> None:
+    def _emit_sum(self, dest: int, terms: Sequence[tuple[Coefficient, int]]) -> None:
         """Add the calls for dest = sum of the terms, the first of which may share memory with dest."""
         if not terms:
             self.calls.append(ElementwiseCall("zero", dest))
@@ -122,18 +124,18 @@ class _Builder:
         if c in (1, -1):
             self.calls.append(ElementwiseCall("add" if c == 1 else "subtract", dest, dest, source))
             return
-        scaled = self._take()
+        scaled = self._take_scratch()
         self.calls.append(ElementwiseCall("scale", scaled, source, factor=plain_number(c)))
         self.calls.append(ElementwiseCall("add", dest, dest, scaled))
         self.free.append(scaled)
 
-    def _take(self) -> int:
+    def _take_scratch(self) -> int:
         if self.free:
             return self.free.pop()
         self.next_scratch += 1
         return self.next_scratch - 1
 
-    def _release(self, value: int, line: int) -> None:
+    def _free_after_last_use(self, value: int, line: int) -> None:
         """Free a scratch panel after the last line that reads it, unless it is still to be copied to an output."""
         slot = self.slot[value]
         copied = any(call.first == slot for call in self.finally_)

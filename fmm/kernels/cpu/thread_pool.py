@@ -27,7 +27,7 @@ from fmm.kernels.cpu.worker_threads import (
 )
 
 # Environment variables for the number of BLAS threads, in OpenBLAS's order.
-VARIABLES = (
+THREAD_VARIABLES = (
     "OPENBLAS_NUM_THREADS",
     "GOTO_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -39,10 +39,10 @@ VARIABLES = (
 MAX_SUM_THREADS = 8
 # NumPy's iterator copies operands with rows shorter than its buffer (8192 elements) into that buffer, even without a
 # cast; sums of blocks then take two to three times as long. With the smallest buffer it does not.
-BUFFER = 16
-# Interruptible tasks run in turns of about TURN seconds; a signal handler can run between turns. A turn has at most
-# MOST_TURNS times as many tasks as the one before.
-TURN, MOST_TURNS = 0.04, 4
+NUMPY_BUFFER_ELEMENTS = 16
+# Interruptible tasks run in turns of about TURN_SECONDS; a signal handler can run between turns. A turn has at most
+# MAX_TURN_GROWTH times as many tasks as the one before.
+TURN_SECONDS, MAX_TURN_GROWTH = 0.04, 4
 
 Job = Callable[[], None]
 
@@ -61,29 +61,29 @@ class Threads:
         count = min(self.count, MAX_SUM_THREADS, len(tasks))
         if count > 1:
             try:
-                run_on_worker(partial(_share_out, tasks, count))
+                run_on_worker(partial(_run_on_workers, tasks, count))
                 return
             except NoThreadError:
                 pass
-        _work_off(deque(tasks))
+        _run_queue(deque(tasks))
 
     def run_interruptibly(self, tasks: Sequence[Job]) -> None:
-        """Run the tasks in turns of about TURN seconds, so that signal handlers run in between."""
+        """Run the tasks in turns of about TURN_SECONDS seconds, so that signal handlers run in between."""
         together, first = max(self.count, 1), 0
         while first < len(tasks):
             begun = time.monotonic()
             self.run(tasks[first : first + together])
             first += together
-            turns = TURN / max(time.monotonic() - begun, TURN / MOST_TURNS)
+            turns = TURN_SECONDS / max(time.monotonic() - begun, TURN_SECONDS / MAX_TURN_GROWTH)
             together = max(self.count, 1, int(together * turns))
 
 
-def _share_out(tasks: Sequence[Job], count: int) -> None:
+def _run_on_workers(tasks: Sequence[Job], count: int) -> None:
     """Run the tasks on this worker thread and others."""
     queue = deque(tasks)
     shares = _start_workers(count - 1, queue)
     try:
-        _work_off(queue)
+        _run_queue(queue)
     finally:
         # A share that has not started is not needed; an error must not leave while another thread still writes.
         for share in shares:
@@ -92,9 +92,9 @@ def _share_out(tasks: Sequence[Job], count: int) -> None:
         share.check()
 
 
-def _work_off(queue: deque[Job]) -> None:
+def _run_queue(queue: deque[Job]) -> None:
     with np.errstate(all="ignore"):  # per thread; a result with overflow is recomputed by the vendor
-        before = np.setbufsize(BUFFER)
+        before = np.setbufsize(NUMPY_BUFFER_ELEMENTS)
         try:
             while queue:
                 try:
@@ -109,7 +109,7 @@ def _work_off(queue: deque[Job]) -> None:
 # ---- the workers
 
 
-class Share:
+class WorkerShare:
     """A worker's job, which can be cancelled until it starts."""
 
     def __init__(self, work: Job) -> None:
@@ -151,14 +151,14 @@ _lock = ForkSafeLock()  # acquired by worker threads only
 _workers: list[Worker] = []
 
 
-def _start_workers(count: int, queue: deque[Job]) -> list[Share]:
+def _start_workers(count: int, queue: deque[Job]) -> list[WorkerShare]:
     """Start workers on the queue; fewer, or none, where no more threads can be started."""
-    shares: list[Share] = []
+    shares: list[WorkerShare] = []
     with suppress(NoThreadError, MemoryError):
         workers = _acquire_workers(count)
-        _keep_off(workers)
+        _keep_off_callers_processor(workers)
         for worker in workers:
-            _hand_out(worker, partial(_work_off, queue), shares)
+            _hand_share_to(worker, partial(_run_queue, queue), shares)
     return shares
 
 
@@ -170,9 +170,9 @@ def _acquire_workers(count: int) -> list[Worker]:
         return _workers[:count]
 
 
-def _hand_out(worker: Worker, task: Job, shares: list[Share]) -> None:
+def _hand_share_to(worker: Worker, task: Job, shares: list[WorkerShare]) -> None:
     """Give the worker a share, which is noted before it is handed over."""
-    share = Share(task)
+    share = WorkerShare(task)
     shares.append(share)
     try:
         worker.inbox.put(share)
@@ -181,18 +181,18 @@ def _hand_out(worker: Worker, task: Job, shares: list[Share]) -> None:
         raise
 
 
-def start_on_workers(count: int, task: Job) -> list[Share]:
+def start_on_workers(count: int, task: Job) -> list[WorkerShare]:
     """Run the task on `count` workers, each on its own processor; return no shares where that is impossible."""
-    shares: list[Share] = []
+    shares: list[WorkerShare] = []
     with suppress(NoThreadError, MemoryError):
         workers = _acquire_workers(count)
         _pin_to_processors(workers)
         for worker in workers:
-            _hand_out(worker, partial(_work_off, deque([task])), shares)
+            _hand_share_to(worker, partial(_run_queue, deque([task])), shares)
     return shares
 
 
-def _keep_off(workers: Sequence[Worker]) -> None:
+def _keep_off_callers_processor(workers: Sequence[Worker]) -> None:
     """Keep workers off the caller's processor: Linux tends to wake them there, and moves them only after the sums."""
     if not sys.platform.startswith("linux"):
         return
@@ -232,11 +232,11 @@ def blas_threads() -> int:
     """
     if (count := openblas.paused_blas_threads()) > 0:
         return count
-    if (controller := _controller()) is not None:
+    if (controller := _threadpool_controller()) is not None:
         counts = [lib.num_threads or 1 for lib in controller.lib_controllers if lib.user_api == "blas"]
         if counts:
             return max(counts)
-    for name in VARIABLES:
+    for name in THREAD_VARIABLES:
         value = os.environ.get(name, "").split(",")[0]
         if value.isdecimal() and int(value) > 0:
             return min(int(value), usable_processors())
@@ -248,7 +248,7 @@ def usable_processors() -> int:
 
 
 @lru_cache(maxsize=1)
-def _controller() -> Any:
+def _threadpool_controller() -> Any:
     try:
         from threadpoolctl import ThreadpoolController
     except ImportError:

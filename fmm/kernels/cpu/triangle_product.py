@@ -22,17 +22,19 @@ from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.sums import Mirror, Place
 
 ROW_MAJOR, UPPER, LOWER, NOT_TRANSPOSED, TRANSPOSED, ADJOINT = 101, 121, 122, 111, 112, 113  # of cblas.h
-NAMES = {"float32": "ssyrk", "float64": "dsyrk", "complex64": "cherk", "complex128": "zherk"}
-TILE = 128  # rows that are transposed at a time
-BAND = 1024  # rows that one task mirrors, and columns of a tile: the cache holds a tile's lines until they are full
-PANEL = 64  # rows of a panel of `hermitian_product`
+RANK_FUNCTIONS = {"float32": "ssyrk", "float64": "dsyrk", "complex64": "cherk", "complex128": "zherk"}
+TRANSPOSED_ROWS = 128  # rows that are transposed at a time
+MIRROR_BAND_ROWS = (
+    1024  # rows that one task mirrors, and columns of a tile: the cache holds a tile's lines until they are full
+)
+PANEL_ROWS = 64  # rows of a panel of `hermitian_product`
 # Multiply-adds of complex numbers up to which one triangle saves less than its panels cost.
 MIN_TRIANGLE_WORK = 1 << 19
 
 ANYWHERE = Place("C", 0, 0, 0, 0)  # the arrays are passed separately
 MIRROR_IN_PLACE = Mirror(ANYWHERE, ANYWHERE)
 
-Rank = Callable[["GramFactor", Array, bool, Any, Any], None]
+RankFunction = Callable[["GramFactor", Array, bool, Any, Any], None]
 
 
 class GramFactor(NamedTuple):
@@ -60,7 +62,7 @@ def triangle_product(left: Array, right: Array, dest: Array, params: GemmParams)
     lower = _rows_contiguous(dest)
     if not lower:  # C^T = B^T A^T, whose upper triangle is row-major
         left, right, dest = right.T, left.T, dest.T
-    factor = _factor(left, right)
+    factor = _row_major_factor(left, right)
     if rank is not None and factor is not None and factor.inner and _rows_contiguous(dest):
         rank(factor, dest, lower, params.alpha, params.beta)
     elif params.fill == "loose" and (params.alpha, params.beta) == (1, 0):
@@ -73,7 +75,7 @@ def _add_triangle(product: Array, dest: Array, lower: bool, params: GemmParams) 
     """Write dest = alpha product + beta dest in one triangle."""
     if not lower:
         product, dest = product.T, dest.T
-    for top in range(0, len(dest), BAND):
+    for top in range(0, len(dest), MIRROR_BAND_ROWS):
         mirror_band(Mirror(ANYWHERE, ANYWHERE, params.alpha, params.beta, "lower"), product, dest, top)
 
 
@@ -83,29 +85,29 @@ def _rows_contiguous(x: Array) -> bool:
     return (cols <= 1 or right == item) and (rows <= 1 or (down >= cols * item and down % item == 0))
 
 
-def _factor(left: Array, right: Array) -> GramFactor | None:
+def _row_major_factor(left: Array, right: Array) -> GramFactor | None:
     """Return the one of two mutually adjoint matrices that is row-major; None if neither is."""
     if _rows_contiguous(left):
         return GramFactor(left, False)
     return GramFactor(right, True) if _rows_contiguous(right) else None
 
 
-@lru_cache(maxsize=len(NAMES))
-def _rank_function(dtype: str) -> Rank | None:
+@lru_cache(maxsize=len(RANK_FUNCTIONS))
+def _rank_function(dtype: str) -> RankFunction | None:
     """Return a function that computes X X^H; None if no library has one."""
-    name = NAMES.get(dtype)
+    name = RANK_FUNCTIONS.get(dtype)
     if name is None:
         return None
     if (found := cblas_function(name)) is not None:
-        return partial(_by_cblas, *found)
+        return partial(_rank_by_cblas, *found)
     try:
         from scipy.linalg import blas
     except ImportError:
         return None
-    return partial(_by_scipy, getattr(blas, name))
+    return partial(_rank_by_scipy, getattr(blas, name))
 
 
-def _by_cblas(
+def _rank_by_cblas(
     function: Any, integer: Any, factor: GramFactor, dest: Array, lower: bool, alpha: complex, beta: complex
 ) -> None:
     """Call syrk or herk in place, whatever dest's leading dimension."""
@@ -113,11 +115,11 @@ def _by_cblas(
     scalar = ctypes.c_float if real.itemsize == 4 else ctypes.c_double
     operation = (ADJOINT if dest.dtype.kind == "c" else TRANSPOSED) if factor.transposed else NOT_TRANSPOSED
     head = ROW_MAJOR, LOWER if lower else UPPER, operation, integer(size), integer(factor.inner)
-    operand = scalar(_real(alpha)), _pointer(x), integer(_leading(x))
-    function(*head, *operand, scalar(_real(beta)), _pointer(dest), integer(_leading(dest)))
+    operand = scalar(_real(alpha)), _data_pointer(x), integer(_leading_dimension(x))
+    function(*head, *operand, scalar(_real(beta)), _data_pointer(dest), integer(_leading_dimension(dest)))
 
 
-def _by_scipy(function: Any, factor: GramFactor, dest: Array, lower: bool, alpha: complex, beta: complex) -> None:
+def _rank_by_scipy(function: Any, factor: GramFactor, dest: Array, lower: bool, alpha: complex, beta: complex) -> None:
     """Call SciPy's function into a new array, and copy its triangle, since SciPy does not write into blocks.
 
     SciPy reads column-major matrices, so it gets the transpose.
@@ -130,11 +132,11 @@ def _real(c: complex) -> float:
     return complex(c).real
 
 
-def _pointer(x: Array) -> ctypes.c_void_p:
+def _data_pointer(x: Array) -> ctypes.c_void_p:
     return ctypes.c_void_p(x.__array_interface__["data"][0])
 
 
-def _leading(x: Array) -> int:
+def _leading_dimension(x: Array) -> int:
     return int(max(x.strides[0] // x.itemsize if len(x) > 1 else 1, x.shape[1], 1))
 
 
@@ -146,30 +148,30 @@ def mirror_tasks(step: Mirror, source: Array, dest: Array) -> Iterator[Callable[
 
     The tasks are independent bands of rows.
     """
-    for top in range(0, len(dest), BAND):
+    for top in range(0, len(dest), MIRROR_BAND_ROWS):
         yield partial(mirror_band, step, source, dest, top)
 
 
 def mirror_band(step: Mirror, source: Array, dest: Array, top: int) -> None:
     """Write the band of rows from `top` on and below the diagonal, and its mirror."""
-    full, bottom = step.fill == "full", min(top + BAND, len(dest))
-    for row in range(top, bottom, TILE):
-        rows = slice(row, min(row + TILE, bottom))
-        for col in range(0, row, BAND):
-            cols = slice(col, min(col + BAND, row))
-            _update(step, source[rows, cols], dest[rows, cols], None)
+    full, bottom = step.fill == "full", min(top + MIRROR_BAND_ROWS, len(dest))
+    for row in range(top, bottom, TRANSPOSED_ROWS):
+        rows = slice(row, min(row + TRANSPOSED_ROWS, bottom))
+        for col in range(0, row, MIRROR_BAND_ROWS):
+            cols = slice(col, min(col + MIRROR_BAND_ROWS, row))
+            _update_block(step, source[rows, cols], dest[rows, cols], None)
             if full:
                 _copy_adjoint(dest[rows, cols], dest[cols, rows], None)
         block = dest[rows, rows]
         above = above_diagonal(len(block))
-        _update(step, source[rows, rows], block, ~above)
+        _update_block(step, source[rows, rows], block, ~above)
         if dest.dtype.kind == "c":
             np.einsum("ii->i", block).imag[...] = 0
         if full:
             _copy_adjoint(block.copy(), block, above)
 
 
-def _update(step: Mirror, source: Array, dest: Array, where: Array | None) -> None:
+def _update_block(step: Mirror, source: Array, dest: Array, where: Array | None) -> None:
     """Write dest = alpha source + beta dest, where the mask allows."""
     if source.__array_interface__["data"] == dest.__array_interface__["data"]:
         return
@@ -190,7 +192,7 @@ def _copy_adjoint(source: Array, dest: Array, where: Array | None) -> None:
 
 def make_hermitian(c: Array) -> None:
     """Overwrite the upper triangle with the lower one's adjoint and make the diagonal real, on one thread."""
-    if len(c) > TILE:
+    if len(c) > TRANSPOSED_ROWS:
         for mirrored in mirror_tasks(MIRROR_IN_PLACE, c, c):
             mirrored()
         return
@@ -203,9 +205,9 @@ def imaginary_diagonal(c: Array) -> Array:
     return c.reshape(-1)[:: len(c) + 1].imag
 
 
-@lru_cache(maxsize=TILE + 1)
+@lru_cache(maxsize=TRANSPOSED_ROWS + 1)
 def above_diagonal(rows: int) -> Array:
-    """Return the mask of the entries above the diagonal; at most TILE rows."""
+    """Return the mask of the entries above the diagonal; at most TRANSPOSED_ROWS rows."""
     return ~np.tri(rows, dtype=bool)
 
 
@@ -218,7 +220,7 @@ def above_diagonal(rows: int) -> Array:
 
 def uses_panels(side: int, inner: int) -> bool:
     """Return True if the product is computed in panels of one triangle, and not as a whole."""
-    return side > TILE or side * side * inner >= MIN_TRIANGLE_WORK
+    return side > TRANSPOSED_ROWS or side * side * inner >= MIN_TRIANGLE_WORK
 
 
 def hermitian_product(a: Array, rows: bool, out: Array | None) -> Array:
@@ -232,7 +234,7 @@ def hermitian_product(a: Array, rows: bool, out: Array | None) -> Array:
     if not uses_panels(side, inner):
         c: Array = matmul(left, right)
         make_hermitian(c)
-    elif out is None or side <= TILE or not out.flags.carray or np.may_share_memory(a, out):
+    elif out is None or side <= TRANSPOSED_ROWS or not out.flags.carray or np.may_share_memory(a, out):
         c = np.empty((side, side), a.dtype)
         for step in _panel_steps(left, right, c):
             step()
@@ -258,8 +260,8 @@ def _fill_in_panels(left: Array, right: Array, out: Array) -> None:
 def _panel_steps(left: Array, right: Array, c: Array) -> Iterator[Callable[[], object]]:
     """Yield the steps that write the lower triangle and its mirror; each step is one call of C."""
     conjugate, side = np.conjugate, len(c)
-    for top in range(0, side, PANEL):
-        rows, left_of_end = slice(top, top + PANEL), slice(0, top + PANEL)
+    for top in range(0, side, PANEL_ROWS):
+        rows, left_of_end = slice(top, top + PANEL_ROWS), slice(0, top + PANEL_ROWS)
         yield partial(matmul, left[rows], right[:, left_of_end], c[rows, left_of_end])
         if top:
             yield partial(conjugate, c[rows, :top].T, c[:top, rows])

@@ -28,9 +28,9 @@ from typing import Any, Generic, TypeVar
 Result = TypeVar("Result")
 Job = Callable[[], object]  # raises nothing
 
-PATIENCE = 1.0  # seconds to wait for a new thread to start
-REST = 10.0  # seconds until another thread is tried after one that did not start
-PAUSE = 0.001  # seconds between attempts for which there is no memory
+START_TIMEOUT_SECONDS = 1.0  # seconds to wait for a new thread to start
+RETRY_AFTER_SECONDS = 10.0  # seconds until another thread is tried after one that did not start
+MEMORY_PAUSE_SECONDS = 0.001  # seconds between attempts for which there is no memory
 
 
 class NoThreadError(RuntimeError):
@@ -44,24 +44,24 @@ def after_fork_in_child(renew: Callable[[], None]) -> Callable[[], None]:
     return renew
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     """A worker thread's own state: its inbox, and the processors that it may run on."""
 
     inbox: Callable[[Job], None] | None = None
     processors: set[int] | None = None
 
 
-_here = _Here()
-_numbers = count()
+_this_thread = _ThreadState()
+_thread_numbers = count()
 _idle: list[Callable[[Job], None]] = []  # inboxes of idle workers for any caller: `pop` acquires, `append` releases
-_given_up: list[float] = []  # the time when a thread last did not start
+_failed_start_times: list[float] = []  # the time when a thread last did not start
 after_fork_in_child(_idle.clear)
-after_fork_in_child(_given_up.clear)
+after_fork_in_child(_failed_start_times.clear)
 
 
 def on_worker_thread() -> bool:
     """Return True on a worker thread."""
-    return _here.inbox is not None
+    return _this_thread.inbox is not None
 
 
 class Worker:
@@ -77,7 +77,7 @@ class Worker:
 
         `threading.Thread.start` would wait for ever for a thread that cannot start for want of memory.
         """
-        if _given_up and time.monotonic() - _given_up[-1] < REST:
+        if _failed_start_times and time.monotonic() - _failed_start_times[-1] < RETRY_AFTER_SECONDS:
             raise NoThreadError("a new thread did not start a moment ago")
         worker, ready = Worker(), allocate_lock()
         ready.acquire()
@@ -85,16 +85,16 @@ class Worker:
             start_new_thread(worker._serve, (ready, idle))
         except (RuntimeError, MemoryError) as error:
             raise NoThreadError(str(error)) from None
-        if not ready.acquire(timeout=PATIENCE):
-            _given_up[:] = [time.monotonic()]
+        if not ready.acquire(timeout=START_TIMEOUT_SECONDS):
+            _failed_start_times[:] = [time.monotonic()]
             raise NoThreadError("a new thread does not start")
         return worker
 
     def _serve(self, ready: Any, idle: bool) -> None:
         try:
-            self.number, _here.inbox = threading.get_native_id(), self.inbox.put
+            self.number, _this_thread.inbox = threading.get_native_id(), self.inbox.put
             with suppress(Exception):
-                threading.current_thread().name = f"fmm-{next(_numbers)}"
+                threading.current_thread().name = f"fmm-{next(_thread_numbers)}"
             if idle:
                 _idle.append(self.inbox.put)
         except MemoryError:
@@ -129,14 +129,14 @@ def retry_until_done(step: Callable[[], object]) -> None:
             step()
             return
         except MemoryError:
-            time.sleep(PAUSE)
+            time.sleep(MEMORY_PAUSE_SECONDS)
 
 
 # ---- waiting without running signal handlers
 
 
 @lru_cache(maxsize=1)
-def _interpreter() -> Any:
+def _python_lock_functions() -> Any:
     """Return CPython's C library with its lock functions; None in another interpreter. Calls release the GIL."""
     try:
         library = ctypes.CDLL(None, handle=ctypes.pythonapi._handle)
@@ -156,7 +156,7 @@ class Gate:
     """
 
     def __init__(self) -> None:
-        python = _interpreter()
+        python = _python_lock_functions()
         if python is None:
             raise NoThreadError("this interpreter has no locks that signals do not interrupt")
         lock = python.PyThread_allocate_lock()
@@ -169,12 +169,12 @@ class Gate:
     @staticmethod
     def acquire() -> Gate:
         try:
-            return _gates.pop()
+            return _unused_gates.pop()
         except IndexError:
             return Gate()
 
 
-_gates: list[Gate] = []  # shut and unused
+_unused_gates: list[Gate] = []  # shut and unused
 
 
 # ---- a caller's task
@@ -187,7 +187,11 @@ def run_on_worker(work: Callable[[], Result], last: Sequence[Callable[[], object
     any signal handler runs; each should be one call of C. NoThreadError if no thread can be started: nothing was done.
     """
     if on_worker_thread():
-        return _run_here(work, last)
+        try:
+            return work()
+        finally:
+            for step in last:
+                step()
     task = Task(work, last)
     while not task.hand_over():
         if not _idle:
@@ -217,7 +221,7 @@ class Task(Generic[Result]):
             if try_claim(self.claim):
                 self.run()
         finally:
-            retry_until_done(_idle_again)
+            retry_until_done(_become_idle)
             self.ended = True
             retry_until_done(self.gate.open)
 
@@ -225,7 +229,7 @@ class Task(Generic[Result]):
         work, self.work = self.work, None
         try:
             assert work is not None
-            _move_to(self.processors)
+            _set_processors(self.processors)
             self.result = work()
         except BaseException as error:
             self.error = error
@@ -251,7 +255,7 @@ class Task(Generic[Result]):
             for step in self.last:
                 step()
         else:
-            _gates.append(self.gate)
+            _unused_gates.append(self.gate)
         return True
 
     def outcome(self) -> Result:
@@ -265,25 +269,17 @@ class Task(Generic[Result]):
         return result
 
 
-def _idle_again() -> None:
-    if _here.inbox is not None:
-        _idle.append(_here.inbox)
+def _become_idle() -> None:
+    if _this_thread.inbox is not None:
+        _idle.append(_this_thread.inbox)
 
 
-def _move_to(processors: set[int] | None) -> None:
+def _set_processors(processors: set[int] | None) -> None:
     """Allow this thread the caller's processors, where the system permits."""
-    if processors and processors != _here.processors:
+    if processors and processors != _this_thread.processors:
         with suppress(OSError):
             os.sched_setaffinity(0, processors)
-        _here.processors = processors
-
-
-def _run_here(work: Callable[[], Result], last: Sequence[Callable[[], object]]) -> Result:
-    try:
-        return work()
-    finally:
-        for step in last:
-            step()
+        _this_thread.processors = processors
 
 
 class ForkSafeLock:

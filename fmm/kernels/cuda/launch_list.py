@@ -18,8 +18,8 @@ from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 
 # Bases of the addresses in a launch's parameters: the operands and the workspace, the flag that is up if C has an inf
-# or NaN, the host's count of recomputed products, and a launch's own counters. One more base is APART, the addend
-# where C does not hold it; the addend is aligned as C is.
+# or NaN, the host's count of recomputed products, and a launch's own counters. One more base is ADDEND, for an
+# addend that C does not hold; it is aligned as C is.
 BASES = ("A", "B", "C", "W")
 FLAG, HOST_COUNT, COUNTERS = "flag", "host count", "counters"
 PARAMETER_BYTES = 4096  # the largest parameter that every driver passes to a kernel

@@ -34,7 +34,7 @@ from fmm.kernels.cuda.ops import (
     rank_op,
 )
 from fmm.kernels.cuda.products.f16_sums import PlaneSums
-from fmm.kernels.cuda.products.fused import Blocks, FusedLaunches, updating_op
+from fmm.kernels.cuda.products.fused import Blocks, FusedLaunches, tile_op_with_update
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, leaf_strategy
 from fmm.kernels.cuda.recompute.recompute import can_recompute, recompute_launches
 from fmm.kernels.cuda.select import fuse_plane_sums, preparation_launches, select_launches
@@ -78,6 +78,8 @@ def record_launches(plan: Plan, problem: Problem, target: Target) -> LaunchList:
     PlanError if no kernel can do one of its sums, or if its leaf does not support the type.
     """
     wanted = record_operations(plan, problem)
+    if problem.type.exact:  # integers have no inf or NaN
+        target = replace(target, flagged=False)
     steps: list[Step] = []
     streams: list[int] = []
     recomputes = target.flagged and can_recompute(problem)
@@ -94,7 +96,7 @@ def record_launches(plan: Plan, problem: Problem, target: Target) -> LaunchList:
         streams += [stream] * len(selected)
         unflagged = (unflagged and not _mirrors_result(op)) or _writes_unflagged(op, selected)
     if recomputes:
-        # A plan of one GEMM is the vendor's own product, whose inf and NaN are right, unless its leaf saves products.
+        # A plan of one GEMM is the vendor's own product, with the right inf and NaN, unless its leaf saves products.
         scanned = unflagged and (len(wanted.ops) > 1 or plan.leaf_use.leaf.saves_products)
         recomputing = _recompute_steps(problem, scanned, target, addend)
         steps += recomputing
@@ -124,7 +126,7 @@ def record_operations(plan: Plan, problem: Problem) -> OperationList:
     if addend is not None and has_matching_layout(addend, operands["C"]):
         operands[ADDEND] = addend
     elif addend is not None:
-        recorder.begin(addend, operands["C"])
+        recorder.copy_addend(addend, operands["C"])
     walk_plan(plan, operands, recorder, problem.dtype, problem.alpha, problem.beta, problem.op, problem.fill)
     return OperationList(plan, problem, tuple(recorder.ops), tuple(recorder.streams), recorder.peak)
 
@@ -250,7 +252,7 @@ class Recorder:
         shifted = (x._replace(offset=x.offset + origins[x.base] - first_origins[x.base]) for x in op.arrays)
         return replace(op, arrays=tuple(shifted))
 
-    def begin(self, addend: View, dest: View) -> None:
+    def copy_addend(self, addend: View, dest: View) -> None:
         """Record the copy of the addend to the result, where no kernel can read the addend in place."""
         if (op := copy_op("begin C", addend, dest)) is not None:
             self._record(op)
@@ -286,7 +288,7 @@ class Recorder:
         if m == 0 or n == 0:
             return
         if k == 0 or alpha == 0:
-            self.begin(added, dest)
+            self.copy_addend(added, dest)
             self._scale(dest, beta)
             return
         self._record_gemm(leaf, [product], dtype, alpha, beta, added)
@@ -374,7 +376,9 @@ class Recorder:
         )
         if any(x.rows and x.cols for x in writes):
             use = step.product.plan.leaf_use
-            self._record(updating_op(use, writes[0].dtype, factors[0], factors[1], step.update.program, reads, writes))
+            self._record(
+                tile_op_with_update(use, writes[0].dtype, factors[0], factors[1], step.update.program, reads, writes)
+            )
         return True
 
     def multiply_with_sums(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
@@ -383,7 +387,7 @@ class Recorder:
         if level is None:
             return False
         if ADDEND in operands:
-            self.begin(operands[ADDEND], operands["C"])
+            self.copy_addend(operands[ADDEND], operands["C"])
         m, k, n = level.scheme.size
         grids = zip("ABC", ((m, k), (k, n), (m, n)), strict=True)
         places = [operand_blocks(x, operands[x].rows, operands[x].cols, grid, level.unit) for x, grid in grids]

@@ -59,7 +59,7 @@ def select_launches(
 
 def _select_gemm(op: GemmOp, target: Target) -> SelectedSteps:
     """Return the steps of a product by its leaf. A kernel that cannot read the addend in place adds to a copy in C."""
-    name = op.use.leaf.selected_as
+    name = op.use.leaf.kernel_leaf_name
     if name not in SELECTORS:
         raise PlanError(f"no product on a CUDA device is registered for the leaf {op.leaf}")
     if op.addend is None:
@@ -93,7 +93,7 @@ def _select_mirrored(op: MirroredOp, target: Target) -> SelectedSteps:
 
 def preparation_launches(op: GemmOp, target: Target) -> Preparation:
     """Return the launches that prepare the operand named in `op.prepared`; none if the leaf prepares nothing."""
-    prepare = PREPARERS.get(op.use.leaf.selected_as)
+    prepare = PREPARERS.get(op.use.leaf.kernel_leaf_name)
     return prepare(op, target) if prepare else ((), 0)
 
 
@@ -191,7 +191,7 @@ def _with_best_strategy(op: TileOp, target: Target) -> TileOp:
 
 
 def _warpgroup_launch(op: GemmOp, target: Target) -> Launch | str:
-    """Return the launch of the warpgroup kernel, or the reason why there is none."""
+    """Return the launch of the warpgroup kernel, or the reason why the kernel cannot run."""
     if not target.chip.has_warpgroups:
         return "only compute capability 9.0 has its instructions"
     if any(target.divides[x.base] % VECTOR_BYTES for x in op.pieces):
@@ -286,7 +286,7 @@ def fuse_plane_sums(ops: Sequence[Op], target: Target) -> list[Op | PlaneSums]:
 
 
 def select_residues(op: GemmOp, target: Target) -> SelectedSteps:
-    """Return the launches of a product by residues; the vendor where the chip has no such tensor cores."""
+    """Return the launches of a product by residues; by the vendor where the chip lacks the tensor cores."""
     product, chip = _residue_product(op, target), target.chip
     if product is not None:
         return residue_launches(product, target.divides, target.flagged)
@@ -324,7 +324,7 @@ SELECTORS: Final[dict[str, Selector]] = {
     "f16x3": select_f16x3,
     "bytes": select_residues,
 }
-# By leaf, the function that prepares an operand, for leaves whose row has a preparation.
+# By leaf, the function that prepares an operand, for leaves that have a preparation.
 PREPARERS: Final[dict[str, Callable[[GemmOp, Target], Preparation]]] = {
     "f16x3": prepare_planes,
     "bytes": prepare_residues,

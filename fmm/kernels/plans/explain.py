@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.level import parse_level
-from fmm.kernels.plans.lower import level_in_leaf, lower_leaf_level, lower_level, with_steps
+from fmm.kernels.plans.lower import level_in_leaf, lower_leaf_level, lower_level, require_level_with_steps
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps
@@ -34,7 +34,7 @@ def plan_table(plan: Plan, m: int, k: int, n: int, itemsize: int, params: GemmPa
         lines.append((*row[:3], str(row.products), format_bytes(row.temporaries)))
     widths = [max(len(line[i]) for line in lines) for i in range(5)]
     text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
-    text += filter(None, (with_steps(level).describe_launches() for level in plan.levels))
+    text += filter(None, (require_level_with_steps(level).describe_launches() for level in plan.levels))
     leaves, triangles = leaf_products(plan, m, k, n, params, itemsize), leaf_triangles(plan, m, k, n, params)
     done, classical = multiplications(plan, m, k, n, params), m * k * n
     share = f"{done / classical:.1%} of the classical multiplications, " if classical else ""
@@ -57,7 +57,7 @@ def plan_rows(
             does = "lower triangle, then its mirror" if mirrors[0].fill == "full" else "lower triangle of a temporary"
             name = str(params.op)
         elif plan.levels:
-            name, does = str(plan.levels[0]), with_steps(plan.levels[0]).describe(steps)
+            name, does = str(plan.levels[0]), require_level_with_steps(plan.levels[0]).describe(steps)
         else:
             name, does = str(params.op), "alpha and beta"
         yield PlanRow(name, f"{m} x {k} x {n}", does, len(products), held)

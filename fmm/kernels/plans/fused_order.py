@@ -13,7 +13,7 @@ from typing import Final
 
 from fmm.kernels.algorithms.scheme import Scheme
 
-TASKS = ("streams", "atomic", "variants")  # options of a fused level in a plan
+FUSED_OPTIONS = ("streams", "atomic", "variants")  # options of a fused level in a plan
 MAX_STREAMS = 7  # for the products of one level
 Task = tuple[int, ...]  # products of one launch
 StreamTasks = tuple[Task, ...]  # launches one after the other
@@ -26,7 +26,7 @@ def launch_stages(scheme: Scheme, options: tuple[str, ...] = ()) -> tuple[Stage,
     """Return the launches of a fused level: all in order, on two `streams`, or with `atomic` writes on many streams."""
     tasks = variant_tasks(scheme, "atomic" in options) if "variants" in options else [(p,) for p in range(scheme.rank)]
     if "streams" in options:
-        return tuple(_two_streams(tasks, [_blocks_written(scheme, task) for task in tasks]))
+        return tuple(_two_stream_stages(tasks, [_blocks_written(scheme, task) for task in tasks]))
     if "atomic" in options:
         return (tuple(tuple(tasks[i::MAX_STREAMS]) for i in range(min(MAX_STREAMS, len(tasks)))),)
     return ((tuple(tasks),),)
@@ -60,7 +60,7 @@ def _blocks_written(scheme: Scheme, task: Sequence[int]) -> Blocks:
     return frozenset(i for i, row in enumerate(scheme.w) if any(row[p] for p in task))
 
 
-def _two_streams(tasks: Sequence[Task], written: Sequence[Blocks]) -> Iterator[Stage]:
+def _two_stream_stages(tasks: Sequence[Task], written: Sequence[Blocks]) -> Iterator[Stage]:
     """Yield the stages of Figure 7.
 
     A stage begins with two tasks that share no block. Another task joins the stream with which it shares blocks, unless
@@ -110,7 +110,7 @@ FIGURE_6: Final[tuple[tuple[int, int, Operands, int], ...]] = (
     (2, 8, (2, 4, 2), 8),
     (2, 9, (4, 2, 2), 8),
 )
-_NAMES: Final = {w: f"Var#{number}" if level else "GEMM" for level, number, w, _ in FIGURE_6}
+_VARIANT_NAMES: Final = {w: f"Var#{number}" if level else "GEMM" for level, number, w, _ in FIGURE_6}
 
 
 def blocks_touched(scheme: Scheme, product: int) -> Operands:
@@ -121,7 +121,7 @@ def blocks_touched(scheme: Scheme, product: int) -> Operands:
 
 def variant_name(w: Operands) -> str:
     """Return the number of the variant in Figure 6 (no two of its levels share counts), or else the counts."""
-    return _NAMES.get(w, "W({},{},{})".format(*w))
+    return _VARIANT_NAMES.get(w, "W({},{},{})".format(*w))
 
 
 def list_variants(found: Iterable[Operands]) -> str:

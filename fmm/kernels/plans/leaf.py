@@ -35,7 +35,7 @@ class LeafOption:
     searched: bool = False  # the tuner's search tries it (candidates never have options)
 
 
-def _no_scratch(m: int, k: int, n: int, count: int) -> int:
+def _no_scratch_bytes(m: int, k: int, n: int, count: int) -> int:
     return 0
 
 
@@ -66,7 +66,7 @@ class Leaf:
     # One product by it
     call_text: str = "one launch"  # in explain's table
     launches: int = 1  # launches or library calls
-    scratch: Scratch = _no_scratch  # bytes of workspace
+    scratch: Scratch = _no_scratch_bytes  # bytes of workspace
     typed_scratch: TypedScratch | None = None  # replaces `scratch` if the bytes depend on the type
     host_product: HostProduct | None = None
     host_product_with_scratch: HostProductWithScratch | None = None  # uses scratch, and threads of its own
@@ -112,7 +112,7 @@ class Leaf:
     end: str = ""
 
     @property
-    def selected_as(self) -> str:
+    def kernel_leaf_name(self) -> str:
         """The leaf name under which a device selects kernels."""
         return self.end or self.name
 
@@ -122,12 +122,12 @@ class Leaf:
         return bool(self.types_with_sums)
 
     @property
-    def spelled(self) -> str:
+    def displayed_name(self) -> str:
         """Its names without options, as messages list them: `lt0 to lt31`."""
         return f"{self.name}0 to {self.name}{self.numbers - 1}" if self.numbers else self.name
 
     @property
-    def of_library(self) -> bool:
+    def is_vendor_product(self) -> bool:
         """True for a product of the vendor's library."""
         return not (self.rate or self.only_below_levels) and self.time_formula == "vendor"
 
@@ -137,7 +137,7 @@ class Leaf:
         return tuple(form for form in self.forms if form not in self.unprobed)
 
     @property
-    def tried_names(self) -> tuple[str, ...]:
+    def candidate_names(self) -> tuple[str, ...]:
         """Its names in candidates: the first few of a numbered leaf."""
         if not self.numbers:
             return (self.name,)
@@ -147,7 +147,7 @@ class Leaf:
     def searched_names(self) -> tuple[str, ...]:
         """Its names in the tuner's search: those of candidates, without options and with each of them."""
         options = [option.name for group in self.options for option in group if option.searched]
-        return (*self.tried_names, *(f"{name}.{option}" for name in self.tried_names for option in options))
+        return (*self.candidate_names, *(f"{name}.{option}" for name in self.candidate_names for option in options))
 
     @property
     def uses(self) -> Iterator[LeafUse]:
@@ -261,30 +261,30 @@ def leaf_use(text: str) -> LeafUse:
     return use
 
 
-def option_use(text: str) -> LeafUse:
+def leaf_of_option(text: str) -> LeafUse:
     """Return the leaf that a level's option names. There `residues(14)` is short for `residues(14) > bytes`."""
     family_rows = (row for row in plan_leaves() if row.level)
     full_names = (row.name for row in family_rows if row.name == f"{text} > {row.end}")
     return leaf_use(next(full_names, text))
 
 
-def option_text(use: LeafUse) -> str:
-    """Return the text of this leaf in a level's option: the short one where `option_use` understands it."""
-    return str(use).removesuffix(f" > {use.leaf.selected_as}") if str(use).count(">") == 1 else str(use)
+def leaf_option_text(use: LeafUse) -> str:
+    """Return the text of this leaf in a level's option: the short one where `leaf_of_option` understands it."""
+    return str(use).removesuffix(f" > {use.leaf.kernel_leaf_name}") if str(use).count(">") == 1 else str(use)
 
 
 def valid_leaves() -> str:
     """Return all leaves that a plan may name, in one sentence."""
     leaves = [leaf for leaf in LEAVES if not leaf.only_below_levels]
-    simple = [leaf.spelled for leaf in leaves if not leaf.options and leaf.orders]
-    text = f"{', '.join(simple)}, each with {_alternatives(ORDERS)} after it or without"
-    text += "".join(f"; {leaf.spelled} without" for leaf in leaves if not leaf.options and not leaf.orders)
+    simple = [leaf.displayed_name for leaf in leaves if not leaf.options and leaf.orders]
+    text = f"{', '.join(simple)}, each with {_join_with_or(ORDERS)} after it or without"
+    text += "".join(f"; {leaf.displayed_name} without" for leaf in leaves if not leaf.options and not leaf.orders)
     for leaf in leaves:
         if leaf.options:
             first, *others = leaf.options
-            names = [leaf.spelled, *(f"{leaf.spelled}.{option.name}" for option in first)]
+            names = [leaf.displayed_name, *(f"{leaf.displayed_name}.{option.name}" for option in first)]
             text += f"; {', '.join(names)} too"
-            text += "".join(f", also with {_alternatives([o.name for o in group])} after the name" for group in others)
+            text += "".join(f", also with {_join_with_or([o.name for o in group])} after the name" for group in others)
     return text + "".join(f"; below {family.name} {family.end}" for family in LEAF_FAMILIES)
 
 
@@ -292,8 +292,8 @@ def fusing_leaves() -> str:
     """Return the leaves above which a fused level may stand, in a few words."""
     leaves = [leaf for leaf in LEAVES if leaf.sums_inside]
     without = [o.name for leaf in leaves for group in leaf.options for o in group if not o.fused]
-    return " or ".join(leaf.name for leaf in leaves) + (f" (without {_alternatives(without)})" if without else "")
+    return " or ".join(leaf.name for leaf in leaves) + (f" (without {_join_with_or(without)})" if without else "")
 
 
-def _alternatives(names: Sequence[str]) -> str:
+def _join_with_or(names: Sequence[str]) -> str:
     return " or ".join(f".{name}" for name in names)

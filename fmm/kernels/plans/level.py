@@ -107,7 +107,7 @@ class Level(ABC):
         """The level with one recursion less; None if nothing of the level is left."""
         return None
 
-    def conjugating(self, a: bool, b: bool) -> Level | None:
+    def with_conjugation(self, a: bool, b: bool) -> Level | None:
         """Return the level that multiplies conj(A) if `a`, and conj(B) if `b`, where this one multiplies A and B.
 
         None: the operands must be conjugated before the product.

@@ -54,7 +54,7 @@ class LevelWithSteps(Level):
         raise PlanError(f"{self} does not cut Gram products")
 
     @property
-    def same_above_levels(self) -> bool:
+    def has_same_steps_above_levels(self) -> bool:
         """True if the steps of A B differ only in the plan of the products, above every plan that has levels."""
         return False
 
@@ -83,7 +83,7 @@ class LevelInLeaf(LevelWithSteps):
     """A level that one leaf runs with everything below it: its steps are counted and explained, and never walked."""
 
     @abstractmethod
-    def lower_inside(self, plan: Plan, size: Shape, params: GemmParams, itemsize: int, dtype: str = "") -> LevelSteps:
+    def lower_in_leaf(self, plan: Plan, size: Shape, params: GemmParams, itemsize: int, dtype: str = "") -> LevelSteps:
         """Return the steps of a product of numbers of `itemsize` bytes. `plan` ends in this level.
 
         `dtype` may be omitted where the bytes determine the steps.
@@ -94,7 +94,7 @@ class LevelInLeaf(LevelWithSteps):
         """Return the cost of one multiplication in these steps, in multiplications of the level's own numbers."""
 
 
-def with_steps(level: Level) -> LevelWithSteps:
+def require_level_with_steps(level: Level) -> LevelWithSteps:
     """Return the same level; raise PlanError for a user's level that has no steps."""
     if not isinstance(level, LevelWithSteps):
         raise PlanError(f"{level} does not say which steps it becomes")
@@ -131,10 +131,14 @@ def lower_level(
     plain = (alpha, beta) == (1, 0)
     if not plan.levels:
         return None if plain else _update_in_bands(plan, m, k, n, alpha, beta)
-    first = with_steps(plan.levels[0])
+    first = require_level_with_steps(plan.levels[0])
     if plain or first.takes_alpha_beta:
         return first.lower(plan, m, k, n, alpha, beta)
-    # The level computes A B only: the product goes to a temporary first.
+    return update_from_temporary(plan, m, k, n, alpha, beta)
+
+
+def update_from_temporary(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
+    """Return the steps that compute A B in a temporary, and then C = alpha A B + beta C in a pass of its own."""
     d, c = whole_matrix("D", m, n), whole_matrix("C", m, n)
     product = Product(whole_matrix("A", m, k), whole_matrix("B", k, n), d, plan)
     update = Sum("update", updating_program(COPY, alpha, beta), (d, c) if beta else (d,), (c,))
@@ -152,7 +156,7 @@ def lower_leaf_level(
     level = level_in_leaf(plan)
     if plan.levels or level is None or params.op != "product":
         return None
-    return level.lower_inside(plan, (m, k, n), params, itemsize, dtype)
+    return level.lower_in_leaf(plan, (m, k, n), params, itemsize, dtype)
 
 
 def _update_in_bands(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
@@ -177,7 +181,7 @@ def _lower_gram(plan: Plan, n: int, k: int, params: GemmParams) -> LevelSteps | 
         return LevelSteps((), (Product(a, b, c, plan, params._replace(fill="loose")), Mirror(c, c)))
     if not plan.levels:
         return None
-    first, plain = with_steps(plan.levels[0]), (params.alpha, params.beta) == (1, 0)
+    first, plain = require_level_with_steps(plan.levels[0]), (params.alpha, params.beta) == (1, 0)
     if (plain or first.takes_alpha_beta) and (params.fill == "loose" or first.keeps_upper_triangle):
         return first.lower_triangle(plan, n, k, params)
     d = whole_matrix("D", n, n)

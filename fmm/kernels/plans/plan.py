@@ -24,7 +24,7 @@ from fmm.kernels.plans.level import LEVEL_KINDS, Level, parse_level
 from fmm.kernels.plans.level import PlanError as PlanError
 from fmm.kernels.registry import clear_on_registration
 
-MAX_LENGTH = 1000  # characters of a plan's text: some forty levels, more than any product needs
+MAX_TEXT_LENGTH = 1000  # characters of a plan's text: some forty levels, more than any product needs
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,12 @@ class Plan:
         """The plan with one recursion less in its outermost recursive level; without recursion, the plan itself."""
         return _shallower(self)
 
-    def conjugating(self, a: bool, b: bool) -> Plan | None:
+    def with_conjugation(self, a: bool, b: bool) -> Plan | None:
         """Return the plan that multiplies conj(A) if `a`, and conj(B) if `b`, where this one multiplies A and B.
 
         None: the operands must be conjugated before the product.
         """
-        first = self.levels[0].conjugating(a, b) if self.levels else None
+        first = self.levels[0].with_conjugation(a, b) if self.levels else None
         return None if first is None else replace(self, levels=(first, *self.levels[1:]))
 
     # ---- facts of its levels and leaves
@@ -223,8 +223,10 @@ class Plan:
         """
         if not isinstance(text, str):
             raise PlanError(f"a plan is a text such as 'winograd > vendor', not {text!r}")
-        if len(text) > MAX_LENGTH:
-            raise PlanError(f"a plan is a text of at most {MAX_LENGTH} letters, not of {len(text)}: {text[:40]!r} ...")
+        if len(text) > MAX_TEXT_LENGTH:
+            raise PlanError(
+                f"a plan is a text of at most {MAX_TEXT_LENGTH} letters, not of {len(text)}: {text[:40]!r} ..."
+            )
         return _parse(text)
 
 
@@ -257,16 +259,16 @@ def _gram_plan(plan: Plan) -> Plan:
 @lru_cache(maxsize=4096)
 def _parse(text: str) -> Plan:
     try:
-        return _read(text)
+        return _plan_from_text(text)
     except PlanError as error:
-        meant = next((near for near in _similar_texts(text) if near != text and _can_be_read(near)), None)
+        meant = next((near for near in _similar_texts(text) if near != text and _is_plan_text(near)), None)
         if meant is None:
             raise
-        upper = " (plans are in lower case)" if text != text.lower() and _can_be_read(text.lower()) else ""
+        upper = " (plans are in lower case)" if text != text.lower() and _is_plan_text(text.lower()) else ""
         raise PlanError(f"did you mean {meant!r}{upper}? {error}") from None
 
 
-def _read(text: str) -> Plan:
+def _plan_from_text(text: str) -> Plan:
     *level_texts, leaf = (part.strip() for part in text.split(">"))
     if leaf not in leaf_uses():
         raise PlanError(f"{text!r} ends in {leaf!r}; a plan ends in its leaf: {valid_leaves()}")
@@ -280,21 +282,21 @@ def _read(text: str) -> Plan:
         raise PlanError(f"{text!r}: {error}") from None
 
 
-def _can_be_read(text: str) -> bool:
+def _is_plan_text(text: str) -> bool:
     try:
-        _read(text)
+        _plan_from_text(text)
     except PlanError:
         return False
     return True
 
 
-_NAMES = re.compile(r"(^|\*\s*)([\w-]+)")  # at the start of a level, and behind the * of a composition
-_ARROWS = re.compile(r"\s*[-=]*>\s*|\s*→\s*|(?<![*\s])\s+(?![*\s])")
+_NAME_PATTERN = re.compile(r"(^|\*\s*)([\w-]+)")  # at the start of a level, and behind the * of a composition
+_SEPARATOR_PATTERN = re.compile(r"\s*[-=]*>\s*|\s*→\s*|(?<![*\s])\s+(?![*\s])")
 
 
 def _similar_texts(text: str) -> Iterator[str]:
     """Yield texts that may be meant by a text that is no plan: with the nearest names, with a leaf at the end."""
-    parts = [part for part in _ARROWS.split(text.strip().strip("'\"").lower()) if part]
+    parts = [part for part in _SEPARATOR_PATTERN.split(text.strip().strip("'\"").lower()) if part]
     if not parts:
         return
     above = [_with_valid_names(level) for level in parts[:-1]]
@@ -310,4 +312,4 @@ def _with_valid_names(level: str) -> str:
     def nearest(found: re.Match[str]) -> str:
         return found[1] + next(iter(get_close_matches(found[2], words, 1)), found[2])
 
-    return _NAMES.sub(nearest, level)
+    return _NAME_PATTERN.sub(nearest, level)

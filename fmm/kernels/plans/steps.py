@@ -46,9 +46,9 @@ class ProductWithSums:
     update: Sum
 
     @property
-    def separate(self) -> tuple[Sum | Product, ...]:
+    def as_two_steps(self) -> tuple[Sum | Product, ...]:
         """The same in two steps. The product then needs the temporary that it names."""
-        update = self.update.tidied
+        update = self.update.simplified
         return (self.product, update) if update.writes else (self.product,)
 
 
@@ -88,7 +88,7 @@ class LevelSteps:
             if isinstance(step, ProductBatch):
                 yield from step.products
             elif isinstance(step, ProductWithSums):
-                yield from step.separate
+                yield from step.as_two_steps
             else:
                 yield step
 
@@ -142,12 +142,6 @@ class LevelNeeds:
     batches: tuple[tuple[Plan, Shape, int], ...] = ()  # the last number: products of the batch
     streams: int = 1
 
-    def with_plan(self, plan: Plan) -> LevelNeeds:
-        """Return the needs if this plan, which has levels of its own, computes all products."""
-        products = dict.fromkeys((plan, size, params) for _, size, params in self.products)
-        batches = tuple((plan, size, count) for _, size, count in self.batches)
-        return replace(self, products=tuple(products), batches=batches)
-
 
 def level_needs(steps: LevelSteps) -> LevelNeeds:
     """Return the memory needs of a level's steps."""
@@ -167,28 +161,28 @@ def with_addend(level: LevelSteps) -> LevelSteps:
     written: list[Place] = []
     steps: list[Step] = []
     for step in level.steps:
-        parts = step.products if isinstance(step, ProductBatch) and _reads_old(step, written) else (step,)
+        parts = step.products if isinstance(step, ProductBatch) and _reads_unwritten_c(step, written) else (step,)
         for part in parts:
-            steps.append(_reading_addend(part, written))
-            written += [place for place in _writes(part) if place.name == "C"]
+            steps.append(_with_addend_read(part, written))
+            written += [place for place in _places_written(part) if place.name == "C"]
     return replace(level, steps=tuple(steps))
 
 
-def _reading_addend(step: Step, written: list[Place]) -> Step:
-    if not _reads_old(step, written):
+def _with_addend_read(step: Step, written: list[Place]) -> Step:
+    if not _reads_unwritten_c(step, written):
         return step
     if isinstance(step, Product):
         return replace(step, has_addend=True)
     if not isinstance(step, Sum):
         raise PlanError("the steps of this level cannot add another matrix than C")
-    return replace(step, reads=tuple(replace(p, name=ADDEND) if _is_old(p, written) else p for p in step.reads))
+    return replace(step, reads=tuple(replace(p, name=ADDEND) if _is_unwritten_c(p, written) else p for p in step.reads))
 
 
-def _reads_old(step: Step, written: list[Place]) -> bool:
-    return any(_is_old(place, written) for place in _reads(step))
+def _reads_unwritten_c(step: Step, written: list[Place]) -> bool:
+    return any(_is_unwritten_c(place, written) for place in _places_read(step))
 
 
-def _is_old(place: Place, written: list[Place]) -> bool:
+def _is_unwritten_c(place: Place, written: list[Place]) -> bool:
     """Return True for a place of C of which no part has been written."""
     if place.name != "C" or not place.rows or not place.cols:
         return False
@@ -198,19 +192,19 @@ def _is_old(place: Place, written: list[Place]) -> bool:
     return not met
 
 
-def _reads(step: Step) -> tuple[Place, ...]:
+def _places_read(step: Step) -> tuple[Place, ...]:
     if isinstance(step, Sum):
         return step.reads
     if isinstance(step, Product):
         return (step.dest,) if step.accumulate else ()
     if isinstance(step, ProductWithSums):
-        return (*_reads(step.product), *step.update.reads[1:])
+        return (*_places_read(step.product), *step.update.reads[1:])
     if isinstance(step, ProductBatch):
-        return tuple(place for product in step.products for place in _reads(product))
+        return tuple(place for product in step.products for place in _places_read(product))
     return (step.source, *((step.dest,) if step.beta else ()))
 
 
-def _writes(step: Step) -> tuple[Place, ...]:
+def _places_written(step: Step) -> tuple[Place, ...]:
     if isinstance(step, Sum):
         return step.writes
     if isinstance(step, ProductWithSums):

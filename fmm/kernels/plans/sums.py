@@ -45,7 +45,7 @@ class Place:
         return Place(self.name, self.row, self.col, min(rows, self.rows), min(cols, self.cols), self.part)
 
     @property
-    def upright(self) -> Place:
+    def untransposed(self) -> Place:
         """The place in the matrix itself, for a rectangle of its transpose."""
         if self.part != "transpose":
             return self
@@ -124,7 +124,7 @@ class Sum:
         return tuple(place for v, place in enumerate(self.reads) if v in used)
 
     @property
-    def tidied(self) -> Sum:
+    def simplified(self) -> Sum:
         """The same sums with each place read once, and without outputs that already stand in their place."""
         places = tuple(dict.fromkeys(self.reads))
         rename = [places.index(place) for place in self.reads]

@@ -142,7 +142,7 @@ def walk_plan(
 def _run_level(level: LevelSteps, operands: Operands, machine: Machine, dtype: str) -> None:
     """Execute a level's steps with temporaries of its own. `dtype`: the type of its temporaries and products."""
     mark = machine.used
-    _take_temporaries(level, operands, machine, dtype)
+    _allocate_temporaries(level, operands, machine, dtype)
     steps = with_addend(level).steps if ADDEND in operands else level.steps
     # Neighbouring products may run concurrently if the level has several streams.
     for concurrent, group in groupby(steps, lambda step: level.streams > 1 and isinstance(step, Product)):
@@ -155,7 +155,7 @@ def _run_level(level: LevelSteps, operands: Operands, machine: Machine, dtype: s
     machine.release(mark)
 
 
-def _take_temporaries(level: LevelSteps, operands: Operands, machine: Machine, dtype: str) -> None:
+def _allocate_temporaries(level: LevelSteps, operands: Operands, machine: Machine, dtype: str) -> None:
     """Add the level's temporaries to the operands. A row-major operand serves as its own row-major copy."""
     column_major = machine.column_major_sums(level)
     copies = {step.copy.name: step for step in level.steps if isinstance(step, RowMajorCopy)}
@@ -206,7 +206,7 @@ def _run_product_then_sums(step: ProductWithSums, operands: Operands, machine: M
     mark, dest = machine.used, step.product.dest
     if dest.name not in operands:
         operands = operands | {dest.name: machine.take(dest.rows, dest.cols, False, dtype)}
-    for part in step.separate:
+    for part in step.as_two_steps:
         _run_step(part, operands, machine, dtype)
     machine.release(mark)
 

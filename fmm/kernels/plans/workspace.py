@@ -12,7 +12,7 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.leaf import plan_leaves
-from fmm.kernels.plans.lower import level_in_leaf, lower_leaf_level, lower_level, with_steps
+from fmm.kernels.plans.lower import level_in_leaf, lower_leaf_level, lower_level, require_level_with_steps
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.steps import LevelNeeds, level_needs
@@ -61,12 +61,15 @@ def _level_needs(plan: Plan, m: int, k: int, n: int, params: GemmParams) -> Leve
     Choosing compares many plans below the same level: the level's steps are made once, if at all.
     """
     if plan.levels and params == PLAIN:
-        first = with_steps(plan.levels[0])
+        first = require_level_with_steps(plan.levels[0])
         if (needs := first.needs(plan.rest, (m, k, n))) is not None:
             return needs
-        if first.same_above_levels and plan.rest.levels:
+        if first.has_same_steps_above_levels and plan.rest.levels:
             alone = _level_needs(Plan((first,)), m, k, n, params)
-            return alone and alone.with_plan(plan.rest)
+            assert alone is not None
+            products = dict.fromkeys((plan.rest, size, product_params) for _, size, product_params in alone.products)
+            batches = tuple((plan.rest, size, count) for _, size, count in alone.batches)
+            return replace(alone, products=tuple(products), batches=batches)
     steps = lower_level(plan, m, k, n, *params)
     return None if steps is None else level_needs(steps)
 
@@ -86,17 +89,19 @@ def leaf_products(
 
     `itemsize` matters for integers only, with products modulo several numbers.
     """
-    return {size: count for (size, is_gram), count in _leaves(plan, m, k, n, params, itemsize) if not is_gram}
+    return {
+        size: count for (size, is_gram), count in _count_leaf_products(plan, m, k, n, params, itemsize) if not is_gram
+    }
 
 
 def leaf_triangles(plan: Plan, m: int, k: int, n: int, params: GemmParams) -> dict[Shape, int]:
     """Return the number of leaf Gram products of each size; a leaf computes one triangle of them."""
-    return {size: count for (size, is_gram), count in _leaves(plan, m, k, n, params, 8) if is_gram}
+    return {size: count for (size, is_gram), count in _count_leaf_products(plan, m, k, n, params, 8) if is_gram}
 
 
 @clear_on_registration
 @lru_cache(maxsize=65536)
-def _leaves(
+def _count_leaf_products(
     plan: Plan, m: int, k: int, n: int, params: GemmParams, itemsize: int
 ) -> tuple[tuple[tuple[Shape, bool], int], ...]:
     steps = lower_level(plan, m, k, n, *params) or lower_leaf_level(plan, m, k, n, itemsize, params)
@@ -104,7 +109,7 @@ def _leaves(
         return ((((m, k, n), params.op != "product"), 1),)
     found: dict[tuple[Shape, bool], int] = {}
     for p in steps.products:
-        for leaf, count in _leaves(p.plan, *p.size, p.params, itemsize):
+        for leaf, count in _count_leaf_products(p.plan, *p.size, p.params, itemsize):
             found[leaf] = found.get(leaf, 0) + count
     return tuple(found.items())
 
@@ -158,7 +163,7 @@ def _with_another_leaf(plan: Plan, leaf_type: str, device: str | None) -> Plan |
     for row in plan_leaves():
         if device is None or device in row.devices:
             with suppress(PlanError):  # not every leaf forms sums inside its products
-                other = replace(plan, leaf=row.tried_names[0])
+                other = replace(plan, leaf=row.candidate_names[0])
                 if leaf_type in other.types:
                     return other
     return None

@@ -1,1 +1,1 @@
-"""Which plan answers a product, what it may cost, what is left to the vendor at once, and by what that is found."""
+"""The decision: plan or vendor, the limits of workspace and error, the calibration in force, and early declines."""

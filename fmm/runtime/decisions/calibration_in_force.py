@@ -47,11 +47,13 @@ def complete_calibration(tuned: Tuned, real: Tuned | None, guess: Calibration | 
     None if the tuning is not trusted. `real`: the tuning of a complex type's real type; complex plans may consist of
     real products. `guess`: the calibration by the device's datasheet.
     """
-    known, failed = tuned.trusted, tuned.failed
-    if known is not None and real is not None and real.trusted is not None:
-        known = replace(known, rates=MappingProxyType({**real.trusted.rates, **known.rates}))
+    calibration, failed = tuned.trusted, tuned.failed
+    if calibration is not None and real is not None and real.trusted is not None:
+        calibration = replace(calibration, rates=MappingProxyType({**real.trusted.rates, **calibration.rates}))
         failed += real.failed
-    return known if known is None or guess is None else add_unmeasured_rates(known, guess, failed)
+    if calibration is None or guess is None:
+        return calibration
+    return add_unmeasured_rates(calibration, guess, failed)
 
 
 @clear_on_registration

@@ -16,13 +16,14 @@ from typing import Any
 import torch
 
 from fmm.arrays.library import Library
-from fmm.arrays.torch_calls import explain_torch_fallback, plain_call, refused_out, resolve_marks
+from fmm.arrays.torch_calls import explain_torch_fallback, is_plain_call, is_refused_out, resolve_marks
 from fmm.arrays.torch_library import TORCH, torch_gemm, torch_library_of
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.runtime import gram as array_gram
 from fmm.runtime import matmul as array_matmul
 from fmm.runtime.decisions.decide import Decision
+from fmm.runtime.decisions.early_declines import OnDecline, no_action
 from fmm.runtime.decisions.limits import PlanConstraints
 from fmm.runtime.gemm import BlasGemmParams, explain_gemm, run_gemm
 from fmm.runtime.gram import GramParams, Triangle, run_gram
@@ -33,10 +34,10 @@ from fmm.runtime.prepare import prepare_call
 
 def matmul_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
     """Return the product of two tensors; it records gradients if an operand requires them."""
-    if not plain_call(a, b, out):
+    if not is_plain_call(a, b, out):
         if constraints.plan not in (None, VENDOR):
-            is_refused = out is not None and refused_out(out)
-            TORCH.vendor(a, b, out if is_refused else None)  # raises torch's own error for a call that torch rejects
+            must_fail = out is not None and is_refused_out(out)
+            TORCH.vendor(a, b, out if must_fail else None)  # raises torch's own error for a call that torch rejects
             raise PlanError(f"the plan {constraints.plan} cannot run here: {explain_torch_fallback(a, b, out)}")
         return TORCH.vendor(a, b, out)
     a, b = resolve_marks(a, b)
@@ -51,7 +52,7 @@ def matmul_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> An
 
 def explain_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Decision:
     """Return the decision of `matmul_tensors`; nothing is computed."""
-    if not plain_call(a, b, out):
+    if not is_plain_call(a, b, out):
         why = explain_torch_fallback(a, b, out)
         if constraints.plan not in (None, VENDOR):
             raise PlanError(f"the plan {constraints.plan} cannot run here: {why}")
@@ -61,7 +62,7 @@ def explain_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> D
 
 
 class Product(torch.autograd.Function):  # type: ignore[misc]
-    """A product by fmm whose gradients are products by fmm, and so can be differentiated again."""
+    """The autograd function of a product by fmm. Its gradients are products by fmm, with gradients of their own."""
 
     @staticmethod
     def forward(a: Any, b: Any, constraints: PlanConstraints) -> Any:
@@ -83,12 +84,19 @@ class Product(torch.autograd.Function):  # type: ignore[misc]
 # ---- gram
 
 
-def gram_tensors(a: Any, b: Any, out: Any, params: GramParams, constraints: PlanConstraints) -> Any:
+def gram_tensors(
+    a: Any,
+    b: Any,
+    out: Any,
+    params: GramParams,
+    constraints: PlanConstraints,
+    on_decline: OnDecline = no_action,
+) -> Any:
     """Return a product that is its own adjoint; it records gradients if an operand requires them."""
     if isinstance(a, torch.Tensor) and (a.is_floating_point() or a.is_complex()):  # torch takes no int above 64 bits
         params = params._replace(alpha=float(params.alpha), beta=float(params.beta))
     other = a if b is None else b
-    if not plain_call(a, other, out):
+    if not is_plain_call(a, other, out):
         return _gram_by_torch(a, b, out, params, constraints)
     a, other = resolve_marks(a, other)
     b = None if b is None else other
@@ -96,12 +104,12 @@ def gram_tensors(a: Any, b: Any, out: Any, params: GramParams, constraints: Plan
         if out is not None:
             return TORCH.vendor(a, other, out)  # raises torch's own error
         return Gram.apply(a, b, params, constraints)
-    return run_gram(torch_library_of(a), a, b, out, params, constraints)
+    return run_gram(torch_library_of(a), a, b, out, params, constraints, on_decline)
 
 
 def recurring_gram_tensors(library: Library, a: Any, out: Any, rows: bool, fill: Triangle) -> Any:
     """Return the product of a CUDA tensor and its adjoint by a cached call; None if gram_tensors must see the call."""
-    if not a.is_cuda or not plain_call(a, a, out) or a.is_neg() or (a.requires_grad and torch.is_grad_enabled()):
+    if not a.is_cuda or not is_plain_call(a, a, out) or a.is_neg() or (a.requires_grad and torch.is_grad_enabled()):
         return None
     return array_gram.run_recurring_gram(library, a, out, rows, fill)
 
@@ -121,7 +129,7 @@ def _gram_by_torch(a: Any, b: Any, out: Any, params: GramParams, constraints: Pl
 def explain_gram_tensors(a: Any, b: Any, out: Any, params: GramParams, constraints: PlanConstraints) -> Decision:
     """Return the decision of `gram_tensors`; nothing is computed."""
     other = a if b is None else b
-    if not plain_call(a, other, out):
+    if not is_plain_call(a, other, out):
         why = explain_torch_fallback(a, other, out)
         return Decision(VENDOR, None, f"torch answers: {why}", kernels=(TORCH.vendor_name,))
     a, other = resolve_marks(a, other)
@@ -131,7 +139,7 @@ def explain_gram_tensors(a: Any, b: Any, out: Any, params: GramParams, constrain
 
 
 class Gram(torch.autograd.Function):  # type: ignore[misc]
-    """A product by fmm that is its own adjoint, whose gradients are products by fmm."""
+    """The autograd function of fmm.gram. Its gradients are products by fmm."""
 
     @staticmethod
     def forward(a: Any, b: Any, params: GramParams, constraints: PlanConstraints) -> Any:
@@ -164,15 +172,23 @@ class Gram(torch.autograd.Function):  # type: ignore[misc]
 # ---- gemm
 
 
-def gemm_tensors(a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams, constraints: PlanConstraints) -> Any:
+def gemm_tensors(
+    a: Any,
+    b: Any,
+    c: Any,
+    out: Any,
+    params: BlasGemmParams,
+    constraints: PlanConstraints,
+    on_decline: OnDecline = no_action,
+) -> Any:
     """Return alpha op(a) op(b) + beta c; it records gradients if an operand requires them."""
     if not _is_plain_gemm(a, b, c, out):
         if constraints.plan not in (None, VENDOR):
             raise PlanError(f"the plan {constraints.plan} cannot run here: {_explain_gemm_fallback(a, b, c, out)}")
         return _gemm_by_torch(a, b, c, out, params)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (a, b, c)):
-        return _differentiable_gemm(a, b, c, out, params, constraints)
-    return _run_plain_gemm(a, b, c, out, params, constraints)
+        return _differentiable_gemm(a, b, c, out, params, constraints, on_decline)
+    return _run_plain_gemm(a, b, c, out, params, constraints, on_decline)
 
 
 def explain_gemm_tensors(
@@ -188,22 +204,30 @@ def explain_gemm_tensors(
 
 def _is_plain_gemm(a: Any, b: Any, c: Any, out: Any) -> bool:
     """Return True if fmm can compute the call. torch itself rejects a c of another type than a's."""
-    return plain_call(a, b, out) and (c is None or (plain_call(a, c, out) and c.dtype == a.dtype))
+    return is_plain_call(a, b, out) and (c is None or (is_plain_call(a, c, out) and c.dtype == a.dtype))
 
 
 def _explain_gemm_fallback(a: Any, b: Any, c: Any, out: Any) -> str:
-    if not plain_call(a, b, out):
+    if not is_plain_call(a, b, out):
         return explain_torch_fallback(a, b, out)
-    if plain_call(a, c, out):
+    if is_plain_call(a, c, out):
         return f"this call is torch's own: c is of {c.dtype}, a of {a.dtype}"
     return explain_torch_fallback(a, c, out).replace(": b is", ": c is")
 
 
-def _run_plain_gemm(a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams, constraints: PlanConstraints) -> Any:
+def _run_plain_gemm(
+    a: Any,
+    b: Any,
+    c: Any,
+    out: Any,
+    params: BlasGemmParams,
+    constraints: PlanConstraints,
+    on_decline: OnDecline = no_action,
+) -> Any:
     a, b, params = _conjugate_marks_as_ops(a, b, params)
     if c is not None and c is not out:
         c, _ = resolve_marks(c, c)
-    return run_gemm(torch_library_of(a), a, b, c, out, params, constraints)
+    return run_gemm(torch_library_of(a), a, b, c, out, params, constraints, on_decline)
 
 
 def _conjugate_marks_as_ops(a: Any, b: Any, params: BlasGemmParams) -> tuple[Any, Any, BlasGemmParams]:
@@ -232,7 +256,15 @@ def _gemm_by_torch(a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams) -> 
     return torch_gemm(a, b, c if params.beta else None, params.alpha, params.beta, out)
 
 
-def _differentiable_gemm(a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams, constraints: PlanConstraints) -> Any:
+def _differentiable_gemm(
+    a: Any,
+    b: Any,
+    c: Any,
+    out: Any,
+    params: BlasGemmParams,
+    constraints: PlanConstraints,
+    on_decline: OnDecline,
+) -> Any:
     """Return the result with gradients: by torch where no plan pays, and where torch rejects the call."""
     a, b = _apply_op(a, params.op_a), _apply_op(b, params.op_b)
     params = params._replace(op_a="N", op_b="N")
@@ -241,12 +273,13 @@ def _differentiable_gemm(a: Any, b: Any, c: Any, out: Any, params: BlasGemmParam
     left, right = resolve_marks(a, b)
     own = constraints._replace(params=GemmParams(params.alpha, 0))
     if prepare_call(torch_library_of(a), left.detach(), right.detach(), None, own).plan in (None, VENDOR):
+        on_decline(torch_library_of(a))
         return _gemm_by_torch(a, b, c, out, params)
     return Gemm.apply(a, b, c if params.beta else None, params, constraints)
 
 
 class Gemm(torch.autograd.Function):  # type: ignore[misc]
-    """alpha a b + beta c by fmm, whose gradients are products by fmm, and so can be differentiated again."""
+    """The autograd function of fmm.gemm. Its gradients are products by fmm, with gradients of their own."""
 
     @staticmethod
     def forward(a: Any, b: Any, c: Any, params: BlasGemmParams, constraints: PlanConstraints) -> Any:

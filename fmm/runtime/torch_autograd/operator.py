@@ -15,8 +15,8 @@ import torch
 from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fmm.arrays.torch_calls import MATMUL, PLAIN, is_compiling, is_exporting
-from fmm.arrays.torch_library import HOST_TYPES, NAMES
+from fmm.arrays.torch_calls import MATMUL, PLAIN_TENSORS, is_compiling, is_exporting
+from fmm.arrays.torch_library import HOST_TYPES, TYPE_NAMES
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.runtime.decisions.early_declines import SMALL
 from fmm.runtime.decisions.limits import PlanConstraints
@@ -42,13 +42,13 @@ def traced_matmul(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any
 
 
 def _is_worth_an_operator(a: Any, b: Any) -> bool:
-    """Return True if a graph is compiled with operands known to be large. An exported program must not need fmm."""
-    if not is_compiling() or is_exporting() or type(a) not in PLAIN or type(b) not in PLAIN:
+    """Return True while a graph is compiled, for large operands. An exported program must not need fmm."""
+    if not is_compiling() or is_exporting() or type(a) not in PLAIN_TENSORS or type(b) not in PLAIN_TENSORS:
         return False
     if a.dtype is not b.dtype or min(a.dim(), b.dim()) < 2 or a.device != b.device:
         return False
     kind = a.device.type
-    if kind not in ("cpu", "cuda") or a.dtype not in (NAMES if kind == "cuda" else HOST_TYPES):
+    if kind not in ("cpu", "cuda") or a.dtype not in (TYPE_NAMES if kind == "cuda" else HOST_TYPES):
         return False
     if torch.is_autocast_enabled(kind):
         return False
@@ -154,7 +154,7 @@ def _add_autograd_kernels() -> None:
 
 def _autograd_kernel(generated: Any, keys: Any, a: Any, b: Any, *rest: Any) -> Any:
     """Return torch's own product of tensors with tangents, as fmm.matmul does; else the operator's."""
-    if type(a) not in PLAIN or type(b) not in PLAIN:
+    if type(a) not in PLAIN_TENSORS or type(b) not in PLAIN_TENSORS:
         dtensor = getattr(sys.modules.get(DTENSOR_MODULE), "DTensor", ())  # loaded if one of them is a DTensor
         if isinstance(a, dtensor) or isinstance(b, dtensor):
             _register_sharding()

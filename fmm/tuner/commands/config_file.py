@@ -9,9 +9,11 @@ from pathlib import Path
 
 from fmm.config import files, schema
 from fmm.config.identity import Identity
+from fmm.config.reported_fields import reported_errors
 from fmm.config.schema import ConfigError, Raw, threshold_errors
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.tuner.findings.model_in_use import device_name
+from fmm.tuner.tune import path_argument
 
 # Options that may stand before the command or after it have no default here: a default would undo the earlier one.
 
@@ -23,12 +25,12 @@ def add_json(parser: argparse._ActionsContainer, what: str = "JSON") -> None:
 
 def add_output(parser: argparse._ActionsContainer, what: str, metavar: str = "PATH") -> None:
     """Add --output, the file or folder that a command writes."""
-    parser.add_argument("--output", type=Path, default=argparse.SUPPRESS, metavar=metavar, help=what)
+    parser.add_argument("--output", type=path_argument, default=argparse.SUPPRESS, metavar=metavar, help=what)
 
 
 def add_config(parser: argparse._ActionsContainer) -> None:
     """Add the optional argument CONFIG; the default is the config that fmm reads."""
-    parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG", help="(the one that fmm reads)")
+    parser.add_argument("config", nargs="?", type=path_argument, metavar="CONFIG", help="(the one that fmm reads)")
 
 
 def with_one_line_errors(run: Callable[[argparse.Namespace], int | None]) -> Callable[[argparse.Namespace], int]:
@@ -87,7 +89,8 @@ def checked_fully(key: str, dtype: str, raw: Raw) -> schema.Tuned:
                 raise ConfigError(f"{where}, entry {entry.size}: {error}") from None
     except ConfigError as error:
         wrong.append(error)
-    wrong += threshold_errors(field(raw, "thresholds"), f"{where}.thresholds")
+    if isinstance(raw, dict):
+        wrong += [*threshold_errors(raw.get("thresholds"), f"{where}.thresholds"), *reported_errors(raw, where)]
     if wrong:
         raise ConfigError("; ".join(map(str, wrong)))
     return found

@@ -17,13 +17,13 @@ from fmm.tuner.commands.config_file import (
     tuned_how,
     with_one_line_errors,
 )
-from fmm.tuner.tune import output_path
+from fmm.tuner.tune import output_path, path_argument
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     parser = commands.add_parser("merge", help="write the sections of other configs into one")
-    parser.add_argument("sources", nargs="+", type=Path, metavar="CONFIG")
+    parser.add_argument("sources", nargs="+", type=path_argument, metavar="CONFIG")
     parser.add_argument("--replace", action="store_true", help="let them replace sections that were tuned otherwise")
     add_output(parser, "the config to write (the one that fmm reads)")
     parser.set_defaults(run=with_one_line_errors(run_merge))

@@ -25,7 +25,7 @@ from fmm.tuner.findings.summary import TypeSummary, entry_size, threshold_text
 from fmm.tuner.fit.blocks import BlockFit, chosen_strategies, fit_block_model
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import RecordedTuning, Trial, TrialFile, first_look_trials, tuning_of
-from fmm.tuner.tune import output_path, trials_path
+from fmm.tuner.tune import output_path, path_argument, trials_path
 
 PARTS = "all", "thresholds", "blocks"
 
@@ -33,7 +33,7 @@ PARTS = "all", "thresholds", "blocks"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add --refit and --refit-part to the command without a name."""
     what = "fit CONFIG (the one that fmm reads) again from its trials; write it, or --output; measure nothing"
-    parser.add_argument("--refit", nargs="?", type=Path, const=Path(), metavar="CONFIG", help=what)
+    parser.add_argument("--refit", nargs="?", type=path_argument, const=Path(), metavar="CONFIG", help=what)
     parts = "what to fit again: all, the thresholds of the present model, or the block model and its tiles"
     parser.add_argument("--refit-part", choices=PARTS, default="all", help=parts)
 

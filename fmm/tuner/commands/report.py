@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fmm.config import schema
+from fmm.config.store import write_file
 from fmm.kernels.plans.plan import PlanError
 from fmm.tuner.commands.config_file import add_config, add_json, add_output, by_device, checked_fully, config_sections
 from fmm.tuner.device_registry import rejected_here
@@ -41,7 +42,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the command."""
     parser = commands.add_parser("report", help="draw a config and its trials: an HTML page, PNG and SVG files")
     add_config(parser)
-    add_output(parser, "where to write (the folder of the config)", "DIR")
+    add_output(parser, "where to write: a folder, or a file that ends in .html (the folder of the config)", "PATH")
     add_json(parser, "the files' names as JSON")
     parser.set_defaults(run=run_report)
 
@@ -49,12 +50,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run_report(options: argparse.Namespace) -> int:
     """Write report.html and the figures; the exit code is 1 if there is nothing to draw."""
     path = output_path(options.config)
-    folder = options.output or path.parent
     try:
         found = list(tuned_cases(path))
         if not found:
             raise schema.ConfigError(f"{path}: nothing to draw: no section has a calibration and trials beside it")
-        written = write_report(found, folder)
+        written = write_report(found, getattr(options, "output", None) or path.parent)
     except ModuleNotFoundError as error:
         print(f"fmm-tune report: {error.name} is not installed; pip install 'fmm-tune[tune]'", file=sys.stderr)
         return 1
@@ -72,10 +72,14 @@ def run_report(options: argparse.Namespace) -> int:
     return 0
 
 
-def write_report(found: Sequence[Case], folder: Path) -> list[Path]:
-    """Write the page, and every figure as PNG and SVG in a folder beside it; return the paths."""
+def write_report(found: Sequence[Case], output: Path) -> list[Path]:
+    """Write the page, and every figure as PNG and SVG in a folder beside it; return the paths.
+
+    `output` names the page, if it ends in .html, or else the folder of `report.html`.
+    """
     from matplotlib import rc_context
 
+    page, folder = (output, output.parent) if output.suffix == ".html" else (output / "report.html", output)
     drawings = folder / "report"
     drawings.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
@@ -93,6 +97,5 @@ def write_report(found: Sequence[Case], folder: Path) -> list[Path]:
             (case, {name: saved(draw(case), f"{case.device}-{case.dtype}-{name}") for name, draw in own.items()})
             for case, own in ((case, case_pictures(case)) for case in found)
         ]
-    html = folder / "report.html"
-    html.write_text(report_page(drawn, gains, (wide, narrow)), encoding="utf-8")
-    return [html, *paths]
+    write_file(page, report_page(drawn, gains, (wide, narrow)))
+    return [page, *paths]

@@ -260,4 +260,4 @@ def one_level_speedups(*tunings: Sequence[Trial]) -> list[tuple[Size, float]]:
 def is_one_level_above_vendor(plan: Plan) -> bool:
     """Return True if one level of the plan saves products and the vendor multiplies (aligned copies save none)."""
     saves = any(level.saves_products for level in plan.levels)
-    return plan.depth == 1 and saves and plan.leaf_use.leaf.of_library
+    return plan.depth == 1 and saves and plan.leaf_use.leaf.is_vendor_product

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from fmm.config.store import write_file
 from fmm.kernels.plans.plan import Plan
 
 # Okabe and Ito's colours for colour-blind readers.
@@ -75,10 +76,12 @@ def saved_picture(made: Any, stem: Path) -> tuple[list[Path], str]:
 
     png, svg = (stem.parent / f"{stem.name}.{kind}" for kind in ("png", "svg"))
     made.set_dpi(DOTS)
-    FigureCanvasAgg(made).print_png(png)  # type: ignore[no-untyped-call]
+    pixels = io.BytesIO()
+    FigureCanvasAgg(made).print_png(pixels)  # type: ignore[no-untyped-call]
+    write_file(png, pixels.getvalue())
     made.set_layout_engine("none")  # it stays as it is
     text = svg_text(made, stem.name)
-    svg.write_text(text, encoding="utf-8")
+    write_file(svg, text)
     return [png, svg], text
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from fmm.kernels.algorithms.additions import (
     AdditionProgram,
     Coefficient,
-    by_demand,
     chained_programs,
+    in_order_of_demand,
     renumbered_inputs,
     restricted_program,
     separate_sums,
@@ -117,16 +117,16 @@ def test_a_positive_term_comes_first() -> None:
 
 @given(random_programs())
 def test_by_demand_keeps_the_meaning_and_drops_what_nobody_needs(program: AdditionProgram) -> None:
-    late = by_demand(program)
+    late = in_order_of_demand(program)
     assert late.matrix() == program.matrix()
     read = {v for terms in late.lines for _, v in terms} | set(late.outputs)
     assert read >= set(range(late.inputs, late.inputs + len(late.lines)))
-    assert by_demand(late) == late
+    assert in_order_of_demand(late) == late
 
 
 def test_by_demand_forms_a_value_just_before_its_use() -> None:
     early = AdditionProgram(2, (((1, 0), (1, 1)), ((1, 0), (-1, 1)), ((2, 2),), ((2, 3),)), (4, 5))
-    late = by_demand(early)
+    late = in_order_of_demand(early)
     assert late.lines == (((1, 0), (1, 1)), ((2, 2),), ((1, 0), (-1, 1)), ((2, 4),))
     assert late.outputs == (3, 5)
 

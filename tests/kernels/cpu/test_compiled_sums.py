@@ -35,7 +35,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(len(found))
         return found
 
-    monkeypatch.setattr(compiled_sums, "LEAST", 1)
+    monkeypatch.setattr(compiled_sums, "MIN_BLOCK_NUMBERS", 1)
     monkeypatch.setattr(numpy_backend, "sum_tasks", counted)
     return counts
 
@@ -71,7 +71,7 @@ def test_results_are_numpys(plan: str, dtype: str, compiled: list[int], monkeypa
 @pytest.mark.parametrize("past", [False, True], ids=["through caches", "past caches"])
 def test_operands_of_any_layout(past: bool, compiled: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Transposed operands, gaps between rows, gaps between numbers, and negative strides."""
-    monkeypatch.setattr(compiled_sums, "STREAMED", 0 if past else 1 << 40)
+    monkeypatch.setattr(compiled_sums, "MIN_STREAMED_BYTES", 0 if past else 1 << 40)
     whole = drawn((260, 390), "float64", 7)
     views = [whole[:128, :130], whole[1:131, 1:129].T, whole[:256:2, 3:131], whole[:128, :260:2], whole[127::-1, :128]]
     for a in views:
@@ -91,7 +91,7 @@ def test_streaming_stores_write_whole_cache_lines(compiled: list[int], monkeypat
         asked.append(past)
         return usual(schedule, count, kind, past, pairs)
 
-    monkeypatch.setattr(compiled_sums, "STREAMED", 0)
+    monkeypatch.setattr(compiled_sums, "MIN_STREAMED_BYTES", 0)
     monkeypatch.setattr(compiled_sums, "compiled_function", noted)
     for side in (64, 66):
         a, b = drawn((side, side), "float64", 1), drawn((side, side), "float64", 2)
@@ -100,7 +100,7 @@ def test_streaming_stores_write_whole_cache_lines(compiled: list[int], monkeypat
     a = drawn((66, 66), "float32", 3)
     asked.clear()
     c = np.empty((66, 66), np.float32)
-    assert c.strides[0] % compiled_sums.LINE
+    assert c.strides[0] % compiled_sums.LINE_BYTES
     memory = aligned_block(workspace(Plan.parse("strassen > vendor"), 66, 66, 66, 4))
     execute_plan(Plan.parse("strassen > vendor"), a, a, c, NumpyBackend(Threads(1)), Arena(memory, a.dtype))
     assert False in asked, "C's rows do not"
@@ -113,7 +113,7 @@ def test_real_and_imaginary_parts(
     levels: str, dtype: str, past: bool, compiled: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parts are separated and joined in registers, with coefficients too; a single part is left to NumPy."""
-    monkeypatch.setattr(compiled_sums, "STREAMED", 0 if past else 1 << 40)
+    monkeypatch.setattr(compiled_sums, "MIN_STREAMED_BYTES", 0 if past else 1 << 40)
     plan = Plan.parse(f"{levels} > vendor")
     for seed, (m, k, n) in enumerate(SIZES):
         a, b, old = (drawn(shape, dtype, 10 * seed + i) for i, shape in enumerate(((m, k), (k, n), (m, n))))

@@ -39,8 +39,8 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two BLAS threads, and flows for products of any size, cut into small parts."""
     monkeypatch.setattr(parallel_products, "MIN_CONCURRENT_FLOPS", 0)
     monkeypatch.setattr(run_host, "SMALL", 0)
-    monkeypatch.setattr(parallel_products, "LEAST_ROWS", 8)
-    monkeypatch.setattr(parallel_products, "ROW_UNIT", 8)
+    monkeypatch.setattr(parallel_products, "MIN_PART_ROWS", 8)
+    monkeypatch.setattr(parallel_products, "PART_ROW_UNIT", 8)
     library = openblas.loaded_openblas()
     assert library is not None
     before = library.count()
@@ -81,7 +81,7 @@ def test_the_last_digits_do_not_depend_on_the_schedule(
     dtype: str, order: Any, eager: None, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
     """Where a product is cut depends on chance; a row's digits are the same for any cut."""
-    monkeypatch.setattr(parallel_products, "ROW_UNIT", 192)
+    monkeypatch.setattr(parallel_products, "PART_ROW_UNIT", 192)
     shapes = ((2301, 450), (450, 303))
     a, b = (np.asarray(rng.standard_normal(shape), dtype, order=order) for shape in shapes)
     first = fmm.matmul(a, b, plan="winograd > vendor")
@@ -194,18 +194,18 @@ def test_tasks_conflict_where_their_arrays_share_elements() -> None:
 
 def test_the_window_is_bounded_and_in_order() -> None:
     flowing, x, done = TaskQueue(), np.zeros(4), []
-    for i in range(parallel_products.WINDOW):
+    for i in range(parallel_products.MAX_QUEUED_TASKS):
         flowing.add(PlanTask([x], [x], lambda i=i: done.append(i)))  # type: ignore[misc]
     late = threading.Thread(target=flowing.add, args=(PlanTask([x], [x], lambda: done.append(-1)),))
     late.start()
     late.join(0.05)
-    assert late.is_alive() and len(flowing.waiting) == parallel_products.WINDOW
+    assert late.is_alive() and len(flowing.waiting) == parallel_products.MAX_QUEUED_TASKS
     worker = threading.Thread(target=flowing.work)
     worker.start()
     late.join(10)
     flowing.close()
     worker.join(10)
-    assert done == [*range(parallel_products.WINDOW), -1]
+    assert done == [*range(parallel_products.MAX_QUEUED_TASKS), -1]
 
 
 @pytest.mark.slow
@@ -243,7 +243,7 @@ def test_the_only_ready_product_is_split() -> None:
     after = PlanTask((z[-1:],), (), lambda: None)
     flowing.add(PlanTask.multiplying(numpy_product, x, y, z))
     flowing.add(after)
-    parts = [flowing._ready(), flowing._ready(), flowing._ready()]
+    parts = [flowing._pick_ready_task(), flowing._pick_ready_task(), flowing._pick_ready_task()]
     assert [len(part.writes[0]) for part in parts if part] == [1152, 576, 672]
     assert after.after == {parts[2]}, "it needs the last rows alone"
     for part in parts:

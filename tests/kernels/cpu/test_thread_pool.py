@@ -18,7 +18,7 @@ from fmm.kernels.cpu import thread_pool
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
-from fmm.kernels.cpu.thread_pool import VARIABLES, Threads, blas_threads, usable_processors
+from fmm.kernels.cpu.thread_pool import THREAD_VARIABLES, Threads, blas_threads, usable_processors
 from fmm.kernels.cpu.worker_threads import run_on_worker
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import workspace
@@ -29,11 +29,11 @@ from tests.support import ROOT
 def no_threadpoolctl(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """A machine without threadpoolctl and without environment variables."""
     monkeypatch.setitem(sys.modules, "threadpoolctl", None)
-    for name in VARIABLES:
+    for name in THREAD_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    thread_pool._controller.cache_clear()
+    thread_pool._threadpool_controller.cache_clear()
     yield monkeypatch
-    thread_pool._controller.cache_clear()
+    thread_pool._threadpool_controller.cache_clear()
 
 
 # ---- how many
@@ -59,7 +59,7 @@ def test_the_default_is_all_processors(no_threadpoolctl: pytest.MonkeyPatch) -> 
     assert usable_processors() >= 1
 
 
-@pytest.mark.parametrize("name", VARIABLES)
+@pytest.mark.parametrize("name", THREAD_VARIABLES)
 def test_the_environment_is_read_without_threadpoolctl(name: str, no_threadpoolctl: pytest.MonkeyPatch) -> None:
     no_threadpoolctl.setattr(thread_pool, "usable_processors", lambda: 16)
     no_threadpoolctl.setenv(name, "3")
@@ -200,8 +200,8 @@ def test_sums_run_without_numpys_buffers(count: int) -> None:
     sizes: list[int] = []
     before = np.getbufsize()
     Threads(count).run([lambda: sizes.append(np.getbufsize())] * 6)
-    assert set(sizes) == {thread_pool.BUFFER}
-    assert np.getbufsize() == before > thread_pool.BUFFER
+    assert set(sizes) == {thread_pool.NUMPY_BUFFER_ELEMENTS}
+    assert np.getbufsize() == before > thread_pool.NUMPY_BUFFER_ELEMENTS
 
 
 def test_a_free_thread_takes_the_next_task() -> None:
@@ -342,7 +342,7 @@ def test_turns_adapt_to_the_duration_of_tasks(monkeypatch: pytest.MonkeyPatch) -
         now[0] += 1 / 16 if number < 300 else 1 / 2
         done.append(number)
 
-    monkeypatch.setattr(thread_pool, "TURN", 1.0)
+    monkeypatch.setattr(thread_pool, "TURN_SECONDS", 1.0)
     monkeypatch.setattr(Threads, "run", run)
     monkeypatch.setattr("fmm.kernels.cpu.thread_pool.time.monotonic", lambda: now[0])
     Threads(2).run_interruptibly([partial(task, number) for number in range(400)])

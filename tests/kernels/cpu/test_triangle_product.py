@@ -10,7 +10,7 @@ import pytest
 
 from fmm.kernels.cpu import triangle_product as module
 from fmm.kernels.cpu.openblas import cblas_function, loaded_openblas
-from fmm.kernels.cpu.triangle_product import BAND, NAMES, mirror_tasks, triangle_product
+from fmm.kernels.cpu.triangle_product import MIRROR_BAND_ROWS, RANK_FUNCTIONS, mirror_tasks, triangle_product
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.sums import Mirror, whole_matrix
 
@@ -28,7 +28,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def _scipys(dtype: str) -> Any:
     blas = pytest.importorskip("scipy.linalg.blas")
-    return partial(module._by_scipy, getattr(blas, NAMES[dtype]))
+    return partial(module._rank_by_scipy, getattr(blas, RANK_FUNCTIONS[dtype]))
 
 
 def numbers(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> Matrix:
@@ -45,7 +45,7 @@ def spaced(x: Matrix, order: str) -> Matrix:
     return part
 
 
-@pytest.mark.parametrize("dtype", NAMES)
+@pytest.mark.parametrize("dtype", RANK_FUNCTIONS)
 @pytest.mark.parametrize(("order", "dest_order"), [("C", "C"), ("C", "F"), ("F", "C"), ("F", "F")])
 def test_a_triangle(dtype: str, order: str, dest_order: str, way: str) -> None:
     """In every memory order, as exact as the type; the NaN in the upper triangle stay and are not read."""
@@ -87,7 +87,7 @@ def test_inf_and_nan_are_where_the_whole_product_has_them(dtype: str, way: str) 
 def test_numpys_own_library_is_called_where_it_is_openblas() -> None:
     if loaded_openblas() is None:
         pytest.skip("NumPy multiplies with another library than OpenBLAS")
-    assert all(cblas_function(name) is not None for name in NAMES.values())
+    assert all(cblas_function(name) is not None for name in RANK_FUNCTIONS.values())
     assert cblas_function("no_such_function") is None
 
 
@@ -95,7 +95,7 @@ def test_numpys_own_library_is_called_where_it_is_openblas() -> None:
 @pytest.mark.parametrize("fill", ["full", "lower"])
 def test_mirror(order: str, fill: Any) -> None:
     """The bands of rows may run in any order."""
-    rng, n = np.random.default_rng(5), BAND + 130
+    rng, n = np.random.default_rng(5), MIRROR_BAND_ROWS + 130
     source, dest = numbers(rng, (n, n), "complex64"), spaced(numbers(rng, (n, n), "complex64"), order)
     below, before = np.tri(n, dtype=bool), dest.copy()
     wanted = (2 * source - before).astype("complex64")

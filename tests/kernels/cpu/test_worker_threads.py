@@ -160,9 +160,9 @@ def no_begin(*arguments: Any) -> int:
 @pytest.fixture(params=[no_start, no_begin])
 def no_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_threads, "start_new_thread", request.param)
-    monkeypatch.setattr(worker_threads, "PATIENCE", 0.01)
+    monkeypatch.setattr(worker_threads, "START_TIMEOUT_SECONDS", 0.01)
     monkeypatch.setattr(worker_threads, "_idle", [])
-    monkeypatch.setattr(worker_threads, "_given_up", [])
+    monkeypatch.setattr(worker_threads, "_failed_start_times", [])
     monkeypatch.setattr(sys.modules["fmm.kernels.cpu.thread_pool"], "_workers", [])
 
 
@@ -174,7 +174,7 @@ def test_without_workers_an_error_is_raised_and_nothing_runs(no_threads: None) -
 
 
 def test_a_worker_that_does_not_start_is_waited_for_once(no_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_threads, "PATIENCE", 0.2)
+    monkeypatch.setattr(worker_threads, "START_TIMEOUT_SECONDS", 0.2)
     start = time.monotonic()
     for _ in range(50):
         Threads(4).run([lambda: None] * 4)

@@ -105,7 +105,7 @@ def test_float32_is_syrk_and_a_mirror() -> None:
     asked = problem(2048, 512, "float32", "C", "C")
     rank, mirror = steps("vendor", asked, flagged=False)
     assert isinstance(rank, VendorCall) and isinstance(rank.op, RankOp) and "syrk" in rank.label
-    assert isinstance(mirror, Launch) and mirror.label.startswith("mirror_half") and mirror.does == "sums"
+    assert isinstance(mirror, Launch) and mirror.label.startswith("mirror_triangle") and mirror.does == "sums"
     assert mirror.grid == (64 * 65 // 2, 1, 1)
     (herk, _) = steps("vendor", problem(2048, 512, "complex64", "C", "C"), flagged=False)
     assert "herk" in herk.label
@@ -134,7 +134,9 @@ def test_a_column_major_triangle_uses_a_temporary(leaf: str, dtype: str) -> None
     """The tiled kernel still writes one triangle, row-major, in a temporary."""
     found = steps(leaf, problem(2048, 511, dtype, "C", "F", fill="lower"), flagged=False)
     labels = [x.label for x in found]
-    assert "on and below the diagonal" in labels[-2] and labels[-1].startswith("mirror_half: the lower triangle, from")
+    assert "on and below the diagonal" in labels[-2] and labels[-1].startswith(
+        "mirror_triangle: the lower triangle, from"
+    )
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "tf32"])
@@ -166,13 +168,13 @@ def test_the_mirror_checks_for_inf_and_nan() -> None:
     found = steps("gram > strassen > vendor", problem(4096, 1024, "float32", "C", "C"))
     labels = [step.label for step in found]
     assert not any("looks for inf" in label for label in labels) and "computes again" in labels[-1]
-    mirror = next(step for step in found if step.label.startswith("mirror_half"))
+    mirror = next(step for step in found if step.label.startswith("mirror_triangle"))
     assert any(slot.base == FLAG for slot in mirror.slots)
 
 
 def test_complex_recomputed_products_are_mirrored_again() -> None:
     labels = [s.label for s in steps("gram > strassen > vendor", problem(4096, 1024, "complex64", "C", "C"))]
-    assert "computes again" in labels[-2] and labels[-1].startswith("mirror_half")
+    assert "computes again" in labels[-2] and labels[-1].startswith("mirror_triangle")
 
 
 @pytest.mark.parametrize(("dtype", "how"), [("float32", "tiled"), ("float64", "simple"), ("complex64", "simple")])
@@ -182,7 +184,7 @@ def test_a_lone_triangle_is_recomputed_alone(dtype: str, how: str) -> None:
     again = [i for i, label in enumerate(labels) if "computes again" in label]
     assert len(again) == 1 and labels[again[0]].startswith(f"recompute_{how}")
     assert "looks for inf" in labels[again[0] - 1]
-    assert [label.startswith("mirror_half") for label in labels[again[0] + 1 :]] == [True] * (dtype == "complex64")
+    assert [label.startswith("mirror_triangle") for label in labels[again[0] + 1 :]] == [True] * (dtype == "complex64")
 
 
 def test_an_update_of_a_triangle_is_not_recomputed() -> None:

@@ -376,7 +376,9 @@ def test_a_leaf_chooses_the_layout_of_its_operands(
     assert gemm.use.product == leaf.partition(".")[0]
     assert (gemm.left.transposed, gemm.right.transposed) == transposed
     other = {"split A": "split B", "split B": "split A"}
-    assert [op.label for op in sums if op.kernel.tall] == (tall if order == "C" else [other[label] for label in tall])
+    assert [op.label for op in sums if op.kernel.column_major] == (
+        tall if order == "C" else [other[label] for label in tall]
+    )
     assert {op.access for op in sums} == {"vector"}
 
 

@@ -120,8 +120,8 @@ def test_sforzas_base_case() -> None:
 )
 def test_sforzas_cutoff(half: int, inner: int, stops: bool) -> None:
     """CUTOFF / m2 + CUTOFF / n2 >= 2."""
-    assert sforza_level(3, 1536).stops(half, inner) is stops
-    assert sforza_level(1, 0).stops(half, inner) and not sforza_level(2, 0).stops(half, inner)
+    assert sforza_level(3, 1536).is_base_case(half, inner) is stops
+    assert sforza_level(1, 0).is_base_case(half, inner) and not sforza_level(2, 0).is_base_case(half, inner)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from fmm.kernels.plans.leaf import (
     unregister_leaf,
 )
 from fmm.kernels.plans.level import Level, LevelKind, parse_level, register_level, unregister_level
-from fmm.kernels.plans.lower import LevelWithSteps, lower_level, with_steps
+from fmm.kernels.plans.lower import LevelWithSteps, lower_level, require_level_with_steps
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.steps import LevelSteps, Product, temporary_sizes
@@ -66,7 +66,7 @@ def test_a_level_that_says_nothing_more_is_a_cautious_one(narrow: Plan) -> None:
     assert level.saves_products and level.splits and level.depth == 1
     assert not (level.takes_alpha_beta or level.batched or level.independent or level.fused or level.side_by_side)
     assert level.streams == 1 and level.launches == level.products and level.bilinear is None
-    assert with_steps(level).footprint(VENDOR, (8.0, 8.0, 8.0)) is None and level.cut is None
+    assert require_level_with_steps(level).footprint(VENDOR, (8.0, 8.0, 8.0)) is None and level.cut is None
 
 
 def test_a_level_may_change_the_type_of_the_numbers(narrow: Plan) -> None:

@@ -173,10 +173,10 @@ constexpr int THREADS = 128;
 
 // For column-major inputs and row-major outputs, the threads of a block have a tile. A warp reads whole 32-byte sectors
 // of every column, and writes a few adjacent wide words of every row.
-template <int ITEM, int HIGH>
+template <int ITEM, int WARP_ROWS>
 struct Tile {
     static constexpr int DOWN = 32 / ITEM, ACROSS = 32 / DOWN;  // rows and columns of threads in a warp
-    static constexpr int HEIGHT = HIGH * DOWN;  // rows of a thread block: HIGH warps are below each other
+    static constexpr int HEIGHT = WARP_ROWS * DOWN;  // rows of a thread block: WARP_ROWS warps are below each other
 };
 
 template <int BYTES>
@@ -269,7 +269,7 @@ struct Io {
     using Values = Value<Number, LANES>;
 
     static constexpr bool VECTOR = ACCESS == Access::VECTOR;
-    static constexpr int STEP = VECTOR || Step::TURNED ? 1 : THREADS;  // columns from one lane to the next
+    static constexpr int STEP = VECTOR || Step::TRANSPOSES ? 1 : THREADS;  // columns from one lane to the next
     static constexpr int ITEM = static_cast<int>(sizeof(Stored));
     static constexpr int PIECE = VECTOR ? LANES * ITEM : ITEM;  // bytes of one access
     using Packed = typename Word<VECTOR ? PIECE : 2>::Type;
@@ -295,7 +295,7 @@ struct Io {
     // addresses of dozens of blocks in advance and keep them in registers.
     __device__ static __forceinline__ int hidden_zero() {
         int x = 0;
-        if constexpr (Step::APART && !VECTOR) asm volatile("" : "+r"(x));
+        if constexpr (Step::ONE_BY_ONE && !VECTOR) asm volatile("" : "+r"(x));
         return x;
     }
 
@@ -453,17 +453,17 @@ private:
         return v;
     }
 
-    // Must accesses to this array be tested? Not within `inner`; and of layers that are as large as the whole launch only
-    // where lanes lie apart, so that some may be beyond the launch.
+    // True if accesses to this array need bounds checks. They need none within inner_rows and inner_cols, and none in
+    // layers as large as the launch, unless a thread's lanes are THREADS columns apart and may be beyond the launch.
     template <int A>
     __device__ static constexpr bool tested() {
-        return EDGE && !(Step::whole(A) && (STEP == 1 || LANES == 1));
+        return EDGE && !(Step::unchecked(A) && (STEP == 1 || LANES == 1));
     }
 
-    // Do a thread's lanes lie side by side in this array?
+    // True if a thread's lanes are side by side in this array.
     template <int A>
     __device__ static constexpr bool wide() {
-        return VECTOR && !Step::tall(A) && !Step::parts(A);
+        return VECTOR && !Step::column_major(A) && !Step::parts(A);
     }
 
     template <int A>
@@ -508,16 +508,16 @@ __device__ __forceinline__ void run(const Params& p, int r, int c, Cell* cells) 
 template <class Step, class Element, int LANES, Access ACCESS, bool FLAG, class Params>
 __device__ __forceinline__ void sum(const Params& p) {
     using Stored = typename Traits<Element>::Stored;
-    using Tile = fmm::Tile<static_cast<int>(sizeof(Stored)), Step::HIGH>;
+    using Tile = fmm::Tile<static_cast<int>(sizeof(Stored)), Step::WARP_ROWS>;
     constexpr bool VECTOR = ACCESS == Access::VECTOR;
-    constexpr int STEP = VECTOR || Step::TURNED ? 1 : THREADS;
+    constexpr int STEP = VECTOR || Step::TRANSPOSES ? 1 : THREADS;
     // If the addresses of all lanes do not fit in registers, one lane after the other.
-    constexpr int PASSES = Step::APART && !VECTOR ? LANES : 1, WIDTH = LANES / PASSES;
+    constexpr int PASSES = Step::ONE_BY_ONE && !VECTOR ? LANES : 1, WIDTH = LANES / PASSES;
     __shared__ Cell<Stored, WIDTH> cells[(Step::SLOTS > 0 ? Step::SLOTS : 1) * THREADS];
     int r = blockIdx.z * gridDim.y + blockIdx.y, first;
-    if constexpr (Step::TURNED) {
-        const int warp = threadIdx.x / 32, across = blockIdx.x * (THREADS / 32 / Step::HIGH) + warp / Step::HIGH;
-        r = r * Tile::HEIGHT + warp % Step::HIGH * Tile::DOWN + threadIdx.x % Tile::DOWN;
+    if constexpr (Step::TRANSPOSES) {
+        const int warp = threadIdx.x / 32, across = blockIdx.x * (THREADS / 32 / Step::WARP_ROWS) + warp / Step::WARP_ROWS;
+        r = r * Tile::HEIGHT + warp % Step::WARP_ROWS * Tile::DOWN + threadIdx.x % Tile::DOWN;
         first = (across * Tile::ACROSS + threadIdx.x % 32 / Tile::DOWN) * LANES;
     } else {
         first = blockIdx.x * THREADS * LANES + threadIdx.x * (VECTOR ? LANES : 1);

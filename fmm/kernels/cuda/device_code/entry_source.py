@@ -32,10 +32,10 @@ def entry_source(
     `__launch_bounds__`: threads of a thread block, then optionally the least number of thread blocks on a
     multiprocessor. `clusters` is the number of thread blocks in a cluster, 0 for none.
     """
-    return whole_source(header, [*before, *entry_lines(parameters, body, bounds, clusters=clusters, entry=entry)])
+    return whole_source(header, [*before, *entry_point_lines(parameters, body, bounds, clusters=clusters, entry=entry)])
 
 
-def entry_lines(
+def entry_point_lines(
     parameters: str, body: Body, bounds: Sequence[object], *, clusters: int = 0, entry: str = ENTRY
 ) -> tuple[str, ...]:
     """Return the lines of one entry point; the arguments are those of `entry_source`."""

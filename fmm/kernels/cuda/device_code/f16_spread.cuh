@@ -1,10 +1,10 @@
-// float16 planes (f16_planes.cuh) for componentwise products, whose every entry must be accurate: record the spread of
+// float16 planes (f16_planes.cuh) for componentwise products, where every entry must be accurate: record the spread of
 // each row of A and each column of B beside its exponent, and scale the inner dimension too if needed.
 //
 // A number keeps a relative precision of 2^-22 if it is at least 2^-28 of the largest of its row (A) or column (B). Of
 // smaller numbers, up to 2^-50 of the largest is lost. An entry of C is therefore accurate to a few 2^-22 of the same
 // entry of |A| |B| if
-//   - neither its row of A nor its column of B has such small numbers (zeros do not count), or
+//   - neither its row of A nor its column of B has numbers that small (zeros do not count), or
 //   - its row and its column have so many large numbers (at least 2^-12 of the largest) that these coincide in a
 //   quarter of the inner dimension. The entry of |A| |B| is then at least 2^-26 K times both largest numbers, and all
 //   small numbers together lose at most 2^-49 K times these.
@@ -13,7 +13,7 @@
 //
 // If some pair of a row and a column satisfies neither condition, the inner dimension is balanced: column k of A is
 // multiplied by 2^d and row k of B by 2^-d, so that their largest numbers are of one size. This changes no entry of |A|
-// |B|. The planes are then made again. Pairs that still fail are found by the product's kernel (gemm_f16x3.cuh).
+// |B|. The operands are then split again. Pairs that still fail are found by the product's kernel (gemm_f16x3.cuh).
 //
 //   Spread    the scaling rule that records the spread, with or without d
 //   Balance   parameters of the launch between both splits: decides whether to balance

@@ -1,4 +1,4 @@
-// Splits whose sums of blocks are stored as float16 planes (f16_numbers.cuh), without a float32 sum in memory, for a
+// Splits that store their sums of blocks as float16 planes (f16_numbers.cuh), without a float32 sum in memory, for a
 // level above f16x3 products. The largest number of a sum is bounded beforehand by the largest numbers of its blocks.
 //
 //   Extent, line_maxima, position_maxima   the largest number of every line or position of each block of an operand
@@ -129,7 +129,7 @@ struct PlaneSumParams {  // parameters of a launch
     Planes to;
 };
 
-// The interface of a split (`Io` of block_sums.cuh) whose one output is stored as planes. LINES: lines run along the
+// The interface of a split (`Io` of block_sums.cuh) with one output, stored as planes. LINES: lines run along the
 // inner dimension.
 template <class Step, class Arrangement, int LANES, bool EDGE, bool LINES, class Params>
 struct PlaneIo : Io<Step, float, LANES, Access::VECTOR, EDGE, false, Params> {
@@ -170,7 +170,7 @@ template <class Step, class Arrangement, int LANES, bool LINES, class Params>
 __device__ __forceinline__ void sum_to_planes(const Params& p, const Planes& to) {
     using Inside = PlaneIo<Step, Arrangement, LANES, false, LINES, Params>;
     using Edge = PlaneIo<Step, Arrangement, LANES, true, LINES, Params>;
-    static_assert(!Step::TURNED, "lines of a sum lie as those of its blocks");
+    static_assert(!Step::TRANSPOSES, "lines of a sum lie as those of its blocks");
     __shared__ Cell<float, LANES> cells[(Step::SLOTS > 0 ? Step::SLOTS : 1) * fmm::THREADS];
     const int r = blockIdx.x, c = (blockIdx.y * fmm::THREADS + threadIdx.x) * LANES;
     if (c >= p.cols) return;

@@ -74,16 +74,17 @@ __device__ __forceinline__ Tile tile_of(const Params& p, int number) {
     return {layer, first + within % size % height, within % size / height};
 }
 
-// The tiles of HIGH x WIDE numbers that touch the lower triangle of C, numbered in the order of tile_of. A group of
-// rows is as high as a whole number of tiles is wide. Left of the group's diagonal columns, all its rows have tiles. Of
-// the diagonal columns, column c lacks the first c WIDE / HIGH rows.
-template <int HIGH, int WIDE>
+// The tiles of TILE_HEIGHT x TILE_WIDTH numbers that touch the lower triangle of C, numbered in the order of tile_of. A
+// group of rows is as high as a whole number of tiles is wide. Left of the group's diagonal columns, all its rows have
+// tiles. Of the diagonal columns, column c lacks the first c TILE_WIDTH / TILE_HEIGHT rows.
+template <int TILE_HEIGHT, int TILE_WIDTH>
 struct LowerTiles {
     const int group, down, across, wide, last, whole, tiles;  // last group; diagonal tiles of a whole group; all tiles
 
     template <class Params>
     __device__ __forceinline__ explicit LowerTiles(const Params& p)
-        : group(p.group), down(p.down), across(p.across), wide(p.group * HIGH / WIDE), last((p.down - 1) / p.group),
+        : group(p.group), down(p.down), across(p.across), wide(p.group * TILE_HEIGHT / TILE_WIDTH),
+          last((p.down - 1) / p.group),
           whole(on_diagonal(0, group)), tiles(before(last) + height(last) * last * wide + on_diagonal(last, height(last))) {}
 
     __device__ __forceinline__ Tile at(int number) const {
@@ -92,8 +93,9 @@ struct LowerTiles {
         within -= before(g);
         const int first = g * group, left = g * wide, rows = height(g);
         if (within < left * rows) return {number / tiles, first + within % rows, within / rows};
-        for (within -= left * rows; within >= rows - c * WIDE / HIGH; ++c) within -= rows - c * WIDE / HIGH;
-        return {number / tiles, first + c * WIDE / HIGH + within, left + c};
+        for (within -= left * rows; within >= rows - c * TILE_WIDTH / TILE_HEIGHT; ++c)
+            within -= rows - c * TILE_WIDTH / TILE_HEIGHT;
+        return {number / tiles, first + c * TILE_WIDTH / TILE_HEIGHT + within, left + c};
     }
 
 private:
@@ -101,7 +103,7 @@ private:
     __device__ __forceinline__ int before(int g) const { return group * wide * (g * (g - 1) / 2) + g * whole; }
     __device__ __forceinline__ int on_diagonal(int g, int rows) const {  // number of tiles in the diagonal columns
         int found = 0;
-        for (int c = 0; c < wide && g * wide + c < across; ++c) found += max(rows - c * WIDE / HIGH, 0);
+        for (int c = 0; c < wide && g * wide + c < across; ++c) found += max(rows - c * TILE_WIDTH / TILE_HEIGHT, 0);
         return found;
     }
 };

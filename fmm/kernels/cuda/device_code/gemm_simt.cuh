@@ -348,7 +348,7 @@ __device__ __forceinline__ void add_atomically(float* q, const Pack<float, 4>& v
 }
 #endif
 
-// Load or store neighbours in a row of a destination, of which the first `valid` exist; the others read as zero.
+// Load or store neighbours in a row of a destination. Only the first `valid` of them exist; the others read as zero.
 template <class Element, int COUNT, Access ACCESS>
 __device__ __forceinline__ Pack<Element, COUNT> load_run(const Element* q, int valid) {
     if (ACCESS == Access::VECTOR && valid >= COUNT) return pack<Element, COUNT>(q);

@@ -8,7 +8,7 @@
 // time of such a product is the launch, so nothing more is done for speed.
 #pragma once
 
-#include "mirror_half.cuh"
+#include "mirror_triangle.cuh"
 
 namespace fmm {
 

@@ -26,9 +26,8 @@ namespace fmm {
 // ---- parameters of a launch
 
 // A task: `tiles` tiles of one product from tile `first` on, over `steps` tiles of the inner dimension from position
-// `from` on. It holds the numbers of its blocks and their factors (those of a sum
-// relative to its first block). For each block of C it holds how many tasks of this launch write the block before this
-// one, and whether this one is the last.
+// `from` on. It holds the numbers of its blocks and their factors (in a sum, relative to the first block's). For each
+// block of C it holds how many tasks of this launch write the block before this one, and whether this one is the last.
 template <class Element, int LEFT, int RIGHT, int DEST>
 struct Task {
     int lefts, rights, dests, first, tiles, from, steps;
@@ -102,7 +101,7 @@ struct Summer {
 
 // ---- from shared memory to registers
 
-// A thread's numbers of a tile, of which K-major lines are swizzled.
+// A thread's numbers of a tile; the engine swizzles K-major lines.
 template <class Element, class SharedTile_, int REGS, int LANES>
 struct Reader : Fragment<Element, SharedTile_, REGS, LANES> {
     using Numbers = Fragment<Element, SharedTile_, REGS, LANES>;
@@ -144,7 +143,7 @@ struct StagedTile {
     __device__ static __forceinline__ int chunk(int row, int number) {
         return row * CHUNKS + (number ^ (Left::INNER ? row : row / WIDE) % (CHUNKS < 8 ? CHUNKS : 8));
     }
-    // Store this thread's numbers, the first of which has this row and column. They are multiplied by a one that the
+    // Store this thread's numbers from this row and column on. They are multiplied by a one that the
     // compiler does not know: otherwise they would have to be in adjacent registers, and the main loop's register reads
     // would wait.
     template <int ROWS, int COLS>

@@ -131,7 +131,7 @@ __device__ __forceinline__ void wgmma_wait() {
 
 // ---- shared memory
 
-// A tile as the copy engine leaves it: lines of 128 bytes along the contiguous dimension, whose 16-byte chunks are
+// A tile as the copy engine leaves it: lines of 128 bytes along the contiguous dimension. Their 16-byte chunks are
 // swizzled within 8 lines. K-major: a line is a row of A's tile, or a column of B's. MN-major: a line is LINE numbers
 // of one step, and all steps of these numbers come before the next LINE numbers.
 template <class Element, Along ALONG, int OUT>

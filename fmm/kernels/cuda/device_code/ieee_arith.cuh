@@ -1,7 +1,7 @@
 // Arithmetic that keeps subnormal numbers, for all kernels but those of gemm_simt.cuh.
 //
 // CuPy compiles with -ftz=true, so plain float operations flush subnormal numbers to zero. Sums of tiny numbers would
-// lose what the vendor's product keeps, and inf times such a number would be NaN. These instructions keep subnormals
+// lose what the vendor's product keeps, and inf times a subnormal number would be NaN. These instructions keep subnormals
 // whatever the option. On the host, where tests run, plain operations keep them.
 //
 // The file includes no header, so that NVRTC alone compiles it.

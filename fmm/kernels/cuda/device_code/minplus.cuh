@@ -50,6 +50,9 @@ __device__ __forceinline__ void cut_tail(typename Ring::Element* tile, int left)
 template <class Ring, bool ARGS, int ROWS, int COLS>
 struct Best {
     using Element = typename Ring::Element;
+    // True if the steps of a tile are a loop. Arguments make each step several times as long: all steps in a row would
+    // take the compiler twice as long, and would not fit in the instruction cache.
+    static constexpr bool LOOPS = ARGS;
     Element c[ROWS][COLS];
     int arg[ARGS ? ROWS : 1][ARGS ? COLS : 1];
 
@@ -90,35 +93,47 @@ struct Best {
     }
 };
 
-// Steps of one tile: A's numbers for WIDE steps at a time, B's two lines at a time.
+// Steps `begin` to `begin` + WIDE - 1 of a tile; B's lines are read two at a time.
 template <class Ring, class S, class LeftLines, class Right, class Best>
-__device__ __forceinline__ void use_tile(Best& best, const typename Ring::Element* left, const typename Ring::Element* right,
-                                         int position) {
+__device__ __forceinline__ void use_steps(Best& best, const typename Ring::Element* left,
+                                          const typename Ring::Element* right, int position, int begin) {
     using Element = typename Ring::Element;
     constexpr int WIDE = LeftLines::WIDE, PACK = Right::PACK;
     static_assert(S::DEPTH % WIDE == 0 && S::COLS % PACK == 0);
+    Pack<Element, WIDE> a[S::ROWS];
 #pragma unroll
-    for (int begin = 0; begin < S::DEPTH; begin += WIDE) {
-        Pack<Element, WIDE> a[S::ROWS];
+    for (int i = 0; i < S::ROWS; ++i) a[i] = pack<Element, WIDE>(left + i * S::WARP_HEIGHT * LeftLines::PITCH + begin);
 #pragma unroll
-        for (int i = 0; i < S::ROWS; ++i)
-            a[i] = pack<Element, WIDE>(left + i * S::WARP_HEIGHT * LeftLines::PITCH + begin);
+    for (int e = 0; e < WIDE; e += 2) {
+        const Element* const line = right + (begin + e) * Right::PITCH;
 #pragma unroll
-        for (int e = 0; e < WIDE; e += 2) {
-            const Element* const line = right + (begin + e) * Right::PITCH;
+        for (int j = 0; j < S::COLS; j += PACK) {
+            const auto b = pack<Element, PACK>(line + Right::place(j));
+            const auto y = pack<Element, PACK>(line + Right::PITCH + Right::place(j));
 #pragma unroll
-            for (int j = 0; j < S::COLS; j += PACK) {
-                const auto b = pack<Element, PACK>(line + Right::place(j));
-                const auto y = pack<Element, PACK>(line + Right::PITCH + Right::place(j));
+            for (int z = 0; z < S::ROWS; ++z) {
+                const int i = j / PACK % 2 ? S::ROWS - 1 - z : z;
 #pragma unroll
-                for (int z = 0; z < S::ROWS; ++z) {
-                    const int i = j / PACK % 2 ? S::ROWS - 1 - z : z;
-#pragma unroll
-                    for (int x = 0; x < PACK; ++x)
-                        best.template take_two<Ring>(i, j + x, position + begin + e, a[i].lane[e], b.lane[x], a[i].lane[e + 1], y.lane[x]);
-                }
+                for (int x = 0; x < PACK; ++x)
+                    best.template take_two<Ring>(i, j + x, position + begin + e, a[i].lane[e], b.lane[x],
+                                                 a[i].lane[e + 1], y.lane[x]);
             }
         }
+    }
+}
+
+// All steps of one tile.
+template <class Ring, class S, class LeftLines, class Right, class Best>
+__device__ __forceinline__ void use_tile(Best& best, const typename Ring::Element* left,
+                                         const typename Ring::Element* right, int position) {
+    if constexpr (Best::LOOPS) {
+#pragma unroll 1
+        for (int begin = 0; begin < S::DEPTH; begin += LeftLines::WIDE)
+            use_steps<Ring, S, LeftLines, Right>(best, left, right, position, begin);
+    } else {
+#pragma unroll
+        for (int begin = 0; begin < S::DEPTH; begin += LeftLines::WIDE)
+            use_steps<Ring, S, LeftLines, Right>(best, left, right, position, begin);
     }
 }
 
@@ -135,8 +150,8 @@ __device__ __forceinline__ void settle(const Task& p, typename Ring::Element& va
     const bool improved = p.old == nullptr || Ring::better(value, old);
     if constexpr (ARGS) {
         int argument = improved ? arg : -1;
-        if (p.via && argument >= 0) argument = p.via[argument * p.args_leading[2] + col];
-        else if (p.via) argument = p.old_args[row * p.args_leading[1] + col];
+        const int* const from = argument < 0 ? p.old_args + row * p.args_leading[1] : p.via + argument * p.args_leading[2];
+        if (p.via) argument = from[col];
         p.args[row * p.args_leading[0] + col] = argument;
     }
     value = Ring::stored(p.old == nullptr ? value : ARGS ? (improved ? value : old) : Ring::best(value, old));

@@ -20,7 +20,7 @@ struct alignas(16) Modulus {
     int begin, begin64; // the multiple's bits, less 2^31 modulo p, and less 2^63 modulo p
     int unused[2];
 
-    // Returns a number whose lowest byte is the residue of such a sum.
+    // Return a number that has the residue of this sum in its lowest byte.
     __device__ __forceinline__ int centred(int sum) const {
         return sum - p * __float_as_int(__fmaf_rn(__int_as_float(sum), inverse, __int_as_float(BIAS)));
     }

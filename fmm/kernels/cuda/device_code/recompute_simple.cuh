@@ -6,8 +6,8 @@
 // classical order, so that inf and NaN are where the vendor's product has them. The host does not wait: it reads a
 // count in its own memory at some later call.
 //
-// `rescue` recomputes for types that recompute_tiled.cuh does not cover. `scan` raises the flag for results whose
-// kernels do not raise it.
+// `rescue` recomputes for types that recompute_tiled.cuh does not cover. `scan` raises the flag for results of
+// kernels that do not raise it.
 //
 // Index map: thread blocks take tiles of 16 EACH x 16 EACH numbers in turn; each of 16 x 16 threads computes EACH x
 // EACH numbers, 16 apart.

@@ -183,7 +183,7 @@ struct Strip {
     }
 };
 
-// Transpose a 4 x 4 square of bytes, whose rows are words.
+// Transpose a 4 x 4 square of bytes; its rows are words.
 __device__ __forceinline__ void transpose_square(const unsigned (&row)[4], unsigned (&column)[4]) {
     const unsigned a = __byte_perm(row[0], row[1], 0x5140), b = __byte_perm(row[2], row[3], 0x5140);
     const unsigned c = __byte_perm(row[0], row[1], 0x7362), d = __byte_perm(row[2], row[3], 0x7362);

@@ -91,7 +91,7 @@ struct NonnegativeFloats : Floats<false> {
     }
 };
 
-// Floats whose best sum so far is negative: only negative sums are better. As unsigned integers these are above all
+// Floats with a negative best sum so far: only negative sums are better. As unsigned integers these are above all
 // others, the smallest of them highest. (The NaN of a sum has no sign.)
 struct NegativeFloats : Floats<false> {
     __device__ static __forceinline__ void take_two(float& c, float a, float b, float x, float y) {

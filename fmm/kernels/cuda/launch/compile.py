@@ -19,11 +19,11 @@ from cupy_backends.cuda.libs import nvrtc
 from fmm.kernels.cuda.launch_list import Kernel
 from fmm.kernels.long_waits import log_if_slow
 
-THREADS = 8  # that compile at a time
+COMPILE_THREADS = 8  # that compile at a time
 MAX_LOADED = 2048  # kernels that are cached; launches hold theirs for as long as they exist
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 DIGEST_BYTES = hashlib.sha256().digest_size  # in front of cached code: they reveal a damaged file
-COMPILING = "kernels are being compiled for this device; they are cached on disk for the next time"
+COMPILING_MESSAGE = "kernels are being compiled for this device; they are cached on disk for the next time"
 
 
 class LoadedKernel(NamedTuple):
@@ -37,7 +37,7 @@ class LoadedKernel(NamedTuple):
 
 
 _loaded: dict[tuple[int, Kernel], LoadedKernel] = {}  # by device; the oldest goes first
-_compile_locks: dict[tuple[int, Kernel], threading.Lock] = {}  # of the kernels that are being compiled
+_compile_locks: dict[tuple[object, ...], threading.Lock] = {}  # of the sources that are being compiled
 
 
 def compile_kernels(device: int, kernels: Collection[Kernel]) -> None:
@@ -53,29 +53,31 @@ def compile_kernels(device: int, kernels: Collection[Kernel]) -> None:
     new = {kernel for kernel in kernels if (device, kernel) not in _loaded}
     if not new:
         return
-    with log_if_slow(COMPILING):
+    with log_if_slow(COMPILING_MESSAGE):
         if len(new) == 1:
             compile_one(next(iter(new)))
         else:
-            with ThreadPoolExecutor(min(len(new), THREADS)) as pool:
+            with ThreadPoolExecutor(min(len(new), COMPILE_THREADS)) as pool:
                 list(pool.map(compile_one, new))
 
 
 def compile_kernel(device: int, kernel: Kernel) -> LoadedKernel:
-    """Return a kernel compiled for the current device, whose number is `device`, and allow its shared memory.
+    """Return a kernel compiled for the current device, which has the number `device`, and allow its shared memory.
 
-    Threads that need the same kernel at once compile it once: the first compiles, the others wait.
+    Threads that need the same source at once compile it once: the first compiles, the others wait. (Two kernels may be
+    entry points of one source; CuPy's memory or the disk then has its code.)
     """
     key = device, kernel
+    source = device, kernel.generate, kernel.source_arguments, kernel.options, kernel.architecture
     loaded = _loaded.get(key)
     if loaded is None:
-        with _compile_locks.setdefault(key, threading.Lock()):
+        with _compile_locks.setdefault(source, threading.Lock()):
             loaded = _loaded.get(key)
             if loaded is None:
                 loaded = _loaded[key] = _load(kernel)
                 for oldest in list(_loaded)[:-MAX_LOADED]:
                     _loaded.pop(oldest, None)
-        _compile_locks.pop(key, None)
+        _compile_locks.pop(source, None)
     return loaded
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from cupy_backends.cuda.libs import cublas as _cublas  # loads the library that CuPy uses
 
 from fmm.dtypes import DTYPES, DType
-from fmm.kernels.cuda.launch.prepared_calls import PreparedCall
+from fmm.kernels.cuda.launch.bound_calls import BoundCall
 from fmm.kernels.cuda.launch_list import BASES
 from fmm.kernels.cuda.ops import GemmOp, GemmOperand, RankOp
 from fmm.kernels.plans.level import PlanError
@@ -27,13 +27,13 @@ class StreamContext(NamedTuple):
 
     handle: int  # of cuBLAS; 0 for a stream that never calls it
     stream: int
-    event: int  # for which other streams wait
+    event: int  # that the other streams wait for
 
 
 class GemmCall(Protocol):
     """A vendor's product with all arguments converted but the addresses and the stream."""
 
-    def prepared(self, context: StreamContext, bases: Sequence[int]) -> PreparedCall:
+    def prepared(self, context: StreamContext, bases: Sequence[int]) -> BoundCall:
         """Bind the call to a stream and to addresses; `bases` begins with those of A, B, C and the workspace."""
         ...
 
@@ -58,7 +58,7 @@ def load_library(name: str) -> Any:
     raise ImportError(f"{name} 12 or 13 was not found beside CuPy")
 
 
-Math = Literal["ieee", "tf32"]
+MathMode = Literal["ieee", "tf32"]
 _Pointer = ctypes.c_void_p
 
 
@@ -159,15 +159,15 @@ def math_mode(context: StreamContext) -> int:
     return int(_cublas.getMathMode(context.handle))
 
 
-def setup_calls(context: StreamContext, math: Math, before: int) -> list[PreparedCall]:
+def setup_calls(context: StreamContext, math: MathMode, before: int) -> list[BoundCall]:
     """Return the calls that set a handle's stream and math mode; `before` is its current mode."""
-    calls: list[PreparedCall] = [partial(_library().cublasSetStream_v2, context.handle, context.stream)]
+    calls: list[BoundCall] = [partial(_library().cublasSetStream_v2, context.handle, context.stream)]
     if before != _MATH[math]:
         calls.append(partial(_cublas.setMathMode, context.handle, _MATH[math]))
     return calls
 
 
-def restore_calls(context: StreamContext, math: Math, before: int) -> list[PreparedCall]:
+def restore_calls(context: StreamContext, math: MathMode, before: int) -> list[BoundCall]:
     """Return the calls that restore the handle's math mode."""
     return [partial(_cublas.setMathMode, context.handle, before)] if before != _MATH[math] else []
 
@@ -184,7 +184,7 @@ def new_handle() -> int:
     return int(handle.value or 0)
 
 
-def workspace_call(context: StreamContext, pointer: int, size: int) -> PreparedCall:
+def workspace_call(context: StreamContext, pointer: int, size: int) -> BoundCall:
     """Return the call that sets cuBLAS's workspace until the handle's stream is set again.
 
     While a stream is captured, cuBLAS cannot allocate memory.
@@ -225,7 +225,7 @@ class _CublasCall:
         self.parts = [converted(values) for values in parts]
         self.where = [(BASES.index(x.base), x.offset) for x in op.pieces]
 
-    def prepared(self, context: StreamContext, bases: Sequence[int]) -> PreparedCall:
+    def prepared(self, context: StreamContext, bases: Sequence[int]) -> BoundCall:
         (i, x), (j, y), (k, z) = self.where
         head, left, right, dest = self.parts
         a, b, c = _Pointer(bases[i] + x), _Pointer(bases[j] + y), _Pointer(bases[k] + z)
@@ -246,7 +246,7 @@ class _RankCall:
         self.leading = op.factor.leading, op.dest.leading
         self.where = [(BASES.index(x.base), x.offset) for x in op.pieces]
 
-    def prepared(self, context: StreamContext, bases: Sequence[int]) -> PreparedCall:
+    def prepared(self, context: StreamContext, bases: Sequence[int]) -> BoundCall:
         (i, x), (k, z) = self.where
         factor_lines, dest_lines = self.leading
         factor, dest = bases[i] + x, bases[k] + z
@@ -255,7 +255,7 @@ class _RankCall:
 
 # ---- cuBLASLt
 
-CANDIDATES = 32  # requested of cuBLASLt
+REQUESTED_CANDIDATES = 32  # requested of cuBLASLt
 
 # Attribute numbers of cublasLt.h.
 _TRANSPOSE_A, _TRANSPOSE_B = 3, 4
@@ -312,7 +312,7 @@ class CandidateCall:
         alpha = self.scalars.ctypes.data
         self.alpha, self.beta = alpha, alpha + self.scalars.itemsize
 
-    def prepared(self, context: StreamContext, bases: Sequence[int]) -> PreparedCall:
+    def prepared(self, context: StreamContext, bases: Sequence[int]) -> BoundCall:
         a, b, c = (bases[base] + offset for base, offset in self.where)
         x, y, z = self.layouts
         call = self.library.cublasLtMatmul
@@ -345,21 +345,21 @@ class CandidateCall:
         return operation
 
     def _candidate(self, number: int, alignments: Sequence[int]) -> _Candidate:
-        preference, candidates, count = ctypes.c_void_p(), (_Candidate * CANDIDATES)(), ctypes.c_int()
+        preference, candidates, count = ctypes.c_void_p(), (_Candidate * REQUESTED_CANDIDATES)(), ctypes.c_int()
         check_status(self.library.cublasLtMatmulPreferenceCreate(ctypes.byref(preference)), "cuBLASLt")
         self._set("MatmulPreference", preference, _MAX_WORKSPACE, ctypes.c_size_t(self.scratch_bytes))
         for attribute, least in zip(_LEAST_ALIGNMENT, (*alignments, alignments[-1]), strict=True):
             self._set("MatmulPreference", preference, attribute, ctypes.c_uint32(least))
         x, y, z = self.layouts
         status = self.library.cublasLtMatmulAlgoGetHeuristic(
-            self.handle, self.operation, x, y, z, z, preference, CANDIDATES, candidates, ctypes.byref(count)
+            self.handle, self.operation, x, y, z, z, preference, REQUESTED_CANDIDATES, candidates, ctypes.byref(count)
         )
         self.library.cublasLtMatmulPreferenceDestroy(preference)
         if status != _NOT_SUPPORTED:  # cuBLASLt's status where it has no candidate at all
             check_status(status, "cuBLASLt")
         offered = 0 if status else count.value
         if number >= offered:
-            where = f"operands whose lines begin at multiples of {', '.join(map(str, alignments))} bytes"
+            where = f"operands with lines at multiples of {', '.join(map(str, alignments))} bytes"
             raise PlanError(f"cuBLASLt has {offered} candidates for this product of {where}: there is no lt{number}")
         return _Candidate.from_buffer_copy(candidates[number])
 

@@ -16,9 +16,10 @@ from collections.abc import Callable, Hashable, Iterable
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-REPEATS = 3  # the call at which capturing pays: two may be chance, and a capture takes as long as some calls
-CAPTURES = 64  # captures that are held in all
-COUNTED = 64  # keys of one call that are counted or captured
+# The call at which capturing pays: two may be chance, and a capture takes as long as some calls.
+CALLS_BEFORE_CAPTURE = 3
+MAX_CAPTURES = 64  # of all threads
+MAX_COUNTED_KEYS = 64  # of one call, counted or captured
 _NOT_CAPTURED: Final = object()
 
 
@@ -32,8 +33,8 @@ class GraphCache:
     comes between two of them leaves at most a capture that is not found again.
     """
 
-    def __init__(self, limit: int = CAPTURES) -> None:
-        self.limit, self.repeats = limit, REPEATS
+    def __init__(self, limit: int = MAX_CAPTURES) -> None:
+        self.limit, self.calls_before_capture = limit, CALLS_BEFORE_CAPTURE
         self._oldest_first: deque[tuple[Replays, Hashable]] = deque()
 
     def add(self, owner: Replays, key: Hashable, captured: Any) -> None:
@@ -41,14 +42,14 @@ class GraphCache:
         self._oldest_first.append((owner, key))
         owner.captured[key] = captured
         while len(self._oldest_first) > self.limit and self._drop_oldest():
-            self.repeats *= 2  # a program with more calls than the limit should not capture them in turns
+            self.calls_before_capture *= 2  # a program with more calls than the limit should not capture them in turns
 
     def clear(self) -> int:
         """Drop all captures and return their number."""
         count = 0
         while self._drop_oldest():
             count += 1
-        self.repeats = REPEATS
+        self.calls_before_capture = CALLS_BEFORE_CAPTURE
         return count
 
     def _drop_oldest(self) -> bool:
@@ -69,23 +70,19 @@ class Replays:
         self.captured: dict[Hashable, Any] = {}  # None for a key that cannot be captured
         self.counts: dict[Hashable, int] = {}  # calls so far, of keys that are not captured
 
-    def made(self, key: Hashable) -> Any:
-        """Return the capture for this key; None if there is none."""
-        return self.captured.get(key)
-
     def find(self, key: Hashable, *arguments: Any) -> Any:
         """Return the capture for this key; `make` captures it from these arguments once the key has recurred.
 
         None if the call must be made without a graph.
         """
         captured = self.captured.get(key, _NOT_CAPTURED)
-        return captured if captured is not _NOT_CAPTURED else self._counted(key, arguments)
+        return captured if captured is not _NOT_CAPTURED else self._count_call(key, arguments)
 
-    def _counted(self, key: Hashable, arguments: tuple[Any, ...]) -> Any:
-        """Count a call of a key that is not captured, and capture it at the REPEATS-th."""
+    def _count_call(self, key: Hashable, arguments: tuple[Any, ...]) -> Any:
+        """Count a call of a key that is not captured, and capture it at the CALLS_BEFORE_CAPTURE-th."""
         count = self.counts.get(key, 0) + 1
-        if count < self.cache.repeats:
-            if len(self.counts) + len(self.captured) >= COUNTED and key not in self.counts:
+        if count < self.cache.calls_before_capture:
+            if len(self.counts) + len(self.captured) >= MAX_COUNTED_KEYS and key not in self.counts:
                 self.counts.clear()
             self.counts[key] = count
             return None
@@ -98,7 +95,7 @@ class Replays:
         return captured
 
 
-# ---- a graph whose kernels get other parameters
+# ---- a graph with replaceable kernel parameters
 
 
 class KernelNode(NamedTuple):
@@ -125,7 +122,7 @@ class _Node(ctypes.Structure):
 
 
 KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
-_Claimed = list[tuple[ctypes.c_void_p, _Node, Any]]
+_MatchedNodes = list[tuple[ctypes.c_void_p, _Node, Any]]
 
 
 class _Driver(NamedTuple):
@@ -193,9 +190,9 @@ def _kernel_nodes(graph: int, driver: _Driver) -> list[tuple[int, _Node]]:
     return nodes
 
 
-def _matching_nodes(nodes: list[tuple[int, _Node]], kernels: Iterable[KernelNode]) -> _Claimed | None:
+def _matching_nodes(nodes: list[tuple[int, _Node]], kernels: Iterable[KernelNode]) -> _MatchedNodes | None:
     """Remove fmm's kernels from `nodes` and return them in launch order; None if one is missing."""
-    claimed: _Claimed = []
+    claimed: _MatchedNodes = []
     for kernel in kernels:
         wanted = _parameter_bytes(kernel.parameters, kernel.size)
         for i, (handle, node) in enumerate(nodes):

@@ -11,24 +11,24 @@ import numpy as np
 from cupy_backends.cuda.api import driver
 
 from fmm.dtypes import BYTE, DTYPES
+from fmm.kernels.cuda.launch.bound_calls import BoundCall
 from fmm.kernels.cuda.launch.compile import compile_kernel
-from fmm.kernels.cuda.launch.prepared_calls import PreparedCall
 from fmm.kernels.cuda.launch_list import MAP_BYTES, Launch, TensorMap
 
-OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+PROGRAMMATIC_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 MAP_ALIGNMENT = 64  # bytes to which the driver needs a tensor map to be aligned
-DIMENSIONS = 3  # of a tensor map: along a line, across lines, and from one block of a batch to the next
+MAP_DIMENSIONS = 3  # of a tensor map: along a line, across lines, and from one block of a batch to the next
 NO_INTERLEAVE, PROMOTE_256_BYTES, FILL_WITH_ZEROS = 0, 3, 0  # of CU_TENSOR_MAP_*
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes: CU_TENSOR_MAP_SWIZZLE_*
-SAMPLE_ADDRESS = 1 << 20  # for encoding a map before its address exists
+PROBE_ADDRESS = 1 << 20  # for encoding a map before its address exists
 launch_kernel = driver.launchKernel
-Start = Callable[[int, int, int], PreparedCall]  # start(stream, address of the pointer to the parameters, 0)
+BindLaunch = Callable[[int, int, int], BoundCall]  # of a stream, the address of the pointer to the parameters, and 0
 
 
 class KernelCall:
     """A launch complete but for addresses.
 
-    `start` binds the driver's call to a stream and to the parameters' place; the driver reads the parameters when the
+    `bind` binds the driver's call to a stream and to the parameters' place; the driver reads the parameters when the
     call is made. `words` are the parameters with every address zero.
     """
 
@@ -38,7 +38,9 @@ class KernelCall:
         self.function = self.kernel.address
         shape = *launch.grid, launch.kernel.threads, 1, 1, launch.kernel.shared
         overlapping = partial(_overlapping_launch, self.function, shape)
-        self.start: Start = overlapping if launch.overlaps else partial(partial, launch_kernel, self.function, *shape)
+        self.bind: BindLaunch = (
+            overlapping if launch.overlaps else partial(partial, launch_kernel, self.function, *shape)
+        )
         self.words: Any = np.frombuffer(launch.parameters, np.int64).copy()
         for word, tensor_map in launch.maps:
             encoded = encode_tensor_map(tensor_map)
@@ -69,8 +71,8 @@ def _launch_ex() -> Any:
     return function
 
 
-def _overlapping_launch(kernel: int, shape: tuple[int, ...], stream: int, parameters: int, _: int) -> PreparedCall:
-    attribute = _Attribute(OVERLAP, 0, (ctypes.c_int * 16)(1))
+def _overlapping_launch(kernel: int, shape: tuple[int, ...], stream: int, parameters: int, _: int) -> BoundCall:
+    attribute = _Attribute(PROGRAMMATIC_SERIALIZATION, 0, (ctypes.c_int * 16)(1))
     config = _Config((ctypes.c_uint * 7)(*shape), stream, ctypes.pointer(attribute), 1)
     return partial(_launch_ex(), ctypes.byref(config), kernel, parameters, None)
 
@@ -80,7 +82,7 @@ def _overlapping_launch(kernel: int, shape: tuple[int, ...], stream: int, parame
 
 @lru_cache(maxsize=1)
 def tensor_map_encoder() -> Any:
-    """Return the driver's cuTensorMapEncodeTiled; None where the driver has no such call."""
+    """Return the driver's cuTensorMapEncodeTiled; None where the driver lacks it."""
     try:
         return ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
     except (OSError, AttributeError):
@@ -92,8 +94,8 @@ def encode_tensor_map(x: TensorMap) -> Any:
 
     Encoding the map for two addresses checks that the address is in the first word and nowhere else.
     """
-    words, others = (_encoded_for(x, address) for address in (SAMPLE_ADDRESS, 2 * SAMPLE_ADDRESS))
-    if words[0] != SAMPLE_ADDRESS or others[0] != 2 * SAMPLE_ADDRESS or (words[1:] != others[1:]).any():
+    words, others = (_encoded_for(x, address) for address in (PROBE_ADDRESS, 2 * PROBE_ADDRESS))
+    if words[0] != PROBE_ADDRESS or others[0] != 2 * PROBE_ADDRESS or (words[1:] != others[1:]).any():
         raise RuntimeError("this driver's tensor maps do not begin with their address")
     words[0] = 0
     return words
@@ -106,14 +108,14 @@ def _encoded_for(x: TensorMap, address: int) -> Any:
     memory = np.zeros(2 * MAP_BYTES, np.uint8)
     start = -memory.ctypes.data % MAP_ALIGNMENT
     tensor_map, global_address = ctypes.c_void_p(memory.ctypes.data + start), ctypes.c_void_p(address)
-    global_dim = (ctypes.c_uint64 * DIMENSIONS)(x.length, x.lines, x.layers)
-    global_strides = (ctypes.c_uint64 * (DIMENSIONS - 1))(x.leading * element.itemsize, layer * element.itemsize)
-    box_dim = (ctypes.c_uint32 * DIMENSIONS)(*x.box, 1)
-    element_strides = (ctypes.c_uint32 * DIMENSIONS)(1, 1, 1)
+    global_dim = (ctypes.c_uint64 * MAP_DIMENSIONS)(x.length, x.lines, x.layers)
+    global_strides = (ctypes.c_uint64 * (MAP_DIMENSIONS - 1))(x.leading * element.itemsize, layer * element.itemsize)
+    box_dim = (ctypes.c_uint32 * MAP_DIMENSIONS)(*x.box, 1)
+    element_strides = (ctypes.c_uint32 * MAP_DIMENSIONS)(1, 1, 1)
     status = tensor_map_encoder()(
         tensor_map,
         element.tensor_map,
-        DIMENSIONS,
+        MAP_DIMENSIONS,
         global_address,
         global_dim,
         global_strides,

@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 import cupy
 import numpy as np
 
+from fmm.kernels.cuda.launch.bound_calls import BoundCall, make_calls
 from fmm.kernels.cuda.launch.compile import compile_kernels
 from fmm.kernels.cuda.launch.cublas import (
     GemmCall,
-    Math,
+    MathMode,
     StreamContext,
     math_mode,
     restore_calls,
@@ -31,8 +32,7 @@ from fmm.kernels.cuda.launch.cublas import (
     workspace_call,
 )
 from fmm.kernels.cuda.launch.graphs import KernelNode
-from fmm.kernels.cuda.launch.kernel_call import KernelCall, Start
-from fmm.kernels.cuda.launch.prepared_calls import PreparedCall, make_calls
+from fmm.kernels.cuda.launch.kernel_call import BindLaunch, KernelCall
 from fmm.kernels.cuda.launch.streams import (
     acquire_streams,
     make_context_current,
@@ -46,15 +46,15 @@ from fmm.kernels.plans.sums import ADDEND
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH
 
 cublas_handle = cupy.cuda.device.get_cublas_handle
-FEW_SLOTS = 32  # addresses up to which a loop is faster than NumPy
+MAX_LOOP_SLOTS = 32  # addresses up to which a loop is faster than NumPy
 # Bases that a launch may have without writing C. (All sums have the flag's address; only those that write C raise it.)
 BASES_WITHOUT_C = frozenset(("A", "B", "W", ADDEND, FLAG))
 # Index of each base's address among the addresses of a call; the counters' addresses follow.
-NUMBERS = {base: i for i, base in enumerate((*BASES, FLAG, HOST_COUNT, ADDEND))}
+ADDRESS_NUMBERS = {base: i for i, base in enumerate((*BASES, FLAG, HOST_COUNT, ADDEND))}
 
 
 class Addresses(NamedTuple):
-    """The addresses of one call, in the order of NUMBERS."""
+    """The addresses of one call, in the order of ADDRESS_NUMBERS."""
 
     a: int
     b: int
@@ -62,12 +62,12 @@ class Addresses(NamedTuple):
     workspace: int
     flag: int = 0  # for inf and NaN
     host_count: int = 0  # of recomputed products
-    added: int = 0  # of the addend, if C does not hold it
+    addend: int = 0  # 0 if C holds it
 
     @property
     def alignment(self) -> Alignment:
         """The powers of two that divide the first four addresses; the addend counts as C does."""
-        return alignment_of(self.a, self.b, self.c | self.added, self.workspace)
+        return alignment_of(self.a, self.b, self.c | self.addend, self.workspace)
 
     @property
     def aligned(self) -> bool:
@@ -77,15 +77,15 @@ class Addresses(NamedTuple):
     @property
     def places(self) -> tuple[int, ...]:
         """The addresses of the caller's memory and the workspace."""
-        return (*self[:4], self.added)
+        return (*self[:4], self.addend)
 
 
 class _OwnLaunch(NamedTuple):
     """A launch of one of fmm's kernels."""
 
     stream: int
-    start: Start
-    ahead: bool  # True if it may run before the other calls are prepared
+    bind: BindLaunch
+    may_run_early: bool  # True if it may be launched before the other calls are prepared
 
 
 class _VendorProduct(NamedTuple):
@@ -114,8 +114,8 @@ class _Parameters:
 class _SpareParameters(threading.local):
     """A thread's parameter blocks that are not in use.
 
-    A call takes a block out until all is launched, since a signal handler may play the same list in between. A block
-    whose call is interrupted does not come back.
+    A call takes a block out until all is launched, since a signal handler may play the same list in between. The
+    block of an interrupted call does not come back.
 
     A thread that uses a player for the first time may have no CUDA context yet, if its memory comes from a pool and its
     graph from a thread that has ended. The driver's calls need one: without it, setting a graph's parameters crashes.
@@ -131,19 +131,19 @@ class Player:
 
     def __init__(self, launches: LaunchList, device: int) -> None:
         self.launches, self.device = launches, device
-        self.math: Math = "tf32" if launches.vendor_uses_tf32 else "ieee"
+        self.math: MathMode = "tf32" if launches.vendor_uses_tf32 else "ieee"
         compile_kernels(device, {launch.kernel for launch in launches.launches})
         self.calls = [KernelCall(launch, device) for launch in launches.launches]
         self._counting = [launch.counters for launch in launches.launches if launch.counters]
         self._set_slots()
         self._spare = _SpareParameters(device)
         steps = list(self._steps())
-        leading = takewhile(lambda step: isinstance(step, _OwnLaunch) and step.ahead, steps)
-        self._first = [step.start for step in leading if isinstance(step, _OwnLaunch)]
+        leading = takewhile(lambda step: isinstance(step, _OwnLaunch) and step.may_run_early, steps)
+        self._first = [step.bind for step in leading if isinstance(step, _OwnLaunch)]
         self._rest = steps[len(self._first) :]
         # A list of a single launch or vendor call needs no streams.
         only = steps[0] if len(steps) == 1 else None
-        self._only_launch = only.start if isinstance(only, _OwnLaunch) else None
+        self._only_launch = only.bind if isinstance(only, _OwnLaunch) else None
         self._only_vendor_call = only.call if isinstance(only, _VendorProduct) else None
 
     def _set_slots(self) -> None:
@@ -152,11 +152,11 @@ class Player:
         start = counting = 0
         for call in self.calls:
             for word, base, offset in call.launch.slots:
-                number = len(NUMBERS) + counting if base == COUNTERS else NUMBERS[base]
+                number = len(ADDRESS_NUMBERS) + counting if base == COUNTERS else ADDRESS_NUMBERS[base]
                 slots.append((start + word, number, offset))
             counting += call.launch.counters > 0
             start += len(call.words)
-        self._few_slots = slots if len(slots) <= FEW_SLOTS else None
+        self._few_slots = slots if len(slots) <= MAX_LOOP_SLOTS else None
         columns = np.array(slots, np.int64).reshape(-1, 3).T
         self._words, self._numbers, self._offsets = columns[0].astype(np.intp), columns[1].astype(np.intp), columns[2]
 
@@ -165,8 +165,8 @@ class Player:
         divides = dict(zip(BASES, self.launches.alignment, strict=True))
         for step, stream in zip(self.launches.steps, self.launches.streams, strict=True):
             if isinstance(step, Launch):
-                ahead = stream == 0 and BASES_WITHOUT_C.issuperset(slot.base for slot in step.slots)
-                yield _OwnLaunch(stream, next(calls).start, ahead)
+                may_run_early = stream == 0 and BASES_WITHOUT_C.issuperset(slot.base for slot in step.slots)
+                yield _OwnLaunch(stream, next(calls).bind, may_run_early)
             elif isinstance(step, VendorCall):
                 yield _VendorProduct(stream, vendor_call(step.op, divides))
             else:
@@ -198,16 +198,16 @@ class Player:
             return
         streams, parameters = self._streams_and_parameters(addresses, stream, counters)
         blocks = iter(parameters.addresses)
-        for start in self._first:
-            start(stream, next(blocks), 0)()
+        for bind in self._first:
+            bind(stream, next(blocks), 0)()
         make_calls(self._prepared_rest(addresses, streams, blocks, scratch))
         self._spare.free.append(parameters)
 
-    def prepared_product(self, addresses: Addresses, stream: int) -> tuple[list[PreparedCall], Callable[[], None]]:
+    def prepared_product(self, addresses: Addresses, stream: int) -> tuple[list[BoundCall], Callable[[], None]]:
         """Return the calls of `play`, not yet made, and the function that frees their parameters afterwards."""
         streams, parameters = self._streams_and_parameters(addresses, stream, None)
         blocks = iter(parameters.addresses)
-        first = [start(stream, next(blocks), 0) for start in self._first]
+        first = [bind(stream, next(blocks), 0) for bind in self._first]
         calls = first + self._prepared_rest(addresses, streams, blocks, 0)
         return calls, partial(self._spare.free.append, parameters)
 
@@ -223,9 +223,9 @@ class Player:
 
     def _prepared_rest(
         self, addresses: Addresses, streams: list[StreamContext], blocks: Iterator[int], scratch: int
-    ) -> list[PreparedCall]:
+    ) -> list[BoundCall]:
         """Return all calls but the leading launches, between those that set up and restore the cuBLAS handles."""
-        calls, restoring = list[PreparedCall](), list[PreparedCall]()
+        calls, restoring = list[BoundCall](), list[BoundCall]()
         for i, context in enumerate(streams[: self.launches.vendor_stream_count]):
             mode = math_mode(context)
             calls += setup_calls(context, self.math, mode)
@@ -234,7 +234,7 @@ class Player:
                 calls.append(workspace_call(context, scratch + i * GRAPH_SCRATCH, GRAPH_SCRATCH))
         for step in self._rest:
             if isinstance(step, _OwnLaunch):
-                calls.append(step.start(streams[step.stream].stream, next(blocks), 0))
+                calls.append(step.bind(streams[step.stream].stream, next(blocks), 0))
             elif isinstance(step, _VendorProduct):
                 calls.append(step.call.prepared(streams[step.stream], addresses))
             else:
@@ -286,7 +286,7 @@ class Player:
 
 @lru_cache(maxsize=1024)
 def player_of(launches: LaunchList, device: int) -> Player:
-    """Return the list prepared for the current device, whose number is `device`."""
+    """Return the list prepared for the current device, which has the number `device`."""
     return Player(launches, device)
 
 
@@ -324,4 +324,4 @@ class LaunchSequence:
         words[self._slots] = by_number[self._numbers] + self._offsets
         pointers = words.ctypes.data + 8 * self._starts.astype(np.int64)
         first_pointer = pointers.ctypes.data
-        make_calls([call.start(stream, first_pointer + 8 * i, 0) for i, call in enumerate(self.calls)])
+        make_calls([call.bind(stream, first_pointer + 8 * i, 0) for i, call in enumerate(self.calls)])

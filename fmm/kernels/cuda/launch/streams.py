@@ -14,8 +14,8 @@ from typing import Any
 import cupy
 from cupy_backends.cuda.api import runtime
 
+from fmm.kernels.cuda.launch.bound_calls import BoundCall
 from fmm.kernels.cuda.launch.cublas import StreamContext, new_handle
-from fmm.kernels.cuda.launch.prepared_calls import PreparedCall
 from fmm.kernels.cuda.launch_list import LaunchList, StreamSync
 
 
@@ -43,13 +43,13 @@ def acquire_streams(launches: LaunchList, device: int, stream: int, handle: int)
     ]
 
 
-def sync_calls(sync: StreamSync, streams: list[StreamContext]) -> list[PreparedCall]:
+def sync_calls(sync: StreamSync, streams: list[StreamContext]) -> list[BoundCall]:
     """Return the calls that make the other streams wait for the first (FORK), or the first for the others (JOIN)."""
     first, *others = streams
     pairs = [(first, other) if sync is StreamSync.FORK else (other, first) for other in others]
     cupy_runtime = cupy.cuda.runtime
     recorded = dict.fromkeys((before.event, before.stream) for before, _ in pairs)
-    calls: list[PreparedCall] = [partial(cupy_runtime.eventRecord, event, stream) for event, stream in recorded]
+    calls: list[BoundCall] = [partial(cupy_runtime.eventRecord, event, stream) for event, stream in recorded]
     return calls + [partial(cupy_runtime.streamWaitEvent, then.stream, before.event) for before, then in pairs]
 
 
@@ -67,7 +67,7 @@ class _PooledStream:
 
 # Streams of threads that ended, with their devices. The next thread's work on such a stream follows what the previous
 # thread has started there.
-_left: deque[tuple[int, _PooledStream]] = deque()
+_streams_left: deque[tuple[int, _PooledStream]] = deque()
 
 
 class _OwnStreams:
@@ -80,7 +80,7 @@ class _OwnStreams:
     def __init__(self) -> None:
         self.by_device: dict[int, list[_PooledStream]] = {}
 
-    def __del__(self, left: deque[tuple[int, _PooledStream]] = _left) -> None:
+    def __del__(self, left: deque[tuple[int, _PooledStream]] = _streams_left) -> None:
         left.extend((device, stream) for device, streams in self.by_device.items() for stream in streams)
 
 
@@ -94,18 +94,18 @@ _thread_streams = _ThreadStreams()
 
 def _reuse_or_create(device: int) -> _PooledStream:
     """Return a stream that another thread has left on the device, or else a new one."""
-    for _ in range(len(_left)):
+    for _ in range(len(_streams_left)):
         try:
-            its_device, pooled = _left.popleft()
+            its_device, pooled = _streams_left.popleft()
         except IndexError:  # another thread was quicker
             break
         if its_device == device:
             return pooled
-        _left.append((its_device, pooled))
+        _streams_left.append((its_device, pooled))
     return _PooledStream()
 
 
-# ---- counters for kernels whose thread blocks take turns: zero before and after every launch
+# ---- counters by which thread blocks take turns: zero before and after every launch
 
 _counters: dict[tuple[int, int, int], int] = {}  # by device, stream and size
 

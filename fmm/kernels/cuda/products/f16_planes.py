@@ -29,10 +29,10 @@ from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, Along, row_major_oper
 from fmm.kernels.cuda.products.wgmma_tiles import LINE_BYTES
 from fmm.kernels.plans.memory_layout import round_up
 
-SIDES: tuple[OperandSide, OperandSide] = ("left", "right")  # the kernel's A, its B
+OPERAND_SIDES: tuple[OperandSide, OperandSide] = ("left", "right")  # the kernel's A, its B
 SPLIT_THREADS = 256  # threads of a thread block that splits
 SPLIT_CLUSTER = 8  # thread blocks that share the lines of 64 positions
-WARP = 32
+WARP_THREADS = 32
 MAX_REGISTER_LOADS = 16  # loads of a line that a thread holds in registers at most
 # How numbers are scaled, and how planes are arranged.
 # default: scaled by line or position; hi and lo alternate in chunks.
@@ -120,7 +120,7 @@ class OperandPlanes:
         wide = wide and self.source.offset % VECTOR_BYTES == 0 and alignment[self.source.base] % VECTOR_BYTES == 0
         if self.along == "outer":
             return SplitKernel("outer", 0, 0, wide)
-        group = WARP if self.length <= 1024 else SPLIT_THREADS
+        group = WARP_THREADS if self.length <= 1024 else SPLIT_THREADS
         return SplitKernel("inner", group, min(-(-self.pitch // (4 * group)), MAX_REGISTER_LOADS), wide)
 
     def blocks(self, kernel: SplitKernel, rule: ScalingRule = "default") -> int:
@@ -184,7 +184,7 @@ def missing_planes(op: GemmOp, planes: tuple[OperandPlanes, OperandPlanes]) -> l
     """Return the planes of A and B that must still be made; one if both operands share them."""
     missing = [
         x
-        for x, side in zip(planes, SIDES, strict=True)
+        for x, side in zip(planes, OPERAND_SIDES, strict=True)
         if not x.is_prepared and side not in op.prepared.written_by_sums
     ]
     return list(dict.fromkeys(missing))

@@ -15,19 +15,19 @@ from functools import cached_property, lru_cache
 from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
 from fmm.kernels.cuda.launch_list import PARAMETER_BYTES, Kernel, Launch, Slot
 from fmm.kernels.cuda.ops import GemmOp, OperandSide
-from fmm.kernels.cuda.products.f16_planes import SIDES, OperandPlanes, operand_planes
+from fmm.kernels.cuda.products.f16_planes import OPERAND_SIDES, OperandPlanes, operand_planes
 from fmm.kernels.cuda.products.kernel_sizes import FLOAT32_BYTES
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES
 from fmm.kernels.cuda.sums.sum_kernel import SUM_THREADS, SumKernel, step_lines
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, GRID_LIMIT, BlockArray, SumOp
 
-EXTENT_THREADS, WARP, STRIP = 256, 32, 32  # as in f16_sums.cuh: threads, a warp, positions of a thread block
+EXTENT_THREADS, WARP_THREADS, STRIP = 256, 32, 32  # as in f16_sums.cuh: threads, a warp, positions of a thread block
 MASK_BITS = 64  # blocks that the mask of a sum can name
 
 
 @dataclass(frozen=True, eq=False)
 class PlaneSums:
-    """A split whose sums are one operand, A or B, of a batch of f16x3 products."""
+    """A split that forms one operand, A or B, of a batch of f16x3 products."""
 
     split: SumOp
     planes: OperandPlanes
@@ -67,7 +67,7 @@ class PlaneSums:
     def kernel(self) -> SumKernel:
         """The split's kernel; if lines of planes are padded, it checks every number against the end of the line."""
         kernel = self.split.kernel
-        return kernel if self.planes.pitch == self.split.cols else replace(kernel, whole=frozenset())
+        return kernel if self.planes.pitch == self.split.cols else replace(kernel, unchecked=frozenset())
 
 
 def plane_sums(split: SumOp, product: GemmOp, alignment: Mapping[str, int], separate: bool = False) -> PlaneSums | None:
@@ -79,14 +79,18 @@ def plane_sums(split: SumOp, product: GemmOp, alignment: Mapping[str, int], sepa
     if product.count < 2 or not plain or product.left == product.right:
         return None
     planes, (size, bases) = operand_planes(product), split.alignment
-    sums = [PlaneSums(split, x, side, separate) for x, side in zip(planes, SIDES, strict=True) if _can_write(split, x)]
+    sums = [
+        PlaneSums(split, x, side, separate)
+        for x, side in zip(planes, OPERAND_SIDES, strict=True)
+        if _can_write(split, x)
+    ]
     return sums[0] if sums and not any(alignment[base] % size for base in bases) else None
 
 
 def _can_write(split: SumOp, x: OperandPlanes) -> bool:
     """Return True if the split writes exactly this operand, and each sum has every block of one matrix at most once."""
     kernel = split.kernel
-    if split.scalars or kernel.tall or kernel.parts or kernel.element != "float32" or len(split.arrays) != 2:
+    if split.scalars or kernel.column_major or kernel.in_parts or kernel.element != "float32" or len(split.arrays) != 2:
         return False
     source, dest = kernel.reads[0].array, kernel.writes[0].array
     written, blocks = split.arrays[dest], [(s.i, s.j) for s in kernel.reads]
@@ -130,7 +134,7 @@ def plane_sum_source(kernel: SumKernel, lines: bool, separate: bool) -> str:
     parameters = f"fmm::planes::PlaneSumParams<fmm::Parameters<{kernel.arrays}, {kernel.scalars}>>"
     arrangement = f"fmm::planes::{'Separate' if separate else 'Alternating'}"
     call = f"fmm::planes::sum_to_planes<Step, {arrangement}, {kernel.vector_width}, {str(lines).lower()}>(p.sums, p.to)"
-    return _source(parameters, call, kernel.bounds, step_lines(kernel))
+    return _source(parameters, call, kernel.launch_bounds, step_lines(kernel))
 
 
 def _source(parameters: str, call: str, bounds: object, before: Iterable[str] = ()) -> str:
@@ -157,7 +161,7 @@ def _extent_launch(x: PlaneSums, alignment: Mapping[str, int]) -> Launch:
     wide = all(step * FLOAT32_BYTES % VECTOR_BYTES == 0 for step in (a.row, a.down, a.right))
     wide = wide and a.offset % VECTOR_BYTES == 0 and alignment[a.base] % VECTOR_BYTES == 0
     blocks = down * across
-    grid = -(-blocks * a.height // (EXTENT_THREADS // WARP)) if x.lines else blocks * -(-a.width // STRIP)
+    grid = -(-blocks * a.height // (EXTENT_THREADS // WARP_THREADS)) if x.lines else blocks * -(-a.width // STRIP)
     kernel = Kernel(extent_source, (x.lines, wide), ENTRY, EXTENT_THREADS)
     label = f"f16_sums: largest numbers of {blocks} blocks of {a.base}"
     slots = Slot(0, a.base, a.offset), _extents_slot(x, 1)

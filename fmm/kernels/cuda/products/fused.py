@@ -1,7 +1,7 @@
 """Products with sums inside: the blocks of A, B and C of a fused level, or of a step table's kernel, in one TileOp.
 
 The sums of blocks are formed inside the tiled kernel, so a fused level needs no temporaries. `FusedLaunches` turns the
-products of a scheme into launches; `fused_op` and `updating_op` describe one product each.
+products of a scheme into launches; `tile_op_with_sums` and `tile_op_with_update` describe one product each.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class FusedLaunches:
             return None
         into = [(self.alpha * c, x) for _, c, x in dest]
         update: Update = "atomic" if self.atomic else "keep"
-        op = fused_op(self.strategy, self.dtype, [t[1:] for t in left], [t[1:] for t in right], into, update)
+        op = tile_op_with_sums(self.strategy, self.dtype, [t[1:] for t in left], [t[1:] for t in right], into, update)
         keeps = [1.0 if i in self.written else self.beta for i, *_ in dest]
         self.written.update(i for i, *_ in dest)
         return replace(op, dest=tuple(x._replace(keep=keep) for x, keep in zip(op.dest, keeps, strict=True)))
@@ -91,7 +91,9 @@ def _block_terms(matrix: Matrix, product: int, blocks: Sequence[View]) -> list[t
     return [(i, float(row[product]), x) for i, (row, x) in pairs if row[product] and min(x.rows, x.cols)]
 
 
-def fused_op(s: TileSizes, dtype: str, left: Terms, right: Terms, dest: Terms, update: Update = "keep") -> TileOp:
+def tile_op_with_sums(
+    s: TileSizes, dtype: str, left: Terms, right: Terms, dest: Terms, update: Update = "keep"
+) -> TileOp:
     """Return one product of sums, added to its destinations; of a column-major C, the transpose is computed."""
     m, n = (max(getattr(x, side) for _, x in dest) for side in ("rows", "cols"))
     k = min(max(x.cols for _, x in left), max(x.rows for _, x in right))
@@ -110,7 +112,7 @@ def fused_op(s: TileSizes, dtype: str, left: Terms, right: Terms, dest: Terms, u
     return TileOp(kernel, a, b, into, (u, v, *[w] * len(dest)), m, n, k)
 
 
-def updating_op(
+def tile_op_with_update(
     leaf: LeafUse,
     dtype: str,
     left: View,

@@ -39,12 +39,12 @@ class TileSizes:
 
     @property
     def threads_m(self) -> int:
-        """Threads down a tile."""
+        """Threads along the rows of a tile."""
         return self.m_s // self.m_r
 
     @property
     def threads_n(self) -> int:
-        """Threads across a tile."""
+        """Threads along the columns of a tile."""
         return self.n_s // self.n_r
 
     @property
@@ -74,9 +74,9 @@ TUNED = tuple(
         TileSizes("Broad", m_s=96, n_s=192, k_s=16, m_r=6, n_r=12, warp_m=8, warp_n=4, blocks=1, rate=0.92),
     )
 )
-# For kernels whose tiles the copy engine (TMA) loads. Products with fused sums are fastest with many short stages,
-# plain products with few long ones. `rate` is relative to the model's time for Square, and 5 % below the rate measured
-# for large products.
+# For gemm_tma.cuh, where the copy engine (TMA) loads the tiles. Products with fused sums are fastest with many short
+# stages, plain products with few long ones. `rate` is relative to the model's time for Square, and 5 % below the rate
+# measured for large products.
 TMA_SIZES = tuple(
     replace(s, types=("float32",))
     for s in (
@@ -105,7 +105,7 @@ PRESETS = (*STRATEGIES, *TUNED, *TMA_SIZES, GPU8, *DOUBLE)
 
 
 def named_strategy(name: str) -> TileSizes:
-    """Return the preset with this name, in any case; ValueError lists the presets if there is none."""
+    """Return the preset with this name, in any case; a ValueError lists the presets."""
     for preset in PRESETS:
         if preset.name.casefold() == name.casefold():
             return preset

@@ -21,21 +21,21 @@ from fmm.kernels.cuda.launch_list import Kernel, Launch, Slot, TensorMap
 from fmm.kernels.cuda.ops import BlockTerm, GemmOperand
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, Along
 from fmm.kernels.cuda.products.wgmma_tiles import LINE_BYTES
-from fmm.kernels.plans.levels.residue_planes import FAST, PlaneLayout
+from fmm.kernels.plans.levels.residue_planes import FAST_ALGORITHM, PlaneLayout
 from fmm.kernels.plans.memory_layout import round_up
 
 MAX_MODULI, MAX_PIECES = 20, 4  # as in residue_join.cuh
 BYTE_SUMS = 2**18 + 2**9  # bound of sums of bytes in modulus.cuh
 FLOAT_2_23_BITS = 0x4B000000  # the bits of 2^23 as a float32 number
-MAX_NORM = 2.0**60  # upper bound of scaled norms: sums of four such numbers have 62 bits
+MAX_NORM = 2.0**60  # upper bound of scaled norms: sums of four of them have 62 bits
 RESIDUE_THREADS = 256  # threads of a thread block that measures, splits or joins
 RESIDUE_CLUSTER = 8  # thread blocks that share the lines of 64 positions
 TRANSPOSED_POSITIONS = 64  # positions that a cluster transposes together
-SPLIT_BLOCKS = "4", "", "2"  # least number of thread blocks on a multiprocessor for the split, by levels
-WARP, WARP_LINE_LENGTH = 32, 1024  # a warp measures a line of up to 1024 numbers, a thread block a longer one
+SPLIT_MIN_BLOCKS = "4", "", "2"  # least number of thread blocks on a multiprocessor for the split, by levels
+WARP_THREADS, WARP_LINE_LENGTH = 32, 1024  # a warp measures a line of up to 1024 numbers, a thread block a longer one
 OPERAND_WORDS = 11  # 8-byte words of struct Operand
-SPACE = "fmm::residues::"
-SIGNED = {DTYPES[name].itemsize: DTYPES[name].cpp for name in ("int8", "int16", "int32", "int64")}
+NAMESPACE = "fmm::residues::"
+SIGNED_TYPES = {DTYPES[name].itemsize: DTYPES[name].cpp for name in ("int8", "int16", "int32", "int64")}
 
 
 # ---- moduli
@@ -88,7 +88,7 @@ class MeasureKernel:
         """Return the call of a function of residue_planes.cuh."""
         wide = str(self.wide).lower()
         named = f"measure_lines<{self.group}, {wide}>" if self.along == "inner" else f"measure_and_transpose<{wide}>"
-        return f"{SPACE}{named}({operand}, {block});"
+        return f"{NAMESPACE}{named}({operand}, {block});"
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class ResidueOperand:
     block: tuple[int, int]  # lines and length of a plane
     exponents: int  # offset in bytes
     planes: int  # offset in bytes
-    turned: int  # offset of the transposed copy in the workspace
+    transposed_copy: int  # offset of the transposed copy in the workspace
     bytes_from: BytesFrom | None = None  # None: its numbers are split into residues
     base: str = "W"  # base of exponents and planes
     is_prepared: bool = False  # True if the planes are prepared already
@@ -114,7 +114,7 @@ class ResidueOperand:
         """Return the kernel that measures or transposes it; None for K-major integers, which need neither."""
         if self.is_prepared or (self.along == "inner" and not scaled):
             return None
-        group = WARP if self.geometry.k <= WARP_LINE_LENGTH else RESIDUE_THREADS
+        group = WARP_THREADS if self.geometry.k <= WARP_LINE_LENGTH else RESIDUE_THREADS
         return MeasureKernel(self.along, group if self.along == "inner" else 0, self.reads_wide(aligned))
 
     def reads_wide(self, aligned: bool) -> bool:
@@ -153,7 +153,7 @@ class ResidueOperand:
     def slots(self, first: int) -> tuple[Slot, ...]:
         """Return the slots of the addresses, for a struct that begins at word `first`."""
         x = self.source
-        copy = self.planes if self.bytes_from else self.turned
+        copy = self.planes if self.bytes_from else self.transposed_copy
         transposed_copy = (Slot(first + 1, "W", copy),) if self.along == "outer" else ()
         return (
             Slot(first, x.base, x.offset),
@@ -202,7 +202,7 @@ def measure_source(left: MeasureKernel | None, right: MeasureKernel | None, dtyp
         *([f"    {right.call('p.right', 'block - p.left.blocks')}"] if right else []),
         "}",
     )
-    parameters = f"{SPACE}Operands<{read_type_cpp(dtype)}>"
+    parameters = f"{NAMESPACE}Operands<{read_type_cpp(dtype)}>"
     return entry_source(parameters, body, "residue_planes.cuh", (RESIDUE_THREADS,), clusters=RESIDUE_CLUSTER)
 
 
@@ -210,22 +210,22 @@ def measure_source(left: MeasureKernel | None, right: MeasureKernel | None, dtyp
 def residue_split_source(levels: int, left_wide: bool, right_wide: bool, dtype: str) -> str:
     """Return the whole CUDA source that splits both operands, entry point `ENTRY`."""
     wide = f"{str(left_wide).lower()}, {str(right_wide).lower()}"
-    bounds = tuple(filter(None, (str(RESIDUE_THREADS), SPLIT_BLOCKS[levels])))
-    body = (f"{SPACE}split_both<Sums, {levels}, {wide}>(p);",)
-    parameters = f"{SPACE}Split<{read_type_cpp(dtype)}>"
-    return entry_source(parameters, body, "residue_planes.cuh", bounds, before=[fast_sums()])
+    bounds = tuple(filter(None, (str(RESIDUE_THREADS), SPLIT_MIN_BLOCKS[levels])))
+    body = (f"{NAMESPACE}split_both<Sums, {levels}, {wide}>(p);",)
+    parameters = f"{NAMESPACE}Split<{read_type_cpp(dtype)}>"
+    return entry_source(parameters, body, "residue_planes.cuh", bounds, before=[fast_sums_cpp()])
 
 
 def read_type_cpp(dtype: str) -> str:
     """Return the C++ type of an operand's numbers; unsigned integers are read as signed ones, equal modulo 2^bits."""
     found = DTYPES[dtype]
-    return SIGNED[found.itemsize] if found.exact else found.cpp
+    return SIGNED_TYPES[found.itemsize] if found.exact else found.cpp
 
 
 @lru_cache(maxsize=1)
-def fast_sums() -> str:
+def fast_sums_cpp() -> str:
     """Return the coefficients of the fast scheme below the residues, as a type for fast_sums.cuh."""
-    found = scheme(FAST)
+    found = scheme(FAST_ALGORITHM)
     code = {0: 0, 1: 1, -1: 2}
 
     def packed(table: Matrix) -> int:

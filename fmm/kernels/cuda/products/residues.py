@@ -20,13 +20,13 @@ from fmm.kernels.cuda.ops import BlockTerm, GemmOp, GemmOperand, TriangleExtent
 from fmm.kernels.cuda.products.residue_planes import (
     MAX_MODULI,
     MAX_PIECES,
+    NAMESPACE,
     RESIDUE_THREADS,
-    SPACE,
-    WARP,
+    WARP_THREADS,
     BytesFrom,
     ResidueOperand,
     byte_map,
-    fast_sums,
+    fast_sums_cpp,
     measure_launch,
     moduli_table,
     residue_split_launch,
@@ -42,13 +42,13 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
     count_cluster_tiles,
     wgmma_instruction,
 )
-from fmm.kernels.plans.levels.residue_planes import EXPONENT_BYTES, PART_ALIGN, PlaneLayout, prepared_layout
+from fmm.kernels.plans.levels.residue_planes import EXPONENT_BYTES, PART_ALIGN, PlaneLayout, prepared_plane_layout
 from fmm.kernels.plans.memory_layout import round_up
 
 RESIDUE_SIZES = (WgmmaSizes(128, 256, stages=4), WgmmaSizes(128, 128, stages=5))
 TILE_OVERHEAD_COLUMNS = 24  # start and end of a tile take as long as computing this many columns
-EXACT_BITS = 52  # of integers whose sums and multiples are exact in float64
-NO_ALIGNMENT: Mapping[str, int] = MappingProxyType({})  # no base is known to be aligned
+EXACT_BITS = 52  # of integers that float64 holds exactly
+NO_ALIGNMENT: Mapping[str, int] = MappingProxyType({})  # no base is aligned
 
 
 # ---- a GEMM as a product by residues
@@ -134,9 +134,9 @@ def _prepared_or_new(op: GemmOp, side: ResidueOperand, base: str) -> ResidueOper
     """Return the operand, with the prepared exponents and planes behind it if there are any."""
     if op.use.leaf.prepared_layout is None or not op.prepared.prepared_matrix == base == side.source.base:
         return side
-    exponents, _ = prepared_layout(side.geometry.moduli, side.geometry.item, side.lines, side.geometry.k)
+    exponents, _ = prepared_plane_layout(side.geometry.moduli, side.geometry.item, side.lines, side.geometry.k)
     planes = exponents + round_up(EXPONENT_BYTES * side.lines, PART_ALIGN)
-    return replace(side, base=base, is_prepared=True, exponents=exponents, planes=planes, turned=op.scratch)
+    return replace(side, base=base, is_prepared=True, exponents=exponents, planes=planes, transposed_copy=op.scratch)
 
 
 def _bytes_from(x: GemmOperand, along: Along, alignment: Mapping[str, int]) -> BytesFrom | None:
@@ -323,19 +323,21 @@ def join_integer_launch(op: ResidueOp) -> Launch:
 @lru_cache(maxsize=64)
 def join_source(levels: int, moduli: int, pieces: int, dtype: str) -> str:
     """Return the whole CUDA source of the join to float64 or float32, entry point `ENTRY`."""
-    body = (f"{SPACE}join<Sums, {levels}, {adjacent_columns(dtype)}, {moduli}, {pieces}>(p);",)
+    body = (f"{NAMESPACE}join<Sums, {levels}, {adjacent_columns(dtype)}, {moduli}, {pieces}>(p);",)
     return _join_entry(f"Join<{DTYPES[dtype].cpp}>", body)
 
 
 @lru_cache(maxsize=64)
 def join_integer_source(levels: int, moduli: int, dtype: str) -> str:
     """Return the whole CUDA source of the join to integers, entry point `ENTRY`."""
-    body = (f"{SPACE}join_integers<Sums, {levels}, {adjacent_columns(dtype)}, {moduli}>(p);",)
+    body = (f"{NAMESPACE}join_integers<Sums, {levels}, {adjacent_columns(dtype)}, {moduli}>(p);",)
     return _join_entry(f"JoinIntegers<{DTYPES[dtype].cpp}>", body)
 
 
 def _join_entry(parameters: str, body: tuple[str, ...]) -> str:
-    return entry_source(f"{SPACE}{parameters}", body, "residue_join.cuh", (RESIDUE_THREADS,), before=[fast_sums()])
+    return entry_source(
+        f"{NAMESPACE}{parameters}", body, "residue_join.cuh", (RESIDUE_THREADS,), before=[fast_sums_cpp()]
+    )
 
 
 def adjacent_columns(dtype: str) -> int:
@@ -357,5 +359,6 @@ def _join_grid(op: ResidueOp) -> tuple[int, int, int]:
     """Return the thread blocks of the join: a thread for the adjacent columns of every block of C."""
     g, (rows, _, columns) = op.geometry, op.geometry.block
     threads = g.count * rows * (columns // adjacent_columns(op.dtype))
-    threads = 4 * round_up(threads, WARP) if g.levels == 2 else threads  # a warp for each block of the outer level
+    if g.levels == 2:  # a warp for each block of the outer level
+        threads = 4 * round_up(threads, WARP_THREADS)
     return -(-threads // RESIDUE_THREADS), 1, 1

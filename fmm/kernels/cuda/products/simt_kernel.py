@@ -34,7 +34,7 @@ Update = Literal["keep", "atomic"]
 # How a kernel uses the device's flag for inf and NaN. "raises": the flag is raised where an inf or NaN is stored.
 # "obeys": the kernel does nothing unless the flag is up.
 FlagUse = Literal["raises", "obeys"]
-ASYNC: tuple[CopyPath, CopyPath] = ("async", "async")
+ASYNC_PATHS: tuple[CopyPath, CopyPath] = ("async", "async")
 # -O1, because ptxas's higher levels reorder the multiply-adds. The order chosen in the source reads registers without
 # bank conflicts; without that order each multiply-add takes a third of a cycle more.
 COMPILER_OPTIONS = ("--std=c++17", "--ptxas-options=-O1")
@@ -43,7 +43,7 @@ MMA_ROWS, MMA_COLUMNS, MMA_DEPTH = 16, 8, 4
 
 
 class LaunchScalar(NamedTuple):
-    """A coefficient of a destination that comes with the launch: the product's factor, or the share of old C kept."""
+    """A coefficient of a destination that comes with the launch: the product's factor, or that of old C."""
 
     name: Literal["factor", "keep"]
     dest: int
@@ -54,7 +54,7 @@ class LaunchScalar(NamedTuple):
 
 @dataclass(frozen=True)
 class Epilogue:
-    """The update of every number of the destinations, given the product's number.
+    """The update of every number of the destinations from the product's number.
 
     The program's inputs are the product and the old values of the destinations `reads`. Its outputs are stored to the
     destinations `writes`, or added to them atomically. A destination may be read only.
@@ -129,7 +129,7 @@ class TileKernel:
     along: tuple[Along, Along] = ("inner", "outer")  # dimensions along which A and B are contiguous; here: both by rows
     products: int = 1
     flag: FlagUse | None = None
-    paths: tuple[CopyPath, CopyPath] = ASYNC  # of A's tiles and of B's
+    paths: tuple[CopyPath, CopyPath] = ASYNC_PATHS  # of A's tiles and of B's
     triangle: TriangleTiles | None = None
 
     @property
@@ -144,7 +144,7 @@ class TileKernel:
         if self.element != "float64" or self.flag == "obeys" or s.m_r * s.warp_m % rows or s.n_r * s.warp_n % columns:
             return 0
         # Sums and copies through registers need registers too, so the instruction of the smallest depth is used.
-        return min(s.mma_depth, MMA_DEPTH) if self.sums or self.paths != ASYNC else s.mma_depth
+        return min(s.mma_depth, MMA_DEPTH) if self.sums or self.paths != ASYNC_PATHS else s.mma_depth
 
     @property
     def sums(self) -> bool:
@@ -267,6 +267,6 @@ def _sum_text(terms: Terms, names: Sequence[str]) -> str:
 
 
 def _select_text(name: str, values: Sequence[str]) -> str:
-    """Return the C++ expression for the value whose number is in the variable `name`."""
+    """Return the C++ expression that selects one of these values by the number in the variable `name`."""
     *first, last = values
     return "".join(f"{name} == {i} ? {v} : " for i, v in enumerate(first)) + last

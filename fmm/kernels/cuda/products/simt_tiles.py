@@ -39,7 +39,7 @@ from fmm.kernels.cuda.products.tiling import (
 )
 from fmm.kernels.plans.leaf import LeafUse
 
-BLOCK = {4: "<q2i2f", 8: "<q2i2d"}  # format of struct Block of gemm_common.cuh, by the bytes of a number
+BLOCK_FORMATS = {4: "<q2i2f", 8: "<q2i2d"}  # format of struct Block of gemm_common.cuh, by the bytes of a number
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class TileOp:
     @property
     def sums(self) -> bytes:
         """struct Sums: the blocks and coefficients of A, B and C."""
-        return b"".join(struct.pack(BLOCK[self.itemsize], 0, *x[2:]) for x in self.pieces)
+        return b"".join(struct.pack(BLOCK_FORMATS[self.itemsize], 0, *x[2:]) for x in self.pieces)
 
     @property
     def sizes(self) -> bytes:
@@ -189,7 +189,7 @@ class TileGroup:
 
 def pointer_words(op: TileOp | TileGroup) -> range:
     """Return the 8-byte words of the parameters that hold the pointers of the pieces."""
-    words = struct.calcsize(BLOCK[DTYPES[op.kernel.element].itemsize]) // 8
+    words = struct.calcsize(BLOCK_FORMATS[DTYPES[op.kernel.element].itemsize]) // 8
     return range(0, words * len(op.pieces), words)
 
 
@@ -243,7 +243,7 @@ def leaf_paths(use: LeafUse) -> tuple[CopyPath, CopyPath]:
 
 # A launch may overlap the previous one only if it has this many thread blocks for each multiprocessor. Smaller launches
 # were measured to slow each other down.
-OVERLAP_WAVES = 1.9
+OVERLAP_MIN_WAVES = 1.9
 
 
 def tile_launches(
@@ -282,7 +282,7 @@ def _tile_launch(op: TileOp | TileGroup, chip: Chip, alignment: Mapping[str, int
     slots = [Slot(word, x.base, x.offset) for word, x in zip(pointer_words(op), op.pieces, strict=True)]
     if raises:
         slots.append(Slot(len(op.parameters) // 8 - 1, FLAG))
-    fills_chip = prod(op.grid) >= OVERLAP_WAVES * chip.multiprocessors
+    fills_chip = prod(op.grid) >= OVERLAP_MIN_WAVES * chip.multiprocessors
     kernel = Kernel(simt_source, (spec, access), ENTRY, spec.strategy.threads, spec.shared, COMPILER_OPTIONS)
     return Launch(
         "product",

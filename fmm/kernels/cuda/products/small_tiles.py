@@ -16,14 +16,19 @@ SMALL_TILE, SMALL_THREADS = 32, 256  # of gemm_small.cuh: rows and columns of a 
 SMALL_BLOCKS_PER_SM = 2  # thread blocks on a multiprocessor that registers must suffice for
 SMALL_ENTRY = "fmm_small"
 # The enumerator of fmm::Part for each extent, and the end of its label.
-PARTS: Mapping[TriangleExtent | None, str] = {None: "ALL", "loose": "LOWER", "lower": "LOWER", "full": "MIRRORED"}
+TRIANGLE_PARTS: Mapping[TriangleExtent | None, str] = {
+    None: "ALL",
+    "loose": "LOWER",
+    "lower": "LOWER",
+    "full": "MIRRORED",
+}
 PART_LABELS = {"ALL": "", "LOWER": ", the lower triangle", "MIRRORED": ", the lower triangle and its mirror"}
 
 
 def small_launch(op: GemmOp, dtype: str) -> Launch:
     """Return the one launch of a product of any size."""
     left, right, along = row_major_operands(op)
-    part, (m, n) = PARTS[op.extent], (op.n, op.m)
+    part, (m, n) = TRIANGLE_PARTS[op.extent], (op.n, op.m)
     alpha, beta = complex(op.alpha).real, complex(op.beta).real
     steps = *_steps(left, along[0] == "inner"), *_steps(right, along[1] == "inner")
     numbers = 0, *steps[:3], 0, *steps[3:], 0, op.dest.leading, 1, op.dest.stride, m, n, op.k

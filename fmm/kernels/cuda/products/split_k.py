@@ -21,7 +21,7 @@ MAX_PARTS = 16  # parts of one tile
 START_STEPS, STORE_STEPS, ORDERED_STORE_STEPS = 30, 18, 30
 
 
-class Part(NamedTuple):
+class ProductPart(NamedTuple):
     """A range of tiles of a product's C, over a range of steps of the inner dimension."""
 
     product: int
@@ -34,7 +34,7 @@ class Part(NamedTuple):
 @lru_cache(maxsize=4096)
 def split_tail(
     products: int, tiles: int, layers: int, steps: int, k_s: int, writes: float, multiprocessors: int
-) -> tuple[Part, ...]:
+) -> tuple[ProductPart, ...]:
     """Return the tasks of all products: whole tiles, and the last tiles in parts if all end sooner that way.
 
     A product has `tiles` tiles of C, `steps` steps of `k_s` numbers along the inner dimension, and writes `writes`
@@ -46,7 +46,7 @@ def split_tail(
     most = min(steps // MIN_PART_STEPS, MAX_PARTS)
     candidates = [_cut_tail(products, tiles, steps, k_s, cut, each) for cut in cuts for each in range(2, most + 1)]
 
-    def end(parts: tuple[Part, ...]) -> float:
+    def end(parts: tuple[ProductPart, ...]) -> float:
         edge = START_STEPS + writes * (STORE_STEPS if len(parts) == 1 else ORDERED_STORE_STEPS)
         return makespan(((part.tiles * layers, part.steps + edge / k_s) for part in parts), multiprocessors)
 
@@ -55,7 +55,7 @@ def split_tail(
     return best if end(best) < 0.995 * end(whole) else whole
 
 
-def _cut_tail(products: int, tiles: int, steps: int, k_s: int, cut: int, each: int) -> tuple[Part, ...]:
+def _cut_tail(products: int, tiles: int, steps: int, k_s: int, cut: int, each: int) -> tuple[ProductPart, ...]:
     """Return the whole tiles, then the last `cut` tiles in `each` parts each, in the order of the products.
 
     The cut is at some tile of some product. In later products, too, the tiles before and after that tile are different
@@ -64,10 +64,10 @@ def _cut_tail(products: int, tiles: int, steps: int, k_s: int, cut: int, each: i
     first, before = divmod(products * tiles - cut, tiles)
     lengths = _part_lengths(steps, each, round(ORDERED_STORE_STEPS / k_s))
     ranges = [(start, length) for start, length in ((0, before), (before, tiles - before)) if length]
-    whole = [Part(p, 0, tiles, 0, steps) for p in range(first)]
-    whole += [Part(first, 0, before, 0, steps)] if before else []
+    whole = [ProductPart(p, 0, tiles, 0, steps) for p in range(first)]
+    whole += [ProductPart(first, 0, before, 0, steps)] if before else []
     split = [
-        Part(p, start, length, sum(lengths[:i]), lengths[i])
+        ProductPart(p, start, length, sum(lengths[:i]), lengths[i])
         for p in range(first, products)
         for start, length in (ranges[-1:] if p == first else ranges)
         for i in range(each)

@@ -1,4 +1,4 @@
-"""Products by gemm_tma.cuh, whose tiles the copy engine (TMA) loads: several products in one launch, whole or in parts.
+"""Products by gemm_tma.cuh, with tiles loaded by the copy engine (TMA): several products a launch, whole or in parts.
 
 `tma_op` turns TileOps into one launch. The last tiles may be split along the inner dimension (split_k.py); each part is
 then a task, and the tasks that write one tile take turns.
@@ -28,9 +28,9 @@ from fmm.kernels.cuda.launch_list import (
 )
 from fmm.kernels.cuda.ops import BlockStrides, BlockTerm
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes
-from fmm.kernels.cuda.products.simt_kernel import ASYNC, COMPILER_OPTIONS, adding_epilogue
-from fmm.kernels.cuda.products.simt_tiles import BLOCK, TileGroup, TileOp
-from fmm.kernels.cuda.products.split_k import TASK_COUNTS, Part, split_tail
+from fmm.kernels.cuda.products.simt_kernel import ASYNC_PATHS, COMPILER_OPTIONS, adding_epilogue
+from fmm.kernels.cuda.products.simt_tiles import BLOCK_FORMATS, TileGroup, TileOp
+from fmm.kernels.cuda.products.split_k import TASK_COUNTS, ProductPart, split_tail
 from fmm.kernels.cuda.products.tiling import (
     RASTER_ROWS,
     TRIANGLE_LABELS,
@@ -45,7 +45,7 @@ from fmm.kernels.cuda.products.tiling import (
 )
 
 SM90_SHARED_BYTES = 227 << 10  # shared memory that a thread block can have on compute capability 9.0
-Counts = tuple[int, int, int]  # of A, B, C
+BlockCounts = tuple[int, int, int]  # of A, B, C
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class TmaKernel:
 
     strategy: TileSizes
     element: str
-    terms: Counts
-    blocks: Counts
+    terms: BlockCounts
+    blocks: BlockCounts
     tasks: int
     shapes: frozenset[tuple[bool, bool]]
     order: str
@@ -106,7 +106,7 @@ class TmaOp:
     kernel: TmaKernel
     maps: tuple[TensorMap, ...]  # of all blocks of A, then of B
     dest: tuple[BlockTerm, ...]  # all blocks of C
-    parts: tuple[Part, ...]
+    parts: tuple[ProductPart, ...]
     tasks: bytes  # struct Task of gemm_tma.cuh for every part
     lines: BlockStrides  # of C's blocks
     tiles: tuple[int, int]  # rows and columns of tiles in a block of C
@@ -137,7 +137,7 @@ class TmaOp:
     def packed(self, aligned_result: bool) -> bytes:
         """Return struct Launch of gemm_tma.cuh; maps and pointers are zero."""
         item = DTYPES[self.kernel.element].itemsize
-        blocks = b"".join(struct.pack(BLOCK[item], 0, x.rows, x.cols, 1, x.keep) for x in self.dest)
+        blocks = b"".join(struct.pack(BLOCK_FORMATS[item], 0, x.rows, x.cols, 1, x.keep) for x in self.dest)
         vector = aligned_result and all(x * item % VECTOR_BYTES == 0 for x in self.lines)
         vector = vector and all(x.offset % VECTOR_BYTES == 0 for x in self.dest)
         sizes = struct.pack("<4q5i", 0, 0, *self.lines, *self.tiles, RASTER_ROWS, vector, self.blocks)
@@ -153,7 +153,7 @@ class TmaOp:
     @property
     def dest_words(self) -> range:
         """The words that hold the pointers of C's blocks."""
-        words = struct.calcsize(BLOCK[DTYPES[self.kernel.element].itemsize]) // 8
+        words = struct.calcsize(BLOCK_FORMATS[DTYPES[self.kernel.element].itemsize]) // 8
         first = MAP_WORDS * len(self.maps)
         return range(first, first + words * len(self.dest), words)
 
@@ -188,7 +188,7 @@ def tma_op(op: TileOp | TileGroup, s: TileSizes, multiprocessors: int) -> TmaOp 
     steps, triangle = -(-largest.k // s.k_s), largest.kernel.triangle
     writes = sum(len(o.dest) for o in ops) / len(ops)
     if triangle:  # one thread block computes a tile that is written twice, so nothing is split
-        parts: tuple[Part, ...] = (Part(0, 0, count_triangle_tiles(tiles, s.m_s, s.n_s), 0, steps),)
+        parts: tuple[ProductPart, ...] = (ProductPart(0, 0, count_triangle_tiles(tiles, s.m_s, s.n_s), 0, steps),)
     else:
         parts = split_tail(len(ops), prod(tiles), largest.count, steps, s.k_s, writes, multiprocessors)
     tasks = next((x for x in TASK_COUNTS if x >= len(parts)), len(parts))
@@ -227,7 +227,7 @@ def _is_supported(ops: Sequence[TileOp]) -> bool:
     """
     layouts = {(o.kernel.element, o.kernel.along, *o.lines[:2], frozenset(o.lines[2:]), o.count) for o in ops}
     alike = len(layouts) == len(set(ops[0].lines[2:])) == 1 and ops[0].kernel.element == "float32"
-    plain = all(o.kernel == replace(o.kernel, epilogue=adding_epilogue(len(o.dest)), paths=ASYNC) for o in ops)
+    plain = all(o.kernel == replace(o.kernel, epilogue=adding_epilogue(len(o.dest)), paths=ASYNC_PATHS) for o in ops)
     lengths = [{len(terms) for terms in side} - {1} for side in zip(*((o.left, o.right) for o in ops), strict=True)]
     return alike and plain and all(len(x) <= 1 for x in lengths)
 
@@ -248,7 +248,7 @@ def _operand_map(x: BlockTerm, left: bool, kernel: TmaKernel, lines: BlockStride
 
 
 def _task_words(
-    ops: Sequence[TileOp], parts: Sequence[Part], kernel: TmaKernel, blocks: tuple[Sequence[BlockTerm], ...]
+    ops: Sequence[TileOp], parts: Sequence[ProductPart], kernel: TmaKernel, blocks: tuple[Sequence[BlockTerm], ...]
 ) -> Iterator[bytes]:
     """Yield struct Task of gemm_tma.cuh for each part; `blocks` are the distinct blocks of A, B and C.
 
@@ -284,7 +284,7 @@ def _task_words(
         yield struct.pack(f"<{len(head) + len(numbers)}i{len(factors)}f", *head, *numbers, *factors)
 
 
-def _tile_ranges(part: Part, cut: int) -> list[bool]:
+def _tile_ranges(part: ProductPart, cut: int) -> list[bool]:
     """Return the sides of the cut on which the part has tiles: False for before it, True for behind it."""
     return [behind for behind in (False, True) if (part.first + part.tiles > cut if behind else part.first < cut)]
 

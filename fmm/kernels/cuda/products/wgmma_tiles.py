@@ -99,7 +99,7 @@ def wgmma_source(kernel: WgmmaKernel) -> str:
 
 
 def wgmma_instruction(element: DType, width: int) -> list[str]:
-    """Return `struct Step`, whose `multiply` is one wgmma instruction: 64 rows of A times `width` columns of B.
+    """Return `struct Step`; its `multiply` is one wgmma instruction: 64 rows of A times `width` columns of B.
 
     With `keeps` = 0 the instruction overwrites the accumulators, else it adds to them. 16-bit operands may be
     transposed, that is, contiguous along the outer dimension. Bytes accumulate as integers. The instruction must name
@@ -137,7 +137,7 @@ def wgmma_instruction(element: DType, width: int) -> list[str]:
 # ---- a GEMM as one launch
 
 
-class GroupKernel(Protocol):
+class WarpgroupKernel(Protocol):
     """What a launch reads of any kernel by warpgroups."""
 
     @property
@@ -146,14 +146,14 @@ class GroupKernel(Protocol):
     def triangle(self) -> TriangleExtent | None: ...
 
 
-Kind = TypeVar("Kind", bound=GroupKernel, covariant=True)
+KernelType = TypeVar("Kind", bound=WarpgroupKernel, covariant=True)
 
 
 @dataclass(frozen=True)
-class WgmmaOp(Generic[Kind]):
+class WgmmaOp(Generic[KernelType]):
     """One launch: C = factor (A B + keep C) for each product of a batch."""
 
-    kernel: Kind
+    kernel: KernelType
     maps: tuple[TensorMap, TensorMap, TensorMap]  # of A, B and C
     steps: int  # of the inner dimension
     tiles: tuple[int, int]  # rows and columns of clusters' tiles in C
@@ -191,7 +191,7 @@ class WgmmaOp(Generic[Kind]):
 
 @lru_cache(maxsize=4096)
 def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp[WgmmaKernel] | None:
-    """Return the launch of a GEMM whose bases are aligned; None if the kernel cannot compute it."""
+    """Return the launch of a GEMM on aligned bases; None if the kernel cannot compute it."""
     if not _can_multiply(op, dtype) or not _can_write(op, dtype):
         return None
     m, n, k = op.n, op.m, op.k

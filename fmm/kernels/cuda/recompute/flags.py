@@ -4,9 +4,9 @@ Nothing here waits for the device. A flag is raised and lowered on its stream. T
 host memory, which later calls read. Data with inf or NaN tend to recur, so the next few products on that stream go to
 the vendor.
 
-A thread holds the flags of the streams that it uses, at most STREAMS of them. Flags that it leaves, because it ends or
-uses ever new streams, go to the next thread on the same stream. Flags that no thread takes go to other streams, for
-which the host waits for the device: once in thousands of threads and streams.
+A thread holds the flags of the streams that it uses, at most MAX_FLAGS_PER_THREAD of them. When it ends, or uses ever
+new streams, its flags go to the next thread on the same stream. Flags that no thread takes go to other streams, after
+the host has waited for the device: once in thousands of threads and streams.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from cupy_backends.cuda.api import runtime
 from fmm.kernels.cuda.recompute.recompute import Backoff
 
 FLAG_BYTES = 16  # of struct Slot in nonfinite_flag.cuh, rounded up
-CHUNK = 4096  # flags that are allocated together
-STREAMS = 256  # a thread's flags
-Key = tuple[int, int]  # a device and a stream on it
+FLAGS_PER_CHUNK = 4096  # flags that are allocated together
+MAX_FLAGS_PER_THREAD = 256
+StreamKey = tuple[int, int]  # a device and a stream on it
 
 
 class _Chunk:
     """Device memory for flags and host memory for their counts; never freed, since kernels may still write it."""
 
     def __init__(self) -> None:
-        self.device_memory = runtime.malloc(CHUNK * FLAG_BYTES)
-        self.host_memory = cupy.cuda.alloc_pinned_memory(4 * CHUNK)
-        self.counts: Any = np.frombuffer(self.host_memory, np.uint32, CHUNK)
+        self.device_memory = runtime.malloc(FLAGS_PER_CHUNK * FLAG_BYTES)
+        self.host_memory = cupy.cuda.alloc_pinned_memory(4 * FLAGS_PER_CHUNK)
+        self.counts: Any = np.frombuffer(self.host_memory, np.uint32, FLAGS_PER_CHUNK)
         self.counts[:] = 0
 
 
@@ -59,15 +59,15 @@ class StreamFlag:
         """Products recomputed so far that the device has counted in host memory."""
         return int(self._counts[self._number]) - self._before
 
-    def trusted(self) -> bool:
+    def allows_plan(self) -> bool:
         """Return True if the next product may be a fast one."""
-        return self._backoff.holds(self._counts[self._number])
+        return self._backoff.allows_plan(self._counts[self._number])
 
 
 # ---- which thread has which flag
 
-_left: deque[tuple[Key, StreamFlag]] = deque()  # flags of threads that ended or went on to other streams
-_idle: dict[Key, list[StreamFlag]] = {}  # the same, sorted by device and stream by _collect
+_flags_left: deque[tuple[StreamKey, StreamFlag]] = deque()  # flags of threads that ended or went on to other streams
+_idle: dict[StreamKey, list[StreamFlag]] = {}  # the same, sorted by device and stream by _collect
 _free: dict[int, list[_Place]] = {}
 _lock = threading.Lock()  # around the latter two
 
@@ -79,18 +79,18 @@ class _OwnFlags:
     """
 
     def __init__(self) -> None:
-        self.by_stream: dict[Key, StreamFlag] = {}
+        self.by_stream: dict[StreamKey, StreamFlag] = {}
 
-    def __del__(self, left: deque[tuple[Key, StreamFlag]] = _left) -> None:
+    def __del__(self, left: deque[tuple[StreamKey, StreamFlag]] = _flags_left) -> None:
         left.extend(self.by_stream.items())
 
 
-class _OfThread(threading.local):
+class _ThreadFlags(threading.local):
     def __init__(self) -> None:
         self.flags = _OwnFlags()
 
 
-_own = _OfThread()
+_thread = _ThreadFlags()
 
 
 def stream_flag(device: int, stream: int) -> StreamFlag:
@@ -99,13 +99,13 @@ def stream_flag(device: int, stream: int) -> StreamFlag:
     Two threads that use one stream have a flag each. Their launches may alternate, and one thread's recomputation would
     lower a flag that the other's plan has raised.
     """
-    found = _own.flags.by_stream.get((device, stream))
+    found = _thread.flags.by_stream.get((device, stream))
     return found if found is not None else _new_flag((device, stream))
 
 
 def reset_flags() -> None:
     """Reset this thread's flags on every stream, for tests."""
-    _own.flags = _OwnFlags()
+    _thread.flags = _OwnFlags()
     with _lock:
         _collect()
         for flags in _idle.values():
@@ -114,21 +114,21 @@ def reset_flags() -> None:
                 flag._backoff = Backoff(flag._before + flag.recomputed)
 
 
-def _new_flag(key: Key) -> StreamFlag:
-    """Return a flag that another thread has left on this stream, whose launches are ordered; else a new one."""
+def _new_flag(key: StreamKey) -> StreamFlag:
+    """Return a flag that another thread has left on this stream, where launches are ordered; else a new one."""
     device, stream = key
     with _lock:
         _collect()
         made = _take_idle(key) or StreamFlag(_allocate_place(device), stream)
-    own = _own.flags.by_stream
-    if len(own) >= STREAMS:
+    own = _thread.flags.by_stream
+    if len(own) >= MAX_FLAGS_PER_THREAD:
         oldest = next(iter(own))
-        _left.append((oldest, own.pop(oldest)))
+        _flags_left.append((oldest, own.pop(oldest)))
     own[key] = made
     return made
 
 
-def _take_idle(key: Key) -> StreamFlag | None:
+def _take_idle(key: StreamKey) -> StreamFlag | None:
     idle = _idle.get(key)
     if not idle:
         return None
@@ -139,10 +139,10 @@ def _take_idle(key: Key) -> StreamFlag | None:
 
 
 def _collect() -> None:
-    """Sort the flags that threads have left by stream. Only STREAMS streams keep their prepared calls."""
-    while _left:
-        key, flag = _left.popleft()
-        if len(_idle) >= STREAMS:
+    """Sort the flags that threads have left by stream. Only MAX_FLAGS_PER_THREAD streams keep their prepared calls."""
+    while _flags_left:
+        key, flag = _flags_left.popleft()
+        if len(_idle) >= MAX_FLAGS_PER_THREAD:
             flag.prepared.clear()
         _idle.setdefault(key, []).append(flag)
 
@@ -152,11 +152,11 @@ def _allocate_place(device: int) -> _Place:
     free = _free.setdefault(device, [])
     if not free:
         idle = [key for key in _idle if key[0] == device]
-        if sum(len(_idle[key]) for key in idle) >= CHUNK // 2 and _device_is_idle():
+        if sum(len(_idle[key]) for key in idle) >= FLAGS_PER_CHUNK // 2 and _device_is_idle():
             free += [flag.place for key in idle for flag in _idle.pop(key)]
         else:
             chunk = _Chunk()
-            free += [(chunk, number) for number in reversed(range(CHUNK))]
+            free += [(chunk, number) for number in reversed(range(FLAGS_PER_CHUNK))]
     return free.pop()
 
 

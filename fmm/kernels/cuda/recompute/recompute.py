@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from fmm.dtypes import DTYPES, STORED
 from fmm.hardware.chip import Chip
-from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_lines, whole_source
+from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_point_lines, whole_source
 from fmm.kernels.cuda.launch_list import FLAG, HOST_COUNT, Kernel, Launch, Slot
 from fmm.kernels.cuda.ops import View, gemm_op, is_column_major, operand_views
 from fmm.kernels.cuda.products.kernel_sizes import named_strategy
@@ -25,11 +25,12 @@ from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, TriangleTiles
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 
-THREADS = 256  # per thread block, as in recompute_simple.cuh
+SIMPLE_THREADS = 256  # per thread block, as in recompute_simple.cuh
 RECOMPUTE_ENTRY, SCAN_ENTRY = "fmm_rescue", "fmm_scan"  # entry points of the simple kernels
-# By type, the tiled kernel's strategy: one for all sizes, so that few kernels are compiled, with large tiles, so that
-# few thread blocks are launched for nothing.
-TILED_STRATEGIES = {"float32": named_strategy("Square")}
+# By type, the tiled kernel's strategy: one for all sizes, so that few kernels are compiled. The first product of a type
+# waits for this kernel. So it is not the fastest one (Square), but one that compiles in half the time and recomputes at
+# 3/4 of that speed (H200).
+TILED_STRATEGIES = {"float32": replace(named_strategy("Huge"), blocks=1)}
 
 
 def may_create_nonfinite(plan: Plan) -> bool:
@@ -78,7 +79,7 @@ def _simple_launch(problem: Problem, entry: str, chip: Chip, addend: View | None
     label = "recompute_simple: " + (
         "looks for inf and NaN" if entry == SCAN_ENTRY else "computes again if there is any"
     )
-    kernel = Kernel(simple_source, (problem.stored,), entry, THREADS)
+    kernel = Kernel(simple_source, (problem.stored,), entry, SIMPLE_THREADS)
     return Launch("recompute", label, kernel, (chip.multiprocessors, 1, 1), parameters, tuple(slots))
 
 
@@ -119,10 +120,12 @@ def simple_source(dtype: str) -> str:
     element = DTYPES[dtype]
     # Sums per thread along either side of its tile: as many as 64 registers hold, with 16 threads a side.
     each = 8 if element.registers == 1 else 4
-    parameters, bounds = "fmm::classical::Rescue", (THREADS, 1)
+    parameters, bounds = "fmm::classical::Rescue", (SIMPLE_THREADS, 1)
     rescue, scan = f"fmm::classical::rescue<{element.cpp}, {each}>(p);", f"fmm::classical::scan<{element.cpp}>(p);"
-    again = entry_lines(parameters, rescue, bounds, entry=RECOMPUTE_ENTRY)
-    return whole_source("recompute_simple.cuh", [*again, "", *entry_lines(parameters, scan, bounds, entry=SCAN_ENTRY)])
+    again = entry_point_lines(parameters, rescue, bounds, entry=RECOMPUTE_ENTRY)
+    return whole_source(
+        "recompute_simple.cuh", [*again, "", *entry_point_lines(parameters, scan, bounds, entry=SCAN_ENTRY)]
+    )
 
 
 # ---- after a recomputed product
@@ -139,19 +142,19 @@ class Backoff:
     """
 
     recomputed: int = 0  # products recomputed up to the last call
-    rest: int = MIN_BACKOFF  # products that go to the vendor after the next recomputed one
-    left: int = 0  # products that still go to the vendor
-    quiet: int = 0  # fast products since then
+    next_backoff: int = MIN_BACKOFF  # products that go to the vendor after the next recomputed one
+    vendor_products_left: int = 0  # products that still go to the vendor
+    plan_products: int = 0  # products by plans since then
 
-    def holds(self, recomputed: int) -> bool:
-        """Return True if the next product may be a fast one; `recomputed` is the present count."""
+    def allows_plan(self, recomputed: int) -> bool:
+        """Return True if the next product may run by a plan; `recomputed` is the present count."""
         if recomputed != self.recomputed:
-            self.recomputed, self.left, self.quiet = recomputed, self.rest, 0
-            self.rest = min(2 * self.rest, MAX_BACKOFF)
-        if self.left:
-            self.left -= 1
+            self.recomputed, self.vendor_products_left, self.plan_products = recomputed, self.next_backoff, 0
+            self.next_backoff = min(2 * self.next_backoff, MAX_BACKOFF)
+        if self.vendor_products_left:
+            self.vendor_products_left -= 1
             return False
-        self.quiet += 1
-        if self.quiet > self.rest:
-            self.rest = MIN_BACKOFF
+        self.plan_products += 1
+        if self.plan_products > self.next_backoff:
+            self.next_backoff = MIN_BACKOFF
         return True

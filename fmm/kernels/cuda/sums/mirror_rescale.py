@@ -1,4 +1,4 @@
-"""Launches of the kernels that finish sums: the mirror of a triangle (mirror_half.cuh) and scaling (rescale.cuh)."""
+"""Launches of the kernels that finish sums: mirroring a triangle (mirror_triangle.cuh) and scaling (rescale.cuh)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fmm.kernels.cuda.launch_list import FLAG, Kernel, Launch, Slot
 from fmm.kernels.cuda.ops import MirrorOp, View
 from fmm.kernels.plans.sums import LineExponents, Rescaled
 
-MIRROR_THREADS = 256  # as in mirror_half.cuh
+MIRROR_THREADS = 256  # as in mirror_triangle.cuh
 MIRROR_ENTRY = "fmm_mirror"
 
 
 class MirrorVariant(NamedTuple):
-    """Template arguments of the mirror kernel: fmm::MirrorVariant of mirror_half.cuh."""
+    """Template arguments of the mirror kernel: fmm::MirrorVariant of mirror_triangle.cuh."""
 
     in_place: bool  # True if dest holds the lower triangle already
     reads_source: bool
@@ -38,7 +38,7 @@ def mirror_launch(op: MirrorOp, flagged: bool) -> Launch:
     variant = MirrorVariant(op.in_place, op.alpha != 0, op.beta != 0, op.full, raises)
     kernel = Kernel(mirror_source, (op.dest.dtype, op.tile, variant), MIRROR_ENTRY, MIRROR_THREADS)
     result = "the upper triangle is the lower one's mirror" if op.full else "the lower triangle"
-    label = f"mirror_half: {result}{'' if op.in_place else ', from a temporary' if op.alpha else ', scaled'}"
+    label = f"mirror_triangle: {result}{'' if op.in_place else ', from a temporary' if op.alpha else ', scaled'}"
     return Launch("sums", label, kernel, (op.tiles, 1, 1), parameters, tuple(slots))
 
 
@@ -46,13 +46,13 @@ def mirror_launch(op: MirrorOp, flagged: bool) -> Launch:
 def mirror_source(dtype: str, tile: int, variant: MirrorVariant) -> str:
     """Return the whole CUDA source, with entry point `MIRROR_ENTRY`."""
     flags = ", ".join(str(flag).lower() for flag in variant)
-    body = (f"fmm::mirror_half<{DTYPES[dtype].cpp}, {tile}, fmm::MirrorVariant<{flags}>>(p);",)
-    return entry_source("fmm::HalfMirror", body, "mirror_half.cuh", (MIRROR_THREADS,), entry=MIRROR_ENTRY)
+    body = (f"fmm::mirror_triangle<{DTYPES[dtype].cpp}, {tile}, fmm::MirrorVariant<{flags}>>(p);",)
+    return entry_source("fmm::TriangleMirror", body, "mirror_triangle.cuh", (MIRROR_THREADS,), entry=MIRROR_ENTRY)
 
 
 # ---- scaling by powers of two
 
-RESCALE_THREADS, ACROSS, DOWN, TILE = 256, 32, 8, 32  # as in rescale.cuh
+RESCALE_THREADS, ADJACENT_LINES_PER_BLOCK, LINES_PER_BLOCK, RESCALE_TILE = 256, 32, 8, 32  # as in rescale.cuh
 RESCALE_ENTRY = "fmm_rescale"
 SignedExponents = tuple[View | None, int]  # a vector of exponents or None, and the sign that multiplies them
 
@@ -144,7 +144,11 @@ def exponents_launch(op: ExponentsOp) -> Launch:
     kernel = Kernel(
         rescale_source, ("line_exponents", "LineExponents", x.dtype, (adjacent,)), RESCALE_ENTRY, RESCALE_THREADS
     )
-    return parameters.launch(f"line_exponents: {op.label}", kernel, -(-sides[0] // (ACROSS if adjacent else DOWN)))
+    return parameters.launch(
+        f"line_exponents: {op.label}",
+        kernel,
+        -(-sides[0] // (ADJACENT_LINES_PER_BLOCK if adjacent else LINES_PER_BLOCK)),
+    )
 
 
 def rescale_launch(op: RescaleOp, flagged: bool) -> Launch:
@@ -166,7 +170,7 @@ def rescale_launch(op: RescaleOp, flagged: bool) -> Launch:
     kernel = Kernel(
         rescale_source, ("rescale", "Rescaled", y.dtype, (column_major, raises)), RESCALE_ENTRY, RESCALE_THREADS
     )
-    return parameters.launch(f"rescale: {op.label}", kernel, -(-y.rows // TILE) * -(-y.cols // TILE))
+    return parameters.launch(f"rescale: {op.label}", kernel, -(-y.rows // RESCALE_TILE) * -(-y.cols // RESCALE_TILE))
 
 
 @lru_cache(maxsize=64)

@@ -19,25 +19,25 @@ from fmm.kernels.cuda.device_code.entry_source import entry_source
 from fmm.kernels.cuda.sums.sum_order import LaunchCoefficient, Statement, best_order, peak_values
 
 Access = Literal["vector", "scalar"]
-SUM_THREADS, WARP = 128, 32  # of a thread block, as in block_sums.cuh
-SECTOR = 32  # bytes of the smallest memory transaction
-HIGH = 4  # warps of a thread block along the rows where arrays lie crosswise
-WIDEST = 16  # bytes of the widest memory access
+SUM_THREADS, WARP_THREADS = 128, 32  # of a thread block, as in block_sums.cuh
+SECTOR_BYTES = 32  # bytes of the smallest memory transaction
+CROSSWISE_WARP_ROWS = 4  # warps of a thread block along the rows, where a kernel transposes
+MAX_ACCESS_BYTES = 16  # bytes of the widest memory access
 # Registers for a kernel's live values; addresses and the compiler's early loads need the rest of the 255. (Three levels
 # in one pass hold 84 values: two float32 a thread, or one float64.)
-REGISTERS = 176
-REGISTERS_AHEAD = 128  # the same with prefetched loads, whose addresses need registers too
-# Registers of live values up to which four thread blocks fit on a multiprocessor, with prefetched loads or a
-# transposed tile.
-FOUR_BLOCKS = 72
-LONG = 400  # statements of a long program: more than two levels in one pass
-MANY_HELD = 12  # live values beside which the addresses of several numbers fit in no registers
-# A program with at least MANY_LOADS loads, and twice as many loads as live values, prefetches through shared memory:
-# BATCHES batches of loads in flight, BYTES_AHEAD bytes in a thread block. Registers alone keep too few loads in flight:
-# the join of three levels moves 1.9 TB/s on an H200 that way, and 3.7 to 4.1 TB/s with prefetching.
-MANY_LOADS = 32
-BATCHES = 8
-BYTES_AHEAD = 32 << 10
+VALUE_REGISTERS = 176
+PREFETCH_VALUE_REGISTERS = 128  # the same with prefetched loads: their addresses need registers too
+# Registers of live values up to which four thread blocks fit on a multiprocessor, where a kernel prefetches or
+# transposes.
+FOUR_BLOCK_REGISTERS = 72
+LONG_PROGRAM_STATEMENTS = 400  # statements of a long program: more than two levels in one pass
+ONE_BY_ONE_LIVE_VALUES = 12  # with more live values, registers hold the addresses of one element at a time
+# A program with at least PREFETCH_MIN_LOADS loads, and twice as many loads as live values, prefetches through shared
+# memory: PREFETCH_BATCHES batches of loads are in flight, PREFETCH_BYTES bytes in a thread block. Loads to registers
+# alone are too few at a time: the join of three levels moves 1.9 TB/s on an H200, and 3.7 to 4.1 with prefetching.
+PREFETCH_MIN_LOADS = 32
+PREFETCH_BATCHES = 8
+PREFETCH_BYTES = 32 << 10
 
 
 class BlockIndex(NamedTuple):
@@ -62,13 +62,13 @@ class SumKernel:
     writes: tuple[BlockIndex, ...]
     aliases: tuple[tuple[int, int], ...]  # pairs (write, read) of the same place
     arrays: int
-    whole: frozenset[int]  # arrays of equal layers, each as large as the launch: accesses need no bounds checks
+    unchecked: frozenset[int]  # arrays of equal layers, each as large as the launch: accesses need no bounds checks
     element: str
-    tall: frozenset[int] = frozenset()  # column-major arrays, where all others are row-major
-    parts: frozenset[int] = frozenset()  # complex arrays that are accessed as real and imaginary parts
+    column_major: frozenset[int] = frozenset()  # arrays, where all others are row-major
+    in_parts: frozenset[int] = frozenset()  # complex arrays that are accessed as real and imaginary parts
 
     @cached_property
-    def events(self) -> tuple[Statement, ...]:
+    def statements(self) -> tuple[Statement, ...]:
         """The kernel's statements, in order."""
         return best_order(self.program, self.aliases)
 
@@ -76,73 +76,78 @@ class SumKernel:
     def vector_width(self) -> int:
         """Elements per thread: as many as one memory access moves, as long as their sums fit in registers."""
         element = DTYPES[self.element]
-        width, registers = WIDEST // element.itemsize, REGISTERS_AHEAD if self.ahead else REGISTERS
-        while width > 1 and width * peak_values(self.events) * element.registers > registers:
+        width = MAX_ACCESS_BYTES // element.itemsize
+        registers = PREFETCH_VALUE_REGISTERS if self.prefetches else VALUE_REGISTERS
+        while width > 1 and width * peak_values(self.statements) * element.registers > registers:
             width //= 2
         # With alpha and beta, three levels need more registers than those for values.
-        if self.long and self.scalars:
+        if self.is_long and self.scalars:
             width = max(width // 2, 1)
         # A complex number takes two accesses: with four numbers a thread NVRTC spills the joins of two levels.
-        return min(width, 2) if self.parts and len(self.events) > LONG else width
+        return min(width, 2) if self.in_parts and len(self.statements) > LONG_PROGRAM_STATEMENTS else width
 
     @property
-    def long(self) -> bool:
+    def is_long(self) -> bool:
         """Whether the program is so long that its statements should be compiled only once."""
-        return len(self.events) > LONG * (3 if self.parts else 1)  # (both parts of a number are one access)
+        longest = LONG_PROGRAM_STATEMENTS * (3 if self.in_parts else 1)  # both parts of a number are one access
+        return len(self.statements) > longest
 
     @property
-    def apart(self) -> bool:
+    def one_by_one(self) -> bool:
         """Whether a thread's elements are processed one by one, because their addresses do not all fit in registers."""
-        return self.long or (self.ahead and peak_values(self.events) > MANY_HELD)
+        return self.is_long or (self.prefetches and peak_values(self.statements) > ONE_BY_ONE_LIVE_VALUES)
 
     @cached_property
-    def ahead(self) -> bool:
+    def prefetches(self) -> bool:
         """Whether loads are prefetched through shared memory."""
-        if self.tall or any(spot.array in self.parts for spot in self.reads):
+        if self.column_major or any(spot.array in self.in_parts for spot in self.reads):
             return False
-        return sum(event.kind == "load" for event in self.events) >= max(MANY_LOADS, 2 * peak_values(self.events))
+        loads = sum(event.kind == "load" for event in self.statements)
+        return loads >= max(PREFETCH_MIN_LOADS, 2 * peak_values(self.statements))
 
     @cached_property
-    def batch(self) -> int:
+    def batch_loads(self) -> int:
         """The number of loads in a prefetched batch; 0 without prefetching."""
-        if not self.ahead:
+        if not self.prefetches:
             return 0
-        return BYTES_AHEAD // (BATCHES * SUM_THREADS * self.vector_width * DTYPES[self.element].itemsize)
+        return PREFETCH_BYTES // (PREFETCH_BATCHES * SUM_THREADS * self.vector_width * DTYPES[self.element].itemsize)
 
     @property
-    def slots(self) -> int:
+    def prefetch_slots(self) -> int:
         """Shared-memory slots of each thread for prefetched values."""
-        return BATCHES * self.batch
+        return PREFETCH_BATCHES * self.batch_loads
 
     @property
-    def bounds(self) -> str:
+    def launch_bounds(self) -> str:
         """The kernel's launch bounds: threads of a block, and blocks that a multiprocessor should hold.
 
         By default the compiler aims at six blocks for the joins of two levels, and at five for transposing splits, and
         spills registers for that. With four nothing spills.
         """
-        values = self.vector_width * peak_values(self.events) * DTYPES[self.element].registers
-        four = (self.ahead or bool(self.tall)) and values <= FOUR_BLOCKS and not (self.long and self.scalars)
+        values = self.vector_width * peak_values(self.statements) * DTYPES[self.element].registers
+        holds_much = self.prefetches or bool(self.column_major)
+        four = holds_much and values <= FOUR_BLOCK_REGISTERS and not (self.is_long and self.scalars)
         return f"{SUM_THREADS}, 4" if four else f"{SUM_THREADS}"
 
     @property
     def tile(self) -> tuple[int, int]:
-        """Rows and columns of a thread block: one row of threads, or a tile where arrays lie crosswise."""
-        if not self.tall:
+        """Rows and columns of a thread block: one row of threads, or a tile where a kernel transposes."""
+        if not self.column_major:
             return 1, SUM_THREADS * self.vector_width
-        down = SECTOR // DTYPES[self.element].itemsize
-        return HIGH * down, SUM_THREADS // WARP // HIGH * (WARP // down) * self.vector_width
+        down = SECTOR_BYTES // DTYPES[self.element].itemsize
+        warp_columns = SUM_THREADS // WARP_THREADS // CROSSWISE_WARP_ROWS
+        return CROSSWISE_WARP_ROWS * down, warp_columns * (WARP_THREADS // down) * self.vector_width
 
-    def partner(self, event: Statement) -> int | None:
+    def other_part(self, event: Statement) -> int | None:
         """Return the other part of the complex number that a statement loads or stores: a value, or an output.
 
-        The two parts are neighbours. None if the statement has no such part, or if the other part is not accessed.
+        The two parts are neighbours. None if the statement accesses no part, or if the other part is not accessed.
         """
         spots = self.reads if event.kind == "load" else self.writes
         number = event.value if event.kind == "load" else event.source
         spot = spots[number]
         neighbour = number + 1 - 2 * spot.part
-        if spot.array not in self.parts or not 0 <= neighbour < len(spots):
+        if spot.array not in self.in_parts or not 0 <= neighbour < len(spots):
             return None
         return neighbour if spots[neighbour] == spot._replace(part=1 - spot.part) else None
 
@@ -160,7 +165,7 @@ def sum_source(kernel: SumKernel, access: Access, flag: bool = False) -> str:
     variant = f"fmm::Access::{access.upper()}, {str(flag).lower()}"
     body = (f"fmm::sum<Step, {DTYPES[kernel.element].cpp}, {kernel.vector_width}, {variant}>(p);",)
     return entry_source(
-        parameters, body, "block_sums.cuh", (kernel.bounds,), before=step_lines(kernel), entry=SUM_ENTRY
+        parameters, body, "block_sums.cuh", (kernel.launch_bounds,), before=step_lines(kernel), entry=SUM_ENTRY
     )
 
 
@@ -168,14 +173,14 @@ def step_lines(kernel: SumKernel) -> Iterator[str]:
     """Yield the lines of the program: struct Step, a template argument of block_sums.cuh."""
     yield from (
         "struct Step {",
-        f"    static constexpr bool LONG = {str(kernel.long).lower()};",
-        f"    static constexpr bool APART = {str(kernel.apart).lower()};",
-        f"    static constexpr bool TURNED = {str(bool(kernel.tall)).lower()};",
-        f"    static constexpr int HIGH = {HIGH};",
-        f"    static constexpr int SLOTS = {kernel.slots};",
-        f"    __device__ static constexpr bool whole(int array) {{ return {_any_of(kernel.whole)}; }}",
-        f"    __device__ static constexpr bool tall(int array) {{ return {_any_of(kernel.tall)}; }}",
-        f"    __device__ static constexpr bool parts(int array) {{ return {_any_of(kernel.parts)}; }}",
+        f"    static constexpr bool LONG = {str(kernel.is_long).lower()};",
+        f"    static constexpr bool ONE_BY_ONE = {str(kernel.one_by_one).lower()};",
+        f"    static constexpr bool TRANSPOSES = {str(bool(kernel.column_major)).lower()};",
+        f"    static constexpr int WARP_ROWS = {CROSSWISE_WARP_ROWS};",
+        f"    static constexpr int SLOTS = {kernel.prefetch_slots};",
+        f"    __device__ static constexpr bool unchecked(int array) {{ return {_any_of(kernel.unchecked)}; }}",
+        f"    __device__ static constexpr bool column_major(int array) {{ return {_any_of(kernel.column_major)}; }}",
+        f"    __device__ static constexpr bool parts(int array) {{ return {_any_of(kernel.in_parts)}; }}",
         "    template <class Io>",
         "    __device__ static __forceinline__ void run(Io& io) {",
         "        using Values = typename Io::Values;",
@@ -191,22 +196,22 @@ def _any_of(arrays: frozenset[int]) -> str:
 
 
 def _statements(kernel: SumKernel) -> Iterator[str]:
-    loads = [event.value for event in kernel.events if event.kind == "load"]
+    loads = [event.value for event in kernel.statements if event.kind == "load"]
     number = {value: i for i, value in enumerate(loads)}
-    for batch in range(BATCHES if kernel.batch else 0):
+    for batch in range(PREFETCH_BATCHES if kernel.batch_loads else 0):
         yield from _start_batch(kernel, loads, batch)
     seen: set[int] = set()  # loads and stores of parts of complex numbers, as in _both_parts
-    for event in kernel.events:
+    for event in kernel.statements:
         if event.kind in ("load", "store") and (other := _partner(kernel, event, loads)) is not None:
             yield from _both_parts(kernel, event, other, seen)
-        elif event.kind == "load" and kernel.batch:
+        elif event.kind == "load" and kernel.batch_loads:
             yield from _take_value(kernel, loads, number[event.value])
         elif event.kind == "load":
-            yield f"const Values v{event.value} = io.template load<{_spot_text(kernel.reads[event.value])}>();"
+            yield f"const Values v{event.value} = io.template load<{_index_text(kernel.reads[event.value])}>();"
         elif event.kind == "store":
             if any(o == event.source for o, _ in kernel.aliases):
                 yield "Io::fence();"
-            yield f"io.template store<{_spot_text(kernel.writes[event.source])}>(v{event.value});"
+            yield f"io.template store<{_index_text(kernel.writes[event.source])}>(v{event.value});"
         elif event.kind == "start":
             yield f"Values v{event.value} = {_first_term(event)};"
         else:
@@ -215,7 +220,7 @@ def _statements(kernel: SumKernel) -> Iterator[str]:
 
 def _partner(kernel: SumKernel, event: Statement, loads: Sequence[int]) -> int | None:
     """Return the other part of a complex number, if it is loaded or stored too."""
-    other = kernel.partner(event)
+    other = kernel.other_part(event)
     return other if event.kind == "store" or other in loads else None
 
 
@@ -234,32 +239,33 @@ def _both_parts(kernel: SumKernel, event: Statement, other: int, seen: set[int])
     re, im = sorted((own, other), key=lambda x: spots[x].part)
     if loads:
         yield f"Values v{re}, v{im};"
-        yield f"io.template load_parts<{_spot_text(spots[re])}>(v{re}, v{im});"
+        yield f"io.template load_parts<{_index_text(spots[re])}>(v{re}, v{im});"
         return
     if any(o in (re, im) for o, _ in kernel.aliases):
         yield "Io::fence();"
     x, y = (kernel.program.outputs[o] for o in (re, im))
-    yield f"io.template store_parts<{_spot_text(spots[re])}>(v{x}, v{y});"
+    yield f"io.template store_parts<{_index_text(spots[re])}>(v{x}, v{y});"
 
 
 def _start_batch(kernel: SumKernel, loads: Sequence[int], batch: int) -> Iterator[str]:
     """Start a batch of loads. Past the last one, commit an empty batch, so that the waits count right."""
-    for i in range(batch * kernel.batch, min((batch + 1) * kernel.batch, len(loads))):
-        yield f"io.template fetch<{_spot_text(kernel.reads[loads[i]])}>({i % kernel.slots});"
+    for i in range(batch * kernel.batch_loads, min((batch + 1) * kernel.batch_loads, len(loads))):
+        yield f"io.template fetch<{_index_text(kernel.reads[loads[i]])}>({i % kernel.prefetch_slots});"
     yield "Io::commit();"
 
 
 def _take_value(kernel: SumKernel, loads: Sequence[int], i: int) -> Iterator[str]:
     """Take a prefetched value. After the last one of a batch, start a later batch in its slots."""
-    batch, within = divmod(i, kernel.batch)
+    batch, within = divmod(i, kernel.batch_loads)
     if within == 0:
-        yield f"Io::template wait<{BATCHES - 1}>();"
-    yield f"const Values v{loads[i]} = io.template take<{_spot_text(kernel.reads[loads[i]])}>({i % kernel.slots});"
-    if within == kernel.batch - 1:
-        yield from _start_batch(kernel, loads, batch + BATCHES)
+        yield f"Io::template wait<{PREFETCH_BATCHES - 1}>();"
+    index = _index_text(kernel.reads[loads[i]])
+    yield f"const Values v{loads[i]} = io.template take<{index}>({i % kernel.prefetch_slots});"
+    if within == kernel.batch_loads - 1:
+        yield from _start_batch(kernel, loads, batch + PREFETCH_BATCHES)
 
 
-def _spot_text(spot: BlockIndex) -> str:
+def _index_text(spot: BlockIndex) -> str:
     return f"{spot.array}, {spot.i}, {spot.j}" + (f", {spot.part}" if spot.part else "")
 
 

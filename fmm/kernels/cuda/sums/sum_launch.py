@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.algorithms.additions import AdditionProgram
+from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
 from fmm.kernels.cuda.launch_list import FLAG, PARAMETER_BYTES, Kernel, Launch, Slot
 from fmm.kernels.cuda.ops import View, constant_distance, is_column_major, transposed_view
 from fmm.kernels.cuda.sums.sum_kernel import SUM_ENTRY, SUM_THREADS, Access, BlockIndex, SumKernel, sum_source
@@ -41,7 +41,7 @@ class SumOp:
         return id(self)
 
     @cached_property
-    def inner(self) -> tuple[int, int]:
+    def smallest_block(self) -> tuple[int, int]:
         """Rows and columns that every block of this launch has at least."""
         sizes = [block_size(self.arrays[s.array], s) for s in (*self.kernel.reads, *self.kernel.writes)]
         return max(min(r for r, _ in sizes), 0), max(min(c for _, c in sizes), 0)
@@ -51,7 +51,7 @@ class SumOp:
         """struct Parameters of block_sums.cuh with null pointers; each array's pointer is its first word."""
         arrays = b"".join(struct.pack("<q4q4i", 0, *x[2:]) for x in self.arrays)
         scalars = [part for c in self.scalars for part in (c.real, c.imag)]
-        sizes = self.rows, self.cols, *self.inner
+        sizes = self.rows, self.cols, *self.smallest_block
         return arrays + struct.pack(f"<{len(scalars) + 1}dq4i", *scalars, 0.0, 0, *sizes)
 
     @property
@@ -64,18 +64,18 @@ class SumOp:
         width = self.kernel.vector_width
         size = width * DTYPES[self.kernel.element].itemsize
         fits = all(
-            x.col == (2 if i in self.kernel.parts else 1)
+            x.col == (2 if i in self.kernel.in_parts else 1)
             and x.offset % size == 0
             and not any(step % width for step in (x.row, x.down, x.right))
             for i, x in enumerate(self.arrays)
-            if i not in self.kernel.tall
+            if i not in self.kernel.column_major
         )
         return "vector" if fits and width > 1 else "scalar"
 
     @cached_property
     def alignment(self) -> tuple[int, frozenset[str]]:
-        """The bytes to which `vector` access needs addresses aligned, and the bases whose addresses must be."""
-        bases = frozenset(x.base for i, x in enumerate(self.arrays) if i not in self.kernel.tall)
+        """The alignment in bytes that `vector` access needs, and the bases that need this alignment."""
+        bases = frozenset(x.base for i, x in enumerate(self.arrays) if i not in self.kernel.column_major)
         return self.kernel.vector_width * DTYPES[self.kernel.element].itemsize, bases
 
     @cached_property
@@ -119,12 +119,12 @@ def sum_op(
         len(arrays),
         frozenset(a for a in batches if all(holds_block(arrays[a], s, rows, cols) for s in spots if s.array == a)),
         element,
-        crosswise_arrays(arrays, read, written),
+        transposed_arrays(arrays, read, written),
         fitter.parts,
     )
     kernel = _interned_kernel(kernel)
     if cols % kernel.vector_width:
-        kernel = _interned_kernel(replace(kernel, whole=frozenset()))
+        kernel = _interned_kernel(replace(kernel, unchecked=frozenset()))
     return SumOp(label, kernel, tuple(arrays), scalars, rows, cols)
 
 
@@ -142,19 +142,25 @@ def _interned_kernel(kernel: SumKernel) -> SumKernel:
 
 # Coefficients that are literals in the CUDA source: those of the schemes. Others are launch parameters, so that a new
 # alpha or beta costs no compilation. Compared by value, since equal plans share a program whether alpha is 2 or 2.0.
-LITERALS = frozenset(sign * 2.0**e for e in range(-4, 5) for sign in (1, -1))
+LITERAL_COEFFICIENTS = frozenset(sign * 2.0**e for e in range(-4, 5) for sign in (1, -1))
 
 
 def _launch_scalars(program: AdditionProgram) -> tuple[AdditionProgram, tuple[complex, ...]]:
     """Return the program with the coefficients that are launch parameters replaced, and their values."""
-    scalars: dict[complex, Any] = {}
-    for c in (complex(c) for terms in program.lines for c, _ in terms):
-        if c not in LITERALS:
-            scalars.setdefault(c, LaunchCoefficient(len(scalars)))
+    scalars: dict[complex | str, tuple[LaunchCoefficient, complex]] = {}
+
+    def replaced(c: Coefficient) -> Coefficient:
+        value = complex(c)
+        if value in LITERAL_COEFFICIENTS:
+            return c
+        key = value if value == value else repr(value)  # a NaN differs from itself
+        found: Any = scalars.setdefault(key, (LaunchCoefficient(len(scalars)), value))[0]
+        return found
+
+    lines = tuple(tuple((replaced(c), v) for c, v in terms) for terms in program.lines)
     if not scalars:
         return program, ()
-    lines = tuple(tuple((scalars.get(complex(c), c), v) for c, v in terms) for terms in program.lines)
-    return AdditionProgram(program.inputs, lines, program.outputs), tuple(scalars)
+    return AdditionProgram(program.inputs, lines, program.outputs), tuple(value for _, value in scalars.values())
 
 
 # ---- the launch on a chip
@@ -210,7 +216,7 @@ def holds_block(array: BlockArray, spot: BlockIndex, rows: int, cols: int) -> bo
     return size[0] >= rows and size[1] >= cols
 
 
-def crosswise_arrays(
+def transposed_arrays(
     arrays: Sequence[BlockArray], reads: Sequence[BlockIndex], writes: Sequence[BlockIndex]
 ) -> frozenset[int]:
     """Return the arrays that are read if they are column-major and all writes row-major; else none."""
@@ -234,7 +240,7 @@ def aliased_places(reads: Sequence[PlacedView], writes: Sequence[PlacedView]) ->
 
 
 def transposed_place(placed: PlacedView) -> PlacedView:
-    """Return the place and view of the transposed matrix, whose contiguous axis is that of its rows."""
+    """Return the place and view of the transposed matrix."""
     p, v = placed
     return Place(p.name, p.col, p.row, p.cols, p.rows, p.part), transposed_view(v)
 

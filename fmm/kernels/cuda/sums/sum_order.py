@@ -10,13 +10,13 @@ from functools import lru_cache
 from itertools import combinations
 from typing import Literal, NamedTuple
 
-from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, by_demand
+from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, in_order_of_demand
 
 Aliases = tuple[tuple[int, int], ...]  # pairs (write, read) of the same place
 # Limits of the search for an order of the inputs: orders tried, and inputs in all of them together (a quarter of a
 # second for three levels).
-TRIES = 1000
-WORK = 40_000
+MAX_ORDERS = 1000
+MAX_ORDERED_INPUTS = 40_000
 
 
 class LaunchCoefficient(NamedTuple):
@@ -46,7 +46,7 @@ def best_order(program: AdditionProgram, aliases: Aliases) -> tuple[Statement, .
     the opposite: it adds each product at once to every sum that needs it. There the order of the products decides how
     many sums are unfinished at a time (strassen^3: 85 in the products' own order, 43 in the order found).
     """
-    orders = _line_order(program), _line_order(by_demand(program)), _forwarded(program, aliases)
+    orders = _line_order(program), _line_order(in_order_of_demand(program)), _forwarded(program, aliases)
     return min(orders, key=peak_values)
 
 
@@ -116,7 +116,7 @@ def _search_order(
     digits = {radix: tuple(range(radix)) for radix in system}
     best = _Forwarding(program, aliases, _digit_order(free, system, digits)).run()
     swaps = sum(1 for _ in _digit_swaps(digits))
-    for _ in range(min(TRIES, WORK // program.inputs) // swaps if swaps else 0):
+    for _ in range(min(MAX_ORDERS, MAX_ORDERED_INPUTS // program.inputs) // swaps if swaps else 0):
         trials = [(_Forwarding(program, aliases, _digit_order(free, system, d)).run(), d) for d in _digit_swaps(digits)]
         events, trial = min(trials, key=lambda x: _register_pressure(x[0]))
         if _register_pressure(events) >= _register_pressure(best):

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from math import inf
 from typing import Final
 
 from fmm.dtypes import INTEGERS
@@ -18,7 +19,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, Product
 from fmm.kernels.plans.sums import operand_blocks, whole_matrix
 
-PIECES = {"m": (2, 1, 1), "k": (1, 2, 1), "n": (1, 1, 2)}  # of m, k and n, by the side that is halved
+HALVED_PARTS = {"m": (2, 1, 1), "k": (1, 2, 1), "n": (1, 1, 2)}  # of m, k and n, by the side that is halved
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -30,7 +31,7 @@ class Balanced(LevelWithSteps):
 
     gamma: float
 
-    def side(self, m: int, k: int, n: int) -> str | None:
+    def side_to_halve(self, m: int, k: int, n: int) -> str | None:
         """Return the side to halve, in the table's order: m (tall A), n (wide B), k (inner); None: almost square."""
         if m >= self.gamma * max(k, n) and m > 1:
             return "m"
@@ -42,11 +43,11 @@ class Balanced(LevelWithSteps):
 
     def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         """Return one halving; for almost square products, one product by the rest of the plan."""
-        side = self.side(m, k, n)
+        side = self.side_to_halve(m, k, n)
         if side is None:
             whole = whole_matrix("A", m, k), whole_matrix("B", k, n), whole_matrix("C", m, n)
             return LevelSteps((), (Product(*whole, plan.rest),))
-        rows, inner, cols = PIECES[side]
+        rows, inner, cols = HALVED_PARTS[side]
         lefts, rights = operand_blocks("A", m, k, (rows, inner), None), operand_blocks("B", k, n, (inner, cols), None)
         dests = operand_blocks("C", m, n, (rows, cols), None)
         second = ACCUMULATE if side == "k" else PLAIN  # both halves of k contribute to the same C
@@ -58,7 +59,7 @@ class Balanced(LevelWithSteps):
 
     def footprint(self, inner: Plan, sides: Sides) -> Footprint:
         pieces, found = 1.0, dict(zip("mkn", sides, strict=True))
-        while (long := self.side(*(int(x) for x in found.values()))) is not None:
+        while (long := self.side_to_halve(*(int(x) for x in found.values()))) is not None:
             found[long] /= 2
             pieces *= 2
         return Footprint(pieces, (found["m"], found["k"], found["n"]))
@@ -68,9 +69,11 @@ class Balanced(LevelWithSteps):
 
 
 def balanced_level(gamma: float = 2) -> Balanced:
-    """Return the level `balanced(gamma)`; raise PlanError for a gamma below 1.5."""
-    if not gamma >= 1.5:
-        raise PlanError(f"balanced({gamma:g}): gamma must be at least 1.5, so that halving makes sides alike")
+    """Return the level `balanced(gamma)`; raise PlanError for a gamma below 1.5, or one that is not finite."""
+    if not 1.5 <= gamma < inf:
+        raise PlanError(
+            f"balanced({gamma:g}): gamma must be at least 1.5 and finite, so that halves are more alike"
+        )
     short = f"{gamma:g}"
     text = f"balanced({short if float(short) == gamma else repr(gamma)})"
     return Balanced(text=text, gamma=gamma, products=1, depth=0, saves_products=False)
@@ -83,7 +86,13 @@ def _parse_balanced(text: str) -> Balanced | None:
     match = _TEXT.fullmatch(text)
     if match is None:
         return None
-    return balanced_level(float(match[1])) if match[1] else balanced_level()
+    if not match[1]:
+        return balanced_level()
+    try:
+        gamma = float(match[1])
+    except ValueError:
+        raise PlanError(f"{text}: write balanced(gamma), with one number from 1.5 on") from None
+    return balanced_level(gamma)
 
 
 register_level(LevelKind("balanced", _parse_balanced, lambda: ("balanced",)))
@@ -91,7 +100,7 @@ register_level(LevelKind("balanced", _parse_balanced, lambda: ("balanced",)))
 
 # ---- quarters
 
-NAME: Final = "quarters"
+QUARTERS_TEXT: Final = "quarters"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -119,16 +128,22 @@ class Quarters(LevelWithSteps):
 
 
 def _parse_quarters(text: str) -> Quarters | None:
-    if text != NAME:
+    if text != QUARTERS_TEXT:
         return None
     # Each product computes a whole block of C over all of k: alpha and beta apply to it unchanged.
     return Quarters(
-        text=NAME, products=1, depth=0, saves_products=False, only_cuts=True, types=INTEGERS, takes_alpha_beta=True
+        text=QUARTERS_TEXT,
+        products=1,
+        depth=0,
+        saves_products=False,
+        only_cuts=True,
+        types=INTEGERS,
+        takes_alpha_beta=True,
     )
 
 
 def _candidates() -> Iterator[CandidateLevel]:
-    yield CandidateLevel(NAME, (ABOVE_AS_IT_IS,), 1, lean=True)
+    yield CandidateLevel(QUARTERS_TEXT, (ABOVE_AS_IT_IS,), 1, lean=True)
 
 
-register_level(LevelKind(NAME, _parse_quarters, lambda: (NAME,), _candidates))
+register_level(LevelKind(QUARTERS_TEXT, _parse_quarters, lambda: (QUARTERS_TEXT,), _candidates))

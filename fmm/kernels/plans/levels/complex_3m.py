@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
+from cmath import isfinite
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,19 +23,19 @@ from fmm.dtypes import COMPLEX
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, separate_sums
 from fmm.kernels.plans.level import CandidateLevel, LevelKind, PlanError, Traversal, register_level
 from fmm.kernels.plans.levels.footprint import BlockCounts, count_blocks
-from fmm.kernels.plans.lower import Footprint, LevelWithSteps, Sides
+from fmm.kernels.plans.lower import Footprint, LevelWithSteps, Sides, update_from_temporary
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, Product, ProductBatch, temporary_sizes
 from fmm.kernels.plans.sums import Part, Place, Sum, whole_matrix
 from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Shape
 
-ORDERS: tuple[Traversal, ...] = ("stacked", "batched", "overlapped", "sequential")
-PARTS: tuple[Part, Part] = ("re", "im")
+PRODUCT_ORDERS: tuple[Traversal, ...] = ("stacked", "batched", "overlapped", "sequential")
+COMPLEX_PARTS: tuple[Part, Part] = ("re", "im")
 # Of P, Q and R: the shares of the real and the imaginary part in both operands, and the weight in the complex result.
-OPERANDS: Final = ((1, 0), (0, 1), (1, 1))
-WEIGHTS: Final = (1 - 1j, -1 - 1j, 1j)
-CONJUGATED: Final = {"conj-a": 0, "conj-b": 1}  # by option, the number of the operand that is conjugated
+PRODUCT_OPERANDS: Final = ((1, 0), (0, 1), (1, 1))
+PRODUCT_WEIGHTS: Final = (1 - 1j, -1 - 1j, 1j)
+CONJUGATION_OPTIONS: Final = {"conj-a": 0, "conj-b": 1}  # by option, the number of the operand that is conjugated
 # Facts of every level that replaces a complex product by three real ones.
 #
 # On random numbers, P - Q has the error of four real products. R - P - Q has three times its variance, since the
@@ -60,6 +61,12 @@ class ComplexLevel(LevelWithSteps):
         """Return the steps. The plan `inner` computes the real products."""
 
     def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
+        """Return the steps. An infinite or NaN alpha or beta applies to complex numbers, as in BLAS, after the product.
+
+        A weight of P, Q or R would make both parts of C NaN, where BLAS makes only one part NaN.
+        """
+        if not (isfinite(alpha) and isfinite(beta)):
+            return update_from_temporary(plan, m, k, n, alpha, beta)
         return self.steps(plan.rest, (m, k, n), alpha, beta)
 
 
@@ -69,7 +76,7 @@ class ThreeProducts(ComplexLevel):
 
     order: Traversal
 
-    def conjugating(self, a: bool, b: bool) -> ThreeProducts:
+    def with_conjugation(self, a: bool, b: bool) -> ThreeProducts:
         return complex_3m_level(self.order, (self.conjugates[0] != a, self.conjugates[1] != b))
 
     def steps(self, inner: Plan, sides: Shape, alpha: Coefficient = 1, beta: Coefficient = 0) -> LevelSteps:
@@ -79,12 +86,14 @@ class ThreeProducts(ComplexLevel):
         m, k, n = sides
         lefts, rights, dests = (self._places(*x) for x in (("S", m, k), ("T", k, n), ("M", m, n)))
         splits = (
-            _split("A", m, k, lefts, OPERANDS, self.conjugates[0]),
-            _split("B", k, n, rights, OPERANDS, self.conjugates[1]),
+            _split_step("A", m, k, lefts, PRODUCT_OPERANDS, self.conjugates[0]),
+            _split_step("B", k, n, rights, PRODUCT_OPERANDS, self.conjugates[1]),
         )
         products = tuple(Product(*x, inner) for x in zip(lefts, rights, dests, strict=True))
         middle: tuple[Product | ProductBatch, ...] = (ProductBatch(products),) if self.batched else products
-        join = _update("join", dests, WEIGHTS, _parts("C", m, n), complex(alpha), complex(beta))
+        join = _update_step(
+            "join", dests, PRODUCT_WEIGHTS, _real_and_imaginary_parts("C", m, n), complex(alpha), complex(beta)
+        )
         return LevelSteps(temporary_sizes([*splits, *products]), (*splits, *middle, join), self.streams)
 
     def _one_by_one(self, inner: Plan, sides: Shape, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
@@ -93,11 +102,11 @@ class ThreeProducts(ComplexLevel):
         left, right, dest = whole_matrix("S", m, k), whole_matrix("T", k, n), whole_matrix("M", m, n)
         steps: list[Sum | Product] = []
         old = complex(beta)
-        for operand, weight in zip(OPERANDS, WEIGHTS, strict=True):
-            steps.append(_split("A", m, k, [left], [operand], self.conjugates[0]))
-            steps.append(_split("B", k, n, [right], [operand], self.conjugates[1]))
+        for operand, weight in zip(PRODUCT_OPERANDS, PRODUCT_WEIGHTS, strict=True):
+            steps.append(_split_step("A", m, k, [left], [operand], self.conjugates[0]))
+            steps.append(_split_step("B", k, n, [right], [operand], self.conjugates[1]))
             steps.append(Product(left, right, dest, inner))
-            update = _update("add", [dest], [weight], _parts("C", m, n), complex(alpha), old)
+            update = _update_step("add", [dest], [weight], _real_and_imaginary_parts("C", m, n), complex(alpha), old)
             steps += [update] if update.writes else []
             old = complex(1)
         return LevelSteps(temporary_sizes(steps), tuple(steps))
@@ -110,7 +119,7 @@ class ThreeProducts(ComplexLevel):
 
     def footprint(self, inner: Plan, sides: Sides) -> Footprint:
         """Counted in complex numbers: a real number is half of one."""
-        counts = _counts(self, inner)
+        counts = _count_blocks_of_level(self, inner)
         moved, held = counts.elements(counts.moved, sides), counts.temporaries(sides, (True, True, True))
         halves = [(x / 2, y / 2, z / 2) for x, y, z in (moved, held)]
         return Footprint(3, sides, counts.passes, halves[0], halves[1], 0.0, self.order == "sequential")
@@ -137,12 +146,12 @@ def complex_3m_level(order: Traversal = "stacked", conjugates: tuple[bool, bool]
 
 def conjugate_options(conjugates: tuple[bool, bool]) -> list[str]:
     """Return the options for the operands that a level conjugates."""
-    return [name for name, i in CONJUGATED.items() if conjugates[i]]
+    return [name for name, i in CONJUGATION_OPTIONS.items() if conjugates[i]]
 
 
 @clear_on_registration
 @lru_cache(maxsize=64)
-def _counts(level: ThreeProducts, inner: Plan) -> BlockCounts:
+def _count_blocks_of_level(level: ThreeProducts, inner: Plan) -> BlockCounts:
     def whole(unit: int | None, sides: Shape) -> LevelSteps:
         """Return the steps for whole sides: the count makes odd sides smaller by one, but this level has no fringe."""
         m, k, n = (side | 1 for side in sides)
@@ -154,20 +163,20 @@ def _counts(level: ThreeProducts, inner: Plan) -> BlockCounts:
 # ---- splitting and joining
 
 
-def _parts(name: str, rows: int, cols: int) -> tuple[Place, ...]:
-    return tuple(whole_matrix(name, rows, cols, part) for part in PARTS)
+def _real_and_imaginary_parts(name: str, rows: int, cols: int) -> tuple[Place, ...]:
+    return tuple(whole_matrix(name, rows, cols, part) for part in COMPLEX_PARTS)
 
 
-def _split(
+def _split_step(
     name: str, rows: int, cols: int, places: Sequence[Place], operands: Sequence[tuple[int, int]], conjugated: bool
 ) -> Sum:
     """Return the step that forms real operands from a complex matrix."""
     sign = -1 if conjugated else 1
     program = separate_sums([(re, sign * im) for re, im in operands], 2)
-    return Sum(f"split {name}", program, _parts(name, rows, cols), tuple(places))
+    return Sum(f"split {name}", program, _real_and_imaginary_parts(name, rows, cols), tuple(places))
 
 
-def _update(
+def _update_step(
     label: str,
     products: Sequence[Place],
     weights: Sequence[complex],
@@ -179,12 +188,12 @@ def _update(
 
     Parts of C that do not change are not written.
     """
-    program = _complex_sum(tuple(alpha * w for w in weights), beta)
-    return _without_unused_reads(Sum(label, program, (*products, *result), result).tidied)
+    program = _complex_sum_program(tuple(alpha * w for w in weights), beta)
+    return _without_unused_reads(Sum(label, program, (*products, *result), result).simplified)
 
 
 @lru_cache(maxsize=1024)
-def _complex_sum(weights: tuple[complex, ...], beta: complex) -> AdditionProgram:
+def _complex_sum_program(weights: tuple[complex, ...], beta: complex) -> AdditionProgram:
     """Return the complex weighted sum of real inputs, plus beta times a complex number in two parts."""
     real = [*(w.real for w in weights), beta.real, -beta.imag]
     imaginary = [*(w.imag for w in weights), beta.imag, beta.real]
@@ -213,12 +222,14 @@ def _parse(text: str) -> ThreeProducts | None:
     if match is None:
         return None
     options = match[1].split(".")[1:]
-    orders = [option for option in options if option in ORDERS]
+    orders = [option for option in options if option in PRODUCT_ORDERS]
     if len(orders) > 1:
         raise PlanError(f"3m cannot be both {' and '.join(orders)}")
-    for unknown in (option for option in options if option not in (*ORDERS, *CONJUGATED)):
-        raise PlanError(f"unknown option {unknown!r} of 3m; valid: {', '.join((*ORDERS, *CONJUGATED))}")
-    order: Traversal = next((order for order in ORDERS if order in orders), "stacked")
+    for unknown in (option for option in options if option not in (*PRODUCT_ORDERS, *CONJUGATION_OPTIONS)):
+        raise PlanError(
+            f"unknown option {unknown!r} of 3m; valid: {', '.join((*PRODUCT_ORDERS, *CONJUGATION_OPTIONS))}"
+        )
+    order: Traversal = next((order for order in PRODUCT_ORDERS if order in orders), "stacked")
     return complex_3m_level(order, ("conj-a" in options, "conj-b" in options))
 
 

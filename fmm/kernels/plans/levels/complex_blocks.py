@@ -18,10 +18,10 @@ from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.plans.level import CandidateLevel, Cut, LevelKind, PlanError, register_level
 from fmm.kernels.plans.levels.complex_3m import (
     COMPLEX_FACTS,
-    CONJUGATED,
-    OPERANDS,
-    PARTS,
-    WEIGHTS,
+    COMPLEX_PARTS,
+    CONJUGATION_OPTIONS,
+    PRODUCT_OPERANDS,
+    PRODUCT_WEIGHTS,
     ComplexLevel,
     conjugate_options,
 )
@@ -34,7 +34,7 @@ from fmm.kernels.plans.sums import Place, Sum, block_side, operand_blocks
 from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Shape
 
-MAX_PRODUCTS = 49  # of the scheme: its kernels hold at most three times as many operands in one pass
+MAX_SCHEME_PRODUCTS = 49  # of the scheme: its kernels hold at most three times as many operands in one pass
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -48,7 +48,7 @@ class ThreeProductsOfBlocks(ComplexLevel):
         assert self.scheme_level.scheme is not None
         return self.scheme_level.scheme
 
-    def conjugating(self, a: bool, b: bool) -> ThreeProductsOfBlocks:
+    def with_conjugation(self, a: bool, b: bool) -> ThreeProductsOfBlocks:
         return complex_blocks_level(self.scheme_level, (self.conjugates[0] != a, self.conjugates[1] != b))
 
     def steps(self, inner: Plan, sides: Shape, alpha: Coefficient = 1, beta: Coefficient = 0) -> LevelSteps:
@@ -77,7 +77,7 @@ class ThreeProductsOfBlocks(ComplexLevel):
 
     def footprint(self, inner: Plan, sides: Sides) -> Footprint:
         blocks, _ = block_sides(self.scheme.size, self.scheme_level.fringe, self.scheme_level.unit, sides)
-        counts = _counts(self, inner)
+        counts = _count_blocks_of_level(self, inner)
         moved, held = counts.elements(counts.moved, blocks), counts.temporaries(blocks, (True, True, True))
         halves = [(x / 2, y / 2, z / 2) for x, y, z in (moved, held)]
         return Footprint(self.products, blocks, counts.passes, halves[0], halves[1], 0.0)
@@ -94,8 +94,8 @@ def complex_blocks_level(
     text = ".".join([f"3m({inside})", *conjugate_options(conjugates)])
     if not scheme_level.batched or scheme_level.scheme is None:
         raise PlanError(f"{text}: only a scheme's level can be one pass with 3m, as in 3m(strassen^2.pad16)")
-    if scheme_level.products > MAX_PRODUCTS:
-        raise PlanError(f"{text}: in one pass with 3m, a scheme of at most {MAX_PRODUCTS} products")
+    if scheme_level.products > MAX_SCHEME_PRODUCTS:
+        raise PlanError(f"{text}: in one pass with 3m, a scheme of at most {MAX_SCHEME_PRODUCTS} products")
     return ThreeProductsOfBlocks(
         text=text,
         scheme_level=scheme_level,
@@ -112,7 +112,7 @@ def complex_blocks_level(
 
 @clear_on_registration
 @lru_cache(maxsize=64)
-def _counts(level: ThreeProductsOfBlocks, inner: Plan) -> BlockCounts:
+def _count_blocks_of_level(level: ThreeProductsOfBlocks, inner: Plan) -> BlockCounts:
     return count_blocks(lambda unit, sides: level.block_steps(inner, unit or 1, sides), level.scheme.size, 1, (0, 1, 2))
 
 
@@ -121,7 +121,7 @@ def _counts(level: ThreeProductsOfBlocks, inner: Plan) -> BlockCounts:
 
 def _both_parts(blocks: Sequence[Place]) -> tuple[Place, ...]:
     """Return the places of the real and then of the imaginary parts of each block."""
-    return tuple(replace(block, part=part) for block in blocks for part in PARTS)
+    return tuple(replace(block, part=part) for block in blocks for part in COMPLEX_PARTS)
 
 
 # The three real products of a scheme's product are neighbours, so that the sums of them end early. Each sum is formed
@@ -136,26 +136,26 @@ def split_program(matrix: Matrix, conjugated: bool) -> AdditionProgram:
     """
     sign = -1 if conjugated else 1
     columns = list(zip(*matrix, strict=True))
-    rows = [[x for c in column for x in (c * re, sign * c * im)] for column in columns for re, im in OPERANDS]
+    rows = [[x for c in column for x in (c * re, sign * c * im)] for column in columns for re, im in PRODUCT_OPERANDS]
     return separate_sums(rows, 2 * len(matrix))
 
 
 @lru_cache(maxsize=256)
 def join_program(matrix: Matrix, alpha: complex, beta: complex) -> AdditionProgram:
     """Return the sums of real products that are complex blocks of C. `matrix`: the scheme's W."""
-    weights = [alpha * w for w in WEIGHTS]
+    weights = [alpha * w for w in PRODUCT_WEIGHTS]
     rows: list[list[Coefficient]] = []
     for number, row in enumerate(matrix):
-        own = [[_plain(getattr(w, part) * c) for c in row for w in weights] for part in ("real", "imag")]
+        own = [[_whole_as_int(getattr(w, part) * c) for c in row for w in weights] for part in ("real", "imag")]
         old = ([beta.real, -beta.imag], [beta.imag, beta.real]) if beta else ([], [])
         for real, previous in zip(own, old, strict=True):
             blank: list[Coefficient] = [0] * (2 * len(matrix) if beta else 0)
-            blank[2 * number : 2 * number + len(previous)] = [_plain(x) for x in previous]
+            blank[2 * number : 2 * number + len(previous)] = [_whole_as_int(x) for x in previous]
             rows.append([*real, *blank])
     return separate_sums(rows, len(rows[0]))
 
 
-def _plain(x: Coefficient) -> Coefficient:
+def _whole_as_int(x: Coefficient) -> Coefficient:
     """Return the same number, as an int if it is whole."""
     return int(x) if not isinstance(x, complex) and x == int(x) else x
 
@@ -172,8 +172,8 @@ def _parse(text: str) -> ThreeProductsOfBlocks | None:
         return None
     name, *inside = match[1].split(".")
     options = match[2].split(".")[1:]
-    for unknown in (option for option in options if option not in CONJUGATED):
-        raise PlanError(f"unknown option {unknown!r} of 3m(...); valid: {', '.join(CONJUGATED)}")
+    for unknown in (option for option in options if option not in CONJUGATION_OPTIONS):
+        raise PlanError(f"unknown option {unknown!r} of 3m(...); valid: {', '.join(CONJUGATION_OPTIONS)}")
     level = level_with_options(name, *dict.fromkeys(("batched", *inside)))
     return complex_blocks_level(level, ("conj-a" in options, "conj-b" in options))
 
@@ -183,7 +183,7 @@ def _candidates() -> Iterator[CandidateLevel]:
     for name, forms in candidate_schemes():
         if "one pass" in forms:
             for power in (1, 2):
-                if (count := scheme(name).rank ** power) <= MAX_PRODUCTS:
+                if (count := scheme(name).rank ** power) <= MAX_SCHEME_PRODUCTS:
                     text = name if power == 1 else f"{name}^{power}"
                     yield CandidateLevel(f"3m({text}.pad16)", (), 3 * count, above=True)
 

@@ -14,9 +14,9 @@ from fmm.problem import Shape
 
 # Block sides for counting: primes that divide no scheme's number of products, so that blocks of A, B and C can be
 # distinguished by their sides.
-MARKS = (97, 101, 103)
+COUNTING_SIDES = (97, 101, 103)
 
-Stack = tuple[int, int, int]  # number of blocks; the side (0, 1, 2 for m, k, n) of their rows and of their columns
+BlockStack = tuple[int, int, int]  # number of blocks; the side (0, 1, 2 for m, k, n) of their rows and of their columns
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class BlockCounts:
 
     passes: int
     moved: Sides
-    held: tuple[tuple[Stack, ...], tuple[Stack, ...]]  # temporaries, grouped by their sides
+    held: tuple[tuple[BlockStack, ...], tuple[BlockStack, ...]]  # temporaries, grouped by their sides
     in_place: tuple[float, float]  # share of products that read a block of A or B in place, or write a block of C
 
     def elements(self, blocks: Sides, sides: Sides) -> Sides:
@@ -58,35 +58,35 @@ def side_order(sides: Sides) -> Shape:
 def count_blocks(
     steps: Callable[[int | None, Shape], LevelSteps], size: Shape, usual: int | None, order: Shape
 ) -> BlockCounts:
-    """Return a level's counts, from its steps for block sides equal to the MARKS, in this order by length.
+    """Return a level's counts, from its steps for block sides equal to the COUNTING_SIDES, in this order by length.
 
     `steps` makes the level's steps for a unit and sides; `usual` is the level's own unit.
     """
-    marks = MARKS[order[0]], MARKS[order[1]], MARKS[order[2]]
+    marks = COUNTING_SIDES[order[0]], COUNTING_SIDES[order[1]], COUNTING_SIDES[order[2]]
     m, k, n = (mark * parts for mark, parts in zip(marks, size, strict=True))
     found = steps(usual, (m, k, n))
     sums = [step for step in found.steps if isinstance(step, Sum)]
     moved = [(place.rows, place.cols) for step in sums for place in (*step.needed_reads, *step.writes)]
     padded = steps(1, (m - 1, k - 1, n - 1))  # the last block of each side lacks one row or column
-    held = _stacks(found, marks), _stacks(padded, marks)
-    return BlockCounts(len(sums), _blocks(moved, marks), held, (found.in_place, padded.in_place))
+    held = _stack_temporaries(found, marks), _stack_temporaries(padded, marks)
+    return BlockCounts(len(sums), _count_in_blocks(moved, marks), held, (found.in_place, padded.in_place))
 
 
-def _stacks(steps: LevelSteps, marks: Shape) -> tuple[Stack, ...]:
+def _stack_temporaries(steps: LevelSteps, marks: Shape) -> tuple[BlockStack, ...]:
     """Return all temporaries, grouped by their two sides."""
     found: Counter[tuple[int, int]] = Counter()
     for _, rows, cols in steps.temporaries:
-        (down, row), (across, col) = _side_of(rows, marks), _side_of(cols, marks)
+        (down, row), (across, col) = _find_counting_side(rows, marks), _find_counting_side(cols, marks)
         found[row, col] += down * across
     return tuple((count, row, col) for (row, col), count in found.items())
 
 
-def _side_of(length: int, marks: Shape) -> tuple[int, int]:
+def _find_counting_side(length: int, marks: Shape) -> tuple[int, int]:
     """Return the multiple and the number of the marked side of this length, or of one row or column more (an edge)."""
     return next((x // mark, i) for x in (length, length + 1) for i, mark in enumerate(marks) if x % mark == 0)
 
 
-def _blocks(shapes: Iterable[tuple[int, int]], marks: Shape) -> Sides:
+def _count_in_blocks(shapes: Iterable[tuple[int, int]], marks: Shape) -> Sides:
     """Return the number of blocks of A, B and C that the rectangles amount to (a tall one is several)."""
     m, k, n = marks
     found = [0.0, 0.0, 0.0]

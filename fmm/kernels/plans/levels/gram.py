@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.gemm_params import GemmParams
-from fmm.kernels.plans.leaf import option_text, option_use
+from fmm.kernels.plans.leaf import leaf_of_option, leaf_option_text
 from fmm.kernels.plans.level import LevelKind, PlanError, register_level
 from fmm.kernels.plans.lower import LevelWithSteps
 from fmm.kernels.plans.plan import Plan
@@ -21,9 +21,9 @@ from fmm.kernels.plans.steps import LevelSteps, Product, ProductBatch, temporary
 from fmm.kernels.plans.sums import Place, RowMajorCopy, row_major_copy, whole_matrix
 
 MAX_CUTS = 9
-# Blocks begin at multiples of these rows, if they are at least MIN_UNITS times as large: leaf products then read and
-# write whole tiles and aligned rows.
-UNITS, MIN_UNITS = (64, 16), 8
+# Blocks begin at multiples of these rows, if they are at least MIN_BLOCK_UNITS times as large: leaf products then read
+# and write whole tiles and aligned rows.
+BLOCK_UNITS, MIN_BLOCK_UNITS = (64, 16), 8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -42,7 +42,7 @@ class Gram(LevelWithSteps):
     @property
     def copies_b(self) -> bool:
         """True if blocks on the diagonal read a row-major copy of B."""
-        return bool(self.diagonal_leaf) and option_use(self.diagonal_leaf).order == "outer"
+        return bool(self.diagonal_leaf) and leaf_of_option(self.diagonal_leaf).order == "outer"
 
     def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         raise PlanError(f"{plan}: {self} cuts only products that are their own adjoints (fmm.gram)")
@@ -50,7 +50,7 @@ class Gram(LevelWithSteps):
     def lower_triangle(self, plan: Plan, n: int, k: int, params: GemmParams) -> LevelSteps:
         """The largest product comes first, blocks on the diagonal last; products of equal sizes are a batch."""
         parts = 1 << self.cuts
-        unit = next((unit for unit in UNITS if n >= MIN_UNITS * unit * parts), 1)
+        unit = next((unit for unit in BLOCK_UNITS if n >= MIN_BLOCK_UNITS * unit * parts), 1)
         side = max(-(-n // (parts * unit)) * unit, 1)  # of equal blocks on the diagonal; the last may be smaller
         inner = plan
         while inner.for_gram:
@@ -66,7 +66,7 @@ class Gram(LevelWithSteps):
                 if (rows := min(width, n - at)) > 0
                 for dest in (Place("C", at, at - width, rows, width),)
             ]
-            steps += _batches(products)
+            steps += _batch_equal_products(products)
             inner = inner.shallower
         diagonal = plan.rest.gram_plan
         copies: list[RowMajorCopy] = []
@@ -81,7 +81,7 @@ class Gram(LevelWithSteps):
             if copies and params.op == "gram":
                 left = Place("T", at, 0, rows, k, "transpose")
             blocks.append(Product(left, right, Place("C", at, at, rows, rows), diagonal, params))
-        return LevelSteps(temporary_sizes(copies), (*steps, *copies, *_batches(blocks)))
+        return LevelSteps(temporary_sizes(copies), (*steps, *copies, *_batch_equal_products(blocks)))
 
     def describe(self, steps: LevelSteps) -> str:
         products = list(steps.products)
@@ -90,7 +90,7 @@ class Gram(LevelWithSteps):
         return f"{diagonal} blocks on the diagonal{copied}, {len(products) - diagonal} products below it"
 
 
-def _batches(products: Sequence[Product]) -> list[Product | ProductBatch]:
+def _batch_equal_products(products: Sequence[Product]) -> list[Product | ProductBatch]:
     """Return the products, those with the first one's size as a batch; at most the last one is smaller."""
     equal = [p for p in products if p.size == products[0].size]
     others: list[Product | ProductBatch] = [p for p in products if p.size != products[0].size]
@@ -102,12 +102,14 @@ def gram_level(cuts: int = 1, diagonal_leaf: str = "") -> Gram:
     if not 1 <= cuts <= MAX_CUTS:
         raise PlanError(f"gram^{cuts}: it can cut 1 to {MAX_CUTS} times")
     types = None
-    use = option_use(diagonal_leaf) if diagonal_leaf else None
+    use = leaf_of_option(diagonal_leaf) if diagonal_leaf else None
     if use is not None:
         types = use.types()
         if use.order == "outer":  # the copy's transpose is not the adjoint of complex numbers
             types = tuple(t for t in types if not DTYPES[t].is_complex)
-        diagonal_leaf = diagonal_leaf if ">" in diagonal_leaf else option_text(use)
+        diagonal_leaf = leaf_option_text(use)
+        if ">" in diagonal_leaf:
+            raise PlanError(f"gram: the leaf of the blocks on the diagonal cannot have levels, as {diagonal_leaf} has")
     power = "gram" if cuts == 1 else f"gram^{cuts}"
     return Gram(
         text=f"{power}.{diagonal_leaf}" if diagonal_leaf else power,

@@ -29,8 +29,8 @@ PART_ALIGN = 256  # bytes: every part of the workspace begins at a multiple of i
 STRASSEN_PRODUCTS = 7  # of a level of recursion below the residues
 # Bytes of workspace above which only some planes of A and B exist at a time; A and B are then read several times.
 MAX_WORKSPACE = 52 << 30
-FAST: Final = "strassen"  # the algorithm of the levels of recursion below residues
-BELOW: Final = ("", FAST, f"{FAST}^2")  # by the number of these levels
+FAST_ALGORITHM: Final = "strassen"  # the algorithm of the levels of recursion below residues
+LEVELS_BELOW: Final = ("", FAST_ALGORITHM, f"{FAST_ALGORITHM}^2")  # by the number of these levels
 
 
 # ---- the layout in the workspace
@@ -136,18 +136,18 @@ def integer_moduli(dtype: str, k: int) -> int:
     return 1 if kind.itemsize == 1 else moduli_needed(bits, bits, k)
 
 
-def integer_workspace(levels: int, itemsize: int, m: int, k: int, n: int, count: int) -> int:
+def integer_workspace_bytes(levels: int, itemsize: int, m: int, k: int, n: int, count: int) -> int:
     """Return the bytes of workspace for a batch of products of integers of `itemsize` bytes."""
     moduli = max(integer_moduli(name, k) for name in INTEGERS if DTYPES[name].itemsize == itemsize)
-    return residue_workspace(itemsize, moduli, levels, m, k, n, count)
+    return residue_workspace_bytes(itemsize, moduli, levels, m, k, n, count)
 
 
-def residue_workspace(item: int, moduli: int, levels: int, m: int, k: int, n: int, count: int) -> int:
+def residue_workspace_bytes(item: int, moduli: int, levels: int, m: int, k: int, n: int, count: int) -> int:
     """Return the bytes of workspace for a batch of products, whether C or its transpose is computed."""
     return max(PlaneLayout(*size, count, moduli, levels, item).scratch for size in ((m, k, n), (n, k, m)))
 
 
-def prepared_layout(moduli: int, item: int, lines: int, length: int) -> tuple[int, int]:
+def prepared_plane_layout(moduli: int, item: int, lines: int, length: int) -> tuple[int, int]:
     """Return the bytes of a matrix, and of the prepared exponents and planes behind it, for either inner dimension.
 
     No levels are below.
@@ -195,7 +195,7 @@ def residue_steps(size: Shape, depth: int, params: GemmParams, moduli: int, inne
     operands = whole_matrix("A", m, k), whole_matrix("B", k, n), whole_matrix("C", m, n)
     if moduli == 1 and not depth and params[:2] == (1, 0) and not scaled:
         return LevelSteps((), (Product(*operands, inner),))  # bytes are residues themselves
-    (rows, length, cols), programs = PlaneLayout(*size, 1, 1, depth).block, _programs(depth)
+    (rows, length, cols), programs = PlaneLayout(*size, 1, 1, depth).block, _programs_below(depth)
     count = moduli * len(programs.left.outputs)
     lefts, rights, dests = (
         [Place(name, i * height, 0, height, width) for i in range(count)]
@@ -207,7 +207,7 @@ def residue_steps(size: Shape, depth: int, params: GemmParams, moduli: int, inne
         NormExponents(f"norms of {('rows', 'columns')[axis]} of {x.name}", COPY, (x,), (dest,), axis)
         for x, axis, dest in zip(operands, (0, 1), exponents, strict=False)
     ]
-    splits = [_split(a, programs.left, lefts, moduli), _split(b, programs.right, rights, moduli)]
+    splits = [_split_step(a, programs.left, lefts, moduli), _split_step(b, programs.right, rights, moduli)]
     products = tuple(Product(*x, inner) for x in zip(lefts, rights, dests, strict=True))
     program = updating_program(_join_program(programs.join, moduli), params.alpha, params.beta)
     join = FromPlanes("join", program, (*dests, *(c if params.beta else ())), tuple(c), moduli)
@@ -215,15 +215,15 @@ def residue_steps(size: Shape, depth: int, params: GemmParams, moduli: int, inne
     return LevelSteps(temporaries, (*measures, *splits, ProductBatch(products), join))
 
 
-def _split(blocks: Sequence[Place], program: AdditionProgram, planes: Sequence[Place], moduli: int) -> IntoPlanes:
+def _split_step(blocks: Sequence[Place], program: AdditionProgram, planes: Sequence[Place], moduli: int) -> IntoPlanes:
     """Return the step that forms each sum once, and its residues."""
     repeated = AdditionProgram(program.inputs, program.lines, program.outputs * moduli)
     return IntoPlanes(f"residues of {blocks[0].name}", repeated, tuple(blocks), tuple(planes), moduli)
 
 
 @lru_cache(maxsize=4)
-def _programs(depth: int) -> SchemePrograms:
-    return scheme(BELOW[depth]).programs if depth else SchemePrograms(COPY, COPY, COPY)
+def _programs_below(depth: int) -> SchemePrograms:
+    return scheme(LEVELS_BELOW[depth]).programs if depth else SchemePrograms(COPY, COPY, COPY)
 
 
 @lru_cache(maxsize=64)

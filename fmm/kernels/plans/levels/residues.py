@@ -27,27 +27,27 @@ from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.leaf import Leaf, LeafFamily, register_leaf_family
 from fmm.kernels.plans.level import LevelKind, PlanError, register_level
 from fmm.kernels.plans.levels.residue_planes import (
-    BELOW,
-    FAST,
+    FAST_ALGORITHM,
+    LEVELS_BELOW,
     STRASSEN_PRODUCTS,
     FromPlanes,
     integer_moduli,
-    integer_workspace,
-    prepared_layout,
+    integer_workspace_bytes,
+    prepared_plane_layout,
     residue_steps,
-    residue_workspace,
+    residue_workspace_bytes,
 )
 from fmm.kernels.plans.lower import LevelInLeaf
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps
 from fmm.problem import Shape
 
-LEAF: Final = "bytes"
+BYTES_LEAF: Final = "bytes"
 # By type: the valid numbers of moduli, and the most levels below. (With two, float32 would gain nothing.)
-MODULI: Final = {"float64": (13, 14, 15, 16), "float32": (7, 8, 9)}
-MAX_LEVELS: Final = {"float64": 2, "float32": 1}
+MODULI_BY_TYPE: Final = {"float64": (13, 14, 15, 16), "float32": (7, 8, 9)}
+MAX_LEVELS_BELOW: Final = {"float64": 2, "float32": 1}
 # Integers that allow a level below: sums of two fit in 64 bits, and they are larger than a byte.
-SUMMED: Final = ("int16", "int32", "uint16", "uint32")
+TYPES_WITH_LEVEL_BELOW: Final = ("int16", "int32", "uint16", "uint32")
 # The number of moduli of prepared operands. They have no level below: with levels there would be more planes, and
 # different ones for A and for B.
 PREPARED_MODULI: Final = 14
@@ -55,10 +55,10 @@ PREPARED_MODULI: Final = 14
 # one modulus more or less is a factor of 15. (Uniform data: 0.03.) Of float32 0.17 to 0.26 with 7 and 0.013 to 0.023
 # with 8; with more, the rounding of C dominates.
 USUAL_MODULI: Final = {"float64": (14,), "float32": (8,)}
-ERRORS: Final = {13: 11.0, 7: 0.3, 8: 0.02, 9: 0.02}
+RELATIVE_ERRORS: Final = {13: 11.0, 7: 0.3, 8: 0.02, 9: 0.02}
 # Norms have at least 2^49.7, 2^53.5, ... units, and each operand's number is off by at most half a unit (2^26.2,
 # 2^30.1, 2^34.0 with 7, 8 and 9 moduli); a float64 number itself ends at 2^-53, a float32 number at 2^-24.
-BOUNDS: Final = {
+ERROR_BOUNDS: Final = {
     **{7: "2^-26 sqrt(k) + 2^-24", 8: "2^-30 sqrt(k) + 2^-24", 9: "2^-34 sqrt(k) + 2^-24"},
     **{13: "2^-48 sqrt(k)", 14: "2^-52 sqrt(k)", 15: "2^-52 sqrt(k)", 16: "2^-52 sqrt(k)"},
 }
@@ -78,7 +78,7 @@ class Residues(LevelInLeaf):
         """Return the steps of a plan that ends in this level; integers are taken to have 8 bytes."""
         return self.steps(plan, (m, k, n), GemmParams(alpha, beta), self.moduli_for("int64", k))
 
-    def lower_inside(self, plan: Plan, size: Shape, params: GemmParams, itemsize: int, dtype: str = "") -> LevelSteps:
+    def lower_in_leaf(self, plan: Plan, size: Shape, params: GemmParams, itemsize: int, dtype: str = "") -> LevelSteps:
         """Return the same for numbers of `itemsize` bytes. bool needs its `dtype`."""
         return self.steps(plan, size, params, self.moduli_for(dtype or f"int{8 * itemsize}", size[1]))
 
@@ -88,7 +88,9 @@ class Residues(LevelInLeaf):
 
     def steps(self, plan: Plan, size: Shape, params: GemmParams, moduli: int) -> LevelSteps:
         """Return the steps modulo `moduli` numbers, of a plan that ends in this level."""
-        return residue_steps(size, depth_below(plan.leaf), params, moduli, Plan(leaf=LEAF), scaled=self.moduli > 0)
+        return residue_steps(
+            size, depth_below(plan.leaf), params, moduli, Plan(leaf=BYTES_LEAF), scaled=self.moduli > 0
+        )
 
     def describe(self, steps: LevelSteps) -> str:
         joins = [step for step in steps.steps if isinstance(step, FromPlanes)]
@@ -101,22 +103,26 @@ class Residues(LevelInLeaf):
 
 def residues_level(moduli: int = 0) -> Residues:
     """Return the level `residues(moduli)`; raise PlanError for an invalid number of moduli."""
-    valid = [count for counts in MODULI.values() for count in counts]
+    valid = [count for counts in MODULI_BY_TYPE.values() for count in counts]
     if moduli and moduli not in valid:
-        by_type = "; ".join(f"{t}: {', '.join(map(str, counts))}" for t, counts in MODULI.items())
-        raise PlanError(f"residues({moduli}): modulo how many numbers, by type: {by_type}; integers: none is said")
+        raise _invalid_moduli(str(moduli))
     return Residues(
         text=f"residues({moduli})" if moduli else "residues",
         moduli=moduli,
-        below=f"{FAST}, or {FAST}^2 in float64, or no level, and then {LEAF}",
-        types=next(((dtype,) for dtype, counts in MODULI.items() if moduli in counts), INTEGERS),
+        below=f"{FAST_ALGORITHM}, or {FAST_ALGORITHM}^2 in float64, or no level, and then {BYTES_LEAF}",
+        types=next(((dtype,) for dtype, counts in MODULI_BY_TYPE.items() if moduli in counts), INTEGERS),
         number_below="byte",
         products=max(moduli, 1),
         depth=0,
         splits=False,
         saves_products=False,
-        error_growth=ERRORS.get(moduli, 1.0),
+        error_growth=RELATIVE_ERRORS.get(moduli, 1.0),
     )
+
+
+def _invalid_moduli(moduli: str) -> PlanError:
+    by_type = "; ".join(f"{t}: {', '.join(map(str, counts))}" for t, counts in MODULI_BY_TYPE.items())
+    return PlanError(f"residues({moduli}): valid numbers of moduli are {by_type}; for integers write residues alone")
 
 
 # ---- the leaves that plans may end in
@@ -130,7 +136,7 @@ class ResidueLeaf(NamedTuple):
 
     @property
     def text(self) -> str:
-        return " > ".join(filter(None, (str(self.level), BELOW[self.depth], LEAF)))
+        return " > ".join(filter(None, (str(self.level), LEVELS_BELOW[self.depth], BYTES_LEAF)))
 
     @property
     def dtype(self) -> str:
@@ -142,9 +148,9 @@ class ResidueLeaf(NamedTuple):
 def residue_leaves() -> Mapping[str, ResidueLeaf]:
     """Return all ends with kernels, by their texts, in the order of preference among equally fast plans."""
     leaves = [ResidueLeaf(residues_level(), depth) for depth in (0, 1)]
-    for dtype, counts in MODULI.items():
+    for dtype, counts in MODULI_BY_TYPE.items():
         for moduli in counts:
-            leaves += [ResidueLeaf(residues_level(moduli), depth) for depth in range(MAX_LEVELS[dtype] + 1)]
+            leaves += [ResidueLeaf(residues_level(moduli), depth) for depth in range(MAX_LEVELS_BELOW[dtype] + 1)]
     return MappingProxyType({leaf.text: leaf for leaf in leaves})
 
 
@@ -153,12 +159,12 @@ def depth_below(leaf: str) -> int:
     return residue_leaves()[leaf].depth
 
 
-def _rows() -> tuple[Leaf, ...]:
-    return tuple(_float_row(leaf) if leaf.dtype else _integer_row(leaf) for leaf in residue_leaves().values())
+def _residue_leaf_rows() -> tuple[Leaf, ...]:
+    return tuple(_float_leaf(leaf) if leaf.dtype else _integer_leaf(leaf) for leaf in residue_leaves().values())
 
 
-def _integer_row(leaf: ResidueLeaf) -> Leaf:
-    types = SUMMED if leaf.depth else INTEGERS
+def _integer_leaf(leaf: ResidueLeaf) -> Leaf:
+    types = TYPES_WITH_LEVEL_BELOW if leaf.depth else INTEGERS
     kind = "as many numbers as their type and the inner dimension need"
     return Leaf(
         leaf.text,
@@ -169,17 +175,17 @@ def _integer_row(leaf: ResidueLeaf) -> Leaf:
         types_in_blocks=types,
         call_text="one to four launches",
         launches=4,
-        typed_scratch=partial(integer_workspace, leaf.depth),
+        typed_scratch=partial(integer_workspace_bytes, leaf.depth),
         orders=(),
         forms=("alone",),
         unprobed=("alone",),
         rate=f"{leaf.text} of {{}}",
         level=leaf.level,
-        end=LEAF,
+        end=BYTES_LEAF,
     )
 
 
-def _float_row(leaf: ResidueLeaf) -> Leaf:
+def _float_leaf(leaf: ResidueLeaf) -> Leaf:
     moduli, depth, dtype = leaf.level.moduli, leaf.depth, leaf.dtype
     return Leaf(
         leaf.text,
@@ -189,7 +195,7 @@ def _float_row(leaf: ResidueLeaf) -> Leaf:
         kernel_triangles=() if depth or dtype != "float64" else (dtype,),
         call_text="four launches",
         launches=4,
-        scratch=partial(residue_workspace, DTYPES[dtype].itemsize, moduli, depth),
+        scratch=partial(residue_workspace_bytes, DTYPES[dtype].itemsize, moduli, depth),
         orders=(),
         # Fewer moduli than usual are less accurate than the vendor, more are slower. Two levels multiply less, but
         # splitting and joining take longer by more (an H200, up to 16384): only plans that name them use them.
@@ -197,11 +203,11 @@ def _float_row(leaf: ResidueLeaf) -> Leaf:
         unprobed=("alone",) if dtype == "float32" else (),  # for calls that require less than the vendor's error
         relative_error=leaf.level.error_growth,
         emulates=True,
-        norm_bound=BOUNDS[moduli],
-        prepared_layout=partial(prepared_layout, moduli) if moduli == PREPARED_MODULI and not depth else None,
+        norm_bound=ERROR_BOUNDS[moduli],
+        prepared_layout=partial(prepared_plane_layout, moduli) if moduli == PREPARED_MODULI and not depth else None,
         rate=leaf.text,
         level=leaf.level,
-        end=LEAF,
+        end=BYTES_LEAF,
     )
 
 
@@ -211,13 +217,17 @@ def _fewer_products(depth: int) -> str:
 
 # ---- the text form
 
-_TEXT = re.compile(r"residues(?:\((\d+)\))?")
+_TEXT = re.compile(r"residues(?:\(([^()]*)\))?")
 
 
 def _parse(text: str) -> Residues | None:
     match = _TEXT.fullmatch(text)
-    return residues_level(int(match[1] or 0)) if match else None
+    if match is None or match[1] is None:
+        return residues_level() if match else None
+    if not (match[1].isdecimal() and int(match[1])):
+        raise _invalid_moduli(match[1])
+    return residues_level(int(match[1]))
 
 
 register_level(LevelKind("residues", _parse, lambda: ("residues",)))
-register_leaf_family(LeafFamily("residues", LEAF, _rows))
+register_leaf_family(LeafFamily("residues", BYTES_LEAF, _residue_leaf_rows))

@@ -20,8 +20,8 @@ from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, Product, temporary_sizes
 from fmm.kernels.plans.sums import Place, Sum, find_exponents, rescale, whole_matrix
 
-Where = Literal["both", "inside", "outside"]
-WHERE: tuple[Where, ...] = ("both", "inside", "outside")
+ScaledSides = Literal["both", "inside", "outside"]
+SCALED_SIDES: tuple[ScaledSides, ...] = ("both", "inside", "outside")
 TYPES = ("float32", "float64", "complex64", "complex128")
 
 
@@ -40,11 +40,11 @@ class Scaled(LevelWithSteps):
         steps: list[Sum | Product] = []
         inner = rows = cols = None
         if self.inside:
-            first, inner = _vector("D1", k), _vector("D2", k)
+            first, inner = _exponent_vector("D1", k), _exponent_vector("D2", k)
             steps.append(find_exponents("columns of A", a, 1, first))
             steps.append(find_exponents("rows of B", b, 0, inner, against=first))
         if self.outside:
-            rows, cols = _vector("R", m), _vector("Q", n)
+            rows, cols = _exponent_vector("R", m), _exponent_vector("Q", n)
             steps.append(find_exponents("rows of A", a, 0, rows, shifts=inner, sign=1))
             steps.append(find_exponents("columns of B", b, 1, cols, shifts=inner, sign=-1))
         steps.append(rescale("scale A", a, left, (rows, -1), (inner, 1)))
@@ -67,11 +67,11 @@ class Scaled(LevelWithSteps):
         return f"powers of two: {', '.join(filter(None, (inside, outside)))}"
 
 
-def _vector(name: str, count: int) -> Place:
+def _exponent_vector(name: str, count: int) -> Place:
     return Place(name, 0, 0, 1, count)
 
 
-def scaled_level(where: Where = "both") -> Scaled:
+def scaled_level(where: ScaledSides = "both") -> Scaled:
     """Return the level `scaled`, `scaled.inside` or `scaled.outside`."""
     return Scaled(
         text="scaled" if where == "both" else f"scaled.{where}",
@@ -94,10 +94,10 @@ def _parse(text: str) -> Scaled | None:
     if match is None:
         return None
     options = match[1].split(".")[1:]
-    for where in WHERE:
+    for where in SCALED_SIDES:
         if options == ([] if where == "both" else [where]):
             return scaled_level(where)
-    raise PlanError(f"unknown option {'.'.join(options)!r} of scaled; valid: {', '.join(WHERE[1:])}, or none")
+    raise PlanError(f"unknown option {'.'.join(options)!r} of scaled; valid: {', '.join(SCALED_SIDES[1:])}, or none")
 
 
 register_level(LevelKind("scaled", _parse, lambda: ("scaled",)))

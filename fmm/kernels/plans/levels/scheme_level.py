@@ -40,7 +40,7 @@ from fmm.kernels.algorithms.step_table import (
     table_scheme,
 )
 from fmm.kernels.plans import fused_order
-from fmm.kernels.plans.fused_order import TASKS
+from fmm.kernels.plans.fused_order import FUSED_OPTIONS
 from fmm.kernels.plans.gemm_params import PLAIN
 from fmm.kernels.plans.level import (
     TRAVERSALS,
@@ -63,7 +63,7 @@ from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Shape
 
 FRINGES = ("unequal", "pad", "peel")
-UNITS = tuple(f"pad{unit}" for unit in (4, 8, 16, 32, 64, 128))
+PAD_OPTIONS = tuple(f"pad{unit}" for unit in (4, 8, 16, 32, 64, 128))
 # Functions that return the fringe for which a user's step table is proved: `unequal` or `pad`. A proof executes plans,
 # so fmm.kernels registers it here. The shipped tables are proved by the tests, and not in the user's process.
 FRINGE_PROOFS: Final[list[Callable[[str], str]]] = []
@@ -122,7 +122,7 @@ class SchemeLevel(LevelWithSteps):
         return replace(found, streams=self.streams)
 
     @property
-    def same_above_levels(self) -> bool:
+    def has_same_steps_above_levels(self) -> bool:
         return self.fringe != "peel"
 
     def needs(self, inner: Plan, sides: Shape) -> LevelNeeds | None:
@@ -141,12 +141,12 @@ class SchemeLevel(LevelWithSteps):
         m, k, n = (whole or side == parts * block for side, parts, block in zip(sides, self.size, blocks, strict=True))
         of_whole = (True, True, True) if self.table else (m and k, k and n, m and n)
         padded_table = self.table is not None and self.block_unit is not None
-        if padded_table and (refusal := _refusal(self, inner, _ranks(blocks))):
+        if padded_table and (refusal := _table_refusal(self, inner, _length_ranks(blocks))):
             raise PlanError(refusal)
         if self.needs_fusing_leaf:
             return Footprint(self.products, blocks)
-        order = side_order(blocks) if self.table else SHORT_K
-        counts, one_by_one = _counts(self, inner, order), self.traversal == "sequential"
+        order = side_order(blocks) if self.table else SHORTEST_K_ORDER
+        counts, one_by_one = _count_blocks_of_level(self, inner, order), self.traversal == "sequential"
         moved, held, passes = counts.elements(counts.moved, blocks), counts.temporaries(blocks, of_whole), counts.passes
         if padded_table and not (m and n):  # C is computed in a padded temporary
             padded_c = prod(blocks[side] * self.size[side] for side in (0, 2))
@@ -158,7 +158,7 @@ class SchemeLevel(LevelWithSteps):
 
     def describe(self, steps: LevelSteps) -> str:
         sums = sum(isinstance(step, Sum) for step in steps.steps)
-        updates = sum(isinstance(step, ProductWithSums) and len(step.separate) > 1 for step in steps.steps)
+        updates = sum(isinstance(step, ProductWithSums) and len(step.as_two_steps) > 1 for step in steps.steps)
         if self.fringe == "peel" and not sums:
             strips = len(steps.steps) - 1
             if strips:
@@ -188,9 +188,9 @@ def scheme_level(
 ) -> SchemeLevel:
     """Return the level of a scheme, a composition or a step table; raise PlanError for options that do not fit."""
     for option in tasks:
-        _check_option("option", option, TASKS)
-    tasks = tuple(option for option in TASKS if option in tasks)
-    _check_option("fringe", fringe, FRINGES + UNITS)
+        _check_option("option", option, FUSED_OPTIONS)
+    tasks = tuple(option for option in FUSED_OPTIONS if option in tasks)
+    _check_option("fringe", fringe, FRINGES + PAD_OPTIONS)
     _check_option("traversal", traversal, TRAVERSALS)
     is_table = algorithm in step_table_names()
     if not is_table:
@@ -308,7 +308,7 @@ def _factor_names(expression: str) -> list[str]:
 # ---- counting it
 
 
-def _ranks(blocks: Sides) -> Shape:
+def _length_ranks(blocks: Sides) -> Shape:
     """Return the rank of each side by length: 0 for the shortest, then 1, 2. Equal sides have equal ranks."""
     lengths = sorted(set(blocks))
     m, k, n = (lengths.index(side) for side in blocks)
@@ -317,7 +317,7 @@ def _ranks(blocks: Sides) -> Shape:
 
 @clear_on_registration
 @lru_cache(maxsize=1024)
-def _refusal(level: SchemeLevel, inner: Plan, order: Shape) -> str:
+def _table_refusal(level: SchemeLevel, inner: Plan, order: Shape) -> str:
     """Return why a table of equal blocks is impossible if their sides have these ranks by length; empty if possible."""
     try:
         m, k, n = (parts * level.unit * (1 + rank) for parts, rank in zip(level.size, order, strict=True))
@@ -327,12 +327,12 @@ def _refusal(level: SchemeLevel, inner: Plan, order: Shape) -> str:
     return ""
 
 
-SHORT_K: Shape = (1, 0, 2)  # ranks of the sides by length: k is the shortest
+SHORTEST_K_ORDER: Shape = (1, 0, 2)  # ranks of the sides by length: k is the shortest
 
 
 @clear_on_registration
 @lru_cache(maxsize=1024)
-def _counts(level: SchemeLevel, inner: Plan, order: Shape) -> BlockCounts:
+def _count_blocks_of_level(level: SchemeLevel, inner: Plan, order: Shape) -> BlockCounts:
     """Return the traffic and temporaries of the level. `order`: the ranks of the block sides, for tables."""
     usual = None if level.traversal in ("stacked", "overlapped") else 1
     return count_blocks(lambda unit, sides: level.steps(inner, unit, sides), level.size, usual, order)
@@ -344,26 +344,26 @@ def _counts(level: SchemeLevel, inner: Plan, order: Shape) -> BlockCounts:
 def level_with_options(algorithm: str, *options: str) -> SchemeLevel:
     """Return a level with the defaults of its algorithm where `options` name no traversal or fringe."""
     traversals = [option for option in options if option in TRAVERSALS]
-    fringes = [option for option in options if option in FRINGES + UNITS]
-    tasks = tuple(option for option in options if option in TASKS)
+    fringes = [option for option in options if option in FRINGES + PAD_OPTIONS]
+    tasks = tuple(option for option in options if option in FUSED_OPTIONS)
     for several in (traversals, fringes):
         if len(several) > 1:
             raise PlanError(f"{algorithm} cannot be both {' and '.join(several)}")
     for unknown in (option for option in options if option not in (*traversals, *fringes, *tasks)):
-        valid = ", ".join(TRAVERSALS + FRINGES + UNITS + TASKS)
+        valid = ", ".join(TRAVERSALS + FRINGES + PAD_OPTIONS + FUSED_OPTIONS)
         raise PlanError(f"unknown option {unknown!r} of {algorithm}; valid: {valid}")
     traversal = next((t for t in TRAVERSALS if t in traversals), usual_traversal(algorithm))
     fringe = fringes[0] if fringes else usual_fringe(algorithm, traversal)
     return scheme_level(algorithm, traversal, fringe, tasks)
 
 
-def _words() -> tuple[str, ...]:
+def _algorithm_names() -> tuple[str, ...]:
     return (*scheme_names(), *step_table_names())
 
 
 def _parse(text: str) -> SchemeLevel | None:
     name, *options = text.split(".")
-    return level_with_options(name, *options) if set(_factor_names(name)) & set(_words()) else None
+    return level_with_options(name, *options) if set(_factor_names(name)) & set(_algorithm_names()) else None
 
 
 def _candidates() -> Iterator[CandidateLevel]:
@@ -382,4 +382,4 @@ def _candidates() -> Iterator[CandidateLevel]:
                 yield CandidateLevel(name, forms, step_table(name).products, lean=True)
 
 
-register_level(LevelKind("scheme", _parse, _words, _candidates))
+register_level(LevelKind("scheme", _parse, _algorithm_names, _candidates))

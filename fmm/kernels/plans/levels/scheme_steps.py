@@ -18,7 +18,7 @@ from fmm.kernels.plans.sums import COPY, Place, Sum, block_side, operand_blocks,
 from fmm.problem import Shape
 
 
-def _grid(scheme: Scheme, unit: int | None, sides: Shape) -> tuple[list[Place], list[Place], list[Place]]:
+def _blocks_of_operands(scheme: Scheme, unit: int | None, sides: Shape) -> tuple[list[Place], list[Place], list[Place]]:
     """Return the blocks of A, of B and of C."""
     m, k, n = sides
     a, b = operand_blocks("A", m, k, (scheme.m, scheme.k), unit), operand_blocks("B", k, n, (scheme.k, scheme.n), unit)
@@ -32,18 +32,18 @@ def stacked_steps(
     scheme: Scheme, unit: int | None, inner: Plan, sides: Shape, alpha: Coefficient, beta: Coefficient, batched: bool
 ) -> LevelSteps:
     """Return a pass over A for all left operands, one over B for all right ones, the products, and a pass for C."""
-    a, b, c = _grid(scheme, unit, sides)
+    a, b, c = _blocks_of_operands(scheme, unit, sides)
     left_shape = right_shape = None
     if unit is not None:
         m, k, n = (block_side(length, parts, unit) for length, parts in zip(sides, scheme.size, strict=True))
         left_shape, right_shape = (m, k), (k, n)
-    lefts, split_a = _split("S", scheme.programs.left, scheme.u, a, left_shape, batched)
-    rights, split_b = _split("T", scheme.programs.right, scheme.v, b, right_shape, batched)
+    lefts, split_a = _split_step("S", scheme.programs.left, scheme.u, a, left_shape, batched)
+    rights, split_b = _split_step("T", scheme.programs.right, scheme.v, b, right_shape, batched)
     products: list[Product] = []
     for p, (left, right) in enumerate(zip(lefts, rights, strict=True)):
         width = min(left.cols, right.rows)  # columns or rows that the other operand lacks meet only zeros
         size = left.rows, right.cols
-        dest = _layer("M", p, *size) if batched else whole_matrix(f"M{p + 1}", *size)
+        dest = _tall_block("M", p, *size) if batched else whole_matrix(f"M{p + 1}", *size)
         products.append(Product(left.cropped(left.rows, width), right.cropped(width, right.cols), dest, inner))
     program = programs.updating_program(scheme.programs.join, alpha, beta)
     if not batched and not beta:
@@ -54,7 +54,7 @@ def stacked_steps(
     return LevelSteps(temporary_sizes([*splits, *products]), (*splits, *middle, join))
 
 
-def _split(
+def _split_step(
     letter: str,
     program: AdditionProgram,
     matrix: programs.Matrix,
@@ -74,7 +74,7 @@ def _split(
         if not batched and size == (shape or size) and program.outputs[p] < program.inputs:
             places.append(blocks[program.outputs[p]])
         elif batched:
-            places.append(_layer(letter, p, *(shape or size)))
+            places.append(_tall_block(letter, p, *(shape or size)))
         else:
             places.append(whole_matrix(f"{letter}{p + 1}", *(shape or size)))
     written = [i for i, place in enumerate(places) if place.name not in ("A", "B")]
@@ -102,7 +102,7 @@ def _placed_in_c(products: Sequence[Product], program: AdditionProgram, blocks: 
     return [replace(product, dest=homes.get(p, product.dest)) for p, product in enumerate(products)]
 
 
-def _layer(name: str, index: int, rows: int, cols: int) -> Place:
+def _tall_block(name: str, index: int, rows: int, cols: int) -> Place:
     """Return one of the equal blocks on top of each other in one tall temporary."""
     return Place(name, index * rows, 0, rows, cols)
 
@@ -115,16 +115,16 @@ def sequential_steps(scheme: Scheme, unit: int | None, inner: Plan, sides: Shape
 
     (A GPU runs these steps of a `fused` level in one launch for each product, without the temporaries.)
     """
-    a, b, c = _grid(scheme, unit, sides)
+    a, b, c = _blocks_of_operands(scheme, unit, sides)
     steps: list[Sum | Product] = []
     started: set[int] = set()
     for p in range(scheme.rank):
-        left = _operand("S", [row[p] for row in scheme.u], a, steps)
-        right = _operand("T", [row[p] for row in scheme.v], b, steps)
+        left = _sum_operand("S", [row[p] for row in scheme.u], a, steps)
+        right = _sum_operand("T", [row[p] for row in scheme.v], b, steps)
         width = min(left.cols, right.rows)
         dest = whole_matrix("M", left.rows, right.cols)
         steps.append(Product(left.cropped(left.rows, width), right.cropped(width, right.cols), dest, inner))
-        steps.append(_scatter([row[p] for row in scheme.w], dest, c, started))
+        steps.append(_scatter_step([row[p] for row in scheme.w], dest, c, started))
     untouched = [block for i, block in enumerate(c) if i not in started]
     if untouched:
         program = AdditionProgram(0, ((),) * len(untouched), tuple(range(len(untouched))))
@@ -132,33 +132,35 @@ def sequential_steps(scheme: Scheme, unit: int | None, inner: Plan, sides: Shape
     return LevelSteps(temporary_sizes(steps), tuple(steps))
 
 
-def _operand(name: str, column: Sequence[Coefficient], blocks: Sequence[Place], steps: list[Sum | Product]) -> Place:
+def _sum_operand(
+    name: str, column: Sequence[Coefficient], blocks: Sequence[Place], steps: list[Sum | Product]
+) -> Place:
     """Return the place of an operand; append the step that forms its sum, if it is one."""
     parts = [(c, block) for c, block in zip(column, blocks, strict=True) if c]
     if len(parts) == 1 and parts[0][0] == 1:
         return parts[0][1]
     place = whole_matrix(name, max(b.rows for _, b in parts), max(b.cols for _, b in parts))
-    program = _one_sum(tuple(c for c, _ in parts))
+    program = _one_sum_program(tuple(c for c, _ in parts))
     steps.append(Sum("sum", program, tuple(b for _, b in parts), (place,)))
     return place
 
 
 @lru_cache(maxsize=1024)
-def _one_sum(coefficients: tuple[Coefficient, ...]) -> AdditionProgram:
+def _one_sum_program(coefficients: tuple[Coefficient, ...]) -> AdditionProgram:
     return programs.separate_sums([coefficients], len(coefficients))
 
 
-def _scatter(column: Sequence[Coefficient], product: Place, blocks: Sequence[Place], started: set[int]) -> Sum:
+def _scatter_step(column: Sequence[Coefficient], product: Place, blocks: Sequence[Place], started: set[int]) -> Sum:
     """Return the step that adds a product to its blocks of C. A block's first product is written, not added."""
     wanted = [i for i, c in enumerate(column) if c]
     old = [i for i in wanted if i in started]
-    program = _update(tuple((column[i], i in started) for i in wanted))
+    program = _scatter_program(tuple((column[i], i in started) for i in wanted))
     started.update(wanted)
     return Sum("add", program, (product, *(blocks[i] for i in old)), tuple(blocks[i] for i in wanted))
 
 
 @lru_cache(maxsize=1024)
-def _update(wanted: tuple[tuple[Coefficient, bool], ...]) -> AdditionProgram:
+def _scatter_program(wanted: tuple[tuple[Coefficient, bool], ...]) -> AdditionProgram:
     """Return one output for each pair (c, old): c times input 0, plus the next of the other inputs if `old`."""
     lines: list[programs.Terms] = []
     inputs = 1
@@ -170,7 +172,7 @@ def _update(wanted: tuple[tuple[Coefficient, bool], ...]) -> AdditionProgram:
 
 # ---- a paper's order
 
-SCRATCH = "P'"  # a product without a place of its own; no step table can have this name
+SCRATCH_NAME = "P'"  # a product without a place of its own; no step table can have this name
 
 
 def table_steps(table: StepTable, unit: int | None, inner: Plan, sides: Shape) -> LevelSteps:
@@ -226,11 +228,11 @@ class _SizedTable:
             writes.append(self._place(name, *self.full.get(kind, size), kind, step))
         update = Sum(step.kernel.name, step.kernel.program, tuple(sources), tuple(writes))
         if product is None:
-            self.steps += [tidied] if (tidied := update.tidied).writes else []
+            self.steps += [simplified] if (simplified := update.simplified).writes else []
         elif self._can_fuse((*update.reads[1:], *update.writes)):
             self.steps.append(ProductWithSums(product, update))
         else:
-            self.steps += ProductWithSums(product, update).separate
+            self.steps += ProductWithSums(product, update).as_two_steps
 
     def _product(self, step: TableStep) -> Product:
         """Return the product: into a place that the kernel overwrites if there is one, else into scratch."""
@@ -240,7 +242,7 @@ class _SizedTable:
         if free:
             dest = self._place(step.bound[free[0]], left.rows, right.cols, "C", step)
         else:
-            dest = whole_matrix(SCRATCH, left.rows, right.cols)
+            dest = whole_matrix(SCRATCH_NAME, left.rows, right.cols)
         return Product(left.cropped(dest.rows, width), right.cropped(width, dest.cols), dest, self.plan)
 
     def _place(self, name: str, rows: int, cols: int, kind: str, step: TableStep) -> Place:

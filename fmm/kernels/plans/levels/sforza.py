@@ -22,12 +22,12 @@ from fmm.kernels.plans.steps import LevelSteps, Product, temporary_sizes
 from fmm.kernels.plans.sums import Place, Sum, whole_matrix
 
 MAX_RECURSION = 6
-TRIANGLE = GemmParams(op="gram", fill="loose")
-ADD = AdditionProgram(2, (((1, 0), (1, 1)),), (2,))
+LOOSE_TRIANGLE = GemmParams(op="gram", fill="loose")
+ADD_PROGRAM = AdditionProgram(2, (((1, 0), (1, 1)),), (2,))
 Steps = list[Sum | Product]
 
 
-def _strassen() -> Level:
+def _strassen_level() -> Level:
     """Return the schedule of Douglas et al., which the paper's Strassen (Lai et al.) runs."""
     return scheme_level("li-fig3", "sequential", "peel")
 
@@ -44,7 +44,7 @@ class Sforza(LevelWithSteps):
         """The level of its smaller products."""
         return sforza_level(self.recursion - 1, self.cutoff)
 
-    def stops(self, half: int, inner: int) -> bool:
+    def is_base_case(self, half: int, inner: int) -> bool:
         """Return True for the base case. (The paper prints <= in the rule of the cutoff, and means >=.)"""
         return self.recursion <= 1 or self.cutoff / inner + self.cutoff / half >= 2
 
@@ -58,48 +58,48 @@ class Sforza(LevelWithSteps):
         half, inner = n // 2, k // 2
         if not half or not inner:
             whole = whole_matrix("A", n, k), whole_matrix("B", k, n), whole_matrix("C", n, n)
-            return LevelSteps((), (Product(*whole, replace(plan.gram_plan, levels=()), TRIANGLE),))
+            return LevelSteps((), (Product(*whole, replace(plan.gram_plan, levels=()), LOOSE_TRIANGLE),))
         a = {f"{i + 1}{j + 1}": Place("B", i * inner, j * half, inner, half) for i in (0, 1) for j in (0, 1)}
         t = {f"{i + 1}{j + 1}": Place("A", j * half, i * inner, half, inner) for i in (0, 1) for j in (0, 1)}
         steps: Steps = []
         for dest, left, right in (((0, 0), "1", "1"), ((1, 1), "2", "2"), ((1, 0), "2", "1")):
             c = Place("C", dest[0] * half, dest[1] * half, half, half)
             steps += self._sum_of_two(plan, c, [(t[f"{i}{left}"], a[f"{i}{right}"]) for i in (1, 2)])
-        steps += _odd_sides(plan, n, k)
+        steps += _odd_side_products(plan, n, k)
         return LevelSteps(temporary_sizes(steps), tuple(steps))
 
     def _sum_of_two(self, plan: Plan, c: Place, factors: list[tuple[Place, Place]]) -> Iterator[Sum | Product]:
         """Yield the steps of a block of C: two products, each into a temporary, and their sum."""
         width = factors[0][0].cols
-        base, on_diagonal = self.stops(c.rows, width), c.row == c.col
+        base, on_diagonal = self.is_base_case(c.rows, width), c.row == c.col
         rest = replace(plan, levels=tuple(level for level in plan.levels if not level.for_gram))
         params = PLAIN
         if base:
             inner = rest
         elif on_diagonal:
-            inner, params = replace(plan, levels=(self.inner_level, *plan.rest.gram_plan.levels)), TRIANGLE
+            inner, params = replace(plan, levels=(self.inner_level, *plan.rest.gram_plan.levels)), LOOSE_TRIANGLE
         else:
-            inner = replace(rest, levels=(_strassen(),) * (self.recursion - 1) + rest.levels)
+            inner = replace(rest, levels=(_strassen_level(),) * (self.recursion - 1) + rest.levels)
         for name, (left, right) in zip(("W1", "W2"), factors, strict=True):
             yield Product(left, right, whole_matrix(name, c.rows, c.cols), inner, params)
         blocks = [(0, 0, c.rows, c.cols)]
         if on_diagonal and not base:
-            blocks = list(self.inner_level.written(c.rows, width))
+            blocks = list(self.inner_level.written_rectangles(c.rows, width))
         for row, col, rows, cols in blocks:
             reads = tuple(Place(name, row, col, rows, cols) for name in ("W1", "W2"))
-            yield Sum("add", ADD, reads, (Place("C", c.row + row, c.col + col, rows, cols),))
+            yield Sum("add", ADD_PROGRAM, reads, (Place("C", c.row + row, c.col + col, rows, cols),))
 
-    def written(self, n: int, k: int) -> Iterator[tuple[int, int, int, int]]:
+    def written_rectangles(self, n: int, k: int) -> Iterator[tuple[int, int, int, int]]:
         """Yield the rectangles of C that it writes: whole blocks on the diagonal, and the blocks below it."""
         half, inner = n // 2, k // 2
         if not half or not inner:
             yield 0, 0, n, n
             return
         for at in (0, half):
-            if self.stops(half, inner):
+            if self.is_base_case(half, inner):
                 yield at, at, half, half
             else:
-                below = self.inner_level.written(half, inner)
+                below = self.inner_level.written_rectangles(half, inner)
                 yield from ((at + row, at + col, rows, cols) for row, col, rows, cols in below)
         yield half, 0, half, half
         if n % 2:
@@ -110,7 +110,7 @@ class Sforza(LevelWithSteps):
         return f"{products} products, {sums} passes of sums"
 
 
-def _odd_sides(plan: Plan, n: int, k: int) -> Iterator[Product]:
+def _odd_side_products(plan: Plan, n: int, k: int) -> Iterator[Product]:
     """Yield the products that odd sides leave over: the last row of the inner dimension, then the last row of C."""
     even, leaf = n - n % 2, replace(plan, levels=())
     if k % 2:
@@ -127,7 +127,7 @@ def sforza_level(recursion: int = 1, cutoff: int = 0) -> Sforza:
         raise PlanError(f"sforza({recursion}): its depth can be 1 to {MAX_RECURSION}")
     products, growth = 6, 1.0
     if recursion > 1:
-        strassen = _strassen()
+        strassen = _strassen_level()
         assert strassen.bilinear is not None
         products = 4 * sforza_level(recursion - 1, cutoff).products + 2 * strassen.products ** (recursion - 1)
         growth = float(strassen.bilinear.error_growth) ** (recursion - 1)  # in the blocks below the diagonal
@@ -144,12 +144,17 @@ def sforza_level(recursion: int = 1, cutoff: int = 0) -> Sforza:
     )
 
 
-_TEXT = re.compile(r"sforza(?:\((\d+)(?:,(\d+))?\))?")
+_TEXT = re.compile(r"sforza(?:\(([^()]*)\))?")
 
 
 def _parse(text: str) -> Sforza | None:
     match = _TEXT.fullmatch(text.replace(" ", ""))
-    return sforza_level(int(match[1] or 1), int(match[2] or 0)) if match else None
+    if match is None or match[1] is None:
+        return sforza_level() if match else None
+    numbers = match[1].split(",")
+    if len(numbers) > 2 or not all(number.isdecimal() for number in numbers) or not all(map(int, numbers[1:])):
+        raise PlanError(f"{text}: write sforza(recursion) or sforza(recursion,cutoff), in whole numbers from 1 on")
+    return sforza_level(*map(int, numbers))
 
 
 register_level(LevelKind("sforza", _parse, lambda: ("sforza",)))

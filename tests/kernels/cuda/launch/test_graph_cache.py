@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fmm.arrays import host_memory
-from fmm.kernels.cuda.launch.graphs import COUNTED, REPEATS, GraphCache, Replays
+from fmm.kernels.cuda.launch.graphs import CALLS_BEFORE_CAPTURE, MAX_COUNTED_KEYS, GraphCache, Replays
 from tests.support.threads import at_once
 
 
@@ -31,14 +31,14 @@ def find(replays: Replays, key: Any) -> Any:
 
 def test_a_call_is_captured_when_it_recurs_and_replayed_from_then_on() -> None:
     replays, made = capturing(GraphCache())
-    found = [find(replays, (1, 2, 3, 4)) for _ in range(REPEATS + 3)]
-    assert found == [None] * (REPEATS - 1) + ["graph of (1, 2, 3, 4)"] * 4
+    found = [find(replays, (1, 2, 3, 4)) for _ in range(CALLS_BEFORE_CAPTURE + 3)]
+    assert found == [None] * (CALLS_BEFORE_CAPTURE - 1) + ["graph of (1, 2, 3, 4)"] * 4
     assert made == [(1, 2, 3, 4)]
 
 
 def test_other_pointers_are_another_call() -> None:
     replays, made = capturing(GraphCache())
-    for _ in range(REPEATS - 1):
+    for _ in range(CALLS_BEFORE_CAPTURE - 1):
         for key in ((1, 2, 3, 4), (1, 2, 5, 4)):
             assert find(replays, key) is None
     assert not made
@@ -59,8 +59,8 @@ def test_the_cache_is_bounded_and_captures_get_rarer() -> None:
             find(owners[key % 2], key)
     kept = {key for owner in owners for key in owner.captured}
     assert kept == {2, 3, 4}
-    assert shelf.repeats == 4 * REPEATS
-    assert shelf.clear() == 3 and shelf.repeats == REPEATS
+    assert shelf.calls_before_capture == 4 * CALLS_BEFORE_CAPTURE
+    assert shelf.clear() == 3 and shelf.calls_before_capture == CALLS_BEFORE_CAPTURE
     assert not any(owner.captured or owner.counts for owner in owners)
 
 
@@ -69,8 +69,8 @@ def test_counts_are_bounded_and_captures_belong_to_their_keys(keys: list[int]) -
     replays, made = capturing(GraphCache(limit=8))
     for key in keys:
         assert find(replays, key) in (None, f"graph of {key}")
-        assert len(replays.captured) + len(replays.counts) <= COUNTED + 8
-    assert all(keys.count(key) >= REPEATS for key in made)
+        assert len(replays.captured) + len(replays.counts) <= MAX_COUNTED_KEYS + 8
+    assert all(keys.count(key) >= CALLS_BEFORE_CAPTURE for key in made)
 
 
 def test_threads_share_a_cache() -> None:
@@ -89,11 +89,11 @@ def test_threads_share_a_cache() -> None:
 
 
 def test_release_workspace_calls_its_subscribers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_memory, "_releases", [])
+    monkeypatch.setattr(host_memory, "_release_callbacks", [])
     shelf = GraphCache()
     replays, _ = capturing(shelf)
-    for _ in range(REPEATS):
+    for _ in range(CALLS_BEFORE_CAPTURE):
         find(replays, "x")
-    host_memory.also_released(shelf.clear)
+    host_memory.on_release(shelf.clear)
     host_memory.release_workspace()
     assert not replays.captured and not replays.counts

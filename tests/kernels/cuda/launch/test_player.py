@@ -17,7 +17,7 @@ from fmm.dtypes import DTYPES, STORED
 from fmm.kernels.cuda.launch_list import StreamSync
 from fmm.kernels.cuda.ops import GemmOp, GemmOperand, View, operand_views
 from fmm.kernels.cuda.record import OperationList, Recorder, record_operations
-from fmm.kernels.cuda.sums.sum_kernel import HIGH, SUM_THREADS
+from fmm.kernels.cuda.sums.sum_kernel import CROSSWISE_WARP_ROWS, SUM_THREADS
 from fmm.kernels.cuda.sums.sum_launch import GRID_LIMIT, BlockArray, SumOp
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.walk import walk_plan
@@ -95,13 +95,15 @@ def tile(op: SumOp) -> tuple[Any, Any]:
     thread = np.arange(SUM_THREADS)
     down = 32 // DTYPES[op.kernel.element].itemsize
     (warp, lane), across = np.divmod(thread, 32), 32 // down
-    return warp % HIGH * down + lane % down, (warp // HIGH * across + lane // down) * op.kernel.vector_width
+    return warp % CROSSWISE_WARP_ROWS * down + lane % down, (
+        warp // CROSSWISE_WARP_ROWS * across + lane // down
+    ) * op.kernel.vector_width
 
 
 @given(rows=st.integers(1, 300), cols=st.integers(1, 300), dtype=st.sampled_from(sorted(STORED)))
 def test_every_element_has_one_thread_in_transposing_splits(rows: int, cols: int, dtype: str) -> None:
     split = sums(record_operations(CROSSED, Problem(64, 64, 64, dtype)))[1]
-    assert split.kernel.tall
+    assert split.kernel.column_major
     op = replace(split, rows=rows, cols=cols)
     (across, down, deep), (height, width) = op.grid, op.kernel.tile
     taken = np.zeros((down * deep * height, across * width), int)
@@ -146,7 +148,7 @@ def unpacked(op: SumOp) -> Any:
 def test_parameters_describe_the_launch(problem: Problem, plan: Plan) -> None:
     for op in sums(record_operations(plan, problem)):
         found = unpacked(op)
-        assert (found.rows, found.cols, found.inner_rows, found.inner_cols) == (op.rows, op.cols, *op.inner)
+        assert (found.rows, found.cols, found.inner_rows, found.inner_cols) == (op.rows, op.cols, *op.smallest_block)
         assert [complex(*found.scalars[2 * i : 2 * i + 2]) for i in range(op.kernel.scalars)] == list(op.scalars)
         for x, packed in zip(op.arrays, found.arrays, strict=True):
             assert packed.data is None  # the backend fills in the address
@@ -165,15 +167,15 @@ def test_wide_accesses_are_aligned_and_inside(problem: Problem, plan: Plan) -> N
         assert size == lanes * item <= 16
         for spot in (*op.kernel.reads, *op.kernel.writes) if op.access == "vector" else ():
             x = op.arrays[spot.array]
-            if spot.array in op.kernel.tall:
+            if spot.array in op.kernel.column_major:
                 assert x.row == 1
                 continue
             r, c = np.ogrid[: op.rows, : op.cols : lanes]
             first = x.offset + (spot.i * x.down + spot.j * x.right + r * x.row + c * x.col) * item
             assert x.col == 1 and (first % size == 0).all()
             # Accesses without a test: within `inner`, and in arrays whose layers are as large as the launch.
-            whole = spot.array in op.kernel.whole
-            rows, cols = (op.rows, op.cols) if whole else op.inner
+            whole = spot.array in op.kernel.unchecked
+            rows, cols = (op.rows, op.cols) if whole else op.smallest_block
             assert not whole or cols % lanes == 0
             if rows and cols:
                 assert rows <= min(x.height, x.rows - spot.i * x.height)
@@ -284,7 +286,7 @@ def test_the_table_of_plans_has_every_kind_of_launch() -> None:
     ]
     ops = [op for tape in tapes for op in sums(tape)]
     assert {op.access for op in ops} == {"vector", "scalar"}
-    assert any(op.kernel.whole for op in ops) and any(not op.kernel.whole for op in ops)
+    assert any(op.kernel.unchecked for op in ops) and any(not op.kernel.unchecked for op in ops)
     assert any(tape.stream_count == 2 for tape in tapes)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import fmm
 from fmm.dtypes import INTEGERS
-from fmm.kernels.plans.levels.residues import SUMMED, residue_leaves
+from fmm.kernels.plans.levels.residues import TYPES_WITH_LEVEL_BELOW, residue_leaves
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
 
@@ -310,7 +310,7 @@ def test_integers_equal_those_of_numpy(dtype: str) -> None:
         assert bool((c == wrapped_product(a, b)).all()), (trial, m, k, n, orders)
 
 
-@pytest.mark.parametrize("dtype", SUMMED)
+@pytest.mark.parametrize("dtype", TYPES_WITH_LEVEL_BELOW)
 def test_levels_below_integers(dtype: str) -> None:
     rng = np.random.default_rng(24)
     for trial in range(12):

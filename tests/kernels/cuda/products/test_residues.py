@@ -38,8 +38,8 @@ from fmm.kernels.cuda.products.residues import (
 from fmm.kernels.cuda.products.tma_tiles import SM90_SHARED_BYTES
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.plans.levels import residue_planes
-from fmm.kernels.plans.levels.residue_planes import PlaneLayout, integer_moduli, prepared_layout
-from fmm.kernels.plans.levels.residues import SUMMED, residue_leaves
+from fmm.kernels.plans.levels.residue_planes import PlaneLayout, integer_moduli, prepared_plane_layout
+from fmm.kernels.plans.levels.residues import TYPES_WITH_LEVEL_BELOW, residue_leaves
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.block_model import chip_target
@@ -230,7 +230,7 @@ def test_triangles_by_tiles_on_and_below_the_diagonal() -> None:
         found = record_launches(Plan.parse(leaf), problem, chip_target(H200, flagged=False))
         products = [x for x in found.launches if x.label.startswith("gemm_residues")]
         assert products and all(("lower triangle" in x.label) == (share < 1) for x in products)
-        assert any(x.label.startswith("mirror_half") for x in found.launches) == (share == 1)
+        assert any(x.label.startswith("mirror_triangle") for x in found.launches) == (share == 1)
     op = op_of(Problem(4096, 4096, 4096, "float64"), ONE, NO_ALIGNMENT)
     half, whole = replace(op, lower_only=True).product(0, 14), op.product(0, 14)
     assert 0.5 < half.units / whole.units < 0.6
@@ -325,7 +325,7 @@ def test_products_of_prepared_planes(base: Any, order: Any) -> None:
     a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
     x = a if base == "A" else b
     lines, length = x.shape if order == "C" else x.shape[::-1]
-    room, more = prepared_layout(14, 8, lines, length)
+    room, more = prepared_plane_layout(14, 8, lines, length)
     memory = aligned_memory(room + more, 0x81)
     held = memory[: x.nbytes].view(np.float64).reshape(lines, length)
     held[...] = x if order == "C" else x.T
@@ -443,7 +443,7 @@ def test_extreme_integers(dtype: str) -> None:
         np.testing.assert_array_equal(product_on_host(a, b, "residues > bytes")[0], wrapped_product(a, b))
 
 
-@pytest.mark.parametrize("dtype", SUMMED)
+@pytest.mark.parametrize("dtype", TYPES_WITH_LEVEL_BELOW)
 def test_levels_below_integers(dtype: str) -> None:
     """Random numbers, and numbers with the largest sums."""
     rng, info = np.random.default_rng(17), np.iinfo(dtype)

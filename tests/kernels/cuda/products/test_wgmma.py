@@ -23,7 +23,7 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
     wgmma_source,
 )
 from fmm.kernels.cuda.record import record_launches, record_operations
-from fmm.kernels.leaves import WARPGROUPS
+from fmm.kernels.leaves import WARPGROUP_TYPES
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Layout, Problem
@@ -183,7 +183,7 @@ def test_a_grid_is_no_larger_than_the_device_or_the_work() -> None:
 # ---- plans
 
 
-@pytest.mark.parametrize("dtype", WARPGROUPS)
+@pytest.mark.parametrize("dtype", WARPGROUP_TYPES)
 def test_chips_on_which_the_leaf_does_these_types(dtype: str) -> None:
     problem = Problem(256, 256, 256, dtype)
     for plan in ("tile", "tile.inner", "strassen.batched.pad16 > tile", "li-fig23 > strassen > tile.outer"):
@@ -217,7 +217,9 @@ def test_one_triangle_of_a_product() -> None:
     (label,) = launch_labels(rows)
     assert label.endswith("on and below the diagonal, and its mirror")
     labels = launch_labels(Problem(2048, 512, 2048, "bfloat16", columns, op="symmetric"))
-    assert [x.split()[0].strip(":") for x in labels] == ["gemm_wgmma", "mirror_half"] and "diagonal" not in labels[0]
+    assert [x.split()[0].strip(":") for x in labels] == ["gemm_wgmma", "mirror_triangle"] and "diagonal" not in labels[
+        0
+    ]
     made = launch(Problem(8192, 512, 8192, "bfloat16", op="symmetric", fill="lower"), "gram > tile")
     assert made.kernel.triangle is None and made.units == made.tiles[0] * made.tiles[1]
 
@@ -230,9 +232,9 @@ def test_products_that_cannot_be_mirrored_at_once() -> None:
     """TF32, which no instruction transposes; rows that end within 16 bytes, which are the vendor's."""
     rows = Layout("C", 512), Layout("F", 512), Layout("C", 2048)
     labels = launch_labels(Problem(2048, 512, 2048, "tf32", rows, op="gram"))
-    assert "on and below the diagonal" in labels[0] and labels[1].startswith("mirror_half")
+    assert "on and below the diagonal" in labels[0] and labels[1].startswith("mirror_triangle")
     (mirror,) = launch_labels(Problem(1001, 512, 1001, "bfloat16", op="gram"))
-    assert mirror.startswith("mirror_half")
+    assert mirror.startswith("mirror_triangle")
 
 
 def test_an_update_of_a_triangle_reads_the_old_numbers() -> None:

@@ -29,7 +29,7 @@ def in_a_thread(call: Callable[[], Any]) -> Any:
 def known(flags: Any) -> int:
     """Return the number of flags, in use or idle."""
     flags._collect()
-    return len(flags._own.flags.by_stream) + sum(map(len, flags._idle.values()))
+    return len(flags._thread.flags.by_stream) + sum(map(len, flags._idle.values()))
 
 
 def test_a_thread_has_one_flag_a_stream(flags: Any) -> None:
@@ -70,18 +70,20 @@ def test_a_flag_stays_with_its_stream(flags: Any) -> None:
 
 
 def test_a_thread_that_uses_ever_new_streams_keeps_the_newest(flags: Any) -> None:
-    for stream in range(3 * flags.STREAMS):
+    for stream in range(3 * flags.MAX_FLAGS_PER_THREAD):
         flags.stream_flag(0, stream).prepared[1] = "a call"
-    kept = flags._own.flags.by_stream
-    assert list(kept) == [(0, stream) for stream in range(2 * flags.STREAMS, 3 * flags.STREAMS)]
+    kept = flags._thread.flags.by_stream
+    assert list(kept) == [
+        (0, stream) for stream in range(2 * flags.MAX_FLAGS_PER_THREAD, 3 * flags.MAX_FLAGS_PER_THREAD)
+    ]
     flags._collect()
-    assert sum(bool(flag.prepared) for idle in flags._idle.values() for flag in idle) <= flags.STREAMS
+    assert sum(bool(flag.prepared) for idle in flags._idle.values() for flag in idle) <= flags.MAX_FLAGS_PER_THREAD
 
 
 def test_flag_memory_stops_growing(flags: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unused flags go to another stream only after a wait for the device."""
-    monkeypatch.setattr(flags, "CHUNK", 64)
-    monkeypatch.setattr(flags, "STREAMS", 8)
+    monkeypatch.setattr(flags, "FLAGS_PER_CHUNK", 64)
+    monkeypatch.setattr(flags, "MAX_FLAGS_PER_THREAD", 8)
     done: list[int] = [0]
     made: list[Any] = []
     memory = flags._Chunk
@@ -101,8 +103,8 @@ def test_flag_memory_stops_growing(flags: Any, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_capture_allocates_instead_of_waiting(flags: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flags, "CHUNK", 64)
-    monkeypatch.setattr(flags, "STREAMS", 8)
+    monkeypatch.setattr(flags, "FLAGS_PER_CHUNK", 64)
+    monkeypatch.setattr(flags, "MAX_FLAGS_PER_THREAD", 8)
 
     def refuse() -> None:
         raise numpy_cupy.CUDARuntimeError("cudaErrorStreamCaptureUnsupported")
@@ -112,16 +114,16 @@ def test_capture_allocates_instead_of_waiting(flags: Any, monkeypatch: pytest.Mo
 
 
 def test_a_reused_flag_starts_its_count_anew(flags: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flags, "CHUNK", 4)
-    monkeypatch.setattr(flags, "STREAMS", 1)
+    monkeypatch.setattr(flags, "FLAGS_PER_CHUNK", 4)
+    monkeypatch.setattr(flags, "MAX_FLAGS_PER_THREAD", 1)
     first = flags.stream_flag(0, 0)
     chunk, number = first.place
     chunk.counts[number] = 5
-    assert first.recomputed == 5 and not first.trusted()
+    assert first.recomputed == 5 and not first.allows_plan()
     again = next(flag for stream in range(1, 9) if (flag := flags.stream_flag(0, stream)).place == first.place)
-    assert again.recomputed == 0 and again.trusted()
+    assert again.recomputed == 0 and again.allows_plan()
     chunk.counts[number] = 6
-    assert again.recomputed == 1 and not again.trusted()
+    assert again.recomputed == 1 and not again.allows_plan()
 
 
 def test_reset_flags(flags: Any) -> None:
@@ -129,7 +131,7 @@ def test_reset_flags(flags: Any) -> None:
     chunk, number = flag.place
     chunk.counts[number] = 5
     flag.prepared[1] = "a call"
-    assert not flag.trusted()
+    assert not flag.allows_plan()
     flags.reset_flags()
     found = flags.stream_flag(0, 7)
-    assert found.trusted() and not found.prepared
+    assert found.allows_plan() and not found.prepared

@@ -11,7 +11,7 @@ import pytest
 
 import fmm
 from fmm.config import files
-from fmm.kernels.cuda.launch.graphs import REPEATS
+from fmm.kernels.cuda.launch.graphs import CALLS_BEFORE_CAPTURE
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.problem import Problem
 from fmm.runtime import devices
@@ -93,7 +93,7 @@ def test_an_inf_times_a_subnormal_number_is_an_inf(library: Any, slot: Any) -> N
 def test_replayed_graphs_recompute_too(plan: str, library: Any, slot: Any) -> None:
     a, b = (library.array(draw((300, 300), seed=i), "float32") for i in range(2))
     out = library.empty((300, 300), "float32")
-    for _ in range(2 * REPEATS):
+    for _ in range(2 * CALLS_BEFORE_CAPTURE):
         fmm.matmul(a, b, out, plan=plan)
     close(library, out, a, b, "float32")
     a[7, 9] = np.inf

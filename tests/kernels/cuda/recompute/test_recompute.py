@@ -252,3 +252,15 @@ def test_recompute_kernels_keep_subnormal_numbers(dtype: str) -> None:
     _, ptx = compile_cuda(text, "compute_90", "--std=c++17", "-ftz=true")
     assert "fma.rn.f" in ptx
     assert set(re.findall(r"\w+[.\w]*\.ftz[.\w]*", ptx)) <= {"setp.eq.ftz.f32"}  # is anything of C kept?
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64"])
+def test_integers_are_never_recomputed(dtype: str) -> None:
+    """They have no inf or NaN: no kernel has a flag, and all launches compile."""
+    plan, of = Plan.parse("residues > bytes"), Problem(300, 40, 70, dtype)  # type: ignore[arg-type]
+    launches, plain = (record_launches(plan, of, chip_target(H200, flagged=flagged)) for flagged in (True, False))
+    assert [x.kernel for x in launches.launches] == [x.kernel for x in plain.launches]
+    assert not any(slot.base in (FLAG, HOST_COUNT) for launch in launches.launches for slot in launch.slots)
+    nvrtc()
+    for kernel in {launch.kernel for launch in launches.launches}:
+        compile_cuda(kernel.source, kernel.architecture or "sm_90", *kernel.options)

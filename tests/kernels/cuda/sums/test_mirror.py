@@ -23,9 +23,9 @@ extern "C" double sqrt(double);
 """
 DRIVER = f"""
 extern "C" int launch(const void* parameters, int blocks) {{
-    auto entry = [](const void* p) {{ {MIRROR_ENTRY}(*static_cast<const fmm::HalfMirror*>(p)); }};
+    auto entry = [](const void* p) {{ {MIRROR_ENTRY}(*static_cast<const fmm::TriangleMirror*>(p)); }};
     run(entry, parameters, blocks, 1, {MIRROR_THREADS});
-    return sizeof(fmm::HalfMirror);
+    return sizeof(fmm::TriangleMirror);
 }}
 """
 Matrix = np.ndarray[Any, Any]

@@ -57,7 +57,7 @@ def test_statements_compute_the_program(name: str) -> None:
         inputs = [(7 * i + 3) % 11 - 5 for i in range(kernel.program.inputs)]
         values: dict[int, Any] = {}
         outputs: dict[int, Any] = {}
-        for event in kernel.events:
+        for event in kernel.statements:
             if event.kind == "load":
                 values[event.value] = inputs[event.value]
             elif event.kind == "store":
@@ -74,9 +74,9 @@ def test_few_values_are_live() -> None:
     """Live values: fewer than 90 for three levels in one pass, and 45 in joins, which read 343."""
     programs = scheme("strassen^3").programs
     assert (programs.join.inputs, len(programs.left.outputs)) == (343, 343)
-    found = [peak_values(kernel.events) for kernel in kernels("strassen^3.batched", "float64", 512)]
+    found = [peak_values(kernel.statements) for kernel in kernels("strassen^3.batched", "float64", 512)]
     assert found == [85, 85, 43]  # a split has 64 blocks, and what an inner split needs; of a join, half are unfinished
-    assert [peak_values(k.events) for k in kernels("strassen.batched", "float64")] == [5, 5, 3]
+    assert [peak_values(k.statements) for k in kernels("strassen.batched", "float64")] == [5, 5, 3]
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ def test_a_join_takes_its_products_in_a_good_order(name: str, most: int) -> None
     """An old value of C is loaded when its sum is complete: with beta at most one more value is live."""
     for beta, bound in ((0, most), (0.5, most + 1)):
         join = launches(f"{name}.batched.pad16", "float32", 512, 2.5, beta)[-1].kernel
-        assert peak_values(join.events) <= bound + (beta == 0)  # alpha's multiple of a sum beside it
-        loads = [event.value for event in join.events if event.kind == "load"]
+        assert peak_values(join.statements) <= bound + (beta == 0)  # alpha's multiple of a sum beside it
+        loads = [event.value for event in join.statements if event.kind == "load"]
         assert sorted(loads) == list(range(join.program.inputs))
 
 

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from benchmarks.held_out import FILE
-from benchmarks.pages import shortlist
-from benchmarks.tables import everywhere, gpu, shortest, tunings
-from benchmarks.tables.markdown import short
+from benchmarks.tables import everywhere, products, shortest, unseen_shapes
+from benchmarks.tables.markdown import digits, duration, short, short_name, times
 
 
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+def write_rows(path: Path, rows: list[dict[str, Any]], device: str = "a card") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    environment = {"device": "a card", "commit": "abc", "cuda": 13, "cublas": 13, "time": "today", "gpus": 2}
+    environment = {"device": device, "commit": "abc", "cuda": 13, "cublas": 13, "time": "today", "gpus": 2}
     path.write_text(json.dumps({"environment": environment, "rows": rows}), encoding="utf-8")
 
 
@@ -26,17 +25,19 @@ def a_call(**more: Any) -> dict[str, Any]:
     return {**usual, **more}
 
 
-def test_default_calls_are_shown_as_they_were_measured(tmp_path: Path) -> None:
-    rows = [a_call(), a_call(dtype="float64", failure="out of memory")]
-    write_rows(tmp_path / "a-card" / "calls.json", rows)
-    (found,) = [line for line in gpu.calls(tmp_path) if "float" in line]
-    assert "6000 ms | 1500 ms | **4.00** | 0.50 | 1.00 GiB | calibrated model | `f16x3` |" in found
-    assert any("4.00" in line and "a card" in line for line in shortlist(tmp_path)), "README's list has it"
+def test_default_calls_are_in_the_csv_file_and_some_of_them_on_the_page(tmp_path: Path) -> None:
+    rows = [a_call(), a_call(size=[2048] * 3), a_call(dtype="float64", failure="out of memory")]
+    write_rows(tmp_path / "nvidia-h200" / "calls.json", rows, device="NVIDIA H200")
+    (shown,) = [line for line in products.calls(tmp_path) if "float" in line]
+    assert shown == "| H200 | float32 | 16384³ | 6 s | 1.5 s | **4.00** | 0.50 | 1.00 GiB | `f16x3` |"
+    head, *lines = products.CALLS.csv_text(tmp_path).splitlines()
+    assert head.endswith("plan,samples,commit") and len(lines) == 2, "a failed call is left out"
+    assert lines[0] == "H200,float32,16384³,6 s,1.5 s,4.00,0.50,1.00 GiB,f16x3,results/nvidia-h200/calls.json,abc"
     write_rows(tmp_path / "a-card" / "large.json", [a_call(taken=2 / 3)])
-    assert any("| 67% |" in line for line in gpu.large(tmp_path))
+    assert any("| 67% |" in line for line in products.large(tmp_path))
 
 
-def test_held_out_shapes_are_shown_type_by_type(tmp_path: Path) -> None:
+def test_shapes_that_no_fit_saw_are_summarised_by_kind(tmp_path: Path) -> None:
     folder = tmp_path / "a-card"
     folder.mkdir()
     seconds = {"vendor": [2.0, 2.0], "default": [1.0, 1.0], "strassen > vendor": [0.8, 0.8], "tile": [5.0]}
@@ -44,15 +45,23 @@ def test_held_out_shapes_are_shown_type_by_type(tmp_path: Path) -> None:
     begins = {"environment": {"device": "a card", "commit": "abc"}, "settings": {"config": 1, "seed": 1}}
     lines = [begins, {**row, "seconds": seconds}]
     (folder / FILE).write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-    said = "| float64 | thin | 1 | 0 | entry | 80.0%, 80.0% | 2.00, 2.00 | 1 |"
-    assert list(tunings.held_out(tmp_path))[-1] == said
+    assert "| a card | thin | 1 | 0 | 80.0%, 80.0% | 2.00, 2.00 | 1 |" in list(unseen_shapes.held_out(tmp_path))
 
     later = {**begins, "settings": {"config": 1, "seed": 20261124}}
     lines += [later, *[{**row, "seconds": {**seconds, "default": [0.8, 0.8]}}] * 2]
     (folder / FILE).write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-    *_, last, _, other = tunings.held_out(tmp_path)
-    assert last == "| float64 | thin | 2 | 0 | entry | 100.0%, 100.0% | 2.50, 2.50 | 0 |", "rows of two runs"
-    assert "1 shapes, 80.0% of the best" in other and "own seed" in other
+    shown = list(unseen_shapes.held_out(tmp_path))
+    assert "| a card | thin | 2 | 0 | 100.0%, 100.0% | 2.50, 2.50 | 0 |" in shown, "the later run has enough shapes"
+    assert any("run 2 of 2" in line for line in shown)
+    assert len(unseen_shapes.HELD_OUT.csv_text(tmp_path).splitlines()) == 3, "the CSV file has both runs"
+
+
+def test_numbers_and_names_are_short() -> None:
+    assert [times(size) for size in ((8, 8, 8), (8, 9, 10), (4, 4))] == ["8³", "8 x 9 x 10", "4 x 4"]
+    assert [duration(x) for x in (0.0123456, 12.3456)] == ["12.3 ms", "12.3 s"]
+    assert (digits(1234567.0), digits(129.07, 2)) == ("1230000", "130")
+    names = ["NVIDIA H100 80GB HBM3", "Intel(R) Xeon(R) Processor", "AMD EPYC"]
+    assert [short_name(name) for name in names] == ["H100", "Intel Xeon", "AMD EPYC"]
 
 
 @pytest.mark.parametrize(
@@ -61,25 +70,6 @@ def test_held_out_shapes_are_shown_type_by_type(tmp_path: Path) -> None:
 )
 def test_a_commit_is_cut_short_and_never_in_the_middle_of_a_word(commit: str, said: str) -> None:
     assert short(commit) == said
-
-
-@pytest.mark.parametrize(
-    ("dtype", "plans", "said"),
-    [
-        pytest.param("float32", ["vendor", "strassen > tile"], "float32-ieee", id="none emulates"),
-        pytest.param("float32", ["vendor", "strassen > tile", "f16x3"], "float32", id="one emulates"),
-        pytest.param("float64", ["strassen > vendor", "residues(14) > strassen > bytes"], "float64", id="residues"),
-        pytest.param("bfloat16", ["strassen > vendor"], "bfloat16", id="a type that nobody emulates"),
-    ],
-)
-def test_plans_are_of_the_types_own_arithmetic_where_none_emulates(
-    tmp_path: Path, dtype: str, plans: list[str], said: str
-) -> None:
-    row = {"dtype": dtype, "size": [8, 8, 8], "graph": False, "workspace": 0, "error": 1.0, "vendor_error": 1.0}
-    rows = [{**row, "plan": plan, "candidate": [1.0], "vendor": [2.0]} for plan in plans]
-    write_rows(tmp_path / "a-card" / "gpu.json", rows)
-    (line,) = [line for line in gpu.gpu(tmp_path) if "8 x 8 x 8" in line]
-    assert line.startswith(f"| {said} |")
 
 
 def test_a_shared_product_stands_beside_what_was_predicted_of_it(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@
 
 namespace fmm {
 
-struct HalfMirror {
+struct TriangleMirror {
     const void* source;
     long long source_row, source_col;  // elements from one row, and from one column, to the next
     void* dest;
@@ -60,7 +60,7 @@ __device__ __forceinline__ void lower_tile(long long number, long long& row, lon
 }
 
 template <class Element, int TILE, class Variant>
-__device__ __forceinline__ void mirror_half(const HalfMirror& p) {
+__device__ __forceinline__ void mirror_triangle(const TriangleMirror& p) {
     using Stored = typename Traits<Element>::Stored;
     __shared__ __align__(16) unsigned char memory[TILE * (TILE + 1) * sizeof(Stored)];
     Stored(*tile)[TILE + 1] = reinterpret_cast<Stored(*)[TILE + 1]>(memory);
@@ -102,7 +102,7 @@ __device__ __forceinline__ void mirror_half(const HalfMirror& p) {
     __syncthreads();
 #pragma unroll 4
     for (int y = first; y < TILE; y += STEP) {
-        // The entry of the lower triangle whose mirror is next to that of the neighbouring thread.
+        // Neighbouring threads have entries of the lower triangle with neighbouring mirrors.
         const long long r = top + (by_columns ? y : x), c = left + (by_columns ? x : y);
         if (r < p.n && c < r) dest[c * p.dest_row + r * p.dest_col] = adjoint(tile[x][y]);
     }

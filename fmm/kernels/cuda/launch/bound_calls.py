@@ -14,10 +14,10 @@ from operator import call, length_hint
 from typing import Any
 
 # A call that runs no Python. It raises, or returns a status: zero or None for success.
-PreparedCall = Callable[[], Any]
+BoundCall = Callable[[], Any]
 
 
-def make_calls(calls: Sequence[PreparedCall]) -> None:
+def make_calls(calls: Sequence[BoundCall]) -> None:
     """Make all of these calls in order.
 
     A call that fails keeps no later one from being made, since some of them synchronize streams. Its exception is
@@ -34,7 +34,7 @@ def make_calls(calls: Sequence[PreparedCall]) -> None:
         raise RuntimeError(f"a call of cuBLAS or of the driver failed with status {status}")
 
 
-def _make_the_rest(remaining: Iterator[PreparedCall]) -> None:
+def _make_the_rest(remaining: Iterator[BoundCall]) -> None:
     """Make the remaining calls after a failure, or after an interrupt that came before the first call."""
     while length_hint(remaining):
         with suppress(BaseException):

@@ -22,7 +22,7 @@ def test_wrong_anyway():
     assert False
 
 def test_that_fmm_breaks():
-    assert type(np.matmul).__name__ == "ufunc"
+    assert type(np.dot).__name__ == "_ArrayFunctionDispatcher"
 
 def test_another_one():
     assert False

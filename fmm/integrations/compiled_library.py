@@ -1,0 +1,131 @@
+"""Shared libraries of C++ that are compiled at first use and cached, for the hooks into torch and NumPy.
+
+A cached library is loaded only if its digest is right (a truncated file would end the process) and nobody but this user
+and root can have written it. Otherwise it is compiled again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from fmm.kernels.long_waits import log_if_slow
+
+COMPILE_TIMEOUT = 300  # seconds
+WRITABLE_BY_OTHERS = 0o022  # bits of a file's mode: its group, and all others
+
+
+class CannotCompileError(OSError):
+    """A library can be neither loaded from the cache nor compiled."""
+
+
+@dataclass(frozen=True)
+class CompiledLibrary:
+    """A library to compile: its title in messages, its source, and the compiler's options before and after it."""
+
+    title: str
+    source: Path
+    options: Sequence[str]
+    libraries: Sequence[str] = ()
+    version: str = ""  # of what the library was compiled for
+
+    def load(self, needs_cache: bool = True) -> ctypes.CDLL:
+        """Return the cached library if it can be trusted; else compile it, and cache it.
+
+        Without a folder that only this user can write, raise CannotCompileError, or compile for this process alone if
+        `needs_cache` is False.
+        """
+        compiler = find_compiler()
+        command = [*compiler, *self.options, str(self.source), *self.libraries]
+        try:
+            folder = private_cache_folder()
+            if folder is None:
+                if needs_cache:
+                    raise CannotCompileError("there is no folder for it that only this user can write")
+                with tempfile.TemporaryDirectory(prefix="fmm-") as temporary:
+                    return self._compile(command, Path(temporary), self.source.stem)
+            prefix = f"{self.source.stem}-{self._fingerprint(command)}"
+            return self._cached(folder, prefix) or self._compile(command, folder, prefix)
+        except subprocess.SubprocessError as error:
+            raise CannotCompileError(str(error)) from error
+
+    def _fingerprint(self, command: Sequence[str]) -> str:
+        """Return a hash of the source, the compiler's command, the platform, and the version."""
+        text = "\0".join([self.version, sysconfig.get_platform(), *command]).encode() + self.source.read_bytes()
+        return hashlib.sha256(text).hexdigest()[:16]
+
+    def _cached(self, folder: Path, prefix: str) -> ctypes.CDLL | None:
+        """Return the cached library; its file name ends with its digest."""
+        for path in sorted(folder.glob(f"{prefix}-*.so")):
+            with suppress(OSError):
+                if is_private(path) and path.name == f"{prefix}-{_digest(path)}.so":
+                    return ctypes.CDLL(str(path))
+                path.unlink()
+        return None
+
+    def _compile(self, command: Sequence[str], folder: Path, prefix: str) -> ctypes.CDLL:
+        """Compile into the folder atomically, and load; several processes may compile at once."""
+        if not command[0]:
+            raise CannotCompileError("no C++ compiler is found")
+        with (
+            log_if_slow(f"{self.title} is being compiled, once for this version"),
+            tempfile.TemporaryDirectory(dir=folder) as temporary,
+        ):
+            output = Path(temporary) / "library.so"
+            done = subprocess.run(
+                [*command, "-o", str(output)], capture_output=True, text=True, check=False, timeout=COMPILE_TIMEOUT
+            )
+            if done.returncode:
+                lines = done.stderr.strip().splitlines()
+                raise CannotCompileError(lines[-1] if lines else "the compiler failed")
+            output.chmod(0o700)
+            path = folder / f"{prefix}-{_digest(output)}.so"
+            os.replace(output, path)
+        return ctypes.CDLL(str(path))
+
+
+def find_compiler() -> list[str]:
+    """Return the C++ compiler's command, CXX or the system's; [""] without one."""
+    try:
+        return shlex.split(os.environ.get("CXX", "")) or [shutil.which("g++") or shutil.which("c++") or ""]
+    except ValueError as error:
+        raise CannotCompileError(f"CXX: {error}") from error
+
+
+def private_cache_folder() -> Path | None:
+    """Return the folder of cached libraries; None if others than this user and root can write there."""
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "fmm"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if _owner(folder) == _user():
+            folder.chmod(folder.stat().st_mode & 0o7777 & ~WRITABLE_BY_OTHERS)
+        return folder if is_private(folder) and os.access(folder, os.W_OK) else None
+    except (OSError, RuntimeError):  # RuntimeError: no home directory
+        return None
+
+
+def is_private(path: Path) -> bool:
+    """Return True if nobody but this user and root can write a file, or create files in a folder."""
+    return _owner(path) in (0, _user()) and not path.stat().st_mode & WRITABLE_BY_OTHERS
+
+
+def _owner(path: Path) -> int:
+    return path.stat().st_uid
+
+
+def _user() -> int:
+    return os.getuid() if hasattr(os, "getuid") else 0  # Windows has no such numbers
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

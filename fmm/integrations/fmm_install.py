@@ -1,0 +1,65 @@
+"""Loads fmm once the program has loaded NumPy, torch or CuPy; Python runs this at its start where FMM_INSTALL is set.
+
+A wheel has this module beside the package, where fmm_install.pth imports it. Until then nothing else is loaded, so that
+programs without these libraries start as fast as ever. If fmm cannot be imported, the program runs without it.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+LIBRARIES = "numpy", "torch", "cupy"
+
+
+class Finder:
+    """Finds these libraries by the other finders, and loads fmm after the first one."""
+
+    @classmethod
+    def find_spec(
+        cls, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in LIBRARIES:
+            return None
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = find(name, path, target) if find is not None and finder is not cls else None
+            if spec is not None:
+                load_fmm_after(spec.loader)
+                return spec
+        return None
+
+
+def load_fmm_after(loader: object) -> None:
+    """Let the loader of a module load fmm, too."""
+    execute = getattr(loader, "exec_module", None)
+    if execute is None or not hasattr(loader, "__dict__"):
+        return
+
+    def exec_module(module: ModuleType) -> None:
+        vars(loader).pop("exec_module", None)
+        execute(module)
+        load_fmm(module.__name__)
+
+    vars(loader)["exec_module"] = exec_module
+
+
+def load_fmm(library: str) -> None:
+    """Import fmm, which installs what FMM_INSTALL names, and tell it that this library is loaded."""
+    if Finder in sys.meta_path:
+        sys.meta_path.remove(Finder)
+        try:
+            from fmm.integrations.on_import import run_callbacks
+        except Exception as error:  # the program runs without fmm
+            reason = f"{type(error).__name__}: {error}"
+            print(f"fmm: FMM_INSTALL is set, but fmm cannot be imported: {reason}", file=sys.stderr)
+        else:
+            run_callbacks(library)
+
+
+sys.meta_path.insert(0, Finder)

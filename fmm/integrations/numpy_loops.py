@@ -1,0 +1,229 @@
+"""fmm in numpy.matmul and the operator `@`: other inner loops in NumPy's own ufunc, for the types that plans multiply.
+
+The ufunc stays the same object, so other libraries recognize it, and NumPy itself checks, casts and allocates. The
+compiled loops (numpy_loops.cpp) call NumPy's own loops for small products, and `computed_by_plan` for others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from collections.abc import Callable
+from functools import lru_cache, partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from fmm.arrays.numpy_library import BLAS_TYPES, INTEGER_TYPES, NUMPY, TYPE_NAMES, NumpyLibrary
+from fmm.config.environment import log_once
+from fmm.integrations.compiled_library import CompiledLibrary
+from fmm.integrations.report import ProductKind, count_product, is_reporting, watch_counting
+from fmm.kernels.cpu.host_arrays import matmul as numpy_matmul
+from fmm.kernels.cpu.worker_threads import after_fork_in_child
+from fmm.runtime.decisions import early_declines
+from fmm.runtime.decisions.decide import SMALLEST_INTEGER_SIDE
+from fmm.runtime.decisions.limits import NO_CONSTRAINTS
+from fmm.runtime.matmul import explain_matmul, run_matmul
+from fmm.runtime.prepare import prepare_call
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+NEVER = 0  # as the shortest side of a type: its products are NumPy's
+OWN_MODULES = {"fmm", "numpy", "scipy", "numba", "llvmlite", *sys.stdlib_module_names}  # fmm, and what it calls
+REPLACE_LOOP = 30  # PyUFunc_ReplaceLoopBySignature in the table of NumPy's C functions for ufuncs
+DTYPES_BY_NUMBER: dict[int, np.dtype[Any]] = {dtype.num: dtype for dtype in TYPE_NAMES}
+
+# Answers to the compiled loops. NumPy's own loop runs unless C is WRITTEN; DECLINED is remembered for a second.
+DECLINED, WRITTEN, DECLINED_NOW = range(3)
+
+_installed: list[CompiledLoops] = []  # at most one
+
+
+def install() -> Callable[[], None]:
+    """Put fmm's loops into numpy.matmul; return the function that puts NumPy's own back. OSError if none compiles."""
+    loops = compiled_loops()
+    _installed.append(loops)
+    update_least_sides()
+    loops.replace()
+    stop_watching = watch_counting(update_least_sides)
+
+    def undo() -> None:
+        stop_watching()
+        _installed.remove(loops)
+        for number in DTYPES_BY_NUMBER:
+            loops.set_least_side(number, NEVER)
+        loops.restore()
+
+    return undo
+
+
+def update_least_sides() -> None:
+    """Set the sides from which plans may pay; while a report counts all products, no product is too small."""
+    floats, integers = early_declines.SMALLEST_SIDE, SMALLEST_INTEGER_SIDE
+    for loops in _installed:
+        for types, side in ((BLAS_TYPES, floats), (INTEGER_TYPES, integers)):
+            for dtype in types:
+                loops.set_least_side(dtype.num, 1 if is_reporting() else side)
+
+
+# ---- the compiled loops
+
+
+class CompiledLoops:
+    """The functions of numpy_loops.cpp, and the types that have fmm's loops in numpy.matmul now."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        library.fmm_least_side.argtypes = ctypes.c_int, ctypes.c_int64
+        library.fmm_main_thread.argtypes = (ctypes.c_ulong,)
+        library.fmm_python_function.argtypes = (ctypes.py_object,)
+        self.set_least_side, self._set_main_thread = library.fmm_least_side, library.fmm_main_thread
+        exchange = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.py_object)  # under the GIL
+        self._replace, self._restore = exchange(("fmm_replace", library)), exchange(("fmm_restore", library))
+        self._replace_loop = numpy_function(REPLACE_LOOP)
+        self._replaced: set[int] = set()  # type numbers
+        library.fmm_python_function(computed_by_plan)
+        self._find_main_thread()
+        after_fork_in_child(self._find_main_thread)
+
+    def _find_main_thread(self) -> None:
+        self._set_main_thread(threading.main_thread().ident)
+
+    def replace(self) -> None:
+        """Put fmm's loop in front of NumPy's for each type; types where it still is are left as they are."""
+        for number in DTYPES_BY_NUMBER.keys() - self._replaced:
+            if self._replace(number, self._replace_loop, numpy_matmul) == 0:
+                self._replaced.add(number)
+
+    def restore(self) -> None:
+        """Put NumPy's loops back; where somebody else has replaced fmm's since, theirs stays and calls fmm's."""
+        self._replaced = {x for x in self._replaced if self._restore(x, self._replace_loop, numpy_matmul)}
+
+
+@lru_cache(maxsize=1)
+def compiled_loops() -> CompiledLoops:
+    """Return the loops, compiled if no cached ones can be trusted; OSError if they cannot be compiled."""
+    if not isinstance(numpy_matmul, np.ufunc):
+        raise OSError("numpy.matmul is not NumPy's own")
+    options = ["-std=c++17", "-O2", "-shared", "-fPIC"]
+    options += ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
+    return CompiledLoops(CompiledLibrary("fmm's loop for numpy.matmul", SOURCE, options).load(needs_cache=False))
+
+
+def numpy_function(number: int) -> int:
+    """Return the address of a function of NumPy's C interface for ufuncs, by its number in the table."""
+    core = "numpy._core" if "numpy._core" in sys.modules else "numpy.core"  # NumPy 1.26
+    capsule = sys.modules[f"{core}._multiarray_umath"]._UFUNC_API
+    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    get_pointer.argtypes, get_pointer.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_void_p
+    table = ctypes.cast(get_pointer(capsule, None), ctypes.POINTER(ctypes.c_void_p))
+    return table[number] or 0
+
+
+# ---- the products that the loops hand over
+
+
+def computed_by_plan(
+    number: int, addresses: tuple[int, int, int], sizes: tuple[int, int, int, int], steps: tuple[int, ...]
+) -> int:
+    """Compute a stack of products into C by a plan; return WRITTEN, or why NumPy must compute it.
+
+    An exception of a signal handler leaves this function, and the loop raises it again once the product is complete.
+    Other exceptions are fmm's errors, and NumPy computes the product.
+    """
+    try:
+        if _is_called_by_fmm():
+            return DECLINED_NOW
+        return _compute(*_operands(DTYPES_BY_NUMBER[number], addresses, sizes, steps))
+    except Exception as error:
+        if _comes_from_a_signal_handler(error.__traceback__):
+            raise
+        log_once(f"numpy.matmul multiplies without fmm: {type(error).__name__}: {error}")
+        return DECLINED_NOW
+
+
+def _is_called_by_fmm() -> bool:
+    """Return True if fmm itself called numpy.matmul, for NumPy's own product.
+
+    NumPy is written in C, so the frame below `computed_by_plan` is that of numpy.matmul's caller.
+    """
+    caller = sys._getframe(1).f_back
+    return caller is not None and str(caller.f_globals.get("__name__", "")).startswith("fmm.")
+
+
+def _comes_from_a_signal_handler(trace: TracebackType | None) -> bool:
+    """Return True if a function of neither fmm nor its libraries takes part: Python ran it between two steps of fmm."""
+    while trace is not None:
+        module = str(trace.tb_frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] not in OWN_MODULES:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _operands(
+    dtype: np.dtype[Any], addresses: tuple[int, int, int], sizes: tuple[int, int, int, int], steps: tuple[int, ...]
+) -> list[Any]:
+    """Return A, B and C as arrays in the loop's memory: matrices, or stacks of matrices."""
+    count, m, k, n = sizes
+    shapes: list[tuple[int, ...]] = [(m, k), (k, n), (m, n)]
+    has_one_b = steps[1] == 0 != steps[0]  # one matrix B for all A
+    arrays = []
+    for i, (address, shape) in enumerate(zip(addresses, shapes, strict=True)):
+        strides = steps[3 + 2 * i : 5 + 2 * i]
+        if count > 1 and not (i == 1 and has_one_b):
+            shape, strides = (count, *shape), (steps[i], *strides)
+        arrays.append(np.asarray(_LoopMemory(address, shape, strides, dtype)))
+    return arrays
+
+
+class _LoopMemory:
+    """Memory that NumPy handed to a loop, from which NumPy makes an array without copying."""
+
+    def __init__(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": shape,
+            "strides": strides,
+            "typestr": dtype.str,
+            "data": (address, False),
+        }
+
+
+def _compute(a: Any, b: Any, c: Any) -> int:
+    """Compute C = A B by a plan where one pays, and count the product if a report is active."""
+    if not is_reporting():
+        return _multiply(a, b, c)
+    kind = ProductKind("numpy.matmul", a.shape, b.shape, a.dtype.name)
+    answer: int = count_product(
+        kind, partial(_multiply, a, b, c), partial(explain_matmul, NUMPY, a, b, c, NO_CONSTRAINTS)
+    )
+    return DECLINED_NOW if answer == DECLINED else answer  # so that the next one is counted, too
+
+
+def _multiply(a: Any, b: Any, c: Any) -> int:
+    if early_declines.is_small_on_host(a, b) or early_declines.was_declined(NUMPY, a, b):
+        return DECLINED
+    library = LoopLibrary()
+    declines = prepare_call(library, a, b, c, NO_CONSTRAINTS).plan is None
+    run_matmul(library, a, b, c, NO_CONSTRAINTS)
+    if library.is_declined:
+        return DECLINED if declines else DECLINED_NOW
+    return WRITTEN
+
+
+class LoopLibrary(NumpyLibrary):
+    """NumPy as the library of one loop's products; its own product is left to the loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = NUMPY.calls  # plans are the same
+        self.is_declined = False
+
+    def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
+        self.is_declined = True
+        return out
+
+    def vendor_call(self, a: Any, b: Any, out: Any) -> Callable[[], Any]:
+        return partial(self.vendor, a, b, out)
