@@ -22,9 +22,10 @@ from fmm.request import REQUIRED, check_flag, check_side, public_signature
 from fmm.runtime import matmul as array_matmul
 from fmm.runtime.decisions import early_declines
 from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.decisions.early_declines import is_small_on_host, was_declined
+from fmm.runtime.decisions.early_declines import call_key, is_small_on_host, was_declined
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS
-from fmm.runtime.gram import TRIANGLES, Triangle, small_gram
+from fmm.runtime.gemm import run_declined_gemm
+from fmm.runtime.gram import TRIANGLES, Triangle, run_declined_gram, small_gram
 from fmm.runtime.prepared_operand import PreparedOperand, Side, prepare_operand
 
 if TYPE_CHECKING:
@@ -241,28 +242,24 @@ def gram(
     array([[10., 14.],
            [14., 20.]])
     """
-    if (
-        b is None
-        and (rows is True or rows is False)
-        and alpha is ONE
-        and beta is ZERO
-        and plan is None
-        and max_error_growth is None
-        and workspace is None
-        and not unknown
-    ):
-        c, kind = None, type(a)
-        if kind is ndarray:
-            c = small_gram(a, rows, out) if fill is FULL else None
-        elif (library := PLAIN_TYPES.get(kind)) is None or type(out) not in (kind, NoneType):
-            pass
-        elif isinstance(fill, str) and fill in TRIANGLES:
-            c = dispatch.recurring_gram(library)(library, a, out, rows, fill)  # type: ignore[arg-type]
+    key, kind = None, type(a)
+    if plan is None and max_error_growth is None and workspace is None and not unknown:
+        library = NUMPY if kind is ndarray else PLAIN_TYPES.get(kind)
+        c = None
+        if b is None and alpha is ONE and beta is ZERO and (rows is True or rows is False):
+            if kind is ndarray:
+                c = small_gram(a, rows, out) if fill is FULL else None
+            elif library is None or type(out) not in (kind, NoneType):
+                pass
+            elif isinstance(fill, str) and fill in TRIANGLES:
+                c = dispatch.recurring_gram(library)(library, a, out, rows, fill)  # type: ignore[arg-type]
+        if c is None and (key := call_key(library, (a, b, None, out), alpha, beta, "gram", rows, fill)) is not None:
+            c = run_declined_gram(key, a, b, out)
         if c is not None:
             return c
     request.check_operands("gram", ("a",), (a,), unknown)
     constraints = plan, max_error_growth, workspace
-    return dispatch.gram(request.check_gram(a, b, out, (rows, fill, alpha, beta), constraints))
+    return dispatch.gram(request.check_gram(a, b, out, (rows, fill, alpha, beta), constraints), key)
 
 
 @public_signature
@@ -384,9 +381,15 @@ def gemm(
         and (a.size < early_declines.FEW_NUMBERS or is_small_on_host(a, b))
     ):
         return numpy_matmul(a, b, out)
+    key = None
+    if plan is None and max_error_growth is None and workspace is None and not unknown:
+        library = NUMPY if type(a) is ndarray else PLAIN_TYPES.get(type(a))
+        key = call_key(library, (a, b, c, out), alpha, beta, "gemm", transpose_a, transpose_b)
+        if key is not None and (declined := run_declined_gemm(key, a, b, c, out)) is not None:
+            return declined
     request.check_operands("gemm", ("a", "b"), (a, b), unknown)
     scalars_and_ops, constraints = (alpha, beta, transpose_a, transpose_b), (plan, max_error_growth, workspace)
-    return dispatch.gemm(request.check_gemm(a, b, c, out, scalars_and_ops, constraints))
+    return dispatch.gemm(request.check_gemm(a, b, c, out, scalars_and_ops, constraints), key)
 
 
 @public_signature

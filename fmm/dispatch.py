@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fmm.arrays.detect import describe_array, on_device
 from fmm.arrays.library import Library
@@ -26,8 +26,10 @@ from fmm.runtime.decisions import early_declines
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.early_declines import (
     SMALL_BYTES,
+    CallKey,
     is_declined_on_device,
     is_small_on_host,
+    remember_declined_call,
 )
 from fmm.runtime.decisions.limits import (
     NO_CONSTRAINTS,
@@ -174,8 +176,9 @@ def _traced_matmul(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> An
 # ---- gram and gemm
 
 
-def gram(request: GramRequest) -> Any:
-    """Return the product of a checked fmm.gram call."""
+def gram(request: GramRequest, key: CallKey | None = None) -> Any:
+    """Return the product of a checked fmm.gram call. A decline is remembered under the key."""
+    request = _with_decline_key(request, key, request.b, request.out)
     return torch_functions().gram_tensors(*request[1:]) if request.library.differentiable else run_gram(*request)
 
 
@@ -188,22 +191,33 @@ def recurring_gram(library: Library) -> Callable[[Library, Any, Any, bool, Trian
 def explain_gram(request: GramRequest) -> Decision:
     """Return the decision of `gram`; nothing is computed."""
     if not request.library.differentiable:
-        return explain_array_gram(*request)
-    decision: Decision = torch_functions().explain_gram_tensors(*request[1:])
+        return explain_array_gram(*request[:-1])
+    decision: Decision = torch_functions().explain_gram_tensors(*request[1:-1])
     return decision
 
 
-def gemm(request: GemmRequest) -> Any:
-    """Return the result of a checked fmm.gemm call."""
+def gemm(request: GemmRequest, key: CallKey | None = None) -> Any:
+    """Return the result of a checked fmm.gemm call. A decline is remembered under the key."""
+    request = _with_decline_key(request, key, request.b, request.c, request.out)
     return torch_functions().gemm_tensors(*request[1:]) if request.library.differentiable else run_gemm(*request)
 
 
 def explain_gemm(request: GemmRequest) -> Decision:
     """Return the decision of `gemm`; nothing is computed."""
     if not request.library.differentiable:
-        return explain_array_gemm(*request)
-    decision: Decision = torch_functions().explain_gemm_tensors(*request[1:])
+        return explain_array_gemm(*request[:-1])
+    decision: Decision = torch_functions().explain_gemm_tensors(*request[1:-1])
     return decision
+
+
+R = TypeVar("R", GemmRequest, GramRequest)
+
+
+def _with_decline_key(request: R, key: CallKey | None, *others: Any) -> R:
+    """Return the request that remembers a decline, unless the types differ: then the library casts by its own rules."""
+    if key is None or any(x is not None and x.dtype != request.a.dtype for x in others):
+        return request
+    return request._replace(on_decline=partial(remember_declined_call, key, request.params))
 
 
 # ---- decisions without arrays

@@ -21,6 +21,7 @@ from fmm.arrays.select_library import library_of
 from fmm.dtypes import INTEGERS
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.runtime.decisions.decide import Decision
+from fmm.runtime.decisions.early_declines import OnDecline, no_action
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
 from fmm.runtime.gemm import OPS, BlasGemmParams
 from fmm.runtime.gram import TRIANGLES, GramParams
@@ -52,6 +53,7 @@ class GemmRequest(NamedTuple):
     out: Any
     params: BlasGemmParams
     constraints: PlanConstraints
+    on_decline: OnDecline = no_action
 
 
 class GramRequest(NamedTuple):
@@ -63,6 +65,7 @@ class GramRequest(NamedTuple):
     out: Any
     params: GramParams
     constraints: PlanConstraints
+    on_decline: OnDecline = no_action
 
 
 def check_matmul(

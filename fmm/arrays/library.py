@@ -143,6 +143,10 @@ class Library(Protocol):
         """
         ...
 
+    def signature(self, a: Any, b: Any, c: Any, out: Any) -> Hashable:
+        """Return the shapes, strides, types and devices of plain arrays, cheaply; all but a may be None."""
+        ...
+
     def type_key(self, a: Any, b: Any) -> Hashable:
         """Return the part of a declined product's key that is not its sizes."""
         ...
@@ -234,6 +238,17 @@ class Library(Protocol):
 
     def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
         """Return the library's own product: the specification of fmm.matmul."""
+        ...
+
+    def quick_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
+        """Return alpha A B + beta C (A B alone if C is None) of plain arrays by the library's own functions.
+
+        The result is `out`, or a new array if that is None. `out` may overlap the other arrays.
+        """
+        ...
+
+    def is_plain_product(self, a: Any, b: Any, out: Any) -> bool:
+        """Return True if the library's product of plain arrays does nothing more: it records no gradients or traces."""
         ...
 
     def vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:

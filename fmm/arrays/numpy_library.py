@@ -34,6 +34,9 @@ class NumpyLike(ABC):
     def is_observed(self) -> bool:
         return False
 
+    def is_plain_product(self, a: Any, b: Any, out: Any) -> bool:
+        return True
+
     # ---- arrays made from arrays
 
     def transposed(self, x: Any) -> Any:
@@ -46,13 +49,13 @@ class NumpyLike(ABC):
         return bool(x.dtype.kind == "c")
 
     def zeros(self, shape: tuple[int, ...], like: Any) -> Any:
-        return self.module.zeros(shape, like.dtype)
+        return self.module.zeros(shape, like.dtype.newbyteorder("="))
 
     def broadcast_view(self, x: Any, shape: tuple[int, ...]) -> Any:
         return self.module.broadcast_to(x, shape)
 
     def broadcast_copy(self, x: Any, shape: tuple[int, ...], like: Any) -> Any:
-        copy = self.module.empty(shape, like.dtype)
+        copy = self.module.empty(shape, like.dtype.newbyteorder("="))
         copy[...] = x
         return copy
 
@@ -76,6 +79,19 @@ class NumpyLike(ABC):
             value = self.module.add(value, c if beta == 1 else c * beta)
         self.module.copyto(c, value)
         return c
+
+    def quick_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
+        if alpha == 0:  # then a and b are not read
+            a, b, alpha = a[..., :0], b[..., :0, :], 1
+        value = self.vendor(a, b)
+        if alpha != 1:
+            self.module.multiply(value, alpha, out=value)
+        if c is not None:
+            self.module.add(value, c if beta == 1 else c * beta, out=value)
+        if out is None:
+            return value
+        out[...] = value
+        return out
 
     def write_triangle(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
         """Write one triangle of alpha product + beta out, or both; TypeError if the type of `out` cannot hold them."""
@@ -152,6 +168,9 @@ class NumpyLibrary(NumpyLike):
     def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
         return matmul(a, b, out=out, **self.options)
 
+    def quick_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
+        return matmul(a, b, out) if c is None and alpha == 1 else super().quick_gemm(a, b, c, alpha, beta, out)
+
     def vendor_call(self, a: Any, b: Any, out: Any) -> Callable[[], Any]:
         return partial(matmul, a, b, out=out, **self.options)
 
@@ -172,6 +191,11 @@ class NumpyLibrary(NumpyLike):
         if type(out) is not ndarray:
             return None
         return *options, *_layout_key(a), *_layout_key(b), *_layout_key(out), out.flags.writeable
+
+    def signature(self, a: Any, b: Any, c: Any, out: Any) -> Hashable:
+        of_b = None if b is None else (b.shape, b.strides, b.dtype)
+        of_c = None if c is None else (c.shape, c.dtype)
+        return a.shape, a.strides, a.dtype, of_b, of_c, None if out is None else (out.shape, out.dtype)
 
     def type_key(self, a: Any, b: Any) -> Hashable:
         return a.dtype, b.dtype
@@ -330,13 +354,13 @@ def same_memory_transposed(a: Array, b: Array) -> bool:
 def is_blas_readable(x: Array) -> bool:
     """Return True if NumPy's BLAS can read the matrices in place.
 
-    If not, NumPy copies both operands, and does not notice that one is the other's transpose. BLAS reads native byte
-    order only.
+    If not, NumPy copies both operands, and does not notice that one is the other's transpose. BLAS reads the native
+    byte order only.
     """
     (rows, cols), (down, right), item = x.shape[-2:], x.strides[-2:], x.itemsize
     row_major = right == item and down >= cols * item and down % item == 0
     column_major = down == item and right >= rows * item and right % item == 0
-    return bool(x.flags.aligned and (row_major or column_major))
+    return bool(x.flags.aligned and x.dtype.isnative and (row_major or column_major))
 
 
 class _TensorMemory:

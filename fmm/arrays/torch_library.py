@@ -13,7 +13,7 @@ import torch
 from fmm.arrays import host_memory
 from fmm.arrays.library import MemoryNeeds, Operand, Processor, Setting, contiguous_operand, product_shape
 from fmm.arrays.numpy_library import as_integer_factor, tensor_as_numpy
-from fmm.arrays.torch_calls import MATMUL, is_observed, is_tracing
+from fmm.arrays.torch_calls import MATMUL, is_observed, is_plain_call, is_tracing
 from fmm.dtypes import DTYPES, INTEGERS, STORED
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.cpu.triangle_product import MIRROR_IN_PLACE, mirror_tasks
@@ -23,10 +23,16 @@ def torch_gemm(a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any = None) -
     """Return alpha A B + beta C by torch's own functions, which record gradients; in `out` unless it is None."""
     check_integer_factors(a, alpha, beta)
     alpha, beta = (as_torch_factor(a, factor) for factor in (alpha, beta))
-    if a.dim() == b.dim() == 2:
+    return _gemm_of_factors(a, b, c, alpha, beta, out)
+
+
+def _gemm_of_factors(a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
+    """Return alpha A B + beta C by torch's own functions, for factors that torch accepts."""
+    axes = a.dim()
+    if axes == 2 == b.dim():
         addend = a.new_zeros(()) if c is None else c
         return torch.addmm(addend, a, b, beta=beta, alpha=alpha, out=out)
-    if a.dim() == b.dim() == 3 and len(a) == len(b):
+    if axes == 3 == b.dim() and len(a) == len(b):
         addend = a.new_zeros((1, 1, 1)) if c is None else c
         return torch.baddbmm(addend, a, b, beta=beta, alpha=alpha, out=out)
     value = MATMUL(a, b) * alpha
@@ -174,13 +180,30 @@ class _TorchBase:
     def vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:
         return torch_gemm(a, b, c, alpha, beta, c)
 
+    def quick_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
+        if alpha == 0:  # then a and b are not read
+            a, b, alpha = a[..., :0], b[..., :0, :], 1
+        if c is None and alpha == 1:
+            return self.vendor(a, b, out)
+        if out is None:
+            return _gemm_of_factors(a, b, c, alpha, beta, None)
+        if _overlaps(out, a) or _overlaps(out, b) or (c is not None and c is not out and _overlaps(out, c)):
+            return out.copy_(_gemm_of_factors(a, b, c, alpha, beta, None))
+        return _gemm_of_factors(a, b, c, alpha, beta, out)
+
+    def is_plain_product(self, a: Any, b: Any, out: Any) -> bool:
+        if not is_plain_call(a, b, out) or a.is_neg() or a.is_conj() or b.is_neg() or b.is_conj():
+            return False
+        return not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad))
+
     def write_triangle(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
         if out.dtype is not product.dtype:  # torch does not cast products
             raise RuntimeError(f"out is of {out.dtype}, the product of {product.dtype}")
-        if not (product.is_floating_point() or product.is_complex()):
-            alpha, beta = as_integer_factor(alpha), as_integer_factor(beta)
-            check_integer_factors(product, alpha, beta)
-        alpha, beta = (as_torch_factor(product, factor) for factor in (alpha, beta))
+        if alpha != 1 or beta != 0:
+            if not (product.is_floating_point() or product.is_complex()):
+                alpha, beta = as_integer_factor(alpha), as_integer_factor(beta)
+                check_integer_factors(product, alpha, beta)
+            alpha, beta = as_torch_factor(product, alpha), as_torch_factor(product, beta)
         value = product if alpha == 1 else product * alpha
         value = value + out * beta if beta else value
         if value.is_complex():
@@ -202,6 +225,14 @@ class _TorchBase:
 
     def mark_written(self, out: Any) -> None:
         torch.autograd.graph.increment_version(out)  # a backward pass that saved `out` then raises an error
+
+    def signature(self, a: Any, b: Any, c: Any, out: Any) -> Hashable:
+        dtype, device = a.dtype, a.get_device()
+        of_b = None if b is None else (b.shape, b.stride(), b.dtype)
+        of_c = None if c is None else (c.shape, c.dtype)
+        of_out = None if out is None else (out.shape, out.dtype)
+        precision = _precision() if device >= 0 and dtype is float32 else ""
+        return a.shape, a.stride(), dtype, device, of_b, of_c, of_out, precision
 
 
 class TorchLibrary(_TorchBase):
@@ -283,6 +314,9 @@ class TorchLibrary(_TorchBase):
         return torch._C._cuda_getCurrentRawStream(device), _cupy_device(device)
 
 
+LEAST_MIRRORED_ENTRIES = 128**2
+
+
 class TorchHostLibrary(_TorchBase):
     """The adapter for tensors on the host; plans run on NumPy views of their memory."""
 
@@ -330,7 +364,9 @@ class TorchHostLibrary(_TorchBase):
 
     def write_triangle(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
         """Write the triangles; a product without factors is mirrored in place, tile by tile, without temporaries."""
-        if fill != "full" or (alpha, beta) != (1, 0) or not out.dtype == product.dtype in HOST_TYPES:
+        is_small = product.numel() < LEAST_MIRRORED_ENTRIES  # torch.tril is faster then
+        has_factors = alpha != 1 or beta != 0
+        if is_small or fill != "full" or has_factors or not out.dtype == product.dtype in HOST_TYPES:
             super().write_triangle(product, out, alpha, beta, fill)
             return
         view = self.as_numpy(product)

@@ -31,13 +31,12 @@ from fmm.runtime.prepare import prepare_call
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 NEVER = 0  # as the shortest side of a type: its products are NumPy's
-OWN_MODULES = {"fmm", "numpy", "scipy", "numba", "llvmlite", *sys.stdlib_module_names}  # that fmm calls on the host
+OWN_MODULES = {"fmm", "numpy", "scipy", "numba", "llvmlite", *sys.stdlib_module_names}  # fmm, and what it calls
 REPLACE_LOOP = 30  # PyUFunc_ReplaceLoopBySignature in the table of NumPy's C functions for ufuncs
 DTYPES_BY_NUMBER: dict[int, np.dtype[Any]] = {dtype.num: dtype for dtype in TYPE_NAMES}
 
 # Answers to the compiled loops. NumPy's own loop runs unless C is WRITTEN; DECLINED is remembered for a second.
 DECLINED, WRITTEN, DECLINED_NOW = range(3)
-
 
 _installed: list[CompiledLoops] = []  # at most one
 
@@ -73,7 +72,7 @@ def update_least_sides() -> None:
 
 
 class CompiledLoops:
-    """The functions of numpy_loops.cpp, and the types whose loops in numpy.matmul are fmm's now."""
+    """The functions of numpy_loops.cpp, and the types that have fmm's loops in numpy.matmul now."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         library.fmm_least_side.argtypes = ctypes.c_int, ctypes.c_int64
@@ -145,9 +144,9 @@ def computed_by_plan(
 
 
 def _is_called_by_fmm() -> bool:
-    """Return True if fmm itself called numpy.matmul: it wants NumPy's own product.
+    """Return True if fmm itself called numpy.matmul, for NumPy's own product.
 
-    No frame of Python stands between the caller of numpy.matmul and `computed_by_plan`.
+    NumPy is written in C, so the frame below `computed_by_plan` is that of numpy.matmul's caller.
     """
     caller = sys._getframe(1).f_back
     return caller is not None and str(caller.f_globals.get("__name__", "")).startswith("fmm.")

@@ -37,12 +37,12 @@ Alongs = tuple[Along, Along]  # how A and B are contiguous
 Shape = tuple[int, int, int]  # (m, k, n)
 
 GEMM: Operands = (1, 1, 1)
-ROWS: Alongs = ("inner", "outer")
-ITEM, WIDE = 4, 4  # bytes of a float32; numbers of the widest access
+ROW_MAJOR: Alongs = ("inner", "outer")
+FLOAT_BYTES, WIDE_ACCESS = 4, 4  # bytes of a float32; numbers of the widest access
 
 # Counted in machine code for sm_90, not fitted.
-COPY = 5  # instructions of one wide copy, its address included
-LOOP = 50  # other instructions of a thread for each tile
+COPY_INSTRUCTIONS = 5  # instructions of one wide copy, its address included
+LOOP_INSTRUCTIONS = 50  # other instructions of a thread for each tile
 OTHER_REGISTERS = 32  # registers of a thread that Equation 16 does not count
 
 
@@ -108,20 +108,20 @@ class Side:
     piece: int  # of a thread
     blocks: int
     inner: bool  # are lines contiguous along the inner dimension?
-    turned: bool  # if so, are sums stored transposed, as lines along the outer dimension?
+    transposed: bool  # if so, are sums stored transposed, as lines along the outer dimension?
     threads: int
 
     @property
     def copies(self) -> int:
         """Wide accesses of a thread for its share of copying one block's tile."""
-        return -(-self.tile // WIDE // self.threads)
+        return -(-self.tile // WIDE_ACCESS // self.threads)
 
     @property
     def instructions(self) -> int:
         """Instructions of a thread: copies, and for sums reads, additions and writes."""
-        stores = WIDE if self.inner and self.turned else 1
-        sums = self.blocks + WIDE * (self.blocks - 1) + stores if self.blocks > 1 else 0
-        return self.copies * (COPY * self.blocks + sums)
+        stores = WIDE_ACCESS if self.inner and self.transposed else 1
+        sums = self.blocks + WIDE_ACCESS * (self.blocks - 1) + stores if self.blocks > 1 else 0
+        return self.copies * (COPY_INSTRUCTIONS * self.blocks + sums)
 
     @property
     def shared_elements(self) -> int:
@@ -132,15 +132,15 @@ class Side:
     @property
     def reads_bursts(self) -> bool:
         """True if fragments of four steps are read at once."""
-        return self.inner and not (self.turned and self.blocks > 1)
+        return self.inner and not (self.transposed and self.blocks > 1)
 
     def fragment_reads(self, depth: int) -> int:
         """Return a thread's accesses to shared memory for fragments of `depth` steps, as wide as lines allow."""
-        width = WIDE if self.reads_bursts or self.piece % WIDE == 0 else 2 - self.piece % 2
+        width = WIDE_ACCESS if self.reads_bursts or self.piece % WIDE_ACCESS == 0 else 2 - self.piece % 2
         return -(-self.piece * depth // width)
 
 
-def operand_sides(s: TileSizes, w: Operands, along: Alongs = ROWS) -> tuple[Side, Side]:
+def operand_tiles(s: TileSizes, w: Operands, along: Alongs = ROW_MAJOR) -> tuple[Side, Side]:
     (a, b), inner = tile_loads(s, s.k_s), [x == "inner" for x in along]
     return (
         Side(a, s.m_r, w[0], inner[0], s.transposed_sums, s.threads),
@@ -160,9 +160,9 @@ def resident_blocks(s: TileSizes, w: Operands, limits: Capability) -> int:
     registers = min(registers_needed(s, w) + OTHER_REGISTERS, limits.max_registers_per_thread)
     if s.blocks:
         registers = min(registers, max_registers(limits, s.threads, s.blocks))
-    a, b = operand_sides(s, w)
+    a, b = operand_tiles(s, w)
     copies = sum(x.tile * x.blocks for x in (a, b) if x.blocks > 1)
-    return active_blocks(limits, s.threads, registers, ITEM * (s.stages * shared_tile(s) + copies))
+    return active_blocks(limits, s.threads, registers, FLOAT_BYTES * (s.stages * shared_tile(s) + copies))
 
 
 def issue_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip) -> float:
@@ -172,7 +172,7 @@ def issue_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip) -> float:
     feed.
     """
     adds = s.m_r * s.n_r * s.k_s
-    slots = adds + LOOP + sum(x.fragment_reads(s.k_s) + x.instructions for x in operand_sides(s, w, along))
+    slots = adds + LOOP_INSTRUCTIONS + sum(x.fragment_reads(s.k_s) + x.instructions for x in operand_tiles(s, w, along))
     return max(slots, adds * chip.schedulers * WARP / chip.limits.fp32_per_clock) / s.rate
 
 
@@ -184,9 +184,9 @@ def wait_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: f
     """
     step = ceil(s.threads / WARP / chip.schedulers) * s.m_r * s.n_r
     burst = 0.0
-    for side, elements in zip(operand_sides(s, w, along), fragment_loads(s, WIDE), strict=True):
+    for side, elements in zip(operand_tiles(s, w, along), fragment_loads(s, WIDE_ACCESS), strict=True):
         if side.reads_bursts:
-            burst += s.k_s / WIDE * max(0.0, elements * ITEM / chip.limits.shared_bytes_per_clock - step)
+            burst += s.k_s / WIDE_ACCESS * max(0.0, elements * FLOAT_BYTES / chip.limits.shared_bytes_per_clock - step)
     beyond = max(0.0, 1 - chip.near / touched)
     return chip.fitted.wait + burst + chip.fitted.far * beyond
 
@@ -194,9 +194,9 @@ def wait_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: f
 def shared_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip) -> float:
     """Return the cycles of shared memory for one thread block's tile: (14) less what is read once for many threads."""
     elements = chip.fitted.share * sum(fragment_loads(s, s.k_s)) + sum(
-        x.shared_elements for x in operand_sides(s, w, along)
+        x.shared_elements for x in operand_tiles(s, w, along)
     )
-    return ITEM * elements / chip.limits.shared_bytes_per_clock
+    return FLOAT_BYTES * elements / chip.limits.shared_bytes_per_clock
 
 
 def tile_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: float, blocks: int) -> float:
@@ -214,16 +214,22 @@ def tile_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: f
 def full_rate(s: TileSizes, shape: Shape, chip: Chip, count: int = 1) -> float:
     """Return the multiply-adds per cycle of a multiprocessor with as many thread blocks of these products as fit."""
     blocks = resident_blocks(s, GEMM, chip.limits)
-    return blocks * s.m_s * s.n_s * s.k_s / tile_cycles(s, GEMM, ROWS, chip, operand_bytes(GEMM, shape, count), blocks)
+    return (
+        blocks
+        * s.m_s
+        * s.n_s
+        * s.k_s
+        / tile_cycles(s, GEMM, ROW_MAJOR, chip, operand_bytes(GEMM, shape, count), blocks)
+    )
 
 
 def operand_bytes(w: Operands, shape: Shape, count: int) -> int:
     """Return the bytes of all operands."""
     m, k, n = shape
-    return ITEM * count * (w[0] * m * k + w[1] * k * n + w[2] * m * n)
+    return FLOAT_BYTES * count * (w[0] * m * k + w[1] * k * n + w[2] * m * n)
 
 
-def tiles_made(s: TileSizes, shape: Shape, count: int = 1, half: bool = False) -> int:
+def count_computed_tiles(s: TileSizes, shape: Shape, count: int = 1, half: bool = False) -> int:
     """Return the number of tiles of `count` products; with `half`, of those on and below the diagonal."""
     m, _, n = shape
     tiles = -(-m // s.m_s), -(-n // s.n_s)
@@ -237,7 +243,7 @@ def launch_seconds(
     shape: Shape,
     chip: Chip,
     count: int = 1,
-    along: Alongs = ROWS,
+    along: Alongs = ROW_MAJOR,
     half: bool = False,
 ) -> float:
     """Return the seconds of `count` products of one shape in one launch; operands are in the cache if they fit.
@@ -248,9 +254,9 @@ def launch_seconds(
     if not most:
         raise ValueError(f"strategy {s.name} with operands {w} cannot be launched: no block fits on a multiprocessor")
     touched = operand_bytes(w, shape, count)
-    steps, tiles = -(-shape[1] // s.k_s), tiles_made(s, shape, count, half)
+    steps, tiles = -(-shape[1] // s.k_s), count_computed_tiles(s, shape, count, half)
     # Products add to several blocks of C: these are read before they are written.
-    written = ITEM * write_back(s) * (w[2] if w[2] == 1 else 2 * w[2]) / chip.writes
+    written = FLOAT_BYTES * write_back(s) * (w[2] if w[2] == 1 else 2 * w[2]) / chip.writes
 
     def together(blocks: int) -> float:
         return steps * tile_cycles(s, w, along, chip, touched, blocks) + blocks * written
@@ -269,7 +275,7 @@ def fastest_float32_tile(
     shape: Shape,
     chip: Chip,
     count: int = 1,
-    along: Alongs = ROWS,
+    along: Alongs = ROW_MAJOR,
     half: bool = False,
     of: Sequence[TileSizes] = (*TUNED, *STRATEGIES),
 ) -> TileSizes:
@@ -283,17 +289,19 @@ def busiest_rounds(s: TileSizes, shape: Shape, count: int, multiprocessors: int,
 
     Left out: the cost of tiles before and after their multiply-adds, and all memory traffic.
     """
-    whole, last = divmod(-(-tiles_made(s, shape, count, half) // multiprocessors), s.blocks)
+    whole, last = divmod(-(-count_computed_tiles(s, shape, count, half) // multiprocessors), s.blocks)
     alone = max(last, BUSY_THREADS / s.threads) if last else 0  # a few thread blocks take as long as enough of them
     return (whole * s.blocks + alone) * s.m_s * s.n_s / s.rate
 
 
-def fastest_float64_tile(shape: Shape, chip: Chip, count: int = 1, _: Alongs = ROWS, half: bool = False) -> TileSizes:
+def fastest_float64_tile(
+    shape: Shape, chip: Chip, count: int = 1, _: Alongs = ROW_MAJOR, half: bool = False
+) -> TileSizes:
     """Return the tile sizes with which `count` products of float64 end first."""
     return min(DOUBLE, key=lambda s: busiest_rounds(s, shape, count, chip.multiprocessors, half))
 
 
-BEST: Mapping[str, Callable[[Shape, Chip, int, Alongs, bool], TileSizes]] = {
+FASTEST_TILE: Mapping[str, Callable[[Shape, Chip, int, Alongs, bool], TileSizes]] = {
     "float32": fastest_float32_tile,
     "float64": fastest_float64_tile,
 }
@@ -329,7 +337,7 @@ class BlockModel:
 
     def fastest(self, op: TileOp, chip: Chip) -> TileSizes:
         kernel = op.kernel
-        return BEST[kernel.element]((op.m, op.k, op.n), chip, op.count, kernel.along, bool(kernel.triangle))
+        return FASTEST_TILE[kernel.element]((op.m, op.k, op.n), chip, op.count, kernel.along, bool(kernel.triangle))
 
     def fastest_by_engine(self, op: TileOp, chip: Chip) -> TileSizes | None:
         (time, s), kernel, shape = fastest_tma_tile(op, chip), op.kernel, (op.m, op.k, op.n)

@@ -144,7 +144,7 @@ def compared_plans(batches: bool, gram: bool = False) -> tuple[Plan, ...]:
 @lru_cache(maxsize=4)
 def candidate_plans(device: str) -> tuple[Plan, ...]:
     """Return the plans that are compared on a device (`cpu` or `cuda`), the probed ones and the vendor first."""
-    more = [plan for name in _form_names(device) for plan in _plans_of(name, device, lambda leaf: leaf.forms)]
+    more = [plan for name in _names_of_forms(device) for plan in _plans_of(name, device, lambda leaf: leaf.forms)]
     plain = [plan for plan in dict.fromkeys([*probed_plans(device), *more])]
     above = [plan for level in candidate_levels() if level.above for plan in _plans_below(level, plain, device)]
     return tuple(dict.fromkeys([*plain, *above]))
@@ -154,7 +154,7 @@ def candidate_plans(device: str) -> tuple[Plan, ...]:
 @lru_cache(maxsize=4)
 def probed_plans(device: str) -> tuple[Plan, ...]:
     """Return the candidates that a tuning measures on its probes: the vendor first, other leaves alone last."""
-    names = _form_names(device)
+    names = _names_of_forms(device)
     plans = [plan for name in names for plan in _plans_of(name, device, lambda leaf: leaf.probed)]
     return tuple(dict.fromkeys([VENDOR, *plans]))
 
@@ -187,7 +187,7 @@ def _forms_on(device: str) -> list[CandidateForm]:
     return [form for form in usable if form.device == device]
 
 
-def _form_names(device: str) -> tuple[str, ...]:
+def _names_of_forms(device: str) -> tuple[str, ...]:
     return (*(form.name for form in _forms_on(device)), "alone")
 
 
@@ -204,7 +204,7 @@ def _plans_of(name: str, device: str, leaf_forms: Callable[[Leaf], tuple[str, ..
 # ---- candidates of products that are their own adjoints
 
 
-CUTS: Final = {"cpu": (1, 2, 3), "cuda": (1, 2, 3, 4, 5)}  # a CPU's BLAS gains nothing from many small blocks
+GRAM_CUTS: Final = {"cpu": (1, 2, 3), "cuda": (1, 2, 3, 4, 5)}  # a CPU's BLAS gains nothing from many small blocks
 GRAM_FORMS: Final = ("nested", "one pass", "outer")  # forms of the plans for the products below the diagonal
 GRAM_LEVELS: Final = 1  # the number of algorithms that are tried in these plans
 TRIANGLE_ONLY: Final = "half"  # the form of a leaf that computes a whole triangle, but no blocks of one
@@ -230,7 +230,7 @@ def gram_candidates(device: str) -> tuple[Plan, ...]:
     leaves = device_leaves(device)
     diagonal_leaves = [f".{leaf.name}" for leaf in leaves if leaf.kernel_triangles and not leaf.emulates]
     diagonal_leaves += [f".{leaf.name}.outer" for leaf in leaves if leaf.slow_columns]
-    for cuts in CUTS[device]:
+    for cuts in GRAM_CUTS[device]:
         for plan in dict.fromkeys(inner):
             others = diagonal_leaves if plan.leaf == VENDOR.leaf else []
             plans += [Plan.parse(f"gram^{cuts}{leaf} > {plan}") for leaf in ("", *others)]
@@ -285,10 +285,10 @@ def outer_levels(device: str) -> tuple[Level, ...]:
 # workspace and error at once.
 
 MAX_OUTER_LEVELS = 3
-FINALISTS = 8  # the number of compositions that go on to the whole formula
+MAX_COMPOSITIONS = 8  # the number of compositions that go on to the whole formula
 # From this share of the allowed workspace on, the workspace is counted and not estimated. Step tables have the smaller
 # share: with a smaller block at the edge they need up to 1.4 times the estimate.
-NEAR, FAR = 0.8, 0.25
+NEAR_LIMIT_SHARE, STEP_TABLE_NEAR_LIMIT_SHARE = 0.8, 0.25
 # The product of the error growths of a composition's parts may exceed the growth of the whole by up to this factor.
 GROWTH_TOLERANCE = 1.5
 
@@ -353,7 +353,9 @@ def compose_levels(
     front = [OuterLevels((), (float(m), float(k), float(n)))]
     for _ in range(MAX_OUTER_LEVELS):
         longer = (x for outer in front for level in levels for x in _with_level(outer, level, problem, calibration))
-        front = _unbeaten([x for x in longer if x.workspace <= max_workspace and x.error_growth <= max_error_growth])
+        front = _without_beaten(
+            [x for x in longer if x.workspace <= max_workspace and x.error_growth <= max_error_growth]
+        )
         for sides in dict.fromkeys(outer.sides for outer in front):
             same_size = [outer for outer in front if outer.sides == sides]
             if sides not in inner_plans:
@@ -370,7 +372,7 @@ def compose_levels(
                         seconds = outer.seconds + outer.products * inner.seconds - hidden
                         found.append(Composition(seconds, len(found), outer, inner))
     fitting = (x for c in sorted(found) if (x := _joined_plan(c, problem, max_workspace, max_error_growth)))
-    return list(islice(fitting, FINALISTS))
+    return list(islice(fitting, MAX_COMPOSITIONS))
 
 
 def _with_level(outer: OuterLevels, level: Level, problem: Problem, calibration: Calibration) -> Iterator[OuterLevels]:
@@ -407,7 +409,7 @@ def _levels_error_growth(levels: tuple[Level, ...], dtype: str) -> float | None:
         return None
 
 
-def _unbeaten(found: Sequence[OuterLevels]) -> list[OuterLevels]:
+def _without_beaten(found: Sequence[OuterLevels]) -> list[OuterLevels]:
     """Return those that no other with products of the same size beats; of equal ones the first."""
     best: list[OuterLevels] = []
     for x in sorted(found, key=lambda x: (x.seconds, x.workspace, x.error_growth)):
@@ -433,7 +435,7 @@ def _joined_plan(found: Composition, problem: Problem, max_workspace: float, max
     outer, inner = found.outer, found.inner
     with suppress(PlanError):
         plan = Plan((*outer.levels, *inner.plan.levels), inner.plan.leaf)
-        share = FAR if outer.has_tables else NEAR
+        share = STEP_TABLE_NEAR_LIMIT_SHARE if outer.has_tables else NEAR_LIMIT_SHARE
         near = outer.workspace + outer.streams * inner.workspace > share * max_workspace
         fits = not near or workspace(plan, *problem.size, problem.itemsize) <= max_workspace
         return plan if fits and expected_error_growth(plan, problem.dtype) <= max_error_growth else None

@@ -20,6 +20,7 @@ from fmm.kernels.plans.workspace import workspace
 from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.candidates import compared_plans, compose_levels, outer_levels
+from fmm.perfmodel.level_bounds import LevelBounds, count_levels, effective_side
 from fmm.perfmodel.predict import Prediction, is_b_column_major, predict_from_work, predict_vendor
 from fmm.perfmodel.stability import expected_error_growth, has_entrywise_bound
 from fmm.perfmodel.work import are_rows_aligned, estimated_work, estimated_workspace
@@ -31,7 +32,7 @@ from fmm.problem import Layout, Problem, without_layouts
 CPU_ERROR_GROWTH, GPU_ERROR_GROWTH = 15.0, 16.0
 # From this number of flops on, compositions of levels are compared even where other candidates fit: plans with six
 # levels come from compositions alone, and comparing them takes milliseconds, little beside the product.
-LARGE = 2 * 24576**3
+COMPOSITION_MIN_FLOPS = 2 * 24576**3
 
 
 def default_error_growth(batches: bool) -> float:
@@ -45,8 +46,8 @@ class Limits:
 
     workspace: int
     error_growth: float = CPU_ERROR_GROWTH
-    emulation: bool = True  # may a product be made of products in another type?
-    componentwise: bool = False  # must each entry be accurate relative to (|A| |B|)ij, and not only norm-wise?
+    emulation: bool = True  # allow plans that multiply in another type
+    componentwise: bool = False  # bound the error of each entry relative to (|A| |B|)ij instead of norm-wise
 
     def allow(self, plan: Plan, growth: float) -> bool:
         """Return True if a plan with this expected error growth respects the limits, its workspace left aside.
@@ -106,18 +107,27 @@ def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice
     """Return the candidate with the least predicted time within the limits; the vendor unless one beats it clearly."""
     candidates = all_candidates(problem, calibration, limits)
     winners = [c for c in candidates if c.wins and limits.allow(c.plan, c.error_growth)]
-    if winners and not winners[0].fits(limits.workspace) and problem.flops < LARGE and not problem.writes_triangle:
+    if (
+        winners
+        and not winners[0].fits(limits.workspace)
+        and problem.flops < COMPOSITION_MIN_FLOPS
+        and not problem.writes_triangle
+    ):
         candidates = _sorted_by_time([*candidates, *compose_candidates(problem, calibration, limits)])
         winners = [c for c in candidates if c.wins and limits.allow(c.plan, c.error_growth)]
     vendor = next(c for c in candidates if c.plan == VENDOR)
     best = next((c for c in winners if c.fits(limits.workspace)), vendor)
-    return Choice(best, _reason(best, candidates, calibration, limits), candidates)
+    reason = _reason(best, candidates, calibration, limits)
+    bounds = None if problem.writes_triangle else calibration.bounds_of(best.plan)
+    if bounds is not None and (bound := bounds.explain(effective_side(problem.size))):
+        reason = f"{reason}; {bound}"
+    return Choice(best, reason, candidates)
 
 
 def all_candidates(problem: Problem, calibration: Calibration, limits: Limits) -> tuple[Candidate, ...]:
     """Return all candidates, the fastest first; of large products compositions of levels too."""
     candidates = rank_candidates(problem, calibration)
-    if problem.writes_triangle or problem.flops < LARGE:
+    if problem.writes_triangle or problem.flops < COMPOSITION_MIN_FLOPS:
         return candidates
     return _sorted_by_time([*candidates, *compose_candidates(problem, calibration, limits)])
 
@@ -152,7 +162,7 @@ def _types_slow_on_columns() -> frozenset[str]:
 
 # Padding lengthens the sides of leaf products by less than a third. A side shorter than this share of the least allowed
 # one is therefore too short in any case.
-CERTAINLY_TOO_SHORT = 0.7
+TOO_SHORT_SHARE = 0.7
 
 
 class EligiblePlan(NamedTuple):
@@ -162,28 +172,37 @@ class EligiblePlan(NamedTuple):
     alignment: int  # every row must begin at a multiple of this number of bytes
     longest: float  # the longest side allowed
     parts: tuple[int, int, int] | None  # into how many parts all levels together cut m, k and n; None: no cut
+    levels: int = 0  # levels of recursion
+    bounds: LevelBounds | None = None  # measured bounds on the number of levels; None: no bound
 
     def accepts_operands(self, problem: Problem) -> bool:
         """Return True if the problem's rows are aligned and its sides short enough for the plan."""
         aligned = self.alignment == 1 or are_rows_aligned(problem, self.alignment)
         return aligned and (self.longest == inf or max(problem.size) <= self.longest)
 
+    def exceeds_bounds(self, side: float) -> bool:
+        """Return True if a product with this effective side was measured to gain by fewer levels only."""
+        return self.bounds is not None and self.levels > self.bounds.max_levels(side)
+
     def cuts_too_small(self, problem: Problem, least: float) -> bool:
         """Return True if a leaf product certainly has a side shorter than `least`."""
         if self.parts is None:
             return False
-        (m, k, n), (rows, inner, cols), least = problem.size, self.parts, CERTAINLY_TOO_SHORT * least
+        (m, k, n), (rows, inner, cols), least = problem.size, self.parts, TOO_SHORT_SHARE * least
         return m < least * rows or k < least * inner or n < least * cols
 
 
 def filter_candidates(problem: Problem, calibration: Calibration, plans: Sequence[Plan] = ()) -> Iterator[Plan]:
     """Yield the candidates (or those of `plans`) that may be chosen for the problem on this device."""
-    for x in _eligible_among(plans, problem, calibration) if plans else _eligible_plans(problem, calibration):
-        if x.accepts_operands(problem) and not x.cuts_too_small(problem, calibration.least):
+    side = effective_side(problem.size)
+    for x in _eligible_of_plans(plans, problem, calibration) if plans else _eligible_candidates(problem, calibration):
+        within = x.accepts_operands(problem) and not x.exceeds_bounds(side)
+        if within and not x.cuts_too_small(problem, calibration.least):
             yield x.plan
 
 
-def _eligible_plans(problem: Problem, calibration: Calibration) -> tuple[EligiblePlan, ...]:
+def _eligible_candidates(problem: Problem, calibration: Calibration) -> tuple[EligiblePlan, ...]:
+    """Return the candidates for the problem's type, from a cache, with their requirements on its sides."""
     return _eligible_for_type(problem.dtype, problem.writes_triangle, calibration)
 
 
@@ -191,16 +210,17 @@ def _eligible_plans(problem: Problem, calibration: Calibration) -> tuple[Eligibl
 @lru_cache(maxsize=256)
 def _eligible_for_type(dtype: str, writes_triangle: bool, calibration: Calibration) -> tuple[EligiblePlan, ...]:
     plans = compared_plans(calibration.batches, writes_triangle)
-    return tuple(x for plan in plans if (x := _eligible(plan, dtype, writes_triangle, calibration)))
+    return tuple(x for plan in plans if (x := _eligible_plan(plan, dtype, writes_triangle, calibration)))
 
 
-def _eligible_among(plans: Sequence[Plan], problem: Problem, calibration: Calibration) -> Iterator[EligiblePlan]:
+def _eligible_of_plans(plans: Sequence[Plan], problem: Problem, calibration: Calibration) -> Iterator[EligiblePlan]:
+    """Yield those of these plans that may be chosen for the problem's type."""
     for plan in plans:
-        if (found := _eligible(plan, problem.dtype, problem.writes_triangle, calibration)) is not None:
+        if (found := _eligible_plan(plan, problem.dtype, problem.writes_triangle, calibration)) is not None:
             yield found
 
 
-def _eligible(plan: Plan, dtype: str, writes_triangle: bool, calibration: Calibration) -> EligiblePlan | None:
+def _eligible_plan(plan: Plan, dtype: str, writes_triangle: bool, calibration: Calibration) -> EligiblePlan | None:
     """Return the plan with its requirements; None if it may not be chosen for the type on this device.
 
     A leaf may be chosen only for the types it names as a candidate, and only if the calibration has its rate. The tiled
@@ -217,7 +237,7 @@ def _eligible(plan: Plan, dtype: str, writes_triangle: bool, calibration: Calibr
         if not supported or rate is None or rate.half_by_tiles >= 1:
             return None
         return EligiblePlan(plan, leaf.alignment, leaf.longest or inf, parts)
-    if not plan.is_candidate_for(dtype) or (writes_triangle and not _transposes_where_it_pays(plan, dtype)):
+    if not plan.is_candidate_for(dtype) or (writes_triangle and not _transposes_for_slow_types(plan, dtype)):
         return None
     rate, tiled = calibration.find_rate(plan.rate_name(dtype)), plan.uses_tile_model
     inside = plan.leaf_type(dtype) in leaf.types_with_sums
@@ -225,10 +245,12 @@ def _eligible(plan: Plan, dtype: str, writes_triangle: bool, calibration: Calibr
         return None
     # A batch reads only temporaries, whose rows are aligned.
     reads_any_rows = plan.batched or (tiled and rate.tiled_odd > 0)
-    return EligiblePlan(plan, 1 if reads_any_rows else leaf.alignment, inf, parts)
+    # The crossovers were measured on whole products, not on blocks of a triangle.
+    levels, bounds = count_levels(plan), None if writes_triangle else calibration.bounds_of(plan)
+    return EligiblePlan(plan, 1 if reads_any_rows else leaf.alignment, inf, parts, levels, bounds)
 
 
-def _transposes_where_it_pays(plan: Plan, dtype: str) -> bool:
+def _transposes_for_slow_types(plan: Plan, dtype: str) -> bool:
     """Return True if each leaf for diagonal blocks reads transposed copies exactly in the types in which that pays."""
     return all((dtype in use.leaf.slow_columns) == (use.order is not None) for use in _diagonal_leaves(plan))
 
@@ -238,7 +260,7 @@ def _diagonal_leaves(plan: Plan) -> Iterator[LeafUse]:
     return (leaf_of_option(name) for level in plan.levels for name in level.named_leaves)
 
 
-# ---- predict and rank
+# ---- rank: the predicted time of each plan that passed the filter
 
 
 def rank_candidates(problem: Problem, calibration: Calibration, plans: Sequence[Plan] = ()) -> tuple[Candidate, ...]:
@@ -271,7 +293,7 @@ def compose_candidates(problem: Problem, calibration: Calibration, limits: Limit
     """Return the best plans with further levels above candidates that are within the limits."""
     if not (levels := outer_levels("cuda" if calibration.batches else "cpu")):
         return ()
-    eligible = [x for x in _eligible_plans(problem, calibration) if x.accepts_operands(problem)]
+    eligible = [x for x in _eligible_candidates(problem, calibration) if x.accepts_operands(problem)]
     inner = [x.plan for x in eligible if limits.allow(x.plan, 1)]
     outer = [level for level in levels if _takes_type_above(level, inner, problem.dtype)]
     plans = compose_levels(problem, calibration, limits.workspace, limits.error_growth, outer, inner)
@@ -311,28 +333,28 @@ def host_seconds(plan: Plan, problem: Problem, calibration: Calibration) -> floa
 # Added where C has few tiles: this number divided by the number of tiles. The formula does not know how many tiles a
 # last wave leaves, which does not fill the device. (An H200 computes 132 tiles at a time. There predicted speedups are
 # off by 8 to 15 % where C has fewer than 800 tiles and by 4 % from 1600 on, whatever the side of the leaf products.)
-FEW_TILES = 45.0
+FEW_TILES_MARGIN = 45.0
 # For complex types tiles have at least this many rows and columns, as in the datasheet calibration, with which
-# FEW_TILES was settled. A fit may find smaller tiles, and C then seems to have four times as many. (complex128, H100, a
-# tuning of 30 s: 368 x 19344 x 1120 was predicted to take 0.72 of the vendor's time by `3m.batched > vendor` and took
-# 1.33. Of 220 shapes 16 took longer than the vendor without this rule, 6 with it.)
-COMPLEX_TILE = 128.0
-# The share of FEW_TILES for types with known rounds of the vendor (`Rate.sms`): there a win that is given away costs as
-# much. (Fewer poor choices on 111 shapes of an H200 in float32 without emulation.)
-KNOWN_ROUNDS = 0.45
-# The share of FEW_TILES for plans that multiply in another type and cut no sides. (complex128, H200: 0.82 and 0.86 of
-# the vendor's time were predicted where 272 and 318 rows meet a long inner side; 1.12 and 1.02 were measured.)
-OTHER_TYPE = 0.5
+# FEW_TILES_MARGIN was settled. A fit may find smaller tiles, and C then seems to have four times as many. (complex128,
+# H100, a tuning of 30 s: 368 x 19344 x 1120 was predicted to take 0.72 of the vendor's time by `3m.batched > vendor`
+# and took 1.33. Of 220 shapes 16 took longer than the vendor without this rule, 6 with it.)
+COMPLEX_TILE_SIDE = 128.0
+# The share of FEW_TILES_MARGIN for types with known rounds of the vendor (`Rate.sms`): there a win that is given away
+# costs as much. (Fewer poor choices on 111 shapes of an H200 in float32 without emulation.)
+KNOWN_ROUNDS_SHARE = 0.45
+# The share of FEW_TILES_MARGIN for plans that multiply in another type and cut no sides. (complex128, H200: 0.82 and
+# 0.86 of the vendor's time were predicted where 272 and 318 rows meet a long inner side; 1.12 and 1.02 were measured.)
+OTHER_TYPE_SHARE = 0.5
 # Added for plans that only copy operands to aligned rows: this number divided by the shortest side. The formula does
 # not know how slow the vendor is on thin products with unaligned rows. (TF32, H200: of 37 such plans two, with sides of
 # 201 and 221, were 9 and 3 % slower than the vendor where 16 and 19 % less time was predicted.)
-THIN = 12.8
+THIN_MARGIN = 12.8
 # Added on a GPU for cuts of a product that is its own adjoint: the vendor's syrk is faster relative to its gemm, and
 # the products below the diagonal are slower, than the model says. (float64, H200: 0.93 and 0.92 of the vendor's time
 # were predicted at 5048 x 2716 and 6244 x 4360, and 1.09 and 1.08 measured; at 8192 0.87 and 0.96.) Not added where the
 # tiled kernel computes the diagonal blocks from transposed copies, whose time is known. (float32, H200: 0.91, 0.79 and
 # 0.69 are predicted at 8192, 16384 and 32768; 0.91, 0.80 and 0.69 were measured.)
-TRIANGLE_CUT = 0.08
+TRIANGLE_CUT_MARGIN = 0.08
 
 
 def required_margin(plan: Plan, problem: Problem, calibration: Calibration) -> float:
@@ -346,7 +368,7 @@ def required_margin(plan: Plan, problem: Problem, calibration: Calibration) -> f
     if not plan.levels and (tiled or leaf.longest > 0):
         margin = 0.0
     cuts_triangle = problem.writes_triangle and bool(plan.levels) and calibration.batches
-    of_cut = TRIANGLE_CUT if cuts_triangle and not any(use.order for use in _diagonal_leaves(plan)) else 0.0
+    of_cut = TRIANGLE_CUT_MARGIN if cuts_triangle and not any(use.order for use in _diagonal_leaves(plan)) else 0.0
     return margin + of_cut + _small_product_margin(plan, problem, calibration)
 
 
@@ -358,8 +380,8 @@ def _small_product_margin(plan: Plan, problem: Problem, calibration: Calibration
     if plan.splits or problem.writes_triangle:
         return few_tiles_margin(problem, calibration)
     if plan.leaf_type(problem.dtype) != problem.dtype:
-        return OTHER_TYPE * few_tiles_margin(problem, calibration)
-    return THIN / shortest
+        return OTHER_TYPE_SHARE * few_tiles_margin(problem, calibration)
+    return THIN_MARGIN / shortest
 
 
 def few_tiles_margin(problem: Problem, calibration: Calibration) -> float:
@@ -369,8 +391,8 @@ def few_tiles_margin(problem: Problem, calibration: Calibration) -> float:
     """
     rate, entries = calibration.rate(problem.dtype), float(problem.m * problem.n)
     entries *= (1 + problem.type.is_complex) / (1 + problem.writes_triangle)
-    share, side = KNOWN_ROUNDS if rate.sms else 1.0, max(rate.tile, COMPLEX_TILE * problem.type.is_complex)
-    return share * FEW_TILES * side**2 / entries if rate.tile > 1 and entries else 0.0
+    share, side = KNOWN_ROUNDS_SHARE if rate.sms else 1.0, max(rate.tile, COMPLEX_TILE_SIDE * problem.type.is_complex)
+    return share * FEW_TILES_MARGIN * side**2 / entries if rate.tile > 1 and entries else 0.0
 
 
 # ---- the reason in words

@@ -26,12 +26,12 @@ Array = Any
 Stage = Scheme | None  # None: a complex product becomes three real ones
 # Terms that a product adds up before it begins a new partial sum; half as many of complex numbers. (A complex product
 # errs as its four real products do, each of which is added up by itself.)
-PIECE = 256
-STEP = 32  # every STEP-th partial sum is estimated
-VECTORS = 4  # random vectors of an estimate
+PARTIAL_SUM_TERMS = 256
+SAMPLED_SUM_STEP = 32  # every SAMPLED_SUM_STEP-th partial sum is estimated
+RANDOM_VECTORS = 4  # random vectors of an estimate
 
 
-def growth_on_data(plan: Plan | str, a: Array, b: Array, piece: int = PIECE, seed: int = 0) -> float:
+def growth_on_data(plan: Plan | str, a: Array, b: Array, piece: int = PARTIAL_SUM_TERMS, seed: int = 0) -> float:
     """Return the expected error of the plan on NumPy matrices A and B over that of the classical product.
 
     `piece` is the number of terms in a partial sum of the vendor's product; 0 if all of k is one sum.
@@ -77,7 +77,7 @@ def _variance(stages: Sequence[Stage], a: Array, b: Array, piece: int, rng: Any)
         left, right = _linear_combination(u, lefts), _linear_combination(v, rights)
         squares = [float(c) ** 2 for c in w]
         found += sum(squares) * _variance(rest, left, right, piece, rng)
-        vectors = rng.choice((-1.0, 1.0), (right.shape[1], VECTORS))
+        vectors = rng.choice((-1.0, 1.0), (right.shape[1], RANDOM_VECTORS))
         size = _squared_norm(left @ (right @ vectors))
         found += size * sum(x * n for x, n in zip(squares, additions, strict=True))
     return found
@@ -93,19 +93,19 @@ def _linear_combination(coefficients: Sequence[Any], blocks: Sequence[Array]) ->
 
 
 def _classical_variance(a: Array, b: Array, piece: int, rng: Any) -> float:
-    """Return the variance of a classical product: the sum of its squared partial sums, estimated at every STEP-th."""
+    """Return the variance of a classical product: the sum of its squared partial sums, of which some are estimated."""
     if a.dtype.kind == "c":
         parts = product((a.real, a.imag), (b.real, b.imag))
         return sum(_classical_variance(x, y, piece // 2, rng) for x, y in parts)
     k = a.shape[1]
-    right = b @ rng.choice((-1.0, 1.0), (b.shape[1], VECTORS))
-    total = np.zeros((len(a), VECTORS))
+    right = b @ rng.choice((-1.0, 1.0), (b.shape[1], RANDOM_VECTORS))
+    total = np.zeros((len(a), RANDOM_VECTORS))
     found = 0.0
     for start in range(0, k, piece or k):
         part, before = np.zeros_like(total), 0.0
         end = min(start + (piece or k), k)
-        for at in range(start, end, STEP):
-            terms = min(STEP, end - at)
+        for at in range(start, end, SAMPLED_SUM_STEP):
+            terms = min(SAMPLED_SUM_STEP, end - at)
             part = part + a[:, at : at + terms] @ right[at : at + terms]
             after = _squared_norm(part)
             found += terms / 2 * (before + after)
@@ -116,4 +116,4 @@ def _classical_variance(a: Array, b: Array, piece: int, rng: Any) -> float:
 
 
 def _squared_norm(x: Array) -> float:
-    return float((np.abs(x) ** 2).sum()) / VECTORS
+    return float((np.abs(x) ** 2).sum()) / RANDOM_VECTORS

@@ -26,8 +26,9 @@ from fmm.perfmodel.calibration import Calibration, Rate
 
 # ---- CPUs
 
-# Flops that BLAS does while the sums move a byte. Two cores of a current server have 9 (float64) and 18 (float32). The
-# numbers here are higher, so that a plan is chosen only where it also pays on machines with slow memory.
+# The rate of BLAS over the bandwidth of the sums, in flops per byte. Two cores of a current server have 9 (float64) and
+# 18 (float32). The numbers here are higher, so that a plan is chosen only where it also pays on machines with slow
+# memory.
 FLOPS_PER_BYTE = {"float64": 14.0, "float32": 28.0, "complex128": 14.0, "complex64": 28.0}
 CPU_STREAM = 10e9  # nominal bytes/s of the sums of one thread: only ratios matter to a choice
 # NumPy's loops over every second number use no vectors: two cores with AVX-512 reach 0.49 to 0.73 of the rate.
@@ -49,10 +50,10 @@ def cpu_calibration(threads: int) -> Calibration:
 
 
 LOOP_FLOPS = 2e9  # flop/s of NumPy's own loops over integers, on one thread, in every integer type
-NOMINAL = 2.0  # the built-in rates over those of the server on which LOOP_FLOPS was measured
+NOMINAL_RATE_FACTOR = 2.0  # the built-in rates over those of the server on which LOOP_FLOPS was measured
 # Multiply-adds in whose time a number of A or B is cut into planes, and in whose time a plane is added to a number of
 # C.
-CUTTING, ADDED = 40.0, 90.0
+DIGIT_CUT_MULTIPLY_ADDS, DIGIT_ADD_MULTIPLY_ADDS = 40.0, 90.0
 
 
 @lru_cache(maxsize=64)
@@ -61,26 +62,36 @@ def with_integer_rates(found: Calibration) -> Calibration:
 
     NumPy multiplies integers in a loop; products of digits take as long as BLAS's products of the digits' type.
     """
-    rates, loop = dict(found.rates), LOOP_FLOPS * (NOMINAL if found.source == BUILT_IN_SOURCE else 1.0)
+    rates, loop = dict(found.rates), LOOP_FLOPS * (NOMINAL_RATE_FACTOR if found.source == BUILT_IN_SOURCE else 1.0)
     for name in INTEGERS:
         digits, _ = worst_case_digit_products(8 * DTYPES[name].itemsize, 1024)
         base = found.find_rate(digits.real) or found.find_rate("float64") or found.find_rate("float32")
         if base is None:
             continue
         times = digits.count * (RELATIVE_TIME[digits.real] if digits.real not in found.rates else 1.0)
-        by_digits = Rate(base.flops / times, base.fill, base.pipe + ADDED, base.rows + CUTTING, base.cols + CUTTING)
+        by_digits = Rate(
+            base.flops / times,
+            base.fill,
+            base.pipe + DIGIT_ADD_MULTIPLY_ADDS,
+            base.rows + DIGIT_CUT_MULTIPLY_ADDS,
+            base.cols + DIGIT_CUT_MULTIPLY_ADDS,
+        )
         rates |= {name: Rate(loop, 0.0, 0.0), DIGITS_RATE.format(name): by_digits}
     return replace(found, rates=MappingProxyType(rates))
 
 
 # The cost of several products at a time on two cores with AVX-512, in seconds: to hand a step to a thread, to begin and
 # to end, and to OpenBLAS's other thread. That thread spins for 2^28 ticks after a product: 0.1 s of half a core.
-HAND_OVER, IDLE, SPIN = 1e-4, 0.008, 0.025
+HAND_OVER_SECONDS, IDLE_SECONDS, SPIN_SECONDS = 1e-4, 0.008, 0.025
 
 
 def with_concurrent_products(found: Calibration, lanes: int) -> Calibration:
     """Return the calibration of the same CPU with `lanes` products at a time: the guesses from which a fit begins."""
-    return replace(found, lanes=lanes, launch=HAND_OVER, idle=IDLE, spin=SPIN) if lanes > 1 else found
+    return (
+        replace(found, lanes=lanes, launch=HAND_OVER_SECONDS, idle=IDLE_SECONDS, spin=SPIN_SECONDS)
+        if lanes > 1
+        else found
+    )
 
 
 # ---- GPUs: the vendor's products and the sums
@@ -92,8 +103,8 @@ PRODUCT_SHARES = {"bfloat16": 0.72, "float16": 0.72, "tf32": 0.7}
 PRODUCT_SHARE = 0.8
 STREAM_SHARE = 0.75
 MARGIN = 0.03  # nothing of this device was measured
-LEAST = 512.0
-LAUNCH = 4e-6
+LEAST_SIDE = 512.0
+LAUNCH_SECONDS = 4e-6
 # Host seconds of a recurring call of torch or CuPy, on the hosts of three H200s: 13 to 23 us where the vendor
 # multiplies, 43 to 60 us where another leaf does. By a plan with levels: 60 to 74 us in the first few calls, whose
 # launches are made one by one; then a graph is replayed, in 17 to 31 us with all operands in place and in 35 to 60 us
@@ -104,20 +115,20 @@ CALL_OF_LIBRARY, CALL, CALL_OF_LEAF = 18e-6, 40e-6, 40e-6
 # cuBLAS's syrk, with the device at work for 42 us (results/nvidia-h200/host-transposed.json, 1024 rows of float64, the
 # lower triangle).
 CALL_OF_SMALL = 25e-6
-OVERLAP = 0.25  # H200: an overlapped outer level gains 1 to 5 % of the time
+OVERLAP_SHARE = 0.25  # H200: an overlapped outer level gains 1 to 5 % of the time
 # The time of products on unaligned rows over those on aligned rows (H200), and of TF32's products in a batch.
-UNALIGNED = {"float16": 3.5, "bfloat16": 3.5, "float64": 1.4, "float32": 1.05, "tf32": 2.1, "complex128": 1.2}
-ODD = {"float16": 5.7, "bfloat16": 5.7}
-BATCH = {"tf32": 1.12}
+UNALIGNED_FACTOR = {"float16": 3.5, "bfloat16": 3.5, "float64": 1.4, "float32": 1.05, "tf32": 2.1, "complex128": 1.2}
+ODD_FACTOR = {"float16": 5.7, "bfloat16": 5.7}
+BATCH_FACTOR = {"tf32": 1.12}
 # Types in which the vendor's rounds show. (H200: with them the formula is off by 3 % at the median and 7 % at three
 # quarters on float32's middling and thin products, which no fit saw; without them by 5 and 10 %. In float64 and
 # bfloat16 it is equally far off with and without them.)
 TYPES_IN_ROUNDS = ("float32",)
-# How a GPU is filled by products: C is computed in tiles with SIDE rows and columns; one multiprocessor has TILE
-# entries of C at a time; with FILLED tiles for each multiprocessor the device is busy for all but half of one tile's
-# time.
-SIDE, TILE, FILLED = 128.0, 128 * 128, 8
-PIPE = 32.0  # steps along the inner dimension at which half of a product's time is start-up
+# How a GPU is filled by products: C is computed in tiles with TILE_SIDE rows and columns; one multiprocessor has
+# TILE_ENTRIES entries of C at a time; with FILLING_TILES_PER_SM tiles for each multiprocessor the device is busy for
+# all but half of one tile's time.
+TILE_SIDE, TILE_ENTRIES, FILLING_TILES_PER_SM = 128.0, 128 * 128, 8
+PIPE_STEPS = 32.0  # steps along the inner dimension at which half of a product's time is start-up
 # The time of syrk as a share of gemm's, H200, 8192 (float64 has 0.63 at 16384).
 TRIANGLE = {"float32": 0.51, "float64": 0.57}
 # With short inner dimensions syrk is another kernel. (float32: 3020 rows of 170 numbers and 3932 of 72 took 2.2 and 2.4
@@ -136,7 +147,9 @@ TRIANGLE_BY_TILES = {
     "float16": (0.5, 800.0),
     "bfloat16": (0.5, 800.0),
 }
-WARPGROUPS = "9.0"  # the compute capability with the kernels of three float16 products and of products of bytes
+WARPGROUP_CAPABILITY = (
+    "9.0"  # the compute capability with the kernels of three float16 products and of products of bytes
+)
 
 
 def datasheet_calibration(name: str) -> Calibration:
@@ -150,12 +163,12 @@ def datasheet_calibration(name: str) -> Calibration:
         "datasheet, not measured",
         MappingProxyType(rates),
         stream,
-        small=stream * LAUNCH,
-        launch=LAUNCH,
-        overlap=OVERLAP,
+        small=stream * LAUNCH_SECONDS,
+        launch=LAUNCH_SECONDS,
+        overlap=OVERLAP_SHARE,
         batches=True,
         margin=MARGIN,
-        least=LEAST,
+        least=LEAST_SIDE,
         call_of_library=CALL_OF_LIBRARY,
         call=CALL,
         call_of_leaf=CALL_OF_LEAF,
@@ -177,15 +190,17 @@ def _vendor_rates(gpu: Datasheet) -> dict[str, Rate]:
     rates = {}
     for t in DTYPES:
         if peak := _peak_flops(gpu, t):
-            by_tiles, edge = TRIANGLE_BY_TILES.get(t, (1.0, 0.0)) if gpu.capability == WARPGROUPS else (1.0, 0.0)
+            by_tiles, edge = (
+                TRIANGLE_BY_TILES.get(t, (1.0, 0.0)) if gpu.capability == WARPGROUP_CAPABILITY else (1.0, 0.0)
+            )
             rates[t] = Rate(
                 peak * PRODUCT_SHARES.get(t, PRODUCT_SHARE),
-                gpu.sms * TILE / FILLED,
-                PIPE,
-                unaligned=UNALIGNED.get(t, 1.0),
-                odd=ODD.get(t, 1.0),
-                batch=BATCH.get(t, 1.0),
-                tile=SIDE,
+                gpu.sms * TILE_ENTRIES / FILLING_TILES_PER_SM,
+                PIPE_STEPS,
+                unaligned=UNALIGNED_FACTOR.get(t, 1.0),
+                odd=ODD_FACTOR.get(t, 1.0),
+                batch=BATCH_FACTOR.get(t, 1.0),
+                tile=TILE_SIDE,
                 sms=gpu.sms if t in TYPES_IN_ROUNDS else 0.0,
                 half=TRIANGLE.get(t, Rate.half),
                 half_least=TRIANGLE_LEAST if t in TRIANGLE else 0.0,
@@ -214,7 +229,7 @@ def _peak_flops(gpu: Datasheet, dtype: str) -> float:
 # ---- GPUs: leaves with rates of their own, which follow from the vendor's rates and the streaming rate (H200)
 
 # From this compute capability on, float32 numbers can be split in two of float16, which the vendor multiplies.
-PAIRS = 8.0
+F16X2_MIN_CAPABILITY = 8.0
 # One triangle by the leaf `small`: seconds of a thread block for SMALL_TILE steps of the inner dimension, with another
 # thread block on the multiprocessor. (From the time of 512 rows and columns without the launch: 26 us in float32 and
 # bfloat16, 37 us in float64.)
@@ -231,10 +246,10 @@ THREE_START, FULL_THREE = 7.7e-6, 1.08
 THREE_BATCH = 1.08
 # (share, edge) of a triangle: the share of the whole product when very large, and the rows that double it.
 THREE_TRIANGLE = 0.5, 256.0
-REFILLS = 12  # where the vendor multiplies the planes, this multiple of C's entries fills the device
+PLANE_FILL_FACTOR = 12  # where the vendor multiplies the planes, this multiple of C's entries fills the device
 
 # float64 and integers by residues.
-LONG = 8192  # the inner dimension for which moduli are counted
+MODULI_INNER_DIMENSION = 8192  # the inner dimension for which moduli are counted
 # Bytes in whose time a number is split and joined, in addition to its residues, by the number of levels below. (float64
 # at 8192; with two levels there are few registers for many sums.) And the bytes less for each byte by which a number is
 # shorter: numbers of A and B are read two or three times, those of C are written once.
@@ -249,21 +264,21 @@ RESIDUE_STARTS, LEVEL_PIPE = (25e-6, 135e-6, 250e-6), 200.0
 BYTES_WIDTH = 256.0
 RESIDUE_TRIANGLE = 0.55, 256.0  # as THREE_TRIANGLE, with splitting and joining
 # The rate of the library's own integer kernels over the vendor's rate in float32, by bytes of a number. (cupy.matmul.)
-OWN_LOOPS = {1: 0.45, 2: 0.4, 4: 0.4, 8: 0.1}
+INTEGER_KERNEL_SHARE = {1: 0.45, 2: 0.4, 4: 0.4, 8: 0.1}
 
 
 def _own_leaf_rates(gpu: Datasheet, rates: Mapping[str, Rate], stream: float) -> dict[str, Rate]:
     """Return the rates of the GPU's leaves that have their own, and of integers, under their names in a calibration."""
     found = {SMALL_RATE.format(t): _small_rate(gpu, seconds) for t, seconds in SMALL_STEPS.items() if t in rates}
-    if gpu.capability == WARPGROUPS:
+    if gpu.capability == WARPGROUP_CAPABILITY:
         three = _three_products(rates["float16"], stream)
         faster = {name: FULL_THREE * getattr(three, name) for name in ("flops", "rows", "cols", "half_by_tiles")}
         found[F16X3_RATE] = replace(three, **faster, start=THREE_START, blocks=float(gpu.sms))
         for name in INTEGERS:
-            flops = rates["float32"].flops * OWN_LOOPS[DTYPES[name].itemsize]
-            found[name] = Rate(flops, rates["float16"].fill, PIPE, tile=SIDE)
+            flops = rates["float32"].flops * INTEGER_KERNEL_SHARE[DTYPES[name].itemsize]
+            found[name] = Rate(flops, rates["float16"].fill, PIPE_STEPS, tile=TILE_SIDE)
         found |= dict(_residue_rates(rates["float16"], stream))
-    elif "float16" in rates and float(gpu.capability) >= PAIRS:
+    elif "float16" in rates and float(gpu.capability) >= F16X2_MIN_CAPABILITY:
         planes = planes_by_vendor(rates["float16"], stream)
         if planes.flops > rates["float32"].flops:
             found[F16X3_RATE] = planes
@@ -284,9 +299,9 @@ def _three_products(float16: Rate, stream: float) -> Rate:
     """
     flops, split = float16.flops / 3, 3 * DTYPES["float32"].itemsize / stream
     lost = split * flops / DTYPES["float32"].flops
-    slots = float16.fill / TILE * FILLED / 2
+    slots = float16.fill / TILE_ENTRIES * FILLING_TILES_PER_SM / 2
     share, edge = THREE_TRIANGLE
-    found = Rate(flops, float16.fill, THREE_PIPE, lost, lost, batch=THREE_BATCH, tile=SIDE, slots=slots)
+    found = Rate(flops, float16.fill, THREE_PIPE, lost, lost, batch=THREE_BATCH, tile=TILE_SIDE, slots=slots)
     return replace(found, half_by_tiles=share, half_edge=edge)
 
 
@@ -302,7 +317,9 @@ def planes_by_vendor(float16: Rate, stream: float) -> Rate:
     )
     lost = own.rows / (flop * own.flops)
     own = replace(own, half_by_tiles=1.0, half_edge=0.0)
-    return replace(own, flops=1 / flop, fill=REFILLS * float16.fill, pipe=PIPE, rows=lost, cols=lost, slots=0.0)
+    return replace(
+        own, flops=1 / flop, fill=PLANE_FILL_FACTOR * float16.fill, pipe=PIPE_STEPS, rows=lost, cols=lost, slots=0.0
+    )
 
 
 def _residue_rates(float16: Rate, stream: float) -> Iterator[tuple[str, Rate]]:
@@ -313,7 +330,7 @@ def _residue_rates(float16: Rate, stream: float) -> Iterator[tuple[str, Rate]]:
     for row in plan_leaves():
         if (found := residue_leaves().get(row.name)) is not None:
             for name in (*row.types, *row.types_alone):
-                moduli, itemsize = found.level.moduli_for(name, LONG), DTYPES[name].itemsize
+                moduli, itemsize = found.level.moduli_for(name, MODULI_INNER_DIMENSION), DTYPES[name].itemsize
                 yield row.rate.format(name), _residue_rate(float16, stream, moduli, found.depth, itemsize)
 
 
@@ -328,8 +345,8 @@ def _residue_rate(float16: Rate, stream: float, moduli: int, levels: int, item: 
     lost = flops / DTYPES["float64"].flops / stream
     split = (SPLIT_BYTES[levels] - SPLIT_LESS * (8 - item) + planes) * lost
     join = (JOIN_BYTES[levels] - JOIN_LESS * (8 - item) + planes) * lost
-    pipe, slots = join + levels * LEVEL_PIPE, float16.fill / TILE * FILLED / 2
+    pipe, slots = join + levels * LEVEL_PIPE, float16.fill / TILE_ENTRIES * FILLING_TILES_PER_SM / 2
     start, width = RESIDUE_STARTS[levels], BYTES_WIDTH
-    found = Rate(flops, float16.fill, pipe, split, split, tile=SIDE, width=width, slots=slots, start=start)
+    found = Rate(flops, float16.fill, pipe, split, split, tile=TILE_SIDE, width=width, slots=slots, start=start)
     share, edge = (1.0, 0.0) if levels else RESIDUE_TRIANGLE
     return replace(found, half_by_tiles=share, half_edge=edge)

@@ -126,7 +126,7 @@ def _count_sum(
 ) -> tuple[int, list[int], list[int]]:
     """Return additions, the elements read of each input, and the elements written of each output."""
     additions, read, written = 0, [0] * len(reads), [rows * cols for rows, cols in writes]
-    for top, left, area in _regions(reads, writes):
+    for top, left, area in _written_regions(reads, writes):
         present = tuple([top < rows and left < cols for rows, cols in reads])
         wanted = tuple([top < rows and left < cols for rows, cols in writes])
         each, needed = _region_program(program, present, wanted)
@@ -136,7 +136,7 @@ def _count_sum(
     return additions, read, written
 
 
-def _regions(reads: Sequence[Rectangle], writes: Sequence[Rectangle]) -> Iterator[tuple[int, int, int]]:
+def _written_regions(reads: Sequence[Rectangle], writes: Sequence[Rectangle]) -> Iterator[tuple[int, int, int]]:
     """Yield (top, left, area) of the rectangles into which the edges of all arrays cut the written area."""
     shapes = {*reads, *writes}
     ends = [max(w[axis] for w in writes) for axis in (0, 1)]
@@ -159,15 +159,15 @@ def _region_program(
 #
 # A level that cuts a side into p parts has blocks of q = side // p rows, a few more or fewer. All its counts are
 # polynomials in the three q, the same for all sides with one remainder. They are found by counting a single problem
-# whose q are powers of BASE so large that the coefficients stand side by side as digits (Kronecker substitution).
+# whose q are powers of DIGIT_BASE so large that the coefficients stand side by side as digits (Kronecker substitution).
 
-BASE = 1 << 24
-POWERS = (1, 3, 9)  # of BASE, for the three sides; the products of two have 4, 10, 12: all different
-Digits = tuple[tuple[int, int], ...]  # (power of BASE, coefficient)
+DIGIT_BASE = 1 << 24
+SIDE_DIGIT_POWERS = (1, 3, 9)  # of DIGIT_BASE, for the three sides; the products of two have 4, 10, 12: all different
+Digits = tuple[tuple[int, int], ...]  # (power of DIGIT_BASE, coefficient)
 
 
 def _side_powers(cut: Cut, shape: Shape) -> tuple[int, ...] | None:
-    """Return the power of BASE of each side; None where formulas do not hold: with padding, or an empty block.
+    """Return the power of DIGIT_BASE of each side; None where formulas do not hold: with padding, or an empty block.
 
     Where the steps depend on which blocks are larger, the sides keep their order of size.
     """
@@ -179,7 +179,7 @@ def _side_powers(cut: Cut, shape: Shape) -> tuple[int, ...] | None:
     order = sorted((1, 0, 2), key=lambda side: least[side]) if cut.ordered else [0, 1, 2]
     if cut.ordered and any(most[x] > least[y] for x, y in pairwise(order)):
         return None
-    return tuple(POWERS[order.index(side)] for side in range(3))
+    return tuple(SIDE_DIGIT_POWERS[order.index(side)] for side in range(3))
 
 
 def _block_range(side: int, parts: int, unit: int | None) -> tuple[int, int]:
@@ -241,7 +241,7 @@ def _level_formulas(
 ) -> _Formulas | None:
     """Return the formulas of a level; None if it rejects blocks in this order of size (its own error is clearer)."""
     assert level.cut is not None
-    sides = [p * BASE**power + r for p, power, r in zip(level.cut.parts, powers, residues, strict=True)]
+    sides = [p * DIGIT_BASE**power + r for p, power, r in zip(level.cut.parts, powers, residues, strict=True)]
     try:
         steps = _lower_uncached(Plan((level,), leaf), *sides, alpha, beta)
     except PlanError:
@@ -262,13 +262,13 @@ def _level_formulas(
 
 
 def _digits(value: int) -> Digits:
-    """Return the nonzero digits of a number in base BASE, each from -BASE/2 to BASE/2."""
+    """Return the nonzero digits of a number in base DIGIT_BASE, each from -DIGIT_BASE/2 to DIGIT_BASE/2."""
     found: list[tuple[int, int]] = []
     power = 0
     while value:
-        digit = (value + BASE // 2) % BASE - BASE // 2
+        digit = (value + DIGIT_BASE // 2) % DIGIT_BASE - DIGIT_BASE // 2
         if digit:
             found.append((power, digit))
-        value = (value - digit) // BASE
+        value = (value - digit) // DIGIT_BASE
         power += 1
     return tuple(found)

@@ -25,9 +25,11 @@ counts as a sum.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import ceil, log2, sqrt
+from math import ceil, log2, prod, sqrt
+from typing import NamedTuple
 
 from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cpu.parallel_products import MIN_CONCURRENT_FLOPS
@@ -38,7 +40,7 @@ from fmm.kernels.plans.leaf import LeafUse, leaf_use
 from fmm.kernels.plans.level import Level
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.perfmodel.work import DEEP, Tiles, Triangle, Work, aligned_operands, counted_work, estimated_work
+from fmm.perfmodel.work import DEEP_PRODUCTS, Tiles, Triangle, Work, aligned_operands, counted_work, estimated_work
 from fmm.problem import Problem
 
 LEAVES_OUT = (
@@ -100,10 +102,12 @@ def predict_vendor(problem: Problem, calibration: Calibration) -> Prediction:
 
 def predict_from_work(plan: Plan, problem: Problem, work: Work, calibration: Calibration) -> Prediction:
     """Return the prediction for counts that are there already: T = P + S + L + E - H."""
-    m, k, n = problem.size
-    lanes = calibration.lanes if plan.levels and 2 * m * k * n >= MIN_CONCURRENT_FLOPS else 1
-    products, calls, starts = _products(plan, problem, work, calibration, lanes)
-    sums = _sums(plan, problem, work, calibration, lanes)
+    lanes = concurrent_products(plan, problem, calibration)
+    products = calls = starts = 0.0
+    for term in leaf_terms(plan, problem, work, calibration, lanes):
+        products, calls, starts = products + term.seconds, calls + term.calls, starts + term.calls * term.launches
+    moved = sum_bytes(plan, problem, work, calibration, lanes)
+    sums = (moved + calibration.small * work.passes) / calibration.stream
     hidden = hidden_share(plan, problem.dtype, calibration) * min(products, sums * work.overlapped)
     device_launches = calibration.launch * (starts + work.passes)
     host_launches = calibration.host * calls - (products + sums - hidden)
@@ -114,6 +118,11 @@ def predict_from_work(plan: Plan, problem: Problem, work: Work, calibration: Cal
         # The vendor's spinning threads take at most half of every processor but one.
         ends += min(calibration.spin, (products + sums + ends) * (lanes - 1) / (lanes + 1))
     return Prediction(plan, problem, calibration.name, products, sums, launches, hidden, ends)
+
+
+def concurrent_products(plan: Plan, problem: Problem, calibration: Calibration) -> int:
+    """Return the number of products that a CPU runs at a time; 1 for small products and for a leaf alone."""
+    return calibration.lanes if plan.levels and 2 * prod(problem.size) >= MIN_CONCURRENT_FLOPS else 1
 
 
 # ---- H: sums that are hidden behind products
@@ -135,8 +144,8 @@ def hidden_share(plan: Plan, dtype: str, calibration: Calibration) -> float:
 # ---- S: sums
 
 
-def _sums(plan: Plan, problem: Problem, work: Work, calibration: Calibration, lanes: int) -> float:
-    """Return the seconds of the sums: their traffic, more of it where they do not reach the streaming rate."""
+def sum_bytes(plan: Plan, problem: Problem, work: Work, calibration: Calibration, lanes: int) -> float:
+    """Return t * w: the bytes that the sums move, more of them where they do not reach the streaming rate."""
     traffic = work.traffic
     for rate_share, moved_share in (
         (calibration.sequential, work.sequential),
@@ -149,23 +158,47 @@ def _sums(plan: Plan, problem: Problem, work: Work, calibration: Calibration, la
     if plan.levels and calibration.lanes > 1:
         traffic += (problem.m + problem.n) * problem.k  # the check for overflow reads A and B
         traffic /= 1.0 if lanes > 1 else calibration.apart
-    return (traffic * problem.itemsize + calibration.small * work.passes) / calibration.stream
+    return traffic * problem.itemsize
 
 
 # ---- P: leaf products
 
 # Bytes at whose multiples rows of C must begin for `f16x3` to write two numbers at a time.
-PAIR = 8
+PAIRED_WRITE_BYTES = 8
 # How much longer the tiled kernel takes with a column-major B, in a type in which the order matters. (float32, H200:
 # x x^T has 0.74 of syrk's speed, results/nvidia-h200/tried-gram.md. Plans of six other products took 1.20 to 1.36 times
 # as long as with a row-major B, whatever the order of A: tried-choices.md.)
-BY_COLUMNS = 1.36
+COLUMN_MAJOR_B_FACTOR = 1.36
 
 
-def _products(
-    plan: Plan, problem: Problem, work: Work, calibration: Calibration, lanes: int
-) -> tuple[float, float, float]:
-    """Return the seconds of the leaf products, the number of calls (of one product or a batch), and of launches."""
+class LeafTerm(NamedTuple):
+    """Equal leaf products in P: count * max(flops / rate * slowdown, moved / memory) + count / batch * start."""
+
+    size: tuple[float, float, float]  # m, k, n
+    count: float
+    batch: float  # the number of products that start together
+    flops: float  # of one product
+    rate: float  # flop/s of a very large product
+    slowdown: float  # s
+    moved: float  # bytes of A, B and C
+    memory: float  # bytes/s
+    start: float  # seconds of each start
+    launches: int  # of each start
+
+    @property
+    def calls(self) -> float:
+        """The number of starts."""
+        return self.count / self.batch
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all these products."""
+        each = max(self.flops / self.rate * self.slowdown, self.moved / self.memory)
+        return self.count * each + self.calls * self.start
+
+
+def leaf_terms(plan: Plan, problem: Problem, work: Work, calibration: Calibration, lanes: int) -> Iterator[LeafTerm]:
+    """Yield the leaf products by shape, whole products before triangles."""
     leaf, tiles, dtype = plan.leaf_use.leaf, work.tiles, DTYPES[plan.leaf_type(problem.dtype)]
     rate = calibration.rates.get(plan.rate_name(problem.dtype)) or calibration.rate(dtype.name)
     # How many times as long as on aligned rows: the vendor's kernels, aligned copies, and the tiled kernel.
@@ -178,30 +211,29 @@ def _products(
         rate = replace(rate, **{"rows" if problem.prepared_side == "B" else "cols": 0.0})
     if leaf.prepared_by_sums and plan.levels and not (work.scalar and len(plan.levels) == 1):
         rate = _rate_prepared_by_sums(rate, plan.levels[-1])
-    singly = not plan.levels and not aligned_operands(problem, PAIR)[2]
-    seconds = calls = 0.0
+    unpaired = not plan.levels and not aligned_operands(problem, PAIRED_WRITE_BYTES)[2]
     for m, k, n, count, batch in work.leaves:
         if m and k and n:
             together = max(batch, lanes)
             if tiles:
                 slowdown = unaligned_tiles * tiled_slowdown(tiles, rate, m, k, n, together)
                 slow_order = is_b_column_major(problem) and is_slow_on_column_major_b(plan.leaf_use, dtype.name)
-                slowdown *= BY_COLUMNS if slow_order else 1.0
+                slowdown *= COLUMN_MAJOR_B_FACTOR if slow_order else 1.0
             elif rate.blocks:
-                slowdown = plane_slowdown(rate, m, k, n, together, singly) + rate.rows / m + rate.cols / n
+                slowdown = plane_slowdown(rate, m, k, n, together, unpaired) + rate.rows / m + rate.cols / n
                 slowdown = copied * leaf.relative_time * (slowdown * (rate.batch if together > 1 else 1.0))
             else:
                 slowdown = copied * leaf.relative_time * vendor_slowdown(rate, m, k, n, together, unaligned)
-            compute = dtype.flops * m * k * n / rate.flops * slowdown
             left, right, dest = tiles[2:5] if tiles else (1, 1, 1)
-            moved = (left * m * k + right * k * n + dest * m * n) * dtype.itemsize / (rate.memory or calibration.stream)
-            seconds += count * max(compute, moved) + count / batch * rate.start
-            calls += count / batch
-    of_triangles, triangle_calls = _triangles(work, rate, dtype, calibration, lanes)
-    return seconds + of_triangles, calls + triangle_calls, calls * leaf.launches + triangle_calls
+            moved = (left * m * k + right * k * n + dest * m * n) * dtype.itemsize
+            memory, flops = rate.memory or calibration.stream, dtype.flops * m * k * n
+            yield LeafTerm(
+                (m, k, n), count, batch, flops, rate.flops, slowdown, moved, memory, rate.start, leaf.launches
+            )
+    yield from _triangle_terms(work, rate, dtype, calibration, lanes)
 
 
-PASSES = 3  # over an operand to prepare it: two that read and one that writes
+PREPARATION_PASSES = 3  # over an operand to prepare it: two that read and one that writes
 
 
 def _rate_prepared_by_sums(rate: Rate, last: Level) -> Rate:
@@ -212,9 +244,11 @@ def _rate_prepared_by_sums(rate: Rate, last: Level) -> Rate:
     """
     scheme = last.bilinear
     splits_complex = last.itemsize_below(1) != 1  # parts of complex numbers are not read so
-    if not last.batched or scheme is None or splits_complex or last.products >= DEEP:
+    if not last.batched or scheme is None or splits_complex or last.products >= DEEP_PRODUCTS:
         return rate
-    left, right = (blocks / (PASSES * last.products) for blocks in (scheme.m * scheme.k, scheme.k * scheme.n))
+    left, right = (
+        blocks / (PREPARATION_PASSES * last.products) for blocks in (scheme.m * scheme.k, scheme.k * scheme.n)
+    )
     return replace(rate, rows=rate.rows * right, cols=rate.cols * left)
 
 
@@ -234,7 +268,7 @@ def is_slow_on_column_major_b(use: LeafUse, dtype: str) -> bool:
 # On unaligned rows a product with few tiles is cut into parts of this number of steps along the inner dimension.
 # (1077 x 15493 x 179 on an H200 in TF32 and bfloat16: without the cut the prediction is 1.7 and 1.4 times the measured
 # time, with it 1.3 and 1.1. Times of the vendor's other kernels in these types show no cut.)
-CUT = 4096
+SPLIT_K_STEPS = 4096
 
 
 def vendor_slowdown(rate: Rate, m: float, k: float, n: float, together: float, unaligned: float = 1.0) -> float:
@@ -245,10 +279,10 @@ def vendor_slowdown(rate: Rate, m: float, k: float, n: float, together: float, u
     (With both times `unaligned`, 72 thin products on unaligned rows of an H200 in TF32 and bfloat16 were predicted 13
     and 7 % too long at the median; this way 5 and 1 %.)
     """
-    if together * m * n < FEW_ROUNDS * rate.sms * ROUND_TILES[0][0] * ROUND_TILES[0][1]:
+    if together * m * n < MAX_COUNTED_ROUNDS * rate.sms * ROUND_TILES[0][0] * ROUND_TILES[0][1]:
         slowdown = unaligned * _round_slowdown(rate, m, k, n, together) + rate.rows / m + rate.cols / n
         return slowdown * (rate.batch if together > 1 else 1.0)
-    cuts = max(k / CUT, 1.0) if unaligned > 1 else 1.0
+    cuts = max(k / SPLIT_K_STEPS, 1.0) if unaligned > 1 else 1.0
     slowdown = unaligned * (1 + rate.fill / (together * m * n * cuts)) + sqrt(unaligned) * rate.pipe / k
     reading = rate.rows / m + rate.cols / n
     if not rate.slots:
@@ -264,14 +298,14 @@ def vendor_slowdown(rate: Rate, m: float, k: float, n: float, together: float, u
 
 # Rounds are counted where there are fewer than this. Of more rounds the last leaves little idle, and `fill` fits
 # better.
-FEW_ROUNDS = 3
+MAX_COUNTED_ROUNDS = 3
 # The tiles in which the vendor's ordinary cores compute C, and by which share a tile of half the size takes longer for
 # each entry. (Settled on the products of five H200s.)
-ROUND_TILES, SMALLER_TILE = ((256, 128), (128, 256), (128, 128), (64, 64)), 0.03
+ROUND_TILES, SMALLER_TILE_LOSS = ((256, 128), (128, 256), (128, 128), (64, 64)), 0.03
 # The most parts into which a tile is cut along the inner dimension where whole tiles would leave most of the last round
 # idle. (203 products of H200s: the formula is off by 4.1 % at the median and 9.9 % at nine tenths with this cut, by 5.0
 # and 12.5 % without.)
-MAX_PARTS = 4
+MAX_SPLIT_K_PARTS = 4
 
 
 def _round_slowdown(rate: Rate, m: float, k: float, n: float, together: float) -> float:
@@ -293,8 +327,8 @@ def _round_options(sms: float, m: float, n: float, together: float) -> tuple[tup
     for rows, cols in ROUND_TILES:
         tiles = ceil(m / rows) * ceil(n / cols) * together
         whole = tiles / together * rows * cols / (m * n)
-        smaller = 1 + SMALLER_TILE * log2(ROUND_TILES[0][0] * ROUND_TILES[0][1] / (rows * cols))
-        for parts in (*range(1, MAX_PARTS + 1), max(sms // tiles, 1)):
+        smaller = 1 + SMALLER_TILE_LOSS * log2(ROUND_TILES[0][0] * ROUND_TILES[0][1] / (rows * cols))
+        for parts in (*range(1, MAX_SPLIT_K_PARTS + 1), max(sms // tiles, 1)):
             found.append((parts, ceil(tiles * parts / sms) * sms / (tiles * parts) * whole * smaller))
     best: list[tuple[float, float]] = []
     for parts, slower in sorted(found):
@@ -307,10 +341,10 @@ def _round_options(sms: float, m: float, n: float, together: float) -> tuple[tup
 
 # How much longer products take that wait for each other. (Sums inside, on two H200s: 1.04 to 1.34 with up to 132 tiles,
 # the median of 12 shapes 1.14; with more tiles 0.95 to 1.11, the median of 65 shapes 0.99.)
-WAITING = 1.14
+WAITING_FACTOR = 1.14
 # Steps along the inner dimension in whose time a thread block writes a tile of C. (Without it products of 128 to 208
 # steps are predicted 10 to 30 % too short on an H200.)
-WRITING = 30.0
+TILE_WRITE_STEPS = 30.0
 
 
 def tiled_slowdown(tiles: Tiles, rate: Rate, m: float, k: float, n: float, together: float) -> float:
@@ -324,63 +358,61 @@ def tiled_slowdown(tiles: Tiles, rate: Rate, m: float, k: float, n: float, toget
     whole = number * tiles.height * tiles.width / (m * n)
     added = (tiles.left - 1) / tiles.width + (tiles.right - 1) / tiles.height + (tiles.dest - 1) / k
     running = max(together, tiles.together) * number
-    start = rate.waves / running + rate.pipe / (k * max(running / (rate.sms or running), 1)) + WRITING / k
+    start = rate.waves / running + rate.pipe / (k * max(running / (rate.sms or running), 1)) + TILE_WRITE_STEPS / k
     # Where the tiles of one product leave multiprocessors free, the next product begins beside it; of products that add
     # to the same block of C one waits for the other.
     fewer = ceil(m / TMA_FUSED_SIZES.m_s) * ceil(n / TMA_FUSED_SIZES.n_s) <= rate.sms
-    waiting = WAITING if tiles.dest > 1 and fewer else 1.0
+    waiting = WAITING_FACTOR if tiles.dest > 1 and fewer else 1.0
     return (rate.tiled or 1.0) * whole * (1 + start + rate.inside * added) * waiting
 
 
 # ---- s of the kernel of three float16 products (f16x3): whole rounds of its own tiles, one after the other in each
 # thread block, so that nothing hides the beginning and end of a tile. Left out: clocks that fall under load.
 
-WIDE = F16X3_SIZES[0]
+WIDE_TILE = F16X3_SIZES[0]
 # The time of a tile of half the width as a share of a wide tile's: along the inner dimension, and to begin and end.
-# (Settled with SINGLY, ALONE and the rate of `f16x3` on 289 products of an H200: off by 2.7 % at the median and 7.6 %
-# at nine tenths; without rounds, with one end for all rows and no start, by 12 and 31 %.)
-NARROW, NARROW_END = 0.70, 0.41
+# (Settled with UNPAIRED_WRITE_FACTOR, UNSHARED_BLOCK_FACTOR and the rate of `f16x3` on 289 products of an H200: off by
+# 2.7 % at the median and 7.6 % at nine tenths; without rounds, with one end for all rows and no start, by 12 and 31 %.)
+NARROW_TILE_STEPS, NARROW_TILE_END = 0.70, 0.41
 # How much longer a tile takes to begin and end where rows of C do not begin at multiples of eight bytes, so that each
 # number is written by itself.
-SINGLY = 1.5
+UNPAIRED_WRITE_FACTOR = 1.5
 # How much longer a tile takes whose thread block shares nothing with a neighbour.
-ALONE = 1.05
-# By how much longer a product takes each time that C's sides double beyond NEAR rows and columns: the blocks of a round
-# then read lines that are farther and farther apart. (25 plans on an H200 with leaf products of 4096 to 65536 rows and
-# columns, results/nvidia-h200/f16x3-leaves.json: without it, sides of 65536 took 1.27 to 1.36 times the prediction,
-# 16384 1.00 to 1.14, 4096 and 8192 1.06.)
-FAR, NEAR = 0.065, 8192.0
+UNSHARED_BLOCK_FACTOR = 1.05
+# By how much longer a product takes each time that C's sides double beyond NEAR_LINES_SIDE rows and columns: the blocks
+# of a round then read lines that are farther and farther apart. (25 plans on an H200 with leaf products of 4096 to
+# 65536 rows and columns, results/nvidia-h200/f16x3-leaves.json: without it, sides of 65536 took 1.27 to 1.36 times the
+# prediction, 16384 1.00 to 1.14, 4096 and 8192 1.06.)
+FAR_LINES_FACTOR, NEAR_LINES_SIDE = 0.065, 8192.0
 
 
-def plane_slowdown(rate: Rate, m: float, k: float, n: float, together: float, singly: bool) -> float:
+def plane_slowdown(rate: Rate, m: float, k: float, n: float, together: float, unpaired: bool) -> float:
     """Return how many times as long as flops / rate the products take together, without preparing their planes."""
     rows, cols, count = ceil(m), ceil(n), ceil(together)
     s = best_wgmma_sizes(rows, cols, count, int(rate.blocks), F16X3_SIZES)
     rounds = ceil(
         count_cluster_tiles(cluster_tiles(rows, cols, s), s, False) * count / max(rate.blocks // s.cluster, 1)
     )
-    narrow, alone = s.n_s < WIDE.n_s, ALONE if s.cluster == 1 else 1.0
-    steps = ceil(k / PLANE_CHUNK) * PLANE_CHUNK * (NARROW if narrow else 1.0)
-    end = rate.pipe * (SINGLY if singly else 1.0) * (NARROW_END if narrow else 1.0)
-    far = 1 + FAR * max(log2(m * n / NEAR**2) / 2, 0.0)
-    return far * alone * rounds * (steps + end) * rate.blocks * WIDE.m_s * WIDE.n_s / (m * k * n * together)
+    narrow, alone = s.n_s < WIDE_TILE.n_s, UNSHARED_BLOCK_FACTOR if s.cluster == 1 else 1.0
+    steps = ceil(k / PLANE_CHUNK) * PLANE_CHUNK * (NARROW_TILE_STEPS if narrow else 1.0)
+    end = rate.pipe * (UNPAIRED_WRITE_FACTOR if unpaired else 1.0) * (NARROW_TILE_END if narrow else 1.0)
+    far = 1 + FAR_LINES_FACTOR * max(log2(m * n / NEAR_LINES_SIDE**2) / 2, 0.0)
+    return far * alone * rounds * (steps + end) * rate.blocks * WIDE_TILE.m_s * WIDE_TILE.n_s / (m * k * n * together)
 
 
 # ---- P of triangles: a share of the time of the whole product
 
 
-def _triangles(work: Work, rate: Rate, dtype: DType, calibration: Calibration, lanes: int) -> tuple[float, float]:
-    """Return the seconds and the calls of leaf products of which one triangle is computed."""
-    seconds = calls = 0.0
+def _triangle_terms(work: Work, rate: Rate, dtype: DType, calibration: Calibration, lanes: int) -> Iterator[LeafTerm]:
+    """Yield the leaf products of which one triangle is computed; their slowdown has the triangle's share in it."""
     for x in work.triangles:
         m, k = x.rows, x.k
         if m and k:
             share = _triangle_share(x, work, rate, dtype, calibration.batches)
-            whole = dtype.flops * m * k * m / rate.flops * vendor_slowdown(rate, m, k, m, max(x.together, lanes))
-            moved = (m * k + m * m) * dtype.itemsize / (rate.memory or calibration.stream)
-            seconds += x.number * max(share * whole, moved) + x.number / x.together * rate.start
-            calls += x.number / x.together
-    return seconds, calls
+            slowdown = share * vendor_slowdown(rate, m, k, m, max(x.together, lanes))
+            moved, memory = (m * k + m * m) * dtype.itemsize, rate.memory or calibration.stream
+            flops = dtype.flops * m * k * m
+            yield LeafTerm((m, k, m), x.number, x.together, flops, rate.flops, slowdown, moved, memory, rate.start, 1)
 
 
 def _triangle_share(x: Triangle, work: Work, rate: Rate, dtype: DType, batches: bool) -> float:

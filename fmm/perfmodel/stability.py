@@ -42,7 +42,7 @@ def plan_schemes(plan: Plan) -> tuple[Scheme, ...]:
 
 # ---- the bound of a plan, by a walk over its steps
 
-Spot = tuple[str, int, int, Part | None]
+PlaceKey = tuple[str, int, int, Part | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class _ErrorWalk:
 
     def __init__(self) -> None:
         self.atoms: dict[object, tuple[float, float]] = {}
-        self.held: dict[Spot, _Value] = {}
+        self.held: dict[PlaceKey, _Value] = {}
 
     def atom(self, key: object, size: float = 1.0, error: float = 0.0) -> _Value:
         self.atoms[key] = (size, error)
@@ -198,7 +198,7 @@ def expected_error_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = 
     random *= prod(level.error_growth for level in plan.levels)
     positive *= prod(level.positive_growth for level in plan.levels)
     if in_pieces and DTYPES[dtype].is_complex and any(x.dtype_below(dtype) != dtype for x in plan.levels):
-        random, positive = random * SHORTER_PIECES.random, positive * SHORTER_PIECES.positive
+        random, positive = random * SHORTER_PIECES_GROWTH.random, positive * SHORTER_PIECES_GROWTH.positive
     return float(plan.leaf_use.leaf.relative_error * max(random, positive))
 
 
@@ -212,7 +212,7 @@ class _Growths(NamedTuple):
 # The largest error of a real product over that of a complex one: BLAS adds up complex products in shorter pieces.
 # (Measured at k = 32 to 2048: complex products by four real ones have up to 1.6 and 2.3 times the error, by three up to
 # 5.9 on positive numbers, at k = 291, which a complex product adds in two pieces and a real one in a single sum.)
-SHORTER_PIECES: Final = _Growths(1.6, 2.7)
+SHORTER_PIECES_GROWTH: Final = _Growths(1.6, 2.7)
 
 
 def _error_variance(plan: Plan, level: Callable[[_Shares, float], float]) -> float:

@@ -128,8 +128,8 @@ def estimated_workspace(plan: Plan, problem: Problem) -> float:
 
 # ---- whole products: from the footprints of the levels, or counted from the steps
 
-OF_TRAFFIC = ("sequential", "ragged", "overlapped", "scalar", "deep", "parts")  # fields of Work: shares of traffic
-OF_PRODUCTS = ("unaligned", "odd", "copied")  # fields of Work: shares of the leaf products
+TRAFFIC_SHARES = ("sequential", "ragged", "overlapped", "scalar", "deep", "parts")  # fields of Work: shares of traffic
+PRODUCT_SHARES = ("unaligned", "odd", "copied")  # fields of Work: shares of the leaf products
 
 
 def _product_work(plan: Plan, problem: Problem) -> Work:
@@ -142,7 +142,7 @@ def _product_work(plan: Plan, problem: Problem) -> Work:
     m, k, n = footprints[-1].sides if footprints else problem.size
     leaves = ((float(m), float(k), float(n), moves.products, _products_together(plan)),)
     whole = moves.traffic or 1.0
-    shares = {name: getattr(moves, name) / whole for name in OF_TRAFFIC}
+    shares = {name: getattr(moves, name) / whole for name in TRAFFIC_SHARES}
     return Work(leaves, moves.traffic, moves.passes, **shares, **_row_shares(plan, problem, direct))
 
 
@@ -168,7 +168,7 @@ def _products_together(plan: Plan) -> float:
 class _SumMoves:
     """Counts of a plan's sums, from the outermost level inwards.
 
-    Elements moved, in all and in each of the ways of OF_TRAFFIC; passes; and the number of products below the levels.
+    Elements moved, in all and in each way of TRAFFIC_SHARES; passes; and the number of products below the levels.
     """
 
     traffic: float = 0.0
@@ -200,7 +200,7 @@ def _sum_moves(plan: Plan, problem: Problem, footprints: Sequence[Footprint]) ->
         found.traffic += moved
         found.sequential += moved if f.sequential else 0.0
         found.parts += moved if itemsize != before else 0.0
-        found.deep += moved if f.products >= DEEP else 0.0
+        found.deep += moved if f.products >= DEEP_PRODUCTS else 0.0
         found.overlapped += moved if below_overlapped else 0.0
         below_overlapped = below_overlapped or level.streams > 1
         found.passes += found.products * f.passes
@@ -235,10 +235,10 @@ def level_footprint(level: Level, sides: Sides) -> Footprint | None:
 
 # ---- how rows are aligned
 
-ACCESS = 16  # bytes that the sums of a GPU move at a time on rows that begin at multiples of them
-DEEP_ACCESS = 8  # the same in three levels in one pass
-DEEP = 7**3  # products of three levels in one pass
-WORD = 4  # bytes at whose multiples rows must begin for all but the vendor's slowest products
+WIDE_ACCESS_BYTES = 16  # bytes that the sums of a GPU move at a time on rows that begin at multiples of them
+DEEP_ACCESS_BYTES = 8  # the same in three levels in one pass
+DEEP_PRODUCTS = 7**3  # products of three levels in one pass
+WORD_BYTES = 4  # bytes at whose multiples rows must begin for all but the vendor's slowest products
 
 
 def are_rows_aligned(problem: Problem, unit: int) -> bool:
@@ -257,7 +257,7 @@ def access_bytes(products: float, itemsize: int) -> int:
 
     A GPU thread of three levels in one pass has registers for two numbers at most.
     """
-    return ACCESS if products < DEEP else min(2 * itemsize, DEEP_ACCESS)
+    return WIDE_ACCESS_BYTES if products < DEEP_PRODUCTS else min(2 * itemsize, DEEP_ACCESS_BYTES)
 
 
 def _unaligned_elements(moved: Sequence[float], aligned: Sequence[bool]) -> float:
@@ -271,7 +271,7 @@ def _vendor_access(itemsize: int) -> int:
     (complex128, H200: 28 products with an odd number of columns took 1.21 times as long as 30 others, apart from what
     the formula predicted.)
     """
-    return max(ACCESS, 2 * itemsize)
+    return max(WIDE_ACCESS_BYTES, 2 * itemsize)
 
 
 def _row_shares(plan: Plan, problem: Problem, direct: float) -> dict[str, Any]:
@@ -280,7 +280,7 @@ def _row_shares(plan: Plan, problem: Problem, direct: float) -> dict[str, Any]:
     `direct` is the share of leaf products that use A, B or C themselves. A batch reads only temporaries, whose rows are
     aligned.
     """
-    vectors, words = aligned_operands(problem, _vendor_access(problem.itemsize)), aligned_operands(problem, WORD)
+    vectors, words = aligned_operands(problem, _vendor_access(problem.itemsize)), aligned_operands(problem, WORD_BYTES)
     if plan.levels and all(level.splits_complex for level in plan.levels):
         # The real products are those of the parts of complex numbers, in matrices of the same sides, without padding.
         parts, direct = replace(problem, dtype=plan.leaf_type(problem.dtype)), 1.0
@@ -348,8 +348,8 @@ def _gram_work(plan: Plan, problem: Problem) -> Work:
         triangles=tuple(triangles),
         triangles_unaligned=rows["unaligned"],
         triangles_odd=rows["odd"],
-        **_weighted_shares(OF_TRAFFIC, [(c * w.traffic, w) for c, _, w in products], traffic),
-        **_weighted_shares(OF_PRODUCTS, by_products, 0.0),
+        **_weighted_shares(TRAFFIC_SHARES, [(c * w.traffic, w) for c, _, w in products], traffic),
+        **_weighted_shares(PRODUCT_SHARES, by_products, 0.0),
     )
 
 
@@ -368,13 +368,13 @@ class _GramParts:
         self.products: Counter[tuple[Plan, Shape, int]] = Counter()  # plan, size, number that start together
         self.triangles: Counter[tuple[Shape, int, str, bool]] = Counter()  # size, number together, leaf, loose
 
-    def walk(self, plan: Plan, size: Shape, asked: GemmParams, together: int = 1) -> None:
+    def walk(self, plan: Plan, size: Shape, params: GemmParams, together: int = 1) -> None:
         """Add the parts of a product of this size by the plan."""
-        steps = lower_level(plan, *size, *asked) if asked.op != "product" else None
-        if asked.op == "product":
+        steps = lower_level(plan, *size, *params) if params.op != "product" else None
+        if params.op == "product":
             self.products[plan, size, 1 if plan.levels else together] += 1
         elif steps is None:
-            self.triangles[size, together, plan.leaf, asked.fill == "loose"] += 1
+            self.triangles[size, together, plan.leaf, params.fill == "loose"] += 1
         else:
             own = peak = self.held + sum(rows * cols for _, rows, cols in steps.temporaries)
             mirrored_by_kernel = not plan.levels and plan.leaf_use.leaf.mirrors

@@ -17,7 +17,14 @@ from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.decisions.early_declines import is_small_on_host
+from fmm.runtime.decisions.early_declines import (
+    CallKey,
+    OnDecline,
+    are_small_matrices,
+    find_declined_call,
+    is_small_on_host,
+    no_action,
+)
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
 from fmm.runtime.matmul import describe_kernels, run_with_fallback
 from fmm.runtime.operands import byte_span, may_overlap
@@ -52,16 +59,26 @@ class GemmOperands(NamedTuple):
     conjugates: tuple[bool, bool]
     target: Any
     addend: Any = None
+    on_decline: OnDecline = no_action
 
 
 def run_gemm(
-    library: Library, a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams, constraints: PlanConstraints
+    library: Library,
+    a: Any,
+    b: Any,
+    c: Any,
+    out: Any,
+    params: BlasGemmParams,
+    constraints: PlanConstraints,
+    on_decline: OnDecline = no_action,
 ) -> Any:
     """Return alpha op(a) op(b) + beta c, in `out` unless that is None."""
     a, b, c = library.promote_operands(a, b, c if params.beta else None)
     operands = _arrange_operands(library, a, b, c, out, params)
+    operands = operands._replace(on_decline=on_decline)
     own = _with_gemm_params(library, operands, params, constraints)
-    if constraints is NO_CONSTRAINTS and library.processor == "cpu" and is_small_on_host(operands.a, operands.b):
+    if constraints is NO_CONSTRAINTS and _is_small(library, operands):
+        on_decline(library)
         result = _run_library_gemm(library, operands, own)
     else:
         result = _run_planned_gemm(library, operands, own)
@@ -69,6 +86,28 @@ def run_gemm(
         return result
     library.copy(result, out)
     return out
+
+
+def run_declined_gemm(key: CallKey, a: Any, b: Any, c: Any, out: Any) -> Any:
+    """Return the result of a call that was declined a moment ago, by the library's own functions; else None."""
+    declined = find_declined_call(key)
+    if declined is None:
+        return None
+    library = declined.library
+    alpha, beta, op_a, op_b = declined.params
+    if op_a != "N":
+        a = library.transposed(a) if op_a == "T" else library.conjugated(library.transposed(a))
+    if op_b != "N":
+        b = library.transposed(b) if op_b == "T" else library.conjugated(library.transposed(b))
+    return library.quick_gemm(a, b, c if beta else None, alpha, beta, out)
+
+
+def _is_small(library: Library, operands: GemmOperands) -> bool:
+    """Return True if the sides are too short for any plan on the host."""
+    if library.processor != "cpu":
+        return False
+    is_small = are_small_matrices if library.differentiable else is_small_on_host
+    return is_small(operands.a, operands.b)
 
 
 def explain_gemm(
@@ -208,6 +247,8 @@ def _run_planned_gemm(library: Library, operands: GemmOperands, constraints: Pla
         library.vendor(operands.a, operands.b)
         raise PlanError(call.plan_refusal)
     if call.plan is None or (call.plan == VENDOR and library.gemm_name):
+        if not call.setting.vendor_advantage:  # an advantage of these very arrays
+            operands.on_decline(library)
         return _run_library_gemm(library, operands, constraints)
     target = operands.target
     if target is not None and not writes_there(library, call, operands.a, operands.b, target):

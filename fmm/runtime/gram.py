@@ -21,6 +21,7 @@ from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.problem import Fill
 from fmm.runtime.decisions.decide import Decision
+from fmm.runtime.decisions.early_declines import CallKey, OnDecline, find_declined_call, no_action
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, GramKey, PlanConstraints
 from fmm.runtime.matmul import describe_kernels, run_cached_gram, run_with_fallback
 from fmm.runtime.operands import may_overlap
@@ -49,10 +50,32 @@ class GramOperands(NamedTuple):
     is_transposed: bool  # the product is the transposed one
 
 
-def run_gram(library: Library, a: Any, b: Any, out: Any, params: GramParams, constraints: PlanConstraints) -> Any:
-    """Return alpha a^H a + beta out (with `rows` a a^H, with b the product a b)."""
+def run_gram(
+    library: Library,
+    a: Any,
+    b: Any,
+    out: Any,
+    params: GramParams,
+    constraints: PlanConstraints,
+    on_decline: OnDecline = no_action,
+) -> Any:
+    """Return alpha a^H a + beta out (with `rows` a a^H, with b the product a b).
+
+    `on_decline` is called when the library computes the call, as it will the next one like it.
+    """
     operands = _arrange_operands(library, a, b, out, params)
-    c = _run_operands(library, operands, constraints)
+    c = _run_operands(library, operands, constraints, on_decline)
+    return out if out is not None else library.transposed(c) if operands.is_transposed else c
+
+
+def run_declined_gram(key: CallKey, a: Any, b: Any, out: Any) -> Any:
+    """Return the result of a call that was declined a moment ago, by the library's own functions; else None."""
+    declined = find_declined_call(key)
+    if declined is None or not key.library.is_plain_product(a, a if b is None else b, out):
+        return None
+    library = declined.library
+    operands = _arrange_operands(library, a, b, out, declined.params)
+    c = _run_vendor(library, operands, declined.vendor_mirrors)
     return out if out is not None else library.transposed(c) if operands.is_transposed else c
 
 
@@ -62,9 +85,17 @@ def explain_gram(
     """Return the decision of `run_gram`; nothing is computed."""
     operands = _arrange_operands(library, a, b, out, params)
     call, chosen = _select_call(library, operands, constraints, cached=False)
+    if operands.params.alpha == 0:
+        why = f"{library.name} answers: alpha is 0, so the factors are not read"
+        return replace(call.decision, plan=VENDOR, reason=why, kernels=(library.vendor_name,))
     is_plain = b is None and constraints == NO_CONSTRAINTS and params == GramParams(params.rows)
     if is_plain and (kernel := describe_small_gram(a, params.rows, out)):
         return replace(call.decision, kernels=(kernel,))
+    if constraints == NO_CONSTRAINTS and _has_few_product_rows(library, operands):
+        name = library.gemm_name if operands.params.beta and _has_whole_gemm(library, operands) else library.vendor_name
+        why = f"{library.name} answers: the product has at most {MAX_WHOLE_ROWS} rows"
+        kernels = (f"{name}: a whole product, with one triangle mirrored",)
+        return replace(call.decision, plan=VENDOR, reason=why, kernels=kernels)
     if call.plan is None and _vendor_mirrors(call, operands):
         kernel = f"{library.vendor_name}: BLAS's syrk, one triangle, and NumPy's mirror"
         return replace(call.decision, kernels=(kernel,))
@@ -206,23 +237,41 @@ def _whole_product(params: GemmParams) -> GemmParams:
     return GemmParams(op=params.op)
 
 
-def _run_operands(library: Library, operands: GramOperands, constraints: PlanConstraints) -> Any:
+def _run_operands(library: Library, operands: GramOperands, constraints: PlanConstraints, on_decline: OnDecline) -> Any:
     """Return C, in `out` unless that is None."""
+    if operands.params.alpha == 0:  # no plan runs, not even the caller's
+        on_decline(library)
+        return _run_vendor(library, operands)
+    if constraints is NO_CONSTRAINTS and _has_few_product_rows(library, operands):
+        on_decline(library)
+        return _run_vendor(library, operands)
     call, chosen = _select_call(library, operands, constraints)
     left, right = chosen.left, chosen.right
     if call.plan_refusal:
         library.vendor(left, right)
         raise PlanError(call.plan_refusal)
+    mirrors = _vendor_mirrors(call, operands)
     if _uses_library_gemm(library, call, operands, constraints):
-        return _run_library_gemm(library, operands)
-    c = None
-    if call.plan is not None:
-        c = run_with_fallback(library, call, left, right, chosen.out, constraints._replace(params=chosen.params))
-    if c is not None and chosen is operands:
-        return c
-    if c is None and _vendor_mirrors(call, operands):
-        return library.vendor(operands.left, operands.right, operands.out)
-    return _finish(library, operands, library.vendor(left, right) if c is None else c)
+        on_decline(library)
+        return _run_vendor(library, operands)
+    if call.plan is None:
+        on_decline(library, mirrors)
+        return _run_vendor(library, operands, mirrors)
+    c = run_with_fallback(library, call, left, right, chosen.out, constraints._replace(params=chosen.params))
+    if c is None:
+        return _run_vendor(library, operands, mirrors)
+    return c if chosen is operands else _finish(library, operands, c)
+
+
+# A product of so few rows is computed whole: the calls for one triangle would take longer than the product.
+MAX_WHOLE_ROWS = 128
+
+
+def _has_few_product_rows(library: Library, operands: GramOperands) -> bool:
+    """Return True for a product of few rows on the host. NumPy's own product of a and a.T computes one triangle."""
+    is_vendors = not library.differentiable and operands.params == GemmParams(op="gram")
+    is_matrix = library.processor == "cpu" and operands.left.ndim == 2
+    return is_matrix and operands.left.shape[0] <= MAX_WHOLE_ROWS and not is_vendors
 
 
 def _vendor_mirrors(call: PreparedCall, operands: GramOperands) -> bool:
@@ -234,17 +283,24 @@ def _uses_library_gemm(
     library: Library, call: PreparedCall, operands: GramOperands, constraints: PlanConstraints
 ) -> bool:
     """Return True for a product of two matrices on the host, by a library with a gemm: BLAS has no triangle of it."""
-    has_gemm = library.processor == "cpu" and bool(library.gemm_name) and constraints.plan is None
-    return has_gemm and call.plan == VENDOR and operands.params.op == "symmetric"
+    return constraints.plan is None and call.plan == VENDOR and _has_whole_gemm(library, operands)
 
 
-def _run_library_gemm(library: Library, operands: GramOperands) -> Any:
-    """Return the whole product by the library's gemm, in an array of its own, with one triangle mirrored."""
-    params = operands.params
-    if not params.beta:
-        return _finish(library, operands, library.vendor(operands.left, operands.right))
+def _has_whole_gemm(library: Library, operands: GramOperands) -> bool:
+    return library.processor == "cpu" and bool(library.gemm_name) and operands.params.op == "symmetric"
+
+
+def _run_vendor(library: Library, operands: GramOperands, vendor_mirrors: bool = False) -> Any:
+    """Return the whole product by the library's own functions, with one triangle mirrored."""
+    params, left, right = operands.params, operands.left, operands.right
+    if params.alpha == 0:  # the factors are not read then, not even inf or NaN, as in BLAS's syrk
+        left, right = left[..., :0], right[..., :0, :]
+    if vendor_mirrors:
+        return library.vendor(left, right, operands.out)
+    if not params.beta or not _has_whole_gemm(library, operands):
+        return _finish(library, operands, library.vendor(left, right))
     whole = library.broadcast_copy(operands.out, tuple(operands.out.shape), operands.out)
-    library.vendor_gemm(operands.left, operands.right, whole, params.alpha, params.beta)
+    library.vendor_gemm(left, right, whole, params.alpha, params.beta)
     return _finish(library, operands._replace(params=params._replace(alpha=1, beta=0)), whole)
 
 
@@ -252,7 +308,8 @@ def _finish(library: Library, operands: GramOperands, product: Any) -> Any:
     """Apply factors and fill to a whole product; return `out`, or the product itself."""
     params = operands.params
     out = product if operands.out is None else operands.out
-    library.write_triangle(product, out, _as_real(params.alpha), _as_real(params.beta), params.fill)
+    alpha, beta = (x if type(x) is int else _as_real(x) for x in (params.alpha, params.beta))
+    library.write_triangle(product, out, alpha, beta, params.fill)
     library.mark_written(out)
     return out
 

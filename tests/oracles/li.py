@@ -85,4 +85,4 @@ def recurrence(quantity: Quantity, method: str, k: int) -> Polynomial:
         ("winograd", "volume"): "136n^2/4",
     }
     increment = first[method, quantity] if k == 1 else li_formulas.INCREMENTS[method][QUANTITIES.index(quantity)]
-    return recurrence(quantity, method, k - 1).writes_triangle().times(7) + Polynomial.parse(increment)
+    return recurrence(quantity, method, k - 1).at_half().times(7) + Polynomial.parse(increment)

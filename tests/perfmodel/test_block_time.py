@@ -44,8 +44,8 @@ def names(found: list[TileSizes]) -> list[str]:
 @pytest.mark.parametrize("s", STRATEGIES, ids=lambda s: s.name)
 def test_what_nothing_is_added_to_is_the_papers(s: TileSizes, monkeypatch: pytest.MonkeyPatch) -> None:
     """(20) and (21), whole rounds: no waiting, no other instructions, lines as they lie, an unlimited memory."""
-    monkeypatch.setattr(block_model, "COPY", 0)
-    monkeypatch.setattr(block_model, "LOOP", 0)
+    monkeypatch.setattr(block_model, "COPY_INSTRUCTIONS", 0)
+    monkeypatch.setattr(block_model, "LOOP_INSTRUCTIONS", 0)
     monkeypatch.setattr(Side, "fragment_reads", lambda *_: 0)
     monkeypatch.setattr(Side, "reads_bursts", False)
     monkeypatch.setattr(Side, "shared_elements", property(lambda side: side.tile))
@@ -60,18 +60,18 @@ def test_what_nothing_is_added_to_is_the_papers(s: TileSizes, monkeypatch: pytes
 def test_terms_written_out() -> None:
     """Huge by hand: 512 multiply-adds, 16 + 16 wide reads, 1 + 1 copies; A's fragments of four steps in 256 cycles."""
     huge = named_strategy("Huge")
-    assert block_model.issue_cycles(huge, GEMM, block_model.ROWS, H200) == 512 + 32 + 2 * 5 + 50
+    assert block_model.issue_cycles(huge, GEMM, block_model.ROW_MAJOR, H200) == 512 + 32 + 2 * 5 + 50
     burst = 2 * (256 * 8 * 4 * 4 / 128 - 2 * 64)
-    near = block_model.wait_cycles(huge, GEMM, block_model.ROWS, H200, 1e6)
+    near = block_model.wait_cycles(huge, GEMM, block_model.ROW_MAJOR, H200, 1e6)
     assert near == H200.fitted.wait + burst
-    assert block_model.wait_cycles(huge, GEMM, block_model.ROWS, H200, 2 * H200.near) == near + H200.fitted.far / 2
+    assert block_model.wait_cycles(huge, GEMM, block_model.ROW_MAJOR, H200, 2 * H200.near) == near + H200.fitted.far / 2
     cycles = 4 / 128 * (H200.fitted.share * 2 * 256 * 8 * 8 + 2 * 1024 + 1024)
-    assert block_model.shared_cycles(huge, GEMM, block_model.ROWS, H200) == pytest.approx(cycles)
+    assert block_model.shared_cycles(huge, GEMM, block_model.ROW_MAJOR, H200) == pytest.approx(cycles)
 
 
 def test_a_sum_is_copied_read_added_and_written() -> None:
     """Two blocks of A, turned: two copies of five, two reads, four additions, four stores; B's lines stay."""
-    a, b = block_model.operand_sides(named_strategy("Huge"), (2, 2, 2))
+    a, b = block_model.operand_tiles(named_strategy("Huge"), (2, 2, 2))
     assert (a.instructions, b.instructions) == (10 + 2 + 4 + 4, 10 + 2 + 4 + 1)
     assert (a.shared_elements, b.shared_elements) == (1024 * (2 * 4 + 1), 1024 * (4 + 1))
     assert (a.reads_bursts, b.reads_bursts) == (False, False)
@@ -80,7 +80,7 @@ def test_a_sum_is_copied_read_added_and_written() -> None:
 def test_fewer_lanes_bind_before_slots() -> None:
     """64 lanes take two cycles for a warp's multiply-add, and other instructions go in between."""
     huge, half = named_strategy("Huge"), replace(H200, limits=capability_limits("8.0"))
-    assert block_model.issue_cycles(huge, GEMM, block_model.ROWS, half) == 1024
+    assert block_model.issue_cycles(huge, GEMM, block_model.ROW_MAJOR, half) == 1024
 
 
 @pytest.mark.parametrize("w", [GEMM, (2, 2, 2)])

@@ -247,7 +247,7 @@ def test_step_tables_need_little_more_than_is_estimated() -> None:
             estimate = estimated_workspace(plan, problem)
             if tables & set(above):
                 seen += 1
-                assert workspace(plan, *problem.size, 4) * candidates.FAR < estimate / 2
+                assert workspace(plan, *problem.size, 4) * candidates.STEP_TABLE_NEAR_LIMIT_SHARE < estimate / 2
 
 
 def test_nothing_is_composed_without_workspace() -> None:

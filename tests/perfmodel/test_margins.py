@@ -9,11 +9,11 @@ import pytest
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choose import (
-    COMPLEX_TILE,
-    FEW_TILES,
-    KNOWN_ROUNDS,
-    OTHER_TYPE,
-    TRIANGLE_CUT,
+    COMPLEX_TILE_SIDE,
+    FEW_TILES_MARGIN,
+    KNOWN_ROUNDS_SHARE,
+    OTHER_TYPE_SHARE,
+    TRIANGLE_CUT_MARGIN,
     few_tiles_margin,
     required_margin,
 )
@@ -51,16 +51,16 @@ def test_the_margin_of_a_device_without_tiles(plan: str, needed: float) -> None:
 def test_few_tiles_ask_for_more() -> None:
     """A level's product on a GPU: the more, the fewer; less where the vendor's rounds are known."""
     plan = Plan.parse("strassen.batched.pad16 > vendor")
-    assert required_margin(plan, product(), device(gpu=True)) == pytest.approx(MARGIN + FEW_TILES / TILES)
+    assert required_margin(plan, product(), device(gpu=True)) == pytest.approx(MARGIN + FEW_TILES_MARGIN / TILES)
     known = required_margin(plan, product(), device(gpu=True, sms=132.0))
-    assert known == pytest.approx(MARGIN + KNOWN_ROUNDS * FEW_TILES / TILES)
+    assert known == pytest.approx(MARGIN + KNOWN_ROUNDS_SHARE * FEW_TILES_MARGIN / TILES)
     assert required_margin(VENDOR, product(), device(gpu=True)) == MARGIN
 
 
 def test_complex_numbers_have_twice_the_tiles_and_halves_half() -> None:
     on = device(gpu=True)
-    assert few_tiles_margin(product("complex64"), on) == pytest.approx(FEW_TILES / TILES / 2)
-    assert few_tiles_margin(product(op="gram"), on) == pytest.approx(2 * FEW_TILES / TILES)
+    assert few_tiles_margin(product("complex64"), on) == pytest.approx(FEW_TILES_MARGIN / TILES / 2)
+    assert few_tiles_margin(product(op="gram"), on) == pytest.approx(2 * FEW_TILES_MARGIN / TILES)
     assert few_tiles_margin(Problem(0, 5, 7, "float32"), on) == 0.0
     assert few_tiles_margin(product(), device(gpu=False)) == 0.0
 
@@ -68,7 +68,7 @@ def test_complex_numbers_have_twice_the_tiles_and_halves_half() -> None:
 def test_smaller_tiles_of_complex_numbers_are_not_more_of_them() -> None:
     """Of real ones the doubt was settled with the tiles that fits had found."""
     (half, whole), one = (
-        (device(gpu=True, tile=COMPLEX_TILE / 2), device(gpu=True, tile=COMPLEX_TILE)),
+        (device(gpu=True, tile=COMPLEX_TILE_SIDE / 2), device(gpu=True, tile=COMPLEX_TILE_SIDE)),
         product("complex64"),
     )
     assert few_tiles_margin(one, half) == few_tiles_margin(one, whole) > 0
@@ -78,19 +78,21 @@ def test_smaller_tiles_of_complex_numbers_are_not_more_of_them() -> None:
 def test_other_numbers_without_a_cut_ask_for_a_share_of_it() -> None:
     """Three real products of a complex one: of whole sides, in another type."""
     plan = Plan.parse("3m > vendor")
-    wanted = MARGIN + OTHER_TYPE * FEW_TILES / TILES / 2
+    wanted = MARGIN + OTHER_TYPE_SHARE * FEW_TILES_MARGIN / TILES / 2
     assert required_margin(plan, product("complex64"), device(gpu=True)) == pytest.approx(wanted)
 
 
 def test_cuts_of_one_half_ask_for_more_on_a_gpu() -> None:
     plan, half = Plan.parse("gram > vendor"), product(op="gram")
-    assert required_margin(plan, half, device(gpu=True)) == pytest.approx(MARGIN + TRIANGLE_CUT + 2 * FEW_TILES / TILES)
+    assert required_margin(plan, half, device(gpu=True)) == pytest.approx(
+        MARGIN + TRIANGLE_CUT_MARGIN + 2 * FEW_TILES_MARGIN / TILES
+    )
     assert required_margin(plan, half, device(gpu=False)) == MARGIN
 
 
 def test_blocks_on_the_diagonal_that_read_turned_copies_are_known_better() -> None:
     plan = Plan.parse("gram.tile.outer > vendor")
-    wanted = MARGIN + 2 * FEW_TILES / TILES
+    wanted = MARGIN + 2 * FEW_TILES_MARGIN / TILES
     assert required_margin(plan, product(op="gram"), device(gpu=True)) == pytest.approx(wanted)
 
 

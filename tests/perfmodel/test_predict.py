@@ -21,10 +21,10 @@ from fmm.perfmodel.candidates import compared_plans
 from fmm.perfmodel.choose import Choice, Limits, choose, few_tiles_margin, rank_candidates, required_margin
 from fmm.perfmodel.default_calibration import cpu_calibration, datasheet_calibration
 from fmm.perfmodel.predict import (
-    CUT,
-    SINGLY,
-    WAITING,
-    WRITING,
+    SPLIT_K_STEPS,
+    TILE_WRITE_STEPS,
+    UNPAIRED_WRITE_FACTOR,
+    WAITING_FACTOR,
     hidden_share,
     predict,
     predict_from_work,
@@ -151,8 +151,8 @@ def test_fused_products_wait_for_each_other_where_one_leaves_multiprocessors_fre
     fused, tile = (Plan.parse(x) for x in ("strassen.fused.pad4 > tile", "tile"))
     for n, waits in ((4096, True), (8192, False)):  # 128 and 512 tiles of each product
         ratio = [predict(p, Problem(n, n, n, "float32"), calibration).products for p in (fused, tile)]
-        writing = (1 + WRITING / (n / 2)) / (1 + WRITING / n)
-        assert ratio[0] / ratio[1] == pytest.approx(0.875 * writing * (WAITING if waits else 1.0))
+        writing = (1 + TILE_WRITE_STEPS / (n / 2)) / (1 + TILE_WRITE_STEPS / n)
+        assert ratio[0] / ratio[1] == pytest.approx(0.875 * writing * (WAITING_FACTOR if waits else 1.0))
 
 
 def test_sums_launches_and_overlap() -> None:
@@ -499,7 +499,7 @@ def test_a_tiles_start_is_hidden_behind_the_tiles_before_it() -> None:
     writes, it writes after each."""
     tiles = Tiles(128, 128)
     rate = Rate(1e12, 0.0, 64.0, tiled=1.0, sms=132.0)
-    whole = 1 + WRITING / 64
+    whole = 1 + TILE_WRITE_STEPS / 64
     one, eight = (tiled_slowdown(tiles, rate, 128 * 12, 64, 128 * 11, batch) - whole for batch in (1, 8))
     assert one == pytest.approx(1.0) and eight == pytest.approx(1.0 / 8)
     assert tiled_slowdown(tiles, replace(rate, sms=0.0), 128 * 12, 64, 128 * 11, 8) == pytest.approx(whole + 1), (
@@ -528,7 +528,7 @@ def test_three_products_take_whole_rounds_of_their_own_tiles() -> None:
 @pytest.mark.parametrize(("n", "singly"), [(1407, True), (1406, False), (1404, False)])
 def test_rows_of_c_that_are_written_one_number_at_a_time(n: int, singly: bool) -> None:
     """As `f16x3` writes those that do not begin at multiples of eight bytes: a tile ends later."""
-    end = 512 * (SINGLY if singly else 1.0)
+    end = 512 * (UNPAIRED_WRITE_FACTOR if singly else 1.0)
     assert _planes_seconds(1536, 640, n) == pytest.approx(132 * 128 * 128 * (640 + end) * 2 / 1e12)
 
 
@@ -552,8 +552,8 @@ def test_what_takes_longer_where_rows_are_not_aligned() -> None:
 
 def test_products_of_few_tiles_are_cut_where_rows_are_not_aligned() -> None:
     rate = Rate(1e12, 1e6, 0.0)
-    assert vendor_slowdown(rate, 1000, 4 * CUT, 1000, 1, 2.0) == pytest.approx(2 * (1 + 1 / 4))
-    assert vendor_slowdown(rate, 1000, 4 * CUT, 1000, 1) == pytest.approx(2.0)
+    assert vendor_slowdown(rate, 1000, 4 * SPLIT_K_STEPS, 1000, 1, 2.0) == pytest.approx(2 * (1 + 1 / 4))
+    assert vendor_slowdown(rate, 1000, 4 * SPLIT_K_STEPS, 1000, 1) == pytest.approx(2.0)
 
 
 def test_nothing_is_allocated() -> None:

@@ -437,7 +437,7 @@ def test_growth_on_data_is_that_of_all_sums(
     name: str, piece: int, positive: bool, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Up to what is left to chance by the vectors with which sums are estimated."""
-    monkeypatch.setattr(data_growth, "VECTORS", 300)
+    monkeypatch.setattr(data_growth, "RANDOM_VECTORS", 300)
     a, b = (np.abs(x) if positive else x for x in rng.standard_normal((2, 96, 96)))
     wanted = np.sqrt(of_all_sums(name, a, b, piece) / of_partial_sums(a, b, piece))
     assert growth_on_data(Plan.parse(f"{name} > vendor"), a, b, piece) == pytest.approx(wanted, rel=0.05)
@@ -445,7 +445,7 @@ def test_growth_on_data_is_that_of_all_sums(
 
 def test_growth_on_data_of_three_real_products(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """P - Q and R - P - Q: the errors of two of them count twice. Below, each is a fast real product."""
-    monkeypatch.setattr(data_growth, "VECTORS", 300)
+    monkeypatch.setattr(data_growth, "RANDOM_VECTORS", 300)
     a, b = (x + 1j * y for x, y in rng.standard_normal((2, 2, 96, 96)))
     pairs = ((a.real, b.real), (a.imag, b.imag), (a.real + a.imag, b.real + b.imag))
     of_products = {
@@ -462,8 +462,8 @@ def test_growth_on_data_where_the_vendor_adds_up_all_in_one_sum(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every partial sum is rounded once; a piece as long as all of k is rounded once more, into the whole."""
-    monkeypatch.setattr(data_growth, "VECTORS", 300)
-    monkeypatch.setattr(data_growth, "STEP", 1)
+    monkeypatch.setattr(data_growth, "RANDOM_VECTORS", 300)
+    monkeypatch.setattr(data_growth, "SAMPLED_SUM_STEP", 1)
     a, b = rng.standard_normal((2, 64, 64))
     last = float(((a @ b) ** 2).sum())
     whole = of_partial_sums(a, b, 64)

@@ -40,7 +40,7 @@ MAX_SUM_THREADS = 8
 # NumPy's iterator copies operands with rows shorter than its buffer (8192 elements) into that buffer, even without a
 # cast; sums of blocks then take two to three times as long. With the smallest buffer it does not.
 NUMPY_BUFFER_ELEMENTS = 16
-# Interruptible tasks run in turns of about TURN_SECONDS seconds; a signal handler can run between turns. A turn has at most
+# Interruptible tasks run in turns of about TURN_SECONDS; a signal handler can run between turns. A turn has at most
 # MAX_TURN_GROWTH times as many tasks as the one before.
 TURN_SECONDS, MAX_TURN_GROWTH = 0.04, 4
 

@@ -187,7 +187,11 @@ def run_on_worker(work: Callable[[], Result], last: Sequence[Callable[[], object
     any signal handler runs; each should be one call of C. NoThreadError if no thread can be started: nothing was done.
     """
     if on_worker_thread():
-        return _run_here(work, last)
+        try:
+            return work()
+        finally:
+            for step in last:
+                step()
     task = Task(work, last)
     while not task.hand_over():
         if not _idle:
@@ -276,14 +280,6 @@ def _set_processors(processors: set[int] | None) -> None:
         with suppress(OSError):
             os.sched_setaffinity(0, processors)
         _this_thread.processors = processors
-
-
-def _run_here(work: Callable[[], Result], last: Sequence[Callable[[], object]]) -> Result:
-    try:
-        return work()
-    finally:
-        for step in last:
-            step()
 
 
 class ForkSafeLock:

@@ -134,7 +134,11 @@ def lower_level(
     first = require_level_with_steps(plan.levels[0])
     if plain or first.takes_alpha_beta:
         return first.lower(plan, m, k, n, alpha, beta)
-    # The level computes A B only: the product goes to a temporary first.
+    return update_from_temporary(plan, m, k, n, alpha, beta)
+
+
+def update_from_temporary(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
+    """Return the steps that compute A B in a temporary, and then C = alpha A B + beta C in a pass of its own."""
     d, c = whole_matrix("D", m, n), whole_matrix("C", m, n)
     product = Product(whole_matrix("A", m, k), whole_matrix("B", k, n), d, plan)
     update = Sum("update", updating_program(COPY, alpha, beta), (d, c) if beta else (d,), (c,))

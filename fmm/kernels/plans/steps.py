@@ -142,12 +142,6 @@ class LevelNeeds:
     batches: tuple[tuple[Plan, Shape, int], ...] = ()  # the last number: products of the batch
     streams: int = 1
 
-    def with_plan(self, plan: Plan) -> LevelNeeds:
-        """Return the needs if this plan, which has levels of its own, computes all products."""
-        products = dict.fromkeys((plan, size, params) for _, size, params in self.products)
-        batches = tuple((plan, size, count) for _, size, count in self.batches)
-        return replace(self, products=tuple(products), batches=batches)
-
 
 def level_needs(steps: LevelSteps) -> LevelNeeds:
     """Return the memory needs of a level's steps."""

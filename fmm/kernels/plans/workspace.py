@@ -66,7 +66,10 @@ def _level_needs(plan: Plan, m: int, k: int, n: int, params: GemmParams) -> Leve
             return needs
         if first.has_same_steps_above_levels and plan.rest.levels:
             alone = _level_needs(Plan((first,)), m, k, n, params)
-            return alone and alone.with_plan(plan.rest)
+            assert alone is not None
+            products = dict.fromkeys((plan.rest, size, product_params) for _, size, product_params in alone.products)
+            batches = tuple((plan.rest, size, count) for _, size, count in alone.batches)
+            return replace(alone, products=tuple(products), batches=batches)
     steps = lower_level(plan, m, k, n, *params)
     return None if steps is None else level_needs(steps)
 

@@ -51,9 +51,10 @@ class Polynomial:
         return self.coefficients[power] if power < len(self.coefficients) else Fraction(0)
 
     def times(self, factor: Fraction | int) -> Polynomial:
+        """Return the polynomial times a number."""
         return Polynomial.of(*(factor * c for c in self.coefficients))
 
-    def writes_triangle(self) -> Polynomial:
+    def at_half(self) -> Polynomial:
         """Return the polynomial in n whose value is this one's at n/2."""
         return Polynomial.of(*(c / 2**i for i, c in enumerate(self.coefficients)))
 
@@ -176,9 +177,9 @@ def polynomial(quantity: Quantity, scheme: str, k: int, leaf: str = "gpu8") -> P
     if not k:
         return LEAVES[scheme if scheme in LEAVES else leaf][quantity]
     innermost, above = TABLES[scheme]
-    found = table_cost(step_table(innermost), quantity, LEAVES[leaf][quantity]).writes_triangle()
+    found = table_cost(step_table(innermost), quantity, LEAVES[leaf][quantity]).at_half()
     for _ in range(k - 1):
-        found = table_cost(step_table(above), quantity, found).writes_triangle()
+        found = table_cost(step_table(above), quantity, found).at_half()
     return found
 
 

@@ -279,7 +279,7 @@ def li_section7() -> Table:
         moved = sum(len(s.kernel.reads) + len(s.kernel.writes) for s in outer.steps if not s.kernel.product)
         rows.append((method, "blocks read and written in a level", *number_cells(BLOCKS[method], moved)))
         for q, printed in zip(QUANTITIES, INCREMENTS[method], strict=True):
-            found = li_counts.table_cost(outer, q, Polynomial()).writes_triangle()
+            found = li_counts.table_cost(outer, q, Polynomial()).at_half()
             rows.append((method, f"{q} of a level", *formula_cells(printed, found)))
     rows += [_standalone("strassen", 12), _standalone("winograd", 10)]
     rows += _summary("two levels, {} (about 20)", 20, (2,), SIZES[-1:])

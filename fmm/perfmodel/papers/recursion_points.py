@@ -71,8 +71,8 @@ def block_work(name: str, split: Shape, U: Coefficients, V: Coefficients, W: Coe
     grids = (m0 * k0, k0 * n0, m0 * n0)
     if (len(U), len(V), len(W)) != grids:
         raise ValueError(f"{name}: a {split} grid has {grids} blocks, the coefficients {len(U), len(V), len(W)}")
-    left, right = _plain(zip(*U, strict=True)), _plain(zip(*V, strict=True))
-    return BlockWork(name, split, len(U[0]), (left, right, _plain(W)))
+    left, right = _unshared_additions(zip(*U, strict=True)), _unshared_additions(zip(*V, strict=True))
+    return BlockWork(name, split, len(U[0]), (left, right, _unshared_additions(W)))
 
 
 def scheme_work(scheme: Scheme) -> BlockWork:
@@ -82,7 +82,7 @@ def scheme_work(scheme: Scheme) -> BlockWork:
     return BlockWork(scheme.name, scheme.size, scheme.rank, additions)
 
 
-def _plain(sums: Iterable[Iterable[Fraction | int | float]]) -> int:
+def _unshared_additions(sums: Iterable[Iterable[Fraction | int | float]]) -> int:
     return sum(max(0, sum(1 for c in coefficients if c) - 1) for coefficients in sums)
 
 
@@ -96,14 +96,14 @@ def recurse(shape: Shape, ratio: Ratio, work: BlockWork = STRASSEN, epsilon: flo
     """
     if _too_small(shape, work):
         return False
-    return saved_flops(shape, work) > (_at(ratio, shape) + epsilon) * added_elements(shape, work)
+    return saved_flops(shape, work) > (_ratio_at(ratio, shape) + epsilon) * added_elements(shape, work)
 
 
-def most_correction(shape: Shape, ratio: Ratio, work: BlockWork = STRASSEN) -> float:
+def greatest_epsilon(shape: Shape, ratio: Ratio, work: BlockWork = STRASSEN) -> float:
     """Return the epsilon below which Equation 2 adds one more level; -inf if the shape cannot be cut."""
     if _too_small(shape, work):
         return -inf
-    return float(saved_flops(shape, work) / added_elements(shape, work)) - _at(ratio, shape)
+    return float(saved_flops(shape, work) / added_elements(shape, work)) - _ratio_at(ratio, shape)
 
 
 def saved_flops(shape: Shape, work: BlockWork = STRASSEN) -> int:
@@ -180,7 +180,7 @@ def speedups(
     shares: list[float] = []
     for above in range(depth):
         level = _level(shape, work, above)
-        gain = level.saved - (_at(ratio, shape) + epsilon) * level.added
+        gain = level.saved - (_ratio_at(ratio, shape) + epsilon) * level.added
         shares.append(float(level.products * gain) / (2 * m * k * n))
         shape = _blocks(shape, work.split)
     return tuple(shares)
@@ -253,7 +253,7 @@ def _blocks(shape: Shape, split: Shape) -> Shape:
     return -(-shape[0] // split[0]), -(-shape[1] // split[1]), -(-shape[2] // split[2])
 
 
-def _at(ratio: Ratio, shape: Shape) -> float:
+def _ratio_at(ratio: Ratio, shape: Shape) -> float:
     value = ratio(*shape) if callable(ratio) else ratio
     if value < 0:
         raise ValueError(f"alpha/pi must not be negative: {value}")

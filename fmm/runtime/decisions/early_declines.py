@@ -2,16 +2,21 @@
 
 A small product takes ten microseconds or less, and looking for a plan would take longer. A product is declined by the
 bytes of its operands, by its sides, or because the vendor was chosen for one of the same sizes a moment ago.
+
+The full path of fmm.gemm and fmm.gram takes 80 microseconds. Once it has found that the library computes a call, the
+answer is kept for a second, under a key of shapes, strides, types and parameters. The answer stays right whatever
+changes meanwhile: the library's functions are the specification.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Hashable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from fmm.arrays import select_library
 from fmm.arrays.library import Library, Processor
 from fmm.dtypes import DTYPES
 from fmm.perfmodel.choose import ranking_problem
@@ -96,6 +101,12 @@ def is_small_on_host(a: Any, b: Any) -> bool:
     return m < shortest or k < shortest or n < shortest or a.dtype.kind not in "iub"
 
 
+def are_small_matrices(a: Any, b: Any) -> bool:
+    """Return True if a side of two matrices or stacks, of any library on the host, is too short for any plan."""
+    m = a.shape[-2] if a.ndim == 2 else SMALLEST_SIDE
+    return min(m, a.shape[-1], b.shape[-1]) < SMALLEST_SIDE
+
+
 # ---- declined a moment ago
 
 
@@ -133,3 +144,77 @@ def remember_decline(library: Library, a: Any, b: Any, decision: Decision) -> No
     if library.processor == "cpu" and (decision.source == "rule" or problem is None or problem.flops < memory.flops):
         return
     library.calls[decline_key(library, a, b)] = time.monotonic() + memory.seconds
+
+
+# ---- gemm and gram, declined a moment ago
+
+CALL_DECLINE_SECONDS = 1.0  # a changed config is noticed within a second
+MAX_DECLINED_FACTOR = 1 << 62  # torch takes no int beyond 64 bits, unless as a float
+MAX_CALLS = 4096  # prepared and declined ones together, per library
+PYTHON_NUMBERS = (int, float, complex)  # bool raises an error; NumPy's scalars could change the result's type
+
+
+class CallKey(NamedTuple):
+    """The adapter and cache key of a call of fmm.gemm or fmm.gram on plain arrays, without constraints."""
+
+    library: Library
+    key: Hashable
+
+
+class DeclinedCall(NamedTuple):
+    """A call that the library computes."""
+
+    expiry: float  # time.monotonic() until which the answer is used
+    params: Any  # the checked parameters: alpha, beta and others
+    library: Library
+    vendor_mirrors: bool  # the library's product of a matrix and its transpose is symmetric bit for bit
+
+
+def call_key(
+    library: Library | None, arrays: tuple[Any, Any, Any, Any], alpha: Any, beta: Any, *options: Hashable
+) -> CallKey | None:
+    """Return the key of a call; None if it is traced, or an argument is no plain array or Python number.
+
+    `arrays`: a, b, c and out, None for a missing one. `options`: the operation and its other parameters.
+    """
+    if library is None or type(alpha) not in PYTHON_NUMBERS or type(beta) not in PYTHON_NUMBERS:
+        return None
+    a, b, c, out = arrays
+    kind = type(a)
+    for x in (b, c, out):
+        if x is not None and type(x) is not kind and select_library.PLAIN_TYPES.get(type(x)) is not library:
+            return None
+    if (is_tracing := library.is_tracing) is not None and is_tracing():
+        return None
+    try:
+        key = library.signature(a, b, c, out), alpha, beta, type(alpha), type(beta), options
+        hash(key)
+    except (TypeError, RuntimeError):  # an option without a hash; a tensor without strides
+        return None
+    return CallKey(library, key)
+
+
+def find_declined_call(key: CallKey) -> DeclinedCall | None:
+    """Return the answer of a call that was declined within the last second."""
+    declined: DeclinedCall | None = key.library.calls.get(key.key)
+    return declined if declined is not None and declined.expiry > time.monotonic() else None
+
+
+class OnDecline(Protocol):
+    """A function that is called when the library computes a call, as it will compute the next one like it."""
+
+    def __call__(self, library: Library, vendor_mirrors: bool = False) -> None: ...
+
+
+def no_action(library: Library, vendor_mirrors: bool = False) -> None:
+    """Remember nothing, as of calls without a key."""
+
+
+def remember_declined_call(key: CallKey, params: Any, library: Library, vendor_mirrors: bool = False) -> None:
+    """Keep the answer that the library computes the call with this key."""
+    if any(isinstance(x, int) and abs(x) > MAX_DECLINED_FACTOR for x in (params.alpha, params.beta)):
+        return
+    calls = key.library.calls
+    if len(calls) >= MAX_CALLS:
+        calls.clear()
+    calls[key.key] = DeclinedCall(time.monotonic() + CALL_DECLINE_SECONDS, params, library, vendor_mirrors)

@@ -71,9 +71,7 @@ class Trial:
         try:
             store.add_entry(files.default_path(), self.device, self.problem.dtype, entry)
         except (OSError, RuntimeError, schema.ConfigError) as error:
-            environment.log_once(
-                f"the measurement counts for this process only; the config was not written: {error}"
-            )
+            environment.log_once(f"the measurement counts for this process only; the config was not written: {error}")
 
 
 _trials: dict[tuple[Problem, Identity, Plan], Trial] = {}

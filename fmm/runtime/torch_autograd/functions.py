@@ -23,6 +23,7 @@ from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.runtime import gram as array_gram
 from fmm.runtime import matmul as array_matmul
 from fmm.runtime.decisions.decide import Decision
+from fmm.runtime.decisions.early_declines import OnDecline, no_action
 from fmm.runtime.decisions.limits import PlanConstraints
 from fmm.runtime.gemm import BlasGemmParams, explain_gemm, run_gemm
 from fmm.runtime.gram import GramParams, Triangle, run_gram
@@ -83,7 +84,14 @@ class Product(torch.autograd.Function):  # type: ignore[misc]
 # ---- gram
 
 
-def gram_tensors(a: Any, b: Any, out: Any, params: GramParams, constraints: PlanConstraints) -> Any:
+def gram_tensors(
+    a: Any,
+    b: Any,
+    out: Any,
+    params: GramParams,
+    constraints: PlanConstraints,
+    on_decline: OnDecline = no_action,
+) -> Any:
     """Return a product that is its own adjoint; it records gradients if an operand requires them."""
     if isinstance(a, torch.Tensor) and (a.is_floating_point() or a.is_complex()):  # torch takes no int above 64 bits
         params = params._replace(alpha=float(params.alpha), beta=float(params.beta))
@@ -96,7 +104,7 @@ def gram_tensors(a: Any, b: Any, out: Any, params: GramParams, constraints: Plan
         if out is not None:
             return TORCH.vendor(a, other, out)  # raises torch's own error
         return Gram.apply(a, b, params, constraints)
-    return run_gram(torch_library_of(a), a, b, out, params, constraints)
+    return run_gram(torch_library_of(a), a, b, out, params, constraints, on_decline)
 
 
 def recurring_gram_tensors(library: Library, a: Any, out: Any, rows: bool, fill: Triangle) -> Any:
@@ -112,6 +120,8 @@ def _gram_by_torch(a: Any, b: Any, out: Any, params: GramParams, constraints: Pl
         why = explain_torch_fallback(a, a if b is None else b, out)
         raise TypeError(f"fmm.gram takes neither out nor plan here: {why}")
     left, right = (a, b) if b is not None else (a, a.mH) if params.rows else (a.mH, a)
+    if params.alpha == 0:  # then the factors are not read, as by BLAS
+        left, right = left[..., :0], right[..., :0, :]
     c = TORCH.vendor(left, right) * params.alpha
     if params.fill == "full":
         return c.tril() + c.tril(-1).mH
@@ -164,15 +174,23 @@ class Gram(torch.autograd.Function):  # type: ignore[misc]
 # ---- gemm
 
 
-def gemm_tensors(a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams, constraints: PlanConstraints) -> Any:
+def gemm_tensors(
+    a: Any,
+    b: Any,
+    c: Any,
+    out: Any,
+    params: BlasGemmParams,
+    constraints: PlanConstraints,
+    on_decline: OnDecline = no_action,
+) -> Any:
     """Return alpha op(a) op(b) + beta c; it records gradients if an operand requires them."""
     if not _is_plain_gemm(a, b, c, out):
         if constraints.plan not in (None, VENDOR):
             raise PlanError(f"the plan {constraints.plan} cannot run here: {_explain_gemm_fallback(a, b, c, out)}")
         return _gemm_by_torch(a, b, c, out, params)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (a, b, c)):
-        return _differentiable_gemm(a, b, c, out, params, constraints)
-    return _run_plain_gemm(a, b, c, out, params, constraints)
+        return _differentiable_gemm(a, b, c, out, params, constraints, on_decline)
+    return _run_plain_gemm(a, b, c, out, params, constraints, on_decline)
 
 
 def explain_gemm_tensors(
@@ -199,11 +217,19 @@ def _explain_gemm_fallback(a: Any, b: Any, c: Any, out: Any) -> str:
     return explain_torch_fallback(a, c, out).replace(": b is", ": c is")
 
 
-def _run_plain_gemm(a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams, constraints: PlanConstraints) -> Any:
+def _run_plain_gemm(
+    a: Any,
+    b: Any,
+    c: Any,
+    out: Any,
+    params: BlasGemmParams,
+    constraints: PlanConstraints,
+    on_decline: OnDecline = no_action,
+) -> Any:
     a, b, params = _conjugate_marks_as_ops(a, b, params)
     if c is not None and c is not out:
         c, _ = resolve_marks(c, c)
-    return run_gemm(torch_library_of(a), a, b, c, out, params, constraints)
+    return run_gemm(torch_library_of(a), a, b, c, out, params, constraints, on_decline)
 
 
 def _conjugate_marks_as_ops(a: Any, b: Any, params: BlasGemmParams) -> tuple[Any, Any, BlasGemmParams]:
@@ -232,7 +258,15 @@ def _gemm_by_torch(a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams) -> 
     return torch_gemm(a, b, c if params.beta else None, params.alpha, params.beta, out)
 
 
-def _differentiable_gemm(a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams, constraints: PlanConstraints) -> Any:
+def _differentiable_gemm(
+    a: Any,
+    b: Any,
+    c: Any,
+    out: Any,
+    params: BlasGemmParams,
+    constraints: PlanConstraints,
+    on_decline: OnDecline,
+) -> Any:
     """Return the result with gradients: by torch where no plan pays, and where torch rejects the call."""
     a, b = _apply_op(a, params.op_a), _apply_op(b, params.op_b)
     params = params._replace(op_a="N", op_b="N")
@@ -241,6 +275,7 @@ def _differentiable_gemm(a: Any, b: Any, c: Any, out: Any, params: BlasGemmParam
     left, right = resolve_marks(a, b)
     own = constraints._replace(params=GemmParams(params.alpha, 0))
     if prepare_call(torch_library_of(a), left.detach(), right.detach(), None, own).plan in (None, VENDOR):
+        on_decline(torch_library_of(a))
         return _gemm_by_torch(a, b, c, out, params)
     return Gemm.apply(a, b, c if params.beta else None, params, constraints)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fmm.config import files, schema
 from fmm.config.identity import Identity
+from fmm.config.reported_fields import reported_errors
 from fmm.config.schema import ConfigError, Raw, threshold_errors
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.tuner.findings.model_in_use import device_name
@@ -88,7 +89,8 @@ def checked_fully(key: str, dtype: str, raw: Raw) -> schema.Tuned:
                 raise ConfigError(f"{where}, entry {entry.size}: {error}") from None
     except ConfigError as error:
         wrong.append(error)
-    wrong += threshold_errors(field(raw, "thresholds"), f"{where}.thresholds")
+    if isinstance(raw, dict):
+        wrong += [*threshold_errors(raw.get("thresholds"), f"{where}.thresholds"), *reported_errors(raw, where)]
     if wrong:
         raise ConfigError("; ".join(map(str, wrong)))
     return found

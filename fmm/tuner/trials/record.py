@@ -14,8 +14,23 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from fmm.kernels.plans.plan import Plan
-from fmm.problem import Operation, Problem
+from fmm.config.environment import log_once
+from fmm.config.reader import (
+    Check,
+    ConfigError,
+    check_text,
+    check_text_values,
+    choice_check,
+    integer_check,
+    number_check,
+    optional_number_check,
+    read_fields,
+    wrong_value_error,
+)
+from fmm.config.schema import check_size
+from fmm.dtypes import DTYPES
+from fmm.kernels.plans.plan import Plan, PlanError
+from fmm.problem import OPERATIONS, Operation, Problem
 from fmm.tuner.devices.device import Run
 
 Size = tuple[int, int, int]
@@ -123,14 +138,21 @@ class TrialFile:
         """Return all tunings of the file, the oldest first."""
         headers: dict[str, Header] = {}
         trials: dict[str, list[Trial]] = {}
-        finished = set()
+        finished, damage = set(), list[ConfigError]()
         for kind, record in self._records():
-            if kind == "tuning":
-                headers[record["run"]] = Header(**record)
-            elif kind == "trial":
-                trials.setdefault(record["run"], []).append(_trial(record))
-            elif kind == "finished":
-                finished.add(record["run"])
+            try:
+                if kind == "tuning":
+                    header = Header(**read_fields(record, kind, HEADER_CHECKS))
+                    headers[header.run] = header
+                elif kind == "trial":
+                    trial = _trial(record)
+                    trials.setdefault(trial.run, []).append(trial)
+                elif kind == "finished":
+                    finished.add(check_text(record.get("run"), "run"))
+            except ConfigError as error:
+                damage.append(error)
+        if damage:
+            log_once(f"{len(damage)} damaged lines of {self.path} are skipped; the first one: {damage[0]}")
         return tuple(RecordedTuning(h, tuple(trials.get(run, ())), run in finished) for run, h in headers.items())
 
     @property
@@ -201,12 +223,51 @@ def _card(header: Header) -> Any:
     return header.conditions.get("uuid")
 
 
-TRIAL_FIELDS = frozenset(f.name for f in fields(Trial))
+def _check_object(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise wrong_value_error(where, "an object", value)
+    return value
+
+
+def _check_long_text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise wrong_value_error(where, "a text", value)
+    return value
+
+
+def _check_plan_text(value: Any, where: str) -> str:
+    try:
+        Plan.parse(check_text(value, where))
+    except PlanError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    return str(value)
+
+
+HEADER_CHECKS: Mapping[str, Check] = {
+    **dict.fromkeys(("run", "device", "started"), check_text),
+    "versions": check_text_values,
+    **dict.fromkeys(("conditions", "settings"), _check_object),
+    "command": _check_long_text,
+}
+TRIAL_CHECKS: Mapping[str, Check] = {
+    **dict.fromkeys(("run", "stage", "part"), check_text),
+    "size": check_size,
+    "dtype": choice_check(*DTYPES),
+    "plan": _check_plan_text,
+    "twin": integer_check(0, 1 << 30),
+    "seed": integer_check(-(1 << 63), 1 << 64),
+    "elapsed": number_check(-1e12, 1e12),
+    "seconds": optional_number_check(0, 1e12),
+    "failed": _check_long_text,
+    "op": choice_check(*OPERATIONS),
+}
+OPTIONAL_TRIAL_FIELDS = frozenset({"seconds", "failed", "op"})
 
 
 def _trial(record: dict[str, Any]) -> Trial:
-    own = {k: v for k, v in record.items() if k in TRIAL_FIELDS}
-    return Trial(**{**own, "size": tuple(record["size"]), "plan": record["plan"]})
+    """Return the trial of a line; fields that this fmm does not have are ignored."""
+    own = {name: value for name, value in record.items() if name in TRIAL_CHECKS}
+    return Trial(**read_fields(own, "trial", TRIAL_CHECKS, OPTIONAL_TRIAL_FIELDS))
 
 
 def tuning_of(

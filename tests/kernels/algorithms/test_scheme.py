@@ -474,7 +474,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "strassen.txt").write_text(STRASSEN, encoding="utf-8")
 
     def forget() -> None:
-        for cached in (MODULE._catalogue, MODULE._named, MODULE.scheme):
+        for cached in (MODULE._catalogue, MODULE._read_scheme, MODULE.scheme):
             cached.cache_clear()
 
     monkeypatch.setattr(MODULE.FILES, "folder", tmp_path)

@@ -243,7 +243,7 @@ def test_the_only_ready_product_is_split() -> None:
     after = PlanTask((z[-1:],), (), lambda: None)
     flowing.add(PlanTask.multiplying(numpy_product, x, y, z))
     flowing.add(after)
-    parts = [flowing._ready(), flowing._ready(), flowing._ready()]
+    parts = [flowing._pick_ready_task(), flowing._pick_ready_task(), flowing._pick_ready_task()]
     assert [len(part.writes[0]) for part in parts if part] == [1152, 576, 672]
     assert after.after == {parts[2]}, "it needs the last rows alone"
     for part in parts:

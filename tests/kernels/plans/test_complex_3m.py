@@ -78,6 +78,33 @@ def test_on_arrays_and_as_launches(text: str, dtype: str) -> None:
         np.testing.assert_array_equal(c, expected, err_msg=str(problem))
 
 
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.mark.parametrize(
+    "text", ["3m > vendor", "3m.sequential > vendor", "3m(strassen.pad4) > vendor", "winograd > vendor"]
+)
+@pytest.mark.parametrize("alpha", [1, INF, NAN, complex(0, INF), complex(NAN, 1), 2 - 1j])
+@pytest.mark.parametrize("beta", [0, 1, -INF, NAN, complex(1, INF)])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_infinite_and_nan_scalars(text: str, alpha: complex, beta: complex, rng: np.random.Generator) -> None:
+    """Each part of each entry is finite, infinite or NaN as in NumPy's alpha (A B) + beta C."""
+    a, b, c = (rng.standard_normal((3, 12, 12)) + 1j * rng.standard_normal((3, 12, 12))) @ np.eye(12)
+    expected = np.multiply(a @ b, alpha) + (np.multiply(c, beta) if beta else 0)
+    found = fmm.gemm(a, b, c.copy() if beta else None, alpha=alpha, beta=beta, plan=text)
+    problem = problem_of((12, 12, 12), "complex128", "C", alpha, beta)
+    memory, operands = matrices(problem, rng)
+    for x, values in zip(operands, (a, b, c), strict=True):
+        x[...] = values
+    recorded = record_operations(Plan.parse(text), problem)
+    memory["W"] = buffer(recorded.workspace)
+    play(recorded, memory)
+    for result in (found, operands[2]):
+        for part, wanted in ((result.real, expected.real), (result.imag, expected.imag)):
+            np.testing.assert_array_equal(np.isnan(part), np.isnan(wanted))
+            np.testing.assert_allclose(part, wanted, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("text", "conjugated"), [("3m.conj-a", "a"), ("3m.sequential.conj-b", "b"), ("3m(strassen).conj-b", "b")]
 )

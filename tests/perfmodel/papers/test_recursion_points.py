@@ -20,10 +20,10 @@ from fmm.perfmodel.papers.recursion_points import (
     balanced,
     block_work,
     first_speedup,
+    greatest_epsilon,
     hasa_choice,
     levels,
     levels_until,
-    most_correction,
     recurse,
     recursion_point,
     saved_flops,
@@ -71,7 +71,7 @@ def test_recurse(shape: Shape, ratio: float, epsilon: float, yes: bool) -> None:
 
 @pytest.mark.parametrize("shape", [(1102, 1102, 1102), (777, 1500, 101), (1, 5000, 5000)])
 def test_the_largest_correction_with_which_a_level_still_pays(shape: Shape) -> None:
-    most = most_correction(shape, 30.0)
+    most = greatest_epsilon(shape, 30.0)
     assert recurse(shape, 30.0, epsilon=most - 0.01) is (most > -inf)
     assert not recurse(shape, 30.0, epsilon=max(most, -30.0) + 0.01)
 

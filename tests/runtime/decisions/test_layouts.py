@@ -15,7 +15,7 @@ from fmm.config.files import SHIPPED_CONFIG
 from fmm.config.schema import Tuned, read_section
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits, ranking_problem
-from fmm.perfmodel.predict import BY_COLUMNS, is_slow_on_column_major_b, predict
+from fmm.perfmodel.predict import COLUMN_MAJOR_B_FACTOR, is_slow_on_column_major_b, predict
 from fmm.problem import Layout, Problem, without_layouts
 from fmm.runtime.decisions.decide import Decision, decide_by_model, decide_plan, find_certified_entry
 from fmm.runtime.decisions.early_declines import remember_decline, was_declined
@@ -73,7 +73,7 @@ def test_the_model_says_by_how_much() -> None:
     turned, plain = (
         predict(tile, x, H200.guess).products for x in (ranking_problem(problem, True), without_layouts(problem))
     )
-    assert turned == pytest.approx(BY_COLUMNS * plain)
+    assert turned == pytest.approx(COLUMN_MAJOR_B_FACTOR * plain)
     assert ranking_problem(laid("T", "N", 4096), True) == ranking_problem(problem, False) == without_layouts(problem)
     assert not is_slow_on_column_major_b(Plan.parse("tile.outer").leaf_use, "float32")
 

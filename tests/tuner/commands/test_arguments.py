@@ -29,6 +29,7 @@ def test_an_unknown_type_is_an_error_and_nothing_is_measured(types: str, capsys:
     assert f"unknown dtype {types.split(',')[-1]!r}; valid: float32, float64, " in message
 
 
+@pytest.mark.slow
 def test_a_page_named_by_its_file(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     page = tmp_path / "x.html"

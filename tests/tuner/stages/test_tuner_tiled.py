@@ -16,7 +16,7 @@ from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.candidates import probed_plans
 from fmm.perfmodel.choose import Limits, choose, rank_candidates
 from fmm.perfmodel.default_calibration import datasheet_calibration
-from fmm.perfmodel.predict import WRITING, predict, predict_vendor
+from fmm.perfmodel.predict import TILE_WRITE_STEPS, predict, predict_vendor
 from fmm.perfmodel.work import Tiles, estimated_work
 from fmm.problem import Layout, Problem
 from fmm.runtime.decisions.decide import decide_by_model, find_certified_entry
@@ -190,7 +190,7 @@ def test_sums_inside_are_instructions() -> None:
     assert work.tiles == Tiles(64, 128, 12 / 7, 12 / 7, 12 / 7, 7)
     tiles = (half // 64) * (half // 128)
     added = 5 / 7 / 128 + 5 / 7 / 64 + 5 / 7 / half
-    expected = 7 * 2 * half**3 / 5e13 * 1.02 * (1 + 40 / (7 * tiles) + (30 + WRITING) / half + 0.7 * added)
+    expected = 7 * 2 * half**3 / 5e13 * 1.02 * (1 + 40 / (7 * tiles) + (30 + TILE_WRITE_STEPS) / half + 0.7 * added)
     assert predict(FUSED, problem, TRUTH).products == pytest.approx(expected)
 
 
@@ -203,4 +203,4 @@ def test_tiles_are_whole() -> None:
     assert more == pytest.approx(whole * 33 / 32)
     alone = replace(known, rates=MappingProxyType({"float32": replace(rate, fill=0.0)}))
     vendor = predict_vendor(Problem(4096, 4096, 4096, "float32"), alone).products
-    assert whole == pytest.approx(1.02 * vendor * (1 + WRITING / 4096)), "tiles write before others begin"
+    assert whole == pytest.approx(1.02 * vendor * (1 + TILE_WRITE_STEPS / 4096)), "tiles write before others begin"

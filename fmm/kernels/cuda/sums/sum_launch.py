@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.algorithms.additions import AdditionProgram
+from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
 from fmm.kernels.cuda.launch_list import FLAG, PARAMETER_BYTES, Kernel, Launch, Slot
 from fmm.kernels.cuda.ops import View, constant_distance, is_column_major, transposed_view
 from fmm.kernels.cuda.sums.sum_kernel import SUM_ENTRY, SUM_THREADS, Access, BlockIndex, SumKernel, sum_source
@@ -147,14 +147,20 @@ LITERAL_COEFFICIENTS = frozenset(sign * 2.0**e for e in range(-4, 5) for sign in
 
 def _launch_scalars(program: AdditionProgram) -> tuple[AdditionProgram, tuple[complex, ...]]:
     """Return the program with the coefficients that are launch parameters replaced, and their values."""
-    scalars: dict[complex, Any] = {}
-    for c in (complex(c) for terms in program.lines for c, _ in terms):
-        if c not in LITERAL_COEFFICIENTS:
-            scalars.setdefault(c, LaunchCoefficient(len(scalars)))
+    scalars: dict[complex | str, tuple[LaunchCoefficient, complex]] = {}
+
+    def replaced(c: Coefficient) -> Coefficient:
+        value = complex(c)
+        if value in LITERAL_COEFFICIENTS:
+            return c
+        key = value if value == value else repr(value)  # a NaN differs from itself
+        found: Any = scalars.setdefault(key, (LaunchCoefficient(len(scalars)), value))[0]
+        return found
+
+    lines = tuple(tuple((replaced(c), v) for c, v in terms) for terms in program.lines)
     if not scalars:
         return program, ()
-    lines = tuple(tuple((scalars.get(complex(c), c), v) for c, v in terms) for terms in program.lines)
-    return AdditionProgram(program.inputs, lines, program.outputs), tuple(scalars)
+    return AdditionProgram(program.inputs, lines, program.outputs), tuple(value for _, value in scalars.values())
 
 
 # ---- the launch on a chip

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
+from cmath import isfinite
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,7 +23,7 @@ from fmm.dtypes import COMPLEX
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, separate_sums
 from fmm.kernels.plans.level import CandidateLevel, LevelKind, PlanError, Traversal, register_level
 from fmm.kernels.plans.levels.footprint import BlockCounts, count_blocks
-from fmm.kernels.plans.lower import Footprint, LevelWithSteps, Sides
+from fmm.kernels.plans.lower import Footprint, LevelWithSteps, Sides, update_from_temporary
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, Product, ProductBatch, temporary_sizes
 from fmm.kernels.plans.sums import Part, Place, Sum, whole_matrix
@@ -60,6 +61,12 @@ class ComplexLevel(LevelWithSteps):
         """Return the steps. The plan `inner` computes the real products."""
 
     def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
+        """Return the steps. An infinite or NaN alpha or beta applies to complex numbers, as in BLAS, after the product.
+
+        A weight of P, Q or R would make both parts of C NaN, where BLAS makes only one part NaN.
+        """
+        if not (isfinite(alpha) and isfinite(beta)):
+            return update_from_temporary(plan, m, k, n, alpha, beta)
         return self.steps(plan.rest, (m, k, n), alpha, beta)
 
 

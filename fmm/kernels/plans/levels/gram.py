@@ -21,8 +21,8 @@ from fmm.kernels.plans.steps import LevelSteps, Product, ProductBatch, temporary
 from fmm.kernels.plans.sums import Place, RowMajorCopy, row_major_copy, whole_matrix
 
 MAX_CUTS = 9
-# Blocks begin at multiples of these rows, if they are at least MIN_BLOCK_UNITS times as large: leaf products then read and
-# write whole tiles and aligned rows.
+# Blocks begin at multiples of these rows, if they are at least MIN_BLOCK_UNITS times as large: leaf products then read
+# and write whole tiles and aligned rows.
 BLOCK_UNITS, MIN_BLOCK_UNITS = (64, 16), 8
 
 
@@ -107,7 +107,9 @@ def gram_level(cuts: int = 1, diagonal_leaf: str = "") -> Gram:
         types = use.types()
         if use.order == "outer":  # the copy's transpose is not the adjoint of complex numbers
             types = tuple(t for t in types if not DTYPES[t].is_complex)
-        diagonal_leaf = diagonal_leaf if ">" in diagonal_leaf else leaf_option_text(use)
+        diagonal_leaf = leaf_option_text(use)
+        if ">" in diagonal_leaf:
+            raise PlanError(f"gram: the leaf of the blocks on the diagonal cannot have levels, as {diagonal_leaf} has")
     power = "gram" if cuts == 1 else f"gram^{cuts}"
     return Gram(
         text=f"{power}.{diagonal_leaf}" if diagonal_leaf else power,

@@ -37,8 +37,8 @@ def test_polynomials_compute() -> None:
     p, q = Polynomial.parse("2n^3 - n^2"), Polynomial.parse("n^2 + 1")
     assert (p + q) == Polynomial.parse("2n^3 + 1")  # the squares cancel
     assert (p - p) == Polynomial()
-    assert p.writes_triangle()(6) == p(3) == 45
-    assert p.writes_triangle().writes_triangle() == Polynomial.parse("n^3/32 - n^2/16")
+    assert p.at_half()(6) == p(3) == 45
+    assert p.at_half().at_half() == Polynomial.parse("n^3/32 - n^2/16")
 
 
 @pytest.mark.parametrize("text", ["n^", "2n^3 + x*n", "n^3 ++ /2"])

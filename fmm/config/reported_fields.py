@@ -1,0 +1,103 @@
+"""Checks for the fields of a section that commands show and the runtime does not read.
+
+The runtime accepts any value there, since a product must not fail for a field that it does not use. `fmm-tune` checks
+them before it shows, draws or exports a section.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+from fmm.config.reader import (
+    Check,
+    ConfigError,
+    Raw,
+    check_text,
+    integer_check,
+    number_check,
+    optional_number_check,
+    read_fields,
+    wrong_value_error,
+)
+from fmm.hardware.chip import BlockTerms
+
+check_number = number_check(-1e30, 1e30)
+check_share = number_check(-1e9, 1e9)
+ERROR_CHECKS: Mapping[str, Check] = {
+    "count": integer_check(0, 1 << 40),
+    **dict.fromkeys(("median", "p95", "bias", "upper", "above"), optional_number_check(-1e9, 1e9)),
+}
+OPTIONAL_IF_UNCHECKED = frozenset({"median", "p95", "bias", "upper", "above"})  # of no held-out product at all
+BLOCK_TERM_CHECKS: Mapping[str, Check] = {f.name: number_check(1e-12, 1e6) for f in fields(BlockTerms)}
+
+
+def reported_errors(section: Mapping[str, Raw], where: str) -> Iterator[ConfigError]:
+    """Yield an error for each damaged field of a section that only commands read."""
+    for name, check in REPORTED_CHECKS.items():
+        if section.get(name) is not None:
+            try:
+                check(section[name], f"{where}.{name}")
+            except ConfigError as error:
+                yield error
+
+
+def _check_object(value: Raw, where: str, check: Check) -> dict[str, Any]:
+    """Check every value of an object."""
+    if not isinstance(value, dict):
+        raise wrong_value_error(where, "an object", value)
+    return {check_text(name, where): check(found, f"{where}.{name}") for name, found in value.items()}
+
+
+def _check_record(value: Raw, where: str) -> dict[str, Any]:
+    """Check an object of texts and numbers, which are shown as they are."""
+    return _check_object(value, where, lambda x, at: x if x is None else _check_text_or_number(x, at))
+
+
+def _check_text_or_number(value: Raw, where: str) -> Raw:
+    return check_text(value, where) if isinstance(value, str) else check_number(value, where)
+
+
+def _check_errors(value: Raw, where: str) -> dict[str, Any]:
+    """Check the model's errors by what was predicted: time, speedup."""
+
+    def check(found: Raw, at: str) -> dict[str, Any] | None:
+        if found is None:
+            return None
+        unchecked = isinstance(found, dict) and found.get("count") == 0
+        checked = read_fields(found, at, ERROR_CHECKS, OPTIONAL_IF_UNCHECKED if unchecked else frozenset({"above"}))
+        missing = [name for name in ("median", "p95") if checked["count"] and checked[name] is None]
+        if missing:
+            raise wrong_value_error(f"{at}.{missing[0]}", "a number", None)
+        return checked
+
+    return _check_object(value, where, check)
+
+
+def _check_interval(value: Raw, where: str) -> tuple[float, float]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise wrong_value_error(where, "two numbers, [low, high]", value)
+    low, high = (check_number(x, where) for x in value)
+    if low > high:
+        raise wrong_value_error(where, "two numbers, [low, high]", value)
+    return low, high
+
+
+def _check_blocks(value: Raw, where: str) -> dict[str, Any]:
+    """Check the block model's fit: its terms, or null for the built-in ones, and its errors as shares."""
+
+    def check_terms(found: Raw, at: str) -> Raw:
+        return found if found is None else read_fields(found, at, BLOCK_TERM_CHECKS)
+
+    shares = dict.fromkeys(("error", "built_in_error", "held_back"), check_share)
+    return read_fields(value, where, {"fitted": check_terms, "shapes": integer_check(0, 10**6), **shares})
+
+
+REPORTED_CHECKS: Mapping[str, Check] = {
+    "conditions": _check_record,
+    "tuned": _check_record,
+    "intervals": lambda value, where: _check_object(value, where, _check_interval),
+    "error": _check_errors,
+    "blocks": _check_blocks,
+}

@@ -1,0 +1,121 @@
+"""Declined calls of fmm.gemm and fmm.gram: few functions of fmm before the library's own, and the library's results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fmm
+from fmm.runtime.decisions import early_declines
+from tests.support.own_calls import own_calls
+
+MOST = 17  # functions of fmm, at some 0.1 microseconds each with what they read of an array
+VENDOR_FUNCTIONS = ("library.vendor", "library.quick_gemm", "library.write_triangle", "library.mark_written")
+
+
+def overhead(call: Callable[[], object]) -> list[str]:
+    """Return the functions that a declined call enters besides the adapter's calls of the library."""
+    for _ in range(2):
+        call()
+    names = [name for name in own_calls(call) if not name.endswith(">")]
+    first = next((i for i, name in enumerate(names) if name.endswith(VENDOR_FUNCTIONS)), len(names))
+    return names[:first]
+
+
+def operands(library: str) -> tuple[Any, Any]:
+    x = np.arange(12.0).reshape(3, 4)
+    if library == "numpy":
+        return x, np.eye(3)
+    torch: Any = pytest.importorskip("torch")
+    return torch.from_numpy(x), torch.eye(3, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_a_declined_gemm_enters_few_functions(library: str) -> None:
+    a, c = operands(library)
+    b = a.T
+    calls: dict[str, Callable[[], object]] = {
+        "product": lambda: fmm.gemm(a, b),
+        "factor": lambda: fmm.gemm(a, b, alpha=2.5),
+        "addend": lambda: fmm.gemm(a, b, c, beta=0.5),
+        "transposed": lambda: fmm.gemm(a, a, transpose_b=True),
+        "stack": lambda: fmm.gemm(a[None], b[None], c, alpha=2, beta=1),
+        "in place": lambda: fmm.gemm(a, b, c, beta=1, out=c),
+    }
+    for name, call in calls.items():
+        names = overhead(call)
+        assert len(names) <= MOST, (name, names)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_a_declined_gram_enters_few_functions(library: str) -> None:
+    a, c = operands(library)
+    calls: dict[str, Callable[[], object]] = {
+        "product": lambda: fmm.gram(a, rows=True),
+        "factor": lambda: fmm.gram(a, rows=True, alpha=2.5),
+        "triangle": lambda: fmm.gram(a, fill="lower"),
+        "two": lambda: fmm.gram(a, a.T),
+        "addend": lambda: fmm.gram(a, out=c, rows=True, beta=1),
+    }
+    for name, call in calls.items():
+        names = overhead(call)
+        assert len(names) <= MOST, (name, names)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex128"])
+@pytest.mark.parametrize("alpha, beta", [(1, 0), (2.5, 0), (1, 1), (-0.5, 2), (0, 1)])
+def test_a_remembered_gemm_returns_the_same_bits(
+    library: str, dtype: str, alpha: float, beta: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With transposes, places that overlap a factor, and addends that are broadcast."""
+    rng = np.random.default_rng(3)
+    a, b, c = (rng.standard_normal((4, 4)).astype(dtype) for _ in range(3))
+    c = c if beta else None
+
+    def results() -> list[Any]:
+        found = []
+        for ta in (False, True, "C"):
+            for place in ("new", "c", "a"):
+                x, y, z = (None if v is None else v.copy() for v in (a, b, c))
+                if library == "torch":
+                    torch: Any = pytest.importorskip("torch")
+                    x, y, z = (None if v is None else torch.from_numpy(v) for v in (x, y, z))
+                out = {"new": None, "c": z, "a": x}[place]
+                options = {"alpha": alpha, "beta": beta, "transpose_a": ta, "out": out}
+                c_found = fmm.gemm(x, y, z, **options)
+                found.append(np.array(c_found if library == "numpy" else c_found.numpy()))
+            if beta:
+                found.append(np.array(fmm.gemm(a, b, c[0], alpha=alpha, beta=beta)))
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(early_declines, "CALL_DECLINE_SECONDS", -1.0)
+        expected = results()
+    results()
+    for fast, slow in zip(results(), expected, strict=True):
+        np.testing.assert_array_equal(fast, slow)
+
+
+def test_a_remembered_answer_does_not_hide_errors_or_gradients() -> None:
+    a = np.ones((3, 3))
+    for _ in range(2):
+        fmm.gemm(a, a, alpha=1)
+        fmm.gram(a, alpha=2)
+    with pytest.raises(ValueError, match="alpha must be a number"):
+        fmm.gemm(a, a, alpha=True)
+    with pytest.raises(ValueError, match="transpose_a"):
+        fmm.gemm(a, a, transpose_a=[1])
+    with pytest.raises(ValueError, match="match"):
+        fmm.gemm(a, np.ones((4, 3)))
+    torch: Any = pytest.importorskip("torch")
+    x = torch.ones(3, 3)
+    for _ in range(2):
+        fmm.gemm(x, x, alpha=2)
+        fmm.gram(x)
+    y = torch.ones(3, 3, requires_grad=True)
+    (fmm.gemm(y, x, alpha=2).sum() + fmm.gram(y).sum()).backward()
+    np.testing.assert_allclose(y.grad, np.full((3, 3), 6.0 + 6.0))
