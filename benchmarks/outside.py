@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from benchmarks.forced_plan import VARIABLE
-from fmm.config.store import replace_file
+from fmm.config.store import write_file
 from fmm.kernels.plans.plan import Plan
 from fmm.tuner.trials.environment import environment_record
 
@@ -165,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = compared_outcomes(without, with_fmm)
     content = {"suite": options.suite, "plan": plan, "wishes": constraints, "versions": package_versions(), **found}
     content["environment"] = environment_record(["python -m benchmarks outside", *(arguments or sys.argv[1:])])
-    replace_file(options.out, json.dumps(content, indent=1) + "\n")
+    write_file(options.out, json.dumps(content, indent=1) + "\n")
     print(f"without fmm {found['without fmm']}, with fmm {found['with fmm']}")
     print(*(f"only with fmm: {name}" for name in found["worse with fmm"]), sep="\n")
     if not found["without fmm"].get("passed"):  # the tests are of another version, and prove nothing
