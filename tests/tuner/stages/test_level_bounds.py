@@ -63,9 +63,8 @@ def fresh_problems(count: int, seed: int = 7) -> list[Problem]:
     return [Problem(m, k, n) for m, k, n in sides]
 
 
-QUICK = [
-    name for name in SLOWDOWNS if name != "a little more on large products"
-]  # a quick tuning does not measure these
+# A quick tuning measures no product so large that it could see what happens to larger ones.
+QUICK = [name for name in SLOWDOWNS if name != "a little more on large products"]
 
 
 @pytest.mark.parametrize("truth", [TWO_LANES, ONE_LANE], ids=["two lanes", "one lane"])
@@ -131,6 +130,6 @@ def test_an_error_that_grows_with_the_side_is_extrapolated() -> None:
 def test_a_sample_that_loses_against_its_prediction_raises_the_margin() -> None:
     lost, won = sample(1, 3000, 0.95, 1.1), sample(1, 3000, 1.0, 1.2)
     assert losing_margins([won]) == (0.0, 0.0)
-    assert losing_margins([won, lost]) == (pytest.approx(1 - 1 / 1.1), 0.0)
+    assert losing_margins([won, lost])[0] == pytest.approx(1 - 1 / 1.1)
     assert losing_samples([lost, won], optimism_by_levels([])) == []  # the best plan with one level does not lose
     assert losing_samples([lost], optimism_by_levels([])) == [lost]
