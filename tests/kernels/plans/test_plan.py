@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 
 from fmm.kernels.algorithms.catalogue import scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
+from fmm.kernels.plans.leaf import plan_leaves
 from fmm.kernels.plans.levels.balanced import balanced_level
+from fmm.kernels.plans.levels.gram import gram_level
 from fmm.kernels.plans.levels.scheme_level import FRINGES, PAD_OPTIONS, SchemeLevel, level_with_options, scheme_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.perfmodel.candidates import candidate_plans, gram_candidates, peer_plans
 
 EXPRESSIONS = [*scheme_names(), "strassen^2", "winograd*hk223", "hk322*strassen", "classical*winograd^2"]
 
@@ -43,6 +46,30 @@ def test_round_trip(plan: Plan) -> None:
     assert Plan.parse(text) == plan
     assert hash(Plan.parse(text)) == hash(plan)
     assert str(Plan.parse(text)) == text
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_candidate_has_a_text_that_reads_back(device: str) -> None:
+    """Candidates of products and of Gram products, the vendor's alternatives, and what a search adds to them."""
+    plans = [*candidate_plans(device), *gram_candidates(device), *peer_plans(device)]
+    for plan in plans:
+        assert Plan.parse(str(plan)) == plan
+        below = [plan.rest, plan.gram_plan, plan.shallower, Plan(plan.levels[:1], plan.leaf) if plan.levels else plan]
+        for part in below:
+            assert Plan.parse(str(part)) == part and str(Plan.parse(str(part))) == str(part)
+
+
+@pytest.mark.parametrize("leaf", sorted({str(use) for row in plan_leaves() for use in row.uses}))
+def test_every_leaf_below_gram_reads_back(leaf: str) -> None:
+    """A leaf alone, below the level gram, and as the leaf of the blocks on the diagonal, if it can be that."""
+    for plan in (Plan(leaf=leaf), Plan((gram_level(2),), leaf)):
+        assert Plan.parse(str(plan)) == plan
+    if leaf.count(">") > 1:
+        with pytest.raises(PlanError, match="cannot have levels"):
+            gram_level(2, leaf)
+    else:
+        plan = Plan((gram_level(2, leaf),))
+        assert Plan.parse(str(plan)) == plan and plan.levels[0].named_leaves == (leaf,)
 
 
 @given(PLANS)
@@ -173,7 +200,15 @@ BAD = [
     (" > vendor", "unknown"),
     ("strassen > > vendor", "unknown"),
     ("vendor > vendor", "unknown algorithm 'vendor'"),
-    ("balanced(x) > vendor", "x"),
+    ("balanced(x) > vendor", r"balanced\(x\): write balanced\(gamma\)"),
+    ("balanced(2,3) > vendor", r"balanced\(2,3\): write balanced\(gamma\)"),
+    ("balanced(1e309) > vendor", "gamma must be at least 1.5 and finite"),
+    ("residues(0) > bytes", r"residues\(0\): valid numbers of moduli are float64: 13, 14, 15, 16; float32: 7, 8, 9"),
+    ("residues(-1) > bytes", r"residues\(-1\): valid numbers of moduli"),
+    ("residues(x) > bytes", r"residues\(x\): valid numbers of moduli"),
+    ("sforza(3,0) > vendor", r"sforza\(3,0\): write sforza\(recursion\) or sforza\(recursion,cutoff\)"),
+    ("sforza(x) > vendor", r"sforza\(x\): write sforza\(recursion\)"),
+    ("sforza(1,2,3) > vendor", r"sforza\(1,2,3\): write sforza\(recursion\)"),
     ("balanced(1) > vendor", r"balanced\(1\): gamma must be at least 1.5"),
     ("balanced(-2) > vendor", "gamma must be at least 1.5"),
     ("balanced(nan) > vendor", "gamma must be at least 1.5"),

@@ -89,8 +89,8 @@ def test_halves_by_residues() -> None:
     plan = Plan.parse("gram.residues(14) > vendor")
     assert str(plan) == "gram.residues(14) > vendor"
     assert [str(use) for use in plan.leaf_uses] == ["vendor", "residues(14) > bytes"]
-    level = gram_level(2, "residues(14) > strassen > bytes")
-    assert Plan((level,)).leaf_uses[1] == leaf_use("residues(14) > strassen > bytes")
+    level = gram_level(2, "residues(14) > bytes")
+    assert Plan((level,)).leaf_uses[1] == leaf_use("residues(14) > bytes")
 
 
 # ---- candidates

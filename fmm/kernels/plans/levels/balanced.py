@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from math import inf
 from typing import Final
 
 from fmm.dtypes import INTEGERS
@@ -68,9 +69,11 @@ class Balanced(LevelWithSteps):
 
 
 def balanced_level(gamma: float = 2) -> Balanced:
-    """Return the level `balanced(gamma)`; raise PlanError for a gamma below 1.5."""
-    if not gamma >= 1.5:
-        raise PlanError(f"balanced({gamma:g}): gamma must be at least 1.5, so that halving makes sides alike")
+    """Return the level `balanced(gamma)`; raise PlanError for a gamma below 1.5, or one that is not finite."""
+    if not 1.5 <= gamma < inf:
+        raise PlanError(
+            f"balanced({gamma:g}): gamma must be at least 1.5 and finite, so that halves are more alike"
+        )
     short = f"{gamma:g}"
     text = f"balanced({short if float(short) == gamma else repr(gamma)})"
     return Balanced(text=text, gamma=gamma, products=1, depth=0, saves_products=False)
@@ -83,7 +86,13 @@ def _parse_balanced(text: str) -> Balanced | None:
     match = _TEXT.fullmatch(text)
     if match is None:
         return None
-    return balanced_level(float(match[1])) if match[1] else balanced_level()
+    if not match[1]:
+        return balanced_level()
+    try:
+        gamma = float(match[1])
+    except ValueError:
+        raise PlanError(f"{text}: write balanced(gamma), with one number from 1.5 on") from None
+    return balanced_level(gamma)
 
 
 register_level(LevelKind("balanced", _parse_balanced, lambda: ("balanced",)))

@@ -107,7 +107,9 @@ def gram_level(cuts: int = 1, diagonal_leaf: str = "") -> Gram:
         types = use.types()
         if use.order == "outer":  # the copy's transpose is not the adjoint of complex numbers
             types = tuple(t for t in types if not DTYPES[t].is_complex)
-        diagonal_leaf = diagonal_leaf if ">" in diagonal_leaf else leaf_option_text(use)
+        diagonal_leaf = leaf_option_text(use)
+        if ">" in diagonal_leaf:
+            raise PlanError(f"gram: the leaf of the blocks on the diagonal cannot have levels, as {diagonal_leaf} has")
     power = "gram" if cuts == 1 else f"gram^{cuts}"
     return Gram(
         text=f"{power}.{diagonal_leaf}" if diagonal_leaf else power,

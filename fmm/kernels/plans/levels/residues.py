@@ -105,8 +105,7 @@ def residues_level(moduli: int = 0) -> Residues:
     """Return the level `residues(moduli)`; raise PlanError for an invalid number of moduli."""
     valid = [count for counts in MODULI_BY_TYPE.values() for count in counts]
     if moduli and moduli not in valid:
-        by_type = "; ".join(f"{t}: {', '.join(map(str, counts))}" for t, counts in MODULI_BY_TYPE.items())
-        raise PlanError(f"residues({moduli}): modulo how many numbers, by type: {by_type}; integers: none is said")
+        raise _invalid_moduli(str(moduli))
     return Residues(
         text=f"residues({moduli})" if moduli else "residues",
         moduli=moduli,
@@ -119,6 +118,11 @@ def residues_level(moduli: int = 0) -> Residues:
         saves_products=False,
         error_growth=RELATIVE_ERRORS.get(moduli, 1.0),
     )
+
+
+def _invalid_moduli(moduli: str) -> PlanError:
+    by_type = "; ".join(f"{t}: {', '.join(map(str, counts))}" for t, counts in MODULI_BY_TYPE.items())
+    return PlanError(f"residues({moduli}): valid numbers of moduli are {by_type}; for integers write residues alone")
 
 
 # ---- the leaves that plans may end in
@@ -213,12 +217,16 @@ def _fewer_products(depth: int) -> str:
 
 # ---- the text form
 
-_TEXT = re.compile(r"residues(?:\((\d+)\))?")
+_TEXT = re.compile(r"residues(?:\(([^()]*)\))?")
 
 
 def _parse(text: str) -> Residues | None:
     match = _TEXT.fullmatch(text)
-    return residues_level(int(match[1] or 0)) if match else None
+    if match is None or match[1] is None:
+        return residues_level() if match else None
+    if not (match[1].isdecimal() and int(match[1])):
+        raise _invalid_moduli(match[1])
+    return residues_level(int(match[1]))
 
 
 register_level(LevelKind("residues", _parse, lambda: ("residues",)))

@@ -144,12 +144,17 @@ def sforza_level(recursion: int = 1, cutoff: int = 0) -> Sforza:
     )
 
 
-_TEXT = re.compile(r"sforza(?:\((\d+)(?:,(\d+))?\))?")
+_TEXT = re.compile(r"sforza(?:\(([^()]*)\))?")
 
 
 def _parse(text: str) -> Sforza | None:
     match = _TEXT.fullmatch(text.replace(" ", ""))
-    return sforza_level(int(match[1] or 1), int(match[2] or 0)) if match else None
+    if match is None or match[1] is None:
+        return sforza_level() if match else None
+    numbers = match[1].split(",")
+    if len(numbers) > 2 or not all(number.isdecimal() for number in numbers) or not all(map(int, numbers[1:])):
+        raise PlanError(f"{text}: write sforza(recursion) or sforza(recursion,cutoff), in whole numbers from 1 on")
+    return sforza_level(*map(int, numbers))
 
 
 register_level(LevelKind("sforza", _parse, lambda: ("sforza",)))
