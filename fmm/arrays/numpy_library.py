@@ -49,13 +49,13 @@ class NumpyLike(ABC):
         return bool(x.dtype.kind == "c")
 
     def zeros(self, shape: tuple[int, ...], like: Any) -> Any:
-        return self.module.zeros(shape, like.dtype)
+        return self.module.zeros(shape, like.dtype.newbyteorder("="))
 
     def broadcast_view(self, x: Any, shape: tuple[int, ...]) -> Any:
         return self.module.broadcast_to(x, shape)
 
     def broadcast_copy(self, x: Any, shape: tuple[int, ...], like: Any) -> Any:
-        copy = self.module.empty(shape, like.dtype)
+        copy = self.module.empty(shape, like.dtype.newbyteorder("="))
         copy[...] = x
         return copy
 
@@ -354,13 +354,13 @@ def same_memory_transposed(a: Array, b: Array) -> bool:
 def is_blas_readable(x: Array) -> bool:
     """Return True if NumPy's BLAS can read the matrices in place.
 
-    If not, NumPy copies both operands, and does not notice that one is the other's transpose. BLAS reads native byte
-    order only.
+    If not, NumPy copies both operands, and does not notice that one is the other's transpose. BLAS reads the native
+    byte order only.
     """
     (rows, cols), (down, right), item = x.shape[-2:], x.strides[-2:], x.itemsize
     row_major = right == item and down >= cols * item and down % item == 0
     column_major = down == item and right >= rows * item and right % item == 0
-    return bool(x.flags.aligned and (row_major or column_major))
+    return bool(x.flags.aligned and x.dtype.isnative and (row_major or column_major))
 
 
 class _TensorMemory:

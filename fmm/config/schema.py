@@ -23,7 +23,7 @@ checked, so that a damaged section of another device or type does no harm.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import partial
 from math import isfinite
 from types import MappingProxyType
@@ -54,6 +54,7 @@ from fmm.kernels.plans.leaf import leaf_uses
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.default_calibration import datasheet_rates
+from fmm.perfmodel.level_bounds import LevelBounds
 from fmm.problem import OPERATIONS, Operation
 
 __all__ = [
@@ -170,6 +171,9 @@ class Thresholds:
     intervals: Mapping[str, Interval] = field(default_factory=dict)
     # tau1 to tau3 with FMM_EMULATION=0; empty if no candidate emulates.
     without_emulation: Mapping[str, float | None] = field(default_factory=dict)
+    # The measured crossovers that bound the levels of every choice, by the plan without levels (`vendor`): up to the
+    # effective side tau1 no level is a candidate, up to tau2 one level, up to tau3 two. None: no bound.
+    measured_taus: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
 
     @property
     def recursion_points(self) -> tuple[float | None, ...]:
@@ -177,9 +181,15 @@ class Thresholds:
         return self.tau1.value, self.tau2.value, self.tau3.value
 
     @property
+    def level_bounds(self) -> tuple[LevelBounds, ...]:
+        """The measured crossovers as the bounds of a calibration."""
+        return tuple(LevelBounds(baseline, **taus) for baseline, taus in self.measured_taus.items())
+
+    @property
     def fields(self) -> dict[str, Raw]:
         """The thresholds as they are written to a section."""
-        return {**asdict(self), "recursion_points": list(self.recursion_points)}
+        found = {**asdict(self), "recursion_points": list(self.recursion_points)}
+        return {name: value for name, value in found.items() if value or name not in OPTIONAL_THRESHOLDS}
 
     def value(self, name: str) -> float | None:
         """Return a threshold that is a number, or the number in the middle of a spread."""
@@ -321,6 +331,10 @@ def _spread(raw: Raw) -> Spread:
     return Spread(*(_finite(raw[end]) for end in ("value", "low", "high")))
 
 
+def _taus(raw: Raw) -> dict[str, float | None]:
+    return {name: _finite(raw[name]) for name in TAU_NAMES}
+
+
 def _speedups(raw: Raw) -> dict[str, float]:
     return {str(int(side)): gain for side, gain in _by_name(raw, _above_zero).items()}
 
@@ -333,7 +347,9 @@ THRESHOLD_CHECKS: Mapping[str, Check] = {
     "one_level": parser_check("an object of numbers above 0, by sides", _speedups),
     "intervals": parser_check("an object of pairs of numbers or null", partial(_by_name, parse=_interval)),
     "without_emulation": parser_check("an object of numbers or null", partial(_by_name, parse=_finite)),
+    "measured_taus": parser_check("an object of objects of tau1, tau2 and tau3", partial(_by_name, parse=_taus)),
 }
+OPTIONAL_THRESHOLDS = frozenset({"measured_taus"})  # absent from older configs
 
 
 # ---- reading a section
@@ -351,6 +367,9 @@ def read_section(raw: Raw, where: str, identity: Identity, dtype: str) -> Tuned:
     if calibration is not None:
         source = _source_text(found["tuned"], found["error"])
         calibration = read_calibration(calibration, f"{where}.calibration", dtype, identity.name, source)
+    thresholds = read_thresholds(found["thresholds"])
+    if calibration is not None and thresholds is not None:
+        calibration = replace(calibration, level_bounds=thresholds.level_bounds)
     then, now = found["versions"], identity.versions
     diagnostics = tuple(found.get("doubts", ()))
     if then.get(SUMS_VERSION_NAME) == COMPILED_SUMS != now.get(SUMS_VERSION_NAME, COMPILED_SUMS):
@@ -361,7 +380,7 @@ def read_section(raw: Raw, where: str, identity: Identity, dtype: str) -> Tuned:
         calibration,
         MappingProxyType({e.key: e for e in entries}),
         changed=tuple(f"{x} {was} -> {now[x]}" for x, was in then.items() if now.get(x, was) != was),
-        thresholds=read_thresholds(found["thresholds"]),
+        thresholds=thresholds,
         fitted=read_block_terms(_get(found.get("blocks"), "fitted")),
         diagnostics=diagnostics,
         failed=tuple(found.get("failed", ())),
@@ -404,20 +423,24 @@ def read_calibration(raw: Raw, where: str, dtype: str, name: str, source: str) -
 
 def read_thresholds(raw: Raw) -> Thresholds | None:
     """Return the thresholds of a section; None if they are missing, incomplete or damaged."""
-    if not isinstance(raw, dict) or not raw.keys() >= THRESHOLD_CHECKS.keys() or any(threshold_errors(raw, "")):
+    if not _has_thresholds(raw) or any(threshold_errors(raw, "")):
         return None
-    return Thresholds(**{name: check(raw[name], name) for name, check in THRESHOLD_CHECKS.items()})
+    return Thresholds(**{name: check(raw[name], name) for name, check in THRESHOLD_CHECKS.items() if name in raw})
+
+
+def _has_thresholds(raw: Raw) -> bool:
+    """Return True for an object with all fields of thresholds."""
+    return isinstance(raw, dict) and raw.keys() >= THRESHOLD_CHECKS.keys() - OPTIONAL_THRESHOLDS
 
 
 def threshold_errors(raw: Raw, where: str) -> Iterator[ConfigError]:
     """Yield one error for each damaged field; an incomplete object counts as absent and has no errors."""
     if raw is not None and not isinstance(raw, dict):
         yield wrong_value_error(where, "an object", raw)
-    if not isinstance(raw, dict) or not raw.keys() >= THRESHOLD_CHECKS.keys():
-        return
-    for name, check in THRESHOLD_CHECKS.items():
+    for name, check in THRESHOLD_CHECKS.items() if _has_thresholds(raw) else ():
         try:
-            check(raw[name], f"{where}.{name}")
+            if name in raw:
+                check(raw[name], f"{where}.{name}")
         except ConfigError as error:
             yield error
 

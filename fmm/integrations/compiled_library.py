@@ -95,7 +95,7 @@ class CompiledLibrary:
 
 
 def find_compiler() -> list[str]:
-    """Return the C++ compiler's command, CXX or the system's; [""] if there is none."""
+    """Return the C++ compiler's command, CXX or the system's; [""] without one."""
     try:
         return shlex.split(os.environ.get("CXX", "")) or [shutil.which("g++") or shutil.which("c++") or ""]
     except ValueError as error:
@@ -103,7 +103,7 @@ def find_compiler() -> list[str]:
 
 
 def private_cache_folder() -> Path | None:
-    """Return the folder of cached libraries; None if there is none that only this user and root can write."""
+    """Return the folder of cached libraries; None if others than this user and root can write there."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "fmm"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """Loads fmm once the program has loaded NumPy, torch or CuPy; Python runs this at its start where FMM_INSTALL is set.
 
 A wheel has this module beside the package, where fmm_install.pth imports it. Until then nothing else is loaded, so that
-programs without such a library start as fast as ever. If fmm cannot be imported, the program runs without it.
+programs without these libraries start as fast as ever. If fmm cannot be imported, the program runs without it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """fmm in NumPy: in the loops of numpy.matmul and `@` (numpy_loops.py), and in numpy.dot and numpy.inner.
 
 NumPy's functions that call these gain too: einsum, cov, multi_dot. dot and inner are replaced by name, also in NumPy's
-modules; the methods of arrays, such as a.dot(b), belong to a type written in C and stay NumPy's. fmm computes products
+modules; the methods of arrays (a.dot(b)) belong to a type written in C and stay NumPy's. fmm computes products
 of two plain arrays; lists, subclasses and other libraries' arrays go to NumPy's own dot.
 """
 
@@ -31,7 +31,7 @@ from fmm.runtime.decisions.limits import NO_CONSTRAINTS
 from fmm.runtime.matmul import run_matmul
 
 ndarray = np.ndarray
-# NumPy functions whose modules bind dot and inner by name; the modules' names differ between versions.
+# NumPy functions in modules that bind dot and inner by name; the modules' names differ between versions.
 CALLERS = "einsum", "tensordot", "cov", "polyfit", "linalg.multi_dot"
 
 

@@ -108,7 +108,7 @@ def _hook_operator(row: Operator, key: str) -> Callable[..., Any]:
 # ---- without the hook
 
 
-# Kernels that were ever registered, kept alive: a thread may still run one when it is removed.
+# All kernels that were ever registered, so that none is freed: a thread may still run one when it is removed.
 _ever_registered: list[Any] = []
 
 

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from fmm.dtypes import DTYPES
+from fmm.kernels.plans.plan import Plan
+from fmm.perfmodel.level_bounds import LevelBounds, baseline_of, count_levels, effective_side
+from fmm.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,21 @@ class Calibration:
     idle: float = 0.0  # seconds in which a thread has nothing to do, at a plan's beginning and end
     spin: float = 0.0  # seconds lost to BLAS's own threads: after a product each spins on half of a processor
     apart: float = 1.0  # share of their rate that the sums of small plans reach, which run one step at a time
+    # Measured bounds on the number of levels; plans above a baseline that is missing here have no bound. A config has
+    # them among its thresholds.
+    level_bounds: tuple[LevelBounds, ...] = ()
+
+    def bounds_of(self, plan: Plan) -> LevelBounds | None:
+        """Return the measured bounds on the levels above the plan's baseline; None if they were not measured."""
+        if not self.level_bounds:
+            return None
+        baseline = baseline_of(plan)
+        return next((bounds for bounds in self.level_bounds if bounds.baseline == baseline), None)
+
+    def exceeds_bounds(self, plan: Plan, problem: Problem) -> bool:
+        """Return True if the measured bounds exclude the plan's number of levels for this problem."""
+        bounds = self.bounds_of(plan)
+        return bounds is not None and count_levels(plan) > bounds.max_levels(effective_side(problem.size))
 
     def rate(self, dtype: str) -> Rate:
         """Return the rate of a type, or of a leaf with a rate of its own; ValueError if there is none."""

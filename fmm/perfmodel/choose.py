@@ -20,6 +20,7 @@ from fmm.kernels.plans.workspace import workspace
 from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.candidates import compared_plans, compose_levels, outer_levels
+from fmm.perfmodel.level_bounds import LevelBounds, count_levels, effective_side
 from fmm.perfmodel.predict import Prediction, is_b_column_major, predict_from_work, predict_vendor
 from fmm.perfmodel.stability import expected_error_growth, has_entrywise_bound
 from fmm.perfmodel.work import are_rows_aligned, estimated_work, estimated_workspace
@@ -116,7 +117,11 @@ def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice
         winners = [c for c in candidates if c.wins and limits.allow(c.plan, c.error_growth)]
     vendor = next(c for c in candidates if c.plan == VENDOR)
     best = next((c for c in winners if c.fits(limits.workspace)), vendor)
-    return Choice(best, _reason(best, candidates, calibration, limits), candidates)
+    reason = _reason(best, candidates, calibration, limits)
+    bounds = None if problem.writes_triangle else calibration.bounds_of(best.plan)
+    if bounds is not None and (bound := bounds.explain(effective_side(problem.size))):
+        reason = f"{reason}; {bound}"
+    return Choice(best, reason, candidates)
 
 
 def all_candidates(problem: Problem, calibration: Calibration, limits: Limits) -> tuple[Candidate, ...]:
@@ -167,11 +172,17 @@ class EligiblePlan(NamedTuple):
     alignment: int  # every row must begin at a multiple of this number of bytes
     longest: float  # the longest side allowed
     parts: tuple[int, int, int] | None  # into how many parts all levels together cut m, k and n; None: no cut
+    levels: int = 0  # levels of recursion
+    bounds: LevelBounds | None = None  # measured bounds on the number of levels; None: no bound
 
     def accepts_operands(self, problem: Problem) -> bool:
         """Return True if the problem's rows are aligned and its sides short enough for the plan."""
         aligned = self.alignment == 1 or are_rows_aligned(problem, self.alignment)
         return aligned and (self.longest == inf or max(problem.size) <= self.longest)
+
+    def exceeds_bounds(self, side: float) -> bool:
+        """Return True if a product with this effective side was measured to gain by fewer levels only."""
+        return self.bounds is not None and self.levels > self.bounds.max_levels(side)
 
     def cuts_too_small(self, problem: Problem, least: float) -> bool:
         """Return True if a leaf product certainly has a side shorter than `least`."""
@@ -183,8 +194,10 @@ class EligiblePlan(NamedTuple):
 
 def filter_candidates(problem: Problem, calibration: Calibration, plans: Sequence[Plan] = ()) -> Iterator[Plan]:
     """Yield the candidates (or those of `plans`) that may be chosen for the problem on this device."""
+    side = effective_side(problem.size)
     for x in _eligible_of_plans(plans, problem, calibration) if plans else _eligible_candidates(problem, calibration):
-        if x.accepts_operands(problem) and not x.cuts_too_small(problem, calibration.least):
+        within = x.accepts_operands(problem) and not x.exceeds_bounds(side)
+        if within and not x.cuts_too_small(problem, calibration.least):
             yield x.plan
 
 
@@ -232,7 +245,9 @@ def _eligible_plan(plan: Plan, dtype: str, writes_triangle: bool, calibration: C
         return None
     # A batch reads only temporaries, whose rows are aligned.
     reads_any_rows = plan.batched or (tiled and rate.tiled_odd > 0)
-    return EligiblePlan(plan, 1 if reads_any_rows else leaf.alignment, inf, parts)
+    # The crossovers were measured on whole products, not on blocks of a triangle.
+    levels, bounds = count_levels(plan), None if writes_triangle else calibration.bounds_of(plan)
+    return EligiblePlan(plan, 1 if reads_any_rows else leaf.alignment, inf, parts, levels, bounds)
 
 
 def _transposes_for_slow_types(plan: Plan, dtype: str) -> bool:

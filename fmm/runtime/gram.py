@@ -85,6 +85,9 @@ def explain_gram(
     """Return the decision of `run_gram`; nothing is computed."""
     operands = _arrange_operands(library, a, b, out, params)
     call, chosen = _select_call(library, operands, constraints, cached=False)
+    if operands.params.alpha == 0:
+        why = f"{library.name} answers: alpha is 0, so the factors are not read"
+        return replace(call.decision, plan=VENDOR, reason=why, kernels=(library.vendor_name,))
     is_plain = b is None and constraints == NO_CONSTRAINTS and params == GramParams(params.rows)
     if is_plain and (kernel := describe_small_gram(a, params.rows, out)):
         return replace(call.decision, kernels=(kernel,))
@@ -236,6 +239,9 @@ def _whole_product(params: GemmParams) -> GemmParams:
 
 def _run_operands(library: Library, operands: GramOperands, constraints: PlanConstraints, on_decline: OnDecline) -> Any:
     """Return C, in `out` unless that is None."""
+    if operands.params.alpha == 0:  # no plan runs, not even the caller's
+        on_decline(library)
+        return _run_vendor(library, operands)
     if constraints is NO_CONSTRAINTS and _has_few_product_rows(library, operands):
         on_decline(library)
         return _run_vendor(library, operands)
@@ -287,6 +293,8 @@ def _has_whole_gemm(library: Library, operands: GramOperands) -> bool:
 def _run_vendor(library: Library, operands: GramOperands, vendor_mirrors: bool = False) -> Any:
     """Return the whole product by the library's own functions, with one triangle mirrored."""
     params, left, right = operands.params, operands.left, operands.right
+    if params.alpha == 0:  # the factors are not read then, not even inf or NaN, as in BLAS's syrk
+        left, right = left[..., :0], right[..., :0, :]
     if vendor_mirrors:
         return library.vendor(left, right, operands.out)
     if not params.beta or not _has_whole_gemm(library, operands):

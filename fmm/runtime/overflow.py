@@ -5,8 +5,11 @@ other way round. One bound excludes all three: if max|A|, max|B| and k max|A| ma
 sums (`growth_bound`), are below the largest number, every intermediate of both algorithms is finite. Otherwise, and
 for NaN and inf in the operands, the vendor multiplies.
 
-Frobenius norms bound the same sums by Cauchy and Schwarz, without the factor k. BLAS computes them in one pass on all
-threads, so they are tried first. They are larger than the maxima, which decide if the norms do not.
+Frobenius norms bound the same sums by Cauchy and Schwarz, without the factor k. They take one pass and are tried first.
+They are larger than the maxima, which decide if the norms do not.
+
+The sums of squares run on the call's own threads, never on BLAS's. All callers share BLAS's threads: with 40 callers at
+once, each waiting for them at every dot product, products took 20 times as long as one after the other.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from fmm.kernels.plans.sums import Mirror, Place, Sum, whole_matrix
 from fmm.problem import Fill, Operation
 
 SAFETY = 0.99  # rounding can carry a sum just below the largest number beyond it
-SUM_LENGTH = 1 << 18  # squares per dot product, so that rounding stays within SLACK
+SUM_LENGTH = 1 << 18  # squares per sum, so that rounding stays within SLACK
 SLACK = 1.05
 TASK_LENGTH = 1 << 21  # squares per task of a thread
 SHORT_ROW = 1024  # a shorter row costs more to address than to sum
@@ -61,7 +64,7 @@ def may_overflow(
 
 
 def norm_bound(x: Array, threads: Threads) -> float:
-    """Return a tight upper bound of the Frobenius norm; inf if BLAS cannot compute it quickly, or squares overflow."""
+    """Return a tight upper bound of the Frobenius norm; inf if rows are not contiguous, or if squares overflow."""
     rows = x if x.strides[1] == x.itemsize else x.T
     if rows.strides[1] != x.itemsize or (rows.shape[1] < SHORT_ROW and not rows.flags.c_contiguous):
         return math.inf
@@ -69,19 +72,23 @@ def norm_bound(x: Array, threads: Threads) -> float:
     lines = [row.view(real) for row in ([rows.reshape(-1)] if rows.flags.c_contiguous else rows)]
     parts = [line[start : start + SUM_LENGTH] for line in lines for start in range(0, len(line), SUM_LENGTH)]
     found: list[float] = []
-    if real.itemsize == 4:  # OpenBLAS uses all threads for a dot product of float64, not of float32
-        each = max(TASK_LENGTH // max(len(lines[0]), 1), TASK_LENGTH // SUM_LENGTH)
-        threads.run([partial(_squares, parts[i : i + each], found) for i in range(0, len(parts), each)])
-    else:
-        _squares(parts, found)
+    each = max(TASK_LENGTH // max(len(lines[0]), 1), TASK_LENGTH // SUM_LENGTH)
+    threads.run([partial(_add_squares, parts[i : i + each], found) for i in range(0, len(parts), each)])
     total = sum(found)
     lost = float(np.finfo(real).tiny)  # bound of a square that underflows
     return math.sqrt(total * SLACK + lost * 2 * x.size)
 
 
-def _squares(parts: Sequence[Array], found: list[float]) -> None:
+def _add_squares(parts: Sequence[Array], found: list[float]) -> None:
+    """Append the sum of squares of these parts, by functions that release the GIL and use no other thread.
+
+    OpenBLAS shares a dot product of float64 among its threads, but not one of float32. einsum is a loop of NumPy's.
+    """
     with np.errstate(all="ignore"):
-        found.append(sum(float(dot(part, part)) for part in parts))
+        if parts[0].itemsize == 4:
+            found.append(sum(float(dot(part, part)) for part in parts))
+        else:
+            found.append(sum(float(np.einsum("i,i->", part, part, optimize=False)) for part in parts))
 
 
 def largest_magnitude(x: Array, threads: Threads) -> float:

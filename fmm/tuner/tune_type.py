@@ -24,7 +24,14 @@ from fmm.tuner.search.certify import certify_best
 from fmm.tuner.search.race import leanest_plan, race_plans, search_plans, within_limits
 from fmm.tuner.stages import shapes
 from fmm.tuner.stages.first_look import measure_first_look
-from fmm.tuner.stages.probes import TIME_SHARES, find_scale, probe_rates, probe_strategies, time_quiet_products
+from fmm.tuner.stages.probes import (
+    TIME_SHARES,
+    find_scale,
+    probe_crossovers,
+    probe_rates,
+    probe_strategies,
+    time_quiet_products,
+)
 from fmm.tuner.trials.journal import Journal, NotReadyError, RoundLimits, TimeUpError
 from fmm.tuner.trials.record import Size
 
@@ -64,6 +71,7 @@ def measure_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[
         probe_strategies(journal, effort)
     calibration = model_so_far(journal, dtype)
     journal.on_finding()
+    probe_crossovers(journal, dtype, side, calibration, effort)
     problems = [Problem(*size, dtype) for size in wanted or shapes.square_ladder(side, effort.stride)]
     if not wanted:
         problems = [p for p in problems if may_win(journal, p, calibration)]

@@ -435,3 +435,41 @@ def raised(call: Callable[[], object]) -> type[BaseException] | None:
     except FloatingPointError as error:
         return type(error)
     return None
+
+
+# ---- byte orders, and alpha = 0
+
+
+@pytest.mark.parametrize("kind", [">f4", ">f8", ">c16"])
+@pytest.mark.parametrize("shape", [(16, 59), (59, 16), (200, 150)])
+@pytest.mark.parametrize("rows", [True, False])
+def test_a_foreign_byte_order_gives_a_symmetric_result_in_native_order(
+    kind: str, shape: tuple[int, int], rows: bool
+) -> None:
+    """NumPy casts both operands, and then does not notice that one is the other's transpose."""
+    x = np.random.default_rng(0).standard_normal(shape).astype(kind)
+    expected = fmm.gram(x.astype(x.dtype.newbyteorder("=")), rows=rows)
+    for fill in ("full", "lower", "upper"):
+        c = fmm.gram(x, rows=rows, fill=fill)  # type: ignore[arg-type]
+        assert c.dtype.isnative
+        np.testing.assert_allclose(
+            np.tril(c), np.tril(expected) if fill != "upper" else np.diag(np.diag(expected)), 1e-4, 1e-3
+        )
+        if fill == "full":
+            np.testing.assert_array_equal(c, c.conj().T)
+
+
+@pytest.mark.parametrize("plan", [None, "vendor", "gram > vendor"])
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_with_alpha_0_the_factors_are_not_read(plan: str | None, library: str, bad: float) -> None:
+    x, out = np.ones((300, 300)), np.full((300, 300), 3.0)
+    x[0, 0] = bad
+    if library == "torch":
+        torch = pytest.importorskip("torch")
+        x, out = torch.from_numpy(x), torch.from_numpy(out)
+    for _ in range(2):
+        assert not fmm.gram(x, alpha=0, plan=plan).any()
+        assert not fmm.gram(x, x, alpha=0, plan=plan).any()
+    assert fmm.gram(x, alpha=0, beta=2, out=out, plan=plan) is out and (out == 6).all()
+    assert "not read" in fmm.explain_gram(x, alpha=0, plan=plan).reason

@@ -120,6 +120,8 @@ def _gram_by_torch(a: Any, b: Any, out: Any, params: GramParams, constraints: Pl
         why = explain_torch_fallback(a, a if b is None else b, out)
         raise TypeError(f"fmm.gram takes neither out nor plan here: {why}")
     left, right = (a, b) if b is not None else (a, a.mH) if params.rows else (a.mH, a)
+    if params.alpha == 0:  # then the factors are not read, as by BLAS
+        left, right = left[..., :0], right[..., :0, :]
     c = TORCH.vendor(left, right) * params.alpha
     if params.fill == "full":
         return c.tril() + c.tril(-1).mH

@@ -17,8 +17,10 @@ from fmm.config.schema import Thresholds
 from fmm.kernels.plans.leaf import plan_leaves
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.level_bounds import baseline_of
 from fmm.runtime.decisions.calibration_in_force import add_unmeasured_rates
 from fmm.tuner.devices.device import Device
+from fmm.tuner.findings.crossovers import level_samples, losing_margins, measure_crossovers
 from fmm.tuner.findings.diagnostics import (
     largest_measured_side,
     machine_diagnostics,
@@ -45,6 +47,7 @@ SCALE_STAGE = "scale"  # rough products from which the sizes of all others follo
 PROBE_STAGES = ("rates", "probe", "tiles")
 FITTED_STAGES = (SCALE_STAGE, *PROBE_STAGES)
 HELD_OUT_STAGE = "held out"
+CHECKING_STAGES = (HELD_OUT_STAGE, "search", "certify")
 OUT_OF_MEMORY = "out of memory"
 
 
@@ -173,15 +176,36 @@ class CheckedModel:
 def check_fit(fitted: fitting.Fit, device: Device, trials: Sequence[Trial], dtype: str) -> CheckedModel:
     """Return the model of a fit as decisions would use it, checked on the held-out trials."""
     whole, held = with_unmeasured_rates(fitted, device, trials), fitting.observed_medians(trials, (HELD_OUT_STAGE,))
-    return check_model(whole, dtype, held, slowdown_from_quiet(trials, whole, dtype), largest_measured_side(trials))
+    crossovers = measure_crossovers(trials, whole)
+    bounded = replace(whole, level_bounds=tuple(x.bounds for x in crossovers.values()))
+
+    def may_be_chosen(o: fitting.Observation) -> bool:
+        own = crossovers.get(baseline_of(o.run.plan))
+        excluded = bounded.exceeds_bounds(o.run.plan, o.problem)
+        return not (own and excluded and own.is_optimistic_about(o.run.plan, o.problem))
+
+    checked = [t for t in trials if t.stage in CHECKING_STAGES]
+    losing = losing_margins(level_samples(checked, bounded))
+    slower, usable = slowdown_from_quiet(trials, whole, dtype), [o for o in held if may_be_chosen(o)]
+    return check_model(
+        bounded, dtype, usable, slower, largest_measured_side(trials), losing, excluded=len(held) - len(usable)
+    )
 
 
 def check_model(
-    fitted: Calibration, dtype: str, held: Sequence[fitting.Observation], slower: float | None, measured: float
+    fitted: Calibration,
+    dtype: str,
+    held: Sequence[fitting.Observation],
+    slower: float | None,
+    measured: float,
+    losing: tuple[float, float] = (0.0, 0.0),
+    excluded: int = 0,
 ) -> CheckedModel:
     """Return a fitted model with the margins that the held-out observations require.
 
-    `slower` is the slowdown against the quietest moment, `measured` the side of the largest product with a plan.
+    `slower` is the slowdown against the quietest moment, `measured` the side of the largest product with a plan, and
+    `losing` the two least margins that the search requires. `excluded` is the number of held-out plans that are left
+    out because the measured crossovers exclude them.
     """
     tiled = [o for o in held if o.run.plan.uses_tile_model or o.kind == "vendor"]
     others = [o for o in held if not o.run.plan.uses_tile_model]
@@ -190,10 +214,11 @@ def check_model(
     for_error = [margin_for_error(e["speedup"]) for e in (error, own)]
     pays = side_choosing_levels(replace(fitted, margin=for_error[0], tiled_margin=for_error[1]), dtype, 1)
     least = max(margin_for_slowdown(slower), margin_for_extrapolation(pays, measured))
-    margin, tiled_margin = (min(max(p, x, least), 1.0) for p, x in zip(for_error, for_losses, strict=True))
+    required = zip(for_error, for_losses, losing, strict=True)
+    margin, tiled_margin = (min(max(least, *margins), 1.0) for margins in required)
     model = replace(fitted, margin=margin, tiled_margin=tiled_margin)
     errors = error | ({"tiled": own["speedup"]} if own["speedup"].count else {})
-    return CheckedModel(model, errors, tuple(model_diagnostics(error["speedup"], for_losses[0])))
+    return CheckedModel(model, errors, tuple(model_diagnostics(error["speedup"], for_losses[0], excluded)))
 
 
 # ---- thresholds

@@ -64,9 +64,13 @@ def machine_diagnostics(noise: float | None, slower: float | None, unexplained: 
         )
 
 
-def model_diagnostics(error: PredictionError, losing: float) -> Iterator[str]:
-    """Yield the reasons to reject a model: too few held-out measurements, or too large errors on them."""
-    if error.count < MIN_HELD_OUT_PAIRS:
+def model_diagnostics(error: PredictionError, losing: float, excluded: int = 0) -> Iterator[str]:
+    """Yield the reasons to reject a model: too few held-out measurements, or too large errors on them.
+
+    `excluded` held-out plans have more levels than the measured crossovers allow; they count as measured, without
+    error.
+    """
+    if error.count + excluded < MIN_HELD_OUT_PAIRS:
         counts = f"{error.count} held-out speedups, {MIN_HELD_OUT_PAIRS} are needed"
         yield f"the tuning ended before its model was checked: {counts}"
     elif (model_error := max(min(error.above, error.upper), error.median)) > MAX_MODEL_ERROR:

@@ -15,6 +15,7 @@ from fmm.config.schema import NAMES_IN_SECONDS, TAU_NAMES, Entry, Interval, Raw,
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import default_error_growth
+from fmm.perfmodel.level_bounds import NEVER_SIDE
 from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
 from fmm.tuner.findings.diagnostics import is_noisy
 from fmm.tuner.findings.model_in_use import (
@@ -139,7 +140,8 @@ class SectionText:
         if self.fitted is not None:
             thresholds = None if noisy else read_thresholds(self.section["thresholds"])
             if thresholds is not None:
-                found += [self.crossovers(thresholds, self.fitted), self.thresholds(thresholds)]
+                found += [self.crossovers(thresholds, self.fitted), self.level_bounds(thresholds)]
+                found += [self.thresholds(thresholds)]
                 found += [self.one_level(thresholds), self.tiles(thresholds)]
             found += [self.model(self.fitted, noisy), *([] if noisy else [self.fixed(self.fitted)])]
         yield from (table for table in found if table.rows)
@@ -201,6 +203,16 @@ class SectionText:
         columns = "levels", "no loss", "2 % gained (tau)", "95 % interval", margin, "chosen", "tau, no emulation"
         keep = len(columns) if found.without_emulation else len(columns) - 1
         return make_table("crossover sides of squares", columns[:keep], (row[:keep] for row in rows))
+
+    def level_bounds(self, found: Thresholds) -> Table:
+        """Return the measured crossovers that bound the levels of every choice, as effective sides."""
+
+        def cell(tau: float | None) -> str:
+            return "no bound" if tau is None else NEVER if tau >= NEVER_SIDE else f"{tau:.0f}"
+
+        rows = [(bounds.baseline, *map(cell, bounds.taus)) for bounds in found.level_bounds]
+        note = "up to tau1 no level is chosen, up to tau2 one, up to tau3 two" if rows else ""
+        return make_table("measured crossovers, effective sides", ("without levels", *TAU_NAMES), rows, note)
 
     def thresholds(self, found: Thresholds) -> Table:
         """Return alpha, pi and the recursion point of D'Alberto and Nicolau's model."""

@@ -22,6 +22,7 @@ from fmm.config.schema import NAMES_IN_SECONDS, TAU_NAMES, Interval, Spread, Thr
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, all_candidates, default_error_growth, rank_candidates, required_margin
+from fmm.perfmodel.level_bounds import count_levels
 from fmm.perfmodel.papers import li_counts as li_thresholds
 from fmm.perfmodel.papers import recursion_points
 from fmm.perfmodel.papers.recursion_points import alpha, alpha_over_pi, pi
@@ -65,11 +66,6 @@ def levels_chosen(calibration: Calibration, dtype: str, side: int, emulation: bo
     return 0
 
 
-def count_levels(plan: Plan) -> int:
-    """Return the number of levels of recursion of a plan."""
-    return sum(level.depth for level in plan.levels if level.splits)
-
-
 @lru_cache(maxsize=2048)
 def ranked_plans(calibration: Calibration, problem: Problem, emulation: bool = True) -> tuple[tuple[Plan, float], ...]:
     """Return the candidates within the default error limit, and their predicted times as multiples of the vendor's.
@@ -106,6 +102,9 @@ def thresholds(
         strategies or {},
         square_speedups(measured),
         without_emulation=taus_without_emulation(calibration, dtype),
+        measured_taus={
+            bounds.baseline: dict(zip(TAU_NAMES, bounds.taus, strict=True)) for bounds in calibration.level_bounds
+        },
     )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import sqrt
 from statistics import median
 from types import MappingProxyType
 from typing import Any
@@ -22,6 +23,7 @@ import numpy as np
 
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.level_bounds import count_levels
 from fmm.perfmodel.work import are_rows_aligned
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Run, cached_work, formula_seconds
@@ -226,6 +228,9 @@ MIN_SLOPE_SHARE = 1e-12  # the least singular value of the Jacobian, as a share 
 # Sums and products timed alone run with other caches and clocks than inside a plan, and plans are what is predicted. On
 # a CPU with several lanes, sums are timed inside plans and have full weight.
 PART_WEIGHTS = {"sums": 0.1, "products": 0.1}
+# On a CPU the weights of whole plans with several levels are raised, at most by this factor, until these plans weigh as
+# much together as the vendor's products: they are what a choice needs, and a tuning has few of them.
+MAX_DEEP_WEIGHT = 3.0
 # On a CPU with several lanes, a plan that takes more than this multiple of the vendor's time has less weight.
 FULL_WEIGHT_TIME = 1.5
 
@@ -339,12 +344,22 @@ class LeastSquares:
 def observation_weights(start: Calibration, observed: Sequence[Observation]) -> list[float]:
     """Return the weight of each observation in the fit."""
     if start.lanes == 1:
-        return [PART_WEIGHTS.get(o.run.part, 1.0) for o in observed]
-    vendor = {o.problem: o.seconds for o in observed if o.kind == "vendor"}
-    near = [
-        FULL_WEIGHT_TIME * vendor.get(o.problem, o.seconds) / o.seconds if o.kind == "plan" else 1.0 for o in observed
-    ]
-    return [min(x, 1.0) ** 2 for x in near]
+        weights = [PART_WEIGHTS.get(o.run.part, 1.0) for o in observed]
+    else:
+        vendor = {o.problem: o.seconds for o in observed if o.kind == "vendor"}
+        worst = FULL_WEIGHT_TIME
+        near = [worst * vendor.get(o.problem, o.seconds) / o.seconds if o.kind == "plan" else 1.0 for o in observed]
+        weights = [min(x, 1.0) ** 2 for x in near]
+    return weights if start.batches else _with_deep_plans(weights, observed)
+
+
+def _with_deep_plans(weights: Sequence[float], observed: Sequence[Observation]) -> list[float]:
+    """Return the weights, those of whole plans with several levels raised to the sum of the vendor's products."""
+    deep = [o.kind == "plan" and count_levels(o.run.plan) > 1 for o in observed]
+    squares = sum(w * w for w, is_deep in zip(weights, deep, strict=True) if is_deep)
+    vendor = sum(w * w for w, o in zip(weights, observed, strict=True) if o.kind == "vendor")
+    factor = min(max(sqrt(vendor / squares), 1.0), MAX_DEEP_WEIGHT) if squares else 1.0
+    return [w * factor if is_deep else w for w, is_deep in zip(weights, deep, strict=True)]
 
 
 # ---- the error of predictions

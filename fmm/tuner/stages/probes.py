@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from fmm.config.certify import MIN_SPEEDUP
 from fmm.kernels.plans.plan import VENDOR, Plan
+from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.candidates import compared_plans
 from fmm.perfmodel.choose import rank_candidates
+from fmm.perfmodel.level_bounds import count_levels
 from fmm.perfmodel.work import are_rows_aligned, estimated_work
 from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import OWN_KERNELS, SOON, TURNS, compile_turn, compile_weight
 from fmm.tuner.devices.device import SHORTEST_SAMPLE, Device, Effort, Run
 from fmm.tuner.findings.conclude import HELD_OUT_STAGE, starting_calibration
 from fmm.tuner.findings.diagnostics import QUIET_STAGE, twin_differences
+from fmm.tuner.findings.thresholds import LEVEL_COUNTS, side_choosing_levels, with_margin
 from fmm.tuner.fit import blocks
 from fmm.tuner.search.race import within_limits
 from fmm.tuner.stages import shapes
@@ -33,6 +37,7 @@ TWIN_RUNS = Run(), Run(twin=1)
 OWN_KERNEL_STRIDE = 2  # every second random shape, with round sides, also has a plan with fmm's own kernel
 PATIENT_TIME_SHARE = 0.4  # uncertain medians get more rounds until this share of the planned seconds is spent ...
 LONG_ROUNDS_SHARE = 0.03  # ... and while the rounds of the shape have taken less than this share
+CROSSOVER_STRIDE = 4  # on a CPU every 4th held-out shape is around a crossover
 FIRST_QUIET_SIDE, MAX_QUIET_SECONDS = 256, 4e-3  # of the first quiet product, and of the last
 
 
@@ -174,6 +179,8 @@ def probe_scattered(
     gpu, light = device.untuned_model().batches, compilable_candidates(device, effort)
     for i, sizes in enumerate(zip(fitted, held, strict=True)):
         for stage, size in zip(SHAPE_SEEDS, sizes, strict=True):
+            if stage == HELD_OUT_STAGE and not gpu and i % CROSSOVER_STRIDE == CROSSOVER_STRIDE - 1:
+                continue  # probe_crossovers holds out another shape instead
             problem = Problem(*size, dtype)
             # Plans that do not emulate: the model must also be right for a user who forbids emulation.
             usual = [p for p in light if not p.leaf_use.leaf.rate]
@@ -182,11 +189,34 @@ def probe_scattered(
             beside = plans_of_own_kernel(device, problem, effort)[:1] if i % OWN_KERNEL_STRIDE == 0 else []
             beside += plans_of_own_rate(device, problem, effort)
             found = plans[:2] if stage == HELD_OUT_STAGE else [plans[0], others[i % len(others)]]
+            if not gpu:  # plans like those that will be chosen have several levels
+                levels = (2, 3, 1)[(i + (stage == HELD_OUT_STAGE)) % 3]
+                found = [plans[0], next((p for p in others if count_levels(p) == levels), found[-1])]
             if above:  # one plan that changes the numbers, and one other plan
                 found = [above[0], found[0]] if stage == HELD_OUT_STAGE else [above[i % len(above)], found[i % 2]]
             if gpu:  # plans of later turns may find no time
                 found += [p for p in plans if probing_turn(p, True) == SOON][:1]
             yield stage, problem, [*dict.fromkeys([*found, *beside])]
+
+
+def probe_crossovers(journal: Journal, dtype: str, side: int, calibration: Calibration, effort: Effort) -> None:
+    """Measure held-out shapes around the model's crossovers on a CPU: the best plan for each number of levels.
+
+    These samples show whether the model is too optimistic about plans with several levels. A GPU has such plans among
+    its other held-out samples.
+    """
+    if calibration.batches:
+        return
+    required = with_margin(calibration, MIN_SPEEDUP - 1)
+    crossovers = [side_choosing_levels(required, dtype, levels) for levels in LEVEL_COUNTS]
+    count = max(effort.held_out // CROSSOVER_STRIDE, 1)
+    for size in shapes.crossover_shapes(side, crossovers, count):
+        problem = Problem(*size, dtype)
+        ranked = rank_candidates(problem, calibration, compilable_candidates(journal.device, effort))
+        usable = [c for c in ranked if c.plan.levels and within_limits(journal.device, c.plan, problem)]
+        near = [c.plan for c in usable if c.time < MAX_PROBED_TIME * usable[0].time]
+        best = [next((p for p in near if count_levels(p) == levels), None) for levels in LEVEL_COUNTS]
+        measure_runs(journal, HELD_OUT_STAGE, problem, [Run(), *(Run(p) for p in best if p)], effort)
 
 
 def measure_runs(journal: Journal, stage: str, problem: Problem, runs: Sequence[Run], effort: Effort) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fmm.dtypes import FLOATS
@@ -68,6 +68,28 @@ def scattered_shapes(side: int, effort: Effort, share: float, seed: int) -> Iter
     for i in range(effort.held_out):
         m, k, n = (int(math.exp(rng.uniform(math.log(top / effort.spread), math.log(top)))) for _ in range(3))
         yield (m, k, n) if i % 2 else (rounded_side(m), rounded_side(k), rounded_side(n))
+
+
+# The largest square around a crossover, and the other shapes, have at most these shares of the largest side that the
+# effort affords: three plans and the vendor are timed on each.
+LARGEST_CROSSOVER_SHARE, CROSSOVER_SHARE = 0.8, 0.55
+CROSSOVER_OBLONG = (1.0, 0.625, 1.25)  # the sides of a rectangle as multiples of the side of a square
+CROSSOVER_OFFSET = 16  # added to the sides: they are aligned, but no multiples of 32 as all other squares
+
+
+def crossover_shapes(side: int, crossovers: Iterable[float], count: int) -> list[Size]:
+    """Return `count` shapes around the crossovers of the levels: a large square, then a rectangle, then squares.
+
+    Shorter squares fill the list if crossovers are beyond the largest side.
+    """
+    largest = CROSSOVER_SHARE * side
+    around = [x * crossover for x in (1.1, 0.9) for crossover in crossovers]
+    sides = [x for x in around if 2 * SIDE_STEP <= x <= largest] + [largest * 0.94**i for i in range(2 * count)]
+    scaled = [(LARGEST_CROSSOVER_SHARE * side,) * 3, tuple(share * largest for share in CROSSOVER_OBLONG)]
+    found: list[Size] = []
+    for m, k, n in [*scaled, *((x, x, x) for x in sides)]:
+        found.append(tuple(rounded_side(x) + CROSSOVER_OFFSET for x in (m, k, n)))  # type: ignore[arg-type]
+    return list(dict.fromkeys(found))[:count]
 
 
 def square_ladder(side: int, stride: int = 1) -> list[Size]:

@@ -482,3 +482,22 @@ def test_the_maxima_are_not_asked_for_ordinary_numbers(monkeypatch: pytest.Monke
     monkeypatch.setattr("fmm.runtime.overflow.largest_magnitude", looks_again)
     x = np.random.default_rng(0).standard_normal((300, 300))
     assert not may_overflow(Plan.parse("winograd > vendor"), x, x, ONE)
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.complex128])
+def test_the_check_uses_no_threads_of_blas(
+    kind: type, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All callers share BLAS's threads, and many at once would wait for each other."""
+
+    def threaded(*operands: object, **options: object) -> None:
+        pytest.fail("a function of BLAS that uses its threads")
+
+    for name in ("dot", "vdot", "inner", "matmul", "tensordot"):
+        monkeypatch.setattr(np, name, threaded)
+    monkeypatch.setattr("fmm.runtime.overflow.dot", threaded)
+    x = rng.standard_normal((600, 600)).astype(kind)
+    for view in (x, x.T, x[:, :500]):
+        assert not may_overflow(Plan.parse("winograd > vendor"), view, view.T, ONE)
+    assert norm_bound(x, Threads(2)) == pytest.approx(np.sqrt((x * x.conj()).real.sum()), rel=0.03)
+    assert not np.isfinite(norm_bound(np.full((600, 600), np.inf), ONE))

@@ -71,15 +71,17 @@ def test_json_is_the_result_even_of_a_quiet_tuning_and_each_type_is_tuned_once(
 # ---- kills
 
 
-@pytest.mark.parametrize("kills", [10, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [60])
 def test_kills_leave_a_whole_config_and_repeat_nothing(kills: int, tmp_path: Path) -> None:
     """However many are tried: more until enough different configs were seen."""
     found = nursery("kill", tmp_path, str(kills))
-    least = 5 if kills > 10 else 2
+    least = 5
     assert found["killed"] >= kills / 2 and found["states"] >= least and found["replayed"] >= least
     assert not found["left"]
 
 
+@pytest.mark.slow
 def test_eight_tunings_at_once_lose_nothing(tmp_path: Path) -> None:
     found = nursery("together", tmp_path)
     expected = sorted([("float32", "float64")[i % 2], 4000 + i, 4000, 4000 + j] for i in range(8) for j in range(3))

@@ -97,7 +97,7 @@ def test_epsilon_has_an_interval_where_it_is_determined() -> None:
     found = with_intervals(thresholds(model, TYPE, measured), model, TYPE, models, measured)
     low, high = found.intervals["epsilon"]
     assert found.epsilon is not None and low is not None and high is not None
-    assert 0 < low <= found.epsilon <= high and low < high
+    assert 0 <= low <= found.epsilon <= high and low < high
     gained = [(size, 1.1) for size, _ in measured]
     assert "epsilon" not in with_intervals(thresholds(model, TYPE, gained), model, TYPE, models, gained).intervals
 

@@ -1,0 +1,239 @@
+"""Measure the crossovers tau1 to tau3: the effective sides from which plans with one, two and three levels win.
+
+Every timed pair of a plan and the vendor's product tells how far the model's prediction is off for plans with this
+number of levels. Where plans are measurably slower than predicted, their predictions are corrected by the median error
+before the crossover is computed. A plan that loses time although it is corrected to win raises the crossover of its
+number of levels to its own effective side. fmm.perfmodel.level_bounds has the use of the crossovers.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import exp, inf, log, log2, sqrt
+from statistics import fmean, linear_regression, median, stdev
+
+from fmm.config.certify import MIN_SPEEDUP, paired_ratios
+from fmm.kernels.plans.plan import Plan
+from fmm.perfmodel.calibration import Calibration
+from fmm.perfmodel.candidates import compared_plans
+from fmm.perfmodel.choose import rank_candidates
+from fmm.perfmodel.level_bounds import NEVER_SIDE, LevelBounds, baseline_of, count_levels, effective_side
+from fmm.problem import Problem
+from fmm.tuner.findings.diagnostics import EXTRAPOLATION_MARGIN, MIN_ACCEPTED_SPEED
+from fmm.tuner.findings.thresholds import LEVEL_COUNTS, ranked_plans, side_from_which, with_margin
+from fmm.tuner.search.certify import paired_samples
+from fmm.tuner.trials.record import DEFAULT_OPERATION, Trial
+
+MOST_LEVELS = LEVEL_COUNTS[-1]  # plans with more levels count as this number
+NEAR_TIME = 1.15  # predictions up to this multiple of the vendor's time show the error near a crossover
+FEWEST_FOR_TREND = 5  # samples for a regression of the error over the side
+MAX_DOUBLINGS = 2.0  # of the side, for which a trend is extrapolated
+FEWEST_NEAR = 3  # with fewer of these, the samples with the largest effective sides are taken
+# The assumed standard deviation of log(measured / predicted) of one sample; an observed larger one replaces it.
+SAMPLE_DEVIATION = 0.015
+# The standard errors by which an error must be below 0 to be corrected: more where a sample with this number of levels
+# is faster than the vendor, fewer where a gain is only extrapolated.
+STANDARD_ERRORS, STANDARD_ERRORS_UNCONFIRMED = 2.5, 1.0
+PROVEN_OPTIMISM = 0.04  # a larger error of excluded plans says nothing about the plans that may be chosen
+
+
+@dataclass(frozen=True)
+class LevelSample:
+    """A plan with levels on one problem: its measured speedup over the vendor, and its predicted time over it."""
+
+    plan: Plan
+    problem: Problem
+    speedup: float
+    predicted_time: float
+    few_tiles_margin: float = 0.0  # the margin that small products need beside the calibration's
+
+    @property
+    def levels(self) -> int:
+        """The number of levels, at most MOST_LEVELS."""
+        return min(count_levels(self.plan), MOST_LEVELS)
+
+    @property
+    def side(self) -> float:
+        """The effective side of the problem."""
+        return effective_side(self.problem.size)
+
+    @property
+    def error(self) -> float:
+        """log(measured / predicted) of the speedup: below 0 for a prediction that is too optimistic."""
+        return log(self.speedup * self.predicted_time)
+
+
+def level_samples(trials: Sequence[Trial], calibration: Calibration) -> list[LevelSample]:
+    """Return the samples of all compared plans with levels that were timed in pairs with the vendor's product."""
+    compared, free = set(compared_plans(calibration.batches)), with_margin(calibration, 0.0)
+    by_problem: dict[tuple[Problem, str, int], list[Trial]] = defaultdict(list)
+    for t in trials:
+        if t.op == DEFAULT_OPERATION and t.stage != "peer":
+            by_problem[t.problem, t.stage, t.seed].append(t)
+    ratios: dict[tuple[Problem, Plan], list[float]] = defaultdict(list)
+    for (problem, _, _), own in by_problem.items():
+        for text, base, seconds in paired_samples(own):
+            if (plan := Plan.parse(text)) in compared and count_levels(plan):
+                ratios[problem, plan] += paired_ratios(base, seconds)
+    return [
+        LevelSample(plan, problem, median(found), candidate.time, candidate.margin)
+        for (problem, plan), found in ratios.items()
+        for candidate in rank_candidates(problem, free, [plan])
+    ]
+
+
+@dataclass(frozen=True)
+class Crossovers:
+    """The crossovers of plans above one baseline, and the optimism of the model for each number of levels."""
+
+    bounds: LevelBounds
+    optimism: Mapping[int, Optimism]
+
+    def is_optimistic_about(self, plan: Plan, problem: Problem) -> bool:
+        """Return True if the model promises far too much for plans with this number of levels at this size."""
+        return self.optimism[min(count_levels(plan), MOST_LEVELS)].at(effective_side(problem.size)) < -PROVEN_OPTIMISM
+
+
+def measure_crossovers(trials: Sequence[Trial], calibration: Calibration) -> dict[str, Crossovers]:
+    """Return the crossovers of each baseline with samples of plans with levels; empty for a GPU.
+
+    On a GPU the vendor's product of unaligned rows is so slow that plans win from a far smaller side on. One crossover
+    for all products would forbid these plans.
+    """
+    if calibration.batches:
+        return {}
+    by_baseline: dict[str, list[LevelSample]] = defaultdict(list)
+    for sample in level_samples(trials, calibration):
+        by_baseline[baseline_of(sample.plan)].append(sample)
+    return {
+        baseline: _crossovers_above(baseline, samples, calibration) for baseline, samples in sorted(by_baseline.items())
+    }
+
+
+def _crossovers_above(baseline: str, samples: Sequence[LevelSample], calibration: Calibration) -> Crossovers:
+    """Return the crossovers of one baseline.
+
+    The crossover of a number of levels is confirmed if a sample with this number is faster than the vendor. Otherwise
+    it is extrapolated: the plans must be predicted to gain EXTRAPOLATION_MARGIN. If moreover the model is too
+    optimistic about these plans, or if they were not measured, then the side is at least twice the one before: by
+    Equation 2 one more level pays where the blocks below it have reached the crossover of one level less.
+    """
+    optimism = optimism_by_levels(samples)
+    losing, dtype = losing_samples(samples, optimism), samples[0].problem.dtype
+    tau, taus = 0.0, list[float]()
+    for levels in LEVEL_COUNTS:
+        confirmed = any(s.levels == levels and s.speedup > 1 for s in samples)
+        gain = MIN_SPEEDUP if confirmed else 1 + EXTRAPOLATION_MARGIN
+        predicted = side_from_which(partial(_levels_win, baseline, levels, dtype, calibration, optimism, gain))
+        measured = any(s.levels == levels for s in samples) and not optimism[levels].at(predicted)
+        least = tau if confirmed or measured else 2 * tau
+        tau = min(max([least, predicted, *(s.side for s in losing if s.levels == levels)]), NEVER_SIDE)
+        taus.append(float(f"{tau:.4g}") if tau < NEVER_SIDE else NEVER_SIDE)
+    return Crossovers(LevelBounds(baseline, *taus), optimism)
+
+
+@dataclass(frozen=True)
+class Optimism:
+    """The error of predicted speedups for one number of levels, log(measured / predicted), as far as it is below 0.
+
+    The error is `error` at the effective side `side`, and changes by `slope` with every doubling of the side, up to
+    MAX_DOUBLINGS beyond the largest sample.
+    """
+
+    error: float = 0.0
+    slope: float = 0.0
+    side: float = 1.0
+    largest: float = 1.0
+
+    def at(self, side: float) -> float:
+        """Return the error at an effective side, at most 0."""
+        doublings = log2(min(side, 2**MAX_DOUBLINGS * self.largest) / self.side) if self.slope else 0.0
+        return min(self.error + self.slope * doublings, 0.0)
+
+
+def optimism_by_levels(samples: Sequence[LevelSample]) -> dict[int, Optimism]:
+    """Return the proven optimism of the model for each number of levels.
+
+    A number of levels without samples has the optimism of the next lower number.
+    """
+    found: dict[int, Optimism] = {0: Optimism()}
+    for levels in LEVEL_COUNTS:
+        own = sorted((s for s in samples if s.levels == levels), key=lambda s: -s.side)
+        confirmed = any(s.speedup > 1 for s in own)
+        limit = STANDARD_ERRORS if confirmed else STANDARD_ERRORS_UNCONFIRMED
+        found[levels] = proven_trend(own, limit) or Optimism(proven_error(own, limit)) if own else found[levels - 1]
+    return found
+
+
+def proven_error(samples: Sequence[LevelSample], standard_errors: float) -> float:
+    """Return the median error near the crossover if it is below 0 by this number of standard errors; else 0.
+
+    `samples` are sorted by effective side, the largest first.
+    """
+    near = [s for s in samples if s.predicted_time <= NEAR_TIME]
+    errors = [s.error for s in (near if len(near) >= FEWEST_NEAR else samples[:FEWEST_NEAR])]
+    deviation = max(SAMPLE_DEVIATION, stdev(errors) if len(errors) > 1 else 0.0)
+    middle = median(errors)
+    return middle if middle + standard_errors * deviation / sqrt(len(errors)) < 0 else 0.0
+
+
+def proven_trend(samples: Sequence[LevelSample], standard_errors: float) -> Optimism | None:
+    """Return the regression of the errors over log2 of the side; None unless they fall by enough standard errors."""
+    sides, errors = [log2(s.side) for s in samples], [s.error for s in samples]
+    if len(samples) < FEWEST_FOR_TREND or stdev(sides) == 0:
+        return None
+    slope, intercept = linear_regression(sides, errors)
+    rest = [error - slope * side - intercept for side, error in zip(sides, errors, strict=True)]
+    deviation = max(SAMPLE_DEVIATION, sqrt(sum(x * x for x in rest) / (len(rest) - 2)))
+    if slope + standard_errors * deviation / (stdev(sides) * sqrt(len(sides) - 1)) >= 0:
+        return None
+    return Optimism(fmean(errors), slope, 2 ** fmean(sides), 2 ** max(sides))
+
+
+def losing_samples(samples: Iterable[LevelSample], optimism: Mapping[int, Optimism]) -> list[LevelSample]:
+    """Return the samples of plans that lose time although their corrected prediction is a gain."""
+    by_problem: dict[tuple[Problem, int], list[LevelSample]] = defaultdict(list)
+    for sample in samples:
+        by_problem[sample.problem, sample.levels].append(sample)
+    best = [max(own, key=lambda s: s.speedup) for own in by_problem.values()]
+    return [
+        s for s in best if s.speedup < MIN_ACCEPTED_SPEED and s.predicted_time * exp(-optimism[s.levels].at(s.side)) < 1
+    ]
+
+
+def losing_margins(samples: Iterable[LevelSample]) -> tuple[float, float]:
+    """Return the least margins with which none of the samples that lose time would be chosen.
+
+    The first margin is for plans by the vendor, the second for plans by fmm's own kernels.
+    """
+    margins = [0.0, 0.0]
+    for s in samples:
+        if s.speedup < MIN_ACCEPTED_SPEED:
+            own = s.plan.uses_tile_model or bool(s.plan.leaf_use.leaf.rate)
+            margins[own] = max(margins[own], 1 - s.predicted_time - s.few_tiles_margin)
+    return margins[0], margins[1]
+
+
+def _levels_win(
+    baseline: str,
+    levels: int,
+    dtype: str,
+    calibration: Calibration,
+    optimism: Mapping[int, Optimism],
+    gain: float,
+    side: int,
+) -> bool:
+    """Return True if a plan with at least `levels` levels wins on a square by the corrected predictions.
+
+    The plan must be `gain` times as fast as the vendor, and faster than the plans with fewer levels.
+    """
+    fewer, more = 1 / gain, inf
+    for plan, time in ranked_plans(with_margin(calibration, 0.0), Problem(side, side, side, dtype)):
+        if baseline_of(plan) == baseline:
+            own = min(count_levels(plan), MOST_LEVELS)
+            corrected = time * exp(-optimism[own].at(side))
+            fewer, more = (fewer, min(more, corrected)) if own >= levels else (min(fewer, corrected), more)
+    return more <= fewer
