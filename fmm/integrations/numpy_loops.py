@@ -161,7 +161,8 @@ def computed_by_plan(
     try:
         if _is_called_by_fmm():
             return DECLINED_NOW
-        return _compute(*_operands(DTYPES_BY_NUMBER[number], addresses, sizes, steps), bool(pays))
+        a, b, c = _operands(DTYPES_BY_NUMBER[number], addresses, sizes, steps)
+        return _compute(a, b, c, pays)
     except Exception as error:
         if _comes_from_a_signal_handler(error.__traceback__):
             raise
