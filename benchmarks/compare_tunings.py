@@ -31,7 +31,7 @@ from fmm.perfmodel.predict import predict_from_work
 from fmm.perfmodel.work import estimated_work
 from fmm.problem import Problem, Shape
 from fmm.runtime.decisions.decide import decide_by_model, decide_by_tuning
-from fmm.tuner.commands.config_file import by_device, checked_fully, config_sections
+from fmm.tuner.commands.config_file import check_section, config_sections, group_by_device
 from fmm.tuner.findings.model_in_use import ModelInUse, model_in_use
 from fmm.tuner.findings.summary import share_text
 from fmm.tuner.tune import output_path
@@ -172,8 +172,8 @@ def _by_device(path: Path) -> dict[str, dict[str, Raw]]:
     """Return the sections of a config; ConfigError if one is damaged."""
     sections = list(config_sections(path))
     for section in sections:
-        checked_fully(*section)
-    return by_device(sections)
+        check_section(*section)
+    return group_by_device(sections)
 
 
 def _lines(a: Agreement) -> Iterator[str]:

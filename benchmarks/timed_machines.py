@@ -19,7 +19,7 @@ from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import decide_plan
 from fmm.runtime.devices import cuda_device
-from fmm.tuner.devices.compile_ahead import call_jobs, working_ahead
+from fmm.tuner.devices.compile_ahead import call_jobs, run_workers
 
 PATIENCE = 4.0  # seconds of first calls, which compile; later plans of the shape are left out
 WORKSPACE_LIMIT = 32 << 30  # bytes; kernels of plans that need more are not compiled ahead
@@ -134,7 +134,7 @@ class Gpu:
                 decision = decide_plan(Problem(*size, element_type(dtype)), limits, device)
             tried = tried_plans("cuda", size, dtype, decision, whole)
             calls += [(element_type(dtype), plan, size) for plan in tried]
-        with working_ahead(0, list(call_jobs(calls))) as ahead:
+        with run_workers(0, list(call_jobs(calls))) as ahead:
             ahead.wait_for_all(seconds)
 
     def forget(self) -> None:
