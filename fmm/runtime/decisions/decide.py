@@ -34,6 +34,7 @@ from fmm.runtime.decisions.calibration_in_force import (
     integer_calibration,
     tuned_calibration,
     tuning_in_force,
+    untuned_arithmetic,
     untuned_calibration,
 )
 from fmm.runtime.devices import Device
@@ -139,6 +140,9 @@ def decide_plan(problem: Problem, limits: Limits, device: Device) -> Decision:
     if problem.type.exact:
         return _decide_integers(problem, limits, device)
     mode = environment.tuning_mode()
+    if untuned := untuned_arithmetic(problem.dtype, device):
+        what = f"{untuned} changes its {problem.dtype} products, and no calibration was measured so"
+        return Decision(VENDOR, problem, f"the vendor answers: {what}; `fmm-tune --device 0` measures one")
     if mode == "hasa":
         return _decide_by_equation_2(problem, limits, device)
     tuned = None if mode == "off" else active_configs().tuned(device.identity, problem.dtype)

@@ -17,6 +17,7 @@ from typing import Any
 import cupy
 import numpy as np
 
+from fmm.config.environment import vendor_variables
 from fmm.config.files import shipped_model
 from fmm.config.identity import Identity
 from fmm.dtypes import DTYPES
@@ -59,6 +60,8 @@ class CudaDevice:
     def conditions(self) -> Mapping[str, Any]:
         facts = cupy.cuda.runtime.getDeviceProperties(self.index)
         found = {"uuid": bytes(facts["uuid"]).hex() if "uuid" in facts else "", "memory": facts["totalGlobalMem"]}
+        if variables := vendor_variables():  # without them cuBLAS multiplies as usual
+            found["vendor_variables"] = variables
         with suppress(Exception):  # not every machine has nvidia-smi
             found |= _clocks(self.index)
         return found
