@@ -37,6 +37,7 @@ SAMPLE_DEVIATION = 0.015
 # The standard errors by which an error must be below 0 to be corrected: more where a sample with this number of levels
 # is faster than the vendor, fewer where a gain is only extrapolated.
 STANDARD_ERRORS, STANDARD_ERRORS_UNCONFIRMED = 2.5, 1.0
+SMALL_OPTIMISM = 0.025  # up to this error the model's extrapolation is trusted
 PROVEN_OPTIMISM = 0.04  # a larger error of excluded plans says nothing about the plans that may be chosen
 
 
@@ -128,7 +129,7 @@ def _crossovers_above(baseline: str, samples: Sequence[LevelSample], calibration
         confirmed = any(s.levels == levels and s.speedup > 1 for s in samples)
         gain = MIN_SPEEDUP if confirmed else 1 + EXTRAPOLATION_MARGIN
         predicted = side_from_which(partial(_levels_win, baseline, levels, dtype, calibration, optimism, gain))
-        measured = any(s.levels == levels for s in samples) and not optimism[levels].at(predicted)
+        measured = any(s.levels == levels for s in samples) and optimism[levels].at(predicted) > -SMALL_OPTIMISM
         least = tau if confirmed or measured else 2 * tau
         tau = min(max([least, predicted, *(s.side for s in losing if s.levels == levels)]), NEVER_SIDE)
         taus.append(float(f"{tau:.4g}") if tau < NEVER_SIDE else NEVER_SIDE)
@@ -164,7 +165,7 @@ def optimism_by_levels(samples: Sequence[LevelSample]) -> dict[int, Optimism]:
         own = sorted((s for s in samples if s.levels == levels), key=lambda s: -s.side)
         confirmed = any(s.speedup > 1 for s in own)
         limit = STANDARD_ERRORS if confirmed else STANDARD_ERRORS_UNCONFIRMED
-        found[levels] = proven_trend(own, limit) or Optimism(proven_error(own, limit)) if own else found[levels - 1]
+        found[levels] = proven_trend(own, STANDARD_ERRORS) or Optimism(proven_error(own, limit)) if own else found[levels - 1]
     return found
 
 

@@ -105,7 +105,8 @@ def test_fresh_tunings_agree_but_for_the_noise() -> None:
         truth = {c.plan: c.time for c in rank_candidates(problem, TRUTH)}
         assert max(truth[p] for p in plans) < 1.03 * min(truth[p] for p in plans)
         lost += [truth[p] / min(truth.values()) - 1 for p in plans]
-    assert sum(lost) / len(lost) < 0.001 and max(lost) < 0.035
+    # (Gains below 2 % are left to the vendor.)
+    assert sum(lost) / len(lost) < 0.0015 and max(lost) < 0.035
 
 
 def fresh(seed: int, truth: Calibration = TRUTH) -> Calibration:
