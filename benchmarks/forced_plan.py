@@ -48,6 +48,7 @@ def force(text: str) -> None:
         (early_declines, "SMALLEST_SIDE", 2),
         (dispatch, "SMALL_BYTES", 0),
         (early_declines, "FEW_NUMBERS", 0),
+        (numpy_loops, "FIRST_PRODUCT_WORK", 0),
         (gram, "SMALL_SIDE", 0),
         (gram, "LONG_SIDE", 0),
         (cupy_functions, "is_small_on_device", never),
@@ -58,7 +59,7 @@ def force(text: str) -> None:
         after_import("torch", force_torch)
     for owner, name, value in changes:
         setattr(owner, name, value)
-    numpy_loops.update_least_sides()
+    numpy_loops.update_limits()
 
 
 def never(*sizes: Any) -> bool:

@@ -1,52 +1,150 @@
 """Named plans on a GPU: `python -m benchmarks gpu [--quick]` checks them, then times them against cuBLAS.
 
-On a host with two equal GPUs, half of the cases on each, at the same time:
-
-    CUDA_VISIBLE_DEVICES=0 python -m benchmarks gpu --part 1/2 --output part1 &
-    CUDA_VISIBLE_DEVICES=1 python -m benchmarks gpu --part 2/2 --output part2 & wait
-    python -m benchmarks gpu --merge part1 part2
-
-Plans and vendor go through the same backend, on one stream. Samples go to results/<device>/gpu.json.
+Plans and vendor go through the same backend, on one stream; the vendor's best is the fastest of cuBLASLt's candidates.
+Samples, in milliseconds, go to results/<device>/gpu.json.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from math import prod
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import cupy
 
-from benchmarks.gpu_cases import CASES, LT, S1, S2, Case, Row, chosen_cases, merged_runs, one_pass, table_lines
 from benchmarks.harness import (
     benchmark_parser,
     failure_text,
     free_gpu_memory,
-    gpu_environment,
-    gpu_folder,
+    has_failures,
+    machine_of,
+    paired_speedup,
+    quick_cases,
     rounds_within,
+    run_cases,
     shuffled_rounds,
-    write_result,
 )
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.problem import Problem
 from fmm.runtime.device_backend import DeviceBackend, compile_launch_lists, record_for_device
-from fmm.tuner.devices.cuda import Operands, event_milliseconds, random_normal
+from fmm.tuner.devices.cuda import Operands, event_milliseconds
 
 SAMPLED_ROWS = 24  # rows of the product that are compared with a float64 one
 LONG = 1 << 43  # multiply-adds from which on only the first few of cuBLASLt's candidates are tried
-MEASURED = 3  # plans, and candidates of cuBLASLt, that are measured in full, after two runs of each
+FINALISTS = 3  # plans, and candidates of cuBLASLt, that are measured in full, after two runs of each
+LT = tuple(f"lt{i}" for i in range(8))  # cuBLASLt's candidates for the whole product
+TOLERANCE = {"float64": 1e-12, "float32": 1e-4, "tf32": 3e-2}  # relative error of a right result; other types:
+LOOSE_TOLERANCE = 2e-1
 
 
-# ---- timing
+def one_pass(scheme: str, leaf: str = "vendor") -> str:
+    """Return the plan with all levels in one pass, their products as one batch."""
+    return f"{scheme}.batched.pad16 > {leaf}"
+
+
+def two_passes(outer: str, inner: str, leaf: str = "vendor") -> str:
+    """Return the plan with an outer level, two of its products at a time, above one pass."""
+    return f"{outer}.overlapped.pad16 > {one_pass(inner, leaf)}"
+
+
+S1, S2, S3 = "strassen", "strassen^2", "strassen^3"
+W1, W2 = "winograd", "winograd^2"
+ALIGNED = "aligned.pad16 > vendor"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A product and the plans that compete on it."""
+
+    dtype: str
+    size: tuple[int, int, int]
+    plans: tuple[str, ...]
+    graph: bool = False  # replayed as a CUDA graph too
+    quick: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.dtype} {' x '.join(map(str, self.size))}"
+
+
+def cube(n: int) -> tuple[int, int, int]:
+    return n, n, n
+
+
+CASES = (
+    Case("float32", cube(8192), (one_pass(S3), two_passes(S1, S3)), quick=True),
+    Case("float64", cube(8192), (one_pass(S3), one_pass(W2)), quick=True),
+    Case(
+        "bfloat16",
+        cube(16384),
+        tuple(one_pass(S2, leaf) for leaf in ("vendor", "lt1", "lt2", "lt6", "lt7")),
+        quick=True,
+    ),
+    Case(
+        "float32",
+        cube(1536),
+        (one_pass(S1), one_pass(S1, "vendor.outer"), one_pass(W1, "vendor.outer")),
+        graph=True,
+        quick=True,
+    ),
+    Case("float32", cube(2048), (one_pass(S2), one_pass(S2, "vendor.outer"), one_pass(S2, "lt0")), graph=True),
+    Case("float32", cube(4096), (one_pass(S3), one_pass(S2, "lt1")), graph=True, quick=True),
+    Case("bfloat16", cube(8191), (one_pass(S1), ALIGNED), quick=True),
+    Case("float32", cube(16384), (two_passes(S1, S3), two_passes(S2, S3))),
+    Case("float32", cube(32768), (two_passes(S2, S3),)),
+    Case("float64", cube(4096), (one_pass(S2), one_pass(W2)), graph=True),
+    Case("float64", cube(16384), (two_passes(S1, W2), two_passes(S2, W2), two_passes(S2, S2), two_passes(S1, S3))),
+    Case("float64", cube(24576), (two_passes(S2, S2), two_passes(S2, W2))),
+    Case("bfloat16", cube(4096), ("tile",)),
+    Case("bfloat16", cube(8192), (one_pass(S1), one_pass(S1, "tile"), "tile")),
+    Case("bfloat16", cube(32768), tuple(one_pass(S3, leaf) for leaf in ("vendor", "lt1", "tile"))),
+    Case("bfloat16", cube(49152), (one_pass(S3), one_pass(S3, "lt1"), one_pass(S3, "tile"))),
+    Case("bfloat16", cube(10007), (one_pass(S1), ALIGNED)),
+    Case("float16", cube(8192), (one_pass(S1),)),
+    Case("float16", cube(16384), tuple(one_pass(S2, leaf) for leaf in ("vendor", "lt1", "lt2", "lt6"))),
+    Case("float16", cube(32768), tuple(one_pass(S3, leaf) for leaf in ("vendor", "lt1", "lt2"))),
+    Case("float16", cube(8191), (one_pass(S1), ALIGNED)),
+    Case("float16", cube(10007), (one_pass(S1), ALIGNED)),
+    Case("tf32", cube(16384), (one_pass(S2, "lt2.inner"), one_pass(W2, "lt2.inner"), one_pass(S2, "tile.inner"))),
+    Case("tf32", cube(32768), ("winograd^2.pad16 > vendor", one_pass(S2, "lt0.inner"))),
+    Case("float64", cube(8191), (one_pass(S3), one_pass(W2))),
+    Case("float64", cube(10007), (one_pass(S3), one_pass(W2))),
+    Case("float32", (16384, 4096, 16384), (one_pass(S3),)),
+    Case("float32", (8192, 32768, 8192), (one_pass(S3), two_passes(S1, S3))),
+    Case("float32", (65536, 4096, 4096), (one_pass(S3),)),
+)
+
+
+@dataclass
+class Row:
+    """One plan on one case: paired samples in milliseconds, against the vendor's of the same rounds."""
+
+    dtype: str
+    size: tuple[int, int, int]
+    plan: str
+    graph: bool
+    workspace: int
+    candidate: list[float] = field(default_factory=list)
+    vendor: list[float] = field(default_factory=list)
+    error: float = float("nan")  # relative, in the Frobenius norm
+    vendor_error: float = float("nan")
+    largest: float = float("nan")  # largest absolute error
+    vendor_largest: float = float("nan")
+    failure: str = ""
+
+    def __str__(self) -> str:
+        name = f"{self.dtype:9}{' x '.join(map(str, self.size)):22}{self.plan}{' graph' * self.graph}"
+        if self.failure:
+            return f"{name}  {self.failure[:90]}"
+        speed = f"{median(self.candidate):9.3f} ms {paired_speedup(self.vendor, self.candidate):7.3f}"
+        return f"{name}  {speed}, error {self.error / self.vendor_error:.2f}, {self.workspace / 2**30:.2f} GiB"
+
+
+# Measuring
 
 
 class Candidate:
@@ -68,7 +166,17 @@ class Candidate:
         return event_milliseconds(self.run, repeats)
 
 
-def measured_case(case: Case, rounds: int, seconds: float) -> list[Row]:
+def measured(case: Case, rounds: int, seconds: float) -> list[dict[str, Any]]:
+    """Return a row for each measured or failed plan of a case."""
+    try:
+        return [asdict(row) for row in _measured_rows(case, rounds, seconds)]
+    except cupy.cuda.memory.OutOfMemoryError as error:
+        return [asdict(Row(case.dtype, case.size, "vendor", False, 0, failure=failure_text(error)))]
+    finally:
+        free_gpu_memory()
+
+
+def _measured_rows(case: Case, rounds: int, seconds: float) -> list[Row]:
     """Check all plans of a case, then time the best ones in shuffled rounds."""
     operands = Operands(case.size, case.dtype, SAMPLED_ROWS)
     texts = ["vendor", *(LT if prod(case.size) < LONG else LT[:3]), *case.plans]
@@ -89,34 +197,10 @@ def measured_case(case: Case, rounds: int, seconds: float) -> list[Row]:
             rows.append(row)
     if rows[0].failure:
         return rows
-    ready = best_candidates(ready)
-    sample_candidates(ready, rounds, seconds)
+    sample_candidates(finalists(ready), rounds, seconds)
     for row in rows:
         row.vendor_error, row.vendor_largest = rows[0].error, rows[0].largest
     return [row for row in rows if row.candidate or row.failure]
-
-
-def best_candidates(ready: list[tuple[Row, Candidate]]) -> list[tuple[Row, Candidate]]:
-    """Return the vendor and the fastest few plans and candidates of cuBLASLt, by two runs of each."""
-    times = {id(row): candidate.milliseconds(2) for row, candidate in ready}
-    ranked = sorted(ready, key=lambda pair: times[id(pair[0])])
-    vendors = [pair for pair in ready if pair[0].plan == "vendor"]
-    candidates = [pair for pair in ranked if pair[0].plan in LT]
-    plans = [pair for pair in ranked if pair[0].plan not in ("vendor", *LT)]
-    count = MEASURED if times[id(vendors[0][0])] < 200 else 1
-    return vendors + candidates[:count] + plans[:count]
-
-
-def sample_candidates(ready: list[tuple[Row, Candidate]], rounds: int, seconds: float) -> None:
-    """Time every candidate in shuffled rounds; the vendor's samples stand in every row."""
-    single = max(ready[0][1].milliseconds(2), 1e-3)
-    repeats = max(int(4 / single), 1)
-    least = 5 if single < 500 else 3
-    count = rounds_within(1000 * seconds, single * repeats * len(ready), least, rounds)
-    candidates = {str(i): candidate for i, (_, candidate) in enumerate(ready)}
-    samples = shuffled_rounds(candidates, count, Candidate.milliseconds, repeats)
-    for i, (row, _) in enumerate(ready):
-        row.candidate, row.vendor = samples[str(i)], list(samples["0"])
 
 
 def check_result(case: Case, candidate: Candidate, operands: Operands, workspace: Any, row: Row) -> None:
@@ -125,87 +209,31 @@ def check_result(case: Case, candidate: Candidate, operands: Operands, workspace
     operands.sets[0][2].view(cupy.uint8).fill(0xFF)
     candidate.run(0)
     row.error, row.largest = operands.errors()
-    limit = {"float64": 1e-12, "float32": 1e-4, "tf32": 3e-2}.get(case.dtype, 2e-1)
-    if not row.error < limit:
+    if not row.error < TOLERANCE.get(case.dtype, LOOSE_TOLERANCE):
         raise RuntimeError(f"wrong result: relative error {row.error:.3g}")
 
 
-def host_microseconds() -> dict[str, float]:
-    """Return the host's microseconds from the call to the last launch, for plans on small matrices."""
-    found = {}
-    for plan in ("vendor", one_pass(S1), one_pass(S2), "strassen.pad16 > " + one_pass(S1)):
-        a = random_normal((512, 512), "float32")
-        out, backend = cupy.empty_like(a), DeviceBackend()
-        launches = record_for_device(Plan.parse(plan), Problem(512, 512, 512, "float32"))
-        workspace = cupy.empty(max(launches.workspace, 1), cupy.uint8)
-        samples = []
-        for _ in range(60):
-            cupy.cuda.get_current_stream().synchronize()
-            start = time.perf_counter()
-            backend.run(launches, a.data.ptr, a.data.ptr, out.data.ptr, workspace.data.ptr)
-            samples.append(1e6 * (time.perf_counter() - start))
-        found[plan] = median(samples)
-    return found
+def finalists(ready: list[tuple[Row, Candidate]]) -> list[tuple[Row, Candidate]]:
+    """Return the vendor and the fastest few plans and candidates of cuBLASLt, by two runs of each."""
+    times = {id(row): candidate.milliseconds(2) for row, candidate in ready}
+    ranked = sorted(ready, key=lambda pair: times[id(pair[0])])
+    vendors = [pair for pair in ready if pair[0].plan == "vendor"]
+    candidates = [pair for pair in ranked if pair[0].plan in LT]
+    plans = [pair for pair in ranked if pair[0].plan not in ("vendor", *LT)]
+    count = FINALISTS if times[id(vendors[0][0])] < 200 else 1
+    return vendors + candidates[:count] + plans[:count]
 
 
-# ---- the command
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Run the benchmark; return 1 if a plan failed."""
-    parser = benchmark_parser("gpu", __doc__, time_limit=480)
-    add = parser.add_argument
-    add("--quick", action="store_true", help="fewer cases and rounds")
-    add("--rounds", type=int, default=11)
-    add("--seconds", type=float, default=8, help="of timing a case, about")
-    add("--only", default="", help="cases whose 'type m x k x n' contains this")
-    add("--plans", default="", help="these plans instead, separated by commas")
-    add("--part", default="1/1", metavar="I/N", help="every N-th case, from the I-th on")
-    add("--merge", type=Path, nargs="+", metavar="FOLDER", help="join the results of parts, measure nothing")
-    options = parser.parse_args(arguments)
-    path = (options.output or gpu_folder()) / "gpu.json"
-    if options.merge:
-        parts = [json.loads((folder / "gpu.json").read_text(encoding="utf-8")) for folder in options.merge]
-        content = merged_runs(parts)
-        write_content(path, content)
-    else:
-        content = measured_cases(chosen_cases(CASES, options), options, path)
-    rows = [Row(**row) for row in content["rows"]]
-    print("\n".join(table_lines(rows)))
-    microseconds = content["environment"]["overhead_microseconds"]
-    print("host microseconds per call:", {k: round(v, 1) for k, v in microseconds.items()})
-    if content["skipped"]:
-        print("no time for:", ", ".join(content["skipped"]))
-    return int(any(row.failure for row in rows))
-
-
-def write_content(path: Path, content: dict[str, Any]) -> None:
-    write_result(path, content["environment"], content["rows"], skipped=content["skipped"])
-
-
-def measured_cases(cases: Sequence[Case], options: argparse.Namespace, path: Path) -> dict[str, Any]:
-    """Compile all kernels together, then measure case by case within the time limit; write after each case."""
-    began = time.perf_counter()
-    content: dict[str, Any] = {"environment": gpu_environment(), "skipped": [], "rows": []}
-    compile_launch_lists(launches for case in cases for launches in launch_lists(case))
-    print(f"kernels: {time.perf_counter() - began:.1f} s", flush=True)
-    content["environment"]["overhead_microseconds"] = host_microseconds()
-    for case in cases:
-        start = time.perf_counter()
-        if start - began > options.time_limit:
-            content["skipped"].append(case.name)
-            continue
-        try:
-            rows = measured_case(case, 5 if options.quick else options.rounds, options.seconds)
-        except cupy.cuda.memory.OutOfMemoryError as error:
-            rows = [Row(case.dtype, case.size, "vendor", False, 0, failure=str(error))]
-        free_gpu_memory()
-        content["rows"] += map(asdict, rows)
-        content["environment"]["seconds"] = round(time.perf_counter() - began, 1)
-        write_content(path, content)
-        print(f"{case.name}: {time.perf_counter() - start:.1f} s", flush=True)
-    write_content(path, content)
-    return content
+def sample_candidates(ready: list[tuple[Row, Candidate]], rounds: int, seconds: float) -> None:
+    """Time every candidate in shuffled rounds; every row has the vendor's samples too."""
+    single = max(ready[0][1].milliseconds(2), 1e-3)
+    repeats = max(int(4 / single), 1)
+    least = 5 if single < 500 else 3
+    count = rounds_within(1000 * seconds, single * repeats * len(ready), least, rounds)
+    candidates = {str(i): candidate for i, (_, candidate) in enumerate(ready)}
+    samples = shuffled_rounds(candidates, count, Candidate.milliseconds, repeats)
+    for i, (row, _) in enumerate(ready):
+        row.candidate, row.vendor = samples[str(i)], list(samples["0"])
 
 
 def launch_lists(case: Case) -> Iterator[LaunchList]:
@@ -217,5 +245,20 @@ def launch_lists(case: Case) -> Iterator[LaunchList]:
             continue
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def main(arguments: Sequence[str]) -> int:
+    """Run the benchmark; return 1 if a plan failed."""
+    parser = benchmark_parser("gpu", __doc__, time_limit=480, quick="fewer cases and rounds")
+    add = parser.add_argument
+    add("--rounds", type=int, default=11)
+    add("--seconds", type=float, default=8, help="of timing a case, roughly")
+    add("--only", default="", help="cases whose 'type m x k x n' contains this")
+    add("--plans", default="", help="these plans instead, separated by commas")
+    options = parser.parse_args(arguments)
+    cases = [case for case in quick_cases(CASES, options.quick) if options.only in case.name]
+    if options.plans:
+        named = tuple(plan.strip() for plan in options.plans.split(","))
+        cases = [replace(case, plans=named) for case in cases]
+    machine = machine_of("0")
+    compile_launch_lists(launches for case in cases for launches in launch_lists(case))
+    measure = partial(measured, rounds=5 if options.quick else options.rounds, seconds=options.seconds)
+    return has_failures(run_cases(options, machine, "gpu.json", cases, measure, lambda row: str(Row(**row))))

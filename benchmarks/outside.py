@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from benchmarks.forced_plan import VARIABLE
+from fmm.config.store import write_file
 from fmm.kernels.plans.plan import Plan
 from fmm.tuner.trials.environment import environment_record
 
@@ -120,7 +121,7 @@ def pytest_command(suite: Suite, folder: Path, report: Path, fmm: bool, plan: st
 def run_suite(
     suite: Suite, folder: Path, fmm: bool, plan: str, more: Sequence[str], constraints: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the outcomes of the tests; SystemExit if they did not begin. `settings`: variables that configure fmm."""
+    """Return the outcomes of the tests, under these variables that configure fmm; SystemExit if they did not begin."""
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), VARIABLE: plan if fmm else ""}
     env |= constraints if fmm else {}
@@ -143,7 +144,9 @@ def package_versions() -> dict[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks outside", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--out", type=Path, required=True)
@@ -161,8 +164,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         without, with_fmm = both.map(lambda fmm: run_suite(suite, folder, fmm, plan, more, constraints), (False, True))
     found = compared_outcomes(without, with_fmm)
     content = {"suite": options.suite, "plan": plan, "wishes": constraints, "versions": package_versions(), **found}
-    content["environment"] = environment_record(["python -m benchmarks.outside", *(arguments or sys.argv[1:])])
-    options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    content["environment"] = environment_record(["python -m benchmarks outside", *(arguments or sys.argv[1:])])
+    write_file(options.out, json.dumps(content, indent=1) + "\n")
     print(f"without fmm {found['without fmm']}, with fmm {found['with fmm']}")
     print(*(f"only with fmm: {name}" for name in found["worse with fmm"]), sep="\n")
     if not found["without fmm"].get("passed"):  # the tests are of another version, and prove nothing

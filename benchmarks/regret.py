@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import fmm
+from benchmarks.harness import benchmark_parser, machine_of
 from benchmarks.held_out import (
     CALLS,
     COUNTS,
@@ -49,9 +50,7 @@ from benchmarks.tried_plans import element_type, tried_plans
 from fmm.config import environment as settings
 from fmm.config import files
 from fmm.dtypes import DTYPES
-from fmm.tuner.trials.environment import device_folder, environment_record
 
-ROOT = Path(__file__).parents[1]
 SAMPLE = 3e-3  # seconds of a sample, at least
 WARM = 4  # calls before short products are timed: by then a recurring one is a graph
 CLOSE = 1.15  # a plan slower than this multiple of the best in the first round is dropped
@@ -60,7 +59,7 @@ SHORTER = 4 ** (-1 / 3)  # ratio of sides of complex and real products of the sa
 DIGITS = 5  # significant digits of a sample
 
 
-# ---- measuring
+# Measuring
 
 
 def measured(machine: Machine, processor: str, shape: Shape, rounds: int, whole: bool) -> Row:
@@ -135,12 +134,12 @@ def measured_rows(
         yield row
 
 
-# ---- the command
+# The command
 
 
 def parsed_options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu", help="cpu (default), or the number of a CUDA device")
+    """Return the options of the command line."""
+    parser = benchmark_parser("regret", __doc__, time_limit=300, device="cpu")
     parser.add_argument("--dtype", action="append", help="only this type (may be repeated)")
     parser.add_argument("--kind", choices=COUNTS["cpu"], action="append", help="only these shapes (may be repeated)")
     parser.add_argument("--count", type=int, help="shapes of each kind and type")
@@ -148,10 +147,8 @@ def parsed_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--all", action="store_true", help="try every candidate on every shape")
     parser.add_argument("--seed", type=int, help="of the shapes (default: the config's own number)")
-    parser.add_argument("--time-limit", type=float, default=300, help="begin no shape after S seconds")
     parser.add_argument("--compiling", type=float, default=COMPILING, help="longest wait for compilers, in seconds")
     parser.add_argument("--config", type=Path, help="the tuned config (the one that fmm reads)")
-    parser.add_argument("--output", type=Path, help="write to this folder (default: results/<device>)")
     return parser.parse_args(arguments)
 
 
@@ -185,7 +182,8 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     number = config_number(path)
     seed = number if options.seed is None else options.seed
-    folder = options.output or _folder(processor)
+    place = machine_of(options.device)
+    folder = options.output or place.folder
     folder.mkdir(parents=True, exist_ok=True)
     recorded = recorded_rows(folder / FILE, number)
     done = {(row.dtype, row.kind, row.size) for row in recorded}
@@ -195,7 +193,7 @@ def main(arguments: Sequence[str]) -> int:
     machine.make_ready(missing, options.compiling, options.all)
     print(f"ready after {time.monotonic() - began:.0f} s", flush=True)
     with (folder / FILE).open("a", encoding="utf-8") as file:
-        _write(file, {"environment": _environment(processor), "settings": {"seed": seed, "config": number}})
+        _write(file, {"environment": place.environment(), "settings": {"seed": seed, "config": number}})
         for row in measured_rows(machine, missing, options, began + options.time_limit):
             recorded.append(replace(row, config=number))
             _write(file, asdict(recorded[-1]))
@@ -208,23 +206,3 @@ def main(arguments: Sequence[str]) -> int:
 def _write(file: Any, what: Mapping[str, Any]) -> None:
     file.write(json.dumps(what) + "\n")
     file.flush()
-
-
-def _folder(processor: str) -> Path:
-    if processor == "cpu":
-        return ROOT / "results" / device_folder()
-    from benchmarks.harness import gpu_folder
-
-    return gpu_folder()
-
-
-def _environment(processor: str) -> Mapping[str, Any]:
-    if processor == "cpu":
-        return environment_record(["python -m benchmarks.regret", *sys.argv[1:]])
-    from benchmarks.harness import gpu_environment as of_gpu
-
-    return of_gpu()
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

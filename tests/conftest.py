@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fmm.arrays.numpy_library import NUMPY
+from fmm.integrations import numpy_loops
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.default_calibration import FLOPS_PER_BYTE
@@ -104,6 +105,8 @@ def small_by_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """No product is so small that nobody looks for a plan."""
     monkeypatch.setattr(early_declines, "SMALLEST_SIDE", 1)
     monkeypatch.setattr(early_declines, "FEW_NUMBERS", 0)
+    monkeypatch.setattr(numpy_loops, "FIRST_PRODUCT_WORK", 0)
+    monkeypatch.setattr(numpy_loops, "FIRST_INTEGER_PRODUCT_WORK", 0)
 
 
 @pytest.fixture

@@ -35,9 +35,9 @@ from benchmarks.papers.figure import Figure, draw_figure, figure_table
 from benchmarks.papers.figures import EXPERIMENTS, FIGURES
 from fmm.perfmodel.papers.inventory import inventory
 from fmm.perfmodel.papers.table import Table
-from fmm.tuner.commands.paper import TABLES, UnknownTableError, computed_table, formatted, table_name
+from fmm.tuner.commands.paper import TABLES, UnknownTableError, computed_table, format_tables, table_name
 from fmm.tuner.trials.environment import typed_command
-from fmm.tuner.tune import INTERRUPTED
+from fmm.tuner.tune import EXIT_INTERRUPTED
 
 COMMAND = "benchmarks papers"
 MISSING = "missing"
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (BadRequestError, UnknownTableError) as error:
         print(f"{COMMAND}: {error}", file=sys.stderr)
         return 2
-    print(formatted(tables, options))
+    print(format_tables(tables, options))
     return code
 
 
@@ -209,8 +209,8 @@ class Session:
             for progress in experiments:
                 self._measure_experiment(progress, anew)
         except KeyboardInterrupt:
-            print(f"{COMMAND}: interrupted; what was finished is kept in {self.folder}", file=sys.stderr)
-            return INTERRUPTED
+            print(f"{COMMAND}: interrupted; finished parts are in {self.folder}", file=sys.stderr)
+            return EXIT_INTERRUPTED
         finally:
             self._draw_figures()
         if not_measured := sum(self.left.values()):

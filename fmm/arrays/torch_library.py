@@ -104,6 +104,10 @@ def _precision() -> str:
     return precision
 
 
+# torch.backends.cuda.matmul.allow_fp16_accumulation of newer versions of torch
+_accumulates_in_float16: Any = getattr(torch._C, "_get_cublas_allow_fp16_accumulation", lambda: False)
+
+
 @lru_cache(maxsize=1)
 def _missing_cupy() -> str:
     """Return why plans cannot run on CUDA tensors without CuPy, which launches the kernels; empty with CuPy."""
@@ -243,7 +247,8 @@ class TorchLibrary(_TorchBase):
 
     def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
         dtype = a.dtype
-        math = _precision() if dtype is torch.float32 or dtype is torch.complex64 else ""
+        math: object = _precision() if dtype is torch.float32 or dtype is torch.complex64 else ""
+        math = _accumulates_in_float16() if dtype is torch.float16 else math
         target = None if out is None else (out.shape, out.stride(), out.dtype)
         if b is None:
             return math, a.shape, a.stride(), dtype, a.get_device(), target
@@ -268,6 +273,8 @@ class TorchLibrary(_TorchBase):
             return Setting(device, common, "tf32", _missing_cupy(), b_is_transposed_a=is_gram)
         if precision not in ("ieee", "none"):
             return Setting(device, common, refusal=f"{a.dtype} products in {precision} are its own")
+        if a.dtype is torch.float16 and _accumulates_in_float16():
+            return Setting(device, common, refusal="float16 products with sums in float16 are its own")
         # Plans may emulate float32 unless the user set "ieee". Older versions of torch cannot tell, newer ones return
         # "none" without a setting. float64 has no setting.
         may_emulate = not single or _precision_getter is None or precision == "none"

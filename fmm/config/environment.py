@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -84,3 +85,34 @@ def tuning_mode() -> str:
 def log_once(message: str) -> None:
     """Log a warning once per process; Python prints it on stderr unless logging is configured otherwise."""
     log.warning("fmm: %s", message)
+
+
+# ---- variables that change the vendor's arithmetic
+
+# By element type: variables by which cuBLAS multiplies in another arithmetic, in another time. The values name those
+# that change nothing.
+_EMULATION = {"CUBLAS_EMULATION_STRATEGY": ("default",)}
+_DOUBLE = {"CUBLAS_EMULATE_DOUBLE_PRECISION": ("0",)}
+_SINGLE = {"CUBLAS_EMULATE_SINGLE_PRECISION": ("0",), "NVIDIA_TF32_OVERRIDE": ("0",)}
+VENDOR_VARIABLES: dict[str, dict[str, tuple[str, ...]]] = {
+    "float64": _DOUBLE,
+    "complex128": _DOUBLE,
+    "float32": _SINGLE,
+    "complex64": _SINGLE,
+    "tf32": {"NVIDIA_TF32_OVERRIDE": ("1",)},
+}
+
+
+def vendor_variables() -> dict[str, str]:
+    """Return the variables that are set and can change cuBLAS's arithmetic: a condition of each tuning."""
+    names = (*_DOUBLE, *_SINGLE, *_EMULATION)
+    return {name: value for name in names if (value := os.environ.get(name, "").strip())}
+
+
+def vendor_arithmetic(dtype: str, variables: Mapping[str, str]) -> str:
+    """Return the variables that change cuBLAS's products of this type, as text; empty for the usual arithmetic."""
+    relevant = VENDOR_VARIABLES.get(dtype, {})
+    found = {name: variables[name] for name, usual in relevant.items() if variables.get(name, usual[0]) not in usual}
+    if any("EMULATE" in name for name in found):
+        found |= {name: variables[name] for name in _EMULATION if name in variables}
+    return ", ".join(f"{name}={value}" for name, value in found.items())

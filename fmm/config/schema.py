@@ -29,7 +29,7 @@ from math import isfinite
 from types import MappingProxyType
 from typing import Any
 
-from fmm.config.environment import log_once
+from fmm.config.environment import log_once, vendor_arithmetic
 from fmm.config.identity import COMPILED_SUMS, SUMS_VERSION_NAME, Identity
 from fmm.config.reader import (
     Check,
@@ -210,6 +210,7 @@ class Tuned:
     fitted: BlockTerms | None = None  # the block model's terms, where the built-in ones do not hold
     diagnostics: tuple[str, ...] = ()  # reasons why the model is not trusted
     failed: tuple[str, ...] = ()  # rates of leaves that were tried and never worked: they must not be chosen
+    vendor_arithmetic: str = ""  # environment variables that changed cuBLAS's arithmetic during the tuning
 
     @property
     def trusted(self) -> Calibration | None:
@@ -384,7 +385,16 @@ def read_section(raw: Raw, where: str, identity: Identity, dtype: str) -> Tuned:
         fitted=read_block_terms(_get(found.get("blocks"), "fitted")),
         diagnostics=diagnostics,
         failed=tuple(found.get("failed", ())),
+        vendor_arithmetic=_vendor_arithmetic(dtype, found["conditions"]),
     )
+
+
+def _vendor_arithmetic(dtype: str, conditions: Raw) -> str:
+    """Return the variables under which a section's products of cuBLAS were measured."""
+    variables = conditions.get("vendor_variables") if isinstance(conditions, dict) else None
+    if not isinstance(variables, dict):
+        return ""
+    return vendor_arithmetic(dtype, {str(name): str(value) for name, value in variables.items()})
 
 
 def read_entry(raw: Raw, where: str) -> Entry:

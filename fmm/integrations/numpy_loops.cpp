@@ -3,6 +3,8 @@
 // NumPy calls an inner loop for a stack of products of one type, mostly without holding Python's lock. The loop calls
 // NumPy's own loop, unless the sides are long enough for a plan and the product was not declined a moment ago. Then it
 // takes the lock and calls a function of Python. If that declines or raises, NumPy's own loop writes the product.
+//
+// Deciding takes a millisecond for new sizes. A product that is not far longer itself comes to Python when it recurs.
 
 #include <time.h>
 
@@ -41,6 +43,8 @@ constexpr int64_t NEVER = INT64_MAX;
 
 std::atomic<Loop> own_loops[TYPES];           // NumPy's own
 std::atomic<int64_t> least_sides[TYPES];      // with a shorter side, no plan pays
+std::atomic<double> least_works[TYPES];       // multiply-adds from which new sizes are decided at once
+std::atomic<bool> calls_always{false};        // call Python for new sizes, too, which counts the product
 std::atomic<void*> python_function{nullptr};  // returns an Answer
 std::atomic<unsigned long> main_thread{0};
 
@@ -59,6 +63,7 @@ struct Slot {
 };
 
 Slot declined[SLOTS];
+std::atomic<uint64_t> seen[SLOTS];  // hashes of products
 
 int64_t now() {
   timespec time;
@@ -88,6 +93,10 @@ void remember_declined(uint64_t product) {
   Slot& slot = slot_of(product);
   slot.until.store(now() + REMEMBERED, std::memory_order_relaxed);
   slot.product.store(product, std::memory_order_relaxed);
+}
+
+bool recurs(uint64_t product) {
+  return seen[(product >> 16) % SLOTS].exchange(product, std::memory_order_relaxed) == product;
 }
 
 // ---- exceptions
@@ -127,7 +136,7 @@ void raise_later() {
 thread_local bool in_python = false;  // this thread's products are NumPy's own meanwhile
 
 // Calls Python, whose own floating-point flags NumPy must not see.
-Answer answer_of_python(int type, char** addresses, const intptr_t* sizes, const intptr_t* steps) {
+Answer answer_of_python(int type, bool pays, char** addresses, const intptr_t* sizes, const intptr_t* steps) {
   void* function = python_function;
   if (!function || !Py_IsInitialized()) return DECLINED_NOW;
   std::fexcept_t flags;
@@ -135,7 +144,7 @@ Answer answer_of_python(int type, char** addresses, const intptr_t* sizes, const
   in_python = true;
   const int state = PyGILState_Ensure();
   void* result = PyObject_CallFunction(
-      function, "i(nnn)(nnnn)(nnnnnnnnn)", type, reinterpret_cast<intptr_t>(addresses[0]),
+      function, "ii(nnn)(nnnn)(nnnnnnnnn)", type, static_cast<int>(pays), reinterpret_cast<intptr_t>(addresses[0]),
       reinterpret_cast<intptr_t>(addresses[1]), reinterpret_cast<intptr_t>(addresses[2]), sizes[0], sizes[1], sizes[2],
       sizes[3], steps[0], steps[1], steps[2], steps[3], steps[4], steps[5], steps[6], steps[7], steps[8]);
   long answer = DECLINED_NOW;
@@ -163,9 +172,13 @@ void loop(char** addresses, const intptr_t* sizes, const intptr_t* steps, void* 
   if (is_large(least_sides[type].load(std::memory_order_relaxed), sizes) && !in_python) {
     const uint64_t product = hash_of(type, addresses, sizes, steps);
     if (!was_declined(product)) {
-      const Answer answer = answer_of_python(type, addresses, sizes, steps);
-      if (answer == WRITTEN) return;
-      if (answer == DECLINED) remember_declined(product);
+      const double work = static_cast<double>(sizes[0]) * sizes[1] * sizes[2] * sizes[3];
+      const bool pays = recurs(product) || work >= least_works[type];
+      if (pays || calls_always) {
+        const Answer answer = answer_of_python(type, pays, addresses, sizes, steps);
+        if (answer == WRITTEN) return;
+        if (answer == DECLINED) remember_declined(product);
+      }
     }
   }
   Loop own;
@@ -201,11 +214,16 @@ int fmm_restore(int type, ReplaceLoop replace, void* ufunc) {
   return 1;
 }
 
-// Sets the shortest side with which Python is called for a type; 0: never.
-void fmm_least_side(int type, int64_t side) {
+// Sets the shortest side with which Python is called for a type (0: never), and the multiply-adds from which it is called
+// for the first product of some sizes, too.
+void fmm_limits(int type, int64_t side, double work) {
   least_sides[type] = side > 0 ? side : NEVER;
+  least_works[type] = work;
   for (Slot& slot : declined) slot.until = 0;
 }
+
+// Sets whether Python is called for the first product of some sizes, however small.
+void fmm_call_always(int always) { calls_always = always; }
 
 // Sets the function of Python that computes products, which must live as long as the process.
 void fmm_python_function(void* function) { python_function = function; }

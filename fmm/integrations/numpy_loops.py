@@ -20,7 +20,14 @@ import numpy as np
 from fmm.arrays.numpy_library import BLAS_TYPES, INTEGER_TYPES, NUMPY, TYPE_NAMES, NumpyLibrary
 from fmm.config.environment import log_once
 from fmm.integrations.compiled_library import CompiledLibrary
-from fmm.integrations.report import ProductKind, count_product, is_reporting, watch_counting
+from fmm.integrations.report import (
+    Outcome,
+    ProductKind,
+    count_outcome,
+    count_product,
+    is_reporting,
+    watch_counting,
+)
 from fmm.kernels.cpu.host_arrays import matmul as numpy_matmul
 from fmm.kernels.cpu.worker_threads import after_fork_in_child
 from fmm.runtime.decisions import early_declines
@@ -31,10 +38,14 @@ from fmm.runtime.prepare import prepare_call
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 NEVER = 0  # as the shortest side of a type: its products are NumPy's
+# Multiply-adds from which the first product of some sizes is decided at once, which takes a millisecond: far less than
+# the product. NumPy's loops over integers take longer. Smaller products are decided when their sizes recur.
+FIRST_PRODUCT_WORK, FIRST_INTEGER_PRODUCT_WORK = 1 << 31, 1 << 24
 OWN_MODULES = {"fmm", "numpy", "scipy", "numba", "llvmlite", *sys.stdlib_module_names}  # fmm, and what it calls
 REPLACE_LOOP = 30  # PyUFunc_ReplaceLoopBySignature in the table of NumPy's C functions for ufuncs
 DTYPES_BY_NUMBER: dict[int, np.dtype[Any]] = {dtype.num: dtype for dtype in TYPE_NAMES}
 
+FIRST_PRODUCT = "NumPy answers the first product of these sizes, since deciding might take longer"
 # Answers to the compiled loops. NumPy's own loop runs unless C is WRITTEN; DECLINED is remembered for a second.
 DECLINED, WRITTEN, DECLINED_NOW = range(3)
 
@@ -45,27 +56,35 @@ def install() -> Callable[[], None]:
     """Put fmm's loops into numpy.matmul; return the function that puts NumPy's own back. OSError if none compiles."""
     loops = compiled_loops()
     _installed.append(loops)
-    update_least_sides()
-    loops.replace()
-    stop_watching = watch_counting(update_least_sides)
+    stop_watching = watch_counting(update_limits)
 
     def undo() -> None:
         stop_watching()
         _installed.remove(loops)
         for number in DTYPES_BY_NUMBER:
-            loops.set_least_side(number, NEVER)
+            loops.set_limits(number, NEVER, 0.0)
         loops.restore()
 
+    try:
+        update_limits()
+        loops.replace()
+    except BaseException:  # Ctrl-C
+        undo()
+        raise
     return undo
 
 
-def update_least_sides() -> None:
-    """Set the sides from which plans may pay; while a report counts all products, no product is too small."""
-    floats, integers = early_declines.SMALLEST_SIDE, SMALLEST_INTEGER_SIDE
+def update_limits() -> None:
+    """Set the sizes from which plans may pay; while a report counts all products, no product is too small."""
+    limits = (
+        (BLAS_TYPES, early_declines.SMALLEST_SIDE, FIRST_PRODUCT_WORK),
+        (INTEGER_TYPES, SMALLEST_INTEGER_SIDE, FIRST_INTEGER_PRODUCT_WORK),
+    )
     for loops in _installed:
-        for types, side in ((BLAS_TYPES, floats), (INTEGER_TYPES, integers)):
+        loops.set_call_always(is_reporting())
+        for types, side, work in limits:
             for dtype in types:
-                loops.set_least_side(dtype.num, 1 if is_reporting() else side)
+                loops.set_limits(dtype.num, 1 if is_reporting() else side, work)
 
 
 # ---- the compiled loops
@@ -75,10 +94,11 @@ class CompiledLoops:
     """The functions of numpy_loops.cpp, and the types that have fmm's loops in numpy.matmul now."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        library.fmm_least_side.argtypes = ctypes.c_int, ctypes.c_int64
+        library.fmm_limits.argtypes = ctypes.c_int, ctypes.c_int64, ctypes.c_double
         library.fmm_main_thread.argtypes = (ctypes.c_ulong,)
         library.fmm_python_function.argtypes = (ctypes.py_object,)
-        self.set_least_side, self._set_main_thread = library.fmm_least_side, library.fmm_main_thread
+        self.set_limits, self.set_call_always = library.fmm_limits, library.fmm_call_always
+        self._set_main_thread = library.fmm_main_thread
         exchange = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.py_object)  # under the GIL
         self._replace, self._restore = exchange(("fmm_replace", library)), exchange(("fmm_restore", library))
         self._replace_loop = numpy_function(REPLACE_LOOP)
@@ -125,9 +145,15 @@ def numpy_function(number: int) -> int:
 
 
 def computed_by_plan(
-    number: int, addresses: tuple[int, int, int], sizes: tuple[int, int, int, int], steps: tuple[int, ...]
+    number: int,
+    pays: bool,
+    addresses: tuple[int, int, int],
+    sizes: tuple[int, int, int, int],
+    steps: tuple[int, ...],
 ) -> int:
     """Compute a stack of products into C by a plan; return WRITTEN, or why NumPy must compute it.
+
+    With `pays` False the product is only counted: deciding it might take longer than the product.
 
     An exception of a signal handler leaves this function, and the loop raises it again once the product is complete.
     Other exceptions are fmm's errors, and NumPy computes the product.
@@ -135,7 +161,8 @@ def computed_by_plan(
     try:
         if _is_called_by_fmm():
             return DECLINED_NOW
-        return _compute(*_operands(DTYPES_BY_NUMBER[number], addresses, sizes, steps))
+        a, b, c = _operands(DTYPES_BY_NUMBER[number], addresses, sizes, steps)
+        return _compute(a, b, c, pays)
     except Exception as error:
         if _comes_from_a_signal_handler(error.__traceback__):
             raise
@@ -191,11 +218,14 @@ class _LoopMemory:
         }
 
 
-def _compute(a: Any, b: Any, c: Any) -> int:
+def _compute(a: Any, b: Any, c: Any, pays: bool) -> int:
     """Compute C = A B by a plan where one pays, and count the product if a report is active."""
     if not is_reporting():
-        return _multiply(a, b, c)
+        return _multiply(a, b, c) if pays else DECLINED_NOW
     kind = ProductKind("numpy.matmul", a.shape, b.shape, a.dtype.name)
+    if not (pays or early_declines.is_small_on_host(a, b)):
+        count_outcome(kind, Outcome("", FIRST_PRODUCT))
+        return DECLINED_NOW
     answer: int = count_product(
         kind, partial(_multiply, a, b, c), partial(explain_matmul, NUMPY, a, b, c, NO_CONSTRAINTS)
     )

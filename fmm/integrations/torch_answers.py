@@ -35,6 +35,7 @@ from fmm.runtime.prepare import prepare_call
 
 PLAIN_PRODUCT = BlasGemmParams()
 # Reasons for torch's own kernel without a decision.
+SMALL_REASON = "torch answers: the product is too small for a plan"
 RECORDED_REASON = "torch answers: its calls are being recorded"
 INVALID_ADDEND_REASON = (
     "torch answers: the addend is no plain tensor of the product's type and shape, or alpha or beta is no number"
@@ -92,7 +93,10 @@ class DispatcherProducts:
         self, a: Any, b: Any, out: Any, where: str, update: BlasGemmParams = PLAIN_PRODUCT, added: Any = None
     ) -> Any:
         """Return alpha a b + beta added, or None for torch's own kernel."""
-        if self.hook is None and not is_reporting() and self._is_quick_decline(a, b):
+        if _is_small(a, b):  # the hook declines these products itself, unless a report counts them
+            _count_decline(where, a, b, SMALL_REASON)
+            return None
+        if self.hook is None and not is_reporting() and a.dim() == 2 and was_declined(self.library, a, b):
             return None
         if not plain_operands(a, b) or not (out is None or is_valid_out(out, a, b)):
             if is_reporting():
@@ -124,10 +128,10 @@ class DispatcherProducts:
         with bypass_fmm():  # for all calls of torch meanwhile
             return run_gemm(self.library, a, b, added, out, update, NO_CONSTRAINTS)
 
-    def _is_quick_decline(self, a: Any, b: Any) -> bool:
-        m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
-        small = small_enough(m, k, n, a.element_size())
-        return small or (a.dim() == 2 and was_declined(self.library, a, b))
+
+def _is_small(a: Any, b: Any) -> bool:
+    """Return True if a product is too small for a plan, by the limits of the C++ hook."""
+    return small_enough(a.shape[-2], a.shape[-1], b.shape[-1], a.element_size())
 
 
 def _count_decline(where: str, a: Any, b: Any, reason: str) -> None:

@@ -25,9 +25,11 @@ counts as a sum.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import ceil, log2, sqrt
+from math import ceil, log2, prod, sqrt
+from typing import NamedTuple
 
 from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cpu.parallel_products import MIN_CONCURRENT_FLOPS
@@ -100,10 +102,12 @@ def predict_vendor(problem: Problem, calibration: Calibration) -> Prediction:
 
 def predict_from_work(plan: Plan, problem: Problem, work: Work, calibration: Calibration) -> Prediction:
     """Return the prediction for counts that are there already: T = P + S + L + E - H."""
-    m, k, n = problem.size
-    lanes = calibration.lanes if plan.levels and 2 * m * k * n >= MIN_CONCURRENT_FLOPS else 1
-    products, calls, starts = _products_seconds(plan, problem, work, calibration, lanes)
-    sums = _sums_seconds(plan, problem, work, calibration, lanes)
+    lanes = concurrent_products(plan, problem, calibration)
+    products = calls = starts = 0.0
+    for term in leaf_terms(plan, problem, work, calibration, lanes):
+        products, calls, starts = products + term.seconds, calls + term.calls, starts + term.calls * term.launches
+    moved = sum_bytes(plan, problem, work, calibration, lanes)
+    sums = (moved + calibration.small * work.passes) / calibration.stream
     hidden = hidden_share(plan, problem.dtype, calibration) * min(products, sums * work.overlapped)
     device_launches = calibration.launch * (starts + work.passes)
     host_launches = calibration.host * calls - (products + sums - hidden)
@@ -114,6 +118,11 @@ def predict_from_work(plan: Plan, problem: Problem, work: Work, calibration: Cal
         # The vendor's spinning threads take at most half of every processor but one.
         ends += min(calibration.spin, (products + sums + ends) * (lanes - 1) / (lanes + 1))
     return Prediction(plan, problem, calibration.name, products, sums, launches, hidden, ends)
+
+
+def concurrent_products(plan: Plan, problem: Problem, calibration: Calibration) -> int:
+    """Return the number of products that a CPU runs at a time; 1 for small products and for a leaf alone."""
+    return calibration.lanes if plan.levels and 2 * prod(problem.size) >= MIN_CONCURRENT_FLOPS else 1
 
 
 # ---- H: sums that are hidden behind products
@@ -135,8 +144,8 @@ def hidden_share(plan: Plan, dtype: str, calibration: Calibration) -> float:
 # ---- S: sums
 
 
-def _sums_seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibration, lanes: int) -> float:
-    """Return the seconds of the sums: their traffic, more of it where they do not reach the streaming rate."""
+def sum_bytes(plan: Plan, problem: Problem, work: Work, calibration: Calibration, lanes: int) -> float:
+    """Return t * w: the bytes that the sums move, more of them where they do not reach the streaming rate."""
     traffic = work.traffic
     for rate_share, moved_share in (
         (calibration.sequential, work.sequential),
@@ -149,7 +158,7 @@ def _sums_seconds(plan: Plan, problem: Problem, work: Work, calibration: Calibra
     if plan.levels and calibration.lanes > 1:
         traffic += (problem.m + problem.n) * problem.k  # the check for overflow reads A and B
         traffic /= 1.0 if lanes > 1 else calibration.apart
-    return (traffic * problem.itemsize + calibration.small * work.passes) / calibration.stream
+    return traffic * problem.itemsize
 
 
 # ---- P: leaf products
@@ -162,10 +171,34 @@ PAIRED_WRITE_BYTES = 8
 COLUMN_MAJOR_B_FACTOR = 1.36
 
 
-def _products_seconds(
-    plan: Plan, problem: Problem, work: Work, calibration: Calibration, lanes: int
-) -> tuple[float, float, float]:
-    """Return the seconds of the leaf products, the number of calls (of one product or a batch), and of launches."""
+class LeafTerm(NamedTuple):
+    """Equal leaf products in P: number * max(flops / rate * slowdown, moved / memory) + number / batch * start."""
+
+    size: tuple[float, float, float]  # m, k, n
+    number: float  # of these products
+    batch: float  # the number of products that start together
+    flops: float  # of one product
+    rate: float  # flop/s of a very large product
+    slowdown: float  # s
+    moved: float  # bytes of A, B and C
+    memory: float  # bytes/s
+    start: float  # seconds of each start
+    launches: int  # of each start
+
+    @property
+    def calls(self) -> float:
+        """The number of starts."""
+        return self.number / self.batch
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all these products."""
+        each = max(self.flops / self.rate * self.slowdown, self.moved / self.memory)
+        return self.number * each + self.calls * self.start
+
+
+def leaf_terms(plan: Plan, problem: Problem, work: Work, calibration: Calibration, lanes: int) -> Iterator[LeafTerm]:
+    """Yield the leaf products by shape, whole products before triangles."""
     leaf, tiles, dtype = plan.leaf_use.leaf, work.tiles, DTYPES[plan.leaf_type(problem.dtype)]
     rate = calibration.rates.get(plan.rate_name(problem.dtype)) or calibration.rate(dtype.name)
     # How many times as long as on aligned rows: the vendor's kernels, aligned copies, and the tiled kernel.
@@ -179,7 +212,6 @@ def _products_seconds(
     if leaf.prepared_by_sums and plan.levels and not (work.scalar and len(plan.levels) == 1):
         rate = _rate_prepared_by_sums(rate, plan.levels[-1])
     unpaired = not plan.levels and not aligned_operands(problem, PAIRED_WRITE_BYTES)[2]
-    seconds = calls = 0.0
     for m, k, n, count, batch in work.leaves:
         if m and k and n:
             together = max(batch, lanes)
@@ -192,13 +224,13 @@ def _products_seconds(
                 slowdown = copied * leaf.relative_time * (slowdown * (rate.batch if together > 1 else 1.0))
             else:
                 slowdown = copied * leaf.relative_time * vendor_slowdown(rate, m, k, n, together, unaligned)
-            compute = dtype.flops * m * k * n / rate.flops * slowdown
             left, right, dest = tiles[2:5] if tiles else (1, 1, 1)
-            moved = (left * m * k + right * k * n + dest * m * n) * dtype.itemsize / (rate.memory or calibration.stream)
-            seconds += count * max(compute, moved) + count / batch * rate.start
-            calls += count / batch
-    of_triangles, triangle_calls = _triangles_seconds(work, rate, dtype, calibration, lanes)
-    return seconds + of_triangles, calls + triangle_calls, calls * leaf.launches + triangle_calls
+            moved = (left * m * k + right * k * n + dest * m * n) * dtype.itemsize
+            memory, flops = rate.memory or calibration.stream, dtype.flops * m * k * n
+            yield LeafTerm(
+                (m, k, n), count, batch, flops, rate.flops, slowdown, moved, memory, rate.start, leaf.launches
+            )
+    yield from _triangle_terms(work, rate, dtype, calibration, lanes)
 
 
 PREPARATION_PASSES = 3  # over an operand to prepare it: two that read and one that writes
@@ -371,20 +403,16 @@ def plane_slowdown(rate: Rate, m: float, k: float, n: float, together: float, un
 # ---- P of triangles: a share of the time of the whole product
 
 
-def _triangles_seconds(
-    work: Work, rate: Rate, dtype: DType, calibration: Calibration, lanes: int
-) -> tuple[float, float]:
-    """Return the seconds and the calls of leaf products of which one triangle is computed."""
-    seconds = calls = 0.0
+def _triangle_terms(work: Work, rate: Rate, dtype: DType, calibration: Calibration, lanes: int) -> Iterator[LeafTerm]:
+    """Yield the leaf products of which one triangle is computed; their slowdown has the triangle's share in it."""
     for x in work.triangles:
         m, k = x.rows, x.k
         if m and k:
             share = _triangle_share(x, work, rate, dtype, calibration.batches)
-            whole = dtype.flops * m * k * m / rate.flops * vendor_slowdown(rate, m, k, m, max(x.together, lanes))
-            moved = (m * k + m * m) * dtype.itemsize / (rate.memory or calibration.stream)
-            seconds += x.number * max(share * whole, moved) + x.number / x.together * rate.start
-            calls += x.number / x.together
-    return seconds, calls
+            slowdown = share * vendor_slowdown(rate, m, k, m, max(x.together, lanes))
+            moved, memory = (m * k + m * m) * dtype.itemsize, rate.memory or calibration.stream
+            flops = dtype.flops * m * k * m
+            yield LeafTerm((m, k, m), x.number, x.together, flops, rate.flops, slowdown, moved, memory, rate.start, 1)
 
 
 def _triangle_share(x: Triangle, work: Work, rate: Rate, dtype: DType, batches: bool) -> float:

@@ -11,7 +11,7 @@ import fmm
 from fmm.tuner import tune
 from fmm.tuner.commands import bench, export, merge, paper, predict, refit, report, show, verify
 
-CUT_OFF = 128 + 13  # as after the signal SIGPIPE, which Python ignores
+EXIT_BROKEN_PIPE = 128 + 13  # as after the signal SIGPIPE, which Python ignores
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,15 +24,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     except KeyboardInterrupt:
         print("fmm-tune: interrupted; finished results are written", file=sys.stderr)
-        return tune.INTERRUPTED
+        return tune.EXIT_INTERRUPTED
     except BrokenPipeError:  # as after `| head`: the rest of the buffer is dropped
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return CUT_OFF
+        return EXIT_BROKEN_PIPE
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the options; for an unknown option print the usage of its command and exit with 2."""
-    parser, commands = parsers()
+    parser, commands = build_parsers()
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         commands.choices.get(options.command, parser).error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -41,7 +41,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def parsers() -> tuple[argparse.ArgumentParser, argparse._SubParsersAction[argparse.ArgumentParser]]:
+def build_parsers() -> tuple[argparse.ArgumentParser, argparse._SubParsersAction[argparse.ArgumentParser]]:
     """Return the parser of the whole command, and the parsers of its commands."""
     parser = argparse.ArgumentParser(
         prog="fmm-tune",

@@ -30,7 +30,7 @@ class UnknownDeviceError(ValueError):
     """The name of a device that does not answer; the message lists those that do."""
 
 
-def chosen_devices(name: str | None) -> list[Device]:
+def select_devices(name: str | None) -> list[Device]:
     """Return the devices of a name: 0, 1, ..., cpu or all; without one, GPU 0 if it answers, else the CPU."""
     count = gpu_count()
     valid = [*map(str, range(count)), "cpu", "all"]
@@ -74,15 +74,15 @@ def _why_no_gpu() -> str:
 
 # ---- devices whose decisions can be predicted
 
-HERE = ("cpu", "0")  # 0 for any GPU here
+LOCAL_DEVICE_NAMES = ("cpu", "0")  # 0 for any GPU here
 
 
 def valid_names() -> tuple[str, ...]:
     """Return the valid names of devices."""
-    return (*HERE, *datasheets.datasheet_names(), *tuned_keys())
+    return (*LOCAL_DEVICE_NAMES, *datasheets.datasheet_names(), *tuned_keys())
 
 
-def names_in_words() -> str:
+def valid_names_text() -> str:
     """Return the valid names of devices as a sentence."""
     keys = ", ".join(tuned_keys())
     tuned = f"; by a tuning in the active configs: {keys}" if keys else ""
@@ -139,7 +139,7 @@ def memory_in_config(name: str) -> int | None:
     return None if section is None else device_memory(section, datasheet_model(known.key, known.name))
 
 
-def rejected_because(name: str, dtype: str) -> str:
+def rejection_reason(name: str, dtype: str) -> str:
     """Return why the tuning of a device is rejected; empty if it is used, or if there is none."""
     tuned = config_tuning(name, dtype)
     if not tuned or not tuned.diagnostics:
@@ -147,7 +147,7 @@ def rejected_because(name: str, dtype: str) -> str:
     return f"tuning rejected: {tuned.diagnostics[0]}; used instead: {fallback_model(tuned.identity, dtype)}"
 
 
-def rejected_here(sections: Mapping[str, Raw], key: str) -> list[str]:
+def rejection_lines(sections: Mapping[str, Raw], key: str) -> list[str]:
     """Return why sections of this CPU are rejected with the libraries installed here, as lines."""
     if key != find_identity("cpu").key:
         return []

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from fmm.config import schema
 from fmm.tuner.findings.model_in_use import first_gaining_side
 
-BAR = "{desc} {percentage:3.0f}%|{bar:20}| {postfix}"
-SHOWN = 4  # the latest speedups that fit in the line
+BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar:20}| {postfix}"
+SHOWN_SPEEDUPS = 4  # the latest speedups that fit in the line
 
 Section = dict[str, Any] | None  # of a config
 
@@ -36,7 +36,7 @@ class Progress(Protocol):
         """End a type with this section."""
 
 
-class Silent:
+class NoProgress:
     """Progress that shows nothing."""
 
     def to_come(self, seconds: float) -> None: ...
@@ -50,7 +50,7 @@ class Silent:
     def gained(self, dtype: str, section: Section) -> None: ...
 
 
-class Bar:
+class ProgressBar:
     """A line on stderr. `bar` is tqdm's; its total is the planned seconds of all types."""
 
     def __init__(self, bar: Any, limit: float = inf) -> None:
@@ -76,9 +76,9 @@ class Bar:
         self._last = stage, elapsed
         self.bar.n = self._before + min(elapsed, self._planned)
         self.bar.set_description_str(f"{self._label} {stage}".strip(), refresh=False)
-        left = f"about {spelled_seconds(self.bar.total - self.bar.n)} left"
+        left = f"about {duration_text(self.bar.total - self.bar.n)} left"
         others = [gain for dtype, gain in self._gains.items() if dtype not in self._so_far]
-        gains = ", ".join([*others, *self._so_far.values()][-SHOWN:])
+        gains = ", ".join([*others, *self._so_far.values()][-SHOWN_SPEEDUPS:])
         self.bar.set_postfix_str(f"{left}; speedup: {gains}" if gains else left)
 
     def gained_so_far(self, dtype: str, conclude: Callable[[], Section]) -> None:
@@ -106,19 +106,19 @@ def best_gain(section: Section, dtype: str) -> str:
     return f"{best['speedup']:.2f} at {round((m * k * n) ** (1 / 3))}"
 
 
-def spelled_seconds(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """Return seconds as text, in minutes from two minutes."""
     return f"{max(seconds, 0):.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 @contextmanager
-def shown_progress(planned: Sequence[float], limit: float | None, shown: bool) -> Iterator[Progress]:
+def open_progress(planned: Sequence[float], limit: float | None, shown: bool) -> Iterator[Progress]:
     """Yield a progress bar for jobs with these planned seconds, if stderr is a terminal."""
     if not shown or not sys.stderr.isatty():
-        yield Silent()
+        yield NoProgress()
         return
     from tqdm import tqdm
 
     total = min(sum(planned), limit or inf)
-    with tqdm(total=total, bar_format=BAR, file=sys.stderr, leave=False) as bar:
-        yield Bar(bar, limit or inf)
+    with tqdm(total=total, bar_format=BAR_FORMAT, file=sys.stderr, leave=False) as bar:
+        yield ProgressBar(bar, limit or inf)

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from fmm.config import files, schema, store
-from fmm.tuner.device_registry import UnknownDeviceError, chosen_devices
+from fmm.tuner.device_registry import UnknownDeviceError, select_devices
 from fmm.tuner.devices.device import EFFORTS, Device, Effort
 from fmm.tuner.findings.conclude import conclude_section
 from fmm.tuner.findings.summary import RESUME_NOTE, SectionText
-from fmm.tuner.progress import Progress, shown_progress
+from fmm.tuner.progress import Progress, open_progress
 from fmm.tuner.stages import shapes
 from fmm.tuner.stages.shapes import ShapesError
 from fmm.tuner.trials.environment import source_commit, typed_command
@@ -35,12 +35,12 @@ from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import FIRST_LOOK_EFFORT, Header, RecordedTuning, Size, Trial, TrialFile, first_look_trials
 from fmm.tuner.tune_type import Outcome, tune_type
 
-NEEDED = ("scipy", "optuna", "tqdm")  # packages of the extra, checked before minutes of measuring
-INTERRUPTED = 130
-SAMPLED = 0.75  # the share of a tuning's time that takes samples; the rest warms up, checks and fits
-PLANNED = "planned_seconds"  # the condition that records the seconds for which the stages were planned
-COMPILING = 20.0  # seconds in which several processors compile the kernels of the first passes of all types
-PATIENCE = 0.1  # seconds that a first pass waits for kernels before another type's turn
+REQUIRED_PACKAGES = ("scipy", "optuna", "tqdm")  # packages of the extra, checked before minutes of measuring
+EXIT_INTERRUPTED = 130
+SAMPLING_SHARE = 0.75  # the share of a tuning's time that takes samples; the rest warms up, checks and fits
+PLANNED_SECONDS_KEY = "planned_seconds"  # the condition that records the seconds for which the stages were planned
+COMPILE_SECONDS = 20.0  # seconds in which several processors compile the kernels of the first passes of all types
+KERNEL_WAIT_SECONDS = 0.1  # seconds that a first pass waits for kernels before another type's turn
 
 
 # ---- arguments
@@ -86,7 +86,7 @@ def run_tune(options: argparse.Namespace) -> int:
         return _cannot_write(Path(files.CONFIG_FILE_NAME), error)
     if options.dry_run:
         return _dry_run(jobs, path, options)
-    if missing := [name for name in NEEDED if find_spec(name) is None]:
+    if missing := [name for name in REQUIRED_PACKAGES if find_spec(name) is None]:
         print(f"fmm-tune: {missing[0]} is not installed; pip install 'fmm-tune[tune]'", file=sys.stderr)
         return 1
     results = dict[DeviceType, dict[str, Any]]()
@@ -127,7 +127,7 @@ def _jobs(options: argparse.Namespace) -> Iterator[Job]:
     """
     if options.time_limit is not None and not options.time_limit > 0:
         raise BadChoiceError(f"--time-limit must be a positive number of seconds, not {options.time_limit:g}")
-    found = [job for device in chosen_devices(options.device) for job in _jobs_of_device(device, options)]
+    found = [job for device in select_devices(options.device) for job in _jobs_of_device(device, options)]
     if len(found) > 1 and not options.shapes:
         first = [(replace(job, effort=FIRST_LOOK_EFFORT), job) for job in found]
         yield from (coarse for coarse, job in first if coarse.planned != job.planned)
@@ -194,14 +194,14 @@ class Job:
     @property
     def expected(self) -> float:
         """Expected seconds of the job."""
-        return min(self.planned.seconds / SAMPLED, self.planned.most)
+        return min(self.planned.seconds / SAMPLING_SHARE, self.planned.most)
 
     @property
     def waits_for_kernels(self) -> bool:
         """True for a first pass on a GPU, whose kernels may still be compiling."""
         return self.effort == FIRST_LOOK_EFFORT and not self.again and self.device.chip is not None
 
-    def continues_later(self, end: End) -> bool:
+    def continues_later(self, end: JobEnd) -> bool:
         """Return True if a first pass ended before its model was checked: it continues before any type is refined."""
         unchecked = self.effort == FIRST_LOOK_EFFORT and not self.again and bool(end.why_not)
         return unchecked and (end.stopped or self.waits_for_kernels)
@@ -210,7 +210,7 @@ class Job:
     def waiting(self) -> float:
         """Seconds of waiting for the compiler that do not count as the job's own."""
         if self.effort == FIRST_LOOK_EFFORT:
-            return COMPILING if self.again else 0.0
+            return COMPILE_SECONDS if self.again else 0.0
         return self.planned.most
 
     @property
@@ -244,8 +244,8 @@ def run_jobs(
     left, lacking, planned = options.time_limit, dict[DeviceType, str](), [job.expected for job in jobs]
     with ExitStack() as stack:
         for device in {id(job.device): job.device for job in jobs}.values():
-            stack.enter_context(device.ahead([job.dtype for job in jobs if job.device is device]))
-        progress = stack.enter_context(shown_progress(planned, left, not options.quiet))
+            stack.enter_context(device.compile_ahead([job.dtype for job in jobs if job.device is device]))
+        progress = stack.enter_context(open_progress(planned, left, not options.quiet))
         queue, late = deque(jobs), list[Job]()
         while queue:
             job = queue.popleft()
@@ -281,7 +281,7 @@ def _unfinished(jobs: Sequence[Job], trials: TrialFile) -> list[Job]:
 
 
 @dataclass(frozen=True)
-class End:
+class JobEnd:
     """The end of a job."""
 
     code: int  # the exit code if nothing more is to be done, else 0
@@ -291,16 +291,16 @@ class End:
     result: dict[str, Any] | None = None  # for --json
 
 
-def tune_job(job: Job, path: Path, options: argparse.Namespace, left: float | None, progress: Progress) -> End:
+def tune_job(job: Job, path: Path, options: argparse.Namespace, left: float | None, progress: Progress) -> JobEnd:
     """Tune one type within the seconds that are left, and write the section, however the tuning ended."""
     trials = TrialFile(trials_path(path))
     past = job.last_tuning(trials) if options.resume or job.again else None
     past = None if past is None or past.finished else past
     before = max((t.elapsed for t in past.trials), default=0.0) if past else 0.0
     limit = before + min(inf if left is None else left, job.planned.most)
-    seconds = SAMPLED * limit
+    seconds = SAMPLING_SHARE * limit
     if past and job.again:  # the same shapes as a moment ago
-        seconds = past.header.conditions.get(PLANNED, seconds)
+        seconds = past.header.conditions.get(PLANNED_SECONDS_KEY, seconds)
     effort = job.planned.within(seconds)
     header = past.header if past else _header(job, effort)
     journal = Journal(
@@ -310,7 +310,7 @@ def tune_job(job: Job, path: Path, options: argparse.Namespace, left: float | No
         trials.add,
         limit,
         waits=job.waiting if left is None else 0.0,  # the user's own limit includes waiting
-        patience=PATIENCE if job.waits_for_kernels else inf,
+        patience=KERNEL_WAIT_SECONDS if job.waits_for_kernels else inf,
         first_look=_first_look(job, trials, header),
     )
     progress.begin(f"{job.dtype} ({job.effort}):", job.expected)
@@ -324,10 +324,10 @@ def tune_job(job: Job, path: Path, options: argparse.Namespace, left: float | No
             _write(job, path, header, outcome)
         except schema.ConfigError as error:
             print(f"fmm-tune: {error}", file=sys.stderr)
-            return End(1, str(error), journal.elapsed - before)
+            return JobEnd(1, str(error), journal.elapsed - before)
     diagnostics = (outcome.section or {}).get("doubts") or []
-    code = INTERRUPTED if outcome.stopped == "interrupted" else int(full)
-    end = End(code, why_not or "; ".join(diagnostics), journal.elapsed - before, bool(outcome.stopped))
+    code = EXIT_INTERRUPTED if outcome.stopped == "interrupted" else int(full)
+    end = JobEnd(code, why_not or "; ".join(diagnostics), journal.elapsed - before, bool(outcome.stopped))
     if not code and job.continues_later(end):
         return end  # the summary follows then
     _print_summary(job, path, options, outcome, why_not)
@@ -345,7 +345,7 @@ def _first_look(job: Job, trials: TrialFile, header: Header) -> tuple[Trial, ...
 def _header(job: Job, effort: Effort) -> Header:
     identity = job.device.identity
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    conditions = {**job.device.conditions, "commit": source_commit(), PLANNED: effort.seconds}
+    conditions = {**job.device.conditions, "commit": source_commit(), PLANNED_SECONDS_KEY: effort.seconds}
     run, command = uuid.uuid4().hex[:12], " ".join(typed_command())
     return Header(run, identity.key, dict(identity.versions), conditions, job.settings, command, now)
 

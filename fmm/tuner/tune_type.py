@@ -98,27 +98,27 @@ def tune_gram(
     for problem in (Problem(*p.size, p.dtype, op="gram") for p in problems if p.m == p.n):
         known = rank_candidates(problem, calibration)
         plans = [c.plan for c in known if c.plan != VENDOR and within_limits(journal.device, c.plan, problem)]
-        if plans and journal.spent < effort.seconds and min(c.time for c in known if c.plan != VENDOR) < MAY_WIN:
-            raced = dict.fromkeys([*plans[:FEW_GRAM_PLANS], *own_gram_plans(journal.device, problem)])
+        if plans and journal.spent < effort.seconds and min(c.time for c in known if c.plan != VENDOR) < MAX_TIME_RATIO:
+            raced = dict.fromkeys([*plans[:MAX_GRAM_PLANS], *own_gram_plans(journal.device, problem)])
             found = race_plans(journal, problem, list(raced), effort)
             certify_best(journal, found, RoundLimits(certify.MIN_ROUNDS + 1, effort.certify, share), noise)
 
 
 def own_gram_plans(device: Device, problem: Problem) -> list[Plan]:
     """Return fmm's own kernel alone for one triangle, for types whose time the model cannot predict."""
-    leaves = device_leaves("cuda" if device.untuned().batches else "cpu")
+    leaves = device_leaves("cuda" if device.untuned_model().batches else "cpu")
     silent = [leaf for leaf in leaves if leaf.time_formula == "tiles" and problem.dtype not in leaf.types_with_sums]
     plans = [Plan(leaf=leaf.name) for leaf in silent]
     return [plan for plan in plans if within_limits(device, plan, problem)]
 
 
-FEW_GRAM_PLANS = 3  # plans that race, the best by the model
-MAY_WIN = 1.05  # a plan may win if its predicted time is below this multiple of the vendor's
+MAX_GRAM_PLANS = 3  # plans that race, the best by the model
+MAX_TIME_RATIO = 1.05  # a plan may win if its predicted time is below this multiple of the vendor's
 
 
 def may_win(journal: Journal, problem: Problem, calibration: Calibration) -> bool:
     """Return True if a plan may win by the model."""
     return (
         min(c.time for c in rank_candidates(problem, calibration, journal.device.candidates()) if c.plan != VENDOR)
-        < MAY_WIN
+        < MAX_TIME_RATIO
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -14,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks import gpu_cases
 from benchmarks.__main__ import BENCHMARKS
 from benchmarks.compile_ahead import with_cache, xdist_options
 from benchmarks.gpu_check import (
@@ -30,7 +28,6 @@ from benchmarks.gpu_check import (
 )
 from benchmarks.gpu_steps import (
     FEW,
-    GRACE,
     LIMIT_SHARE,
     MBARRIER,
     SEVERAL,
@@ -181,9 +178,8 @@ def test_a_step_whose_time_is_up_is_ended_with_all_that_it_began(tmp_path: Path)
     child += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # jobs in the background are born deaf to it
     child += f"x = subprocess.Popen([{sys.executable!r}, '-c', 'import time; time.sleep(60)'])\n"
     child += "print(x.pid, flush=True)\ntime.sleep(60)"
-    began = time.monotonic()
     (found,) = run_together([Step("hangs", python(child))], 1.0, tmp_path)
-    assert found.stopped and found.status != 0 and time.monotonic() - began < 1 + GRACE
+    assert found.stopped and found.status not in (0, -signal.SIGKILL), "the interrupt is enough"
     number = int((tmp_path / "hangs.txt").read_text().split()[0])
     with pytest.raises(ProcessLookupError):
         for _ in range(100):
@@ -289,7 +285,7 @@ def test_what_is_missing_is_said_each_time_and_never_done(tmp_path: Path) -> Non
     checks, places = begun_checks(tmp_path)
     planned = [FOUR[0]._replace(missing="no such tool"), FOUR[3]]
     assert run_steps(planned, checks, places, 1000, run := Fakes()) == [] and run.begun == ["fourth"]
-    assert checks.known[0] == {"step": "first", "outcome": "left out: no such tool", "commit": "abc", "code": "code"}
+    assert checks.recorded[0] == {"step": "first", "outcome": "left out: no such tool", "commit": "abc", "code": "code"}
     assert chosen_steps(planned, [], False, checks) == planned[:1] and report_outcomes(planned, [], checks) == 0
 
 
@@ -316,30 +312,3 @@ def test_some_steps_again_leave_what_is_known_of_the_others() -> None:
     )
     order = ["tests", "memcheck", "racecheck", "benchmark", "of another day"]
     assert found == [{"step": s, "commit": "new" if s in ("tests", "racecheck") else "old"} for s in order]
-
-
-# ---- the benchmark's parts
-
-
-def part(*rows: str, **changed: str) -> dict[str, Any]:
-    """What a run wrote, as far as joining looks at it; a row is 'type side'."""
-    environment = {"device": "X", "driver": 1, "cublas": 2, "commit": "c", "command": "run"} | changed
-    sizes = [(dtype, [int(side)] * 3) for dtype, side in (row.split() for row in rows)]
-    return {"environment": environment, "skipped": [], "rows": [{"dtype": d, "size": s} for d, s in sizes]}
-
-
-def test_parts_of_the_benchmark_are_all_of_it_and_join_in_order() -> None:
-    options = argparse.Namespace(only="", quick=False, plans="", part="1/1")
-    halves = [
-        gpu_cases.chosen_cases(gpu_cases.CASES, argparse.Namespace(**{**vars(options), "part": f"{i}/2"}))
-        for i in (1, 2)
-    ]
-    assert sorted(case.name for half in halves for case in half) == sorted(case.name for case in gpu_cases.CASES)
-    assert abs(len(halves[0]) - len(halves[1])) <= 1
-    first, second = gpu_cases.CASES[0], gpu_cases.CASES[1]
-    texts = [f"{case.dtype} {case.size[0]}" for case in (first, second)]
-    joined = gpu_cases.merged_runs([part(texts[1]), part(texts[0])])
-    assert [row["dtype"] for row in joined["rows"]] == [first.dtype, second.dtype]
-    assert joined["environment"]["command"] == "run; run"
-    with pytest.raises(SystemExit, match="commit"):
-        gpu_cases.merged_runs([part(), part(commit="d")])

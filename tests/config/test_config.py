@@ -327,7 +327,7 @@ def test_online_that_cannot_write_says_so_and_goes_on(path: Path, said: Callable
     trial = online.Trial(Problem(64, 64, 64), HERE, Plan.parse("winograd > vendor"))
     while trial.entry is None:
         trial.run(lambda plan: time.sleep(1e-5))
-    assert len(said()) == 1 and "kept for this process only" in said()[0]
+    assert len(said()) == 1 and "counts for this process only" in said()[0]
 
 
 def test_online_in_two_threads_returns_both_results() -> None:

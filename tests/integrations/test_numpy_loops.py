@@ -17,6 +17,7 @@ import pytest
 import fmm
 from fmm.config import environment
 from fmm.integrations import numpy_loops
+from fmm.integrations.report import begin_report, end_report
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.runtime import run_host
 from tests.support.threads import at_once
@@ -80,7 +81,7 @@ def test_the_operator_runs_plans_of_each_type(dtype: str, run: list[Plan]) -> No
 
 @pytest.mark.parametrize("dtype", ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?"])
 def test_the_operator_runs_plans_of_integers_exactly(dtype: str, usual_run: list[Plan]) -> None:
-    a, b = random_array(250, 240, dtype=dtype), random_array(240, 230, dtype=dtype)
+    a, b = random_array(300, 280, dtype=dtype), random_array(280, 260, dtype=dtype)
     c = a @ b
     assert len(usual_run) == 1 and c.dtype == dtype
     np.testing.assert_array_equal(
@@ -155,11 +156,11 @@ def classical_by_numpy(a: Any) -> Any:
     fmm.uninstall("numpy")
     loops = numpy_loops.compiled_loops()
     for number in numpy_loops.DTYPES_BY_NUMBER:
-        loops.set_least_side(number, numpy_loops.NEVER)
+        loops.set_limits(number, numpy_loops.NEVER, 0)
     try:
         return a @ a
     finally:
-        numpy_loops.update_least_sides()
+        numpy_loops.update_limits()
 
 
 # ---- numpy.matmul stays what others look for
@@ -185,7 +186,8 @@ def test_small_products_call_no_python() -> None:
             a @ a
             a[0] @ a
             assert not called
-            large @ large
+            for _ in range(2):
+                large @ large
         finally:
             sys.setprofile(None)
     assert "computed_by_plan" in called
@@ -195,13 +197,43 @@ def test_a_declined_product_is_not_decided_again_at_once() -> None:
     a = np.ones((500, 500))
     called: list[str] = []
     with fmm.installed("numpy"):
-        a @ a
+        for _ in range(2):
+            a @ a
         sys.setprofile(lambda frame, event, argument: called.append(frame.f_code.co_name) if event == "call" else None)
         try:
             a @ a
         finally:
             sys.setprofile(None)
     assert not called
+
+
+def test_products_of_ever_new_sizes_are_not_decided(host_plans: list[Plan], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deciding takes as long as products of middle size; large ones are decided at once."""
+    monkeypatch.setattr(numpy_loops, "FIRST_PRODUCT_WORK", 100**3)
+    a = random_array(SIDE, SIDE)
+    with fmm.installed("numpy"):
+        for rows in range(SIDE - 20, SIDE):
+            a[:rows] @ a
+        assert not host_plans
+        a[: SIDE - 1] @ a  # recurs
+        assert len(host_plans) == 1
+        np.ones((110, 100)) @ np.ones((100, 100))
+        assert len(host_plans) == 2
+
+
+def test_a_report_counts_products_of_new_sizes(host_plans: list[Plan], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numpy_loops, "FIRST_PRODUCT_WORK", 100**3)
+    a = random_array(SIDE, SIDE + 1)
+    begin_report()
+    try:
+        with fmm.installed("numpy"):
+            for _ in range(2):
+                a @ a.T
+            products = fmm.report().products
+    finally:
+        end_report()
+    assert [(product.times, bool(product.outcome.plan)) for product in products] == [(1, False), (1, True)]
+    assert products[0].outcome.reason == numpy_loops.FIRST_PRODUCT and len(host_plans) == 1
 
 
 def loop_addresses() -> list[int]:

@@ -463,7 +463,7 @@ def test_growth_on_data_where_the_vendor_adds_up_all_in_one_sum(
 ) -> None:
     """Every partial sum is rounded once; a piece as long as all of k is rounded once more, into the whole."""
     monkeypatch.setattr(data_growth, "RANDOM_VECTORS", 300)
-    monkeypatch.setattr(data_growth, "STEP", 1)
+    monkeypatch.setattr(data_growth, "SAMPLED_SUM_STEP", 1)
     a, b = rng.standard_normal((2, 64, 64))
     last = float(((a @ b) ** 2).sum())
     whole = of_partial_sums(a, b, 64)

@@ -105,3 +105,32 @@ def test_what_torch_itself_answers() -> None:
     assert fmm.explain_gemm(draw((600, 600), "float64"), draw((600, 600), "float64"), alpha=2).kernels == (
         "torch.addmm",
     )
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_a_plan_runs_where_it_pays(batch: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for NumPy's arrays: the sides decide, not the class of the operands."""
+    from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST
+    from fmm.runtime import prepare, run_host
+    from fmm.runtime.decisions.decide import Decision
+
+    plan, ran = fmm.Plan.parse("winograd > vendor"), []
+    multiply = run_host.run_call
+
+    def spy(library: Any, call: Any, *rest: Any) -> Any:
+        ran.append(call.plan)
+        return multiply(library, call, *rest)
+
+    monkeypatch.setattr(prepare, "decide_plan", lambda problem, *rest: Decision(plan, problem, "for the test"))
+    monkeypatch.setattr(run_host, "run_call", spy)
+    for library in (TORCH, TORCH_ON_HOST):
+        monkeypatch.setattr(library, "calls", {})
+    a, b, c = (draw((*batch, 800, 800), "float64") for _ in range(3))
+    expected = 2 * a @ b - c
+    torch.testing.assert_close(fmm.gemm(a, b, c, alpha=2, beta=-1), expected, rtol=0, atol=1e-9)
+    assert ran == [plan]
+    assert fmm.gemm(a, b, c, alpha=2, beta=-1, out=c) is c and ran == [plan, plan]
+    torch.testing.assert_close(c, expected, rtol=0, atol=1e-9)
+    small = draw((*batch, 8, 8), "float64")
+    fmm.gemm(small, small)
+    assert len(ran) == 2

@@ -13,7 +13,7 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.candidates import probed_plans
 from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.problem import Problem
-from fmm.tuner.devices.compile_ahead import Job, compile_jobs, compile_turn, kernel_places, needed_first
+from fmm.tuner.devices.compile_ahead import CompileJob, compile_jobs, compile_turn, kernel_places, needed_first
 from fmm.tuner.devices.device import Run
 from tests.support.busy_device import BusyDevice, BusySession
 
@@ -32,13 +32,13 @@ def scaled(known: Calibration, flops: float, stream: float) -> Calibration:
     return replace(known, rates=rates, stream=stream * known.stream)
 
 
-def compile_seconds(job: Job) -> float:
+def compile_seconds(job: CompileJob) -> float:
     """What NVRTC takes for a job, on the host of an H200."""
     plan = Plan.parse(job.plan)
     return 5.0 if needed_first(plan) and not plan.leaf_use.leaf.rate else (12.0, 15.0, 30.0)[compile_turn(plan)]
 
 
-def ready_times(jobs: list[Job]) -> Mapping[Any, float]:
+def ready_times(jobs: list[CompileJob]) -> Mapping[Any, float]:
     """When all jobs that make something are done, by the workers that take one after the other."""
     free, found = [STARTED] * WORKERS, dict[Any, float]()
     for job in jobs:
@@ -59,10 +59,10 @@ class ColdGpu(BusyDevice):
     def dtypes(self) -> tuple[str, ...]:
         return TYPES
 
-    def untuned(self) -> Calibration:
+    def untuned_model(self) -> Calibration:
         return SHEET
 
-    def wait(self, dtype: str, plan: Plan, seconds: float) -> bool:
+    def wait_for_kernels(self, dtype: str, plan: Plan, seconds: float) -> bool:
         ready = max((self.ready.get(x, 0.0) for x in kernel_places(plan, dtype)), default=0.0)
         if ready > self.now + seconds:
             self.now += seconds

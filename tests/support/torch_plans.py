@@ -64,7 +64,8 @@ def plans_for_all(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
     for name in ("SMALL", "SMALL_16_BIT", "SMALL_16_BIT_UNALIGNED"):
         monkeypatch.setattr(early_declines, name, 16**3)
     monkeypatch.setattr("fmm.dispatch.SMALL_BYTES", 0)
-    monkeypatch.setattr("fmm.runtime.gemm.is_small_on_host", lambda a, b: False)
+    for name in ("is_small_on_host", "are_small_matrices"):
+        monkeypatch.setattr(f"fmm.runtime.gemm.{name}", lambda a, b: False)
     monkeypatch.setattr(product_call, "_runner", lambda processor: Runner(runner(processor), run))
     for library in (TORCH, TORCH_ON_HOST):
         library.calls.clear()

@@ -24,9 +24,9 @@ from fmm.config import files
 from fmm.tuner import cli
 from fmm.tuner import tune as commands_tune
 from fmm.tuner import tune_type as tune_module
-from fmm.tuner.commands.config_file import checked_fully, config_sections
+from fmm.tuner.commands.config_file import check_section, config_sections
 from fmm.tuner.devices.device import EFFORTS
-from fmm.tuner.devices.simulated import SIMULATED, SimulatedDevice
+from fmm.tuner.devices.simulated import SIMULATED_IDENTITY, SimulatedDevice
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import TrialFile
 from fmm.tuner.tune_type import tune_type
@@ -55,7 +55,7 @@ def tuned(arguments: Sequence[str], seed: int) -> int:
 def whole(path: Path) -> str:
     """The config's text, once it has passed every check."""
     for key, dtype, raw in config_sections(path):
-        checked_fully(key, dtype, raw)
+        check_section(key, dtype, raw)
     return path.read_text(encoding="utf-8")
 
 
@@ -127,7 +127,7 @@ def together(folder: Path) -> None:
     whole(path)
     sizes = sorted(
         [dtype, *entry["size"]]
-        for dtype, raw in files.read_config(path)[SIMULATED.key].items()
+        for dtype, raw in files.read_config(path)[SIMULATED_IDENTITY.key].items()
         for entry in raw["entries"]
     )
     print(json.dumps({"entries": sizes, "tunings": len(TrialFile(folder / "trials.jsonl").tunings())}))

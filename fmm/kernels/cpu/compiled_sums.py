@@ -7,7 +7,8 @@ are stored past them. The operations are NumPy's in its order, so the results ar
 
 Real and imaginary parts of one complex matrix are loaded together and separated in registers; likewise for stores.
 
-NumPy still computes complex coefficients, other arrays with gaps within a row, and sums too short to compile.
+NumPy still computes complex coefficients, other arrays with gaps within a row, and sums too short to compile. It also
+computes new sums where little address space is left (`ulimit -v`): LLVM aborts the process if it gets no memory.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from contextlib import suppress
 from functools import lru_cache, partial
 from importlib.util import find_spec
 from itertools import count as counted
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ LINE_BYTES = 64  # bytes of a cache line
 MIN_BLOCK_NUMBERS = 1 << 16  # numbers in a block from which compiled sums are used
 MIN_STREAMED_BYTES = 4 << 20  # bytes of results from which they are stored past the caches
 TASK_BYTES = 1 << 20  # bytes of a result that one task writes
+LLVM_BYTES = 512 << 20  # bytes of address space that must be free before LLVM starts or compiles
 REAL_TYPES = {"float32": "float32", "float64": "float64", "complex64": "float32", "complex128": "float64"}
 
 Window = tuple[slice, slice]
@@ -40,8 +43,16 @@ _function_numbers = counted()  # for the names of the functions
 def sum_tasks(schedule: CallSchedule, slots: Sequence[Array | None], window: Window) -> list[Callable[[], None]]:
     """Return tasks that run the schedule's calls on a window of the arrays; none where NumPy must."""
     rows, cols = (side.stop - side.start for side in window)
-    if rows * cols < MIN_BLOCK_NUMBERS or not compiler_works():
+    if rows * cols < MIN_BLOCK_NUMBERS:
         return []
+    try:
+        return _compiled_tasks(schedule, slots, window) if compiler_works() else []
+    except MemoryError:
+        return []
+
+
+def _compiled_tasks(schedule: CallSchedule, slots: Sequence[Array | None], window: Window) -> list[Callable[[], None]]:
+    """Return the tasks of `sum_tasks` for large blocks; raise MemoryError where LLVM lacks address space."""
     views = {i: x[window] for i in used_slots(schedule, len(slots)) if (x := slots[i]) is not None}
     results = {i: views[i] for i in result_slots(schedule, len(slots))}
     first = next(iter(results.values()))
@@ -55,7 +66,8 @@ def sum_tasks(schedule: CallSchedule, slots: Sequence[Array | None], window: Win
     lines = all(_is_line_aligned(x) for i, x in results.items() if i not in ends)
     past = lines and sum(x.nbytes for x in results.values()) >= MIN_STREAMED_BYTES
     function = compiled_function(schedule, len(slots), REAL_TYPES[kind], past, pairs)
-    return list(_band_tasks(function, list(views.values()), cols * (1 if kind == REAL_TYPES[kind] else 2)))
+    numbers = (window[1].stop - window[1].start) * (1 if kind == REAL_TYPES[kind] else 2)
+    return list(_band_tasks(function, list(views.values()), numbers))
 
 
 def parts_of_complex(views: Mapping[int, Array], results: Container[int]) -> Pairs:
@@ -105,14 +117,23 @@ def compiler_installed() -> bool:
 
 @lru_cache(maxsize=1)
 def compiler_works() -> bool:
-    """Return True if llvmlite is installed and works on this machine."""
+    """Return True if llvmlite is installed and works on this machine; MemoryError where LLVM lacks address space."""
     if not compiler_installed():
         return False
+    check_address_space()
     try:
         _engine()
     except Exception:  # whatever is wrong with llvmlite, NumPy can do the sums
         return False
     return True
+
+
+def check_address_space() -> None:
+    """Raise MemoryError unless the process may map LLVM_BYTES more: without memory LLVM aborts the process."""
+    try:
+        mmap(-1, LLVM_BYTES).close()
+    except OSError:
+        raise MemoryError(f"less than {LLVM_BYTES >> 20} MiB of address space for LLVM") from None
 
 
 @lru_cache(maxsize=1)
@@ -136,9 +157,11 @@ def compiled_function(
 ) -> Callable[..., None]:
     """Return the schedule as a compiled function of rows, numbers in a row, addresses, and row strides in bytes.
 
-    Addresses and strides are those of the used arrays, in order.
+    Addresses and strides are those of the used arrays, in order. MemoryError where LLVM lacks address space.
     """
     from llvmlite import binding
+
+    check_address_space()
 
     name = f"sum{next(_function_numbers)}"
     module = binding.parse_assembly(str(_SumFunction(schedule, count, kind, past_caches, pairs, name).module))

@@ -23,6 +23,8 @@ def calibration_in_force(problem: Problem, limits: Limits, device: Device) -> Ca
     """Return the calibration for decisions about this problem; None for an unknown device."""
     if problem.type.exact:
         return integer_calibration(problem, limits, device)[0]
+    if untuned_arithmetic(problem.dtype, device):
+        return None
     tuned = tuning_in_force(problem.dtype, device)
     return (tuned_calibration(tuned, device) if tuned else None) or untuned_calibration(problem, limits, device)
 
@@ -32,6 +34,22 @@ def tuning_in_force(dtype: str, device: Device) -> Tuned | None:
     if environment.tuning_mode() == "off":
         return None
     return files.active_configs().tuned(device.identity, dtype)
+
+
+def untuned_arithmetic(dtype: str, device: Device) -> str:
+    """Return the environment variables that change the vendor's arithmetic, if no tuning was taken under them.
+
+    The vendor's speed is then another than in every calibration: cuBLAS's emulated float64, for example, is faster.
+    Also the other way round: a tuning under such variables is no calibration without them. Empty if one is in force.
+    """
+    if device.threads:
+        return ""
+    now = environment.vendor_arithmetic(dtype, environment.vendor_variables())
+    tuned = tuning_in_force(dtype, device)
+    then = tuned.vendor_arithmetic if tuned is not None else ""
+    if now == then:
+        return ""
+    return now or f"the absence of {then}"
 
 
 def tuned_calibration(tuned: Tuned, device: Device) -> Calibration | None:

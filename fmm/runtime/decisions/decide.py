@@ -24,6 +24,7 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Candidate, Limits, choose, few_tiles_margin, ranking_problem, recurring_call_seconds
 from fmm.perfmodel.default_calibration import BUILT_IN_SOURCE
 from fmm.perfmodel.predict import is_b_column_major, is_slow_on_column_major_b, quick_prediction
+from fmm.perfmodel.prediction_terms import PredictionTerms, prediction_terms
 from fmm.perfmodel.stability import error_bound_text, expected_error_growth
 from fmm.perfmodel.work import estimated_workspace
 from fmm.problem import Problem, without_layouts
@@ -33,6 +34,7 @@ from fmm.runtime.decisions.calibration_in_force import (
     integer_calibration,
     tuned_calibration,
     tuning_in_force,
+    untuned_arithmetic,
     untuned_calibration,
 )
 from fmm.runtime.devices import Device
@@ -40,6 +42,7 @@ from fmm.runtime.probe import MEASURED
 
 # The decision's source without a config, by the source of the calibration.
 MODEL_SOURCES = {BUILT_IN_SOURCE: "built-in model", MEASURED: "probed model"}
+SHOWN_CANDIDATES = 6  # the fastest candidates that the text of a decision lists
 ENTRY = " entry"  # ends the source of a decision by an entry
 WORTH_TUNING = 2 * 2048**3  # flops from which fmm logs that the device is not tuned, or measures in place
 ENTRY_OVERRIDE_GAIN = 1.25  # predicted speedup over an entry's plan from which another plan replaces it
@@ -58,15 +61,31 @@ class Decision:
     trial: online.Trial | None = field(default=None, compare=False)  # the measurement in place that is under way
     kernels: tuple[str, ...] = ()  # the kernels that run, a line each
     on_cpu: bool = False
+    calibration: Calibration | None = field(default=None, compare=False, repr=False)  # of the model that decided
 
     def __getstate__(self) -> dict[str, object]:
         """Pickle without the trial: a measurement continues in the process that began it."""
-        return {**vars(self), "trial": None}
+        calibration = self.calibration  # its read-only mapping of rates cannot be pickled
+        calibration = calibration and replace(calibration, rates=dict(calibration.rates))
+        return {**vars(self), "trial": None, "calibration": calibration}
 
     @property
     def by_entry(self) -> bool:
         """True if an entry of exactly this shape decided."""
         return self.source.endswith(ENTRY)
+
+    @property
+    def terms(self) -> tuple[PredictionTerms, ...]:
+        """The terms of the predicted times of the plan and of the vendor's product; empty without a model's choice.
+
+        Printing one shows the formula of docs/model.md with each work, rate and unit.
+        """
+        calibration = self.calibration
+        if calibration is None:
+            return ()
+        chosen = {c.plan: c.prediction for c in self.candidates if c.plan in (self.plan, VENDOR)}
+        plans = [plan for plan in dict.fromkeys((self.plan, VENDOR)) if plan in chosen]
+        return tuple(prediction_terms(chosen[plan], calibration) for plan in plans)
 
     @property
     def workspace(self) -> int:
@@ -94,11 +113,24 @@ class Decision:
             lines += [", ".join([f"expected error: {self.error_growth:.1f} times the vendor's", *notes])]
             lines += [f"its bound: {error_bound_text(self.plan, self.problem.componentwise)}"] if self.problem else []
         if self.candidates:
-            lines += ["", "predicted time, the vendor's being 1:"]
-            times = [f"{c.time:.2f}" for c in self.candidates]
-            width = max(5, *map(len, times))
-            lines += [f"  {time:>{width}}  {c.plan}" for time, c in zip(times, self.candidates, strict=True)]
+            lines += ["", *self._candidate_lines()]
         return "\n".join(lines)
+
+    def _candidate_lines(self) -> list[str]:
+        """Return the fastest candidates, the plan and the vendor, with their predicted times."""
+        shown = [c for i, c in enumerate(self.candidates) if i < SHOWN_CANDIDATES or c.plan in (self.plan, VENDOR)]
+        times = [f"{c.time:.2f}" for c in shown]
+        width = max(5, *map(len, times))
+        lines = ["predicted time, the vendor's being 1:"]
+        lines += [f"  {time:>{width}}  {c.plan}" for time, c in zip(times, shown, strict=True)]
+        if len(shown) < len(self.candidates):
+            lines += [f"  and {len(self.candidates) - len(shown)} slower ones"]
+        if self.calibration:
+            seconds = {c.plan: c.prediction.seconds for c in shown}
+            plans = dict.fromkeys(plan for plan in (self.plan, VENDOR) if plan in seconds)
+            parts = ", ".join(f"{plan} {seconds[plan]:.4g} s" for plan in plans)
+            lines += [f"predicted on the device: {parts} (each term: print(*decision.terms, sep='\\n'))"]
+        return lines
 
 
 def decide_plan(problem: Problem, limits: Limits, device: Device) -> Decision:
@@ -108,6 +140,9 @@ def decide_plan(problem: Problem, limits: Limits, device: Device) -> Decision:
     if problem.type.exact:
         return _decide_integers(problem, limits, device)
     mode = environment.tuning_mode()
+    if untuned := untuned_arithmetic(problem.dtype, device):
+        what = f"{untuned} changes its {problem.dtype} products, and no calibration was measured so"
+        return Decision(VENDOR, problem, f"the vendor answers: {what}; `fmm-tune --device 0` measures one")
     if mode == "hasa":
         return _decide_by_equation_2(problem, limits, device)
     tuned = None if mode == "off" else active_configs().tuned(device.identity, problem.dtype)
@@ -229,7 +264,9 @@ def decide_by_model(
     choice = choose(ranking_problem(problem, calibration.batches), calibration, limits)
     source = "calibrated model" if is_tuned else MODEL_SOURCES.get(calibration.source, "datasheet model")
     on_cpu = not calibration.batches
-    return Decision(choice.best.plan, problem, choice.reason, choice.candidates, source, on_cpu=on_cpu)
+    return Decision(
+        choice.best.plan, problem, choice.reason, choice.candidates, source, on_cpu=on_cpu, calibration=calibration
+    )
 
 
 def _decide_by_equation_2(problem: Problem, limits: Limits, device: Device) -> Decision:

@@ -18,7 +18,7 @@ from fmm.problem import Problem
 from fmm.runtime import devices
 from fmm.runtime.decisions.decide import decide_plan
 from fmm.tuner.commands.config_file import add_json
-from fmm.tuner.device_registry import UnknownDeviceError, chosen_devices
+from fmm.tuner.device_registry import UnknownDeviceError, select_devices
 from fmm.tuner.devices.device import Device, Run
 from fmm.tuner.findings.summary import make_table
 from fmm.tuner.findings.thresholds import li_plan
@@ -46,7 +46,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run_bench(options: argparse.Namespace) -> int:
     """Print a row for each plan; the exit code is 2 for bad arguments, 1 if a plan failed."""
     try:
-        device = chosen_devices(options.device)[0]
+        device = select_devices(options.device)[0]
         if options.dtype not in device.dtypes:
             raise ValueError(f"unknown dtype {options.dtype!r}; valid: {', '.join(device.dtypes)}")
         if options.rounds < 1:
@@ -61,7 +61,7 @@ def run_bench(options: argparse.Namespace) -> int:
     except (UnknownDeviceError, PlanError, ValueError) as error:
         print(f"fmm-tune bench: {error}", file=sys.stderr)
         return 2
-    rows = list(benched(device, problem, plans, options.rounds))
+    rows = list(time_plans(device, problem, plans, options.rounds))
     print(json.dumps(rows, indent=1) if options.json else "\n".join(_lines(problem, rows)))
     return int(any("failed" in row for row in rows))
 
@@ -77,10 +77,10 @@ def parse_plan(text: str, device: Device, problem: Problem) -> Plan:
     return li_plan(code[1], max(problem.size), tuned.thresholds, code[2] or VENDOR.leaf)
 
 
-def benched(device: Device, problem: Problem, plans: Sequence[Plan], rounds: int) -> Iterator[dict[str, Any]]:
+def time_plans(device: Device, problem: Problem, plans: Sequence[Plan], rounds: int) -> Iterator[dict[str, Any]]:
     """Time fmm's choice and these plans in rounds with the vendor; yield a row for each plan."""
-    limits = Limits(device.memory, default_error_growth(device.untuned().batches))
-    decision = decide_plan(problem, limits, devices.Device(device.identity, device.untuned()))
+    limits = Limits(device.memory, default_error_growth(device.untuned_model().batches))
+    decision = decide_plan(problem, limits, devices.Device(device.identity, device.untuned_model()))
     runs = list(dict.fromkeys([Run(), Run(decision.plan), *map(Run, plans)]))
     journal = Journal("bench", device)
     with journal.open("bench", problem) as timed:

@@ -61,7 +61,7 @@ def config_sections(path: Path) -> Iterator[tuple[str, str, Raw]]:
             yield key, dtype, raw
 
 
-def some_sections(path: Path) -> list[tuple[str, str, Raw]]:
+def required_sections(path: Path) -> list[tuple[str, str, Raw]]:
     """Return the sections of a config; raise ConfigError if it has none."""
     found = list(config_sections(path))
     if not found:
@@ -69,7 +69,7 @@ def some_sections(path: Path) -> list[tuple[str, str, Raw]]:
     return found
 
 
-def by_device(sections: Iterable[tuple[str, str, Raw]]) -> dict[str, dict[str, Raw]]:
+def group_by_device(sections: Iterable[tuple[str, str, Raw]]) -> dict[str, dict[str, Raw]]:
     """Return the sections by device, then by type."""
     found: dict[str, dict[str, Raw]] = {}
     for key, dtype, raw in sections:
@@ -77,7 +77,7 @@ def by_device(sections: Iterable[tuple[str, str, Raw]]) -> dict[str, dict[str, R
     return found
 
 
-def checked_fully(key: str, dtype: str, raw: Raw) -> schema.Tuned:
+def check_section(key: str, dtype: str, raw: Raw) -> schema.Tuned:
     """Return a section with every field and every plan checked; raise ConfigError with all that is wrong."""
     where, wrong = f"{key}.{dtype}", list[ConfigError]()
     try:
@@ -96,13 +96,13 @@ def checked_fully(key: str, dtype: str, raw: Raw) -> schema.Tuned:
     return found
 
 
-def field(raw: Raw, name: str) -> Raw:
+def section_field(raw: Raw, name: str) -> Raw:
     """Return a field of a section, None if the section is damaged or has no such field."""
     return raw.get(name) if isinstance(raw, dict) else None
 
 
-def tuned_how(raw: Raw) -> str:
+def tuning_text(raw: Raw) -> str:
     """Return the effort and the day of a tuning."""
-    effort, when = (field(field(raw, "tuned"), name) for name in ("effort", "at"))
+    effort, when = (section_field(section_field(raw, "tuned"), name) for name in ("effort", "at"))
     how = "shipped with fmm" if effort == "shipped" else effort or "measured online"
     return f"{how}, {str(when or '')[:10]}".strip(", ")

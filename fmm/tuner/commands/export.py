@@ -16,7 +16,7 @@ from typing import Any
 from fmm.config.schema import ConfigError, Entry, Raw, Spread, Thresholds, Tuned
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
-from fmm.tuner.commands.config_file import add_config, add_json, checked_fully, some_sections, with_one_line_errors
+from fmm.tuner.commands.config_file import add_config, add_json, check_section, required_sections, with_one_line_errors
 from fmm.tuner.devices.device import Run, cached_work, formula_seconds
 from fmm.tuner.trials.record import frame
 from fmm.tuner.tune import output_path, trials_path
@@ -41,7 +41,7 @@ def run_export(options: argparse.Namespace) -> int:
     """Print the table."""
     path = output_path(options.config)
     try:
-        table = exported_table(path, "trials" if options.trials else "thresholds" if options.thresholds else "entries")
+        table = export_table(path, "trials" if options.trials else "thresholds" if options.thresholds else "entries")
         if options.json:
             print(json.dumps(json_rows(table), indent=1))
         else:
@@ -54,9 +54,9 @@ def run_export(options: argparse.Namespace) -> int:
     return 0
 
 
-def exported_table(path: Path, what: str = "entries") -> Any:
+def export_table(path: Path, what: str = "entries") -> Any:
     """Return a config's "entries" or "thresholds", or the "trials" beside it, as a pandas DataFrame."""
-    sections = {(key, dtype): checked_fully(key, dtype, raw) for key, dtype, raw in some_sections(path)}
+    sections = {(key, dtype): check_section(key, dtype, raw) for key, dtype, raw in required_sections(path)}
     if what == "trials":
         if (trials := frame(trials_path(path))).empty:
             raise ConfigError(f"there are no trials beside {path}")

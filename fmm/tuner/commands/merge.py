@@ -10,11 +10,11 @@ from fmm.config import store
 from fmm.config.schema import ConfigError, Raw
 from fmm.tuner.commands.config_file import (
     add_output,
-    checked_fully,
+    check_section,
     config_sections,
-    field,
-    some_sections,
-    tuned_how,
+    required_sections,
+    section_field,
+    tuning_text,
     with_one_line_errors,
 )
 from fmm.tuner.tune import output_path, path_argument
@@ -46,9 +46,9 @@ class Source:
             same = present["versions"] == self.raw["versions"]
             entries = [{**entry, "verified": entry.get("verified", True) and same} for entry in self.raw["entries"]]
             return "entries added", {**present, "entries": entries}
-        if field(present, "calibration") in (None, self.raw["calibration"]):
+        if section_field(present, "calibration") in (None, self.raw["calibration"]):
             return "added", self.raw
-        return f"replaced the tuning {tuned_how(present)}", self.raw
+        return f"replaced the tuning {tuning_text(present)}", self.raw
 
 
 def run_merge(options: argparse.Namespace) -> None:
@@ -57,12 +57,12 @@ def run_merge(options: argparse.Namespace) -> None:
     sources = [
         Source(path, key, dtype, raw)
         for path in (output_path(source) if source.is_dir() else source for source in options.sources)
-        for key, dtype, raw in some_sections(path)
+        for key, dtype, raw in required_sections(path)
     ]
     present = {(key, dtype): (into, raw) for key, dtype, raw in config_sections(into)} if into.exists() else {}
     steps = []
     for source in sources:
-        checked_fully(source.key, source.dtype, source.raw)
+        check_section(source.key, source.dtype, source.raw)
         path, raw = present.get((source.key, source.dtype), (into, None))
         done, section = source.merged(raw)
         if done.startswith("replaced") and not options.replace:

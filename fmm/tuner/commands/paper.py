@@ -36,10 +36,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     style = parser.add_mutually_exclusive_group()
     style.add_argument("--csv", action="store_true", help="print CSV")
     add_json(style)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run_paper)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_paper(options: argparse.Namespace) -> int:
     """Print the named tables, all tables, or the list of them; return the exit code."""
     try:
         names = list(TABLES) if options.tables == ["all"] else [table_name(name, TABLES) for name in options.tables]
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     except UnknownTableError as error:
         print(f"fmm-tune paper: {error}", file=sys.stderr)
         return 2
-    print(formatted(tables, options))
+    print(format_tables(tables, options))
     return 0
 
 
@@ -71,7 +71,7 @@ def computed_table(name: str) -> Table:
     return entry_table(name)
 
 
-def formatted(tables: Sequence[Table], options: argparse.Namespace) -> str:
+def format_tables(tables: Sequence[Table], options: argparse.Namespace) -> str:
     """Return the tables as text, JSON (one object, or a list of several) or CSV (several below their names)."""
     if options.json:
         fields = [json_fields(table) for table in tables]

@@ -43,18 +43,18 @@ from fmm.tuner.device_registry import (
     is_local_cpu,
     is_local_gpu,
     memory_in_config,
-    names_in_words,
-    rejected_because,
+    rejection_reason,
     trusted_calibration,
     tuned_keys,
+    valid_names_text,
 )
 from fmm.tuner.findings.model_in_use import datasheet_model, entry_skip_reason
 from fmm.tuner.findings.summary import Table, growth_text, make_table, vendor_name
 
 NO_LIMIT = 1 << 62
-SIDES = "M alone is a square, M K N an M x K by K x N product"
+SIDES_HELP = "M alone is a square, M K N an M x K by K x N product"
 GROWTH_HELP = f"default {CPU_ERROR_GROWTH:g}, on a GPU {GPU_ERROR_GROWTH:g}"
-NOMINAL = "nominal, 10 GB/s of sums per thread: only ratios of times are meaningful"
+NOMINAL_RATES_NOTE = "nominal, 10 GB/s of sums per thread: only ratios of times are meaningful"
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -62,7 +62,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     what = "predict the best plan for an M x K by K x N product"
     parser = commands.add_parser("predict", help=what, add_help=False)
     parser.add_argument("-h", "--help", action=_Help, nargs=0, default=argparse.SUPPRESS, help="show this and exit")
-    parser.add_argument("m", type=_whole_number, metavar="M", help=SIDES)
+    parser.add_argument("m", type=_whole_number, metavar="M", help=SIDES_HELP)
     for side in ("k", "n"):
         parser.add_argument(side, type=_whole_number, nargs="?", metavar=side.upper())
     parser.add_argument("--dtype", default="float64", help=", ".join(DTYPES))
@@ -86,7 +86,7 @@ class _Help(argparse.Action):
     ) -> None:
         parser.print_help()
         width = max(shutil.get_terminal_size().columns - 2, 20)
-        print("", *textwrap.wrap(names_in_words(), width, break_on_hyphens=False, break_long_words=False), sep="\n")
+        print("", *textwrap.wrap(valid_names_text(), width, break_on_hyphens=False, break_long_words=False), sep="\n")
         parser.exit()
 
 
@@ -109,8 +109,8 @@ def run_predict(options: argparse.Namespace) -> int:
         print(f"fmm-tune predict: {error}", file=sys.stderr)
         return 2
     choice, notes = _by_tuning(name, _choice(problem, calibration, limits), problem, calibration, limits)
-    found = printed_fields(choice, calibration, limits) | notes
-    found["not_used"] = rejected_because(name, problem.dtype)
+    found = prediction_fields(choice, calibration, limits) | notes
+    found["not_used"] = rejection_reason(name, problem.dtype)
     found["tuned_elsewhere"] = _tuned_elsewhere(name, problem)
     found["probed"] = _probed(name, problem, choice)
     print(json.dumps(found, indent=1) if options.json else _text(found))
@@ -129,10 +129,10 @@ def _sides(m: int, k: int | None, n: int | None) -> Shape:
     if k is None:
         k = n = m
     if n is None:
-        raise ValueError(f"two sides, {m} and {k}, are no product: {SIDES}")
+        raise ValueError(f"two sides, {m} and {k}, are no product: {SIDES_HELP}")
     for name, side in zip("MKN", (m, k, n), strict=True):
         if side < 1:
-            raise ValueError(f"{name} must be 1 or more, not {side}: {SIDES}")
+            raise ValueError(f"{name} must be 1 or more, not {side}: {SIDES_HELP}")
     return m, k, n
 
 
@@ -240,7 +240,7 @@ def _left(name: str, problem: Problem) -> int:
 # ---- what is printed, as text or as JSON
 
 
-def printed_fields(choice: Choice, calibration: Calibration, limits: Limits) -> dict[str, Any]:
+def prediction_fields(choice: Choice, calibration: Calibration, limits: Limits) -> dict[str, Any]:
     """Return what --json prints; times are of exact counts, like the vendor's."""
     problem = choice.best.prediction.problem
     vendor = predict(VENDOR, problem, calibration).seconds
@@ -257,7 +257,7 @@ def printed_fields(choice: Choice, calibration: Calibration, limits: Limits) -> 
         "reason": choice.reason,
         "chosen": _row(choice.best, calibration, limits, vendor),
         "runners_up": [_row(candidate, calibration, limits, vendor) for candidate in rest],
-        "seconds_are": NOMINAL if calibration.source == cpu_calibration(1).source else "predicted",
+        "seconds_are": NOMINAL_RATES_NOTE if calibration.source == cpu_calibration(1).source else "predicted",
         "leaves_out": LEAVES_OUT,
     }
 
@@ -312,7 +312,7 @@ def _text(found: dict[str, Any]) -> str:
         *(found[note] for note in ("not_used", "tuned_elsewhere", "probed") if found[note]),
         *([f"entry of this size: {found['passed_over']}"] if found["passed_over"] else []),
         *(f"{name}: {value}" for name, value in numbers.items()),
-        *([f"seconds: {found['seconds_are']}"] if found["seconds_are"] == NOMINAL else []),
+        *([f"seconds: {found['seconds_are']}"] if found["seconds_are"] == NOMINAL_RATES_NOTE else []),
         "",
         plan_table(Plan.parse(best["plan"]), m, k, n, DTYPES[found["dtype"]].itemsize, GemmParams(op=op)),
         "",

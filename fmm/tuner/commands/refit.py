@@ -17,7 +17,7 @@ from fmm.config.schema import TAU_NAMES, ConfigError, Entry, Raw, Thresholds, Tu
 from fmm.hardware.datasheets import datasheet_of
 from fmm.perfmodel.default_calibration import cpu_calibration, with_concurrent_products
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
-from fmm.tuner.commands.config_file import by_device, checked_fully, some_sections, with_one_line_errors
+from fmm.tuner.commands.config_file import check_section, group_by_device, required_sections, with_one_line_errors
 from fmm.tuner.devices.simulated import RecordedDevice
 from fmm.tuner.findings.conclude import conclude_section, section_thresholds, trials_by_look, usable_trials
 from fmm.tuner.findings.model_in_use import ModelInUse, datasheet_model, device_name, model_in_use
@@ -27,7 +27,7 @@ from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import RecordedTuning, Trial, TrialFile, first_look_trials, tuning_of
 from fmm.tuner.tune import output_path, path_argument, trials_path
 
-PARTS = "all", "thresholds", "blocks"
+REFIT_PARTS = "all", "thresholds", "blocks"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     what = "fit CONFIG (the one that fmm reads) again from its trials; write it, or --output; measure nothing"
     parser.add_argument("--refit", nargs="?", type=path_argument, const=Path(), metavar="CONFIG", help=what)
     parts = "what to fit again: all, the thresholds of the present model, or the block model and its tiles"
-    parser.add_argument("--refit-part", choices=PARTS, default="all", help=parts)
+    parser.add_argument("--refit-part", choices=REFIT_PARTS, default="all", help=parts)
 
 
 @with_one_line_errors
@@ -51,7 +51,7 @@ def run_refit(options: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedSection:
     """A section of a config, and the trials that led to the section."""
 
     key: str
@@ -81,10 +81,10 @@ class Recorded:
         return Journal(run, self.device, trials, live=False, first_look=self.first_look)
 
 
-Refit = Callable[[Recorded], "dict[str, Raw] | None"]
+Refit = Callable[[RecordedSection], "dict[str, Raw] | None"]
 
 
-def refit_section(recorded: Recorded) -> dict[str, Raw] | None:
+def refit_section(recorded: RecordedSection) -> dict[str, Raw] | None:
     """Return the section that a tuning with these trials would write now; None if too little was measured."""
     section = conclude_section(recorded.journal, recorded.dtype)
     if section is None:
@@ -94,7 +94,7 @@ def refit_section(recorded: Recorded) -> dict[str, Raw] | None:
     return {**section, "conditions": recorded.raw["conditions"], "tuned": tuned}
 
 
-def refit_thresholds(recorded: Recorded) -> dict[str, Raw] | None:
+def refit_thresholds(recorded: RecordedSection) -> dict[str, Raw] | None:
     """Return the section with the thresholds of its present model; None without a model."""
     if recorded.tuned.calibration is None:
         return None
@@ -105,7 +105,7 @@ def refit_thresholds(recorded: Recorded) -> dict[str, Raw] | None:
     return {**recorded.raw, "thresholds": found.fields}
 
 
-def refit_blocks(recorded: Recorded) -> dict[str, Raw] | None:
+def refit_blocks(recorded: RecordedSection) -> dict[str, Raw] | None:
     """Return the section with another block model and its tiles; None without readable thresholds."""
     if read_thresholds(recorded.raw["thresholds"]) is None:
         return None
@@ -115,7 +115,7 @@ def refit_blocks(recorded: Recorded) -> dict[str, Raw] | None:
     return {**recorded.raw, "thresholds": thresholds, "blocks": blocks}
 
 
-def _tiles(recorded: Recorded) -> tuple[BlockFit | None, dict[str, str]]:
+def _tiles(recorded: RecordedSection) -> tuple[BlockFit | None, dict[str, str]]:
     """Return the block model of the trials, if they have one, and the tiles of fmm's own kernel."""
     chip = recorded.device.chip
     found = fit_block_model((*recorded.first_look, *recorded.tuning.trials), chip)
@@ -169,12 +169,12 @@ class RefitResult:
 def _results(path: Path, into: Path, refit: Refit, quiet: bool) -> Iterator[RefitResult]:
     """Write each section in turn; yield its result, and print it unless `quiet`."""
     tunings = TrialFile(trials_path(path)).tunings()
-    for key, types in by_device(some_sections(path)).items():
+    for key, types in group_by_device(required_sections(path)).items():
         after = dict(types)
         for dtype, raw in types.items():
-            tuned, tuning = checked_fully(key, dtype, raw), tuning_of(tunings, key, dtype, raw)
+            tuned, tuning = check_section(key, dtype, raw), tuning_of(tunings, key, dtype, raw)
             first = first_look_trials(tunings, tuning.header) if tuning else ()
-            found = refit(Recorded(key, dtype, raw, tuned, tuning, first)) if tuning else None
+            found = refit(RecordedSection(key, dtype, raw, tuned, tuning, first)) if tuning else None
             result = RefitResult(key, dtype, len(tuning.trials) if tuning else 0, None)
             if found is not None:
                 store.merge_section(into, key, dtype, found)
@@ -199,8 +199,18 @@ def _copy_trials(path: Path, into: Path) -> str:
 
 
 Sections = Mapping[str, Raw]  # of a device, by type
-LEVELS = dict(zip(TAU_NAMES, ("one level", "two levels", "three levels"), strict=True))
-OTHERS = ("calibration", "intervals", "error", "thresholds", "blocks", "noise", "failed", "versions", "conditions")
+LEVEL_NAMES = dict(zip(TAU_NAMES, ("one level", "two levels", "three levels"), strict=True))
+COMPARED_FIELDS = (
+    "calibration",
+    "intervals",
+    "error",
+    "thresholds",
+    "blocks",
+    "noise",
+    "failed",
+    "versions",
+    "conditions",
+)
 
 
 @dataclass(frozen=True)
@@ -211,7 +221,7 @@ class ValueText:
     text: str
 
 
-NONE = ValueText(None, "none")
+NO_VALUE = ValueText(None, "none")
 
 
 @dataclass(frozen=True)
@@ -236,21 +246,21 @@ class Change:
 def section_changes(key: str, dtype: str, before: Sections, after: Sections) -> list[Change]:
     """Return what differs for a type between two states of a device's sections, decisions first."""
     then, now = (dict(_values(key, dtype, sections)) for sections in (before, after))
-    pairs = (Change(name, then.get(name, NONE), now.get(name, NONE)) for name in dict.fromkeys((*then, *now)))
+    pairs = (Change(name, then.get(name, NO_VALUE), now.get(name, NO_VALUE)) for name in dict.fromkeys((*then, *now)))
     return [change for change in pairs if change.before.text != change.after.text]
 
 
 def other_fields(before: Raw, after: Raw) -> list[str]:
     """Return the names of the fields that differ."""
-    return [name for name in OTHERS if before.get(name) != after.get(name)]
+    return [name for name in COMPARED_FIELDS if before.get(name) != after.get(name)]
 
 
 def _values(key: str, dtype: str, sections: Sections) -> Iterator[tuple[str, ValueText]]:
     """Yield each compared value by its name."""
     used = model_in_use(key, dtype, sections)
     diagnostics, known = list(used.tuned.diagnostics), used.tuned.calibration
-    yield "rejected", ValueText(diagnostics, "; ".join(diagnostics)) if diagnostics else NONE
-    yield "margin", NONE if known is None else ValueText(known.margin, f"{known.margin:.1%}")
+    yield "rejected", ValueText(diagnostics, "; ".join(diagnostics)) if diagnostics else NO_VALUE
+    yield "margin", NO_VALUE if known is None else ValueText(known.margin, f"{known.margin:.1%}")
     yield from _gains(dtype, used)
     yield from _thresholds(used.tuned.thresholds)
     for entry in used.tuned.entries.values():
@@ -261,14 +271,14 @@ def _gains(dtype: str, used: ModelInUse) -> Iterator[tuple[str, ValueText]]:
     summary = TypeSummary(dtype, used)
     _, _, start, gain, _ = summary.cells
     yield "faster from side", ValueText(summary.first, start)
-    yield "speedup", ValueText(summary.large.speedup, gain) if summary.large else NONE
+    yield "speedup", ValueText(summary.large.speedup, gain) if summary.large else NO_VALUE
 
 
 def _thresholds(found: Thresholds | None) -> Iterator[tuple[str, ValueText]]:
     for name in ("n1", *TAU_NAMES):
         side = found.value(name) if found else None
-        label = f"{name}, {LEVELS[name]} from side" if name in LEVELS else f"{name}, one level by Equation 3"
-        yield label, ValueText(side, threshold_text(name, side)) if found else NONE
+        label = f"{name}, {LEVEL_NAMES[name]} from side" if name in LEVEL_NAMES else f"{name}, one level by Equation 3"
+        yield label, ValueText(side, threshold_text(name, side)) if found else NO_VALUE
 
 
 def _entry_text(entry: Entry) -> str:

@@ -12,12 +12,19 @@ from typing import Any
 from fmm.config import schema
 from fmm.config.store import write_file
 from fmm.kernels.plans.plan import PlanError
-from fmm.tuner.commands.config_file import add_config, add_json, add_output, by_device, checked_fully, config_sections
-from fmm.tuner.device_registry import rejected_here
+from fmm.tuner.commands.config_file import (
+    add_config,
+    add_json,
+    add_output,
+    check_section,
+    config_sections,
+    group_by_device,
+)
+from fmm.tuner.device_registry import rejection_lines
 from fmm.tuner.findings.model_in_use import model_in_use
-from fmm.tuner.report.case import Case
-from fmm.tuner.report.figures import STYLE, saved_picture
-from fmm.tuner.report.overview import NARROW, WIDE, shown_gains, speedup_of_all_types
+from fmm.tuner.report.case import TypeCase
+from fmm.tuner.report.figures import STYLE, save_figure
+from fmm.tuner.report.overview import NARROW, WIDE, draw_all_types, shown_gains
 from fmm.tuner.report.page import report_page
 from fmm.tuner.report.type_figures import PICTURES, case_pictures, draw_roofline
 from fmm.tuner.trials.record import TrialFile, first_look_trials, tuning_of
@@ -26,16 +33,16 @@ from fmm.tuner.tune import output_path, trials_path
 __all__ = ["PICTURES", "STYLE", "draw_roofline", "tuned_cases", "write_report"]
 
 
-def tuned_cases(path: Path) -> Iterator[Case]:
+def tuned_cases(path: Path) -> Iterator[TypeCase]:
     """Yield every section of a config that has a calibration and trials."""
     tunings = TrialFile(trials_path(path)).tunings()
-    for key, sections in by_device(config_sections(path)).items():
+    for key, sections in group_by_device(config_sections(path)).items():
         for dtype, raw in sections.items():
-            tuned, tuning = checked_fully(key, dtype, raw), tuning_of(tunings, key, dtype, raw)
+            tuned, tuning = check_section(key, dtype, raw), tuning_of(tunings, key, dtype, raw)
             if tuned.calibration is not None and tuning is not None:
                 used = model_in_use(key, dtype, sections)
                 first = first_look_trials(tunings, tuning.header)
-                yield Case(key, dtype, raw, tuned, tuning, tuned.calibration, sections, used, first)
+                yield TypeCase(key, dtype, raw, tuned, tuning, tuned.calibration, sections, used, first)
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -62,7 +69,7 @@ def run_report(options: argparse.Namespace) -> int:
         print(f"fmm-tune report: {error}", file=sys.stderr)
         return 1
     for key, sections in {case.device: case.sections for case in found}.items():
-        for line in rejected_here(sections, key):
+        for line in rejection_lines(sections, key):
             print(line, file=sys.stderr)
     print(
         json.dumps([str(p) for p in written])
@@ -72,7 +79,7 @@ def run_report(options: argparse.Namespace) -> int:
     return 0
 
 
-def write_report(found: Sequence[Case], output: Path) -> list[Path]:
+def write_report(found: Sequence[TypeCase], output: Path) -> list[Path]:
     """Write the page, and every figure as PNG and SVG in a folder beside it; return the paths.
 
     `output` names the page, if it ends in .html, or else the folder of `report.html`.
@@ -86,13 +93,13 @@ def write_report(found: Sequence[Case], output: Path) -> list[Path]:
     gains = shown_gains(found)
 
     def saved(made: Any, name: str) -> str:
-        files, svg = saved_picture(made, drawings / name)
+        files, svg = save_figure(made, drawings / name)
         paths.extend(files)
         return svg
 
     with rc_context(STYLE):
         sizes = ("speedup", WIDE), ("speedup-narrow", NARROW)
-        wide, narrow = (saved(speedup_of_all_types(found, gains, size), name) for name, size in sizes)
+        wide, narrow = (saved(draw_all_types(found, gains, size), name) for name, size in sizes)
         drawn = [
             (case, {name: saved(draw(case), f"{case.device}-{case.dtype}-{name}") for name, draw in own.items()})
             for case, own in ((case, case_pictures(case)) for case in found)

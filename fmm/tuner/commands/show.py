@@ -14,12 +14,12 @@ from fmm.config.schema import ConfigError, Raw, read_thresholds
 from fmm.tuner.commands.config_file import (
     add_config,
     add_json,
-    checked_fully,
-    some_sections,
-    tuned_how,
+    check_section,
+    required_sections,
+    tuning_text,
     with_one_line_errors,
 )
-from fmm.tuner.device_registry import rejected_here
+from fmm.tuner.device_registry import rejection_lines
 from fmm.tuner.findings.model_in_use import device_name, model_in_use
 from fmm.tuner.findings.summary import (
     SectionText,
@@ -32,7 +32,7 @@ from fmm.tuner.findings.summary import (
 from fmm.tuner.report.plan_names import plan_names_table, plans_in
 from fmm.tuner.tune import output_path
 
-SHORT = ("coarse", "quick")  # efforts that the default effort exceeds
+SHORT_EFFORTS = ("coarse", "quick")  # efforts that the default effort exceeds
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -51,7 +51,7 @@ def run_show(options: argparse.Namespace) -> int:
             f"{path}: there is no config; `fmm-tune` writes one. Until then fmm probes a CPU in each process, and uses "
             "the shipped models or the datasheet of a GPU"
         )
-    found = some_sections(path)
+    found = required_sections(path)
     if options.json:
         print(json.dumps([_fields(found, *section) for section in found], indent=1))
         return 0
@@ -59,7 +59,7 @@ def run_show(options: argparse.Namespace) -> int:
     wrong: list[str] = []
     for key, dtype, raw in found:
         try:
-            checked_fully(key, dtype, raw)
+            check_section(key, dtype, raw)
             devices.setdefault(key, {})[dtype] = raw
         except ConfigError as error:
             wrong.append(f"fmm-tune: {path}: {error}")
@@ -77,8 +77,8 @@ def device_lines(key: str, sections: Mapping[str, Raw], path: Path) -> Iterator[
     types = [TypeSummary(dtype, model_in_use(key, dtype, sections)) for dtype in sections]
     names = dict.fromkeys(device_name(key, raw) for raw in sections.values())
     yield f"{', '.join(names)} ({key})"
-    yield from rejected_here(sections, key)
-    short = [dtype for dtype, raw in sections.items() if (raw["tuned"] or {}).get("effort") in SHORT]
+    yield from rejection_lines(sections, key)
+    short = [dtype for dtype, raw in sections.items() if (raw["tuned"] or {}).get("effort") in SHORT_EFFORTS]
     in_force = path.resolve() in {x.resolve() for x in files.search_path(environment.environment_value("FMM_CONFIG"))}
     tables = [speedup_table(types), rejected_table(types), thresholds_of_types(sections.items())]
     for table in (*tables, next_steps(key, types, in_force, str(path), short)):
@@ -86,8 +86,8 @@ def device_lines(key: str, sections: Mapping[str, Raw], path: Path) -> Iterator[
             yield from table.lines
     for dtype, raw in sections.items():
         yield ""
-        yield f"{key}, {dtype} ({device_name(key, raw)}; {tuned_how(raw)})"
-        yield from (f"  {why}" for why in rejected_here({dtype: raw}, key))
+        yield f"{key}, {dtype} ({device_name(key, raw)}; {tuning_text(raw)})"
+        yield from (f"  {why}" for why in rejection_lines({dtype: raw}, key))
         yield from SectionText(raw, dtype, key, sections).lines
     yield ""
 
@@ -104,5 +104,5 @@ def _fields(found: Sequence[tuple[str, str, Raw]], key: str, dtype: str, raw: Ra
         used = model_in_use(key, dtype, {name: raw for device, name, raw in found if device == key})
         answers = TypeSummary(dtype, used).fields
     with suppress(ConfigError):
-        rejected = " ".join(rejected_here({dtype: raw}, key))
+        rejected = " ".join(rejection_lines({dtype: raw}, key))
     return {"device": key, "dtype": dtype, **raw, **shown, "fmm.matmul": answers, "not_used_here": rejected}

@@ -19,18 +19,18 @@ from fmm.problem import Problem
 from fmm.tuner.commands.config_file import (
     add_config,
     add_output,
-    checked_fully,
+    check_section,
     config_sections,
-    some_sections,
+    required_sections,
     with_one_line_errors,
 )
-from fmm.tuner.device_registry import UnknownDeviceError, chosen_devices
+from fmm.tuner.device_registry import UnknownDeviceError, select_devices
 from fmm.tuner.devices.device import Device, Run
 from fmm.tuner.trials.journal import Journal, RoundLimits, paired_speedup
 from fmm.tuner.tune import output_path
 
 SECONDS, ROUNDS = 1.0, 3  # of the measurements of one type
-SLACK = 0.02  # beside the noise, the loss of an entry's lower bound that still counts as the same gain
+ALLOWED_LOSS = 0.02  # beside the noise, the loss of an entry's lower bound that still counts as the same gain
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -53,9 +53,9 @@ def run_verify(options: argparse.Namespace) -> int:
 
 def _check(path: Path) -> int:
     code = 0
-    for key, dtype, raw in some_sections(path):
+    for key, dtype, raw in required_sections(path):
         try:
-            found = checked_fully(key, dtype, raw)
+            found = check_section(key, dtype, raw)
         except ConfigError as error:
             print(f"fmm-tune verify: {path}: {error}", file=sys.stderr)
             code = 1
@@ -72,7 +72,7 @@ def _check(path: Path) -> int:
 
 def _measure(path: Path, device_name: str | None) -> int:
     try:
-        devices = chosen_devices(device_name)
+        devices = select_devices(device_name)
     except UnknownDeviceError as error:
         print(f"fmm-tune verify: {error}", file=sys.stderr)
         return 2
@@ -116,6 +116,6 @@ def measure_entries(journal: Journal, dtype: str, entries: Sequence[Entry]) -> t
             samples = timed.rounds([Run(), run], RoundLimits(ROUNDS if cost <= left else 1))
         left, tried = left - cost, tried + 1
         gain = paired_speedup(samples, Run(), run) if samples[run] else 0.0
-        if gain < max(1.0, entry.low - entry.noise - SLACK):
+        if gain < max(1.0, entry.low - entry.noise - ALLOWED_LOSS):
             return False, f"unverified: {entry.size} has speedup {gain:.3f}, was {entry.text}; tune again"
     return True, f"verified; {tried} of {len(fast)} gains measured again"

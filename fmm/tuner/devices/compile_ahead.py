@@ -21,22 +21,25 @@ from typing import NamedTuple
 
 from fmm.kernels.plans.plan import Plan
 
-MOST = 16  # worker processes
+MAX_WORKERS = 16  # worker processes
 # A size of each kind with its own kernels: sides that every level divides, aligned sides whose blocks are padded, odd
 # sides.
-SIZES = ((4096, 4096, 4096), (5000, 4000, 3000), (4133, 2053, 3001))
-OWN_SIZES = (*((side,) * 3 for side in (1024, 2048, 4096, 8192)), (4133, 2053, 3001))  # each has its own tile size
+COMPILED_SIZES = ((4096, 4096, 4096), (5000, 4000, 3000), (4133, 2053, 3001))
+TILE_KERNEL_SIZES = (
+    *((side,) * 3 for side in (1024, 2048, 4096, 8192)),
+    (4133, 2053, 3001),
+)  # each has its own tile size
 # Each kernel of a level with this many products is a job, named by its label; the slowest compiles first.
-HEAVY = 7**3
-FEW = 7  # most products of a level whose kernels compile first of all
-LABELS = ("join", "split A", "split B")
-WORKER = (sys.executable, "-m", "fmm.tuner.devices.compile_worker")
+HEAVY_PRODUCTS = 7**3
+FIRST_TURN_PRODUCTS = 7  # most products of a level whose kernels compile first of all
+SUM_LABELS = ("join", "split A", "split B")
+WORKER_COMMAND = (sys.executable, "-m", "fmm.tuner.devices.compile_worker")
 
 # The order of compiling kernels and probing plans: quick kernels, fmm's own product kernels, heavy sums.
 SOON, OWN_KERNELS, LAST = TURNS = range(3)
 
 
-class Job(NamedTuple):
+class CompileJob(NamedTuple):
     """Kernels to compile: all of a plan for a size, or the sums with a label."""
 
     dtype: str
@@ -48,22 +51,22 @@ class Job(NamedTuple):
 
 # A type, a level, and whether the level is the last of its plan; or a leaf with fmm's own kernel, and whether sums are
 # inside.
-Place = tuple[str, str, bool]
+KernelPlace = tuple[str, str, bool]
 
 
-def compile_jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterator[Job]:
+def compile_jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterator[CompileJob]:
     """Yield the jobs of all plans: first a first look's kernels of every type, then quick ones, then heavy ones by
     type.
     """
-    seen: set[Place] = set()
+    seen: set[KernelPlace] = set()
     plans = list(plans)
     covering = {t: _covering([p for p in plans if p.is_candidate_for(t)], t, seen) for t in dtypes}
     ranked = [(_compiled_when(p, rank), t, p) for t, found in covering.items() for rank, p in enumerate(found)]
     for _, dtype, plan in sorted(ranked, key=lambda x: x[0]):
         turn = compile_turn(plan)
-        for size in OWN_SIZES if turn == OWN_KERNELS else SIZES:
-            for label in LABELS if turn == LAST else ("",):
-                yield Job(dtype, str(plan), size, label)
+        for size in TILE_KERNEL_SIZES if turn == OWN_KERNELS else COMPILED_SIZES:
+            for label in SUM_LABELS if turn == LAST else ("",):
+                yield CompileJob(dtype, str(plan), size, label)
 
 
 def _compiled_when(plan: Plan, rank: int) -> tuple[bool, int, int]:
@@ -76,20 +79,20 @@ def needed_first(plan: Plan) -> bool:
     """Return True if a first look needs the plan: a batch of few vendor products, or a lone leaf with its own rate."""
     if plan.leaf_use.leaf.rate:
         return not plan.levels
-    light = compile_turn(plan) == SOON and compile_weight(plan) <= FEW
+    light = compile_turn(plan) == SOON and compile_weight(plan) <= FIRST_TURN_PRODUCTS
     return light and plan.batched and len(plan.levels) == 1
 
 
-def call_jobs(calls: Iterable[tuple[str, Plan, tuple[int, int, int]]]) -> Iterator[Job]:
+def call_jobs(calls: Iterable[tuple[str, Plan, tuple[int, int, int]]]) -> Iterator[CompileJob]:
     """Yield the jobs of calls of fmm.matmul by type, plan and size, the slowest first."""
     for dtype, plan, size in sorted(dict.fromkeys(calls), key=lambda call: -compile_weight(call[1])):
-        for label in (*LABELS, "") if compile_turn(plan) == LAST else ("",):
-            yield Job(dtype, str(plan), size, label, True)
+        for label in (*SUM_LABELS, "") if compile_turn(plan) == LAST else ("",):
+            yield CompileJob(dtype, str(plan), size, label, True)
 
 
 def compile_turn(plan: Plan) -> int:
     """Return the turn in which the plan's kernels compile."""
-    if compile_weight(plan) >= HEAVY:
+    if compile_weight(plan) >= HEAVY_PRODUCTS:
         return LAST
     return OWN_KERNELS if has_own_kernel(plan) else SOON
 
@@ -99,7 +102,7 @@ def has_own_kernel(plan: Plan) -> bool:
     return plan.uses_tile_model or bool(plan.leaf_use.leaf.rate)
 
 
-def _covering(plans: Iterable[Plan], dtype: str, seen: set[Place]) -> list[Plan]:
+def _covering(plans: Iterable[Plan], dtype: str, seen: set[KernelPlace]) -> list[Plan]:
     """Return a few plans that together have all levels not yet in `seen`, the quickest to compile first."""
     found: list[Plan] = []
     for plan in sorted(plans, key=lambda p: (compile_turn(p), compile_weight(p))):
@@ -109,9 +112,9 @@ def _covering(plans: Iterable[Plan], dtype: str, seen: set[Place]) -> list[Plan]
     return found
 
 
-def kernel_places(plan: Plan, dtype: str) -> frozenset[Place]:
+def kernel_places(plan: Plan, dtype: str) -> frozenset[KernelPlace]:
     """Return what determines a plan's kernels: each level with its type and place, and a leaf with own kernels."""
-    found: list[Place] = []
+    found: list[KernelPlace] = []
     for step in plan.levels:
         found.append((stored_type(dtype), str(step), step is plan.levels[-1]))
         dtype = step.dtype_below(dtype)
@@ -125,7 +128,7 @@ def compile_weight(plan: Plan) -> int:
     return max((step.products for step in plan.levels), default=1)
 
 
-def _makes(job: Job) -> frozenset[Place]:
+def _makes(job: CompileJob) -> frozenset[KernelPlace]:
     return kernel_places(Plan.parse(job.plan), job.dtype)
 
 
@@ -134,10 +137,12 @@ def stored_type(dtype: str) -> str:
     return "float32" if dtype == "tf32" else dtype
 
 
-class Ahead:
-    """Worker processes that compile jobs in order; `wait` waits for the kernels of a plan."""
+class CompileWorkers:
+    """Worker processes that compile jobs in order; `wait` returns once the kernels of a plan are compiled."""
 
-    def __init__(self, device: int, wanted: Sequence[Job], workers: int, worker: Sequence[str] = WORKER) -> None:
+    def __init__(
+        self, device: int, wanted: Sequence[CompileJob], workers: int, worker: Sequence[str] = WORKER_COMMAND
+    ) -> None:
         self._queue, self._left = deque(wanted), Counter(made for job in wanted for made in _makes(job))
         self._changed = threading.Condition()
         self._claims = tempfile.TemporaryDirectory(prefix="fmm-")
@@ -202,16 +207,16 @@ def _started(command: Sequence[str]) -> subprocess.Popen[str]:
 
 
 @contextmanager
-def compiling_ahead(device: int, dtypes: Sequence[str], plans: Sequence[Plan]) -> Iterator[Ahead]:
+def compile_in_background(device: int, dtypes: Sequence[str], plans: Sequence[Plan]) -> Iterator[CompileWorkers]:
     """Compile the kernels of a tuning in the background."""
-    with working_ahead(device, list(compile_jobs(dict.fromkeys(map(stored_type, dtypes)), plans))) as made:
+    with run_workers(device, list(compile_jobs(dict.fromkeys(map(stored_type, dtypes)), plans))) as made:
         yield made
 
 
 @contextmanager
-def working_ahead(device: int, wanted: Sequence[Job]) -> Iterator[Ahead]:
+def run_workers(device: int, wanted: Sequence[CompileJob]) -> Iterator[CompileWorkers]:
     """Run workers on all processors but two, which the timing needs, until the context ends."""
-    made = Ahead(device, wanted, min(max((os.cpu_count() or 2) - 2, 1), MOST))
+    made = CompileWorkers(device, wanted, min(max((os.cpu_count() or 2) - 2, 1), MAX_WORKERS))
     try:
         yield made
     finally:

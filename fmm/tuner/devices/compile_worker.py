@@ -19,10 +19,10 @@ from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Problem
-from fmm.tuner.devices.compile_ahead import Job
+from fmm.tuner.devices.compile_ahead import CompileJob
 
 
-def launched_kernels(job: Job, chip: Chip) -> Iterator[Kernel]:
+def launched_kernels(job: CompileJob, chip: Chip) -> Iterator[Kernel]:
     """Yield the kernels that a plan launches on a chip; with a label, the sums of that label."""
     plan = Plan.parse(job.plan)
     target = chip_target(chip, flagged=job.flagged and may_create_nonfinite(plan))
@@ -80,7 +80,7 @@ def compile_to_disk(kernel: Kernel, text: str, device: int) -> None:
         cupy.RawModule(code=text, options=kernel.options).compile()
 
 
-def main(arguments: list[str]) -> int:
+def compile_requested_jobs(arguments: list[str]) -> int:
     """Compile jobs until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # end at once, even inside the compiler
     if hasattr(os, "nice"):
@@ -89,7 +89,7 @@ def main(arguments: list[str]) -> int:
     for line in sys.stdin:
         try:
             dtype, plan, size, *how = json.loads(line)
-            for kernel in launched_kernels(Job(dtype, plan, tuple(size), *how), chip_here(device)):
+            for kernel in launched_kernels(CompileJob(dtype, plan, tuple(size), *how), chip_here(device)):
                 if claim_source(text := kernel.source, folder):
                     compile_to_disk(kernel, text, device)
             said = "done"
@@ -100,4 +100,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(compile_requested_jobs(sys.argv[1:]))

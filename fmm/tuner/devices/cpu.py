@@ -32,10 +32,10 @@ from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.runtime.decisions.limits import default_workspace_bytes
 from fmm.runtime.overflow import may_overflow
-from fmm.tuner.devices.device import BEST, EFFORTS, TRIES, Effort, FailedError, Run
+from fmm.tuner.devices.device import EFFORTS, SHORTEST_OF, SHORTEST_SAMPLE, Effort, FailedError, Run
 
-LEAST = 2e-3  # least seconds of a sample: shorter calls are repeated
-ROWS = 8  # checked rows of a result
+MIN_SAMPLE_SECONDS = 2e-3  # least seconds of a sample: shorter calls are repeated
+CHECKED_ROWS = 8  # checked rows of a result
 
 
 class CpuDevice:
@@ -71,16 +71,16 @@ class CpuDevice:
     def memory(self) -> int:
         return default_workspace_bytes(NUMPY, self.threads)
 
-    def untuned(self) -> Calibration:
+    def untuned_model(self) -> Calibration:
         return with_concurrent_products(cpu_calibration(self.threads), self.lanes)
 
-    def known(self, dtype: str) -> Calibration:
-        return self.untuned()
+    def prior_model(self, dtype: str) -> Calibration:
+        return self.untuned_model()
 
     def candidates(self) -> Sequence[Plan]:
         return probed_plans("cpu")
 
-    def peers(self) -> Sequence[Plan]:
+    def vendor_alternatives(self) -> Sequence[Plan]:
         return ()
 
     @property
@@ -108,10 +108,10 @@ class CpuDevice:
             self._normal = (dtype, seed), rng.standard_normal(parts * count, dtype=real).view(dtype)
         return self._normal[1]
 
-    def ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
+    def compile_ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def wait(self, dtype: str, plan: Plan, seconds: float) -> bool:
+    def wait_for_kernels(self, dtype: str, plan: Plan, seconds: float) -> bool:
         return True
 
 
@@ -132,7 +132,7 @@ class CpuSession:
     @cached_property
     def _exact(self) -> tuple[Array, Array]:
         """The indices of the checked rows, and these rows in at least float64."""
-        rows = np.linspace(0, self.problem.m - 1, min(ROWS, self.problem.m)).astype(np.intp)
+        rows = np.linspace(0, self.problem.m - 1, min(CHECKED_ROWS, self.problem.m)).astype(np.intp)
         wide = np.result_type(self.a.dtype, np.float64)
         exact = self.a[rows].astype(wide) @ self.b.astype(wide, copy=False)
         return rows, exact
@@ -144,7 +144,7 @@ class CpuSession:
             call()
         except PlanError as error:
             raise FailedError(str(error)) from None
-        self._repeats[run] = max(int(LEAST / max(time.perf_counter() - start, 1e-7)), 1)
+        self._repeats[run] = max(int(MIN_SAMPLE_SECONDS / max(time.perf_counter() - start, 1e-7)), 1)
         if run.part == "whole" and run.plan != VENDOR:
             self._check(run.plan)
 
@@ -157,7 +157,7 @@ class CpuSession:
             raise FailedError(f"wrong result: error {found:.3g}, at most {allowed:.3g} is expected")
 
     def sample(self, run: Run) -> float:
-        if run.part == BEST:
+        if run.part == SHORTEST_SAMPLE:
             return self._shortest()
         if run.part != "whole":
             return self._part(run)
@@ -171,14 +171,14 @@ class CpuSession:
     def _shortest(self) -> float:
         """Return the shortest of many single products: at some moment no other work ran."""
         found = float("inf")
-        for _ in range(TRIES):
+        for _ in range(SHORTEST_OF):
             start = time.perf_counter()
             matmul(self.a, self.b, out=self.c)
             found = min(found, time.perf_counter() - start)
         return found
 
     def _call(self, run: Run) -> Callable[[], Any]:
-        if run.part not in ("whole", BEST):
+        if run.part not in ("whole", SHORTEST_SAMPLE):
             return partial(self._part, run)
         if (
             self.problem.writes_triangle

@@ -17,6 +17,7 @@ from typing import Any
 import cupy
 import numpy as np
 
+from fmm.config.environment import vendor_variables
 from fmm.config.files import shipped_model
 from fmm.config.identity import Identity
 from fmm.dtypes import DTYPES
@@ -29,15 +30,15 @@ from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Layout, Layouts, Problem
 from fmm.runtime import devices
 from fmm.runtime.device_backend import DeviceBackend, record_for_device
-from fmm.tuner.devices.compile_ahead import Ahead, compiling_ahead
-from fmm.tuner.devices.device import BEST, GPU_EFFORTS, TRIES, Effort, FailedError, Run
+from fmm.tuner.devices.compile_ahead import CompileWorkers, compile_in_background
+from fmm.tuner.devices.device import GPU_EFFORTS, SHORTEST_OF, SHORTEST_SAMPLE, Effort, FailedError, Run
 
-LEAST = 5.0  # least milliseconds of a sample: shorter runs are repeated
+MIN_SAMPLE_MILLISECONDS = 5.0  # least milliseconds of a sample: shorter runs are repeated
 # An idle device first runs faster than its power limit allows for long (5 to 10 % on an H200). After IDLE seconds it is
 # therefore kept busy for HEAT milliseconds before a sample.
 IDLE, HEAT = 0.004, 40.0
-ROWS = 16  # checked rows of a result
-PARTS: Mapping[str, StepKind] = {"sums": "sums", "products": "product"}
+CHECKED_ROWS = 16  # checked rows of a result
+STEPS_OF_PART: Mapping[str, StepKind] = {"sums": "sums", "products": "product"}
 
 
 class CudaDevice:
@@ -45,7 +46,7 @@ class CudaDevice:
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self._ahead: Ahead | None = None
+        self._ahead: CompileWorkers | None = None
 
     @cached_property
     def identity(self) -> Identity:
@@ -59,6 +60,8 @@ class CudaDevice:
     def conditions(self) -> Mapping[str, Any]:
         facts = cupy.cuda.runtime.getDeviceProperties(self.index)
         found = {"uuid": bytes(facts["uuid"]).hex() if "uuid" in facts else "", "memory": facts["totalGlobalMem"]}
+        if variables := vendor_variables():  # without them cuBLAS multiplies as usual
+            found["vendor_variables"] = variables
         with suppress(Exception):  # not every machine has nvidia-smi
             found |= _clocks(self.index)
         return found
@@ -74,21 +77,21 @@ class CudaDevice:
             pool = cupy.get_default_memory_pool()
             return int(0.9 * (free + pool.total_bytes() - pool.used_bytes()))
 
-    def untuned(self) -> Calibration:
+    def untuned_model(self) -> Calibration:
         """Return the datasheet's model; for an unknown device, numbers that the first measurements replace."""
         if (known := devices.cuda_device(self.index).guess) is not None:
             return known
         rates = {t: Rate(1e13, 1e6, 32.0) for t in DTYPES}
         return Calibration(self.identity.name, "unknown", MappingProxyType(rates), 1e12, 4e6, 4e-6, batches=True)
 
-    def known(self, dtype: str) -> Calibration:
+    def prior_model(self, dtype: str) -> Calibration:
         """Return the shipped model of other cards of this name, else the untuned one."""
-        return shipped_model(self.identity, dtype) or self.untuned()
+        return shipped_model(self.identity, dtype) or self.untuned_model()
 
     def candidates(self) -> Sequence[Plan]:
         return probed_plans("cuda")
 
-    def peers(self) -> Sequence[Plan]:
+    def vendor_alternatives(self) -> Sequence[Plan]:
         return peer_plans("cuda")
 
     @property
@@ -106,14 +109,14 @@ class CudaDevice:
                 cupy.get_default_memory_pool().free_all_blocks()
 
     @contextmanager
-    def ahead(self, dtypes: Sequence[str]) -> Iterator[None]:
-        with compiling_ahead(self.index, dtypes, self.candidates()) as self._ahead:
+    def compile_ahead(self, dtypes: Sequence[str]) -> Iterator[None]:
+        with compile_in_background(self.index, dtypes, self.candidates()) as self._ahead:
             try:
                 yield
             finally:
                 self._ahead = None
 
-    def wait(self, dtype: str, plan: Plan, seconds: float) -> bool:
+    def wait_for_kernels(self, dtype: str, plan: Plan, seconds: float) -> bool:
         return self._ahead is None or self._ahead.wait(dtype, plan, seconds)
 
 
@@ -139,7 +142,7 @@ class CudaSession:
         self.problem = problem
         self.backend = DeviceBackend()
         cupy.random.seed(seed)
-        self.operands = Operands(problem.size, problem.dtype, ROWS, problem.writes_triangle)
+        self.operands = Operands(problem.size, problem.dtype, CHECKED_ROWS, problem.writes_triangle)
         self.laid_out = Problem(*problem.size, problem.dtype, operand_layouts(problem), op=problem.op)
         self.sets = self.operands.sets
         self.workspace = cupy.empty(1, cupy.uint8)
@@ -156,10 +159,10 @@ class CudaSession:
             self._play(whole, 0)  # fills the workspace with numbers, for the parts
             if run.part == "whole" and run.plan != VENDOR:
                 self._check(run.plan)
-            kept = PARTS.get(run.part)
+            kept = STEPS_OF_PART.get(run.part)
             steps = tuple(step for step in whole.steps if not isinstance(step, StreamSync) and step.does == kept)
             self._launches[run] = whole if kept is None else replace(whole, steps=steps, streams=(0,) * len(steps))
-            self._repeats[run] = max(int(LEAST / max(self._milliseconds(run, 2), 1e-3)), 1)
+            self._repeats[run] = max(int(MIN_SAMPLE_MILLISECONDS / max(self._milliseconds(run, 2), 1e-3)), 1)
         except cupy.cuda.memory.OutOfMemoryError as error:
             raise FailedError(f"out of memory: {error}") from None
         except Exception as error:  # any failure of a plan is a row of the trials
@@ -168,8 +171,8 @@ class CudaSession:
     def sample(self, run: Run) -> float:
         if time.perf_counter() - self._busy > IDLE:
             self._heat(run)
-        if run.part == BEST:
-            found = min(self._milliseconds(run, 1) for _ in range(TRIES))
+        if run.part == SHORTEST_SAMPLE:
+            found = min(self._milliseconds(run, 1) for _ in range(SHORTEST_OF))
         else:
             found = self._milliseconds(run, self._repeats[run])
         self._busy = time.perf_counter()
@@ -211,9 +214,9 @@ def event_milliseconds(call: Callable[[int], object], repeats: int) -> float:
     return float(cupy.cuda.get_elapsed_time(start, stop)) / repeats
 
 
-FOOTPRINT = 192 << 20  # bytes of all sets: larger than any cache
-SETS = 8
-STEP = 2048  # rows of B that are converted at a time
+OPERAND_BYTES = 192 << 20  # bytes of all sets: larger than any cache
+MAX_OPERAND_SETS = 8
+CONVERTED_ROWS = 2048  # rows of B that are converted at a time
 
 
 class Operands:
@@ -227,7 +230,7 @@ class Operands:
         self.kind = "float32" if dtype == "tf32" else dtype
         storage = stored_type(self.kind)
         each = (m * k + k * n + m * n) * np.dtype(storage).itemsize
-        count = min(max(FOOTPRINT // each, 1), SETS)
+        count = min(max(OPERAND_BYTES // each, 1), MAX_OPERAND_SETS)
         lefts = [random_normal((m, k), self.kind) for _ in range(count)]
         rights = [a.conj().T if adjoint else random_normal((k, n), self.kind) for a in lefts]
         self.sets = [(a, b, cupy.empty((m, n), storage)) for a, b in zip(lefts, rights, strict=True)]
@@ -240,8 +243,8 @@ class Operands:
         rows = cupy.asarray(np.linspace(0, len(a) - 1, self._rows).astype(np.int64))
         left = double_precision(a[rows], self.kind)
         exact = cupy.zeros((len(rows), c.shape[1]), left.dtype)
-        for row in range(0, len(b), STEP):
-            exact += left[:, row : row + STEP] @ double_precision(b[row : row + STEP], self.kind)
+        for row in range(0, len(b), CONVERTED_ROWS):
+            exact += left[:, row : row + CONVERTED_ROWS] @ double_precision(b[row : row + CONVERTED_ROWS], self.kind)
         return rows, exact
 
     def errors(self) -> tuple[float, float]:

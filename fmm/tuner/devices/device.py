@@ -20,8 +20,8 @@ from fmm.perfmodel.predict import predict_from_work
 from fmm.perfmodel.work import Work, counted_work
 from fmm.problem import Problem
 
-BEST = "best"  # a part: the shortest of TRIES samples, the time on a quiet device
-TRIES = 15
+SHORTEST_SAMPLE = "best"  # a part: the shortest of TRIES samples, the time on a quiet device
+SHORTEST_OF = 15
 
 
 class Run(NamedTuple):
@@ -72,29 +72,29 @@ class Device(Protocol):
     def memory(self) -> int:
         """Bytes for operands and workspace."""
 
-    def untuned(self) -> Calibration:
+    def untuned_model(self) -> Calibration:
         """Return the model before any measurement."""
 
-    def known(self, dtype: str) -> Calibration:
+    def prior_model(self, dtype: str) -> Calibration:
         """Return the best known model of such devices for a type, before this device is measured."""
 
     def candidates(self) -> Sequence[Plan]:
         """Return the plans to probe, the vendor first."""
 
-    def peers(self) -> Sequence[Plan]:
+    def vendor_alternatives(self) -> Sequence[Plan]:
         """Return the vendor's other products: a plan must beat these too."""
 
     def open(self, problem: Problem, seed: int) -> AbstractContextManager[Session]:
         """Open a session on a problem with random operands of a seed."""
 
-    def ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
+    def compile_ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
         """Compile the kernels of the candidates of these types in the background while this is open."""
 
-    def wait(self, dtype: str, plan: Plan, seconds: float) -> bool:
+    def wait_for_kernels(self, dtype: str, plan: Plan, seconds: float) -> bool:
         """Wait until the kernels of a plan are compiled; return False after this many seconds."""
 
 
-FEWEST = 4  # the least number of held-out shapes
+MIN_HELD_OUT_SHAPES = 4  # the least number of held-out shapes
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Effort:
         """
         if seconds >= self.seconds or self.look:
             return self
-        held_out = max(round(self.held_out * seconds / self.seconds), min(FEWEST, self.held_out))
+        held_out = max(round(self.held_out * seconds / self.seconds), min(MIN_HELD_OUT_SHAPES, self.held_out))
         return replace(self, seconds=seconds, held_out=held_out)
 
 
@@ -155,7 +155,7 @@ def cached_work(plan: Plan, problem: Problem) -> Work:
 def formula_seconds(run: Run, problem: Problem, counts: Work, calibration: Calibration) -> float:
     """Return the model's seconds for a run, or for its timed part."""
     found = predict_from_work(run.plan, problem, counts, calibration)
-    if run.part in ("whole", BEST):
+    if run.part in ("whole", SHORTEST_SAMPLE):
         return found.seconds
     if calibration.lanes > 1:  # the workers are timed without their start
         return found.sums if run.part == "sums" else found.products

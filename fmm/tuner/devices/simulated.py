@@ -21,10 +21,10 @@ from fmm.perfmodel.default_calibration import cpu_calibration, with_concurrent_p
 from fmm.perfmodel.work import counted_work
 from fmm.problem import Problem
 from fmm.tuner.devices.device import (
-    BEST,
     EFFORTS,
     GPU_EFFORTS,
-    TRIES,
+    SHORTEST_OF,
+    SHORTEST_SAMPLE,
     Effort,
     FailedError,
     Run,
@@ -51,30 +51,30 @@ class RecordedDevice:
     def efforts(self) -> Mapping[str, Effort]:
         return GPU_EFFORTS if self.guess.batches else EFFORTS
 
-    def untuned(self) -> Calibration:
+    def untuned_model(self) -> Calibration:
         return self.guess
 
-    def known(self, dtype: str) -> Calibration:
+    def prior_model(self, dtype: str) -> Calibration:
         """Return the shipped model of such a GPU, else the guess."""
         return (shipped_model(self.identity, dtype) if self.guess.batches else None) or self.guess
 
     def candidates(self) -> Sequence[Plan]:
         return probed_plans("cuda" if self.guess.batches else "cpu")
 
-    def peers(self) -> Sequence[Plan]:
+    def vendor_alternatives(self) -> Sequence[Plan]:
         return peer_plans("cuda") if self.guess.batches else ()
 
     def open(self, problem: Problem, seed: int) -> AbstractContextManager[Session]:
         raise FailedError("nothing can be measured: only what was recorded is at hand")
 
-    def ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
+    def compile_ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def wait(self, dtype: str, plan: Plan, seconds: float) -> bool:
+    def wait_for_kernels(self, dtype: str, plan: Plan, seconds: float) -> bool:
         return False
 
 
-TRUTH = Calibration(
+SIMULATED_CALIBRATION = Calibration(
     "fake",
     "by definition",
     MappingProxyType({"float64": Rate(1.1e11, 50.0**2, 20.0), "float32": Rate(2.3e11, 70.0**2, 30.0)}),
@@ -82,19 +82,19 @@ TRUTH = Calibration(
     small=3e5,
     launch=3e-5,
 )
-SIMULATED = Identity("cpu-fake-2t", "a fake CPU", MappingProxyType({"numpy": "0", "blas": "fake 0"}))
+SIMULATED_IDENTITY = Identity("cpu-fake-2t", "a fake CPU", MappingProxyType({"numpy": "0", "blas": "fake 0"}))
 
 
 @dataclass
 class SimulatedDevice:
     """Times are the formula's with lognormal noise; `real_time` is the share of the time that really passes."""
 
-    truth: Calibration = TRUTH
+    truth: Calibration = SIMULATED_CALIBRATION
     noise: float = 0.01
     seed: int = 0
     real_time: float = 0.0
     broken: frozenset[str] = frozenset()  # plans that fail
-    identity: Identity = SIMULATED
+    identity: Identity = SIMULATED_IDENTITY
     conditions: Mapping[str, Any] = field(default_factory=lambda: {"load": 0.0})
     memory: int = 1 << 34
     also: Mapping[str, float] = field(default_factory=dict)  # the vendor's other leaves: share of its time
@@ -107,18 +107,18 @@ class SimulatedDevice:
     def dtypes(self) -> Sequence[str]:
         return tuple(reversed(list(self.truth.rates)))
 
-    def untuned(self) -> Calibration:
+    def untuned_model(self) -> Calibration:
         return with_concurrent_products(
             replace(cpu_calibration(2), name=self.identity.name, batches=self.gpu), self.truth.lanes
         )
 
-    def known(self, dtype: str) -> Calibration:
-        return self.before or self.untuned()
+    def prior_model(self, dtype: str) -> Calibration:
+        return self.before or self.untuned_model()
 
     def candidates(self) -> Sequence[Plan]:
         return probed_plans("cuda" if self.gpu else "cpu")
 
-    def peers(self) -> Sequence[Plan]:
+    def vendor_alternatives(self) -> Sequence[Plan]:
         return [Plan.parse(leaf) for leaf in self.also]
 
     @property
@@ -129,10 +129,10 @@ class SimulatedDevice:
     def open(self, problem: Problem, seed: int) -> Iterator[SimulatedSession]:
         yield SimulatedSession(self, problem, random.Random(repr((self.seed, problem.size, problem.dtype, seed))))
 
-    def ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
+    def compile_ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def wait(self, dtype: str, plan: Plan, seconds: float) -> bool:
+    def wait_for_kernels(self, dtype: str, plan: Plan, seconds: float) -> bool:
         return True
 
 
@@ -148,8 +148,8 @@ class SimulatedSession:
 
     def sample(self, run: Run) -> float:
         self.device.asked += 1
-        if run.part == BEST:
-            return min(self._seconds(Run(run.plan)) for _ in range(TRIES))
+        if run.part == SHORTEST_SAMPLE:
+            return min(self._seconds(Run(run.plan)) for _ in range(SHORTEST_OF))
         seconds = self._seconds(run)
         if self.device.real_time:
             time.sleep(seconds * self.device.real_time)

@@ -61,7 +61,7 @@ def conclude_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
         return None
     device, trials = journal.device, usable_trials(journal, dtype)
     fits = [fit_trials(device, trials, dtype)]
-    if len(trials) > len(journal.recorded) and device.known(dtype) != device.untuned():
+    if len(trials) > len(journal.recorded) and device.prior_model(dtype) != device.untuned_model():
         fits.append(scale_by_trials(device, trials, dtype))
     noise, models = noise_floor(trials), [check_fit(fit, device, trials, dtype) for fit in fits]
     best = min(range(len(fits)), key=lambda i: (bool(models[i].diagnostics), models[i].model_error))
@@ -99,7 +99,7 @@ def model_so_far(journal: Journal, dtype: str) -> Calibration:
 
 def with_unmeasured_rates(fitted: fitting.Fit, device: Device, trials: Sequence[Trial]) -> Calibration:
     """Return a fitted model with the assumed rates of unmeasured leaves, as decisions use it."""
-    return add_unmeasured_rates(fitted.calibration, device.untuned(), failed_rates(trials))
+    return add_unmeasured_rates(fitted.calibration, device.untuned_model(), failed_rates(trials))
 
 
 def usable_trials(journal: Journal, dtype: str) -> tuple[Trial, ...]:
@@ -123,13 +123,13 @@ def fit_trials(device: Device, trials: Sequence[Trial], dtype: str) -> fitting.F
     observed = tuple(fitting.observed_medians(trials, FITTED_STAGES))
     if fitting.has_few_plans(observed):
         return scale_by_trials(device, trials, dtype)
-    return _fitted(starting_calibration(device.untuned(), dtype), dtype, observed)
+    return _fitted(starting_calibration(device.untuned_model(), dtype), dtype, observed)
 
 
 def scale_by_trials(device: Device, trials: Sequence[Trial], dtype: str) -> fitting.Fit:
     """Return the model of this kind of device, scaled to the measured rates: the result of a first look."""
     observed = fitting.observed_medians(trials, FITTED_STAGES)
-    return fitting.scale_calibration(starting_calibration(device.known(dtype), dtype), dtype, observed)
+    return fitting.scale_calibration(starting_calibration(device.prior_model(dtype), dtype), dtype, observed)
 
 
 @lru_cache(maxsize=8)

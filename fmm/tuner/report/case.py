@@ -26,11 +26,11 @@ from fmm.tuner.trials.record import DEFAULT_OPERATION, RecordedTuning, Trial
 
 NO_LIMIT = 1 << 62
 MAP_LEAST, MAP_ENOUGH, MAP_POINTS, MAP_ROUND = 256, 16384, 49, 128  # sides of the map: first, last, number, multiple
-REACH = 2.0  # predictions are shown up to this multiple of the largest measured side
+SHOWN_SIDE_RATIO = 2.0  # predictions are shown up to this multiple of the largest measured side
 
 
 @dataclass(frozen=True)
-class Case:
+class TypeCase:
     """One element type of one device: its section of the config, and the trials that led to the section."""
 
     device: str
@@ -91,7 +91,7 @@ class Case:
     @cached_property
     def curve(self) -> list[tuple[int, float]]:
         """Side and speedup of the model's choice for squares, up to REACH times the measured sides."""
-        return self.curve_to(REACH * self.largest)
+        return self.curve_to(SHOWN_SIDE_RATIO * self.largest)
 
     def curve_to(self, last: float) -> list[tuple[int, float]]:
         """Return side and speedup of the model's choice for squares up to a side."""
@@ -100,10 +100,10 @@ class Case:
     @cached_property
     def map(self) -> tuple[list[int], dict[tuple[int, int], Plan]]:
         """The sides of the map, and the plan at each pair of their indices: m = n first, k second."""
-        last = max(self.largest, min(REACH * self.largest, MAP_ENOUGH), 2 * MAP_LEAST)
+        last = max(self.largest, min(SHOWN_SIDE_RATIO * self.largest, MAP_ENOUGH), 2 * MAP_LEAST)
         some = np.geomspace(MAP_LEAST, last, MAP_POINTS)
         sides = sorted({int(side // MAP_ROUND * MAP_ROUND) for side in some})  # other sides would show their alignment
-        return sides, mapped(lambda i, j: self.choice(sides[i], sides[j], sides[i]).plan, len(sides))
+        return sides, map_choices(lambda i, j: self.choice(sides[i], sides[j], sides[i]).plan, len(sides))
 
     @cached_property
     def speedups(self) -> list[tuple[Problem, Plan, float, float, float]]:
@@ -137,10 +137,10 @@ def round_sides(low: float, high: float) -> list[int]:
     return [side for side in every if low <= side <= high]
 
 
-BLOCK = 8  # points along a block
+BLOCK_POINTS = 8  # points along a block
 
 
-def mapped(chosen: Callable[[int, int], Any], count: int) -> dict[tuple[int, int], Any]:
+def map_choices(chosen: Callable[[int, int], Any], count: int) -> dict[tuple[int, int], Any]:
     """Return the choice at each of count x count points, from few evaluations.
 
     A block whose corners agree is uniform; any other is split into four. Borders are exact; islands smaller than a
@@ -162,7 +162,7 @@ def mapped(chosen: Callable[[int, int], Any], count: int) -> dict[tuple[int, int
                 for y in _split_range(j):
                     fill(x, y)
 
-    edges = sorted({*range(0, count, BLOCK), count - 1})
+    edges = sorted({*range(0, count, BLOCK_POINTS), count - 1})
     blocks = [range(low, high + 1) for low, high in pairwise(edges)] or [range(count)]
     for i in blocks:
         for j in blocks:

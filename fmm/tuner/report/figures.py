@@ -37,16 +37,16 @@ STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fmm",  # reproducible files
 }
-MOST_TICKS = 6
-DOTS = 150  # dots per inch of a PNG file
-ROW = 0.165  # inches of a legend's row
-LETTERS = 72  # letters of a legend's row
-DETAIL = (5.2, 3.4)  # inches; two figures share a row on a screen
-LINE = 0.045  # height of a line of small text, as a share of the figure's
-BROAD = 32  # letters of a label's line beside the axes
+MAX_TICKS = 6
+DOTS_PER_INCH = 150  # dots per inch of a PNG file
+LEGEND_ROW_INCHES = 0.165  # inches of a legend's row
+LEGEND_ROW_LETTERS = 72  # letters of a legend's row
+DETAIL_SIZE = (5.2, 3.4)  # inches; two figures share a row on a screen
+TEXT_LINE_HEIGHT = 0.045  # height of a line of small text, as a share of the figure's
+LABEL_LETTERS = 32  # letters of a label's line beside the axes
 
 
-def new_figure(width: float = DETAIL[0], height: float = DETAIL[1], columns: int = 1) -> tuple[Any, Any]:
+def new_figure(width: float = DETAIL_SIZE[0], height: float = DETAIL_SIZE[1], columns: int = 1) -> tuple[Any, Any]:
     """Return a figure and its axes."""
     from matplotlib.figure import Figure
 
@@ -62,12 +62,12 @@ def legend_name(plan: Plan) -> str:
 def legend_below(made: Any, *parts: Any) -> None:
     """Add the legend below the axes, in two columns if the names are short, and enlarge the figure by its height."""
     handles, names = ([x for axes in parts for x in axes.get_legend_handles_labels()[i]] for i in (0, 1))
-    columns = 2 if 2 * max(map(len, names), default=0) < LETTERS else 1
-    made.set_figheight(made.get_figheight() + ROW * -(-len(names) // columns))
+    columns = 2 if 2 * max(map(len, names), default=0) < LEGEND_ROW_LETTERS else 1
+    made.set_figheight(made.get_figheight() + LEGEND_ROW_INCHES * -(-len(names) // columns))
     made.legend(handles, names, loc="outside lower left", ncols=columns, fontsize=7.5, columnspacing=1.2)
 
 
-def saved_picture(made: Any, stem: Path) -> tuple[list[Path], str]:
+def save_figure(made: Any, stem: Path) -> tuple[list[Path], str]:
     """Write a figure as PNG and SVG; return the paths and the SVG's text.
 
     The canvases are used directly: `savefig` draws everything twice and repeats the layout for each file.
@@ -75,7 +75,7 @@ def saved_picture(made: Any, stem: Path) -> tuple[list[Path], str]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     png, svg = (stem.parent / f"{stem.name}.{kind}" for kind in ("png", "svg"))
-    made.set_dpi(DOTS)
+    made.set_dpi(DOTS_PER_INCH)
     pixels = io.BytesIO()
     FigureCanvasAgg(made).print_png(pixels)  # type: ignore[no-untyped-call]
     write_file(png, pixels.getvalue())
@@ -102,7 +102,7 @@ def svg_text(made: Any, salt: str) -> str:
     )
 
 
-def named_at_right(
+def label_at_right(
     axes: Any, points: Sequence[tuple[float, float, str]], colours: Mapping[str, str] = MappingProxyType({})
 ) -> None:
     """Add labels in a column at the right, ordered by height, each with a line to its point."""
@@ -110,7 +110,9 @@ def named_at_right(
         return
     axes.autoscale_view()  # the limits are needed now
     ordered = sorted(points, key=lambda x: (x[1], -x[0]))
-    names = ["\n".join(wrap(name, BROAD, break_long_words=False, break_on_hyphens=False)) for *_, name in ordered]
+    names = [
+        "\n".join(wrap(name, LABEL_LETTERS, break_long_words=False, break_on_hyphens=False)) for *_, name in ordered
+    ]
     heights = axes.transAxes.inverted().transform(axes.transData.transform([p[:2] for p in ordered]))[:, 1]
     places = _spread(heights, [1 + name.count("\n") for name in names])
     for (x, y, plain), name, height in zip(ordered, names, places, strict=True):
@@ -123,13 +125,13 @@ def named_at_right(
 def _spread(heights: Any, lines: Sequence[int]) -> Any:
     """Return rising heights moved apart by the height of their lines of text, within 0 and 1."""
     gaps = np.array([0.0, *((a + b) / 2 for a, b in pairwise(lines))])
-    steps = np.cumsum(gaps) * min(LINE, 1 / max(gaps.sum(), 1.0))
+    steps = np.cumsum(gaps) * min(TEXT_LINE_HEIGHT, 1 / max(gaps.sum(), 1.0))
     lowest = np.maximum.accumulate(heights - steps)
     highest = np.minimum.accumulate((heights - steps)[::-1])[::-1]
     return np.clip((lowest + highest) / 2, 0, 1 - steps[-1]) + steps
 
 
-def plain_sides(axes: Any, most: int = MOST_TICKS) -> None:
+def set_side_ticks(axes: Any, most: int = MAX_TICKS) -> None:
     """Set ticks at powers of two on logarithmic axes of sides, at most `most` so that none overlap."""
     from matplotlib.ticker import FixedLocator, NullLocator
 

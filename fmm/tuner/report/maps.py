@@ -9,7 +9,7 @@ import numpy as np
 
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.problem import Problem
-from fmm.tuner.report.case import Case
+from fmm.tuner.report.case import TypeCase
 from fmm.tuner.report.figures import (
     BLACK,
     LIGHT,
@@ -18,13 +18,13 @@ from fmm.tuner.report.figures import (
     legend_below,
     legend_name,
     new_figure,
-    plain_sides,
+    set_side_ticks,
 )
 
-FAR = 2.0  # the largest ratio of m and n of a point on the map
+MAX_SIDE_RATIO = 2.0  # the largest ratio of m and n of a point on the map
 
 
-def winning_plans(case: Case) -> Any:
+def draw_plan_map(case: TypeCase) -> Any:
     """Return the map: areas are the model's choice for m x k by k x m, points the fastest measured plan of a shape."""
     from matplotlib.colors import BoundaryNorm, ListedColormap
 
@@ -40,7 +40,7 @@ def winning_plans(case: Case) -> Any:
     for plan, colour in coloured.items():
         name = f"{len(met.keys() - coloured.keys())} other plans" if plan is None else legend_name(plan)
         axes.plot([], [], "s", ms=8, color=colour, label=name)
-    best = {p: plan for p, plan in fastest_measured(case).items() if 1 / FAR < p.m / p.n < FAR}
+    best = {p: plan for p, plan in fastest_measured(case).items() if 1 / MAX_SIDE_RATIO < p.m / p.n < MAX_SIDE_RATIO}
     points = _points_coloured(Counter(best.values()), coloured)
     for problem, plan in best.items():
         where = (problem.m * problem.n) ** 0.5, problem.k
@@ -52,11 +52,11 @@ def winning_plans(case: Case) -> Any:
     axes.set(xscale="log", yscale="log", xlabel="m = n", ylabel="k")
     axes.set_title("The fastest plan: predicted and measured")
     legend_below(made, axes)
-    plain_sides(axes)
+    set_side_ticks(axes)
     return made
 
 
-def fastest_measured(case: Case) -> dict[Problem, Plan]:
+def fastest_measured(case: TypeCase) -> dict[Problem, Plan]:
     """Return the fastest measured plan of every shape, the vendor if no plan beat it."""
     found: dict[Problem, tuple[float, Plan]] = {}
     for problem, plan, speedup, *_ in case.speedups:

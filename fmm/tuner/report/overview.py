@@ -20,10 +20,10 @@ from fmm.tuner.findings.model_in_use import (
     skip_reason,
 )
 from fmm.tuner.findings.summary import vendor_name
-from fmm.tuner.report.case import REACH, Case
-from fmm.tuner.report.figures import BLACK, GREY, MARKERS, PLAN_COLOURS, named_at_right, new_figure, plain_sides
+from fmm.tuner.report.case import SHOWN_SIDE_RATIO, TypeCase
+from fmm.tuner.report.figures import BLACK, GREY, MARKERS, PLAN_COLOURS, label_at_right, new_figure, set_side_ticks
 
-SIDES = tuple(1024 << i for i in range(7))
+TABLE_SIDES = tuple(1024 << i for i in range(7))
 MEASURED, PREDICTED, LEFT = "measured", "predicted", "vendor"
 BEYOND = "beyond"  # predicted beyond REACH times the largest measured side
 
@@ -46,41 +46,41 @@ class Gain:
     beside: int = 0  # rows beyond the side of its column
 
 
-def shown_gains(cases: Sequence[Case]) -> list[Gain]:
+def shown_gains(cases: Sequence[TypeCase]) -> list[Gain]:
     """Return the speedups of all types on the shown sides: products, and measured triangles (gram)."""
     found: list[Gain] = []
     for case in cases:
-        products, grams = ([g for side in SIDES if (g := at(case, side))] for at in (gain_at, gram_gain_at))
-        beyond = [] if won_by(products, case.dtype) else gains_beyond(case, products)
-        found += [*products, *beyond, *odd_sides(case), *grams]
+        products, grams = ([g for side in TABLE_SIDES if (g := at(case, side))] for at in (gain_at, gram_gain_at))
+        beyond = [] if product_gains(products, case.dtype) else gains_beyond(case, products)
+        found += [*products, *beyond, *odd_side_gains(case), *grams]
     return found
 
 
-def won_by(gains: Sequence[Gain], dtype: str) -> list[Gain]:
+def product_gains(gains: Sequence[Gain], dtype: str) -> list[Gain]:
     """Return the speedups of a type on round sides where a plan multiplies."""
     own = (gain for gain in gains if gain.op == "product" and gain.dtype == dtype and not gain.beside)
     return [gain for gain in own if gain.kind != LEFT]
 
 
-def odd_sides(case: Case) -> list[Gain]:
+def odd_side_gains(case: TypeCase) -> list[Gain]:
     """Return the speedups on odd sides, for a type whose vendor is slow on odd sides."""
     if case.tuned.trusted is None or not case.choosing.batches or not gaining_odd_sides(case.choosing, case.dtype):
         return []
-    found = (gain_at(case, side + 1) for side in SIDES if side + 1 in ODD_SIDES)
+    found = (gain_at(case, side + 1) for side in TABLE_SIDES if side + 1 in ODD_SIDES)
     return [replace(gain, beside=1) for gain in found if gain]
 
 
-def gains_beyond(case: Case, shown: Sequence[Gain]) -> list[Gain]:
+def gains_beyond(case: TypeCase, shown: Sequence[Gain]) -> list[Gain]:
     """Return the first two sides that gain, for a type that gains only beyond all measured sides."""
     if case.tuned.trusted is None:
         return []
     last = max((gain.side for gain in shown), default=0)
-    found = [(side, case.choice(side, side, side)) for side in SIDES if side > last]
+    found = [(side, case.choice(side, side, side)) for side in TABLE_SIDES if side > last]
     gains = [(side, best.plan, 1 / best.time) for side, best in found if best.plan != VENDOR][:2]
     return [_gain(case, side, BEYOND, plan, (gain, gain, gain)) for side, plan, gain in gains]
 
 
-def gram_gain_at(case: Case, side: int) -> Gain | None:
+def gram_gain_at(case: TypeCase, side: int) -> Gain | None:
     """Return the speedup of a matrix times its adjoint by a trusted entry."""
     known = case.tuned.entry((side, side, side), op="gram")
     if known is None:
@@ -90,10 +90,10 @@ def gram_gain_at(case: Case, side: int) -> Gain | None:
     return _gain(case, side, kind, plan, (entry.speedup, entry.low, entry.high), "gram")
 
 
-def gain_at(case: Case, side: int) -> Gain | None:
+def gain_at(case: TypeCase, side: int) -> Gain | None:
     """Return the entry of a square if fmm.matmul uses it, else the model's choice; None beyond the timed sides."""
     known = case.tuned.entry((side, side, side))
-    if known is None and (side > REACH * case.largest or case.tuned.trusted is None):
+    if known is None and (side > SHOWN_SIDE_RATIO * case.largest or case.tuned.trusted is None):
         return None
     best = case.choice(side, side, side)
     predicted = 1 / best.time
@@ -107,7 +107,7 @@ def gain_at(case: Case, side: int) -> Gain | None:
 
 
 def _gain(
-    case: Case,
+    case: TypeCase,
     side: int,
     kind: str,
     plan: Plan,
@@ -128,12 +128,12 @@ def gains_frame(gains: Sequence[Gain]) -> Any:
     return pandas.DataFrame([vars(gain) for gain in gains], columns=list(Gain.__dataclass_fields__))
 
 
-def vendor_of(cases: Sequence[Case]) -> str:
+def vendor_name_of(cases: Sequence[TypeCase]) -> str:
     """Return the vendor's name."""
     return vendor_name(cases[0].calibration) if cases else "the vendor"
 
 
-def largest_timed(cases: Sequence[Case]) -> str:
+def largest_timed(cases: Sequence[TypeCase]) -> str:
     """Return the largest timed sides by type: `12800 (float32), 30144 (bfloat16, tf32)`."""
     found: dict[int, list[str]] = {}
     for case in cases:
@@ -142,19 +142,19 @@ def largest_timed(cases: Sequence[Case]) -> str:
     return ", ".join(f"{side} ({', '.join(types)})" for side, types in sorted(found.items()))
 
 
-def starts_at(case: Case) -> int | None:
+def crossover_side(case: TypeCase) -> int | None:
     """Return the side from which the model gains; None if it never does or is rejected."""
     return first_gaining_side(case.choosing, case.dtype) if case.tuned.trusted is not None else None
 
 
 WIDE, NARROW = (7.6, 3.7), (3.8, 3.4)  # inches, on a screen and on a phone
-CAPTION = (
+ALL_TYPES_CAPTION = (
     "Lines: the model's choice, dashed beyond twice the largest measured side. Points: certified entries with 95 % "
     "intervals. Each type has one colour and one shape of points."
 )
 
 
-def speedup_of_all_types(cases: Sequence[Case], gains: Sequence[Gain], size: tuple[float, float] = WIDE) -> Any:
+def draw_all_types(cases: Sequence[TypeCase], gains: Sequence[Gain], size: tuple[float, float] = WIDE) -> Any:
     """Return the figure of all types: the model's choice as lines, certified entries as points."""
     made, axes = new_figure(*size)
     ends, colours = [], {}
@@ -162,7 +162,7 @@ def speedup_of_all_types(cases: Sequence[Case], gains: Sequence[Gain], size: tup
         colour, shape = PLAN_COLOURS[i % len(PLAN_COLOURS)], MARKERS[i % len(MARKERS)]
         colours[case.dtype] = colour
         own = [gain for gain in gains if gain.dtype == case.dtype and gain.op == "product" and not gain.beside]
-        known, beyond = curves(case, own)
+        known, beyond = speedup_curves(case, own)
         if known:
             axes.plot(*zip(*known, strict=True), color=colour, linewidth=1.6)
             joined = [*known[-1:], *beyond]
@@ -176,30 +176,30 @@ def speedup_of_all_types(cases: Sequence[Case], gains: Sequence[Gain], size: tup
         if not known and own:
             ends.append((own[-1].side, own[-1].speedup, case.dtype))
     axes.axhline(1, color=BLACK, linewidth=0.8, linestyle=(0, (4, 3)))
-    axes.set(xscale="log", xlabel="side of square matrices", ylabel=f"speedup over {vendor_of(cases)}")
+    axes.set(xscale="log", xlabel="side of square matrices", ylabel=f"speedup over {vendor_name_of(cases)}")
     axes.set_title("Speedup by size", color=GREY if not gains else BLACK)
-    named_at_right(axes, ends, colours)
-    plain_sides(axes)
+    label_at_right(axes, ends, colours)
+    set_side_ticks(axes)
     return made
 
 
-def caption_of_all_types(cases: Sequence[Case], gains: Sequence[Gain]) -> str:
+def all_types_caption(cases: Sequence[TypeCase], gains: Sequence[Gain]) -> str:
     """Return the caption of the figure of all types."""
     none = "" if any(map(certified_squares, cases)) else " No square was certified to gain."
     untried = list(dict.fromkeys(gain.dtype for gain in gains if gain.untried))
     why = f" {', '.join(untried)}: the plan of the line was not tried at points far below."
     assumed = [case.dtype for case in cases if case.tuned.trusted is not None and uses_datasheet(case)]
     by = f" {', '.join(assumed)}: the line includes datasheet rates that no tuning measured."
-    return f"{CAPTION}{none}{why if untried else ''}{by if assumed else ''}{model_error(cases)}"
+    return f"{ALL_TYPES_CAPTION}{none}{why if untried else ''}{by if assumed else ''}{model_error_text(cases)}"
 
 
-def uses_datasheet(case: Case) -> bool:
+def uses_datasheet(case: TypeCase) -> bool:
     """Return True if a plan of the line ends in a leaf at the datasheet's rate."""
     assumed = {*case.used.assumed, *case.used.left_out}
     return any(case.choice(side, side, side).plan.leaf_use.leaf.name in assumed for side, _ in case.curve)
 
 
-def model_error(cases: Sequence[Case]) -> str:
+def model_error_text(cases: Sequence[TypeCase]) -> str:
     """Return the error of predicted speedups on held-out shapes, as text."""
     errors = [(case.section["error"] or {}).get("speedup") or {} for case in cases if case.tuned.trusted]
     median, most = (_shares([e[name] for e in errors if e.get(name) is not None]) for name in ("median", "p95"))
@@ -217,7 +217,7 @@ def _shares(known: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}, by type"
 
 
-def curves(case: Case, own: Sequence[Gain]) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+def speedup_curves(case: TypeCase, own: Sequence[Gain]) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
     """Return side and speedup of the model's choice: up to REACH times the measured sides, and up to shown gains."""
     if case.tuned.trusted is None:
         return [], []
@@ -226,7 +226,7 @@ def curves(case: Case, own: Sequence[Gain]) -> tuple[list[tuple[float, float]], 
     return [(float(side), gain) for side, gain in case.curve], [(float(side), gain) for side, gain in further]
 
 
-def certified_squares(case: Case) -> list[Entry]:
+def certified_squares(case: TypeCase) -> list[Entry]:
     """Return the certified entries of square products that gain, without those for workspace=0."""
     products = [e for e in case.tuned.entries.values() if e.op == "product" and len(set(e.size)) == 1]
     return [e for e in products if e.verified and not e.lean and e.plan != "vendor"]

@@ -22,24 +22,24 @@ from fmm.tuner.findings.summary import (
     tuning_command,
 )
 from fmm.tuner.fit.parameters import is_determined, meaning_of, scaled_text, unit_of
-from fmm.tuner.report.case import Case
+from fmm.tuner.report.case import TypeCase
 from fmm.tuner.report.overview import (
     LEFT,
     MEASURED,
     Gain,
-    caption_of_all_types,
+    all_types_caption,
+    crossover_side,
     gains_frame,
     largest_timed,
-    starts_at,
-    vendor_of,
-    won_by,
+    product_gains,
+    vendor_name_of,
 )
 from fmm.tuner.report.plan_names import plan_names_table, plans_in
-from fmm.tuner.report.type_figures import caption
+from fmm.tuner.report.type_figures import caption_text
 
 NARROW, LONG = 14, ' class="whole"'  # letters of a cell that shares a row on a phone
-FIRST = " *"  # marks a first side below which measured squares gain too
-NEXT = (
+EARLIER_GAIN_MARK = " *"  # marks a first side below which measured squares gain too
+NEXT_COMMANDS = (
     ("fmm.matmul(a, b)", "the product, decided by this config"),
     ("print(fmm.explain(a, b))", "the decision, with its plan, error and workspace"),
     ("fmm.matmul(a, b, max_error_growth=3)", "at most 3 times the vendor's error"),
@@ -51,33 +51,35 @@ NEXT = (
 
 
 def report_page(
-    found: Sequence[tuple[Case, Mapping[str, str]]], gains: Sequence[Gain], pictures: tuple[str, str]
+    found: Sequence[tuple[TypeCase, Mapping[str, str]]], gains: Sequence[Gain], pictures: tuple[str, str]
 ) -> str:
     """Return the page: speedups of all types as table and figure, the next commands, then each type's details."""
     wide, narrow = pictures
     cases = [case for case, _ in found]
-    base = vendor_of(cases)
+    base = vendor_name_of(cases)
     names = dict.fromkeys(str((case.section["conditions"] or {}).get("device", case.device)) for case in cases)
-    starts = {case.dtype: start_text(case, starts_at(case), won_by(gains, case.dtype)) for case in cases}
+    starts = {
+        case.dtype: crossover_text(case, crossover_side(case), product_gains(gains, case.dtype)) for case in cases
+    }
     rejected = rejected_table([TypeSummary(case.dtype, case.used) for case in cases])
-    next_table = make_table("next", ("command", "purpose"), (*NEXT, *tunings_left(cases, gains)))
+    next_table = make_table("next", ("command", "purpose"), (*NEXT_COMMANDS, *suggested_tunings(cases, gains)))
     details = "\n".join((*_folded_tables(cases, gains), *(_type_details(case, drawn) for case, drawn in found)))
-    glossary = plan_names_table((*named_plans(cases, gains), *plans_in(unescape(details))))
-    return PAGE.format(
+    glossary = plan_names_table((*plans_on_page(cases, gains), *plans_in(unescape(details))))
+    return PAGE_HTML.format(
         title=escape(", ".join(names)),
         base=escape(base),
-        style=CSS,
+        style=PAGE_CSS,
         table=gains_table(gains, base, starts, largest_timed(cases)),
         rejected=html_table(rejected) if rejected.rows else "",
         wide=wide,
         narrow=narrow,
-        caption=escape(caption_of_all_types(cases, gains)),
+        caption=escape(all_types_caption(cases, gains)),
         next=html_table(next_table, code=True),
         details="\n".join((details, _folded(glossary.title, html_table(glossary, code=True)))),
     )
 
 
-def tunings_left(cases: Sequence[Case], gains: Sequence[Gain]) -> Iterator[tuple[str, str]]:
+def suggested_tunings(cases: Sequence[TypeCase], gains: Sequence[Gain]) -> Iterator[tuple[str, str]]:
     """Yield the tunings that are worth repeating, and why."""
     untried = {gain.dtype for gain in gains if gain.untried}
     for device in dict.fromkeys(case.device for case in cases):
@@ -152,7 +154,7 @@ def _legend(gains: Sequence[Gain], base: str, starts: Mapping[str, str], timed: 
         parts.append("side + 1: odd sides 1025, 2049, ...")
     if any(gain.untried for gain in gains):
         parts.append("untried: predicted for a plan that was not tried")
-    if any(FIRST in text for text in starts.values()):
+    if any(EARLIER_GAIN_MARK in text for text in starts.values()):
         parts.append("*: some smaller squares gain too, as measured")
     if any(gain.op != "product" for gain in gains):
         parts.append("gram: a matrix times its adjoint, one triangle computed")
@@ -186,19 +188,19 @@ def _gain_cell(gain: Any, column: int, base: str) -> str:
     return f'<td class="{gain.kind}" data-side="{side}" title="{escape(gain.plan)}">{text}</td>'
 
 
-def start_text(case: Case, side: int | None, won: Sequence[Gain]) -> str:
+def crossover_text(case: TypeCase, side: int | None, won: Sequence[Gain]) -> str:
     """Return the first side that gains by the model, or why there is none."""
     if case.tuned.trusted is None:
         return "rejected"
     if side is None:
         return "as measured" if won else "never"
-    return f"{side}{FIRST if any(gain.side < side for gain in won) else ''}"
+    return f"{side}{EARLIER_GAIN_MARK if any(gain.side < side for gain in won) else ''}"
 
 
 # ---- what is folded
 
 
-def _folded_tables(cases: Sequence[Case], gains: Sequence[Gain]) -> Iterator[str]:
+def _folded_tables(cases: Sequence[TypeCase], gains: Sequence[Gain]) -> Iterator[str]:
     won = [gain for gain in gains if gain.kind != LEFT]
     if won:
         columns = "type", "side", "speedup", "error growth", "workspace [GiB]", "plan"
@@ -214,7 +216,7 @@ def _plan_row(g: Gain) -> tuple[str, ...]:
     return name, f"{g.side}", gained, f"{g.error_growth:.2g}", f"{g.workspace / 2**30:.2f}", g.plan
 
 
-def named_plans(cases: Sequence[Case], gains: Sequence[Gain]) -> Iterator[str]:
+def plans_on_page(cases: Sequence[TypeCase], gains: Sequence[Gain]) -> Iterator[str]:
     """Yield the plans of the tables and of the figures."""
     yield from (gain.plan for gain in gains)
     for case in cases:
@@ -223,12 +225,12 @@ def named_plans(cases: Sequence[Case], gains: Sequence[Gain]) -> Iterator[str]:
         yield from map(str, dict.fromkeys(case.map[1].values()))
 
 
-def _type_details(case: Case, pictures: Mapping[str, str]) -> str:
+def _type_details(case: TypeCase, pictures: Mapping[str, str]) -> str:
     """Return one type, folded: the tables of `fmm-tune show`, the figures, the fitted parameters."""
     text = SectionText(case.section, case.dtype, case.device, case.sections)
     tables = "\n".join(f"<h3>{escape(table.title)}</h3>{html_table(table)}" for table in text.tables)
     drawn = "\n".join(
-        f"<figure>{svg}<figcaption>{escape(caption(name, case))}</figcaption></figure>"
+        f"<figure>{svg}<figcaption>{escape(caption_text(name, case))}</figcaption></figure>"
         for name, svg in pictures.items()
     )
     tuned = case.section["tuned"] or {}
@@ -240,7 +242,7 @@ def _type_details(case: Case, pictures: Mapping[str, str]) -> str:
     )
 
 
-def parameters_table(case: Case) -> str:
+def parameters_table(case: TypeCase) -> str:
     """Return the fitted parameters with their meanings, values and 95 % intervals."""
     if is_noisy(case.tuned.diagnostics):
         return f"<p>{NOISY}</p>"
@@ -260,7 +262,7 @@ def parameters_table(case: Case) -> str:
     return html_table(make_table("fitted parameters", ("parameter", "value", "95 % interval", "meaning"), rows))
 
 
-CSS = """
+PAGE_CSS = """
 :root { color-scheme: light; }
 * { box-sizing: border-box; }
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 60rem; margin: 1.5rem auto;
@@ -301,7 +303,7 @@ dt { font-weight: 600; } dd { margin: 0; }
   .folded td::before { content: attr(data-side); display: block; color: #666; font-size: 0.75rem; font-weight: 400; }
 }
 """
-PAGE = """<!doctype html>
+PAGE_HTML = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>fmm: {title}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <style>{style}</style></head><body>

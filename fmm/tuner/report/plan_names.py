@@ -13,7 +13,7 @@ from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.tuner.findings.summary import Table, make_table
 
 # Levels and options that are no scheme; docs/plans.md has more on each.
-NAMES: Mapping[str, str] = MappingProxyType(
+NAME_MEANINGS: Mapping[str, str] = MappingProxyType(
     {
         "aligned": "copies matrices with unaligned rows to aligned ones; saves no product",
         "classical": "the classical product of blocks; saves no product",
@@ -77,14 +77,14 @@ def plan_names(plans: Iterable[str]) -> dict[str, str]:
 
 def _names_of(plan: Plan) -> Iterator[tuple[str, str]]:
     for name in names_in(str(plan)):
-        if name in scheme_names() and name not in NAMES:
+        if name in scheme_names() and name not in NAME_MEANINGS:
             yield name, _scheme_meaning(name)
         elif name in step_table_names():
             yield name, f"an order of operations, as published: {step_table(name).source}"
         elif name.startswith("pad") and name != "pad":
-            yield name, f"{NAMES['pad']}; sides are multiples of {name[3:]}"
-        elif name in NAMES:
-            yield name, NAMES[name]
+            yield name, f"{NAME_MEANINGS['pad']}; sides are multiples of {name[3:]}"
+        elif name in NAME_MEANINGS:
+            yield name, NAME_MEANINGS[name]
         elif name.startswith("^"):
             yield "^2, ^3", "two or three levels at once, with their sums in one pass"
         elif re.fullmatch(r"lt\d+", name):

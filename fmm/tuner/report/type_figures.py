@@ -16,7 +16,7 @@ from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.tuner.devices.device import cached_work
 from fmm.tuner.findings.conclude import FITTED_STAGES, HELD_OUT_STAGE
-from fmm.tuner.report.case import Case, cube_side
+from fmm.tuner.report.case import TypeCase, cube_side
 from fmm.tuner.report.figures import (
     BLACK,
     BLUE,
@@ -26,20 +26,20 @@ from fmm.tuner.report.figures import (
     PLAN_COLOURS,
     RED,
     SKY,
+    label_at_right,
     legend_below,
     legend_name,
-    named_at_right,
     new_figure,
-    plain_sides,
+    set_side_ticks,
 )
-from fmm.tuner.report.maps import fastest_measured, winning_plans
+from fmm.tuner.report.maps import draw_plan_map, fastest_measured
 
 FEW_TICKS = 3  # of an axis in half of a figure
-ROUND = 128  # lines are evaluated at multiples of this side
+SIDE_STEP = 128  # lines are evaluated at multiples of this side
 WIDE_RANGE = 60  # a longer axis labels powers of ten alone
 
 
-def measured_and_predicted(case: Case) -> Any:
+def draw_predicted_over_measured(case: TypeCase) -> Any:
     """Return predicted over measured times of every shape and plan."""
     made, axes = new_figure()
     kinds = (
@@ -66,7 +66,7 @@ def measured_and_predicted(case: Case) -> Any:
     return made
 
 
-def draw_residuals(case: Case) -> Any:
+def draw_residuals(case: TypeCase) -> Any:
     """Return the error of predicted times of whole products: over size, and as a histogram."""
     made, (left, right) = new_figure(columns=2)
     bins = np.arange(-0.3, 0.31, 0.02)
@@ -82,17 +82,17 @@ def draw_residuals(case: Case) -> Any:
     left.set_title("Residuals")
     right.set(xlabel="predicted over\nmeasured, %", ylabel="plans and shapes")
     legend_below(made, right)
-    plain_sides(left, FEW_TICKS)
+    set_side_ticks(left, FEW_TICKS)
     return made
 
 
-SLOWEST = 0.5  # of the vendor's speed: slower plans are not drawn
+MIN_DRAWN_SPEEDUP = 0.5  # of the vendor's speed: slower plans are not drawn
 
 
-def speedup_over_size(case: Case) -> Any:
+def draw_speedup(case: TypeCase) -> Any:
     """Return the measured speedups of all plans over size, with the model's choice as a line."""
     made, axes = new_figure()
-    known = [x for x in case.speedups if x[2] >= SLOWEST]
+    known = [x for x in case.speedups if x[2] >= MIN_DRAWN_SPEEDUP]
     won = Counter(fastest_measured(case).values())
     for name, colour, shape, plans in _groups([p for _, p, *_ in known], won):
         rows = [(cube_side(p), s, s - low, high - s) for p, q, s, low, high in known if q in plans]
@@ -107,11 +107,11 @@ def speedup_over_size(case: Case) -> Any:
     axes.set(xscale="log", xlabel="side of the cube with as much work", ylabel="speedup")
     axes.set_title("Speedup (points: measured, with 95 % intervals)")
     legend_below(made, axes)
-    plain_sides(axes)
+    set_side_ticks(axes)
     return made
 
 
-def time_and_error(case: Case) -> Any:
+def draw_time_and_error(case: TypeCase) -> Any:
     """Return time over expected error of the plans on the largest measured shape, with the Pareto front."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
@@ -147,18 +147,18 @@ def time_and_error(case: Case) -> Any:
     axes.xaxis.set_major_formatter(lambda value, place: f"{value:g}")
     axes.margins(0.08)
     legend_below(made, axes)
-    named_at_right(axes, [x[:3] for x in points if x[3] or x[:2] in front])
+    label_at_right(axes, [x[:3] for x in points if x[3] or x[:2] in front])
     return made
 
 
-def draw_rates(case: Case) -> Any:
+def draw_rates(case: TypeCase) -> Any:
     """Return the rates of products (1 / pi) and of sums (3 numbers / alpha): measured points, fitted lines."""
     made, (left, right) = new_figure(columns=2)
     squares = [o for o in case.seen("scale", "rates", "probe") if len(set(o.problem.size)) == 1]
     vendors = sorted((o.problem.m, o.problem.flops / o.seconds) for o in squares if o.kind == "vendor")
     name = "vendor"
     left.plot(*zip(*((n, r / 1e9) for n, r in vendors), strict=True), "o", ms=4, color=BLACK, label=name)
-    n = np.geomspace(vendors[0][0], vendors[-1][0], 80) // ROUND * ROUND
+    n = np.geomspace(vendors[0][0], vendors[-1][0], 80) // SIDE_STEP * SIDE_STEP
     sides = sorted({int(x) for x in n if x})
     fitted = [predict(VENDOR, Problem(x, x, x, case.dtype), case.calibration).effective_flops / 1e9 for x in sides]
     left.plot(sides, fitted, color=BLACK, linewidth=1.2)
@@ -173,12 +173,12 @@ def draw_rates(case: Case) -> Any:
         right.plot(x, [b / case.expected(o) for b, o in zip(moved, own, strict=True)], color=colour, linewidth=1.2)
     right.set(xscale="log", xlabel="side", ylabel="GB/s", ylim=(0, None), title="3 numbers / alpha")
     for axes in (left, right):
-        plain_sides(axes, FEW_TICKS)
+        set_side_ticks(axes, FEW_TICKS)
     legend_below(made, left, right)
     return made
 
 
-def draw_roofline(case: Case) -> Any:
+def draw_roofline(case: TypeCase) -> Any:
     """Return the roofline: classical flops per second over classical flops per moved byte of all plans."""
     made, axes = new_figure(height=3.6)
     rate, stream = case.calibration.rate(case.dtype), case.calibration.stream
@@ -197,7 +197,7 @@ def draw_roofline(case: Case) -> Any:
     for saved, _ in above:
         axes.plot(x[-40:], np.full(40, rate.flops * saved / 1e9), color=BLACK, linewidth=0.8, linestyle=(0, (4, 3)))
     axes.set(xscale="log", yscale="log", xlabel="classical flops per byte moved", ylabel="classical Gflop/s")
-    named_at_right(axes, [(x[-1], rate.flops * saved / 1e9, name) for saved, name in above])
+    label_at_right(axes, [(x[-1], rate.flops * saved / 1e9, name) for saved, name in above])
     axes.set_title("Roofline, with the plans on it")
     for axis in (axes.xaxis, axes.yaxis):
         low, high = axis.get_view_interval()
@@ -208,11 +208,11 @@ def draw_roofline(case: Case) -> Any:
     return made
 
 
-PICTURES: dict[str, Callable[[Case], Any]] = {
-    "speedup": speedup_over_size,
-    "plans": winning_plans,
-    "error": time_and_error,
-    "predicted-measured": measured_and_predicted,
+PICTURES: dict[str, Callable[[TypeCase], Any]] = {
+    "speedup": draw_speedup,
+    "plans": draw_plan_map,
+    "error": draw_time_and_error,
+    "predicted-measured": draw_predicted_over_measured,
     "residuals": draw_residuals,
     "rates": draw_rates,
     "roofline": draw_roofline,
@@ -229,12 +229,12 @@ CAPTIONS = {
     "roofline": "Classical flops per second over classical flops per moved byte, below the device's roofs; all plans "
     "count 2 m k n flops.",
 }
-OF_PAIRS = frozenset({"speedup", "error"})  # need plans that were timed with the vendor; a short tuning has none
+PAIRED_PICTURES = frozenset({"speedup", "error"})  # need plans that were timed with the vendor; a short tuning has none
 
 
-def case_pictures(case: Case) -> dict[str, Callable[[Case], Any]]:
+def case_pictures(case: TypeCase) -> dict[str, Callable[[TypeCase], Any]]:
     """Return the figures that have data."""
-    return {name: draw for name, draw in PICTURES.items() if case.speedups or name not in OF_PAIRS}
+    return {name: draw for name, draw in PICTURES.items() if case.speedups or name not in PAIRED_PICTURES}
 
 
 def _groups(
@@ -252,18 +252,18 @@ def _groups(
         yield legend_name(plan), colour, shape, frozenset({plan})
 
 
-def caption(name: str, case: Case) -> str:
+def caption_text(name: str, case: TypeCase) -> str:
     """Return the caption of a figure."""
     text = CAPTIONS[name]
     if name == "predicted-measured":
-        return f"{text} {held_out_points(case)}"
-    slow = sum(x[2] < SLOWEST for x in case.speedups)
+        return f"{text} {count_held_out_points(case)}"
+    slow = sum(x[2] < MIN_DRAWN_SPEEDUP for x in case.speedups)
     if name == "speedup" and slow:
-        return f"{text} Not drawn: {slow} below {SLOWEST:g}."
+        return f"{text} Not drawn: {slow} below {MIN_DRAWN_SPEEDUP:g}."
     return text
 
 
-def held_out_points(case: Case) -> str:
+def count_held_out_points(case: TypeCase) -> str:
     """Return how many held-out points there are of each kind."""
     seen = case.seen(HELD_OUT_STAGE)
     if not seen:

@@ -40,7 +40,7 @@ def search_plans(
     if problem.writes_triangle:
         return race_plans(journal, problem, predicted[: effort.trials], effort)
     without = leanest_plan(problem, calibration, journal.device)
-    peers = [p for p in journal.device.peers() if p.accepts_type(problem.dtype)][: effort.enqueued]
+    peers = [p for p in journal.device.vendor_alternatives() if p.accepts_type(problem.dtype)][: effort.enqueued]
     promising = list(dict.fromkeys([*predicted[:1], *without, *peers, *predicted[1 : effort.enqueued]]))
     with journal.open(SEARCH_STAGE, problem) as timed:
         race = Race(timed, effort.rounds)
@@ -85,7 +85,7 @@ def within_limits(device: Device, plan: Plan, problem: Problem) -> bool:
         needed = workspace(plan, m, k, n, problem.itemsize, op=problem.op)
     except PlanError:
         return False
-    gpu = device.untuned().batches
+    gpu = device.untuned_model().batches
     allowed, growth = Limits(needed, default_error_growth(gpu)), expected_error_growth(plan, problem.dtype, not gpu)
     return allowed.allow(plan, growth) and operands + needed <= device.memory
 

@@ -53,7 +53,7 @@ def search_space(device: str) -> Space:
 
 def device_space(device: Device) -> Space:
     """Return the choices for a device."""
-    return search_space("cuda" if device.untuned().batches else "cpu")
+    return search_space("cuda" if device.untuned_model().batches else "cpu")
 
 
 def space_of_type(space: Space, dtype: str) -> Space:

@@ -62,7 +62,7 @@ def first_plans(journal: Journal, problem: Problem, effort: Effort) -> tuple[lis
     The second list has at most one plan: the best whose kernels are compiled.
     """
     light = [p for p in compilable_candidates(journal.device, effort) if needed_first(p)]
-    model = starting_calibration(journal.device.known(problem.dtype), problem.dtype)
+    model = starting_calibration(journal.device.prior_model(problem.dtype), problem.dtype)
     found = [c.plan for c in rank_candidates(problem, model, light) if within_limits(journal.device, c.plan, problem)]
     usual = [p for p in found if not p.leaf_use.leaf.rate and p != VENDOR]
     own = [p for p in found if p.leaf_use.leaf.rate and journal.ready(problem.dtype, p)]
@@ -77,7 +77,7 @@ def certify_one(journal: Journal, problem: Problem, effort: Effort) -> None:
     ready = _ready_plan(journal, problem, effort)
     if ready is None:
         return
-    peers = [p for p in journal.device.peers() if p.accepts_type(problem.dtype)][: effort.enqueued]
+    peers = [p for p in journal.device.vendor_alternatives() if p.accepts_type(problem.dtype)][: effort.enqueued]
     found = race_plans(journal, problem, [ready, *peers], effort)
     share = TIME_SHARES["certify"] * effort.seconds
     limits = RoundLimits(certify.MIN_ROUNDS + 1, effort.certify, share)

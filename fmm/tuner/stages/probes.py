@@ -13,7 +13,7 @@ from fmm.perfmodel.level_bounds import count_levels
 from fmm.perfmodel.work import are_rows_aligned, estimated_work
 from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import OWN_KERNELS, SOON, TURNS, compile_turn, compile_weight
-from fmm.tuner.devices.device import BEST, Device, Effort, Run
+from fmm.tuner.devices.device import SHORTEST_SAMPLE, Device, Effort, Run
 from fmm.tuner.findings.conclude import HELD_OUT_STAGE, starting_calibration
 from fmm.tuner.findings.diagnostics import QUIET_STAGE, twin_differences
 from fmm.tuner.findings.thresholds import LEVEL_COUNTS, side_choosing_levels, with_margin
@@ -50,7 +50,10 @@ def time_quiet_products(journal: Journal, dtype: str) -> None:
     while seconds * 8 < MAX_QUIET_SECONDS:
         problem = Problem(side, side, side, dtype)
         with journal.open(QUIET_STAGE, problem) as timed:
-            seconds = min(timed.rounds([Run(part=BEST)], RoundLimits(1))[Run(part=BEST)], default=MAX_QUIET_SECONDS)
+            seconds = min(
+                timed.rounds([Run(part=SHORTEST_SAMPLE)], RoundLimits(1))[Run(part=SHORTEST_SAMPLE)],
+                default=MAX_QUIET_SECONDS,
+            )
         side *= 2
 
 
@@ -80,7 +83,7 @@ def probe_rates(journal: Journal, dtype: str, side: int, effort: Effort) -> None
     would take longer than to add them. On a CPU sums and products are timed inside whole plans, without the largest
     square. The second largest square comes last, so that a tuning that is stopped earlier has its held-out shapes.
     """
-    device, gpu = journal.device, journal.device.untuned().batches
+    device, gpu = journal.device, journal.device.untuned_model().batches
     plans = [p for p in compilable_candidates(device, effort) if p != VENDOR][: 3 if gpu else 2]
     for size in shapes.probe_shapes(side):
         measure_runs(journal, "rates", Problem(*size, dtype), [Run()], effort)
@@ -113,7 +116,7 @@ def probe_squares(
 
     On a CPU the largest square has no whole plans, which would take as long as their parts once more.
     """
-    gpu = journal.device.untuned().batches
+    gpu = journal.device.untuned_model().batches
     for problem in squares:
         own = [p for p in plans if within_limits(journal.device, p, problem)]
         runs = [Run(p, part) for p in own for part in ("sums", "products")]
@@ -173,7 +176,7 @@ def probe_scattered(
     fitted, held = (
         shapes.scattered_shapes(side, effort, TIME_SHARES[stage], seed) for stage, seed in SHAPE_SEEDS.items()
     )
-    gpu, light = device.untuned().batches, compilable_candidates(device, effort)
+    gpu, light = device.untuned_model().batches, compilable_candidates(device, effort)
     for i, sizes in enumerate(zip(fitted, held, strict=True)):
         for stage, size in zip(SHAPE_SEEDS, sizes, strict=True):
             if stage == HELD_OUT_STAGE and not gpu and i % CROSSOVER_STRIDE == CROSSOVER_STRIDE - 1:
@@ -249,7 +252,7 @@ def compilable_candidates(device: Device, effort: Effort) -> list[Plan]:
 
 def plans_worth_probing(device: Device, problem: Problem, plans: Sequence[Plan]) -> list[Plan]:
     """Return the plans among which the model will choose, sorted by the untuned model."""
-    untuned = starting_calibration(device.untuned(), problem.dtype)
+    untuned = starting_calibration(device.untuned_model(), problem.dtype)
     ranked = [c for c in rank_candidates(problem, untuned, plans) if c.plan != VENDOR]
     near = [c for c in ranked if untuned.lanes == 1 or c.time < MAX_PROBED_TIME * ranked[0].time]
     return [c.plan for c in (near if len(near) > 1 else ranked[:2])]
@@ -257,7 +260,7 @@ def plans_worth_probing(device: Device, problem: Problem, plans: Sequence[Plan])
 
 def plans_of_other_numbers(device: Device, problem: Problem) -> list[Plan]:
     """Return the CPU's candidates that change the numbers (3m: complex products by real ones), the best first."""
-    untuned = starting_calibration(device.untuned(), problem.dtype)
+    untuned = starting_calibration(device.untuned_model(), problem.dtype)
     if untuned.batches:
         return []
     taking = [p for p in compared_plans(False) if p.accepts_type(problem.dtype)]
@@ -267,7 +270,7 @@ def plans_of_other_numbers(device: Device, problem: Problem) -> list[Plan]:
 
 def plans_of_own_rate(device: Device, problem: Problem, effort: Effort) -> list[Plan]:
     """Return the plans for each leaf with its own rate: the leaf alone, and the first candidate above the leaf."""
-    rates, found = device.untuned().rates, []
+    rates, found = device.untuned_model().rates, []
     light = [p for p in compilable_candidates(device, effort) if p.leaf_use.leaf.rate in rates]
     plans = [p for p in light if within_limits(device, p, problem)]
     for leaf in dict.fromkeys(p.leaf for p in plans):
@@ -282,4 +285,4 @@ def plans_of_own_kernel(device: Device, problem: Problem, effort: Effort) -> lis
         p for p in compilable_candidates(device, effort) if p.uses_tile_model and within_limits(device, p, problem)
     ]
     plans = [p for p in plans if are_rows_aligned(problem, p.leaf_use.leaf.alignment)]
-    return [p for p in plans if estimated_work(p, problem).smallest >= device.untuned().least]
+    return [p for p in plans if estimated_work(p, problem).smallest >= device.untuned_model().least]

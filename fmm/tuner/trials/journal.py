@@ -85,7 +85,7 @@ class Journal:
 
     def ready(self, dtype: str, plan: Plan) -> bool:
         """Return True if the plan's kernels are compiled."""
-        return plan == VENDOR or self.device.wait(dtype, plan, 0.0)
+        return plan == VENDOR or self.device.wait_for_kernels(dtype, plan, 0.0)
 
     @contextmanager
     def open(self, stage: str, problem: Problem, seed: int = 0) -> Iterator[TimedProblem]:
@@ -225,7 +225,7 @@ class TimedProblem:
             return
         before = journal.elapsed
         seconds = journal.limit + journal.waits - before
-        ready = journal.device.wait(self.problem.dtype, run.plan, min(seconds, journal.patience))
+        ready = journal.device.wait_for_kernels(self.problem.dtype, run.plan, min(seconds, journal.patience))
         free = min(journal.elapsed - before, journal.waits)
         journal.limit, journal.waits = journal.limit + free, journal.waits - free
         if not ready:

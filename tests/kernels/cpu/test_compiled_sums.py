@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -136,3 +139,33 @@ def test_pairs_of_parts_belong_to_one_matrix() -> None:
     assert found({0: z.real, 1: z.imag}, (1,)) == (), "one is read, one written"
     assert found({0: z.real, 2: z.imag}, ()) == (), "not one after the other"
     assert found({0: z[:, ::2], 1: z[:, 1::2]}, ()) == (), "every second complex number"
+
+
+# Sums are compiled before the address space is limited, or only after; each plan has sums of its own.
+AT_THE_LIMIT = """
+import resource, sys
+import numpy as np
+import fmm
+from fmm.kernels.cpu import compiled_sums
+compiled_sums.MIN_BLOCK_NUMBERS = 1
+a = np.ones((96, 96))
+fmm.matmul(a, a, plan="strassen > vendor" if sys.argv[1] == "warm" else "vendor")
+with open("/proc/self/statm") as file:
+    used = int(file.read().split()[0]) * resource.getpagesize()
+limit = used + int(sys.argv[2]) * 2**20
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+for plan in ("strassen > vendor", "winograd^2 > vendor", "smirnov336 > vendor"):
+    assert (fmm.matmul(a, a, plan=plan) == 96).all()
+print(compiled_sums.compiled_function.cache_info().currsize)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and limits the address space")
+@pytest.mark.parametrize(("start", "mebibytes"), [("warm", 4), ("warm", 8), ("cold", 8), ("cold", 160)])
+def test_without_address_space_numpy_adds(start: str, mebibytes: int) -> None:
+    """LLVM would abort the process; sums that were compiled before still run."""
+    variables = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", AT_THE_LIMIT, start, str(mebibytes)]
+    found = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
+    assert found.returncode == 0, found.stderr
+    assert (int(found.stdout) > 0) == (start == "warm")

@@ -46,7 +46,7 @@ def test_the_times_of_slow_plans_stand_below_each_other() -> None:
     """Of a small product, plans take hundreds of times as long."""
     found = choose(PROBLEM, replace(FREE_SUMS, launch=1.0), LARGE)
     told = str(Decision(found.best.plan, PROBLEM, "", candidates=found.candidates)).split("being 1:\n")[1]
-    ends = {line.index(".") for line in told.splitlines()}
+    ends = {line.index(".") for line in told.splitlines() if "slower ones" not in line}
     assert found.candidates[-1].time > 100 and len(ends) == 1
 
 

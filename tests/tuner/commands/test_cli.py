@@ -69,8 +69,8 @@ WRITERS = (["merge", "x"], ["report"], ["verify"])
 def test_all_that_writes_has_one_option_for_where(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Before the command or behind it."""
     for arguments in ([*command, "--output", "y"], ["--output", "y", *command]):
-        assert cli.parsers()[0].parse_args(arguments).output == Path("y"), arguments
-    assert cli.parsers()[0].parse_args(command).output is None
+        assert cli.build_parsers()[0].parse_args(arguments).output == Path("y"), arguments
+    assert cli.build_parsers()[0].parse_args(command).output is None
     with pytest.raises(SystemExit):
         main([command[0], "--help"])
     assert "--output" in capsys.readouterr().out
@@ -195,7 +195,7 @@ def test_predict_by_a_tuning_leaves_half_of_the_memory_beside_the_operands(
 @pytest.mark.parametrize("command", ["predict", "bench"])
 def test_every_command_has_the_types_of_fmm_plan(command: str) -> None:
     usual = fmm.plan(8, 8, 8).problem
-    assert usual and cli.parsers()[0].parse_args([command, "1", "2", "3"]).dtype == usual.dtype == "float64"
+    assert usual and cli.build_parsers()[0].parse_args([command, "1", "2", "3"]).dtype == usual.dtype == "float64"
 
 
 def lines_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -226,7 +226,7 @@ def test_who_reads_the_head_alone_sees_no_traceback(arguments: list[str]) -> Non
         assert child.stdout and child.stderr
         child.stdout.close()  # as head does
         assert child.stderr.read() == ""
-    assert child.returncode == cli.CUT_OFF
+    assert child.returncode == cli.EXIT_BROKEN_PIPE
 
 
 @pytest.mark.parametrize("loaded", ["numpy", "fmm", "fmm.tuner.commands"])
@@ -275,7 +275,7 @@ sys.exit(main())
 
 
 def test_help_measures_and_imports_nothing_large() -> None:
-    code = "import sys; from fmm.tuner.cli import parsers; parsers(); print([m for m in LARGE if m in sys.modules])"
+    code = "import sys; from fmm.tuner.cli import build_parsers; build_parsers(); print([m for m in LARGE if m in sys.modules])"
     code = code.replace("LARGE", "('pandas', 'optuna', 'matplotlib', 'cupy', 'scipy')")
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)

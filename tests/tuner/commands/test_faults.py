@@ -26,11 +26,11 @@ from fmm.tuner import tune as commands_tune
 from fmm.tuner.cli import main
 from fmm.tuner.commands import bench, verify
 from fmm.tuner.devices.device import EFFORTS
-from fmm.tuner.devices.simulated import SIMULATED, SimulatedDevice
+from fmm.tuner.devices.simulated import SIMULATED_IDENTITY, SimulatedDevice
 from fmm.tuner.report.plan_names import plan_names_table, plans_in
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import TrialFile, frame
-from fmm.tuner.tune import End, Job
+from fmm.tuner.tune import Job, JobEnd
 from tests.support import ROOT
 from tests.support import configs as tuned
 from tests.support.busy_device import BusyDevice
@@ -42,7 +42,7 @@ from tests.support.threads import at_once
 def fake(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
     """The command tunes this device, with little effort."""
     device = SimulatedDevice()
-    monkeypatch.setattr(commands_tune, "chosen_devices", lambda name: [device])
+    monkeypatch.setattr(commands_tune, "select_devices", lambda name: [device])
     for name in EFFORTS:
         first = name == "coarse"  # which is another effort than those that refine it
         monkeypatch.setitem(EFFORTS, name, replace(tuned.SMALL, most=tuned.SMALL.most + first))
@@ -71,15 +71,17 @@ def test_json_is_the_result_even_of_a_quiet_tuning_and_each_type_is_tuned_once(
 # ---- kills
 
 
-@pytest.mark.parametrize("kills", [10, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [60])
 def test_kills_leave_a_whole_config_and_repeat_nothing(kills: int, tmp_path: Path) -> None:
     """However many are tried: more until enough different configs were seen."""
     found = nursery("kill", tmp_path, str(kills))
-    least = 5 if kills > 10 else 2
+    least = 5
     assert found["killed"] >= kills / 2 and found["states"] >= least and found["replayed"] >= least
     assert not found["left"]
 
 
+@pytest.mark.slow
 def test_eight_tunings_at_once_lose_nothing(tmp_path: Path) -> None:
     found = nursery("together", tmp_path)
     expected = sorted([("float32", "float64")[i % 2], 4000 + i, 4000, 4000 + j] for i in range(8) for j in range(3))
@@ -174,7 +176,7 @@ def test_a_tuning_that_was_hardly_begun_does_not_replace_a_checked_model(
     assert "interrupted; nothing was written; --resume continues" in capsys.readouterr().err
     asked, last = 0, 20
     assert main([*arguments, "--fresh"]) == 130  # where there is nothing better, it is the best so far
-    assert files.read_config(path)[SIMULATED.key]["float64"]["error"]["speedup"]["count"] == 0
+    assert files.read_config(path)[SIMULATED_IDENTITY.key]["float64"]["error"]["speedup"]["count"] == 0
 
 
 @pytest.mark.parametrize("more", [["--effort", "full"], ["--dtype", "float32"], ["--fresh"], []])
@@ -229,7 +231,7 @@ def test_no_home_at_all(
 def test_a_disk_that_fills_up_under_the_config(
     fake: SimulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    old = tuned.write(tmp_path / "config.json", SIMULATED.key).read_text()
+    old = tuned.write(tmp_path / "config.json", SIMULATED_IDENTITY.key).read_text()
 
     def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -391,7 +393,7 @@ def test_without_a_device_the_gpu_comes_first(monkeypatch: pytest.MonkeyPatch) -
     for count, name, expected in ((0, None, ["cpu"]), (2, None, ["0"]), (2, "all", ["0", "1", "cpu"]), (2, "1", ["1"])):
         made.clear()
         monkeypatch.setattr(device_registry, "gpu_count", lambda count=count: count)
-        device_registry.chosen_devices(name)
+        device_registry.select_devices(name)
         assert made == expected
 
 
@@ -439,7 +441,7 @@ def test_a_tuning_says_what_it_found(fake: SimulatedDevice, tmp_path: Path, caps
 def clocked(fake: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> BusyDevice:
     """Tuned instead, by a clock of its own, which its samples move on."""
     device = BusyDevice()
-    monkeypatch.setattr(commands_tune, "chosen_devices", lambda name: [device])
+    monkeypatch.setattr(commands_tune, "select_devices", lambda name: [device])
     monkeypatch.setattr(tune, "Journal", partial(Journal, clock=device.clock))
     return device
 
@@ -534,9 +536,9 @@ def test_types_share_the_time_limit(fake: SimulatedDevice, tmp_path: Path, monke
     """What one leaves is the next one's."""
     limits = []
 
-    def tuned(job: Job, path: Path, options: Any, left: float, progress: Any) -> End:
+    def tuned(job: Job, path: Path, options: Any, left: float, progress: Any) -> JobEnd:
         limits.append((job.dtype, job.effort, left))
-        return End(0, "", 2.0)
+        return JobEnd(0, "", 2.0)
 
     monkeypatch.setattr(commands_tune, "tune_job", tuned)
     assert main(["--time-limit", "16", "--output", str(tmp_path)]) == 0
@@ -555,11 +557,11 @@ def test_a_quick_tuning_of_a_cpu_is_one_pass(
     """Several types of a device have a first pass each before any is refined, if there is more to refine it with."""
     seen: list[tuple[str, str]] = []
 
-    def tuned(job: Job, path: Path, options: Any, left: float, progress: Any) -> End:
+    def tuned(job: Job, path: Path, options: Any, left: float, progress: Any) -> JobEnd:
         seen.append((job.effort, job.dtype))
-        return End(0, "", 2.0)
+        return JobEnd(0, "", 2.0)
 
-    monkeypatch.setattr(commands_tune, "chosen_devices", lambda name: [SimulatedDevice(gpu=gpu) for gpu in gpus])
+    monkeypatch.setattr(commands_tune, "select_devices", lambda name: [SimulatedDevice(gpu=gpu) for gpu in gpus])
     monkeypatch.setattr(commands_tune, "tune_job", tuned)
     assert main(["--effort", "quick", "--output", str(tmp_path)]) == 0
     assert seen == [(effort, dtype) for effort in efforts for dtype in ("float32", "float64")]
@@ -572,9 +574,9 @@ def test_on_a_gpu_a_first_pass_that_waited_for_the_compiler_has_a_second_go(
     seen: list[tuple[str, str, bool]] = []
     fake.chip = H200
 
-    def tuned(job: Job, path: Path, options: Any, left: float, progress: Any) -> End:
+    def tuned(job: Job, path: Path, options: Any, left: float, progress: Any) -> JobEnd:
         seen.append((job.dtype, job.effort, job.again))
-        return End(0, "" if job.again or job.dtype == "float64" else "the time was up", 2.0)
+        return JobEnd(0, "" if job.again or job.dtype == "float64" else "the time was up", 2.0)
 
     monkeypatch.setattr(commands_tune, "tune_job", tuned)
     assert main(["--output", str(tmp_path)]) == 0
@@ -585,7 +587,7 @@ def test_on_a_gpu_a_first_pass_that_waited_for_the_compiler_has_a_second_go(
     assert main(["--output", str(tmp_path)]) == 1 and len(seen) == 4  # on a CPU nothing is compiled
 
 
-@pytest.mark.parametrize("missing", commands_tune.NEEDED)
+@pytest.mark.parametrize("missing", commands_tune.REQUIRED_PACKAGES)
 def test_a_package_that_is_missing_is_named_before_anything_is_measured(
     missing: str,
     fake: SimulatedDevice,
@@ -602,13 +604,13 @@ def test_a_package_that_is_missing_is_named_before_anything_is_measured(
 def test_a_canary_that_has_nothing_to_measure_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(verify, "chosen_devices", lambda name: [SimulatedDevice()])
+    monkeypatch.setattr(verify, "select_devices", lambda name: [SimulatedDevice()])
     path = tmp_path / "config.json"
     assert main(["verify", "--measure", "--output", str(path)]) == 1
     assert "there is no config" in capsys.readouterr().err
     tuned.write(path, "cpu-other")
     assert main(["verify", "--measure", "--output", str(path)]) == 1
-    assert f"has no section of {SIMULATED.key}" in capsys.readouterr().err
+    assert f"has no section of {SIMULATED_IDENTITY.key}" in capsys.readouterr().err
     path.write_text("{")
     assert main(["verify", "--measure", "--output", str(path)]) == 1
     assert "it is not JSON" in capsys.readouterr().err
@@ -616,10 +618,13 @@ def test_a_canary_that_has_nothing_to_measure_says_so(
 
 def test_verify_names_thresholds_of_another_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old = {"tau1": 2569.0, "tau2": 5138.1, "recursion_points": [5138.1], "epsilon": 190.3, "ratio": 152.2}
-    path = tuned.write(tmp_path / "config.json", SIMULATED.key, found=tuned.section(thresholds=old))
+    path = tuned.write(tmp_path / "config.json", SIMULATED_IDENTITY.key, found=tuned.section(thresholds=old))
     assert main(["show", str(path)]) == 0 and "tau1" not in capsys.readouterr().out
     assert main(["verify", str(path)]) == 0 and "--refit" in capsys.readouterr().out
-    assert main(["verify", str(tuned.write(path, SIMULATED.key))]) == 0 and "--refit" not in capsys.readouterr().out
+    assert (
+        main(["verify", str(tuned.write(path, SIMULATED_IDENTITY.key))]) == 0
+        and "--refit" not in capsys.readouterr().out
+    )
 
 
 def test_the_glossary_has_the_names_of_the_plans_alone() -> None:
@@ -696,20 +701,20 @@ def test_damaged_thresholds_are_not_of_an_earlier_fmm(
 ) -> None:
     """Each field is named, beside what else is wrong; no product fails by it."""
     whole = tuned.section(thresholds=THRESHOLDS)
-    assert main(["verify", str(tuned.write(tmp_path / "config.json", SIMULATED.key, found=whole))]) == 0
+    assert main(["verify", str(tuned.write(tmp_path / "config.json", SIMULATED_IDENTITY.key, found=whole))]) == 0
     bad = {**whole, "thresholds": {**THRESHOLDS, **damage}}
-    assert schema.read_section(bad, "", SIMULATED, "float64").thresholds is None
-    path = str(tuned.write(tmp_path / "config.json", SIMULATED.key, found=bad))
+    assert schema.read_section(bad, "", SIMULATED_IDENTITY, "float64").thresholds is None
+    path = str(tuned.write(tmp_path / "config.json", SIMULATED_IDENTITY.key, found=bad))
     for command in ("verify", "show"):
         assert main([command, path]) == 1
         assert f"float64.thresholds.{named}" in capsys.readouterr().err
     bad["calibration"] = {**bad["calibration"], "margin": -3}
-    assert main(["verify", str(tuned.write(tmp_path / "config.json", SIMULATED.key, found=bad))]) == 1
+    assert main(["verify", str(tuned.write(tmp_path / "config.json", SIMULATED_IDENTITY.key, found=bad))]) == 1
     assert re.search(rf"margin must be .*, not -3; .*{re.escape(named)}", capsys.readouterr().err)
 
 
 def test_thresholds_that_are_no_object_are_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tuned.write(tmp_path / "config.json", SIMULATED.key, found=tuned.section(thresholds="fast"))
+    path = tuned.write(tmp_path / "config.json", SIMULATED_IDENTITY.key, found=tuned.section(thresholds="fast"))
     assert main(["verify", str(path)]) == 1
     assert "float64.thresholds must be an object, not 'fast'" in capsys.readouterr().err
 
@@ -751,18 +756,18 @@ def test_a_canary_restores_trust_or_takes_it(
 ) -> None:
     """After an update of the library, by measuring one entry again."""
     device = SimulatedDevice()
-    monkeypatch.setattr(commands_tune, "chosen_devices", lambda name: [device])
-    monkeypatch.setattr(verify, "chosen_devices", lambda name: [device])
+    monkeypatch.setattr(commands_tune, "select_devices", lambda name: [device])
+    monkeypatch.setattr(verify, "select_devices", lambda name: [device])
     monkeypatch.setitem(EFFORTS, "quick", tuned.SMALL)
     (tmp_path / "shapes").write_text("6000 6000 6000\n")
     path = tmp_path / "config.json"
     tune = ["--effort", "quick", "--dtype", "float64", "--shapes", str(tmp_path / "shapes"), "--quiet"]
     assert main([*tune, "--output", str(path)]) == 0
-    device.identity = Identity(SIMULATED.key, SIMULATED.name, {"numpy": "1", "blas": "fake 1"})
+    device.identity = Identity(SIMULATED_IDENTITY.key, SIMULATED_IDENTITY.name, {"numpy": "1", "blas": "fake 1"})
     device.truth = replace(device.truth, stream=device.truth.stream / slower**4)
     assert main(["verify", "--measure", "--output", str(path)]) == int(not holds)
     assert ("float64: verified" if holds else "float64: unverified") in capsys.readouterr().out
-    raw = files.read_config(path)[SIMULATED.key]["float64"]
+    raw = files.read_config(path)[SIMULATED_IDENTITY.key]["float64"]
     assert raw["versions"] == {"numpy": "1", "blas": "fake 1"}
     assert [e["verified"] for e in raw["entries"]] == [holds]
 
@@ -785,8 +790,8 @@ def test_li_s_codes_are_timed_with_the_tuned_thresholds(
     }
     found |= {"tau1": spread, "tau2": {**spread, "value": 4000.0}, "tau3": dict.fromkeys(spread)}
     monkeypatch.setenv("FMM_CONFIG", str(tmp_path / "config.json"))
-    monkeypatch.setattr(bench, "chosen_devices", lambda name: [SimulatedDevice()])
-    tuned.write(tmp_path / "config.json", SIMULATED.key, found=tuned.section(thresholds=found))
+    monkeypatch.setattr(bench, "select_devices", lambda name: [SimulatedDevice()])
+    tuned.write(tmp_path / "config.json", SIMULATED_IDENTITY.key, found=tuned.section(thresholds=found))
     files.clear_config_cache()
     arguments = ["bench", "1500", "1500", "1500", "--json", "--plan"]
     assert main([*arguments, "winograd(tau1, tau2)"]) == 0

@@ -12,7 +12,7 @@ import pytest
 from fmm.tuner.devices.cpu import CpuDevice
 from fmm.tuner.devices.device import EFFORTS, GPU_EFFORTS
 from fmm.tuner.devices.simulated import SimulatedDevice
-from fmm.tuner.progress import Bar, best_gain, shown_progress, spelled_seconds
+from fmm.tuner.progress import ProgressBar, best_gain, duration_text, open_progress
 from fmm.tuner.tune import Job, tune_job
 from tests.support import configs as tuned
 from tests.support.configs import SMALL
@@ -35,7 +35,7 @@ class Line:
 
 def test_the_bar_tells_what_is_left_and_what_was_gained() -> None:
     line = Line(total=200.0)
-    bar = Bar(line)
+    bar = ProgressBar(line)
     bar.begin("float32 (coarse):", 50.0)
     bar.sample("probe", 30.0)
     assert (line.n, line.label, line.rest) == (30.0, "float32 (coarse): probe", "about 3 min left")
@@ -53,7 +53,7 @@ def test_the_bar_tells_what_is_left_and_what_was_gained() -> None:
 def test_what_has_a_second_go_is_planned_for() -> None:
     """What is left is what the type that begins takes, and all behind it, whatever was planned at first."""
     line = Line(total=90.0)
-    bar = Bar(line, limit=200.0)
+    bar = ProgressBar(line, limit=200.0)
     bar.to_come(60.0)
     bar.begin("float32 (coarse):", 30.0)
     bar.sample("rates", 10.0)
@@ -74,7 +74,7 @@ def test_no_gain_is_no_text() -> None:
         {**tuned.section(calibration=None), "entries": [{"plan": "vendor"}]},
     )
     assert [best_gain(section, "float64") for section in nothing] == [""] * 4
-    assert spelled_seconds(-3) == "0 s" and spelled_seconds(119) == "119 s" and spelled_seconds(180) == "3 min"
+    assert duration_text(-3) == "0 s" and duration_text(119) == "119 s" and duration_text(180) == "3 min"
 
 
 def test_where_nothing_was_certified_the_model_says_what_is_gained() -> None:
@@ -91,7 +91,7 @@ class SmallEffort(SimulatedDevice):
 def test_the_bar_tells_what_was_gained_while_a_type_is_tuned(tmp_path: Path) -> None:
     """By the model as soon as there is one, then by each plan that was certified; and again where one is faster."""
     line = Line(total=60.0)
-    bar = Bar(line)
+    bar = ProgressBar(line)
     sizes = (4096, 4096, 4096), (6000, 6000, 6000), (8192, 8192, 8192)
     job = Job(SmallEffort(), "float64", sizes, "small")
     options = Namespace(resume=False, json=False, quiet=True)
@@ -106,7 +106,7 @@ def test_the_bar_tells_what_was_gained_while_a_type_is_tuned(tmp_path: Path) -> 
 def test_what_was_gained_so_far_gives_way_to_how_it_ended() -> None:
     """Of a type that is tuned again, what an earlier pass gained stands unless the later one gains something."""
     line = Line(total=100.0)
-    bar = Bar(line)
+    bar = ProgressBar(line)
     bar.gained("float32", tuned.section(tuned.entry((4096, 4096, 4096), speedup=1.2)))
     bar.begin("float32 (default):", 100.0)
     bar.gained_so_far("float32", lambda: tuned.section(tuned.entry((8192, 8192, 8192), speedup=1.4)))
@@ -141,7 +141,7 @@ class Screen(StringIO):
 def test_only_who_looks_sees_a_bar(terminal: bool, shown: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen(terminal)
     monkeypatch.setattr("sys.stderr", screen)
-    with shown_progress([60.0, 600.0], 240.0, shown) as progress:
+    with open_progress([60.0, 600.0], 240.0, shown) as progress:
         progress.begin("float32:", 60.0)
         progress.sample("probe", 30.0)
         progress.gained("float32", None)

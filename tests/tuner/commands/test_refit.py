@@ -16,7 +16,7 @@ from fmm.config.schema import read_thresholds
 from fmm.tuner import tune
 from fmm.tuner.cli import main
 from fmm.tuner.devices.device import EFFORTS
-from fmm.tuner.devices.simulated import SIMULATED, SimulatedDevice
+from fmm.tuner.devices.simulated import SIMULATED_IDENTITY, SimulatedDevice
 from tests.support import ROOT
 from tests.support import configs as tuned
 
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("tuning")
     (found / "shapes").write_text("6000 6000 6000\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tune, "chosen_devices", lambda name: [SimulatedDevice()])
+        patch.setattr(tune, "select_devices", lambda name: [SimulatedDevice()])
         patch.setitem(EFFORTS, "quick", tuned.SMALL)
         arguments = ["--effort", "quick", "--dtype", "float64", "--shapes", str(found / "shapes"), "--quiet"]
         assert main([*arguments, "--output", str(found)]) == 0
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def section(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = files.read_config(path)[SIMULATED.key]["float64"]
+    found: dict[str, Any] = files.read_config(path)[SIMULATED_IDENTITY.key]["float64"]
     return found
 
 
@@ -45,7 +45,7 @@ def older(folder: Path, into: Path) -> Path:
     """The same tuning with thresholds of an earlier form, its trials beside it."""
     (into / "trials.jsonl").write_bytes((folder / "trials.jsonl").read_bytes())
     known = {**section(folder / "config.json"), "thresholds": OLD}
-    return tuned.write(into / "config.json", SIMULATED.key, found=known)
+    return tuned.write(into / "config.json", SIMULATED_IDENTITY.key, found=known)
 
 
 def test_a_refit_writes_the_same_section(folder: Path, tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_refit_prints_its_changes(folder: Path, tmp_path: Path, capsys: pytest
     lost = tuned.entry((96, 96, 96), "dps > vendor")
     entries = [lost.fields | {"size": list(lost.size)}, *(x for x in known["entries"] if x["lean"])]
     stale = {**section(path), "calibration": {**known["calibration"], "margin": 0.5}, "entries": entries}
-    tuned.write(path, SIMULATED.key, found=stale)
+    tuned.write(path, SIMULATED_IDENTITY.key, found=stale)
     into = tmp_path / "other" / "config.json"
     assert main(["--refit", str(path), "--output", str(into)]) == 0
     said = capsys.readouterr().out
@@ -81,7 +81,7 @@ def test_a_refit_prints_its_changes(folder: Path, tmp_path: Path, capsys: pytest
     assert main(["--refit", str(path), "--json", "--output", str(tmp_path / "third.json")]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     changes = {row["name"]: (row["before"], row["after"]) for row in found["changes"]}
-    assert (found["device"], found["dtype"], found["written"]) == (SIMULATED.key, "float64", True)
+    assert (found["device"], found["dtype"], found["written"]) == (SIMULATED_IDENTITY.key, "float64", True)
     assert changes["margin"] == (0.5, margin) and changes["entry 96"] == (f"dps > vendor: {lost.text}", None)
     assert "calibration" in found["other_changes"] and "noise" not in found["other_changes"]
 
@@ -91,7 +91,7 @@ def test_a_refit_of_the_thresholds_keeps_the_model(
 ) -> None:
     path, other = older(folder, tmp_path), tmp_path / "other" / "config.json"
     slow = {**section(path), "noise": 0.5}
-    tuned.write(path, SIMULATED.key, found=slow)
+    tuned.write(path, SIMULATED_IDENTITY.key, found=slow)
     assert main(["export", "--thresholds", str(path)]) == 1
     assert main(["--refit", str(path), "--refit-part", "thresholds", "--output", str(other)]) == 0
     assert section(path) == slow
@@ -129,7 +129,7 @@ def test_a_refit_of_the_tiles_changes_nothing_else(folder: Path, tmp_path: Path)
         "noise": 0.5,
         "thresholds": {**known["thresholds"], "alpha": 1.0, "block_strategy": {"512": "Huge"}},
     }
-    tuned.write(path, SIMULATED.key, found=stale)
+    tuned.write(path, SIMULATED_IDENTITY.key, found=stale)
     assert main(["--refit", str(path), "--refit-part", "blocks", "--output", str(other)]) == 0
     found = section(other)
     assert found.pop("thresholds") == {**stale.pop("thresholds"), "block_strategy": {}}
@@ -138,7 +138,7 @@ def test_a_refit_of_the_tiles_changes_nothing_else(folder: Path, tmp_path: Path)
 
 def test_without_trials_nothing_is_written(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tuned.write(
-        tmp_path / "config.json", SIMULATED.key, found={**section(folder / "config.json"), "thresholds": OLD}
+        tmp_path / "config.json", SIMULATED_IDENTITY.key, found={**section(folder / "config.json"), "thresholds": OLD}
     )
     before = path.read_text(encoding="utf-8")
     assert main(["--refit", str(path)]) == 1

@@ -18,21 +18,21 @@ from fmm.tuner.cli import main
 from fmm.tuner.commands.report import PICTURES, STYLE, draw_roofline, tuned_cases
 from fmm.tuner.devices.device import EFFORTS
 from fmm.tuner.devices.simulated import SimulatedDevice
-from fmm.tuner.report.case import mapped
+from fmm.tuner.report.case import map_choices
 from fmm.tuner.report.overview import (
     LEFT,
     NARROW,
     PREDICTED,
     WIDE,
-    caption_of_all_types,
+    all_types_caption,
     certified_squares,
+    draw_all_types,
     gains_frame,
     shown_gains,
-    speedup_of_all_types,
 )
-from fmm.tuner.report.page import gains_table, parameters_table, start_text, tunings_left
+from fmm.tuner.report.page import crossover_text, gains_table, parameters_table, suggested_tunings
 from fmm.tuner.report.plan_names import names_in, plan_names, plans_in
-from fmm.tuner.report.type_figures import caption
+from fmm.tuner.report.type_figures import caption_text
 from tests.support import ROOT
 from tests.support import configs as tuned
 
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (found / "shapes").write_text("6000 6000 6000\n6000 3000 6000\n")
     arguments = ["--effort", "quick", "--dtype", "float64", "--shapes", str(found / "shapes"), "--quiet"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tune, "chosen_devices", lambda name: [SimulatedDevice()])
+        patch.setattr(tune, "select_devices", lambda name: [SimulatedDevice()])
         patch.setitem(EFFORTS, "quick", tuned.SMALL)
         assert main([*arguments, "--output", str(found)]) == 0
     return found
@@ -189,9 +189,9 @@ def test_where_all_squares_gain_and_where_measured_ones_do(folder: Path) -> None
     """A square below that side may be certified, of a type that gains nowhere else too."""
     (case,) = tuned_cases(folder / "config.json")
     gains = shown_gains([case])
-    assert start_text(case, 3000, gains[2:]) == "3000" and start_text(case, None, []) == "never"
+    assert crossover_text(case, 3000, gains[2:]) == "3000" and crossover_text(case, None, []) == "never"
     below = [replace(gains[1], kind="measured"), *gains[2:]]
-    assert (start_text(case, 3000, below), start_text(case, None, below)) == ("3000 *", "as measured")
+    assert (crossover_text(case, 3000, below), crossover_text(case, None, below)) == ("3000 *", "as measured")
     assert "some smaller squares gain too" in gains_table(below, starts={"float64": "3000 *"})
 
 
@@ -271,22 +271,22 @@ def test_names_of_plans(plan: str, words: set[str]) -> None:
 
 def test_what_is_worth_tuning_again_is_named_with_its_command(folder: Path) -> None:
     (case,) = tuned_cases(folder / "config.json")
-    assert not list(tunings_left([case], []))
+    assert not list(suggested_tunings([case], []))
     (gain, *_) = shown_gains([case])
     untried = [replace(gain, untried=2.0)]
-    assert dict(tunings_left([case], untried)) == {
+    assert dict(suggested_tunings([case], untried)) == {
         "fmm-tune --device cpu --dtype float64": "measure the plans that were not tried"
     }
     unused = replace(case, tuned=replace(case.tuned, diagnostics=("it was disturbed",)))
-    assert list(dict(tunings_left([unused], untried))) == ["fmm-tune --device cpu --dtype float64"]
+    assert list(dict(suggested_tunings([unused], untried))) == ["fmm-tune --device cpu --dtype float64"]
     older = list(tuned_cases(ROOT / "results" / "nvidia-h200" / "config.json"))
-    assert [command for command, _ in tunings_left(older, [])] == ["fmm-tune --device 0 --dtype float32,float64"]
+    assert [command for command, _ in suggested_tunings(older, [])] == ["fmm-tune --device 0 --dtype float32,float64"]
 
 
 def test_the_caption_names_types_whose_line_goes_by_the_datasheet() -> None:
     """Of float32 an older tuning has no rate of the plan that is chosen; a later one has."""
     older, later = (
-        caption_of_all_types(list(tuned_cases(path)), []) for path in (RECORDED.parents[1] / "config.json", RECORDED)
+        all_types_caption(list(tuned_cases(path)), []) for path in (RECORDED.parents[1] / "config.json", RECORDED)
     )
     assert "float32, float64: the line includes datasheet rates" in older and "datasheet" not in later
 
@@ -323,7 +323,7 @@ def test_no_text_of_a_picture_touches_another(name: str, folder: Path) -> None:
         if name in PICTURES:
             made = PICTURES[name](case)
         else:
-            made = speedup_of_all_types([case], shown_gains([case]), WIDE if name == "wide" else NARROW)
+            made = draw_all_types([case], shown_gains([case]), WIDE if name == "wide" else NARROW)
         assert not texts_that_touch(made)
 
 
@@ -354,7 +354,7 @@ def test_as_many_held_out_points_are_drawn_as_the_text_counts(where: str) -> Non
     for case in cases:
         held = [o for o in case.seen("held out") if not o.run.plan.uses_tile_model]
         assert len(held) == case.section["error"]["time"]["count"] > 0
-        assert f"{len(case.seen('held out'))} held-out points" in caption("predicted-measured", case)
+        assert f"{len(case.seen('held out'))} held-out points" in caption_text("predicted-measured", case)
     assert where != HELD_OUT[1] or all(len(case.trials) > len(case.tuning.trials) for case in cases)
 
 
@@ -366,7 +366,7 @@ def test_a_map_asks_where_plans_change() -> None:
         asked.append((i, j))
         return "large" if i + 2 * j > 70 else "vendor"
 
-    found = mapped(chosen, 49)
+    found = map_choices(chosen, 49)
     assert len(found) == 49**2 and len(asked) == len(set(asked)) < 49**2 / 3
     assert all(plan == ("large" if i + 2 * j > 70 else "vendor") for (i, j), plan in found.items())
 

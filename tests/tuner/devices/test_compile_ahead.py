@@ -19,10 +19,10 @@ from fmm.perfmodel.candidates import probed_plans
 from fmm.problem import Problem
 from fmm.tuner.devices import compile_worker
 from fmm.tuner.devices.compile_ahead import (
-    SIZES,
+    COMPILED_SIZES,
     TURNS,
-    Ahead,
-    Job,
+    CompileJob,
+    CompileWorkers,
     call_jobs,
     compile_jobs,
     compile_turn,
@@ -46,13 +46,13 @@ def worker(does: str) -> tuple[str, ...]:
 
 
 LIGHT, HEAVY = (Plan.parse(f"{x}.batched > vendor") for x in ("strassen", "strassen^3"))
-WANTED = [Job(dtype, str(plan), (1, 2, 3)) for dtype in ("float32", "float64") for plan in (LIGHT, HEAVY) * 2]
+WANTED = [CompileJob(dtype, str(plan), (1, 2, 3)) for dtype in ("float32", "float64") for plan in (LIGHT, HEAVY) * 2]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "tf32", "bfloat16"])
 def test_a_plan_is_waited_for(dtype: str) -> None:
     """TF32 waits for float32's kernels; what nobody asked for is not waited for."""
-    made = Ahead(0, WANTED, 3, worker("done"))
+    made = CompileWorkers(0, WANTED, 3, worker("done"))
     try:
         assert made.wait(dtype, HEAVY, 30)
     finally:
@@ -61,7 +61,7 @@ def test_a_plan_is_waited_for(dtype: str) -> None:
 
 def test_a_plan_waits_for_its_own_levels_alone() -> None:
     """The light ones are done first; what needs nothing else can be measured then."""
-    made = Ahead(0, WANTED[:2], 1, worker("heavy hangs"))
+    made = CompileWorkers(0, WANTED[:2], 1, worker("heavy hangs"))
     try:
         assert made.wait("float32", LIGHT, 30)
         assert made.wait("float64", HEAVY, 0.1)  # nobody makes it ahead
@@ -86,7 +86,7 @@ def test_leaves_with_kernels_of_their_own_are_waited_for() -> None:
     leaves = [Plan(leaf=name) for name in ("tile", "f16x3", "lt3")]
     jobs = list(compile_jobs(["float32"], [*leaves, Plan.parse("strassen.batched.pad16 > f16x3")]))
     assert {job.plan for job in jobs} == {"tile", "f16x3", "strassen.batched.pad16 > f16x3"}
-    made = Ahead(0, jobs[:1], 1, worker("hangs"))
+    made = CompileWorkers(0, jobs[:1], 1, worker("hangs"))
     try:
         assert not made.wait("float32", Plan.parse(jobs[0].plan), 0.1)
         assert made.wait("float32", leaves[2], 30)
@@ -97,7 +97,9 @@ def test_leaves_with_kernels_of_their_own_are_waited_for() -> None:
 def test_below_a_level_that_changes_the_numbers_kernels_are_of_their_type() -> None:
     """Those of real numbers are made once, be it for real products or for complex ones."""
     plans = [Plan.parse(text) for text in ("strassen.batched > vendor", "3m > strassen.batched > vendor")]
-    jobs = [(job.dtype, job.plan) for job in compile_jobs(["float32", "complex64"], plans) if job.size == SIZES[0]]
+    jobs = [
+        (job.dtype, job.plan) for job in compile_jobs(["float32", "complex64"], plans) if job.size == COMPILED_SIZES[0]
+    ]
     assert jobs == [("float32", str(plans[0])), ("complex64", str(plans[0])), ("complex64", str(plans[1]))]
     assert kernel_places(plans[1], "complex64") == {
         ("complex64", "3m", False),
@@ -107,7 +109,7 @@ def test_below_a_level_that_changes_the_numbers_kernels_are_of_their_type() -> N
 
 @pytest.mark.parametrize("does", ["dies", "dies at once"])
 def test_dead_workers_keep_nobody_waiting(does: str) -> None:
-    made = Ahead(0, WANTED, 2, worker(does))
+    made = CompileWorkers(0, WANTED, 2, worker(does))
     try:
         assert made.wait("float64", HEAVY, 30)
     finally:
@@ -116,7 +118,7 @@ def test_dead_workers_keep_nobody_waiting(does: str) -> None:
 
 @pytest.mark.slow
 def test_waiting_ends_in_time_and_workers_end_at_once() -> None:
-    made = Ahead(0, WANTED, 2, worker("hangs"))
+    made = CompileWorkers(0, WANTED, 2, worker("hangs"))
     start = time.perf_counter()
     assert not made.wait("float32", LIGHT, 0.3)
     made.close()
@@ -138,7 +140,7 @@ def test_a_job_that_fails_is_said_and_the_next_is_done(
     monkeypatch.setattr(compile_worker, "chip_here", lambda device: H200)
     monkeypatch.setattr("os.nice", lambda more: 0)
     monkeypatch.setattr("signal.signal", lambda *arguments: None)
-    assert compile_worker.main(["0", str(tmp_path)]) == 0
+    assert compile_worker.compile_requested_jobs(["0", str(tmp_path)]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("PlanError") and second == "done" and len(compiled) == 1
 
@@ -162,7 +164,7 @@ def test_the_jobs_of_calls_make_what_they_launch() -> None:
 
 def test_all_jobs_are_waited_for() -> None:
     for does, expected in (("done", True), ("hangs", False)):
-        made = Ahead(0, WANTED, 2, worker(does))
+        made = CompileWorkers(0, WANTED, 2, worker(does))
         try:
             assert made.wait_for_all(30 if expected else 0.2) == expected
         finally:

@@ -36,7 +36,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         monkeypatch.setitem(sys.modules, "cupy_backends" + name, MagicMock())
     monkeypatch.delitem(sys.modules, MODULE, raising=False)
     found = import_module(MODULE)
-    monkeypatch.setattr(found, "STEP", 16)  # several at a time, and a rest
+    monkeypatch.setattr(found, "CONVERTED_ROWS", 16)  # several at a time, and a rest
     yield found
     for name in set(sys.modules) - before:  # loaded with the stand-in: the next import takes CuPy itself
         if name.startswith("fmm"):
@@ -92,7 +92,7 @@ def test_there_are_as_many_sets_as_leave_every_cache(
     module: Any, monkeypatch: pytest.MonkeyPatch, footprint: int, sets: int
 ) -> None:
     assert sum(x * y for x, y in (SIZE[:2], SIZE[1:], SIZE[::2])) == 5417
-    monkeypatch.setattr(module, "FOOTPRINT", footprint)
+    monkeypatch.setattr(module, "OPERAND_BYTES", footprint)
     found = module.Operands(SIZE, "tf32", 5).sets
     assert len(found) == sets
     assert [x.shape for x in found[-1]] == [SIZE[:2], SIZE[1:], SIZE[::2]]

@@ -20,8 +20,8 @@ from fmm.perfmodel.work import counted_work
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import decide_plan
 from fmm.runtime.devices import Device
-from fmm.tuner.devices.device import BEST, EFFORTS, Run, formula_seconds
-from fmm.tuner.devices.simulated import SIMULATED, TRUTH, SimulatedDevice
+from fmm.tuner.devices.device import EFFORTS, SHORTEST_SAMPLE, Run, formula_seconds
+from fmm.tuner.devices.simulated import SIMULATED_CALIBRATION, SIMULATED_IDENTITY, SimulatedDevice
 from fmm.tuner.findings.conclude import check_model
 from fmm.tuner.findings.diagnostics import (
     EXTRAPOLATION_MARGIN,
@@ -52,7 +52,7 @@ def held_out(sides: Sequence[int], slower: float = 1.0) -> list[Observation]:
     for n in sides:
         problem = Problem(n, n, n)
         for run in (Run(), ONE_LEVEL):
-            seconds = formula_seconds(run, problem, counted_work(run.plan, problem), TRUTH)
+            seconds = formula_seconds(run, problem, counted_work(run.plan, problem), SIMULATED_CALIBRATION)
             found.append(Observation(problem, run, seconds * (slower if run == ONE_LEVEL else 1.0)))
     return found
 
@@ -64,7 +64,7 @@ SIDES = (3000, 3500, 4000, 4500, 5000, 5500)
 
 
 def test_a_model_that_was_checked_and_holds_is_not_doubted() -> None:
-    found = check_model(TRUTH, "float64", held_out(SIDES), 1.1, 5500.0)
+    found = check_model(SIMULATED_CALIBRATION, "float64", held_out(SIDES), 1.1, 5500.0)
     assert found.diagnostics == () and found.calibration.margin == MIN_MARGIN
 
 
@@ -73,7 +73,7 @@ def test_a_model_that_was_checked_and_holds_is_not_doubted() -> None:
 )
 def test_only_what_is_promised_too_much_asks_for_a_margin(slower: float, margin: float) -> None:
     """A plan that is faster than predicted was not chosen where it might have been; no time is lost by it."""
-    found = check_model(TRUTH, "float64", held_out(SIDES, slower), 1.1, 5500.0)
+    found = check_model(SIMULATED_CALIBRATION, "float64", held_out(SIDES, slower), 1.1, 5500.0)
     assert found.calibration.margin == pytest.approx(margin, abs=0.005)
     assert found.model_error == pytest.approx(max(margin, abs(slower - 1)), abs=0.005)
 
@@ -88,34 +88,45 @@ def test_only_what_is_promised_too_much_asks_for_a_margin(slower: float, margin:
     ids=["nowhere", "too few", "wrong"],
 )
 def test_a_model_that_was_not_checked_or_is_wrong_is_doubted(sides: Sequence[int], slower: float, said: str) -> None:
-    (doubt,) = check_model(TRUTH, "float64", held_out(sides, slower), None, 5500.0).diagnostics
+    (doubt,) = check_model(SIMULATED_CALIBRATION, "float64", held_out(sides, slower), None, 5500.0).diagnostics
     assert said in doubt
 
 
 def test_the_margin_is_so_wide_that_no_held_out_loser_would_have_been_chosen() -> None:
     seen = held_out(SIDES)
-    good = check_model(TRUTH, "float64", seen, None, 5500.0).calibration
+    good = check_model(SIMULATED_CALIBRATION, "float64", seen, None, 5500.0).calibration
     lost = [o if o.problem.m != 4000 or o.run == Run() else replace(o, seconds=1.2 * o.seconds) for o in seen]
-    wide = check_model(TRUTH, "float64", lost, None, 5500.0).calibration
+    wide = check_model(SIMULATED_CALIBRATION, "float64", lost, None, 5500.0).calibration
     problem = Problem(4000, 4000, 4000)
-    expected = [formula_seconds(run, problem, counted_work(run.plan, problem), TRUTH) for run in (ONE_LEVEL, Run())]
+    expected = [
+        formula_seconds(run, problem, counted_work(run.plan, problem), SIMULATED_CALIBRATION)
+        for run in (ONE_LEVEL, Run())
+    ]
     assert good.margin < 1 - expected[0] / expected[1] <= wide.margin < 0.2
 
 
 def test_what_a_losing_plan_was_predicted_to_gain() -> None:
     """Of held-out plans that take longer than the vendor, whole ones: neither parts of plans, nor the vendor's own."""
     seen, problem = held_out(SIDES), Problem(4000, 4000, 4000)
-    assert margin_for_losses(TRUTH, seen) == 0
-    plan, vendor = (formula_seconds(run, problem, counted_work(run.plan, problem), TRUTH) for run in (ONE_LEVEL, Run()))
+    assert margin_for_losses(SIMULATED_CALIBRATION, seen) == 0
+    plan, vendor = (
+        formula_seconds(run, problem, counted_work(run.plan, problem), SIMULATED_CALIBRATION)
+        for run in (ONE_LEVEL, Run())
+    )
     slow = [o if o.problem != problem or o.run == Run() else replace(o, seconds=1.05 * vendor) for o in seen]
-    assert margin_for_losses(TRUTH, slow) == pytest.approx(1 - plan / vendor, rel=1e-6)
+    assert margin_for_losses(SIMULATED_CALIBRATION, slow) == pytest.approx(1 - plan / vendor, rel=1e-6)
     parts = [replace(o, run=ONE_LEVEL._replace(part="sums")) if o.run == ONE_LEVEL else o for o in slow]
     without_vendor = [o for o in slow if o.run != Run()]
-    assert margin_for_losses(TRUTH, parts) == margin_for_losses(TRUTH, without_vendor) == 0
+    assert (
+        margin_for_losses(SIMULATED_CALIBRATION, parts) == margin_for_losses(SIMULATED_CALIBRATION, without_vendor) == 0
+    )
 
 
 def test_where_plans_pay_only_far_beyond_what_was_measured_more_must_be_gained() -> None:
-    near, far = (check_model(TRUTH, "float64", held_out(SIDES), None, side).calibration for side in (5500.0, 300.0))
+    near, far = (
+        check_model(SIMULATED_CALIBRATION, "float64", held_out(SIDES), None, side).calibration
+        for side in (5500.0, 300.0)
+    )
     assert near.margin == MIN_MARGIN and far.margin == EXTRAPOLATION_MARGIN
 
 
@@ -132,20 +143,23 @@ def test_other_work_is_seen_from_noise_and_from_products_that_nobody_disturbed()
 
 def test_work_that_came_and_went_leaves_products_that_the_model_cannot_explain() -> None:
     seen = held_out([*SIDES, 1000, 1500, 2000, 2500])
-    assert upper_decile_deviation(seen, TRUTH) == pytest.approx(0.0)
+    assert upper_decile_deviation(seen, SIMULATED_CALIBRATION) == pytest.approx(0.0)
     slow = [replace(o, seconds=1.5 * o.seconds) if o.problem.m in SIDES[:2] else o for o in seen]
-    assert upper_decile_deviation(slow, TRUTH) == pytest.approx(log(1.5))
-    assert upper_decile_deviation(seen[:4], TRUTH) is None
+    assert upper_decile_deviation(slow, SIMULATED_CALIBRATION) == pytest.approx(log(1.5))
+    assert upper_decile_deviation(seen[:4], SIMULATED_CALIBRATION) is None
 
 
 def test_what_nobody_measured_is_no_number() -> None:
-    assert noise_floor([]) is None and slowdown_from_quiet([], TRUTH, "float64") is None
+    assert noise_floor([]) is None and slowdown_from_quiet([], SIMULATED_CALIBRATION, "float64") is None
     problem = Problem(512, 512, 512)
-    seconds = formula_seconds(Run(), problem, counted_work(VENDOR, problem), TRUTH)
+    seconds = formula_seconds(Run(), problem, counted_work(VENDOR, problem), SIMULATED_CALIBRATION)
     trials = [
-        Trial("r", QUIET_STAGE, problem.size, "float64", "vendor", BEST, 0, 0, 0.0, s / 2) for s in (seconds, 9.0)
+        Trial("r", QUIET_STAGE, problem.size, "float64", "vendor", SHORTEST_SAMPLE, 0, 0, 0.0, s / 2)
+        for s in (seconds, 9.0)
     ]
-    assert slowdown_from_quiet(trials, TRUTH, "float64") == pytest.approx(2.0)  # the model's time over the shortest
+    assert slowdown_from_quiet(trials, SIMULATED_CALIBRATION, "float64") == pytest.approx(
+        2.0
+    )  # the model's time over the shortest
 
 
 # ---- who is doubted is not used
@@ -153,15 +167,15 @@ def test_what_nobody_measured_is_no_number() -> None:
 
 def test_the_runtime_does_without_a_doubted_model(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The calibration stands in the config, for people; the choice is the one without a tuning, and says why."""
-    problem, device = Problem(4096, 4096, 4096), Device(SIMULATED, None)
+    problem, device = Problem(4096, 4096, 4096), Device(SIMULATED_IDENTITY, None)
     path, logged = tmp_path / "config.json", list[str]()
     monkeypatch.setenv("FMM_CONFIG", str(path))
     monkeypatch.delenv("FMM_DISABLE", raising=False)
     monkeypatch.delenv("FMM_TUNING_MODE", raising=False)
     monkeypatch.setattr(environment, "log_once", logged.append)
     for doubts, expected in (([], True), (["it was not checked"], False)):
-        section = tuned.section(doubts=doubts, versions=dict(SIMULATED.versions))
-        tuned.write(path, SIMULATED.key, found=section)
+        section = tuned.section(doubts=doubts, versions=dict(SIMULATED_IDENTITY.versions))
+        tuned.write(path, SIMULATED_IDENTITY.key, found=section)
         files.clear_config_cache()
         decision = decide_plan(problem, Limits(1 << 60), device)
         assert (decision.source == "calibrated model") == expected and (decision.plan != VENDOR) == expected
@@ -180,14 +194,14 @@ def test_entries_of_a_disturbed_tuning_are_set_aside() -> None:
 # ---- thirty bad tunings
 
 LANES = replace(
-    TRUTH,
+    SIMULATED_CALIBRATION,
     rates=MappingProxyType({"float64": Rate(1.5e11, 2e4, 20.0, 30.0, 80.0, batch=1.03)}),
     stream=2e10, launch=1e-4, lanes=2, idle=0.01, spin=0.03, apart=0.5,
 )  # fmt: skip
 GPU = Calibration(
     "fake GPU", "", MappingProxyType({"float64": Rate(5e13, 5e4, 30.0, unaligned=1.4)}), 4e12, 1e5, 3e-6, batches=True
 )
-WORLDS = (TRUTH, LANES, replace(TRUTH, stream=4e9), GPU)
+WORLDS = (SIMULATED_CALIBRATION, LANES, replace(SIMULATED_CALIBRATION, stream=4e9), GPU)
 
 
 @cache  # two tests look at the same ones
@@ -237,5 +251,5 @@ def test_the_coarse_effort_keeps_to_its_seconds_and_is_checked() -> None:
     device = BusyDevice(truth=LANES, noise=0.01)
     section = tune_type(Journal("run", device, clock=device.clock), "float64", EFFORTS["coarse"]).section
     assert section is not None and section["doubts"] == [] and device.now <= EFFORTS["coarse"].most
-    assert isinstance(schema.read_section(section, "test", SIMULATED, "float64").trusted, Calibration)
+    assert isinstance(schema.read_section(section, "test", SIMULATED_IDENTITY, "float64").trusted, Calibration)
     assert SimulatedDevice().efforts["coarse"] is EFFORTS["coarse"]

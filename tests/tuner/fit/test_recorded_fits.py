@@ -16,7 +16,7 @@ from fmm.tuner.devices.device import Run
 from fmm.tuner.findings.conclude import FITTED_STAGES, starting_calibration
 from fmm.tuner.fit.model import fit_calibration, prediction_errors, scale_calibration
 from fmm.tuner.fit.parameters import PARAMETERS_BY_NAME
-from fmm.tuner.report.case import Case
+from fmm.tuner.report.case import TypeCase
 from tests.support import ROOT
 
 FOLDERS = ("nvidia-h200", "nvidia-h200/again", "cpu-intel-r-xeon-r-processor-2t")
@@ -25,7 +25,7 @@ CLOSE, CLOSE_AT_95 = 1.1, 1.15  # times the recorded error; of the few that are 
 STRASSEN = Plan.parse("strassen.batched.pad16 > vendor")
 
 
-def cases(folder: str) -> list[Case]:
+def cases(folder: str) -> list[TypeCase]:
     return list(tuned_cases(Path(ROOT) / "results" / folder / "config.json"))
 
 

@@ -11,7 +11,7 @@ import pytest
 from fmm.config import schema
 from fmm.config.schema import TAU_NAMES, Interval, Thresholds, read_thresholds
 from fmm.perfmodel.calibration import Calibration
-from fmm.tuner.devices.simulated import SIMULATED, TRUTH, SimulatedDevice
+from fmm.tuner.devices.simulated import SIMULATED_CALIBRATION, SIMULATED_IDENTITY, SimulatedDevice
 from fmm.tuner.findings.conclude import FITTED_STAGES
 from fmm.tuner.findings.thresholds import thresholds, with_intervals
 from fmm.tuner.fit.model import Observation, observed_medians
@@ -35,7 +35,7 @@ def tuned(seed: int = 0, noise: float = 0.01) -> tuple[dict[str, Any], list[Obse
 
 
 def model_of(section: dict[str, Any]) -> Calibration:
-    found = schema.read_section(section, "test", SIMULATED, TYPE).calibration
+    found = schema.read_section(section, "test", SIMULATED_IDENTITY, TYPE).calibration
     assert found is not None
     return found
 
@@ -105,7 +105,7 @@ def test_epsilon_has_an_interval_where_it_is_determined() -> None:
 @pytest.mark.slow
 def test_the_intervals_hold_the_truth_in_most_tunings() -> None:
     """Of the vendor's rate, of that of sums and of their ratio; of tau1 to a step of the grid of sides."""
-    true, held = thresholds(TRUTH, TYPE), dict.fromkeys(("alpha", "pi", "n1", "tau1"), 0)
+    true, held = thresholds(SIMULATED_CALIBRATION, TYPE), dict.fromkeys(("alpha", "pi", "n1", "tau1"), 0)
     for seed in range(12):
         found = thresholds_of(tuned(seed)[0])
         for name in held:

@@ -49,7 +49,7 @@ def cold(monkeypatch: pytest.MonkeyPatch, written: dict[str, float]) -> ColdGpu:
         device.now += CONCLUDED
         return concluded(journal, dtype)
 
-    monkeypatch.setattr(tune, "chosen_devices", lambda name: [device])
+    monkeypatch.setattr(tune, "select_devices", lambda name: [device])
     monkeypatch.setattr(tune, "Journal", partial(Journal, clock=device.clock))
     monkeypatch.setattr(tune, "_write", noted)
     for module in (tune, tune_type):
@@ -94,7 +94,7 @@ def test_who_must_wait_for_the_compiler_lets_the_others_go_first(
     order: list[tuple[str, bool]] = []
     original = tune.tune_job
 
-    def noted(job: tune.Job, *rest: Any) -> tune.End:
+    def noted(job: tune.Job, *rest: Any) -> tune.JobEnd:
         order.append((job.dtype, job.again))
         return original(job, *rest)
 
@@ -120,7 +120,7 @@ def test_stopping_at_any_moment_keeps_the_best(
 
     monkeypatch.setattr(ShortSession, "sample", stopped)
     path = tmp_path / "config.json"
-    assert first_look(path) == tune.INTERRUPTED
+    assert first_look(path) == tune.EXIT_INTERRUPTED
     if path.exists():
         found = gains(cold, path)
         done = [dtype for dtype, when in written.items() if when < seconds]

@@ -15,7 +15,7 @@ from fmm.problem import Problem
 from fmm.runtime import devices
 from fmm.runtime.decisions.decide import decide_plan
 from fmm.tuner.cli import main
-from fmm.tuner.devices.device import BEST, GPU_EFFORTS, Run
+from fmm.tuner.devices.device import GPU_EFFORTS, SHORTEST_SAMPLE, Run
 from fmm.tuner.fit.blocks import fit_block_model
 from fmm.tuner.stages.probes import probe_strategies
 from fmm.tuner.trials.journal import Journal, RoundLimits
@@ -33,7 +33,14 @@ def test_every_type_and_part_is_measured(dtype: str) -> None:
     device = CudaDevice(0)
     assert tuple(device.dtypes) == TYPES
     journal = Journal("run", device)
-    runs = [Run(), Run(PLAN), Run(PLAN, "sums"), Run(PLAN, "products"), Run(VENDOR, "whole", 1), Run(part=BEST)]
+    runs = [
+        Run(),
+        Run(PLAN),
+        Run(PLAN, "sums"),
+        Run(PLAN, "products"),
+        Run(VENDOR, "whole", 1),
+        Run(part=SHORTEST_SAMPLE),
+    ]
     with journal.open("probe", Problem(515, 521, 530, dtype)) as timed:
         samples = timed.rounds(runs, RoundLimits(3))
     assert not [t.failed for t in journal.recorded if t.failed]

@@ -15,7 +15,7 @@ from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.level_bounds import count_levels, effective_side
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Run
-from fmm.tuner.devices.simulated import TRUTH
+from fmm.tuner.devices.simulated import SIMULATED_CALIBRATION
 from fmm.tuner.findings.conclude import HELD_OUT_STAGE
 from fmm.tuner.findings.crossovers import LevelSample, losing_margins, losing_samples, optimism_by_levels
 from fmm.tuner.fit.model import Observation, observation_weights
@@ -25,11 +25,13 @@ from tests.support.busy_device import BusyDevice, decided_plan
 from tests.support.marks import quick_and_slow
 
 TWO_LANES = replace(
-    TRUTH,
+    SIMULATED_CALIBRATION,
     rates=MappingProxyType({"float64": Rate(1.5e11, 2e4, 20.0, 30.0, 80.0, batch=1.03)}),
     stream=2e10, launch=1e-4, lanes=2, idle=0.01, spin=0.03, apart=0.5,
 )  # fmt: skip
-ONE_LANE = replace(TRUTH, rates=MappingProxyType({"float64": Rate(2.1e11, 50.0**2, 20.0)}), stream=2.4e10)
+ONE_LANE = replace(
+    SIMULATED_CALIBRATION, rates=MappingProxyType({"float64": Rate(2.1e11, 50.0**2, 20.0)}), stream=2.4e10
+)
 
 
 @dataclass

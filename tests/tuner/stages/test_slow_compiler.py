@@ -11,7 +11,7 @@ import pytest
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.problem import Problem
-from fmm.tuner.devices.compile_ahead import HEAVY, compile_weight
+from fmm.tuner.devices.compile_ahead import HEAVY_PRODUCTS, compile_weight
 from fmm.tuner.devices.device import Run
 from fmm.tuner.stages.probes import probe_rates
 from fmm.tuner.trials.journal import Journal, RoundLimits, TimeUpError
@@ -28,8 +28,8 @@ SOON, OWN_KERNEL, LAST = 3.0, 2.0, 100.0  # seconds until kernels are there, fro
 class ColdGpu(BusyDevice):
     """Workers compile sums from the beginning on; product kernels of our own are compiled when one is prepared."""
 
-    def wait(self, dtype: str, plan: Plan, seconds: float) -> bool:
-        ready = LAST if compile_weight(plan) >= HEAVY else SOON
+    def wait_for_kernels(self, dtype: str, plan: Plan, seconds: float) -> bool:
+        ready = LAST if compile_weight(plan) >= HEAVY_PRODUCTS else SOON
         if ready > self.now + seconds:
             self.now += seconds
             return False
@@ -66,7 +66,7 @@ def test_held_out_shapes_come_before_what_is_waited_for(cold: ColdGpu) -> None:
     journal = Journal("run", cold, limit=effort.most, clock=cold.clock)
     with pytest.raises(TimeUpError):
         probe_rates(journal, "float64", 8192, effort)
-    assert max(compile_weight(Plan.parse(t.plan)) for t in journal.recorded) < HEAVY
+    assert max(compile_weight(Plan.parse(t.plan)) for t in journal.recorded) < HEAVY_PRODUCTS
     for stage in ("held out", "probe"):
         seen = {t.size for t in journal.recorded if t.stage == stage and Plan.parse(t.plan).levels}
         assert len(seen) >= effort.held_out
@@ -113,7 +113,7 @@ def test_what_is_soon_compiled_is_checked_before_the_rest_is_waited_for(cold: Co
     journal, section = tuned(cold, cold.efforts["quick"].most)
     assert cold.now >= cold.efforts["quick"].most < LAST
     assert section["doubts"] == [] and section["error"]["speedup"]["count"] >= cold.efforts["quick"].held_out
-    assert max(compile_weight(Plan.parse(t.plan)) for t in journal.recorded) < HEAVY
+    assert max(compile_weight(Plan.parse(t.plan)) for t in journal.recorded) < HEAVY_PRODUCTS
     problem = Problem(16384, 16384, 16384)
     plan = decided_plan(cold, problem, section)
     assert plan != VENDOR and cold.true_speedup(plan, problem) > 1.05
@@ -124,7 +124,7 @@ def test_with_time_enough_all_plans_are_probed(cold: ColdGpu) -> None:
     """Each on the shapes and in the stages that are meant for it, however long it had to be waited for."""
     journal, section = tuned(cold, 10 * LAST)
     assert section["doubts"] == []
-    seen = {t.stage for t in journal.recorded if compile_weight(Plan.parse(t.plan)) >= HEAVY}
+    seen = {t.stage for t in journal.recorded if compile_weight(Plan.parse(t.plan)) >= HEAVY_PRODUCTS}
     assert {"probe", "held out"} <= seen
     last = max(i for i, t in enumerate(journal.recorded) if t.stage == "held out" and t.plan != "vendor")
-    assert compile_weight(Plan.parse(journal.recorded[last].plan)) >= HEAVY
+    assert compile_weight(Plan.parse(journal.recorded[last].plan)) >= HEAVY_PRODUCTS

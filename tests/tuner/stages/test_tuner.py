@@ -27,7 +27,7 @@ from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.tuner.devices.device import EFFORTS, Effort, FailedError, Run, cached_work, formula_seconds
-from fmm.tuner.devices.simulated import TRUTH, SimulatedDevice, SimulatedSession
+from fmm.tuner.devices.simulated import SIMULATED_CALIBRATION, SimulatedDevice, SimulatedSession
 from fmm.tuner.findings.diagnostics import noise_floor
 from fmm.tuner.findings.thresholds import level_spread, levels_chosen, li_plan, thresholds
 from fmm.tuner.fit import model as fitting
@@ -64,13 +64,13 @@ def test_a_tuning_finds_the_truth() -> None:
     section = outcome.section
     found = schema.read_section(section, "test", journal.device.identity, "float64")
     assert found.calibration is not None
-    rate, true = found.calibration.rate("float64"), TRUTH.rate("float64")
+    rate, true = found.calibration.rate("float64"), SIMULATED_CALIBRATION.rate("float64")
     assert rate.flops == pytest.approx(true.flops, rel=0.03)
-    assert found.calibration.stream == pytest.approx(TRUTH.stream, rel=0.05)
+    assert found.calibration.stream == pytest.approx(SIMULATED_CALIBRATION.stream, rel=0.05)
     assert section["error"]["time"]["median"] < 0.02 and section["error"]["speedup"]["median"] < 0.02
     assert section["noise"] < 0.03
     for e in found.entries.values():
-        truth = {c.plan: c.time for c in rank_candidates(Problem(*e.size), TRUTH)}
+        truth = {c.plan: c.time for c in rank_candidates(Problem(*e.size), SIMULATED_CALIBRATION)}
         assert e.speedup == pytest.approx(1 / truth[Plan.parse(e.plan)], rel=0.03)
         assert truth[Plan.parse(e.plan)] <= min(truth.values()) * 1.03
     assert {e.plan for e in found.entries.values()} != {"vendor"}
@@ -83,7 +83,10 @@ def test_the_intervals_hold_the_truth_in_most_tunings() -> None:
         _, outcome = tuned(SimulatedDevice(seed=seed), wanted=((1024, 1024, 1024),))
         assert outcome.section is not None
         for name, (low, high) in outcome.section["intervals"].items():
-            true = getattr(TRUTH.rate("float64") if name.startswith("rate.") else TRUTH, name.removeprefix("rate."))
+            true = getattr(
+                SIMULATED_CALIBRATION.rate("float64") if name.startswith("rate.") else SIMULATED_CALIBRATION,
+                name.removeprefix("rate."),
+            )
             held[name] += low <= true <= high
     assert held["rate.flops"] >= 5 and held["stream"] >= 5, held
 
@@ -102,14 +105,14 @@ def test_fresh_tunings_agree_but_for_the_noise() -> None:
     assert sum(equal) / len(equal) >= 0.95 and min(equal) >= 0.85, equal
     lost = []
     for problem, plans in zip(problems, zip(*chosen, strict=True), strict=True):
-        truth = {c.plan: c.time for c in rank_candidates(problem, TRUTH)}
+        truth = {c.plan: c.time for c in rank_candidates(problem, SIMULATED_CALIBRATION)}
         assert max(truth[p] for p in plans) < 1.03 * min(truth[p] for p in plans)
         lost += [truth[p] / min(truth.values()) - 1 for p in plans]
     # (Gains below 2 % are left to the vendor.)
     assert sum(lost) / len(lost) < 0.0015 and max(lost) < 0.035
 
 
-def fresh(seed: int, truth: Calibration = TRUTH) -> Calibration:
+def fresh(seed: int, truth: Calibration = SIMULATED_CALIBRATION) -> Calibration:
     journal = Journal("run", SimulatedDevice(truth, seed=seed, noise=0.02))
     outcome = tune_type(journal, "float64", MINUTE)
     found = schema.read_section(outcome.section, "test", journal.device.identity, "float64")
@@ -117,10 +120,12 @@ def fresh(seed: int, truth: Calibration = TRUTH) -> Calibration:
     return found.calibration
 
 
-TWO_TYPES = replace(TRUTH, rates=MappingProxyType({x: Rate(1.5e11, 2e4, 20.0) for x in ("complex128", "float64")}))
+TWO_TYPES = replace(
+    SIMULATED_CALIBRATION, rates=MappingProxyType({x: Rate(1.5e11, 2e4, 20.0) for x in ("complex128", "float64")})
+)
 # Two cores that run two products at a time, and the sums beside them.
 LANES = replace(
-    TRUTH,
+    SIMULATED_CALIBRATION,
     rates=MappingProxyType({"float64": Rate(1.5e11, 2e4, 20.0, 30.0, 80.0, batch=1.03)}),
     stream=2e10, launch=1e-4, lanes=2, idle=0.01, spin=0.03, apart=0.5,
 )  # fmt: skip
@@ -138,7 +143,7 @@ def test_what_two_lanes_gain_is_seen_from_small_products(seed: int) -> None:
 
 def test_a_model_without_lanes_would_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """It cannot describe such a device: its error becomes the margin."""
-    untuned = SimulatedDevice.untuned
+    untuned = SimulatedDevice.untuned_model
     monkeypatch.setattr(SimulatedDevice, "untuned", lambda self: replace(untuned(self), lanes=1))
     assert fresh(0, LANES).margin > 0.03
 
@@ -187,7 +192,7 @@ def test_every_effort_keeps_to_its_seconds(effort: str) -> None:
 
 def test_no_entry_is_certified_below_one() -> None:
     """Even where noise is ten times the gain, and on a device where nothing pays."""
-    slow_sums = replace(TRUTH, stream=1e9)
+    slow_sums = replace(SIMULATED_CALIBRATION, stream=1e9)
     for device in (SimulatedDevice(noise=0.2), SimulatedDevice(truth=slow_sums, noise=0.05)):
         journal, outcome = tuned(device)
         found = schema.read_section(outcome.section, "test", journal.device.identity, "float64")
@@ -199,7 +204,7 @@ def test_no_entry_is_certified_below_one() -> None:
 
 
 def test_a_plan_that_fails_is_a_row_and_not_the_end() -> None:
-    best = str(choose(Problem(*BIG[0]), TRUTH, Limits(1 << 60)).best.plan)
+    best = str(choose(Problem(*BIG[0]), SIMULATED_CALIBRATION, Limits(1 << 60)).best.plan)
     journal, outcome = tuned(SimulatedDevice(broken=frozenset({best})))
     failed = [t for t in journal.recorded if t.failed]
     assert failed and {t.plan for t in failed} == {best} and {t.failed for t in failed} == {"it is broken"}
@@ -347,8 +352,8 @@ def test_all_runs_are_made_ready_before_any_is_timed(monkeypatch: pytest.MonkeyP
 class SlowGpu(SimulatedDevice):
     """A GPU on which a tuning affords small products alone, too small for most plans."""
 
-    def untuned(self) -> Calibration:
-        return replace(super().untuned(), least=512.0)
+    def untuned_model(self) -> Calibration:
+        return replace(super().untuned_model(), least=512.0)
 
 
 @pytest.mark.parametrize("side", [300, 1200, 2400])
@@ -490,7 +495,7 @@ ODD_TRUTH = Calibration(
 
 
 def test_every_parameter_is_found_from_exact_times() -> None:
-    start = SimulatedDevice().untuned()
+    start = SimulatedDevice().untuned_model()
     found = fitting.fit_calibration(start, "float64", observed(ODD_TRUTH))
     assert max(map(abs, found.residuals)) < 0.02
     for parameter in PARAMETERS:
@@ -508,13 +513,13 @@ def test_how_slowly_parts_of_complex_numbers_are_read_is_found() -> None:
             run, problem = Run(plan, "whole"), Problem(n, n, n + 1, "complex128")
             seconds = formula_seconds(run, problem, cached_work(plan, problem), truth)
             seen.append(fitting.Observation(problem, run, seconds))
-    start = replace(SimulatedDevice().untuned(), rates={"complex128": Rate(1e10, 1e4, 32.0)}, parts=0.5)
+    start = replace(SimulatedDevice().untuned_model(), rates={"complex128": Rate(1e10, 1e4, 32.0)}, parts=0.5)
     assert fitting.fit_calibration(start, "complex128", seen).calibration.parts == pytest.approx(0.3, rel=0.15)
 
 
 def test_what_the_host_takes_for_a_launch_is_found() -> None:
     truth = replace(ODD_TRUTH, launch=1e-6, host=2e-3)
-    start = replace(SimulatedDevice().untuned(), batches=True)
+    start = replace(SimulatedDevice().untuned_model(), batches=True)
     found = fitting.fit_calibration(start, "float64", observed(truth)).calibration
     assert found.host == pytest.approx(2e-3, rel=0.05) and found.rate("float64").flops == pytest.approx(3e10, rel=0.1)
 
@@ -523,13 +528,13 @@ def test_what_the_host_takes_for_a_launch_is_found() -> None:
 def test_the_size_of_tiles_is_found_on_a_gpu(tile: float) -> None:
     rate = replace(ODD_TRUTH.rate("float64"), tile=tile)
     truth = replace(ODD_TRUTH, rates=MappingProxyType({"float64": rate}))
-    start = replace(SimulatedDevice().untuned(), batches=True)
+    start = replace(SimulatedDevice().untuned_model(), batches=True)
     found = fitting.fit_calibration(start, "float64", observed(truth)).calibration.rate("float64")
     assert found.tile == tile and found.flops == pytest.approx(3e10, rel=0.1)
 
 
 def test_what_nothing_informs_stays_as_it_was() -> None:
-    start = SimulatedDevice().untuned()
+    start = SimulatedDevice().untuned_model()
     vendors = [o for o in observed(ODD_TRUTH) if o.kind == "vendor"]
     found = fitting.fit_calibration(start, "float64", vendors)
     assert (found.calibration.stream, found.calibration.small) == (start.stream, start.small)
@@ -542,8 +547,8 @@ def test_what_nothing_informs_stays_as_it_was() -> None:
 def test_what_the_measurements_leave_open_is_not_fitted() -> None:
     """Large products tell a rate, and nothing of what small or thin ones lose. The rest has the value with which
     nothing changes, and no interval."""
-    start, large = SimulatedDevice().untuned(), ((3000, 3000, 3000), (3000, 6000, 1500))
-    some = [o for o in observed(TRUTH, ("whole",)) if o.kind == "vendor" and o.problem.size in large]
+    start, large = SimulatedDevice().untuned_model(), ((3000, 3000, 3000), (3000, 6000, 1500))
+    some = [o for o in observed(SIMULATED_CALIBRATION, ("whole",)) if o.kind == "vendor" and o.problem.size in large]
     assert len(some) == 2
     found = fitting.fit_calibration(start, "float64", some)
     assert list(found.intervals) == ["rate.flops"]
@@ -553,7 +558,7 @@ def test_what_the_measurements_leave_open_is_not_fitted() -> None:
 
 def test_no_interval_is_wider_than_what_counts_as_determined() -> None:
     noisy = [replace(o, seconds=o.seconds * (1.04 if i % 2 else 0.96)) for i, o in enumerate(observed(ODD_TRUTH))]
-    found = fitting.fit_calibration(SimulatedDevice().untuned(), "float64", noisy)
+    found = fitting.fit_calibration(SimulatedDevice().untuned_model(), "float64", noisy)
     assert 4 <= len(found.intervals) < 14
     for name, (low, high) in found.intervals.items():
         parameter = PARAMETERS_BY_NAME[name]
@@ -562,62 +567,64 @@ def test_no_interval_is_wider_than_what_counts_as_determined() -> None:
 
 
 def test_outliers_do_not_carry_the_fit_away() -> None:
-    clean = observed(TRUTH)
+    clean = observed(SIMULATED_CALIBRATION)
     dirty = [replace(o, seconds=o.seconds * (3 if i % 10 == 0 else 1)) for i, o in enumerate(clean)]
-    found = fitting.fit_calibration(SimulatedDevice().untuned(), "float64", dirty)
-    assert found.calibration.rate("float64").flops == pytest.approx(TRUTH.rate("float64").flops, rel=0.05)
+    found = fitting.fit_calibration(SimulatedDevice().untuned_model(), "float64", dirty)
+    assert found.calibration.rate("float64").flops == pytest.approx(
+        SIMULATED_CALIBRATION.rate("float64").flops, rel=0.05
+    )
 
 
 def test_errors_are_those_of_the_predictions() -> None:
-    seen = [replace(o, seconds=o.seconds * 1.25) for o in observed(TRUTH, ("whole",))]
-    found = fitting.prediction_errors(TRUTH, seen)
+    seen = [replace(o, seconds=o.seconds * 1.25) for o in observed(SIMULATED_CALIBRATION, ("whole",))]
+    found = fitting.prediction_errors(SIMULATED_CALIBRATION, seen)
     assert found["time"].median == pytest.approx(0.2) and found["time"].bias == pytest.approx(-0.2)
     assert found["speedup"].median == pytest.approx(0, abs=1e-12)  # what hits both alike cancels
     assert found["speedup"].count == len([o for o in seen if o.kind == "plan"])
-    assert fitting.prediction_errors(TRUTH, [])["time"].count == 0
+    assert fitting.prediction_errors(SIMULATED_CALIBRATION, [])["time"].count == 0
 
 
 def test_n1_is_equation_3s() -> None:
-    found = thresholds(TRUTH, "float64")
-    ratio = 3 * 8 / TRUTH.stream * TRUTH.rate("float64").flops
+    found = thresholds(SIMULATED_CALIBRATION, "float64")
+    ratio = 3 * 8 / SIMULATED_CALIBRATION.stream * SIMULATED_CALIBRATION.rate("float64").flops
     assert found.n1 == pytest.approx(recursion_point(ratio, WINOGRAD), rel=0.001)
     assert found.alpha / found.pi == pytest.approx(ratio, rel=0.001) and found.epsilon is None
     assert found.n1_measured is None
 
 
 def test_epsilon_moves_equation_2_to_what_was_measured() -> None:
-    point = int(thresholds(TRUTH, "float64").n1 or 0)
+    point = int(thresholds(SIMULATED_CALIBRATION, "float64").n1 or 0)
     loses = [((n, n, n), 0.9) for n in range(point, 3 * point, point // 4)]
     wins = [((n, n, n), 1.1) for n in range(3 * point, 5 * point, point // 4)]
-    found = thresholds(TRUTH, "float64", [*loses, *wins])
+    found = thresholds(SIMULATED_CALIBRATION, "float64", [*loses, *wins])
     assert found.epsilon is not None and found.epsilon > 0
     ratio = found.alpha / found.pi + found.epsilon
     assert 2.5 * point < recursion_point(ratio, WINOGRAD) < 3.3 * point
     assert found.n1_measured == wins[0][0][0]
-    assert thresholds(TRUTH, "float64", loses).n1_measured is None  # up to the largest, none gained
+    assert thresholds(SIMULATED_CALIBRATION, "float64", loses).n1_measured is None  # up to the largest, none gained
 
 
 @pytest.mark.parametrize("levels", [1, 2, 3])
 def test_taus_are_where_the_model_chooses_so_many_levels(levels: int) -> None:
     """A little below a threshold fewer are chosen; the spread is where less or more gain is asked for."""
-    known = replace(TRUTH, margin=0.04)
+    known = replace(SIMULATED_CALIBRATION, margin=0.04)
     spread = level_spread(known, "float64", levels)
     assert spread.value and spread.low and spread.high and spread.low <= spread.value <= spread.high
     for margin, side in ((0.02, spread.value), (0.0, spread.low), (0.04, spread.high)):
-        asked = replace(TRUTH, margin=margin)
+        asked = replace(SIMULATED_CALIBRATION, margin=margin)
         assert levels_chosen(asked, "float64", int(side)) >= levels
         assert levels_chosen(asked, "float64", int(0.97 * side)) < levels
 
 
 def test_where_nothing_pays_a_threshold_is_never() -> None:
-    slow = replace(TRUTH, stream=1e7)
+    slow = replace(SIMULATED_CALIBRATION, stream=1e7)
     found = thresholds(slow, "float64")
     assert found.recursion_points == (None, None, None) and str(found.tau1) == "never"
     assert str(li_plan("strassen", 30000, found, "vendor")) == "vendor"
 
 
 def test_a_config_keeps_thresholds_and_li_s_codes_read_them() -> None:
-    found = thresholds(TRUTH, "float64", [((4000, 4000, 4000), 1.1)], {"4096": "Large"})
+    found = thresholds(SIMULATED_CALIBRATION, "float64", [((4000, 4000, 4000), 1.1)], {"4096": "Large"})
     assert read_thresholds(json.loads(json.dumps(found.fields))) == found
     assert read_thresholds({"tau1": 1.0, "tau2": 2.0}) is None and read_thresholds(None) is None
     assert found.tau1.value and found.tau2.value

@@ -21,7 +21,7 @@ from fmm.perfmodel.work import Tiles, estimated_work
 from fmm.problem import Layout, Problem
 from fmm.runtime.decisions.decide import decide_by_model, find_certified_entry
 from fmm.runtime.prepare import launches_on
-from fmm.tuner.devices.simulated import SIMULATED, SimulatedDevice
+from fmm.tuner.devices.simulated import SIMULATED_IDENTITY, SimulatedDevice
 from fmm.tuner.findings.conclude import conclude_section
 from fmm.tuner.search.certify import searched_entries
 from fmm.tuner.stages.shapes import LADDER_SIDES, square_ladder, squares_below
@@ -40,7 +40,7 @@ WANTED = (16384, 16384, 16384)
 @pytest.fixture(scope="module")
 def journal() -> Journal:
     device = SimulatedDevice(
-        truth=TRUTH, gpu=True, memory=1 << 40, noise=0.002, identity=replace(SIMULATED, key="gpu-fake")
+        truth=TRUTH, gpu=True, memory=1 << 40, noise=0.002, identity=replace(SIMULATED_IDENTITY, key="gpu-fake")
     )
     made = Journal("run", device)
     assert not tune_type(made, "float32", device.efforts["quick"], (WANTED,)).stopped

@@ -19,7 +19,7 @@ from fmm.problem import Problem
 from fmm.tuner import tune
 from fmm.tuner.cli import main
 from fmm.tuner.devices.device import EFFORTS, GPU_EFFORTS, Effort, Run
-from fmm.tuner.devices.simulated import TRUTH
+from fmm.tuner.devices.simulated import SIMULATED_CALIBRATION
 from fmm.tuner.findings.conclude import HELD_OUT_STAGE
 from fmm.tuner.findings.diagnostics import MIN_HELD_OUT_PAIRS
 from fmm.tuner.fit.model import observed_medians
@@ -32,7 +32,7 @@ from tests.support.marks import quick_and_slow
 
 RATES = {"complex128": 1.4e11, "complex64": 2.8e11, "float64": 1.5e11, "float32": 3.0e11}
 TWO_CORES = replace(
-    TRUTH,
+    SIMULATED_CALIBRATION,
     rates=MappingProxyType({dtype: Rate(rate, 2e4, 20.0, 30.0, 80.0, batch=1.03) for dtype, rate in RATES.items()}),
     stream=2e10, launch=1e-4, lanes=2, idle=0.01, spin=0.03, apart=0.5,
 )  # fmt: skip
@@ -45,7 +45,7 @@ def test_a_quick_tuning_of_an_idle_processor_is_used(
 ) -> None:
     """Of each type; of all four within a minute and a half by the device's own clock."""
     device = BusyDevice(truth=TWO_CORES, noise=0.02, seed=seed, memory=1 << 33)
-    monkeypatch.setattr(tune, "chosen_devices", lambda name: [device])
+    monkeypatch.setattr(tune, "select_devices", lambda name: [device])
     monkeypatch.setattr(tune, "Journal", partial(Journal, clock=device.clock))
     path = tmp_path / "config.json"
     chosen = ["--dtype", ",".join(dtypes)] if dtypes != list(RATES) else []  # all, of which nobody need speak
@@ -68,7 +68,7 @@ def test_a_tuning_that_has_little_time_is_planned_for_it(dtype: str) -> None:
     for limit in (inf, 39.0):
         device = BusyDevice(truth=TWO_CORES, noise=0.02, seed=1, memory=1 << 33)
         journal = Journal("run", device, clock=device.clock, limit=39.0)
-        outcome = tune_type(journal, dtype, EFFORTS["default"].within(tune.SAMPLED * limit))
+        outcome = tune_type(journal, dtype, EFFORTS["default"].within(tune.SAMPLING_SHARE * limit))
         assert outcome.section is not None
         found[limit] = outcome.section
     assert "held-out speedups, 5 are needed" in found[inf]["doubts"][0]
@@ -82,7 +82,7 @@ def test_an_effort_within_so_many_seconds() -> None:
     assert (half.seconds, half.held_out) == (usual.seconds / 2, usual.held_out // 2)
     assert none.held_out == EFFORTS["coarse"].held_out
     for efforts in (EFFORTS, GPU_EFFORTS):  # without a limit of the user's, all are as they were planned
-        assert all(effort.within(tune.SAMPLED * effort.most) is effort for effort in efforts.values())
+        assert all(effort.within(tune.SAMPLING_SHARE * effort.most) is effort for effort in efforts.values())
 
 
 @dataclass
@@ -99,7 +99,7 @@ def test_every_type_is_checked_before_one_is_refined(tmp_path: Path, monkeypatch
     leave what it found."""
     device = SlowlyAskedDevice(truth=TWO_CORES, noise=0.02, seed=1, memory=1 << 33)
     monkeypatch.setattr(busy_device, "OVERHEAD", 0.07)
-    monkeypatch.setattr(tune, "chosen_devices", lambda name: [device])
+    monkeypatch.setattr(tune, "select_devices", lambda name: [device])
     monkeypatch.setattr(tune, "Journal", partial(Journal, clock=device.clock))
     path, dtypes = tmp_path / "config.json", ["float64", "float32"]
     arguments = ["--device", "cpu", "--dtype", ",".join(dtypes), "--quiet", "--output", str(path)]

@@ -71,9 +71,7 @@ class Balanced(LevelWithSteps):
 def balanced_level(gamma: float = 2) -> Balanced:
     """Return the level `balanced(gamma)`; raise PlanError for a gamma below 1.5, or one that is not finite."""
     if not 1.5 <= gamma < inf:
-        raise PlanError(
-            f"balanced({gamma:g}): gamma must be at least 1.5 and finite, so that halves are more alike"
-        )
+        raise PlanError(f"balanced({gamma:g}): gamma must be at least 1.5 and finite, so that halves are more alike")
     short = f"{gamma:g}"
     text = f"balanced({short if float(short) == gamma else repr(gamma)})"
     return Balanced(text=text, gamma=gamma, products=1, depth=0, saves_products=False)

@@ -1,0 +1,116 @@
+"""The terms of one prediction with every number in them, from which the predicted time can be computed by hand.
+
+docs/model.md has the formula T = P + S + L + E - H; the names here are the ones used there. `prediction_terms` counts
+the plan's work again and returns what fmm.perfmodel.predict adds up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+
+from fmm.dtypes import DTYPES
+from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.predict import (
+    LeafTerm,
+    Prediction,
+    concurrent_products,
+    hidden_share,
+    leaf_terms,
+    predict_from_work,
+    sum_bytes,
+)
+from fmm.perfmodel.work import PRODUCT_SHARES, estimated_work
+
+RATE_UNITS: Mapping[str, str] = MappingProxyType(
+    {"flops": "flop/s", "fill": "entries of C", "pipe": "steps of k", "rows": "rows of C", "cols": "columns of C"}
+    | {"memory": "bytes/s", "tile": "rows", "width": "columns", "start": "s", "sms": "multiprocessors"}
+)
+
+
+@dataclass(frozen=True)
+class PredictionTerms:
+    """One prediction by term: the products of P, the traffic of S, the launches of L, the hidden share of H, and E."""
+
+    prediction: Prediction  # P, S, L, E, H and T in seconds
+    products: tuple[LeafTerm, ...]
+    rate: Mapping[str, float]  # the fields of the leaf's Rate that are not neutral, under their names in the config
+    alignment: Mapping[str, float]  # shares of the products on unaligned rows: p_unaligned, p_odd, p_copied
+    moved: float  # bytes: t * w, with the slower kinds of sums counted more than once
+    passes: float  # of the sums
+    small: float  # bytes that one pass costs in addition
+    stream: float  # bytes/s of the sums
+    overlapped: float  # share of S below an overlapped level
+    overlap: float  # share of that which is hidden behind P
+    launches: float  # of products and sums, each of which takes `launch` seconds
+    launch: float
+    calls: float  # starts of products by the host, each of which takes `host` seconds
+    host: float
+    lanes: int  # products at a time
+    idle: float
+    spin: float
+
+    def __str__(self) -> str:
+        """Return one line for each term: its formula, its numbers with units, and its seconds."""
+        found = self.prediction
+        rate = ", ".join(f"{name} {value:.6g} {RATE_UNITS.get(name, '')}".rstrip() for name, value in self.rate.items())
+        shares = ", ".join(f"p_{name} {value:.3g}" for name, value in self.alignment.items() if value)
+        lines = [f"{found.plan}: T = P + S + L + E - H = {found.seconds:.6g} s on {found.device}"]
+        lines += [f"  rate: {rate}" + (f"; unaligned rows: {shares}" if shares else "")]
+        lines += [f"  P {found.products:.6g} s = sum of c * max(flops / rate * s, bytes / memory) + c / b * start"]
+        for x in self.products:
+            m, k, n = x.size
+            lines += [
+                f"    {m:g} x {k:g} x {n:g}: c {x.number:g}, b {x.batch:g}, {x.flops:.6g} flops / {x.rate:.6g} flop/s,"
+                f" s {x.slowdown:.6g}, {x.moved:.6g} bytes / {x.memory:.6g} bytes/s, start {x.start:.3g} s:"
+                f" {x.seconds:.6g} s"
+            ]
+        lines += [
+            f"  S {found.sums:.6g} s = ({self.moved:.6g} bytes + small {self.small:.6g} bytes * {self.passes:g} passes)"
+            f" / stream {self.stream:.6g} bytes/s",
+            f"  L {found.launches:.6g} s = max(launch {self.launch:.3g} s * {self.launches:g}, "
+            f"host {self.host:.3g} s * {self.calls:g} calls - (P + S - H))",
+            f"  H {found.hidden:.6g} s = overlap {self.overlap:.3g} * min(P, S * {self.overlapped:.3g})",
+        ]
+        if self.lanes > 1:
+            busy = f"(P + S + idle) * {self.lanes - 1} / {self.lanes + 1}"
+            lines += [f"  E {found.ends:.6g} s = idle {self.idle:.3g} s + min(spin {self.spin:.3g} s, {busy})"]
+        return "\n".join(lines)
+
+
+def prediction_terms(prediction: Prediction, calibration: Calibration) -> PredictionTerms:
+    """Return the terms of a prediction that was made with this calibration from estimated counts."""
+    plan, problem = prediction.plan, prediction.problem
+    work, lanes = estimated_work(plan, problem), concurrent_products(plan, problem, calibration)
+    products = tuple(leaf_terms(plan, problem, work, calibration, lanes))
+    rate = calibration.rates.get(plan.rate_name(problem.dtype))
+    rate = rate or calibration.rate(DTYPES[plan.leaf_type(problem.dtype)].name)
+    return PredictionTerms(
+        prediction=predict_from_work(plan, problem, work, calibration),
+        products=products,
+        rate=_informative_fields(rate),
+        alignment={name: getattr(work, name) for name in PRODUCT_SHARES},
+        moved=sum_bytes(plan, problem, work, calibration, lanes),
+        passes=work.passes,
+        small=calibration.small,
+        stream=calibration.stream,
+        overlapped=work.overlapped,
+        overlap=hidden_share(plan, problem.dtype, calibration),
+        launches=sum(x.calls * x.launches for x in products) + work.passes,
+        launch=calibration.launch,
+        calls=sum(x.calls for x in products),
+        host=calibration.host,
+        lanes=lanes,
+        idle=calibration.idle,
+        spin=calibration.spin,
+    )
+
+
+def _informative_fields(rate: Rate) -> dict[str, float]:
+    """Return the fields of a rate that differ from their defaults, which change nothing; no shares of triangles."""
+    return {
+        field.name: getattr(rate, field.name)
+        for field in fields(rate)
+        if getattr(rate, field.name) != field.default and not field.name.startswith("half")
+    }
