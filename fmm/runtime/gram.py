@@ -269,9 +269,9 @@ MAX_WHOLE_ROWS = 128
 
 def _has_few_product_rows(library: Library, operands: GramOperands) -> bool:
     """Return True for a product of few rows on the host. NumPy's own product of a and a.T computes one triangle."""
-    is_vendors = not library.differentiable and operands.params == GemmParams(op="gram")
-    is_matrix = library.processor == "cpu" and operands.left.ndim == 2
-    return is_matrix and operands.left.shape[0] <= MAX_WHOLE_ROWS and not is_vendors
+    if library.processor != "cpu" or operands.left.ndim != 2 or operands.left.shape[0] > MAX_WHOLE_ROWS:
+        return False
+    return library.differentiable or operands.params != GemmParams(op="gram")
 
 
 def _vendor_mirrors(call: PreparedCall, operands: GramOperands) -> bool:
