@@ -30,6 +30,7 @@ Job = Callable[[], object]  # raises nothing
 
 START_TIMEOUT_SECONDS = 1.0  # seconds to wait for a new thread to start
 RETRY_AFTER_SECONDS = 10.0  # seconds until another thread is tried after one that did not start
+MAX_IDLE_WORKERS = max(os.cpu_count() or 1, 2)  # further workers end after their job
 MEMORY_PAUSE_SECONDS = 0.001  # seconds between attempts for which there is no memory
 
 
@@ -45,10 +46,11 @@ def after_fork_in_child(renew: Callable[[], None]) -> Callable[[], None]:
 
 
 class _ThreadState(threading.local):
-    """A worker thread's own state: its inbox, and the processors that it may run on."""
+    """A worker thread's own state: its inbox, the processors that it may run on, and whether it ends after its job."""
 
     inbox: Callable[[Job], None] | None = None
     processors: set[int] | None = None
+    is_superfluous = False
 
 
 _this_thread = _ThreadState()
@@ -100,11 +102,13 @@ class Worker:
         except MemoryError:
             return  # the caller's wait for `ready` times out
         ready.release()
-        while True:
+        while not _this_thread.is_superfluous:
             with suppress(BaseException):
                 job = self.inbox.get()
                 job()
             job = _nothing  # so that the job's arrays are freed before the next job comes
+        # Before Python 3.13 the threading module lists a thread for ever that it did not start itself.
+        getattr(threading, "_active", {}).pop(threading.get_ident(), None)
 
 
 def _nothing() -> None:
@@ -216,7 +220,7 @@ class Task(Generic[Result]):
         self.error: BaseException | None = None
 
     def __call__(self) -> None:
-        """Run on the worker thread, which is idle again before the caller continues."""
+        """Run on the worker thread, which is idle again, or about to end, before the caller continues."""
         try:
             if try_claim(self.claim):
                 self.run()
@@ -270,8 +274,14 @@ class Task(Generic[Result]):
 
 
 def _become_idle() -> None:
-    if _this_thread.inbox is not None:
-        _idle.append(_this_thread.inbox)
+    """Offer this worker to any caller; where enough workers are idle, let it end after its job."""
+    if _this_thread.inbox is None:
+        return
+    with _idle_lock.now:
+        if len(_idle) < MAX_IDLE_WORKERS:
+            _idle.append(_this_thread.inbox)
+        else:
+            _this_thread.is_superfluous = True
 
 
 def _set_processors(processors: set[int] | None) -> None:
@@ -296,3 +306,6 @@ class ForkSafeLock:
 
     def _renew(self) -> None:
         self.now = self._kind()
+
+
+_idle_lock = ForkSafeLock()  # acquired by worker threads only, which count idle workers before they join them

@@ -48,6 +48,32 @@ def test_two_callers_use_two_workers() -> None:
     assert not other.is_alive() and len({*seen, threading.get_ident(), other.ident}) == 4
 
 
+def test_superfluous_workers_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A burst of callers leaves no more idle workers than the limit, and threads of no others."""
+    monkeypatch.setattr(worker_threads, "_idle", [])
+    monkeypatch.setattr(worker_threads, "MAX_IDLE_WORKERS", 3)
+    together, found = threading.Barrier(12, timeout=30), list[threading.Thread]()
+
+    def meet() -> None:
+        found.append(threading.current_thread())
+        together.wait()
+
+    for _ in range(2):
+        callers = [threading.Thread(target=run_on_worker, args=(meet,)) for _ in range(12)]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join(30)
+        assert len(worker_threads._idle) == 3
+    assert len(found) == 24
+    for _ in range(1000):
+        if sum(thread in threading.enumerate() for thread in set(found)) == 3:
+            break
+        time.sleep(0.01)  # a superfluous thread ends a moment after its caller goes on
+    assert sum(thread in threading.enumerate() for thread in set(found)) == 3
+    assert len({run_on_worker(threading.get_ident) for _ in range(50)}) == 1
+
+
 def test_nested_work_stays_on_its_worker() -> None:
     assert len(set(run_on_worker(lambda: (threading.get_ident(), run_on_worker(threading.get_ident))))) == 1
 
