@@ -149,13 +149,12 @@ def _launch_scalars(program: AdditionProgram) -> tuple[AdditionProgram, tuple[co
     """Return the program with the coefficients that are launch parameters replaced, and their values."""
     scalars: dict[complex | str, tuple[LaunchCoefficient, complex]] = {}
 
-    def replaced(c: Coefficient) -> Coefficient:
+    def replaced(c: Coefficient) -> Any:
         value = complex(c)
         if value in LITERAL_COEFFICIENTS:
             return c
         key = value if value == value else repr(value)  # a NaN differs from itself
-        found: Any = scalars.setdefault(key, (LaunchCoefficient(len(scalars)), value))[0]
-        return found
+        return scalars.setdefault(key, (LaunchCoefficient(len(scalars)), value))[0]
 
     lines = tuple(tuple((replaced(c), v) for c, v in terms) for terms in program.lines)
     if not scalars:
