@@ -43,8 +43,8 @@ def with_one_line_errors(run: Callable[[argparse.Namespace], int | None]) -> Cal
         except BrokenPipeError:
             raise  # the reader of the output has closed it
         except (ConfigError, OSError, RuntimeError) as error:
-            if isinstance(error, OSError):
-                sys.stdout.flush()  # raises again where the output itself cannot be written
+            if isinstance(error, OSError) and error.filename is None:
+                raise  # an error of the output, since the errors of files name them
             print(f"fmm-tune: {error}", file=sys.stderr)
             return 1
 

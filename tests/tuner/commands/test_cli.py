@@ -276,7 +276,7 @@ sys.exit(main())
 
 
 def test_help_measures_and_imports_nothing_large() -> None:
-    code = "import sys; from fmm.tuner.cli import build_parsers; build_parsers(); print([m for m in LARGE if m in sys.modules])"
+    code = "import sys; from fmm.tuner import cli; cli.build_parsers(); print([m for m in LARGE if m in sys.modules])"
     code = code.replace("LARGE", "('pandas', 'optuna', 'matplotlib', 'cupy', 'scipy')")
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
@@ -317,7 +317,11 @@ def test_every_command_that_a_message_names_exists() -> None:
             assert name in options if name.startswith("--") else name in commands.choices, f"{path}: fmm-tune {name}"
 
 
-def test_predict_lists_the_devices_that_an_incomplete_key_may_mean(capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_lists_the_devices_that_an_incomplete_key_may_mean(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FMM_CONFIG", str(files.SHIPPED_CONFIG))
+    monkeypatch.delenv("FMM_TUNING", raising=False)
     assert cli.main(["predict", "64", "--device", "cuda-9.0-132sm"]) == 2
     message = capsys.readouterr().err
     assert "ambiguous device 'cuda-9.0-132sm'" in message and "cuda-9.0-132sm-nvidia-h200" in message
