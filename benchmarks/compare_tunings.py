@@ -37,15 +37,15 @@ from fmm.tuner.findings.summary import share_text
 from fmm.tuner.tune import output_path
 
 SIDES = (1000, 1536, 2048, 3001, 4096, 6000, 8192, 12288, 16384)
-LEAST = 0.95  # of the choices that should be equal
-TOLD = 10  # sizes that are told of where they are not
+LEAST = 0.95  # goal: share of equal choices
+SHOWN_DIFFERENCES = 10  # sizes with different choices that are printed
 ANY_MEMORY = 1 << 62  # bytes
 NOT_IN_BOTH = "not in both; `fmm-tune --refit --refit-part thresholds` makes those of a config of its trials"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A size for which two configs choose different plans, and what each model predicts to be lost by the other's."""
+    """A size with different choices of two configs, and the loss by the other's plan that each model predicts."""
 
     size: Shape
     first: str
@@ -59,13 +59,13 @@ class Difference:
 
     @property
     def apart(self) -> float:
-        """How much longer than the other the slower plan takes, by the model that says the most."""
+        """Return the relative extra time of the slower plan, by the model that predicts the larger one."""
         return max((max(loss, 1 / (1 + loss) - 1) for loss in self.losses), default=0.0)
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Of two sections: shapes, equal choices, and how much apart the others are by the models, beside the noise."""
+    """The comparison of two sections: equal choices, and the largest predicted difference beside the noise."""
 
     device: str
     dtype: str
@@ -86,12 +86,12 @@ class Agreement:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the fields of the JSON record."""
         return {**asdict(self), "thresholds": [x.fields for x in self.thresholds]}
 
 
 def compared_choices(one: ModelInUse, two: ModelInUse, noise: float | None) -> Agreement:
-    """The runtime's choices by either, on products of all these sides."""
+    """Return the comparison of the runtime's choices by both models, on products of all SIDES."""
     dtype = one.tuned.dtype
     problems = [Problem(m, k, n, dtype) for m, k, n in product(SIDES, repeat=3)]
     others = [found for problem in problems if (found := _difference(one, two, problem)) is not None]
@@ -99,11 +99,13 @@ def compared_choices(one: ModelInUse, two: ModelInUse, noise: float | None) -> A
     worst = max((x.apart for x in others), default=0.0)
     lost = sorted(others, key=lambda x: max(x.losses, default=0.0), reverse=True)
     thresholds = compared_thresholds(one.tuned.thresholds, two.tuned.thresholds)
-    return Agreement(one.tuned.identity.key, dtype, shapes, equal, worst, noise, thresholds, tuple(lost[:TOLD]))
+    return Agreement(
+        one.tuned.identity.key, dtype, shapes, equal, worst, noise, thresholds, tuple(lost[:SHOWN_DIFFERENCES])
+    )
 
 
 def _difference(one: ModelInUse, two: ModelInUse, problem: Problem) -> Difference | None:
-    """What they choose otherwise, if they do."""
+    """Return the difference of the choices, or None."""
     first, second = (_chosen(used, problem) for used in (one, two))
     if first == second:
         return None
@@ -113,15 +115,17 @@ def _difference(one: ModelInUse, two: ModelInUse, problem: Problem) -> Differenc
 
 
 def _chosen(used: ModelInUse, problem: Problem) -> Plan:
-    known, tuned = used.calibration, used.tuned
-    limits = Limits(ANY_MEMORY, default_error_growth(known is not None and known.batches))
-    measured = decide_by_tuning(problem, limits, tuned, known, used.on_cpu)
-    return (measured or decide_by_model(problem, limits, known, True, tuned.identity)).plan
+    calibration, tuned = used.calibration, used.tuned
+    limits = Limits(ANY_MEMORY, default_error_growth(calibration is not None and calibration.batches))
+    measured = decide_by_tuning(problem, limits, tuned, calibration, used.on_cpu)
+    return (measured or decide_by_model(problem, limits, calibration, True, tuned.identity)).plan
 
 
 def _loss(calibration: Calibration | None, problem: Problem, own: Plan, other: Plan) -> float | None:
-    """How much longer the other plan takes, by this calibration; below zero where it is the faster one: its
-    own was measured, or the other does not gain the margin."""
+    """Return the relative extra time of the other plan by this calibration.
+
+    A loss is negative where the own plan was measured, or the other does not gain the margin.
+    """
     if calibration is None:
         return None
     plans = (own, other)
@@ -165,7 +169,7 @@ def _agreements(one: Path, two: Path) -> Iterator[Agreement]:
 
 
 def _by_device(path: Path) -> dict[str, dict[str, Raw]]:
-    """The sections of a config; ConfigError if one is damaged."""
+    """Return the sections of a config; ConfigError if one is damaged."""
     sections = list(config_sections(path))
     for section in sections:
         check_section(*section)
@@ -181,13 +185,14 @@ def _lines(a: Agreement) -> Iterator[str]:
     else:
         yield f"  thresholds: {NOT_IN_BOTH}"
     if a.differences:
-        told, others = len(a.differences), a.shapes - a.equal
-        yield f"  where they choose otherwise{f', {told} of {others} sizes' * (told < others)}, the largest loss first:"
+        shown, others = len(a.differences), a.shapes - a.equal
+        some = f", {shown} of {others} sizes" * (shown < others)
+        yield f"  where they choose otherwise{some}, the largest loss first:"
         yield from (f"  {line}" for line in differences_table(a.differences).lines)
 
 
 def differences_table(differences: Sequence[Difference]) -> Table:
-    """A row a size: both plans, and what each model says that the other's costs."""
+    """Return a row for each size: both plans, and the loss by the other's plan that each model predicts."""
     head = "size", "first chooses", "second chooses", "lost by the first's model", "by the second's"
     return table_of(head, (_difference_row(x) for x in differences))
 
@@ -198,9 +203,9 @@ def _difference_row(x: Difference) -> tuple[str, ...]:
 
 
 def _verdicts(found: Sequence[Agreement], alike: bool, agree: bool) -> Iterator[str]:
-    """What is asked for, and whether it is so; of thresholds only if any were compared."""
+    """Yield the goals and whether they are met; of thresholds only if any were compared."""
     if any(a.thresholds for a in found):
-        asked = f"each within {NEAR:.0%}, or with 95 % intervals that overlap, is asked for"
-        yield f"their thresholds {'' if agree else 'do not '}agree: {asked}"
-    asked = f"at least {LEAST:.0%} equal choices, and the others within the noise, are asked for"
-    yield f"they {'' if alike else 'do not '}choose alike: {asked}"
+        goal = f"the goal is each within {NEAR:.0%}, or with 95 % intervals that overlap"
+        yield f"their thresholds {'' if agree else 'do not '}agree: {goal}"
+    goal = f"the goal is at least {LEAST:.0%} equal choices, and the others within the noise"
+    yield f"they {'' if alike else 'do not '}choose alike: {goal}"

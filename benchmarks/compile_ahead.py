@@ -1,13 +1,12 @@
 """Compile what a device is to launch, before it starts.
 
-`python -m benchmarks.compile_ahead [--chip H200] [--paper [NAME ...]]`
+`python -m benchmarks compile_ahead [--chip H200] [--paper [NAME ...]]`
 
-What the device's tests launch, or with `--paper` what `fmm-tune paper missing [NAME ...] --measure` would.
-
-Each kernel once, by all processors, into CuPy's cache on disk: CUPY_CACHE_DIR, or .cupy-cache/ in the working folder.
-Which kernels these are is found by running the tests on NumPy in the place of a device. So nothing here needs a
-device: with `--chip`, a name of the datasheets, the cache can be filled on any machine with the same CuPy and NVRTC,
-and taken along to the device. Tests compile what is missing, when they need it.
+The kernels are those of the device's tests, or with `--paper` those of `python -m benchmarks papers missing --measure`.
+All processors compile, each kernel once, into CuPy's cache on disk: CUPY_CACHE_DIR, or .cupy-cache/ in the working
+folder. The tests run on NumPy in the place of a device to list their kernels, so the command needs no device: with
+`--chip`, a name of the datasheets, any machine with the same CuPy and NVRTC fills the cache for the device. Tests
+compile missing kernels themselves.
 """
 
 from __future__ import annotations
@@ -45,7 +44,9 @@ from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.problem import Problem
 
 FOLDER = Path(".cupy-cache")
-PAPER = Path(__file__).parents[1] / "results" / "nvidia-h200" / "paper"  # what is missing there is compiled
+PAPER = (
+    Path(__file__).parents[1] / "results" / "nvidia-h200" / "paper"
+)  # kernels of experiments without samples there are compiled
 # These tests run on NumPy in the place of a device.
 TESTS = ("tests/kernels/cuda/test_gpu_kernels.py", "tests/kernels/cuda/products")
 ON_NUMPY = (sys.executable, "-m", "pytest", "-q", "-p", "tests.support.numpy_device", "-m", "gpu")
@@ -70,7 +71,7 @@ FLAGGED_SIZES = ((130, 257, 191), (128, 128, 96), (300, 264, 280))
 
 
 def with_cache(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment, in which CuPy's cache is a folder that can be taken along, unless the user named one."""
+    """Return the environment with CuPy's cache in the working folder, unless the user named another."""
     return {"CUPY_CACHE_DIR": str(FOLDER.resolve()), **environment}
 
 
@@ -84,23 +85,23 @@ def xdist_options(installed: Callable[[str], object] = find_spec, cores: int = o
 
 
 def named_chip(name: str) -> Chip:
-    """As a driver would describe it: for code, all that counts is its compute capability and its room."""
+    """Return a chip by its datasheet, with the compute capability and the shared memory that kernels depend on."""
     sheet = datasheet_of(name)
     made = datasheet_chip(sheet)
     return replace(made, version=int(sheet.capability.replace(".", "")), shared=made.limits.shared_per_block)
 
 
 def write_kernel(kernel: Kernel, folder: Path) -> None:
-    """A file with all that the compiler is told of a kernel, if no process has written it yet."""
-    told = {"source": kernel.source, "options": kernel.options, "architecture": kernel.architecture}
-    text = json.dumps(told)
+    """Write the compiler's input for a kernel into a file, unless another process has written it."""
+    content = {"source": kernel.source, "options": kernel.options, "architecture": kernel.architecture}
+    text = json.dumps(content)
     path = folder / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
     with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
         file.write(text)
 
 
 def flagged_kernels(of: Chip) -> Iterator[Kernel]:
-    """Of the plans in FLAGGED."""
+    """Yield the kernels of the plans in FLAGGED."""
     target = chip_target(of, flagged=True)
     for text, dtypes in FLAGGED.items():
         for dtype, size in product(dtypes, FLAGGED_SIZES):
@@ -110,7 +111,7 @@ def flagged_kernels(of: Chip) -> Iterator[Kernel]:
 
 
 def paper_kernels(of: Chip, samples: Path, names: Sequence[str] = ()) -> Iterator[Kernel]:
-    """Of these experiments of the papers, or of all, as far as this folder has no samples of them."""
+    """Yield the kernels of these experiments, or of all, without samples in this folder."""
     target = chip_target(of)
     for experiment in map(EXPERIMENTS.__getitem__, names or EXPERIMENTS):
         path = samples / f"{experiment.name}.json"
@@ -124,7 +125,7 @@ def paper_kernels(of: Chip, samples: Path, names: Sequence[str] = ()) -> Iterato
 
 
 def written_kernels(found: Iterable[Kernel], folder: Path) -> list[Path]:
-    """A file for each of these kernels, the longest first."""
+    """Write a file for each of these kernels; return them, the longest first."""
     folder.mkdir()
     for kernel in dict.fromkeys(found):
         write_kernel(kernel, folder)
@@ -132,18 +133,18 @@ def written_kernels(found: Iterable[Kernel], folder: Path) -> list[Path]:
 
 
 def noted_kernels(of: Chip, folder: Path) -> list[Path]:
-    """A file for each kernel of the tests on such a chip.
+    """Write a file for each kernel of the tests on this chip; return them, the longest first.
 
-    What tests say of NumPy in the place of a device is of no interest here: another test runs them so, and looks.
+    The outcome of the tests is ignored here: another test runs them so, and checks it.
     """
     kernels = folder / "kernels"
     kernels.mkdir()
     for kernel in flagged_kernels(of):
         write_kernel(kernel, kernels)
     (folder / "chip").write_bytes(pickle.dumps(of))
-    told = {"FMM_CHIP": str(folder / "chip"), "FMM_KERNELS": str(kernels), "OPENBLAS_NUM_THREADS": "1"}
+    content = {"FMM_CHIP": str(folder / "chip"), "FMM_KERNELS": str(kernels), "OPENBLAS_NUM_THREADS": "1"}
     subprocess.run(
-        [*ON_NUMPY, *xdist_options(), *TESTS], env={**os.environ, **told}, stdout=subprocess.DEVNULL, check=False
+        [*ON_NUMPY, *xdist_options(), *TESTS], env={**os.environ, **content}, stdout=subprocess.DEVNULL, check=False
     )
     return sorted(kernels.iterdir(), key=lambda path: -path.stat().st_size)  # the longest first
 
@@ -153,7 +154,7 @@ class _OnDiskError(Exception):
 
 
 class _Unloaded:
-    """In the place of a loaded module: the code is on disk by then, and there may be no device to load it to."""
+    """Replaces a loaded module: the code is on disk by then, and there may be no device."""
 
     def load(self, code: bytes) -> None:
         raise _OnDiskError
@@ -162,15 +163,15 @@ class _Unloaded:
 
 
 def compile_kernel(path: Path, capability: int) -> str:
-    """Into the cache, under the name under which it is looked for; why not, if it is not."""
+    """Compile a kernel into the cache; return the reason if that fails, else nothing."""
     from cupy._core import core
     from cupy.cuda import compiler
 
     from fmm.kernels.cuda.launch.compile import compile_for_architecture
 
-    told = json.loads(path.read_text(encoding="utf-8"))
-    source, options, architecture = told["source"], tuple(told["options"]), told["architecture"]
-    # What CuPy remembers for each device it asks the driver for, which need not be there.
+    content = json.loads(path.read_text(encoding="utf-8"))
+    source, options, architecture = content["source"], tuple(content["options"]), content["architecture"]
+    # CuPy caches these options for each device by asking the driver, which may be absent.
     options_for = compiler._get_arch_for_options_for_nvrtc
     compiler._get_arch_for_options_for_nvrtc = getattr(options_for, "__wrapped__", options_for)
     compiler.function = type("Functions", (), {"Module": _Unloaded})
@@ -187,7 +188,7 @@ def compile_kernel(path: Path, capability: int) -> str:
 
 
 def compile_all(paths: Iterable[Path], capability: int) -> list[str]:
-    """Why some were not compiled."""
+    """Compile all kernels on all processors; return the reasons of failures."""
     # Not forked: a process that has spoken with a driver must not be.
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
         jobs = [pool.submit(compile_kernel, path, capability) for path in paths]
@@ -196,7 +197,7 @@ def compile_all(paths: Iterable[Path], capability: int) -> list[str]:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="compile_ahead", description=__doc__.partition("\n")[0])
-    parser.add_argument("--chip", help="a device of the datasheets, such as H200; else device 0 is asked")
+    parser.add_argument("--chip", help="a device of the datasheets, such as H200; else device 0")
     paper = "for these experiments of the papers, or all of them, instead of the tests"
     parser.add_argument("--paper", nargs="*", choices=tuple(EXPERIMENTS), metavar="NAME", help=paper)
     options = parser.parse_args(arguments)

@@ -1,8 +1,8 @@
 """GEMMul8 (RIKEN; float32 and float64 products by int8 residues) as a peer, built from its public source.
 
-`FMM_GEMMUL8` names a checkout of it: the folder that holds `GEMMul8/src/gemmul8.cu`. Nothing of it is kept in this
-repository. What is built (real products, with the numbers of moduli that are asked for, since all of them take the
-compiler minutes) stands in `build/` of that checkout.
+`FMM_GEMMUL8` names a checkout: the folder that holds `GEMMul8/src/gemmul8.cu`. This repository has nothing of it. The
+library is built into `build/` of the checkout: real products, with the numbers of moduli in MODULI alone, since all of
+them take the compiler minutes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 import cupy
 
-MODULI = {"float32": 8, "float64": 14}  # with which its own table compares it to the vendor
+MODULI = {"float32": 8, "float64": 14}  # as in GEMMul8's own comparison with the vendor
 VARIABLE = "FMM_GEMMUL8"
 OPTIONS = ("-std=c++20", "-O3", "-diag-suppress", "177", "-gencode", "arch=compute_90,code=sm_90")
 SHARED = ("-shared", "-Xcompiler", "-fPIC")
@@ -86,14 +86,14 @@ PRODUCT(gemmul8_float64, double)
 
 
 def checkout() -> Path | None:
-    """Where its source is; None if nobody says."""
+    """Return the folder of the source, or None."""
     named = os.environ.get(VARIABLE, "")
     found = Path(named) / "GEMMul8"
     return found if named and (found / "src" / "gemmul8.cu").exists() else None
 
 
 def build(source: Path) -> Path:
-    """The library, built if it is not there; in a copy whose switches know just the moduli of MODULI."""
+    """Return the path of the library; build it if missing, from a copy with the cases of MODULI alone."""
     folder = source / "build"
     library = folder / "libgemmul8_products.so"
     if library.exists():
@@ -114,14 +114,14 @@ def build(source: Path) -> Path:
 
 
 def _packages() -> list[Path]:
-    """Where packages of Python's bring CUDA's headers and libraries, besides what the compiler has."""
+    """Return the folders in which Python packages have CUDA's headers and libraries."""
     spec = find_spec("nvidia")
     roots = spec.submodule_search_locations or [] if spec else []
     return [folder for root in roots for folder in Path(root).glob("cu1?") if (folder / "include").exists()]
 
 
 def _wanted(line: str) -> bool:
-    """Is it no case of a switch, or one that is asked for?"""
+    """Return False for a case of a switch whose number of moduli is not in MODULI."""
     case = re.match(r"\s+case (\d+):.*_launch<", line)
     return case is None or int(case[1]) in MODULI.values()
 
@@ -143,7 +143,7 @@ def _library() -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Gemmul8Product:
-    """C = A B of matrices that lie row by row (so C^T = B^T A^T column by column), in memory that it keeps."""
+    """C = A B of row-major matrices (C^T = B^T A^T in column-major order), with a workspace of its own."""
 
     a: Any
     b: Any

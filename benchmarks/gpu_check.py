@@ -67,9 +67,9 @@ def recorded_command(step: Step) -> str:
     return " ".join(step.command[1:]).replace(f"{ROOT}/", "").replace(sys.executable, "python")
 
 
-def merged_checks(known: Iterable[Check], found: Iterable[Check], order: Sequence[str]) -> list[Check]:
+def merged_checks(recorded: Iterable[Check], found: Iterable[Check], order: Sequence[str]) -> list[Check]:
     """Return all checks in the order of the steps; new ones replace old ones."""
-    by_name = {check["step"]: check for check in (*known, *found)}
+    by_name = {check["step"]: check for check in (*recorded, *found)}
     place = {name: i for i, name in enumerate(order)}
     return sorted(by_name.values(), key=lambda check: place.get(check["step"], len(place)))
 
@@ -98,7 +98,7 @@ class Checks:
     began: float = field(default_factory=time.time)
 
     @property
-    def known(self) -> list[Check]:
+    def recorded(self) -> list[Check]:
         return merged_checks(_checks_in(self.path), _checks_in(self._noted), self.order)
 
     @property
@@ -107,7 +107,7 @@ class Checks:
 
     def ended(self, name: str) -> Check | None:
         """Return the outcome of a step that this code has run, else None."""
-        for check in self.known:
+        for check in self.recorded:
             if check["step"] == name and check.get("code") == self.code:
                 return None if check["outcome"].startswith((TIME_WAS_UP, "left out")) else check
         return None
@@ -116,7 +116,7 @@ class Checks:
         """Write and print the outcome of a step."""
         ran = {} if seconds is None else {"seconds": round(seconds, 1), "command": recorded_command(step)}
         row = {"step": step.name, "outcome": outcome, **ran, "commit": self.about["commit"], "code": self.code}
-        rows = merged_checks(self.known, [row], self.order)
+        rows = merged_checks(self.recorded, [row], self.order)
         ours = [row for row in rows if row.get("code") == self.code]
         for path, checks in ((self.path, rows), (self._noted, ours)):
             path.parent.mkdir(parents=True, exist_ok=True)

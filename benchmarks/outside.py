@@ -121,7 +121,7 @@ def pytest_command(suite: Suite, folder: Path, report: Path, fmm: bool, plan: st
 def run_suite(
     suite: Suite, folder: Path, fmm: bool, plan: str, more: Sequence[str], constraints: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the outcomes of the tests; SystemExit if they did not begin. `constraints`: variables that configure fmm."""
+    """Return the outcomes of the tests, under these variables that configure fmm; SystemExit if they did not begin."""
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), VARIABLE: plan if fmm else ""}
     env |= constraints if fmm else {}

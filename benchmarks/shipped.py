@@ -79,8 +79,8 @@ class Card:
 
     @property
     def key(self) -> str:
-        known = datasheet_of(self.sheet)
-        return gpu_key(self.name, known.capability, known.sms)
+        sheet = datasheet_of(self.sheet)
+        return gpu_key(self.name, sheet.capability, sheet.sms)
 
     @property
     def results(self) -> Path:
@@ -135,8 +135,8 @@ def whole_calls(folder: Path, dtype: str) -> list[Observation]:
             timed = [(Plan.parse(name), median(row.seconds[name])) for name in names]
             worth = [(plan, own) for plan, own in timed if own <= WORTH_FITTING * vendor]
             # Leaves with rates of their own have too few samples.
-            known = [(plan, own) for plan, own in worth if not plan.leaf_use.leaf.rate]
-            found += [Observation(Problem(*row.size, dtype), Run(plan), own) for plan, own in known]
+            enough = [(plan, own) for plan, own in worth if not plan.leaf_use.leaf.rate]
+            found += [Observation(Problem(*row.size, dtype), Run(plan), own) for plan, own in enough]
     return found
 
 
@@ -152,25 +152,25 @@ def without_repeated_tiles(tuned: Sequence[Observation], calls: Sequence[Observa
 
     (With them two more choices of 250 in float32 without emulation are poor.)
     """
-    known = any(o.kind == "inside" for o in calls)
-    return [o for o in tuned if not (known and o.run.plan.uses_tile_model)]
+    timed_inside = any(o.kind == "inside" for o in calls)
+    return [o for o in tuned if not (timed_inside and o.run.plan.uses_tile_model)]
 
 
-def with_best_margins(known: Calibration, dtype: str, folder: Path) -> Calibration:
+def with_best_margins(calibration: Calibration, dtype: str, folder: Path) -> Calibration:
     """Return the calibration with the margins of the fewest poor choices, and the best ones, on every second shape."""
     rows = [row for row in recorded_rows(folder / FILE) if row.dtype.removesuffix(OWN) == dtype]
     shapes = list(dict.fromkeys(row.size for row in rows))
     rows = [row for row in rows if row.size in set(shapes[::2])]
     if not rows:
-        return known
+        return calibration
 
     def merit(margins: tuple[float, float]) -> tuple[int, float, float]:
-        tried = replace(known, margin=margins[0], tiled_margin=margins[1])
+        tried = replace(calibration, margin=margins[0], tiled_margin=margins[1])
         judged = [x for row in rows if (x := replayed(row, tried).as_chosen) is not None]
         return -sum(x.poor for x in judged), mean(x.share_of_best for x in judged), sum(margins)
 
     margin, tiled_margin = max(product(MARGINS, MARGINS), key=merit)
-    return replace(known, margin=margin, tiled_margin=tiled_margin)
+    return replace(calibration, margin=margin, tiled_margin=tiled_margin)
 
 
 def fitted_section(card: Card, calls: Sequence[Observation], dtype: str) -> dict[str, Raw]:
@@ -178,13 +178,13 @@ def fitted_section(card: Card, calls: Sequence[Observation], dtype: str) -> dict
     (_, others), seen = every_second_shape(calls), fitted_to(tunings, calls)
     fitted = fit_calibration(starting_calibration(sheet, dtype), dtype, seen)
     largest = max(largest_measured_side(t.trials) for t in tunings)
-    known = replace(fitted.calibration, launch=LAUNCH, host=HOST, call=CALL)
+    calibration = replace(fitted.calibration, launch=LAUNCH, host=HOST, call=CALL)
     rates = {
         **starting_calibration(sheet, dtype).rates,
-        **known.rates,
+        **calibration.rates,
     }  # of leaves that were not there: the datasheet's
-    known = replace(known, rates=MappingProxyType(rates))
-    model = check_model(known, dtype, [*observed(tunings, ("held out",)), *others], None, largest)
+    calibration = replace(calibration, rates=MappingProxyType(rates))
+    model = check_model(calibration, dtype, [*observed(tunings, ("held out",)), *others], None, largest)
     calibration = with_best_margins(model.calibration, dtype, card.results)
     noise = max((x for t in tunings if (x := noise_floor(t.trials)) is not None), default=None)
     runs = ", ".join(t.header.run for t in tunings)
@@ -224,10 +224,10 @@ def model_thresholds(
     return with_intervals(thresholds(calibration, dtype), calibration, dtype, admitted)
 
 
-def with_new_thresholds(known: Raw, dtype: str, card: Card, seen: Sequence[Observation]) -> dict[str, Raw]:
+def with_new_thresholds(section: Raw, dtype: str, card: Card, seen: Sequence[Observation]) -> dict[str, Raw]:
     """Return a section with its model as before, and new thresholds."""
-    calibration = schema.read_calibration(known["calibration"], "calibration", dtype, card.name, "")
-    return {**known, "thresholds": model_thresholds(calibration, dtype, known["intervals"], seen).fields}
+    calibration = schema.read_calibration(section["calibration"], "calibration", dtype, card.name, "")
+    return {**section, "thresholds": model_thresholds(calibration, dtype, section["intervals"], seen).fields}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -237,13 +237,13 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--thresholds", action="store_true", help="leave the models as they are")
     parser.add_argument("--card", choices=[card.sheet for card in CARDS], help="this card alone (default: all)")
     options = parser.parse_args(arguments)
-    known = files.read_config(SHIPPED_CONFIG)
+    config = files.read_config(SHIPPED_CONFIG)
     for card in CARDS:
         if options.card in (None, card.sheet):
-            previous = known[card.key] if options.blocks or options.thresholds else None
+            previous = config[card.key] if options.blocks or options.thresholds else None
             types = previous if previous and options.blocks else sections_of(card, previous)
-            known[card.key] = {dtype: with_blocks(raw, dtype, card) for dtype, raw in types.items()}
-    store.write_file(SHIPPED_CONFIG, reader.config_text(known))
+            config[card.key] = {dtype: with_blocks(raw, dtype, card) for dtype, raw in types.items()}
+    store.write_file(SHIPPED_CONFIG, reader.config_text(config))
     return 0
 
 
@@ -256,8 +256,10 @@ def sections_of(card: Card, before: Mapping[str, Raw] | None) -> dict[str, dict[
             types[dtype] = with_new_thresholds(before[dtype], dtype, card, fitted_to(card.tunings(dtype), calls))
         else:
             types[dtype] = fitted_section(card, calls, dtype)
-        known = types[dtype]["calibration"]
-        print(card.sheet, dtype, f"margin {known['margin']:.3f}, {known['tiled_margin']:.3f}", *types[dtype]["doubts"])
+        fitted = types[dtype]["calibration"]
+        print(
+            card.sheet, dtype, f"margin {fitted['margin']:.3f}, {fitted['tiled_margin']:.3f}", *types[dtype]["doubts"]
+        )
     return types
 
 

@@ -1,4 +1,4 @@
-"""Do two tunings of one device find the same thresholds? One beside the other, with the difference and a verdict."""
+"""Compare the thresholds of two tunings of one device: both values, the difference and a verdict."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fmm.config.schema import TAU_NAMES, Interval, Thresholds
 from fmm.tuner.findings.summary import interval_text, threshold_text
 
 NAMES = ("alpha", "pi", "n1", *TAU_NAMES)
-NEAR = 0.1  # of the first one: so far apart two tunings may be
+NEAR = 0.1  # largest relative difference of thresholds that agree
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def table_of(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 @dataclass(frozen=True)
 class ComparedThreshold:
-    """One threshold of both tunings; None: it never pays."""
+    """One threshold of both tunings; None: the plan never pays."""
 
     name: str
     first: float | None
@@ -45,7 +45,7 @@ class ComparedThreshold:
 
     @property
     def difference(self) -> float | None:
-        """Of the second from the first, as a share of that; None where one of them alone is never."""
+        """Return the relative difference from the first; None where only one of them never pays."""
         if self.first is None or self.second is None:
             return 0.0 if self.first == self.second else None
         return self.second / self.first - 1
@@ -56,7 +56,7 @@ class ComparedThreshold:
 
     @property
     def overlapping(self) -> bool:
-        """Is a value in the intervals of both? (Never is beyond all sides.)"""
+        """Return True if both intervals overlap. ("Never" is beyond all sides.)"""
         if self.first_interval is None or self.second_interval is None:
             return False
         lows, highs = zip(_ends(self.first_interval), _ends(self.second_interval), strict=True)
@@ -68,14 +68,14 @@ class ComparedThreshold:
 
     @property
     def verdict(self) -> str:
-        """In words."""
+        """Return the verdict in words."""
         if self.near:
             return "agree"
         return "agree: the intervals overlap" if self.overlapping else "differ"
 
     @property
     def fields(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the fields of the JSON record."""
         return {**asdict(self), "difference": self.difference, "agrees": self.agrees}
 
 
@@ -85,11 +85,11 @@ def _ends(interval: Interval) -> tuple[float, float]:
 
 
 def compared_thresholds(first: Thresholds | None, second: Thresholds | None) -> tuple[ComparedThreshold, ...]:
-    """Each of both; nothing if a section has none, or those of an earlier fmm."""
+    """Return the thresholds of both; nothing if a section has none."""
     if first is None or second is None:
         return ()
     apart = [bool(x.without_emulation) for x in (first, second)]
-    # Of a tuning that measured no leaf which makes products in another type tau1 to tau3 are without these.
+    # Without a leaf that emulates, tau1 to tau3 are those without emulation.
     alike = [name for name in NAMES if name not in TAU_NAMES or apart[0] == apart[1]]
     own = [_compared(name, first, second) for name in alike]
     return (*own, *(_without_emulation(name, first, second) for name in TAU_NAMES if any(apart)))
@@ -101,7 +101,7 @@ def _compared(name: str, first: Thresholds, second: Thresholds) -> ComparedThres
 
 
 def _without_emulation(name: str, first: Thresholds, second: Thresholds) -> ComparedThreshold:
-    """Where no product is made of products in another type; intervals are recorded of a tuning that knows none."""
+    """Return a threshold without emulation; only a tuning without emulating leaves records its interval."""
     (one, its), (two, others) = (_value_without_emulation(name, x) for x in (first, second))
     return ComparedThreshold(f"{name} without emulation", one, two, its, others)
 
@@ -113,7 +113,7 @@ def _value_without_emulation(name: str, found: Thresholds) -> tuple[float | None
 
 
 def agreement_table(compared: Sequence[ComparedThreshold]) -> Table:
-    """A row for each threshold, with its 95 % intervals."""
+    """Return a row for each threshold, with its 95 % intervals."""
     return table_of(("threshold", "first", "second", "difference", "verdict"), map(_row, compared))
 
 

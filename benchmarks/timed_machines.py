@@ -21,32 +21,32 @@ from fmm.runtime.decisions.decide import decide_plan
 from fmm.runtime.devices import cuda_device
 from fmm.tuner.devices.compile_ahead import call_jobs, run_workers
 
-PATIENCE = 4.0  # seconds of first calls, which compile, after which no other plan is tried on a shape
-ROOM = 32 << 30  # bytes of workspace that a plan may need whose kernels are compiled
-AHEAD = 240  # shapes for which they work: more are not measured in a minute
+PATIENCE = 4.0  # seconds of first calls, which compile; later plans of the shape are left out
+WORKSPACE_LIMIT = 32 << 30  # bytes; kernels of plans that need more are not compiled ahead
+COMPILED_SHAPES = 240  # shapes whose kernels are compiled ahead: more are not measured in a minute
 Shape = tuple[str, str, Size]  # type, kind, sides
 
 
 class Machine(Protocol):
-    """Where products are timed."""
+    """A machine on which products are timed."""
 
     def as_type(self, dtype: str) -> AbstractContextManager[object]:
-        """Meanwhile numbers are of this type."""
+        """Return a context in which the library multiplies numbers of this type."""
 
     patience: float  # seconds of first calls after which no other plan is tried on a shape
     most: int  # plans that are tried on a shape
 
     def operands(self, size: Size, dtype: str) -> tuple[Any, Any, Callable[[Any, Any], Any]]:
-        """Random normal matrices, and the product of the library that they belong to."""
+        """Return random normal matrices, and their library's product."""
 
     def place(self, a: Any, b: Any) -> Mapping[str, Any]:
-        """Where every call is to put its result, if that is not to be a new array."""
+        """Return the keyword arguments that name a result array, if calls share one."""
 
     def seconds(self, call: Callable[[], object], repeats: int) -> float:
-        """Of one of so many calls."""
+        """Return the seconds of one of `repeats` calls."""
 
     def make_ready(self, wanted: Sequence[Shape], seconds: float, whole: bool) -> None:
-        """Compile what will be called on these shapes, for so long at most."""
+        """Compile the kernels of these shapes for at most `seconds`."""
 
     def forget(self) -> None:
         """Give memory back."""
@@ -66,7 +66,7 @@ class Cpu:
         return a, b, np.matmul
 
     def place(self, a: Any, b: Any) -> Mapping[str, Any]:
-        """One array for all: on a virtual machine fresh pages can take as long as the product."""
+        """Return one array for all calls: fresh pages of a virtual machine can take as long as the product."""
         return {"out": np.zeros((len(a), b.shape[1]), a.dtype)}
 
     def seconds(self, call: Callable[[], object], repeats: int) -> float:
@@ -79,7 +79,7 @@ class Cpu:
         pass
 
     def forget(self) -> None:
-        """What is kept is used again: fresh pages take as long as a product."""
+        """Keep all memory: fresh pages take as long as a product."""
 
 
 class Gpu:
@@ -128,8 +128,8 @@ class Gpu:
 
     def make_ready(self, wanted: Sequence[Shape], seconds: float, whole: bool) -> None:
         calls, device = list[tuple[str, Plan, Size]](), cuda_device(0)
-        for dtype, _, size in wanted[:AHEAD]:
-            limits = Limits(ROOM, device.error_growth, emulation=not dtype.endswith(OWN))
+        for dtype, _, size in wanted[:COMPILED_SHAPES]:
+            limits = Limits(WORKSPACE_LIMIT, device.error_growth, emulation=not dtype.endswith(OWN))
             with self.as_type(dtype):
                 decision = decide_plan(Problem(*size, element_type(dtype)), limits, device)
             tried = tried_plans("cuda", size, dtype, decision, whole)
@@ -142,5 +142,5 @@ class Gpu:
 
         from fmm.runtime.run_device import GRAPHS
 
-        GRAPHS.clear()  # a program that calls so many plans would no longer replay those of the last shapes
+        GRAPHS.clear()  # with this many plans, graphs of the last shapes would no longer be replayed
         cupy.get_default_memory_pool().free_all_blocks()

@@ -36,7 +36,7 @@ class Bench(Protocol):
 
     xp: Any  # the library of its arrays
     on_host: bool
-    side: int  # the largest that an experiment is scaled down to unless it is told otherwise
+    side: int  # the largest side to which an experiment is scaled down by default
 
     @property
     def folder(self) -> str:
@@ -51,7 +51,7 @@ class Bench(Protocol):
         """float64 or complex128 numbers, as numbers of this type lie in memory."""
 
     def widened(self, x: Array, dtype: str) -> Array:
-        """Such numbers as float64 or complex128 again."""
+        """Return the numbers in float64 or complex128."""
 
     def multiply(self, plan: Plan, a: Array, b: Array, dtype: str = "") -> Array:
         """A B by this plan; PlanError if it cannot be done."""
@@ -73,10 +73,10 @@ class Bench(Protocol):
         """What multiplies once, everything prepared and warm."""
 
     def seconds(self, call: Call, repeats: int) -> float:
-        """Of one of so many calls."""
+        """Return the seconds of one of `repeats` calls."""
 
     def stream(self, count: int) -> tuple[float, float]:
-        """Bytes a second of an addition of so many float64 numbers, and numbers a second."""
+        """Return the rate of an addition of `count` float64 numbers: bytes and numbers a second."""
 
     def shared_memory(self) -> float | None:
         """Bytes a second that threads read from memory that their block shares; None where there is none."""
@@ -99,9 +99,9 @@ class PlannedBench:
 def chosen_plan(problem: Problem, device: str | int, max_error_growth: float | None, emulation: bool) -> Plan:
     """What fmm chooses for a problem, by the public function; without emulation as if FMM_EMULATION=0 were set."""
     m, k, n = problem.size
-    asked = {"op": problem.op, "dtype": problem.dtype, "device": device, "max_error_growth": max_error_growth}
+    request = {"op": problem.op, "dtype": problem.dtype, "device": device, "max_error_growth": max_error_growth}
     with nullcontext() if emulation else _emulation_forbidden():
-        return fmm.plan(m, k, n, **asked).plan  # type: ignore[arg-type]
+        return fmm.plan(m, k, n, **request).plan  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -212,7 +212,7 @@ class HostBench:
         return vendor_speed(self, 512)
 
     def row_by_column(self, a: Array, b: Array) -> tuple[Array, Array]:
-        """Of a large product so many rows, evenly spaced; the order of the sums is that of one loop over k."""
+        """Return some evenly spaced rows of a large product, summed in the order of one loop over k."""
         count = len(a) if len(a) <= WHOLE else ROWS
         rows = np.unique(np.linspace(0, len(a) - 1, count).astype(np.intp))
         left, found = a[rows], np.zeros((len(rows), b.shape[1]), a.dtype)

@@ -209,7 +209,7 @@ class Session:
             for progress in experiments:
                 self._measure_experiment(progress, anew)
         except KeyboardInterrupt:
-            print(f"{COMMAND}: interrupted; what was finished is kept in {self.folder}", file=sys.stderr)
+            print(f"{COMMAND}: interrupted; finished parts are in {self.folder}", file=sys.stderr)
             return EXIT_INTERRUPTED
         finally:
             self._draw_figures()

@@ -122,7 +122,7 @@ class CudaBench:
             raise MemoryError(str(error)) from None
         addresses = a.data.ptr, b.data.ptr, c.data.ptr, room.data.ptr
 
-        def made(kept: Any = (a, b, c, room)) -> None:
+        def made(operands: Any = (a, b, c, room)) -> None:
             self._backend.run(launches, *addresses)
 
         made()

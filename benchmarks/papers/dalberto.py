@@ -46,7 +46,7 @@ POINT: Final = 900  # n1: where one level begins
 ERROR_SIZES: Final = (800, 1000, 1400, 1700, 2000, 2800, 3400, 4000, 5000)
 DATA: Final = ("[-1,1]", "[0,1]")
 ENTRIES: Final = 16  # rows, and columns, whose entries Priest's summation sums
-OF_REFERENCE: Final = 12  # about so many plain products take as long as a part
+OF_REFERENCE: Final = 12  # plain products that take as long as a part, roughly
 
 
 def hasa_depth(n: int) -> int:
@@ -192,7 +192,7 @@ def _plans(bench: Bench, shape: Shape, point: float) -> dict[str, str]:
 
 
 def point_here(bench: Bench, scale: float) -> Callable[[], float]:
-    """This machine's recursion point (Equation 3), from a product of the paper's 1000; measured when it is asked for,
+    """This machine's recursion point (Equation 3), from a product of the paper's 1000; measured at the first use,
     and once."""
     side = max(int(1000 * scale), 64)
     return cache(lambda: recursion_point(measured_ratio(bench, (side, side, side))))
@@ -202,7 +202,7 @@ def point_here(bench: Bench, scale: float) -> Callable[[], float]:
 
 
 def sampled_shapes(sizes: tuple[int, ...], scale: float, count: int) -> list[Shape]:
-    """So many of all triples of these sizes, the same ones every time; those that would take too long are left out."""
+    """Return `count` triples of these sizes, the same ones every time, without those that take too long."""
     rng = random.Random(3)
     found: list[Shape] = []
     triples = list(product(sizes, repeat=3))
@@ -229,7 +229,7 @@ def problem_name(which: str, shape: Shape) -> str:
 
 
 def _hasa_products(shape: Shape) -> Products:
-    """By as many levels of HASA as may be asked for."""
+    """Yield the plans by every number of levels of HASA."""
     return tuple((hasa_plan(depth), Problem(*shape, "float64")) for depth in range(4))
 
 

@@ -1,4 +1,4 @@
-"""Is max_error_growth kept? Random problems, each with a limit, against the vendor's own error.
+"""Check max_error_growth: random problems, each with a limit, against the vendor's own error.
 
 fmm.matmul and fmm.gram get the limit as a user gives it. Where no plan pays, as for small products, the vendor answers
 and shows nothing; there, and in every other problem, one of the deepest candidates that the limit admits runs instead.
@@ -163,7 +163,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
         "max_error_growth on random problems: the error over the vendor's, and as a share of the budget",
         EXPERIMENT,
         {"measured": _growth, "share of the budget": _share},
-        "The budget is kept in all of them: no share is above 1.",
+        "All of them meet the budget: no share is above 1.",
         x="number",
         unit="error over the vendor's",
         draw=draw_shares,

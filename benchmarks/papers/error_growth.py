@@ -106,7 +106,7 @@ def plans_on(on_host: bool, dtype: str, side: int) -> tuple[Plan, ...]:
 SIDE: Final = 2048
 SEEDS: Final = (1, 2, 3)
 MANY: Final = 2500  # products of a plan, from which on one seed is enough: they take seconds
-OF_REFERENCE: Final = 8  # about so many plain products take as long as a reference
+OF_REFERENCE: Final = 8  # plain products that take as long as a reference, roughly
 RowsOf = Callable[[str, str], Iterator[Row]]  # of a type and a family
 PlansOf = Callable[[str], Sequence[Plan]]
 

@@ -30,17 +30,17 @@ PACKED = ".gz"
 
 @dataclass(frozen=True)
 class Part:
-    """Some rows of an experiment, and what is known of them beforehand."""
+    """Some rows of an experiment, with their products and work."""
 
     about: Key  # what its rows have under the experiment's `by`
     rows: Callable[[], Iterable[Row]]
     products: Products = ()  # what it multiplies, for whoever compiles ahead
-    work: float = 0.0  # about so many flops, for whoever has little time
+    work: float = 0.0  # flops, roughly, by which a time limit sorts the parts
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """What is run, once for all figures that show it; its samples are in results/<device>/paper/<name>.json."""
+    """A measurement for one or more figures; its samples are in results/<device>/paper/<name>.json."""
 
     name: str
     keys: tuple[str, ...]
@@ -65,7 +65,7 @@ def one_part(measure: Callable[[Bench, float], Iterable[Row]]) -> Callable[[Benc
 
 @dataclass(frozen=True)
 class Results:
-    """An experiment's rows, as measured now or as kept in a file; an environment for each run that they come from."""
+    """The rows of an experiment, and the environment of each run that measured them."""
 
     runs: tuple[Mapping[str, Any], ...]
     scale: float
@@ -84,12 +84,12 @@ class Results:
     def with_part(self, experiment: Experiment, part: Part, rows: Iterable[Row]) -> Results:
         """The same with these rows in the place of the part's, as those of the newest run."""
         newest = len(self.runs) - 1
-        kept = {key: row for key, row in self.rows.items() if experiment.about(key) != part.about}
+        others = {key: row for key, row in self.rows.items() if experiment.about(key) != part.about}
         new = {tuple(row["key"]): {**row, **({"run": newest} if newest else {})} for row in rows}
-        return Results(self.runs, self.scale, {**kept, **new})
+        return Results(self.runs, self.scale, {**others, **new})
 
     def without_old_runs(self) -> Results:
-        """The same, without runs of which no row is left."""
+        """Return the results without runs that have no row left."""
         used = sorted({row.get("run", 0) for row in self.rows.values()})
         number = {run: i for i, run in enumerate(used)}
         rows = {}
@@ -119,7 +119,7 @@ class DamagedSamplesError(ValueError):
 
 
 def read_results(path: Path) -> Results:
-    """From such a file, or from one that was packed since (`gzip FILE.json`)."""
+    """Read a file of samples, packed or not (`gzip FILE.json`)."""
     try:
         text = path.read_bytes() if path.is_file() else gzip.decompress(packed(path).read_bytes())
         found = json.loads(text)
@@ -152,7 +152,7 @@ class TimeLimit:
         self.expected = self.taken = 0.0
 
     def begins(self) -> None:
-        """Another experiment begins, and how long its parts really take is not known yet."""
+        """Begin another experiment, whose parts have no measured duration yet."""
         self.expected = self.taken = 0.0
 
     @property
@@ -199,7 +199,7 @@ def experiment_progress(experiment: Experiment, bench: Bench, folder: Path, side
 
 
 def missing_of(experiments: Iterable[Experiment], bench: Bench, folder: Path, side: int | None) -> list[Progress]:
-    """Those of which parts have not been measured on this device."""
+    """Return the experiments with parts that were not measured on this device."""
     every = [experiment_progress(x, bench, folder, side, anew=False) for x in experiments]
     return [progress for progress in every if progress.missing]
 
@@ -261,6 +261,6 @@ def measured_now(experiment: Experiment, bench: Bench, side: int, command: list[
 
 
 def planned_parts(experiment: Experiment, scale: float, on_host: bool = False) -> tuple[Part, ...]:
-    """The parts of an experiment, known without the device that is to measure them."""
+    """Return the parts of an experiment, without the device that measures them."""
     bench: Any = PlannedBench(on_host)
     return tuple(experiment.parts(bench, scale))

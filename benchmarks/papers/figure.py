@@ -30,8 +30,8 @@ class Figure:
     notes: tuple[str, ...] = ()
     draw: Callable[[Any, Results], None] | None = None  # where curves over x would not be read: on these axes
     drawn: Callable[[Key], bool] = lambda key: True  # which rows a picture shows, where all of them would not be read
-    lowest: float | None = None  # where a picture ends, if what is below says no more than that it is
-    found: Callable[[Results], Sequence[str]] = lambda results: ()  # what is to be said of these results
+    lowest: float | None = None  # lower end of the picture's axis; smaller values are cut off
+    found: Callable[[Results], Sequence[str]] = lambda results: ()  # notes on these results
 
     @property
     def key_names(self) -> tuple[str, ...]:
@@ -140,7 +140,7 @@ def draw_on(axes: Any, figure: Figure, results: Results | None = None) -> None:
 
 
 def _label_axis(axes: Any, figure: Figure, labels: Sequence[Cell]) -> None:
-    """Names of what is no number, if there is room for them; sizes as powers of two are."""
+    """Label an axis of names, or of sizes as powers of two."""
     if not all(map(_is_number, labels)):
         few = len(labels) <= MOST_NAMED
         texts = [str(x) for x in labels] if few else []

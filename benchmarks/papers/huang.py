@@ -37,7 +37,7 @@ DEVICE_CODES: Final = {
     "1-level": "strassen-huang.fused.pad4 > tile",
     "2-level hybrid": "winograd > strassen-huang.fused.pad4 > tile",
 }
-# Figure 8's three sweeps: what is varied, and the sizes (m, k, n) for it.
+# Figure 8's three sweeps: the varied quantity, and its sizes (m, k, n).
 VARIED: Final = (1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
 SWEEPS: Final = ("m=n=k", "m=n, k=4096", "k, m=n=8192")
 
@@ -113,7 +113,7 @@ def _none_faster(results: Results) -> list[str]:
     if none:
         said.append(f"No break-even point here, up to {side}: {', '.join(map(str, none))}.")
     if absent := [code for what, code in PRINTED_1 if what == "break-even" and ("best speedup", code) not in found]:
-        said.append(f"Not measured here: {', '.join(map(str, absent))}, whose products have sums inside.")
+        said.append(f"Not measured here: {', '.join(map(str, absent))} (their products have sums inside).")
     return said
 
 

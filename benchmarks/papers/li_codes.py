@@ -21,7 +21,7 @@ METHODS: Final = {"Strassen": "strassen", "Winograd": "winograd"}
 
 
 def li_plan(code: str, depth: int, leaf: str = "vendor") -> Plan:
-    """Their code with so many levels: Figure 16 or 23 above, Figure 12 or 13 last."""
+    """Return their code with this number of levels: Figure 16 or 23 above, Figure 12 or 13 last."""
     if not depth:
         return Plan.parse(leaf)
     innermost, above = TABLES[METHODS[code]]

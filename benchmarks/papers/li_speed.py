@@ -164,7 +164,7 @@ SAYS_37: Final = (
 
 
 def at_largest(key: Key) -> bool:
-    """As the paper's pictures are; n stands before the last key. Smaller sizes are in the tables alone."""
+    """Return a picture as in the paper, over n, the key before the last. Smaller sizes are in the tables alone."""
     return key[-2] == SIZES[-1]
 
 

@@ -118,7 +118,7 @@ def two_product(x: Array, y: Array) -> tuple[Array, Array]:
 
 
 def _halves(x: Array) -> tuple[Array, Array]:
-    """Two numbers of at most 26 bits each, whose sum is x."""
+    """Return two numbers of at most 26 bits each with the sum x."""
     scaled = SPLITTER * x
     high = scaled - (scaled - x)
     return high, x - high

@@ -46,7 +46,7 @@ def _parts(bench: Bench, scale: float) -> Iterator[Part]:
 def _rows(bench: Bench, dtype: str, n: int, side: int, scale: float) -> Iterator[Row]:
     """Seconds of gemm, of syrk and of every plan, in turns; or why there are none."""
     x = bench.stored(bench.generator(n).standard_normal((side, side)), dtype)
-    left = bench.xp.ascontiguousarray(x.T)  # a matrix of its own, of which no library sees that it is x's transpose
+    left = bench.xp.ascontiguousarray(x.T)  # a copy, so that no library recognises x's transpose
     calls = {GEMM: bench.call(VENDOR, left, x), SYRK: half_call(x, VENDOR)}
     plans, failed = half_plans(dtype, n, scale), dict[str, str]()
     for code, plan in plans.items():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
 
-from fmm.config.environment import is_emulation_allowed
 from fmm.distributed.layout import Layout
-from fmm.distributed.predict_sharing import Devices, Sharing, choose_sharing, rank_sharings
+from fmm.distributed.predict_sharing import Devices, LocalConditions, Sharing, choose_sharing, rank_sharings
+from fmm.distributed.quadrants import quadrants
 from fmm.dtypes import DTYPES
 from fmm.hardware.links import Network
 from fmm.kernels.plans.plan import VENDOR, Plan
@@ -17,10 +18,10 @@ from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.runtime.decisions.calibration_in_force import calibration_in_force
 from fmm.runtime.decisions.decide import decide_plan
+from fmm.runtime.decisions.limits import limits_without_arrays, workspace_share
 from fmm.runtime.devices import Device
 
 SHOWN_CANDIDATES = 8  # candidates that are printed
-WORKSPACE_SHARE = 0.5  # of the memory limit, for the plan of a device's own product
 UNLIMITED_BYTES = 1 << 62
 UNKNOWN_STREAM_RATE = 1e10  # bytes a second of sums on an unknown device; only the choice of pieces depends on it
 
@@ -33,7 +34,9 @@ class SharedDecision:
     candidates: tuple[Sharing, ...]
     dtype: str
     network: Network
-    local: Plan  # predicted plan of the first device's products
+    local: Plan  # plan of the first device's products, which run within the next two limits
+    local_workspace: int  # bytes
+    local_error_growth: float
     single_device_seconds: float  # of the whole product
     memory_limit: float  # bytes of panels and blocks
     max_error_growth: float
@@ -52,7 +55,7 @@ class SharedDecision:
         lines = [
             f"product: {sizes}, {self.dtype}, on a mesh of {mesh} ({self.network})",
             f"shared: {best}",
-            f"each device's products: {self.local}",
+            f"each device's products: {self.local}{self._workspace_text()}",
             f"predicted: {best.seconds:.4g} s ({terms}, around it {best.around:.3g} s)",
             f"one device alone: {self.single_device_seconds:.4g} s, speedup {self.speedup:.2f}",
             f"received by a device: {_gibibytes(best.received)}; panels and blocks: {_gibibytes(best.memory)}",
@@ -61,6 +64,10 @@ class SharedDecision:
             *(f"  {x.seconds:10.4g}  {x}{self._rejection(x)}" for x in self.candidates[:SHOWN_CANDIDATES]),
         ]
         return "\n".join(lines)
+
+    def _workspace_text(self) -> str:
+        limited = self.local_workspace < UNLIMITED_BYTES
+        return f" (workspace limit {_gibibytes(self.local_workspace)})" if limited else ""
 
     def _rejection(self, sharing: Sharing) -> str:
         """Return why a candidate that is predicted to be faster was not chosen."""
@@ -80,9 +87,10 @@ def _gibibytes(nbytes: float) -> str:
 class ShardingQuery:
     """The limits of the choice: bytes on each device, error growth, and a required level above."""
 
-    memory_limit: float = float("inf")
+    memory_limit: float = float("inf")  # of panels and blocks
     max_error_growth: float | None = None
     above: Plan | None = None
+    free_bytes: float | None = None  # before panels are allocated; None: the memory limit
 
 
 def decide_sharing(
@@ -90,27 +98,49 @@ def decide_sharing(
 ) -> SharedDecision:
     """Return the sharing with the least predicted time; the work and the pieces of `layout` are ignored."""
     growth = device.error_growth if query.max_error_growth is None else query.max_error_growth
-    unlimited = query.memory_limit == float("inf")
-    workspace = UNLIMITED_BYTES if unlimited else int(query.memory_limit * WORKSPACE_SHARE)
-    limits = Limits(workspace, growth, is_emulation_allowed())
-    single = _OneDevice(dtype, device, limits)
+    growth_limit = max(growth, 1.0)
+    free_bytes = query.memory_limit if query.free_bytes is None else query.free_bytes
+
+    def local_limits(conditions: LocalConditions) -> Limits:
+        unlimited = free_bytes == float("inf")
+        workspace = UNLIMITED_BYTES if unlimited else workspace_share(int(free_bytes - conditions.held_bytes))
+        local_growth = growth / _growth_of(conditions, dtype)
+        return limits_without_arrays("product", dtype, workspace, local_growth)
+
+    @cache
+    def local_device(limits: Limits) -> _OneDevice:
+        return _OneDevice(dtype, device, limits)
+
+    single = local_device(limits_without_arrays("product", dtype, UNLIMITED_BYTES, growth))
     calibration = single.calibration(Problem(layout.m, layout.k, layout.n, dtype))
     stream = calibration.stream if calibration is not None else UNKNOWN_STREAM_RATE
-    devices = Devices(single.seconds, stream, network, DTYPES[dtype].itemsize)
-    growth_limit = max(growth, 1.0)
+    itemsize = DTYPES[dtype].itemsize
+    devices = Devices(single.seconds, stream, network, itemsize, lambda x: local_device(local_limits(x)).seconds)
     candidates = rank_sharings(layout, devices, None if query.above is None else (query.above,))
     allowed = [x for x in candidates if query.above is not None or sharing_error_growth(x, dtype) <= growth_limit]
     best = choose_sharing(allowed, query.memory_limit)
-    share, pieces = best.layout.share(0), best.layout.pieces
-    local = single.plan(share.rows.size, -(-share.inner.size // pieces), share.cols.size)
-    whole = _OneDevice(dtype, device, replace(limits, workspace=UNLIMITED_BYTES)).seconds(layout.m, layout.k, layout.n)
-    return SharedDecision(best, candidates, dtype, network, local, whole, query.memory_limit, growth_limit)
+    limits = local_limits(best.conditions)
+    local = local_device(limits).plan(*local_size(best))
+    whole = single.seconds(layout.m, layout.k, layout.n)
+    of_part = local, limits.workspace, limits.error_growth
+    return SharedDecision(best, candidates, dtype, network, *of_part, whole, query.memory_limit, growth_limit)
+
+
+def local_size(sharing: Sharing) -> tuple[int, int, int]:
+    """Return m, k and n of the first product on the first device."""
+    block = sharing.layout if sharing.above == VENDOR else quadrants(sharing.layout, sharing.above).block
+    panels = block.needs(0, 0)
+    return panels["A"].rows.size, panels["A"].cols.size, panels["B"].cols.size
 
 
 def sharing_error_growth(sharing: Sharing, dtype: str) -> float:
     """Return the error growth of the level above and of adding the pieces, which a 16-bit type rounds."""
-    pieces = sharing.layout.pieces if DTYPES[dtype].sums_wider else 1
-    return float(expected_error_growth(sharing.above, dtype) * ((pieces + 1) / 2) ** 0.5)
+    return _growth_of(sharing.conditions, dtype)
+
+
+def _growth_of(conditions: LocalConditions, dtype: str) -> float:
+    pieces = conditions.pieces if DTYPES[dtype].sums_wider else 1
+    return float(expected_error_growth(conditions.above, dtype) * ((pieces + 1) / 2) ** 0.5)
 
 
 class _OneDevice:

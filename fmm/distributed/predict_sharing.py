@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import isqrt, prod
+from typing import NamedTuple
 
 from fmm.distributed.layout import Cuts, K, Layout, M, N, Operand
 from fmm.distributed.quadrants import ALLOWED_CUTS, level_parts, quadrants
@@ -32,14 +33,32 @@ REFINED_SHARINGS = 3  # of the fastest one-piece sharings, the number that are c
 OTHER_PIECES = (2, 4, 8)  # numbers of pieces of rows or columns
 
 
+ProductSeconds = Callable[[int, int, int], float]  # of one device's m x k by k x n product
+
+
+class LocalConditions(NamedTuple):
+    """The conditions under which a device's own products run."""
+
+    held_bytes: float  # panels and blocks in the device's memory beside the operands and C
+    above: Plan
+    pieces: int
+
+
 @dataclass(frozen=True)
 class Devices:
     """Equal devices and their network."""
 
-    product_seconds: Callable[[int, int, int], float]  # of one device's m x k by k x n product
+    product_seconds: ProductSeconds
     stream: float  # bytes a second that sums move
     network: Network
     itemsize: int  # bytes of a number
+    product_seconds_beside: Callable[[LocalConditions], ProductSeconds] | None = None  # None: no limits
+
+    def beside(self, conditions: LocalConditions) -> Devices:
+        """Return the devices with the seconds of the products that run under these conditions."""
+        if self.product_seconds_beside is None:
+            return self
+        return replace(self, product_seconds=self.product_seconds_beside(conditions))
 
 
 @dataclass(frozen=True)
@@ -54,10 +73,17 @@ class Sharing:
     around: float  # seconds of redistributing A and B before the products, and C after them
     received: float  # bytes of the device that receives most
     memory: float  # bytes of panels and of the level's blocks
+    held_bytes: float  # the part of that memory that is held while a device's own products run
     rectangle: bool = False  # a one-dimensional mesh multiplies as two-dimensional, then C is redistributed
 
     @property
+    def conditions(self) -> LocalConditions:
+        """The conditions under which a device's own products run."""
+        return LocalConditions(self.held_bytes, self.above, self.layout.pieces)
+
+    @property
     def seconds(self) -> float:
+        """The predicted seconds of the product."""
         return self.products + self.waiting + self.sums + self.around
 
     def __str__(self) -> str:
@@ -79,7 +105,9 @@ def describe_work(layout: Layout) -> str:
 def predict_layout(layout: Layout, above: Plan, devices: Devices) -> Sharing:
     """Return the prediction of one candidate; raise PlanError if its layout does not allow the level above."""
     if above == VENDOR:
-        return replace(_pipelined(layout, devices), around=_reduction_seconds(layout, devices))
+        panels = _panel_bytes(layout, devices.itemsize)
+        local = devices.beside(LocalConditions(panels, VENDOR, layout.pieces))
+        return replace(_pipelined(layout, local), around=_reduction_seconds(layout, devices))
     return _below_level(layout, above, devices)
 
 
@@ -170,7 +198,8 @@ def _pipelined(layout: Layout, devices: Devices, times: int = 1) -> Sharing:
         received[transfer.dest] += transfer.box.size * itemsize * times
     waiting = done - products - sums
     most_received = max(received.values(), default=0.0)
-    return Sharing(layout, VENDOR, products, waiting, sums, 0.0, most_received, _panel_bytes(layout, itemsize))
+    panels = _panel_bytes(layout, itemsize)
+    return Sharing(layout, VENDOR, products, waiting, sums, 0.0, most_received, panels, panels)
 
 
 def _step_seconds(layout: Layout, step: int, devices: Devices) -> tuple[float, float, float]:
@@ -277,9 +306,11 @@ def _below_level(layout: Layout, above: Plan, devices: Devices) -> Sharing:
     share = canonical.share(0)
     block = share.rows.size * share.cols.size
     count, additions = level_counts(above)
-    products = _pipelined(cut.block, devices, count)
     summed = 3.0 * sum(x * y for x, y in zip(additions, (held["A"], held["B"], block), strict=True))
     packed = 2.0 * (held["A"] + held["B"] + block)  # blocks are copied out of A and B, and into C
+    memory = 2 * _panel_bytes(cut.block, itemsize) + packed * itemsize
+    local = devices.beside(LocalConditions(memory, above, canonical.pieces))
+    products = _pipelined(cut.block, local, count)
     return Sharing(
         canonical,
         above,
@@ -288,7 +319,8 @@ def _below_level(layout: Layout, above: Plan, devices: Devices) -> Sharing:
         sums=(summed + packed) * itemsize / stream + products.sums,
         around=_redistribution_seconds(layout, canonical, devices) + _reduction_seconds(canonical, devices),
         received=products.received,
-        memory=2 * products.memory + packed * itemsize,
+        memory=memory,
+        held_bytes=memory,
     )
 
 

@@ -21,7 +21,7 @@ from fmm.arrays.torch_calls import MATMUL, is_compiling
 from fmm.arrays.torch_library import TYPE_NAMES, torch_library_of
 from fmm.config.environment import is_disabled, is_emulation_allowed, tuning_mode
 from fmm.config.identity import gpu_parts
-from fmm.distributed.decide_sharing import ShardingQuery, SharedDecision, decide_sharing, sharing_error_growth
+from fmm.distributed.decide_sharing import ShardingQuery, SharedDecision, decide_sharing
 from fmm.distributed.exchange import (
     Processes,
     ProductInProgress,
@@ -36,6 +36,7 @@ from fmm.distributed.quadrants import parse_level_above, quadrants
 from fmm.dtypes import STORED
 from fmm.hardware.links import Network, network_of
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.runtime.decisions.limits import count_gpu_processes
 from fmm.runtime.devices import Device, get_device, gpu_from_description
 
 NO_LEVEL_MESSAGE = "the plan {plan} is one for two matrices of one floating-point type on one mesh"
@@ -59,6 +60,7 @@ class AgreedSharing(NamedTuple):
     layout: Layout
     above: str
     local_error_growth: float  # limit of each process's own products
+    local_workspace: int | None = None  # bytes; the same limit as in the prediction. None: the default of each process
 
 
 def matmul(a: Any, b: Any, options: SharingOptions) -> Any:
@@ -157,7 +159,7 @@ def _product(a: Any, b: Any, options: SharingOptions, sharing: AgreedSharing) ->
 def shared_product(sharing: AgreedSharing, a: Any, b: Any) -> Any:
     """Return the product in the placements in which the processes compute it."""
     mesh, above, layout = a.device_mesh, Plan.parse(sharing.above), interned_layout(sharing.layout)
-    processes, local = processes_of(mesh), partial(_multiply_local, sharing.local_error_growth)
+    processes, local = processes_of(mesh), partial(_multiply_local, sharing)
     with reports_loss(processes, "A and B are redistributed"):
         a, b = _local_part(a, layout.a[: mesh.ndim]), _local_part(b, layout.b[: mesh.ndim])
 
@@ -181,12 +183,13 @@ def shared_product(sharing: AgreedSharing, a: Any, b: Any) -> Any:
     return DTensor.from_local(c, mesh, placements, run_check=False, shape=shape, stride=(layout.n, 1))
 
 
-def _multiply_local(growth: float, left: Any, right: Any, c: Any, adds: bool) -> None:
-    """Multiply panels on this process's device."""
+def _multiply_local(sharing: AgreedSharing, left: Any, right: Any, c: Any, adds: bool) -> None:
+    """Multiply panels on this process's device, within the limits under which the sharing was predicted."""
+    growth, workspace = sharing.local_error_growth, sharing.local_workspace
     if adds:
-        gemm(left, right, c, beta=1, out=c, max_error_growth=growth)
+        gemm(left, right, c, beta=1, out=c, max_error_growth=growth, workspace=workspace)
     else:
-        local_matmul(left, right, out=c, max_error_growth=growth)
+        local_matmul(left, right, out=c, max_error_growth=growth, workspace=workspace)
 
 
 def _reduce_partial(x: Any) -> Any:
@@ -344,11 +347,8 @@ def _broadcast_decision(
     if processes.place == 0:
         try:
             decision = _decide_here(a, b, _required_level(options), options.max_error_growth)
-            limit = options.max_error_growth
-            growth = limit if limit is not None else _device_of(a).error_growth
-            local_growth = growth / sharing_error_growth(decision.best, decision.dtype)
-            best = decision.best
-            message[0] = AgreedSharing(description, best.layout, str(best.above), local_growth)
+            best, limits = decision.best, (decision.local_error_growth, decision.local_workspace)
+            message[0] = AgreedSharing(description, best.layout, str(best.above), *limits)
         except Exception as error:
             message[0] = error
     with reports_loss(processes, "how to share the product"):
@@ -367,8 +367,10 @@ def _decide_here(a: Any, b: Any, above: Plan | None, max_error_growth: float | N
     local = a.to_local()
     library = torch_library_of(local)
     result_bytes = layout.m * layout.n / layout.ranks * local.element_size()
-    free_bytes = library.free_bytes(library.device_number(local)) - result_bytes
-    query = ShardingQuery(max(free_bytes * MEMORY_SHARE, 0.0), max_error_growth, above)
+    number = library.device_number(local)
+    processes = count_gpu_processes(number) if library.processor == "cuda" else 1
+    free_bytes = max(library.free_bytes(number) / processes - result_bytes, 0.0)
+    query = ShardingQuery(free_bytes * MEMORY_SHARE, max_error_growth, above, free_bytes)
     return decide_sharing(layout, TYPE_NAMES[a.dtype], device, _mesh_network(mesh, device), query)
 
 

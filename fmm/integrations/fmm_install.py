@@ -50,16 +50,21 @@ def load_fmm_after(loader: object) -> None:
 
 
 def load_fmm(library: str) -> None:
-    """Import fmm, which installs what FMM_INSTALL names, and tell it that this library is loaded."""
+    """Import fmm, which installs what FMM_INSTALL names, and tell it that this library is loaded.
+
+    The library may have loaded another one, which has loaded fmm.
+    """
     if Finder in sys.meta_path:
         sys.meta_path.remove(Finder)
-        try:
-            from fmm.integrations.on_import import run_callbacks
-        except Exception as error:  # the program runs without fmm
-            reason = f"{type(error).__name__}: {error}"
-            print(f"fmm: FMM_INSTALL is set, but fmm cannot be imported: {reason}", file=sys.stderr)
-        else:
-            run_callbacks(library)
+    elif "fmm" not in sys.modules:  # the first import failed, and has said so
+        return
+    try:
+        from fmm.integrations.on_import import run_callbacks
+    except Exception as error:  # the program runs without fmm
+        reason = f"{type(error).__name__}: {error}"
+        print(f"fmm: FMM_INSTALL is set, but fmm cannot be imported: {reason}", file=sys.stderr)
+    else:
+        run_callbacks(library)
 
 
 sys.meta_path.insert(0, Finder)

@@ -172,10 +172,10 @@ COLUMN_MAJOR_B_FACTOR = 1.36
 
 
 class LeafTerm(NamedTuple):
-    """Equal leaf products in P: count * max(flops / rate * slowdown, moved / memory) + count / batch * start."""
+    """Equal leaf products in P: number * max(flops / rate * slowdown, moved / memory) + number / batch * start."""
 
     size: tuple[float, float, float]  # m, k, n
-    count: float
+    number: float  # of these products
     batch: float  # the number of products that start together
     flops: float  # of one product
     rate: float  # flop/s of a very large product
@@ -188,13 +188,13 @@ class LeafTerm(NamedTuple):
     @property
     def calls(self) -> float:
         """The number of starts."""
-        return self.count / self.batch
+        return self.number / self.batch
 
     @property
     def seconds(self) -> float:
         """Seconds of all these products."""
         each = max(self.flops / self.rate * self.slowdown, self.moved / self.memory)
-        return self.count * each + self.calls * self.start
+        return self.number * each + self.calls * self.start
 
 
 def leaf_terms(plan: Plan, problem: Problem, work: Work, calibration: Calibration, lanes: int) -> Iterator[LeafTerm]:

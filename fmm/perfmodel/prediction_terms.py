@@ -62,7 +62,7 @@ class PredictionTerms:
         for x in self.products:
             m, k, n = x.size
             lines += [
-                f"    {m:g} x {k:g} x {n:g}: c {x.count:g}, b {x.batch:g}, {x.flops:.6g} flops / {x.rate:.6g} flop/s,"
+                f"    {m:g} x {k:g} x {n:g}: c {x.number:g}, b {x.batch:g}, {x.flops:.6g} flops / {x.rate:.6g} flop/s,"
                 f" s {x.slowdown:.6g}, {x.moved:.6g} bytes / {x.memory:.6g} bytes/s, start {x.start:.3g} s:"
                 f" {x.seconds:.6g} s"
             ]

@@ -25,6 +25,7 @@ from fmm.kernels.cuda.launch.cublas import StreamContext, set_stream
 from fmm.kernels.cuda.launch.device_facts import chip_of
 from fmm.kernels.cuda.launch.graphs import GraphCache, KernelNode, MovableGraph, Replays
 from fmm.kernels.cuda.launch.player import Addresses, Player, cublas_handle, player_of
+from fmm.kernels.cuda.launch.streams import return_capture_stream, take_capture_stream
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.recompute.flags import StreamFlag, stream_flag
 from fmm.kernels.cuda.recompute.recompute import may_create_nonfinite
@@ -260,7 +261,7 @@ class StreamCall:
         counters = {player: player.new_counters(self.stream) for player, _ in products}
         if any(counters.values()):
             runtime.streamSynchronize(self.stream)  # the counters are zero now
-        stream = cupy.cuda.Stream(non_blocking=True)
+        stream = take_capture_stream(self.device)
         try:
             try:
                 stream.begin_capture()
@@ -271,7 +272,8 @@ class StreamCall:
         except RuntimeError:
             return None
         finally:
-            set_stream(StreamContext(cublas_handle(), self.stream, 0))  # the private stream and its memory end here
+            set_stream(StreamContext(cublas_handle(), self.stream, 0))  # other captures may use the private stream
+            return_capture_stream(self.device, stream)
         return _Replay(self, graph, addresses, counters)
 
     def nodes(self, addresses: Addresses, counters: dict[Player, tuple[int, ...]]) -> Iterator[KernelNode]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.compare_tunings import SIDES, TOLD, main
+from benchmarks.compare_tunings import SHOWN_DIFFERENCES, SIDES, main
 from fmm.config import files
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.choose import CPU_ERROR_GROWTH, Limits, default_error_growth
@@ -60,13 +60,13 @@ def test_sizes_of_different_plans_are_named_the_largest_loss_first(
     assert main([one, two, "--json"]) == 1
     (found,) = json.loads(capsys.readouterr().out)
     told = found["differences"]
-    assert len(told) == TOLD < found["shapes"] - found["equal"]
+    assert len(told) == SHOWN_DIFFERENCES < found["shapes"] - found["equal"]
     losses = [max(x["first_loss"], x["second_loss"]) for x in told]
     assert losses == sorted(losses, reverse=True) and 0 < losses[0] <= found["worst"]
     assert all(x["first"] != x["second"] and set(x["size"]) <= set(SIDES) for x in told)
     assert main([one, two]) == 1
     said = capsys.readouterr().out
-    assert f"where they choose otherwise, {TOLD} of {found['shapes'] - found['equal']} sizes" in said
+    assert f"where they choose otherwise, {SHOWN_DIFFERENCES} of {found['shapes'] - found['equal']} sizes" in said
     size = " x ".join(map(str, told[0]["size"]))
     (row,) = (line for line in said.splitlines() if line.split("  ")[1:2] == [size])
     assert all(text in row for text in (told[0]["first"], told[0]["second"], f"{told[0]['first_loss']:+.1%}"))

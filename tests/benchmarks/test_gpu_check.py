@@ -285,7 +285,7 @@ def test_what_is_missing_is_said_each_time_and_never_done(tmp_path: Path) -> Non
     checks, places = begun_checks(tmp_path)
     planned = [FOUR[0]._replace(missing="no such tool"), FOUR[3]]
     assert run_steps(planned, checks, places, 1000, run := Fakes()) == [] and run.begun == ["fourth"]
-    assert checks.known[0] == {"step": "first", "outcome": "left out: no such tool", "commit": "abc", "code": "code"}
+    assert checks.recorded[0] == {"step": "first", "outcome": "left out: no such tool", "commit": "abc", "code": "code"}
     assert chosen_steps(planned, [], False, checks) == planned[:1] and report_outcomes(planned, [], checks) == 0
 
 

@@ -43,7 +43,7 @@ from tests.support import configs as tuned
 
 
 def run(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchmarks.regret", "--config", str(folder / "config.json")]
+    command = [sys.executable, "-m", "benchmarks", "regret", "--config", str(folder / "config.json")]
     command += ["--output", str(folder), "--largest", "320", "--rounds", "2", "--dtype", "float64", *more]
     known = {**os.environ, "FMM_TUNING_MODE": "cache", "FMM_DISABLE": ""}
     return subprocess.run(command, cwd=ROOT, check=False, text=True, capture_output=True, env=known)

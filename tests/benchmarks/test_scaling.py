@@ -39,7 +39,7 @@ def test_the_page_has_the_tables_that_the_command_writes() -> None:
     [pytest.param(*x, id=" ".join((x[0], *x[1].label)), marks=() if x[1] in QUICK else pytest.mark.slow) for x in ROWS],
 )
 def test_its_numbers_are_the_models(table: str, row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If this fails, run python -m benchmarks.scaling."""
+    """If this fails, run python -m benchmarks scaling."""
     monkeypatch.setenv("FMM_CONFIG", str(SHIPPED_CONFIG))
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     monkeypatch.setenv("FMM_EMULATION", os.environ.get("FMM_EMULATION", "1"))  # so that it is put back

@@ -5,10 +5,16 @@ from __future__ import annotations
 import pytest
 
 import fmm.distributed
-from fmm.distributed.decide_sharing import ShardingQuery, decide_sharing, sharing_error_growth
+from fmm.distributed.decide_sharing import ShardingQuery, decide_sharing, local_size, sharing_error_growth
 from fmm.distributed.layout import Layout, M
 from fmm.hardware.links import network_of
 from fmm.kernels.plans.plan import VENDOR, PlanError
+from fmm.perfmodel.choose import Limits
+from fmm.perfmodel.predict import quick_prediction
+from fmm.problem import Problem
+from fmm.runtime.decisions.calibration_in_force import calibration_in_force
+from fmm.runtime.decisions.decide import decide_plan, peak_workspace
+from fmm.runtime.decisions.limits import workspace_share
 from fmm.runtime.devices import gpu_from_description
 
 
@@ -50,3 +56,36 @@ def test_what_is_too_large_is_not_chosen() -> None:
     tight = decide_sharing(layout, "float32", gpu, network, ShardingQuery(memory_limit=100 << 20, above=VENDOR))
     assert tight.best.memory <= 100 << 20 < free.best.memory
     assert "(too large)" not in str(free)
+
+
+GPU, NETWORK = gpu_from_description("NVIDIA H200", "9.0", 132), network_of("9.0", 4)
+LIMITS_OF_MEMORY = [1 << 34, 40 << 30, 115 << 30]
+
+
+@pytest.mark.parametrize("free", LIMITS_OF_MEMORY)
+def test_the_part_is_predicted_by_the_plan_that_its_own_memory_allows(free: int) -> None:
+    """float64, 65536, rows over four devices: 24 GiB of B arrive beside the parts before the products run."""
+    layout = Layout(65536, 65536, 65536, (4,), (0,), (0,), (M,))
+    found = decide_sharing(layout, "float64", GPU, NETWORK, ShardingQuery(0.8 * free, free_bytes=free))
+    best, size = found.best, local_size(found.best)
+    assert found.local_workspace == workspace_share(int(free - best.held_bytes))
+    limits = Limits(found.local_workspace, found.local_error_growth)
+    assert found.local == decide_plan(Problem(*size, "float64"), limits, GPU).plan
+    needed = peak_workspace(found.local, Problem(*size, "float64"))
+    assert needed <= found.local_workspace and needed + best.held_bytes <= free
+    calibration = calibration_in_force(Problem(*size, "float64"), limits, GPU)
+    assert calibration is not None
+    seconds = quick_prediction(found.local, Problem(*size, "float64"), calibration).seconds
+    if best.layout.pieces == 1 and best.above == VENDOR:
+        assert best.products == pytest.approx(seconds)
+
+
+def test_less_memory_is_never_predicted_faster() -> None:
+    layout = Layout(65536, 65536, 65536, (4,), (0,), (0,), (M,))
+    seconds = [
+        decide_sharing(
+            layout, "float64", GPU, NETWORK, ShardingQuery(0.8 * free, above=VENDOR, free_bytes=free)
+        ).best.products
+        for free in LIMITS_OF_MEMORY
+    ]
+    assert seconds == sorted(seconds, reverse=True) and seconds[0] > seconds[-1]

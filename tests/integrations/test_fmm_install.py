@@ -65,6 +65,13 @@ def test_a_library_that_loads_numpy_itself_is_installed_too(site: Path) -> None:
     assert done.stdout == "ReplacedFunction\n"
 
 
+def test_a_library_that_has_loaded_numpy_is_known_to_be_loaded(site: Path) -> None:
+    """torch is a target itself, and loads NumPy before it is loaded."""
+    (site / "torch.py").write_text("import numpy\n__version__ = '0'\n")
+    done = python(site, "import torch", install="torch")
+    assert done.stderr.startswith("fmm: nothing is installed for torch: ")
+
+
 def test_an_import_that_fails_is_tried_again(site: Path) -> None:
     (site / "cupy.py").write_text("raise ImportError('no device')\n")
     program = "try:\n    import cupy\nexcept ImportError as error:\n    print(error)\n"

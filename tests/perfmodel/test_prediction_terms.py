@@ -41,7 +41,7 @@ def seconds_by_hand(terms: PredictionTerms) -> float:
     p = 0.0
     for x in terms.products:
         s = vendor_slowdown(x, terms)
-        p += x.count * max(x.flops / terms.rate["flops"] * s, x.moved / x.memory) + x.count / x.batch * x.start
+        p += x.number * max(x.flops / terms.rate["flops"] * s, x.moved / x.memory) + x.number / x.batch * x.start
     s = (terms.moved + terms.small * terms.passes) / terms.stream
     h = terms.overlap * min(p, s * terms.overlapped)
     launches = max(terms.launch * terms.launches, terms.host * terms.calls - (p + s - h))

@@ -141,6 +141,17 @@ class CapturedGraph:
 
 
 class Stream(noting_driver.Numbered):
+    """A stream; `created` and `destroyed` count all of them."""
+
+    created = destroyed = 0
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        Stream.created += 1
+
+    def __del__(self) -> None:
+        Stream.destroyed += 1
+
     def begin_capture(self) -> None:
         capturing[self.ptr] = []
 
@@ -337,7 +348,17 @@ def check_one_compilation() -> None:
     assert loads == [kernel] and first is second and not compiler._compile_locks
 
 
+def check_capture_streams() -> None:
+    """Captures share streams that live as long as the process: a thread that ends waits for the device meanwhile."""
+    call = prepared_call(PLANS[0])
+    for _ in range(5):
+        at_once([partial(multiply_until_replayed, call, ADDRESSES[:1])])
+        assert run_device.GRAPHS.clear()
+    assert len(executables) == 5 and (Stream.created, Stream.destroyed) == (1, 0)
+
+
 CHECKS = {
+    "capture-streams": check_capture_streams,
     "handed-over": check_handed_over_graphs,
     "evicted": check_evicted_graphs,
     "interleaved": check_interleaved_moves,

@@ -14,6 +14,9 @@ kernel, and CuPy destroys a graph or unloads code with the last reference. CUDA 
 it has ended. So no two threads move, launch or destroy one executable graph at a time, which CUDA leaves undefined. All
 of this holds in free-threaded Python too: each step on a shared container is one atomic operation of a dict or deque.
 
+Streams of captures pass from capture to capture and are never destroyed: a thread that ends waits for the device, and
+CUDA's driver may crash if another thread destroys a stream meanwhile.
+
 A thread's first use of a `Player` makes the device's context current: CUDA's driver needs one, and a thread that takes
 over another's graphs may not have called CUDA before.
 """

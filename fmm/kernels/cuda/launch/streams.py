@@ -105,6 +105,28 @@ def _reuse_or_create(device: int) -> _PooledStream:
     return _PooledStream()
 
 
+# ---- streams on which calls are captured
+
+_capture_streams: dict[int, deque[Any]] = {}  # by device: those that no capture uses now
+
+
+def take_capture_stream(device: int) -> Any:
+    """Return a stream of the current device that no other capture uses.
+
+    These streams are never destroyed. When a thread ends, CuPy destroys its cuBLAS handle and waits for the device; the
+    driver crashes (580.159) if another thread destroys a stream meanwhile.
+    """
+    try:
+        return _capture_streams[device].pop()
+    except (KeyError, IndexError):
+        return cupy.cuda.Stream(non_blocking=True)
+
+
+def return_capture_stream(device: int, stream: Any) -> None:
+    """Leave a stream to the next capture."""
+    _capture_streams.setdefault(device, deque()).append(stream)
+
+
 # ---- counters by which thread blocks take turns: zero before and after every launch
 
 _counters: dict[tuple[int, int, int], int] = {}  # by device, stream and size

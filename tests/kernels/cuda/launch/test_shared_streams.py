@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.interrupts import printed
 
-CHECKS = ("handed-over", "evicted", "interleaved", "code", "compile-once")
+CHECKS = ("handed-over", "evicted", "interleaved", "code", "compile-once", "capture-streams")
 
 
 @pytest.mark.parametrize("check", CHECKS)
