@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib import import_module
 from statistics import median
 from typing import Any
 
@@ -118,11 +119,9 @@ def main(arguments: Sequence[str]) -> int:
     """Run the benchmark; return 1 if a case failed or a result is not equal."""
     parser = benchmark_parser("integers", __doc__, device="cpu", quick="fewer cases")
     options = parser.parse_args(arguments)
-    machine, library, wait = machine_of(options.device), np, lambda: None
-    if machine.on_gpu:
-        import cupy as library
-
-        wait = library.cuda.get_current_stream().synchronize
+    machine = machine_of(options.device)
+    library: Any = import_module("cupy" if machine.on_gpu else "numpy")
+    wait: Call = library.cuda.get_current_stream().synchronize if machine.on_gpu else lambda: None
 
     def seconds(call: Call) -> float:
         wait()

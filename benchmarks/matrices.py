@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -29,9 +30,7 @@ def random_matrix(library: str, shape: tuple[int, ...], dtype: str, data: str = 
     if library == "torch":
         return _torch_matrix(shape, dtype, data, seed)
     drawn = real if real == "float64" else "float32"  # the generators draw no other types
-    xp: Any = np
-    if library == "cupy":
-        import cupy as xp
+    xp: Any = import_module(library)
     rng = xp.random.default_rng([*shape, seed] if library == "numpy" else seed)
     draw = rng.standard_normal if data == "normal" else rng.random
     if dtype == real:

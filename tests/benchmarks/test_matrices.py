@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -20,7 +22,7 @@ def test_the_error_of_a_product_is_relative_and_near_rounding(dtype: str, lower:
     assert relative_error(a, b, worse, lower) == pytest.approx(0.25, rel=0.1)
 
 
-def dtype_one(dtype: str, value: float) -> np.generic:
+def dtype_one(dtype: str, value: float) -> Any:
     return np.dtype(dtype).type(value)
 
 

@@ -275,7 +275,8 @@ sys.exit(main())
 
 
 def test_help_measures_and_imports_nothing_large() -> None:
-    code = "import sys; from fmm.tuner.cli import build_parsers; build_parsers(); print([m for m in LARGE if m in sys.modules])"
+    code = "import sys; from fmm.tuner.cli import build_parsers; build_parsers()\n"
+    code += "print([m for m in LARGE if m in sys.modules])"
     code = code.replace("LARGE", "('pandas', 'optuna', 'matplotlib', 'cupy', 'scipy')")
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
