@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib import import_module
 from statistics import median
 from typing import Any
 
@@ -120,7 +119,11 @@ def main(arguments: Sequence[str]) -> int:
     parser = benchmark_parser("integers", __doc__, device="cpu", quick="fewer cases")
     options = parser.parse_args(arguments)
     machine = machine_of(options.device)
-    library: Any = import_module("cupy" if machine.on_gpu else "numpy")
+    library: Any = np
+    if machine.on_gpu:
+        import cupy
+
+        library = cupy
     wait: Call = library.cuda.get_current_stream().synchronize if machine.on_gpu else lambda: None
 
     def seconds(call: Call) -> float:

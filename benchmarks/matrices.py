@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,11 @@ def random_matrix(library: str, shape: tuple[int, ...], dtype: str, data: str = 
     if library == "torch":
         return _torch_matrix(shape, dtype, data, seed)
     drawn = real if real == "float64" else "float32"  # the generators draw no other types
-    xp: Any = import_module(library)
+    xp: Any = np
+    if library == "cupy":
+        import cupy
+
+        xp = cupy
     rng = xp.random.default_rng([*shape, seed] if library == "numpy" else seed)
     draw = rng.standard_normal if data == "normal" else rng.random
     if dtype == real:

@@ -14,7 +14,7 @@ from benchmarks import declines, threads
 from benchmarks.declines import Case, Pair, all_cases, decline_row, measured
 from benchmarks.harness import recorded_failure
 from benchmarks.tables import products
-from fmm.kernels.plans.plan import VENDOR
+from fmm.kernels.plans.plan import Plan
 
 MATMUL = Case("fmm.matmul", "numpy", "float64", 64)
 
@@ -23,7 +23,7 @@ class Decided:
     """A decision for a plan."""
 
     def __init__(self, plan: str) -> None:
-        self.plan = VENDOR if plan == "vendor" else plan
+        self.plan = Plan.parse(plan)
 
 
 def fake_pair(extra: float, plan: str = "vendor") -> tuple[Pair, Any]:
