@@ -127,11 +127,3 @@ def paired(baseline: Sequence[float], own: Sequence[float]) -> float:
 def speedup(baseline: Sequence[float], own: Sequence[float]) -> str:
     """Return the paired speedup in bold."""
     return f"**{paired(baseline, own):.2f}**"
-
-
-def range_of_ratios(rows: Sequence[Row], noun: str) -> str:
-    """Return the extreme ratios of random shapes, and the least ratio of the long ones; `noun` names them."""
-    ratios = [row["ratio"] for row in rows]
-    long = [row["ratio"] for row in rows if median(row["vendor"]) > LONG_MILLISECONDS]
-    spread = f"median ratios from {min(ratios):.2f} to {max(ratios):.2f}"
-    return f"{spread}; of {noun} over {LONG_MILLISECONDS} ms ({len(long)}) from {min(long, default=1):.2f}"

@@ -8,6 +8,7 @@ from statistics import median
 
 from benchmarks.declines import BUDGET as DECLINE_BUDGET
 from benchmarks.tables.markdown import (
+    LONG_MILLISECONDS,
     LongTable,
     Row,
     digits,
@@ -17,7 +18,6 @@ from benchmarks.tables.markdown import (
     loaded,
     machine_name,
     paired,
-    range_of_ratios,
     source,
     space,
     speedup,
@@ -70,16 +70,22 @@ def calls(results: Path) -> Iterator[str]:
     return CALLS.page_lines(results, is_shown)
 
 
-def large(results: Path) -> Iterator[str]:
-    """Yield the largest products, alone on the device and beside others."""
-    columns = ("type", "m x k x n", "taken", "vendor", "fmm", "speedup", "error", "workspace", "plan")
+LARGE_COLUMNS = ("on", "type", "n", "taken", "vendor", "fmm", "speedup", "error", "workspace", "plan")
+
+
+def _large_rows(results: Path) -> Iterator[Sequence[object]]:
     for path, environment, rows in loaded(results, "*/large*.json"):
-        yield from heading(path, environment)
-        cells = (
-            (row["dtype"], times(row["size"]), f"{row['taken']:.0%}", *_call_cells(row), f"`{row['plan']}`")
-            for row in filter(is_measured, rows)
-        )
-        yield from table(columns, cells)
+        for row in filter(is_measured, rows):
+            cells = row["dtype"], row["size"][0], f"{row['taken']:.0%}", *_call_cells(row), f"`{row['plan']}`"
+            yield machine_name(environment), *cells, *source(path, environment)
+
+
+LARGE = LongTable("large", LARGE_COLUMNS, _large_rows)
+
+
+def large(results: Path) -> Iterator[str]:
+    """Yield the largest products: alone on the device, and default types beside others."""
+    return LARGE.page_lines(results, lambda row: row[3] == "0%" or not str(row[1]).endswith("-ieee"))
 
 
 # Integers
@@ -204,16 +210,19 @@ def triangles(results: Path) -> Iterator[str]:
 
 
 def structured(results: Path) -> Iterator[str]:
-    """Yield a line for each kind of structured product that was measured on random shapes."""
-    for path, environment, rows in loaded(results, "*/structured.json"):
-        good = [row for row in rows if "ratio" in row]
-        if good:
-            yield from heading(path, environment)
+    """Yield a row for each kind of structured product that was measured on random shapes."""
+    rows: list[Sequence[object]] = []
+    for _, environment, found in loaded(results, "*/structured.json"):
+        good = [row for row in found if "ratio" in row]
         for kind in dict.fromkeys(row["kind"] for row in good):
-            found = [row for row in good if row["kind"] == kind]
-            fast = sum(row["plan"] != "vendor" for row in found)
-            name = kind.replace("half", "lower triangle,")
-            yield f"- {name}: {len(found)} shapes, {fast} by fast plans: {range_of_ratios(found, 'products')}."
+            own = [row for row in good if row["kind"] == kind]
+            ratios = [row["ratio"] for row in own]
+            long = [row["ratio"] for row in own if median(row["vendor"]) > LONG_MILLISECONDS]
+            name, fast = kind.replace("half", "lower triangle,"), sum(row["plan"] != "vendor" for row in own)
+            spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+            rows.append((machine_name(environment), name, len(own), fast, spread, len(long), f"{min(long):.2f}"))
+    columns = ("on", "what", "shapes", "by plans", "speedups", f"over {LONG_MILLISECONDS} ms", "least of these")
+    yield from table(columns, rows)
 
 
 def complex_products(results: Path) -> Iterator[str]:
@@ -350,7 +359,7 @@ def declines(results: Path) -> Iterator[str]:
     """Yield the extra time of declined calls: the median and the largest one of each function."""
     groups: dict[tuple[object, ...], list[float]] = {}
     for row in _decline_rows(results):
-        groups.setdefault(row[:3], []).append(float(str(row[7])))
+        groups.setdefault(tuple(row[:3]), []).append(float(str(row[7])))
     if not groups:
         yield NO_RESULTS
         return
@@ -383,7 +392,7 @@ def threads(results: Path) -> Iterator[str]:
         )
 
 
-LONG_TABLES = (CALLS, INTEGERS, EMULATION, TRIANGLES, DECLINES)
+LONG_TABLES = (CALLS, LARGE, INTEGERS, EMULATION, TRIANGLES, DECLINES)
 SECTIONS = (
     *(calls, large, emulation, complex_products, integers, triangles, structured, host, cpu),
     *(declines, threads),

@@ -105,7 +105,7 @@ def explain_gram(
         name = library.gemm_name if call.plan is not None and operands.params.beta else library.vendor_name
         return replace(call.decision, kernels=(f"{name}: a whole product, with one triangle mirrored",))
     kernels = describe_kernels(library, call, chosen.left, chosen.right, chosen.out)
-    decision = replace(call.decision, kernels=kernels)
+    decision = call.explained(kernels)
     if chosen is operands:
         return decision
     return replace(decision, reason=f"{decision.reason}; in a temporary array, whose result is copied into out")
@@ -269,9 +269,9 @@ MAX_WHOLE_ROWS = 128
 
 def _has_few_product_rows(library: Library, operands: GramOperands) -> bool:
     """Return True for a product of few rows on the host. NumPy's own product of a and a.T computes one triangle."""
-    is_vendors = not library.differentiable and operands.params == GemmParams(op="gram")
-    is_matrix = library.processor == "cpu" and operands.left.ndim == 2
-    return is_matrix and operands.left.shape[0] <= MAX_WHOLE_ROWS and not is_vendors
+    if library.processor != "cpu" or operands.left.ndim != 2 or operands.left.shape[0] > MAX_WHOLE_ROWS:
+        return False
+    return library.differentiable or operands.params != GemmParams(op="gram")
 
 
 def _vendor_mirrors(call: PreparedCall, operands: GramOperands) -> bool:

@@ -1,11 +1,11 @@
 """Threads that share one CUDA stream: results are checked while graphs are replayed with changing operands.
 
-    python -m tests.support.stress_stream [--seconds 600] [--threads 8]
+    python -m tests.support.stress_stream [--seconds 600] [--threads 8] [--products 24] [--rounds 6]
 
-So many threads multiply at a time, in torch, matrices at alternating addresses by plans that are captured and replayed.
-Each thread ends after some products, and the next one takes over its graphs. Another thread drops graphs and lets new
-ones be captured all the time. The first half of the time, all use one stream of their own, then the default stream. The
-exit status is 1 if a result is wrong; a crash shows as a signal's status.
+The threads multiply, in torch, matrices at alternating addresses by plans that are captured and replayed. Each thread
+ends after some rounds of products, and the next one takes over its graphs (soon with `--products 4 --rounds 1`). Another
+thread drops graphs and lets new ones be captured all the time. The first half of the time, all use one stream of their
+own, then the default stream. The exit status is 1 if a result is wrong; a crash shows as a signal's status.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from typing import Any, NamedTuple
 PLANS = ("f16x3", "strassen.batched.pad16 > vendor", "winograd > vendor", "strassen^2.batched.pad16 > tile", "tile")
 SIDES = (64, 256, 384, 512, 640)
 OPERANDS = 5  # pairs of matrices of each side, so that graphs are given other addresses at every call
-PRODUCTS = 24  # of one plan and side between two checks
-ROUNDS = 6  # of PRODUCTS in one thread's life
 TOLERANCE = 1e-4  # of ||C - A B|| / ||A B|| in float32
 
 
@@ -37,14 +35,15 @@ class Case(NamedTuple):
 class Stress:
     """The operands, the expected products, and the errors so far."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, products: int, rounds: int) -> None:
         import torch
 
         import fmm
 
         self.torch: Any = torch
         self.fmm = fmm
-        self.ends = time.monotonic() + seconds
+        self.ends = 0.0
+        self.products_per_round, self.rounds = products, rounds
         self.cases: dict[int, list[Case]] = {}
         for side in SIDES:
             pairs = [[torch.randn(side, side, device="cuda") for _ in "ab"] for _ in range(OPERANDS)]
@@ -70,7 +69,7 @@ class Stress:
         rng = random.Random(seed)
         try:
             with self.torch.cuda.stream(stream):
-                for _ in range(ROUNDS):
+                for _ in range(self.rounds):
                     if self.goes_on():
                         self.check_products(rng.choice(PLANS), rng.choice(SIDES), rng)
         except Exception as error:
@@ -81,7 +80,7 @@ class Stress:
     def check_products(self, plan: str, side: int, rng: random.Random) -> None:
         """Compute several products before the first is checked, so that other threads' calls come in between."""
         results = []
-        for case in rng.choices(self.cases[side], k=PRODUCTS):
+        for case in rng.choices(self.cases[side], k=self.products_per_round):
             out = self.torch.empty_like(case.a) if rng.random() < 0.5 else None
             results.append((case, self.fmm.matmul(case.a, case.b, out, plan=plan)))
         for case, c in results:
@@ -120,10 +119,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--threads", type=int, default=8)
+    parser.add_argument("--products", type=int, default=24, help="of one plan and side between two checks")
+    parser.add_argument("--rounds", type=int, default=6, help="of products in one thread's life")
     options = parser.parse_args()
     faulthandler.enable()
     sys.setswitchinterval(1e-6)
-    stress = Stress(options.seconds / 2)
+    stress = Stress(options.products, options.rounds)
     cuda = stress.torch.cuda
     for stream in (cuda.Stream(), cuda.default_stream()):
         stress.ends = time.monotonic() + options.seconds / 2

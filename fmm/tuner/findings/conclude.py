@@ -20,7 +20,7 @@ from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.level_bounds import baseline_of
 from fmm.runtime.decisions.calibration_in_force import add_unmeasured_rates
 from fmm.tuner.devices.device import Device
-from fmm.tuner.findings.crossovers import level_samples, losing_margins, measure_crossovers
+from fmm.tuner.findings.crossovers import level_bounds, level_samples, losing_margins, measure_crossovers
 from fmm.tuner.findings.diagnostics import (
     largest_measured_side,
     machine_diagnostics,
@@ -177,7 +177,7 @@ def check_fit(fitted: fitting.Fit, device: Device, trials: Sequence[Trial], dtyp
     """Return the model of a fit as decisions would use it, checked on the held-out trials."""
     whole, held = with_unmeasured_rates(fitted, device, trials), fitting.observed_medians(trials, (HELD_OUT_STAGE,))
     crossovers = measure_crossovers(trials, whole)
-    bounded = replace(whole, level_bounds=tuple(x.bounds for x in crossovers.values()))
+    bounded = replace(whole, level_bounds=level_bounds(crossovers))
 
     def may_be_chosen(o: fitting.Observation) -> bool:
         own = crossovers.get(baseline_of(o.run.plan))
@@ -236,9 +236,10 @@ def section_thresholds(
     looks: Sequence[Sequence[Trial]],
     strategies: Mapping[str, str],
 ) -> Thresholds:
-    """Return the thresholds of a fitted model with their 95 % intervals."""
-    measured = one_level_speedups(*looks)
-    observed = fitting.observed_medians([t for trials in looks for t in trials], FITTED_STAGES)
+    """Return the thresholds of a fitted model with their 95 % intervals, and the measured crossovers."""
+    measured, trials = one_level_speedups(*looks), [t for look in looks for t in look]
+    calibration = replace(calibration, level_bounds=level_bounds(measure_crossovers(trials, calibration)))
+    observed = fitting.observed_medians(trials, FITTED_STAGES)
     sampled = sample_calibrations(calibration, dtype, intervals, observed)
     return with_intervals(thresholds(calibration, dtype, measured, strategies), calibration, dtype, sampled, measured)
 

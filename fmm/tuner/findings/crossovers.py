@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import exp, inf, log, log2, sqrt
 from statistics import fmean, linear_regression, median, stdev
@@ -37,6 +37,7 @@ SAMPLE_DEVIATION = 0.015
 # The standard errors by which an error must be below 0 to be corrected: more where a sample with this number of levels
 # is faster than the vendor, fewer where a gain is only extrapolated.
 STANDARD_ERRORS, STANDARD_ERRORS_UNCONFIRMED = 2.5, 1.0
+SMALL_OPTIMISM = 0.025  # up to this error the model's extrapolation is trusted
 PROVEN_OPTIMISM = 0.04  # a larger error of excluded plans says nothing about the plans that may be chosen
 
 
@@ -105,12 +106,18 @@ def measure_crossovers(trials: Sequence[Trial], calibration: Calibration) -> dic
     """
     if calibration.batches:
         return {}
+    calibration = replace(calibration, level_bounds=())
     by_baseline: dict[str, list[LevelSample]] = defaultdict(list)
     for sample in level_samples(trials, calibration):
         by_baseline[baseline_of(sample.plan)].append(sample)
     return {
         baseline: _crossovers_above(baseline, samples, calibration) for baseline, samples in sorted(by_baseline.items())
     }
+
+
+def level_bounds(crossovers: Mapping[str, Crossovers]) -> tuple[LevelBounds, ...]:
+    """Return the crossovers as the bounds of a calibration."""
+    return tuple(x.bounds for x in crossovers.values())
 
 
 def _crossovers_above(baseline: str, samples: Sequence[LevelSample], calibration: Calibration) -> Crossovers:
@@ -128,7 +135,7 @@ def _crossovers_above(baseline: str, samples: Sequence[LevelSample], calibration
         confirmed = any(s.levels == levels and s.speedup > 1 for s in samples)
         gain = MIN_SPEEDUP if confirmed else 1 + EXTRAPOLATION_MARGIN
         predicted = side_from_which(partial(_levels_win, baseline, levels, dtype, calibration, optimism, gain))
-        measured = any(s.levels == levels for s in samples) and not optimism[levels].at(predicted)
+        measured = any(s.levels == levels for s in samples) and optimism[levels].at(predicted) > -SMALL_OPTIMISM
         least = tau if confirmed or measured else 2 * tau
         tau = min(max([least, predicted, *(s.side for s in losing if s.levels == levels)]), NEVER_SIDE)
         taus.append(float(f"{tau:.4g}") if tau < NEVER_SIDE else NEVER_SIDE)
@@ -162,9 +169,12 @@ def optimism_by_levels(samples: Sequence[LevelSample]) -> dict[int, Optimism]:
     found: dict[int, Optimism] = {0: Optimism()}
     for levels in LEVEL_COUNTS:
         own = sorted((s for s in samples if s.levels == levels), key=lambda s: -s.side)
+        if not own:
+            found[levels] = found[levels - 1]
+            continue
         confirmed = any(s.speedup > 1 for s in own)
         limit = STANDARD_ERRORS if confirmed else STANDARD_ERRORS_UNCONFIRMED
-        found[levels] = proven_trend(own, limit) or Optimism(proven_error(own, limit)) if own else found[levels - 1]
+        found[levels] = proven_trend(own, STANDARD_ERRORS) or Optimism(proven_error(own, limit))
     return found
 
 

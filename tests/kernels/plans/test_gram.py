@@ -15,6 +15,8 @@ from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.explain import plan_table
 from fmm.kernels.plans.gemm_params import GemmParams
+from fmm.kernels.plans.levels.gram import gram_level
+from fmm.kernels.plans.levels.scheme_level import level_with_options
 from fmm.kernels.plans.levels.sforza import sforza_level
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
@@ -103,6 +105,41 @@ def test_sforzas_products_against_a_whole_one(recursion: int, share: str) -> Non
     assert Fraction(sum(m * k * j * times for (m, k, j), times in counts.items()), n**3) == Fraction(share)
     assert round(float(Fraction(share)), 3) == (0.75, 0.594, 0.488, 0.412)[recursion - 1]
     assert sum(counts.values()) == Plan.parse(f"sforza({recursion}) > vendor").levels[0].products
+
+
+@pytest.mark.parametrize(
+    ("text", "diagonal", "below"),
+    [
+        ("sforza(1) > vendor", "vendor", "vendor"),
+        ("sforza(2) > vendor", "sforza(1) > vendor", "li-fig3.peel > vendor"),
+        ("sforza(4) > vendor", "sforza(3) > vendor", " > ".join(["li-fig3.peel"] * 3 + ["vendor"])),
+        ("sforza(3,16) > vendor", "sforza(2,16) > vendor", "li-fig3.peel > li-fig3.peel > vendor"),
+        ("sforza(2) > gram > vendor", "sforza(1) > gram > vendor", "li-fig3.peel > vendor"),
+        ("sforza(2) > winograd > vendor", "sforza(1) > vendor", "li-fig3.peel > winograd > vendor"),
+    ],
+)
+def test_plans_below_sforza(text: str, diagonal: str, below: str) -> None:
+    """Blocks on the diagonal recur once less, with the same cutoff; Strassen recurs once less than the level."""
+    steps = lower_level(Plan.parse(text), 64, 96, 64, 1, 0, "gram", "loose")
+    assert steps is not None
+    assert [str(p.plan) for p in steps.products] == [diagonal] * 4 + [below] * 2
+    assert {p.size for p in steps.products} == {(32, 48, 32)}
+
+
+@pytest.mark.parametrize("recursion", [1, 2, 3, 6])
+def test_facts_of_sforzas_recursion(recursion: int) -> None:
+    """The error of the blocks below the diagonal grows by Strassen's factor for each of its levels."""
+    level, strassen = sforza_level(recursion), level_with_options("li-fig3", "peel")
+    assert strassen.bilinear is not None
+    assert level.depth == recursion - 1
+    assert level.error_growth == pytest.approx(strassen.bilinear.error_growth ** (recursion - 1))
+    assert level.saves_products == (recursion > 1)
+
+
+def test_explain_counts_grams_products() -> None:
+    steps = lower_level(Plan.parse("gram^2 > vendor"), 64, 16, 64, 1, 0, "gram", "loose")
+    assert steps is not None
+    assert gram_level(2).describe(steps) == "4 blocks on the diagonal, 3 products below it"
 
 
 def test_sforzas_base_case() -> None:
