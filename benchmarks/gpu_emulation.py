@@ -192,9 +192,11 @@ def measured(case: Case, rounds: int, peers: Peers | None) -> Row:
     """Measure errors on uniform and normal numbers, times on normal ones."""
     (m, k, n), work = case.size, case.work
     row = case.fields
+    calls: dict[str, Call] = {}
     c = cupy.empty((m, n), case.dtype)
     for data in ("uniform", "normal") if work < 10 * HUGE else ("normal",):
-        calls = a = b = None
+        a = b = None
+        calls.clear()  # the calls hold the matrices of the other kind of data
         a = random_matrix("cupy", (m, k), case.dtype, data, 1)
         b = a.T if case.half else random_matrix("cupy", (k, n), case.dtype, data, 2)
         calls = own_calls(case, a, b, c)
