@@ -94,11 +94,11 @@ def explain_gram(
     if constraints == NO_CONSTRAINTS and _has_few_product_rows(library, operands):
         name = library.gemm_name if operands.params.beta and _has_whole_gemm(library, operands) else library.vendor_name
         why = f"{library.name} answers: the product has at most {MAX_WHOLE_ROWS} rows"
-        kernels = (f"{name}: a whole product, with one triangle mirrored",)
-        return replace(call.decision, plan=VENDOR, reason=why, kernels=kernels)
+        whole = f"{name}: a whole product, with one triangle mirrored"
+        return replace(call.decision, plan=VENDOR, reason=why, kernels=(whole,))
     if call.plan is None and _vendor_mirrors(call, operands):
-        kernel = f"{library.vendor_name}: BLAS's syrk, one triangle, and NumPy's mirror"
-        return replace(call.decision, kernels=(kernel,))
+        syrk = f"{library.vendor_name}: BLAS's syrk, one triangle, and NumPy's mirror"
+        return replace(call.decision, kernels=(syrk,))
     if _uses_library_gemm(library, call, operands, constraints) or (
         call.plan is None and call.setting.b_is_transposed_a
     ):
