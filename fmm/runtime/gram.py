@@ -97,8 +97,8 @@ def explain_gram(
         whole = f"{name}: a whole product, with one triangle mirrored"
         return replace(call.decision, plan=VENDOR, reason=why, kernels=(whole,))
     if call.plan is None and _vendor_mirrors(call, operands):
-        kernel = f"{library.vendor_name}: BLAS's syrk, one triangle, and NumPy's mirror"
-        return replace(call.decision, kernels=(kernel,))
+        syrk = f"{library.vendor_name}: BLAS's syrk, one triangle, and NumPy's mirror"
+        return replace(call.decision, kernels=(syrk,))
     if _uses_library_gemm(library, call, operands, constraints) or (
         call.plan is None and call.setting.b_is_transposed_a
     ):

@@ -102,6 +102,11 @@ def test_the_workspace_of_integers_is_for_their_own_size(itemsize: int) -> None:
         assert moduli == integer_moduli(f"int{8 * itemsize}", size[1])
 
 
+def test_only_float64_without_levels_below_has_a_kernel_for_triangles() -> None:
+    triangles = {row.name for row in plan_leaves() if row.level and row.kernel_triangles}
+    assert triangles == {f"residues({count}) > bytes" for count in (13, 14, 15, 16)}
+
+
 def test_halves_by_residues() -> None:
     """Blocks on the diagonal by a leaf of their own: by the level, its leaf not said again."""
     plan = Plan.parse("gram.residues(14) > vendor")
