@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
@@ -14,10 +15,14 @@ from fmm.perfmodel.choose import (
     KNOWN_ROUNDS_SHARE,
     OTHER_TYPE_SHARE,
     TRIANGLE_CUT_MARGIN,
+    Limits,
     few_tiles_margin,
+    rank_candidates,
     required_margin,
 )
 from fmm.problem import Problem
+from fmm.runtime.decisions.calibration_in_force import calibration_in_force
+from fmm.runtime.devices import gpu_from_description
 
 MARGIN, TILED = 0.01, 0.08
 SIDE, TILE = 12800, 128.0
@@ -98,3 +103,38 @@ def test_blocks_on_the_diagonal_that_read_turned_copies_are_known_better() -> No
 
 def test_the_vendors_own_half_is_no_cut() -> None:
     assert required_margin(VENDOR, product(op="gram"), device(gpu=True)) == MARGIN
+
+
+H200 = gpu_from_description("NVIDIA H200", "9.0", 132)
+
+
+@pytest.mark.parametrize(
+    ("size", "pays"),
+    [
+        ((129, 3141, 1607), False),  # 0.72 of the vendor's speed was measured
+        ((153, 4145, 2549), False),  # 0.93
+        ((203, 8023, 1971), False),  # 0.83
+        ((205, 10491, 5421), False),  # 0.97
+        ((201, 6369, 7079), True),  # 1.16
+        ((4543, 207, 16599), True),  # 1.24
+        ((14559, 10457, 213), True),  # 1.33
+    ],
+    ids=str,
+)
+def test_thin_tf32_products_are_copied_only_where_that_was_faster(size: tuple[int, int, int], pays: bool) -> None:
+    """By the H200's calibration that ships; the measurements are in results/nvidia-h200/held-out.jsonl.gz."""
+    problem, plan = Problem(*size, "tf32"), Plan.parse("aligned.batched.pad16 > vendor")
+    calibration = calibration_in_force(problem, Limits(1 << 40), H200)
+    assert calibration is not None
+    (candidate,) = rank_candidates(problem, calibration, [plan])
+    assert candidate.wins is pays
+
+
+def test_thin_bfloat16_products_are_still_copied() -> None:
+    problem, plan = Problem(131, 4000, 3001, "bfloat16"), Plan.parse("aligned.batched.pad16 > vendor")
+    tf32 = replace(problem, dtype="tf32")
+    on = device(gpu=True)
+    on = replace(on, rates=MappingProxyType({t: next(iter(on.rates.values())) for t in ("bfloat16", "tf32")}))
+    assert required_margin(plan, tf32, on) - required_margin(plan, problem, on) == pytest.approx(
+        4000 / 131**2 - 12.8 / 131
+    )

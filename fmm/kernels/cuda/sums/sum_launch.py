@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
@@ -149,12 +149,12 @@ def _launch_scalars(program: AdditionProgram) -> tuple[AdditionProgram, tuple[co
     """Return the program with the coefficients that are launch parameters replaced, and their values."""
     scalars: dict[complex | str, tuple[LaunchCoefficient, complex]] = {}
 
-    def replaced(c: Coefficient) -> Any:
+    def replaced(c: Coefficient) -> Coefficient:
         value = complex(c)
         if value in LITERAL_COEFFICIENTS:
             return c
         key = value if value == value else repr(value)  # a NaN differs from itself
-        return scalars.setdefault(key, (LaunchCoefficient(len(scalars)), value))[0]
+        return cast(Coefficient, scalars.setdefault(key, (LaunchCoefficient(len(scalars)), value))[0])
 
     lines = tuple(tuple((replaced(c), v) for c, v in terms) for terms in program.lines)
     if not scalars:
