@@ -206,7 +206,7 @@ def measured(case: Case, rounds: int, peers: Peers | None) -> Row:
         errors = {name: error_of(call, a, b, c, case.half) for name, call in calls.items()}
         row["errors"][data] = {name: x / errors["cublas"] for name, x in errors.items()}
     explained = fmm.explain_gram(a, rows=True, out=c, fill="lower") if case.half else fmm.explain(a, b, c)
-    row["plan"], row["samples"] = str(explained.plan), sampled(calls, work, rounds)
+    row["plan"], row["samples"] = str(explained.plan), sampled(calls or {}, work, rounds)
     return row
 
 

@@ -84,21 +84,21 @@ def explain_gram(
 ) -> Decision:
     """Return the decision of `run_gram`; nothing is computed."""
     operands = _arrange_operands(library, a, b, out, params)
-    call, chosen = _select_call(library, operands, constraints, cached=False)
     if operands.params.alpha == 0:
         why = f"{library.name} answers: alpha is 0, so the factors are not read"
-        return replace(call.decision, plan=VENDOR, reason=why, kernels=(library.vendor_name,))
+        return Decision(VENDOR, None, why, kernels=(library.vendor_name,))
+    call, chosen = _select_call(library, operands, constraints, cached=False)
     is_plain = b is None and constraints == NO_CONSTRAINTS and params == GramParams(params.rows)
     if is_plain and (kernel := describe_small_gram(a, params.rows, out)):
         return replace(call.decision, kernels=(kernel,))
     if constraints == NO_CONSTRAINTS and _has_few_product_rows(library, operands):
         name = library.gemm_name if operands.params.beta and _has_whole_gemm(library, operands) else library.vendor_name
         why = f"{library.name} answers: the product has at most {MAX_WHOLE_ROWS} rows"
-        kernels = (f"{name}: a whole product, with one triangle mirrored",)
-        return replace(call.decision, plan=VENDOR, reason=why, kernels=kernels)
+        whole = f"{name}: a whole product, with one triangle mirrored"
+        return replace(call.decision, plan=VENDOR, reason=why, kernels=(whole,))
     if call.plan is None and _vendor_mirrors(call, operands):
-        kernel = f"{library.vendor_name}: BLAS's syrk, one triangle, and NumPy's mirror"
-        return replace(call.decision, kernels=(kernel,))
+        syrk = f"{library.vendor_name}: BLAS's syrk, one triangle, and NumPy's mirror"
+        return replace(call.decision, kernels=(syrk,))
     if _uses_library_gemm(library, call, operands, constraints) or (
         call.plan is None and call.setting.b_is_transposed_a
     ):

@@ -321,7 +321,7 @@ def test_predict_lists_the_devices_that_an_incomplete_key_may_mean(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FMM_CONFIG", str(files.SHIPPED_CONFIG))
-    monkeypatch.delenv("FMM_TUNING", raising=False)
+    monkeypatch.setenv("FMM_TUNING_MODE", "cache")
     assert cli.main(["predict", "64", "--device", "cuda-9.0-132sm"]) == 2
     message = capsys.readouterr().err
     assert "ambiguous device 'cuda-9.0-132sm'" in message and "cuda-9.0-132sm-nvidia-h200" in message

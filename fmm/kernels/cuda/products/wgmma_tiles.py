@@ -146,7 +146,7 @@ class WarpgroupKernel(Protocol):
     def triangle(self) -> TriangleExtent | None: ...
 
 
-KernelType = TypeVar("Kind", bound=WarpgroupKernel, covariant=True)
+KernelType = TypeVar("KernelType", bound=WarpgroupKernel, covariant=True)
 
 
 @dataclass(frozen=True)
