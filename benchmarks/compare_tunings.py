@@ -40,7 +40,7 @@ SIDES = (1000, 1536, 2048, 3001, 4096, 6000, 8192, 12288, 16384)
 LEAST = 0.95  # goal: share of equal choices
 SHOWN_DIFFERENCES = 10  # sizes with different choices that are printed
 ANY_MEMORY = 1 << 62  # bytes
-NOT_IN_BOTH = "not in both; `fmm-tune conclude --thresholds` makes those of a config of its trials"
+NOT_IN_BOTH = "not in both; `fmm-tune --refit --refit-part thresholds` makes those of a config of its trials"
 
 
 @dataclass(frozen=True)

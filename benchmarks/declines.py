@@ -108,8 +108,7 @@ def gemm_pair(case: Case) -> Pair:
     a = matrices(case, case.side, case.side)
     xp = module_of(case)
     vendor = partial(xp.addmm, a, a, a) if hasattr(xp, "addmm") else lambda: xp.matmul(a, a) + a
-    own = {"beta": 1}
-    return Pair(vendor, partial(fmm.gemm, a, a, a, **own), partial(fmm.explain_gemm, a, a, a, **own))
+    return Pair(vendor, partial(fmm.gemm, a, a, a, beta=1), partial(fmm.explain_gemm, a, a, a, beta=1))
 
 
 def gram_pair(case: Case) -> Pair:

@@ -114,7 +114,8 @@ def plan_calls(case: Case, x: Any) -> Calls:
 def newton_calls(case: Case, x: Any) -> Calls:
     from examples.newton_schulz import orthogonalised, step_by_fmm, step_by_torch
 
-    return tuple(partial(orthogonalised, steps=NEWTON_STEPS, step=step) for step in (step_by_fmm, step_by_torch))
+    own, vendor = (partial(orthogonalised, steps=NEWTON_STEPS, step=step) for step in (step_by_fmm, step_by_torch))
+    return own, vendor
 
 
 CALLS: Mapping[Kind, Callable[[Case, Any], Calls]] = {

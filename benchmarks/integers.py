@@ -118,11 +118,13 @@ def main(arguments: Sequence[str]) -> int:
     """Run the benchmark; return 1 if a case failed or a result is not equal."""
     parser = benchmark_parser("integers", __doc__, device="cpu", quick="fewer cases")
     options = parser.parse_args(arguments)
-    machine, library, wait = machine_of(options.device), np, lambda: None
+    machine = machine_of(options.device)
+    library: Any = np
     if machine.on_gpu:
-        import cupy as library
+        import cupy
 
-        wait = library.cuda.get_current_stream().synchronize
+        library = cupy
+    wait: Call = library.cuda.get_current_stream().synchronize if machine.on_gpu else lambda: None
 
     def seconds(call: Call) -> float:
         wait()

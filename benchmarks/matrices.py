@@ -31,7 +31,9 @@ def random_matrix(library: str, shape: tuple[int, ...], dtype: str, data: str = 
     drawn = real if real == "float64" else "float32"  # the generators draw no other types
     xp: Any = np
     if library == "cupy":
-        import cupy as xp
+        import cupy
+
+        xp = cupy
     rng = xp.random.default_rng([*shape, seed] if library == "numpy" else seed)
     draw = rng.standard_normal if data == "normal" else rng.random
     if dtype == real:

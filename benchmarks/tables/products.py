@@ -359,7 +359,7 @@ def declines(results: Path) -> Iterator[str]:
     """Yield the extra time of declined calls: the median and the largest one of each function."""
     groups: dict[tuple[object, ...], list[float]] = {}
     for row in _decline_rows(results):
-        groups.setdefault(row[:3], []).append(float(str(row[7])))
+        groups.setdefault(tuple(row[:3]), []).append(float(str(row[7])))
     if not groups:
         yield NO_RESULTS
         return

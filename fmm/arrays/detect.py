@@ -78,12 +78,18 @@ def on_device(x: Any) -> bool:
 
 
 def type_name(dtype: Any) -> str:
-    """Return the name of an element type: of a name ("tf32" too), or of a type of NumPy, CuPy or torch."""
+    """Return the name of an element type: of a name ("tf32" too), or of a type of NumPy, CuPy or torch.
+
+    Raise TypeError with the valid names for anything else.
+    """
     if isinstance(dtype, str) and dtype in DTYPES:
         return dtype
     if type(dtype).__module__ == "torch":
         return str(dtype).removeprefix("torch.")
-    return str(np.dtype(dtype).name)
+    try:
+        return str(np.dtype(dtype).name)
+    except TypeError:
+        raise TypeError(f"unknown dtype {dtype!r}; valid: {', '.join(DTYPES)}") from None
 
 
 # ---- errors that name the arrays

@@ -92,8 +92,8 @@ def log_once(message: str) -> None:
 # By element type: variables by which cuBLAS multiplies in another arithmetic, in another time. The values name those
 # that change nothing.
 _EMULATION = {"CUBLAS_EMULATION_STRATEGY": ("default",)}
-_DOUBLE = {"CUBLAS_EMULATE_DOUBLE_PRECISION": ("0",)}
-_SINGLE = {"CUBLAS_EMULATE_SINGLE_PRECISION": ("0",), "NVIDIA_TF32_OVERRIDE": ("0",)}
+_DOUBLE: dict[str, tuple[str, ...]] = {"CUBLAS_EMULATE_DOUBLE_PRECISION": ("0",)}
+_SINGLE: dict[str, tuple[str, ...]] = {"CUBLAS_EMULATE_SINGLE_PRECISION": ("0",), "NVIDIA_TF32_OVERRIDE": ("0",)}
 VENDOR_VARIABLES: dict[str, dict[str, tuple[str, ...]]] = {
     "float64": _DOUBLE,
     "complex128": _DOUBLE,

@@ -144,7 +144,8 @@ class Configs:
                 log_once(f"the config {str(path)!r} is not used: {error}")
                 continue
             if found.changed and found.entries:
-                log_once(f"{', '.join(found.changed)} since the tuning: only its model is used until `fmm-tune canary`")
+                until = "only its model is used until `fmm-tune verify --measure`"
+                log_once(f"{', '.join(found.changed)} since the tuning: {until}")
             yield note_other_card(found) if path == SHIPPED_CONFIG else found
 
 

@@ -92,9 +92,11 @@ def write_file(path: Path, content: str | bytes) -> None:
         if target.exists():
             os.chmod(partial, target.stat().st_mode & 0o777)
         os.replace(partial, target)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             os.unlink(partial)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # the message of a full disk names the file
         raise
     _sync_folder(target.parent)
 

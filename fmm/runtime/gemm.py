@@ -129,8 +129,7 @@ def explain_gemm(
         call = plan_call(library, operands.a, operands.b, operands.target, constraints)
     if call.decision.plan == VENDOR and library.gemm_name:
         return replace(call.decision, kernels=(library.gemm_name,))
-    kernels = describe_kernels(library, call, operands.a, operands.b, operands.target)
-    return replace(call.decision, kernels=kernels)
+    return call.explained(describe_kernels(library, call, operands.a, operands.b, operands.target))
 
 
 def gemm_constraints(library: Library, a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams) -> PlanConstraints:

@@ -84,28 +84,28 @@ def explain_gram(
 ) -> Decision:
     """Return the decision of `run_gram`; nothing is computed."""
     operands = _arrange_operands(library, a, b, out, params)
-    call, chosen = _select_call(library, operands, constraints, cached=False)
     if operands.params.alpha == 0:
         why = f"{library.name} answers: alpha is 0, so the factors are not read"
-        return replace(call.decision, plan=VENDOR, reason=why, kernels=(library.vendor_name,))
+        return Decision(VENDOR, None, why, kernels=(library.vendor_name,))
+    call, chosen = _select_call(library, operands, constraints, cached=False)
     is_plain = b is None and constraints == NO_CONSTRAINTS and params == GramParams(params.rows)
     if is_plain and (kernel := describe_small_gram(a, params.rows, out)):
         return replace(call.decision, kernels=(kernel,))
     if constraints == NO_CONSTRAINTS and _has_few_product_rows(library, operands):
         name = library.gemm_name if operands.params.beta and _has_whole_gemm(library, operands) else library.vendor_name
         why = f"{library.name} answers: the product has at most {MAX_WHOLE_ROWS} rows"
-        kernels = (f"{name}: a whole product, with one triangle mirrored",)
-        return replace(call.decision, plan=VENDOR, reason=why, kernels=kernels)
+        whole = f"{name}: a whole product, with one triangle mirrored"
+        return replace(call.decision, plan=VENDOR, reason=why, kernels=(whole,))
     if call.plan is None and _vendor_mirrors(call, operands):
-        kernel = f"{library.vendor_name}: BLAS's syrk, one triangle, and NumPy's mirror"
-        return replace(call.decision, kernels=(kernel,))
+        syrk = f"{library.vendor_name}: BLAS's syrk, one triangle, and NumPy's mirror"
+        return replace(call.decision, kernels=(syrk,))
     if _uses_library_gemm(library, call, operands, constraints) or (
         call.plan is None and call.setting.b_is_transposed_a
     ):
         name = library.gemm_name if call.plan is not None and operands.params.beta else library.vendor_name
         return replace(call.decision, kernels=(f"{name}: a whole product, with one triangle mirrored",))
     kernels = describe_kernels(library, call, chosen.left, chosen.right, chosen.out)
-    decision = replace(call.decision, kernels=kernels)
+    decision = call.explained(kernels)
     if chosen is operands:
         return decision
     return replace(decision, reason=f"{decision.reason}; in a temporary array, whose result is copied into out")
@@ -269,9 +269,9 @@ MAX_WHOLE_ROWS = 128
 
 def _has_few_product_rows(library: Library, operands: GramOperands) -> bool:
     """Return True for a product of few rows on the host. NumPy's own product of a and a.T computes one triangle."""
-    is_vendors = not library.differentiable and operands.params == GemmParams(op="gram")
-    is_matrix = library.processor == "cpu" and operands.left.ndim == 2
-    return is_matrix and operands.left.shape[0] <= MAX_WHOLE_ROWS and not is_vendors
+    if library.processor != "cpu" or operands.left.ndim != 2 or operands.left.shape[0] > MAX_WHOLE_ROWS:
+        return False
+    return library.differentiable or operands.params != GemmParams(op="gram")
 
 
 def _vendor_mirrors(call: PreparedCall, operands: GramOperands) -> bool:

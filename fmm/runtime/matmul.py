@@ -195,7 +195,7 @@ def explain_matmul(library: Library, a: Any, b: Any, out: Any, constraints: Plan
     """Return the decision of `run_matmul` with the kernels that would run; nothing is computed."""
     arrays = library.adopt_arrays(a, b, out) or (a, b, out)
     call = plan_call(library, *arrays, constraints)
-    return replace(call.decision, kernels=describe_kernels(library, call, *arrays))
+    return call.explained(describe_kernels(library, call, *arrays))
 
 
 def describe_kernels(library: Library, call: PreparedCall, a: Any, b: Any, out: Any) -> tuple[str, ...]:

@@ -82,8 +82,13 @@ class PreparedCall:
     spans: tuple[Span | None, Span | None, Span | None] = (None, None, None)
     copies: bool = False  # any of packs
     workspace: int = 0  # bytes
+    call_bytes: int = 0  # the workspace and, on a device, the copies of operands
     uses_graph: bool = False  # capture the call as a CUDA graph once it recurs
     plan_refusal: str = ""  # why the caller's plan cannot run, if the library seems to reject the call too
+
+    def explained(self, kernels: tuple[str, ...]) -> Decision:
+        """Return the decision with the kernels that run and the bytes that the call allocates."""
+        return replace(self.decision, kernels=kernels, call_bytes=self.call_bytes)
 
     def overlap(self, a: int, b: int, c: int) -> bool:
         """Return True if C may share memory with an operand, at these three addresses."""
@@ -311,6 +316,7 @@ def _prepare_as_is(query: ProblemQuery) -> PreparedCall:
         flattens_stack=work.flattens_stack,
         spans=(byte_span(query.a), byte_span(query.b), byte_span(work.c)),
         copies=any(work.packs),
+        call_bytes=call.workspace + (0 if on_host else copied),
     )
 
 

@@ -41,7 +41,7 @@ def mend_predecessors(xp: Any, edges: Any, missing: Any, lengths: Any, predecess
         for row, row_lost in zip(suspects, lost, strict=True):
             if row_lost.any():
                 row_lengths = _host_lengths(lengths[row], missing)
-                rebuilt = _rebuilt_row(row, host_edges, row_lengths, to_numpy(predecessors[row]), row_lost)
+                rebuilt = _rebuilt_row(int(row), host_edges, row_lengths, to_numpy(predecessors[row]), row_lost)
                 predecessors[row] = xp.asarray(rebuilt)
 
 

@@ -1,4 +1,4 @@
-"""The command fmm-tune: its parsers, and the exit codes after Ctrl-C and a closed pipe."""
+"""The command fmm-tune: its parsers, and the exit codes after Ctrl-C, a closed pipe and a full disk."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import fmm
 from fmm.tuner import tune
@@ -16,6 +17,10 @@ EXIT_BROKEN_PIPE = 128 + 13  # as after the signal SIGPIPE, which Python ignores
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit code."""
+    for stream in ("stdout", "stderr"):  # None where the caller closed it, as `fmm-tune show >&-`
+        if getattr(sys, stream) is None:
+            setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    code = 0
     try:
         options = parse_arguments(arguments)
         run: Callable[[argparse.Namespace], int] = options.run
@@ -25,9 +30,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("fmm-tune: interrupted; finished results are written", file=sys.stderr)
         return tune.EXIT_INTERRUPTED
-    except BrokenPipeError:  # as after `| head`: the rest of the buffer is dropped
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # as after `| head`
+        _drop_output()
         return EXIT_BROKEN_PIPE
+    except OSError as error:  # of stdout, such as a full disk; each command reports the errors of its own files
+        _drop_output()
+        if not code:
+            print(f"fmm-tune: cannot write the output: {error.strerror or error}", file=sys.stderr)
+        return code or 1
+
+
+def _drop_output() -> None:
+    """Drop the rest of the buffer, which Python would write again when it ends."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -185,6 +185,9 @@ def find_calibration(name: str, dtype: str) -> Calibration:
     try:
         return datasheet_calibration(name)
     except ValueError:
+        if matches := [key for key in tuned_keys() if key.startswith(f"{name}-")]:
+            what = "ambiguous" if len(matches) > 1 else "incomplete"
+            raise ValueError(f"{what} device {name!r}; the configs have {', '.join(matches)}") from None
         raise ValueError(f"unknown device {name!r}; valid: {', '.join(valid_names())}") from None
 
 

@@ -112,7 +112,12 @@ def path_argument(text: str) -> Path:
 
 def output_path(path: Path | None) -> Path:
     """Return the config that a path names, as FMM_CONFIG would; None is the default config."""
-    return files.default_path() if path is None else files.config_file(path)
+    if path is not None:
+        return files.config_file(path)
+    try:
+        return files.default_path()
+    except RuntimeError as error:
+        raise RuntimeError(f"{str(error).rstrip('.')}: set HOME, or FMM_CONFIG to the config") from None
 
 
 def trials_path(path: Path) -> Path:
@@ -257,7 +262,9 @@ def run_jobs(
                 results[name] = end.result
             if end.code:
                 return end.code
-            lacking[name] = end.why_not if lacking.get(name, "none yet") else ""  # the first pass's result counts too
+            usable = not end.why_not or end.earlier_is_used
+            # The first pass's result counts too.
+            lacking[name] = end.why_not if lacking.get(name, "none yet") and not usable else ""
             if job.continues_later(end):
                 late.append(replace(job, again=True))
             if late and (not queue or queue[0].effort != FIRST_LOOK_EFFORT):
@@ -288,6 +295,7 @@ class JobEnd:
     why_not: str  # why fmm.matmul cannot use the result; empty if it can
     seconds: float
     stopped: bool = False  # the time was up before all was measured
+    earlier_is_used: bool = False  # fmm.matmul uses the section of an earlier tuning, which has a better check
     result: dict[str, Any] | None = None  # for --json
 
 
@@ -328,6 +336,8 @@ def tune_job(job: Job, path: Path, options: argparse.Namespace, left: float | No
     diagnostics = (outcome.section or {}).get("doubts") or []
     code = EXIT_INTERRUPTED if outcome.stopped == "interrupted" else int(full)
     end = JobEnd(code, why_not or "; ".join(diagnostics), journal.elapsed - before, bool(outcome.stopped))
+    if why_not and outcome.section is not None:
+        end = replace(end, earlier_is_used=_check_quality(_present_section(job, path))[0])
     if not code and job.continues_later(end):
         return end  # the summary follows then
     _print_summary(job, path, options, outcome, why_not)

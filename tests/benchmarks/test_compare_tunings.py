@@ -162,7 +162,8 @@ def test_thresholds_that_one_config_lacks_decide_nothing(tmp_path: Path, capsys:
     one, two = config(tmp_path / "one", 1e10, thresholds=thresholds()), config(tmp_path / "two", 1e10)
     assert main([one, two]) == 0
     said = capsys.readouterr().out
-    assert "thresholds: not in both; `fmm-tune conclude --thresholds` makes" in said and "thresholds agree" not in said
+    assert "thresholds: not in both; `fmm-tune --refit --refit-part thresholds` makes" in said
+    assert "thresholds agree" not in said
 
 
 def test_choices_are_those_of_the_runtime_by_leaves_that_no_tuning_measured_too(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from benchmarks import declines, threads
 from benchmarks.declines import Case, Pair, all_cases, decline_row, measured
 from benchmarks.harness import recorded_failure
 from benchmarks.tables import products
+from fmm.kernels.plans.plan import Plan
 
 MATMUL = Case("fmm.matmul", "numpy", "float64", 64)
 
@@ -21,7 +23,7 @@ class Decided:
     """A decision for a plan."""
 
     def __init__(self, plan: str) -> None:
-        self.plan = declines.VENDOR if plan == "vendor" else plan
+        self.plan = Plan.parse(plan)
 
 
 def fake_pair(extra: float, plan: str = "vendor") -> tuple[Pair, Any]:
@@ -47,7 +49,7 @@ def test_the_median_is_of_the_differences_of_each_round() -> None:
 
 def test_a_call_that_runs_a_plan_is_a_failure_and_no_decline() -> None:
     pair, clock = fake_pair(0.0, plan="winograd > vendor")
-    row = recorded_failure(lambda case: measured(case, 3, clock, lambda _: pair), declines.asdict)(MATMUL)
+    row = recorded_failure(lambda case: measured(case, 3, clock, lambda _: pair), asdict)(MATMUL)
     assert "not declined: winograd > vendor" in row["failure"] and row["side"] == 64
     assert "not declined" in declines.text_line(row)
 

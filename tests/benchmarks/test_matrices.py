@@ -16,12 +16,8 @@ def test_the_error_of_a_product_is_relative_and_near_rounding(dtype: str, lower:
     c = a @ b
     rounding = np.finfo(dtype).eps
     assert 0 < relative_error(a, b, c, lower) < 20 * rounding
-    worse = c * dtype_one(dtype, 1.25)
+    worse = (1.25 * c).astype(dtype)
     assert relative_error(a, b, worse, lower) == pytest.approx(0.25, rel=0.1)
-
-
-def dtype_one(dtype: str, value: float) -> np.generic:
-    return np.dtype(dtype).type(value)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

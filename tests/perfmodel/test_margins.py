@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
@@ -98,3 +99,36 @@ def test_blocks_on_the_diagonal_that_read_turned_copies_are_known_better() -> No
 
 def test_the_vendors_own_half_is_no_cut() -> None:
     assert required_margin(VENDOR, product(op="gram"), device(gpu=True)) == MARGIN
+
+
+@pytest.mark.parametrize(
+    ("size", "predicted", "pays"),
+    [
+        ((129, 3141, 1607), 0.699, False),  # 0.72 of the vendor's speed was measured
+        ((153, 4145, 2549), 0.757, False),  # 0.93
+        ((203, 8023, 1971), 0.884, False),  # 0.83
+        ((205, 10491, 5421), 0.831, False),  # 0.97
+        ((201, 6369, 7079), 0.817, True),  # 1.16
+        ((4543, 207, 16599), 0.799, True),  # 1.24
+        ((14559, 10457, 213), 0.812, True),  # 1.33
+    ],
+    ids=str,
+)
+def test_thin_tf32_products_are_copied_only_where_that_was_faster(
+    size: tuple[int, int, int], predicted: float, pays: bool
+) -> None:
+    """Times of an H200 (results/nvidia-h200/held-out.jsonl.gz), predicted by its calibration, with its margin."""
+    on = device(gpu=True)
+    on = replace(on, margin=0.08, rates=MappingProxyType({"tf32": on.rates["float32"]}))
+    margin = required_margin(Plan.parse("aligned.batched.pad16 > vendor"), Problem(*size, "tf32"), on)
+    assert (predicted <= 1 - margin) is pays
+
+
+def test_thin_bfloat16_products_are_still_copied() -> None:
+    problem, plan = Problem(131, 4000, 3001, "bfloat16"), Plan.parse("aligned.batched.pad16 > vendor")
+    tf32 = replace(problem, dtype="tf32")
+    on = device(gpu=True)
+    on = replace(on, rates=MappingProxyType({t: next(iter(on.rates.values())) for t in ("bfloat16", "tf32")}))
+    assert required_margin(plan, tf32, on) - required_margin(plan, problem, on) == pytest.approx(
+        4000 / 131**2 - 12.8 / 131
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -45,12 +46,13 @@ def test_the_tiled_kernel_takes_longer_on_unaligned_rows() -> None:
     plan, problem = Plan.parse("tile"), Problem(4096, 4096, 4096, "float32")
     work = estimated_work(plan, problem)
     for share in ("unaligned", "odd"):
-        slow = predict_from_work(plan, problem, replace(work, **{share: 1.0}), on)
+        unaligned: Any = {share: 1.0}
+        slow = predict_from_work(plan, problem, replace(work, **unaligned), on)
         assert slow.products == pytest.approx(1.3 * predict_from_work(plan, problem, work, on).products)
 
 
 @pytest.mark.parametrize(("side", "passes"), [("B", "rows"), ("A", "cols")])
-def test_a_prepared_operand_is_not_read_before_the_product(side: str, passes: str) -> None:
+def test_a_prepared_operand_is_not_read_before_the_product(side: Any, passes: str) -> None:
     plan, problem = Plan.parse("f16x3"), Problem(2048, 4096, 3072, "float32")
     prepared = quick_prediction(plan, replace(problem, prepared_side=side), H200)
     rates = {**H200.rates, "f16x3": replace(H200.rates["f16x3"], **{passes: 0.0})}
@@ -125,5 +127,5 @@ def test_huangs_bandwidth_of_two_levels_is_near_what_is_printed() -> None:
 
 def test_expected_ratios_of_errors_grow_with_the_levels() -> None:
     table = li_results.li_exchanged()
-    ratios = dict(zip(table.column("levels"), table.column("expected on random data"), strict=True))
+    ratios: dict[Any, Any] = dict(zip(table.column("levels"), table.column("expected on random data"), strict=True))
     assert [ratios[k] for k in (2, 3)] == [pytest.approx(ratios[1] ** k) for k in (2, 3)] and ratios[1] > 1

@@ -73,8 +73,8 @@ def test_a_remembered_gemm_returns_the_same_bits(
 ) -> None:
     """With transposes, places that overlap a factor, and addends that are broadcast."""
     rng = np.random.default_rng(3)
-    a, b, c = (rng.standard_normal((4, 4)).astype(dtype) for _ in range(3))
-    c = c if beta else None
+    a, b, addend = (rng.standard_normal((4, 4)).astype(dtype) for _ in range(3))
+    c: Any = addend if beta else None
 
     def results() -> list[Any]:
         found = []
@@ -85,7 +85,7 @@ def test_a_remembered_gemm_returns_the_same_bits(
                     torch: Any = pytest.importorskip("torch")
                     x, y, z = (None if v is None else torch.from_numpy(v) for v in (x, y, z))
                 out = {"new": None, "c": z, "a": x}[place]
-                options = {"alpha": alpha, "beta": beta, "transpose_a": ta, "out": out}
+                options: dict[str, Any] = {"alpha": alpha, "beta": beta, "transpose_a": ta, "out": out}
                 c_found = fmm.gemm(x, y, z, **options)
                 found.append(np.array(c_found if library == "numpy" else c_found.numpy()))
             if beta:
@@ -108,7 +108,7 @@ def test_a_remembered_answer_does_not_hide_errors_or_gradients() -> None:
     with pytest.raises(ValueError, match="alpha must be a number"):
         fmm.gemm(a, a, alpha=True)
     with pytest.raises(ValueError, match="transpose_a"):
-        fmm.gemm(a, a, transpose_a=[1])
+        fmm.gemm(a, a, transpose_a=[1])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="match"):
         fmm.gemm(a, np.ones((4, 3)))
     torch: Any = pytest.importorskip("torch")

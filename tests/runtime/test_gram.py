@@ -450,7 +450,7 @@ def test_a_foreign_byte_order_gives_a_symmetric_result_in_native_order(
     x = np.random.default_rng(0).standard_normal(shape).astype(kind)
     expected = fmm.gram(x.astype(x.dtype.newbyteorder("=")), rows=rows)
     for fill in ("full", "lower", "upper"):
-        c = fmm.gram(x, rows=rows, fill=fill)  # type: ignore[arg-type]
+        c = fmm.gram(x, rows=rows, fill=fill)
         assert c.dtype.isnative
         np.testing.assert_allclose(
             np.tril(c), np.tril(expected) if fill != "upper" else np.diag(np.diag(expected)), 1e-4, 1e-3

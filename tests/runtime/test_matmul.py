@@ -1147,3 +1147,14 @@ def test_everything_at_random(
 def test_the_same_call_twice_gives_the_same_bits(m: int, k: int, n: int, plan: str) -> None:
     a, b = draw((m, k)), draw((k, n))
     np.testing.assert_array_equal(fmm.matmul(a, b, plan=plan), fmm.matmul(a, b, plan=plan))
+
+
+def test_explain_counts_the_copies_of_operands() -> None:
+    """`workspace` is the plan's; a call with operands that BLAS cannot read allocates more."""
+    x = np.ones((256, 512))
+    plain = fmm.explain(x[:, ::2].copy(), x[:, :256], plan="winograd > vendor")
+    copied = fmm.explain(x[:, ::2], x[:, :256], plan="winograd > vendor")
+    assert plain.workspace == copied.workspace == plain.call_bytes
+    assert copied.call_bytes >= copied.workspace + 256 * 256 * 8
+    assert f"{copied.call_bytes} bytes" in str(copied) and "allocates" not in str(plain)
+    assert fmm.explain(x[:8, :8], x[:8, :8]).call_bytes == 0

@@ -50,7 +50,7 @@ class CountedArray(np.ndarray[Any, Any]):
 
     def __array_function__(self, function: Any, types: Any, arguments: Any, options: Any) -> Any:
         self.kernels.add((function.__name__,))
-        return super().__array_function__(function, types, arguments, options)  # type: ignore[misc]
+        return super().__array_function__(function, types, arguments, options)
 
     def astype(self, dtype: Any, *arguments: Any, **options: Any) -> Any:
         if np.dtype(dtype) != self.dtype:

@@ -167,18 +167,19 @@ def explained(device: str) -> None:
 
 def check_local_limits(mesh: Any, x: Any) -> None:
     """The parts run within the limits under which the first process predicted them."""
+    module: Any = sharded_tensors
     options: list[dict[str, Any]] = []
-    multiply = sharded_tensors.local_matmul
+    multiply = module.local_matmul
 
     def noting(*operands: Any, **more: Any) -> Any:
         options.append(more)
         return multiply(*operands, **more)
 
-    sharded_tensors.local_matmul = noting
+    module.local_matmul = noting
     try:
         fmm.distributed.matmul(x, x, plan="vendor")
     finally:
-        sharded_tensors.local_matmul = multiply
+        module.local_matmul = multiply
     agreed = [way for way in sharded_tensors._sharings[mesh].values() if way is not None][-1]
     limits = {(more["workspace"], more["max_error_growth"]) for more in options}
     assert limits == {(agreed.local_workspace, agreed.local_error_growth)} and agreed.local_workspace, limits

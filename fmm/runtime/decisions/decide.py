@@ -62,6 +62,9 @@ class Decision:
     kernels: tuple[str, ...] = ()  # the kernels that run, a line each
     on_cpu: bool = False
     calibration: Calibration | None = field(default=None, compare=False, repr=False)  # of the model that decided
+    # Bytes that the explained call allocates beside A, B and C: the workspace of its launches, copies of operands, and
+    # on a device the memory of a graph. 0 if the vendor multiplies, and without arrays.
+    call_bytes: int = field(default=0, compare=False)
 
     def __getstate__(self) -> dict[str, object]:
         """Pickle without the trial: a measurement continues in the process that began it."""
@@ -89,7 +92,7 @@ class Decision:
 
     @property
     def workspace(self) -> int:
-        """Peak bytes of temporaries."""
+        """Peak bytes of the plan's temporaries; `call_bytes` counts what the call allocates."""
         return peak_workspace(self.plan, self.problem) if self.problem else 0
 
     @property
@@ -106,6 +109,8 @@ class Decision:
         if self.kernels:
             counts = Counter(self.kernels).items()  # levels repeat the kernels below them
             lines += ["", "runs:", *(f"  {x}" if count == 1 else f"  {count} times: {x}" for x, count in counts), ""]
+        if self.call_bytes > self.workspace:
+            lines += [f"the call allocates: {self.call_bytes} bytes, with copies and what its launches need"]
         notes = dict.fromkeys(level.error_note for level in self.plan.levels if level.error_note)
         if self.problem and self.problem.type.exact:
             lines += ["expected error: none, integers are exact"]

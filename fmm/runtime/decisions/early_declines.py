@@ -104,7 +104,7 @@ def is_small_on_host(a: Any, b: Any) -> bool:
 def are_small_matrices(a: Any, b: Any) -> bool:
     """Return True if a side of two matrices or stacks, of any library on the host, is too short for any plan."""
     m = a.shape[-2] if a.ndim == 2 else SMALLEST_SIDE
-    return min(m, a.shape[-1], b.shape[-1]) < SMALLEST_SIDE
+    return bool(min(m, a.shape[-1], b.shape[-1]) < SMALLEST_SIDE)
 
 
 # ---- declined a moment ago

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fmm.config import files, schema
 from fmm.config.identity import Identity
+from fmm.config.reader import check_text
 from fmm.config.reported_fields import reported_errors
 from fmm.config.schema import ConfigError, Raw, threshold_errors
 from fmm.kernels.plans.plan import Plan, PlanError
@@ -42,6 +43,8 @@ def with_one_line_errors(run: Callable[[argparse.Namespace], int | None]) -> Cal
         except BrokenPipeError:
             raise  # the reader of the output has closed it
         except (ConfigError, OSError, RuntimeError) as error:
+            if isinstance(error, OSError) and error.filename is None:
+                raise  # an error of the output, since the errors of files name them
             print(f"fmm-tune: {error}", file=sys.stderr)
             return 1
 
@@ -58,6 +61,8 @@ def config_sections(path: Path) -> Iterator[tuple[str, str, Raw]]:
         raise ConfigError(f"{path}: {error}") from None
     for key, types in devices.items():
         for dtype, raw in types.items():
+            for name in (key, dtype):
+                check_text(name, f"{path}: the name of a device or type")  # commands print these names
             yield key, dtype, raw
 
 

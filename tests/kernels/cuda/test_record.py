@@ -405,7 +405,7 @@ def test_parameters_are_the_structure_of_the_kernel() -> None:
     arrays, tail = op.parameters[: ARRAY_BYTES * 2], op.parameters[ARRAY_BYTES * 2 :]
     for x, packed in zip(op.arrays, struct.iter_unpack("<q4q4i", arrays), strict=True):
         assert packed == (0, *x[2:])
-    assert struct.unpack("<5dq4i", tail) == (0.3, 0.0, -7.0, 0.0, 0.0, 0, op.rows, op.cols, *op.inner)
+    assert struct.unpack("<5dq4i", tail) == (0.3, 0.0, -7.0, 0.0, 0.0, 0, op.rows, op.cols, *op.smallest_block)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.explain import plan_table
 from fmm.kernels.plans.gemm_params import GemmParams
+from fmm.kernels.plans.levels.gram import gram_level
 from fmm.kernels.plans.levels.scheme_level import level_with_options
 from fmm.kernels.plans.levels.sforza import sforza_level
 from fmm.kernels.plans.lower import lower_level
@@ -133,6 +134,12 @@ def test_facts_of_sforzas_recursion(recursion: int) -> None:
     assert level.depth == recursion - 1
     assert level.error_growth == pytest.approx(strassen.bilinear.error_growth ** (recursion - 1))
     assert level.saves_products == (recursion > 1)
+
+
+def test_explain_counts_grams_products() -> None:
+    steps = lower_level(Plan.parse("gram^2 > vendor"), 64, 16, 64, 1, 0, "gram", "loose")
+    assert steps is not None
+    assert gram_level(2).describe(steps) == "4 blocks on the diagonal, 3 products below it"
 
 
 def test_sforzas_base_case() -> None:

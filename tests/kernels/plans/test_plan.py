@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fmm
 from fmm.kernels.algorithms.catalogue import scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
 from fmm.kernels.plans.leaf import plan_leaves
@@ -346,3 +347,9 @@ def test_halving_ends_almost_square(gamma: float, m: int, k: int, n: int) -> Non
         pytest.fail("does not end")
     low, high = sorted(sides.values())[1:]
     assert high < gamma * low or high <= 1
+
+
+@pytest.mark.parametrize("dtype", ["float99", "", object()])
+def test_an_unknown_dtype_names_the_valid_ones(dtype: object) -> None:
+    with pytest.raises(TypeError, match=r"unknown dtype .*; valid: float64, float32, tf32, .*, bool"):
+        fmm.plan(500, 500, 500, dtype=dtype)

@@ -15,7 +15,14 @@ from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.leaf import leaf_use, plan_leaves
 from fmm.kernels.plans.level import parse_level
 from fmm.kernels.plans.levels.gram import gram_level
-from fmm.kernels.plans.levels.residue_planes import FromPlanes, IntoPlanes, NormExponents
+from fmm.kernels.plans.levels.residue_planes import (
+    FromPlanes,
+    IntoPlanes,
+    NormExponents,
+    integer_moduli,
+    integer_workspace_bytes,
+    residue_workspace_bytes,
+)
 from fmm.kernels.plans.levels.residues import Residues, residue_leaves
 from fmm.kernels.plans.lower import lower_leaf_level, lower_level
 from fmm.kernels.plans.plan import Plan, PlanError
@@ -82,6 +89,22 @@ def test_types() -> None:
 def test_integers_below_levels_are_refused_in_words() -> None:
     with pytest.raises(PlanError, match="residues > bytes multiplies nothing below levels there, not int32"):
         check_type(Plan.parse("strassen > residues > bytes"), "int32")
+
+
+@pytest.mark.parametrize("itemsize", [1, 2, 4, 8])
+def test_the_workspace_of_integers_is_for_their_own_size(itemsize: int) -> None:
+    """Of all types of this size, the one that needs most moduli; other sizes do not count."""
+    size = (96, 128, 64)
+    moduli = max(integer_moduli(name, size[1]) for name in INTEGERS if DTYPES[name].itemsize == itemsize)
+    assert integer_workspace_bytes(0, itemsize, *size, 1) == residue_workspace_bytes(itemsize, moduli, 0, *size, 1)
+    if itemsize > 1:
+        assert integer_workspace_bytes(0, itemsize, *size, 1) > integer_workspace_bytes(0, 1, *size, 1)
+        assert moduli == integer_moduli(f"int{8 * itemsize}", size[1])
+
+
+def test_only_float64_without_levels_below_has_a_kernel_for_triangles() -> None:
+    triangles = {row.name for row in plan_leaves() if row.level and row.kernel_triangles}
+    assert triangles == {f"residues({count}) > bytes" for count in (13, 14, 15, 16)}
 
 
 def test_halves_by_residues() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -73,7 +74,7 @@ def test_a_tuning_under_the_same_variables_is_used(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_section_says_under_which_variables_it_was_taken() -> None:
-    section = {
+    section: dict[str, Any] = {
         **dict.fromkeys(("tuned", "calibration", "intervals", "error", "thresholds", "noise")),
         "versions": {},
         "doubts": [],

@@ -496,7 +496,7 @@ def test_the_check_uses_no_threads_of_blas(
     for name in ("dot", "vdot", "inner", "matmul", "tensordot"):
         monkeypatch.setattr(np, name, threaded)
     monkeypatch.setattr("fmm.runtime.overflow.dot", threaded)
-    x = rng.standard_normal((600, 600)).astype(kind)
+    x: Any = rng.standard_normal((600, 600)).astype(kind)
     for view in (x, x.T, x[:, :500]):
         assert not may_overflow(Plan.parse("winograd > vendor"), view, view.T, ONE)
     assert norm_bound(x, Threads(2)) == pytest.approx(np.sqrt((x * x.conj()).real.sum()), rel=0.03)

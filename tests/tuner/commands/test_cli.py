@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -275,9 +276,52 @@ sys.exit(main())
 
 
 def test_help_measures_and_imports_nothing_large() -> None:
-    code = "import sys; from fmm.tuner.cli import build_parsers; build_parsers(); print([m for m in LARGE if m in sys.modules])"
+    code = "import sys; from fmm.tuner import cli; cli.build_parsers(); print([m for m in LARGE if m in sys.modules])"
     code = code.replace("LARGE", "('pandas', 'optuna', 'matplotlib', 'cupy', 'scipy')")
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
     assert cli.main.__doc__
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a shell closes the streams")
+@pytest.mark.parametrize(
+    ("streams", "code", "message"),
+    [
+        (">&-", 0, ""),
+        (">&- 2>&-", 0, ""),
+        pytest.param(
+            ">/dev/full",
+            1,
+            "fmm-tune: cannot write the output: No space left on device\n",
+            marks=pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full"),
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", ["paper", "predict 64", "verify"])
+def test_closed_and_full_outputs_show_no_traceback(command: str, streams: str, code: int, message: str) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "FMM_CONFIG": str(files.SHIPPED_CONFIG)}
+    line = f"{sys.executable} -m fmm.tuner.cli {command} {streams}"
+    done = subprocess.run(["sh", "-c", line], env=env, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (code, message)
+
+
+def test_every_command_that_a_message_names_exists() -> None:
+    parser, commands = cli.build_parsers()
+    options = parser.format_help()
+    sources = [path for folder in ("fmm", "benchmarks", "docs") for path in (ROOT / folder).rglob("*.*")]
+    for path in (*sources, ROOT / "README.md"):
+        if path.suffix not in (".py", ".md"):
+            continue
+        for name in re.findall(r"`fmm-tune ([a-z-]+)", path.read_text(encoding="utf-8")):
+            assert name in options if name.startswith("--") else name in commands.choices, f"{path}: fmm-tune {name}"
+
+
+def test_predict_lists_the_devices_that_an_incomplete_key_may_mean(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FMM_CONFIG", str(files.SHIPPED_CONFIG))
+    monkeypatch.setenv("FMM_TUNING_MODE", "cache")
+    assert cli.main(["predict", "64", "--device", "cuda-9.0-132sm"]) == 2
+    message = capsys.readouterr().err
+    assert "ambiguous device 'cuda-9.0-132sm'" in message and "cuda-9.0-132sm-nvidia-h200" in message

@@ -798,3 +798,53 @@ def test_li_s_codes_are_timed_with_the_tuned_thresholds(
     assert "li-fig13 > vendor" in {row["plan"] for row in json.loads(capsys.readouterr().out)}
     assert main([*arguments, "winograd(tau1, tau2)", "--dtype", "float32"]) == 2
     assert "has no tau1 and tau2 for float32; tune it first" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["show", "export", "verify", "report"])
+def test_no_command_prints_the_control_characters_of_a_config(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tuned.write(tmp_path / "config.json", "cpu-\x1b[31m-2t")
+    assert main([command, str(path)]) == 1
+    found = capsys.readouterr()
+    assert "\x1b" not in found.out + found.err and "must be a short text" in found.err
+
+
+def test_a_second_tuning_that_is_not_better_leaves_the_first_in_use(
+    fake: SimulatedDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.json"
+    arguments = ["--dtype", "float64", "--quiet", "--output", str(path)]
+    assert main(arguments) == 0
+    first = path.read_text()
+    conclude = commands_tune.tune_type
+
+    def rejected(*rest: Any) -> Any:
+        outcome = conclude(*rest)
+        assert outcome.section is not None
+        return replace(outcome, section={**outcome.section, "doubts": ["noisy"]})
+
+    monkeypatch.setattr(commands_tune, "tune_type", rejected)
+    assert main([*arguments, "--fresh"]) == 0
+    assert path.read_text() == first and "no result" not in capsys.readouterr().err
+
+
+def test_without_a_home_show_says_what_to_set(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(files, "user_folder", homeless)
+    monkeypatch.delenv("FMM_CONFIG", raising=False)
+    assert main(["show"]) == 1
+    assert "set HOME, or FMM_CONFIG" in capsys.readouterr().err
+
+
+def test_the_error_of_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("fmm.config.store.os.fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*report\.html"):
+        store.write_file(tmp_path / "report.html", "")

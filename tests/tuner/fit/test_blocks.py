@@ -158,7 +158,7 @@ def recorded_sections() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("key", "dtype", "raw"), list(recorded_sections()))
 def test_what_is_on_record_is_what_is_launched(key: str, dtype: str, raw: dict[str, Any]) -> None:
-    """`fmm-tune conclude --blocks` and `python -m benchmarks.shipped --blocks` write it."""
+    """`fmm-tune --refit --refit-part blocks` and `python -m benchmarks.shipped --blocks` write it."""
     guess = datasheet_model(key, device_name(key, raw))
     assert guess is not None and not (raw.get("blocks") or {}).get("fitted")
     chip = datasheet_chip(datasheet_of(guess.name))

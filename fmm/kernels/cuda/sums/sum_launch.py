@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
@@ -154,8 +154,7 @@ def _launch_scalars(program: AdditionProgram) -> tuple[AdditionProgram, tuple[co
         if value in LITERAL_COEFFICIENTS:
             return c
         key = value if value == value else repr(value)  # a NaN differs from itself
-        found: Any = scalars.setdefault(key, (LaunchCoefficient(len(scalars)), value))[0]
-        return found
+        return cast(Coefficient, scalars.setdefault(key, (LaunchCoefficient(len(scalars)), value))[0])
 
     lines = tuple(tuple((replaced(c), v) for c, v in terms) for terms in program.lines)
     if not scalars:

@@ -257,7 +257,7 @@ def test_recompute_kernels_keep_subnormal_numbers(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64"])
 def test_integers_are_never_recomputed(dtype: str) -> None:
     """They have no inf or NaN: no kernel has a flag, and all launches compile."""
-    plan, of = Plan.parse("residues > bytes"), Problem(300, 40, 70, dtype)  # type: ignore[arg-type]
+    plan, of = Plan.parse("residues > bytes"), Problem(300, 40, 70, dtype)
     launches, plain = (record_launches(plan, of, chip_target(H200, flagged=flagged)) for flagged in (True, False))
     assert [x.kernel for x in launches.launches] == [x.kernel for x in plain.launches]
     assert not any(slot.base in (FLAG, HOST_COUNT) for launch in launches.launches for slot in launch.slots)
