@@ -3,9 +3,9 @@
     python -m tests.support.stress_stream [--seconds 600] [--threads 8] [--products 24] [--rounds 6]
 
 The threads multiply, in torch, matrices at alternating addresses by plans that are captured and replayed. Each thread
-ends after some rounds of products, and the next one takes over its graphs (soon with `--products 4 --rounds 1`).
-Another thread drops graphs and lets new ones be captured all the time. The first half of the time all use one stream of
-their own, then the default stream. The exit status is 1 if a result is wrong; a crash shows as a signal's status.
+ends after some rounds of products, and the next one takes over its graphs (`--products 4 --rounds 1`: soon). Another
+thread drops graphs and lets new ones be captured all the time. The first half of the time, all use one stream of their
+own, then the default stream. The exit status is 1 if a result is wrong; a crash shows as a signal's status.
 """
 
 from __future__ import annotations
