@@ -211,7 +211,9 @@ def test_after_an_update_entries_are_set_aside_and_the_model_stays(
     updated = Identity(HERE.key, HERE.name, {**HERE.versions, "blas": "test 2"})
     monkeypatch.setattr(identity, "cpu_identity", lambda threads: updated)
     assert decided().source == decided(97).source == "calibrated model"
-    assert said() == ["fmm: blas test 1 -> test 2 since the tuning: only its model is used until `fmm-tune verify --measure`"]
+    assert said() == [
+        "fmm: blas test 1 -> test 2 since the tuning: only its model is used until `fmm-tune verify --measure`"
+    ]
 
 
 def test_unverified_entries_are_not_used(path: Path) -> None:

@@ -817,7 +817,8 @@ def test_a_second_tuning_that_is_not_better_leaves_the_first_in_use(
     arguments = ["--dtype", "float64", "--quiet", "--output", str(path)]
     assert main(arguments) == 0
     first = path.read_text()
-    conclude = commands_tune.tune_type
+    module: Any = commands_tune
+    conclude = module.tune_type
 
     def rejected(*rest: Any) -> Any:
         outcome = conclude(*rest)
