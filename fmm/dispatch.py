@@ -1,4 +1,5 @@
-"""Dispatch of public calls: autograd, host streaming, plan or vendor.
+"""Dispatch of public calls: autograd, host streaming, small or declined products to the vendor, all others to a plan's
+decision (fmm.runtime).
 
 Modules that few programs need, and those that load torch or CuPy, are imported by the first call that needs them.
 """

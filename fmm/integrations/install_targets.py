@@ -53,7 +53,7 @@ INSTALL_TARGETS = {
     "torch-cpu": InstallTarget("torch", "fmm.integrations.torch_install", "install_on_host"),
     "torch-inductor": InstallTarget("torch", "fmm.integrations.torch_inductor"),
     "cupy": InstallTarget("cupy", "fmm.integrations.cupy_functions"),
-    "numpy": InstallTarget("numpy", "fmm.integrations.numpy_functions"),
+    "numpy": InstallTarget("numpy", "fmm.integrations.numpy_functions"),  # matmul and @: numpy_loops
 }
 DEFAULT_NAMES = "torch", "cupy", "numpy"
 _lock = ForkSafeLock(threading.RLock)  # reentrant: an installation may import a library that is a target itself

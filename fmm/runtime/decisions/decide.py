@@ -134,7 +134,7 @@ class Decision:
             seconds = {c.plan: c.prediction.seconds for c in shown}
             plans = dict.fromkeys(plan for plan in (self.plan, VENDOR) if plan in seconds)
             parts = ", ".join(f"{plan} {seconds[plan]:.4g} s" for plan in plans)
-            lines += [f"predicted on the device: {parts} (each term: print(*decision.terms, sep='\\n'))"]
+            lines += [f"predicted on the device: {parts} (each term: print(*fmm.explain(a, b).terms, sep='\\n'))"]
         return lines
 
 
