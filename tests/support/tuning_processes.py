@@ -48,7 +48,7 @@ def forked(work: Callable[[], object]) -> int:
 
 
 def tuned(arguments: Sequence[str], seed: int) -> int:
-    vars(commands_tune)["chosen_devices"] = lambda name: [SimulatedDevice(seed=seed)]
+    vars(commands_tune)["select_devices"] = lambda name: [SimulatedDevice(seed=seed)]
     return cli.main(["--effort", "quick", "--quiet", *arguments])
 
 
@@ -103,7 +103,7 @@ def replayed(folder: Path) -> int:
 
     They end when all is measured: what follows from it asks for nothing more, and takes as long as all before.
     """
-    vars(tune_module)["concluded_section"] = lambda journal, dtype: None
+    vars(tune_module)["conclude_section"] = lambda journal, dtype: None
     count = 0
     for recorded in TrialFile(folder / "trials.jsonl").tunings():
         if recorded.finished:

@@ -185,4 +185,4 @@ def test_a_figure_of_break_even_points_says_where_there_are_none() -> None:
     path = ROOT / "results" / "cpu-intel-r-xeon-r-processor-2t" / "paper" / "huang-fig8.json"
     notes = figure_table(FIGURES["huang-fig1"], read_results(path)).notes
     assert any(note.startswith("No break-even point here, up to ") and "2-level reference" in note for note in notes)
-    assert any("Not measured here: 1-level, 2-level hybrid, whose products have sums inside" in x for x in notes)
+    assert any("Not measured here: 1-level, 2-level hybrid (their products have sums inside)" in x for x in notes)

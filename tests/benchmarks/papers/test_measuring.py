@@ -38,7 +38,7 @@ from tests.support import ROOT
 BENCH: Any = SimpleNamespace(
     side=64,
     speed=1.0,
-    environment=lambda command: {"command": command},
+    environment_record=lambda command: {"command": command},
     prepare=lambda products: None,
     free=lambda: None,
 )
@@ -194,7 +194,7 @@ def test_ctrl_c_keeps_what_is_measured_and_missing_goes_on(
     with monkeypatch.context() as patch:
         interrupted_after(3, patch)
         code, told, err = run(capsys, "li-fig32", "--measure", *where)
-    assert code == 130 and "what was finished is kept" in err and str(tmp_path) in err
+    assert code == 130 and "finished parts are in" in err and str(tmp_path) in err
     assert sum(row.get("measured") is not None for row in told["rows"]) == 3
     assert len(read_results(tmp_path / "li-fig32.json").rows) == 3
     code, told, err = run(capsys, "missing", *where)

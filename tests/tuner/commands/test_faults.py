@@ -104,7 +104,7 @@ def test_ctrl_c_writes_the_best_so_far_and_exits_with_130(tmp_path: Path) -> Non
         "        time.sleep(60)\n"
         "    time.sleep(seconds)\n"
         "simulated.time = SimpleNamespace(sleep=sleep)\n"
-        "tune.chosen_devices = lambda name: [simulated.SimulatedDevice(real_time=0.001)]\n"
+        "tune.select_devices = lambda name: [simulated.SimulatedDevice(real_time=0.001)]\n"
         "sys.exit(cli.main(sys.argv[1:]))"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

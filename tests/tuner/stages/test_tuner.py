@@ -144,7 +144,7 @@ def test_what_two_lanes_gain_is_seen_from_small_products(seed: int) -> None:
 def test_a_model_without_lanes_would_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """It cannot describe such a device: its error becomes the margin."""
     untuned = SimulatedDevice.untuned_model
-    monkeypatch.setattr(SimulatedDevice, "untuned", lambda self: replace(untuned(self), lanes=1))
+    monkeypatch.setattr(SimulatedDevice, "untuned_model", lambda self: replace(untuned(self), lanes=1))
     assert fresh(0, LANES).margin > 0.03
 
 
