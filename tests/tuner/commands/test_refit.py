@@ -181,6 +181,9 @@ def same_thresholds(one: Path, two: Path) -> None:
     for key, types in stored.items():
         for dtype, stands in types.items():
             found, there = again[key][dtype]["thresholds"], stands["thresholds"]
+            if found.get("measured_taus") and "measured_taus" not in there:  # recorded before crossovers were measured
+                assert {**again[key][dtype], "thresholds": there} == stands, dtype
+                continue
             same_blocks(again[key][dtype].get("blocks"), blocks := stands.get("blocks"))
             rest = {"thresholds": there, **({"blocks": blocks} if "blocks" in stands else {})}
             assert {**again[key][dtype], **rest} == stands, dtype
