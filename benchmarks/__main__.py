@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from benchmarks.harness import SlowKernelError
+
 # The module of each benchmark has a function main(arguments) that returns the exit code.
 BENCHMARKS = {
     # products on a CPU
@@ -59,6 +61,9 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     try:
         return int(import_module(BENCHMARKS[name]).main(others))
+    except SlowKernelError as error:
+        print(f"benchmarks {name}: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print(f"benchmarks {name}: interrupted; finished results are written", file=sys.stderr)
         return 128 + 2
