@@ -12,18 +12,14 @@ from benchmarks.harness import SlowKernelError
 BENCHMARKS = {
     # products on a CPU
     "cpu": "benchmarks.cpu",
-    "cpu_structured": "benchmarks.cpu_structured",
     # products on a GPU
-    "gpu": "benchmarks.gpu",
     "gpu_calls": "benchmarks.gpu_calls",
     "gpu_random": "benchmarks.gpu_random",
     "gpu_complex": "benchmarks.gpu_complex",
     "gpu_emulation": "benchmarks.gpu_emulation",
-    "gpu_residues": "benchmarks.gpu_residues",
     "gpu_added": "benchmarks.gpu_added",
     "gpu_host": "benchmarks.gpu_host",
     "gram": "benchmarks.gram",
-    "guard": "benchmarks.guard",
     # products on both
     "declines": "benchmarks.declines",
     "threads": "benchmarks.threads",
