@@ -16,6 +16,7 @@ from fmm.config import environment
 from fmm.config.files import active_configs
 from fmm.config.identity import Identity
 from fmm.config.schema import Tuned
+from fmm.kernels.cpu.blas_kernel import slow_kernel_warning
 from fmm.kernels.plans.explain import plan_table
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
@@ -102,6 +103,8 @@ class Decision:
 
     def __str__(self) -> str:
         lines = [f"plan: {self.plan}", f"why: {self.reason}", f"answered by: {self.source}"]
+        if self.on_cpu and (warning := slow_kernel_warning()):
+            lines += [f"warning: {warning}"]
         if self.problem:
             problem = self.problem
             exact = problem.dtype if problem.type.exact else ""
