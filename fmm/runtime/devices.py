@@ -27,7 +27,7 @@ class Device:
 
     identity: Identity  # key of its tuning in a config
     guess: Calibration | None = field(compare=False)  # the calibration without a tuning
-    # Measures rates for a type in this process, before a plan that only a guess proposes runs.
+    # Measures rates for a type in this process, if only a guess proposes a plan.
     probe: Callable[[str], Calibration] | None = field(default=None, compare=False)
     threads: int = 0  # of the CPU's BLAS; 0 for a GPU
     chip: Chip | None = field(default=None, compare=False)  # the properties that kernels depend on

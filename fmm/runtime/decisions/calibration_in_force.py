@@ -47,7 +47,8 @@ def untuned_arithmetic(dtype: str, device: Device) -> str:
     """Return the environment variables that change the vendor's arithmetic, if no tuning was taken under them.
 
     The vendor's speed is then another than in every calibration: cuBLAS's emulated float64, for example, is faster.
-    Also the other way round: a tuning under such variables is no calibration without them. Empty if one is in force.
+    A tuning that was measured under such variables is likewise no calibration without them. Return "" if the variables
+    are those of the tuning.
     """
     if device.threads:
         return ""
@@ -93,7 +94,7 @@ def add_unmeasured_rates(tuned: Calibration, guess: Calibration, failed: tuple[s
     for leaf in plan_leaves():
         for dtype in leaf.types if leaf.rate else ():
             if (name := leaf.rate.format(dtype)) in guess.rates and name not in {*rates, *failed}:
-                rates[name] = _as_fast_beside(guess.rates[name], dtype, tuned, guess)
+                rates[name] = _scale_to_tuned_vendor(guess.rates[name], dtype, tuned, guess)
     return replace(
         tuned,
         rates=MappingProxyType(rates),
@@ -102,7 +103,7 @@ def add_unmeasured_rates(tuned: Calibration, guess: Calibration, failed: tuple[s
     )
 
 
-def _as_fast_beside(own: Rate, dtype: str, tuned: Calibration, guess: Calibration) -> Rate:
+def _scale_to_tuned_vendor(own: Rate, dtype: str, tuned: Calibration, guess: Calibration) -> Rate:
     """Return a leaf's guessed rate, scaled by the measured over the guessed rate of the vendor."""
     found, guessed = tuned.find_rate(dtype), guess.find_rate(dtype)
     return replace(own, flops=own.flops * found.flops / guessed.flops) if found and guessed else own
