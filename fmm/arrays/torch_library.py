@@ -130,8 +130,8 @@ class _TorchBase:
     differentiable, gemm_name = True, "torch.addmm"
     calls: dict[Hashable, Any]
 
-    def __init__(self, calls: dict[Hashable, Any]) -> None:
-        self.calls = calls
+    def __init__(self, calls: dict[Hashable, Any] | None = None) -> None:
+        self.calls = {} if calls is None else calls
         self.quick_vendor, self.is_observed, self.is_tracing = MATMUL, is_observed, is_tracing
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
@@ -387,7 +387,7 @@ def _same_memory_transposed(a: Any, b: Any) -> bool:
     return bool(transpose.shape == b.shape and transpose.stride() == b.stride())
 
 
-TORCH = TorchLibrary({})
+TORCH = TorchLibrary()
 # One cache for both: a declined product is looked up before its device is known. The keys contain the device.
 TORCH_ON_HOST = TorchHostLibrary(TORCH.calls)
 
