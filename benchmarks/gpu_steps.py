@@ -68,7 +68,6 @@ def side_by_side() -> tuple[str, ...]:
 
 
 def steps(
-    arguments: Sequence[str],
     sanitizer: str | None,
     places: Places,
     together: tuple[str, ...] = (),
@@ -79,8 +78,6 @@ def steps(
     yield from _checks(sanitizer, places, together, checkouts)
     yield Step("timed tests", (*PYTEST, TIMED), least=60, most=300)
     yield from _measurements(places.results)
-    command = (*BENCHMARK, "gpu", "--output", str(places.results), *arguments)
-    yield Step("benchmark", command, least=120, most=560, limit_option="--time-limit")
 
 
 def _checks(

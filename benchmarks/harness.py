@@ -27,6 +27,7 @@ import numpy as np
 
 from fmm.config.certify import median_interval, paired_ratios
 from fmm.config.store import write_file
+from fmm.kernels.cpu.blas_kernel import slow_kernel_warning
 from fmm.tuner.trials.environment import device_folder, environment_record, source_commit, typed_command
 
 ROOT = Path(__file__).parents[1]
@@ -267,6 +268,8 @@ def benchmark_parser(
         prog=f"python -m benchmarks {name}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, metavar="DIR", help="write to this folder (default: results/<device>)")
+    any_kernel = "on a CPU: measure although BLAS runs a kernel for an older processor; pages leave such samples out"
+    parser.add_argument("--any-blas-kernel", action="store_true", help=any_kernel)
     if device is not None:
         parser.add_argument("--device", default=device, help=f"cpu, or the number of a CUDA device ({device})")
     if quick:
@@ -275,6 +278,16 @@ def benchmark_parser(
         limit = f"begin no case after S seconds ({time_limit:g})"
         parser.add_argument("--time-limit", type=float, default=time_limit, metavar="S", help=limit)
     return parser
+
+
+class SlowKernelError(RuntimeError):
+    """NumPy's BLAS runs a kernel for an older processor: its times are no baseline."""
+
+
+def check_blas_kernel(options: argparse.Namespace) -> None:
+    """Raise SlowKernelError if OpenBLAS runs an old kernel, unless --any-blas-kernel was passed."""
+    if (warning := slow_kernel_warning()) and not getattr(options, "any_blas_kernel", False):
+        raise SlowKernelError(f"{warning}; or pass --any-blas-kernel to measure against this kernel")
 
 
 def quick_cases(cases: Iterable[Any], quick: bool) -> list[Any]:
@@ -301,6 +314,8 @@ def run_cases(
     """
     rows: list[Row] = []
     path = (options.output or machine.folder) / file
+    if not machine.on_gpu:
+        check_blas_kernel(options)
     print(machine.name, flush=True)
 
     def add_rows(new: Sequence[Row]) -> None:

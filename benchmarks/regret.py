@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import fmm
-from benchmarks.harness import benchmark_parser, machine_of
+from benchmarks.harness import benchmark_parser, check_blas_kernel, machine_of
 from benchmarks.held_out import (
     CALLS,
     COUNTS,
@@ -183,6 +183,8 @@ def main(arguments: Sequence[str]) -> int:
     number = config_number(path)
     seed = number if options.seed is None else options.seed
     place = machine_of(options.device)
+    if not place.on_gpu:
+        check_blas_kernel(options)
     folder = options.output or place.folder
     folder.mkdir(parents=True, exist_ok=True)
     recorded = recorded_rows(folder / FILE, number)

@@ -8,6 +8,7 @@ from fmm.integrations.report import report, report_from_env
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.prepared_operand import PreparedOperand
+from fmm.runtime.show_config import show_config
 from fmm.semirings.path_request import NegativeCycleError
 
 __version__ = "0.1.0"
@@ -32,6 +33,7 @@ __all__ = [
     "release_workspace",
     "report",
     "shortest_paths",
+    "show_config",
     "uninstall",
 ]
 

@@ -286,5 +286,7 @@ def missing_table(missing: Sequence[Progress], session: Session) -> Table:
         "the papers' figures first, the shortest first. Each part is written when it is done, so that the next call "
         "goes on after an interrupt or a --time-limit.",
     )
+    if not rows:
+        notes = ("Every part of these experiments was measured on this device.", *notes)
     columns = "experiment", "figures", "parts", "missing", "measured now"
     return Table("missing", "what of the experiments was not measured on this device", columns, rows, notes)

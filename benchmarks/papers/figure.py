@@ -57,8 +57,16 @@ def figure_table(figure: Figure, results: Results | None = None) -> Table:
         keys.sort()
     rows = tuple((*key, *(_cell(numbers.get(key)) for numbers in columns.values())) for key in keys)
     title = f"{figure.title}{f' ({figure.unit})' if figure.unit else ''}"
-    return Table(
-        figure.name, title, (*figure.key_names, *columns), rows, (*_said(figure, results), figure.says, *figure.notes)
+    notes = (*(() if rows else (_no_rows_note(figure),)), *_said(figure, results), figure.says, *figure.notes)
+    return Table(figure.name, title, (*figure.key_names, *columns), rows, notes)
+
+
+def _no_rows_note(figure: Figure) -> str:
+    """Return where the numbers of a figure without published and computed ones are."""
+    command = f"python -m benchmarks papers {figure.name}"
+    return (
+        "The numbers of this figure are measured, neither published nor computed. "
+        f"`{command} --measured results/<device>/paper` prints samples on record, `{command} --measure` takes new ones."
     )
 
 

@@ -139,7 +139,7 @@ def _streamed_rows(results: Path) -> Iterator[Sequence[object]]:
 
 def _card_name(folder: Path) -> str:
     """Return the name of the folder's device."""
-    found = folder / "gpu.json"
+    found = folder / "calls.json"
     return str(load(found)[0]["device"]) if found.exists() else folder.name
 
 

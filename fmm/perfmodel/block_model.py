@@ -187,7 +187,7 @@ def wait_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: f
     for side, elements in zip(operand_tiles(s, w, along), fragment_loads(s, WIDE_ACCESS), strict=True):
         if side.reads_bursts:
             burst += s.k_s / WIDE_ACCESS * max(0.0, elements * FLOAT_BYTES / chip.limits.shared_bytes_per_clock - step)
-    beyond = max(0.0, 1 - chip.near / touched)
+    beyond = max(0.0, 1 - chip.near_cache / touched)
     return chip.fitted.wait + burst + chip.fitted.far * beyond
 
 

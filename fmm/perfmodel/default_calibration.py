@@ -101,7 +101,11 @@ def with_concurrent_products(found: Calibration, lanes: int) -> Calibration:
 # 0.87 of the bandwidth.)
 PRODUCT_SHARES = {"bfloat16": 0.72, "float16": 0.72, "tf32": 0.7}
 PRODUCT_SHARE = 0.8
-STREAM_SHARE = 0.75
+# The share on the GPUs of Li, Ranka and Sahni. Their cores read one operand of each multiply-add from shared memory,
+# which limits products to about 60 % of the peak. (Volkov, Demmel 2008: sgemm, compute capability 1.3. Nath, Tomov,
+# Dongarra 2010: dgemm, 2.0.)
+EARLY_PRODUCT_SHARES = {"1.3": 0.6, "2.0": 0.58}
+STREAM_SHARE = 0.75  # of the bandwidth
 MARGIN = 0.03  # nothing of this device was measured
 LEAST_SIDE = 512.0
 LAUNCH_SECONDS = 4e-6
@@ -194,7 +198,7 @@ def _vendor_rates(gpu: Datasheet) -> dict[str, Rate]:
                 TRIANGLE_BY_TILES.get(t, (1.0, 0.0)) if gpu.capability == WARPGROUP_CAPABILITY else (1.0, 0.0)
             )
             rates[t] = Rate(
-                peak * PRODUCT_SHARES.get(t, PRODUCT_SHARE),
+                peak * PRODUCT_SHARES.get(t, EARLY_PRODUCT_SHARES.get(gpu.capability, PRODUCT_SHARE)),
                 gpu.sms * TILE_ENTRIES / FILLING_TILES_PER_SM,
                 PIPE_STEPS,
                 unaligned=UNALIGNED_FACTOR.get(t, 1.0),

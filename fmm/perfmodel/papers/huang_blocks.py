@@ -88,7 +88,9 @@ def paper_machine(device: Datasheet, element_bytes: int = 4, cache: float = 0.0)
 
 def datasheet_chip(device: Datasheet) -> Chip:
     """Return a datasheet's device for the model in cycles."""
-    return Chip(device.limits, device.sms, 1e6 * device.boost_mhz, device.global_bandwidth, 1024.0 * device.l2_kib)
+    return Chip(
+        device.limits, device.sms, 1e6 * device.boost_mhz, device.global_bandwidth, 1024.0 * (device.l2_kib or 0)
+    )
 
 
 # ---- bounds on block sizes, (13) and (15) to (18)

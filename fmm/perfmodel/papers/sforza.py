@@ -78,7 +78,7 @@ def multiplications(plan: Plan, n: int) -> float:
 
 
 @cache
-def at_most(plan: Plan, dtype: str, n: int) -> float:
+def speedup_limit(plan: Plan, dtype: str, n: int) -> float:
     """Return the speed-up if multiplications took all the time."""
     return 1 / multiplications(plan, n)
 
@@ -93,7 +93,7 @@ def predicted(name: str, base: str, plan: Plan, dtype: str, n: int) -> float:
 
 
 COMPUTED: Final[Mapping[str, Callable[[Plan, str, int], float]]] = {
-    "at most": at_most,
+    "at most": speedup_limit,
     "GTX 1050": partial(predicted, "GTX 1050", "gemm"),
     "H200": partial(predicted, "H200", "gemm"),
     "H200, over syrk": partial(predicted, "H200", "syrk"),

@@ -176,6 +176,19 @@ def test_a_figure_without_samples_prints_what_is_published(capsys: pytest.Captur
     assert "3.634" in out and "measured on" not in out
 
 
+def test_no_table_is_printed_as_a_header_without_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    """A figure that is measured alone says where its samples are."""
+    empty = [name for name in FIGURES if name not in TABLES and not figure_table(FIGURES[name]).rows]
+    assert "error-growth" in empty
+    for name in empty:
+        assert main([name]) == 0
+        title, _, nothing, *notes = capsys.readouterr().out.splitlines()
+        assert title.startswith(f"{name}: ") and nothing == "no rows"
+        assert "--measure" in " ".join(notes) and "---" not in " ".join(notes)
+    assert main(["missing", "huang-fig8", "--device", "cpu", "--output", str(ROOT / "results/nvidia-h200/paper")]) == 0
+    assert "Every part of these experiments was measured" in capsys.readouterr().out
+
+
 def test_tables_that_are_computed_need_no_samples() -> None:
     assert TABLES["li-fig11"]().rows
 
