@@ -219,7 +219,9 @@ def _with_decline_key(request: R, key: CallKey | None, *others: Any) -> R:
     """Return the request that remembers a decline, unless the types differ: then the library casts by its own rules."""
     if key is None or any(x is not None and x.dtype != request.a.dtype for x in others):
         return request
-    return request._replace(on_decline=partial(remember_declined_call, key, request.params))
+    a, b = request.a, request.a if request.b is None else request.b
+    is_large = a.nbytes * b.nbytes >= SMALL_BYTES
+    return request._replace(on_decline=partial(remember_declined_call, key, request.params, is_large))
 
 
 # ---- decisions without arrays

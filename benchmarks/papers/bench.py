@@ -5,17 +5,15 @@ Plans run as named: no choosing, no emulation, no check for overflow that would 
 
 from __future__ import annotations
 
-import os
-import random
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
 
 import fmm
+from benchmarks.harness import environment_variable, host_seconds, samples_with_first_call
 from fmm.arrays.host_memory import borrowed_block
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.host_arrays import Arena, matmul
@@ -100,40 +98,19 @@ def chosen_plan(problem: Problem, device: str | int, max_error_growth: float | N
     """What fmm chooses for a problem, by the public function; without emulation as if FMM_EMULATION=0 were set."""
     m, k, n = problem.size
     request = {"op": problem.op, "dtype": problem.dtype, "device": device, "max_error_growth": max_error_growth}
-    with nullcontext() if emulation else _emulation_forbidden():
+    with nullcontext() if emulation else environment_variable("FMM_EMULATION", "0"):
         return fmm.plan(m, k, n, **request).plan  # type: ignore[arg-type]
-
-
-@contextmanager
-def _emulation_forbidden() -> Iterator[None]:
-    before = os.environ.get("FMM_EMULATION")
-    os.environ["FMM_EMULATION"] = "0"
-    try:
-        yield
-    finally:
-        del os.environ["FMM_EMULATION"]
-        os.environ |= {} if before is None else {"FMM_EMULATION": before}
 
 
 # ---- timing
 
-LONG = 2e-2  # seconds from which on a call takes longer than what may disturb its first timing
+LONG = 2e-2  # seconds of a call from which on its first timing is as good as a later one
 SHORTEST = 2e-3  # seconds of a sample: shorter calls are repeated
 
 
-def timed_in_turns(bench: Bench, calls: Mapping[str, Call], rounds: int, seed: int = 0) -> dict[str, list[float]]:
-    """Seconds of each in shuffled rounds, so that a device's drift hits all alike."""
-    names, found = list(calls), {name: [0.0] * 0 for name in calls}
-    first = {name: bench.seconds(calls[name], 1) for name in names}
-    repeats = {name: max(int(SHORTEST / max(x, 1e-7)), 1) for name, x in first.items()}
-    shuffled = random.Random(seed)
-    if min(first.values(), default=0) > LONG:
-        found, rounds = {name: [x] for name, x in first.items()}, rounds - 1  # that was the first round
-    for _ in range(rounds):
-        shuffled.shuffle(names)
-        for name in names:
-            found[name].append(bench.seconds(calls[name], repeats[name]))
-    return found
+def timed_in_turns(bench: Bench, calls: Mapping[str, Call], rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of each call in shuffled rounds."""
+    return samples_with_first_call(calls, rounds, SHORTEST, LONG, bench.seconds)
 
 
 def time_plans(
@@ -227,10 +204,7 @@ class HostBench:
         return made
 
     def seconds(self, call: Call, repeats: int) -> float:
-        start = time.perf_counter()
-        for _ in range(repeats):
-            call()
-        return (time.perf_counter() - start) / repeats
+        return host_seconds(call, repeats)
 
     def stream(self, count: int) -> tuple[float, float]:
         x, y, z = (np.ones(count) for _ in range(3))

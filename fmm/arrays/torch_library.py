@@ -130,8 +130,8 @@ class _TorchBase:
     differentiable, gemm_name = True, "torch.addmm"
     calls: dict[Hashable, Any]
 
-    def __init__(self) -> None:
-        self.calls = {}
+    def __init__(self, calls: dict[Hashable, Any] | None = None) -> None:
+        self.calls = {} if calls is None else calls
         self.quick_vendor, self.is_observed, self.is_tracing = MATMUL, is_observed, is_tracing
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
@@ -224,6 +224,14 @@ class _TorchBase:
     def mark_written(self, out: Any) -> None:
         torch.autograd.graph.increment_version(out)  # a backward pass that saved `out` then raises an error
 
+    def type_key(self, a: Any, b: Any) -> Hashable:
+        dtype, device = a.dtype, a.get_device()
+        try:  # a matrix times its own transpose, at the same address, may have another plan
+            same_address = device >= 0 and a.data_ptr() == b.data_ptr()
+        except RuntimeError:
+            same_address = False
+        return dtype, b.dtype, device, same_address, _precision() if dtype is float32 and device >= 0 else ""
+
     def signature(self, a: Any, b: Any, c: Any, out: Any) -> Hashable:
         dtype, device = a.dtype, a.get_device()
         of_b = None if b is None else (b.shape, b.stride(), b.dtype)
@@ -248,14 +256,6 @@ class TorchLibrary(_TorchBase):
             return math, a.shape, a.stride(), dtype, a.get_device(), target
         where = a.get_device(), _same_address(a, b)
         return math, a.shape, a.stride(), dtype, b.shape, b.stride(), b.dtype, where, target
-
-    def type_key(self, a: Any, b: Any) -> Hashable:
-        dtype = a.dtype
-        try:  # a matrix times its own transpose, at the same address, may have another plan
-            same_address = a.data_ptr() == b.data_ptr()
-        except RuntimeError:
-            same_address = False
-        return dtype, b.dtype, same_address, _precision() if dtype is float32 else ""
 
     def setting(self, a: Any, b: Any, out: Any) -> Setting:
         device = a.get_device()
@@ -325,9 +325,6 @@ class TorchHostLibrary(_TorchBase):
         target = () if out is None else (out.shape, out.stride(), out.dtype)
         return blas_threads(), _same_memory_transposed(a, b), *operands, *target
 
-    def type_key(self, a: Any, b: Any) -> Hashable:
-        return a.dtype, b.dtype
-
     def setting(self, a: Any, b: Any, out: Any) -> Setting:
         number = blas_threads()
         arrays = [x for x in (a, b, out) if x is not None]
@@ -391,7 +388,8 @@ def _same_memory_transposed(a: Any, b: Any) -> bool:
 
 
 TORCH = TorchLibrary()
-TORCH_ON_HOST = TorchHostLibrary()
+# One cache for both: a declined product is looked up before its device is known. The keys contain the device.
+TORCH_ON_HOST = TorchHostLibrary(TORCH.calls)
 
 
 def torch_library_of(x: Any) -> TorchLibrary | TorchHostLibrary:
