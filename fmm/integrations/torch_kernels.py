@@ -27,28 +27,28 @@ class Operator:
     name: str  # in aten
     axes: int  # of both operands
     schema: str  # in the library fmm_hook
-    first: int = 0  # index of the left operand among the arguments
+    left_index: int = 0  # of the left operand among the arguments
     in_place: bool = False  # the result overwrites the addend
 
     @property
-    def shown(self) -> str:
+    def python_name(self) -> str:
         """The name of the function in Python, which is the same for the form with `out`."""
         return f"torch.{self.name.removesuffix('.out')}"
 
 
 _FACTORS = "Tensor a, Tensor b, Scalar beta, Scalar alpha"
-_ADDED = f"Tensor added, {_FACTORS}"
+_ADDEND = f"Tensor addend, {_FACTORS}"
 OPERATORS = (
     Operator("mm", 2, "mm(Tensor a, Tensor b) -> Tensor?"),
     Operator("mm.out", 2, "mm_out(Tensor a, Tensor b, Tensor(a!) out) -> Tensor?"),
     Operator("bmm", 3, "bmm(Tensor a, Tensor b) -> Tensor?"),
     Operator("bmm.out", 3, "bmm_out(Tensor a, Tensor b, Tensor(a!) out) -> Tensor?"),
-    Operator("addmm", 2, f"addmm({_ADDED}) -> Tensor?", 1),
-    Operator("addmm.out", 2, f"addmm_out({_ADDED}, Tensor(a!) out) -> Tensor?", 1),
-    Operator("addmm_", 2, f"addmm_(Tensor(a!) added, {_FACTORS}) -> Tensor?", 1, True),
-    Operator("baddbmm", 3, f"baddbmm({_ADDED}) -> Tensor?", 1),
-    Operator("baddbmm.out", 3, f"baddbmm_out({_ADDED}, Tensor(a!) out) -> Tensor?", 1),
-    Operator("baddbmm_", 3, f"baddbmm_(Tensor(a!) added, {_FACTORS}) -> Tensor?", 1, True),
+    Operator("addmm", 2, f"addmm({_ADDEND}) -> Tensor?", 1),
+    Operator("addmm.out", 2, f"addmm_out({_ADDEND}, Tensor(a!) out) -> Tensor?", 1),
+    Operator("addmm_", 2, f"addmm_(Tensor(a!) addend, {_FACTORS}) -> Tensor?", 1, True),
+    Operator("baddbmm", 3, f"baddbmm({_ADDEND}) -> Tensor?", 1),
+    Operator("baddbmm.out", 3, f"baddbmm_out({_ADDEND}, Tensor(a!) out) -> Tensor?", 1),
+    Operator("baddbmm_", 3, f"baddbmm_(Tensor(a!) addend, {_FACTORS}) -> Tensor?", 1, True),
 )
 
 
@@ -58,7 +58,7 @@ def vendor_kernels(key: str) -> dict[str, Any]:
     if get_kernel is None:
         raise CannotInstallError(f"torch {torch.__version__} does not hand out its kernels; 2.11 does")
     try:
-        return {row.name: get_kernel(f"aten::{row.name}", key) for row in OPERATORS}
+        return {operator.name: get_kernel(f"aten::{operator.name}", key) for operator in OPERATORS}
     except RuntimeError as error:  # a torch that was built without
         raise CannotInstallError(str(error)) from error
 
