@@ -281,7 +281,7 @@ def missing_table(missing: Sequence[Progress], session: Session) -> Table:
         )
         for progress in missing
     )
-    notes = (
+    notes: tuple[str, ...] = (
         f"samples in {session.folder}. `missing --measure` measures in this order: as named behind `missing`, or else "
         "the papers' figures first, the shortest first. Each part is written when it is done, so that the next call "
         "goes on after an interrupt or a --time-limit.",
