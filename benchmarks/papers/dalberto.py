@@ -30,11 +30,11 @@ from benchmarks.papers.matrices import precise_product, priest_product, uniform
 from fmm.arrays.numpy_library import to_numpy
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.papers.recursion_points import (
-    balanced,
-    first_speedup,
+    cut_balanced,
+    first_level_speedup,
     hasa_plan,
-    levels,
-    levels_until,
+    levels_above_point,
+    recursion_levels,
     recursion_point,
 )
 from fmm.perfmodel.stability import expected_error_growth
@@ -323,7 +323,9 @@ def _square_gains(results: Results) -> Numbers:
 def _estimated(results: Results) -> Numbers:
     """Return sp_1 of section 4.2 with the recursion point of this device."""
     points: Any = results.numbers("n1")
-    return {("S-1", n): 100 * first_speedup(float(n), point) for (code, n), point in points.items() if code == "S-1"}
+    return {
+        ("S-1", n): 100 * first_level_speedup(float(n), point) for (code, n), point in points.items() if code == "S-1"
+    }
 
 
 SAYS_SHAPES: Final = (

@@ -25,13 +25,13 @@ GEMM, SYRK, ONE, RECURSIVE = "gemm", "syrk", "one level", "recursive"
 def triangle_plans(dtype: str, n: int, scale: float) -> dict[str, Plan]:
     """Return one level and the recursion to the paper's best depth; at the side of Figure 2 also all depths."""
     found = {what: paper.sforza_plan(dtype, depth, scale) for what, depth in depths(dtype).items()}
-    if n == paper.SIDE:
-        found |= {f"depth {depth}": paper.sforza_plan(dtype, depth, 0) for depth in paper.DEPTHS}
+    if n == paper.FIGURE_2_SIDE:
+        found |= {f"depth {depth}": paper.sforza_plan(dtype, depth, 0) for depth in paper.COMPARED_DEPTHS}
     return found
 
 
 def depths(dtype: str) -> Mapping[str, int]:
-    return {ONE: 1, RECURSIVE: paper.BEST_DEPTH[dtype]}
+    return {ONE: 1, RECURSIVE: paper.BEST_DEPTHS[dtype]}
 
 
 def _parts(bench: Bench, scale: float) -> Iterator[Part]:
@@ -66,7 +66,7 @@ def triangle_call(x: Any, plan: Plan) -> Call:
     return partial(multiply, out=multiply())
 
 
-EXPERIMENT: Final = Experiment("sforza-fig4", ("type", "n", "code"), paper.SIDE, _parts, ("type", "n"))
+EXPERIMENT: Final = Experiment("sforza-fig4", ("type", "n", "code"), paper.FIGURE_2_SIDE, _parts, ("type", "n"))
 
 
 def _over(base: str, results: Results) -> dict[Key, float]:
@@ -95,7 +95,7 @@ def _best(results: Results) -> Numbers:
         found[dtype, code] = max(x, found.get((dtype, code), 0.0))
     by_depth = _by_depth(GEMM, results)
     for dtype in dict.fromkeys(dtype for dtype, _ in by_depth):
-        found[dtype, DEPTH] = float(max(paper.DEPTHS, key=lambda depth: by_depth.get((dtype, depth), 0.0)))
+        found[dtype, DEPTH] = float(max(paper.COMPARED_DEPTHS, key=lambda depth: by_depth.get((dtype, depth), 0.0)))
     return found
 
 
@@ -103,7 +103,11 @@ DEPTH: Final = "best depth"
 PRINTED: Final[Numbers] = {
     (dtype, what): float(numbers[dtype])
     for dtype in paper.CUTOFFS
-    for what, numbers in ((ONE, paper.ONE_LEVEL), (RECURSIVE, paper.RECURSIVE), (DEPTH, paper.BEST_DEPTH))
+    for what, numbers in (
+        (ONE, paper.ONE_LEVEL_SPEEDUPS),
+        (RECURSIVE, paper.RECURSIVE_SPEEDUPS),
+        (DEPTH, paper.BEST_DEPTHS),
+    )
 }
 
 
@@ -113,15 +117,15 @@ PRINTED: Final[Numbers] = {
 def _computed_by_size(find: Callable[[Plan, str, int], float]) -> Numbers:
     return {
         (dtype, n, what): find(paper.sforza_plan(dtype, depth), dtype, n)
-        for dtype, n in product(paper.CUTOFFS, paper.SIDES)
+        for dtype, n in product(paper.CUTOFFS, paper.COMPARED_SIDES)
         for what, depth in depths(dtype).items()
     }
 
 
 def _computed_by_depth(find: Callable[[Plan, str, int], float]) -> Numbers:
     return {
-        (dtype, depth): find(paper.sforza_plan(dtype, depth, 0), dtype, paper.SIDE)
-        for dtype, depth in product(paper.CUTOFFS, paper.DEPTHS)
+        (dtype, depth): find(paper.sforza_plan(dtype, depth, 0), dtype, paper.FIGURE_2_SIDE)
+        for dtype, depth in product(paper.CUTOFFS, paper.COMPARED_DEPTHS)
     }
 
 
@@ -131,7 +135,7 @@ def _computed_best(find: Callable[[Plan, str, int], float]) -> Numbers:
 
 
 def _columns(make: Callable[[Callable[[Plan, str, int], float]], Numbers]) -> dict[str, Callable[[], Numbers]]:
-    return {name: partial(make, find) for name, find in paper.COMPUTED.items()}
+    return {name: partial(make, find) for name, find in paper.COMPUTED_SPEEDUPS.items()}
 
 
 SAYS: Final = (

@@ -34,7 +34,7 @@ from fmm.runtime.gemm import BlasGemmParams, gemm_constraints, run_gemm
 from fmm.runtime.prepare import prepare_call
 
 PLAIN_PRODUCT = BlasGemmParams()
-# Reasons for torch's own kernel without a decision.
+# Reasons in a report for products that go to torch's own kernel without a decision.
 SMALL_REASON = "torch answers: the product is too small for a plan"
 RECORDED_REASON = "torch answers: its calls are being recorded"
 INVALID_ADDEND_REASON = (
@@ -77,7 +77,7 @@ class DispatcherProducts:
         return self.gemm(where, addend, a, b, beta, alpha, addend)
 
     def _must_decline(self, where: str, a: Any, b: Any) -> bool:
-        """Return True if any product is torch's now: fmm itself calls, or torch's calls are being recorded.
+        """Return True if torch must compute every product now: fmm itself is calling torch, or torch records its calls.
 
         The hook must not remember these products as declined.
         """
@@ -125,7 +125,7 @@ class DispatcherProducts:
     ) -> Any:
         if update == PLAIN_PRODUCT:
             return matmul.run_matmul(self.library, a, b, out, constraints)
-        with bypass_fmm():  # for all calls of torch meanwhile
+        with bypass_fmm():  # torch's functions that run_gemm calls must not come back to fmm
             return run_gemm(self.library, a, b, addend, out, update, NO_CONSTRAINTS)
 
 

@@ -58,7 +58,7 @@ def install_at(key: str, compiled: bool = True) -> Undo:
 
 
 _active: dict[str, DispatcherProducts] = {}  # by dispatch key
-_hook_library: list[Any] = []  # the library fmm_hook, once it is defined
+_hook_library: list[Any] = []  # at most one: torch's library fmm_hook, after its definition
 _implemented_keys: set[str] = set()  # of fmm_hook
 
 
@@ -116,7 +116,7 @@ def install_python(answers: DispatcherProducts, key: str) -> Undo:
     """Install kernels in Python, which call torch's own kernel for the products that they decline."""
     library, kernels = torch.library.Library("aten", "IMPL"), answers.library.kernels
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a kernel replaces another one
+        warnings.simplefilter("ignore")  # torch's warning that a kernel replaces another one
         for operator in OPERATORS:
             library.impl(
                 operator.name,
