@@ -30,11 +30,8 @@ from benchmarks.papers.matrices import precise_product, priest_product, uniform
 from fmm.arrays.numpy_library import to_numpy
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.papers.recursion_points import (
-    cut_balanced,
     first_level_speedup,
     hasa_plan,
-    levels_above_point,
-    recursion_levels,
     recursion_point,
 )
 from fmm.perfmodel.stability import expected_error_growth

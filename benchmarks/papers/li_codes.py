@@ -12,7 +12,7 @@ from typing import Final
 from benchmarks.papers.bench import Bench, time_plans
 from benchmarks.papers.experiment import Key, Part, Row, products_of
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.papers.li_counts import STEP_TABLES, levels_by_threshold
+from fmm.perfmodel.papers.li_counts import STEP_TABLES
 from fmm.problem import Problem
 
 SIZES: Final = (2048, 4096, 8192, 16384)

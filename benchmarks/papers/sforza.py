@@ -36,7 +36,7 @@ def depths(dtype: str) -> Mapping[str, int]:
 
 def _parts(bench: Bench, scale: float) -> Iterator[Part]:
     """Yield a part for each type and size; odd sides stay odd."""
-    for dtype, n in product(paper.CUTOFFS, paper.SIDES):
+    for dtype, n in product(paper.CUTOFFS, paper.COMPARED_SIDES):
         side = max(int(n // 2 * scale), 16) * 2 + n % 2
         calls = len(triangle_plans(dtype, n, scale)) + 2
         rows = partial(_rows, bench, dtype, n, side, scale)
@@ -131,7 +131,7 @@ def _computed_by_depth(find: Callable[[Plan, str, int], float]) -> Numbers:
 
 def _computed_best(find: Callable[[Plan, str, int], float]) -> Numbers:
     """Return the computed speedups at the side of Figure 2."""
-    return {(dtype, what): x for (dtype, n, what), x in _computed_by_size(find).items() if n == paper.SIDE}
+    return {(dtype, what): x for (dtype, n, what), x in _computed_by_size(find).items() if n == paper.FIGURE_2_SIDE}
 
 
 def _columns(make: Callable[[Callable[[Plan, str, int], float]], Numbers]) -> dict[str, Callable[[], Numbers]]:
