@@ -30,8 +30,11 @@ from benchmarks.papers.matrices import precise_product, priest_product, uniform
 from fmm.arrays.numpy_library import to_numpy
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.papers.recursion_points import (
+    cut_balanced,
     first_level_speedup,
     hasa_plan,
+    levels_above_point,
+    recursion_levels,
     recursion_point,
 )
 from fmm.perfmodel.stability import expected_error_growth
@@ -47,7 +50,7 @@ PART_PRODUCTS: Final = 12  # approximate time of a part, in plain products
 
 
 def hasa_depth(n: int) -> int:
-    return len(levels_until((n, n, n), FIRST_LEVEL_SIDE))
+    return len(levels_above_point((n, n, n), FIRST_LEVEL_SIDE))
 
 
 def _operands(bench: Bench, data: str, n: int) -> tuple[Any, Any]:
@@ -167,17 +170,17 @@ def measured_ratio(bench: Bench, shape: Shape) -> float:
 
 def hasa_dynamic(shape: Shape, ratio: float, epsilon: float = EPSILON) -> Plan:
     """Return the plan with as many levels as Equation 2 allows."""
-    return hasa_plan(len(levels(shape, ratio, epsilon=epsilon)))
+    return hasa_plan(len(recursion_levels(shape, ratio, epsilon=epsilon)))
 
 
 def hasa_static(shape: Shape, point: float) -> Plan:
     """Return the plan with levels down to the recursion point: no level has a side below it."""
-    return hasa_plan(len(levels_until(shape, point)))
+    return hasa_plan(len(levels_above_point(shape, point)))
 
 
 def balanced_hasa(shape: Shape, point: float) -> Plan:
     """Return the plan that cuts into almost square pieces and then recurses by HASA."""
-    (largest, _), *_ = balanced(shape).leaves
+    (largest, _), *_ = cut_balanced(shape).leaves
     return Plan.parse(f"balanced(2) > {hasa_static(largest, point)}")
 
 

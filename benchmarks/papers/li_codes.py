@@ -12,7 +12,7 @@ from typing import Final
 from benchmarks.papers.bench import Bench, time_plans
 from benchmarks.papers.experiment import Key, Part, Row, products_of
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.papers.li_counts import STEP_TABLES
+from fmm.perfmodel.papers.li_counts import STEP_TABLES, levels_by_threshold
 from fmm.problem import Problem
 
 SIZES: Final = (2048, 4096, 8192, 16384)
@@ -30,7 +30,7 @@ def li_plan(code: str, depth: int, leaf: str = "vendor") -> Plan:
 
 def code_depth(n: int, tau2: str | float) -> int:
     """Return the levels of a code at size n; 0 for a code without a threshold."""
-    return levels(n, tau2) if isinstance(tau2, int) else 0
+    return levels_by_threshold(n, tau2) if isinstance(tau2, int) else 0
 
 
 # ---- timing

@@ -130,7 +130,7 @@ CURVES: Final = ((26, "Strassen", 4096), (27, "Winograd", 4096), (28, "Strassen"
 
 def _printed_curve(code: str, tau2: int) -> Numbers:
     """Return the percent from the printed seconds; for tau2 = 2048 only n = 16384 is printed."""
-    method, base = METHODS[code], SECONDS["gpu8"]
+    method, base = METHODS[code], FIGURE_24_SECONDS["gpu8"]
     if tau2 == 4096:
         return {(n,): 100 * (1 - x / y) for n, x, y in zip(SIZES, FIGURE_24_SECONDS[method], base, strict=True)}
     return {(SIZES[-1],): 100 * (1 - FIGURE_36_SECONDS[method] / base[-1])}
