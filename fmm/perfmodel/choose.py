@@ -28,10 +28,10 @@ from fmm.problem import Layout, Problem, without_layouts
 
 # The default limit of the expected error, as a multiple of the vendor's. Three levels of a 16-bit type on a GPU are
 # expected to have 14 times the error of the vendor, which rounds each result only once. On a CPU three levels of
-# Strassen's algorithm have about as much on numbers of one sign.
+# Strassen's algorithm reach about this limit on numbers of one sign.
 CPU_ERROR_GROWTH, GPU_ERROR_GROWTH = 15.0, 16.0
-# From this number of flops on, compositions of levels are compared even where other candidates fit: plans with six
-# levels come from compositions alone, and comparing them takes milliseconds, little beside the product.
+# From this number of flops on, compositions of levels are compared even if other candidates are within the limits. Only
+# compositions have six levels. Comparing them takes milliseconds, which is little compared with a product of this size.
 COMPOSITION_MIN_FLOPS = 2 * 24576**3
 
 
@@ -46,14 +46,15 @@ class Limits:
 
     workspace: int
     error_growth: float = CPU_ERROR_GROWTH
-    emulation: bool = True  # allow plans that multiply in another type
-    componentwise: bool = False  # bound the error of each entry relative to (|A| |B|)ij instead of norm-wise
+    emulation: bool = True  # True to allow plans that multiply in another type
+    # True to bound the error of each entry relative to (|A| |B|)ij, and not only relative to norms
+    componentwise: bool = False
 
     def allow(self, plan: Plan, growth: float) -> bool:
-        """Return True if a plan with this expected error growth respects the limits, its workspace left aside.
+        """Return True if a plan with this expected error growth respects the limits other than workspace.
 
-        A limit of exactly 1 means the vendor's error in each entry, which emulation does not have. A limit below 1 is
-        one on the error relative to the norms of rows and columns.
+        A limit of exactly 1 means the vendor's error in each entry, which no emulated product guarantees. A limit below
+        1 is a limit on the error relative to the norms of rows of A and columns of B.
         """
         strict = not self.emulation or self.error_growth == 1
         allowed = growth <= self.error_growth and not (strict and plan.emulates)
@@ -104,7 +105,7 @@ class Choice:
 @clear_on_registration
 @lru_cache(maxsize=4096)
 def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice:
-    """Return the candidate with the least predicted time within the limits; the vendor unless one beats it clearly."""
+    """Return the candidate with the least predicted time within the limits; the vendor if none wins by its margin."""
     candidates = all_candidates(problem, calibration, limits)
     winners = [c for c in candidates if c.wins and limits.allow(c.plan, c.error_growth)]
     if (
@@ -137,9 +138,9 @@ def all_candidates(problem: Problem, calibration: Calibration, limits: Limits) -
 
 @lru_cache(maxsize=4096)
 def ranking_problem(problem: Problem, gpu: bool) -> Problem:
-    """Return the problem that candidates are ranked for: row-major matrices, without alpha, beta and addend.
+    """Return the problem for which candidates are ranked: row-major matrices, without alpha, beta and addend.
 
-    A column-major B stays so if a GPU has a leaf that is slow on it.
+    A column-major B stays column-major if the GPU has a leaf that is slow on column-major operands.
     """
     plain = without_layouts(problem)
     if (
@@ -160,8 +161,8 @@ def _types_slow_on_columns() -> frozenset[str]:
     return frozenset(dtype for leaf in plan_leaves() for dtype in leaf.slow_columns)
 
 
-# Padding lengthens the sides of leaf products by less than a third. A side shorter than this share of the least allowed
-# one is therefore too short in any case.
+# Padding lengthens the sides of leaf products by less than a third. A side of a leaf product that is shorter than this
+# share of the least allowed side is therefore too short, even after padding.
 TOO_SHORT_SHARE = 0.7
 
 
@@ -170,8 +171,9 @@ class EligiblePlan(NamedTuple):
 
     plan: Plan
     alignment: int  # every row must begin at a multiple of this number of bytes
-    longest: float  # the longest side allowed
-    parts: tuple[int, int, int] | None  # into how many parts all levels together cut m, k and n; None: no cut
+    longest: float  # the longest side of a problem that the plan allows
+    # the numbers of parts into which all levels together cut m, k and n; None without cuts
+    parts: tuple[int, int, int] | None
     levels: int = 0  # levels of recursion
     bounds: LevelBounds | None = None  # measured bounds on the number of levels; None: no bound
 
@@ -224,10 +226,10 @@ def _eligible_plan(plan: Plan, dtype: str, writes_triangle: bool, calibration: C
     """Return the plan with its requirements; None if it may not be chosen for the type on this device.
 
     A leaf may be chosen only for the types it names as a candidate, and only if the calibration has its rate. The tiled
-    kernel is not compared in types in which it takes about the vendor's time.
+    kernel is no candidate for types in which its time is about the vendor's.
     """
     leaf, parts = plan.leaf_use.leaf, None
-    if plan.splits:  # levels that cut by size and not into fixed parts do not count
+    if plan.splits:  # levels that cut by size, and not into a fixed number of parts, are not counted
         cuts = [level.cut.parts for level in plan.levels if level.cut]
         m, k, n = (prod(axis) for axis in zip((1, 1, 1), *cuts, strict=True))
         parts = (m, k, n)
@@ -243,7 +245,7 @@ def _eligible_plan(plan: Plan, dtype: str, writes_triangle: bool, calibration: C
     inside = plan.leaf_type(dtype) in leaf.types_with_sums
     if rate is None or (tiled and not (rate.tiled > 0 and inside)):
         return None
-    # A batch reads only temporaries, whose rows are aligned.
+    # The products of a batch read only temporaries, which have aligned rows.
     reads_any_rows = plan.batched or (tiled and rate.tiled_odd > 0)
     # The crossovers were measured on whole products, not on blocks of a triangle.
     levels, bounds = count_levels(plan), None if writes_triangle else calibration.bounds_of(plan)
@@ -251,7 +253,7 @@ def _eligible_plan(plan: Plan, dtype: str, writes_triangle: bool, calibration: C
 
 
 def _transposes_for_slow_types(plan: Plan, dtype: str) -> bool:
-    """Return True if each leaf for diagonal blocks reads transposed copies exactly in the types in which that pays."""
+    """Return True if the leaves for diagonal blocks copy operands exactly in types for which column-major B is slow."""
     return all((dtype in use.leaf.slow_columns) == (use.order is not None) for use in _diagonal_leaves(plan))
 
 
@@ -285,7 +287,7 @@ def rank_candidates(problem: Problem, calibration: Calibration, plans: Sequence[
 
 
 def _sorted_by_time(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Sort by time; where calls take the host equally long, by the time that the device is busy."""
+    """Sort candidates by the time of a call; if calls are bound by the host and equal, by the device's time."""
     return tuple(sorted(candidates, key=lambda c: (c.time, c.prediction.seconds)))
 
 
@@ -310,8 +312,8 @@ def _takes_type_above(level: Level, plans: Sequence[Plan], dtype: str) -> bool:
 def recurring_call_seconds(prediction: Prediction, calibration: Calibration) -> float:
     """Return the seconds of one of many equal calls: the longer of the device's and the host's time.
 
-    The device computes one call while the host starts the next. A call that is waited for at once takes both times;
-    that is left out.
+    The device computes one call while the host starts the next. A program that waits for each call needs the sum of
+    both times; the model ignores this.
     """
     return max(prediction.seconds, host_seconds(prediction.plan, prediction.problem, calibration))
 
@@ -330,29 +332,33 @@ def host_seconds(plan: Plan, problem: Problem, calibration: Calibration) -> floa
 
 # ---- margins: by how much a candidate must be predicted to win; the more, the less sure its predicted time is
 
-# Added where C has few tiles: this number divided by the number of tiles. The formula does not know how many tiles a
-# last wave leaves, which does not fill the device. (An H200 computes 132 tiles at a time. There predicted speedups are
-# off by 8 to 15 % where C has fewer than 800 tiles and by 4 % from 1600 on, whatever the side of the leaf products.)
+# Added where C has few tiles: this number divided by the number of tiles. The formula does not include that the last
+# wave of tiles fills only a part of the device. (An H200 computes 132 tiles at a time. There predicted speedups have
+# errors of 8 to 15 % where C has fewer than 800 tiles, and of 4 % from 1600 tiles on, whatever the side of the leaf
+# products.)
 FEW_TILES_MARGIN = 45.0
 # For complex types tiles have at least this many rows and columns, as in the datasheet calibration, with which
 # FEW_TILES_MARGIN was settled. A fit may find smaller tiles, and C then seems to have four times as many. (complex128,
 # H100, a tuning of 30 s: 368 x 19344 x 1120 was predicted to take 0.72 of the vendor's time by `3m.batched > vendor`
-# and took 1.33. Of 220 shapes 16 took longer than the vendor without this rule, 6 with it.)
+# and took 1.33. Of 220 shapes, plans for 16 took longer than the vendor without this rule, and for 6 with this rule.)
 COMPLEX_TILE_SIDE = 128.0
-# The share of FEW_TILES_MARGIN for types with known rounds of the vendor (`Rate.sms`): there a win that is given away
-# costs as much. (Fewer poor choices on 111 shapes of an H200 in float32 without emulation.)
+# The share of FEW_TILES_MARGIN for types for which the vendor's rounds of tiles are known (`Rate.sms`): predicted times
+# are more certain there, and a larger margin would reject true wins. (Fewer poor choices on 111 shapes of an H200 in
+# float32 without emulation.)
 KNOWN_ROUNDS_SHARE = 0.45
 # The share of FEW_TILES_MARGIN for plans that multiply in another type and cut no sides. (complex128, H200: 0.82 and
 # 0.86 of the vendor's time were predicted where 272 and 318 rows meet a long inner side; 1.12 and 1.02 were measured.)
 OTHER_TYPE_SHARE = 0.5
-# Added for plans that only copy operands to aligned rows: this number divided by the shortest side. The formula does
-# not know how slow the vendor is on thin products with unaligned rows. (TF32, H200: of 37 such plans two, with sides of
-# 201 and 221, were 9 and 3 % slower than the vendor where 16 and 19 % less time was predicted.)
+# Added for plans that only copy operands to aligned rows: this number divided by the shortest side. The predicted time
+# of the vendor does not include how slow the vendor is on thin products with unaligned rows. (TF32, H200: of 37 such
+# plans two, with sides of 201 and 221, were 9 and 3 % slower than the vendor where 16 and 19 % less time was
+# predicted.)
 THIN_MARGIN = 12.8
-# The same for TF32, divided by the square of the shortest side, where that is more: the copies pay less there, and the
-# model is the more optimistic the thinner the product. (H200, TF32: with shortest sides of 129, 153, 203 and 205 0.70,
-# 0.76, 0.88 and 0.83 of the vendor's time are predicted; 1.39, 1.08, 1.20 and 1.03 were measured. From 207 on no such
-# plan was slower than the vendor. In bfloat16 and float16 none of 32 was, down to 129.)
+# For TF32, the margin of these plans is at least this number divided by the square of the shortest side: copies of TF32
+# operands gain less, and the thinner the product, the more optimistic is the model. (H200, TF32: with shortest sides of
+# 129, 153, 203 and 205 0.70, 0.76, 0.88 and 0.83 of the vendor's time are predicted; 1.39, 1.08, 1.20 and 1.03 were
+# measured. From 207 on no such plan was slower than the vendor. In bfloat16 and float16 none of 32 plans was slower,
+# down to sides of 129.)
 TF32_THIN_MARGIN = 4000.0
 # Added on a GPU for cuts of a product that is its own adjoint: the vendor's syrk is faster relative to its gemm, and
 # the products below the diagonal are slower, than the model says. (float64, H200: 0.93 and 0.92 of the vendor's time
@@ -365,8 +371,9 @@ TRIANGLE_CUT_MARGIN = 0.08
 def required_margin(plan: Plan, problem: Problem, calibration: Calibration) -> float:
     """Return the share of the vendor's time by which the plan must be predicted to win.
 
-    The share is larger where the products are not the vendor's, whose time is known best. The tiled kernel without a
-    level needs no margin: it has no sums, and where it is expected to take the vendor's time it is as good a choice.
+    The share is larger where the leaf products are not the vendor's, since the vendor's time is known best. The tiled
+    kernel without a level needs no margin: a plan without sums that is predicted to take the vendor's time is as good a
+    choice as the vendor.
     """
     leaf, tiled = plan.leaf_use.leaf, plan.uses_tile_model
     margin = calibration.tiled_margin if tiled or leaf.rate else calibration.margin
@@ -378,7 +385,7 @@ def required_margin(plan: Plan, problem: Problem, calibration: Calibration) -> f
 
 
 def _small_product_margin(plan: Plan, problem: Problem, calibration: Calibration) -> float:
-    """Return the margin for a C with few tiles or thin operands: the formula is made for large products."""
+    """Return the margin for a C with few tiles or thin operands, for which the formula is less exact."""
     tile, shortest = calibration.rate(problem.dtype).tile, min(problem.size)
     if tile <= 1 or not shortest or plan == VENDOR or plan.leaf_use.leaf.longest:
         return 0.0
