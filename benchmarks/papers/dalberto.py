@@ -30,11 +30,11 @@ from benchmarks.papers.matrices import precise_product, priest_product, uniform
 from fmm.arrays.numpy_library import to_numpy
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.papers.recursion_points import (
-    balanced,
-    first_speedup,
+    cut_balanced,
+    first_level_speedup,
     hasa_plan,
-    levels,
-    levels_until,
+    levels_above_point,
+    recursion_levels,
     recursion_point,
 )
 from fmm.perfmodel.stability import expected_error_growth
@@ -50,7 +50,7 @@ OF_REFERENCE: Final = 12  # plain products that take as long as a part, roughly
 
 
 def hasa_depth(n: int) -> int:
-    return len(levels_until((n, n, n), POINT))
+    return len(levels_above_point((n, n, n), POINT))
 
 
 def _operands(bench: Bench, data: str, n: int) -> tuple[Any, Any]:
@@ -167,17 +167,17 @@ def measured_ratio(bench: Bench, shape: Shape) -> float:
 
 def hasa_dynamic(shape: Shape, ratio: float, epsilon: float = EPSILON) -> Plan:
     """Equation 2 decides at each level whether there is another one."""
-    return hasa_plan(len(levels(shape, ratio, epsilon=epsilon)))
+    return hasa_plan(len(recursion_levels(shape, ratio, epsilon=epsilon)))
 
 
 def hasa_static(shape: Shape, point: float) -> Plan:
     """Down to the recursion point: no level where a side is below it."""
-    return hasa_plan(len(levels_until(shape, point)))
+    return hasa_plan(len(levels_above_point(shape, point)))
 
 
 def balanced_hasa(shape: Shape, point: float) -> Plan:
     """Cut to almost square pieces, then HASA."""
-    (largest, _), *_ = balanced(shape).leaves
+    (largest, _), *_ = cut_balanced(shape).leaves
     return Plan.parse(f"balanced(2) > {hasa_static(largest, point)}")
 
 
@@ -318,7 +318,9 @@ def _square_gains(results: Results) -> Numbers:
 def _estimated(results: Results) -> Numbers:
     """sp_1 of section 4.2 with the recursion point of this machine."""
     points: Any = results.numbers("n1")
-    return {("S-1", n): 100 * first_speedup(float(n), point) for (code, n), point in points.items() if code == "S-1"}
+    return {
+        ("S-1", n): 100 * first_level_speedup(float(n), point) for (code, n), point in points.items() if code == "S-1"
+    }
 
 
 SAYS_SHAPES: Final = (

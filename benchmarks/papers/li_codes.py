@@ -12,7 +12,7 @@ from typing import Final
 from benchmarks.papers.bench import Bench, time_plans
 from benchmarks.papers.experiment import Key, Part, Row, products_of
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.papers.li_counts import TABLES, levels
+from fmm.perfmodel.papers.li_counts import STEP_TABLES, levels_by_threshold
 from fmm.problem import Problem
 
 SIZES: Final = (2048, 4096, 8192, 16384)
@@ -24,13 +24,13 @@ def li_plan(code: str, depth: int, leaf: str = "vendor") -> Plan:
     """Return their code with this number of levels: Figure 16 or 23 above, Figure 12 or 13 last."""
     if not depth:
         return Plan.parse(leaf)
-    innermost, above = TABLES[METHODS[code]]
+    innermost, above = STEP_TABLES[METHODS[code]]
     return Plan.parse(" > ".join([*[above] * (depth - 1), innermost, leaf]))
 
 
 def code_depth(n: int, tau2: str | float) -> int:
     """The levels of a code at size n; none where it has no threshold."""
-    return levels(n, tau2) if isinstance(tau2, int) else 0
+    return levels_by_threshold(n, tau2) if isinstance(tau2, int) else 0
 
 
 # ---- timing

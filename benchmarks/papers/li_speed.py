@@ -17,7 +17,7 @@ from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results
 from benchmarks.papers.figure import Figure, quantity
 from benchmarks.papers.li_codes import CHOICE, GPU8, METHODS, SGEMM, SIZES, code_depth, li_plan, timed_part
 from fmm.perfmodel.papers import li_counts
-from fmm.perfmodel.papers.li_results import FIGURE_37, SECONDS, SECONDS_2048, reduction_curve
+from fmm.perfmodel.papers.li_results import FIGURE_24_SECONDS, FIGURE_36_SECONDS, FIGURE_37, reduction_curve
 
 # ---- single precision
 
@@ -118,7 +118,7 @@ def _printed_37() -> Numbers:
 def _counted_37(what: li_counts.Quantity) -> Numbers:
     """What the counts save over GPU8."""
     return {
-        (GPU8, code, n, k): float(li_counts.reduction(what, METHODS[code], k, n))
+        (GPU8, code, n, k): float(li_counts.percent_reduction(what, METHODS[code], k, n))
         for code, n, k in product(METHODS, SIZES[1:], DEPTHS)
     }
 
@@ -130,10 +130,10 @@ CURVES: Final = ((26, "Strassen", 4096), (27, "Winograd", 4096), (28, "Strassen"
 
 def _printed_curve(code: str, tau2: int) -> Numbers:
     """From the printed seconds; of tau2 = 2048 only n = 16384 is printed."""
-    method, base = METHODS[code], SECONDS["gpu8"]
+    method, base = METHODS[code], FIGURE_24_SECONDS["gpu8"]
     if tau2 == 4096:
-        return {(n,): 100 * (1 - x / y) for n, x, y in zip(SIZES, SECONDS[method], base, strict=True)}
-    return {(SIZES[-1],): 100 * (1 - SECONDS_2048[method] / base[-1])}
+        return {(n,): 100 * (1 - x / y) for n, x, y in zip(SIZES, FIGURE_24_SECONDS[method], base, strict=True)}
+    return {(SIZES[-1],): 100 * (1 - FIGURE_36_SECONDS[method] / base[-1])}
 
 
 def _counted_curve(code: str, tau2: int, which: int) -> Numbers:
@@ -143,7 +143,7 @@ def _counted_curve(code: str, tau2: int, which: int) -> Numbers:
 def _measured_curve(code: str, tau2: int, results: Results) -> Numbers:
     seconds, found = results.numbers("seconds"), dict[Key, float]()
     for n in SIZES:
-        base, depth = (GPU8 if (GPU8, n, 0) in seconds else SGEMM, n, 0), li_counts.levels(n, tau2)
+        base, depth = (GPU8 if (GPU8, n, 0) in seconds else SGEMM, n, 0), li_counts.levels_by_threshold(n, tau2)
         own = (code, n, depth) if depth else base
         if base in seconds and own in seconds:
             found[(n,)] = 100 * (1 - seconds[own] / seconds[base])
@@ -236,7 +236,7 @@ def _scanned(results: Results) -> dict[Key, float]:
     seconds, found = results.numbers("seconds"), dict[Key, float]()
     for code, n, depth in seconds:
         for tau2 in TAU2 if depth else ():
-            if depth == li_counts.levels(int(n), tau2):
+            if depth == li_counts.levels_by_threshold(int(n), tau2):
                 found[code, n, tau2] = seconds[code, n, depth]
     return found
 
@@ -299,7 +299,7 @@ FIGURE_40: Final = {"dgemm": (0.456, 3.634), "dStrassen": (0.404, 2.900), "dWino
 
 def _double_parts(bench: Bench, scale: float) -> Iterator[Part]:
     for n in DOUBLE_SIZES:
-        depth = li_counts.levels(n, 4096)
+        depth = li_counts.levels_by_threshold(n, 4096)
         plans: dict[Key, str] = {
             (code,): str(li_plan(method, depth)) if method else "vendor" for code, method in DOUBLE_CODES.items()
         }

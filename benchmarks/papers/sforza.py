@@ -25,18 +25,18 @@ GEMM, SYRK, ONE, RECURSIVE = "gemm", "syrk", "one level", "recursive"
 def half_plans(dtype: str, n: int, scale: float) -> dict[str, Plan]:
     """One level, the recursion to the depth that the paper found the best; at the side of its Figure 2 all depths."""
     found = {what: paper.sforza_plan(dtype, depth, scale) for what, depth in depths(dtype).items()}
-    if n == paper.SIDE:
-        found |= {f"depth {depth}": paper.sforza_plan(dtype, depth, 0) for depth in paper.DEPTHS}
+    if n == paper.FIGURE_2_SIDE:
+        found |= {f"depth {depth}": paper.sforza_plan(dtype, depth, 0) for depth in paper.COMPARED_DEPTHS}
     return found
 
 
 def depths(dtype: str) -> Mapping[str, int]:
-    return {ONE: 1, RECURSIVE: paper.BEST_DEPTH[dtype]}
+    return {ONE: 1, RECURSIVE: paper.BEST_DEPTHS[dtype]}
 
 
 def _parts(bench: Bench, scale: float) -> Iterator[Part]:
     """A part for each type and size; odd sides stay odd."""
-    for dtype, n in product(paper.CUTOFFS, paper.SIDES):
+    for dtype, n in product(paper.CUTOFFS, paper.COMPARED_SIDES):
         side = max(int(n // 2 * scale), 16) * 2 + n % 2
         calls = len(half_plans(dtype, n, scale)) + 2
         rows = partial(_rows, bench, dtype, n, side, scale)
@@ -66,7 +66,7 @@ def half_call(x: Any, plan: Plan) -> Call:
     return partial(multiply, out=multiply())
 
 
-EXPERIMENT: Final = Experiment("sforza-fig4", ("type", "n", "code"), paper.SIDE, _parts, ("type", "n"))
+EXPERIMENT: Final = Experiment("sforza-fig4", ("type", "n", "code"), paper.FIGURE_2_SIDE, _parts, ("type", "n"))
 
 
 def _over(base: str, results: Results) -> dict[Key, float]:
@@ -95,7 +95,7 @@ def _best(results: Results) -> Numbers:
         found[dtype, code] = max(x, found.get((dtype, code), 0.0))
     by_depth = _by_depth(GEMM, results)
     for dtype in dict.fromkeys(dtype for dtype, _ in by_depth):
-        found[dtype, DEPTH] = float(max(paper.DEPTHS, key=lambda depth: by_depth.get((dtype, depth), 0.0)))
+        found[dtype, DEPTH] = float(max(paper.COMPARED_DEPTHS, key=lambda depth: by_depth.get((dtype, depth), 0.0)))
     return found
 
 
@@ -103,7 +103,11 @@ DEPTH: Final = "best depth"
 PRINTED: Final[Numbers] = {
     (dtype, what): float(numbers[dtype])
     for dtype in paper.CUTOFFS
-    for what, numbers in ((ONE, paper.ONE_LEVEL), (RECURSIVE, paper.RECURSIVE), (DEPTH, paper.BEST_DEPTH))
+    for what, numbers in (
+        (ONE, paper.ONE_LEVEL_SPEEDUPS),
+        (RECURSIVE, paper.RECURSIVE_SPEEDUPS),
+        (DEPTH, paper.BEST_DEPTHS),
+    )
 }
 
 
@@ -113,25 +117,25 @@ PRINTED: Final[Numbers] = {
 def _computed_by_size(find: Callable[[Plan, str, int], float]) -> Numbers:
     return {
         (dtype, n, what): find(paper.sforza_plan(dtype, depth), dtype, n)
-        for dtype, n in product(paper.CUTOFFS, paper.SIDES)
+        for dtype, n in product(paper.CUTOFFS, paper.COMPARED_SIDES)
         for what, depth in depths(dtype).items()
     }
 
 
 def _computed_by_depth(find: Callable[[Plan, str, int], float]) -> Numbers:
     return {
-        (dtype, depth): find(paper.sforza_plan(dtype, depth, 0), dtype, paper.SIDE)
-        for dtype, depth in product(paper.CUTOFFS, paper.DEPTHS)
+        (dtype, depth): find(paper.sforza_plan(dtype, depth, 0), dtype, paper.FIGURE_2_SIDE)
+        for dtype, depth in product(paper.CUTOFFS, paper.COMPARED_DEPTHS)
     }
 
 
 def _computed_best(find: Callable[[Plan, str, int], float]) -> Numbers:
     """At the side of Figure 2."""
-    return {(dtype, what): x for (dtype, n, what), x in _computed_by_size(find).items() if n == paper.SIDE}
+    return {(dtype, what): x for (dtype, n, what), x in _computed_by_size(find).items() if n == paper.FIGURE_2_SIDE}
 
 
 def _columns(make: Callable[[Callable[[Plan, str, int], float]], Numbers]) -> dict[str, Callable[[], Numbers]]:
-    return {name: partial(make, find) for name, find in paper.COMPUTED.items()}
+    return {name: partial(make, find) for name, find in paper.COMPUTED_SPEEDUPS.items()}
 
 
 SAYS: Final = (

@@ -204,10 +204,10 @@ def test_sforzas_recursion_multiplies_fewer_times_than_one_level_at_every_depth(
     for depth in (1, 2, 3, 4):
         share = 4 / 8 * share + 2 / 8 * (7 / 8) ** (depth - 1)
         plan = sforza.sforza_plan("float64", depth, 0)
-        assert sforza.multiplications(plan, 4096) == pytest.approx(share, rel=2e-3), depth
+        assert sforza.multiplication_share(plan, 4096) == pytest.approx(share, rel=2e-3), depth
 
 
 def test_sforzas_predicted_speedup_grows_with_the_depth() -> None:
     plans = [sforza.sforza_plan("float64", depth) for depth in (1, 2, 3, 4)]
-    found = [sforza.predicted("GTX 1050", "gemm", plan, "float64", 8000) for plan in plans]
+    found = [sforza.predicted_speedup("GTX 1050", "gemm", plan, "float64", 8000) for plan in plans]
     assert found == sorted(found) and found[3] > 1.4 * found[0]
