@@ -52,8 +52,9 @@ class Limits:
 
     workspace: int
     error_growth: float = CPU_ERROR_GROWTH
-    emulation: bool = True  # allow plans that multiply in another type
-    componentwise: bool = False  # bound the error of each entry relative to (|A| |B|)ij instead of norm-wise
+    emulation: bool = True  # True to allow plans that multiply in another type
+    # True to bound the error of each entry relative to (|A| |B|)ij, and not only relative to norms
+    componentwise: bool = False
 
     def allow(self, plan: Plan, growth: float) -> bool:
         """Return True if a plan with this expected error growth respects the limits; the workspace is not checked.
@@ -110,7 +111,7 @@ class Choice:
 @clear_on_registration
 @lru_cache(maxsize=4096)
 def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice:
-    """Return the candidate with the least predicted time within the limits; the vendor unless one beats it clearly."""
+    """Return the candidate with the least predicted time within the limits; the vendor if none wins by its margin."""
     candidates = all_candidates(problem, calibration, limits)
     winners = _winners(candidates, limits)
     if (
@@ -268,7 +269,7 @@ def _eligible_plan(plan: Plan, dtype: str, writes_triangle: bool, calibration: C
     inside = plan.leaf_type(dtype) in leaf.types_with_sums
     if rate is None or (tiled and not (rate.tiled > 0 and inside)):
         return None
-    # A batch reads only temporaries, whose rows are aligned.
+    # The products of a batch read only temporaries, which have aligned rows.
     reads_any_rows = plan.batched or (tiled and rate.tiled_odd > 0)
     # The crossovers were measured on whole products, not on blocks of a triangle.
     levels, bounds = count_levels(plan), None if writes_triangle else calibration.bounds_of(plan)
