@@ -14,7 +14,6 @@ BENCHMARKS = {
     "cpu": "benchmarks.cpu",
     # products on a GPU
     "gpu_calls": "benchmarks.gpu_calls",
-    "gpu_random": "benchmarks.gpu_random",
     "gpu_complex": "benchmarks.gpu_complex",
     "gpu_emulation": "benchmarks.gpu_emulation",
     "gpu_added": "benchmarks.gpu_added",
@@ -24,7 +23,7 @@ BENCHMARKS = {
     "declines": "benchmarks.declines",
     "threads": "benchmarks.threads",
     "integers": "benchmarks.integers",
-    "structured_random": "benchmarks.structured_random",
+    "random_shapes": "benchmarks.random_shapes",
     "shortest_paths": "benchmarks.shortest_paths",
     "out_of_core": "benchmarks.out_of_core",
     "distributed": "benchmarks.distributed",

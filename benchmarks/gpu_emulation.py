@@ -22,7 +22,7 @@ import cupy
 import numpy as np
 
 import fmm
-from benchmarks import gemmul8, gpu_random
+from benchmarks import gemmul8
 from benchmarks.harness import (
     Call,
     Row,
@@ -40,6 +40,8 @@ from benchmarks.harness import (
     write_result,
 )
 from benchmarks.matrices import random_matrix, relative_error
+from benchmarks.random_shapes import LARGEST, PRODUCT, measured_on_gpu, random_sides
+from benchmarks.random_shapes import Case as RandomCase
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.problem import Problem
 from fmm.runtime.device_backend import DeviceBackend, record_for_device
@@ -227,13 +229,12 @@ def sampled(calls: Mapping[str, Call], work: float, rounds: int) -> dict[str, li
 
 
 def random_rows(count: int, seed: int, until: float) -> list[Row]:
-    """Measure random shapes as benchmarks.gpu_random does, fewer if the time is up."""
+    """Measure random products of float32 as benchmarks.random_shapes does, fewer if the time is up."""
     rows: list[Row] = []
-    for size in gpu_random.random_shapes(count, seed):
+    for size in random_sides(count, 3, LARGEST["gpu"], seed):
         if time.monotonic() > until and rows:
             break
-        rows.append(gpu_random.measured(size, "float32", {}, RANDOM_SECONDS))
-        free_gpu_memory()
+        rows.append(measured_on_gpu(RandomCase(f"{PRODUCT}float32", size), RANDOM_SECONDS))
     fast, middle = sum(row["plan"] != str(VENDOR) for row in rows), median(row["ratio"] for row in rows)
     print(f"{len(rows)} random shapes, {fast} by plans: median {middle:.2f}", flush=True)
     return rows

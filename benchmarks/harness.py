@@ -122,6 +122,20 @@ def paired_samples(
     return shuffled_rounds(calls, rounds, clock, repeats, seconds)
 
 
+def samples_with_first_call(
+    calls: Mapping[str, Call], rounds: int, sample: float, long: float, clock: Clock
+) -> dict[str, list[float]]:
+    """Return the samples of warm calls in shuffled rounds, short calls repeated for `sample` seconds.
+
+    Where every call takes longer than `long` seconds, the first timing of each call is the first round.
+    """
+    first = {name: clock(call, 1) for name, call in calls.items()}
+    repeats = {name: repeats_of(seconds, sample, most=1 << 20) for name, seconds in first.items()}
+    is_long = min(first.values(), default=0.0) > long
+    samples = shuffled_rounds(calls, rounds - is_long, clock, repeats)
+    return {name: [first[name]] * is_long + found for name, found in samples.items()}
+
+
 def rounds_within(seconds: float, round_seconds: float, least: int, most: int) -> int:
     """Return how many rounds of this length fit into `seconds`, but at least and at most so many."""
     return max(min(most, int(seconds / round_seconds)), least)

@@ -393,11 +393,11 @@ class _GramParts:
 
 
 def _moved_elements(step: object) -> float:
-    """Return the elements that a sum or a mirror reads and writes."""
+    """Return the elements that a sum or a mirror reads and writes; a mirror moves half of C twice."""
     if isinstance(step, Sum):
         return float(sum(place.rows * place.cols for place in (*step.reads, *step.writes)))
     assert isinstance(step, Mirror)
-    return step.dest.rows**2 * (1.0 if step.in_place else 1.5 if step.fill == "full" else 1.0)
+    return float(step.dest.rows**2)
 
 
 @clear_on_registration

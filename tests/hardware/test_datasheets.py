@@ -78,7 +78,7 @@ def test_bytes_are_multiplied_twice_as_fast_as_float16_or_faster_on_cards_that_h
 
 
 def test_the_cards_of_the_papers_have_the_facts_that_the_papers_state() -> None:
-    """Li et al., section 2: 622 Gflop/s by multiply-adds alone, and 1.03 Tflop/s; Sforza, section 4: 4 GB."""
+    """Li et al., section 2: 622 Gflop/s by multiply-adds alone, and 1.03 Tflop/s; Sforza, section 3: 4 GB."""
     c1060, c2050, gtx = map(datasheet_of, ("C1060", "C2050", "GTX 1050"))
     assert c1060.fp32_tflops == 0.622 and c1060.memory_gb == 4
     assert c1060.fp32_peak == pytest.approx(240 * 2 * 1296e6)  # 240 cores, two flops each

@@ -14,7 +14,7 @@ from benchmarks.papers.command import NAMES, main
 from benchmarks.papers.experiment import Experiment, Results, planned_parts, read_results, write_results
 from benchmarks.papers.figure import Figure, draw_figure, figure_table, quantity
 from benchmarks.papers.figures import EXPERIMENTS, FIGURES
-from fmm.perfmodel.papers.inventory import ENTRIES, Entry, inventory, named_in
+from fmm.perfmodel.papers.inventory import ENTRIES, SourceEntry, inventory, table_names
 from fmm.tuner.commands.paper import TABLES
 from tests.support import ROOT
 from tests.support.laboratory import measured_small, samples_of
@@ -28,7 +28,7 @@ CASES = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in LONG)]
 
 
 def test_every_table_and_figure_is_in_the_list_and_the_list_names_no_other() -> None:
-    assert named_in() == set(NAMES)
+    assert table_names() == set(NAMES)
 
 
 def test_measured_is_what_can_be_measured() -> None:
@@ -43,7 +43,7 @@ def test_measured_is_what_can_be_measured() -> None:
 
 
 @pytest.mark.parametrize("entry", [x for x in ENTRIES if x.done == "measured"], ids=lambda x: f"{x.source} {x.figure}")
-def test_the_list_says_on_which_devices_a_figure_was_measured(entry: Entry) -> None:
+def test_the_list_says_on_which_devices_a_figure_was_measured(entry: SourceEntry) -> None:
     """All parts of its experiments, or some of them, as the files have it."""
     said = []
     for name, folder, on_host in (("CPU", "cpu-*", True), ("H200", "nvidia-h200", False)):
