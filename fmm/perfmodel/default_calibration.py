@@ -111,15 +111,15 @@ STREAM_SHARE = 0.75  # of the bandwidth
 MARGIN = 0.03  # the margin for a device of which nothing was measured
 LEAST_SIDE = 512.0
 LAUNCH_SECONDS = 4e-6
-# Host seconds of a recurring call of torch or CuPy, on the hosts of three H200s: 13 to 23 us where the vendor
-# multiplies, 43 to 60 us where another leaf does. By a plan with levels: 60 to 74 us in the first few calls, whose
-# launches are made one by one; then a graph is replayed, in 17 to 31 us with all operands in place and in 35 to 60 us
-# with operands at other addresses (table `host` of results/nvidia-h200/host.json). No tuning measures these numbers: on
-# a slower host, choices for products below 0.1 ms may be poorer.
+# Host seconds of a recurring call of torch or CuPy: of the vendor's product, of a plan with levels, of another leaf.
+# (Hosts of three H200s: the vendor 13 to 23 us, another leaf 43 to 60 us. A plan with levels 60 to 74 us in the first
+# few calls, which launch one kernel after the other. Later calls replay a graph: 17 to 31 us with all operands at their
+# old addresses, 35 to 60 us with operands at other addresses; table `host` of results/nvidia-h200/host.json.) No tuning
+# measures these numbers: on a slower host, choices for products below 0.1 ms may be poorer.
 CALL_OF_LIBRARY, CALL, CALL_OF_LEAF = 18e-6, 40e-6, 40e-6
-# A recurring call of fmm.gram there: 17 to 30 us where the leaf `small` multiplies 64 or 256 rows; 66 to 78 us by
-# cuBLAS's syrk, with the device at work for 42 us (results/nvidia-h200/host-transposed.json, 1024 rows of float64, the
-# lower triangle).
+# Host seconds of a recurring call of fmm.gram by the leaf `small`. (The hosts of the three H200s: 17 to 30 us with 64
+# or 256 rows. By cuBLAS's syrk 66 to 78 us, of which the device works 42 us; 1024 rows of float64, the lower triangle,
+# results/nvidia-h200/host-transposed.json.)
 CALL_OF_SMALL = 25e-6
 OVERLAP_SHARE = 0.25  # measured on an H200: an overlapped outer level saves 1 to 5 % of the time
 # Factors on the time of products with unaligned rows, and of TF32's products in a batch (measured on an H200).
@@ -232,7 +232,7 @@ def _peak_flops(gpu: Datasheet, dtype: str) -> float:
     return (tflops.get(dtype) or 0.0) * 1e12
 
 
-# ---- GPUs: leaves with rates of their own, which follow from the vendor's rates and the streaming rate (H200)
+# ---- GPUs: leaves with rates of their own, computed from the vendor's rates and the rate of sums (constants: H200)
 
 # Least compute capability for the leaf that splits a float32 number into two float16 numbers, which the vendor
 # multiplies.
@@ -263,6 +263,8 @@ MODULI_INNER_DIMENSION = 8192  # the inner dimension for which the number of mod
 # each byte by which a number is shorter than float64: numbers of A and B are read two or three times, numbers of C are
 # written once.
 SPLIT_BYTES, JOIN_BYTES = (28.0, 28.0, 59.0), (33.0, 45.0, 162.0)
+# The reduction of these bytes for each byte by which a number is shorter than 8: numbers of A and B are read two or
+# three times, numbers of C are written once.
 SPLIT_LESS, JOIN_LESS = 2.5, 1.0
 # Additional seconds of a product that do not grow with its sides, by the number of inner levels. (Measured with 14
 # moduli; the value for two levels is a guess.) A level halves the inner dimension of its products, and int8 products
@@ -295,14 +297,14 @@ def _own_leaf_rates(gpu: Datasheet, rates: Mapping[str, Rate], stream: float) ->
 
 
 def _small_rate(gpu: Datasheet, seconds: float) -> Rate:
-    """Return the rate of the leaf `small`: tiles on and below the diagonal, one thread block each, all SMs at once."""
+    """Return the rate of the leaf `small`, which computes each tile on and below the diagonal by one thread block."""
     at_once = 2 * SMALL_BLOCKS_PER_SM * gpu.sms  # tiles on both sides of the diagonal; half of them are computed
     flops = at_once * SMALL_TILE**3 / seconds
     return Rate(flops, 0.0, 0.0, tile=SMALL_TILE, slots=at_once, half_by_tiles=0.5)
 
 
 def _three_products(float16: Rate, stream: float) -> Rate:
-    """Return the rate of float32 by three float16 products, each as fast as the vendor's.
+    """Return the rate of float32 by three float16 products, each as fast as the vendor's product.
 
     Before the products every number is read twice and written once; this time grows with the operands and not with the
     product.
@@ -333,9 +335,9 @@ def planes_by_vendor(float16: Rate, stream: float) -> Rate:
 
 
 def _residue_rates(float16: Rate, stream: float) -> Iterator[tuple[str, Rate]]:
-    """Yield the rate of every whole level of residues under its name in a calibration.
+    """Yield the name in a calibration and the rate of every leaf that runs a whole level of residues.
 
-    Integers are multiplied modulo the number of moduli that long products of their type need.
+    Integers have as many moduli as products of their type with a long inner dimension need.
     """
     for row in plan_leaves():
         if (found := residue_leaves().get(row.name)) is not None:

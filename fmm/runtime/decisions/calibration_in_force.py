@@ -112,12 +112,14 @@ def _scale_to_tuned_vendor(own: Rate, dtype: str, tuned: Calibration, guess: Cal
 def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
     """Return the calibration of a device that is not tuned.
 
-    If the guess proposes a plan and the device can be probed, the probe's rates replace the guess. A process probes
-    once.
+    If the guess proposes a plan and the device can be probed, the probe's rates replace the guess, and decide all
+    later products of the process.
     """
     guess = device.guess
     if guess is not None and not device.threads:
         return untuned_gpu_calibration(guess, problem.dtype)
+    if device.measured is not None and (measured := device.measured(problem.dtype)) is not None:
+        return measured
     if guess is None or device.probe is None or choose(without_layouts(problem), guess, limits).best.plan == VENDOR:
         return guess
     return device.probe(problem.dtype)
@@ -161,6 +163,8 @@ def integer_calibration(problem: Problem, limits: Limits, device: Device) -> tup
     tuned = tuning_in_force("float64", device)
     if tuned is not None and tuned.trusted is not None:
         return with_integer_rates(tuned.trusted), True
+    if device.measured is not None and (measured := device.measured("float64")) is not None:
+        return with_integer_rates(measured), False
     guess = with_integer_rates(guess)
     if device.probe is None or not choose(without_layouts(problem), guess, limits).best.plan.levels:
         return guess, False

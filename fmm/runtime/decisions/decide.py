@@ -271,10 +271,10 @@ def decide_by_model(
         return Decision(VENDOR, problem, f"the vendor answers: {identity.name} has no rate for {problem.dtype}")
     choice = choose(ranking_problem(problem, calibration.batches), calibration, limits)
     source = "calibrated model" if is_tuned else MODEL_SOURCES.get(calibration.source, "datasheet model")
-    on_cpu = not calibration.batches
-    return Decision(
-        choice.best.plan, problem, choice.reason, choice.candidates, source, on_cpu=on_cpu, calibration=calibration
-    )
+    plan, reason, on_cpu = choice.best.plan, choice.reason, not calibration.batches
+    if calibration.source == BUILT_IN_SOURCE and plan == VENDOR and any(c.wins for c in choice.candidates):
+        reason = f"{reason}; within wider limits this processor would be measured before it is chosen"
+    return Decision(plan, problem, reason, choice.candidates, source, on_cpu=on_cpu, calibration=calibration)
 
 
 def _decide_by_equation_2(problem: Problem, limits: Limits, device: Device) -> Decision:
