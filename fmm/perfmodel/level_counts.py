@@ -172,7 +172,7 @@ Digits = tuple[tuple[int, int], ...]  # pairs (power of DIGIT_BASE, coefficient)
 
 
 def _side_powers(cut: Cut, shape: Shape) -> tuple[int, ...] | None:
-    """Return the power of DIGIT_BASE of each side; None with padding or empty blocks, where the polynomials are invalid.
+    """Return the power of DIGIT_BASE of each side; None with padding or empty blocks, which have no polynomials.
 
     Where the steps depend on which blocks are larger, the sides keep their order of size.
     """

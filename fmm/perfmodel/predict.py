@@ -408,7 +408,7 @@ def plane_slowdown(rate: Rate, m: float, k: float, n: float, together: float, un
 
 
 def _triangle_terms(work: Work, rate: Rate, dtype: DType, calibration: Calibration, lanes: int) -> Iterator[LeafTerm]:
-    """Yield the leaf products of which one triangle is computed; their slowdown has the triangle's share as a factor."""
+    """Yield the leaf products of which one triangle is computed; a factor of their slowdown is the triangle's share."""
     for x in work.triangles:
         m, k = x.rows, x.k
         if m and k:
