@@ -2,8 +2,8 @@
 
 Python runs signal handlers in the main thread, between two steps of its code. So an exception of a handler (Ctrl-C) can
 leave any Python code at any point: a `finally` block, a loop that waits, or a lock just acquired. Work that must not
-stop halfway runs on a worker thread. The caller hands the task over and waits for its end in one call of C, in which
-no handler runs. For the caller the task has not started or is done, like NumPy's own product.
+stop halfway runs on a worker thread. The caller hands the task over and waits for its end within a single call of a C
+function, during which no handler runs. As with NumPy's own product, an exception finds the task not started or done.
 
 The locks, queues and lists here are those that Python implements in C. A forked child has none of its parent's threads,
 and starts its own; `ForkSafeLock` is a lock that the child finds open.
@@ -75,7 +75,7 @@ class Worker:
 
     @staticmethod
     def acquire(idle: bool = False) -> Worker:
-        """Start a worker; with `idle`, it waits for any caller's jobs.
+        """Start a worker; with `idle`, any caller may give the worker jobs.
 
         `threading.Thread.start` would wait for ever for a thread that cannot start for want of memory.
         """
@@ -116,7 +116,7 @@ def _nothing() -> None:
 
 
 def try_claim(claim: list[bool]) -> bool:
-    """Return True for the first caller: the thread that runs a job, or the one that cancels it."""
+    """Return True to the first thread that claims a job, in order to run the job or to cancel it."""
     try:
         return claim.pop()
     except IndexError:
@@ -126,7 +126,7 @@ def try_claim(claim: list[bool]) -> bool:
 def retry_until_done(step: Callable[[], object]) -> None:
     """Repeat a step until it does not fail for want of memory.
 
-    On a worker thread nothing else keeps a lock from being opened or waited for.
+    On a worker thread only a lack of memory can keep a lock from being opened or waited for.
     """
     while True:
         try:
@@ -155,8 +155,8 @@ def _python_lock_functions() -> Any:
 class Gate:
     """A lock on which one thread waits for another without running signal handlers: shut at first, opened once.
 
-    `wait` and `open` are calls of C; a lock's own `acquire` would end with an exception of a signal handler. Gates are
-    reused. The gate of a call that an exception ended is not, and its few bytes are never freed.
+    `wait` and `open` are C functions. A Python lock's `acquire` would end with an exception of a signal handler. Gates
+    are reused, except the gate of a task that an exception interrupted; its few bytes are never freed.
     """
 
     def __init__(self) -> None:
@@ -185,10 +185,11 @@ _unused_gates: list[Gate] = []  # shut and unused
 
 
 def run_on_worker(work: Callable[[], Result], last: Sequence[Callable[[], object]] = ()) -> Result:
-    """Return work(), run on a worker thread: when a signal's exception leaves, it has not started or is done.
+    """Run `work` on a worker thread and return its result; an exception of a signal handler never interrupts `work`.
 
-    `last` is a list that the work may change. The calls that it holds at the end are made in the caller's thread before
-    any signal handler runs; each should be one call of C. NoThreadError if no thread can be started: nothing was done.
+    `last` is a list that `work` may change. When `work` has ended, the functions in `last` are called in the caller's
+    thread, before any signal handler runs; each should be a C function. NoThreadError if no thread can be started; then
+    nothing has been called.
     """
     if on_worker_thread():
         try:
@@ -204,7 +205,7 @@ def run_on_worker(work: Callable[[], Result], last: Sequence[Callable[[], object
 
 
 def run_uninterrupted(steps: Iterable[Callable[[], object]]) -> None:
-    """Run the steps in order within one call of C, if each is one: no signal handler runs in between."""
+    """Call the steps in order within a single call of a C function; if the steps are C functions, no handler runs."""
     deque(map(call, list(steps)), maxlen=0)
 
 
@@ -220,7 +221,7 @@ class Task(Generic[Result]):
         self.error: BaseException | None = None
 
     def __call__(self) -> None:
-        """Run on the worker thread, which is idle again, or about to end, before the caller continues."""
+        """Run the work on the worker thread; the worker becomes idle, or ends, before the caller continues."""
         try:
             if try_claim(self.claim):
                 self.run()
@@ -239,14 +240,15 @@ class Task(Generic[Result]):
             self.error = error
 
     def hand_over(self) -> bool:
-        """Give the task to an idle worker, wait for its end, and make the last calls, in one call of C.
+        """Give the task to an idle worker, wait for its end, and call the functions in `last`.
 
-        No signal handler runs in between. Return False if no worker is idle; then nothing has started.
+        All of this is a single call of a C function, during which no signal handler runs. Return False if no worker is
+        idle; then nothing has started.
         """
-        given = map(call, map(call, (_idle.pop,)), (self,))
-        waited = map(call, (self.gate.wait,))
+        hand_task_over = map(call, map(call, (_idle.pop,)), (self,))
+        wait_for_end = map(call, (self.gate.wait,))
         try:
-            deque(chain(given, waited, map(call, self.last)), maxlen=0)
+            deque(chain(hand_task_over, wait_for_end, map(call, self.last)), maxlen=0)
         except IndexError:
             if not self.claim:
                 raise
