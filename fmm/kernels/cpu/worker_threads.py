@@ -7,10 +7,14 @@ function, during which no handler runs. As with NumPy's own product, an exceptio
 
 The locks, queues and lists here are those that Python implements in C. A forked child has none of its parent's threads,
 and starts its own; `ForkSafeLock` is a lock that the child finds open.
+
+An exiting interpreter waits for no worker. OpenBLAS hangs at exit if a thread is inside a product then, so that
+`wait_for_tasks_at_exit` first waits for the tasks of daemon threads; Python itself waits for all other callers.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import threading
@@ -31,6 +35,8 @@ Job = Callable[[], object]  # raises nothing
 START_TIMEOUT_SECONDS = 1.0  # seconds to wait for a new thread to start
 RETRY_AFTER_SECONDS = 10.0  # seconds until another thread is tried after one that did not start
 MAX_IDLE_WORKERS = max(os.cpu_count() or 1, 2)  # further workers end after their job
+MAX_EXIT_WAIT_SECONDS = 60.0  # seconds for which an exiting interpreter waits for running tasks
+EXIT_CHECK_SECONDS = 0.002  # seconds between two looks at the running tasks
 MEMORY_PAUSE_SECONDS = 0.001  # seconds between attempts for which there is no memory
 
 
@@ -216,6 +222,7 @@ class Task(Generic[Result]):
         self.work: Callable[[], Result] | None = work
         self.last = last
         self.gate, self.claim, self.ended = Gate.acquire(), [True], False
+        self.caller = threading.get_ident()
         self.processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
         self.result: Any = None
         self.error: BaseException | None = None
@@ -234,10 +241,16 @@ class Task(Generic[Result]):
         work, self.work = self.work, None
         try:
             assert work is not None
+            _running.append(self)
+            if self.caller in _threads_left_at_exit:
+                _block_forever(self)
             _set_processors(self.processors)
             self.result = work()
         except BaseException as error:
             self.error = error
+        finally:
+            with suppress(ValueError):  # not in the list: there was no memory to append it
+                _running.remove(self)
 
     def hand_over(self) -> bool:
         """Give the task to an idle worker, wait for its end, and call the functions in `last`.
@@ -311,3 +324,31 @@ class ForkSafeLock:
 
 
 _idle_lock = ForkSafeLock()  # acquired by worker threads only, which count idle workers before they join them
+
+
+# ---- the interpreter's exit
+
+_running: list[Task[Any]] = []  # tasks that workers run now
+_threads_left_at_exit: set[int] = set()  # identifiers of the daemon threads, once the interpreter is exiting
+after_fork_in_child(_running.clear)
+
+
+@atexit.register
+def wait_for_tasks_at_exit() -> None:
+    """Start no more tasks of daemon threads, and wait for those that run.
+
+    Without the wait, OpenBLAS's exit function would wait for a thread that has missed its signal to end. Python has
+    waited for all but daemon threads. Functions that are called later during exit may still use the workers.
+    """
+    _threads_left_at_exit.update(x.ident for x in threading.enumerate() if x.daemon and x.ident is not None)
+    end = time.monotonic() + MAX_EXIT_WAIT_SECONDS
+    while _running and time.monotonic() < end:
+        time.sleep(EXIT_CHECK_SECONDS)
+
+
+def _block_forever(task: Task[Any]) -> None:
+    """Block this worker, and with it the daemon thread that waits for the task, until the process ends."""
+    _running.remove(task)
+    lock = allocate_lock()
+    while lock.acquire():
+        pass
