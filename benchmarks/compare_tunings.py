@@ -1,7 +1,7 @@
 """Compare two tunings of one device: `python -m benchmarks compare CONFIG CONFIG`.
 
-Over a grid of shapes, how many choices are equal, and by how much the others differ by either model, beside the noise;
-and whether both found the same thresholds.
+Printed are, over a grid of shapes, how many choices are equal, how much time the other choices lose by each model, and
+whether the two tunings found the same thresholds.
 """
 
 from __future__ import annotations
@@ -9,21 +9,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
+from math import inf
 from pathlib import Path
 from typing import Any
 
-from benchmarks.threshold_agreement import (
-    NEAR,
-    ComparedThreshold,
-    Table,
-    agreement_table,
-    compared_thresholds,
-    table_of,
-)
-from fmm.config.schema import ConfigError, Raw
+from fmm.config.schema import TAU_NAMES, ConfigError, Interval, Raw, Thresholds
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, default_error_growth
@@ -33,19 +26,24 @@ from fmm.problem import Problem, Shape
 from fmm.runtime.decisions.decide import decide_by_model, decide_by_tuning
 from fmm.tuner.commands.config_file import check_section, config_sections, group_by_device
 from fmm.tuner.findings.model_in_use import ModelInUse, model_in_use
-from fmm.tuner.findings.summary import share_text
+from fmm.tuner.findings.summary import interval_text, share_text, threshold_text
 from fmm.tuner.tune import output_path
 
-SIDES = (1000, 1536, 2048, 3001, 4096, 6000, 8192, 12288, 16384)
-LEAST = 0.95  # goal: share of equal choices
+SIDES = (1000, 1536, 2048, 3001, 4096, 6000, 8192, 12288, 16384)  # of the grid of shapes
+EQUAL_GOAL = 0.95  # goal: share of equal choices
+THRESHOLD_GOAL = 0.1  # largest relative difference of thresholds that agree
 SHOWN_DIFFERENCES = 10  # sizes with different choices that are printed
-ANY_MEMORY = 1 << 62  # bytes
+UNLIMITED = 1 << 62  # bytes of workspace
+THRESHOLD_NAMES = ("alpha", "pi", "n1", *TAU_NAMES)
 NOT_IN_BOTH = "not in both; `fmm-tune --refit --refit-part thresholds` makes those of a config of its trials"
+
+
+# Choices
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A size with different choices of two configs, and the loss by the other's plan that each model predicts."""
+    """A size with different choices of two configs, and the loss by the other plan that each model predicts."""
 
     size: Shape
     first: str
@@ -58,27 +56,27 @@ class Difference:
         return [loss for loss in (self.first_loss, self.second_loss) if loss is not None]
 
     @property
-    def apart(self) -> float:
-        """Return the relative extra time of the slower plan, by the model that predicts the larger one."""
+    def extra_time(self) -> float:
+        """The relative extra time of the slower plan, by the model that predicts more."""
         return max((max(loss, 1 / (1 + loss) - 1) for loss in self.losses), default=0.0)
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """The comparison of two sections: equal choices, and the largest predicted difference beside the noise."""
+    """The comparison of two sections: equal choices, the largest predicted difference, and the noise."""
 
     device: str
     dtype: str
     shapes: int
     equal: int
     worst: float
-    noise: float | None  # the larger of the two, None where neither measured it
+    noise: float | None  # the larger noise of the two; None if neither measured it
     thresholds: tuple[ComparedThreshold, ...] = ()  # none if one of the two has none
-    differences: tuple[Difference, ...] = ()  # those by which most is lost
+    differences: tuple[Difference, ...] = ()  # the differences with the largest losses
 
     @property
     def holds(self) -> bool:
-        return self.equal >= LEAST * self.shapes and self.worst <= (self.noise or 0.0)
+        return self.equal >= EQUAL_GOAL * self.shapes and self.worst <= (self.noise or 0.0)
 
     @property
     def thresholds_agree(self) -> bool:
@@ -86,27 +84,32 @@ class Agreement:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Return the fields of the JSON record."""
+        """The fields of the JSON record."""
         return {**asdict(self), "thresholds": [x.fields for x in self.thresholds]}
 
 
 def compared_choices(one: ModelInUse, two: ModelInUse, noise: float | None) -> Agreement:
-    """Return the comparison of the runtime's choices by both models, on products of all SIDES."""
+    """Compare the runtime's choices by two models, on products of all SIDES."""
     dtype = one.tuned.dtype
     problems = [Problem(m, k, n, dtype) for m, k, n in product(SIDES, repeat=3)]
-    others = [found for problem in problems if (found := _difference(one, two, problem)) is not None]
-    shapes, equal = len(problems), len(problems) - len(others)
-    worst = max((x.apart for x in others), default=0.0)
-    lost = sorted(others, key=lambda x: max(x.losses, default=0.0), reverse=True)
-    thresholds = compared_thresholds(one.tuned.thresholds, two.tuned.thresholds)
+    differences = [found for problem in problems if (found := _difference(one, two, problem)) is not None]
+    worst = max((x.extra_time for x in differences), default=0.0)
+    by_loss = sorted(differences, key=lambda x: max(x.losses, default=0.0), reverse=True)
     return Agreement(
-        one.tuned.identity.key, dtype, shapes, equal, worst, noise, thresholds, tuple(lost[:SHOWN_DIFFERENCES])
+        one.tuned.identity.key,
+        dtype,
+        len(problems),
+        len(problems) - len(differences),
+        worst,
+        noise,
+        compared_thresholds(one.tuned.thresholds, two.tuned.thresholds),
+        tuple(by_loss[:SHOWN_DIFFERENCES]),
     )
 
 
 def _difference(one: ModelInUse, two: ModelInUse, problem: Problem) -> Difference | None:
-    """Return the difference of the choices, or None."""
-    first, second = (_chosen(used, problem) for used in (one, two))
+    """Return the difference of the two choices; None if they are equal."""
+    first, second = (_chosen_plan(used, problem) for used in (one, two))
     if first == second:
         return None
     models = [used.calibration or used.tuned.calibration for used in (one, two)]
@@ -114,17 +117,17 @@ def _difference(one: ModelInUse, two: ModelInUse, problem: Problem) -> Differenc
     return Difference(problem.size, str(first), str(second), *losses)
 
 
-def _chosen(used: ModelInUse, problem: Problem) -> Plan:
+def _chosen_plan(used: ModelInUse, problem: Problem) -> Plan:
     calibration, tuned = used.calibration, used.tuned
-    limits = Limits(ANY_MEMORY, default_error_growth(calibration is not None and calibration.batches))
+    limits = Limits(UNLIMITED, default_error_growth(calibration is not None and calibration.batches))
     measured = decide_by_tuning(problem, limits, tuned, calibration, used.on_cpu)
     return (measured or decide_by_model(problem, limits, calibration, True, tuned.identity)).plan
 
 
 def _loss(calibration: Calibration | None, problem: Problem, own: Plan, other: Plan) -> float | None:
-    """Return the relative extra time of the other plan by this calibration.
+    """Return the relative extra time of the other plan by this calibration; None without a calibration.
 
-    A loss is negative where the own plan was measured, or the other does not gain the margin.
+    A loss is negative where the own plan was measured, or where the other plan gains less than the margin.
     """
     if calibration is None:
         return None
@@ -133,7 +136,80 @@ def _loss(calibration: Calibration | None, problem: Problem, own: Plan, other: P
     return times[1] / times[0] - 1
 
 
-# ---- the command
+# Thresholds
+
+
+@dataclass(frozen=True)
+class ComparedThreshold:
+    """One threshold of two tunings; None: the plan never pays."""
+
+    name: str
+    first: float | None
+    second: float | None
+    first_interval: Interval | None  # of 95 %; None if the tuning recorded none
+    second_interval: Interval | None
+
+    @property
+    def difference(self) -> float | None:
+        """The relative difference from the first value; None if the plan never pays by only one tuning."""
+        if self.first is None or self.second is None:
+            return 0.0 if self.first == self.second else None
+        return self.second / self.first - 1
+
+    @property
+    def is_near(self) -> bool:
+        return self.difference is not None and abs(self.difference) <= THRESHOLD_GOAL
+
+    @property
+    def overlaps(self) -> bool:
+        """True if both intervals overlap. ("Never" is larger than all sides.)"""
+        if self.first_interval is None or self.second_interval is None:
+            return False
+        ends = [[inf if x is None else x for x in ends] for ends in (self.first_interval, self.second_interval)]
+        return max(low for low, _ in ends) <= min(high for _, high in ends)
+
+    @property
+    def agrees(self) -> bool:
+        return self.is_near or self.overlaps
+
+    @property
+    def verdict(self) -> str:
+        if self.is_near:
+            return "agree"
+        return "agree: the intervals overlap" if self.overlaps else "differ"
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the JSON record."""
+        return {**asdict(self), "difference": self.difference, "agrees": self.agrees}
+
+
+def compared_thresholds(first: Thresholds | None, second: Thresholds | None) -> tuple[ComparedThreshold, ...]:
+    """Compare the thresholds of two sections; return nothing if a section has none.
+
+    Without a leaf that emulates, tau1 to tau3 are those without emulation, so tau1 to tau3 are compared with emulation
+    only if both tunings or neither had such a leaf.
+    """
+    if first is None or second is None:
+        return ()
+    has_emulation = [bool(x.without_emulation) for x in (first, second)]
+    names = [x for x in THRESHOLD_NAMES if x not in TAU_NAMES or has_emulation[0] == has_emulation[1]]
+    intervals = [[x.intervals.get(name) for x in (first, second)] for name in names]
+    with_emulation = [
+        ComparedThreshold(name, first.value(name), second.value(name), *ends)
+        for name, ends in zip(names, intervals, strict=True)
+    ]
+    return (*with_emulation, *(_without_emulation(name, first, second) for name in TAU_NAMES if any(has_emulation)))
+
+
+def _without_emulation(name: str, first: Thresholds, second: Thresholds) -> ComparedThreshold:
+    """Compare a threshold without emulation; only a tuning without emulating leaves records its interval."""
+    values = [x.without_emulation.get(name) if x.without_emulation else x.value(name) for x in (first, second)]
+    intervals = [None if x.without_emulation else x.intervals.get(name) for x in (first, second)]
+    return ComparedThreshold(f"{name} without emulation", values[0], values[1], intervals[0], intervals[1])
+
+
+# The command
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -150,16 +226,17 @@ def main(arguments: Sequence[str]) -> int:
     if not found:
         print("benchmarks compare: the configs have no device and type in common", file=sys.stderr)
         return 1
-    alike, agree = all(a.holds for a in found), all(a.thresholds_agree for a in found)
+    choices_agree, thresholds_agree = all(a.holds for a in found), all(a.thresholds_agree for a in found)
     if options.json:
         print(json.dumps([a.fields for a in found]))
     else:
-        print("\n".join([*(line for a in found for line in _lines(a)), *_verdicts(found, alike, agree)]))
-    return int(not (alike and agree))
+        verdicts = _verdicts(found, choices_agree, thresholds_agree)
+        print("\n".join([*(line for a in found for line in _agreement_lines(a)), *verdicts]))
+    return int(not (choices_agree and thresholds_agree))
 
 
 def _agreements(one: Path, two: Path) -> Iterator[Agreement]:
-    first, second = (_by_device(path) for path in (one, two))
+    first, second = (_checked_sections(path) for path in (one, two))
     for key, sections in first.items():
         others = second.get(key, {})
         for dtype in (x for x in sections if x in others):
@@ -168,44 +245,55 @@ def _agreements(one: Path, two: Path) -> Iterator[Agreement]:
             yield compared_choices(used[0], used[1], max(noises, default=None))
 
 
-def _by_device(path: Path) -> dict[str, dict[str, Raw]]:
-    """Return the sections of a config; ConfigError if one is damaged."""
+def _checked_sections(path: Path) -> dict[str, dict[str, Raw]]:
+    """Return the sections of a config by device and type; raise ConfigError if one is damaged."""
     sections = list(config_sections(path))
     for section in sections:
         check_section(*section)
     return group_by_device(sections)
 
 
-def _lines(a: Agreement) -> Iterator[str]:
+def _agreement_lines(a: Agreement) -> Iterator[str]:
     share = f"{a.equal} of {a.shapes} choices are equal ({a.equal / a.shapes:.1%})"
-    noise = share_text(a.noise)
-    yield f"{a.device}, {a.dtype}: {share}, the others up to {a.worst:.1%} apart; noise floor {noise}"
+    yield f"{a.device}, {a.dtype}: {share}, the others up to {a.worst:.1%} apart; noise floor {share_text(a.noise)}"
     if a.thresholds:
-        yield from (f"  {line}" for line in agreement_table(a.thresholds).lines)
+        head = ("threshold", "first", "second", "difference", "verdict")
+        yield from (f"  {line}" for line in aligned_lines([head, *map(_threshold_cells, a.thresholds)]))
     else:
         yield f"  thresholds: {NOT_IN_BOTH}"
     if a.differences:
         shown, others = len(a.differences), a.shapes - a.equal
         some = f", {shown} of {others} sizes" * (shown < others)
         yield f"  where they choose otherwise{some}, the largest loss first:"
-        yield from (f"  {line}" for line in differences_table(a.differences).lines)
+        head = ("size", "first chooses", "second chooses", "lost by the first's model", "by the second's")
+        yield from (f"  {line}" for line in aligned_lines([head, *map(_difference_cells, a.differences)]))
 
 
-def differences_table(differences: Sequence[Difference]) -> Table:
-    """Return a row for each size: both plans, and the loss by the other's plan that each model predicts."""
-    head = "size", "first chooses", "second chooses", "lost by the first's model", "by the second's"
-    return table_of(head, (_difference_row(x) for x in differences))
+def aligned_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield rows of cells, aligned by spaces."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def _difference_row(x: Difference) -> tuple[str, ...]:
+def _difference_cells(x: Difference) -> Sequence[str]:
     losses = ("no model" if loss is None else f"{loss:+.1%}" for loss in (x.first_loss, x.second_loss))
     return " x ".join(map(str, x.size)), x.first, x.second, *losses
 
 
-def _verdicts(found: Sequence[Agreement], alike: bool, agree: bool) -> Iterator[str]:
-    """Yield the goals and whether they are met; of thresholds only if any were compared."""
+def _threshold_cells(x: ComparedThreshold) -> Sequence[str]:
+    difference = "" if x.difference is None else f"{x.difference:+.1%}"
+    both = ((x.first, x.first_interval), (x.second, x.second_interval))
+    cells = (
+        " ".join(filter(None, (threshold_text(x.name, value), interval_text(x.name, ends)))) for value, ends in both
+    )
+    return x.name, *cells, difference, x.verdict
+
+
+def _verdicts(found: Iterable[Agreement], choices_agree: bool, thresholds_agree: bool) -> Iterator[str]:
+    """Yield the goals and whether they are met; the goal of thresholds only if any were compared."""
     if any(a.thresholds for a in found):
-        goal = f"the goal is each within {NEAR:.0%}, or with 95 % intervals that overlap"
-        yield f"their thresholds {'' if agree else 'do not '}agree: {goal}"
-    goal = f"the goal is at least {LEAST:.0%} equal choices, and the others within the noise"
-    yield f"they {'' if alike else 'do not '}choose alike: {goal}"
+        goal = f"the goal is each within {THRESHOLD_GOAL:.0%}, or with 95 % intervals that overlap"
+        yield f"their thresholds {'' if thresholds_agree else 'do not '}agree: {goal}"
+    goal = f"the goal is at least {EQUAL_GOAL:.0%} equal choices, and the others within the noise"
+    yield f"they {'' if choices_agree else 'do not '}choose alike: {goal}"

@@ -1,28 +1,25 @@
-"""What fmm gains on this CPU, and that it costs nothing elsewhere: `python -m benchmarks cpu [--quick] [--suite
-NAME]`.
+"""Products on this CPU against NumPy's: `python -m benchmarks cpu [--quick] [--suite NAME]`.
 
-Suites: large products, random products, small calls, memory, errors, the check for overflow. Each row of a suite holds
-plain numbers and raw samples; with --output (default: results/) a suite becomes results/<device>/<suite>.json.
+Suites: large products, random shapes, small calls, the memory of plans, errors, and the check for overflow. Each suite
+writes results/<device>/<suite>.json. Run it on an idle machine.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from itertools import product
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import fmm
-from benchmarks.harness import write_result
+from benchmarks.harness import Call, Row, benchmark_parser, machine_of, run_cases
 from fmm.kernels.cpu.host_arrays import Array
 from fmm.kernels.cpu.thread_pool import Threads, blas_threads
 from fmm.kernels.plans.plan import VENDOR, Plan
@@ -30,17 +27,18 @@ from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.candidates import compared_plans
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.runtime.overflow import may_overflow
-from fmm.tuner.trials.environment import device_folder, environment_record, typed_command
 from fmm.tuner.trials.paired import PairedRoundLimits, paired_rounds
 
-Row = dict[str, Any]
 Size = tuple[int, int, int]
 TYPES = ("float64", "float32")
+SMALL_SIDES = (8, 64)
+SMALL_CALL_ROUNDS = PairedRoundLimits(31, 101, 2.0)
+EXACT_ROWS = 16  # rows of a product that are computed in longer precision
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured: the large sizes, how many random shapes, and the rounds of each."""
+    """The large sizes, the number of random shapes, the rounds of each product, and the side of the errors."""
 
     large: tuple[Size, ...]
     shapes: int
@@ -52,7 +50,6 @@ EFFORTS = {
     "quick": Effort(((2048,) * 3, (4096,) * 3), 12, PairedRoundLimits(3, 9, 3.0), 2048),
     "full": Effort(((4096,) * 3, (8192,) * 3, (5000, 7000, 6000)), 60, PairedRoundLimits(5, 15, 14.0), 4096),
 }
-
 DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, tuple[int, int]], Array]] = {
     "uniform [0,1]": lambda rng, shape: rng.random(shape),
     "uniform [-1,1]": lambda rng, shape: rng.uniform(-1, 1, shape),
@@ -60,21 +57,31 @@ DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, tuple[int, int]], Array]
 }
 
 
-def speed(effort: Effort) -> Iterator[Row]:
-    """Large products of random normal numbers, against numpy.matmul."""
-    for dtype in TYPES:
-        for size in effort.large:
-            yield _row(size, dtype, effort.rounds)
+class Case(NamedTuple):
+    """A product of one type; `rounds` limits its timing, `data` names the distribution of its numbers."""
+
+    size: Size
+    dtype: str
+    rounds: PairedRoundLimits | None = None
+    data: str = "normal"
 
 
-def never_slower(effort: Effort) -> Iterator[Row]:
-    """Random shapes with sides from 1 to 6000 and aspect ratios up to 50."""
-    for index, size in enumerate(random_shapes(effort.shapes)):
-        yield _row(size, TYPES[index % 2], PairedRoundLimits(7, 41, effort.rounds.seconds / 6))
+# Cases
+
+
+def large_cases(effort: Effort) -> list[Case]:
+    """Return every type and large size."""
+    return [Case(size, dtype, effort.rounds) for dtype, size in product(TYPES, effort.large)]
+
+
+def random_cases(effort: Effort) -> list[Case]:
+    """Return random shapes, the types in turn."""
+    rounds = PairedRoundLimits(7, 41, effort.rounds.seconds / 6)
+    return [Case(size, TYPES[i % 2], rounds) for i, size in enumerate(random_shapes(effort.shapes))]
 
 
 def random_shapes(count: int, largest: int = 6000, aspect: float = 50, seed: int = 7) -> list[Size]:
-    """Uniform sides; the aspect ratio is kept by redrawing. (Tiny products are the suite of small calls.)"""
+    """Return shapes with sides uniform from 1 to `largest`, without those of a larger aspect ratio."""
     rng = random.Random(seed)
     shapes: list[Size] = []
     while len(shapes) < count:
@@ -84,153 +91,164 @@ def random_shapes(count: int, largest: int = 6000, aspect: float = 50, seed: int
     return shapes
 
 
-def small_calls(effort: Effort) -> Iterator[Row]:
-    """What a call costs beyond numpy.matmul's own where nothing can be gained."""
-    for side in (8, 64):
-        x = np.random.default_rng(0).standard_normal((side, side))
-        result = paired_rounds(
-            partial(np.matmul, x, x.copy()), partial(fmm.matmul, x, x.copy()), PairedRoundLimits(31, 101, 2.0)
-        )
-        extra = median(c - v for v, c in zip(result.vendor, result.candidate, strict=True))
-        yield {"side": side, "extra_microseconds": extra * 1e6, **result.as_dict()}
+def small_cases(effort: Effort) -> list[Case]:
+    """Return the small squares of float64."""
+    return [Case((side,) * 3, "float64", SMALL_CALL_ROUNDS) for side in SMALL_SIDES]
 
 
-def memory(effort: Effort) -> Iterator[Row]:
-    """Peak extra memory as Python's allocator hooks see it, against what the plan said."""
-    for dtype in TYPES:
-        for size in effort.large:
-            a, b, c = _operands(size, dtype)
-            plan = fast_plan(fmm.explain(a, b, out=c))
-            fmm.release_workspace()
-            tracemalloc.start()
-            fmm.matmul(a, b, out=c, plan=plan)
-            peak = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
-            said = workspace(plan, *size, a.itemsize)
-            yield {"size": size, "dtype": dtype, "said_bytes": said, "peak_bytes": peak, "ratio": peak / max(said, 1)}
+def error_cases(effort: Effort) -> list[Case]:
+    """Return a square of every type and distribution."""
+    return [Case((effort.error_side,) * 3, dtype, data=data) for dtype, data in product(TYPES, DISTRIBUTIONS)]
 
 
-def errors(effort: Effort) -> Iterator[Row]:
-    """Max error over that of numpy.matmul, on rows computed in longer precision."""
-    side = effort.error_side
-    for dtype in TYPES:
-        for name, draw in DISTRIBUTIONS.items():
-            rng = np.random.default_rng(1)
-            a, b = (draw(rng, (side, side)).astype(dtype) for _ in range(2))
-            rows = np.linspace(0, side - 1, 16).astype(int)
-            exact = a[rows].astype(np.longdouble) @ b.astype(np.longdouble)
-            plan = fast_plan(fmm.explain(a, b))
-            results = fmm.matmul(a, b, plan=plan), np.matmul(a, b)
-            ours, theirs = (float(np.abs(c[rows] - exact).max()) for c in results)
-            yield {
-                "side": side,
-                "dtype": dtype,
-                "data": name,
-                "plan": str(plan),
-                "error": ours,
-                "vendor_error": theirs,
-                "ratio": ours / theirs,
-                "expected_growth": expected_error_growth(plan, dtype, in_pieces=True),
-            }
+# Measuring
 
 
-def guard(effort: Effort) -> Iterator[Row]:
-    """The share of a product's time that the check for overflow takes."""
-    for dtype in TYPES:
-        for size in effort.large:
-            a, b, c = _operands(size, dtype)
-            plan, threads = fast_plan(fmm.explain(a, b)), Threads(blas_threads())
-            whole = median(_timed(partial(fmm.matmul, a, b, out=c, plan=plan)) for _ in range(2))
-            check = median(_timed(partial(may_overflow, plan, a, b, threads)) for _ in range(9))
-            yield {
-                "size": size,
-                "dtype": dtype,
-                "check_seconds": check,
-                "product_seconds": whole,
-                "share": check / whole,
-            }
+def operands(size: Size, dtype: str) -> tuple[Array, Array, Array]:
+    """Return A, B and an empty C; the numbers are the same in every process."""
+    m, k, n = size
+    rng = np.random.default_rng([*size, np.dtype(dtype).itemsize])  # hash() would differ between processes
+    a, b = (rng.standard_normal(shape, dtype=np.dtype(dtype).type) for shape in ((m, k), (k, n)))
+    return a, b, np.empty((m, n), dtype)
+
+
+def measure_speed(case: Case) -> Row:
+    """Time a default call and numpy.matmul in paired rounds."""
+    assert case.rounds is not None
+    a, b, c = operands(case.size, case.dtype)
+    decision = fmm.explain(a, b, out=c)
+    result = paired_rounds(partial(np.matmul, a, b, out=c), partial(fmm.matmul, a, b, out=c), case.rounds)
+    return {
+        "size": case.size,
+        "dtype": case.dtype,
+        "plan": str(decision.plan),
+        "workspace": decision.workspace,
+        "vendor_gflops": 2e-9 * a.size * b.shape[1] / median(result.vendor),
+        **result.as_dict(),
+    }
+
+
+def measure_small_call(case: Case) -> Row:
+    """Measure the extra time of a call that fmm hands to NumPy."""
+    assert case.rounds is not None
+    side = case.size[0]
+    x = np.random.default_rng(0).standard_normal((side, side))
+    result = paired_rounds(partial(np.matmul, x, x.copy()), partial(fmm.matmul, x, x.copy()), case.rounds)
+    extra = median(own - vendor for vendor, own in zip(result.vendor, result.candidate, strict=True))
+    return {"side": side, "extra_microseconds": extra * 1e6, **result.as_dict()}
+
+
+def measure_memory(case: Case) -> Row:
+    """Compare the peak of a call's extra memory, as tracemalloc sees it, with the plan's predicted workspace."""
+    a, b, c = operands(case.size, case.dtype)
+    plan = fast_plan(fmm.explain(a, b, out=c))
+    fmm.release_workspace()
+    tracemalloc.start()
+    fmm.matmul(a, b, out=c, plan=plan)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    predicted = workspace(plan, *case.size, a.itemsize)
+    names = {"size": case.size, "dtype": case.dtype}
+    return {**names, "said_bytes": predicted, "peak_bytes": peak, "ratio": peak / max(predicted, 1)}
+
+
+def measure_error(case: Case) -> Row:
+    """Compare the largest errors of a plan and of NumPy on rows that are computed in longer precision."""
+    side, rng = case.size[0], np.random.default_rng(1)
+    a, b = (DISTRIBUTIONS[case.data](rng, (side, side)).astype(case.dtype) for _ in range(2))
+    rows = np.linspace(0, side - 1, EXACT_ROWS).astype(int)
+    exact = a[rows].astype(np.longdouble) @ b.astype(np.longdouble)
+    plan = fast_plan(fmm.explain(a, b))
+    results = fmm.matmul(a, b, plan=plan), np.matmul(a, b)
+    own, vendor = (float(np.abs(c[rows] - exact).max()) for c in results)
+    return {
+        "side": side,
+        "dtype": case.dtype,
+        "data": case.data,
+        "plan": str(plan),
+        "error": own,
+        "vendor_error": vendor,
+        "ratio": own / vendor,
+        "expected_growth": expected_error_growth(plan, case.dtype, in_pieces=True),
+    }
+
+
+def measure_overflow_check(case: Case) -> Row:
+    """Measure the time of the check for overflow as a share of a product's time."""
+    a, b, c = operands(case.size, case.dtype)
+    plan, threads = fast_plan(fmm.explain(a, b)), Threads(blas_threads())
+    whole = median(seconds_of(partial(fmm.matmul, a, b, out=c, plan=plan)) for _ in range(2))
+    check = median(seconds_of(partial(may_overflow, plan, a, b, threads)) for _ in range(9))
+    names = {"size": case.size, "dtype": case.dtype}
+    return {**names, "check_seconds": check, "product_seconds": whole, "share": check / whole}
 
 
 def fast_plan(decision: fmm.Decision) -> Plan:
-    """The chosen plan or, where that is the vendor's, the fastest other one: memory, errors and the check are measured
-    on every machine. A certified entry considers no others: then the first candidate."""
+    """Return the chosen plan, or the fastest other one if the vendor is chosen.
+
+    So memory, errors and the check are measured on every machine. A certified entry has no candidates: then the first
+    plan that is ever compared.
+    """
     plans = (decision.plan, *(candidate.plan for candidate in decision.candidates), *compared_plans(False))
     return next(plan for plan in plans if plan != VENDOR)
 
 
-def _timed(call: Callable[[], Any]) -> float:
+def seconds_of(call: Call) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
 
 
+# The command
+
+
+class Suite(NamedTuple):
+    """The cases of a suite, the measurement of one case, and the end of the line that a terminal shows."""
+
+    cases: Callable[[Effort], Iterable[Any]]
+    measure: Callable[[Any], Row]
+    verdict: Callable[[Row], str]
+
+
+def speed_text(row: Row) -> str:
+    return f"{row['speedup']:.3f} times numpy [{row['low']:.3f}, {row['high']:.3f}]  {row['plan']}"
+
+
 SUITES = {
-    "speed": speed,
-    "never_slower": never_slower,
-    "small_calls": small_calls,
-    "memory": memory,
-    "errors": errors,
-    "guard": guard,
+    "speed": Suite(large_cases, measure_speed, speed_text),
+    "never_slower": Suite(random_cases, measure_speed, speed_text),
+    "small_calls": Suite(
+        small_cases, measure_small_call, lambda row: f"{row['extra_microseconds']:+.2f} microseconds a call"
+    ),
+    "memory": Suite(
+        large_cases,
+        measure_memory,
+        lambda row: f"peak {row['peak_bytes'] / 2**20:.1f} MiB, {row['ratio']:.4f} of the predicted workspace",
+    ),
+    "errors": Suite(
+        error_cases,
+        measure_error,
+        lambda row: f"{row['ratio']:.2f} times numpy's error ({row['data']}; expected {row['expected_growth']:.1f})",
+    ),
+    "guard": Suite(
+        large_cases, measure_overflow_check, lambda row: f"the overflow check takes {row['share']:.2%} of the time"
+    ),
 }
-
-
-def _operands(size: Size, dtype: str) -> tuple[Array, Array, Array]:
-    m, k, n = size
-    rng = np.random.default_rng([*size, np.dtype(dtype).itemsize])  # not hash(): it differs between processes
-    a, b = (rng.standard_normal(shape, dtype=np.dtype(dtype).type) for shape in ((m, k), (k, n)))
-    return a, b, np.empty((m, n), dtype)
-
-
-def _row(size: Size, dtype: str, rounds: PairedRoundLimits) -> Row:
-    a, b, c = _operands(size, dtype)
-    decision = fmm.explain(a, b, out=c)
-    result = paired_rounds(partial(np.matmul, a, b, out=c), partial(fmm.matmul, a, b, out=c), rounds)
-    rate = 2e-9 * a.size * b.shape[1] / median(result.vendor)
-    return {
-        "size": size,
-        "dtype": dtype,
-        "plan": str(decision.plan),
-        "workspace": decision.workspace,
-        "vendor_gflops": rate,
-        **result.as_dict(),
-    }
-
-
-# ---- the command
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Run the suites, print a line for each row, and write each finished suite; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks cpu", description=__doc__)
-    add = parser.add_argument
-    add("--quick", action="store_true", help="two sizes, twelve shapes and few rounds")
-    add("--suite", action="append", choices=SUITES, help="only this suite (may be repeated)")
-    add("--output", type=Path, default=Path("results"), metavar="DIR", help="write below this folder (results)")
-    add("--json", action="store_true", help="print the rows as JSON lines")
-    options = parser.parse_args(arguments)
-    where = environment_record(typed_command())
-    if not options.json:
-        print(f"{where['processor']}, {where['blas_threads']} threads, numpy {where['numpy']}, {where['blas']}")
-    for name in options.suite or SUITES:
-        rows: list[Row] = []
-        for row in SUITES[name](EFFORTS["quick" if options.quick else "full"]):
-            rows.append(row)
-            print(json.dumps({"suite": name, **row}) if options.json else text_line(name, row), flush=True)
-        write_result(options.output / device_folder() / f"{name}.json", where, rows)
-    return 0
 
 
 def text_line(suite: str, row: Row) -> str:
     """Return the line that a terminal shows for a row."""
-    size = "x".join(map(str, row["size"])) if "size" in row else str(row.get("side"))
-    return f"{suite:13}{size:>16}  {row.get('dtype', ''):8} {VERDICTS[suite](row)}"
+    size = "x".join(map(str, row["size"])) if "size" in row else str(row["side"])
+    return f"{suite:13}{size:>16}  {row.get('dtype', ''):8} {SUITES[suite].verdict(row)}"
 
 
-VERDICTS: dict[str, Callable[[Row], str]] = {
-    "speed": lambda r: f"{r['speedup']:.3f} times numpy [{r['low']:.3f}, {r['high']:.3f}]  {r['plan']}",
-    "never_slower": lambda r: f"{r['speedup']:.3f} times numpy [{r['low']:.3f}, {r['high']:.3f}]  {r['plan']}",
-    "small_calls": lambda r: f"{r['extra_microseconds']:+.2f} microseconds a call",
-    "memory": lambda r: f"peak {r['peak_bytes'] / 2**20:.1f} MiB, {r['ratio']:.4f} of the predicted workspace",
-    "errors": lambda r: f"{r['ratio']:.2f} times numpy's error ({r['data']}; expected {r['expected_growth']:.1f})",
-    "guard": lambda r: f"the overflow check takes {r['share']:.2%} of the time",
-}
+def main(arguments: Sequence[str]) -> int:
+    """Run the suites; return the exit code."""
+    parser = benchmark_parser("cpu", __doc__, quick="two sizes, twelve shapes and few rounds")
+    parser.add_argument("--suite", action="append", choices=SUITES, help="only this suite (may be repeated)")
+    options = parser.parse_args(arguments)
+    machine, effort = machine_of("cpu"), EFFORTS["quick" if options.quick else "full"]
+    for name in options.suite or SUITES:
+        suite = SUITES[name]
+        run_cases(options, machine, f"{name}.json", suite.cases(effort), suite.measure, partial(text_line, name))
+    return 0

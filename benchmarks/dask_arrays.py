@@ -1,15 +1,15 @@
 """Dask's arrays on two local workers: `python -m benchmarks dask_arrays [--sides 16384]`.
 
-`x @ y` of plain Dask and `fmm.dask.matmul(x, y)` in turn, on workers with one thread each; operands and results stay
-on the workers. Chunks are a quarter of the side. Samples go to results/<device>/dask.json.
+`x @ y` of plain Dask and `fmm.dask.matmul(x, y)` run in turn, on workers with one thread each. Operands and results
+stay on the workers. Chunks are a quarter of the side. Samples go to results/<device>/dask.json.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import dask.array as da
@@ -17,8 +17,7 @@ import numpy as np
 from distributed import Client, LocalCluster, wait
 
 import fmm.dask
-from benchmarks.harness import RESULTS, Row, benchmark_parser, cases_in_time, paired_speedup, write_result
-from fmm.tuner.trials.environment import device_folder, environment_record, typed_command
+from benchmarks.harness import Row, benchmark_parser, machine_of, paired_speedup, run_cases, shuffled_rounds
 
 GRID = 4  # chunks along a side
 
@@ -29,21 +28,21 @@ def measured(side: int, dtype: str, rounds: int, until: float) -> Row:
     chunk = side // GRID
     x, y = (rng.standard_normal((side, side), chunks=chunk).astype(dtype).persist() for _ in range(2))
     wait([x, y])
-    calls = {"dask": lambda: x @ y, "fmm": lambda: fmm.dask.matmul(x, y)}
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    products = {"dask": lambda: x @ y, "fmm": lambda: fmm.dask.matmul(x, y)}
     corner: dict[str, Any] = {}
-    for number in range(rounds):
-        if number and time.monotonic() > until:
-            break
-        for name in list(calls) if number % 2 == 0 else list(calls)[::-1]:
-            began = time.perf_counter()
-            product = calls[name]().persist()
-            wait(product)
-            seconds[name].append(time.perf_counter() - began)
-            corner[name] = product[:64, :64].compute()
-            del product
+
+    def product_seconds(name: str, repeats: int) -> float:
+        began = time.perf_counter()
+        product = products[name]().persist()
+        wait(product)
+        taken = time.perf_counter() - began
+        corner[name] = product[:64, :64].compute()
+        return taken
+
+    names = {name: name for name in products}
+    seconds = shuffled_rounds(names, rounds, product_seconds, seconds=until - time.monotonic())
     difference = np.linalg.norm(corner["fmm"] - corner["dask"]) / np.linalg.norm(corner["dask"])
-    tasks = Counter(task[0].__name__ for task in dict(calls["fmm"]().dask).values() if isinstance(task, tuple))
+    tasks = Counter(task[0].__name__ for task in dict(products["fmm"]().dask).values() if isinstance(task, tuple))
     row = {"side": side, "dtype": dtype, "chunk": chunk, "tasks": dict(tasks)}
     return {**row, "seconds": seconds, "apart": float(difference)}
 
@@ -65,19 +64,13 @@ def main(arguments: Sequence[str]) -> int:
     add("--rounds", type=int, default=3)
     add("--workers", type=int, default=2)
     options = parser.parse_args(arguments)
-    until, rows = time.monotonic() + options.time_limit, list[Row]()
-    path = (options.output or RESULTS / device_folder()) / "dask.json"
+    until = time.monotonic() + options.time_limit
+    measure = partial(measured, dtype=options.dtype, rounds=options.rounds, until=until)
     with (
         LocalCluster(options.workers, threads_per_worker=1, memory_limit=0, dashboard_address=None) as cluster,
         Client(cluster),
     ):
         measured(GRID * 64, options.dtype, 1, until)  # the workers load their modules
-        for side in cases_in_time(map(int, options.sides.split(",")), options.time_limit):
-            rows.append(measured(side, options.dtype, options.rounds, until))
-            write_result(path, environment_record(typed_command()), rows, key="runs")
-            print(text_line(rows[-1]), flush=True)
+        sides = map(int, options.sides.split(","))
+        run_cases(options, machine_of("cpu"), "dask.json", sides, measure, text_line, key="runs")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -49,8 +49,8 @@ def force(text: str) -> None:
         (dispatch, "SMALL_BYTES", 0),
         (early_declines, "FEW_NUMBERS", 0),
         (numpy_loops, "FIRST_PRODUCT_WORK", 0),
-        (gram, "SMALL_SIDE", 0),
-        (gram, "LONG_SIDE", 0),
+        (gram, "SMALL_ROWS", 0),
+        (gram, "LONG_ROWS", 0),
         (cupy_functions, "is_small_on_device", never),
     ]
     if "torch" in sys.modules:

@@ -162,7 +162,7 @@ def measured(case: Case) -> list[Row]:
             row.failure = row.failure or failure_text(failure)
     finally:
         a = b = c = None
-        machine.forget()
+        machine.free_memory()
     return rows
 
 

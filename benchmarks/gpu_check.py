@@ -5,7 +5,7 @@ beside each other: every test marked gpu, a minute of interrupts, threads and fa
 integers, a few launches under compute-sanitizer where it is on PATH, and the tests of torch and CuPy where
 FMM_TORCH_TESTS and FMM_CUPY_TESTS name checkouts. Then, one after the other: benchmarks, and the missing figures of
 the papers. Where there are several devices, their tests and benchmark too (with `--gpus N` those alone, on N devices,
-into results/<device>-xN/). All other arguments go to benchmarks.gpu.
+into results/<device>-xN/).
 
 The outcome of each step is written to results/<device>/checks.json, beside the environment and the commit (the
 variable FMM_COMMIT names it in a copy of the tree). The same command again runs the steps that this code has not run
@@ -161,8 +161,8 @@ def chosen_steps(planned: Sequence[Step], names: Sequence[str], anew: bool, chec
     return [step for step in planned if anew or checks.ended(step.name) is None]
 
 
-def parsed_options(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Return the options of the check, and the arguments that go to benchmarks.gpu."""
+def parsed_options(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the options of the check."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--steps", default="", help="names, separated by commas; these run whether done or not (default: all)")
@@ -171,20 +171,20 @@ def parsed_options(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[s
     add("--gpus", type=int, default=0, help="the steps that need several devices alone, on N devices", metavar="N")
     add("--list", action="store_true", help="list the steps to run, and the outcomes so far")
     add("--copy-to", type=Path, metavar="DIR", help="copy what steps write to this folder, after each step")
-    return parser.parse_known_args(arguments)
+    return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the steps that are to run; return the exit status."""
     from benchmarks.harness import gpu_count, gpu_environment, gpu_folder
 
-    options, others = parsed_options(arguments)
+    options = parsed_options(arguments)
     os.environ.update(with_cache(os.environ))
     folder, count = gpu_folder(), options.gpus or gpu_count()
     code = code_digest()
     places = Places(folder, NOTES / code)
     several = places._replace(results=folder.with_name(f"{folder.name}-x{count}"))
-    all_steps = [*steps(others, shutil.which(SANITIZER), places, side_by_side()), *several_steps(count, several)]
+    all_steps = [*steps(shutil.which(SANITIZER), places, side_by_side()), *several_steps(count, several)]
     planned = list(several_steps(count, several)) if options.gpus else all_steps
     names = [name.strip() for name in options.steps.split(",") if name.strip()]
     if unknown := set(names) - {step.name for step in planned}:

@@ -1,14 +1,13 @@
-"""Complex products on a GPU: `python -m benchmarks gpu_complex [--quick] [--chosen] [--update]`.
+"""Complex products on a GPU: `python -m benchmarks gpu_complex [--quick] [--chosen]`.
 
-Whole calls of fmm.matmul, splitting and joining inside, against cupy.matmul: fmm's own choice, named plans (the level
-3m above plans of real numbers), the three real products alone, which bound the gain of 3m, and cuBLAS's own complex
-product by three real ones. With --update: fmm.gemm in place (beta 1) against cuBLAS's gemm. Samples, in milliseconds,
-go to results/<device>/complex.json or update.json.
+Whole calls of fmm.matmul, with splitting and joining inside the time, against cupy.matmul: fmm's own choice, named
+plans (the level 3m, then plans of real numbers), cuBLAS's own complex product by three real ones, and the three real
+products alone, which bound the gain of 3m. Samples, in milliseconds, go to results/<device>/complex.json.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,7 +26,7 @@ from benchmarks.harness import (
     quick_cases,
     run_cases,
 )
-from benchmarks.matrices import REAL, library_of, random_matrix, relative_error
+from benchmarks.matrices import REAL, random_matrix, relative_error
 
 ROUNDS, QUICK_ROUNDS = 11, 5
 SAMPLE = 10e-3  # seconds of a sample
@@ -56,16 +55,6 @@ CASES = (
     Case("complex128", 8192, (f"3m > {B3}", f"3m.overlapped > {B3}", f"3m > {OUTER}"), 1.75),
     Case("complex128", 12288, (f"3m.overlapped > {B3}", f"3m > {OUTER}", f"3m.sequential > {B3}"), 1.92),
 )
-UPDATES = (
-    *(Case(dtype, 8192, quick=dtype.startswith("float")) for dtype in ("float32", "float64", "bfloat16", "complex64")),
-    Case("float32", 2048),
-)
-
-
-def milliseconds(calls: Mapping[str, Call], rounds: int) -> dict[str, list[float]]:
-    """Return the samples of every call in shuffled rounds, in milliseconds."""
-    samples = paired_samples(calls, rounds, SAMPLE)
-    return {name: [1e3 * x for x in found] for name, found in samples.items()}
 
 
 def three_real_products(side: int, dtype: str) -> Call:
@@ -75,8 +64,8 @@ def three_real_products(side: int, dtype: str) -> Call:
     return lambda: [fmm.matmul(x, y, out) for _ in range(3)]
 
 
-def measured_product(case: Case, rounds: int, chosen_only: bool) -> Row:
-    """Measure fmm's choice with and without emulation and, unless `chosen_only`, the case's plans beside it."""
+def measured(case: Case, rounds: int, chosen_only: bool) -> Row:
+    """Measure fmm's choice with and without emulation and, unless `chosen_only`, the case's plans."""
     a, b = (random_matrix("cupy", (case.side, case.side), case.dtype, seed=seed) for seed in (1, 2))
     plans = () if chosen_only else (*case.plans, "vendor3m")
     calls: dict[str, Callable[[], Any]] = {"vendor": partial(cupy.matmul, a, b), "fmm": partial(fmm.matmul, a, b)}
@@ -87,57 +76,38 @@ def measured_product(case: Case, rounds: int, chosen_only: bool) -> Row:
     errors = {name: relative_error(a, b, call()) for name, call in calls.items()}
     if not chosen_only:
         calls["three real products"] = three_real_products(case.side, case.dtype)
-    names = {"kind": "product", "chosen_without_emulation": without_emulation, **case._asdict()}
-    return finished_row(names, fmm.explain(a, b), calls, rounds, errors=errors)
-
-
-def measured_update(case: Case, rounds: int) -> Row:
-    """Measure C = 1.5 A B + C in place; bfloat16 by torch, since CuPy has no such type."""
-    library = library_of(case.dtype)
-    a, b, c = (random_matrix(library, (case.side, case.side), case.dtype, seed=seed) for seed in (1, 2, 3))
-    options: dict[str, Any] = {"alpha": 1.5, "beta": 1, "out": c}
-    calls: dict[str, Call] = {"vendor": partial(fmm.gemm, a, b, c, plan="vendor", **options)}
-    if library == "torch":
-        import torch
-
-        calls = {"vendor": partial(torch.addmm, c, a, b, **options)}
-    calls["fmm"] = partial(fmm.gemm, a, b, c, **options)
-    names = {"kind": "update", "dtype": case.dtype, "side": case.side}
-    return finished_row(names, fmm.explain_gemm(a, b, c, **options), calls, rounds)
-
-
-def finished_row(names: Row, chosen: fmm.Decision, calls: Mapping[str, Call], rounds: int, **more: Any) -> Row:
-    """Return the row of timed calls."""
-    samples = milliseconds(calls, rounds)
+    chosen, seconds = fmm.explain(a, b), paired_samples(calls, rounds, SAMPLE)
+    samples = {name: [1e3 * x for x in found] for name, found in seconds.items()}
     free_gpu_memory()
-    speedups = {name: paired_speedup(samples["vendor"], found) for name, found in samples.items()}
-    decided = {"chosen": str(chosen.plan), "answered": chosen.source}
-    return {**names, **decided, **more, "speedups": speedups, "samples": samples}
+    return {
+        "kind": "product",
+        "chosen_without_emulation": without_emulation,
+        **case._asdict(),
+        "chosen": str(chosen.plan),
+        "answered": chosen.source,
+        "errors": errors,
+        "speedups": {name: paired_speedup(samples["vendor"], found) for name, found in samples.items()},
+        "samples": samples,
+    }
 
 
 def text_line(row: Row) -> str:
     """Return the line that a terminal shows for a row."""
     found = ", ".join(f"{name} {ratio:.3f}" for name, ratio in row["speedups"].items() if name != "vendor")
-    target = f", target {row['target']}" if "target" in row else ""
-    return f"{row['kind']} {row['dtype']} {row['side']}: {found}{target}; chosen {row['chosen']} ({row['answered']})"
+    return f"{row['dtype']} {row['side']}: {found}, target {row['target']}; chosen {row['chosen']} ({row['answered']})"
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmark; return the exit code."""
     parser = benchmark_parser("gpu_complex", __doc__, quick="fewer cases and rounds")
     add = parser.add_argument
-    add("--update", action="store_true", help="fmm.gemm instead of fmm.matmul")
     add("--only", default="", help="cases whose 'type side ' contains one of these, separated by commas")
     add("--chosen", action="store_true", help="fmm's choice alone, with and without emulation")
     add("--rounds", type=int, help=f"({ROUNDS}, with --quick {QUICK_ROUNDS})")
     options = parser.parse_args(arguments)
     rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
-    cases = quick_cases(UPDATES if options.update else CASES, options.quick)
+    cases = quick_cases(CASES, options.quick)
     cases = [case for case in cases if any(x in f"{case.dtype} {case.side} " for x in options.only.split(","))]
-
-    def measure(case: Case) -> Row:
-        return measured_update(case, rounds) if options.update else measured_product(case, rounds, options.chosen)
-
-    file = "update.json" if options.update else "complex.json"
-    run_cases(options, machine_of("0"), file, cases, measure, text_line)
+    measure = partial(measured, rounds=rounds, chosen_only=options.chosen)
+    run_cases(options, machine_of("0"), "complex.json", cases, measure, text_line)
     return 0

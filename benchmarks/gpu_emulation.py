@@ -1,11 +1,12 @@
-"""float32 by three float16 products on a GPU: `python -m benchmarks gpu_emulation [--quick] [--random 100]`.
+"""Emulated products on a GPU and their peers: `python -m benchmarks gpu_emulation [--quick] [--random 100]`.
 
-Whole calls of fmm.matmul, scaling and splitting inside, against cuBLAS's float32, by the configs in force; complex64
-and the lower triangle of a a^T likewise. Beside them, on squares and on few rows: fmm with a prepared operand and with
-componentwise bounds, the best of cuBLASLt's first candidates, TF32, three products in TF32, and GEMMul8 in both modes
-(benchmarks/gemmul8.py says where its checkout is expected). Errors are on normal numbers and on numbers uniform in
-[0, 1], as multiples of cuBLAS's. With --plans, these plans and GEMMul8 are the only peers. Samples go to
-results/<device>/emulation.json, or the file that --file names.
+Whole calls of fmm.matmul, with scaling and splitting inside the time, against cuBLAS's product of the same type, by the
+configs in force: float32 by three float16 products, complex64, and the lower triangle of a a^T. With --dtype float64 or
+complex128: products by residues. The peers are measured on squares and on few rows: fmm with a prepared operand and
+with componentwise bounds, the best of cuBLASLt's first candidates, TF32, three products in TF32, and GEMMul8 in its two
+modes (benchmarks/gemmul8.py names the variable for its checkout). Errors are on normal numbers and on numbers uniform
+in [0, 1], as multiples of cuBLAS's. With --plans, these plans and GEMMul8 are the only peers. Samples, in seconds, go
+to results/<device>/emulation.json, or to the file that --file names.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import cupy
 import numpy as np
 
 import fmm
-from benchmarks import gemmul8, gpu_random
+from benchmarks import gemmul8
 from benchmarks.harness import (
     Call,
     Row,
@@ -39,6 +40,8 @@ from benchmarks.harness import (
     write_result,
 )
 from benchmarks.matrices import random_matrix, relative_error
+from benchmarks.random_shapes import LARGEST, PRODUCT, measured_on_gpu, random_sides
+from benchmarks.random_shapes import Case as RandomCase
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.problem import Problem
 from fmm.runtime.device_backend import DeviceBackend, record_for_device
@@ -72,8 +75,8 @@ class Case:
 
     @property
     def name(self) -> str:
-        """As --cases names it: 8192, complex8192, half16384."""
-        return f"{'half' * self.half}{'complex' * (self.dtype != 'float32')}{self.size[0]}"
+        """The name for --cases: 8192, complex8192, half16384."""
+        return f"{'half' * self.half}{'complex' * self.dtype.startswith('complex')}{self.size[0]}"
 
     @property
     def work(self) -> float:
@@ -105,7 +108,10 @@ CASES = (
     Case((8191, 5000, 8191), 1.0, half=True),
     square(65536, 4.9, peers=False),
     *(Case(size, 1.0) for size in ((16, 16384, 16384), (32, 8192, 32768), (63, 16384, 16384))),
+    *(square(n, 1.3, dtype="float64") for n in (4096, 8192, 16384, 24576)),
+    *(square(n, 1.3, dtype="complex128") for n in (4096, 8192, 16384)),
 )
+USUAL_TYPES = ("float32", "complex64")  # the types that are measured without --dtype
 
 # The compared calls
 
@@ -119,26 +125,28 @@ def own_calls(case: Case, a: Any, b: Any, c: Any) -> dict[str, Call]:
 
 
 def peer_calls(a: Any, b: Any, c: Any) -> dict[str, Call]:
-    """Return fmm with a prepared operand and with componentwise bounds, and the peers."""
+    """Return the peers; in float32 also fmm with a prepared operand and with componentwise bounds."""
     work = float(a.size) * b.shape[1]
     found: dict[str, Call] = {}
-    if work < HUGE:
+    if a.dtype == np.float32 and work < HUGE:
         found["fmm, prepared"] = partial(fmm.matmul, a, fmm.prepare(b), out=c)
         found["fmm, componentwise"] = partial(fmm.matmul, a, b, out=c, componentwise=True)
     count = LT_CANDIDATES if work < LONG else LT_CANDIDATES // 2 if work < HUGE else 1
-    candidates = [call for number in range(count) if (call := recorded_call(a, b, c, f"lt{number}"))]
+    candidates = [call for number in range(count) if (call := recorded_call(a, b, c, f"lt{number}", str(a.dtype)))]
     if candidates:
         found["cublasLt"] = min(candidates, key=lambda call: gpu_seconds(call, 1)) if count > 1 else candidates[0]
-    tf32 = recorded_call(a, b, c, "vendor", "tf32")
-    assert tf32 is not None
-    return found | {"TF32": tf32, "3xTF32": three_tf32_call(a, b, c)} | gemmul8_calls(a, b, c)
+    if a.dtype == np.float32:
+        tf32 = recorded_call(a, b, c, "vendor", "tf32")
+        assert tf32 is not None
+        found |= {"TF32": tf32, "3xTF32": three_tf32_call(a, b, c)}
+    return found | gemmul8_calls(a, b, c)
 
 
-def gemmul8_calls(a: Any, b: Any, c: Any, modes: Sequence[str] = ("fast", "accurate")) -> dict[str, Call]:
-    """Return GEMMul8 in these modes, if there is a checkout and it has the type (benchmarks/gemmul8.py)."""
+def gemmul8_calls(a: Any, b: Any, c: Any) -> dict[str, Call]:
+    """Return GEMMul8 in its two modes, if there is a checkout and GEMMul8 has the type (benchmarks/gemmul8.py)."""
     if not gemmul8.checkout() or str(a.dtype) not in gemmul8.MODULI:
         return {}
-    return {f"GEMMul8 {mode}": gemmul8.Gemmul8Product(a, b, c, mode == "fast") for mode in modes}
+    return {f"GEMMul8 {mode}": gemmul8.Gemmul8Product(a, b, c, mode == "fast") for mode in ("fast", "accurate")}
 
 
 def planned_calls(plans: Sequence[str], a: Any, b: Any, c: Any) -> dict[str, Call]:
@@ -221,13 +229,12 @@ def sampled(calls: Mapping[str, Call], work: float, rounds: int) -> dict[str, li
 
 
 def random_rows(count: int, seed: int, until: float) -> list[Row]:
-    """Measure random shapes as benchmarks.gpu_random does, fewer if the time is up."""
+    """Measure random products of float32 as benchmarks.random_shapes does, fewer if the time is up."""
     rows: list[Row] = []
-    for size in gpu_random.random_shapes(count, seed):
+    for size in random_sides(count, 3, LARGEST["gpu"], seed):
         if time.monotonic() > until and rows:
             break
-        rows.append(gpu_random.measured(size, "float32", {}, RANDOM_SECONDS))
-        free_gpu_memory()
+        rows.append(measured_on_gpu(RandomCase(f"{PRODUCT}float32", size), RANDOM_SECONDS))
     fast, middle = sum(row["plan"] != str(VENDOR) for row in rows), median(row["ratio"] for row in rows)
     print(f"{len(rows)} random shapes, {fast} by plans: median {middle:.2f}", flush=True)
     return rows
@@ -238,7 +245,7 @@ def random_rows(count: int, seed: int, until: float) -> list[Row]:
 
 def text_lines(row: Row) -> str:
     """Return the lines that a terminal shows for a row: one for fmm, and one for each peer."""
-    size = " x ".join(map(str, row["size"])) + " half" * row["half"] + " complex" * (row["dtype"] != "float32")
+    size = " x ".join(map(str, row["size"])) + " half" * row["half"] + f" {row['dtype']}" * (row["dtype"] != "float32")
     if row["failure"]:
         return f"{size:>24}  {row['failure'][:90]}"
 
@@ -257,6 +264,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = benchmark_parser("gpu_emulation", __doc__, time_limit=1e9, quick="fewer cases and rounds, and no peers")
     add = parser.add_argument
     add("--cases", nargs="+", help="only these: 8192, complex8192, half16384, ...")
+    add("--dtype", nargs="+", default=USUAL_TYPES, help="only cases of these types (float32 complex64)")
     add("--plans", nargs="+", help="these plans and GEMMul8 as the only peers")
     add("--random", type=int, default=0, metavar="COUNT", help="this many random shapes too")
     add("--seed", type=int, default=int(time.time()), help="of the random shapes (default: the clock)")
@@ -264,7 +272,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     machine, until = machine_of("0"), time.monotonic() + options.time_limit
     peers = partial(planned_calls, options.plans) if options.plans else None if options.quick else peer_calls
-    cases = [c for c in quick_cases(CASES, options.quick) if not options.cases or c.name in options.cases]
+    cases = [case for case in quick_cases(CASES, options.quick) if case.dtype in options.dtype]
+    cases = [case for case in cases if not options.cases or case.name in options.cases]
     record = recorded_failure(partial(measured, rounds=5 if options.quick else 7, peers=peers), lambda c: c.fields)
 
     def measure(case: Case) -> Row:

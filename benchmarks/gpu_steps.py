@@ -68,7 +68,6 @@ def side_by_side() -> tuple[str, ...]:
 
 
 def steps(
-    arguments: Sequence[str],
     sanitizer: str | None,
     places: Places,
     together: tuple[str, ...] = (),
@@ -79,8 +78,6 @@ def steps(
     yield from _checks(sanitizer, places, together, checkouts)
     yield Step("timed tests", (*PYTEST, TIMED), least=60, most=300)
     yield from _measurements(places.results)
-    command = (*BENCHMARK, "gpu", "--output", str(places.results), *arguments)
-    yield Step("benchmark", command, least=120, most=560, limit_option="--time-limit")
 
 
 def _checks(
@@ -117,7 +114,7 @@ def _measurements(folder: Path) -> Iterator[Step]:
     yield step("regret", "regret", *device, least=60, most=360)._replace(goes_on=True)
     yield step("default calls", "gpu_calls", least=90, most=360)
     yield step("halves", "gram", "--rounds", "7", "--seconds", "1", least=60, most=480)
-    yield step("random structures", "structured_random", "--seconds", "0.05", least=60, most=260)
+    yield step("random structures", "random_shapes", "--seconds", "0.05", least=60, most=260)
     yield step("complex", "gpu_complex", "--chosen", "--rounds", "5", least=60, most=200, limit_option="")
     yield step("integers", "integers", *device, "--quick", least=30, most=120, limit_option="")
     yield step("out of core", "out_of_core", least=60, most=200)

@@ -27,6 +27,7 @@ import numpy as np
 
 from fmm.config.certify import median_interval, paired_ratios
 from fmm.config.store import write_file
+from fmm.kernels.cpu.blas_kernel import slow_kernel_warning
 from fmm.tuner.trials.environment import device_folder, environment_record, source_commit, typed_command
 
 ROOT = Path(__file__).parents[1]
@@ -119,6 +120,20 @@ def paired_samples(
         clock(call, warm)
     repeats = {name: repeats_of(clock(call, 1), sample) for name, call in calls.items()}
     return shuffled_rounds(calls, rounds, clock, repeats, seconds)
+
+
+def samples_with_first_call(
+    calls: Mapping[str, Call], rounds: int, sample: float, long: float, clock: Clock
+) -> dict[str, list[float]]:
+    """Return the samples of warm calls in shuffled rounds, short calls repeated for `sample` seconds.
+
+    Where every call takes longer than `long` seconds, the first timing of each call is the first round.
+    """
+    first = {name: clock(call, 1) for name, call in calls.items()}
+    repeats = {name: repeats_of(seconds, sample, most=1 << 20) for name, seconds in first.items()}
+    is_long = min(first.values(), default=0.0) > long
+    samples = shuffled_rounds(calls, rounds - is_long, clock, repeats)
+    return {name: [first[name]] * is_long + found for name, found in samples.items()}
 
 
 def rounds_within(seconds: float, round_seconds: float, least: int, most: int) -> int:
@@ -267,6 +282,8 @@ def benchmark_parser(
         prog=f"python -m benchmarks {name}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, metavar="DIR", help="write to this folder (default: results/<device>)")
+    any_kernel = "on a CPU: measure although BLAS runs a kernel for an older processor; pages leave such samples out"
+    parser.add_argument("--any-blas-kernel", action="store_true", help=any_kernel)
     if device is not None:
         parser.add_argument("--device", default=device, help=f"cpu, or the number of a CUDA device ({device})")
     if quick:
@@ -275,6 +292,16 @@ def benchmark_parser(
         limit = f"begin no case after S seconds ({time_limit:g})"
         parser.add_argument("--time-limit", type=float, default=time_limit, metavar="S", help=limit)
     return parser
+
+
+class SlowKernelError(RuntimeError):
+    """NumPy's BLAS runs a kernel for an older processor: its times are no baseline."""
+
+
+def check_blas_kernel(options: argparse.Namespace) -> None:
+    """Raise SlowKernelError if OpenBLAS runs an old kernel, unless --any-blas-kernel was passed."""
+    if (warning := slow_kernel_warning()) and not getattr(options, "any_blas_kernel", False):
+        raise SlowKernelError(f"{warning}; or pass --any-blas-kernel to measure against this kernel")
 
 
 def quick_cases(cases: Iterable[Any], quick: bool) -> list[Any]:
@@ -301,6 +328,8 @@ def run_cases(
     """
     rows: list[Row] = []
     path = (options.output or machine.folder) / file
+    if not machine.on_gpu:
+        check_blas_kernel(options)
     print(machine.name, flush=True)
 
     def add_rows(new: Sequence[Row]) -> None:

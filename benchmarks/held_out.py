@@ -1,7 +1,7 @@
-"""Held-out shapes: how `python -m benchmarks regret` draws them, its recorded rows, and their summaries.
+"""Held-out shapes: how `python -m benchmarks regret` draws them, the recorded rows, and their summaries.
 
 results/<device>/held-out.jsonl has a line for each run (its environment) and one for each shape. The packed file
-held-out.jsonl.gz holds older lines and is read first.
+held-out.jsonl.gz holds older lines, which are read first.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 
 FILE = "held-out.jsonl"
 LEAST, MIDDLE, THIN = 1024, 4096, 128  # sides
-LEAST_LARGE = {"cpu": 3000, "cuda": LEAST}  # on a CPU, plans gain nothing below
-HALVES = "gram"  # products of a matrix and its transpose: a triangle is enough
+LEAST_LARGE = {"cpu": 3000, "cuda": LEAST}  # a CPU gains nothing by plans for shorter sides
+HALVES = "gram"  # products of a matrix and its transpose, of which a triangle is computed
 COUNTS = {
     "cpu": {"middle": 20, "thin": 10, "large": 12, HALVES: 6},
     "cuda": {"middle": 60, "thin": 30, "large": 20},
@@ -33,19 +33,20 @@ TYPES = {
 }
 LARGEST = {"cpu": 8192, "cuda": 20000}
 CALLS = ("vendor", "default")  # measured in every round, however slow
-# Goals: the share of the best plan's speed on average and at least, and of the vendor's speed at least.
 ENOUGH = 2  # shapes of a type and kind that a page needs
+# Goals: the mean and the least share of the best plan's speed, and the least speedup over the vendor.
 WANTED_MEAN, WANTED_LEAST, WANTED_OF_VENDOR = 0.97, 0.90, 0.98
 
 Size = tuple[int, int, int]
+Shape = tuple[str, str, Size]  # type, kind, sides
 Seconds = Mapping[str, Sequence[float]]  # by the name of the call, round by round
 
 
 @dataclass(frozen=True)
 class Row:
-    """A shape: fmm's choice, and the seconds of the default call, the vendor's and every plan's, by rounds.
+    """A shape: fmm's choice, and the seconds of the default call, the vendor's call and every plan, by rounds.
 
-    Plans that are far slower have one round.
+    A plan that is far slower has one round.
     """
 
     config: int  # the number of the tuned config under which it was measured
@@ -55,34 +56,34 @@ class Row:
     chosen: str
     step: str
     seconds: Seconds
-    untried: Sequence[str] = ()  # plans that were not timed, for want of time
+    untried: Sequence[str] = ()  # plans that the time limit left
 
     @property
     def speedup(self) -> float:
-        """Return the speedup of the default call over the vendor's."""
+        """The speedup of the default call over the vendor's call."""
         return paired(self.seconds["vendor"], self.seconds["default"])
 
     @property
     def best(self) -> str:
-        """Return the name of the fastest call."""
+        """The name of the fastest call."""
         return max(self.whole, key=lambda name: paired(self.seconds["vendor"], self.seconds[name]))
 
     @property
     def share_of_best(self) -> float:
-        """Return the default call's speed as a share of the best plan's, in the same rounds; 1 if it is the best."""
+        """The default call's speed as a share of the fastest call's, in the same rounds; 1 if it is the best."""
         if self.best == self.chosen:
             return 1.0
         return min(paired(self.seconds[self.best], self.seconds["default"]), 1.0)
 
     @property
     def whole(self) -> list[str]:
-        """Return the names of the calls with a sample in every round."""
+        """The names of the calls with a sample in every round."""
         rounds = len(self.seconds["vendor"])
         return [name for name, own in self.seconds.items() if len(own) == rounds]
 
     @property
     def poor(self) -> bool:
-        """Return True if the choice misses the goals."""
+        """True if the choice misses the goals."""
         return self.share_of_best < WANTED_LEAST or self.speedup < WANTED_OF_VENDOR
 
     def __str__(self) -> str:
@@ -96,7 +97,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Run:
-    """The shapes of one seed under one config, measured at once or in several pieces."""
+    """The shapes of one seed under one config, measured in one piece or in several."""
 
     config: int
     seed: int
@@ -105,7 +106,7 @@ class Run:
 
     @property
     def drawn(self) -> str:
-        """Return the origin of the shapes. (Shapes drawn by the config's number are unknown while it is made.)"""
+        """The origin of the shapes. (Shapes drawn by the config's number are unknown while the config is made.)"""
         if self.seed == self.config:
             return "shapes by its config's own seed"
         given = "--seed" in self.environment.get("command", "")
@@ -119,8 +120,13 @@ def paired(base: Sequence[float], own: Sequence[float]) -> float:
 # ---- shapes
 
 
+def element_type(dtype: str) -> str:
+    """Return the element type without the suffix of its arithmetic."""
+    return dtype.removesuffix(OWN)
+
+
 def drawn_shapes(kind: str, count: int, largest: int, seed: int, least: int = LEAST) -> Iterator[Size]:
-    """Yield shapes with sides spread evenly by logarithm, every second shape odd; the same for one seed."""
+    """Yield shapes with sides spread evenly by logarithm, every second shape odd; one seed gives the same shapes."""
     rng = random.Random(f"{kind} {seed}")
     least, most = min(least, largest), min(MIDDLE if kind == "middle" else largest, largest)
     for i in range(count):
@@ -134,7 +140,7 @@ def drawn_shapes(kind: str, count: int, largest: int, seed: int, least: int = LE
 
 
 def config_number(path: Path) -> int:
-    """Return a number of the config's content: shapes drawn by it are unknown while the model is fitted."""
+    """Return a checksum of the config: shapes drawn by this seed are unknown while the model is fitted."""
     return zlib.crc32(path.read_bytes())
 
 
@@ -142,7 +148,7 @@ def config_number(path: Path) -> int:
 
 
 def recorded_runs(path: Path) -> list[Run]:
-    """Return the recorded runs in order; a run in several pieces is one run."""
+    """Return the recorded runs in order; the pieces of one seed and config are one run."""
     found: dict[tuple[int, int], Run] = {}
     rows: list[Row] = []
     for raw in _records(path):
@@ -161,7 +167,7 @@ def recorded_rows(path: Path, config: int | None = None) -> list[Row]:
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield every line; a torn line is left out."""
+    """Yield every line; a line that an interrupt cut short is left out."""
     for line in _lines(path):
         try:
             yield json.loads(line)
@@ -184,7 +190,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def representative_run(runs: Sequence[Run]) -> Run:
-    """Return the run that a page shows: the last one with enough shapes of every type and kind, else the largest."""
+    """Return the run that a page shows: the last run with enough shapes of every type and kind, else the largest."""
     groups = [[rows for *_, rows in grouped(run.rows)] for run in runs]
     most = max(map(len, groups))
     whole = [len(found) == most and all(len(rows) >= ENOUGH for rows in found) for found in groups]

@@ -1,17 +1,18 @@
 """Products of NumPy's arrays on a GPU: `python -m benchmarks out_of_core [--sides 32768] [--dtypes float32]`.
 
-In turn: fmm.matmul with `device=`, and cuBLASXt, the vendor's own product of arrays on the host; then the same product
-of arrays that are on the device already. The host's arrays are pageable, as NumPy's are. Samples go to
+fmm.matmul with `device=` and cuBLASXt, the vendor's own product of arrays on the host, run in turn; then the same
+product of arrays that are on the device already. The host's arrays are pageable, as NumPy's are. Samples go to
 results/<device>/out_of_core.json.
 """
 
 from __future__ import annotations
 
 import ctypes
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import product
 from statistics import median
 from typing import Any
 
@@ -19,9 +20,9 @@ import cupy
 import numpy as np
 
 import fmm
-from benchmarks.harness import Call, Row, benchmark_parser, cases_in_time, free_gpu_memory, gpu_folder, write_result
+from benchmarks.harness import Call, Row, benchmark_parser, free_gpu_memory, machine_of, run_cases
+from fmm.config.identity import processor_name
 from fmm.out_of_core.machine import CudaMachine
-from fmm.tuner.trials.environment import environment_record, typed_command
 
 LIBRARIES = "libcublas.so.13", "libcublas.so.12", "libcublas.so"
 FUNCTIONS = {"float32": "cublasXtSgemm", "float64": "cublasXtDgemm"}
@@ -29,11 +30,11 @@ BLOCK = 8192  # side of cuBLASXt's tiles
 PEER_SIDE = 32768  # largest side for which cuBLASXt runs
 
 
-class Xt:
-    """cuBLASXt on one device."""
+class CublasXt:
+    """cuBLASXt on one device, with square tiles of side `block`."""
 
     def __init__(self, device: int = 0, block: int = BLOCK) -> None:
-        self.library = next(found for name in LIBRARIES if (found := loaded_library(name)))
+        self.library = next(found for name in LIBRARIES if (found := load_library(name)))
         self.handle = ctypes.c_void_p()
         devices = (ctypes.c_int * 1)(device)
         self._check(self.library.cublasXtCreate(ctypes.byref(self.handle)))
@@ -41,7 +42,7 @@ class Xt:
         self._check(self.library.cublasXtSetBlockDim(self.handle, block))
 
     def multiply(self, a: Any, b: Any, c: Any) -> None:
-        """C = A B of row-major matrices: cuBLASXt computes C^T = B^T A^T in column-major order."""
+        """Compute C = A B of row-major matrices as C^T = B^T A^T in column-major order."""
         (m, k), n, kind = a.shape, b.shape[1], np.ctypeslib.as_ctypes_type(a.dtype)
         one, zero = kind(1), kind(0)
         gemm = getattr(self.library, FUNCTIONS[a.dtype.name])
@@ -61,8 +62,8 @@ class Xt:
             raise RuntimeError(f"cuBLASXt: status {status}")
 
 
-def loaded_library(name: str) -> Any:
-    """Return the library of this name, or None where there is none."""
+def load_library(name: str) -> Any:
+    """Load a shared library; return None if there is none of this name."""
     cupy.linalg  # noqa: B018  # loads the cuBLAS that CuPy uses
     try:
         return ctypes.CDLL(name)
@@ -71,7 +72,7 @@ def loaded_library(name: str) -> Any:
 
 
 def synchronized_seconds(action: Call) -> float:
-    """Return the seconds of an action until the device has ended its work."""
+    """Return the seconds of a call until the device has ended its work."""
     cupy.cuda.Device().synchronize()
     began = time.perf_counter()
     action()
@@ -80,7 +81,7 @@ def synchronized_seconds(action: Call) -> float:
 
 
 def random_matrix(side: int, dtype: str, seed: int) -> Any:
-    """Return random normal numbers: one strip, repeated, since drawing all numbers takes long."""
+    """Return a matrix of one repeated strip of random normal numbers, since drawing all numbers takes long."""
     strip = np.random.default_rng(seed).standard_normal((min(side, 256), side)).astype(dtype)
     found = np.empty((side, side), dtype)
     with ThreadPoolExecutor(16) as threads:
@@ -93,15 +94,16 @@ def random_matrix(side: int, dtype: str, seed: int) -> Any:
     return found
 
 
-def measured(side: int, dtype: str, rounds: int, peer: bool, until: float) -> Row:
-    """Measure one side; no call begins after `until` (time.monotonic)."""
+def measured(case: tuple[str, int], rounds: int, peer: bool, until: float) -> Row:
+    """Measure one type and side; no call begins after `until` (time.monotonic)."""
+    dtype, side = case
     a, b, c = random_matrix(side, dtype, 1), random_matrix(side, dtype, 2).T, random_matrix(side, dtype, 3)
     b = b if side > PEER_SIDE else np.ascontiguousarray(b)  # row-major, as cuBLASXt reads it; else column-major
     explained = str(fmm.explain(a, b, out=c, device=0))
     actions: dict[str, Call] = {"fmm": lambda: fmm.matmul(a, b, out=c, device=0)}
     first = synchronized_seconds(actions["fmm"])
     error = sampled_error(a, b, c)
-    xt = Xt() if peer and side <= PEER_SIDE else None
+    xt = CublasXt() if peer and side <= PEER_SIDE else None
     if xt is not None:
         actions["cuBLASXt"] = lambda: xt.multiply(a, b, c)
     seconds: dict[str, list[float]] = {name: [] for name in (*actions, "on the device")}
@@ -128,7 +130,7 @@ def sampled_error(a: Any, b: Any, c: Any) -> float:
 
 
 def text_lines(row: Row) -> str:
-    """Return what a terminal shows for a row: the times, and how fmm ran."""
+    """Return the lines that a terminal shows for a row: the times, and how fmm ran."""
     times = {name: median(samples) for name, samples in row["seconds"].items() if samples}
     share = times["on the device"] / times["fmm"]
     peer = f", {times['cuBLASXt'] / times['fmm']:.2f} times cuBLASXt" if "cuBLASXt" in times else ""
@@ -147,16 +149,18 @@ def main(arguments: Sequence[str]) -> int:
     add("--rounds", type=int, default=3)
     add("--no-peer", action="store_true", help="leave cuBLASXt out")
     options = parser.parse_args(arguments)
-    until, rows = time.monotonic() + options.time_limit, list[Row]()
+    until = time.monotonic() + options.time_limit
     print("rates", CudaMachine(0).rates, flush=True)
-    cases = [(int(side), dtype) for dtype in options.dtypes.split(",") for side in options.sides.split(",")]
-    for side, dtype in cases_in_time(cases, options.time_limit):
-        rows.append(measured(side, dtype, options.rounds, not options.no_peer, until))
-        path = (options.output or gpu_folder()) / "out_of_core.json"
-        write_result(path, environment_record(typed_command()), rows, key="runs")
-        print(text_lines(rows[-1]), flush=True)
+    cases = product(options.dtypes.split(","), map(int, options.sides.split(",")))
+    measure = partial(measured, rounds=options.rounds, peer=not options.no_peer, until=until)
+    run_cases(
+        options,
+        machine_of("0"),
+        "out_of_core.json",
+        cases,
+        measure,
+        text_lines,
+        key="runs",
+        processor=processor_name(),
+    )
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

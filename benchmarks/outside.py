@@ -108,7 +108,7 @@ def compared_outcomes(without: Mapping[str, str], with_fmm: Mapping[str, str]) -
 def pytest_command(suite: Suite, folder: Path, report: Path, fmm: bool, plan: str, more: Sequence[str]) -> list[str]:
     start = folder / suite.start
     under_fmm = ["-m", "fmm", "--install", suite.installed] if fmm else []
-    forced = ["-p", "benchmarks.in_workers"] if fmm else []
+    forced = ["-p", "benchmarks.install_in_workers"] if fmm else []
     forced += ["-p", "benchmarks.forced_plan"] if fmm and plan else []
     selected = ["-k", suite.select] if suite.select else []
     # No settings file, least of all ours above the folder: it would turn warnings into errors.

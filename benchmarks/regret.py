@@ -1,17 +1,17 @@
 """Regret on held-out shapes: `python -m benchmarks regret [--device 0] [--dtype float32] [--time-limit 300]`.
 
-After a tuning, `fmm.matmul`'s default call competes with the best of all tried plans and with the vendor, all through
-the public call. Shapes are drawn by a seed of the tuned config itself, after the model is frozen (`--seed` gives
-another seed, and pages say so): `middle` (sides from 1024 to 4096), `thin` (one side of 128 to 1024), `large` (3000 to
-8192 on a CPU, where plans have something to gain, 1024 to 20000 on a GPU) and, on a CPU, `gram` (real matrices by
-their transposes, sides as of large ones); every second shape is odd. On a CPU the sides of large complex shapes are
-0.63 times as long, since each product is four times the work. `float32-ieee` and `float64-ieee` are these types with
+`fmm.matmul`'s default call competes with the best of all tried plans and with the vendor, all by the public call. The
+shapes are drawn by a seed of the tuned config itself, so that they are unknown while the model is fitted (`--seed`
+gives another seed, and pages name it). Kinds of shapes: `middle` (sides from 1024 to 4096), `thin` (one side of 128 to
+1024), `large` (3000 to 8192 on a CPU, where plans gain nothing below; 1024 to 20000 on a GPU) and, on a CPU, `gram`
+(real matrices by their transposes). Every second shape is odd. On a CPU the sides of large complex shapes are 0.63
+times as long, since each product is four times the work. `float32-ieee` and `float64-ieee` are these types with
 FMM_EMULATION=0.
 
-Of every *family* (products at each level, and the leaf) the plan with the least predicted time is tried, unless it is
-far above the best of all; of the first family two more. `--all` tries every candidate. Each shape is a line of
-results/<device>/held-out.jsonl; shapes on record under the same config are not measured again, so that a stopped run
-goes on, and has measured the same share of each type and kind.
+Plans of one *family* make as many products at each level, by the same leaf. Of every family the plan with the least
+predicted time is tried, unless it is predicted to be far slower than the best plan; of the best family two more.
+`--all` tries every candidate. Each shape is a line of results/<device>/held-out.jsonl. Shapes on record under the same
+config are not measured again, so a stopped run continues, and has measured the same share of each type and kind.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import fmm
-from benchmarks.harness import benchmark_parser, machine_of
+from benchmarks.harness import benchmark_parser, check_blas_kernel, machine_of
 from benchmarks.held_out import (
     CALLS,
     COUNTS,
@@ -38,40 +39,120 @@ from benchmarks.held_out import (
     LARGEST,
     LEAST,
     LEAST_LARGE,
+    OWN,
     TYPES,
     Row,
+    Shape,
+    Size,
     config_number,
     drawn_shapes,
+    element_type,
     recorded_rows,
     summaries,
 )
-from benchmarks.timed_machines import Cpu, Gpu, Machine, Shape
-from benchmarks.tried_plans import element_type, tried_plans
+from benchmarks.timed_machines import Cpu, Gpu
 from fmm.config import environment as settings
 from fmm.config import files
 from fmm.dtypes import DTYPES
+from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
+from fmm.perfmodel.candidates import candidate_plans, gram_candidates
+from fmm.perfmodel.choose import Limits, default_error_growth
+from fmm.perfmodel.stability import expected_error_growth
+from fmm.perfmodel.work import estimated_work
+from fmm.problem import Problem
+from fmm.runtime.decisions.decide import Decision, decide_plan
+from fmm.runtime.devices import cuda_device
+from fmm.tuner.devices.compile_ahead import call_jobs, run_workers
 
 SAMPLE = 3e-3  # seconds of a sample, at least
 WARM = 4  # calls before short products are timed: by then a recurring one is a graph
 CLOSE = 1.15  # a plan slower than this multiple of the best in the first round is dropped
-COMPILING = 25.0  # longest wait for compilers before the first shape, in seconds
-SHORTER = 4 ** (-1 / 3)  # ratio of sides of complex and real products of the same work
+COMPILE_SECONDS = 25.0  # longest wait for compilers before the first shape
+COMPILED_SHAPES = 240  # shapes whose kernels are compiled ahead: more are not measured in a minute
+COMPILED_WORKSPACE = 32 << 30  # bytes; kernels of plans that need more workspace are not compiled ahead
+COMPLEX_SIDE = 4 ** (-1 / 3)  # ratio of sides of complex and real products of the same work
 DIGITS = 5  # significant digits of a sample
+SMALLEST_LEAF = 256  # the shortest side of the leaf products of plans that are tried
+MORE_OF_BEST_FAMILY = 2  # further plans of the family that is predicted to be the fastest
+SLOWEST_TRIED = 1.35  # times the least predicted time: slower plans are not tried
+
+
+# The plans that are tried on a shape
+
+
+def tried_plans(
+    processor: str, size: Size, dtype: str, decision: Decision, every: bool, gram: bool = False
+) -> list[Plan]:
+    """Return the plans that compete with the vendor's product; `every`: all candidates."""
+    candidates: Sequence[Plan] = comparable_plans(processor, size, dtype)
+    if gram:
+        candidates = [plan for plan in gram_candidates(processor) if plan.is_candidate_for(dtype)]
+    if every:
+        return [plan for plan in candidates if plan != VENDOR]
+    return shortlist(decision.plan, {c.plan: c.time for c in decision.candidates}, candidates)
+
+
+@lru_cache(maxsize=1024)
+def comparable_plans(processor: str, size: Size, dtype: str) -> tuple[Plan, ...]:
+    """Return all candidates, without plans of tiny leaf products, of other types or of large errors."""
+    found, kind, limit = [], element_type(dtype), default_error_growth(processor != "cpu")
+    for plan in candidate_plans(processor):
+        with suppress(PlanError):
+            work = estimated_work(plan, Problem(*size, kind))
+            is_emulated = dtype.endswith(OWN) and plan.leaf_use.leaf.emulates
+            is_large = not plan.levels or work.smallest >= SMALLEST_LEAF
+            is_candidate = plan.is_candidate_for(kind) and is_large and not is_emulated
+            if is_candidate and expected_error_growth(plan, kind) <= limit:
+                found.append(plan)
+    return tuple(found)
+
+
+def shortlist(chosen: Plan, predicted: Mapping[Plan, float], candidates: Sequence[Plan]) -> list[Plan]:
+    """Return the chosen plan, the best plan of every family, and more plans of the best family.
+
+    They are in the order of their predicted times; plans without a predicted time come last.
+    """
+    times = {plan: predicted[plan] for plan in candidates if plan in predicted}
+    least = min(times.values(), default=0.0)
+    fast = sorted((plan for plan in times if times[plan] <= SLOWEST_TRIED * least), key=lambda plan: times[plan])
+    ordered = [p for p in (*fast, *(p for p in candidates if p not in times)) if p != VENDOR]
+    best_of_family = {family(p): p for p in reversed(ordered)}
+    first_family = [p for p in ordered if family(p) == family(ordered[0])][: MORE_OF_BEST_FAMILY + 1] if ordered else []
+    wanted = {*best_of_family.values(), *first_family, chosen}
+    return [p for p in dict.fromkeys([chosen, *ordered]) if p in wanted and p != VENDOR]
+
+
+def family(plan: Plan) -> tuple[object, ...]:
+    """Return the numbers of products of the plan's levels, and its leaf."""
+    return (*(step.products for step in plan.levels), plan.leaf)
+
+
+def compile_kernels(gpu: Gpu, shapes: Sequence[Shape], seconds: float, every: bool) -> None:
+    """Compile the kernels of these shapes' plans on all processors, for at most `seconds`."""
+    calls, device = list[tuple[str, Plan, Size]](), cuda_device(0)
+    for dtype, _, size in shapes[:COMPILED_SHAPES]:
+        limits = Limits(COMPILED_WORKSPACE, device.error_growth, emulation=not dtype.endswith(OWN))
+        with gpu.as_type(dtype):
+            decision = decide_plan(Problem(*size, element_type(dtype)), limits, device)
+        tried = tried_plans("cuda", size, dtype, decision, every)
+        calls += [(element_type(dtype), plan, size) for plan in tried]
+    with run_workers(0, list(call_jobs(calls))) as ahead:
+        ahead.wait_for_all(seconds)
 
 
 # Measuring
 
 
-def measured(machine: Machine, processor: str, shape: Shape, rounds: int, whole: bool) -> Row:
+def measured(machine: Cpu, processor: str, shape: Shape, rounds: int, every: bool) -> Row:
     """Time the default call, the vendor's and the tried plans in shuffled rounds; far slower plans are dropped."""
     dtype, kind, size = shape
     a, b, vendor = machine.operands(size, dtype)
-    half = kind == HALVES
-    b = a.T if half else b
-    into = machine.place(a, b)
-    product = partial(fmm.gram, a, rows=True, **into) if half else partial(fmm.matmul, a, b, **into)
-    decision = fmm.explain_gram(a, rows=True, **into) if half else fmm.explain(a, b, **into)
-    plans = tried_plans(processor, size, dtype, decision, whole, half)[: None if whole else machine.most]
+    is_gram = kind == HALVES
+    b = a.T if is_gram else b
+    into = machine.result_arguments(a, b)
+    product = partial(fmm.gram, a, rows=True, **into) if is_gram else partial(fmm.matmul, a, b, **into)
+    decision = fmm.explain_gram(a, rows=True, **into) if is_gram else fmm.explain(a, b, **into)
+    plans = tried_plans(processor, size, dtype, decision, every, is_gram)[: None if every else machine.max_plans]
     calls: dict[str, Callable[[], object]] = {"vendor": partial(vendor, a, b, **into), "default": product}
     calls |= {str(p): partial(product, plan=p) for p in plans}
     samples, untried = first_samples(machine, calls)
@@ -87,16 +168,16 @@ def measured(machine: Machine, processor: str, shape: Shape, rounds: int, whole:
 
 
 def first_samples(
-    machine: Machine, calls: Mapping[str, Callable[[], object]]
+    machine: Cpu, calls: Mapping[str, Callable[[], object]]
 ) -> tuple[dict[str, list[float]], tuple[str, ...]]:
-    """Warm all calls up; return one sample of each, and the names of the calls that had no time.
+    """Warm all calls up; return one sample of each, and the names of the calls that the time limit left.
 
-    Short calls are timed several at a time: the time of a single one would include the host's part.
+    Several short calls make one sample: the time of a single call would include the host's part.
     """
     samples: dict[str, list[float]] = {}
     began = time.monotonic()
     for name, call in calls.items():
-        if name not in CALLS and time.monotonic() - began > machine.patience:
+        if name not in CALLS and time.monotonic() - began > machine.warm_up_limit:
             break
         try:
             call()
@@ -115,10 +196,8 @@ def rounded(seconds: float) -> float:
     return float(f"{seconds:.{DIGITS}g}")
 
 
-def measured_rows(
-    machine: Machine, wanted: Sequence[Shape], options: argparse.Namespace, until: float
-) -> Iterator[Row]:
-    """Yield the rows of these shapes until the time is up."""
+def measured_rows(machine: Cpu, wanted: Sequence[Shape], options: argparse.Namespace, until: float) -> Iterator[Row]:
+    """Yield the rows of these shapes; no shape begins after `until` (time.monotonic)."""
     processor = "cpu" if options.device == "cpu" else "cuda"
     for dtype, kind, size in wanted:
         if time.monotonic() > until:
@@ -130,7 +209,7 @@ def measured_rows(
             print(f"  {dtype} {size}: {error}"[:150], file=sys.stderr)
             continue
         finally:
-            machine.forget()
+            machine.free_memory()
         yield row
 
 
@@ -147,22 +226,24 @@ def parsed_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--all", action="store_true", help="try every candidate on every shape")
     parser.add_argument("--seed", type=int, help="of the shapes (default: the config's own number)")
-    parser.add_argument("--compiling", type=float, default=COMPILING, help="longest wait for compilers, in seconds")
+    parser.add_argument(
+        "--compiling", type=float, default=COMPILE_SECONDS, help="longest wait for compilers, in seconds"
+    )
     parser.add_argument("--config", type=Path, help="the tuned config (the one that fmm reads)")
     return parser.parse_args(arguments)
 
 
 def wanted_shapes(options: argparse.Namespace, processor: str, seed: int) -> list[Shape]:
-    """Return types and kinds in turn, so that a run that is cut short has the same share of each."""
+    """Return the shapes of all kinds and types in turn: a run that is cut short has the same share of each."""
     largest, found = options.largest or LARGEST[processor], list[tuple[float, Shape]]()
     for kind in options.kind or COUNTS[processor]:
-        count, plans_pay = options.count or COUNTS[processor][kind], kind in ("large", HALVES)
+        count, is_large = options.count or COUNTS[processor][kind], kind in ("large", HALVES)
         for dtype in options.dtype or TYPES[processor]:
             is_complex = DTYPES[element_type(dtype)].is_complex
             if is_complex and kind == HALVES:
                 continue
-            part = SHORTER if is_complex and plans_pay else 1
-            least, most = round(part * (LEAST_LARGE[processor] if plans_pay else LEAST)), round(part * largest)
+            part = COMPLEX_SIDE if is_complex and is_large else 1
+            least, most = round(part * (LEAST_LARGE[processor] if is_large else LEAST)), round(part * largest)
             for i, size in enumerate(drawn_shapes(kind, count, most, seed, least)):
                 found.append(((i + 0.5) / count, (dtype, kind, size)))
     return [shape for _, shape in sorted(found, key=lambda x: x[0])]
@@ -182,18 +263,21 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     number = config_number(path)
     seed = number if options.seed is None else options.seed
-    place = machine_of(options.device)
-    folder = options.output or place.folder
+    recorded_machine = machine_of(options.device)
+    if not recorded_machine.on_gpu:
+        check_blas_kernel(options)
+    folder = options.output or recorded_machine.folder
     folder.mkdir(parents=True, exist_ok=True)
     recorded = recorded_rows(folder / FILE, number)
     done = {(row.dtype, row.kind, row.size) for row in recorded}
     wanted = wanted_shapes(options, processor, seed)
     missing = [x for x in wanted if x not in done]
-    machine: Machine = Cpu() if processor == "cpu" else Gpu()
-    machine.make_ready(missing, options.compiling, options.all)
+    machine = Cpu() if processor == "cpu" else Gpu()
+    if isinstance(machine, Gpu):
+        compile_kernels(machine, missing, options.compiling, options.all)
     print(f"ready after {time.monotonic() - began:.0f} s", flush=True)
     with (folder / FILE).open("a", encoding="utf-8") as file:
-        _write(file, {"environment": place.environment(), "settings": {"seed": seed, "config": number}})
+        _write(file, {"environment": recorded_machine.environment(), "settings": {"seed": seed, "config": number}})
         for row in measured_rows(machine, missing, options, began + options.time_limit):
             recorded.append(replace(row, config=number))
             _write(file, asdict(recorded[-1]))

@@ -1,20 +1,20 @@
 """The models that ship with the package: `python -m benchmarks shipped` fits them to recorded tunings.
 
-For each type the trials of one or more tunings of a card are put together with the whole calls that earlier runs of
-benchmarks.regret measured on every second shape. The other half of these shapes, and the tunings' held-out trials,
-judge the fit. The margin by which a plan must be predicted to win is the one with the best choices on that first half.
-No certified entries are shipped: nobody certified anything on the cards of those who install the package. The error of
-the block model of our own kernel, and of fitted terms on shapes that the fit did not see, comes from `blocks.json`
-(the built-in terms saw all of it). `--blocks` writes that and the tiles alone; `--thresholds` keeps the models and
-makes the thresholds of the same trials anew; `--card H100` leaves other cards' models as they are. `python -m
-benchmarks regret` then measures the choices on unseen shapes.
+For each type the fit uses the trials of one or more tunings of a card, and the whole calls that runs of regret measured
+on every second shape. The other half of these shapes and the tunings' held-out trials judge the fit. The margin by
+which a plan must be predicted to win is the margin with the best choices on the first half. No certified entries are
+shipped, because nobody certified anything on the user's card. The error of the block model of fmm's own kernel comes
+from `blocks.json`: from shapes that the fit of its terms did not see (the built-in terms were fitted to all of them).
+
+`--blocks` writes that error and the tiles alone. `--thresholds` keeps the models and computes the thresholds of the
+same trials again. `--card H100` leaves the models of other cards as they are. `python -m benchmarks regret` then
+measures the choices on unseen shapes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -50,27 +50,27 @@ from fmm.tuner.trials.record import RecordedTuning, TrialFile
 # the vendor's products, one for plans with ours. (A tuning takes the model's median error, since it has no choices.)
 MARGINS = (0.01, 0.02, 0.03, 0.05, 0.08)
 RESULTS = Path(__file__).parents[1] / "results"
-# Seconds of the vendor's product below which the host decides the time of a call; products that were timed in every
-# round were graphs by then, and have a lower bound. (In float64, where plans pay only above that, short products do not
-# help: with them 8 choices of 460 are poor, without 6.)
+# Seconds of the vendor's product. For shorter products the host decides the time of a call. Products that were timed in
+# every round were graphs by then, and may be shorter. (In float64 plans pay only for longer products, and short
+# products do not help the fit: with them 8 choices of 460 are poor, without them 6.)
 SHORTEST, SHORTEST_REPLAYED = 300e-6, 40e-6
 LONG_ALONE = ("float64",)
-# Plans slower than this multiple of the vendor's time are left out of the fit: of them only the lucky ones were
+# Plans slower than this multiple of the vendor's time are left out of the fit: only those with a fast first sample were
 # timed in every round.
 WORTH_FITTING = 1.5
-# Seconds of a launch beside the `small` term of each pass. A tuning launches call by call from the host; recurring
-# short products are replayed as graphs, whatever the host. (With the 4.8 us of a busy host two of 59 shapes
-# in TF32 were left to the vendor at 0.61 and 0.64 of the best plan's speed; none is with 0, in either half of them.)
+# Seconds of a launch, in addition to the `small` term of each pass. A tuning launches kernel by kernel from the host,
+# but recurring short products are replayed as graphs. (With the 4.8 us of a busy host the vendor was chosen for two of
+# 59 shapes in TF32, at 0.61 and 0.64 of the best plan's speed; with 0 for none, in either half of the shapes.)
 LAUNCH, HOST = 0.0, 0.0
 # Seconds of the host for a replayed call. (results/nvidia-h200/host.json: 17 us through CuPy and 25 us through torch at
-# 2048. With the 45 us of a first call seven products in bfloat16 and TF32 of 220 were left to the vendor at 0.46 to
-# 0.77 of the speed that copies to aligned rows have.)
+# 2048. With the 45 us of a first call the vendor was chosen for seven of 220 products in bfloat16 and TF32, at 0.46
+# to 0.77 of the speed of copies to aligned rows.)
 CALL = 25e-6
 
 
 @dataclass(frozen=True)
 class Card:
-    """A card with shipped models: its name, its datasheet, its folder of results, and the folders of trials by type."""
+    """A card with shipped models: its name, datasheet and folder of results, and its folders of trials by type."""
 
     name: str
     sheet: str
@@ -106,7 +106,10 @@ BLOCKS = RESULTS / "nvidia-h200" / "blocks.json"
 
 
 def recorded_blocks(path: Path, table: str = "plain") -> list[StrategyTimes]:
-    """Return the shapes of blocks.json in the random order of their measurement; table `fused`: kernels with sums."""
+    """Return the shapes of blocks.json in the random order of their measurement.
+
+    The table `fused` has kernels that form sums of blocks.
+    """
     operands: Operands = (2, 2, 2) if table == "fused" else GEMM
     rows = json.loads(path.read_text(encoding="utf-8"))[table]
     return [
@@ -121,12 +124,12 @@ def recorded_tunings(folder: Path, dtype: str) -> list[RecordedTuning]:
 
 
 def observed(tunings: Sequence[RecordedTuning], stages: Sequence[str]) -> list[Observation]:
-    """Return each tuning's medians; a tuning is of one card."""
+    """Return the medians of each tuning; the samples of a tuning come from one card."""
     return [o for tuning in tunings for o in observed_medians(tuning.trials, stages)]
 
 
 def whole_calls(folder: Path, dtype: str) -> list[Observation]:
-    """Return the medians of regret's runs, without plans that are far slower than the vendor."""
+    """Return the medians of runs of regret, without plans that are far slower than the vendor."""
     found, least = [], SHORTEST if dtype in LONG_ALONE else SHORTEST_REPLAYED
     for row in recorded_rows(folder / FILE):
         vendor = median(row.seconds["vendor"])
@@ -148,16 +151,19 @@ def every_second_shape(observed: Sequence[Observation]) -> tuple[list[Observatio
 
 
 def without_repeated_tiles(tuned: Sequence[Observation], calls: Sequence[Observation]) -> list[Observation]:
-    """Return the tunings' observations, without those by our own tiles where whole calls by tiles were timed too.
+    """Return the tunings' observations; without those of our own tiles if whole calls by tiles were timed too.
 
-    (With them two more choices of 250 in float32 without emulation are poor.)
+    (With all observations two more choices of 250 in float32 without emulation are poor.)
     """
     timed_inside = any(o.kind == "inside" for o in calls)
     return [o for o in tuned if not (timed_inside and o.run.plan.uses_tile_model)]
 
 
 def with_best_margins(calibration: Calibration, dtype: str, folder: Path) -> Calibration:
-    """Return the calibration with the margins of the fewest poor choices, and the best ones, on every second shape."""
+    """Return the calibration with the margins that give the fewest poor choices on every second shape.
+
+    Among equal margins the one with the largest mean share of the best plan's speed wins.
+    """
     rows = [row for row in recorded_rows(folder / FILE) if row.dtype.removesuffix(OWN) == dtype]
     shapes = list(dict.fromkeys(row.size for row in rows))
     rows = [row for row in rows if row.size in set(shapes[::2])]
@@ -203,7 +209,7 @@ def fitted_section(card: Card, calls: Sequence[Observation], dtype: str) -> dict
 
 
 def with_blocks(raw: Raw, dtype: str, card: Card) -> dict[str, Raw]:
-    """Return the section with this card's tiles of our own kernel, and the error of the model that chooses them."""
+    """Return the section with this card's tiles of our own kernel, and the error of the model that chooses tiles."""
     found = select_block_terms(recorded_blocks(BLOCKS), card.chip)
     tiles = chosen_strategies(dtype, card.chip, found)
     own = found.fields if dtype == BLOCKS_DTYPE else None
@@ -211,7 +217,7 @@ def with_blocks(raw: Raw, dtype: str, card: Card) -> dict[str, Raw]:
 
 
 def fitted_to(tunings: Sequence[RecordedTuning], calls: Sequence[Observation]) -> list[Observation]:
-    """Return the fit's observations: the tunings', and the whole calls of every second shape."""
+    """Return the observations of a fit: those of the tunings, and the whole calls of every second shape."""
     seen, _ = every_second_shape(calls)
     return [*without_repeated_tiles(observed(tunings, FITTED_STAGES), seen), *seen]
 
@@ -219,20 +225,22 @@ def fitted_to(tunings: Sequence[RecordedTuning], calls: Sequence[Observation]) -
 def model_thresholds(
     calibration: Calibration, dtype: str, intervals: Mapping[str, Sequence[float]], seen: Sequence[Observation]
 ) -> Thresholds:
-    """Return the thresholds of the model, with the intervals that the observations leave."""
+    """Return the thresholds of the model, with the intervals that the observations admit."""
     admitted = sample_calibrations(calibration, dtype, intervals, seen)
     return with_intervals(thresholds(calibration, dtype), calibration, dtype, admitted)
 
 
 def with_new_thresholds(section: Raw, dtype: str, card: Card, seen: Sequence[Observation]) -> dict[str, Raw]:
-    """Return a section with its model as before, and new thresholds."""
+    """Return a section with its present model and new thresholds."""
     calibration = schema.read_calibration(section["calibration"], "calibration", dtype, card.name, "")
     return {**section, "thresholds": model_thresholds(calibration, dtype, section["intervals"], seen).fields}
 
 
 def main(arguments: Sequence[str]) -> int:
     """Write the shipped config; return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks shipped", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--blocks", action="store_true", help="leave models and thresholds as they are")
     parser.add_argument("--thresholds", action="store_true", help="leave the models as they are")
     parser.add_argument("--card", choices=[card.sheet for card in CARDS], help="this card alone (default: all)")
@@ -248,7 +256,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def sections_of(card: Card, before: Mapping[str, Raw] | None) -> dict[str, dict[str, Raw]]:
-    """Return the sections of all types, fitted anew or, with `before`, with new thresholds alone."""
+    """Fit the sections of all types; with `before`, keep its models and compute the thresholds alone."""
     types: dict[str, dict[str, Raw]] = {}
     for dtype in card.sources:
         calls = whole_calls(card.results, dtype)
@@ -261,7 +269,3 @@ def sections_of(card: Card, before: Mapping[str, Raw] | None) -> dict[str, dict[
             card.sheet, dtype, f"margin {fitted['margin']:.3f}, {fitted['tiled_margin']:.3f}", *types[dtype]["doubts"]
         )
     return types
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,65 +1,55 @@
 """Shortest paths and min-plus products: `python -m benchmarks shortest_paths [--device cpu|0] [--quick]`.
 
 On a CPU, fmm.shortest_paths (compiled by Numba, and by NumPy alone) against SciPy's floyd_warshall. On a GPU,
-fmm.minplus in each type, and fmm.shortest_paths; if FMM_TROPICAL_GEMM names a checkout of tropical-gemm (its package
-has the CPU's kernels alone), that project's CUDA kernel of the same product beside it. Results are checked first.
-Samples go to results/<device>/shortest_paths.json.
+fmm.minplus in each type and fmm.shortest_paths. If FMM_TROPICAL_GEMM names a checkout of tropical-gemm, that project's
+CUDA kernel of the same product is timed too; its package has the CPU's kernels alone. Results are checked first.
+Samples, in seconds, go to results/<device>/shortest_paths.json.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import fmm
 from benchmarks.harness import (
-    RESULTS,
     Clock,
+    Row,
     benchmark_parser,
     free_gpu_memory,
-    gpu_environment,
-    gpu_folder,
-    gpu_seconds,
-    host_seconds,
+    machine_of,
     paired_speedup,
-    repeats_of,
-    shuffled_rounds,
-    write_result,
+    run_cases,
+    samples_with_first_call,
 )
 from fmm.semirings import numba_kernels
-from fmm.tuner.trials.environment import device_folder, environment_record, typed_command
 
-KERNEL = "crates/tropical-gemm-cuda/kernels/tropical_gemm.cu"  # of tropical-gemm
-MINIMA = 64  # FMNMX, or VIADDMNMX, of a multiprocessor in a clock
+TROPICAL_KERNEL = "crates/tropical-gemm-cuda/kernels/tropical_gemm.cu"  # in the checkout of tropical-gemm
+MINIMA_PER_CLOCK = 64  # minima of two numbers by one multiprocessor (FMNMX or VIADDMNMX)
 LONG = 1.0  # seconds of a call from which on its first timing is the first round
 SAMPLE = 0.004  # seconds of a sample: shorter calls are repeated
 HOST_SIZES = (512, 1024, 2048)
-PATH_SIZES = (1024, 2048, 4096, 8191, 8192, 16384)
 HOST_TYPES = ("float64", "float32", "int32", "int16")
-LARGE = ("float64", "float32")  # the types of large graphs
+LARGE_GRAPH_TYPES = ("float64", "float32")  # the types of graphs with 1024 nodes and more
+MINPLUS_SIZES, QUICK_MINPLUS_SIZES = (1024, 2048, 4096, 8192), (4096,)
+PATH_SIZES, QUICK_PATH_SIZES = (1024, 2048, 4096, 8191, 8192, 16384), (1024, 8192, 16384)
+Calls = dict[str, Callable[[], Any]]
 
 
-@dataclass
-class Row:
-    """Paired samples of one case by the name of the call, in seconds."""
+class Case(NamedTuple):
+    """`what`: "minplus" or "paths"; on a GPU all types are one case."""
 
     what: str
-    dtype: str
     n: int
-    samples: dict[str, list[float]] = field(default_factory=dict)
-    bound: float = 0.0  # seconds of the comparisons at the chip's peak rate, one for each sum
-    failure: str = ""
-
-
-Calls = dict[str, Callable[[], Any]]
+    dtype: str = "all"
 
 
 def edges_of(xp: Any, n: int, dtype: str, rng: Any, negative: bool = False) -> Any:
@@ -70,16 +60,6 @@ def edges_of(xp: Any, n: int, dtype: str, rng: Any, negative: bool = False) -> A
         heights = rng.random(n)
         found = found + heights[:, None] - heights
     return xp.where(rng.random((n, n)) < 0.5, found, 0).astype(dtype)
-
-
-def sampled(row: Row, calls: Calls, rounds: int, clock: Clock) -> Row:
-    """Add the samples of shuffled rounds; where a call is long, the first timing of every call is the first round."""
-    first = {name: clock(call, 1) for name, call in calls.items()}
-    repeats = {name: repeats_of(seconds, SAMPLE, most=1 << 20) for name, seconds in first.items()}
-    long = max(first.values()) > LONG
-    samples = shuffled_rounds(calls, rounds - long, clock, repeats)
-    row.samples = {name: [first[name]] * long + found for name, found in samples.items()}
-    return row
 
 
 # ---- on a CPU
@@ -102,47 +82,53 @@ def by_numpy(call: Callable[[], Any]) -> Any:
         numba_kernels.can_compile = before
 
 
-def host_rows(sizes: Sequence[int], dtypes: Sequence[str], rounds: int, clock: Clock) -> Iterator[Row]:
-    """Yield shortest paths on this processor, by size and type."""
+def host_calls(case: Case) -> Calls:
+    """Return shortest paths of a random graph on this processor, checked against SciPy's."""
     from scipy.sparse.csgraph import floyd_warshall
 
-    rng = np.random.default_rng(1)
-    for n in sizes:
-        for dtype in dtypes if n < 1024 else [x for x in dtypes if x in LARGE]:
-            edges = edges_of(np, n, dtype, rng)
-            doubles = edges.astype(np.float64)
-            calls: Calls = {
-                "numpy": lambda edges=edges: by_numpy(lambda: fmm.shortest_paths(edges)),  # type: ignore[misc]
-                "scipy": lambda doubles=doubles: floyd_warshall(doubles),  # type: ignore[misc]
-            }
-            if numba_kernels.can_compile():
-                calls["compiled"] = lambda edges=edges: fmm.shortest_paths(edges)  # type: ignore[misc]
-            expected = calls["scipy"]()
-            for name in set(calls) - {"scipy"}:
-                np.testing.assert_allclose(calls[name](), expected, rtol=1e-5)
-            yield sampled(Row("paths", dtype, n), calls, rounds, clock)
+    edges = edges_of(np, case.n, case.dtype, np.random.default_rng(1))
+    doubles = edges.astype(np.float64)
+    calls: Calls = {
+        "numpy": lambda: by_numpy(partial(fmm.shortest_paths, edges)),
+        "scipy": partial(floyd_warshall, doubles),
+    }
+    if numba_kernels.can_compile():
+        calls["compiled"] = partial(fmm.shortest_paths, edges)
+    expected = calls["scipy"]()
+    for name in set(calls) - {"scipy"}:
+        np.testing.assert_allclose(calls[name](), expected, rtol=1e-5)
+    return calls
+
+
+def host_cases(sizes: Sequence[int], dtypes: Sequence[str]) -> list[Case]:
+    """Return every size and type; large graphs of floating-point numbers alone."""
+    return [Case("paths", n, x) for n, x in product(sizes, dtypes) if n < 1024 or x in LARGE_GRAPH_TYPES]
 
 
 # ---- on a GPU
 
 
-def device_rows(quick: bool, only: str, sizes: Sequence[int], most: int) -> Iterator[Row]:
-    """Yield min-plus products and shortest paths on the GPU, by size."""
+def device_cases(sizes: Sequence[int], only: str, quick: bool) -> list[Case]:
+    """Return min-plus products and shortest paths of these sizes, or of the usual ones."""
+    products = sizes or (QUICK_MINPLUS_SIZES if quick else MINPLUS_SIZES)
+    paths = sizes or (QUICK_PATH_SIZES if quick else PATH_SIZES)
+    cases = [*(Case("minplus", n) for n in products), *(Case("paths", n) for n in paths)]
+    return [case for case in cases if only in ("", case.what)]
+
+
+def bound_seconds(n: int) -> float:
+    """Return the seconds of n^3 minima at the chip's peak rate."""
     import cupy
 
-    chip, clock = cupy.cuda.Device(), 1e3 * cupy.cuda.Device().attributes["ClockRate"]
-    rate = chip.attributes["MultiProcessorCount"] * MINIMA * clock
-    rng, rounds = cupy.random.default_rng(2), min(5 if quick else 11, most)
-    for n in () if only == "paths" else sizes or ((4096,) if quick else (1024, 2048, 4096, 8192)):
-        yield sampled(Row("minplus", "all", n, bound=n**3 / rate), product_calls(n, rng), rounds, gpu_seconds)
-    for n in () if only == "minplus" else sizes or ((1024, 8192, 16384) if quick else PATH_SIZES):
-        row = Row("paths", "all", n, bound=n**3 / rate)
-        yield sampled(row, path_calls(n, rng), min(rounds, 3) if n > 8192 else rounds, gpu_seconds)
-        free_gpu_memory()
+    facts = cupy.cuda.Device().attributes
+    return float(n**3 / (facts["MultiProcessorCount"] * MINIMA_PER_CLOCK * 1e3 * facts["ClockRate"]))
 
 
-def product_calls(n: int, rng: Any) -> Calls:
+def product_calls(case: Case) -> Calls:
     """Return min-plus products of signed and of non-negative numbers in each type, checked against the definition."""
+    import cupy
+
+    n, rng = case.n, cupy.random.default_rng(2)
     signed = [rng.standard_normal((n, n)) for _ in range(2)]
     whole = [rng.integers(0, 10_000, (n, n)) for _ in range(2)]
     operands = {
@@ -165,27 +151,31 @@ def product_calls(n: int, rng: Any) -> Calls:
 
 
 def tropical_gemm(n: int) -> Callable[[Any, Any], Any] | None:
-    """Return tropical-gemm's CUDA kernel of float32 min-plus products, which takes column-major matrices, or None."""
+    """Return tropical-gemm's CUDA kernel of float32 min-plus products; None without a checkout.
+
+    The kernel multiplies column-major matrices, so the call computes B^T A^T.
+    """
     import cupy
 
     folder = os.environ.get("FMM_TROPICAL_GEMM")
     if folder is None or n % 64:
         return None
-    text = (Path(folder) / KERNEL).read_text(encoding="utf-8")
+    text = (Path(folder) / TROPICAL_KERNEL).read_text(encoding="utf-8")
     kernel = cupy.RawModule(code=text).get_function("tropical_minplus_f32_nn")
     size, out = np.int32(n), cupy.empty((n, n), np.float32)
 
     def call(a: Any, b: Any) -> Any:
-        kernel(((n // 64) ** 2,), (16, 16), (b, a, out, size, size, size))  # B^T A^T, so that rows are contiguous
+        kernel(((n // 64) ** 2,), (16, 16), (b, a, out, size, size, size))
         return out
 
     return call
 
 
-def path_calls(n: int, rng: Any) -> Calls:
+def path_calls(case: Case) -> Calls:
     """Return shortest paths of several graphs, checked."""
     import cupy
 
+    n, rng = case.n, cupy.random.default_rng(2)
     graphs = {name: edges_of(cupy, n, name, rng) for name in ("float32", "int16")}
     graphs["float32 with negative edges"] = edges_of(cupy, n, "float32", rng, negative=True)
     calls: Calls = {}
@@ -198,7 +188,7 @@ def path_calls(n: int, rng: Any) -> Calls:
 
 
 def check_paths(name: str, edges: Any, found: Any) -> None:
-    """RuntimeError if a path is longer than an edge, or if one more edge makes a path shorter."""
+    """Raise RuntimeError if a path is longer than an edge, or if one more edge makes a path shorter."""
     import cupy
 
     n, whole = len(edges), edges.dtype.kind == "i"
@@ -216,46 +206,50 @@ def check_paths(name: str, edges: Any, found: Any) -> None:
 # ---- the command
 
 
-def table_lines(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield a line for each call of each row."""
-    yield f"{'what':9}{'n':>7}  {'call':30}{'ms':>10}{'10^12 sums/s':>14}{'of bound':>10}{'x scipy':>9}"
-    for row in rows:
-        for name, samples in row.samples.items():
-            seconds = median(samples)
-            bound = f"{row.bound / seconds:10.1%}" if row.bound else f"{'':10}"
-            peer = f"{paired_speedup(row.samples['scipy'], samples):9.2f}" if "scipy" in row.samples else ""
-            kind = name if row.dtype == "all" else f"{row.dtype} {name}"
-            yield f"{row.what:9}{row.n:7}  {kind:30}{1e3 * seconds:10.3f}{row.n**3 / seconds / 1e12:14.3f}{bound}{peer}"
+def measured(case: Case, rounds: int, clock: Clock, on_gpu: bool) -> Row:
+    """Check, then time, the calls of a case; `bound`: seconds at the peak rate, 0 on a CPU."""
+    calls = (product_calls if case.what == "minplus" else path_calls if on_gpu else host_calls)(case)
+    if on_gpu and case.what == "paths" and case.n > 8192:
+        rounds = min(rounds, 3)
+    samples = samples_with_first_call(calls, rounds, SAMPLE, LONG, clock)
+    if on_gpu:
+        free_gpu_memory()
+    bound = bound_seconds(case.n) if on_gpu else 0.0
+    return {"what": case.what, "dtype": case.dtype, "n": case.n, "samples": samples, "bound": bound, "failure": ""}
+
+
+def text_lines(row: Row) -> str:
+    """Return a line for each call: the time, the rate of sums, the share of the bound, and the speedup over SciPy."""
+    lines = []
+    for name, samples in row["samples"].items():
+        seconds, n = median(samples), row["n"]
+        bound = f", {row['bound'] / seconds:.1%} of the bound" if row["bound"] else ""
+        scipy = row["samples"].get("scipy")
+        peer = f", {paired_speedup(scipy, samples):.2f} times scipy" if scipy else ""
+        kind = name if row["dtype"] == "all" else f"{row['dtype']} {name}"
+        rate = f"{n**3 / seconds / 1e12:9.3f} 10^12 sums/s"
+        lines.append(f"{row['what']:9}{n:7}  {kind:30}{1e3 * seconds:10.3f} ms {rate}{bound}{peer}")
+    return "\n".join(lines)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmark; return the exit code."""
-    parser = benchmark_parser("shortest_paths", __doc__)
+    parser = benchmark_parser("shortest_paths", __doc__, device="cpu", quick="fewer sizes and rounds")
     add = parser.add_argument
-    add("--device", default="cpu", help="cpu, or 0 for the first CUDA device")
-    add("--quick", action="store_true", help="fewer sizes and rounds")
     add("--only", choices=("", "minplus", "paths"), default="", help="on a GPU: these alone")
-    add("--sizes", type=int, nargs="+", help="these alone")
+    add("--sizes", type=int, nargs="+", default=(), help="these alone")
     add("--dtypes", nargs="+", choices=HOST_TYPES, default=HOST_TYPES, help="on a CPU: these alone")
     add("--rounds", type=int, help="of each case, at most")
     add("--processor-time", action="store_true", help="on a CPU: time all threads' processor time")
     options = parser.parse_args(arguments)
-    if options.device == "cpu":
-        clock = processor_seconds if options.processor_time else host_seconds
-        sizes = options.sizes or HOST_SIZES[: 2 if options.quick else 3]
-        where, folder = environment_record(typed_command()), RESULTS / device_folder()
-        found = host_rows(sizes, options.dtypes, options.rounds or 3, clock)
+    machine = machine_of(options.device)
+    clock = processor_seconds if options.processor_time and not machine.on_gpu else machine.clock
+    if machine.on_gpu:
+        cases = device_cases(options.sizes, options.only, options.quick)
+        rounds = min(5 if options.quick else 11, options.rounds or 11)
     else:
-        where, folder = gpu_environment(), gpu_folder()
-        found = device_rows(options.quick, options.only, options.sizes or (), options.rounds or 11)
-    path, rows = (options.output or folder) / "shortest_paths.json", list[Row]()
-    for row in found:
-        rows.append(row)
-        print(*list(table_lines([row]))[1:], sep="\n", flush=True)
-        write_result(path, where, [asdict(x) for x in rows])
-    print(*table_lines(rows), sep="\n")
+        sizes = options.sizes or HOST_SIZES[: 2 if options.quick else 3]
+        cases, rounds = host_cases(sizes, options.dtypes), options.rounds or 3
+    measure = partial(measured, rounds=rounds, clock=clock, on_gpu=machine.on_gpu)
+    run_cases(options, machine, "shortest_paths.json", cases, measure, text_lines)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

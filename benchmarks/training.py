@@ -1,20 +1,17 @@
 """A small transformer, trained with torch's products and with fmm's: `python -m benchmarks training [--device cuda]`.
 
 All runs have the same data and the same start, except for the second one: its start differs by about a rounding. The
-distance between its losses and the first one's is the noise; fmm's losses must stay within twice of it. With
---seconds, all runs together take no longer: each has fewer steps, by the time of a few of torch's. The file
-results/<device>/training.json is written after each run.
+distance between its losses and the first one's is the noise; fmm's losses must stay within twice the noise. With
+--seconds, each run has fewer steps, so that all runs together take no longer. Samples go to
+results/<device>/training.json.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,10 +19,8 @@ from torch import nn
 
 import fmm
 from benchmarks.forced_plan import force
-from benchmarks.harness import RESULTS, benchmark_parser
-from fmm.config.store import write_file
+from benchmarks.harness import Machine, Row, benchmark_parser, machine_of, run_cases
 from fmm.integrations.report import begin_report, end_report
-from fmm.tuner.trials.environment import device_folder, environment_record, typed_command
 
 WARM_UP = 5  # steps that are not timed
 RUNS = "torch", "torch, nearby", "fmm"
@@ -107,22 +102,24 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def measured(options: argparse.Namespace, dtype: str, seconds: float) -> Iterator[dict[str, Any]]:
-    """Train three times; yield the losses and seconds after each run, at last with the distances of the losses."""
+def measured(options: argparse.Namespace, dtype: str, seconds: float) -> Row:
+    """Train three times; return the losses and the seconds of each run, and the distances of the losses."""
     target = "torch" if options.device == "cuda" else "torch-cpu"
     steps = steps_within(options, dtype, seconds)
     runs: dict[str, tuple[list[float], float]] = {}
     for name in RUNS:
         with fmm.installed(target) if name == "fmm" else nullcontext():
             runs[name] = train(options, dtype, steps, JITTER[dtype] if name == "torch, nearby" else 0.0)
-        row: dict[str, Any] = {
-            "losses": {name: losses for name, (losses, _) in runs.items()},
-            "seconds": {name: timed for name, (_, timed) in runs.items()},
-        }
-        yield row
     first, nearby, ours = (runs[name][0] for name in RUNS)
-    apart = [max(abs(x - y) for x, y in zip(first, losses, strict=True)) for losses in (nearby, ours)]
-    yield row | {"noise": apart[0], "apart": apart[1], "products": products_of_a_step(options, dtype, target)}
+    noise, apart = (max(abs(x - y) for x, y in zip(first, losses, strict=True)) for losses in (nearby, ours))
+    return {
+        "dtype": dtype,
+        "losses": {name: losses for name, (losses, _) in runs.items()},
+        "seconds": {name: timed for name, (_, timed) in runs.items()},
+        "noise": noise,
+        "apart": apart,
+        "products": products_of_a_step(options, dtype, target),
+    }
 
 
 def products_of_a_step(options: argparse.Namespace, dtype: str, target: str) -> list[str]:
@@ -134,6 +131,18 @@ def products_of_a_step(options: argparse.Namespace, dtype: str, target: str) -> 
     finally:
         end_report()
     return str(report).splitlines()
+
+
+def text_lines(row: Row) -> str:
+    """Return the lines that a terminal shows for a type."""
+    seconds = ", ".join(f"{name} {value:.2f} s" for name, value in row["seconds"].items())
+    losses = f"largest difference of losses {row['apart']:.2e}, noise {row['noise']:.2e}"
+    return "\n".join([f"{row['dtype']}: {seconds}; {losses}", *row["products"]])
+
+
+def machine_named(device: str) -> Machine:
+    """Return torch's current GPU ("cuda") or this CPU."""
+    return machine_of("cpu" if device == "cpu" else str(torch.cuda.current_device()))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -149,30 +158,12 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if options.plan:
         force(options.plan)
-    dtypes, runs = options.dtypes.split(","), dict[str, dict[str, Any]]()
-    end = time.perf_counter() + options.seconds
-    path = (options.output or results_folder(options.device)) / "training.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    card = {"device": torch.cuda.get_device_name()} if options.device == "cuda" else {}
-    for i, dtype in enumerate(dtypes):
-        left = max(end - time.perf_counter(), 1.0) / (len(dtypes) - i) if options.seconds else 0.0
-        for run in measured(options, dtype, left):
-            runs[dtype] = run
-            content = {"runs": runs, "torch": torch.__version__}
-            content["environment"] = {**card, **environment_record(typed_command())}
-            write_file(path, json.dumps(content, indent=1) + "\n")
-        run = runs[dtype]
-        seconds = ", ".join(f"{name} {value:.2f} s" for name, value in run["seconds"].items())
-        print(f"{dtype}: {seconds}; largest difference of losses {run['apart']:.2e}, noise {run['noise']:.2e}")
-        print(*run["products"], sep="\n", flush=True)
-    return int(any(run["apart"] > 2 * run["noise"] for run in runs.values()))
+    dtypes, end = options.dtypes.split(","), time.perf_counter() + options.seconds
 
+    def measure(dtype: str) -> Row:
+        left = max(end - time.perf_counter(), 1.0) / (len(dtypes) - dtypes.index(dtype)) if options.seconds else 0.0
+        return measured(options, dtype, left)
 
-def results_folder(device: str) -> Path:
-    """Return results/<device>."""
-    name = torch.cuda.get_device_name() if device == "cuda" else device_folder()
-    return RESULTS / name.lower().replace(" ", "-")
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    machine, file = machine_named(options.device), "training.json"
+    rows = run_cases(options, machine, file, dtypes, measure, text_lines, key="runs", torch=torch.__version__)
+    return int(any(row["apart"] > 2 * row["noise"] for row in rows))

@@ -1,5 +1,7 @@
 """Matrix multiplication that beats the vendor's BLAS, and knows beforehand when it will."""
 
+# First: a thread that imports fmm.kernels meanwhile must find no lock of a module below it held by this thread.
+from fmm import kernels  # noqa: F401
 from fmm.api import explain, explain_gemm, explain_gram, gemm, gram, matmul, minplus, plan, prepare, shortest_paths
 from fmm.arrays.host_memory import release_workspace
 from fmm.integrations import install, installed, uninstall
@@ -8,6 +10,7 @@ from fmm.integrations.report import report, report_from_env
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.prepared_operand import PreparedOperand
+from fmm.runtime.show_config import show_config
 from fmm.semirings.path_request import NegativeCycleError
 
 __version__ = "0.1.0"
@@ -32,6 +35,7 @@ __all__ = [
     "release_workspace",
     "report",
     "shortest_paths",
+    "show_config",
     "uninstall",
 ]
 

@@ -1,4 +1,4 @@
-"""The public functions. Each checks its arguments (fmm/request.py) and hands them on (fmm/dispatch.py).
+"""The public functions. Each checks its arguments (fmm/request.py) and passes them to fmm/dispatch.py.
 
 The first lines of matmul, gemm and gram answer calls that no plan can make faster: a small product takes ten
 microseconds or less, so checking every option would take a noticeable part of that time.
@@ -71,16 +71,17 @@ def matmul(
         Run this plan instead of choosing one, for example "winograd > vendor". The two limits below then do not apply.
     max_error_growth : float, optional
         Choose only plans with an expected error of at most this multiple of the vendor's (default 15, on a GPU 16).
-        Below 1, only plans more accurate than the vendor (float32 on Hopper, down to 0.02).
+        A limit below 1 selects plans that are more accurate than the vendor (float32 on Hopper, down to 0.02).
     workspace : int, optional
         Choose only plans with at most this many bytes of temporaries (default: half of the free memory).
     componentwise : bool, optional
         Bound the error of each entry relative to (|A| |B|)ij instead of the norm of the product.
     device : str or int, optional
-        A CUDA device (0, "cuda:0") that multiplies NumPy arrays. They are streamed through it, whatever their size.
+        A CUDA device (0, "cuda:0") that multiplies NumPy arrays. Blocks of the arrays are streamed through the device,
+        so they may be larger than its memory.
     progress : bool, optional
-        Show the progress on stderr once the product has run for ten seconds, or is predicted to. For NumPy arrays
-        that are streamed through a device or multiplied by a plan of several products.
+        Show the progress on stderr of a product that takes longer than ten seconds, or is predicted to. It is shown
+        for NumPy arrays that are streamed through a device or multiplied by a plan of several products.
 
     Returns
     -------
@@ -212,7 +213,7 @@ def gram(
         A second factor: the result is then alpha a b + beta out. The caller guarantees that a b is its own adjoint,
         as the product of two polynomials of one symmetric matrix is. The upper triangle of a b is never computed.
     out : array, optional
-        Array for the result. Required with beta; then only its lower triangle is read ("upper": its upper one).
+        Array for the result. beta requires it; then only its lower triangle is read (with fill="upper", its upper one).
     rows : bool, optional
         Return alpha a a^H + beta out instead.
     fill : {"full", "lower", "upper"}, optional
@@ -330,8 +331,9 @@ def gemm(
     alpha, beta : number, optional
         Complex factors for complex arrays only; whole factors for integers. With alpha = 0, a and b are not read.
     transpose_a, transpose_b : bool, int or str, optional
-        False, True, or "C" for the conjugate transpose; or 0, 1 and 2 as SciPy's gemm has them. A transpose is read in
-        place. A conjugate transpose is copied unless the plan begins with a level for complex numbers (3m).
+        "N" or False: the operand as it is. "T" or True: its transpose. "C": its conjugate transpose. The numbers 0, 1
+        and 2 mean the same, as in SciPy's gemm. A transpose is read in its own memory. A conjugate transpose is copied
+        unless the plan begins with a level for complex numbers (3m).
     out : array, optional
         Array for the result; it may be c, and may overlap a and b.
     plan, max_error_growth, workspace
@@ -352,7 +354,7 @@ def gemm(
     Notes
     -----
     alpha and beta are coefficients of the plan's last sums and need no pass of their own. Where no plan pays, the
-    library's functions compute the result (torch.addmm, cuBLAS's gemm, numpy.matmul). In place, where an inf or NaN
+    library's functions compute the result (torch.addmm, cuBLAS's gemm, numpy.matmul). If `out` is c, and an inf or NaN
     could require a second computation, the workspace also holds a copy of c.
 
     Examples
@@ -492,7 +494,7 @@ def minplus(
     maximum : bool, optional
         Return the maximum of the sums instead (max-plus).
     argmin : bool, optional
-        Return also the k of each entry, as int32: the first of equal ones, -1 where every sum is missing.
+        Return also the k of each entry's minimum, as int32: the least such k, or -1 where every sum is missing.
 
     Returns
     -------

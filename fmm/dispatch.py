@@ -11,11 +11,11 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fmm.arrays.detect import describe_array, on_device
+from fmm.arrays.detect import describe_array, on_device, type_name
 from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import NUMPY, TYPE_NAMES
 from fmm.arrays.select_library import PLAIN_TYPES, cupy_library, library_of
-from fmm.dtypes import DTYPES
+from fmm.dtypes import DTYPES, INTEGERS
 from fmm.kernels.cpu.host_arrays import matmul as numpy_matmul
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR, PlanError
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 def multiply_plain(library: Library, a: Any, b: Any, out: Any = None) -> Any:
     """Return the product of two CuPy arrays or torch tensors, without options or constraints.
 
-    `out` is for tensors only. A product that no plan can make faster is declined after as few questions as possible:
-    small products take less time than those questions.
+    `out` is for tensors only. A product that no plan can make faster is left to the vendor after as few checks as
+    possible: a small product takes less time than the checks of a large one.
     """
     if (is_tracing := library.is_tracing) is not None and is_tracing():
         return _traced_matmul(a, b, out, NO_CONSTRAINTS)
@@ -68,8 +68,8 @@ def multiply_plain(library: Library, a: Any, b: Any, out: Any = None) -> Any:
         try:
             return library.quick_vendor(a, b) if out is None else library.vendor(a, b, out)
         except RuntimeError:
-            if not library.has_no_product(a):
-                raise
+            if not (library.differentiable and a.is_cuda and type_name(a.dtype) in INTEGERS):
+                raise  # torch has no integer products on CUDA devices
     if library.differentiable:
         return torch_functions().matmul_tensors(a, b, out, NO_CONSTRAINTS)
     return matmul.run_matmul(library, a, b, out, NO_CONSTRAINTS)
@@ -103,7 +103,8 @@ def _multiply_in_place(request: MatmulRequest) -> Any:
         a, b, constraints = unwrap_operands(request.a, request.b, request.constraints)
         library = library_of(a, b, request.out).with_options(request.options)
         if library.is_observed():
-            # The first call of a process comes here; later ones take the plain way. torch.jit.trace compares the two.
+            # Later calls of a process go to multiply_plain at once. torch.jit.trace compares two calls, so the first
+            # call must be traced in the same way.
             plain = constraints is NO_CONSTRAINTS and not request.options and type(a) is type(b) in PLAIN_TYPES
             if plain:
                 return multiply_plain(library, a, b, request.out)
@@ -141,7 +142,7 @@ def explain_multiply(request: MatmulRequest) -> Decision:
 
 
 def _streaming_machine(request: MatmulRequest) -> Machine | None:
-    """Return the CUDA device that host arrays are streamed through; None if the arrays are where device= says."""
+    """Return the CUDA device that host arrays are streamed through; None if the device holds the arrays already."""
     device = request.device
     assert device is not None
     a, b, _ = unwrap_operands(request.a, request.b, request.constraints)
@@ -218,13 +219,15 @@ def _with_decline_key(request: R, key: CallKey | None, *others: Any) -> R:
     """Return the request that remembers a decline, unless the types differ: then the library casts by its own rules."""
     if key is None or any(x is not None and x.dtype != request.a.dtype for x in others):
         return request
-    return request._replace(on_decline=partial(remember_declined_call, key, request.params))
+    a, b = request.a, request.a if request.b is None else request.b
+    is_large = a.nbytes * b.nbytes >= SMALL_BYTES
+    return request._replace(on_decline=partial(remember_declined_call, key, request.params, is_large))
 
 
 # ---- decisions without arrays
 
 _NUMPY_TYPES = tuple(TYPE_NAMES.values())
-# Types that torch has and NumPy has not begin with these names.
+# The names of the types that torch has and NumPy lacks begin with these.
 _TORCH_TYPE_PREFIXES = "bfloat16", "tf32", "complex32", "float4", "float8"
 
 
@@ -258,7 +261,7 @@ def _fallback_for_type(dtype: str, on_cpu: bool, constraints: PlanConstraints) -
 
 
 def _is_cpu(device: object) -> bool:
-    """Return True for "cpu"; an array passed by mistake would compare number by number."""
+    """Return True for "cpu". The type is checked first: an array would be compared with "cpu" entry by entry."""
     return isinstance(device, str) and device == "cpu"
 
 

@@ -16,8 +16,7 @@ class DType:
 
     name: str
     itemsize: int  # bytes in memory
-    # Of the result, or of the operands if a product rounds them to fewer bits; 0 for integers.
-    unit_roundoff: float
+    unit_roundoff: float  # of the results, or of operands that a product rounds to fewer bits; 0 for integers
     cpp: str  # name in device code
     cuda_type: int  # cudaDataType
     compute_type: int  # cublasComputeType_t

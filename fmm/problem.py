@@ -13,8 +13,8 @@ Shape = tuple[int, int, int]  # (m, k, n)
 # Only one triangle of "gram" and "symmetric" is computed.
 Operation = Literal["product", "gram", "symmetric"]
 OPERATIONS: tuple[Operation, ...] = ("product", "gram", "symmetric")
-# The part of a self-adjoint C that is written. "full": all. "lower": the lower triangle; the upper one is unchanged.
-# "loose", inside plans only: the lower triangle; the upper one is undefined.
+# The part of a self-adjoint C that is written. "full": all of C. "lower": the lower triangle; the upper is unchanged.
+# "loose" occurs inside plans only: the lower triangle is written, and the upper triangle is undefined.
 Fill = Literal["full", "lower", "loose"]
 FILLS: tuple[Fill, ...] = ("full", "lower")  # of a whole problem
 
@@ -52,7 +52,7 @@ class Problem:
     batch: int = 1
     fill: Fill = "full"
     componentwise: bool = False  # bound each entry's error relative to (|A| |B|)ij
-    prepared_side: Literal["A", "B"] | None = None  # the matrix with a leaf's preparation after it in memory
+    prepared_side: Literal["A", "B"] | None = None  # the matrix that a leaf has prepared (fmm.prepare)
     # Row and column strides, in elements, of an addend that C does not hold; 0 along a broadcast axis.
     addend_strides: tuple[int, int] | None = None
 
@@ -64,7 +64,7 @@ class Problem:
         if self.fill not in FILLS or (self.fill != "full" and not self.writes_triangle):
             raise ValueError(f"{self.op} cannot have fill {self.fill!r}; valid: {', '.join(FILLS)}")
         if self.addend_strides is not None and (self.writes_triangle or not self.beta):
-            raise ValueError("an addend apart from C needs beta, and the operation 'product'")
+            raise ValueError("an addend outside C needs beta, and the operation 'product'")
         if self.writes_triangle and self.m != self.n:
             raise ValueError(f"a product that is its own adjoint is square, not {self.m} x {self.n}")
         for name, side in zip("mkn", self.size, strict=True):

@@ -1,6 +1,6 @@
 """Checked arguments of the public functions.
 
-Each public function has one request here. An error names the argument, its value and the valid values.
+Each public product has a request class here. An error names the argument, its value and the valid values.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
-from fmm.arrays.detect import check_dense, describe_value, type_name
+from fmm.arrays.detect import check_dense, describe_value, is_complex, type_name
 from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import NUMPY
 from fmm.arrays.select_library import library_of
@@ -113,7 +113,7 @@ def check_gemm(
         out = None if out is None else library.adopt_arrays(a, b, out)[2]  # type: ignore[index]
     if complex in (type(params.alpha), type(params.beta)):
         arrays = [np.asanyarray(x) if library is NUMPY else x for x in (a, b, c) if x is not None]
-        if not any(library.is_complex(x) for x in arrays):
+        if not any(is_complex(x) for x in arrays):
             raise TypeError("alpha and beta must be real numbers for real matrices")
     alpha, beta = fit_factors(library, (a, b, c if params.beta else None), params.alpha, params.beta)
     return GemmRequest(library, a, b, c, out, params._replace(alpha=alpha, beta=beta), checked)
@@ -124,7 +124,7 @@ def _gemm_params(alpha: Any, beta: Any, transpose_a: Any, transpose_b: Any) -> B
     for name, value in (("transpose_a", transpose_a), ("transpose_b", transpose_b)):
         op = OPS.get(value) if isinstance(value, str | int | np.integer | np.bool_) else None
         if op is None:
-            raise ValueError(f"{name} must be False, True or 'C', or 0, 1 or 2, not {value!r}")
+            raise ValueError(f"{name} must be 'N', 'T' or 'C', False or True, or 0, 1 or 2, not {value!r}")
         ops.append(op)
     return BlasGemmParams(check_scalar("alpha", alpha), check_scalar("beta", beta), *ops)
 
@@ -208,7 +208,7 @@ def check_out(library: Library, out: Any) -> None:
 
 # ---- numbers
 
-MAX_SIDE = sys.maxsize  # of an array; as a number of bytes, more than any machine has
+MAX_SIDE = sys.maxsize  # the longest side of an array; as a number of bytes, more than any machine has
 
 
 def check_side(name: str, side: Any) -> int:

@@ -1,21 +1,20 @@
-"""Benches: the devices on which experiments run. A bench multiplies by any plan, draws numbers, and times calls.
+"""The devices on which experiments run: a bench multiplies by any plan, draws random numbers, and times calls.
 
-Plans run as named: no choosing, no emulation, no check for overflow that would hand them to the vendor.
+A plan runs exactly as it is named: nothing is chosen or emulated, and no check for overflow hands a product to the
+vendor.
 """
 
 from __future__ import annotations
 
-import os
-import random
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
 
 import fmm
+from benchmarks.harness import environment_variable, host_seconds, samples_with_first_call
 from fmm.arrays.host_memory import borrowed_block
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.host_arrays import Arena, matmul
@@ -36,58 +35,60 @@ class Bench(Protocol):
 
     xp: Any  # the library of its arrays
     on_host: bool
-    side: int  # the largest side to which an experiment is scaled down by default
+    side: int  # largest side of an experiment; larger experiments are scaled down by default
 
     @property
     def folder(self) -> str:
-        """Its name under results/."""
+        """The name of the device's folder in results/."""
 
     def environment_record(self, command: list[str]) -> dict[str, Any]: ...
 
     def generator(self, seed: int) -> Any:
-        """With `random` and `standard_normal`, as NumPy's."""
+        """Return a random generator with NumPy's methods `random` and `standard_normal`."""
 
     def stored(self, x: Array, dtype: str) -> Array:
-        """float64 or complex128 numbers, as numbers of this type lie in memory."""
+        """Return float64 or complex128 numbers as this type is stored in memory."""
 
     def widened(self, x: Array, dtype: str) -> Array:
         """Return the numbers in float64 or complex128."""
 
     def multiply(self, plan: Plan, a: Array, b: Array, dtype: str = "") -> Array:
-        """A B by this plan; PlanError if it cannot be done."""
+        """Return A B by this plan; raise PlanError if the plan cannot run."""
 
     def prepare(self, products: Sequence[tuple[Plan, Problem]]) -> None:
-        """Whatever can be made ready for all of them at once."""
+        """Compile the kernels of all these products at once."""
 
     def chosen(self, problem: Problem, max_error_growth: float | None = None, emulation: bool = True) -> Plan:
-        """What fmm chooses on this device."""
+        """Return fmm's choice on this device."""
 
     @property
     def speed(self) -> float:
-        """Flops a second of the vendor's float64 product, roughly."""
+        """The approximate flops per second of the vendor's float64 product."""
 
     def row_by_column(self, a: Array, b: Array) -> tuple[Array, Array]:
-        """Which rows, and those rows of the product, one accumulator an entry, in the order of k."""
+        """Return some row numbers, and these rows of A B, each entry one sum in the order of k."""
 
     def call(self, plan: Plan, a: Array, b: Array) -> Call:
-        """What multiplies once, everything prepared and warm."""
+        """Return a call that multiplies once; its kernels are compiled and its memory is allocated."""
 
     def seconds(self, call: Call, repeats: int) -> float:
         """Return the seconds of one of `repeats` calls."""
 
     def stream(self, count: int) -> tuple[float, float]:
-        """Return the rate of an addition of `count` float64 numbers: bytes and numbers a second."""
+        """Return the rate of adding `count` float64 numbers: bytes and numbers per second."""
 
     def shared_memory(self) -> float | None:
-        """Bytes a second that threads read from memory that their block shares; None where there is none."""
+        """Return the bytes per second that threads read from shared memory; None on a CPU."""
 
     def free(self) -> None:
-        """Give back memory that is held for later."""
+        """Return cached memory to the device."""
 
 
 class PlannedBench:
-    """What an experiment asks of a device before it measures: a CUDA device that is not there, or a processor. Of what
-    fmm itself would choose it knows nothing."""
+    """A device that plans experiments without measuring: a CUDA device that is absent, or a processor.
+
+    Its `chosen` is always the vendor, because fmm's choice depends on the device.
+    """
 
     def __init__(self, on_host: bool) -> None:
         self.on_host = on_host
@@ -97,49 +98,28 @@ class PlannedBench:
 
 
 def chosen_plan(problem: Problem, device: str | int, max_error_growth: float | None, emulation: bool) -> Plan:
-    """What fmm chooses for a problem, by the public function; without emulation as if FMM_EMULATION=0 were set."""
+    """Return fmm's choice for a problem by the public function; without emulation as under FMM_EMULATION=0."""
     m, k, n = problem.size
     request = {"op": problem.op, "dtype": problem.dtype, "device": device, "max_error_growth": max_error_growth}
-    with nullcontext() if emulation else _emulation_forbidden():
+    with nullcontext() if emulation else environment_variable("FMM_EMULATION", "0"):
         return fmm.plan(m, k, n, **request).plan  # type: ignore[arg-type]
-
-
-@contextmanager
-def _emulation_forbidden() -> Iterator[None]:
-    before = os.environ.get("FMM_EMULATION")
-    os.environ["FMM_EMULATION"] = "0"
-    try:
-        yield
-    finally:
-        del os.environ["FMM_EMULATION"]
-        os.environ |= {} if before is None else {"FMM_EMULATION": before}
 
 
 # ---- timing
 
-LONG = 2e-2  # seconds from which on a call takes longer than what may disturb its first timing
-SHORTEST = 2e-3  # seconds of a sample: shorter calls are repeated
+LONG_CALL_SECONDS = 2e-2  # seconds of a call from which on its first timing is as good as a later one
+SAMPLE_SECONDS = 2e-3  # seconds of a sample: shorter calls are repeated
 
 
-def timed_in_turns(bench: Bench, calls: Mapping[str, Call], rounds: int, seed: int = 0) -> dict[str, list[float]]:
-    """Seconds of each in shuffled rounds, so that a device's drift hits all alike."""
-    names, found = list(calls), {name: [0.0] * 0 for name in calls}
-    first = {name: bench.seconds(calls[name], 1) for name in names}
-    repeats = {name: max(int(SHORTEST / max(x, 1e-7)), 1) for name, x in first.items()}
-    shuffled = random.Random(seed)
-    if min(first.values(), default=0) > LONG:
-        found, rounds = {name: [x] for name, x in first.items()}, rounds - 1  # that was the first round
-    for _ in range(rounds):
-        shuffled.shuffle(names)
-        for name in names:
-            found[name].append(bench.seconds(calls[name], repeats[name]))
-    return found
+def time_in_rounds(bench: Bench, calls: Mapping[str, Call], rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of each call in shuffled rounds."""
+    return samples_with_first_call(calls, rounds, SAMPLE_SECONDS, LONG_CALL_SECONDS, bench.seconds)
 
 
 def time_plans(
     bench: Bench, plans: Mapping[str, str], a: Array, b: Array, rounds: int
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Seconds of each plan that runs, and why the others do not."""
+    """Return the seconds of each plan that runs, and the reason for each plan that does not run."""
     calls: dict[str, Call] = {}
     failed: dict[str, str] = {}
     for name, text in plans.items():
@@ -147,11 +127,11 @@ def time_plans(
             calls[name] = bench.call(Plan.parse(text), a, b)
         except (PlanError, MemoryError) as error:
             failed[name] = str(error)
-    return timed_in_turns(bench, calls, rounds), failed
+    return time_in_rounds(bench, calls, rounds), failed
 
 
 def vendor_speed(bench: Bench, side: int) -> float:
-    """Flops a second of the vendor's float64 product of this side, warm."""
+    """Return the flops per second of the vendor's float64 product of this side, after a warm-up."""
     rng = bench.generator(0)
     a, b = rng.standard_normal((side, side)), rng.standard_normal((side, side))
     seconds, _ = time_plans(bench, {"vendor": "vendor"}, a, b, 3)
@@ -161,8 +141,8 @@ def vendor_speed(bench: Bench, side: int) -> float:
 
 # ---- this processor
 
-ROWS = 65  # of a large product that are computed row by column on the host, the last one among them
-WHOLE = 192  # rows of a product that is small enough for all
+SAMPLED_ROWS = 65  # rows of a large product that are computed row by column on the host
+MAX_WHOLE_ROWS = 192  # most rows of a product of which all rows are computed
 
 
 class HostBench:
@@ -213,7 +193,7 @@ class HostBench:
 
     def row_by_column(self, a: Array, b: Array) -> tuple[Array, Array]:
         """Return some evenly spaced rows of a large product, summed in the order of one loop over k."""
-        count = len(a) if len(a) <= WHOLE else ROWS
+        count = len(a) if len(a) <= MAX_WHOLE_ROWS else SAMPLED_ROWS
         rows = np.unique(np.linspace(0, len(a) - 1, count).astype(np.intp))
         left, found = a[rows], np.zeros((len(rows), b.shape[1]), a.dtype)
         for i in range(len(b)):
@@ -227,10 +207,7 @@ class HostBench:
         return made
 
     def seconds(self, call: Call, repeats: int) -> float:
-        start = time.perf_counter()
-        for _ in range(repeats):
-            call()
-        return (time.perf_counter() - start) / repeats
+        return host_seconds(call, repeats)
 
     def stream(self, count: int) -> tuple[float, float]:
         x, y, z = (np.ones(count) for _ in range(3))
@@ -248,7 +225,10 @@ class HostBench:
 
 
 def bench_of(name: str) -> Bench:
-    """`cpu`, or a CUDA device by its number or as `cuda:0`; ValueError if it does not answer."""
+    """Return the bench of `cpu`, or of a CUDA device by its number or as `cuda:0`.
+
+    Raise ValueError if the device does not answer.
+    """
     if name == "cpu":
         return HostBench()
     index = parse_cuda_index(int(name) if name.isdecimal() else name)

@@ -1,9 +1,9 @@
-"""The papers' figures: `python -m benchmarks papers [NAME ...]`, published beside computed beside measured.
+"""The papers' figures: `python -m benchmarks papers [NAME ...]` prints published, computed and measured numbers.
 
-Without a name it prints the list of figures. `--measure` runs their experiments on this device; `missing` lists the
-experiments of which this device has no samples, and `missing --measure` measures them, the shortest first. Samples are
-written part by part to results/<device>/paper, so that an interrupted call loses one part at most and the same command
-goes on.
+Without a name it prints the list of figures. `--measure` runs their experiments on this device. `missing` lists the
+experiments without samples of this device, and `missing --measure` measures them, the shortest first. Samples are
+written part by part to results/<device>/paper: an interrupted call loses at most one part, and the same command
+continues.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ NAMES = {**TABLES, **FIGURES}
 
 
 class BadRequestError(Exception):
-    """Options that contradict each other, or that this device cannot serve; the message says what to change."""
+    """Options that contradict each other, or that this device cannot serve; the message names the change."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the named tables and figures, all of them, the list, or what is missing; return the exit code."""
+    """Print the named tables and figures, all of them, the list, or the missing experiments; return the exit code."""
     options = parsed_options(arguments)
     try:
         names = list(dict.fromkeys(NAMES if options.names == ["all"] else options.names))
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parsed_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the command line; argparse exits with 2 where it is malformed."""
+    """Parse the command line; argparse exits with 2 if it is malformed."""
     parser = argparse.ArgumentParser(
         prog=f"python -m {COMMAND}",
         description=__doc__,
@@ -114,7 +114,7 @@ def check_options(names: Sequence[str], options: argparse.Namespace) -> None:
 
 
 def measured_figure(name: str) -> Figure:
-    """Return the figure of this name; BadRequestError if the table is computed, not measured."""
+    """Return the figure of this name; raise BadRequestError if the table is computed and not measured."""
     found = FIGURES.get(table_name(name, NAMES))
     if found is None:
         raise BadRequestError(f"{name} is computed, not measured; measured are {', '.join(FIGURES)}")
@@ -125,7 +125,7 @@ def measured_figure(name: str) -> Figure:
 
 
 def recorded_tables(names: Sequence[str], options: argparse.Namespace) -> tuple[list[Table], int]:
-    """Return each table as published and computed, with the samples of --measured, and the exit code."""
+    """Return each published and computed table, with the samples of --measured, and the exit code."""
     folder, tables = options.measured, []
     for name in names:
         path = folder / f"{FIGURES[name].experiment.name}.json" if folder and name in FIGURES else None
@@ -140,7 +140,7 @@ def recorded_tables(names: Sequence[str], options: argparse.Namespace) -> tuple[
 
 
 def table_of(name: str, results: Results | None = None) -> Table:
-    """Return a figure's table with these results; without results the computed table where there is one."""
+    """Return a figure's table with these results; without results the computed table, if there is one."""
     if name in FIGURES and (results is not None or name not in TABLES):
         return figure_table(FIGURES[name], results)
     return computed_table(name)
@@ -150,7 +150,7 @@ def table_of(name: str, results: Results | None = None) -> Table:
 
 
 def measured_tables(names: Sequence[str], options: argparse.Namespace) -> tuple[list[Table], int]:
-    """Measure the figures among these names, whatever is on record; return all tables and the exit code."""
+    """Measure the figures among these names, recorded or not; return all tables and the exit code."""
     figures = [FIGURES[name] for name in names if name in FIGURES] or [measured_figure(names[0])]
     session = measuring_session(options)
     code = session.measure(session.experiments_of(figures), anew=True)
@@ -159,7 +159,7 @@ def measured_tables(names: Sequence[str], options: argparse.Namespace) -> tuple[
 
 
 def missing_experiments(figures: Sequence[Figure], options: argparse.Namespace) -> tuple[list[Table], int]:
-    """Return the table of experiments that are not on record, and the exit code; --measure measures them."""
+    """Return the table of incomplete experiments, and the exit code; --measure measures them."""
     session = measuring_session(options)
     missing = session.missing(figures)
     code = session.measure(missing, anew=False) if options.measure else 0
@@ -178,7 +178,7 @@ def measuring_session(options: argparse.Namespace) -> Session:
 
 @dataclass
 class Session:
-    """A device, the folder of its samples, and what this call has measured."""
+    """A device, the folder of its samples, and the measurements of this call."""
 
     bench: Bench
     folder: Path
@@ -190,7 +190,7 @@ class Session:
     failed: bool = False
 
     def experiments_of(self, figures: Sequence[Figure]) -> list[Progress]:
-        """Return the experiments of these figures, to be measured whatever is on record."""
+        """Return the experiments of these figures, recorded or not."""
         experiments = {figure.experiment.name: figure.experiment for figure in figures}
         with _damage_reported():
             return [experiment_progress(x, self.bench, self.folder, self.side, anew=True) for x in experiments.values()]
@@ -203,7 +203,7 @@ class Session:
         return found if named else by_worth(found)
 
     def measure(self, experiments: Sequence[Progress], anew: bool) -> int:
-        """Measure all parts of these experiments (anew), or the missing ones; return the exit code."""
+        """Measure all parts of these experiments (anew), or the missing parts; return the exit code."""
         self._check_folder()
         try:
             for progress in experiments:
@@ -229,7 +229,7 @@ class Session:
                 self.left[name] -= 1
 
     def _check_folder(self) -> None:
-        """Refuse a folder that cannot be written before anything is measured."""
+        """Raise BadRequestError before measuring if the folder cannot be written."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -238,7 +238,7 @@ class Session:
             raise BadRequestError(f"cannot write to {self.folder}")
 
     def _draw_figures(self) -> None:
-        """Save pictures of the measured figures; without Matplotlib there are none."""
+        """Save pictures of the measured figures, if Matplotlib is installed."""
         folder = self.folder / "report"
         for figure in FIGURES.values():
             if (results := self.results.get(figure.experiment.name)) is not None:
@@ -252,7 +252,7 @@ class Session:
 
 @contextmanager
 def _damage_reported() -> Iterator[None]:
-    """Turn a damaged file of samples into a request that the user can act on."""
+    """Turn the error of a damaged file of samples into a BadRequestError."""
     try:
         yield
     except DamagedSamplesError as error:
@@ -260,7 +260,7 @@ def _damage_reported() -> Iterator[None]:
 
 
 def _print_outcome(progress: Progress, outcome: Outcome) -> None:
-    """Report a failed part; on a terminal, each finished part too."""
+    """Report a failed part; on a terminal, report each finished part too."""
     about = ", ".join(map(str, outcome.part.about))
     name = f"{progress.experiment.name}{f' ({about})' if about else ''}"
     if outcome.failed:
@@ -281,10 +281,12 @@ def missing_table(missing: Sequence[Progress], session: Session) -> Table:
         )
         for progress in missing
     )
-    notes = (
+    notes: tuple[str, ...] = (
         f"samples in {session.folder}. `missing --measure` measures in this order: as named behind `missing`, or else "
         "the papers' figures first, the shortest first. Each part is written when it is done, so that the next call "
         "goes on after an interrupt or a --time-limit.",
     )
+    if not rows:
+        notes = ("Every part of these experiments was measured on this device.", *notes)
     columns = "experiment", "figures", "parts", "missing", "measured now"
     return Table("missing", "what of the experiments was not measured on this device", columns, rows, notes)

@@ -1,4 +1,4 @@
-"""A CUDA device for experiments: plans as lists of launches, times by events."""
+"""A CUDA device for experiments: plans run as launch lists, and CUDA events time them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fmm.runtime.device_backend import DeviceBackend, compile_launch_lists, reco
 from fmm.tuner.devices.cuda import bfloat16_bits, double_precision, event_milliseconds
 from fmm.tuner.trials.environment import environment_record
 
-# One accumulator an entry, in the order of k, each product rounded before it is added.
+# One accumulator per entry, in the order of k; each product is rounded before it is added.
 ROW_BY_COLUMN = """
     const T* left = &a[(i / cols) * inner];
     const T* right = &b[i % cols];
@@ -27,7 +27,7 @@ ROW_BY_COLUMN = """
 """
 
 
-# Every thread reads 16 bytes at a time, its neighbours' beside its own; the sums keep the compiler from leaving it out.
+# Threads read 16 bytes at a time, from consecutive addresses. The sums keep the compiler from removing the reads.
 SHARED_READS = r"""
 extern "C" __global__ void shared_reads(float* out, int rounds) {
     __shared__ float4 memory[1024];
@@ -44,7 +44,7 @@ extern "C" __global__ void shared_reads(float* out, int rounds) {
     if (x + y + z + w == -1.f) out[0] = x;
 }
 """
-SHARED_ROUNDS, SHARED_THREADS, SHARED_BLOCKS = 512, 512, 4  # blocks a multiprocessor
+SHARED_ROUNDS, SHARED_THREADS, SHARED_BLOCKS = 512, 512, 4  # blocks per multiprocessor
 
 
 class CudaBench:
@@ -92,7 +92,7 @@ class CudaBench:
         return self._backend.multiply(plan, a, b, dtype=dtype or None)
 
     def prepare(self, products: Sequence[tuple[Plan, Problem]]) -> None:
-        """Compile what these products launch, all at once."""
+        """Compile the kernels of all these products at once."""
         found = []
         for plan, problem in products:
             with suppress(PlanError):
@@ -107,7 +107,7 @@ class CudaBench:
         return vendor_speed(self, 4096)
 
     def row_by_column(self, a: Array, b: Array) -> tuple[Array, Array]:
-        """All rows."""
+        """Return all row numbers and A B, each entry one sum in the order of k."""
         a, b = cupy.ascontiguousarray(a), cupy.ascontiguousarray(b)
         c = cupy.empty((a.shape[0], b.shape[1]), a.dtype)
         self._row_by_column(a, b, a.shape[1], b.shape[1], c)

@@ -1,14 +1,14 @@
 """D'Alberto and Nicolau: accuracy (Figure 2), Balanced and HASA (Figures 3 to 5), fixed depths (Figures 6 to 9).
 
-Square matrices in float64, uniform in [-1, 1] and [0, 1]; a level of HASA from n = 900 on, two from 1800, three from
-3600. The reference is a doubly compensated sum of exact products, sorted by size (section 3.2; there the products are
-rounded to an extended precision). It is slow, so that errors are those of some rows and columns; the whole matrices
-are judged by a reference of twice the precision, which is compared with Priest's on these entries.
+The matrices are square, in float64, uniform in [-1, 1] or [0, 1]. HASA has one level from n = 900 on, two from 1800,
+three from 3600. The reference is a doubly compensated sum of exact products in descending order (section 3.2; the paper
+rounds the products to an extended precision). The reference is slow, so it judges some rows and columns. A product of
+twice the precision judges the whole matrices, and is itself compared with Priest's sums.
 
-alpha and pi are measured here, so that the recursion point is this machine's (Equation 3). `Balanced` cuts a product
-to almost square ones before HASA recurses; `HASA` recurses at once, both down to the recursion point; `HASA dynamic`
-recurses as long as Equation 2 holds, with an alpha and a pi measured for the problem at hand, and epsilon added to
-their ratio. Beside them: what fmm's own model chooses.
+alpha and pi are measured on the device, so the recursion point is the device's (Equation 3). `Balanced` cuts a product
+into almost square pieces, then recurses by HASA. `HASA` recurses at once. Both stop at the recursion point. `HASA
+dynamic` recurses as long as Equation 2 holds, with alpha and pi measured for the problem and epsilon added to their
+ratio. `fmm's model` is the choice of fmm's own model.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from benchmarks.papers.matrices import precise_product, priest_product, uniform
 from fmm.arrays.numpy_library import to_numpy
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.papers.recursion_points import (
-    balanced,
-    first_speedup,
+    cut_balanced,
+    first_level_speedup,
     hasa_plan,
-    levels,
-    levels_until,
+    levels_above_point,
+    recursion_levels,
     recursion_point,
 )
 from fmm.perfmodel.stability import expected_error_growth
@@ -42,15 +42,15 @@ from fmm.problem import Problem, Shape
 
 # ---- accuracy: Figure 2
 
-POINT: Final = 900  # n1: where one level begins
+FIRST_LEVEL_SIDE: Final = 900  # n1: the side from which on HASA has one level
 ERROR_SIZES: Final = (800, 1000, 1400, 1700, 2000, 2800, 3400, 4000, 5000)
 DATA: Final = ("[-1,1]", "[0,1]")
-ENTRIES: Final = 16  # rows, and columns, whose entries Priest's summation sums
-OF_REFERENCE: Final = 12  # plain products that take as long as a part, roughly
+PRIEST_ENTRIES: Final = 16  # rows, and columns, that Priest's summation computes
+PART_PRODUCTS: Final = 12  # approximate time of a part, in plain products
 
 
 def hasa_depth(n: int) -> int:
-    return len(levels_until((n, n, n), POINT))
+    return len(levels_above_point((n, n, n), FIRST_LEVEL_SIDE))
 
 
 def _operands(bench: Bench, data: str, n: int) -> tuple[Any, Any]:
@@ -59,17 +59,17 @@ def _operands(bench: Bench, data: str, n: int) -> tuple[Any, Any]:
 
 
 def _error_parts(bench: Bench, scale: float) -> Iterator[Part]:
-    """A part for each range of numbers and size."""
+    """Yield a part for each range of numbers and size."""
     for data, n in product(DATA, ERROR_SIZES):
         side = max(int(n * scale), 24)
         products = products_of([hasa_plan(hasa_depth(n))], side, "float64")
-        yield Part((data, n), partial(_error_rows, bench, data, n, side), products, 2.0 * side**3 * OF_REFERENCE)
+        yield Part((data, n), partial(_error_rows, bench, data, n, side), products, 2.0 * side**3 * PART_PRODUCTS)
 
 
 def _error_rows(bench: Bench, data: str, n: int, side: int) -> Iterator[Row]:
     depth = hasa_depth(n)
     a, b = _operands(bench, data, side)
-    at = np.unique(np.linspace(0, side - 1, min(ENTRIES, side)).astype(int))
+    at = np.unique(np.linspace(0, side - 1, min(PRIEST_ENTRIES, side)).astype(int))
     rows = bench.xp.asarray(at)
     right = b[:, rows]
     priest = priest_product(to_numpy(a[rows]), to_numpy(right))
@@ -91,7 +91,7 @@ ERROR_EXPERIMENT: Final = Experiment(
 
 
 def _ratio(quantity: str) -> Any:
-    """HASA's errors over dgemm's."""
+    """Return the function that computes HASA's errors over dgemm's."""
 
     def ratios(results: Results) -> Numbers:
         found = results.numbers(quantity)
@@ -149,14 +149,17 @@ SIZES_3: Final = (100, 500, 1000, 1500, 2000, 2500, 3000, 3500, 4000, 4500, 5000
 SIZES_4: Final = (1000, 1500, 2000, 2500, 3000, 3500, 4000, 4500, 5000, 6000)
 EPSILON: Final = 20.0
 ROUNDS: Final = 3
-SAMPLED: Final = 40  # of all triples of sizes
-MOST: Final = 6e12  # flops of one problem that is drawn
+DRAWN_PROBLEMS: Final = 40  # problems that are drawn from all triples of sizes
+MAX_FLOPS: Final = 6e12  # most flops of a problem
 CODES: Final = 5
 DGEMM, MODEL = "dgemm", "fmm's model"
 
 
 def measured_ratio(bench: Bench, shape: Shape) -> float:
-    """alpha/pi of a problem: the time of an element of an addition of its size over that of a flop of its product."""
+    """Return alpha/pi of a problem.
+
+    alpha is the time per element of an addition of this size, pi the time per flop of the product.
+    """
     m, k, n = shape
     rng = bench.generator(m + k + n)
     a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
@@ -166,18 +169,18 @@ def measured_ratio(bench: Bench, shape: Shape) -> float:
 
 
 def hasa_dynamic(shape: Shape, ratio: float, epsilon: float = EPSILON) -> Plan:
-    """Equation 2 decides at each level whether there is another one."""
-    return hasa_plan(len(levels(shape, ratio, epsilon=epsilon)))
+    """Return the plan with as many levels as Equation 2 allows."""
+    return hasa_plan(len(recursion_levels(shape, ratio, epsilon=epsilon)))
 
 
 def hasa_static(shape: Shape, point: float) -> Plan:
-    """Down to the recursion point: no level where a side is below it."""
-    return hasa_plan(len(levels_until(shape, point)))
+    """Return the plan with levels down to the recursion point: no level has a side below it."""
+    return hasa_plan(len(levels_above_point(shape, point)))
 
 
 def balanced_hasa(shape: Shape, point: float) -> Plan:
-    """Cut to almost square pieces, then HASA."""
-    (largest, _), *_ = balanced(shape).leaves
+    """Return the plan that cuts into almost square pieces and then recurses by HASA."""
+    (largest, _), *_ = cut_balanced(shape).leaves
     return Plan.parse(f"balanced(2) > {hasa_static(largest, point)}")
 
 
@@ -192,8 +195,10 @@ def _plans(bench: Bench, shape: Shape, point: float) -> dict[str, str]:
 
 
 def point_here(bench: Bench, scale: float) -> Callable[[], float]:
-    """This machine's recursion point (Equation 3), from a product of the paper's 1000; measured at the first use,
-    and once."""
+    """Return a function that measures this device's recursion point (Equation 3) at its first call.
+
+    The point comes from a product of the paper's side 1000.
+    """
     side = max(int(1000 * scale), 64)
     return cache(lambda: recursion_point(measured_ratio(bench, (side, side, side))))
 
@@ -202,24 +207,24 @@ def point_here(bench: Bench, scale: float) -> Callable[[], float]:
 
 
 def sampled_shapes(sizes: tuple[int, ...], scale: float, count: int) -> list[Shape]:
-    """Return `count` triples of these sizes, the same ones every time, without those that take too long."""
+    """Return `count` random triples of these sizes, always the same, without those that take too long."""
     rng = random.Random(3)
     found: list[Shape] = []
     triples = list(product(sizes, repeat=3))
     rng.shuffle(triples)
     for sides in triples:
         m, k, n = (max(int(side * scale), 8) for side in sides)
-        if 2 * m * k * n <= MOST:
+        if 2 * m * k * n <= MAX_FLOPS:
             found.append((m, k, n))
     return found[:count]
 
 
 def _shape_parts(bench: Bench, scale: float) -> Iterator[Part]:
-    """The recursion point, and a part for each problem."""
+    """Yield a part for the recursion point, and a part for each problem."""
     point = point_here(bench, scale)
     yield Part(("n1",), lambda: ({"key": ["n1", "Equation 3"], "point": point()},))
     for which, sizes in (("Figure 3", SIZES_3), ("Figures 4, 5", SIZES_4)):
-        for shape in sampled_shapes(sizes, scale, SAMPLED // 2):
+        for shape in sampled_shapes(sizes, scale, DRAWN_PROBLEMS // 2):
             rows = partial(_shape_rows, bench, which, shape, point)
             yield Part((problem_name(which, shape),), rows, _hasa_products(shape), 2.0 * prod(shape) * CODES * ROUNDS)
 
@@ -229,7 +234,7 @@ def problem_name(which: str, shape: Shape) -> str:
 
 
 def _hasa_products(shape: Shape) -> Products:
-    """Yield the plans by every number of levels of HASA."""
+    """Return the plans of HASA with zero to three levels."""
     return tuple((hasa_plan(depth), Problem(*shape, "float64")) for depth in range(4))
 
 
@@ -238,7 +243,7 @@ def _shape_rows(bench: Bench, which: str, shape: Shape, point: Callable[[], floa
 
 
 def shape_rows(bench: Bench, which: str, shape: Shape, point: float) -> Iterator[Row]:
-    """Every code on a problem: seconds, and percent less time than dgemm's."""
+    """Yield a row for each code on a problem: seconds, and percent less time than dgemm."""
     (m, k, n), name = shape, problem_name(which, shape)
     rng = bench.generator(7)
     a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
@@ -259,7 +264,7 @@ def _gains(results: Results) -> Numbers:
 
 
 def _average_gains(results: Results) -> Numbers:
-    """By figure and code, over its problems; Figures 4 and 5 show the same problems on two machines."""
+    """Return the average gain by figure and code; Figures 4 and 5 show the same problems on two machines."""
     found: dict[Key, list[float]] = {}
     for (problem, code), x in _gains(results).items():
         which = str(problem).partition(":")[0]
@@ -286,7 +291,7 @@ FIXED: Final = (1, 2, 3)
 
 
 def _square_parts(bench: Bench, scale: float) -> Iterator[Part]:
-    """The recursion point, and a part for each size."""
+    """Yield a part for the recursion point, and a part for each size."""
     point = point_here(bench, scale)
     yield Part((0,), lambda: ({"key": ["n1", 0], "point": point()},))
     for n in SQUARES:
@@ -316,9 +321,11 @@ def _square_gains(results: Results) -> Numbers:
 
 
 def _estimated(results: Results) -> Numbers:
-    """sp_1 of section 4.2 with the recursion point of this machine."""
+    """Return sp_1 of section 4.2 with the recursion point of this device."""
     points: Any = results.numbers("n1")
-    return {("S-1", n): 100 * first_speedup(float(n), point) for (code, n), point in points.items() if code == "S-1"}
+    return {
+        ("S-1", n): 100 * first_level_speedup(float(n), point) for (code, n), point in points.items() if code == "S-1"
+    }
 
 
 SAYS_SHAPES: Final = (

@@ -1,7 +1,8 @@
 """Check max_error_growth: random problems, each with a limit, against the vendor's own error.
 
-fmm.matmul and fmm.gram get the limit as a user gives it. Where no plan pays, as for small products, the vendor answers
-and shows nothing; there, and in every other problem, one of the deepest candidates that the limit admits runs instead.
+fmm.matmul and fmm.gram get the limit as a user passes it. For small products fmm chooses the vendor under any limit,
+which shows nothing. So in these problems, and in every second problem, one of the deepest candidates within the limit
+runs instead.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import fmm
 from benchmarks.papers.bench import Bench
-from benchmarks.papers.error_growth import OF_REFERENCE, error_of, rounded
+from benchmarks.papers.error_growth import REFERENCE_PRODUCTS, error_of, rounded
 from benchmarks.papers.experiment import Experiment, Numbers, Part, Results, Row
 from benchmarks.papers.figure import Figure
 from benchmarks.papers.matrices import Array, reference
@@ -27,15 +28,18 @@ from fmm.problem import Problem
 
 SIDE: Final = 8192
 PROBLEMS: Final = 200
-LARGEST: Final = 12.0  # largest budget; the smallest is 1
+LARGEST_BUDGET: Final = 12.0  # largest budget; the smallest is 1
 TYPES: Final = ("float32", "float64", "complex64", "complex128")
 DATA: Final = ("normal", "uniform [-1,1]", "uniform [0,1]")
-HUGE: Final = 1 << 50
+UNLIMITED: Final = 1 << 50
 
 
 def deepest_within(budget: float, problem: Problem, on_host: bool, pick: random.Random) -> Plan:
-    """Return one of the deepest candidates within the budget with leaf products of 32 and more, else the vendor."""
-    limits, dtype = Limits(HUGE, budget), problem.dtype
+    """Return one of the deepest candidates within the budget with leaf products of side 32 and more.
+
+    Return the vendor if no candidate is within the budget.
+    """
+    limits, dtype = Limits(UNLIMITED, budget), problem.dtype
     found = [
         plan
         for plan in compared_plans(not on_host, problem.writes_triangle)
@@ -84,7 +88,7 @@ def budget_cases(bench: Bench, side: int, count: int) -> list[BudgetCase]:
     for number in range(count):
         pick = random.Random(number)  # one for each problem: a device's choice does not change the other problems
         m, k, n = (pick.randint(max(side // 8, 8), side) for _ in range(3))
-        dtype, data, budget = pick.choice(TYPES), pick.choice(DATA), round(pick.uniform(1, LARGEST), 1)
+        dtype, data, budget = pick.choice(TYPES), pick.choice(DATA), round(pick.uniform(1, LARGEST_BUDGET), 1)
         gram = number % 4 == 3
         problem = Problem(n, k, n, dtype, op="gram") if gram else Problem(m, k, n, dtype)
         chosen = bench.chosen(problem, budget)
@@ -111,7 +115,7 @@ def budget_row(bench: Bench, x: BudgetCase) -> Row:
 
 
 def _computed(bench: Bench, x: BudgetCase, a: Array, b: Array) -> tuple[Array, Array]:
-    """Return the result by the plan or with the budget, and the vendor's."""
+    """Return the result by the plan or with the budget, and the vendor's result."""
     options: dict[str, Any] = {"plan": x.plan} if x.by_name else {"max_error_growth": x.budget}
     if x.problem.op == "gram":
         return fmm.gram(b, **options), fmm.gram(b, plan=VENDOR)
@@ -129,7 +133,7 @@ def _parts(bench: Bench, scale: float) -> Iterator[Part]:
     side = max(int(SIDE * scale), 64)
     for x in budget_cases(bench, min(side, 1024) if bench.on_host else side, PROBLEMS):
         products = ((x.plan, x.problem),) if x.by_name and x.problem.op == "product" else ()
-        yield Part((x.number,), partial(_rows, bench, x), products, 2.0 * prod(x.problem.size) * OF_REFERENCE)
+        yield Part((x.number,), partial(_rows, bench, x), products, 2.0 * prod(x.problem.size) * REFERENCE_PRODUCTS)
 
 
 def _rows(bench: Bench, x: BudgetCase) -> Iterator[Row]:
@@ -172,7 +176,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
 
 
 def broken(results: Results) -> list[Any]:
-    """Return the problems with an error above the budget, beyond the noise of comparing two roundings."""
+    """Return the problems with an error beyond the budget and beyond the noise of comparing two roundings."""
     return [key for key, share in _share(results).items() if share > 1 + NOISE]
 
 

@@ -1,4 +1,4 @@
-"""The error contract: expected beside measured error growth, for plans, types and families of data.
+"""The error contract: expected and measured error growth, for plans, types and families of data.
 
 The growth of a plan is its error over that of the vendor's product of the same matrices, in the Frobenius norm. fmm
 promises the expected growth.
@@ -26,32 +26,37 @@ from fmm.perfmodel.stability import expected_error_growth
 # ---- the plans that are measured
 
 DEEPEST: Final = 4
-LEAST: Final = 8  # the shortest side of a leaf product
-MOST: Final = 20_000  # products
+SHORTEST_LEAF: Final = 8  # shortest side of a leaf product
+MAX_PRODUCTS: Final = 20_000  # most products of a plan
 
 
 def scheme_depths(name: str, side: int) -> Iterator[int]:
-    """The depths that leave leaf products of a fair size; four levels of squares of two, else three."""
+    """Yield the depths with leaf products of a fair size: up to four levels of 2 x 2 blocks, else up to three."""
     found = scheme(name)
     deepest = DEEPEST if found.size == (2, 2, 2) else DEEPEST - 1
     for depth in range(1, deepest + 1):
-        if max(found.size) ** depth * LEAST <= side and found.rank**depth <= MOST:
+        if max(found.size) ** depth * SHORTEST_LEAF <= side and found.rank**depth <= MAX_PRODUCTS:
             yield depth
 
 
 def host_plans(side: int) -> tuple[str, ...]:
-    """Every scheme, stacked and one product at a time, and every step table, by one to three or four levels, as far as
-    leaf products are of a fair size and not too many."""
+    """Return plans of every scheme and step table with one to three or four levels.
+
+    Schemes run stacked and one product at a time. Leaf products have at least the side SHORTEST_LEAF, and a plan at
+    most MAX_PRODUCTS products.
+    """
     found = []
     for name in scheme_names():
         for depth, order in product(scheme_depths(name, side), ("", ".sequential")):
             found.append(" > ".join([f"{name}{order}"] * depth + ["vendor"]))
     for name in step_table_names():
-        found += [" > ".join([name] * depth + ["vendor"]) for depth in range(1, DEEPEST) if 2**depth * LEAST <= side]
+        found += [
+            " > ".join([name] * depth + ["vendor"]) for depth in range(1, DEEPEST) if 2**depth * SHORTEST_LEAF <= side
+        ]
     return tuple(dict.fromkeys(found))
 
 
-# Other traversals, fringes, compositions in one pass, levels that cut. (What scales has an experiment of its own.)
+# Other traversals and fringes, several levels in one pass, and levels that cut. (Scaling has an experiment of its own.)
 OTHER_WAYS: Final = (
     "strassen.overlapped > vendor",
     "winograd.overlapped > winograd.sequential > vendor",
@@ -96,7 +101,7 @@ DEVICE_PLANS: Final = (
 
 @lru_cache(maxsize=64)
 def plans_on(on_host: bool, dtype: str, side: int) -> tuple[Plan, ...]:
-    """Those that take the type."""
+    """Return the plans that accept the type."""
     names = (*host_plans(side), *OTHER_WAYS, *OF_COMPLEX) if on_host else DEVICE_PLANS
     return tuple(plan for plan in map(Plan.parse, names) if plan.accepts_type(dtype))
 
@@ -105,9 +110,10 @@ def plans_on(on_host: bool, dtype: str, side: int) -> tuple[Plan, ...]:
 
 SIDE: Final = 2048
 SEEDS: Final = (1, 2, 3)
-MANY: Final = 2500  # products of a plan, from which on one seed is enough: they take seconds
-OF_REFERENCE: Final = 8  # plain products that take as long as a reference, roughly
-RowsOf = Callable[[str, str], Iterator[Row]]  # of a type and a family
+# products of a plan from which on one seed is measured, since the product takes seconds
+ONE_SEED_PRODUCTS: Final = 2500
+REFERENCE_PRODUCTS: Final = 8  # approximate time of a reference, in plain products
+RowsOf = Callable[[str, str], Iterator[Row]]  # takes a type and a family
 PlansOf = Callable[[str], Sequence[Plan]]
 
 
@@ -127,7 +133,7 @@ def growth_rows(
     plans: Sequence[Plan] | None = None,
     families: Sequence[str] = tuple(FAMILIES),
 ) -> Iterator[Row]:
-    """A row for each plan, type and family: growths by seed, and what was expected."""
+    """Yield a row for each plan, type and family: the growth of each seed, and the expected growth."""
     for dtype, family in product(types, families):
         found: dict[Plan, list[float]] = {}
         on_data: dict[Plan, float] = {}
@@ -139,7 +145,7 @@ def growth_rows(
             exact = reference(bench.xp, wide[0], wide[1], DTYPES[dtype].unit_roundoff)
             vendor = error_of(bench, exact, bench.multiply(VENDOR, a, b, dtype), dtype)
             for plan in plans or plans_on(bench.on_host, dtype, side):
-                if seed != seeds[0] and prod(level.products for level in plan.levels) > MANY:
+                if seed != seeds[0] and prod(level.products for level in plan.levels) > ONE_SEED_PRODUCTS:
                     continue
                 try:
                     error = error_of(bench, exact, bench.multiply(plan, a, b, dtype), dtype)
@@ -147,7 +153,7 @@ def growth_rows(
                     continue
                 found.setdefault(plan, []).append(error / vendor)
                 if plan not in on_data and bench.on_host:
-                    on_data[plan] = _kept_growth(plan, dtype, family, seed, wide)
+                    on_data[plan] = _cached_growth(plan, dtype, family, seed, wide)
         for plan, growths in found.items():
             found_on_data = on_data.get(plan)
             yield {
@@ -159,26 +165,26 @@ def growth_rows(
 
 
 def rounded(x: float) -> float:
-    """To the digits that an estimate of an error has."""
+    """Round to five significant digits."""
     return float(f"{x:.5g}")
 
 
-def _kept_growth(plan: Plan, dtype: str, family: str, seed: int, wide: Sequence[Any]) -> float:
-    """The same for all plans of the same schemes."""
+def _cached_growth(plan: Plan, dtype: str, family: str, seed: int, wide: Sequence[Any]) -> float:
+    """Return the expected growth on the data; plans of the same schemes share one computation."""
     key = tuple(s and s.name for s in plan_stages(plan)), len(wide[0]), dtype, family, seed
-    if key not in _KEPT:
-        _KEPT[key] = growth_on_data(plan, *wide)
-    return _KEPT[key]
+    if key not in _GROWTH_CACHE:
+        _GROWTH_CACHE[key] = growth_on_data(plan, *wide)
+    return _GROWTH_CACHE[key]
 
 
-_KEPT: Final[dict[Any, float]] = {}
+_GROWTH_CACHE: Final[dict[Any, float]] = {}
 
 
 def type_parts(bench: Bench, side: int, types: Sequence[str], rows: RowsOf, plans: PlansOf) -> Iterator[Part]:
-    """A part for each type and family of data."""
+    """Yield a part for each type and family of data."""
     for dtype, family in product(types, FAMILIES):
         some = plans(dtype)
-        work = 2.0 * side**3 * (len(some) + OF_REFERENCE) * len(SEEDS)
+        work = 2.0 * side**3 * (len(some) + REFERENCE_PRODUCTS) * len(SEEDS)
         yield Part((dtype, family), partial(rows, dtype, family), products_of(some, side, dtype), work)
 
 
@@ -186,18 +192,18 @@ def type_parts(bench: Bench, side: int, types: Sequence[str], rows: RowsOf, plan
 
 HOST_TYPES: Final = ("float32", "float64", "complex64", "complex128")
 DEVICE_TYPES: Final = tuple(DTYPES)
-# Rounding errors of one product are not independent where its partial sums grow alike, which the variance does not
-# know: with this factor what is expected on the data is above what is measured, in all of the experiment's rows.
+# Rounding errors of one product are not independent where its partial sums grow alike; the variance ignores this.
+# With this factor the growth expected on the data exceeds the measured growth in all rows of the experiment.
 MARGIN: Final = 2.0
 
 
 def promised(on_data: float) -> float:
-    """The growth that is not exceeded; no plan is promised to err less than the vendor."""
+    """Return the growth that no product exceeds; no plan is promised to err less than the vendor."""
     return max(1.0, MARGIN * on_data)
 
 
 def _parts(bench: Bench, scale: float) -> Iterator[Part]:
-    side = max(int(SIDE * scale), 2 * LEAST)
+    side = max(int(SIDE * scale), 2 * SHORTEST_LEAF)
 
     def rows(dtype: str, family: str) -> Iterator[Row]:
         return growth_rows(bench, side, [dtype], families=[family])
@@ -210,7 +216,7 @@ EXPERIMENT: Final = Experiment("error-growth", ("plan", "type", "family"), SIDE,
 
 
 def _worst(results: Results) -> Numbers:
-    """By plan and type: the largest median over the families."""
+    """Return the largest median over the families, by plan and type."""
     return _over_families(results, max)
 
 
@@ -229,7 +235,10 @@ COLOURS: Final = ("#0072B2", "#009E73", "#56B4E9", "#D55E00", "#CC79A7", "#E69F0
 
 
 def draw_contract(axes: Any, results: Results) -> None:
-    """Measured over expected growth, a dot a row: dots without data's expectation are rings at the expected one."""
+    """Draw measured over expected growth, a point per row.
+
+    Points are filled at the growth expected on the data, and rings at the expected growth of random data.
+    """
     measured, on_data, expected = (results.numbers(name) for name in ("growth", "on data", "expected"))
     for family, colour in zip(FAMILIES, COLOURS, strict=True):
         keys = [key for key in measured if key[2] == family]

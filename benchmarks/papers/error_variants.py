@@ -1,4 +1,4 @@
-"""Which scheme errs how much, and what exact scaling by powers of two before a fast product does to its error."""
+"""The errors of schemes with blocks of two by two, and of exact scaling by powers of two before a fast product."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any, Final
 
 from benchmarks.papers.bench import Bench
-from benchmarks.papers.error_growth import LEAST, SEEDS, SIDE, frobenius, growth_rows, type_parts
+from benchmarks.papers.error_growth import SEEDS, SHORTEST_LEAF, SIDE, frobenius, growth_rows, type_parts
 from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results, Row, products_of
 from benchmarks.papers.figure import Figure, quantity
 from benchmarks.papers.matrices import FAMILIES, Array, graded_inside, reference
@@ -27,13 +27,13 @@ def _variant_plan(name: str, depth: int) -> str:
 
 
 def variant_names(side: int) -> dict[str, tuple[str, int]]:
-    """The plans, with their schemes and levels."""
-    depths = [depth for depth in DEPTHS if 2**depth * LEAST <= side]
+    """Return the plans, with their schemes and levels."""
+    depths = [depth for depth in DEPTHS if 2**depth * SHORTEST_LEAF <= side]
     return {_variant_plan(name, depth): (name, depth) for name, depth in product(VARIANTS, depths)}
 
 
 def variant_rows(bench: Bench, side: int, dtype: str, family: str, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
-    """The rows of error growth of the schemes with blocks of two by two, by levels."""
+    """Yield the rows of error growth of the schemes with blocks of two by two, by levels."""
     names = variant_names(side)
     for row in growth_rows(bench, side, [dtype], seeds, [Plan.parse(text) for text in names], [family]):
         name, depth = names[row["key"][0]]
@@ -41,7 +41,7 @@ def variant_rows(bench: Bench, side: int, dtype: str, family: str, seeds: Sequen
 
 
 def _variant_parts(bench: Bench, scale: float) -> Iterator[Part]:
-    side = max(int(SIDE * scale), 4 * LEAST)
+    side = max(int(SIDE * scale), 4 * SHORTEST_LEAF)
     plans = [Plan.parse(text) for text in variant_names(side)]
     rows = partial(variant_rows, bench, side)
     return type_parts(bench, side, ("float32", "float64"), rows, lambda dtype: plans)
@@ -50,8 +50,9 @@ def _variant_parts(bench: Bench, scale: float) -> Iterator[Part]:
 VARIANTS_EXPERIMENT: Final = Experiment(
     "error-variants", ("scheme", "type", "family", "levels"), SIDE, _variant_parts, ("type", "family")
 )
-HIGHAM: Final = {"strassen": 3.0, "winograd": 4.5}  # 12/4 and 18/4 (Higham 1990); of the others fmm's walk says it
-BRENT: Final = {"strassen": 4.0}  # D'Alberto's post, Equation 7
+# growth per level: 12/4 and 18/4 (Higham 1990); fmm's walk gives the others'
+HIGHAM: Final = {"strassen": 3.0, "winograd": 4.5}
+BRENT: Final = {"strassen": 4.0}  # growth per level by D'Alberto's post, Equation 7
 
 
 def _variant_cells(results: Results) -> list[tuple[Key, str, str, int]]:
@@ -59,7 +60,7 @@ def _variant_cells(results: Results) -> list[tuple[Key, str, str, int]]:
 
 
 def _walked(results: Results) -> Numbers:
-    """The bound of the plan, walked, over that of the classical product."""
+    """Return the bound of the plan, as the walk of its steps gives it, over the bound of the classical product."""
     return {key: _bound(_variant_plan(name, k)) for key, name, _, k in _variant_cells(results)}
 
 
@@ -92,7 +93,7 @@ VARIANT_FIGURES: Final = (
         "numbers in [0, 1] Winograd's is the most accurate, since its sums cancel the mean. Bounds are of the largest "
         "norm and far above all of them.",
         x="levels",
-        drawn=lambda key: key[1:3] == ("float32", "normal"),
+        is_drawn=lambda key: key[1:3] == ("float32", "normal"),
         unit="error over the vendor's",
     ),
 )
@@ -100,10 +101,10 @@ VARIANT_FIGURES: Final = (
 
 # ---- scaling by powers of two
 
-# Outside: rows of A and columns of B; the product is scaled back. Inside: columns of A, and rows of B the other way, so
-# that they cancel. Both: inside first (Ballard, Benson, Druinsky, Lipshitz, Schwartz 2016, section 6). Scaling rounds
-# nothing. Errors are in the Frobenius norm, and as the largest over the entries of |A| |B|: a classical product's error
-# stays below that whatever the data, a fast product's does not.
+# Outside: rows of A and columns of B are scaled, and the product is scaled back. Inside: columns of A are scaled, and
+# rows of B inversely. Both: inside first (Ballard, Benson, Druinsky, Lipshitz, Schwartz 2016, section 6). Scaling by
+# powers of two rounds nothing. Errors are in the Frobenius norm, and as the largest entry relative to |A| |B|. A
+# classical product's error is bounded by |A| |B| for all data, a fast product's error is not.
 
 SCALED_SIDE: Final = 2048
 SCALED_PLANS: Final = ("winograd > vendor", "winograd > winograd > vendor", "strassen > strassen > vendor")
@@ -115,7 +116,7 @@ SCALED_DATA: Final = {
 }
 
 
-# By the level `scaled`, above each of these plans.
+# The level `scaled` that comes before each of these plans.
 SCALINGS: Final = {
     "none": "",
     "outside": "scaled.outside > ",
@@ -125,7 +126,7 @@ SCALINGS: Final = {
 
 
 def _scaled_parts(bench: Bench, scale: float) -> Iterator[Part]:
-    """A part for each kind of data and type."""
+    """Yield a part for each kind of data and type."""
     side = max(int(SCALED_SIDE * scale), 32)
     for data, dtype in product(SCALED_DATA, ("float32", "float64")):
         plans = [Plan.parse(text) for text in SCALED_PLANS]

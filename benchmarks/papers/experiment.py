@@ -1,8 +1,8 @@
-"""Experiments: measured part by part, written as soon as a part is done, never measured twice, within a time limit.
+"""Experiments: measured part by part, written after each part, never measured twice, within a time limit.
 
-A row says what it is about (its key) and holds quantities, each a number or the samples of one. Sizes, and thresholds
-that belong to a size, are the paper's, scaled to the device; a row's key keeps the paper's. A part is what one go
-measures, such as all plans at one size: a file holds a part as a whole or not at all.
+A row has a key and quantities, each one number or several samples. A part is the set of rows that are measured
+together, such as all plans at one size; a file holds all rows of a part or none. Sizes, and thresholds that belong to a
+size, are the paper's, scaled to the device. A row's key has the paper's size.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ PACKED = ".gz"
 class Part:
     """Some rows of an experiment, with their products and work."""
 
-    about: Key  # what its rows have under the experiment's `by`
+    about: Key  # the values of the experiment's `by` that its rows share
     rows: Callable[[], Iterable[Row]]
-    products: Products = ()  # what it multiplies, for whoever compiles ahead
-    work: float = 0.0  # flops, roughly, by which a time limit sorts the parts
+    products: Products = ()  # its products, which are compiled ahead
+    work: float = 0.0  # approximate flops, by which a time limit decides
 
 
 @dataclass(frozen=True)
@@ -44,22 +44,22 @@ class Experiment:
 
     name: str
     keys: tuple[str, ...]
-    side: int  # the largest of the paper
-    parts: Callable[[Bench, float], Iterable[Part]]  # scale: of the sides that are run beside the paper's
-    by: tuple[str, ...] = ()  # the keys that tell its parts apart; none: it is one part
+    side: int  # the paper's largest side
+    parts: Callable[[Bench, float], Iterable[Part]]  # scale: the ratio of the measured sides to the paper's
+    by: tuple[str, ...] = ()  # the keys that distinguish its parts; none: it has one part
 
     def about(self, key: Key) -> Key:
-        """To which part a row belongs."""
+        """Return the values that identify the part of a row."""
         return tuple(key[self.keys.index(name)] for name in self.by)
 
 
 def products_of(plans: Iterable[Plan], side: int, dtype: str) -> Products:
-    """Of these plans on squares, those that multiply the type."""
+    """Return the products of square matrices by those plans that accept the type."""
     return tuple((plan, Problem(side, side, side, dtype)) for plan in plans if plan.accepts_type(dtype))
 
 
 def one_part(measure: Callable[[Bench, float], Iterable[Row]]) -> Callable[[Bench, float], Iterable[Part]]:
-    """The parts of an experiment that is measured in one go."""
+    """Return the `parts` of an experiment that has one part."""
     return lambda bench, scale: (Part((), lambda: measure(bench, scale)),)
 
 
@@ -73,23 +73,26 @@ class Results:
 
     @property
     def environment(self) -> Mapping[str, Any]:
-        """Of the first run; what later ones measured is on the same device."""
+        """The environment of the first run; later runs were on the same device."""
         return self.runs[0] if self.runs else {}
 
     def numbers(self, quantity: str) -> Numbers:
-        """One quantity by key, the median of its samples; rows without it (a plan failed) are left out."""
+        """Return one quantity by key, as the median of its samples.
+
+        Rows without the quantity, such as those of failed plans, are omitted.
+        """
         found = {key: row.get(quantity) for key, row in self.rows.items()}
         return {key: median(x) if isinstance(x, list) else x for key, x in found.items() if x is not None}
 
     def with_part(self, experiment: Experiment, part: Part, rows: Iterable[Row]) -> Results:
-        """The same with these rows in the place of the part's, as those of the newest run."""
+        """Return the results with these rows, of the newest run, instead of the part's present rows."""
         newest = len(self.runs) - 1
         others = {key: row for key, row in self.rows.items() if experiment.about(key) != part.about}
         new = {tuple(row["key"]): {**row, **({"run": newest} if newest else {})} for row in rows}
         return Results(self.runs, self.scale, {**others, **new})
 
     def without_old_runs(self) -> Results:
-        """Return the results without runs that have no row left."""
+        """Return the results without the runs that have no row left."""
         used = sorted({row.get("run", 0) for row in self.rows.values()})
         number = {run: i for i, run in enumerate(used)}
         rows = {}
@@ -103,7 +106,7 @@ class Results:
 
 
 def write_results(results: Results, experiment: Experiment, path: Path) -> None:
-    """As JSON, a row a line; a file that is there is replaced as a whole."""
+    """Write the results as JSON, one line per row; replace an older file whole or not at all."""
     found = results.without_old_runs()
     head: dict[str, Any] = {"experiment": experiment.name, "environment": dict(found.environment), "scale": found.scale}
     if found.runs[1:]:
@@ -115,11 +118,11 @@ def write_results(results: Results, experiment: Experiment, path: Path) -> None:
 
 
 class DamagedSamplesError(ValueError):
-    """A file of samples that is none."""
+    """A file of samples cannot be read."""
 
 
 def read_results(path: Path) -> Results:
-    """Read a file of samples, packed or not (`gzip FILE.json`)."""
+    """Read a file of samples, or the file packed by `gzip`."""
     try:
         text = path.read_bytes() if path.is_file() else gzip.decompress(packed(path).read_bytes())
         found = json.loads(text)
@@ -130,7 +133,7 @@ def read_results(path: Path) -> Results:
 
 
 def packed(path: Path) -> Path:
-    """The name of the file after gzip."""
+    """Return the name of the packed file."""
     return path.with_name(path.name + PACKED)
 
 
@@ -140,37 +143,37 @@ def has_results(path: Path) -> bool:
 
 # ---- measuring part by part
 
-OURS = "error-"  # how the names of our own experiments begin; all others are figures of papers
-SHORT = 0.3  # expected seconds of a part, from which on its real time says something about the others
+OWN_PREFIX = "error-"  # begins the names of fmm's own experiments; the others are figures of papers
+SHORT_PART_SECONDS = 0.3  # expected seconds of the shortest part whose time corrects the expected times of other parts
 
 
 class TimeLimit:
-    """Is there time for a part? By its work, the device's speed, and what the experiment's parts really took so far."""
+    """The time that is left for parts, by their work, the device's speed, and the times of the parts so far."""
 
     def __init__(self, seconds: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds, self.clock, self.begin = seconds, clock, clock()
         self.expected = self.taken = 0.0
 
     def begins(self) -> None:
-        """Begin another experiment, whose parts have no measured duration yet."""
+        """Begin another experiment, which has no measured parts yet."""
         self.expected = self.taken = 0.0
 
     @property
     def left(self) -> float:
         return float("inf") if self.seconds is None else self.seconds - (self.clock() - self.begin)
 
-    def has_room(self, expected: float) -> bool:
+    def allows(self, expected: float) -> bool:
         slower = self.taken / self.expected if self.expected else 1.0
         return self.left > 0 and expected * max(slower, 1.0) <= self.left
 
     def took(self, expected: float, seconds: float) -> None:
-        if expected >= SHORT:
+        if expected >= SHORT_PART_SECONDS:
             self.expected, self.taken = self.expected + expected, self.taken + seconds
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far an experiment is measured: its file, what that has, and all of its parts."""
+    """An experiment's file, the results in it, and all of its parts."""
 
     experiment: Experiment
     path: Path
@@ -188,8 +191,11 @@ class Progress:
 
 
 def experiment_progress(experiment: Experiment, bench: Bench, folder: Path, side: int | None, anew: bool) -> Progress:
-    """How far the file in this folder has the experiment. It goes on at the scale at which it began. `anew`: parts that
-    are measured take the place of old ones, and all of these go if the scale is to be another one."""
+    """Return the progress of an experiment by its file in this folder, at the scale of the file.
+
+    With `anew`, measured parts replace recorded ones; if the scale differs from the file's, all recorded parts are
+    dropped.
+    """
     path = folder / f"{experiment.name}.json"
     old = read_results(path) if has_results(path) else None
     scale = min((side or min(bench.side, experiment.side)) / experiment.side, 1.0)
@@ -205,13 +211,13 @@ def missing_of(experiments: Iterable[Experiment], bench: Bench, folder: Path, si
 
 
 def by_worth(found: Iterable[Progress]) -> list[Progress]:
-    """In the order in which they are worth the time: the papers' figures before our own, the shortest first."""
-    return sorted(found, key=lambda x: (x.experiment.name.startswith(OURS), x.work))
+    """Return the experiments in the order of measuring: the papers' figures before fmm's own, the shortest first."""
+    return sorted(found, key=lambda x: (x.experiment.name.startswith(OWN_PREFIX), x.work))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a part: the experiment's results with its rows; or why it failed, and the results without it."""
+    """The end of a part: the experiment's results with its rows, or the reason of its failure."""
 
     part: Part
     results: Results
@@ -222,8 +228,10 @@ class Outcome:
 def measured_parts(
     progress: Progress, bench: Bench, parts: Sequence[Part], limit: TimeLimit, command: list[str]
 ) -> Iterator[Outcome]:
-    """Measure these parts, as far as there is time for. After each of them the file has its rows; one that fails does
-    not keep the others from being measured."""
+    """Measure these parts within the time limit; write the file after each part.
+
+    A part that fails does not keep the others from being measured.
+    """
     if not parts or limit.left <= 0:
         return
     old = progress.results
@@ -232,7 +240,7 @@ def measured_parts(
     bench.prepare([x for part in parts for x in part.products])
     for part in parts:
         expected, start = part.work / bench.speed, limit.clock()
-        if not limit.has_room(expected):
+        if not limit.allows(expected):
             continue
         rows, failed = _rows_of(part)
         bench.free()
@@ -244,15 +252,15 @@ def measured_parts(
 
 
 def _rows_of(part: Part) -> tuple[list[Row], str]:
-    """The part's rows; or none, and why."""
+    """Return the part's rows and an empty text; or no rows and the reason."""
     try:
         return list(part.rows()), ""
-    except Exception as error:  # of a plan, a compiler, a device: it is reported, and the next part has its turn
+    except Exception as error:  # errors of plans, compilers and devices are reported, and the next part runs
         return [], f"{type(error).__name__}: {error}"
 
 
 def measured_now(experiment: Experiment, bench: Bench, side: int, command: list[str]) -> Results:
-    """All parts, with the paper's largest side scaled to this one; no file is written."""
+    """Measure all parts, with the paper's largest side scaled to `side`; write no file."""
     results = Results((bench.environment_record(command),), min(side / experiment.side, 1.0), {})
     for part in experiment.parts(bench, results.scale):
         results = results.with_part(experiment, part, part.rows())
@@ -261,6 +269,6 @@ def measured_now(experiment: Experiment, bench: Bench, side: int, command: list[
 
 
 def planned_parts(experiment: Experiment, scale: float, on_host: bool = False) -> tuple[Part, ...]:
-    """Return the parts of an experiment, without the device that measures them."""
+    """Return the parts of an experiment without a device."""
     bench: Any = PlannedBench(on_host)
     return tuple(experiment.parts(bench, scale))

@@ -1,4 +1,4 @@
-"""A figure is one view of what an experiment measured, beside what a paper printed: a table and a picture."""
+"""A figure shows what an experiment measured and what a paper printed: as a table and as a picture."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ Columns = Mapping[str, Callable[[Results], Numbers]]
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure or table of a paper, or one question of our own: a row of the registry."""
+    """One figure or table of a paper, or one question of fmm's own."""
 
-    name: str  # li-fig30
+    name: str  # for example li-fig30
     title: str
     experiment: Experiment
-    measured: Columns  # columns of the table that come from results
-    says: str  # what agrees, what does not, and why
+    measured: Columns  # columns of the table that are computed from results
+    commentary: str  # text: what agrees with the paper, what differs, and why
     published: Numbers = field(default_factory=dict)
     computed: Mapping[str, Callable[[], Numbers]] = field(default_factory=dict)
-    keys: tuple[str, ...] = ()  # where they are not the experiment's: a figure may show ratios of its rows
-    x: str = "n"  # the key along the axis; one curve for each value of the others
-    unit: str = ""  # what the numbers are
+    keys: tuple[str, ...] = ()  # names of the keys, if they differ from the experiment's
+    x: str = "n"  # the key along the axis; each value of the other keys is a curve
+    unit: str = ""  # the unit of the numbers
     logarithmic: bool = True
     notes: tuple[str, ...] = ()
-    draw: Callable[[Any, Results], None] | None = None  # where curves over x would not be read: on these axes
-    drawn: Callable[[Key], bool] = lambda key: True  # which rows a picture shows, where all of them would not be read
+    draw: Callable[[Any, Results], None] | None = None  # draws a picture that is not made of curves over x
+    is_drawn: Callable[[Key], bool] = lambda key: True  # selects the rows of a picture
     lowest: float | None = None  # lower end of the picture's axis; smaller values are cut off
-    found: Callable[[Results], Sequence[str]] = lambda results: ()  # notes on these results
+    result_notes: Callable[[Results], Sequence[str]] = lambda results: ()  # returns notes on these results
 
     @property
     def key_names(self) -> tuple[str, ...]:
@@ -39,7 +39,7 @@ class Figure:
 
 
 def quantity(name: str) -> Callable[[Results], Numbers]:
-    """The column that is one quantity of the rows."""
+    """Return the column of one quantity of the rows."""
     return lambda results: results.numbers(name)
 
 
@@ -47,7 +47,7 @@ def quantity(name: str) -> Callable[[Results], Numbers]:
 
 
 def figure_table(figure: Figure, results: Results | None = None) -> Table:
-    """Published beside computed beside measured; without results, what there is without a device."""
+    """Return the published, computed and measured columns; without results, the first two."""
     columns: dict[str, Numbers] = {"published": figure.published} if figure.published else {}
     columns |= {name: make() for name, make in figure.computed.items()}
     if results is not None:
@@ -57,8 +57,21 @@ def figure_table(figure: Figure, results: Results | None = None) -> Table:
         keys.sort()
     rows = tuple((*key, *(_cell(numbers.get(key)) for numbers in columns.values())) for key in keys)
     title = f"{figure.title}{f' ({figure.unit})' if figure.unit else ''}"
-    return Table(
-        figure.name, title, (*figure.key_names, *columns), rows, (*_said(figure, results), figure.says, *figure.notes)
+    notes = (
+        *(() if rows else (_no_rows_note(figure),)),
+        *_measurement_notes(figure, results),
+        figure.commentary,
+        *figure.notes,
+    )
+    return Table(figure.name, title, (*figure.key_names, *columns), rows, notes)
+
+
+def _no_rows_note(figure: Figure) -> str:
+    """Return where the numbers of a figure without published and computed ones are."""
+    command = f"python -m benchmarks papers {figure.name}"
+    return (
+        "The numbers of this figure are measured, neither published nor computed. "
+        f"`{command} --measured results/<device>/paper` prints samples on record, `{command} --measure` takes new ones."
     )
 
 
@@ -66,8 +79,8 @@ def _cell(x: float | None) -> Cell:
     return None if x is None else float(x)
 
 
-def _said(figure: Figure, results: Results | None) -> tuple[str, ...]:
-    """Where it was measured, at which sizes, and what came of it."""
+def _measurement_notes(figure: Figure, results: Results | None) -> tuple[str, ...]:
+    """Return the device and the sizes of the measurement, and the notes on its results."""
     if results is None:
         return ()
     where = results.environment.get("device") or results.environment.get("processor", "")
@@ -75,13 +88,13 @@ def _said(figure: Figure, results: Results | None) -> tuple[str, ...]:
         sizes = "at these sizes"
     else:
         sizes = f"at {results.scale:.4g} of these sizes, thresholds of sizes likewise"
-    return (f"measured on {where}, {sizes}.", *figure.found(results))
+    return (f"measured on {where}, {sizes}.", *figure.result_notes(results))
 
 
 # ---- a picture
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#222222", "#999999")
-MARKERS = ("o", "s", "^", "v")  # of the first curve of each colour, the second, ...
+MARKERS = ("o", "s", "^", "v")  # of the first curve of each colour, of the second, and so on
 STYLES: Mapping[str, Mapping[str, Any]] = {
     "published": {"linestyle": "none", "marker": "o", "markerfacecolor": "none", "markersize": 6},
     "measured": {"linestyle": "-", "marker": "o", "markersize": 3.5, "linewidth": 1.2},
@@ -90,7 +103,7 @@ OTHER: Mapping[str, Any] = {"linestyle": "--", "linewidth": 0.9}
 
 
 def draw_figure(figure: Figure, results: Results | None = None) -> Any:
-    """The table drawn by Matplotlib: a colour for each curve; rings are published, dots measured, dashes computed."""
+    """Draw a figure with Matplotlib: a colour per curve; rings are published, dots measured, dashes computed."""
     from matplotlib.figure import Figure as Canvas
 
     made = Canvas(figsize=(8.2, 4.4), layout="constrained")
@@ -99,7 +112,7 @@ def draw_figure(figure: Figure, results: Results | None = None) -> Any:
 
 
 def draw_on(axes: Any, figure: Figure, results: Results | None = None) -> None:
-    """The same on axes that there are."""
+    """Draw a figure on these axes."""
     if figure.draw is not None and results is not None:
         figure.draw(axes, results)
         axes.set_title(f"{figure.name}: {figure.title}", fontsize=9)
@@ -107,7 +120,7 @@ def draw_on(axes: Any, figure: Figure, results: Results | None = None) -> None:
     table = figure_table(figure, results)
     keys = len(figure.key_names)
     at = figure.key_names.index(figure.x)
-    rows = [row for row in table.rows if figure.drawn(row[:keys])]  # type: ignore[arg-type]
+    rows = [row for row in table.rows if figure.is_drawn(row[:keys])]  # type: ignore[arg-type]
     labels = list(dict.fromkeys(row[at] for row in rows))
     places = {x: x if _is_number(x) else i for i, x in enumerate(labels)}
     curves = list(dict.fromkeys(_curve(row[:keys], at) for row in rows))
@@ -142,7 +155,7 @@ def draw_on(axes: Any, figure: Figure, results: Results | None = None) -> None:
 def _label_axis(axes: Any, figure: Figure, labels: Sequence[Cell]) -> None:
     """Label an axis of names, or of sizes as powers of two."""
     if not all(map(_is_number, labels)):
-        few = len(labels) <= MOST_NAMED
+        few = len(labels) <= MAX_LABELS
         texts = [str(x) for x in labels] if few else []
         axes.set_xticks(range(len(texts)), texts, rotation=30, ha="right", fontsize=7)
     elif figure.x in LOGARITHMIC and len(labels) > 1:
@@ -151,7 +164,7 @@ def _label_axis(axes: Any, figure: Figure, labels: Sequence[Cell]) -> None:
         axes.minorticks_off()
 
 
-MOST_NAMED = 24  # along the axis; more are in the order of the table
+MAX_LABELS = 24  # most names along an axis; more names are omitted
 LOGARITHMIC = frozenset({"n", "k", "m=n", "tau2"})
 
 

@@ -1,4 +1,4 @@
-"""The registry: every figure that can be measured, by name."""
+"""The registry of all figures that can be measured, by name."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Huang, Yu and van de Geijn's performance: Figures 1, 8, 9 and 10.
 
-Who plays which part: cuBLAS is the vendor; CUTLASS and their one-level Strassen are our own kernel, without and with
-sums inside; the reference implementation of the earlier work (Lai et al. 2013) is Winograd's variant with workspace
-above the vendor's products, and their hybrid is a level of that above one with sums inside. On a CPU no product has
-sums inside: there are the vendor and the reference alone.
+The paper's codes are played by plans. cuBLAS is the vendor. CUTLASS is fmm's own kernel, and its one-level Strassen the
+same kernel with sums inside. The reference implementation of the earlier work (Lai et al. 2013) is Winograd's variant
+with workspace and the vendor's products. The hybrid is a level of the reference, then one level with sums inside. On a
+CPU no product has sums inside, so only the vendor and the reference are measured.
 """
 
 from __future__ import annotations
@@ -43,21 +43,24 @@ SWEEPS: Final = ("m=n=k", "m=n, k=4096", "k, m=n=8192")
 
 
 def sweep_size(sweep: str, x: int, scale: float = 1.0) -> tuple[int, int, int]:
-    """m, k, n, scaled."""
+    """Return the scaled m, k and n of a sweep."""
     sizes = {"m=n=k": (x, x, x), "m=n, k=4096": (x, 4096, x), "k, m=n=8192": (8192, x, 8192)}[sweep]
     m, k, n = (max(int(side * scale), 32) for side in sizes)
     return m, k, n
 
 
 def _sweep_parts(bench: Bench, scale: float) -> Iterator[Part]:
-    """A part for each size of each sweep, all codes in it."""
+    """Yield a part for each size of each sweep, with all codes."""
     codes = HOST_CODES if bench.on_host else DEVICE_CODES
     for sweep, x in product(SWEEPS, VARIED):
         yield rate_part(bench, codes, (sweep, x), sweep_size(sweep, x, scale))
 
 
 def rate_part(bench: Bench, codes: Mapping[str, str], about: tuple[str, int], size: tuple[int, int, int]) -> Part:
-    """All codes on products of this size, in turns; the key of a row has the code between what the part is about."""
+    """Return the part that times all codes on products of this size.
+
+    The key of a row has the code between the two values that identify the part.
+    """
     products = tuple((Plan.parse(text), Problem(*size, "float32")) for text in codes.values())
     work = 2.0 * prod(size) * len(codes) * (ROUNDS + 1)
 
@@ -69,7 +72,7 @@ def rate_part(bench: Bench, codes: Mapping[str, str], about: tuple[str, int], si
 
 
 def rate_rows(bench: Bench, codes: Mapping[str, str], size: tuple[int, int, int]) -> Iterator[Row]:
-    """Seconds and effective TFLOPS of each code: 2 m n k over the time (Equation 7)."""
+    """Yield seconds and effective TFLOPS of each code: 2 m n k over the time (Equation 7)."""
     m, k, n = size
     rng = bench.generator(m + k)
     a, b = bench.stored(rng.standard_normal((m, k)), "float32"), bench.stored(rng.standard_normal((k, n)), "float32")
@@ -88,7 +91,7 @@ SWEEP: Final = Experiment("huang-fig8", ("sweep", "code", "n"), SIDE, _sweep_par
 
 
 def _break_even(results: Results) -> Numbers:
-    """The least square from which on it stays faster, at the paper's size of the row."""
+    """Return the smallest square from which on a code is faster than cuBLAS, and its best speedup."""
     rates = results.numbers("tflops")
     codes = dict.fromkeys(code for sweep, code, _ in rates if sweep == SWEEPS[0] and code not in (CUBLAS, CUTLASS))
     found: dict[Key, float] = {}
@@ -106,7 +109,7 @@ def _break_even(results: Results) -> Numbers:
 
 
 def _none_faster(results: Results) -> list[str]:
-    """Which codes have no break-even point or were not there, so that their rows are empty."""
+    """Return notes on codes without a break-even point and on codes that were not measured."""
     found, said = _break_even(results), []
     none = [code for what, code in found if what == "best speedup" and ("break-even", code) not in found]
     side = max((n for _, _, n in results.numbers("tflops") if isinstance(n, int)), default=0)
@@ -158,7 +161,7 @@ SIZES_10: Final = (1024, 2048, 4096, 6144, 8192, 10240)
 
 
 def _strategy_parts(bench: Bench, scale: float) -> Iterator[Part]:
-    """A part for each strategy and size; none on a CPU, since these kernels are a GPU's."""
+    """Yield a part for each strategy and size; none on a CPU, which has no such kernels."""
     for strategy, n in () if bench.on_host else product(STRATEGIES, SIZES_10):
         codes = {name: f"{level}tile.{strategy.lower()}" for name, level in LEVELS.items()}
         side = max(int(n * scale), 64)
@@ -169,7 +172,7 @@ STRATEGY: Final = Experiment("huang-fig10", ("strategy", "code", "n"), SIZES_10[
 
 
 def _modelled() -> Numbers:
-    """On the paper's V100, by its own model."""
+    """Return the TFLOPS on the paper's V100 by the paper's model."""
     table = huang.huang_fig10(SIZES_10)
     found: dict[Key, float] = {}
     for strategy, n, *rates in table.rows:
@@ -190,7 +193,7 @@ FIGURES: Final = (
         "Of a processor, which has no products with sums inside, there are the vendor's and both references.",
         unit="effective TFLOPS",
         logarithmic=False,
-        drawn=lambda key: key[0] == SWEEPS[0],
+        is_drawn=lambda key: key[0] == SWEEPS[0],
     ),
     Figure(
         "huang-fig1",
@@ -205,7 +208,7 @@ FIGURES: Final = (
         keys=("number", "code"),
         x="code",
         unit="side, or speedup",
-        found=_none_faster,
+        result_notes=_none_faster,
     ),
     Figure(
         "huang-fig9",

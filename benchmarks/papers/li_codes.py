@@ -1,6 +1,6 @@
-"""Li, Ranka and Sahni's codes as plans, and timing all of them at one size beside fmm's own choice.
+"""Li, Ranka and Sahni's codes as plans, timed at one size together with fmm's own choice.
 
-With tau1 = tau2/2, a code does as many levels as halve n down to tau1.
+With tau1 = tau2/2, a code has as many levels as halve n down to tau1.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 from benchmarks.papers.bench import Bench, time_plans
 from benchmarks.papers.experiment import Key, Part, Row, products_of
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.papers.li_counts import TABLES, levels
+from fmm.perfmodel.papers.li_counts import STEP_TABLES, levels_by_threshold
 from fmm.problem import Problem
 
 SIZES: Final = (2048, 4096, 8192, 16384)
@@ -21,33 +21,33 @@ METHODS: Final = {"Strassen": "strassen", "Winograd": "winograd"}
 
 
 def li_plan(code: str, depth: int, leaf: str = "vendor") -> Plan:
-    """Return their code with this number of levels: Figure 16 or 23 above, Figure 12 or 13 last."""
+    """Return the plan of a code with this number of levels: Figure 16 or 23 outside, Figure 12 or 13 innermost."""
     if not depth:
         return Plan.parse(leaf)
-    innermost, above = TABLES[METHODS[code]]
+    innermost, above = STEP_TABLES[METHODS[code]]
     return Plan.parse(" > ".join([*[above] * (depth - 1), innermost, leaf]))
 
 
 def code_depth(n: int, tau2: str | float) -> int:
-    """The levels of a code at size n; none where it has no threshold."""
-    return levels(n, tau2) if isinstance(tau2, int) else 0
+    """Return the levels of a code at size n; 0 for a code without a threshold."""
+    return levels_by_threshold(n, tau2) if isinstance(tau2, int) else 0
 
 
 # ---- timing
 
 ROUNDS: Final = 3
-CHOICE: Final = "fmm"  # what fmm chooses itself, without emulation
+CHOICE: Final = "fmm"  # the name of fmm's own choice without emulation
 
 
 def timed_part(bench: Bench, plans: Mapping[Key, str], n: int, side: int, dtype: str, chosen: Key) -> Part:
-    """All plans at the paper's size n, in turns, and under the key `chosen` what fmm chooses."""
+    """Return the part that times all plans at the paper's size n; the key `chosen` is for fmm's choice."""
     products = products_of(map(Plan.parse, plans.values()), side, dtype)
     rows = partial(_timed_rows, bench, plans, n, Problem(side, side, side, dtype), chosen)
     return Part((n,), rows, products, 2.0 * side**3 * (len(plans) + 1) * (ROUNDS + 1))
 
 
 def _timed_rows(bench: Bench, plans: Mapping[Key, str], n: int, problem: Problem, chosen: Key) -> Iterator[Row]:
-    """A row for each plan: seconds of the rounds, or why there are none."""
+    """Yield a row for each plan: the seconds of the rounds, or the reason why the plan failed."""
     own, side, rng = bench.chosen(problem, emulation=False), problem.n, bench.generator(problem.n)
     plans = {**plans, chosen: str(own)}
     bench.prepare([(own, problem)])

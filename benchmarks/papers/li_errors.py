@@ -1,6 +1,6 @@
 """Li, Ranka and Sahni's accuracy: Figures 30 to 35 in single and 43 and 44 in double precision.
 
-Kaporin's matrices are each other's inverse, so the error is |C - I|; the errors of forming A and B are among it.
+Kaporin's matrices are inverses of each other, so the error is |C - I|. It includes the errors of forming A and B.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fmm.perfmodel.stability import error_bound, expected_error_growth
 
 
 def off_identity(xp: Any, c: Any, rows: Any = None) -> dict[str, float]:
-    """The largest and the mean |C - I|, of all rows or of these; C is overwritten."""
+    """Return the largest and the mean |C - I|, of all rows or of `rows`; C is overwritten."""
     at = xp.arange(len(c)) if rows is None else rows
     c[xp.arange(len(c)), at] -= 1
     off = abs(c)
@@ -29,7 +29,7 @@ def off_identity(xp: Any, c: Any, rows: Any = None) -> dict[str, float]:
 
 
 def code_plan(code: str, depth: int, bench: Bench) -> Plan | None:
-    """Of one of the paper's codes; None of the sums in the order of k, which no plan has."""
+    """Return the plan of one of the paper's codes; None for the sums in the order of k, which no plan has."""
     if code == CPU:
         return None
     return li_plan(code, depth) if code in METHODS else Plan.parse(_leaf(code, bench))
@@ -40,7 +40,7 @@ def _leaf(code: str, bench: Bench) -> str:
 
 
 def code_errors(bench: Bench, code: str, depth: int, pair: tuple[Any, Any]) -> dict[str, float]:
-    """|C - I| of one of the paper's codes."""
+    """Return the largest and the mean |C - I| of one of the paper's codes."""
     plan = code_plan(code, depth, bench)
     if plan is None:
         rows, found = bench.row_by_column(*pair)
@@ -49,10 +49,14 @@ def code_errors(bench: Bench, code: str, depth: int, pair: tuple[Any, Any]) -> d
 
 
 def kaporin_bound(code: str, depth: int, n: int, dtype: str) -> float:
-    """The a-priori bound of the product alone, f u |A| |B|, on Kaporin's matrices; forming them is not in it."""
+    """Return the a-priori bound f u |A| |B| of the product of Kaporin's matrices.
+
+    The errors of forming the matrices are not in the bound.
+    """
     i = [float(x) for x in range(1, n + 1)]
     inner = sum(x**0.5 / (n + 1 - x) for x in i)
-    largest = (1 + n**0.5) * max(1.0, n**0.5 / (1 + inner))  # the last entry of A; of B the diagonal or the last row
+    # the largest entries: the last of A; the diagonal or the last row of B
+    largest = (1 + n**0.5) * max(1.0, n**0.5 / (1 + inner))
     plan = li_plan(code, depth) if code in METHODS else VENDOR
     return float(error_bound(plan, n, n, n) * DTYPES[dtype].unit_roundoff * largest)
 
@@ -67,7 +71,7 @@ CODES: Final[tuple[tuple[str, str | int], ...]] = ((CPU, "-"), (SGEMM, "-"), (GP
 
 
 def _size_parts(bench: Bench, scale: float) -> Iterator[Part]:
-    """A part for each size."""
+    """Yield a part for each size."""
     for n in SIZES:
         side = max(int(n * scale), 16)
         plans = [plan for code, tau2 in CODES if (plan := code_plan(code, code_depth(n, tau2), bench)) is not None]
@@ -118,7 +122,7 @@ def _size_bounds() -> Numbers:
 
 
 def _expected(printed: Numbers, base: Numbers, depth: Mapping[Key, int]) -> Numbers:
-    """What independent errors on random data would come to: the printed classical error times the expected growth."""
+    """Return the errors expected on random data: the printed classical error times the expected growth."""
     return {
         key: base[key]
         * expected_error_growth(li_plan(str(key[0]), depth[key]) if key[0] in METHODS else VENDOR, "float32")
@@ -171,7 +175,7 @@ FIGURE_34: Final[Mapping[Key, tuple[float, ...]]] = {
 
 
 def _level_parts(bench: Bench, scale: float) -> Iterator[Part]:
-    """A part for each code and number of levels."""
+    """Yield a part for each code and number of levels."""
     side = max(int(SIZES[-1] * scale), 32)
     for code, depth in product(METHODS, DEPTHS):
         products = products_of([li_plan(code, depth)], side, "float32")
@@ -245,7 +249,10 @@ def _double(bench: Bench, scale: float) -> Iterator[Row]:
 
 
 def _random_errors(bench: Bench, scale: float) -> Iterator[Row]:
-    """Ten random matrices against the classical product, divided by its mean |C|; and against a more precise one."""
+    """Yield the errors of ten random matrices over the mean |C|.
+
+    They are against the classical product and against a more precise one.
+    """
     n = max(int(DOUBLE * scale), 16)
     found: dict[tuple[str, str, str], list[float]] = {}
     for seed in range(MATRICES):

@@ -1,8 +1,8 @@
 """Li, Ranka and Sahni's run times: Figures 24 to 29 and 36 to 39, their threshold tau2, and Figures 40 to 42.
 
-GPU8 is played by our own kernel: the leaf tile, with sums inside where their kernels have them, and tile.texture for
-tStrassen and tWinograd. Their own block (tile.gpu8) is much slower on today's chips and is measured up to the sizes
-where it does not take seconds. On a CPU the leaf is the vendor's product.
+fmm's own kernel plays GPU8: the leaf tile, with sums inside where the paper's kernels have them, and tile.texture for
+tStrassen and tWinograd. The paper's own block (tile.gpu8) is much slower on today's chips, so only sides that take less
+than seconds are measured. On a CPU the leaf is the vendor's product.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results
 from benchmarks.papers.figure import Figure, quantity
 from benchmarks.papers.li_codes import CHOICE, GPU8, METHODS, SGEMM, SIZES, code_depth, li_plan, timed_part
 from fmm.perfmodel.papers import li_counts
-from fmm.perfmodel.papers.li_results import FIGURE_37, SECONDS, SECONDS_2048, reduction_curve
+from fmm.perfmodel.papers.li_results import FIGURE_24_SECONDS, FIGURE_36_SECONDS, FIGURE_37, reduction_curve
 
 # ---- single precision
 
 DEPTHS: Final = (1, 2, 3, 4)
-OWN_BLOCK: Final = 4096  # the largest side by the block of 2009
+OWN_BLOCK: Final = 4096  # largest side that is measured by the block of 2009
 SLOW: Final = ", its block"
 
 
 def leaf_names(on_host: bool) -> Mapping[str, str]:
-    """The leaf of each of their codes."""
+    """Return the leaf of each of the paper's codes."""
     if on_host:
         return dict.fromkeys(METHODS, "vendor")
     return {name: "tile.texture" if name[0] == "t" else "tile" for code in METHODS for name in (code, f"t{code}")}
 
 
 def speed_plans(n: int, on_host: bool) -> dict[Key, str]:
-    """Plans by code and levels."""
+    """Return the plans by code and number of levels."""
     found: dict[Key, str] = {(SGEMM, 0): "vendor"}
     if not on_host:
         found[GPU8, 0] = "tile"
@@ -74,7 +74,7 @@ def _printed_24() -> Numbers:
 
 
 def _seconds_24(results: Results) -> Numbers:
-    """The runs of Figure 24 among those by levels: as many as tau2 leaves."""
+    """Return the runs of Figure 24: of all runs by levels, those with the levels that tau2 gives."""
     seconds, found = results.numbers("seconds"), dict[Key, float]()
     for (code, tau2), n in product(FIGURE_24, SIZES):
         depth = code_depth(n, tau2)
@@ -86,7 +86,7 @@ def _seconds_24(results: Results) -> Numbers:
 
 
 def _printed_36() -> Numbers:
-    """n = 16384."""
+    """Return the printed seconds of n = 16384."""
     found: dict[Key, float] = {(SGEMM, SIZES[-1], 0): 23.699, (GPU8, SIZES[-1], 0): 22.971}
     for code, seconds, *_ in FIGURE_37:
         found |= {(code, SIZES[-1], k): x for k, x in enumerate(seconds, 1)}
@@ -94,7 +94,7 @@ def _printed_36() -> Numbers:
 
 
 def _speedups(seconds: Numbers) -> Numbers:
-    """Percent less time than sgemm's and GPU8's."""
+    """Return the percent of time that is saved over sgemm and over GPU8."""
     found: dict[Key, float] = {}
     for (code, n, k), x in seconds.items():
         for base in (SGEMM, GPU8):
@@ -116,9 +116,9 @@ def _printed_37() -> Numbers:
 
 
 def _counted_37(what: li_counts.Quantity) -> Numbers:
-    """What the counts save over GPU8."""
+    """Return the percent of GPU8's counts that each code saves."""
     return {
-        (GPU8, code, n, k): float(li_counts.reduction(what, METHODS[code], k, n))
+        (GPU8, code, n, k): float(li_counts.percent_reduction(what, METHODS[code], k, n))
         for code, n, k in product(METHODS, SIZES[1:], DEPTHS)
     }
 
@@ -129,11 +129,11 @@ CURVES: Final = ((26, "Strassen", 4096), (27, "Winograd", 4096), (28, "Strassen"
 
 
 def _printed_curve(code: str, tau2: int) -> Numbers:
-    """From the printed seconds; of tau2 = 2048 only n = 16384 is printed."""
-    method, base = METHODS[code], SECONDS["gpu8"]
+    """Return the percent from the printed seconds; for tau2 = 2048 only n = 16384 is printed."""
+    method, base = METHODS[code], FIGURE_24_SECONDS["gpu8"]
     if tau2 == 4096:
-        return {(n,): 100 * (1 - x / y) for n, x, y in zip(SIZES, SECONDS[method], base, strict=True)}
-    return {(SIZES[-1],): 100 * (1 - SECONDS_2048[method] / base[-1])}
+        return {(n,): 100 * (1 - x / y) for n, x, y in zip(SIZES, FIGURE_24_SECONDS[method], base, strict=True)}
+    return {(SIZES[-1],): 100 * (1 - FIGURE_36_SECONDS[method] / base[-1])}
 
 
 def _counted_curve(code: str, tau2: int, which: int) -> Numbers:
@@ -143,7 +143,7 @@ def _counted_curve(code: str, tau2: int, which: int) -> Numbers:
 def _measured_curve(code: str, tau2: int, results: Results) -> Numbers:
     seconds, found = results.numbers("seconds"), dict[Key, float]()
     for n in SIZES:
-        base, depth = (GPU8 if (GPU8, n, 0) in seconds else SGEMM, n, 0), li_counts.levels(n, tau2)
+        base, depth = (GPU8 if (GPU8, n, 0) in seconds else SGEMM, n, 0), li_counts.levels_by_threshold(n, tau2)
         own = (code, n, depth) if depth else base
         if base in seconds and own in seconds:
             found[(n,)] = 100 * (1 - seconds[own] / seconds[base])
@@ -164,7 +164,7 @@ SAYS_37: Final = (
 
 
 def at_largest(key: Key) -> bool:
-    """Return a picture as in the paper, over n, the key before the last. Smaller sizes are in the tables alone."""
+    """Return True for a row of the largest n, which the paper's pictures show; tables have all sizes."""
     return key[-2] == SIZES[-1]
 
 
@@ -207,7 +207,7 @@ SINGLE_FIGURES: Final = (
         _printed_36(),
         x="levels",
         unit="seconds",
-        drawn=at_largest,
+        is_drawn=at_largest,
     ),
     Figure(
         "li-fig37",
@@ -221,7 +221,7 @@ SINGLE_FIGURES: Final = (
         x="levels",
         unit="percent",
         logarithmic=False,
-        drawn=at_largest,
+        is_drawn=at_largest,
     ),
 )
 
@@ -232,17 +232,17 @@ TAU2: Final = (512, 1024, 2048, 4096, 8192, 16384)
 
 
 def _scanned(results: Results) -> dict[Key, float]:
-    """The runs by levels as a scan of tau2: of 2^(k-2) tau2 < n <= 2^(k-1) tau2 come k levels."""
+    """Return the runs by levels as a scan of tau2: 2^(k-2) tau2 < n <= 2^(k-1) tau2 gives k levels."""
     seconds, found = results.numbers("seconds"), dict[Key, float]()
     for code, n, depth in seconds:
         for tau2 in TAU2 if depth else ():
-            if depth == li_counts.levels(int(n), tau2):
+            if depth == li_counts.levels_by_threshold(int(n), tau2):
                 found[code, n, tau2] = seconds[code, n, depth]
     return found
 
 
 def _best_tau2(results: Results) -> Numbers:
-    """The threshold of least time of each code; twice n where none of its levels is faster than none at all."""
+    """Return the fastest threshold of each code; 2 n if the code is fastest without levels."""
     seconds, best = results.numbers("seconds"), dict[Key, tuple[float, int]]()
     for (code, n, tau2), x in _scanned(results).items():
         base = GPU8 if (GPU8, n, 0) in seconds else SGEMM
@@ -275,7 +275,7 @@ THRESHOLD_FIGURES: Final = (
         keys=("code", "n", "tau2"),
         x="tau2",
         unit="seconds",
-        drawn=at_largest,
+        is_drawn=at_largest,
     ),
     Figure(
         "li-tau2-best",
@@ -299,7 +299,7 @@ FIGURE_40: Final = {"dgemm": (0.456, 3.634), "dStrassen": (0.404, 2.900), "dWino
 
 def _double_parts(bench: Bench, scale: float) -> Iterator[Part]:
     for n in DOUBLE_SIZES:
-        depth = li_counts.levels(n, 4096)
+        depth = li_counts.levels_by_threshold(n, 4096)
         plans: dict[Key, str] = {
             (code,): str(li_plan(method, depth)) if method else "vendor" for code, method in DOUBLE_CODES.items()
         }

@@ -1,6 +1,7 @@
-"""Test matrices of the papers and of the error contract, and precise products to judge results by.
+"""Test matrices of the papers and of the error contract, and precise products as references.
 
-A product is "precise" to at least twice the precision of float64; Priest's doubly compensated sums judge it in turn.
+A "precise" product has at least twice the precision of float64. Priest's doubly compensated sums check the precise
+product.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-Array = Any  # of NumPy or CuPy
+Array = Any  # an array of NumPy or CuPy
 Pair = tuple[Array, Array]
-Family = Callable[[Any, Any, int], Pair]  # of an array library, a generator of its numbers, a side
+Family = Callable[[Any, Any, int], Pair]  # takes an array library, a generator of its numbers, and a side
 
-GRADED = 1e-6  # the last row of a graded matrix beside its first
-RANK, NOISE = 8, 1e-3  # of a matrix of low rank
+GRADED = 1e-6  # ratio of the last row of a graded matrix to the first
+RANK, NOISE = 8, 1e-3  # rank of a matrix of low rank, and the size of its noise
 
 
 def kaporin(xp: Any, n: int, dtype: str) -> Pair:
-    """A = I + u v^T and B = I - u v^T/(1 + v^T u), each other's inverse, formed in working precision.
+    """Return A = I + u v^T and B = I - u v^T/(1 + v^T u), inverses of each other, formed in working precision.
 
     u_i = 1/(n + 1 - i), v_i = sqrt(i), i from 1 to n (Kaporin 1999; Li, Ranka and Sahni, section 8.1.2).
     """
@@ -43,26 +44,26 @@ def _positive(xp: Any, rng: Any, n: int) -> Pair:
 
 
 def uniform(xp: Any, rng: Any, n: int) -> Pair:
-    """Uniform in [-1, 1]."""
+    """Return two matrices of numbers uniform in [-1, 1]."""
     return 2 * rng.random((n, n)) - 1, 2 * rng.random((n, n)) - 1
 
 
 def _graded(xp: Any, rng: Any, n: int) -> Pair:
-    """Rows of A and columns of B fall from 1 to GRADED."""
+    """Return matrices whose rows (A) and columns (B) fall from 1 to GRADED."""
     falls = GRADED ** (xp.arange(n) / max(n - 1, 1))
     a, b = _normal(xp, rng, n)
     return a * falls[:, None], b * falls[None, :]
 
 
 def graded_inside(xp: Any, rng: Any, n: int) -> Pair:
-    """Columns of A fall from 1 to GRADED, and rows of B rise as much."""
+    """Return A with columns that fall from 1 to GRADED, and B with rows that rise by the same factor."""
     falls = GRADED ** (xp.arange(n) / max(n - 1, 1))
     a, b = _normal(xp, rng, n)
     return a * falls[None, :], b / falls[:, None]
 
 
 def _low_rank(xp: Any, rng: Any, n: int) -> Pair:
-    """Of rank RANK, plus noise."""
+    """Return two matrices of rank RANK with noise."""
     return _low_rank_matrix(rng, n), _low_rank_matrix(rng, n)
 
 
@@ -88,7 +89,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 
 
 def pair_of(xp: Any, rng: Any, family: Family, n: int, complex_numbers: bool) -> Pair:
-    """Two float64 matrices of a family; complex128 ones have parts of two draws."""
+    """Return two float64 matrices of a family; real and imaginary parts of complex128 ones are drawn separately."""
     a, b = family(xp, rng, n)
     if complex_numbers:
         c, d = family(xp, rng, n)
@@ -99,19 +100,19 @@ def pair_of(xp: Any, rng: Any, family: Family, n: int, complex_numbers: bool) ->
 # ---- precise products
 
 MANTISSA = 53  # bits of a float64
-SPLITTER = 2.0**27 + 1  # Veltkamp's, for float64
-NUMBERS = 1 << 22  # that Priest's sums hold at a time
+SPLITTER = 2.0**27 + 1  # Veltkamp's constant for float64
+MAX_SUMMED_NUMBERS = 1 << 22  # most numbers that Priest's sums hold at a time
 
 
 def two_sum(x: Array, y: Array) -> tuple[Array, Array]:
-    """The rounded sum and what rounding took from it; their sum is x + y exactly."""
+    """Return the rounded sum and its rounding error; their sum is exactly x + y."""
     total = x + y
     part = total - x
     return total, (x - (total - part)) + (y - part)
 
 
 def two_product(x: Array, y: Array) -> tuple[Array, Array]:
-    """The rounded product and what rounding took from it; their sum is x y exactly, unless it under- or overflows."""
+    """Return the rounded product and its rounding error; their sum is exactly x y without under- or overflow."""
     product = x * y
     (a, b), (c, d) = _halves(x), _halves(y)
     return product, b * d - (((product - a * c) - b * c) - a * d)
@@ -128,7 +129,10 @@ def _halves(x: Array) -> tuple[Array, Array]:
 
 
 def doubly_compensated_sums(terms: Array) -> Array:
-    """The sum of each column, terms from the largest to the smallest. Steps and names are Priest's."""
+    """Return the sum of each column, with terms in descending order of magnitude.
+
+    The steps and their names are Priest's.
+    """
     order = np.argsort(-np.abs(terms), axis=0, kind="stable")
     x = np.take_along_axis(terms, order, axis=0)
     s, c = x[0].copy(), np.zeros_like(x[0])
@@ -144,14 +148,15 @@ def doubly_compensated_sums(terms: Array) -> Array:
 
 
 def priest_product(a: Array, b: Array) -> Array:
-    """The product of two float64 matrices on the host, each entry a doubly compensated sum of exact products.
+    """Return a float64 product on the host, each entry a doubly compensated sum of exact products.
 
-    D'Alberto and Nicolau's reference (section 3.2), but that their products are rounded to an extended precision.
+    This is D'Alberto and Nicolau's reference (section 3.2), except that they round the products to an extended
+    precision.
     """
     (m, k), n = a.shape, b.shape[1]
     rows, cols = np.divmod(np.arange(m * n), n)
     found = np.empty(m * n)
-    step = max(NUMBERS // (2 * k), 1)
+    step = max(MAX_SUMMED_NUMBERS // (2 * k), 1)
     for some in (slice(start, start + step) for start in range(0, m * n, step)):
         terms = np.concatenate(two_product(a[rows[some]].T, b[:, cols[some]]))
         found[some] = doubly_compensated_sums(terms)
@@ -162,13 +167,13 @@ def priest_product(a: Array, b: Array) -> Array:
 
 
 class Precise(NamedTuple):
-    """A product in two float64 parts (of complex numbers, complex parts), the second one far below the first."""
+    """A product as the sum of two float64 (or complex128) parts; the second part is far smaller."""
 
     high: Array
     low: Array
 
     def distance(self, found: Array) -> Array:
-        """How far each entry of a product of this size is off."""
+        """Return the absolute error of each entry of a product."""
         return abs((found - self.high) - self.low)
 
     @property
@@ -177,9 +182,10 @@ class Precise(NamedTuple):
 
 
 def precise_product(xp: Any, a: Array, b: Array) -> Precise:
-    """A B to about twice the precision of float64, relative to the largest numbers of a row of A and a column of B.
+    """Return A B to about twice the precision of float64.
 
-    A = A1 + A2 + A3 and B = B1 + B2 + B3: A1 B1, A1 B2 and A2 B1 are exact, and all that is left is 2^-40 of them.
+    The error is relative to the largest numbers of a row of A and a column of B. With A = A1 + A2 + A3 and B = B1 + B2
+    + B3, the products A1 B1, A1 B2 and A2 B1 are exact, and the others are 2^-40 of them.
     """
     if a.dtype.kind == "c":
         return _complex_product(xp, a, b)
@@ -193,7 +199,7 @@ def precise_product(xp: Any, a: Array, b: Array) -> Precise:
 
 
 def _slices(xp: Any, x: Array, bits: int, axis: int) -> tuple[Array, Array, Array]:
-    """The leading bits of each number beside the largest one along the axis, the next ones, and the rest."""
+    """Return the leading bits of each number relative to the largest along the axis, the next bits, and the rest."""
     found, rest = [], x
     for _ in range(2):
         largest = xp.max(xp.abs(rest), axis=axis, keepdims=True)
@@ -205,7 +211,7 @@ def _slices(xp: Any, x: Array, bits: int, axis: int) -> tuple[Array, Array, Arra
 
 
 def _complex_product(xp: Any, a: Array, b: Array) -> Precise:
-    """By one real product of matrices with twice the sides."""
+    """Return a complex product by one real product of matrices with twice the sides."""
     left = xp.concatenate((xp.hstack((a.real, -a.imag)), xp.hstack((a.imag, a.real))))
     high, low = precise_product(xp, left, xp.concatenate((b.real, b.imag)))
     m = a.shape[0]
@@ -213,11 +219,11 @@ def _complex_product(xp: Any, a: Array, b: Array) -> Precise:
 
 
 def reference(xp: Any, a: Array, b: Array, unit_roundoff: float) -> Precise:
-    """Of float64 or complex128 matrices: precise enough to judge a product that rounds by so much."""
-    if unit_roundoff < ROUGH:
+    """Return a product of float64 or complex128 matrices that can judge a product with this unit roundoff."""
+    if unit_roundoff < COARSE_ROUNDOFF:
         return precise_product(xp, a, b)
     high = a @ b
     return Precise(high, xp.zeros((1, 1), high.dtype))
 
 
-ROUGH = 2.0**-40  # errors of roundings that are this large are seen beside a plain float64 product's
+COARSE_ROUNDOFF = 2.0**-40  # unit roundoffs from here on show against a plain float64 product

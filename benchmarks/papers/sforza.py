@@ -1,7 +1,7 @@
-"""Sforza's run times: Figures 1 to 4, A^T A by his recursion beside gemm and beside the vendor's syrk.
+"""Sforza's run times: Figures 1 to 4, A^T A by his recursion, by gemm, and by the vendor's syrk.
 
-As in the paper the lower half of A^T A is computed, and compared with gemm's whole product. His cutoffs belong to his
-device's sizes and are scaled with them.
+As in the paper the lower triangle of A^T A is computed, and compared with gemm's whole product. His cutoffs belong to
+his device's sizes and are scaled with them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any, Final
 
 import fmm
-from benchmarks.papers.bench import Bench, Call, timed_in_turns
+from benchmarks.papers.bench import Bench, Call, time_in_rounds
 from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results, Row
 from benchmarks.papers.figure import Figure, quantity
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
@@ -22,55 +22,55 @@ ROUNDS: Final = 5
 GEMM, SYRK, ONE, RECURSIVE = "gemm", "syrk", "one level", "recursive"
 
 
-def half_plans(dtype: str, n: int, scale: float) -> dict[str, Plan]:
-    """One level, the recursion to the depth that the paper found the best; at the side of its Figure 2 all depths."""
+def triangle_plans(dtype: str, n: int, scale: float) -> dict[str, Plan]:
+    """Return one level and the recursion to the paper's best depth; at the side of Figure 2 also all depths."""
     found = {what: paper.sforza_plan(dtype, depth, scale) for what, depth in depths(dtype).items()}
-    if n == paper.SIDE:
-        found |= {f"depth {depth}": paper.sforza_plan(dtype, depth, 0) for depth in paper.DEPTHS}
+    if n == paper.FIGURE_2_SIDE:
+        found |= {f"depth {depth}": paper.sforza_plan(dtype, depth, 0) for depth in paper.COMPARED_DEPTHS}
     return found
 
 
 def depths(dtype: str) -> Mapping[str, int]:
-    return {ONE: 1, RECURSIVE: paper.BEST_DEPTH[dtype]}
+    return {ONE: 1, RECURSIVE: paper.BEST_DEPTHS[dtype]}
 
 
 def _parts(bench: Bench, scale: float) -> Iterator[Part]:
-    """A part for each type and size; odd sides stay odd."""
-    for dtype, n in product(paper.CUTOFFS, paper.SIDES):
+    """Yield a part for each type and size; odd sides stay odd."""
+    for dtype, n in product(paper.CUTOFFS, paper.COMPARED_SIDES):
         side = max(int(n // 2 * scale), 16) * 2 + n % 2
-        calls = len(half_plans(dtype, n, scale)) + 2
+        calls = len(triangle_plans(dtype, n, scale)) + 2
         rows = partial(_rows, bench, dtype, n, side, scale)
         yield Part((dtype, n), rows, work=2.0 * side**3 * calls * (ROUNDS + 1))
 
 
 def _rows(bench: Bench, dtype: str, n: int, side: int, scale: float) -> Iterator[Row]:
-    """Seconds of gemm, of syrk and of every plan, in turns; or why there are none."""
+    """Yield the seconds of gemm, of syrk and of every plan, or the reason why a plan failed."""
     x = bench.stored(bench.generator(n).standard_normal((side, side)), dtype)
     left = bench.xp.ascontiguousarray(x.T)  # a copy, so that no library recognises x's transpose
-    calls = {GEMM: bench.call(VENDOR, left, x), SYRK: half_call(x, VENDOR)}
-    plans, failed = half_plans(dtype, n, scale), dict[str, str]()
+    calls = {GEMM: bench.call(VENDOR, left, x), SYRK: triangle_call(x, VENDOR)}
+    plans, failed = triangle_plans(dtype, n, scale), dict[str, str]()
     for code, plan in plans.items():
         try:
-            calls[code] = half_call(x, plan)
+            calls[code] = triangle_call(x, plan)
         except (PlanError, MemoryError) as error:
             failed[code] = str(error)
-    seconds = timed_in_turns(bench, calls, ROUNDS)
+    seconds = time_in_rounds(bench, calls, ROUNDS)
     for code in (*calls, *failed):
         said = {"seconds": seconds[code]} if code in seconds else {"failed": failed[code]}
         yield {"key": [dtype, n, code], "plan": str(plans.get(code, VENDOR)), "side": side, **said}
 
 
-def half_call(x: Any, plan: Plan) -> Call:
-    """What computes the lower half of x^T x once, everything prepared and warm."""
+def triangle_call(x: Any, plan: Plan) -> Call:
+    """Return a call that computes the lower triangle of x^T x, after a warm-up."""
     multiply = partial(fmm.gram, x, fill="lower", plan=plan)
     return partial(multiply, out=multiply())
 
 
-EXPERIMENT: Final = Experiment("sforza-fig4", ("type", "n", "code"), paper.SIDE, _parts, ("type", "n"))
+EXPERIMENT: Final = Experiment("sforza-fig4", ("type", "n", "code"), paper.FIGURE_2_SIDE, _parts, ("type", "n"))
 
 
 def _over(base: str, results: Results) -> dict[Key, float]:
-    """Speed-ups over gemm, or over syrk."""
+    """Return the speedups over gemm, or over syrk."""
     seconds = results.numbers("seconds")
     return {
         (dtype, n, code): seconds[dtype, n, base] / x
@@ -89,13 +89,13 @@ def _by_depth(base: str, results: Results) -> Numbers:
 
 
 def _best(results: Results) -> Numbers:
-    """The largest speed-ups at any size, and the depth of the largest at the side of Figure 2."""
+    """Return the largest speedups at any size, and the depth of the largest speedup at the side of Figure 2."""
     found: dict[Key, float] = {}
     for (dtype, _, code), x in _by_size(GEMM, results).items():
         found[dtype, code] = max(x, found.get((dtype, code), 0.0))
     by_depth = _by_depth(GEMM, results)
     for dtype in dict.fromkeys(dtype for dtype, _ in by_depth):
-        found[dtype, DEPTH] = float(max(paper.DEPTHS, key=lambda depth: by_depth.get((dtype, depth), 0.0)))
+        found[dtype, DEPTH] = float(max(paper.COMPARED_DEPTHS, key=lambda depth: by_depth.get((dtype, depth), 0.0)))
     return found
 
 
@@ -103,7 +103,11 @@ DEPTH: Final = "best depth"
 PRINTED: Final[Numbers] = {
     (dtype, what): float(numbers[dtype])
     for dtype in paper.CUTOFFS
-    for what, numbers in ((ONE, paper.ONE_LEVEL), (RECURSIVE, paper.RECURSIVE), (DEPTH, paper.BEST_DEPTH))
+    for what, numbers in (
+        (ONE, paper.ONE_LEVEL_SPEEDUPS),
+        (RECURSIVE, paper.RECURSIVE_SPEEDUPS),
+        (DEPTH, paper.BEST_DEPTHS),
+    )
 }
 
 
@@ -113,25 +117,25 @@ PRINTED: Final[Numbers] = {
 def _computed_by_size(find: Callable[[Plan, str, int], float]) -> Numbers:
     return {
         (dtype, n, what): find(paper.sforza_plan(dtype, depth), dtype, n)
-        for dtype, n in product(paper.CUTOFFS, paper.SIDES)
+        for dtype, n in product(paper.CUTOFFS, paper.COMPARED_SIDES)
         for what, depth in depths(dtype).items()
     }
 
 
 def _computed_by_depth(find: Callable[[Plan, str, int], float]) -> Numbers:
     return {
-        (dtype, depth): find(paper.sforza_plan(dtype, depth, 0), dtype, paper.SIDE)
-        for dtype, depth in product(paper.CUTOFFS, paper.DEPTHS)
+        (dtype, depth): find(paper.sforza_plan(dtype, depth, 0), dtype, paper.FIGURE_2_SIDE)
+        for dtype, depth in product(paper.CUTOFFS, paper.COMPARED_DEPTHS)
     }
 
 
 def _computed_best(find: Callable[[Plan, str, int], float]) -> Numbers:
-    """At the side of Figure 2."""
-    return {(dtype, what): x for (dtype, n, what), x in _computed_by_size(find).items() if n == paper.SIDE}
+    """Return the computed speedups at the side of Figure 2."""
+    return {(dtype, what): x for (dtype, n, what), x in _computed_by_size(find).items() if n == paper.FIGURE_2_SIDE}
 
 
 def _columns(make: Callable[[Callable[[Plan, str, int], float]], Numbers]) -> dict[str, Callable[[], Numbers]]:
-    return {name: partial(make, find) for name, find in paper.COMPUTED.items()}
+    return {name: partial(make, find) for name, find in paper.COMPUTED_SPEEDUPS.items()}
 
 
 SAYS: Final = (

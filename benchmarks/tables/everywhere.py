@@ -83,9 +83,9 @@ def _sharded_rows(results: Path) -> Iterator[Sequence[object]]:
 def _training_rows(results: Path) -> Iterator[Sequence[object]]:
     for path in sorted(results.glob("*/training.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
-        for dtype, run in content["runs"].items():
+        for run in content["runs"]:
             plain, ours = (run["seconds"][who] for who in ("torch", "fmm"))
-            what = f"training a small transformer, {dtype}, losses {_loss_difference(run)}"
+            what = f"training a small transformer, {run['dtype']}, losses {_loss_difference(run)}"
             yield what, _program_machine(content["environment"]), *_before_and_after([plain], [ours])
 
 
@@ -139,7 +139,7 @@ def _streamed_rows(results: Path) -> Iterator[Sequence[object]]:
 
 def _card_name(folder: Path) -> str:
     """Return the name of the folder's device."""
-    found = folder / "gpu.json"
+    found = folder / "calls.json"
     return str(load(found)[0]["device"]) if found.exists() else folder.name
 
 

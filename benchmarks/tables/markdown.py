@@ -7,7 +7,7 @@ import gzip
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 Row = dict[str, Any]
 COMMIT = re.compile(r"\b[0-9a-f]{13,}\b")
 LONG_MILLISECONDS = 0.1  # a random product that takes longer is summarised with the long ones
+# Folders that were measured with OPENBLAS_CORETYPE=Haswell, before the warning was part of each file.
+OLD_KERNEL_FOLDERS = ("cpu-amd-epyc-2t",)
 SOURCE_COLUMNS = ("samples", "commit")  # last columns of a CSV file; a page names the CSV file instead
 
 
@@ -26,9 +28,19 @@ def load(path: Path) -> tuple[Row, list[Row]]:
 
 
 def loaded(results: Path, pattern: str) -> Iterator[tuple[Path, Row, list[Row]]]:
-    """Yield the path, the environment and the rows of each result file that matches the pattern."""
+    """Yield the path, the environment and the rows of each result file that matches the pattern.
+
+    Files with an old kernel of BLAS are left out: their baseline is too slow.
+    """
     for path in sorted(results.glob(pattern)):
-        yield path, *load(path)
+        environment, rows = load(path)
+        if not has_old_kernel(path, environment):
+            yield path, environment, rows
+
+
+def has_old_kernel(path: Path, environment: Mapping[str, Any]) -> bool:
+    """Return True if NumPy's BLAS ran a kernel for an older processor when this file was measured."""
+    return path.parent.name in OLD_KERNEL_FOLDERS or bool(environment.get("blas_warning"))
 
 
 class LongTable(NamedTuple):

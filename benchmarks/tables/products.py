@@ -286,15 +286,10 @@ def _small_table(rows: list[Row]) -> Iterator[str]:
 
 # CPUs
 
-# Measured with OPENBLAS_CORETYPE=Haswell, which slows NumPy's own product there.
-SLOWED_VENDOR = "cpu-amd-epyc-2t"
-
 
 def cpu(results: Path) -> Iterator[str]:
     """Yield large products, and a line for each other suite, of every CPU whose BLAS chose its own kernel."""
     for path, environment, rows in loaded(results, "*/speed.json"):
-        if path.parent.name == SLOWED_VENDOR:
-            continue
         versions = f"NumPy {environment['numpy']}", environment["blas"]
         yield from heading(path, environment, *versions)
         columns = ("m x k x n", "type", "NumPy", "fmm", "speedup (95 % interval)", "workspace", "plan")

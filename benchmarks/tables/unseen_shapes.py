@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 
 from benchmarks.held_out import FILE, Row, Run, grouped, packed, recorded_runs, representative_run, summary
-from benchmarks.tables.markdown import LongTable, short, short_name, table
+from benchmarks.tables.markdown import LongTable, has_old_kernel, short, short_name, table
 
 RATIO_COLUMNS = ("of the best plan: mean, least", "of the vendor: mean, least", "poor choices")
 
@@ -17,6 +17,8 @@ def _runs(results: Path) -> Iterator[tuple[str, str, list[Run]]]:
     for path in sorted({found.with_name(FILE) for found in results.glob(f"*/{FILE}*")}):
         runs = [run for run in recorded_runs(path) if run.rows]
         environment = runs[-1].environment
+        if has_old_kernel(path, environment):
+            continue
         name = environment.get("device") or environment["processor"]
         file = path if path.exists() else packed(path)
         yield short_name(name), f"results/{path.parent.name}/{file.name}", runs

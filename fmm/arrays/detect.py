@@ -13,7 +13,7 @@ import numpy as np
 
 from fmm.dtypes import DTYPES
 
-Kind = Literal["host", "cupy", "torch", "other"]  # other: on a CUDA device, by neither CuPy nor torch
+Kind = Literal["host", "cupy", "torch", "other"]  # other: a CUDA array of another library than CuPy and torch
 DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
 
 # By class; None if objects of the class must be examined one by one.
@@ -90,6 +90,12 @@ def type_name(dtype: Any) -> str:
         return str(np.dtype(dtype).name)
     except TypeError:
         raise TypeError(f"unknown dtype {dtype!r}; valid: {', '.join(DTYPES)}") from None
+
+
+def is_complex(x: Any) -> bool:
+    """Return True for an array of complex numbers, of NumPy, CuPy or torch."""
+    dtype = x.dtype
+    return bool(dtype.is_complex if hasattr(dtype, "is_complex") else dtype.kind == "c")
 
 
 # ---- errors that name the arrays

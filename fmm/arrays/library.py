@@ -40,9 +40,9 @@ class Setting(NamedTuple):
     device: int  # number of the CUDA device; on the host, the number of BLAS threads
     dtype: str | None = None  # of the product; None if the library rejects the types, or casts by a rule of its own
     math: Literal["ieee", "tf32"] = "ieee"
-    refusal: str = ""  # reason why only the library can compute the call
-    refuses_plans: bool = False  # also if the caller names a plan; the library then answers without an error
-    vendor_advantage: str = ""  # reason why the library's product of these arrays beats any plan; a named plan runs
+    refusal: str = ""  # reason why the library must compute the call; empty if a plan may
+    refuses_plans: bool = False  # with a refusal: the library computes the call even if the caller names a plan
+    vendor_advantage: str = ""  # reason why the library's product of these arrays beats any plan; named plans run
     b_is_transposed_a: bool = False  # b is a's transpose in the same memory
     vendor_mirrors: bool = False  # the library then computes one triangle and mirrors it, bit for bit
     casts_out: bool = False  # the result is cast to the type of `out`
@@ -127,7 +127,7 @@ class Library(Protocol):
 
     @property
     def is_tracing(self) -> Callable[[], bool] | None:
-        """Cheaper form of `is_observed`, for code that reads only an array's size; None if nothing ever traces."""
+        """Cheaper form of `is_observed`, for code that reads only an array's size; None if nothing can trace calls."""
         ...
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
@@ -137,7 +137,7 @@ class Library(Protocol):
     # ---- descriptions of arrays
 
     def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
-        """Return all that a prepared call depends on, as a cache key; None if the call cannot be cached.
+        """Return the cache key of a prepared call, with all that it depends on; None if the call cannot be cached.
 
         b is None for a matrix times its own transpose.
         """
@@ -148,7 +148,7 @@ class Library(Protocol):
         ...
 
     def type_key(self, a: Any, b: Any) -> Hashable:
-        """Return the part of a declined product's key that is not its sizes."""
+        """Return the types and other properties of the operands in the key of a declined product, without sizes."""
         ...
 
     def setting(self, a: Any, b: Any, out: Any) -> Setting:
@@ -169,14 +169,6 @@ class Library(Protocol):
 
     def device_number(self, x: Any) -> int:
         """Return the number of the array's CUDA device; on the host, the number of BLAS threads."""
-        ...
-
-    def is_complex(self, x: Any) -> bool:
-        """Return True for complex elements."""
-        ...
-
-    def has_no_product(self, x: Any) -> bool:
-        """Return True if the library raises an error for every product of this type."""
         ...
 
     def accepts_operands(self, a: Any, b: Any) -> bool:
@@ -233,7 +225,7 @@ class Library(Protocol):
 
     @property
     def quick_vendor(self) -> Callable[..., Any]:
-        """The fastest call of the library's product of two plain arrays; for tensors also with `out`."""
+        """The library's product of two plain arrays (for tensors also with `out`) with the least host time."""
         ...
 
     def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
@@ -248,7 +240,7 @@ class Library(Protocol):
         ...
 
     def is_plain_product(self, a: Any, b: Any, out: Any) -> bool:
-        """Return True if the library's product of plain arrays does nothing more: it records no gradients or traces."""
+        """Return True if the library's product of plain arrays records no gradients and no traces."""
         ...
 
     def vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:

@@ -28,9 +28,6 @@ class NumpyLike(ABC):
     def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
         """Return the library's own product."""
 
-    def has_no_product(self, x: Any) -> bool:
-        return False
-
     def is_observed(self) -> bool:
         return False
 
@@ -44,9 +41,6 @@ class NumpyLike(ABC):
 
     def conjugated(self, x: Any) -> Any:
         return self.module.conj(x)
-
-    def is_complex(self, x: Any) -> bool:
-        return bool(x.dtype.kind == "c")
 
     def zeros(self, shape: tuple[int, ...], like: Any) -> Any:
         return self.module.zeros(shape, like.dtype.newbyteorder("="))
@@ -126,7 +120,7 @@ def to_numpy(x: Any) -> Any:
 BLAS_TYPES = tuple(np.dtype(name) for name in STORED if not DTYPES[name].sums_wider)  # multiplied by NumPy's BLAS
 INTEGER_TYPES = tuple(np.dtype(name) for name in INTEGERS)  # multiplied by NumPy's own loops
 TYPE_NAMES = {dtype: dtype.name for dtype in (*BLAS_TYPES, *INTEGER_TYPES)}
-TYPE_CHARS = frozenset(dtype.char for dtype in TYPE_NAMES)  # excludes NumPy's second name of a type (`long long`)
+TYPE_CHARS = frozenset(dtype.char for dtype in TYPE_NAMES)  # without the second type of a name (`long long`)
 CASTINGS = ("no", "equiv", "safe", "same_kind", "unsafe")
 PLAN_OPTIONS = {"casting", "order", "dtype"}  # options that plans can follow; with others NumPy multiplies
 NO_OPTIONS: Mapping[str, Any] = {}
@@ -225,7 +219,7 @@ class NumpyLibrary(NumpyLike):
         )
 
     def _common_type(self, a: Array, b: Array) -> tuple[np.dtype[Any], str, bool]:
-        """Return the product's type, why only NumPy can compute it, and True if NumPy does so despite a named plan."""
+        """Return the product's type, the reason why only NumPy can compute it ("" without one), and refuses_plans."""
         requested, dtype = self.options.get("dtype"), a.dtype
         try:
             dtype = np.result_type(a.dtype, b.dtype) if requested is None else np.dtype(requested)
@@ -301,7 +295,7 @@ class NumpyLibrary(NumpyLike):
         return super().promote_operands(np.asanyarray(a), np.asanyarray(b), None if c is None else np.asanyarray(c))
 
     def accepts_operands(self, a: Any, b: Any) -> bool:
-        """Return True if NumPy multiplies the operands; tried without a's rows and b's columns, which takes no time."""
+        """Return True if NumPy multiplies the operands, by a product of no rows of a and no columns of b."""
         a, b = (np.asarray(x) if isinstance(x, list | tuple) else x for x in (a, b))
         a = a[..., :0, :] if type(a) is ndarray and a.ndim > 1 else a
         b = b[..., :0] if type(b) is ndarray and b.ndim > 1 else b

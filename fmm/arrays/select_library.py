@@ -10,7 +10,7 @@ from fmm.arrays.detect import describe_array, kind_of, may_cache_type, mixed_arr
 from fmm.arrays.library import Library
 from fmm.arrays.numpy_library import NUMPY
 
-# The plain array types of CuPy and torch, once used: two arrays of one of these types need no further check.
+# The adapter of each plain array type of CuPy and torch, from the first call on: such arrays need no further check.
 PLAIN_TYPES: dict[type, Library] = {}
 # Classes with a fixed adapter, including subclasses of CuPy's and torch's arrays.
 _libraries: dict[type, Library] = {np.ndarray: NUMPY}

@@ -21,7 +21,7 @@ function_mode: Callable[[], Any] = getattr(torch._C, "_is_torch_function_mode_en
 transform = torch._C._functorch.peek_interpreter_stack
 deterministic = torch._C._get_deterministic_algorithms
 dispatch_keys: Any = torch._C._dispatch_keys
-# Covers all kinds of devices: the query for one kind parses its name and takes three times as long.
+# True for any kind of device: the query for one kind parses the name of the kind and takes three times as long.
 is_any_autocast_enabled: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
@@ -38,8 +38,7 @@ def _key_bits(*names: str) -> int:
     return bits
 
 
-# The keys of plain tensors. Other keys mean another memory layout, or a transform, a trace or a mode that must see the
-# operations on the tensor.
+# The keys of plain tensors. Other keys mean another memory layout, or a transform, trace or mode that records calls.
 PLAIN_KEYS = _key_bits("CPU", "AutogradCPU", "AutocastCPU", "CUDA", "AutogradCUDA", "AutocastCUDA", "ADInplaceOrView")
 MARKED_KEYS = _key_bits("Conjugate", "Negative")
 _PLAIN_OR_MARKED = PLAIN_KEYS | MARKED_KEYS
@@ -60,12 +59,12 @@ def is_observed() -> bool:
 
 
 def is_tracing() -> bool:
-    """Return the same for code that reads only a tensor's bytes, which torch.jit.trace does not record."""
+    """Return `is_observed` without torch.jit.trace, for code that reads a tensor's bytes: they are not recorded."""
     return is_compiled() or (bool(function_mode()) and _has_recording_mode())
 
 
 def is_recording() -> bool:
-    """Return the same without compilers, which do not record the products of their example tensors."""
+    """Return `is_observed` without compilers, which do not record the products of their example tensors."""
     return tracing_state() is not None or (function_modes() > 0 and _has_recording_mode())
 
 

@@ -130,8 +130,8 @@ class _TorchBase:
     differentiable, gemm_name = True, "torch.addmm"
     calls: dict[Hashable, Any]
 
-    def __init__(self) -> None:
-        self.calls = {}
+    def __init__(self, calls: dict[Hashable, Any] | None = None) -> None:
+        self.calls = {} if calls is None else calls
         self.quick_vendor, self.is_observed, self.is_tracing = MATMUL, is_observed, is_tracing
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
@@ -141,9 +141,6 @@ class _TorchBase:
 
     def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
         return self.quick_vendor(a, b) if out is None else matmul_into(self.quick_vendor, a, b, out)
-
-    def has_no_product(self, x: Any) -> bool:
-        return False
 
     def adopt_arrays(self, a: Any, b: Any, out: Any) -> None:
         """Return None: torch multiplies no foreign arrays."""
@@ -168,9 +165,6 @@ class _TorchBase:
 
     def conjugated(self, x: Any) -> Any:
         return x.conj().resolve_conj()
-
-    def is_complex(self, x: Any) -> bool:
-        return bool(x.is_complex())
 
     def promote_operands(self, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
         return a, b, c  # torch promotes nothing: it rejects tensors of different types
@@ -230,6 +224,14 @@ class _TorchBase:
     def mark_written(self, out: Any) -> None:
         torch.autograd.graph.increment_version(out)  # a backward pass that saved `out` then raises an error
 
+    def type_key(self, a: Any, b: Any) -> Hashable:
+        dtype, device = a.dtype, a.get_device()
+        try:  # a matrix times its own transpose, at the same address, may have another plan
+            same_address = device >= 0 and a.data_ptr() == b.data_ptr()
+        except RuntimeError:
+            same_address = False
+        return dtype, b.dtype, device, same_address, _precision() if dtype is float32 and device >= 0 else ""
+
     def signature(self, a: Any, b: Any, c: Any, out: Any) -> Hashable:
         dtype, device = a.dtype, a.get_device()
         of_b = None if b is None else (b.shape, b.stride(), b.dtype)
@@ -255,14 +257,6 @@ class TorchLibrary(_TorchBase):
         where = a.get_device(), _same_address(a, b)
         return math, a.shape, a.stride(), dtype, b.shape, b.stride(), b.dtype, where, target
 
-    def type_key(self, a: Any, b: Any) -> Hashable:
-        dtype = a.dtype
-        try:  # a matrix times its own transpose, at the same address, may have another plan
-            same_address = a.data_ptr() == b.data_ptr()
-        except RuntimeError:
-            same_address = False
-        return dtype, b.dtype, same_address, _precision() if dtype is float32 else ""
-
     def setting(self, a: Any, b: Any, out: Any) -> Setting:
         device = a.get_device()
         common = TYPE_NAMES.get(a.dtype, str(a.dtype)) if a.dtype == b.dtype else None
@@ -284,12 +278,8 @@ class TorchLibrary(_TorchBase):
             refusal=_missing_cupy(),
             may_emulate=may_emulate,
             b_is_transposed_a=is_gram,
-            no_vendor_product=self.has_no_product(a),
+            no_vendor_product=bool(a.is_cuda) and TYPE_NAMES.get(a.dtype) in INTEGERS,
         )
-
-    def has_no_product(self, x: Any) -> bool:
-        """Return True for integers on a CUDA device."""
-        return bool(x.is_cuda) and TYPE_NAMES.get(x.dtype) in INTEGERS
 
     def device_number(self, x: Any) -> int:
         return int(x.get_device())
@@ -314,14 +304,14 @@ class TorchLibrary(_TorchBase):
         stats = torch.cuda.memory_stats_as_nested_dict(number)  # read once: this call takes the most time
         kinds = ("reserved", "allocated", "inactive_split")
         reserved, allocated, fragments = (_current_bytes(stats, kind) for kind in kinds)
-        # Fragments are the free parts of blocks in use: no large block fits there.
+        # Fragments are the free parts of blocks in use, too small for a large allocation.
         return int(torch.cuda.mem_get_info(number)[0] + max(reserved - allocated - fragments, 0))
 
     def current_stream(self, device: int) -> tuple[int, AbstractContextManager[Any] | None]:
         return torch._C._cuda_getCurrentRawStream(device), _cupy_device(device)
 
 
-LEAST_MIRRORED_ENTRIES = 128**2
+MIRROR_IN_TILES_ENTRIES = 128**2  # entries of the smallest product that is mirrored tile by tile
 
 
 class TorchHostLibrary(_TorchBase):
@@ -334,9 +324,6 @@ class TorchHostLibrary(_TorchBase):
         operands = a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype
         target = () if out is None else (out.shape, out.stride(), out.dtype)
         return blas_threads(), _same_memory_transposed(a, b), *operands, *target
-
-    def type_key(self, a: Any, b: Any) -> Hashable:
-        return a.dtype, b.dtype
 
     def setting(self, a: Any, b: Any, out: Any) -> Setting:
         number = blas_threads()
@@ -371,7 +358,7 @@ class TorchHostLibrary(_TorchBase):
 
     def write_triangle(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
         """Write the triangles; a product without factors is mirrored in place, tile by tile, without temporaries."""
-        is_small = product.numel() < LEAST_MIRRORED_ENTRIES  # torch.tril is faster then
+        is_small = product.numel() < MIRROR_IN_TILES_ENTRIES  # torch.tril is faster on smaller products
         has_factors = alpha != 1 or beta != 0
         if is_small or fill != "full" or has_factors or not out.dtype == product.dtype in HOST_TYPES:
             super().write_triangle(product, out, alpha, beta, fill)
@@ -401,7 +388,8 @@ def _same_memory_transposed(a: Any, b: Any) -> bool:
 
 
 TORCH = TorchLibrary()
-TORCH_ON_HOST = TorchHostLibrary()
+# One cache for both: a declined product is looked up before its device is known. The keys contain the device.
+TORCH_ON_HOST = TorchHostLibrary(TORCH.calls)
 
 
 def torch_library_of(x: Any) -> TorchLibrary | TorchHostLibrary:

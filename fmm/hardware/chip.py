@@ -78,7 +78,7 @@ class Chip:
         return self.limits.warp_granularity
 
     @property
-    def near(self) -> float:
+    def near_cache(self) -> float:
         """Bytes in the half of the second-level cache that is near a multiprocessor."""
         return self.cache / 2
 

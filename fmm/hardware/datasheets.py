@@ -19,6 +19,7 @@ Record = TypeVar("Record")
 _CELL_PARSERS: dict[str, Callable[[str], object]] = {
     "str": str,
     "int": int,
+    "int | None": lambda text: int(text) if text else None,
     "float": float,
     "float | None": lambda text: float(text) if text else None,
 }
@@ -34,31 +35,26 @@ def read_records(record: type[Record], package: str, file: str) -> list[Record]:
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """Limits and rates of all devices of one compute capability; sizes in bytes, rates per multiprocessor and clock.
+    """Limits and rates of all devices of one compute capability."""
 
-    Registers are allocated in units of `register_unit` to a warp, or on 1.x to a block (`register_granularity`).
-    Warps are distributed evenly among `warp_granularity` partitions of a multiprocessor. `shared_per_block` is the
-    largest size that a kernel can opt into. The rates count fused multiply-adds, each of two flops.
-    """
-
-    capability: str
+    capability: str  # such as "9.0"
     max_threads_per_block: int
     max_threads_per_sm: int
     max_blocks_per_sm: int
-    registers_per_sm: int
+    registers_per_sm: int  # registers of 32 bits
     registers_per_block: int
     max_registers_per_thread: int
-    register_unit: int
-    register_granularity: str
-    warp_granularity: int
-    shared_per_sm: int
-    shared_per_block: int
-    reserved_shared_per_block: int
-    shared_unit: int
-    shared_bytes_per_clock: int
-    fp32_per_clock: int
+    register_unit: int  # registers are allocated in multiples of this number ...
+    register_granularity: str  # ... to a "warp", or on 1.x to a "block"
+    warp_granularity: int  # partitions of a multiprocessor, among which warps are distributed evenly
+    shared_per_sm: int  # bytes of shared memory
+    shared_per_block: int  # bytes: the largest size that a kernel can opt into
+    reserved_shared_per_block: int  # bytes that the system reserves in each block
+    shared_unit: int  # shared memory is allocated in multiples of this number of bytes
+    shared_bytes_per_clock: int  # bytes of shared memory that a multiprocessor reads in a cycle
+    fp32_per_clock: int  # fused multiply-adds (two flops each) of a multiprocessor in a cycle
     fp64_per_clock: int
-    source: str
+    source: str  # document and table
 
 
 def capability_limits(name: str) -> Capability:
@@ -70,7 +66,7 @@ def capability_limits(name: str) -> Capability:
 
 
 def nearest_capability(name: str) -> Capability:
-    """Return the limits of the newest compute capability in the table that is not newer than this one."""
+    """Return the limits of the newest compute capability in the table that is not newer than `name`."""
     older = [c for c in capability_names() if _version_numbers(c) <= _version_numbers(name)]
     return capability_limits(older[-1] if older else capability_names()[0])
 
@@ -91,39 +87,41 @@ def _limits_table() -> dict[str, Capability]:
 
 @dataclass(frozen=True, slots=True)
 class Datasheet:
-    """The datasheet of one device: fields as printed, in TFLOPS and GB/s; properties in flop/s and bytes/s.
+    """The datasheet of one device, with the printed numbers; properties are in flop/s and bytes/s.
 
-    Tensor rates are dense, with 32-bit accumulation for TF32 and FP16; None for a device without the unit. `memory_gb`
-    is the advertised size. Left out is the clock under load, often below boost since the power is limited.
+    None means that the device lacks the unit, or that no source prints the number: `source` says which. Left out is the
+    clock under load, often below boost since the power is limited.
     """
 
     name: str
-    capability: str
-    sms: int
+    capability: str  # compute capability, such as "9.0"
+    sms: int  # multiprocessors
     boost_mhz: float
-    fp32_tflops: float
-    fp64_tflops: float
-    fp64_tensor_tflops: float | None
+    fp32_tflops: float  # of the ordinary cores
+    fp64_tflops: float | None  # of the ordinary cores
+    fp64_tensor_tflops: float | None  # tensor rates are dense, without structured sparsity
     tf32_tflops: float | None
-    fp16_tflops: float | None
-    bandwidth_gbs: float
-    memory_gb: float
-    l2_kib: int
-    source: str
+    fp16_tflops: float | None  # with float32 accumulation, which halves the rate on GeForce cards
+    int8_tops: float | None
+    bandwidth_gbs: float  # GB/s of global memory
+    memory_gb: float  # advertised size, in units of 1e9 bytes
+    l2_kib: int | None  # second-level cache in KiB; 0 without a cache
+    relative_of: str  # the measured device of the same architecture, whose model is scaled to this device; or empty
+    source: str  # documents, and what was computed from other numbers
 
     @property
     def limits(self) -> Capability:
-        """The limits of the device's compute capability."""
-        return capability_limits(self.capability)
+        """The limits of the newest compute capability in the table that is not newer than the device's."""
+        return nearest_capability(self.capability)
 
     @property
     def fp32_peak(self) -> float:
-        """Cores x clock x 2 instead of the printed number, as in the papers' models."""
+        """Flop/s of the ordinary cores: cores x clock x 2 instead of the printed number, as in the papers' models."""
         return 2e6 * self.sms * self.limits.fp32_per_clock * self.boost_mhz
 
     @property
     def fp64_peak(self) -> float:
-        """Cores x clock x 2, without tensor cores."""
+        """Flop/s of the ordinary cores in float64: cores x clock x 2."""
         return 2e6 * self.sms * self.limits.fp64_per_clock * self.boost_mhz
 
     @property

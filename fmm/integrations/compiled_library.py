@@ -1,7 +1,7 @@
 """Shared libraries of C++ that are compiled at first use and cached, for the hooks into torch and NumPy.
 
 A cached library is loaded only if its digest is right (a truncated file would end the process) and nobody but this user
-and root can have written it. Otherwise it is compiled again.
+and root can have written it. A library that fails one of these checks is compiled again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from fmm.kernels.long_waits import log_if_slow
 
 COMPILE_TIMEOUT = 300  # seconds
-WRITABLE_BY_OTHERS = 0o022  # bits of a file's mode: its group, and all others
+WRITABLE_BY_OTHERS = 0o022  # mode bits of a file that its group and all other users can write
 
 
 class CannotCompileError(OSError):
@@ -37,7 +37,7 @@ class CompiledLibrary:
     source: Path
     options: Sequence[str]
     libraries: Sequence[str] = ()
-    version: str = ""  # of what the library was compiled for
+    version: str = ""  # the version of the program that loads the library, such as torch's
 
     def load(self, needs_cache: bool = True) -> ctypes.CDLL:
         """Return the cached library if it can be trusted; else compile it, and cache it.
@@ -103,7 +103,7 @@ def find_compiler() -> list[str]:
 
 
 def private_cache_folder() -> Path | None:
-    """Return the folder of cached libraries; None if others than this user and root can write there."""
+    """Return the folder of cached libraries; None if users other than this one and root can write there."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "fmm"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ def _owner(path: Path) -> int:
 
 
 def _user() -> int:
-    return os.getuid() if hasattr(os, "getuid") else 0  # Windows has no such numbers
+    return os.getuid() if hasattr(os, "getuid") else 0  # Windows has no user ids
 
 
 def _digest(path: Path) -> str:

@@ -1,7 +1,8 @@
-"""Loads fmm once the program has loaded NumPy, torch or CuPy; Python runs this at its start where FMM_INSTALL is set.
+"""Imports fmm after the program has imported NumPy, torch or CuPy; Python runs this at its start if FMM_INSTALL is set.
 
-A wheel has this module beside the package, where fmm_install.pth imports it. Until then nothing else is loaded, so that
-programs without these libraries start as fast as ever. If fmm cannot be imported, the program runs without it.
+A wheel has this module beside the package, where fmm_install.pth imports it. This module imports
+nothing else, so that programs without these libraries start as fast as without fmm. If fmm cannot be imported, the
+program runs without it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ LIBRARIES = "numpy", "torch", "cupy"
 
 
 class Finder:
-    """Finds these libraries by the other finders, and loads fmm after the first one."""
+    """An import finder that imports fmm after NumPy, torch or CuPy; the other finders find these libraries."""
 
     @classmethod
     def find_spec(
@@ -36,7 +37,7 @@ class Finder:
 
 
 def load_fmm_after(loader: object) -> None:
-    """Let the loader of a module load fmm, too."""
+    """Make a module's loader import fmm after the module."""
     execute = getattr(loader, "exec_module", None)
     if execute is None or not hasattr(loader, "__dict__"):
         return
@@ -50,13 +51,13 @@ def load_fmm_after(loader: object) -> None:
 
 
 def load_fmm(library: str) -> None:
-    """Import fmm, which installs what FMM_INSTALL names, and tell it that this library is loaded.
+    """Import fmm, which installs the targets named in FMM_INSTALL, and run fmm's callbacks for this library.
 
-    The library may have loaded another one, which has loaded fmm.
+    fmm is imported already if this library imported another one of the three.
     """
     if Finder in sys.meta_path:
         sys.meta_path.remove(Finder)
-    elif "fmm" not in sys.modules:  # the first import failed, and has said so
+    elif "fmm" not in sys.modules:  # an earlier import of fmm failed, and printed the reason
         return
     try:
         from fmm.integrations.on_import import run_callbacks

@@ -37,11 +37,11 @@ class InstallTarget:
 
     library: str
     module: str
-    function: str = "install"  # of that module; returns the function that undoes it
+    function: str = "install"  # name of the module's function that installs fmm and returns the function that undoes it
     permanent: bool = False  # held by install()
-    holders: int = 0  # running blocks of installed()
+    holders: int = 0  # number of running `with installed(...)` blocks
     undo: Undo | None = field(default=None, repr=False)  # None: not installed
-    was_installed: bool = False  # ever, in this process
+    was_installed: bool = False  # at any time in this process
 
     @property
     def is_wanted(self) -> bool:
@@ -53,7 +53,7 @@ INSTALL_TARGETS = {
     "torch-cpu": InstallTarget("torch", "fmm.integrations.torch_install", "install_on_host"),
     "torch-inductor": InstallTarget("torch", "fmm.integrations.torch_inductor"),
     "cupy": InstallTarget("cupy", "fmm.integrations.cupy_functions"),
-    "numpy": InstallTarget("numpy", "fmm.integrations.numpy_functions"),  # matmul and @: numpy_loops
+    "numpy": InstallTarget("numpy", "fmm.integrations.numpy_functions"),
 }
 DEFAULT_NAMES = "torch", "cupy", "numpy"
 _lock = ForkSafeLock(threading.RLock)  # reentrant: an installation may import a library that is a target itself
@@ -145,7 +145,7 @@ def installed(*names: str) -> _GeneratorContextManager[None]:
     array([[1., 1.],
            [1., 1.]])
     """
-    check_names(names)  # now, not only when the block is entered
+    check_names(names)  # an unknown name raises here, before the block is entered
     return _installed_in_block(*names)
 
 
@@ -153,7 +153,7 @@ def installed(*names: str) -> _GeneratorContextManager[None]:
 def _installed_in_block(*names: str) -> Iterator[None]:
     held: list[InstallTarget] = []
     try:
-        for target in _targets(names):  # may take seconds, in which Ctrl-C may come
+        for target in _targets(names):  # an installation may take seconds, and Ctrl-C may interrupt it
             with _lock.now:
                 target.holders += 1
                 held.append(target)
@@ -216,8 +216,8 @@ def _is_importable(library: str) -> bool:
 def _settle(target: InstallTarget, loaded: bool = False) -> None:
     """Install or uninstall, as the holders require; `loaded`: the library is certainly loaded.
 
-    If another thread is loading the library, that thread installs afterwards. Waiting for it here would be a deadlock:
-    it needs the lock that this thread holds.
+    If another thread is loading the library, the other thread installs afterwards. Waiting here for the other thread
+    would be a deadlock, since the other thread needs the lock that this thread holds.
     """
     if not target.is_wanted and target.undo is not None:
         undo, target.undo = target.undo, None

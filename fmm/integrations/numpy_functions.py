@@ -1,8 +1,8 @@
 """fmm in NumPy: in the loops of numpy.matmul and `@` (numpy_loops.py), and in numpy.dot and numpy.inner.
 
-NumPy's functions that call these gain too: einsum, cov, multi_dot. dot and inner are replaced by name, also in NumPy's
-modules; the methods of arrays (a.dot(b)) belong to a type written in C and stay NumPy's. fmm computes products
-of two plain arrays; lists, subclasses and other libraries' arrays go to NumPy's own dot.
+NumPy's einsum, cov and multi_dot call these functions, so their products are computed by fmm, too. dot and inner are
+replaced by name, also in NumPy's modules; methods such as a.dot(b) belong to a type written in C and stay NumPy's. fmm
+computes products of two plain arrays; lists, subclasses and other libraries' arrays go to NumPy's own dot.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fmm.runtime.decisions.limits import NO_CONSTRAINTS
 from fmm.runtime.matmul import run_matmul
 
 ndarray = np.ndarray
-# NumPy functions in modules that bind dot and inner by name; the modules' names differ between versions.
+# NumPy functions whose modules import dot and inner by name; the names of these modules differ between versions.
 CALLERS = "einsum", "tensordot", "cov", "polyfit", "linalg.multi_dot"
 
 
@@ -63,7 +63,7 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
 
 
 def _calling_modules() -> Iterator[Any]:
-    """Yield NumPy's modules that bind dot and inner by name, as far as this version has them."""
+    """Yield the modules of this NumPy version that import dot and inner by name."""
     for caller in CALLERS:
         function: Any = np
         for name in caller.split("."):
@@ -126,7 +126,7 @@ def _are_matrices(a: Any, b: Any) -> bool:
 def _is_valid_out(out: Any, a: Any, b: Any) -> bool:
     """Return True if numpy.dot writes to `out`: unlike matmul it requires a C array of the exact type.
 
-    NumPy raises its own error for others.
+    For every other `out` NumPy raises its own error.
     """
     if out is None:
         return True

@@ -37,16 +37,19 @@ from fmm.runtime.matmul import explain_matmul, run_matmul
 from fmm.runtime.prepare import prepare_call
 
 SOURCE = Path(__file__).with_suffix(".cpp")
-NEVER = 0  # as the shortest side of a type: its products are NumPy's
-# Multiply-adds from which the first product of some sizes is decided at once, which takes a millisecond: far less than
-# the product. NumPy's loops over integers take longer. Smaller products are decided when their sizes recur.
+NEVER = 0  # a type's shortest side with this value: NumPy computes all products of the type
+# Multiply-adds from which fmm decides already the first product of new sizes. A decision takes a millisecond, far less
+# than such a product; integer products are slower in NumPy, so their limit is lower. NumPy computes the first smaller
+# product of new sizes, and fmm decides the second one.
 FIRST_PRODUCT_WORK, FIRST_INTEGER_PRODUCT_WORK = 1 << 31, 1 << 24
-OWN_MODULES = {"fmm", "numpy", "scipy", "numba", "llvmlite", *sys.stdlib_module_names}  # fmm, and what it calls
-REPLACE_LOOP = 30  # PyUFunc_ReplaceLoopBySignature in the table of NumPy's C functions for ufuncs
+# Packages whose functions run inside fmm's calls.
+OWN_MODULES = {"fmm", "numpy", "scipy", "numba", "llvmlite", *sys.stdlib_module_names}
+REPLACE_LOOP = 30  # index of PyUFunc_ReplaceLoopBySignature in the table of NumPy's C functions for ufuncs
 DTYPES_BY_NUMBER: dict[int, np.dtype[Any]] = {dtype.num: dtype for dtype in TYPE_NAMES}
 
 FIRST_PRODUCT = "NumPy answers the first product of these sizes, since deciding might take longer"
-# Answers to the compiled loops. NumPy's own loop runs unless C is WRITTEN; DECLINED is remembered for a second.
+# Return values of `computed_by_plan`. Unless C is WRITTEN, NumPy's own loop runs. The compiled loops remember DECLINED
+# for a second, and forget DECLINED_NOW.
 DECLINED, WRITTEN, DECLINED_NOW = range(3)
 
 _installed: list[CompiledLoops] = []  # at most one
@@ -111,13 +114,13 @@ class CompiledLoops:
         self._set_main_thread(threading.main_thread().ident)
 
     def replace(self) -> None:
-        """Put fmm's loop in front of NumPy's for each type; types where it still is are left as they are."""
+        """Put fmm's loop in front of NumPy's for each type that does not have fmm's loop yet."""
         for number in DTYPES_BY_NUMBER.keys() - self._replaced:
             if self._replace(number, self._replace_loop, numpy_matmul) == 0:
                 self._replaced.add(number)
 
     def restore(self) -> None:
-        """Put NumPy's loops back; where somebody else has replaced fmm's since, theirs stays and calls fmm's."""
+        """Put NumPy's loops back; a loop of another program that has replaced fmm's stays, and calls fmm's."""
         self._replaced = {x for x in self._replaced if self._restore(x, self._replace_loop, numpy_matmul)}
 
 
@@ -153,7 +156,7 @@ def computed_by_plan(
 ) -> int:
     """Compute a stack of products into C by a plan; return WRITTEN, or why NumPy must compute it.
 
-    With `pays` False the product is only counted: deciding it might take longer than the product.
+    With `pays` False the product is only counted for a report, since a decision might take longer than the product.
 
     An exception of a signal handler leaves this function, and the loop raises it again once the product is complete.
     Other exceptions are fmm's errors, and NumPy computes the product.
@@ -180,7 +183,7 @@ def _is_called_by_fmm() -> bool:
 
 
 def _comes_from_a_signal_handler(trace: TracebackType | None) -> bool:
-    """Return True if a function of neither fmm nor its libraries takes part: Python ran it between two steps of fmm."""
+    """Return True if the traceback has a function outside OWN_MODULES: a signal handler that ran inside fmm."""
     while trace is not None:
         module = str(trace.tb_frame.f_globals.get("__name__", ""))
         if module.partition(".")[0] not in OWN_MODULES:
@@ -195,7 +198,7 @@ def _operands(
     """Return A, B and C as arrays in the loop's memory: matrices, or stacks of matrices."""
     count, m, k, n = sizes
     shapes: list[tuple[int, ...]] = [(m, k), (k, n), (m, n)]
-    has_one_b = steps[1] == 0 != steps[0]  # one matrix B for all A
+    has_one_b = steps[1] == 0 != steps[0]  # all matrices A are multiplied by one matrix B
     arrays = []
     for i, (address, shape) in enumerate(zip(addresses, shapes, strict=True)):
         strides = steps[3 + 2 * i : 5 + 2 * i]
@@ -229,7 +232,8 @@ def _compute(a: Any, b: Any, c: Any, pays: bool) -> int:
     answer: int = count_product(
         kind, partial(_multiply, a, b, c), partial(explain_matmul, NUMPY, a, b, c, NO_CONSTRAINTS)
     )
-    return DECLINED_NOW if answer == DECLINED else answer  # so that the next one is counted, too
+    # The compiled loops must hand over the next product, so that a report counts it.
+    return DECLINED_NOW if answer == DECLINED else answer
 
 
 def _multiply(a: Any, b: Any, c: Any) -> int:
@@ -244,11 +248,11 @@ def _multiply(a: Any, b: Any, c: Any) -> int:
 
 
 class LoopLibrary(NumpyLibrary):
-    """NumPy as the library of one loop's products; its own product is left to the loop."""
+    """The NumPy adapter for the products of one loop; the vendor's product is left to the compiled loop."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls = NUMPY.calls  # plans are the same
+        self.calls = NUMPY.calls  # shares the prepared calls of NUMPY: both run the same plans
         self.is_declined = False
 
     def vendor(self, a: Any, b: Any, out: Any = None) -> Any:

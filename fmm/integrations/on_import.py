@@ -1,4 +1,4 @@
-"""Callbacks that run when a module has been imported, without importing it."""
+"""Callbacks that run after the program has imported a module; registering a callback imports nothing."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 
 from fmm.kernels.cpu.worker_threads import ForkSafeLock
 
-Callback = Callable[[str], None]  # its argument is the module's name
+Callback = Callable[[str], None]  # called with the module's name
 
 _waiting: dict[str, list[Callback]] = {}
-_finished: set[str] = set()  # modules that were loaded, with all callbacks done
-_lock = ForkSafeLock()  # of these two; no import happens while it is held
+_finished: set[str] = set()  # modules that are loaded and whose callbacks have all run
+_lock = ForkSafeLock()  # guards _waiting and _finished; no import happens while a thread has it
 
 
 def is_loaded(module: str) -> bool:
-    """Return True if the module is loaded completely; another thread, or a caller, may be loading it now."""
+    """Return True if the module is loaded completely, and False also while a thread is still loading the module."""
     loaded = sys.modules.get(module)
     return loaded is not None and not getattr(getattr(loaded, "__spec__", None), "_initializing", False)
 
 
 def after_import(module: str, callback: Callback) -> bool:
-    """Call `callback` once when the module has been imported; return False, and call nothing, if it just has been."""
+    """Call `callback` once after the module's import; if the import is finished, return False and call nothing."""
     with _lock.now:
         if module in _finished and module in sys.modules:
             return False
@@ -39,7 +39,7 @@ def after_import(module: str, callback: Callback) -> bool:
 
 
 def _take_callbacks(module: str) -> list[Callback]:
-    """Return the callbacks that wait for a module that is loaded now; record it as finished if there are none."""
+    """Return the callbacks that wait for a loaded module; record the module as finished if no callback waits."""
     with _lock.now:
         callbacks = _waiting.pop(module, [])
         if not callbacks:
@@ -50,14 +50,14 @@ def _take_callbacks(module: str) -> list[Callback]:
 
 
 def run_callbacks(module: str) -> None:
-    """Call what waits for this module, which has just been loaded."""
-    while callbacks := _take_callbacks(module):  # more may be added while some run
+    """Run the callbacks that wait for this module, which has just been loaded."""
+    while callbacks := _take_callbacks(module):  # a running callback may add another one
         for callback in callbacks:
             callback(module)
 
 
 class _Finder(MetaPathFinder):
-    """Finds the awaited modules by the other finders, and wraps their loaders."""
+    """An import finder that wraps the loaders of modules with waiting callbacks; other finders find the modules."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -65,7 +65,7 @@ class _Finder(MetaPathFinder):
         if fullname not in _waiting:
             return None
         for finder in sys.meta_path:
-            find = getattr(finder, "find_spec", None)  # (Python also skips finders without it)
+            find = getattr(finder, "find_spec", None)  # Python also skips finders without find_spec
             spec: ModuleSpec | None = None
             if find is not None and finder is not self:
                 spec = find(fullname, path, target)

@@ -14,7 +14,7 @@ from fmm.integrations.report import ProductKind, count_product, is_reporting
 
 # ---- replacing functions
 
-ABSENT = object()  # the name was not defined, or was inherited
+ABSENT = object()  # value of a name that the module or class did not define itself
 
 
 def replaced_function(own: Any, answer: Callable[..., Any]) -> ReplacedFunction:
@@ -27,7 +27,7 @@ def replaced_function(own: Any, answer: Callable[..., Any]) -> ReplacedFunction:
 
 
 class ReplacedFunction:
-    """Calls `answer`; in all else the library's own function, with its attributes, identity and pickle."""
+    """A function that calls `answer`, with the attributes, hash, equality and pickle of the library's own function."""
 
     __slots__ = ("__dict__",)
 
@@ -48,8 +48,8 @@ class ReplacedFunction:
     def __class__(self) -> type:  # for isinstance(numpy.matmul, numpy.ufunc)
         return type(self.__wrapped__)
 
-    def __eq__(self, other: object) -> Any:  # an array compares entry by entry
-        """Equal the own function, so that a program's tables of functions find it."""
+    def __eq__(self, other: object) -> Any:  # `==` of an array would compare entry by entry
+        """Return True for the library's own function, too, so that a program's tables of functions find this one."""
         return self.__wrapped__ == other
 
     def __hash__(self) -> int:
@@ -129,7 +129,7 @@ def compute_type(a: Any, b: Any, options: Mapping[str, Any]) -> Any:
     dtype = options.get("dtype")
     try:
         return np.result_type(a.dtype, b.dtype) if dtype is None else np.dtype(dtype)
-    except TypeError:  # the library rejects the call
+    except TypeError:  # the library raises its own error for these operands
         return a.dtype
 
 

@@ -25,9 +25,9 @@ from fmm.kernels.plans.plan import VENDOR
 from fmm.runtime.call_record import RECORDING, CallRecord, clear_record, last_record
 from fmm.runtime.decisions.decide import Decision
 
-REPORT_LINES = 30  # of the table, the products with the most arithmetic first
+REPORT_LINES = 30  # number of lines in the table of a report; products with the most flops come first
 GENERATED_PRODUCTS = "products for which torch.compile generates code of its own"
-# By install target: products of the library that are not counted, and the targets with which they would be.
+# For each install target: the library's products that a report does not count, and the targets that would count them.
 UNCOUNTED_PRODUCTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "numpy": (("methods (a.dot(b)) of NumPy's arrays, numpy.einsum without optimize, functions in C", ()),),
     "cupy": (("methods (a.dot(b)) of CuPy's arrays", ()),),
@@ -46,10 +46,10 @@ UNCOUNTED_PRODUCTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
 class ProductKind(NamedTuple):
     """The function, shapes and type that make two products one kind."""
 
-    where: str  # the function of the library that was called
+    where: str  # name of the library's function that the program called
     left: tuple[int, ...]
     right: tuple[int, ...]
-    dtype: str  # in which they are computed
+    dtype: str  # element type of the computation
 
     @property
     def flops(self) -> int:
@@ -64,8 +64,8 @@ class ProductKind(NamedTuple):
 class Outcome(NamedTuple):
     """How a product was computed."""
 
-    plan: str  # empty if the library's own product ran
-    reason: str  # the speedup, or why no plan ran
+    plan: str  # text of the plan that ran; empty if the library's own product ran
+    reason: str  # the expected speedup, or the reason why no plan ran
     speedup: float | None = None  # predicted
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ class ProductCount(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """The counted products, those with the most arithmetic first; its text shows the first ones.
+    """The counted products, those with the most flops first; str() of a report has the first 30 kinds.
 
     Attributes
     ----------
@@ -181,14 +181,15 @@ class Counts:
     """The counts of an active report."""
 
     counts: Counter[tuple[ProductKind, Outcome]] = field(default_factory=Counter)
-    unrecorded: dict[ProductKind, Outcome] = field(default_factory=dict)  # cached outcomes of unrecorded products
+    # Outcomes of kinds of products that fmm declined without a decision.
+    unrecorded: dict[ProductKind, Outcome] = field(default_factory=dict)
 
     def add(self, kind: ProductKind, outcome: Outcome) -> None:
         with _lock.now:
             self.counts[kind, outcome] += 1
 
     def report(self, unseen: str = "") -> Report:
-        with _lock.now:  # other threads may go on multiplying
+        with _lock.now:  # other threads may add counts meanwhile
             products = [ProductCount(times, *key) for key, times in self.counts.items()]
         return Report(tuple(sorted(products, key=lambda product: -product.flops)), unseen)
 
@@ -244,7 +245,7 @@ def count_product(kind: ProductKind, product: Callable[[], Any], decide: Callabl
     clear_record()
     try:
         c = product()
-    except Exception as error:  # a call that the library rejects
+    except Exception as error:  # the library rejects the call
         count_outcome(kind, Outcome("", str(error)))
         raise
     record = last_record()
@@ -282,12 +283,12 @@ def expected_speedup(decision: Decision) -> float | None:
 
 
 def _unrecorded_outcome(kind: ProductKind, decide: Callable[[], Decision]) -> Outcome:
-    """Return the outcome of a product that went to the library without a decision; decided once for each kind."""
+    """Return the outcome of a product that went to the library without a decision; decide once for each kind."""
     cache = {} if _counts is None else _counts.unrecorded
     if kind not in cache:
         try:
             cache[kind] = unrecorded_outcome(decide())
-        except Exception as error:  # counting must not reject a call
+        except Exception as error:  # an error of the report must not fail the program's call
             cache[kind] = Outcome("", str(error))
     return cache[kind]
 
@@ -301,11 +302,11 @@ def unrecorded_outcome(decision: Decision) -> Outcome:
 # ---- reports at the end of a process
 
 VARIABLE = "FMM_REPORT"
-PROCESS_MARK = "%p"  # in a file's name: replaced by the process id
+PROCESS_MARK = "%p"  # in a file name, stands for the process id
 STDERR = ""
-EXIT_PRIORITY = -100  # among multiprocessing's finalizers: the last
+EXIT_PRIORITY = -100  # multiprocessing runs this finalizer last
 
-_destinations: dict[str, int] = {}  # file names, and the processes that requested the reports
+_destinations: dict[str, int] = {}  # ids of the processes that requested reports, by file name
 
 
 def report_from_env() -> None:
@@ -320,7 +321,7 @@ def report_at_exit(name: str = STDERR) -> None:
     The report is written after the process's threads have ended, and after what the program registers with atexit
     later: atexit runs the first registered function last.
     """
-    with suppress(FileNotFoundError):  # the working directory was removed: write_report will say so
+    with suppress(FileNotFoundError):  # the working directory was removed; write_report logs the error
         name = os.path.abspath(name) if name else STDERR  # the program may change its working directory
     if not is_reporting():
         begin_report()

@@ -1,8 +1,8 @@
 """`python -m fmm`: run a program with fmm installed into its libraries.
 
-The program runs as under Python itself. Its module is `__main__` as long as the process lives (pickle and threads that
-outlive the last line need it), with its own arguments, and its folder first in sys.path. An exception is shown without
-fmm's frames, and ends the process with the usual status.
+The program runs as under Python itself. The program's module stays `__main__` until the process ends, since pickle and
+threads may need the module after its last line. sys.argv has the program's arguments, and sys.path begins with its
+folder. An exception is shown without fmm's frames, and ends the process with the usual status.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BaseException as error:
         error.__traceback__ = _without_own_frames(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
-        sys.excepthook = _silent_excepthook  # shown already; Python sets the status, or ends by the signal
+        # The exception is shown already. Python sets the exit status, or ends by the signal.
+        sys.excepthook = _silent_excepthook
         raise
     return 0
 
@@ -68,7 +69,7 @@ def _prepare_program(options: argparse.Namespace, program: str, rest: list[str])
     if options.module:
         sys.argv = [program, *rest]
         _main_module()
-        return partial(_run_module, program)  # reports a missing module itself
+        return partial(_run_module, program)  # runpy itself prints the error for a missing module
     if options.code:
         _set_first_path("")
         sys.argv = ["-c", *rest]

@@ -34,7 +34,7 @@ from fmm.runtime.gemm import BlasGemmParams, gemm_constraints, run_gemm
 from fmm.runtime.prepare import prepare_call
 
 PLAIN_PRODUCT = BlasGemmParams()
-# Reasons for torch's own kernel without a decision.
+# Reasons in a report for products that go to torch's own kernel without a decision.
 SMALL_REASON = "torch answers: the product is too small for a plan"
 RECORDED_REASON = "torch answers: its calls are being recorded"
 INVALID_ADDEND_REASON = (
@@ -49,35 +49,35 @@ class DispatcherProducts:
         self.library = library
         self.hook = hook  # the C++ hook, which declines small products beforehand; None without one
 
-    def answer(self, row: Operator) -> Callable[..., Any]:
+    def answer(self, operator: Operator) -> Callable[..., Any]:
         """Return the operator's function: it returns a tensor, or None for torch's own kernel."""
-        if row.in_place:
-            return partial(self.gemm_in_place, row.shown)
-        return partial(self.gemm if row.first else self.product, row.shown)
+        if operator.in_place:
+            return partial(self.gemm_in_place, operator.python_name)
+        return partial(self.gemm if operator.left_index else self.product, operator.python_name)
 
     def product(self, where: str, a: Any, b: Any, out: Any = None) -> Any:
         """Return the product of two matrices, or of two equal stacks."""
         return None if self._must_decline(where, a, b) else self._answer(a, b, out, where)
 
-    def gemm(self, where: str, added: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any = None) -> Any:
-        """Return beta * added + alpha * a @ b.
+    def gemm(self, where: str, addend: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any = None) -> Any:
+        """Return beta * addend + alpha * a @ b.
 
         Alpha and beta are factors of the plan's last sums, which read the addend in place (it may be broadcast). With
         beta = 0 the addend is not read, even if it is inf or NaN.
         """
         if self._must_decline(where, a, b):
             return None
-        if not (is_valid_addend(added, a, b) and are_valid_factors(alpha, beta, a)):
+        if not (is_valid_addend(addend, a, b) and are_valid_factors(alpha, beta, a)):
             _count_decline(where, a, b, INVALID_ADDEND_REASON)
             return None
-        return self._answer(a, b, out, where, BlasGemmParams(alpha, beta), added if beta else None)
+        return self._answer(a, b, out, where, BlasGemmParams(alpha, beta), addend if beta else None)
 
-    def gemm_in_place(self, where: str, added: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any = None) -> Any:
-        """Overwrite the addend with beta * added + alpha * a @ b."""
-        return self.gemm(where, added, a, b, beta, alpha, added)
+    def gemm_in_place(self, where: str, addend: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any = None) -> Any:
+        """Overwrite the addend with beta * addend + alpha * a @ b."""
+        return self.gemm(where, addend, a, b, beta, alpha, addend)
 
     def _must_decline(self, where: str, a: Any, b: Any) -> bool:
-        """Return True if any product is torch's now: fmm itself calls, or torch's calls are being recorded.
+        """Return True if torch must compute every product now: fmm itself is calling torch, or torch records its calls.
 
         The hook must not remember these products as declined.
         """
@@ -90,9 +90,9 @@ class DispatcherProducts:
         return declined
 
     def _answer(
-        self, a: Any, b: Any, out: Any, where: str, update: BlasGemmParams = PLAIN_PRODUCT, added: Any = None
+        self, a: Any, b: Any, out: Any, where: str, update: BlasGemmParams = PLAIN_PRODUCT, addend: Any = None
     ) -> Any:
-        """Return alpha a b + beta added, or None for torch's own kernel."""
+        """Return alpha a b + beta addend, or None for torch's own kernel."""
         if _is_small(a, b):  # the hook declines these products itself, unless a report counts them
             _count_decline(where, a, b, SMALL_REASON)
             return None
@@ -103,10 +103,10 @@ class DispatcherProducts:
                 _count_decline(where, a, b, decline_reason(a, b, out))
             return None
         a, b = resolve_marks(a, b)
-        if added is not None and added is not out:
-            added = resolve_marks(added, added)[0]
+        if addend is not None and addend is not out:
+            addend = resolve_marks(addend, addend)[0]
         constraints = (
-            gemm_constraints(self.library, a, b, added, out, update) if update != PLAIN_PRODUCT else NO_CONSTRAINTS
+            gemm_constraints(self.library, a, b, addend, out, update) if update != PLAIN_PRODUCT else NO_CONSTRAINTS
         )
         call = prepare_call(self.library, a, b, out, constraints)
         if call.plan is None or (call.plan == VENDOR and call.decision.trial is None):
@@ -116,17 +116,17 @@ class DispatcherProducts:
                 count_record(product_kind(where, a, b), CallRecord(call.decision, None))
             return None
         if not is_reporting():
-            return self._multiply(a, b, out, update, added, constraints)
-        product = partial(self._multiply, a, b, out, update, added, constraints)
+            return self._multiply(a, b, out, update, addend, constraints)
+        product = partial(self._multiply, a, b, out, update, addend, constraints)
         return count_product(product_kind(where, a, b), product, lambda: call.decision)
 
     def _multiply(
-        self, a: Any, b: Any, out: Any, update: BlasGemmParams, added: Any, constraints: PlanConstraints
+        self, a: Any, b: Any, out: Any, update: BlasGemmParams, addend: Any, constraints: PlanConstraints
     ) -> Any:
         if update == PLAIN_PRODUCT:
             return matmul.run_matmul(self.library, a, b, out, constraints)
-        with bypass_fmm():  # for all calls of torch meanwhile
-            return run_gemm(self.library, a, b, added, out, update, NO_CONSTRAINTS)
+        with bypass_fmm():  # torch's functions that run_gemm calls must not come back to fmm
+            return run_gemm(self.library, a, b, addend, out, update, NO_CONSTRAINTS)
 
 
 def _is_small(a: Any, b: Any) -> bool:
@@ -178,16 +178,16 @@ def is_valid_out(out: Any, a: Any, b: Any) -> bool:
     return is_writable(out, a) and out.dtype is a.dtype and out.shape == (*a.shape[:-1], b.shape[-1])
 
 
-def is_valid_addend(added: Any, a: Any, b: Any) -> bool:
+def is_valid_addend(addend: Any, a: Any, b: Any) -> bool:
     """Return True for a plain tensor of the product's type and device, of its shape or broadcastable to it."""
     shape = *a.shape[:-1], b.shape[-1]
     return (
-        type(added) in PLAIN_TENSORS
-        and added.dtype is a.dtype
-        and added.get_device() == a.get_device()
-        and has_plain_keys(dispatch_keys(added).raw_repr())
-        and added.dim() <= len(shape)
-        and all(x in (1, y) for x, y in zip(reversed(added.shape), reversed(shape), strict=False))
+        type(addend) in PLAIN_TENSORS
+        and addend.dtype is a.dtype
+        and addend.get_device() == a.get_device()
+        and has_plain_keys(dispatch_keys(addend).raw_repr())
+        and addend.dim() <= len(shape)
+        and all(x in (1, y) for x, y in zip(reversed(addend.shape), reversed(shape), strict=False))
     )
 
 

@@ -16,7 +16,7 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 class CompiledHook:
-    """The functions of torch_hook.cpp."""
+    """The functions of the compiled torch_hook.cpp."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
@@ -24,11 +24,11 @@ class CompiledHook:
         self.library.fmm_least_work.argtypes = (ctypes.c_int64,) * 3
 
     def least_work(self, work: int, work_16_bit: int, work_16_bit_unaligned: int) -> None:
-        """Set the multiply-adds from which the hook calls Python."""
+        """Set the number of multiply-adds from which the hook calls Python."""
         self.library.fmm_least_work(work, work_16_bit, work_16_bit_unaligned)
 
     def only_now(self) -> None:
-        """Tell the hook, during a call of Python, not to remember a decline."""
+        """Make the hook forget the present decline; called by the Python function that the hook has called."""
         self.library.fmm_only_now()
 
     def install(self, on_cuda: bool, operators: Sequence[tuple[str, int]]) -> str:

@@ -1,7 +1,7 @@
 """fmm as a candidate of Inductor's autotuning: torch.compile times it beside its own kernels of mm.
 
-With fmm installed in torch's dispatcher, Inductor's calls of torch's kernels use fmm already; the candidate is for
-programs that use fmm in compiled functions alone. No plan runs while a CUDA graph is captured, as the modes
+With fmm installed in torch's dispatcher, Inductor's calls of torch's kernels already come to fmm. This candidate is for
+programs that use fmm only in compiled functions. No plan runs while a CUDA graph is captured, as the modes
 reduce-overhead and max-autotune do (max-autotune-no-cudagraphs does not). Inductor takes candidates for mm alone, not
 for addmm or bmm. The candidate has no C++ name, so it is unavailable for functions that are compiled to C++.
 """

@@ -58,7 +58,7 @@ def install_at(key: str, compiled: bool = True) -> Undo:
 
 
 _active: dict[str, DispatcherProducts] = {}  # by dispatch key
-_hook_library: list[Any] = []  # the library fmm_hook, once it is defined
+_hook_library: list[Any] = []  # at most one: torch's library fmm_hook, after its definition
 _implemented_keys: set[str] = set()  # of fmm_hook
 
 
@@ -68,7 +68,7 @@ def install_compiled(answers: DispatcherProducts, key: str) -> Undo:
     _define_hook_operators(key)
     _active[key] = answers
     _set_least_work(hook)
-    if failure := hook.install(key == "CUDA", [(row.name, row.first) for row in OPERATORS]):
+    if failure := hook.install(key == "CUDA", [(operator.name, operator.left_index) for operator in OPERATORS]):
         raise CannotInstallError(failure)
     stop_watching = watch_counting(partial(_set_least_work, hook))
 
@@ -89,20 +89,20 @@ def _define_hook_operators(key: str) -> None:
     """Define the operators that the hook calls, once in a process: a thread may call one just after the removal."""
     if not _hook_library:
         _hook_library.append(torch.library.Library("fmm_hook", "DEF"))
-        for row in OPERATORS:
-            _hook_library[0].define(row.schema)
+        for operator in OPERATORS:
+            _hook_library[0].define(operator.schema)
     if key not in _implemented_keys:
-        for row in OPERATORS:
-            _hook_library[0].impl(row.schema.partition("(")[0], _hook_operator(row, key), key)
+        for operator in OPERATORS:
+            _hook_library[0].impl(operator.schema.partition("(")[0], _hook_operator(operator, key), key)
         _implemented_keys.add(key)
 
 
-def _hook_operator(row: Operator, key: str) -> Callable[..., Any]:
-    def operator(*operands: Any) -> Any:
+def _hook_operator(operator: Operator, key: str) -> Callable[..., Any]:
+    def compute(*operands: Any) -> Any:
         answers = _active.get(key)
-        return None if answers is None else answers.answer(row)(*operands)
+        return None if answers is None else answers.answer(operator)(*operands)
 
-    return operator
+    return compute
 
 
 # ---- without the hook
@@ -116,16 +116,21 @@ def install_python(answers: DispatcherProducts, key: str) -> Undo:
     """Install kernels in Python, which call torch's own kernel for the products that they decline."""
     library, kernels = torch.library.Library("aten", "IMPL"), answers.library.kernels
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a kernel replaces another one
-        for row in OPERATORS:
-            library.impl(row.name, _python_kernel(row, answers.answer(row), kernels[row.name]), key, with_keyset=True)
+        warnings.simplefilter("ignore")  # torch's warning that a kernel replaces another one
+        for operator in OPERATORS:
+            library.impl(
+                operator.name,
+                _python_kernel(operator, answers.answer(operator), kernels[operator.name]),
+                key,
+                with_keyset=True,
+            )
     _ever_registered.extend(vendor_kernels(key).values())
     return library._destroy  # type: ignore[no-any-return]
 
 
-def _python_kernel(row: Operator, answer: Callable[..., Any], own: Any) -> Callable[..., Any]:
+def _python_kernel(operator: Operator, answer: Callable[..., Any], own: Any) -> Callable[..., Any]:
     def kernel(keys: Any, *operands: Any, **options: Any) -> Any:
-        rest = (options.get("beta", 1), options.get("alpha", 1)) if row.first else ()
+        rest = (options.get("beta", 1), options.get("alpha", 1)) if operator.left_index else ()
         result = answer(*operands, *rest, options.get("out"))
         return own.call_boxed(keys, *operands, **options) if result is None else result
 

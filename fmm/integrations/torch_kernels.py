@@ -1,6 +1,6 @@
 """torch's product operators, torch's own kernels of them, and calls that bypass fmm while it is installed.
 
-A product comes down to aten::mm, addmm, bmm, baddbmm or one of their other forms.
+Every product of torch ends in a call of aten::mm, addmm, bmm, baddbmm or their forms with `out` or in place.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ class Operator:
 
     name: str  # in aten
     axes: int  # of both operands
-    schema: str  # in the library fmm_hook
-    first: int = 0  # index of the left operand among the arguments
+    schema: str  # of the operator in torch's library fmm_hook
+    left_index: int = 0  # position of the left operand among the arguments
     in_place: bool = False  # the result overwrites the addend
 
     @property
-    def shown(self) -> str:
+    def python_name(self) -> str:
         """The name of the function in Python, which is the same for the form with `out`."""
         return f"torch.{self.name.removesuffix('.out')}"
 
 
 _FACTORS = "Tensor a, Tensor b, Scalar beta, Scalar alpha"
-_ADDED = f"Tensor added, {_FACTORS}"
+_ADDEND = f"Tensor addend, {_FACTORS}"
 OPERATORS = (
     Operator("mm", 2, "mm(Tensor a, Tensor b) -> Tensor?"),
     Operator("mm.out", 2, "mm_out(Tensor a, Tensor b, Tensor(a!) out) -> Tensor?"),
     Operator("bmm", 3, "bmm(Tensor a, Tensor b) -> Tensor?"),
     Operator("bmm.out", 3, "bmm_out(Tensor a, Tensor b, Tensor(a!) out) -> Tensor?"),
-    Operator("addmm", 2, f"addmm({_ADDED}) -> Tensor?", 1),
-    Operator("addmm.out", 2, f"addmm_out({_ADDED}, Tensor(a!) out) -> Tensor?", 1),
-    Operator("addmm_", 2, f"addmm_(Tensor(a!) added, {_FACTORS}) -> Tensor?", 1, True),
-    Operator("baddbmm", 3, f"baddbmm({_ADDED}) -> Tensor?", 1),
-    Operator("baddbmm.out", 3, f"baddbmm_out({_ADDED}, Tensor(a!) out) -> Tensor?", 1),
-    Operator("baddbmm_", 3, f"baddbmm_(Tensor(a!) added, {_FACTORS}) -> Tensor?", 1, True),
+    Operator("addmm", 2, f"addmm({_ADDEND}) -> Tensor?", 1),
+    Operator("addmm.out", 2, f"addmm_out({_ADDEND}, Tensor(a!) out) -> Tensor?", 1),
+    Operator("addmm_", 2, f"addmm_(Tensor(a!) addend, {_FACTORS}) -> Tensor?", 1, True),
+    Operator("baddbmm", 3, f"baddbmm({_ADDEND}) -> Tensor?", 1),
+    Operator("baddbmm.out", 3, f"baddbmm_out({_ADDEND}, Tensor(a!) out) -> Tensor?", 1),
+    Operator("baddbmm_", 3, f"baddbmm_(Tensor(a!) addend, {_FACTORS}) -> Tensor?", 1, True),
 )
 
 
@@ -58,14 +58,14 @@ def vendor_kernels(key: str) -> dict[str, Any]:
     if get_kernel is None:
         raise CannotInstallError(f"torch {torch.__version__} does not hand out its kernels; 2.11 does")
     try:
-        return {row.name: get_kernel(f"aten::{row.name}", key) for row in OPERATORS}
-    except RuntimeError as error:  # a torch that was built without
+        return {operator.name: get_kernel(f"aten::{operator.name}", key) for operator in OPERATORS}
+    except RuntimeError as error:  # this torch was built without the operator's kernel for the key
         raise CannotInstallError(str(error)) from error
 
 
 # ---- fmm's own calls of torch
 
-bypass = threading.local()  # its attribute `on`: this thread's calls bypass fmm
+bypass = threading.local()  # while its attribute `on` is True, this thread's calls of torch bypass fmm
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def bypass_for_vendor(undo: Undo) -> Undo:
 
 
 class HookedDevice(TorchLibrary):
-    """Tensors on a CUDA device; the vendor's product is torch's own kernel."""
+    """The adapter of CUDA tensors that come from torch's dispatcher; the vendor's product is torch's own kernel."""
 
     def __init__(self, kernels: dict[str, Any]) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class HookedDevice(TorchLibrary):
 
 
 class HookedHost(TorchHostLibrary):
-    """Tensors on the host; the vendor's product is torch's own kernel."""
+    """The adapter of host tensors that come from torch's dispatcher; the vendor's product is torch's own kernel."""
 
     def __init__(self, kernels: dict[str, Any]) -> None:
         super().__init__()

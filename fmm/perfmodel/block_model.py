@@ -1,12 +1,12 @@
-"""The time of the thread blocks of a tiled product, and the tile sizes that are fastest by it.
+"""The time of the thread blocks of a tiled product, and the tile sizes with the least time.
 
-This is the block-parameter model of Huang, Yu and van de Geijn (ACM TOMS 46, 2020, section 5), its counts by the
-numbers of their equations, with what a multiprocessor of today adds, in cycles. As in the paper, the slowest resource
-decides. In addition, reads of shared memory and other instructions need issue slots as multiply-adds do; a warp waits
-at every tile, during which other warps run if there are any; the last thread blocks of a multiprocessor are fewer than
-fit. fmm.perfmodel.papers.huang_blocks has the paper's bounds and rates. Left out: that multiprocessors share the
-second-level cache, conflicts between banks of registers, clocks that fall for want of power. For float64 only rounds of
-tiles count.
+This is the block-parameter model of Huang, Yu and van de Geijn (ACM TOMS 46, 2020, section 5). Counts have the numbers
+of the paper's equations. Times are in cycles of a multiprocessor. As in the paper, the time is that of the slowest
+resource. Three things are added to the paper's model. Reads of shared memory and other instructions need issue slots,
+as multiply-adds do. A warp waits at every tile, and other warps of the multiprocessor run meanwhile. In its last round
+a multiprocessor has fewer thread blocks than fit. fmm.perfmodel.papers.huang_blocks has the paper's bounds and rates.
+The model leaves out that multiprocessors share the L2 cache, conflicts between banks of registers, and clocks that fall
+at the power limit. For float64 the model counts only whole rounds of tiles over the multiprocessors.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ Shape = tuple[int, int, int]  # (m, k, n)
 
 GEMM: Operands = (1, 1, 1)
 ROW_MAJOR: Alongs = ("inner", "outer")
-FLOAT_BYTES, WIDE_ACCESS = 4, 4  # bytes of a float32; numbers of the widest access
+FLOAT_BYTES, WIDE_ACCESS = 4, 4  # bytes of a float32; float32 numbers in the widest memory access
 
-# Counted in machine code for sm_90, not fitted.
-COPY_INSTRUCTIONS = 5  # instructions of one wide copy, its address included
+# Three counts from the machine code for sm_90, not fitted.
+COPY_INSTRUCTIONS = 5  # instructions of one copy of 16 bytes, with the computation of its address
 LOOP_INSTRUCTIONS = 50  # other instructions of a thread for each tile
 OTHER_REGISTERS = 32  # registers of a thread that Equation 16 does not count
 
@@ -50,45 +50,45 @@ OTHER_REGISTERS = 32  # registers of a thread that Equation 16 does not count
 
 
 def tile_loads(s: TileSizes, k: int) -> tuple[int, int]:
-    """Eq. (8): elements of A and of B from global memory to registers, and as many on to shared memory."""
+    """Eq. (8): elements of A and of B that move from global memory to registers; as many move on to shared memory."""
     return s.m_s * k, s.n_s * k
 
 
 def fragment_loads(s: TileSizes, k: int) -> tuple[int, int]:
-    """Eq. (9): elements of A and of B from shared memory to registers."""
+    """Eq. (9): elements of A and of B that move from shared memory to registers."""
     return s.threads * s.m_r * k, s.threads * s.n_r * k
 
 
 def write_back(s: TileSizes) -> int:
-    """Eq. (10): elements of C from registers to global memory, for each block of C."""
+    """Eq. (10): elements of C that move from registers to global memory, for each block of C."""
     return s.m_s * s.n_s
 
 
 def kernel_flops(s: TileSizes, w: Operands, k: int) -> int:
-    """Eq. (11): the product's flops and the extra additions on A, B and C."""
+    """Eq. (11): the flops of the product and of the additions of blocks of A, B and C."""
     w_a, w_b, w_c = w
     multiply = 2 * s.m_s * s.n_s * k
     return multiply + (w_a - 1) * s.m_s * k + (w_b - 1) * s.n_s * k + (w_c - 1) * s.m_s * s.n_s
 
 
 def global_elements(s: TileSizes, w: Operands, k: int) -> int:
-    """Eq. (12): elements moved to and from global memory."""
+    """Eq. (12): elements that move to and from global memory."""
     a, b = tile_loads(s, k)
     return a * w[0] + b * w[1] + write_back(s) * w[2]
 
 
 def shared_elements(s: TileSizes, k: int) -> int:
-    """Eq. (14): elements to and from shared memory (sums are formed on the way in: no W here)."""
+    """Eq. (14): elements that move to and from shared memory; blocks are added before this, so W is no factor."""
     return sum(tile_loads(s, k)) + sum(fragment_loads(s, k))
 
 
 def registers_needed(s: TileSizes, w: Operands) -> int:
-    """Left side of (16), in elements: accumulator, double-buffered fragments, prefetched A and B."""
+    """Left side of Eq. (16), in elements: accumulator, double-buffered fragments, prefetched A and B."""
     return s.m_r * s.n_r + (2 + w[0]) * s.m_r + (2 + w[1]) * s.n_r
 
 
 def shared_tile(s: TileSizes) -> int:
-    """Left side of (17), in elements: the tiles of A and B."""
+    """Left side of Eq. (17), in elements: the tiles of A and B."""
     return (s.m_s + s.n_s) * s.k_s
 
 
@@ -97,18 +97,18 @@ def shared_tile(s: TileSizes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A or B in one tile: its size, the number of blocks that are added up for it, and its layout.
+    """The tile of A or of B: its size, the number of blocks whose sum it holds, and its layout.
 
-    Blocks of a sum are copied to shared memory one by one, read again, added, and the sum is written there once more.
-    Lines along the inner dimension are padded in shared memory, so that writing them takes two passes; a thread reads
-    four steps of a line at once.
+    Blocks of a sum are copied to shared memory one by one, read again and added, and the sum is written to shared
+    memory. Lines along the inner dimension are padded in shared memory, so that writing them takes two passes; a thread
+    reads four steps of a line at once.
     """
 
     tile: int  # elements
     piece: int  # of a thread
     blocks: int
-    inner: bool  # are lines contiguous along the inner dimension?
-    transposed: bool  # if so, are sums stored transposed, as lines along the outer dimension?
+    inner: bool  # True if lines of the tile are contiguous along the inner dimension
+    transposed: bool  # True if `inner` is True and sums are stored transposed, contiguous along the outer dimension
     threads: int
 
     @property
@@ -125,13 +125,13 @@ class Side:
 
     @property
     def shared_elements(self) -> int:
-        """Elements moved to and from shared memory until the tile can be used; in (8) each is moved once."""
+        """Elements that move to and from shared memory until the tile can be used; Eq. (8) counts each element once."""
         passes = 2 if self.inner else 1
         return self.tile * (passes * 2 * self.blocks + 1 if self.blocks > 1 else passes)
 
     @property
     def reads_bursts(self) -> bool:
-        """True if fragments of four steps are read at once."""
+        """True if a thread reads the fragments of four steps of the inner dimension at once."""
         return self.inner and not (self.transposed and self.blocks > 1)
 
     def fragment_reads(self, depth: int) -> int:
@@ -153,9 +153,9 @@ def operand_tiles(s: TileSizes, w: Operands, along: Alongs = ROW_MAJOR) -> tuple
 
 @lru_cache(maxsize=1024)
 def resident_blocks(s: TileSizes, w: Operands, limits: Capability) -> int:
-    """Return the thread blocks on a multiprocessor at a time.
+    """Return the number of thread blocks that a multiprocessor holds at a time.
 
-    Registers limit them by (16) and OTHER_REGISTERS, shared memory by (17) for all stages and copies.
+    Registers are a limit by Eq. (16) and OTHER_REGISTERS, shared memory by Eq. (17) for all stages and copies.
     """
     registers = min(registers_needed(s, w) + OTHER_REGISTERS, limits.max_registers_per_thread)
     if s.blocks:
@@ -166,10 +166,10 @@ def resident_blocks(s: TileSizes, w: Operands, limits: Capability) -> int:
 
 
 def issue_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip) -> float:
-    """Return the cycles of a scheduler for one warp's tile.
+    """Return the cycles in which a scheduler issues the instructions of one warp for one tile.
 
-    These are its instructions, or its multiply-adds where the chip has fewer lanes for them than its schedulers could
-    feed.
+    This is the number of instructions, or the time of the multiply-adds where the chip has fewer lanes for
+    multiply-adds than its schedulers could feed.
     """
     adds = s.m_r * s.n_r * s.k_s
     slots = adds + LOOP_INSTRUCTIONS + sum(x.fragment_reads(s.k_s) + x.instructions for x in operand_tiles(s, w, along))
@@ -177,22 +177,22 @@ def issue_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip) -> float:
 
 
 def wait_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: float) -> float:
-    """Return the cycles that a warp without others would wait at every tile; `touched` are the bytes of all operands.
+    """Return the cycles that a warp alone on a scheduler waits at every tile; `touched` is the bytes of all operands.
 
     Fragments of four steps that are read at once must all arrive during one step of multiply-adds. The warp waits for
-    shared memory where it takes longer.
+    shared memory where shared memory takes longer than the copy from global memory.
     """
     step = ceil(s.threads / WARP / chip.schedulers) * s.m_r * s.n_r
     burst = 0.0
     for side, elements in zip(operand_tiles(s, w, along), fragment_loads(s, WIDE_ACCESS), strict=True):
         if side.reads_bursts:
             burst += s.k_s / WIDE_ACCESS * max(0.0, elements * FLOAT_BYTES / chip.limits.shared_bytes_per_clock - step)
-    beyond = max(0.0, 1 - chip.near / touched)
+    beyond = max(0.0, 1 - chip.near_cache / touched)
     return chip.fitted.wait + burst + chip.fitted.far * beyond
 
 
 def shared_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip) -> float:
-    """Return the cycles of shared memory for one thread block's tile: (14) less what is read once for many threads."""
+    """Return the cycles of shared memory for one thread block's tile: Eq. (14) without reads shared by many threads."""
     elements = chip.fitted.share * sum(fragment_loads(s, s.k_s)) + sum(
         x.shared_elements for x in operand_tiles(s, w, along)
     )
@@ -200,9 +200,10 @@ def shared_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip) -> float
 
 
 def tile_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: float, blocks: int) -> float:
-    """Return the cycles of the slowest resource in which a multiprocessor computes a tile of each thread block.
+    """Return a multiprocessor's cycles to compute a tile of each resident thread block, by its slowest resource.
 
-    A scheduler has v warps. Each waits for a share p of its time; all of them wait at once for p^v of it.
+    A scheduler with v warps is idle while all v warps wait. Each warp waits during a share p of its time, so all warps
+    wait at once during the share p^v.
     """
     issue, wait = issue_cycles(s, w, along, chip), wait_cycles(s, w, along, chip, touched)
     warps = ceil(blocks * s.threads / WARP / chip.schedulers)
@@ -212,7 +213,7 @@ def tile_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: f
 
 @lru_cache(maxsize=1024)
 def full_rate(s: TileSizes, shape: Shape, chip: Chip, count: int = 1) -> float:
-    """Return the multiply-adds per cycle of a multiprocessor with as many thread blocks of these products as fit."""
+    """Return the multiply-adds per cycle of a multiprocessor that is full of thread blocks of these products."""
     blocks = resident_blocks(s, GEMM, chip.limits)
     return (
         blocks
@@ -230,7 +231,7 @@ def operand_bytes(w: Operands, shape: Shape, count: int) -> int:
 
 
 def count_computed_tiles(s: TileSizes, shape: Shape, count: int = 1, half: bool = False) -> int:
-    """Return the number of tiles of `count` products; with `half`, of those on and below the diagonal."""
+    """Return the number of C's tiles in `count` products; with `half`, only of tiles on and below the diagonal."""
     m, _, n = shape
     tiles = -(-m // s.m_s), -(-n // s.n_s)
     return count * (count_triangle_tiles(tiles, s.m_s, s.n_s) if half else tiles[0] * tiles[1])
@@ -248,14 +249,15 @@ def launch_seconds(
 ) -> float:
     """Return the seconds of `count` products of one shape in one launch; operands are in the cache if they fit.
 
-    The multiprocessor with the most tiles decides. It computes as many tiles at a time as fit, then writes C, (10).
+    The launch ends when the multiprocessor with the most tiles ends. A multiprocessor computes as many tiles at a time
+    as fit, and then writes C, Eq. (10).
     """
     most = resident_blocks(s, w, chip.limits)
     if not most:
         raise ValueError(f"strategy {s.name} with operands {w} cannot be launched: no block fits on a multiprocessor")
     touched = operand_bytes(w, shape, count)
     steps, tiles = -(-shape[1] // s.k_s), count_computed_tiles(s, shape, count, half)
-    # Products add to several blocks of C: these are read before they are written.
+    # Products that add to several blocks of C read these blocks before they write them.
     written = FLOAT_BYTES * write_back(s) * (w[2] if w[2] == 1 else 2 * w[2]) / chip.writes
 
     def together(blocks: int) -> float:
@@ -267,7 +269,7 @@ def launch_seconds(
 
 # ---- the fastest tile sizes
 
-BUSY_THREADS = 256  # threads that keep a multiprocessor busy in float64
+BUSY_THREADS = 256  # number of threads that keep a multiprocessor busy in float64
 
 
 @lru_cache(maxsize=4096)  # a plan of four levels has 2401 products of one shape
@@ -279,7 +281,7 @@ def fastest_float32_tile(
     half: bool = False,
     of: Sequence[TileSizes] = (*TUNED, *STRATEGIES),
 ) -> TileSizes:
-    """Return the fastest tile sizes for `count` products of float32, or with `half` for one triangle of each."""
+    """Return the fastest tile sizes for `count` products of float32; with `half`, for one triangle of each product."""
     fitting = [s for s in of if resident_blocks(s, GEMM, chip.limits)]
     return min(fitting, key=lambda s: launch_seconds(s, GEMM, shape, chip, count, along, half))
 
@@ -287,17 +289,18 @@ def fastest_float32_tile(
 def busiest_rounds(s: TileSizes, shape: Shape, count: int, multiprocessors: int, half: bool = False) -> float:
     """Return the entries of C that the multiprocessor with the most tiles computes, the model's measure in float64.
 
-    Left out: the cost of tiles before and after their multiply-adds, and all memory traffic.
+    The measure leaves out the cost of tiles before and after their multiply-adds, and all memory traffic.
     """
     whole, last = divmod(-(-count_computed_tiles(s, shape, count, half) // multiprocessors), s.blocks)
-    alone = max(last, BUSY_THREADS / s.threads) if last else 0  # a few thread blocks take as long as enough of them
+    # fewer thread blocks than keep a multiprocessor busy take as long as these
+    alone = max(last, BUSY_THREADS / s.threads) if last else 0
     return (whole * s.blocks + alone) * s.m_s * s.n_s / s.rate
 
 
 def fastest_float64_tile(
     shape: Shape, chip: Chip, count: int = 1, _: Alongs = ROW_MAJOR, half: bool = False
 ) -> TileSizes:
-    """Return the tile sizes with which `count` products of float64 end first."""
+    """Return the tile sizes with which `count` products of float64 take the least time."""
     return min(DOUBLE, key=lambda s: busiest_rounds(s, shape, count, chip.multiprocessors, half))
 
 
@@ -311,7 +314,7 @@ FASTEST_TILE: Mapping[str, Callable[[Shape, Chip, int, Alongs, bool], TileSizes]
 
 
 def tma_seconds(op: TileOp, s: TileSizes, chip: Chip) -> float:
-    """Return the seconds of a product: its tiles at the rate of Square times the strategy's own `rate`."""
+    """Return the seconds of a product: its tiles at the rate of strategy Square, times its own strategy's `rate`."""
     sides, steps = (-(-op.m // s.m_s), -(-op.n // s.n_s)), -(-op.k // s.k_s)
     if op.kernel.triangle:
         parts: tuple[ProductPart, ...] = (ProductPart(0, 0, count_triangle_tiles(sides, s.m_s, s.n_s), 0, steps),)

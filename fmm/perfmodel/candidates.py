@@ -2,7 +2,7 @@
 
 A form makes plans out of a level and a leaf. Each level names the forms in which it is worth a comparison (an algorithm
 does so in the line `consider` of its file), and each leaf names the forms that it may end. A new level or leaf is
-therefore compared without a change here.
+therefore compared without a change of this module.
 
 Where the fastest candidate needs too much workspace, `compose_levels` puts further levels above candidates.
 """
@@ -45,8 +45,8 @@ class CandidateForm:
     device: str  # cpu or cuda
     patterns: tuple[str, ...]
     max_products: int  # plans with more leaf products are skipped
-    reason: str  # why these plans are worth a comparison
-    needs: str | None = None  # the module that must be importable
+    reason: str  # the reason why these plans are worth a comparison
+    needs: str | None = None  # name of a module that must be importable
 
     def plans(self, level: CandidateLevel, leaf: str) -> Iterator[Plan]:
         """Yield the plans of this form. Compositions that are too large are not parsed: parsing takes seconds."""
@@ -57,7 +57,7 @@ class CandidateForm:
                     yield Plan.parse(f"{pattern.format(a=level.text)} > {leaf}")
 
 
-# In each form from the fastest plan down to the plan with the least workspace.
+# In each form, plans come from the fastest to the one with the least workspace.
 CANDIDATE_FORMS: Final = (
     CandidateForm(
         "nested",
@@ -79,8 +79,9 @@ CANDIDATE_FORMS: Final = (
         "cuda",
         ("{a}.batched.pad16", "{a}^2.batched.pad16", "{a}^3.batched.pad16"),
         7**3,
-        # In one pass every sum is formed by itself. Winograd's shared sums then save no traffic and cost registers:
-        # they are never faster than Strassen's, and with three levels half as fast (H200).
+        # Levels in one pass compute every sum separately. Winograd's shared sums then save no traffic and cost
+        # registers: Winograd's levels in one pass are never faster than Strassen's, and half as fast with three levels
+        # (H200).
         "one to three levels in one pass with a batch of leaf products: the fewest passes over memory",
     ),
     CandidateForm(
@@ -100,7 +101,7 @@ CANDIDATE_FORMS: Final = (
         "cuda",
         ("{a}.overlapped.pad16", "{a}.pad16", "{a}^2.overlapped.pad16", "{a}^2.pad16"),
         7**2,
-        # Without a batch, Winograd's levels leave more of A and B in place than Strassen's.
+        # Without a batch, Winograd's levels copy less of A and B than Strassen's.
         "one or two levels that read blocks of A and B in place: fewer copies and less workspace",
     ),
     CandidateForm(
@@ -117,8 +118,9 @@ CANDIDATE_FORMS: Final = (
 
 
 # Levels that may be put above any candidate on a GPU. Levels that run one product after the other need the least
-# workspace. (float32, 65536 x 65536, H200: one such level above two overlapped ones and three in one pass has 1.96
-# times cuBLAS's speed with 51 GiB; two above three in one pass have 1.67 times with 31 GiB; without them 156 GiB.)
+# workspace. (Measured for float32, n = 65536, on an H200: one sequential level above two overlapped levels and three
+# levels in one pass has 1.96 times cuBLAS's speed with 51 GiB of workspace. Two sequential levels above three in one
+# pass have 1.67 times its speed with 31 GiB. Plans without sequential levels need 156 GiB.)
 OUTER_PATTERNS: Final = (
     "{a}.sequential.pad16",
     "{a}.pad16",
@@ -134,7 +136,7 @@ OUTER_PATTERNS: Final = (
 def compared_plans(batches: bool, gram: bool = False) -> tuple[Plan, ...]:
     """Return the candidates of a device that starts batches together (a GPU) or does not (a CPU).
 
-    `gram` asks for the candidates of products that are their own adjoints.
+    With `gram`, return the candidates of products that are their own adjoints.
     """
     device = "cuda" if batches else "cpu"
     return gram_candidates(device) if gram else candidate_plans(device)
@@ -153,23 +155,23 @@ def candidate_plans(device: str) -> tuple[Plan, ...]:
 @clear_on_registration
 @lru_cache(maxsize=4)
 def probed_plans(device: str) -> tuple[Plan, ...]:
-    """Return the candidates that a tuning measures on its probes: the vendor first, other leaves alone last."""
+    """Return the candidates that a tuning's probes measure: the vendor's product first, other bare leaves last."""
     names = _names_of_forms(device)
     plans = [plan for name in names for plan in _plans_of(name, device, lambda leaf: leaf.probed)]
     return tuple(dict.fromkeys([VENDOR, *plans]))
 
 
 def peer_plans(device: str) -> tuple[Plan, ...]:
-    """Return the vendor's other ways to multiply, which a plan must beat as well."""
+    """Return the plans that run other functions of the vendor's library; a plan must also be faster than these."""
     peers = [leaf for leaf in device_leaves(device) if "peer" in leaf.forms]
     return tuple(Plan(leaf=name) for leaf in peers for name in leaf.candidate_names)
 
 
 def _plans_below(level: CandidateLevel, plans: Sequence[Plan], device: str) -> Iterator[Plan]:
-    """Yield these plans, each below a level that changes the numbers.
+    """Yield these plans, each below a level that replaces complex or scaled numbers by others (such as `3m`).
 
-    Below a level with a batch of products only leaves make sense. A CPU runs every order of this level alike, except
-    for the one with the least workspace.
+    Below a level with a batch of products only leaves make sense. A CPU runs all orders of the level in the same way,
+    except for the order with the least workspace.
     """
     (first,) = Plan.parse(f"{level.text} > {VENDOR}").levels
     if device == "cpu" and (first.batched or first.side_by_side):
@@ -207,7 +209,7 @@ def _plans_of(name: str, device: str, leaf_forms: Callable[[Leaf], tuple[str, ..
 GRAM_CUTS: Final = {"cpu": (1, 2, 3), "cuda": (1, 2, 3, 4, 5)}  # a CPU's BLAS gains nothing from many small blocks
 GRAM_FORMS: Final = ("nested", "one pass", "outer")  # forms of the plans for the products below the diagonal
 GRAM_LEVELS: Final = 1  # the number of algorithms that are tried in these plans
-TRIANGLE_ONLY: Final = "half"  # the form of a leaf that computes a whole triangle, but no blocks of one
+TRIANGLE_ONLY: Final = "half"  # the form of a leaf that computes a whole triangle, but not the blocks of a triangle
 
 
 @clear_on_registration
@@ -215,9 +217,10 @@ TRIANGLE_ONLY: Final = "half"  # the form of a leaf that computes a whole triang
 def gram_candidates(device: str) -> tuple[Plan, ...]:
     """Return the plans that are compared for products that are their own adjoints, the vendor first.
 
-    A leaf with a kernel for triangles runs alone. Otherwise levels `gram` cut the product: the vendor, or a fast plan
-    for whole products, computes the blocks below the diagonal, and that plan's leaf computes the blocks on it. Where
-    that leaf is the vendor's, further plans take a leaf with a triangle kernel for the blocks on the diagonal.
+    A leaf with a kernel for triangles needs no level. For other leaves, levels `gram` cut the product into blocks: the
+    vendor or a fast plan for whole products computes the blocks below the diagonal, and the plan's leaf the blocks on
+    the diagonal. If the plan's leaf is the vendor's product, additional candidates compute the blocks on the diagonal
+    by a leaf with a triangle kernel.
     """
     inner = [VENDOR, *_plans_of("alone", device, lambda leaf: leaf.forms)]
     for form in _forms_on(device):
@@ -280,14 +283,14 @@ def outer_levels(device: str) -> tuple[Level, ...]:
 # ---- levels above candidates, until the workspace suffices
 #
 # A level that runs one product after the other holds the temporaries of one product; the plan below it multiplies
-# matrices an eighth as large. There are thousands of these compositions. They are built level by level from the
-# outermost inwards. Of the levels that leave products of one size, only those stay that no other beats in time,
-# workspace and error at once.
+# matrices an eighth as large. There are thousands of these compositions. Compositions are built level by level from the
+# outermost inwards. Among levels that leave products of equal size, a composition is dropped if another one is better
+# in time, workspace and error at once.
 
 MAX_OUTER_LEVELS = 3
-MAX_COMPOSITIONS = 8  # the number of compositions that go on to the whole formula
-# From this share of the allowed workspace on, the workspace is counted and not estimated. Step tables have the smaller
-# share: with a smaller block at the edge they need up to 1.4 times the estimate.
+MAX_COMPOSITIONS = 8  # the number of compositions whose time is predicted by the whole formula
+# If the estimated workspace is above this share of the allowed one, the workspace is counted exactly. The second share
+# is for step tables, which need up to 1.4 times the estimate if the blocks at the edge are smaller.
 NEAR_LIMIT_SHARE, STEP_TABLE_NEAR_LIMIT_SHARE = 0.8, 0.25
 # The product of the error growths of a composition's parts may exceed the growth of the whole by up to this factor.
 GROWTH_TOLERANCE = 1.5
@@ -301,14 +304,15 @@ class OuterLevels:
     sides: Sides
     products: float = 1.0
     seconds: float = 0.0
-    overlappable: float = 0.0  # the part of these seconds that a second stream may hide: the inner plan says how much
+    # the part of `seconds` that a second stream may hide; `InnerPlan.hidden` is the share that is hidden
+    overlappable: float = 0.0
     workspace: float = 0.0  # bytes of temporaries
     error_growth: float = 1.0
     streams: int = 1
-    has_tables: bool = False  # is one of the levels a step table?
+    has_tables: bool = False  # True if one of the levels is a step table
 
     def is_beaten_by(self, other: OuterLevels) -> bool:
-        """Return True if the other is at least as good in every respect, whatever share of the sums is hidden."""
+        """Return True if `other` is at least as good in every respect, whatever share of the sums is hidden."""
         faster = other.seconds <= self.seconds
         faster = faster and other.seconds - other.overlappable <= self.seconds - self.overlappable
         better = faster and other.workspace <= self.workspace and other.streams <= self.streams
@@ -320,14 +324,14 @@ class InnerPlan(NamedTuple):
 
     plan: Plan
     seconds: float
-    overlappable: float  # the part of these seconds that a second stream may hide
-    hidden_share: float  # the share of that part that is hidden
+    overlappable: float  # the part of `seconds` that a second stream may hide
+    hidden_share: float  # the share of the outer levels' hideable seconds that this plan hides
     workspace: float
     error_growth: float
 
 
 class Composition(NamedTuple):
-    """Outer levels above an inner plan, sorted by estimated seconds; equally fast ones by their number."""
+    """Outer levels above an inner plan; sorted by estimated seconds, then by the number of outer levels."""
 
     seconds: float
     number: int
@@ -343,13 +347,14 @@ def compose_levels(
     levels: Sequence[Level],
     plans: Sequence[Plan],
 ) -> list[Plan]:
-    """Return plans with some of these levels above some of these plans, within both limits, the fastest first.
+    """Return compositions of these levels and plans within the limits of workspace and error, the fastest first.
 
-    The order is by a rough estimate, without the alignment of rows and without the host's time to start products.
+    The order is by a rough estimate of the time, which ignores the alignment of rows and the host's time to start
+    products.
     """
     m, k, n = problem.size
     found: list[Composition] = []
-    inner_plans: dict[Sides, list[InnerPlan]] = {}  # several stacks of levels leave products of one size
+    inner_plans: dict[Sides, list[InnerPlan]] = {}  # several compositions leave products of equal size
     front = [OuterLevels((), (float(m), float(k), float(n)))]
     for _ in range(MAX_OUTER_LEVELS):
         longer = (x for outer in front for level in levels for x in _with_level(outer, level, problem, calibration))
@@ -410,7 +415,7 @@ def _levels_error_growth(levels: tuple[Level, ...], dtype: str) -> float | None:
 
 
 def _without_beaten(found: Sequence[OuterLevels]) -> list[OuterLevels]:
-    """Return those that no other with products of the same size beats; of equal ones the first."""
+    """Return the outer levels that no others with products of equal size beat; of equally good ones, the first."""
     best: list[OuterLevels] = []
     for x in sorted(found, key=lambda x: (x.seconds, x.workspace, x.error_growth)):
         if not any(x.sides == other.sides and x.is_beaten_by(other) for other in best):

@@ -1,7 +1,13 @@
-"""Choose a plan: candidates -> filter_candidates -> predict -> rank_candidates -> the fastest that wins by its margin.
+"""Choose a plan in four steps: candidates -> filter -> rank -> pick.
 
-`choose` is a pure function of a problem, a calibration and the limits of the caller. The vendor's own product is one of
-the candidates, and the answer unless another candidate within the limits is predicted to beat it clearly.
+1. Candidates: the plans of fmm.perfmodel.candidates, and for large products compositions of levels (`all_candidates`).
+2. Filter: the plans that may run for the problem's type and sides on this device (`filter_candidates`).
+3. Rank: the predicted time of each plan relative to the vendor's, and its required margin (`rank_candidates`).
+4. Pick: the fastest candidate within the limits that beats the vendor by its margin; else the vendor
+   (`pick_candidate`).
+
+`choose` does all four. It is a pure function of a problem, a calibration and the caller's limits. The vendor's own
+product is one of the candidates.
 """
 
 from __future__ import annotations
@@ -26,12 +32,12 @@ from fmm.perfmodel.stability import expected_error_growth, has_entrywise_bound
 from fmm.perfmodel.work import are_rows_aligned, estimated_work, estimated_workspace
 from fmm.problem import Layout, Problem, without_layouts
 
-# The default limit of the expected error, as a multiple of the vendor's. Three levels of a 16-bit type on a GPU are
-# expected to have 14 times the error of the vendor, which rounds each result only once. On a CPU three levels of
-# Strassen's algorithm have about as much on numbers of one sign.
+# The default limit of the expected error, as a multiple of the vendor's error. Three levels of a 16-bit type on a GPU
+# are expected to err 14 times as much as the vendor, which rounds each result only once. On a CPU three levels of
+# Strassen's algorithm err about 14 times as much on numbers of one sign.
 CPU_ERROR_GROWTH, GPU_ERROR_GROWTH = 15.0, 16.0
-# From this number of flops on, compositions of levels are compared even where other candidates fit: plans with six
-# levels come from compositions alone, and comparing them takes milliseconds, little beside the product.
+# From this number of flops on, compositions of levels are compared even if other candidates fit the workspace. Only
+# compositions have plans with six levels. Comparing them takes milliseconds, which such a large product hides.
 COMPOSITION_MIN_FLOPS = 2 * 24576**3
 
 
@@ -46,14 +52,15 @@ class Limits:
 
     workspace: int
     error_growth: float = CPU_ERROR_GROWTH
-    emulation: bool = True  # allow plans that multiply in another type
-    componentwise: bool = False  # bound the error of each entry relative to (|A| |B|)ij instead of norm-wise
+    emulation: bool = True  # True to allow plans that multiply in another type
+    # True to bound the error of each entry relative to (|A| |B|)ij, and not only relative to norms
+    componentwise: bool = False
 
     def allow(self, plan: Plan, growth: float) -> bool:
-        """Return True if a plan with this expected error growth respects the limits, its workspace left aside.
+        """Return True if a plan with this expected error growth respects the limits; the workspace is not checked.
 
-        A limit of exactly 1 means the vendor's error in each entry, which emulation does not have. A limit below 1 is
-        one on the error relative to the norms of rows and columns.
+        A limit of exactly 1 asks for the vendor's error in each entry, which emulation does not have. A limit below 1
+        bounds the error relative to the norms of rows and columns.
         """
         strict = not self.emulation or self.error_growth == 1
         allowed = growth <= self.error_growth and not (strict and plan.emulates)
@@ -62,27 +69,27 @@ class Limits:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan and its prediction. `time` is relative to the vendor's; below 1 - `margin` the candidate wins."""
+    """A plan with its prediction."""
 
     plan: Plan
     prediction: Prediction
-    time: float
-    error_growth: float
-    margin: float
+    time: float  # predicted time of a recurring call over that of the vendor's call
+    error_growth: float  # expected error over the vendor's
+    margin: float  # the candidate wins if `time` is at most 1 - margin
 
     @property
     def wins(self) -> bool:
-        """True if the candidate is predicted to beat the vendor by its margin."""
+        """True if the candidate's predicted time is below the vendor's by the margin."""
         return self.time <= 1 - self.margin
 
     @property
     def workspace(self) -> int:
-        """Exact bytes of workspace."""
+        """Bytes of workspace, counted exactly."""
         problem = self.prediction.problem
         return workspace(self.plan, *problem.size, problem.itemsize, op=problem.op, fill=problem.fill)
 
     def fits(self, limit: int) -> bool:
-        """Return True if the workspace is within the limit; count it exactly only where the estimate is close."""
+        """Return True if the workspace is at most `limit` bytes; it is counted exactly if the estimate is close."""
         estimate = estimated_workspace(self.plan, self.prediction.problem)
         if 2 * estimate <= limit or estimate > 2 * limit:
             return 2 * estimate <= limit
@@ -104,19 +111,17 @@ class Choice:
 @clear_on_registration
 @lru_cache(maxsize=4096)
 def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice:
-    """Return the candidate with the least predicted time within the limits; the vendor unless one beats it clearly."""
+    """Return the candidate with the least predicted time within the limits; the vendor if none wins by its margin."""
     candidates = all_candidates(problem, calibration, limits)
-    winners = [c for c in candidates if c.wins and limits.allow(c.plan, c.error_growth)]
+    winners = _winners(candidates, limits)
     if (
         winners
         and not winners[0].fits(limits.workspace)
         and problem.flops < COMPOSITION_MIN_FLOPS
         and not problem.writes_triangle
-    ):
+    ):  # the fastest winner needs more workspace than allowed: a composition of levels may need less
         candidates = _sorted_by_time([*candidates, *compose_candidates(problem, calibration, limits)])
-        winners = [c for c in candidates if c.wins and limits.allow(c.plan, c.error_growth)]
-    vendor = next(c for c in candidates if c.plan == VENDOR)
-    best = next((c for c in winners if c.fits(limits.workspace)), vendor)
+    best = pick_candidate(candidates, limits)
     reason = _reason(best, candidates, calibration, limits)
     bounds = None if problem.writes_triangle else calibration.bounds_of(best.plan)
     if bounds is not None and (bound := bounds.explain(effective_side(problem.size))):
@@ -124,22 +129,43 @@ def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice
     return Choice(best, reason, candidates)
 
 
+# ---- 1. candidates: plans of the usual forms, and compositions of levels
+
+
 def all_candidates(problem: Problem, calibration: Calibration, limits: Limits) -> tuple[Candidate, ...]:
-    """Return all candidates, the fastest first; of large products compositions of levels too."""
+    """Return all candidates after filter and rank, the fastest first; for large products compositions of levels too."""
     candidates = rank_candidates(problem, calibration)
     if problem.writes_triangle or problem.flops < COMPOSITION_MIN_FLOPS:
         return candidates
     return _sorted_by_time([*candidates, *compose_candidates(problem, calibration, limits)])
 
 
-# ---- filter: the plans that may be chosen for a type, then for the sides of a problem
+def compose_candidates(problem: Problem, calibration: Calibration, limits: Limits) -> tuple[Candidate, ...]:
+    """Return the best compositions: outer levels above candidates, within the limits, ranked."""
+    if not (levels := outer_levels("cuda" if calibration.batches else "cpu")):
+        return ()
+    eligible = [x for x in _eligible_candidates(problem, calibration) if x.accepts_operands(problem)]
+    inner = [x.plan for x in eligible if limits.allow(x.plan, 1)]
+    outer = [level for level in levels if _takes_type_above(level, inner, problem.dtype)]
+    plans = compose_levels(problem, calibration, limits.workspace, limits.error_growth, outer, inner)
+    return rank_candidates(problem, calibration, plans) if plans else ()
+
+
+def _takes_type_above(level: Level, plans: Sequence[Plan], dtype: str) -> bool:
+    """Return True if the level takes numbers of this type above at least one of the plans."""
+    if level.types is not None and dtype not in level.types:
+        return False
+    return any(Plan((level, *plan.levels), plan.leaf).accepts_type(dtype) for plan in plans)
+
+
+# ---- 2. filter: the plans that may be chosen for the problem's type, then for its sides
 
 
 @lru_cache(maxsize=4096)
 def ranking_problem(problem: Problem, gpu: bool) -> Problem:
-    """Return the problem that candidates are ranked for: row-major matrices, without alpha, beta and addend.
+    """Return the problem for which candidates are ranked: row-major matrices, without alpha, beta and addend.
 
-    A column-major B stays so if a GPU has a leaf that is slow on it.
+    B remains column-major on a GPU, in types in which a leaf is slow on a column-major B.
     """
     plain = without_layouts(problem)
     if (
@@ -160,8 +186,8 @@ def _types_slow_on_columns() -> frozenset[str]:
     return frozenset(dtype for leaf in plan_leaves() for dtype in leaf.slow_columns)
 
 
-# Padding lengthens the sides of leaf products by less than a third. A side shorter than this share of the least allowed
-# one is therefore too short in any case.
+# Padding lengthens the sides of leaf products by less than a third. A side without padding that is shorter than this
+# share of the least allowed side is therefore too short with padding as well.
 TOO_SHORT_SHARE = 0.7
 
 
@@ -169,9 +195,9 @@ class EligiblePlan(NamedTuple):
     """A plan that may be chosen for one type on one device, and its requirements on the sides of a problem."""
 
     plan: Plan
-    alignment: int  # every row must begin at a multiple of this number of bytes
-    longest: float  # the longest side allowed
-    parts: tuple[int, int, int] | None  # into how many parts all levels together cut m, k and n; None: no cut
+    alignment: int  # bytes at whose multiples every row must begin
+    longest: float  # rows: the longest side allowed
+    parts: tuple[int, int, int] | None  # the numbers of parts into which all levels together cut m, k, n; None: no cut
     levels: int = 0  # levels of recursion
     bounds: LevelBounds | None = None  # measured bounds on the number of levels; None: no bound
 
@@ -181,11 +207,11 @@ class EligiblePlan(NamedTuple):
         return aligned and (self.longest == inf or max(problem.size) <= self.longest)
 
     def exceeds_bounds(self, side: float) -> bool:
-        """Return True if a product with this effective side was measured to gain by fewer levels only."""
+        """Return True if the measured bounds for this effective side exclude the plan's number of levels."""
         return self.bounds is not None and self.levels > self.bounds.max_levels(side)
 
     def cuts_too_small(self, problem: Problem, least: float) -> bool:
-        """Return True if a leaf product certainly has a side shorter than `least`."""
+        """Return True if a leaf product has a side shorter than `least` rows even after padding."""
         if self.parts is None:
             return False
         (m, k, n), (rows, inner, cols), least = problem.size, self.parts, TOO_SHORT_SHARE * least
@@ -193,7 +219,7 @@ class EligiblePlan(NamedTuple):
 
 
 def filter_candidates(problem: Problem, calibration: Calibration, plans: Sequence[Plan] = ()) -> Iterator[Plan]:
-    """Yield the candidates (or those of `plans`) that may be chosen for the problem on this device."""
+    """Yield the plans that may be chosen for the problem on this device: of `plans`, or of all candidates if empty."""
     side = effective_side(problem.size)
     for x in _eligible_of_plans(plans, problem, calibration) if plans else _eligible_candidates(problem, calibration):
         within = x.accepts_operands(problem) and not x.exceeds_bounds(side)
@@ -202,7 +228,7 @@ def filter_candidates(problem: Problem, calibration: Calibration, plans: Sequenc
 
 
 def _eligible_candidates(problem: Problem, calibration: Calibration) -> tuple[EligiblePlan, ...]:
-    """Return the candidates for the problem's type, from a cache, with their requirements on its sides."""
+    """Return the candidates for the problem's type with their requirements on its sides; cached."""
     return _eligible_for_type(problem.dtype, problem.writes_triangle, calibration)
 
 
@@ -214,7 +240,7 @@ def _eligible_for_type(dtype: str, writes_triangle: bool, calibration: Calibrati
 
 
 def _eligible_of_plans(plans: Sequence[Plan], problem: Problem, calibration: Calibration) -> Iterator[EligiblePlan]:
-    """Yield those of these plans that may be chosen for the problem's type."""
+    """Yield the plans that may be chosen for the problem's type, with their requirements."""
     for plan in plans:
         if (found := _eligible_plan(plan, problem.dtype, problem.writes_triangle, calibration)) is not None:
             yield found
@@ -223,15 +249,15 @@ def _eligible_of_plans(plans: Sequence[Plan], problem: Problem, calibration: Cal
 def _eligible_plan(plan: Plan, dtype: str, writes_triangle: bool, calibration: Calibration) -> EligiblePlan | None:
     """Return the plan with its requirements; None if it may not be chosen for the type on this device.
 
-    A leaf may be chosen only for the types it names as a candidate, and only if the calibration has its rate. The tiled
-    kernel is not compared in types in which it takes about the vendor's time.
+    A leaf may be chosen only for the types for which it is a candidate, and only if the calibration has its rate. The
+    tiled kernel is not compared in types in which it takes about the vendor's time.
     """
     leaf, parts = plan.leaf_use.leaf, None
-    if plan.splits:  # levels that cut by size and not into fixed parts do not count
+    if plan.splits:  # levels that cut at a size, and not into a fixed number of parts, do not count
         cuts = [level.cut.parts for level in plan.levels if level.cut]
         m, k, n = (prod(axis) for axis in zip((1, 1, 1), *cuts, strict=True))
         parts = (m, k, n)
-    if writes_triangle and not plan.levels and plan != VENDOR:  # a leaf that computes one triangle alone
+    if writes_triangle and not plan.levels and plan != VENDOR:  # a leaf that computes a triangle without levels
         rate = calibration.rates.get(plan.rate_name(dtype)) if leaf.rate else calibration.find_rate(dtype)
         supported = dtype in (*leaf.kernel_triangles, *leaf.loose_triangles)
         if not supported or rate is None or rate.half_by_tiles >= 1:
@@ -243,7 +269,7 @@ def _eligible_plan(plan: Plan, dtype: str, writes_triangle: bool, calibration: C
     inside = plan.leaf_type(dtype) in leaf.types_with_sums
     if rate is None or (tiled and not (rate.tiled > 0 and inside)):
         return None
-    # A batch reads only temporaries, whose rows are aligned.
+    # The products of a batch read only temporaries, which have aligned rows.
     reads_any_rows = plan.batched or (tiled and rate.tiled_odd > 0)
     # The crossovers were measured on whole products, not on blocks of a triangle.
     levels, bounds = count_levels(plan), None if writes_triangle else calibration.bounds_of(plan)
@@ -251,27 +277,27 @@ def _eligible_plan(plan: Plan, dtype: str, writes_triangle: bool, calibration: C
 
 
 def _transposes_for_slow_types(plan: Plan, dtype: str) -> bool:
-    """Return True if each leaf for diagonal blocks reads transposed copies exactly in the types in which that pays."""
+    """Return True if leaves for diagonal blocks read transposed copies in exactly the types in which copies pay."""
     return all((dtype in use.leaf.slow_columns) == (use.order is not None) for use in _diagonal_leaves(plan))
 
 
 def _diagonal_leaves(plan: Plan) -> Iterator[LeafUse]:
-    """Yield the leaves that levels name for blocks on the diagonal, apart from the plan's leaf: `gram.tile.outer`."""
+    """Yield the leaves that levels name for blocks on the diagonal, such as `tile` in `gram.tile.outer`."""
     return (leaf_of_option(name) for level in plan.levels for name in level.named_leaves)
 
 
-# ---- rank: the predicted time of each plan that passed the filter
+# ---- 3. rank: the predicted time of each plan that passed the filter
 
 
 def rank_candidates(problem: Problem, calibration: Calibration, plans: Sequence[Plan] = ()) -> tuple[Candidate, ...]:
-    """Return all candidates (or those of `plans`) with their predictions, the fastest first.
+    """Return the plans that pass the filter with their predictions, the fastest first.
 
-    Candidates of equal time stay in the order in which they were generated.
+    They are of `plans`, or of all candidates if `plans` is empty. Plans of equal time remain in that order.
     """
     vendor_seconds = recurring_call_seconds(predict_vendor(problem, calibration), calibration)
     found: list[Candidate] = []
     for plan in filter_candidates(problem, calibration, plans):
-        with suppress(PlanError):  # the plan does not take these sides
+        with suppress(PlanError):  # the plan cannot run on these sides
             work = estimated_work(plan, problem)
             if plan.splits and work.smallest < calibration.least:
                 continue
@@ -285,33 +311,15 @@ def rank_candidates(problem: Problem, calibration: Calibration, plans: Sequence[
 
 
 def _sorted_by_time(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Sort by time; where calls take the host equally long, by the time that the device is busy."""
+    """Return the candidates sorted by time; among equal times, which the host limits, by the device's time."""
     return tuple(sorted(candidates, key=lambda c: (c.time, c.prediction.seconds)))
 
 
-def compose_candidates(problem: Problem, calibration: Calibration, limits: Limits) -> tuple[Candidate, ...]:
-    """Return the best plans with further levels above candidates that are within the limits."""
-    if not (levels := outer_levels("cuda" if calibration.batches else "cpu")):
-        return ()
-    eligible = [x for x in _eligible_candidates(problem, calibration) if x.accepts_operands(problem)]
-    inner = [x.plan for x in eligible if limits.allow(x.plan, 1)]
-    outer = [level for level in levels if _takes_type_above(level, inner, problem.dtype)]
-    plans = compose_levels(problem, calibration, limits.workspace, limits.error_growth, outer, inner)
-    return rank_candidates(problem, calibration, plans) if plans else ()
-
-
-def _takes_type_above(level: Level, plans: Sequence[Plan], dtype: str) -> bool:
-    """Return True if the level takes numbers of this type above at least one of the plans."""
-    if level.types is not None and dtype not in level.types:
-        return False
-    return any(Plan((level, *plan.levels), plan.leaf).accepts_type(dtype) for plan in plans)
-
-
 def recurring_call_seconds(prediction: Prediction, calibration: Calibration) -> float:
-    """Return the seconds of one of many equal calls: the longer of the device's and the host's time.
+    """Return the seconds of a call that recurs: the longer of the device's and the host's time.
 
-    The device computes one call while the host starts the next. A call that is waited for at once takes both times;
-    that is left out.
+    The device computes one call while the host starts the next call. Left out: a caller who waits for each result pays
+    both times.
     """
     return max(prediction.seconds, host_seconds(prediction.plan, prediction.problem, calibration))
 
@@ -319,7 +327,7 @@ def recurring_call_seconds(prediction: Prediction, calibration: Calibration) -> 
 def host_seconds(plan: Plan, problem: Problem, calibration: Calibration) -> float:
     """Return the least seconds of the host for one call by the plan.
 
-    The vendor's library has no function that computes one triangle of a product by itself.
+    The time of the vendor's own call counts for whole products only: its library has no function for one triangle.
     """
     if plan.levels or plan.leaf_use.leaf.launches > 1:
         return calibration.call
@@ -328,45 +336,49 @@ def host_seconds(plan: Plan, problem: Problem, calibration: Calibration) -> floa
     return calibration.call_of_small if plan.leaf_use.leaf.longest else calibration.call_of_leaf
 
 
-# ---- margins: by how much a candidate must be predicted to win; the more, the less sure its predicted time is
+# ---- margins: by how much a candidate must be predicted to win; larger where its predicted time is less certain
 
-# Added where C has few tiles: this number divided by the number of tiles. The formula does not know how many tiles a
-# last wave leaves, which does not fill the device. (An H200 computes 132 tiles at a time. There predicted speedups are
-# off by 8 to 15 % where C has fewer than 800 tiles and by 4 % from 1600 on, whatever the side of the leaf products.)
+# All margins are shares of the vendor's time.
+
+# Added where C has few tiles: this number divided by the number of tiles. The formula does not know how far the last
+# wave of tiles fills the device. (An H200 computes 132 tiles at a time. Predicted speedups are wrong by 8 to 15 % where
+# C has fewer than 800 tiles, and by 4 % from 1600 tiles on, for leaf products of any side.)
 FEW_TILES_MARGIN = 45.0
-# For complex types tiles have at least this many rows and columns, as in the datasheet calibration, with which
-# FEW_TILES_MARGIN was settled. A fit may find smaller tiles, and C then seems to have four times as many. (complex128,
-# H100, a tuning of 30 s: 368 x 19344 x 1120 was predicted to take 0.72 of the vendor's time by `3m.batched > vendor`
-# and took 1.33. Of 220 shapes 16 took longer than the vendor without this rule, 6 with it.)
+# The least rows and columns of a tile for complex types. FEW_TILES_MARGIN was settled with tiles of this side, those of
+# the datasheet calibration. A fit may find smaller tiles, and C would then seem to have four times as many.
+# (complex128, H100, a tuning of 30 s: 368 x 19344 x 1120 was predicted to take 0.72 of the vendor's time by
+# `3m.batched > vendor` and took 1.33. Of 220 shapes 16 took longer than the vendor without this rule, 6 with it.)
 COMPLEX_TILE_SIDE = 128.0
-# The share of FEW_TILES_MARGIN for types with known rounds of the vendor (`Rate.sms`): there a win that is given away
-# costs as much. (Fewer poor choices on 111 shapes of an H200 in float32 without emulation.)
+# The share of FEW_TILES_MARGIN for types in which whole rounds of the vendor's tiles are counted (`Rate.sms`). Their
+# predictions are better, and a missed win costs as much as a wrong one. (Fewer poor choices on 111 shapes of an H200 in
+# float32 without emulation.)
 KNOWN_ROUNDS_SHARE = 0.45
-# The share of FEW_TILES_MARGIN for plans that multiply in another type and cut no sides. (complex128, H200: 0.82 and
-# 0.86 of the vendor's time were predicted where 272 and 318 rows meet a long inner side; 1.12 and 1.02 were measured.)
+# The share of FEW_TILES_MARGIN for plans that multiply in another type and cut no sides. (complex128, H200, 272 and 318
+# rows with a long inner side: 0.82 and 0.86 of the vendor's time were predicted, 1.12 and 1.02 measured.)
 OTHER_TYPE_SHARE = 0.5
 # Added for plans that only copy operands to aligned rows: this number divided by the shortest side. The formula does
-# not know how slow the vendor is on thin products with unaligned rows. (TF32, H200: of 37 such plans two, with sides of
-# 201 and 221, were 9 and 3 % slower than the vendor where 16 and 19 % less time was predicted.)
+# not know how slow the vendor is on thin products with unaligned rows. (TF32, H200: of 37 of these plans two, with
+# sides of 201 and 221, were 9 and 3 % slower than the vendor where 16 and 19 % less time was predicted.)
 THIN_MARGIN = 12.8
-# The same for TF32, divided by the square of the shortest side, where that is more: the copies pay less there, and the
-# model is the more optimistic the thinner the product. (H200, TF32: with shortest sides of 129, 153, 203 and 205 0.70,
-# 0.76, 0.88 and 0.83 of the vendor's time are predicted; 1.39, 1.08, 1.20 and 1.03 were measured. From 207 on no such
-# plan was slower than the vendor. In bfloat16 and float16 none of 32 was, down to 129.)
+# Added for these plans in TF32: this number divided by the square of the shortest side, if that is more than by
+# THIN_MARGIN. The copies pay less in TF32, and the model is more optimistic for thinner products. (H200, TF32, shortest
+# sides of 129, 153, 203 and 205: 0.70, 0.76, 0.88 and 0.83 of the vendor's time are predicted; 1.39, 1.08, 1.20 and
+# 1.03 were measured. From 207 on no such plan was slower than the vendor, in bfloat16 and float16 none of 32 from 129
+# on.)
 TF32_THIN_MARGIN = 4000.0
-# Added on a GPU for cuts of a product that is its own adjoint: the vendor's syrk is faster relative to its gemm, and
-# the products below the diagonal are slower, than the model says. (float64, H200: 0.93 and 0.92 of the vendor's time
+# Added on a GPU for cuts of a product that is its own adjoint. The vendor's syrk is faster relative to its gemm than
+# the model predicts, and the products below the diagonal are slower. (float64, H200: 0.93 and 0.92 of the vendor's time
 # were predicted at 5048 x 2716 and 6244 x 4360, and 1.09 and 1.08 measured; at 8192 0.87 and 0.96.) Not added where the
-# tiled kernel computes the diagonal blocks from transposed copies, whose time is known. (float32, H200: 0.91, 0.79 and
-# 0.69 are predicted at 8192, 16384 and 32768; 0.91, 0.80 and 0.69 were measured.)
+# tiled kernel computes the diagonal blocks from transposed copies: their time is predicted well. (float32, H200: 0.91,
+# 0.79 and 0.69 are predicted at 8192, 16384 and 32768; 0.91, 0.80 and 0.69 were measured.)
 TRIANGLE_CUT_MARGIN = 0.08
 
 
 def required_margin(plan: Plan, problem: Problem, calibration: Calibration) -> float:
     """Return the share of the vendor's time by which the plan must be predicted to win.
 
-    The share is larger where the products are not the vendor's, whose time is known best. The tiled kernel without a
-    level needs no margin: it has no sums, and where it is expected to take the vendor's time it is as good a choice.
+    The margin is larger for products by fmm's own kernels: the model predicts the vendor's products best. The tiled
+    kernel without a level needs no margin: it has no sums, and if it takes the vendor's time, it is as good a choice.
     """
     leaf, tiled = plan.leaf_use.leaf, plan.uses_tile_model
     margin = calibration.tiled_margin if tiled or leaf.rate else calibration.margin
@@ -378,7 +390,7 @@ def required_margin(plan: Plan, problem: Problem, calibration: Calibration) -> f
 
 
 def _small_product_margin(plan: Plan, problem: Problem, calibration: Calibration) -> float:
-    """Return the margin for a C with few tiles or thin operands: the formula is made for large products."""
+    """Return the margin for a C with few tiles or for thin operands, since the formula was fitted to large products."""
     tile, shortest = calibration.rate(problem.dtype).tile, min(problem.size)
     if tile <= 1 or not shortest or plan == VENDOR or plan.leaf_use.leaf.longest:
         return 0.0
@@ -401,10 +413,25 @@ def few_tiles_margin(problem: Problem, calibration: Calibration) -> float:
     return share * FEW_TILES_MARGIN * side**2 / entries if rate.tile > 1 and entries else 0.0
 
 
-# ---- the reason in words
+# ---- 4. pick: the fastest winner that fits, and the reason in words
+
+
+def pick_candidate(candidates: Sequence[Candidate], limits: Limits) -> Candidate:
+    """Return the fastest candidate that beats the vendor by its margin within the limits; else the vendor's product.
+
+    The candidates are sorted by time.
+    """
+    vendor = next(c for c in candidates if c.plan == VENDOR)
+    return next((c for c in _winners(candidates, limits) if c.fits(limits.workspace)), vendor)
+
+
+def _winners(candidates: Sequence[Candidate], limits: Limits) -> list[Candidate]:
+    """Return the candidates that win and respect the limits, except the limit on the workspace, which takes longer."""
+    return [c for c in candidates if c.wins and limits.allow(c.plan, c.error_growth)]
 
 
 def _reason(best: Candidate, candidates: tuple[Candidate, ...], calibration: Calibration, limits: Limits) -> str:
+    """Return why `best` was picked, and which limit a faster candidate exceeds."""
     fastest = candidates[0]
     if not any(c.wins for c in candidates if c.plan != VENDOR):
         least = min((c.margin for c in candidates if c.plan != VENDOR), default=calibration.margin)

@@ -1,10 +1,11 @@
 """The exact cost of a plan: arithmetic, memory traffic, launches, leaf products and workspace, without running it.
 
 The counts come from the steps that a plan runs, at the actual sizes, level by level (fmm.perfmodel.level_counts). A sum
-moves each block that it needs once: temporaries inside the sum stay in registers or cache. A leaf reads A and B and
-writes C once, whatever its own blocking. A sum inside a product moves what it reads besides the product's operands, and
-what it writes except the product's C. Left out: scaling by a coefficient, caches between steps, and partly used
-transactions of rows that are not contiguous. A matrix without elements costs nothing.
+moves each block that it reads or writes once: temporaries inside the sum stay in registers or cache. A leaf reads A and
+B once and writes C once, whatever blocking its kernel has. A sum inside a product's kernel moves the blocks that it
+reads in addition to the product's operands, and the blocks that it writes in addition to the product's C. The counts
+leave out scaling by a coefficient, caches between steps, and partly used transactions of rows that are not contiguous.
+A matrix without elements costs nothing.
 """
 
 from __future__ import annotations
@@ -32,17 +33,18 @@ Leaves = tuple[tuple[Shape, int], ...]  # (m, k, n) and the number of products o
 class Cost:
     """Exact counts of one plan on one problem; bytes are those of the problem's item size."""
 
-    flops: int  # 2mkn of every leaf product, whatever its type; about half of it where one triangle of C is computed
+    # sum of 2mkn over the leaf products, whatever their type; about half of 2mkn where one triangle of C is computed
+    flops: int
     additions: int  # elements added or subtracted by the sums
     bytes_read: int  # by the sums
     bytes_written: int  # by the sums
-    leaf_bytes: int  # A, B and C of every leaf product once
+    leaf_bytes: int  # bytes of A, B and C of the leaf products, each counted once per product
     transactions: int  # bytes / transaction, rounded up for every rectangle read or written
-    launches: int  # sums and leaf products
+    launches: int  # number of launches of sums and leaf products
     leaves: Leaves
     workspace: int  # bytes of temporaries at the peak
-    depth: int  # levels of the plan
-    triangles: Leaves = ()  # leaf products that are their own adjoints, of which one triangle is computed
+    depth: int  # number of levels of the plan
+    triangles: Leaves = ()  # number of leaf products that are their own adjoints, of which one triangle is computed
 
     @property
     def bytes(self) -> int:
@@ -90,8 +92,8 @@ def cost(
     alpha, beta, op, fill
         The operation, as in fmm.gemm.
     batched
-        Count the leaf products of stacked levels as one launch for every shape. Those of a level that the plan calls
-        batched always are.
+        Count the leaf products of stacked levels as one launch for every shape. Leaf products of a level that the plan
+        calls batched always count as one launch.
     opened
         Count a level that one leaf runs as a whole by its steps, and not as one leaf product.
 
@@ -129,7 +131,7 @@ class _Units(NamedTuple):
 
 
 class _Tally(NamedTuple):
-    """The sums of a cost so far."""
+    """The counts of a cost while it is added up."""
 
     additions: int
     bytes_read: int
@@ -182,7 +184,7 @@ def _opened_tally(plan: Plan, shape: Shape, params: GemmParams, units: _Units) -
 def _fused_counts(plan: Plan, shape: Shape, beta: Coefficient) -> LevelCounts:
     """Return the counts of a level with its sums, alpha and beta inside the products.
 
-    Blocks that are read more than once come out of caches, mostly. Where products add to C atomically, C is first
+    Repeated reads of a block mostly hit a cache, and are not counted. Where products add to C atomically, C is first
     multiplied by beta.
     """
     level, c = count_level(plan, shape, PLAIN), shape[0] * shape[2]
@@ -203,7 +205,7 @@ def _leaf_tally(shape: Shape, units: _Units, scratch: int, *, is_triangle: bool)
 
 
 def _total(start: _Tally, inner: Sequence[tuple[_Tally, int]], streams: int) -> _Tally:
-    """Add the tallies of a level's products; of their workspace only the products that run at a time have theirs."""
+    """Add the tallies of a level's products; workspace is that of the products that run at the same time."""
     return _Tally(
         start.additions + sum([t.additions * times for t, times in inner]),
         start.bytes_read + sum([t.bytes_read * times for t, times in inner]),

@@ -39,7 +39,7 @@ def clear_record() -> None:
 
 
 def last_record() -> CallRecord | None:
-    """Return this thread's record; None if the library was called at once, as for small products."""
+    """Return this thread's record; None if the library was called without a decision, as for small products."""
     return _latest.record
 
 
@@ -57,6 +57,6 @@ def record_measured_call(decision: Decision) -> None:
 
 
 def record_fallback(why: str) -> None:
-    """Record why a product with a decided plan is left to the library."""
+    """Record why the library computes a product although a plan was decided."""
     if RECORDING.on:
         _latest.why = why

@@ -1,5 +1,7 @@
-"""Runs one plan on CuPy's current device, for the tuner, tests and benchmarks: without a choice, and by default without
-a flag for a second computation."""
+"""Runs one named plan on CuPy's current device, for the tuner, tests and benchmarks.
+
+Nothing is decided here, and by default a result with inf or NaN is not computed again.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def compile_launch_lists(lists: Iterable[LaunchList]) -> None:
 
 
 class Graph(NamedTuple):
-    """A captured launch list: its memory must stay where it is."""
+    """A captured launch list. The addresses of its memory are fixed."""
 
     graph: Any
     scratch: Any

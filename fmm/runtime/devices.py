@@ -18,7 +18,7 @@ from fmm.hardware.chip import Chip
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import default_error_growth
 from fmm.perfmodel.default_calibration import BUILT_IN_SOURCE, cpu_calibration, datasheet_calibration
-from fmm.runtime.probe import probed_calibration
+from fmm.runtime.probe import measured_calibration, probed_calibration
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,10 @@ class Device:
 
     identity: Identity  # key of its tuning in a config
     guess: Calibration | None = field(compare=False)  # the calibration without a tuning
-    # Measures rates for a type in this process, before a plan that only a guess proposes runs.
+    # Measures rates for a type in this process, if only a guess proposes a plan.
     probe: Callable[[str], Calibration] | None = field(default=None, compare=False)
+    # Returns the rates that the probe has measured for a type, None before.
+    measured: Callable[[str], Calibration | None] | None = field(default=None, compare=False)
     threads: int = 0  # of the CPU's BLAS; 0 for a GPU
     chip: Chip | None = field(default=None, compare=False)  # the properties that kernels depend on
 
@@ -49,8 +51,11 @@ def get_device(processor: Processor, number: int) -> Device:
 def cpu_device(threads: int) -> Device:
     """Return this CPU with `threads` BLAS threads."""
     guess = built_in_calibration(threads)
-    probe = partial(probed_calibration, threads) if guess.source == BUILT_IN_SOURCE else None
-    return Device(identity.cpu_identity(threads), guess, probe, threads)
+    found = identity.cpu_identity(threads)
+    if guess.source != BUILT_IN_SOURCE:
+        return Device(found, guess, threads=threads)
+    probe, measured = partial(probed_calibration, threads), partial(measured_calibration, threads)
+    return Device(found, guess, probe, measured, threads)
 
 
 @lru_cache(maxsize=64)
@@ -124,16 +129,18 @@ def gpu_from_description(
 def find_datasheet(name: str, capability: str, sms: int) -> Calibration | None:
     """Return the calibration by a device's datasheet; None if the table has none.
 
-    The name alone does not suffice: cards of one name are sold with fewer multiprocessors, and MIG splits a device.
+    The name alone does not suffice: cards of one name are sold with fewer multiprocessors, and MIG splits a device. All
+    words of the table's name must be in the device's, in this order: "A100 40GB" in "NVIDIA A100-SXM4-40GB". Of several
+    names the one with the most words counts.
     """
     words = name.upper().replace("-", " ").split()
+    found: list[str] = []
     for listed in datasheets.datasheet_names():
-        known = datasheets.datasheet_of(listed)
-        parts = listed.upper().split()
-        named = any(words[i : i + len(parts)] == parts for i in range(len(words)))
-        if named and (known.capability, known.sms) == (capability, sms):
-            return datasheet_calibration(listed)
-    return None
+        sheet, rest = datasheets.datasheet_of(listed), iter(words)
+        named = all(part in rest for part in listed.upper().split())
+        if named and (sheet.capability, sheet.sms) == (capability, sms):
+            found.append(listed)
+    return datasheet_calibration(max(found, key=lambda listed: len(listed.split()))) if found else None
 
 
 def tuned_chip(device: Device) -> Chip | None:

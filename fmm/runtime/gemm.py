@@ -1,8 +1,8 @@
 """C = alpha op(A) op(B) + beta C of any library's arrays: by a plan or by the library's own functions.
 
-alpha and beta are coefficients of a plan's last sums. The addend is either what C holds, and C is updated in place, or
-another array, perhaps one row for all of C's rows, which the sums read where it is. What C held is copied first where a
-result with inf or NaN may have to be computed again (fmm.kernels.cuda.record).
+alpha and beta are coefficients of a plan's last sums. The addend is the old C, which is then overwritten, or another
+array (perhaps one row for all rows of C), which the sums read in its own memory. If a result with inf or NaN may have
+to be computed again, the old C is copied first (fmm.kernels.cuda.record).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
 
+from fmm.arrays.detect import is_complex
 from fmm.arrays.library import Library, product_shape
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.gemm_params import GemmParams
@@ -35,7 +36,7 @@ OPS: dict[Hashable, str] = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"
 
 
 class BlasGemmParams(NamedTuple):
-    """The scalars and operand modes of BLAS's gemm: N as it is, T transposed, C conjugate transpose."""
+    """The scalars and operand modes of BLAS's gemm: N unchanged, T transpose, C conjugate transpose."""
 
     alpha: complex = 1
     beta: complex = 0
@@ -44,14 +45,14 @@ class BlasGemmParams(NamedTuple):
 
     @property
     def params(self) -> GemmParams:
-        """The factors, as plans take them."""
+        """alpha and beta as the parameters of plans."""
         return GemmParams(self.alpha, self.beta)
 
 
 class GemmOperands(NamedTuple):
-    """The factors as they are in memory, the array for C, and the addend.
+    """The matrices A and B, which of them to conjugate, the array for C, and the addend.
 
-    Without a target C is a new array. Without an addend the target holds it.
+    Without a target, C is a new array. If `addend` is None, the target holds the addend.
     """
 
     a: Any
@@ -72,7 +73,7 @@ def run_gemm(
     constraints: PlanConstraints,
     on_decline: OnDecline = no_action,
 ) -> Any:
-    """Return alpha op(a) op(b) + beta c, in `out` unless that is None."""
+    """Return alpha op(a) op(b) + beta c, in `out` unless `out` is None."""
     a, b, c = library.promote_operands(a, b, c if params.beta else None)
     operands = _arrange_operands(library, a, b, c, out, params)
     operands = operands._replace(on_decline=on_decline)
@@ -113,7 +114,7 @@ def _is_small(library: Library, operands: GemmOperands) -> bool:
 def explain_gemm(
     library: Library, a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams, constraints: PlanConstraints
 ) -> Decision:
-    """Return the decision of `run_gemm`; of C only its layout matters."""
+    """Return the decision of `run_gemm`. It depends on the memory layout of c, not on its numbers."""
     a, b, c = library.promote_operands(a, b, c if params.beta else None)
     operands = _arrange_without_copies(library, a, b, c, out, params)
     shapes = tuple(operands.a.shape), tuple(operands.b.shape)
@@ -138,16 +139,16 @@ def gemm_constraints(library: Library, a: Any, b: Any, c: Any, out: Any, params:
     return _with_gemm_params(library, operands, params, NO_CONSTRAINTS)
 
 
-# ---- operands, and where C is computed
+# ---- the operands, and the array for C
 
 
 def transposed_operands(library: Library, a: Any, b: Any, params: BlasGemmParams) -> tuple[Any, Any, tuple[bool, bool]]:
-    """Return the operands transposed in place, and which to conjugate; ValueError for vectors and numbers."""
+    """Return the operands as transposed views, and which to conjugate; ValueError for vectors and numbers."""
     if min(a.ndim, b.ndim) < 2:
         raise ValueError(f"fmm.gemm wants matrices that match, not {tuple(a.shape)} and {tuple(b.shape)}")
     ops = params.op_a, params.op_b
     a, b = (x if op == "N" else library.transposed(x) for x, op in zip((a, b), ops, strict=True))
-    of_a, of_b = (op == "C" and library.is_complex(x) for x, op in zip((a, b), ops, strict=True))
+    of_a, of_b = (op == "C" and is_complex(x) for x, op in zip((a, b), ops, strict=True))
     return a, b, (of_a, of_b)
 
 
@@ -174,12 +175,12 @@ def _arrange_operands(library: Library, a: Any, b: Any, c: Any, out: Any, params
 
 
 def _arrange_without_copies(library: Library, a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams) -> GemmOperands:
-    """Return the operands of a call to be explained; an addend that would be copied takes the place of its copy."""
+    """Return the operands of a call to be explained; an addend that the call would copy is not copied."""
     operands = GemmOperands(*transposed_operands(library, a, b, params), out)
     shape = product_shape(tuple(operands.a.shape), tuple(operands.b.shape))
     if not params.beta or c is None or shape is None or (out is not None and _is_same_array(library, c, out)):
         return operands
-    if library.broadcast_view(c, shape) is None:  # the copy of c is where the product goes
+    if library.broadcast_view(c, shape) is None:  # the call computes the product in a copy of c
         return operands._replace(target=c)
     return operands._replace(addend=readable_there(library, operands.a, operands.b, c, shape))
 
@@ -188,9 +189,9 @@ ADDEND_ALIGNMENT = 16  # bytes that kernels read at a time
 
 
 def readable_there(library: Library, a: Any, b: Any, c: Any, shape: tuple[int, ...]) -> Any:
-    """Return the addend, broadcast to C's shape in its own memory; None if plans cannot read it there.
+    """Return the addend as a view of C's shape; None if plans cannot read the addend in its own memory.
 
-    None also for a stack times one matrix, which is one product of all its rows.
+    Also None for a stack times one matrix, which is one product of all rows of the stack.
     """
     if tuple(a.shape[:-2]) != tuple(b.shape[:-2]) or (len(shape) > 2 and prod(shape[:-2]) == 1):
         return None
@@ -238,7 +239,7 @@ def _is_same_array(library: Library, x: Any, y: Any) -> bool:
 
 
 def _run_planned_gemm(library: Library, operands: GemmOperands, constraints: PlanConstraints) -> Any:
-    """Return C by a plan where one pays: in the target if it has one and the plan can write there, else new."""
+    """Return C by the call's plan, else by the library: in the target if the plan can write there, else a new array."""
     if _is_empty_product(operands, constraints.params.alpha):
         return _run_library_gemm(library, operands, constraints)
     call = prepare_call(library, operands.a, operands.b, operands.target, constraints)
@@ -246,7 +247,7 @@ def _run_planned_gemm(library: Library, operands: GemmOperands, constraints: Pla
         library.vendor(operands.a, operands.b)
         raise PlanError(call.plan_refusal)
     if call.plan is None or (call.plan == VENDOR and library.gemm_name):
-        if not call.setting.vendor_advantage:  # an advantage of these very arrays
+        if not call.setting.vendor_advantage:  # other arrays of these shapes may lack the advantage
             operands.on_decline(library)
         return _run_library_gemm(library, operands, constraints)
     target = operands.target
@@ -261,14 +262,14 @@ def _run_planned_gemm(library: Library, operands: GemmOperands, constraints: Pla
 
 
 def _is_empty_product(operands: GemmOperands, alpha: Coefficient) -> bool:
-    """Return True if nothing of A and B counts, not even inf or NaN; then no plan runs, not even the caller's."""
+    """Return True if A and B are not read at all; then no plan runs, not even the caller's."""
     return alpha == 0 or 0 in operands.a.shape
 
 
 def _run_conjugating(library: Library, call: PreparedCall, operands: GemmOperands, constraints: PlanConstraints) -> Any:
-    """Return C with conjugated operands: by the call's plan if it can conjugate on its way, else of copies.
+    """Return C with conjugated operands: by the call's plan if its levels can conjugate, else from conjugated copies.
 
-    No other plan may replace one that conjugates: it would multiply the operands as they are in memory.
+    No other plan may replace a plan that conjugates: the other plan would multiply the operands without conjugation.
     """
     assert call.plan is not None
     plan = call.plan.with_conjugation(*operands.conjugates)
@@ -294,7 +295,7 @@ def _conjugate_copies(library: Library, operands: GemmOperands) -> GemmOperands:
 
 def _run_library_gemm(library: Library, operands: GemmOperands, constraints: PlanConstraints) -> Any:
     """Return C by the library's own functions, in the target if there is one."""
-    if operands.addend is not None:  # these functions want the addend in the target
+    if operands.addend is not None:  # these functions read the addend from the target
         target, addend = operands.target, operands.addend
         if target is None:
             target = library.broadcast_copy(addend, tuple(addend.shape), operands.a)

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from fmm.arrays.detect import is_complex
 from fmm.arrays.library import Library, Setting
 from fmm.arrays.numpy_library import is_blas_readable
 from fmm.kernels.algorithms.additions import Coefficient
@@ -61,7 +62,7 @@ def run_gram(
 ) -> Any:
     """Return alpha a^H a + beta out (with `rows` a a^H, with b the product a b).
 
-    `on_decline` is called when the library computes the call, as it will the next one like it.
+    `on_decline` is called if the library computes this call and will compute equal calls too.
     """
     operands = _arrange_operands(library, a, b, out, params)
     c = _run_operands(library, operands, constraints, on_decline)
@@ -115,7 +116,7 @@ def explain_gram(
 
 
 def run_recurring_gram(library: Library, a: Any, out: Any, rows: bool, fill: Triangle) -> Any:
-    """Return the product of a device array and its transpose by a cached call; None if run_gram must see the call.
+    """Return the product of a device array and its transpose by a cached call; None if run_gram must decide.
 
     Without factors and constraints only the overlap of `out` with A needs a check.
     """
@@ -147,13 +148,13 @@ def _writes_beside(call: PreparedCall, a: int, out: int) -> bool:
 
 
 def _prepare_recurring(library: Library, a: Any, b: None, out: Any, key: GramKey) -> PreparedCall:
-    """Return the call that does everything; one without a plan where run_gram must see the call."""
-    if not library.is_complex(a) and (out is not None or key.fill == "full"):
+    """Return the call whose plan computes the whole result; a call without a plan where run_gram must decide."""
+    if not is_complex(a) and (out is not None or key.fill == "full"):
         operands = _arrange_operands(library, a, b, out, GramParams(key.rows, key.fill))
         call, chosen = _select_call(library, operands, NO_CONSTRAINTS)
         if chosen is operands and call.plan is not None and not call.copies and call.decision.trial is None:
             return call
-    return PreparedCall(Decision(VENDOR, None, "the usual way"), Setting(0))
+    return PreparedCall(Decision(VENDOR, None, "run_gram decides"), Setting(0))
 
 
 # ---- operands
@@ -168,7 +169,7 @@ def _arrange_operands(library: Library, a: Any, b: Any, out: Any, params: GramPa
         left, right = a, b
     else:
         adjoint = library.transposed(a)
-        adjoint = library.conjugated(adjoint) if library.is_complex(a) else adjoint
+        adjoint = library.conjugated(adjoint) if is_complex(a) else adjoint
         left, right = (a, adjoint) if params.rows else (adjoint, a)
     if out is None and (params.beta or params.fill != "full"):
         if params.beta:
@@ -192,22 +193,22 @@ def _result_shape(left: Any, right: Any) -> tuple[int, ...]:
 
 # ---- the call
 
-# A plan that cannot write into `out` needs another array and another pass; below this share of the vendor's time it
-# still pays. (An H200, float64, 8192 a side: 0.89 predicted, 1.04 measured with the copy.)
+# A plan that cannot write into `out` needs another array and another pass. It is still faster if its predicted time
+# is below this share of the vendor's. (An H200, float64, 8192 a side: 0.89 predicted, 1.04 measured with the copy.)
 WORTH_A_COPY = 0.8
 
 
 def _select_call(
     library: Library, operands: GramOperands, constraints: PlanConstraints, cached: bool = True
 ) -> tuple[PreparedCall, GramOperands]:
-    """Return the call and its operands: everything in `out`, else the whole product as a new array, to be copied."""
+    """Return the call and its operands: the result in `out`, else the whole product in a new array, to be copied."""
     prepare = prepare_call if cached else plan_call
     left, right, out = operands[:3]
     own = constraints._replace(params=operands.params)
     call = prepare(library, left, right, out, own)
     if out is None or call.plan_refusal or _can_write_there(library, call, operands):
         return call, operands
-    # A plan that a measurement chose has no prediction: then it is faster.
+    # A plan that a tuned entry chose has no prediction; it was measured to be faster, so its time counts as 0.
     time = next((c.time for c in call.decision.candidates if c.plan == call.plan), 0.0)
     if constraints.plan is None and time > WORTH_A_COPY:
         as_vendor_gemm = prepare(library, left, right, out, own._replace(plan=VENDOR))
@@ -218,7 +219,7 @@ def _select_call(
 
 
 def _can_write_there(library: Library, call: PreparedCall, operands: GramOperands) -> bool:
-    """Return True if the call's plan can compute everything in `out` itself.
+    """Return True if the call's plan can compute the result in `out` itself.
 
     False where inf or NaN, or on the host an exception, could require a second computation: `out` would have lost the
     values that beta scales.
@@ -263,7 +264,7 @@ def _run_operands(library: Library, operands: GramOperands, constraints: PlanCon
     return c if chosen is operands else _finish(library, operands, c)
 
 
-# A product of so few rows is computed whole: the calls for one triangle would take longer than the product.
+# With at most this many rows the product is computed whole: the calls for one triangle would take longer.
 MAX_WHOLE_ROWS = 128
 
 
@@ -319,24 +320,26 @@ def _as_real(factor: Coefficient) -> float:
     return factor if isinstance(factor, int) else complex(factor).real
 
 
-# ---- products of few rows of NumPy arrays: by BLAS at once
+# ---- NumPy products of few rows, by BLAS without a prepared call
 #
 # No plan for triangles wins there, and preparing a call takes 50 microseconds.
 
-SMALL_SIDE = 1024  # rows and columns of the product
-LONG_SIDE, FEW = 4096, 64  # or, with an inner side of at most FEW
+SMALL_ROWS = 1024  # most rows of such a product; also the most entries of A for which nothing more is checked
+LONG_ROWS, SHORT_INNER_SIDE = 4096, 64  # most rows of a product with at most this inner side
 ndarray = np.ndarray
-# NumPy has one object for each of these types; arrays with another one go to run_gram.
+# NumPy's one object of each type. An array whose dtype is another object is left to run_gram.
 FLOAT64, FLOAT32, COMPLEX128, COMPLEX64 = map(np.dtype, ("float64", "float32", "complex128", "complex64"))
 
 
 def small_gram(a: Any, rows: bool, out: Any) -> Any:
-    """Return the whole product of a NumPy array and its adjoint; None if run_gram must see the call.
+    """Return the whole product of a NumPy array and its adjoint; None if run_gram must decide.
 
-    NumPy's product of a real matrix and its transpose in place calls BLAS's syrk.
+    NumPy's product of a real matrix and a view of its transpose calls BLAS's syrk.
     """
     dtype = a.dtype
-    if a.ndim != 2 or (a.size > SMALL_SIDE and not _has_few_rows(a, rows)):  # saves small arrays a second call
+    if a.ndim != 2 or (
+        a.size > SMALL_ROWS and not _has_few_rows(a, rows)
+    ):  # the first test spares small arrays the second
         return None
     if out is not None and (type(out) is not ndarray or out.dtype is not dtype or out.ndim != 2):
         return None
@@ -359,7 +362,7 @@ def small_gram(a: Any, rows: bool, out: Any) -> Any:
 def _has_few_rows(a: Any, rows: bool) -> bool:
     """Return True if the product has so few rows that no plan is prepared."""
     side, inner = a.shape if rows else a.shape[::-1]
-    return bool(a.size <= SMALL_SIDE or side <= SMALL_SIDE or (side <= LONG_SIDE and inner <= FEW))
+    return bool(a.size <= SMALL_ROWS or side <= SMALL_ROWS or (side <= LONG_ROWS and inner <= SHORT_INNER_SIDE))
 
 
 def describe_small_gram(a: Any, rows: bool, out: Any) -> str:

@@ -1,7 +1,7 @@
-"""The product of two arrays of one library: by a plan where one pays, else by the library's own function.
+"""The product of two arrays of one library: by a plan if one is faster, else by the library's own function.
 
-A call is prepared, or found in the cache, and runs. If memory runs out, plans with less workspace run instead, and at
-last the library.
+A call is prepared, or found in the cache, and runs. If memory runs out, plans with less workspace are tried, then
+the library's own product.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fmm.runtime.prepare import (
 
 
 def run_matmul_any_library(library: Library, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
-    """Return the product of arrays that may be of other libraries, which this library reads in place."""
+    """Return the product of arrays, some of which may be of another library; this library reads their memory."""
     adopt_arrays = library.adopt_arrays(a, b, out)
     if adopt_arrays is None:
         return run_matmul(library, a, b, out, constraints)
@@ -44,7 +44,7 @@ def run_matmul_any_library(library: Library, a: Any, b: Any, out: Any, constrain
 
 
 def run_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
-    """Return or raise what the library's own matmul does, faster where a plan pays."""
+    """Return the product, or raise the error, of the library's own matmul; run a plan if one is faster."""
     call = prepare_call(library, a, b, out, constraints)
     if call.plan is None:
         return _run_vendor(library, call, a, b, out, constraints)
@@ -77,7 +77,7 @@ def _run_vendor(library: Library, call: PreparedCall, a: Any, b: Any, out: Any, 
         raise PlanError(call.plan_refusal)
     if RECORDING.on:
         record_call(call.decision, None)
-    # Without a problem an unusual `out` may be the reason, which says nothing of the next call.
+    # A decision without a problem may be due to an unusual `out`; then the next call must be decided again.
     if constraints is NO_CONSTRAINTS and (out is None or call.decision.problem is not None):
         remember_decline(library, a, b, call.decision)
     return library.vendor(a, b, out)
@@ -95,7 +95,7 @@ class Failure:
 
 
 OUT_OF_MEMORY = Failure(smaller_plans, "memory ran out")
-CANNOT_RUN = Failure(next_plans, "no plan can run on arrays that lie like these")
+CANNOT_RUN = Failure(next_plans, "no plan can run on arrays with these memory layouts")
 
 
 def run_with_fallback(
@@ -112,7 +112,7 @@ def run_with_fallback(
     `target`: the array for C, if any. `addend`: the addend in C's shape, where C does not hold it.
     """
     c = _attempt(library, call, a, b, target, constraints, addend)
-    if isinstance(c, Failure):  # the exception is gone, and with it the memory of the failed attempt
+    if isinstance(c, Failure):  # the exception was dropped, so the memory of the failed attempt is free
         failure = c
         c = _run_other_plans(library, call, a, b, target, constraints, failure, addend)
         if c is None and RECORDING.on:
@@ -168,9 +168,9 @@ def _run_other_plans(
 
 
 def run_cached_gram(library: Library, call: PreparedCall, a: Any, out: Any) -> Any:
-    """Return the product of a matrix and its transpose by a cached call that copies neither; None if it fails.
+    """Return the product of a matrix and its transpose by a cached call without operand copies; None if it fails.
 
-    The call needs A's address alone: making a transposed view would take a microsecond.
+    The call needs only the address of A: creating a transposed view would take a microsecond.
     """
     try:
         return _runner(library.processor).run_call(library, call, a, a, out, False)
@@ -208,11 +208,15 @@ def describe_kernels(library: Library, call: PreparedCall, a: Any, b: Any, out: 
     if call.plan is not None and problem is not None and call.device is not None:
         return run_host.describe_products(call.plan, problem, call.device.threads)
     on_threads = f" on {run_host.count_noun(call.setting.device, 'thread')}" if library.processor == "cpu" else ""
-    reads = "" if call.decision.plan == VENDOR else ", since the plan's kernels cannot read arrays that lie like these"
+    reads = (
+        ""
+        if call.decision.plan == VENDOR
+        else ", since the plan's kernels cannot read arrays with these memory layouts"
+    )
     return (f"{library.vendor_name}{on_threads}{reads}",)
 
 
-# ---- row-major operands without arrays
+# ---- decisions for row-major operands, without arrays
 
 
 def decide_without_arrays(problem: Problem, limits: Limits, device: Device, plan: Plan | None = None) -> Decision:
@@ -229,7 +233,7 @@ def decide_without_arrays(problem: Problem, limits: Limits, device: Device, plan
 
 
 def planned_call_bytes(problem: Problem, limits: Limits, device: Device, plan: Plan | None = None) -> int:
-    """Return the bytes of a call beside row-major A, B and C: workspace, graph and copies for a second computation."""
+    """Return the bytes that a call needs besides row-major A, B, C: workspace, graph, copies for a recomputation."""
     out = contiguous_operand(problem.shapes[2], problem.stored)
     return prepare_query(_row_major_query(problem, limits, device, plan, out)).workspace
 

@@ -39,7 +39,7 @@ class Matrices:
     a: Operand  # two axes or more, in the layout that is multiplied
     b: Operand
     c: Operand
-    packs: tuple[bool, bool]  # copy A, B, because BLAS cannot read them in place
+    packs: tuple[bool, bool]  # copy A, B, because BLAS cannot read their layout
     writes_out: bool  # the product can be written into `out`, unless `out` overlaps an operand
     flattens_stack: bool  # a stack of A times one B is a single product of all its rows
     problem: Problem
@@ -57,12 +57,12 @@ class Matrices:
         return tuple(zip(*(_item_offsets(x, stack) for x in (self.a, self.b, self.c)), strict=True))
 
     def addend_offsets(self, strides: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the offset of each product's addend, in bytes, in an array of C's shape with these strides."""
+        """Return the byte offset of each product's addend in an array of C's shape with these strides in elements."""
         addend = Operand(self.c.shape, strides, self.c.dtype)
         return tuple(_item_offsets(addend, self.c.shape[:-2]))
 
     def copied_bytes(self, whole: bool) -> int:
-        """Return the bytes of the copies: of whole operands, or of one product's matrices at a time."""
+        """Return the bytes of the copies of both operands; unless `whole`, of the matrices of one product."""
         item = self.problem.itemsize
         if whole:
             return sum(prod(x.shape) for x, pack in zip((self.a, self.b), self.packs, strict=True) if pack) * item
@@ -79,7 +79,7 @@ def arrange_matrices(
     packs_whole: bool = True,
     params: GemmParams = PLAIN,
 ) -> Matrices:
-    """Return the matrices of a call on a and b; `result` is the product as a new array.
+    """Return the matrices of a product of a and b; `result` describes the product as a new array.
 
     `dtype`: the type of the multiplication if it is not the result's (TF32). `packs_whole`: copies are made of whole
     operands, without gaps; else matrix by matrix.
@@ -87,7 +87,7 @@ def arrange_matrices(
     has_vector = a.ndim == 1 or b.ndim == 1
     c = _restore_vector_axes(result, a.ndim, b.ndim)
     a, b = _vectors_as_matrices(a, b)
-    # BLAS reads neither another type nor a matrix without a contiguous axis.
+    # BLAS reads matrices of one type only, with a contiguous axis.
     packs = matrix_layout(a) is None or a.dtype != result.dtype, matrix_layout(b) is None or b.dtype != result.dtype
     if packs_whole:
         a, b = (contiguous_operand(x.shape, result.dtype) if pack else x for x, pack in zip((a, b), packs, strict=True))
@@ -114,7 +114,7 @@ def _as_number(c: Coefficient) -> complex:
 
 
 def _is_writable(x: Operand) -> bool:
-    """Return True if BLAS can write the matrices in place and no two of them share memory."""
+    """Return True if BLAS can write these matrices, and no two of them share memory."""
     return matrix_layout(x) is not None and 0 not in _stack_strides(x, x.shape[:-2])
 
 

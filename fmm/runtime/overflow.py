@@ -1,15 +1,15 @@
-"""The check before a fast product on the host: can an intermediate overflow, or is there an inf or NaN?
+"""The check before a fast product on the host for inf, NaN, and intermediates that could overflow.
 
-A fast algorithm turns one inf into a block of NaN. Its sums can overflow where the classical product's do not, and the
-other way round. One bound excludes all three: if max|A|, max|B| and k max|A| max|B|, times the growth of the plan's
-sums (`growth_bound`), are below the largest number, every intermediate of both algorithms is finite. Otherwise, and
-for NaN and inf in the operands, the vendor multiplies.
+A fast algorithm turns one inf into a block of NaN. Its sums can overflow where those of the classical product do not,
+and the classical product can overflow where they do not. One bound excludes all three cases: if max|A|, max|B| and k
+max|A| max|B|, times the growth of the plan's sums (`growth_bound`), are below the largest number, every intermediate of
+both algorithms is finite. Otherwise, and for NaN and inf in the operands, the vendor multiplies.
 
-Frobenius norms bound the same sums by Cauchy and Schwarz, without the factor k. They take one pass and are tried first.
-They are larger than the maxima, which decide if the norms do not.
+Frobenius norms bound the same sums by Cauchy and Schwarz, without the factor k. They take one pass, so they are tried
+first. If their bound is too large, the maxima decide.
 
-The sums of squares run on the call's own threads, never on BLAS's. All callers share BLAS's threads: with 40 callers at
-once, each waiting for them at every dot product, products took 20 times as long as one after the other.
+The sums of squares run on the call's own threads, never on BLAS's. All callers share BLAS's threads: when 40 concurrent
+callers waited for these threads at every dot product, their products took 20 times as long as in sequence.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ def norm_bound(x: Array, threads: Threads) -> float:
 
 
 def _add_squares(parts: Sequence[Array], found: list[float]) -> None:
-    """Append the sum of squares of these parts, by functions that release the GIL and use no other thread.
+    """Append the sum of squares of these parts, by functions that release the GIL and run on this thread alone.
 
-    OpenBLAS shares a dot product of float64 among its threads, but not one of float32. einsum is a loop of NumPy's.
+    OpenBLAS splits a dot product of float64 among its threads, but not one of float32. einsum is a loop of NumPy's.
     """
     with np.errstate(all="ignore"):
         if parts[0].itemsize == 4:
@@ -111,7 +111,7 @@ def largest_magnitude(x: Array, threads: Threads) -> float:
 
 @lru_cache(maxsize=4096)
 def growth_bound(plan: Plan, m: int, k: int, n: int, op: Operation = "product", fill: Fill = "full") -> float:
-    """Return the bound of an intermediate over max|A| max|B| k, by the absolute coefficients of the recipes."""
+    """Return the bound of all intermediates, divided by max|A| max|B| k, from the steps' absolute coefficients."""
     recipe = lower_level(plan, m, k, n, 1, 0, op, fill)
     if recipe is None:
         return 1.0
@@ -131,7 +131,7 @@ def growth_bound(plan: Plan, m: int, k: int, n: int, op: Operation = "product", 
 
 
 class _Sizes:
-    """Bounds of the numbers in each rectangle; a write replaces the bounds of what it covers."""
+    """Bounds of the numbers in rectangles of matrices; a write replaces the bounds of all rectangles that it covers."""
 
     def __init__(self, operands: Sequence[Place]) -> None:
         self._held: dict[str, list[tuple[Place, float]]] = {x.name: [(x, 1.0)] for x in operands}

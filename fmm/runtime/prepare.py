@@ -1,4 +1,4 @@
-"""The cached prepared call: what one product multiplies, by which plan, with which launches and how much memory.
+"""The cached prepared call of one product: its operands, its plan, its launches and its memory.
 
 `prepare_call` looks up the call in its library's cache. On a miss it describes the operands as a `ProblemQuery`, and
 `prepare_query` decides. `prepare_query` is pure: it touches no array and no device, so tests need none.
@@ -54,6 +54,7 @@ from fmm.runtime.operands import (
     byte_span,
     may_overlap,
 )
+from fmm.runtime.probe import on_probe
 
 NO_LIMITS = Limits(0)
 
@@ -78,13 +79,13 @@ class PreparedCall:
     writes_out: bool = False  # the plan can write into `out`, unless `out` overlaps an operand
     flattens_stack: bool = False  # a stack times one matrix is one product of all its rows
     offsets: tuple[Offsets, ...] = ()  # bytes of A, B and C of each product; on a CUDA device
-    addend_offsets: tuple[int, ...] = ()  # the same of the addend, if C does not hold it
+    addend_offsets: tuple[int, ...] = ()  # bytes of the addend of each product, if C does not hold the addend
     spans: tuple[Span | None, Span | None, Span | None] = (None, None, None)
-    copies: bool = False  # any of packs
+    copies: bool = False  # True if A or B is copied
     workspace: int = 0  # bytes
     call_bytes: int = 0  # the workspace and, on a device, the copies of operands
     uses_graph: bool = False  # capture the call as a CUDA graph once it recurs
-    plan_refusal: str = ""  # why the caller's plan cannot run, if the library seems to reject the call too
+    plan_refusal: str = ""  # why the caller's plan cannot run, if the library probably rejects the call too
 
     def explained(self, kernels: tuple[str, ...]) -> Decision:
         """Return the decision with the kernels that run and the bytes that the call allocates."""
@@ -135,7 +136,7 @@ def prepare_call(
     constraints: PlanConstraints | GramKey,
     prepare: Prepare | None = None,
 ) -> PreparedCall:
-    """Return the cached call for this signature; prepare it on a miss (by `prepare`, if another function shall).
+    """Return the cached call for this signature; prepare it on a miss, by `prepare` (default: plan_call).
 
     Without b, the call multiplies a matrix by its own transpose.
     """
@@ -172,14 +173,26 @@ def _fill_cache(
         else:
             call = previous.call
         cached = CachedCall(call, workspace_valid_until(library, number), share)
+    if library.processor == "cpu":
+        _host_caches[id(library.calls)] = library.calls
     if len(library.calls) >= CACHED_CALLS:
         library.calls.clear()
     library.calls[key] = cached
     return cached
 
 
+_host_caches: dict[int, dict[Hashable, Any]] = {}  # the caches of the libraries on the host, by id
+
+
+@on_probe
+def _clear_host_caches() -> None:
+    """Forget the calls that were decided before this processor was measured."""
+    for calls in tuple(_host_caches.values()):
+        calls.clear()
+
+
 def _has_same_launches(call: PreparedCall, previous: PreparedCall) -> bool:
-    """Return True if a device does the same for both calls, which then share their captured graphs."""
+    """Return True if both calls have the same launches on a device, so that they can share captured graphs."""
     same = replace(call, decision=previous.decision, limits=previous.limits) == previous
     return same and call.launches is not None and call.decision.trial is previous.decision.trial
 
@@ -241,7 +254,7 @@ def _query_of_arrays(
 # NumPy mirrors the triangle that BLAS computed entry by entry, in one thread. fmm mirrors it in tiles, on all threads,
 # which costs more to start. NumPy's time over fmm's on two cores, float64 and float32: 0.40 and 0.25 with 300 rows,
 # 0.89 and 0.78 with 1200, 0.99 and 0.90 with 2000, 1.00 and 1.05 with 3000, 1.06 and 1.17 with 4096.
-LEAST_MIRRORED = 3000
+TILED_MIRROR_MIN_ROWS = 3000
 MIRRORED_IN_TILES = "b is a transposed in place: BLAS's syrk does half the work, and all threads write the mirror"
 OTHER_OUT = "out has another shape or type than the product"
 
@@ -251,18 +264,18 @@ def prepare_query(query: ProblemQuery) -> PreparedCall:
 
     VendorOnlyError if only the library can multiply these operands, PlanError if the caller's plan cannot run.
     """
-    return _prepare_as_gram(query) or _prepare_as_is(query)
+    return _prepare_as_gram(query) or _prepare_own_operation(query)
 
 
 def _prepare_as_gram(query: ProblemQuery) -> PreparedCall | None:
-    """Return the call that computes one triangle of a product with its own transpose, if that is faster."""
+    """Return the call that computes one triangle of a matrix times its own transpose, if that is faster."""
     setting = query.setting
     if not setting.b_is_transposed_a or query.plan is not None or query.params != PLAIN:
         return None
     dtype = DTYPES.get(str(setting.dtype))
     if dtype is None or dtype.is_complex or dtype.exact:  # the adjoint of a complex matrix is conjugated too
         return None
-    call = _prepare_as_is(replace(query, params=GemmParams(op="gram")))
+    call = _prepare_own_operation(replace(query, params=GemmParams(op="gram")))
     problem = call.decision.problem
     if call.plan is None or problem is None:
         return None
@@ -276,19 +289,19 @@ def _prepare_as_gram(query: ProblemQuery) -> PreparedCall | None:
 
 
 def _has_unused_syrk(query: ProblemQuery, problem: Problem) -> bool:
-    """Return True if the vendor has a function for one triangle that the library's own product does not use as well.
+    """Return True if the vendor has a function for one triangle (syrk) and the library's own product is slower.
 
-    There is none for 16-bit types. NumPy's product calls syrk itself, but mirrors the triangle in one thread.
+    Vendors have no syrk for 16-bit types. NumPy's product calls syrk, but mirrors the triangle in one thread.
     """
     has_syrk = problem.dtype in VENDOR.leaf_use.leaf.blas_triangles
     if query.device.threads:
-        large = problem.m >= LEAST_MIRRORED and problem.k >= SMALLEST_SIDE
+        large = problem.m >= TILED_MIRROR_MIN_ROWS and problem.k >= SMALLEST_SIDE
         return has_syrk and bool(query.setting.vendor_advantage) and large
     return has_syrk
 
 
-def _prepare_as_is(query: ProblemQuery) -> PreparedCall:
-    """Return the prepared call for exactly this query."""
+def _prepare_own_operation(query: ProblemQuery) -> PreparedCall:
+    """Return the prepared call for the query's own operation."""
     result, on_host = _check_query(query), query.device.threads > 0
     dtype = "tf32" if query.setting.math == "tf32" else result.dtype
     # On a device the library copies an operand as a whole; on the host each matrix is copied into the workspace.
@@ -352,7 +365,7 @@ def _full_problem(query: ProblemQuery, work: Matrices) -> Problem:
 
 
 def _remaining_limits(limits: Limits, problem: Problem, copied: int) -> Limits:
-    """Return the limits beside `copied` bytes of operand copies.
+    """Return the limits that remain after `copied` bytes of operand copies.
 
     Integers are exact. Triangles are not bounded entry by entry, so componentwise excludes emulation there.
     """
@@ -366,7 +379,7 @@ def _needs_host_run(query: ProblemQuery, work: Matrices) -> bool:
     """Return True if the vendor's product needs more than a call of the library's own function."""
     problem, setting = work.problem, query.setting
     # NumPy's own product computes one triangle of a small matrix times its transpose in place.
-    is_numpy_gram = setting.b_is_transposed_a and bool(setting.vendor_advantage) and problem.m < LEAST_MIRRORED
+    is_numpy_gram = setting.b_is_transposed_a and bool(setting.vendor_advantage) and problem.m < TILED_MIRROR_MIN_ROWS
     is_numpy_gram = is_numpy_gram and query.params == GemmParams(op=query.params.op)
     needs_triangle = problem.writes_triangle and not is_numpy_gram
     return needs_triangle or problem.updates or (work.flattens_stack and not setting.flattens_stacks)
@@ -374,7 +387,8 @@ def _needs_host_run(query: ProblemQuery, work: Matrices) -> bool:
 
 # ---- the plan and its launches
 
-# With any plan, inf and NaN appear exactly where the vendor has them. The second computation:
+# With any plan, inf and NaN appear exactly where the vendor has them. How that is achieved on the host (True) and on a
+# device (False):
 SECOND_COMPUTATION = {
     True: "where numbers may overflow or are not finite, and where NumPy is set to report underflow, NumPy multiplies",
     False: "where the result has inf or NaN, it is computed again in the classical order",
@@ -382,7 +396,7 @@ SECOND_COMPUTATION = {
 
 
 def _decide(query: ProblemQuery, problem: Problem, limits: Limits) -> tuple[Decision, LaunchList | None]:
-    """Return the decision and its launches. The launches' workspace counts, if it exceeds the model's estimate."""
+    """Return the decision and its launches; skip plans whose launches need more workspace than the limit."""
     device = query.device
     if query.plan is not None:
         return _check_required_plan(query.plan, problem, limits, device)
@@ -422,7 +436,7 @@ def _check_required_plan(
 def launches_on(plan: Plan, problem: Problem, device: Device, required: bool) -> LaunchList | None:
     """Return the plan's launches on a device; None on the host and where the vendor multiplies.
 
-    `required`: the caller's plan, which runs on any layout, or raises PlanError.
+    `required`: the caller named the plan, which then runs on any layout or raises PlanError.
     """
     chip = tuned_chip(device)
     if (plan == VENDOR and not problem.writes_triangle and not problem.updates) or chip is None:
@@ -437,10 +451,10 @@ def launches_on(plan: Plan, problem: Problem, device: Device, required: bool) ->
         return None  # a sum of more blocks than one launch has parameters for
     emulates = plan.leaf_use.leaf.emulates
     if not required and emulates and not any(x.does == "product" for x in launches.launches):
-        return None  # on this chip the leaf does not multiply this problem; the vendor would
-    # fmm's own kernels are slower on unaligned rows. The choice accounts for that in contiguous arrays, not in views.
-    is_accounted = not are_rows_aligned(without_layouts(problem), plan.leaf_use.leaf.alignment)
-    return launches if required or launches.reads_aligned or is_accounted else None
+        return None  # on this chip the leaf hands this problem to the vendor
+    # fmm's own kernels are slower on unaligned rows. The prediction includes that for contiguous arrays, not for views.
+    is_predicted = not are_rows_aligned(without_layouts(problem), plan.leaf_use.leaf.alignment)
+    return launches if required or launches.reads_aligned or is_predicted else None
 
 
 def launches_at(call: PreparedCall, a: int | None, b: int | None, c: int | None) -> LaunchList:
@@ -456,7 +470,7 @@ def launches_at(call: PreparedCall, a: int | None, b: int | None, c: int | None)
     )
 
 
-# A graph pays for several short launches: at most this many operations, about 3 ms of multiply-adds.
+# A graph saves time for several short launches: at most this many operations and multiply-adds (about 3 ms).
 MAX_GRAPH_OPS, MAX_GRAPH_WORK = 64, 1 << 36
 
 

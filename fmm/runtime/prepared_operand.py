@@ -2,7 +2,7 @@
 
 Only this object can write that memory, so the preparation is never out of date. After a change of b, prepare b again. A
 product by a plan whose leaf has a preparation (`Leaf.prepared_layout`) skips the pass that makes it. Other plans read
-the copy like b itself.
+the copy as an ordinary matrix.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PreparedOperand:
     shape: tuple[int, ...]
     dtype: str
     nbytes: int  # of the copy and the preparation
-    keeps: str  # the leaf of the preparation; empty without one
+    keeps: str  # the leaf that prepared the copy; empty if none did
     _array: Any = field(repr=False)
     _prepared_side: PreparedSide | None = field(repr=False)
 
@@ -106,9 +106,9 @@ def other_side_note(a: Any, b: Any) -> str:
 
 
 def wrong_side_note(a: Any, b: Any) -> str:
-    """Return which operand was prepared for the other side, and the call to write; empty if neither was.
+    """Return a text with the operand that was prepared for the other side, and the call to write; else "".
 
-    Where the shapes fit, the product is right, but does not use the preparation.
+    If the shapes fit, the product is right, but does not use the preparation.
     """
     for x, side, name in ((a, "left", "a"), (b, "right", "b")):
         if isinstance(x, PreparedOperand) and x.side != side:
@@ -144,7 +144,7 @@ def _size_in_bytes(x: Any) -> int:
 
 
 def _prepare_on_device(library: Any, x: Any, side: Side) -> PreparedOperand | None:
-    """Return the operand with the preparation of the first leaf that has one; None if no leaf has."""
+    """Return the operand with the preparation of the first leaf that has one; None if no leaf has a preparation."""
     setting, operand = library.setting(x, x, None), library.operand(x)
     is_default = not setting.refusal and setting.math == "ieee" and setting.may_emulate and is_emulation_allowed()
     if x.ndim != 2 or min(x.shape) < LEAST_SIDE or not is_default:
@@ -183,7 +183,7 @@ def _preparation_launches(
         return None
     rows, cols = shape
     own = Layout(order, cols if order == "C" else rows)
-    if base == "B":  # the other side of the product does not matter: one row
+    if base == "B":  # the other operand does not matter: it has one row
         layouts = Layout("C", rows), own, Layout("C", cols)
         problem = Problem(1, rows, cols, dtype, layouts, prepared_side="B")
     else:

@@ -1,8 +1,8 @@
 """The probe: this processor's rates of products and sums, measured once per process when the guess proposes a plan.
 
-The built-in calibration is a guess; where it errs, a plan can be slower than the vendor. So the choice is repeated with
-rates measured in a few tenths of a second. The probe favours the vendor: products count with their best time, sums with
-their median, and plans need a margin.
+The built-in calibration is a guess, and by a wrong guess a plan can be slower than the vendor. So the choice is
+repeated with rates that are measured in a few tenths of a second. The probe favours the vendor: products count with
+their best time, sums with their median, and plans need a margin.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ REPEATS, ROUNDS = 7, 5  # of products, of sums
 # to 400 (float32). Two concurrent products, each on one thread, lose less.
 PIPE, SIDE_BY_SIDE = 200.0, 150.0
 SUMMED = 1536  # side of the float64 operand of the timed sums: about 40 MB in total, more than a core's own caches
-BESIDE = (640, 1024)  # A of the concurrent product, which takes longer than the sums and is not split
+CONCURRENT_SHAPE = (640, 1024)  # of A in the concurrent product, which takes longer than the sums and is not split
 # The share of the sums' measured rate where sums and products alternate: the overflow check takes time, and caches are
 # colder inside a product. float32 products are shorter, so disturbed sums weigh more.
-MARGIN = {"float64": 0.75, "float32": 0.65}
+SUM_RATE_SHARE = {"float64": 0.75, "float32": 0.65}
 # The least predicted gain. Between 4096 and 7000 a side, two cores with AVX-512 lose about as much (float64 2 to 5 %,
 # float32 6 to 8 %) at the start and end of a product, and to OpenBLAS's other thread, which spins after a product.
 LEAST_GAIN = 0.075
@@ -56,7 +56,20 @@ LEAST_SIDE = 2000.0
 MEASURED = "measured in this process"
 
 _lock = ForkSafeLock()
+_callbacks: list[Callable[[], None]] = []
 _found: dict[tuple[int, bool], dict[bool, Calibration]] = {}  # by threads and precision: of complex numbers, of real
+
+
+def measured_calibration(threads: int, dtype: str) -> Calibration | None:
+    """Return what `probed_calibration` measured in this process; None before. Nothing is measured."""
+    found = _found.get((threads, dtype in ("float32", "complex64")))
+    return None if found is None else found[DTYPES[dtype].is_complex]
+
+
+def on_probe(callback: Callable[[], None]) -> Callable[[], None]:
+    """Register a function to call after each measurement: decisions by the guess are then out of date."""
+    _callbacks.append(callback)
+    return callback
 
 
 def probed_calibration(threads: int, dtype: str) -> Calibration:
@@ -73,6 +86,8 @@ def probed_calibration(threads: int, dtype: str) -> Calibration:
             except (MemoryError, NoThreadError):
                 return cpu_calibration(threads)
             _found[key] = {True: replace(found, margin=LEAST_COMPLEX_GAIN), False: found}
+            for callback in _callbacks:
+                callback()
         return _found[key][DTYPES[dtype].is_complex]
 
 
@@ -85,7 +100,7 @@ def _measure(threads: int, dtypes: tuple[str, ...]) -> Calibration:
             alone = _product_rate(np.dtype(dtypes[0]), SIDE_BY_SIDE)
             rate = replace(alone, flops=max(rate.flops, at_a_time * alone.flops))
         else:
-            stream *= MARGIN[dtypes[0]]
+            stream *= SUM_RATE_SHARE[dtypes[0]]
     rates = MappingProxyType({t: replace(rate, half=built_in.rates[t].half) for t in dtypes})
     terms = built_in.small, built_in.launch
     found = Calibration(built_in.name, MEASURED, rates, stream, *terms, margin=LEAST_GAIN, least=least)
@@ -111,7 +126,7 @@ def _product_seconds(side: int, dtype: np.dtype[Any]) -> float:
 
 
 def _sum_rate(threads: int) -> float:
-    """Return the bytes per second of a split's sums as a plan runs them: after a product, or concurrent with one."""
+    """Return the bytes per second of a plan's sums, which run after a product or concurrently with one."""
     plan, a = Plan.parse("winograd > vendor"), np.ones((SUMMED, SUMMED))
     recipe = lower_level(plan, SUMMED, SUMMED, SUMMED)
     assert recipe is not None
@@ -124,7 +139,7 @@ def _sum_rate(threads: int) -> float:
         [places[p.name][p.row : p.row + p.rows, p.col : p.col + p.cols] for p in side]
         for side in (split.reads, split.writes)
     )
-    left, right, dest = (np.ones(shape) for shape in (BESIDE, BESIDE[1:] * 2, BESIDE))
+    left, right, dest = (np.ones(shape) for shape in (CONCURRENT_SHAPE, CONCURRENT_SHAPE[1:] * 2, CONCURRENT_SHAPE))
 
     def steps(backend: NumpyBackend) -> None:
         backend.multiply("vendor", left, right, dest)

@@ -21,7 +21,7 @@ BAR_EVERY, LINE_EVERY = 0.5, 10.0  # seconds
 
 
 class Progress:
-    """The multiply-adds of a call that are done; with `wanted`, a thread shows them from `begin` on."""
+    """The multiply-adds of a call that are done. If `wanted`, a thread shows them after `begin`."""
 
     def __init__(self, wanted: bool) -> None:
         self.wanted = wanted
@@ -129,20 +129,20 @@ def show_progress(wanted: bool) -> Iterator[Progress]:
         found.end()
 
 
-_of_plans: ContextVar[Progress | None] = ContextVar("fmm_progress", default=None)
+_plan_progress: ContextVar[Progress | None] = ContextVar("fmm_progress", default=None)
 
 
 @contextmanager
 def plan_progress() -> Iterator[Progress]:
-    """Show the progress of plans that run for this caller on the host meanwhile."""
+    """Show the progress of the plans that run on the host for this caller within the context."""
     with show_progress(True) as found:
-        token = _of_plans.set(found)
+        token = _plan_progress.set(found)
         try:
             yield found
         finally:
-            _of_plans.reset(token)
+            _plan_progress.reset(token)
 
 
 def current_progress() -> Progress | None:
     """Return the progress to report to; None without progress=True."""
-    return _of_plans.get()
+    return _plan_progress.get()

@@ -3,9 +3,9 @@
 After the plan, a guarded second computation runs if C has an inf or NaN.
 
 A call that recurs is captured as a CUDA graph and replayed: one launch instead of five, and shorter gaps between
-kernels. A graph holds no memory. If operands, workspace or C are at other addresses than at the capture, the graph's
-kernel nodes get the new ones. Only memory that cuBLAS itself reads or writes (with most plans the workspace) must be
-where it was.
+kernels. A graph holds no memory. If operands, workspace or C have other addresses than at the capture, the graph's
+kernel nodes get the new addresses. Only memory that cuBLAS itself reads or writes (with most plans the workspace) must
+have the same address as at the capture.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fmm.runtime.prepare import PreparedCall, cublas_scratch
 
 GRAPHS = GraphCache()
 DEFAULT_STREAM = 0  # the legacy stream, which cannot be captured
-SPARE = 16  # launch parameter sets of a stack that are returned for the next one
+SPARE = 16  # launch parameter sets that a stack returns for reuse by the next stack
 MAX_STREAM_CALLS = 256  # per stream and thread
 on_release(GRAPHS.clear)
 
@@ -73,7 +73,7 @@ def _run(
     stream: int,
     addend: Any = None,
 ) -> Any:
-    """Return C. All allocations precede the first launch, so on any exception `out` is untouched or complete."""
+    """Return C. All allocations precede the first launch, so after any exception `out` is untouched or complete."""
     if stream != DEFAULT_STREAM and runtime.streamIsCapturing(stream):
         if required:
             raise PlanError(f"the plan {call.plan} cannot run while its stream is captured")
@@ -126,11 +126,11 @@ def run_trial(library: DeviceLibrary, call: PreparedCall, multiply: Callable[[Pl
 
 
 def _complete_by_vendor(library: DeviceLibrary, call: PreparedCall, a: Any, b: Any, out: Any, addend: Any) -> None:
-    """Compute the call by the library's own functions, unless C's old values count, which may be overwritten by now."""
+    """Compute the call by the library's own functions, unless it reads C's old values, which may be overwritten."""
     problem = call.launches.problem if call.launches else None
     if problem is None or call.launches is None or any(call.launches.plan.conjugates):
         return
-    if problem.op == "gram" and b is a:  # b stands for a^H: run_recurring_gram completes the call
+    if problem.op == "gram" and b is a:  # b is passed for a^H: run_recurring_gram completes the call
         return
     alpha = problem.alpha
     if addend is not None:
@@ -157,7 +157,7 @@ def _new_stream_call(call: PreparedCall, flag: StreamFlag, device: int) -> Strea
 
 
 class StreamCall:
-    """A call as one thread runs it on one stream: all arguments of its launches except addresses."""
+    """A prepared call of one thread on one stream: all arguments of its launches except addresses."""
 
     def __init__(self, call: PreparedCall, flag: StreamFlag, device: int) -> None:
         assert call.launches is not None
@@ -170,7 +170,9 @@ class StreamCall:
         self.replays = Replays(self._capture, GRAPHS) if call.uses_graph else None
         self._latest: Hashable = None  # key of the last replay: addresses usually recur
         self._players: dict[Alignment, Player | str] = {}  # or the reason why the plan cannot run
-        self._single: Player | None = None  # of one product, on addresses as libraries align them
+        self._single: Player | None = (
+            None  # the player of a call of one product, on addresses with the libraries' alignment
+        )
         self._fixed: dict[Alignment, tuple[int, ...]] = {}  # the addresses that a graph of vendor calls depends on
 
     def run(self, *bases: int, visible: bool = True) -> None:
@@ -228,7 +230,7 @@ class StreamCall:
             yield self.player(own.alignment), own
 
     def _replay_key(self, addresses: Addresses) -> Hashable:
-        """Return what a graph depends on: the addresses in vendor calls, and the alignment of all."""
+        """Return the cache key of a graph: the addresses in vendor calls, and the alignment of all addresses."""
         alignment = addresses.alignment
         fixed = self._fixed.get(alignment)
         if fixed is None:

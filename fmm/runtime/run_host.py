@@ -1,8 +1,8 @@
 """Running a prepared call on the host: a workspace, the check for overflow, and the plan on NumPy views.
 
 `out` is complete or untouched, whatever exception ends the call, Ctrl-C included. So no Python code that a signal could
-interrupt writes there: a worker thread does, while the caller waits in one C call, or one C call copies the result from
-an array that nobody else sees. (NumPy's own product is one C call too.)
+interrupt writes to `out`: a worker thread writes while the caller waits in one C call, or one C call copies the result
+from a private array. (NumPy's own product is one C call too.)
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from fmm.runtime.overflow import may_overflow
 from fmm.runtime.prepare import PreparedCall
 from fmm.runtime.progress import Progress, current_progress
 
-SMALL = 256 * 1024  # bytes of each operand and of C, below which a plan gains nothing from a second thread
+SMALL_ARRAY_BYTES = 256 * 1024  # if each of A, B and C is smaller, a plan gains nothing from a second thread
 
 
 class PartlyAddedError(RuntimeError):
@@ -55,7 +55,7 @@ def run_call(
 
     `required`: the caller named the plan. `addend`: in C's shape, where C does not hold it.
 
-    What is added to `out` itself cannot be computed again. If memory runs out halfway, PartlyAddedError says so.
+    A product that was partly added to `out` cannot be computed again: if memory runs out then, PartlyAddedError.
     """
     if np.geterr()["under"] != "ignore" and not DTYPES[call.dtype].exact:
         record_fallback("numpy.errstate reports underflow, and a plan's sums would cause reports of their own")
@@ -69,7 +69,7 @@ def run_call(
     try:
         if call.plan == VENDOR and not (multiplier.writes_triangle or multiplier.updates):
             multiplier.fill(x, y, z)  # one product, under the caller's numpy.errstate
-        elif max(x.nbytes, y.nbytes, z.nbytes) > SMALL and _threads_are_equal():
+        elif max(x.nbytes, y.nbytes, z.nbytes) > SMALL_ARRAY_BYTES and _threads_are_equal():
             completes = out is not None and multiplier.can_be_completed
             completion = _vendor_steps(library.vendor_call(a, b, out), z, multiplier) if completes else []
             _fill_on_worker(multiplier, x, y, z, completion, required)
@@ -97,19 +97,19 @@ def run_trial(library: HostLibrary, call: PreparedCall, multiply: Callable[[Plan
 def _numpy_might_warn(call: PreparedCall, c: Array) -> bool:
     """Return True if NumPy's own product of a matrix and its transpose might warn of an overflow.
 
-    The diagonal suffices: no other entry is larger, nor is any part of its sum.
+    The diagonal suffices: no other entry, and no partial sum of one, is larger.
     """
     is_numpy_gram = call.setting.b_is_transposed_a and bool(call.setting.vendor_advantage)
     return is_numpy_gram and not bool(np.isfinite(np.diagonal(c, axis1=-2, axis2=-1)).all())
 
 
-# ---- on which thread C is written
+# ---- the thread that writes C
 
 
 def _threads_are_equal() -> bool:
     """Return True if BLAS is as fast on a worker thread as on the caller's, under the same limits.
 
-    True of an OpenBLAS with its own threads. OpenMP has other threads, and other settings, for each calling thread.
+    This holds for an OpenBLAS with its own threads. OpenMP has separate threads and settings for each calling thread.
     """
     return loaded_openblas() is not None
 
@@ -159,13 +159,13 @@ def _fill_on_worker(
 
 
 def _fill_here(multiplier: _Multiplier, x: Array, y: Array, z: Array, visible: bool, required: bool) -> None:
-    """Fill C on the caller's thread; a C that the caller can see is computed apart and copied in one C call."""
+    """Fill C on the caller's thread. If the caller can see C, fill a private copy and copy it to C in one C call."""
     if not visible:
         multiplier.fill(x, y, z)
         return
     call = multiplier.call
-    if not required and z.nbytes > max(SMALL, call.limits.workspace - call.workspace):
-        raise _VendorNeededError("there is no room to compute the result beside its place")
+    if not required and z.nbytes > max(SMALL_ARRAY_BYTES, call.limits.workspace - call.workspace):
+        raise _VendorNeededError("the workspace limit leaves no memory for a copy of the result")
     c = np.array(z) if multiplier.updates or multiplier.writes_triangle else np.empty_like(z)
     multiplier.fill(x, y, c)
     np.copyto(z, c)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 
 import fmm
 from fmm.tuner import tune
@@ -15,14 +16,18 @@ from fmm.tuner.commands import bench, export, merge, paper, predict, refit, repo
 EXIT_BROKEN_PIPE = 128 + 13  # as after the signal SIGPIPE, which Python ignores
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return the exit code."""
+def main(arguments: Sequence[str] | None = None, ignored: Mapping[str, str] = MappingProxyType({})) -> int:
+    """Run the command; return the exit code.
+
+    `ignored` are variables of the environment that were removed before NumPy was loaded.
+    """
     for stream in ("stdout", "stderr"):  # None where the caller closed it, as `fmm-tune show >&-`
         if getattr(sys, stream) is None:
             setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     code = 0
     try:
         options = parse_arguments(arguments)
+        options.ignored_variables = ignored
         run: Callable[[argparse.Namespace], int] = options.run
         code = run(options)
         sys.stdout.flush()

@@ -18,7 +18,7 @@ from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.default_calibration import cpu_calibration, datasheet_calibration, with_integer_rates
 from fmm.runtime import devices
-from fmm.runtime.decisions.calibration_in_force import complete_calibration
+from fmm.runtime.decisions.calibration_in_force import complete_calibration, untuned_gpu_calibration
 from fmm.tuner.devices.cpu import CpuDevice
 from fmm.tuner.devices.device import Device
 from fmm.tuner.findings.model_in_use import datasheet_model, device_memory, device_name, fallback_model
@@ -181,9 +181,9 @@ def find_calibration(name: str, dtype: str) -> Calibration:
         guess = datasheet_model(found.key, found.name)
         if guess is None:
             raise ValueError(f"{found.name} has no tuning in use for {dtype}, and no datasheet")
-        return guess
+        return untuned_gpu_calibration(guess, dtype)
     try:
-        return datasheet_calibration(name)
+        return untuned_gpu_calibration(datasheet_calibration(name), dtype)
     except ValueError:
         if matches := [key for key in tuned_keys() if key.startswith(f"{name}-")]:
             what = "ambiguous" if len(matches) > 1 else "incomplete"

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from fmm.config import files, schema, store
+from fmm.kernels.cpu.blas_kernel import slow_kernel_warning
 from fmm.tuner.device_registry import UnknownDeviceError, select_devices
 from fmm.tuner.devices.device import EFFORTS, Device, Effort
 from fmm.tuner.findings.conclude import conclude_section
@@ -89,6 +90,8 @@ def run_tune(options: argparse.Namespace) -> int:
     if missing := [name for name in REQUIRED_PACKAGES if find_spec(name) is None]:
         print(f"fmm-tune: {missing[0]} is not installed; pip install 'fmm-tune[tune]'", file=sys.stderr)
         return 1
+    if any(job.device.identity.key.startswith("cpu") for job in jobs):
+        _warn_of_blas_kernel(getattr(options, "ignored_variables", {}))
     results = dict[DeviceType, dict[str, Any]]()
     try:
         with store.writer_lock(path):
@@ -101,6 +104,18 @@ def run_tune(options: argparse.Namespace) -> int:
                 print(json.dumps(list(results.values()), indent=1))
     except OSError as error:
         return _cannot_write(path, error)
+
+
+def _warn_of_blas_kernel(ignored: Mapping[str, str]) -> None:
+    """Print a warning if OpenBLAS runs an old kernel, and name the variables that are ignored while measuring."""
+    if warning := slow_kernel_warning():
+        print(f"fmm-tune: {warning}", file=sys.stderr)
+    if ignored:
+        values = ", ".join(f"{name}={value}" for name, value in ignored.items())
+        print(
+            f"fmm-tune: {values} is ignored while measuring: it slows NumPy down; unset it for your programs too",
+            file=sys.stderr,
+        )
 
 
 def path_argument(text: str) -> Path:

@@ -351,7 +351,10 @@ def test_tf32_is_another_problem() -> None:
         (gpu_from_description("Tesla V100-SXM2-16GB", "7.0", 80), "V100"),
         (gpu_from_description("NVIDIA GeForce RTX 4090", "8.9", 128), "RTX 4090"),
         (gpu_from_description("NVIDIA H100 80GB HBM3", "9.0", 132), "H100"),
-        (gpu_from_description("NVIDIA H100 PCIe", "9.0", 114), None),  # fewer multiprocessors than the table's
+        (gpu_from_description("NVIDIA H100 PCIe", "9.0", 114), "H100 PCIe"),
+        (gpu_from_description("NVIDIA H100 PCIe", "9.0", 112), None),  # fewer multiprocessors than the table's
+        (gpu_from_description("NVIDIA H100 NVL", "9.0", 132), "H100 NVL"),  # not the H100 of as many multiprocessors
+        (gpu_from_description("NVIDIA A100-SXM4-40GB", "8.0", 108), "A100 40GB"),
         (gpu_from_description("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "8.0", 42), None),  # a part of one
         (gpu_from_description("NVIDIA GeForce RTX 4090 D", "8.9", 114), None),
         (gpu_from_description("Some Card 5000", "9.9", 10), None),

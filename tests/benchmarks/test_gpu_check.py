@@ -46,16 +46,16 @@ CHECKS = ["tests", "hostile use", "random integers", "memcheck", "racecheck", "t
 MEASURED = ["regret", "default calls", "halves", "random structures", "complex", "integers", "out of core", "training"]
 
 
-def found_steps(*arguments: str, sanitizer: str | None = None, **given: Any) -> dict[str, Step]:
-    return {step.name: step for step in steps(arguments, sanitizer, PLACES, **{"checkouts": {}, **given})}
+def found_steps(sanitizer: str | None = None, **given: Any) -> dict[str, Step]:
+    return {step.name: step for step in steps(sanitizer, PLACES, **{"checkouts": {}, **given})}
 
 
 # ---- which steps
 
 
 def test_kernels_come_first_then_checks_beside_each_other_then_what_measures_alone() -> None:
-    found = found_steps("--quick", sanitizer="/opt/compute-sanitizer")
-    assert [*found] == ["kernels", *CHECKS, "timed tests", *MEASURED, "kernels of papers", "papers", "benchmark"]
+    found = found_steps(sanitizer="/opt/compute-sanitizer")
+    assert [*found] == ["kernels", *CHECKS, "timed tests", *MEASURED, "kernels of papers", "papers"]
     assert [name for name, step in found.items() if not step.alone] == CHECKS
     together = next(batch for batch in batches(found.values()) if len(batch) > 1)
     assert [step.name for step in together] == CHECKS
@@ -64,7 +64,6 @@ def test_kernels_come_first_then_checks_beside_each_other_then_what_measures_alo
         *(*FEW, *MBARRIER),
     )
     assert found["racecheck"].command[-len(FEW) :] == FEW
-    assert found["benchmark"].command[-1] == "--quick"
     assert {name for name, step in found.items() if step.missing} == {"torch's tests", "cupy's tests"}
 
 
@@ -108,7 +107,7 @@ def test_what_needs_several_devices_is_left_out_where_there_is_one() -> None:
     assert {step.missing for step in several_steps(1, PLACES)} == {"there is one device"}
 
 
-@pytest.mark.parametrize("name", [*MEASURED, "papers", "benchmark"])
+@pytest.mark.parametrize("name", [*MEASURED, "papers"])
 def test_commands_of_benchmarks_are_understood(name: str) -> None:
     """Their own parsers have these options, without a device."""
     step = found_steps()[name]
@@ -120,7 +119,7 @@ def test_commands_of_benchmarks_are_understood(name: str) -> None:
 
 
 def test_kernels_are_compiled_first_and_all_steps_find_them() -> None:
-    first = next(steps([], None, PLACES))
+    first = next(steps(None, PLACES))
     assert first.command[1:] == ("-m", "benchmarks", "compile_ahead")
     assert with_cache({})["CUPY_CACHE_DIR"].endswith(".cupy-cache")
     assert with_cache({"CUPY_CACHE_DIR": "elsewhere"}) == {"CUPY_CACHE_DIR": "elsewhere"}
@@ -300,9 +299,11 @@ def test_what_was_written_is_copied_after_each_step(tmp_path: Path) -> None:
     assert found == [os.path.join("notes", x) for x in ("first.txt", "results-checks.json")] + ["results/checks.json"]
 
 
-def test_arguments_are_the_checks_own_or_the_benchmarks() -> None:
-    options, others = parsed_options(["--time-limit", "570", "--quick", "--steps", "tests,papers", "--rounds", "3"])
-    assert (options.time_limit, options.steps, others) == (570, "tests,papers", ["--quick", "--rounds", "3"])
+def test_unknown_arguments_are_refused() -> None:
+    options = parsed_options(["--time-limit", "570", "--steps", "tests,papers"])
+    assert (options.time_limit, options.steps) == (570, "tests,papers")
+    with pytest.raises(SystemExit):
+        parsed_options(["--quick"])
 
 
 def test_some_steps_again_leave_what_is_known_of_the_others() -> None:

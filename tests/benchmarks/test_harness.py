@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import harness
 from benchmarks.__main__ import BENCHMARKS, main
 from benchmarks.harness import (
     Machine,
@@ -28,10 +29,12 @@ from benchmarks.harness import (
     run_cases,
     shuffled_rounds,
     speedup_interval,
+    write_result,
 )
+from benchmarks.tables.markdown import loaded
 from tests.support import ROOT
 
-NEEDS_DEVICE = {"gpu", "gpu_calls", "gpu_random", "gpu_complex", "gpu_emulation", "gpu_residues", "gram", "guard"}
+NEEDS_DEVICE = {"gpu_calls", "gpu_complex", "gpu_emulation", "gram"}
 NEEDS = {
     **dict.fromkeys([*NEEDS_DEVICE, "gpu_added", "gpu_host", "out_of_core"], "cupy"),
     "distributed": "torch",
@@ -141,3 +144,24 @@ def test_every_benchmark_prints_its_help(name: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stdout.startswith("usage: "), done.stderr
+
+
+# ---- the kernel of BLAS
+
+
+def test_nothing_is_measured_with_an_old_kernel_unless_the_user_insists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(harness, "slow_kernel_warning", lambda: "OpenBLAS runs its Haswell kernel")
+    command = ["threads", "--counts", "1", "--sides", "8", "--plans", "numpy", "--quick", "--output", str(tmp_path)]
+    assert main(command) == 2
+    assert "Haswell kernel; or pass --any-blas-kernel" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    assert main([*command, "--any-blas-kernel"]) == 0
+    assert json.loads((tmp_path / "threads.json").read_text(encoding="utf-8"))["rows"]
+
+
+def test_tables_leave_out_what_was_measured_with_an_old_kernel(tmp_path: Path) -> None:
+    for name, environment in {"good": {}, "old": {"blas_warning": "old kernel"}, "cpu-amd-epyc-2t": {}}.items():
+        write_result(tmp_path / name / "speed.json", environment, [{"side": 8}])
+    assert [path.parent.name for path, *_ in loaded(tmp_path, "*/speed.json")] == ["good"]

@@ -27,11 +27,10 @@ from benchmarks.held_out import (
     representative_run,
     summary,
 )
-from benchmarks.regret import SAMPLE, WARM, first_samples
+from benchmarks.regret import SAMPLE, WARM, comparable_plans, family, first_samples, shortlist
 from benchmarks.replay import limits_of, main, replayed, tuned_model
 from benchmarks.shipped import SHORTEST, SHORTEST_REPLAYED, WORTH_FITTING, whole_calls
 from benchmarks.timed_machines import Cpu
-from benchmarks.tried_plans import family, shortlist, whole_list
 from fmm.config.files import SHIPPED_CONFIG
 from fmm.kernels import Plan
 from fmm.kernels.cpu.thread_pool import blas_threads
@@ -239,7 +238,7 @@ SIZE = (3000, 3000, 3000)
 
 @pytest.mark.parametrize("dtype", TYPES["cuda"])
 def test_of_every_family_a_plan_is_tried(dtype: str) -> None:
-    everything = whole_list("cuda", SIZE, dtype)
+    everything = comparable_plans("cuda", SIZE, dtype)
     emulated = [plan for plan in everything if plan.leaf_use.leaf.emulates]
     may = dtype in ("float32", "float64", "complex64", "complex128")
     assert bool(emulated) == may, "what a call may not choose is nothing to regret"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fmm.perfmodel.papers import li_formulas
-from fmm.perfmodel.papers.li_counts import LEAVES, QUANTITIES, Polynomial, Quantity
+from fmm.perfmodel.papers.li_counts import PRODUCT_COUNTS, QUANTITIES, Polynomial, Quantity
 
 # ---- steps, in their order
 
@@ -75,7 +75,7 @@ CALLS_AROUND_PRODUCTS = {"strassen": 10 + 5, "winograd": 8 + 4}
 def recurrence(quantity: Quantity, method: str, k: int) -> Polynomial:
     """Section 6's totals, then section 7: seven times the level below at n/2, plus the printed increment."""
     if k == 0:
-        return LEAVES["gpu8"][quantity]
+        return PRODUCT_COUNTS["gpu8"][quantity]
     first = {
         ("strassen", "arithmetics"): "18n^2/4",
         ("strassen", "transactions"): "7n^2/16",
@@ -84,5 +84,7 @@ def recurrence(quantity: Quantity, method: str, k: int) -> Polynomial:
         ("winograd", "transactions"): "11n^2/32",
         ("winograd", "volume"): "136n^2/4",
     }
-    increment = first[method, quantity] if k == 1 else li_formulas.INCREMENTS[method][QUANTITIES.index(quantity)]
+    increment = (
+        first[method, quantity] if k == 1 else li_formulas.SECTION_7_INCREMENTS[method][QUANTITIES.index(quantity)]
+    )
     return recurrence(quantity, method, k - 1).at_half().times(7) + Polynomial.parse(increment)

@@ -64,7 +64,10 @@ def test_terms_written_out() -> None:
     burst = 2 * (256 * 8 * 4 * 4 / 128 - 2 * 64)
     near = block_model.wait_cycles(huge, GEMM, block_model.ROW_MAJOR, H200, 1e6)
     assert near == H200.fitted.wait + burst
-    assert block_model.wait_cycles(huge, GEMM, block_model.ROW_MAJOR, H200, 2 * H200.near) == near + H200.fitted.far / 2
+    assert (
+        block_model.wait_cycles(huge, GEMM, block_model.ROW_MAJOR, H200, 2 * H200.near_cache)
+        == near + H200.fitted.far / 2
+    )
     cycles = 4 / 128 * (H200.fitted.share * 2 * 256 * 8 * 8 + 2 * 1024 + 1024)
     assert block_model.shared_cycles(huge, GEMM, block_model.ROW_MAJOR, H200) == pytest.approx(cycles)
 

@@ -425,6 +425,20 @@ def test_every_datasheet_predicts_every_type_it_has(name: str) -> None:
         assert predict_vendor(Problem(8192, 8192, 8192, dtype), calibration).effective_flops <= peak
 
 
+@pytest.mark.parametrize(
+    ("device", "dtype", "n", "published"),
+    [
+        ("C1060", "float32", 16384, 23.699),  # Li et al., Figure 24: seconds of sgemm
+        ("C1060", "float32", 8192, 2.966),
+        ("C2050", "float64", 8192, 3.634),  # Figure 40: seconds of dgemm
+        ("C2050", "float64", 4096, 0.456),
+    ],
+)
+def test_the_cards_of_li_multiply_as_fast_as_published(device: str, dtype: str, n: int, published: float) -> None:
+    found = predict_vendor(Problem(n, n, n, dtype), datasheet_calibration(device))
+    assert found.seconds == pytest.approx(published, rel=0.03)
+
+
 def test_the_best_is_the_fastest_of_those_within_the_limits() -> None:
     problem, calibration = Problem(16384, 16384, 16384, "float32"), datasheet_calibration("h200")
     free = choose(problem, calibration, LARGE)

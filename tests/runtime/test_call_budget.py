@@ -39,6 +39,8 @@ def told() -> dict[str, Any]:
         ("a small product", 4),
         ("a product that is the library's by its sides", 6),
         ("a product by a plan", 21),
+        ("a declined gemm", 9),
+        ("a declined gemm of a transpose", 10),
     ],
 )
 def test_a_call_like_one_before_asks_little(call: str, most: int) -> None:

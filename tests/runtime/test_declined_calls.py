@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import fmm
+from fmm.kernels.plans.plan import VENDOR
 from fmm.runtime.decisions import early_declines
+from fmm.runtime.decisions.decide import Decision
 from tests.support.own_calls import own_calls
 
 MOST = 17  # functions of fmm, at some 0.1 microseconds each with what they read of an array
@@ -63,6 +65,41 @@ def test_a_declined_gram_enters_few_functions(library: str) -> None:
     for name, call in calls.items():
         names = overhead(call)
         assert len(names) <= MOST, (name, names)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_a_large_declined_product_of_host_tensors_enters_few_functions(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decision for a tensor on the host is found again where the next call looks for it."""
+    torch: Any = pytest.importorskip("torch")
+    from fmm import dispatch
+
+    for module, name in ((early_declines, "SMALL"), (early_declines, "SMALL_16_BIT"), (dispatch, "SMALL_BYTES")):
+        monkeypatch.setattr(module, name, 0)
+    monkeypatch.setattr(early_declines, "SMALL_16_BIT_UNALIGNED", 0)
+    monkeypatch.setitem(early_declines.DECLINE_MEMORY, "cpu", early_declines.DeclineMemory(10.0, 0))
+    monkeypatch.setattr(
+        "fmm.runtime.prepare.decide_plan", lambda problem, *rest: Decision(VENDOR, problem, "", (), "model")
+    )
+    a = torch.ones(31, 37, dtype=getattr(torch, dtype))
+    names = overhead(lambda: fmm.matmul(a, a.T.contiguous()))
+    assert len(names) <= 8, names
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_a_large_declined_call_is_remembered_for_longer(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second is too short for products that take as long."""
+    monkeypatch.setattr("fmm.dispatch.SMALL_BYTES", 0)
+    monkeypatch.setattr(early_declines, "CALL_DECLINE_SECONDS", -1.0)
+    a, _ = operands(library)
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: fmm.gemm(a, a, alpha=3.5, transpose_b=True),
+        lambda: fmm.gram(a, rows=True, alpha=3.5),
+    )
+    for call in calls:
+        names = overhead(call)
+        assert len(names) <= MOST, names
 
 
 @pytest.mark.parametrize("library", ["numpy", "torch"])

@@ -231,7 +231,7 @@ def test_memory_that_runs_out_leaves_a_whole_product(
         c[:200] = 0.5
         raise MemoryError
 
-    monkeypatch.setattr(run_host, "SMALL", 0)
+    monkeypatch.setattr(run_host, "SMALL_ARRAY_BYTES", 0)
     monkeypatch.setattr(run_host, "execute_plan", ends_in_the_middle)
     with pytest.raises(MemoryError):
         fmm.gemm(a, a, alpha=alpha, out=out, plan="winograd > vendor")
@@ -250,9 +250,9 @@ WRONG: tuple[tuple[dict[str, Any], type[Exception], str], ...] = (
     ({"beta": Decimal(2)}, ValueError, "beta must be a number, not Decimal"),
     ({"out": [[0.0] * 4] * 4}, TypeError, "out must be an array, not a list"),
     ({"out": (ONES, ONES)}, TypeError, "out must be an array, not a tuple"),
-    ({"transpose_a": ([],)}, ValueError, "transpose_a must be False"),
-    ({"transpose_a": 3}, ValueError, "transpose_a must be False, True or 'C', or 0, 1 or 2, not 3"),
-    ({"transpose_b": []}, ValueError, "transpose_b must be False"),
+    ({"transpose_a": ([],)}, ValueError, "transpose_a must be 'N'"),
+    ({"transpose_a": 3}, ValueError, "transpose_a must be 'N', 'T' or 'C', False or True, or 0, 1 or 2, not 3"),
+    ({"transpose_b": []}, ValueError, "transpose_b must be 'N'"),
     ({"out": np.ones((4, 5))}, ValueError, r"out is \(4, 5\), the product \(4, 4\)"),
     ({"plan": "3m > vendor"}, PlanError, "3m is for complex64 and complex128, not for float64"),
     ({"max_error_growth": 0}, ValueError, "max_error_growth must be a number above 0"),

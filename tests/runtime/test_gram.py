@@ -320,7 +320,7 @@ def test_leaner_calls_keep_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> Non
     first, second = (fmm.Plan.parse(text) for text in ("gram > strassen > vendor", "gram > vendor"))
     monkeypatch.setattr(prepare, "decide_plan", lambda problem, *rest: Decision(first, problem, "for the test"))
     monkeypatch.setattr(matmul, "OUT_OF_MEMORY", matmul.Failure(lambda *rest: iter([second])))
-    for side in ("SMALL_SIDE", "LONG_SIDE"):
+    for side in ("SMALL_ROWS", "LONG_ROWS"):
         monkeypatch.setattr(gram, side, 50)
     a = np.random.default_rng(10).standard_normal((61, 53))
     np.testing.assert_allclose(fmm.gram(a), a.T @ a)
@@ -394,8 +394,8 @@ def test_a_small_half_is_numpys_own_and_a_large_one_is_mirrored_by_us(
         usual(*given, **asked)
 
     monkeypatch.setattr(numpy_backend, "triangle_product", noted)
-    monkeypatch.setattr(gram, "SMALL_SIDE", 100)
-    monkeypatch.setattr(prepare, "LEAST_MIRRORED", large := 600)
+    monkeypatch.setattr(gram, "SMALL_ROWS", 100)
+    monkeypatch.setattr(prepare, "TILED_MIRROR_MIN_ROWS", large := 600)
     x = np.random.default_rng(3).standard_normal((side, 448))
     first, second = (np.full((side, side), np.nan) for _ in range(2))
     assert fmm.gram(x, out=first, rows=True) is first
@@ -417,7 +417,7 @@ def test_a_small_half_is_written_where_it_is_read() -> None:
 
 @pytest.mark.parametrize("number", [1e200, np.inf, np.nan])
 def test_numpy_tells_of_an_overflow_in_a_large_half_too(number: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "LEAST_MIRRORED", 500)
+    monkeypatch.setattr(prepare, "TILED_MIRROR_MIN_ROWS", 500)
     x = np.random.default_rng(5).standard_normal((512, 448))
     x[7, 9] = number
     with np.errstate(all="ignore"):

@@ -466,7 +466,7 @@ def failing(method: str, at: int, error: type[BaseException]) -> Iterator[list[i
 @pytest.fixture(params=["on the caller's thread", "apart"])
 def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small products are multiplied on the caller's thread, others on one of ours: here, all of one kind."""
-    monkeypatch.setattr(run_host, "SMALL", 0 if request.param == "apart" else 1 << 60)
+    monkeypatch.setattr(run_host, "SMALL_ARRAY_BYTES", 0 if request.param == "apart" else 1 << 60)
 
 
 @pytest.mark.usefixtures("either_way")

@@ -47,7 +47,7 @@ import numpy as np
 import fmm
 from fmm.kernels.cpu import numpy_backend
 from fmm.runtime import run_host
-run_host.SMALL = 0
+run_host.SMALL_ARRAY_BYTES = 0
 a = np.ones((300, 300))
 out = np.full((300, 300), 7.0)
 multiply = np.matmul
@@ -78,7 +78,7 @@ import numpy as np
 import fmm
 from fmm.runtime import run_host
 warnings.simplefilter("ignore")
-run_host.SMALL = 0
+run_host.SMALL_ARRAY_BYTES = 0
 a = np.ones((300, 300))
 right = a @ a
 fmm.matmul(a, a, plan="winograd > vendor")

@@ -174,7 +174,7 @@ def test_a_plan_on_the_host_tells_of_each_leafs_product(
         monkeypatch.setattr(parallel_products, "MIN_CONCURRENT_FLOPS", 0)
         monkeypatch.setattr(parallel_products, "MIN_PART_ROWS", 8)
         monkeypatch.setattr(parallel_products, "PART_ROW_UNIT", 8)
-        monkeypatch.setattr("fmm.runtime.run_host.SMALL", 0)
+        monkeypatch.setattr("fmm.runtime.run_host.SMALL_ARRAY_BYTES", 0)
     a, b = (np.ones(shape, "c16" if plan.startswith("3m") else "f8") for shape in ((203, 301), (301, 155)))
     np.testing.assert_allclose(fmm.matmul(a, b, plan=plan, progress=True), a @ b)
     assert made[0].done == made[0].total > 0

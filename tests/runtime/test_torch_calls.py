@@ -172,7 +172,8 @@ def test_what_stands_for_a_tensor_answers_itself() -> None:
 def test_a_trace_records_a_product(n: int, device: str) -> None:
     a, b, x = drawn(device, n, n), drawn(device, n, n), drawn(device, n, n)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit itself; what a trace warns of is an error
+        for kind in (DeprecationWarning, FutureWarning):  # of torch.jit itself; what a trace warns of is an error
+            warnings.filterwarnings("ignore", ".torch.jit", kind)
         traced = torch.jit.trace(lambda x, y: fmm.matmul(x, y), (a, b))
         with pytest.raises(PlanError, match="this call is torch's own"):
             torch.jit.trace(lambda x, y: fmm.matmul(x, y, plan=LEVEL), (a, b))

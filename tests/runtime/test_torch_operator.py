@@ -155,6 +155,7 @@ def test_a_batch_is_one_product_and_has_gradients(device: str, plans_run: list[P
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # of its checks
 def test_torchs_own_checks_of_an_operator(device: str) -> None:
     a, b = drawn(device, 5, 6).requires_grad_(), drawn(device, 6, 7)
     torch.library.opcheck(torch.ops.fmm.matmul.default, (a, b))

@@ -37,7 +37,7 @@ PLANS = (
     "hasa > strassen.pad > vendor",
 )
 HALF_PLANS = ("gram > vendor", "gram^2 > winograd > vendor", "sforza > vendor")
-SMALL, PANEL = run_host.SMALL, numpy_backend.PANEL_BYTES
+SMALL, PANEL = run_host.SMALL_ARRAY_BYTES, numpy_backend.PANEL_BYTES
 LEAST_FLOPS, LEAST_ROWS, ROW_UNIT = (
     parallel_products.MIN_CONCURRENT_FLOPS,
     parallel_products.MIN_PART_ROWS,
@@ -114,7 +114,7 @@ class HostileHost(HostileUse):
 
     def attack(self) -> None:
         """Small products on the caller's thread or on ours, one or two at a time."""
-        run_host.SMALL = self.chance.choice((0, 0, 0, 256 * 1024))
+        run_host.SMALL_ARRAY_BYTES = self.chance.choice((0, 0, 0, 256 * 1024))
         parallel_products.MIN_CONCURRENT_FLOPS = self.chance.choice((0, 1 << 60))
         numpy_backend.PANEL_BYTES = self.chance.choice((16, 256)) * 1024
         parallel_products.MIN_PART_ROWS = parallel_products.PART_ROW_UNIT = self.chance.choice((8, 192))
@@ -135,7 +135,7 @@ class HostileHost(HostileUse):
 
     def interrupt_large(self) -> None:
         """Of a size at which two products run at a time by themselves."""
-        run_host.SMALL, parallel_products.MIN_CONCURRENT_FLOPS = SMALL, LEAST_FLOPS
+        run_host.SMALL_ARRAY_BYTES, parallel_products.MIN_CONCURRENT_FLOPS = SMALL, LEAST_FLOPS
         parallel_products.MIN_PART_ROWS, parallel_products.PART_ROW_UNIT, numpy_backend.PANEL_BYTES = (
             LEAST_ROWS,
             ROW_UNIT,

@@ -21,7 +21,7 @@ UNTOUCHED = 100  # no entry of the product
 
 def interrupt_each_step(small: int, flops: int, given: bool, every: int, plan: str, kind: str) -> int:
     """Interrupt each step; below `small` the caller multiplies, and below `flops` products run one at a time."""
-    run_host.SMALL, parallel_products.MIN_CONCURRENT_FLOPS = small, flops
+    run_host.SMALL_ARRAY_BYTES, parallel_products.MIN_CONCURRENT_FLOPS = small, flops
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-4, 5, (40, 40)).astype(kind) for _ in range(2))
     right, steps = a @ b, AtStep(FILES)

@@ -94,6 +94,8 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
     middle = drawn(1500, 1500, dtype="float16")
     yield "a product that is the library's by its sides", lambda: fmm.matmul(middle, middle)
     yield "a product by a plan", lambda: fmm.matmul(tall, tall.T)
+    yield "a declined gemm", lambda: fmm.gemm(small, small)
+    yield "a declined gemm of a transpose", lambda: fmm.gemm(small, small, transpose_b="T")
 
 
 def by_alignment() -> list[tuple[int, ...]]:

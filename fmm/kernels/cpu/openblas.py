@@ -74,6 +74,17 @@ def loaded_openblas() -> OpenBlas | None:
     return None
 
 
+@lru_cache(maxsize=1)
+def openblas_kernel() -> str:
+    """Return the name of the kernel that NumPy's OpenBLAS runs, such as SkylakeX; empty for another library."""
+    library = _numpy_blas_library()
+    for prefix, suffix in product(SYMBOL_PREFIXES, SYMBOL_SUFFIXES) if library else ():
+        if (corename := getattr(library, f"{prefix}get_corename{suffix}", None)) is not None:
+            corename.restype = ctypes.c_char_p
+            return str(corename().decode())
+    return ""
+
+
 def cblas_function(name: str) -> tuple[Any, Any] | None:
     """Return a function of the C interface, such as `dsyrk`, in NumPy's OpenBLAS, and its integer type.
 

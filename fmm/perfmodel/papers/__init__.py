@@ -1,1 +1,1 @@
-"""Tables and figures of the papers: printed numbers beside those computed from the schemes and step tables of fmm."""
+"""Tables and figures of five sources: numbers printed there beside numbers computed from schemes and step tables."""

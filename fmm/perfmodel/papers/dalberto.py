@@ -1,4 +1,9 @@
-"""D'Alberto, Nicolau, "Adaptive Strassen's Matrix Multiplication" (ICS 2007): printed, computed."""
+"""D'Alberto, Nicolau, "Adaptive Strassen's Matrix Multiplication" (ICS 2007): printed numbers and computed ones.
+
+Table 3 has theoretical recursion points n_1 = 22 alpha/pi (Equation 3), Equation 1 the error bounds. alpha is the time
+of one addition of matrix elements and pi the time of one flop of the vendor's product; Table 3 prints their reciprocals
+as rates in MFLOPS.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ from fractions import Fraction
 from typing import Final
 
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.papers.recursion_points import first_speedup, recursion_point
+from fmm.perfmodel.papers.recursion_points import first_level_speedup, recursion_point
 from fmm.perfmodel.papers.table import Cell, Table
 from fmm.perfmodel.stability import classical_bound, error_bound, expected_error_growth, plan_schemes
 
@@ -15,76 +20,76 @@ HALF: Final = Fraction(1, 2)
 
 
 @dataclass(frozen=True, slots=True)
-class System:
-    """One row of Table 3: rates in MFLOPS at n = 1000, the theoretical and the measured recursion point."""
+class MeasuredSystem:
+    """One row of Table 3."""
 
     name: str
     processor: str
-    product_rate: int  # 1/pi
-    addition_rate: int  # 1/alpha
-    theoretical: int  # n_1
-    measured: int | None
+    product_rate: int  # 1/pi in MFLOPS, for matrices of 1000 x 1000
+    addition_rate: int  # 1/alpha in MFLOPS, for matrices of 1000 x 1000
+    theoretical: int  # n_1 in rows, as printed
+    measured: int | None  # measured recursion point in rows; None if none is printed
 
     @property
     def ratio(self) -> Fraction:
-        """alpha/pi from the printed rates."""
+        """alpha/pi, computed from the printed rates."""
         return Fraction(self.product_rate, self.addition_rate)
 
-    def range(self, below: Fraction, above: Fraction) -> tuple[Fraction, Fraction]:
-        """Return n_1 for true rates from (printed - below) up to, but not including, (printed + above)."""
+    def recursion_point_range(self, below: Fraction, above: Fraction) -> tuple[Fraction, Fraction]:
+        """Return the least and the largest n_1 if both true rates r are in printed - below <= r < printed + above."""
         low = (self.product_rate - below) / (self.addition_rate + above)
         high = (self.product_rate + above) / (self.addition_rate - below)
         return 22 * low, 22 * high
 
-    def follows(self, below: Fraction, above: Fraction) -> bool:
-        """Return True if the printed n_1, a rounded number, is within that range."""
-        low, high = self.range(below, above)
+    def is_consistent(self, below: Fraction, above: Fraction) -> bool:
+        """Return True if the printed n_1, a rounded number, is in the range `recursion_point_range(below, above)`."""
+        low, high = self.recursion_point_range(below, above)
         return low < self.theoretical + HALF and self.theoretical - HALF < high
 
 
 TABLE_3: Final = (
-    System("Fujitsu HAL 300", "SPARC64 100MHz", 177, 10, 390, 400),
-    System("RX1600", "Itanium 2@1.0GHz", 3023, 105, 487, 725),
-    System("ES40", "Alpha ev67 4@667MHz", 1240, 41, 665, 700),
-    System("Altura 939", "Athlon 64 2.45GHz", 4320, 110, 860, 900),
-    System("Optiplex GX280", "Pentium 4 3.2GHz", 4810, 120, 900, 1000),
-    System("RP5470", "8600 PA-RISC 550MHz", 763, 21, 772, 1175),
-    System("Ultra 5", "UltraSparc2 300MHz", 407, 9, 984, 1225),
-    System("ProLiant DL140", "Xeon 2@3.2GHz", 2395, 53, 995, 1175),
-    System("ProLiant DL145", "Opteron 2@2.2GHz", 3888, 93, 918, 1175),
-    System("Ultra-250", "UltraSparc2 2@300MHz", 492, 10, 1061, 1300),
-    System("HP ZV 6005", "Athlon 64 2GHz", 3520, 71, 1106, 1500),
-    System("Sun-Fire-V210", "UltraSparc3 1GHz", 1140, 22, 1140, 1150),
-    System("Sun Blade", "UltraSparc2 500MHz", 460, 8, 1191, 1884),
-    System("ASUS", "AthlonXP 2800+ 2GHz", 2160, 39, 1218, 1300),
-    System("Unknown server", "Itanium 2@700MHz", 2132, 27, 1737, 2150),
-    System("Fosa", "Pentium III 800MHz", 420, 4, 2009, None),
-    System("SGI O2", "MIPS 12K 300MHz", 320, 2, 2816, None),
+    MeasuredSystem("Fujitsu HAL 300", "SPARC64 100MHz", 177, 10, 390, 400),
+    MeasuredSystem("RX1600", "Itanium 2@1.0GHz", 3023, 105, 487, 725),
+    MeasuredSystem("ES40", "Alpha ev67 4@667MHz", 1240, 41, 665, 700),
+    MeasuredSystem("Altura 939", "Athlon 64 2.45GHz", 4320, 110, 860, 900),
+    MeasuredSystem("Optiplex GX280", "Pentium 4 3.2GHz", 4810, 120, 900, 1000),
+    MeasuredSystem("RP5470", "8600 PA-RISC 550MHz", 763, 21, 772, 1175),
+    MeasuredSystem("Ultra 5", "UltraSparc2 300MHz", 407, 9, 984, 1225),
+    MeasuredSystem("ProLiant DL140", "Xeon 2@3.2GHz", 2395, 53, 995, 1175),
+    MeasuredSystem("ProLiant DL145", "Opteron 2@2.2GHz", 3888, 93, 918, 1175),
+    MeasuredSystem("Ultra-250", "UltraSparc2 2@300MHz", 492, 10, 1061, 1300),
+    MeasuredSystem("HP ZV 6005", "Athlon 64 2GHz", 3520, 71, 1106, 1500),
+    MeasuredSystem("Sun-Fire-V210", "UltraSparc3 1GHz", 1140, 22, 1140, 1150),
+    MeasuredSystem("Sun Blade", "UltraSparc2 500MHz", 460, 8, 1191, 1884),
+    MeasuredSystem("ASUS", "AthlonXP 2800+ 2GHz", 2160, 39, 1218, 1300),
+    MeasuredSystem("Unknown server", "Itanium 2@700MHz", 2132, 27, 1737, 2150),
+    MeasuredSystem("Fosa", "Pentium III 800MHz", 420, 4, 2009, None),
+    MeasuredSystem("SGI O2", "MIPS 12K 300MHz", 320, 2, 2816, None),
 )
 
 
 def dalberto_table3() -> Table:
-    """Return the 17 systems: n_1 = 22 alpha/pi from the printed rates, and whether the printed n_1 follows."""
+    """Return Table 3 with n_1 = 22 alpha/pi computed from the printed rates, and whether the printed n_1 follows."""
     columns = (
         *("system", "processor", "1/pi", "1/alpha", "printed", "computed", "difference", "low", "high"),
         *("follows", "follows if truncated", "measured", "epsilon"),
     )
-    rows = tuple(_row(s) for s in TABLE_3)
+    rows = tuple(_table_3_row(s) for s in TABLE_3)
     title = "Table 3: theoretical recursion points of 17 systems"
-    return Table("dalberto-table3", title, columns, rows, _notes())
+    return Table("dalberto-table3", title, columns, rows, _table_3_notes())
 
 
-def not_following() -> tuple[System, ...]:
-    """Return the systems with a printed n_1 that the printed rates, rounded to whole MFLOPS, do not allow."""
-    return tuple(s for s in TABLE_3 if not s.follows(HALF, HALF))
+def inconsistent_systems() -> tuple[MeasuredSystem, ...]:
+    """Return the systems with a printed n_1 that does not follow from the printed rates, rounded to whole MFLOPS."""
+    return tuple(s for s in TABLE_3 if not s.is_consistent(HALF, HALF))
 
 
-def _row(s: System) -> tuple[Cell, ...]:
+def _table_3_row(s: MeasuredSystem) -> tuple[Cell, ...]:
     computed = recursion_point(float(s.ratio))
-    low, high = s.range(HALF, HALF)
+    low, high = s.recursion_point_range(HALF, HALF)
     # Equation 3 with epsilon: measured = 22 (alpha/pi + epsilon).
     epsilon = None if s.measured is None else (s.measured - s.theoretical) / 22
-    fits = (s.follows(HALF, HALF), s.follows(Fraction(0), Fraction(1)))
+    fits = (s.is_consistent(HALF, HALF), s.is_consistent(Fraction(0), Fraction(1)))  # rates rounded, rates truncated
     rates = (s.product_rate, s.addition_rate, s.theoretical)
     return (
         *(s.name, s.processor, *rates, computed, computed - s.theoretical),
@@ -92,10 +97,10 @@ def _row(s: System) -> tuple[Cell, ...]:
     )
 
 
-def _notes() -> tuple[str, ...]:
-    missed = ", ".join(s.name for s in not_following())
-    truncated = ", ".join(s.name for s in TABLE_3 if not s.follows(Fraction(0), Fraction(1)))
-    gains = [first_speedup(5000, s.measured) for s in TABLE_3 if s.measured]
+def _table_3_notes() -> tuple[str, ...]:
+    missed = ", ".join(s.name for s in inconsistent_systems())
+    truncated = ", ".join(s.name for s in TABLE_3 if not s.is_consistent(Fraction(0), Fraction(1)))
+    gains = [first_level_speedup(5000, s.measured) for s in TABLE_3 if s.measured]
     return (
         "low and high: n_1 for rates that round to the printed ones (r stands for [r - 0.5, r + 0.5)).",
         f"Not within rounding of the printed rates: {missed}.",
@@ -120,23 +125,26 @@ def _notes() -> tuple[str, ...]:
     )
 
 
-# ---- error bounds: Equation 1, and Equation 7 of D'Alberto's post, in units of u |A| |B|
+# ---- error bounds in units of u |A| |B|, where u is the unit roundoff and |A| the largest absolute entry of A
 
-POINT: Final = 900  # n1 of Figure 2
-DEPTHS: Final = (0, 1, 2, 3, 4)
+FIGURE_2_POINT: Final = 900  # n_1 of Figure 2: rows of the products below the last level
+BOUND_DEPTHS: Final = (0, 1, 2, 3, 4)  # levels l
 
 
 def printed_bounds(depth: int, n: int) -> tuple[float, float, float]:
-    """Return Equation 1's two lines for l levels, n = 2^l n1, then the post's 4^l n^2 (Brent's)."""
-    first = 12.0**depth * (POINT**2 + 5 * POINT) - 5 * n
+    """Return the printed bounds for `depth` levels l and n = 2^l n_1 rows.
+
+    They are the two lines of Equation 1, and Equation 7 of D'Alberto's post on Brent's analysis, 4^l n^2.
+    """
+    first = 12.0**depth * (FIGURE_2_POINT**2 + 5 * FIGURE_2_POINT) - 5 * n
     return first, 3.0**depth * n**2, 4.0**depth * n**2
 
 
 def dalberto_bounds() -> Table:
-    """Return the printed bounds, and those that follow from a walk over the steps that run."""
+    """Return the printed bounds over the classical n^2, and the bounds found by walking the steps that plans run."""
     rows: list[tuple[Cell, ...]] = []
-    for depth in DEPTHS:
-        n = POINT << depth
+    for depth in BOUND_DEPTHS:
+        n = FIGURE_2_POINT << depth
         plans = [Plan.parse(" > ".join([name] * depth + ["vendor"])) for name in ("hasa", "li-fig2", "winograd")]
         walked = [error_bound(plan, n, n, n) / classical_bound(n) for plan in plans]
         expected = [expected_error_growth(plans[0], in_pieces=cpu) for cpu in (False, True)]

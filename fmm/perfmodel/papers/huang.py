@@ -1,6 +1,9 @@
-"""Huang, Yu, van de Geijn, "Strassen's Algorithm Reloaded on GPUs" (ACM TOMS 46, 2020): printed, computed.
+"""Huang, Yu, van de Geijn, "Strassen's Algorithm Reloaded on GPUs" (ACM TOMS 46, 2020): printed and computed numbers.
 
-Where a printed number does not follow from the paper's own formulas, the notes say what was tried.
+The symbols are the paper's. A thread block computes m_S x n_S entries of C in steps of k_S; a thread computes m_R x n_R
+of them. One product reads W_A blocks of A and W_B blocks of B and adds to W_C blocks of C. tau_flop, tau_gmop and
+tau_smop are the rates of arithmetic, of global memory and of shared memory. Numbers in parentheses are equations.
+The notes of a table say what was tried where a printed number does not follow from the paper's own formulas.
 """
 
 from __future__ import annotations
@@ -20,13 +23,15 @@ from fmm.kernels.plans.fused_order import FIGURE_6, launch_stages
 from fmm.perfmodel import block_model
 from fmm.perfmodel.block_model import GEMM, Operands
 from fmm.perfmodel.papers import huang_blocks
-from fmm.perfmodel.papers.huang_blocks import FOOTNOTE_14, FOOTNOTE_15, Machine
+from fmm.perfmodel.papers.huang_blocks import FOOTNOTE_14, FOOTNOTE_15, ModelledDevice
 from fmm.perfmodel.papers.table import Cell, Table
 
-LAMBDA: Final = 0.2  # footnote 12: the multiplier "adjusted to match the GEMM performance"
-SMOP_FIGURE_9: Final = 15.30e12  # what Figure 9 prints; footnote 13 and the text have 15.67
+CACHE_MULTIPLIER: Final = 0.2  # lambda of footnote 12, the multiplier "adjusted to match the GEMM performance"
+FIGURE_9_SHARED_BANDWIDTH: Final = (
+    15.30e12  # tau_smop in bytes/s as Figure 9 prints it; footnote 13 and the text have 15.67e12
+)
 
-# Figure 3's threads of a block (t_x, t_y), which follow from its other columns.
+# Figure 3: strategy -> threads of a thread block in two dimensions, (t_x, t_y).
 FIGURE_3_THREADS: Final[Mapping[str, tuple[int, int]]] = {
     "Small": (8, 8),
     "Medium": (8, 8),
@@ -36,12 +41,12 @@ FIGURE_3_THREADS: Final[Mapping[str, tuple[int, int]]] = {
     "Huge": (16, 16),
 }
 
-# Figure 7: the products of each stage on each stream, in order; its last has one stream.
-FIGURE_7: Final = ("M1, M5", "M4, M6", "M2", "M3", "M0")
+# Figure 7: the products on both streams of stage 0, on both streams of stage 1, and on the one stream of stage 2.
+FIGURE_7_PRODUCTS: Final = ("M1, M5", "M4, M6", "M2", "M3", "M0")
 
-VAR_0: Final[tuple[Operands, ...]] = (GEMM, (2, 2, 2), (4, 4, 4))  # Var#0 of no, one and two levels
+VARIANT_0: Final[tuple[Operands, ...]] = (GEMM, (2, 2, 2), (4, 4, 4))  # (W_A, W_B, W_C) of Var#0 with 0, 1, 2 levels
 
-# Footnote 15: strategy, level, active blocks per SM (Var#0 of the level).
+# Footnote 15: strategy, number of levels, and active thread blocks of Var#0 on one multiprocessor (SM).
 FOOTNOTE_15_BLOCKS: Final[tuple[tuple[str, int, int], ...]] = (
     ("Huge", 0, 2),
     ("Huge", 1, 2),
@@ -52,20 +57,20 @@ FOOTNOTE_15_BLOCKS: Final[tuple[tuple[str, int, int], ...]] = (
 )
 
 
-def v100() -> Machine:
-    """Return the paper's machine: 15.67 TFLOPS, 900 GB/s x 1.2, and footnote 13's shared memory bandwidth."""
-    return huang_blocks.paper_machine(datasheet_of("V100"), element_bytes=4, cache=LAMBDA)
+def paper_v100() -> ModelledDevice:
+    """Return the paper's V100: tau_flop 15.67 TFLOPS, tau_gmop 900 GB/s x (1 + lambda), tau_smop of footnote 13."""
+    return huang_blocks.modelled_device(datasheet_of("V100"), element_bytes=4, cache=CACHE_MULTIPLIER)
 
 
 def direct_scheme(level: int) -> Scheme:
-    """Return the scheme of Equation (3) at one level, its Kronecker square at two."""
+    """Return the scheme of Equation (3) for one level, and its Kronecker square for two levels."""
     if level not in (1, 2):
         raise ValueError(f"the paper has 1 and 2 levels, not {level}")
     return scheme("strassen-huang" if level == 1 else "strassen-huang^2")
 
 
 def operand_counts(level: int) -> Counter[Operands]:
-    """Return the operand counts of plain GEMM (level 0) or direct Strassen, derived from the coefficients."""
+    """Return the number of products for each (W_A, W_B, W_C), counted from the scheme's coefficients; level 0: GEMM."""
     if level == 0:
         return Counter({GEMM: 1})
     strassen = direct_scheme(level)
@@ -76,7 +81,7 @@ def operand_counts(level: int) -> Counter[Operands]:
 
 
 def huang_fig3() -> Table:
-    """The six strategies, the thread counts that follow from them, and whether (18) holds."""
+    """Return Figure 3's six strategies, the threads computed from the other columns, and whether (18) holds."""
     rows = tuple(_strategy_row(s) for s in STRATEGIES)
     columns = (
         *("strategy", "m_S", "n_S", "k_S", "m_R", "n_R", "t_x printed", "t_x computed", "t_x difference"),
@@ -92,17 +97,18 @@ def huang_fig3() -> Table:
 
 def _strategy_row(s: TileSizes) -> tuple[Cell, ...]:
     x, y = FIGURE_3_THREADS[s.name]
-    holds = _bound(s, GEMM, v100(), 18).holds
+    holds = _strategy_bound(s, GEMM, paper_v100(), 18).holds
     sizes = (s.name, s.m_s, s.n_s, s.k_s, s.m_r, s.n_r)
     return (*sizes, x, s.threads_m, s.threads_m - x, y, s.threads_n, s.threads_n - y, s.threads, holds)
 
 
-def _bound(s: TileSizes, w: Operands, on: Machine, equation: int) -> huang_blocks.Bound:
+def _strategy_bound(s: TileSizes, w: Operands, on: ModelledDevice, equation: int) -> huang_blocks.Bound:
+    """Return the bound of this equation for a strategy."""
     return next(b for b in huang_blocks.strategy_bounds(s, w, on) if b.equation == equation)
 
 
 def huang_fig6() -> Table:
-    """Operand counts derived from Equation (3) and its Kronecker square."""
+    """Return Figure 6 with the operand counts computed from Equation (3) and its Kronecker square."""
     derived = {level: operand_counts(level) for level in range(3)}
     rows = tuple(
         (
@@ -129,15 +135,15 @@ def huang_fig6() -> Table:
 
 
 def huang_fig7() -> Table:
-    """Two streams: the stages that follow from which blocks each product of Equation (3) writes."""
+    """Return Figure 7 with the stages computed from the blocks of C that each product of Equation (3) writes."""
     computed = [
-        (stage, stream, ", ".join(f"M{product}" for task in lane for product in task))
-        for stage, lanes in enumerate(launch_stages(direct_scheme(1), ("streams",)))
-        for stream, lane in enumerate(lanes)
+        (stage, number, ", ".join(f"M{product}" for task in stream for product in task))
+        for stage, streams in enumerate(launch_stages(direct_scheme(1), ("streams",)))
+        for number, stream in enumerate(streams)
     ]
     rows = tuple(
         (stage, stream, printed, found, "" if printed == found else "differs")
-        for (stage, stream, found), printed in zip(computed, FIGURE_7, strict=True)
+        for (stage, stream, found), printed in zip(computed, FIGURE_7_PRODUCTS, strict=True)
     )
     notes = (
         "Section 3.3 begins with stages 0 to 2, as the figure does; further on the text calls the last two 2 and 3.",
@@ -150,52 +156,55 @@ def huang_fig7() -> Table:
 
 
 def huang_bounds() -> Table:
-    """The rates of section 5 and the block sizes that they demand."""
+    """Return the rates of section 5.2 and the bounds on block sizes that follow from them."""
     rows = tuple(
         (name, printed, computed, None if printed is None else computed - printed)
-        for name, printed, computed in (*_rates(), *_sizes(), *_limits())
+        for name, printed, computed in (*_printed_rates(), *_printed_block_sizes(), *_printed_limits())
     )
     columns = ("quantity", "printed", "computed", "difference")
     return Table("huang-bounds", "Section 5.2: rates and bounds", columns, rows, _bound_notes())
 
 
-def _rates() -> tuple[tuple[str, float | None, float], ...]:
-    on, gpu = v100(), datasheet_of("V100")
+def _printed_rates() -> tuple[tuple[str, float | None, float], ...]:
+    """Return for each rate of section 5: its name, the printed number (None: not printed), the computed one."""
+    on, gpu = paper_v100(), datasheet_of("V100")
     return (
         ("tau_flop, TFLOPS (footnote 4)", 15.67, on.flop / 1e12),
         ("double precision peak, TFLOPS (footnote 5)", 7.83, gpu.fp64_peak / 1e12),
         ("tau_gmop, TB/s (footnote 12)", 1.08, on.gmop / 1e12),
         ("tau_smop, TB/s (section 5.2, footnote 13)", 15.67, on.smop / 1e12),
-        ("tau_smop, TB/s (Figure 9)", SMOP_FIGURE_9 / 1e12, on.smop / 1e12),
+        ("tau_smop, TB/s (Figure 9)", FIGURE_9_SHARED_BANDWIDTH / 1e12, on.smop / 1e12),
     )
 
 
-def _sizes() -> tuple[tuple[str, float | None, float], ...]:
-    on = v100()
-    figure_9 = replace(on, smop=SMOP_FIGURE_9)
-    one, two = VAR_0[1:]
+def _printed_block_sizes() -> tuple[tuple[str, float | None, float], ...]:
+    """Return the least square m_S by (13) and the least square m_R by (15), as name, printed, computed."""
+    on = paper_v100()
+    figure_9 = replace(on, smop=FIGURE_9_SHARED_BANDWIDTH)
+    one, two = VARIANT_0[1:]
     return (
-        ("(13) least m_S, GEMM, k without limit", 58.2, huang_blocks.least_square_tile(GEMM, on)),
-        ("(13) least m_S, GEMM, k = 10240", 58.2, huang_blocks.least_square_tile(GEMM, on, 10240)),
-        ("(13) least m_S, 1-level Var#0", None, huang_blocks.least_square_tile(one, on)),
-        ("(13) least m_S, 2-level Var#0", None, huang_blocks.least_square_tile(two, on)),
-        ("(15) least m_R, tau_smop 15.67, m_S = 128", 4.1, huang_blocks.least_square_piece(128, on)),
-        ("(15) least m_R, tau_smop 15.67, m_S without limit", 4.1, huang_blocks.least_square_piece(inf, on)),
-        ("(15) least m_R, tau_smop 15.30, m_S = 128", 4.1, huang_blocks.least_square_piece(128, figure_9)),
-        ("(15) least m_R, tau_smop 15.30, m_S without limit", 4.1, huang_blocks.least_square_piece(inf, figure_9)),
+        ("(13) least m_S, GEMM, k without limit", 58.2, huang_blocks.min_square_tile(GEMM, on)),
+        ("(13) least m_S, GEMM, k = 10240", 58.2, huang_blocks.min_square_tile(GEMM, on, 10240)),
+        ("(13) least m_S, 1-level Var#0", None, huang_blocks.min_square_tile(one, on)),
+        ("(13) least m_S, 2-level Var#0", None, huang_blocks.min_square_tile(two, on)),
+        ("(15) least m_R, tau_smop 15.67, m_S = 128", 4.1, huang_blocks.min_square_piece(128, on)),
+        ("(15) least m_R, tau_smop 15.67, m_S without limit", 4.1, huang_blocks.min_square_piece(inf, on)),
+        ("(15) least m_R, tau_smop 15.30, m_S = 128", 4.1, huang_blocks.min_square_piece(128, figure_9)),
+        ("(15) least m_R, tau_smop 15.30, m_S without limit", 4.1, huang_blocks.min_square_piece(inf, figure_9)),
     )
 
 
-def _limits() -> tuple[tuple[str, float | None, float], ...]:
-    on, huge = v100(), named_strategy("Huge")
-    one, two = VAR_0[1:]
+def _printed_limits() -> tuple[tuple[str, float | None, float], ...]:
+    """Return the limits on m_R by (16), and two numbers of section 5.4, as name, printed, computed."""
+    on, huge = paper_v100(), named_strategy("Huge")
+    one, two = VARIANT_0[1:]
     pointers = 2 * (one[0] + one[1]) + 5
     throughput = on.element_bytes * on.flop / huang_blocks.global_intensity(huge, two)
     return (
-        ("(16) m_R below, GEMM", 12, huang_blocks.greatest_square_piece(GEMM, on)),
-        ("(16) m_R below, 1-level Var#0", 12, huang_blocks.greatest_square_piece(one, on)),
-        ("(16) m_R below, 1-level Var#0, footnote 14", 12, huang_blocks.greatest_square_piece(one, on, pointers)),
-        ("(16) m_R below, 2-level Var#0", 12, huang_blocks.greatest_square_piece(two, on)),
+        ("(16) m_R below, GEMM", 12, huang_blocks.max_square_piece(GEMM, on)),
+        ("(16) m_R below, 1-level Var#0", 12, huang_blocks.max_square_piece(one, on)),
+        ("(16) m_R below, 1-level Var#0, footnote 14", 12, huang_blocks.max_square_piece(one, on, pointers)),
+        ("(16) m_R below, 2-level Var#0", 12, huang_blocks.max_square_piece(two, on)),
         ("(16) registers, Huge, 2-level Var#0 (section 5.4)", 160, block_model.registers_needed(huge, two)),
         ("(13) GB/s, Huge, 2-level Var#0 (section 5.4)", 1900, throughput / 1e9),
     )
@@ -218,8 +227,8 @@ def _bound_notes() -> tuple[str, ...]:
 
 
 def huang_admitted() -> Table:
-    """Which strategies meet every bound, k without limit: GEMM, direct 1-level, direct 2-level."""
-    on = v100()
+    """Return the strategies that meet every bound for very long k: with GEMM, with one level and with two."""
+    on = paper_v100()
     printed = ("Large, Huge", "Huge", "")
     names = ("GEMM", "1-level", "2-level")
     rows = []
@@ -235,7 +244,7 @@ def huang_admitted() -> Table:
 
 
 def huang_footnote15() -> Table:
-    """Active blocks per SM, the registers per thread from which they follow, and what the formulas give."""
+    """Return footnote 15's active blocks per SM, the computed ones, and the registers per thread behind them."""
     rows = tuple(_occupancy_row(*case) for case in FOOTNOTE_15_BLOCKS)
     columns = (
         *("strategy", "kernel", "printed", "computed", "difference", "(16) alone", "with footnote 14"),
@@ -255,7 +264,7 @@ def huang_footnote15() -> Table:
 
 
 def _occupancy_row(name: str, level: int, printed: int) -> tuple[Cell, ...]:
-    s, w, on = named_strategy(name), VAR_0[level], v100()
+    s, w, on = named_strategy(name), VARIANT_0[level], paper_v100()
     computed = huang_blocks.blocks_per_sm(s, w, on)
     follows = register_counts(on.limits, s.threads, on.element_bytes * block_model.shared_tile(s), printed)
     kernel = f"{level}-level Var#0" if level else "GEMM"
@@ -267,21 +276,22 @@ def _occupancy_row(name: str, level: int, printed: int) -> tuple[Cell, ...]:
 
 
 def huang_fig10(sizes: tuple[int, ...] = tuple(range(1024, 20481, 1024))) -> Table:
-    """The modelled curves: effective TFLOPS of m = k = n for GEMM and direct 1- and 2-level Strassen."""
-    rows = tuple((s, size, *_tflops(s, size)) for s in ("Huge", "Small") for size in sizes)
+    """Return Figure 10's modelled curves: effective TFLOPS (7) for m = k = n of GEMM and of one and two levels."""
+    rows = tuple((s, size, *_modelled_tflops(s, size)) for s in ("Huge", "Small") for size in sizes)
     notes = (
         "Figure 10 is a plot without numbers, so nothing is printed here beside the computed values.",
         "Huge: 1-level is above GEMM throughout from 6144 on; direct 2-level is below both at every size, "
         "for want of tiles at small sizes and of global bandwidth at large ones. Small: global memory limits "
         "all three from 2048 on.",
-        f"lambda = {LAMBDA}, active blocks as in footnote 15, seven or 49 products one after the other.",
+        f"lambda = {CACHE_MULTIPLIER}, active blocks as in footnote 15, seven or 49 products one after the other.",
     )
     columns = ("strategy", "m=n=k", "GEMM", "1-level", "2-level")
     return Table("huang-fig10", "Figure 10: modelled TFLOPS on V100", columns, rows, notes)
 
 
-def _tflops(name: str, size: int) -> tuple[float, float, float]:
-    s, on, shape = named_strategy(name), v100(), (size, size, size)
+def _modelled_tflops(name: str, size: int) -> tuple[float, float, float]:
+    """Return the effective TFLOPS of a strategy by name for m = k = n = size, with 0, 1 and 2 levels."""
+    s, on, shape = named_strategy(name), paper_v100(), (size, size, size)
 
     def at(level: int) -> float:
         split = (2**level,) * 3

@@ -1,10 +1,9 @@
-"""The block-parameter model of Huang, Yu and van de Geijn (ACM TOMS 46, 2020), section 5.
+"""The block-parameter model of Huang, Yu and van de Geijn (ACM TOMS 46, 2020), section 5: bounds and times.
 
-A kernel computes (sum of W_A blocks of A)(sum of W_B blocks of B) and adds it to W_C blocks of C, by tiles.
-Equation numbers are the paper's. Rates are in flop/s and bytes/s. The counts per thread block, (8) to (17), are in
-fmm.perfmodel.block_model, which also has today's multiprocessors in cycles: `datasheet_chip` is their device.
-Left out, as in the paper: hardware caches other than by the multiplier lambda, parallelism between kernels,
-launches, and latency.
+One product (a kernel) multiplies a sum of W_A blocks of A by a sum of W_B blocks of B and adds the result to W_C blocks
+of C, in tiles. Numbers in parentheses are the paper's equations. Rates are in flop/s and bytes/s. The counts of a
+thread block, (8) to (12), (14) and the left sides of (16) and (17), are in fmm.perfmodel.block_model. Left out, as in
+the paper: hardware caches except by the multiplier lambda, parallelism between kernels, launches, and latency.
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ from fmm.problem import Shape, positive_shape
 Coefficients = Sequence[Sequence[Fraction | int | float]]  # blocks x products
 
 
-# ---- what a product touches
+# ---- the blocks that the products of a scheme read and write
 
 
 def operand_counts(U: Coefficients, V: Coefficients, W: Coefficients) -> Counter[Operands]:
-    """Return how many products of a scheme touch W_A, W_B and W_C blocks (Figure 6)."""
+    """Return the number of products of a scheme for each (W_A, W_B, W_C), as in Figure 6."""
     columns = (zip(*x, strict=True) for x in (U, V, W))
     return Counter((_nonzeros(a), _nonzeros(b), _nonzeros(c)) for a, b, c in zip(*columns, strict=True))
 
 
 def composed_counts(outer: Mapping[Operands, int], inner: Mapping[Operands, int]) -> Counter[Operands]:
-    """Return the operand counts of a Kronecker product of two schemes, without forming it."""
+    """Return the operand counts of the Kronecker product of two schemes, from the counts of both schemes."""
     counts: Counter[Operands] = Counter()
     for ((a, b, c), times), ((x, y, z), more) in product(outer.items(), inner.items()):
         counts[a * x, b * y, c * z] += times * more
@@ -55,28 +54,32 @@ def _nonzeros(column: Iterable[Fraction | int | float]) -> int:
     return sum(1 for coefficient in column if coefficient)
 
 
-# ---- the device, as the model sees it
+# ---- the device in the model
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """A device at one element size: flop in flop/s, gmop (global) and smop (shared memory) in bytes/s."""
+class ModelledDevice:
+    """The rates and limits of a device for elements of one size."""
 
-    flop: float
-    gmop: float
-    smop: float
-    sms: int
+    flop: float  # tau_flop, flop/s
+    gmop: float  # tau_gmop, bytes/s of global memory
+    smop: float  # tau_smop, bytes/s of the shared memory of all multiprocessors
+    sms: int  # multiprocessors
     limits: Capability
     element_bytes: int = 4
 
     @property
     def registers_per_element(self) -> Fraction:
+        """Registers of 32 bits that hold one element."""
         return Fraction(self.element_bytes, 4)
 
 
-def paper_machine(device: Datasheet, element_bytes: int = 4, cache: float = 0.0) -> Machine:
-    """Datasheet rates; `cache` is footnote 12's lambda: global bandwidth x (1 + lambda) for reuse in L2."""
-    return Machine(
+def modelled_device(device: Datasheet, element_bytes: int = 4, cache: float = 0.0) -> ModelledDevice:
+    """Return a device with its datasheet's rates; `cache` is lambda of footnote 12.
+
+    Reuse of data in the second-level cache makes tau_gmop the bandwidth of global memory times 1 + lambda.
+    """
+    return ModelledDevice(
         flop=device.peak(element_bytes),
         gmop=device.global_bandwidth * (1 + cache),
         smop=device.shared_bandwidth,
@@ -87,8 +90,10 @@ def paper_machine(device: Datasheet, element_bytes: int = 4, cache: float = 0.0)
 
 
 def datasheet_chip(device: Datasheet) -> Chip:
-    """Return a datasheet's device for the model in cycles."""
-    return Chip(device.limits, device.sms, 1e6 * device.boost_mhz, device.global_bandwidth, 1024.0 * device.l2_kib)
+    """Return the chip of a datasheet, for the model in cycles (fmm.perfmodel.block_model)."""
+    return Chip(
+        device.limits, device.sms, 1e6 * device.boost_mhz, device.global_bandwidth, 1024.0 * (device.l2_kib or 0)
+    )
 
 
 # ---- bounds on block sizes, (13) and (15) to (18)
@@ -96,54 +101,55 @@ def datasheet_chip(device: Datasheet) -> Chip:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """One bound: `have` must be at least (or, if strict, be below) `need`."""
+    """One of the paper's bounds on block sizes: `have` is at least `need`, or with `below` it is smaller."""
 
     equation: int
-    what: str
+    what: str  # the bounded quantity and its unit
     have: float
     need: float
     below: bool = False
 
     @property
     def holds(self) -> bool:
+        """True if the bound is met."""
         return self.have < self.need if self.below else self.have >= self.need
 
 
-def strategy_bounds(s: TileSizes, w: Operands, on: Machine, k: int | None = None) -> tuple[Bound, ...]:
-    """Return every bound for one product, k deep (None: as k grows without limit)."""
-    step = min(s.threads * s.m_r - s.m_s * s.k_s, s.threads * s.n_r - s.n_s * s.k_s)
+def strategy_bounds(s: TileSizes, w: Operands, on: ModelledDevice, k: int | None = None) -> tuple[Bound, ...]:
+    """Return every bound for one product with the inner dimension k (None: the limit for k to infinity)."""
+    prefetched = min(s.threads * s.m_r - s.m_s * s.k_s, s.threads * s.n_r - s.n_s * s.k_s)
     most = on.limits.max_registers_per_thread
-    # The paper's (17) has the shared memory of an SM; on later devices a block may ask for a little less.
+    # (17) has the shared memory of a multiprocessor; on later devices a thread block may use slightly less.
     shared = on.limits.shared_per_block
     return (
-        Bound(13, "flops per global element", global_intensity(s, w, k), global_need(on)),
-        Bound(15, "flops per shared element", shared_intensity(s, w, k), shared_need(on)),
+        Bound(13, "flops per global element", global_intensity(s, w, k), required_global_intensity(on)),
+        Bound(15, "flops per shared element", shared_intensity(s, w, k), required_shared_intensity(on)),
         Bound(16, "registers per thread", _register_words(s, w, on), most, below=True),
         Bound(17, "shared bytes per block", on.element_bytes * shared_tile(s), shared, below=True),
-        Bound(18, "elements prefetched beyond the tile", step, 0),
+        Bound(18, "elements prefetched beyond the tile", prefetched, 0),
     )
 
 
 def admitted_strategies(
-    strategies: Iterable[TileSizes], operands: Iterable[Operands], on: Machine, k: int | None = None
+    strategies: Iterable[TileSizes], operands: Iterable[Operands], on: ModelledDevice, k: int | None = None
 ) -> tuple[TileSizes, ...]:
-    """Return the strategies that meet every bound for every product in `operands`."""
-    wanted = tuple(operands)
-    return tuple(s for s in strategies if all(b.holds for w in wanted for b in strategy_bounds(s, w, on, k)))
+    """Return the strategies that meet every bound for every (W_A, W_B, W_C) in `operands`."""
+    products = tuple(operands)
+    return tuple(s for s in strategies if all(b.holds for w in products for b in strategy_bounds(s, w, on, k)))
 
 
 def global_intensity(s: TileSizes, w: Operands, k: int | None = None) -> float:
-    """Left side of (13): flops per element of global traffic."""
-    return _ratio(partial(kernel_flops, s, w), partial(global_elements, s, w), k)
+    """Return the left side of (13): flops for each element moved to or from global memory."""
+    return _intensity_ratio(partial(kernel_flops, s, w), partial(global_elements, s, w), k)
 
 
 def shared_intensity(s: TileSizes, w: Operands, k: int | None = None) -> float:
-    """Left side of (15): flops per element of shared traffic."""
-    return _ratio(partial(kernel_flops, s, w), partial(shared_elements, s), k)
+    """Return the left side of (15): flops for each element moved to or from shared memory."""
+    return _intensity_ratio(partial(kernel_flops, s, w), partial(shared_elements, s), k)
 
 
-def _ratio(top: Callable[[int], int], bottom: Callable[[int], int], k: int | None) -> float:
-    """top(k) / bottom(k); every count is linear in k, so in the limit (None) the slopes' ratio."""
+def _intensity_ratio(top: Callable[[int], int], bottom: Callable[[int], int], k: int | None) -> float:
+    """Return top(k) / bottom(k). Both are linear in k, so that the limit (k = None) is the ratio of their slopes."""
     if k is None:
         return (top(1) - top(0)) / (bottom(1) - bottom(0))
     if k < 1:
@@ -151,80 +157,77 @@ def _ratio(top: Callable[[int], int], bottom: Callable[[int], int], k: int | Non
     return top(k) / bottom(k)
 
 
-def _register_words(s: TileSizes, w: Operands, on: Machine) -> int:
+def _register_words(s: TileSizes, w: Operands, on: ModelledDevice) -> int:
+    """Return the left side of (16) in registers of 32 bits."""
     return ceil(registers_needed(s, w) * on.registers_per_element)
 
 
-def global_need(on: Machine) -> float:
-    """Right side of (13)."""
+def required_global_intensity(on: ModelledDevice) -> float:
+    """Return the right side of (13): element bytes x tau_flop / tau_gmop."""
     return on.element_bytes * on.flop / on.gmop
 
 
-def shared_need(on: Machine) -> float:
-    """Right side of (15)."""
+def required_shared_intensity(on: ModelledDevice) -> float:
+    """Return the right side of (15): element bytes x tau_flop / tau_smop."""
     return on.element_bytes * on.flop / on.smop
 
 
-def least_square_tile(w: Operands, on: Machine, k: int | None = None) -> float:
-    """(13) solved for m_S = n_S; infinite where no tile is large enough at this k."""
-    need, reads, writes = global_need(on), w[0] + w[1], w[2]
+def min_square_tile(w: Operands, on: ModelledDevice, k: int | None = None) -> float:
+    """Return the least m_S = n_S that meets (13); infinite if no tile is large enough for this k."""
+    need, reads, writes = required_global_intensity(on), w[0] + w[1], w[2]
     if k is None:
         return (need * reads - reads + 2) / 2
     per_tile = 2 * k + writes - 1 - need * writes
     return k * (need * reads - reads + 2) / per_tile if per_tile > 0 else inf
 
 
-def least_square_piece(m_s: float, on: Machine) -> float:
-    """(15) solved for m_R = n_R of a GEMM with square tiles of m_S (infinity for the limit)."""
-    left = 1 / shared_need(on) - 1 / m_s
+def min_square_piece(m_s: float, on: ModelledDevice) -> float:
+    """Return the least m_R = n_R that meets (15), for a GEMM with m_S = n_S; m_S may be infinite."""
+    left = 1 / required_shared_intensity(on) - 1 / m_s
     return 1 / left if left > 0 else inf
 
 
-def greatest_square_piece(w: Operands, on: Machine, extra: int = 0) -> float:
-    """(16) solved for m_R = n_R, with `extra` registers beside its own: the size must stay below this."""
+def max_square_piece(w: Operands, on: ModelledDevice, extra: int = 0) -> float:
+    """Return the m_R = n_R at which (16) needs all registers of a thread, `extra` ones included; m_R must be less."""
     half = (4 + w[0] + w[1]) / 2
     elements = (on.limits.max_registers_per_thread - extra) / float(on.registers_per_element)
     return sqrt(half * half + elements) - half
 
 
-# ---- registers that a compiled kernel has
+# ---- registers of a compiled kernel
 
 
 @dataclass(frozen=True, slots=True)
 class RegisterModel:
-    """Registers per thread of a compiled kernel: (16), footnote 14's bookkeeping, and what neither has.
+    """Registers of a thread beyond those of (16)."""
 
-    `per_pointer` is 1 or, for 64-bit addresses, 2 registers per block of A and B; `loop` is the footnote's 5;
-    `unprinted` are registers that no formula of the paper has; with `least_blocks` the compiler is taken to
-    spill until that many blocks fit on an SM (0: never).
-    """
+    per_pointer: int = 1  # for each block of A and B (footnote 14); 2 with addresses of 64 bits
+    loop: int = 5  # for the loop (footnote 14)
+    unprinted: int = 0  # which no formula of the paper has
+    least_blocks: int = 0  # the compiler spills until this number of thread blocks fits on a multiprocessor; 0: never
 
-    per_pointer: int = 1
-    loop: int = 5
-    unprinted: int = 0
-    least_blocks: int = 0
-
-    def count(self, s: TileSizes, w: Operands, on: Machine) -> int:
-        wanted = self.wanted(s, w, on)
+    def count(self, s: TileSizes, w: Operands, on: ModelledDevice) -> int:
+        """Return the registers of a thread after spilling."""
+        registers = self.count_before_spilling(s, w, on)
         if not self.least_blocks:
-            return wanted
-        return min(wanted, max_registers(on.limits, s.threads, self.least_blocks))
+            return registers
+        return min(registers, max_registers(on.limits, s.threads, self.least_blocks))
 
-    def wanted(self, s: TileSizes, w: Operands, on: Machine) -> int:
-        """Before any spilling."""
+    def count_before_spilling(self, s: TileSizes, w: Operands, on: ModelledDevice) -> int:
+        """Return the registers that a thread needs."""
         return _register_words(s, w, on) + self.per_pointer * (w[0] + w[1]) + self.loop + self.unprinted
 
 
 FOOTNOTE_14 = RegisterModel()
-# The active-block counts of footnote 15 need more than footnote 14's "at least" count: with one register per
-# pointer, 12 to 15 further ones, which the paper does not print, give 24, 20 and 18 blocks for Small; and
-# "Huge: 2 for all variants" holds only if kernels that want more than 128 registers are held to 128 (section
-# 5.4 speaks of spilling to maintain two active blocks). The least number that fits is used.
+# The active blocks of footnote 15 need more registers than footnote 14 counts. With one register for each pointer, 12
+# to 15 further ones, which the paper does not print, result in 24, 20 and 18 blocks for Small; 12 is used. "Huge: 2 for
+# all variants" holds only if kernels that need more than 128 registers spill down to 128: section 5.4 mentions spilling
+# to maintain two active blocks.
 FOOTNOTE_15 = RegisterModel(unprinted=12, least_blocks=2)
 
 
-def blocks_per_sm(s: TileSizes, w: Operands, on: Machine, model: RegisterModel = FOOTNOTE_15) -> int:
-    """Return the active blocks of this kernel on one SM."""
+def blocks_per_sm(s: TileSizes, w: Operands, on: ModelledDevice, model: RegisterModel = FOOTNOTE_15) -> int:
+    """Return the active thread blocks of a product's kernel on one multiprocessor."""
     tile = on.element_bytes * shared_tile(s)
     return active_blocks(on.limits, s.threads, model.count(s, w, on), tile)
 
@@ -234,23 +237,27 @@ def blocks_per_sm(s: TileSizes, w: Operands, on: Machine, model: RegisterModel =
 
 @dataclass(frozen=True, slots=True)
 class BlockTime:
-    """Seconds that one product would take by each resource alone; the slowest decides."""
+    """Seconds of one product if only one resource took time; the slowest resource decides."""
 
-    flop: float
-    gmop: float
-    smop: float
+    flop: float  # arithmetic (20)
+    gmop: float  # global memory (22)
+    smop: float  # shared memory (21)
 
     @property
     def seconds(self) -> float:
+        """Seconds of the slowest resource."""
         return max(self.flop, self.gmop, self.smop)
 
     @property
     def limited_by(self) -> str:
+        """The name of the slowest resource."""
         return max(("flop", self.flop), ("gmop", self.gmop), ("smop", self.smop), key=lambda pair: pair[1])[0]
 
 
-def block_time(s: TileSizes, w: Operands, shape: Shape, on: Machine, model: RegisterModel = FOOTNOTE_15) -> BlockTime:
-    """Eq. (19) to (22) for one product of shape (m, k, n)."""
+def block_time(
+    s: TileSizes, w: Operands, shape: Shape, on: ModelledDevice, model: RegisterModel = FOOTNOTE_15
+) -> BlockTime:
+    """Return the time of one product of shape (m, k, n) by (19) to (22)."""
     m, k, n = positive_shape(shape)
     per_sm = blocks_per_sm(s, w, on, model)
     if per_sm == 0:
@@ -265,14 +272,19 @@ def block_time(s: TileSizes, w: Operands, shape: Shape, on: Machine, model: Regi
     )
 
 
-def direct_seconds(s: TileSizes, counts: Mapping[Operands, int], split: Shape, shape: Shape, on: Machine) -> float:
-    """A direct fast multiplication: its products one after the other, each on shape / split, rounded up."""
+def direct_seconds(
+    s: TileSizes, counts: Mapping[Operands, int], split: Shape, shape: Shape, on: ModelledDevice
+) -> float:
+    """Return the seconds of a direct fast multiplication, whose products run one after the other.
+
+    Each product has the shape of the largest blocks: shape / split, rounded up.
+    """
     m, k, n = positive_shape(shape)
     block = (-(-m // split[0]), -(-k // split[1]), -(-n // split[2]))
     return sum(times * block_time(s, w, block, on).seconds for w, times in counts.items())
 
 
 def effective_tflops(shape: Shape, seconds: float) -> float:
-    """Eq. (7): the classical flop count over the time."""
+    """Return the effective rate (7): the flops of a classical product over the seconds, in TFLOPS."""
     m, k, n = positive_shape(shape)
     return 2e-12 * m * n * k / seconds

@@ -1,9 +1,9 @@
-"""Exact counts of Li, Ranka, Sahni (2011) on the Tesla C1060: arithmetics A, transactions T and volume V.
+"""Exact counts of Li, Ranka, Sahni (2011) for n x n matrices of float32 on a Tesla C1060.
 
-The counts come from walking step tables, kernel by kernel, with the blocks that each kernel reads and writes. The
-paper's closed forms and recurrences appear in the tests only. Counts are polynomials in the size of square matrices, in
-single precision. Left out: time, caches and launches. `threshold_plan` is the plan that their codes run for given
-thresholds tau1 and tau2.
+The paper counts arithmetics A(k, n), transactions T(k, n) and volume V(k, n) of k levels of recursion. Here the counts
+are polynomials in n, added up over the kernel calls of a step table: each kernel counts the blocks that it reads and
+writes. The paper's closed forms and recurrences are in the tests only. Left out: time, caches and launches.
+`threshold_plan` returns the plan that the paper's codes run for the thresholds tau1 and tau2.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ QUANTITIES: Final[tuple[Quantity, ...]] = get_args(Quantity)
 
 @dataclass(frozen=True, slots=True)
 class Polynomial:
-    """c0 + c1 n + c2 n^2 + ..., exact; no trailing zeros, so that equal polynomials are equal values."""
+    """An exact polynomial c0 + c1 n + c2 n^2 + ...; the last coefficient is not 0, so that equality is by value."""
 
-    coefficients: tuple[Fraction, ...] = ()
+    coefficients: tuple[Fraction, ...] = ()  # c0, c1, c2, ...
 
     @staticmethod
     def of(*coefficients: Fraction | int) -> Polynomial:
@@ -55,14 +55,14 @@ class Polynomial:
         return Polynomial.of(*(factor * c for c in self.coefficients))
 
     def at_half(self) -> Polynomial:
-        """Return the polynomial in n whose value is this one's at n/2."""
+        """Return the polynomial q with q(n) = p(n/2), where p is this polynomial."""
         return Polynomial.of(*(c / 2**i for i, c in enumerate(self.coefficients)))
 
     def __call__(self, n: Fraction | int) -> Fraction:
         return sum((c * Fraction(n) ** i for i, c in enumerate(self.coefficients)), Fraction(0))
 
     def text(self, variable: str = "n") -> str:
-        """Return the text as the paper prints it, highest power first: 17n^3/4096 + n^2/16."""
+        """Return the polynomial as the paper prints polynomials, highest power first: 17n^3/4096 + n^2/16."""
         terms = [(c, power) for power, c in enumerate(self.coefficients) if c][::-1]
         words = [f"{'-' if c < 0 else '+'} {_monomial(abs(c), variable, power)}" for c, power in terms]
         return " ".join([words[0].replace("- ", "-").removeprefix("+ "), *words[1:]]) if words else "0"
@@ -72,7 +72,7 @@ class Polynomial:
 
     @staticmethod
     def parse(text: str) -> Polynomial:
-        """Return the polynomial of the paper's notation, in any one-letter variable."""
+        """Return the polynomial of a text in the paper's notation; the variable is any one letter."""
         terms: dict[int, Fraction] = {}
         for term in text.replace("-", "+ -").split("+"):
             if term := term.replace(" ", ""):
@@ -100,124 +100,136 @@ def _parse_term(term: str, text: str) -> tuple[int, Fraction]:
     return int(match[4] or 1) if match[3] else 0, c
 
 
-# ---- the cost of leaves and kernels
+# ---- counts of kernels: sums, classical products, and products with sums inside
 
 
-def _square(c: Fraction | int) -> Polynomial:
+def _times_n_squared(c: Fraction | int) -> Polynomial:
     return Polynomial.of(0, 0, c)
 
 
-# Per block that an elementwise kernel reads or writes: float2, 16 threads, so 128-byte transactions (section 5, add).
-ELEMENTWISE: Final[Mapping[Quantity, Polynomial]] = {
-    "arithmetics": _square(0),
-    "transactions": _square(Fraction(1, 32)),
-    "volume": _square(4),
+# The counts for each m x m block that `add` or `sub` reads or writes (section 5). 16 threads access a float2 (8 bytes)
+# each, in transactions of 128 bytes: m^2/32 transactions, 4 m^2 bytes.
+BLOCK_IN_SUM: Final[Mapping[Quantity, Polynomial]] = {
+    "arithmetics": _times_n_squared(0),
+    "transactions": _times_n_squared(Fraction(1, 32)),
+    "volume": _times_n_squared(4),
 }
-# Per further block that a product kernel reads or writes: floats, so 64-byte transactions (section 5, mulIncInc).
-FUSED: Final[Mapping[Quantity, Polynomial]] = {
-    "arithmetics": _square(0),
-    "transactions": _square(Fraction(1, 16)),
-    "volume": _square(4),
+# The counts for each block that a product kernel reads or writes beside the operands of the product itself (section 5,
+# mulIncInc). 16 threads access a float (4 bytes) each, in transactions of 64 bytes: m^2/16 transactions, 4 m^2 bytes.
+BLOCK_IN_PRODUCT: Final[Mapping[Quantity, Polynomial]] = {
+    "arithmetics": _times_n_squared(0),
+    "transactions": _times_n_squared(Fraction(1, 16)),
+    "volume": _times_n_squared(4),
 }
 
 
-def _leaf(transactions: Fraction, volume: Fraction) -> Mapping[Quantity, Polynomial]:
-    """Return the cost of a classical product: reads of A and B grow like n^3; C is written once, as when fused."""
+def _product_counts(transactions: Fraction, volume: Fraction) -> Mapping[Quantity, Polynomial]:
+    """Return the counts of a classical n x n product.
+
+    `transactions` and `volume` are the coefficients of n^3 in the reads of A and B. C is written once.
+    """
     return {
         "arithmetics": Polynomial.of(0, 0, -1, 2),
-        "transactions": Polynomial.of(0, 0, 0, transactions) + FUSED["transactions"],
-        "volume": Polynomial.of(0, 0, 0, volume) + FUSED["volume"],
+        "transactions": Polynomial.of(0, 0, 0, transactions) + BLOCK_IN_PRODUCT["transactions"],
+        "volume": Polynomial.of(0, 0, 0, volume) + BLOCK_IN_PRODUCT["volume"],
     }
 
 
-# Section 4. GPU8 reads A in 128-byte transactions (n^3/4096) and B in 64-byte ones (n^3/256).
-LEAVES: Final[Mapping[str, Mapping[Quantity, Polynomial]]] = {
-    "gpu8": _leaf(Fraction(1, 4096) + Fraction(1, 256), Fraction(128, 4096) + Fraction(64, 256)),
-    "sgemm": _leaf(Fraction(5, 1024), Fraction(5, 16)),
+# Section 4: the product kernels GPU8 and sgemm of CUBLAS 3.0. GPU8 reads A in n^3/4096 transactions of 128 bytes and B
+# in n^3/256 transactions of 64 bytes.
+PRODUCT_COUNTS: Final[Mapping[str, Mapping[Quantity, Polynomial]]] = {
+    "gpu8": _product_counts(Fraction(1, 4096) + Fraction(1, 256), Fraction(128, 4096) + Fraction(64, 256)),
+    "sgemm": _product_counts(Fraction(5, 1024), Fraction(5, 16)),
 }
 
-# The step table of the innermost level, with fused kernels, and that of every level above it.
-TABLES: Final[Mapping[str, tuple[str, str]]] = {
+# Method -> the step table of the innermost level, which has sums inside products, and the table of each outer level.
+STEP_TABLES: Final[Mapping[str, tuple[str, str]]] = {
     "strassen": ("li-fig12", "li-fig16"),
     "winograd": ("li-fig13", "li-fig23"),
 }
-SCHEMES: Final = (*LEAVES, *TABLES)
+SCHEMES: Final = (*PRODUCT_COUNTS, *STEP_TABLES)
 
 
 @lru_cache(maxsize=256)
 def kernel_additions(kernel: Kernel) -> int:
-    """Return the additions per element; a sum that two outputs share is formed once.
+    """Return the additions of a kernel for each element of a block; a sum that two outputs share is formed once.
 
-    Li et al. count 15 additions for a level of Figure 23, so (C12, C11) = (C11 + C12 + T1, C11 + C21 + T1) must form
-    C11 + T1 once: three additions, where the assignments as printed have four.
+    Section 7.2 counts 15 additions for a level of Figure 23. The kernel (C12, C11) = (C11 + C12 + T1, C11 + C21 + T1)
+    must therefore form C11 + T1 once: three additions, where the assignments as printed have four.
     """
     program = kernel.program
     return min(program.additions, programs.shared_sums(program.matrix(), program.inputs).additions)
 
 
-def kernel_cost(kernel: Kernel, quantity: Quantity, product: Polynomial) -> Polynomial:
-    """Return the cost of one call of a kernel on m x m blocks, as a polynomial in m; `product` is a plain product's."""
+def kernel_count(kernel: Kernel, quantity: Quantity, product: Polynomial) -> Polynomial:
+    """Return the count of one kernel call on m x m blocks, as a polynomial in m.
+
+    `product` is the count of a classical product of two blocks.
+    """
     blocks = len(kernel.reads) + len(kernel.writes)
-    additions = _square(kernel_additions(kernel) if quantity == "arithmetics" else 0)
+    additions = _times_n_squared(kernel_additions(kernel) if quantity == "arithmetics" else 0)
     if kernel.product is None:
-        return ELEMENTWISE[quantity].times(blocks) + additions
-    return product + FUSED[quantity].times(blocks - 1) + additions
+        return BLOCK_IN_SUM[quantity].times(blocks) + additions
+    return product + BLOCK_IN_PRODUCT[quantity].times(blocks - 1) + additions
 
 
-def table_cost(table: StepTable, quantity: Quantity, product: Polynomial) -> Polynomial:
-    """Return the cost of all steps of a table on blocks of size m."""
-    costs = (kernel_cost(step.kernel, quantity, product) for step in table.steps)
-    return sum(costs, Polynomial())
+def table_count(table: StepTable, quantity: Quantity, product: Polynomial) -> Polynomial:
+    """Return the count of all kernel calls of a step table on m x m blocks, as a polynomial in m."""
+    counts = (kernel_count(step.kernel, quantity, product) for step in table.steps)
+    return sum(counts, Polynomial())
 
 
 @lru_cache(maxsize=4096)
-def polynomial(quantity: Quantity, scheme: str, k: int, leaf: str = "gpu8") -> Polynomial:
-    """Return the cost of k levels of a scheme over n x n matrices, as a polynomial in n."""
+def count_polynomial(quantity: Quantity, scheme: str, k: int, leaf: str = "gpu8") -> Polynomial:
+    """Return the count of k levels of a method (k = 0: of the product kernel `leaf`), as a polynomial in n."""
     _check_arguments(scheme, k, leaf)
     if not k:
-        return LEAVES[scheme if scheme in LEAVES else leaf][quantity]
-    innermost, above = TABLES[scheme]
-    found = table_cost(step_table(innermost), quantity, LEAVES[leaf][quantity]).at_half()
+        return PRODUCT_COUNTS[scheme if scheme in PRODUCT_COUNTS else leaf][quantity]
+    innermost, above = STEP_TABLES[scheme]
+    found = table_count(step_table(innermost), quantity, PRODUCT_COUNTS[leaf][quantity]).at_half()
     for _ in range(k - 1):
-        found = table_cost(step_table(above), quantity, found).at_half()
+        found = table_count(step_table(above), quantity, found).at_half()
     return found
 
 
 def _check_arguments(scheme: str, k: int, leaf: str) -> None:
-    for what, value, valid in (("scheme", scheme, SCHEMES), ("leaf", leaf, tuple(LEAVES))):
+    for what, value, valid in (("scheme", scheme, SCHEMES), ("leaf", leaf, tuple(PRODUCT_COUNTS))):
         if value not in valid:
             raise ValueError(f"unknown {what} {value!r}; valid: {', '.join(valid)}")
-    if k < 0 or (k and scheme in LEAVES):
-        raise ValueError(f"{scheme} with k = {k} levels; k must be {'0' if scheme in LEAVES else 'at least 0'}")
+    if k < 0 or (k and scheme in PRODUCT_COUNTS):
+        raise ValueError(f"{scheme} with k = {k} levels; k must be {'0' if scheme in PRODUCT_COUNTS else 'at least 0'}")
 
 
-# ---- the paper's three functions
+# ---- the paper's functions A(k, n), T(k, n) and V(k, n), and the reductions that follow from them
 
 
 def A(scheme: str, k: int, n: int, leaf: str = "gpu8") -> Fraction:  # noqa: N802
-    """Return A(k, n), arithmetics: additions and multiplications, 2n^3 - n^2 for a classical product."""
-    return _at("arithmetics", scheme, k, n, leaf)
+    """Return A(k, n), the arithmetics: additions and multiplications; a classical product has 2n^3 - n^2."""
+    return _count_at("arithmetics", scheme, k, n, leaf)
 
 
 def T(scheme: str, k: int, n: int, leaf: str = "gpu8") -> Fraction:  # noqa: N802
-    """Return T(k, n), the device-memory transactions of 64 or 128 bytes."""
-    return _at("transactions", scheme, k, n, leaf)
+    """Return T(k, n), the number of device-memory transactions of 64 or 128 bytes."""
+    return _count_at("transactions", scheme, k, n, leaf)
 
 
 def V(scheme: str, k: int, n: int, leaf: str = "gpu8") -> Fraction:  # noqa: N802
-    """Return V(k, n), the bytes between device memory and multiprocessors."""
-    return _at("volume", scheme, k, n, leaf)
+    """Return V(k, n), the volume: bytes moved between device memory and multiprocessors."""
+    return _count_at("volume", scheme, k, n, leaf)
 
 
-def _at(quantity: Quantity, scheme: str, k: int, n: int, leaf: str) -> Fraction:
-    count = polynomial(quantity, scheme, k, leaf)
+def _count_at(quantity: Quantity, scheme: str, k: int, n: int, leaf: str) -> Fraction:
+    count = count_polynomial(quantity, scheme, k, leaf)
     if n < 1 or n % 2**k:
         raise ValueError(f"n = {n} does not fit k = {k} levels: n must be a positive multiple of 2^k = {2**k}")
     return count(n)
 
 
-def levels(n: int, tau2: int) -> int:
-    """Return the levels that Figures 16 and 23 run on n x n matrices, with tau1 = tau2/2 as in section 8.1."""
+def levels_by_threshold(n: int, tau2: int) -> int:
+    """Return the number of levels that the codes of Figures 16 and 23 run on n x n matrices.
+
+    The thresholds are tau2 and tau1 = tau2/2, as in section 8.1.
+    """
     if n < 1 or tau2 < 1:
         raise ValueError(f"n = {n} and tau2 = {tau2} must be positive")
     depth = 0
@@ -226,23 +238,24 @@ def levels(n: int, tau2: int) -> int:
     return depth
 
 
-def reduction(quantity: Quantity, scheme: str, k: int, n: int) -> Fraction:
-    """Return the percentage saved relative to GPU8."""
-    return 100 * (1 - _at(quantity, scheme, k, n, "gpu8") / _at(quantity, "gpu8", 0, n, "gpu8"))
+def percent_reduction(quantity: Quantity, scheme: str, k: int, n: int) -> Fraction:
+    """Return the reduction of A, T or V by k levels relative to the classical product GPU8, in percent."""
+    return 100 * (1 - _count_at(quantity, scheme, k, n, "gpu8") / _count_at(quantity, "gpu8", 0, n, "gpu8"))
 
 
 def threshold_plan(scheme: str, n: int, tau1: int, tau2: int, leaf: str = "tile.gpu8") -> Plan:
-    """Return the plan that their recursive codes `strassen` and `winograd` (Figures 16 and 23) run on n x n matrices.
+    """Return the plan that the recursive code of a method (Figure 16 or 23) runs on n x n matrices.
 
-    Up to tau1 a product is the leaf's alone; up to tau2 it is one level with the product kernels of section 5, Figure
-    12 or 13; above, it is a level of Figure 16 or 23, whose products follow the same rule. (For an odd n they have half
-    of n + 1: the tables pad.) `tile.gpu8.texture` is the leaf of their tStrassen and tWinograd.
+    A product of at most tau1 rows is one classical product by `leaf`. A product of at most tau2 rows is one level of
+    Figure 12 or 13, whose product kernels have sums inside. A larger product is one level of Figure 16 or 23, and the
+    same rule holds for its products; these have (n + 1)/2 rows for an odd n, since the step tables pad. The leaf of the
+    paper's codes tStrassen and tWinograd is `tile.gpu8.texture`.
     """
-    if scheme not in TABLES:
-        raise ValueError(f"unknown scheme {scheme!r}; valid: {', '.join(TABLES)}")
+    if scheme not in STEP_TABLES:
+        raise ValueError(f"unknown scheme {scheme!r}; valid: {', '.join(STEP_TABLES)}")
     if not (n >= 1 and 1 <= tau1 <= tau2):
         raise ValueError(f"n = {n}, tau1 = {tau1}, tau2 = {tau2}: sizes are positive, and tau1 is at most tau2")
-    innermost, above = TABLES[scheme]
+    innermost, above = STEP_TABLES[scheme]
     levels = []
     while n > tau2:
         levels.append(above)

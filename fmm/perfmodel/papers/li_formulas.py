@@ -1,8 +1,9 @@
-"""Li, Ranka and Sahni (2011): the counts that their figures and text print, beside those of fmm.
+"""Li, Ranka and Sahni (2011), sections 4 to 7: the printed counts, and the counts computed from fmm's step tables.
 
-Figure 11 has the kernels, Figures 14 to 22 closed forms and reductions, sections 6 and 7 numbers in the text. Closed
-forms are compared as polynomials. Percentages are compared after rounding to the printed digit, half away from zero; no
-percentage of the paper is a tie, so that half to even gives the same.
+Figure 11 has the kernels, Figures 14 and 17 to 19 the closed forms, Figures 15 and 20 to 22 the reductions; sections 6
+and 7 have numbers in the text. The quantities are arithmetics A, transactions T and volume V (fmm.perfmodel.papers.
+li_counts). Closed forms are compared as polynomials. A percentage is compared after rounding to the printed digit, half
+away from zero; no percentage of the paper is a tie, so that rounding half to even gives equal results.
 """
 
 from __future__ import annotations
@@ -15,41 +16,41 @@ from typing import Final, Literal
 
 from fmm.kernels.algorithms.step_table import StepTable, kernel_table, step_table
 from fmm.perfmodel.papers import li_counts
-from fmm.perfmodel.papers.li_counts import LEAVES, QUANTITIES, Polynomial, Quantity
-from fmm.perfmodel.papers.li_counts import TABLES as STEP_TABLES
+from fmm.perfmodel.papers.li_counts import PRODUCT_COUNTS, QUANTITIES, STEP_TABLES, Polynomial, Quantity
 from fmm.perfmodel.papers.table import Cell, Table
 
-SIZES: Final = (4096, 8192, 16384)
-METHODS: Final = ("strassen", "winograd")
-COLUMNS: Final = ("printed", "computed", "difference")
-LEVELS: Final = {1: "one", 2: "two", 3: "three", 4: "four"}
+PRINTED_SIZES: Final = (4096, 8192, 16384)  # n in Figures 15 and 20 to 22
+PRINTED_METHODS: Final = ("strassen", "winograd")
+COMPARED_COLUMNS: Final = ("printed", "computed", "difference")
+LEVEL_WORDS: Final = {1: "one", 2: "two", 3: "three", 4: "four"}
 
 
 def formula_cells(printed: str, computed: Polynomial, variable: str = "n") -> tuple[str, str, str]:
-    """Return the cells printed, computed, difference of a closed form."""
+    """Return three cells for a closed form: printed, computed, and the polynomial computed - printed."""
     return printed, computed.text(variable), (computed - Polynomial.parse(printed)).text(variable)
 
 
 def half_away_from_zero(x: Fraction, digits: int = 1) -> Fraction:
-    """Return x rounded half away from zero to this number of decimal places."""
+    """Return x rounded to a number of decimal places; a tie is rounded away from zero."""
     scaled = Decimal(x.numerator * 10**digits) / Decimal(x.denominator)
     return Fraction(int(scaled.to_integral_value(ROUND_HALF_UP)), 10**digits)
 
 
 def percent_cells(printed: str | None, computed: Fraction) -> tuple[Cell, ...]:
-    """Return printed, computed (unrounded), and the difference of the rounded value."""
+    """Return three cells for a percentage: printed, computed without rounding, and the rounded one - printed."""
     if printed is None:
         return None, float(computed), None
     return float(printed), float(computed), float(half_away_from_zero(computed) - Fraction(printed))
 
 
 def number_cells(printed: Cell, computed: int | Fraction | float) -> tuple[Cell, ...]:
-    """Return the cells printed, computed, difference of a number."""
+    """Return three cells for a number: printed, computed, and computed - printed."""
     assert isinstance(printed, int | float | Fraction)
     return printed, computed, computed - printed
 
 
-# Figure 11: kernel, transactions, volume; for product kernels the amounts that they add to T and V.
+# Figure 11: kernel, transactions, and volume in bytes, for m x m blocks. Of the kernels below `mul`, the amounts that
+# Figure 11 adds to mul's transactions T and volume V.
 FIGURE_11: Final[tuple[tuple[str, str, str], ...]] = (
     ("add", "3m^2/32", "12m^2"),
     ("sub", "3m^2/32", "12m^2"),
@@ -63,9 +64,10 @@ FIGURE_11: Final[tuple[tuple[str, str, str], ...]] = (
     ("mulSubInc", "3m^2/16", "12m^2"),
 )
 
-GPU8: Final = ("2n^3 - n^2", "17n^3/4096 + n^2/16", "9n^3/32 + 4n^2")
+# The classical product GPU8 of n x n matrices (section 4): arithmetics, transactions, volume in bytes.
+GPU8_COUNTS: Final = ("2n^3 - n^2", "17n^3/4096 + n^2/16", "9n^3/32 + 4n^2")
 
-# Figures 14, 17, 18, 19: levels -> method -> arithmetics, transactions, volume.
+# Figures 14, 17, 18 and 19: k -> method -> A(k, n), T(k, n) and V(k, n) in bytes.
 CLOSED_FORMS: Final[Mapping[int, Mapping[str, tuple[str, str, str]]]] = {
     1: {
         "strassen": ("7n^3/4 + 11n^2/4", "119n^3/32768 + 35n^2/64", "63n^3/256 + 50n^2"),
@@ -93,8 +95,8 @@ CLOSED_FORMS: Final[Mapping[int, Mapping[str, tuple[str, str, str]]]] = {
     },
 }
 
-# Figures 15, 20, 21, 22: levels -> method -> arithmetics, transactions, volume at each of SIZES, percent.
-PERCENTAGES: Final[Mapping[int, Mapping[str, tuple[tuple[str, str, str], ...]]]] = {
+# Figures 15, 20, 21 and 22: k -> method -> for each n of PRINTED_SIZES the reductions of A, T and V in percent.
+PRINTED_REDUCTIONS: Final[Mapping[int, Mapping[str, tuple[tuple[str, str, str], ...]]]] = {
     1: {
         "strassen": (("12.5", "9.6", "8.5"), ("12.5", "11.1", "10.5"), ("12.5", "11.8", "11.5")),
         "winograd": (("12.5", "10.2", "9.3"), ("12.5", "11.3", "10.9"), ("12.5", "11.9", "11.7")),
@@ -113,7 +115,7 @@ PERCENTAGES: Final[Mapping[int, Mapping[str, tuple[tuple[str, str, str], ...]]]]
     },
 }
 
-CLOSED_FORM_FIGURES: Final = {1: 14, 2: 17, 3: 18, 4: 19}
+CLOSED_FORM_FIGURES: Final = {1: 14, 2: 17, 3: 18, 4: 19}  # levels k -> number of the figure
 PERCENT_FIGURES: Final = {1: 15, 2: 20, 3: 21, 4: 22}
 
 
@@ -121,95 +123,99 @@ PERCENT_FIGURES: Final = {1: 15, 2: 20, 3: 21, 4: 22}
 
 
 def li_fig11() -> Table:
-    """Transactions and volume of every kernel, from what it reads and writes."""
+    """Return the transactions and the volume of each kernel, counted from the blocks that it reads and writes."""
     rows = [_kernel_row(name, q, p) for name, *both in FIGURE_11 for q, p in zip(QUANTITIES[1:], both, strict=True)]
     rows += [
-        ("sgemm (CUBLAS 3.0)", q, *formula_cells(printed, LEAVES["sgemm"][q], "m"))
+        ("sgemm (CUBLAS 3.0)", q, *formula_cells(printed, PRODUCT_COUNTS["sgemm"][q], "m"))
         for q, printed in zip(QUANTITIES[1:], ("5m^3/1024 + m^2/16", "5m^3/16 + 4m^2"), strict=True)
     ]
     notes = (
         "Product kernels after mul: what is added to T and V, mul's own transactions and volume.",
         "The last two rows are printed in section 4.",
     )
-    return Table("li-fig11", "Figure 11: kernels on m x m blocks", ("kernel", "quantity", *COLUMNS), tuple(rows), notes)
+    return Table(
+        "li-fig11", "Figure 11: kernels on m x m blocks", ("kernel", "quantity", *COMPARED_COLUMNS), tuple(rows), notes
+    )
 
 
 def _kernel_row(name: str, quantity: Quantity, printed: str) -> tuple[Cell, ...]:
-    base = LEAVES["gpu8"][quantity] if name == "mul" else Polynomial()
-    found = li_counts.kernel_cost(kernel_table()[name], quantity, base)
+    base = PRODUCT_COUNTS["gpu8"][quantity] if name == "mul" else Polynomial()
+    found = li_counts.kernel_count(kernel_table()[name], quantity, base)
     return name, quantity, *formula_cells(printed, found, "m")
 
 
 # ---- Figures 14, 17, 18, 19 and 15, 20, 21, 22
 
 
-def _closed_forms(k: int) -> Table:
-    methods = {"gpu8": GPU8, **CLOSED_FORMS[k]}
+def _closed_form_table(k: int) -> Table:
+    """Return the figure that prints A(k, n), T(k, n) and V(k, n)."""
+    methods = {"gpu8": GPU8_COUNTS, **CLOSED_FORMS[k]}
     rows = tuple(
-        (method, q, *formula_cells(p, li_counts.polynomial(q, method, 0 if method == "gpu8" else k)))
+        (method, q, *formula_cells(p, li_counts.count_polynomial(q, method, 0 if method == "gpu8" else k)))
         for method, printed in methods.items()
         for q, p in zip(QUANTITIES, printed, strict=True)
     )
     figure = CLOSED_FORM_FIGURES[k]
-    title = f"Figure {figure}: {LEVELS[k]}-level multiplication of n x n matrices"
-    return Table(f"li-fig{figure}", title, ("method", "quantity", *COLUMNS), rows)
+    title = f"Figure {figure}: {LEVEL_WORDS[k]}-level multiplication of n x n matrices"
+    return Table(f"li-fig{figure}", title, ("method", "quantity", *COMPARED_COLUMNS), rows)
 
 
-def _percentages(k: int) -> Table:
+def _reduction_table(k: int) -> Table:
+    """Return the figure that prints the reductions by k levels relative to GPU8."""
     rows = tuple(
-        (n, method, q, *percent_cells(printed, li_counts.reduction(q, method, k, n)))
-        for i, n in enumerate(SIZES)
-        for method in METHODS
-        for q, printed in zip(QUANTITIES, PERCENTAGES[k][method][i], strict=True)
+        (n, method, q, *percent_cells(printed, li_counts.percent_reduction(q, method, k, n)))
+        for i, n in enumerate(PRINTED_SIZES)
+        for method in PRINTED_METHODS
+        for q, printed in zip(QUANTITIES, PRINTED_REDUCTIONS[k][method][i], strict=True)
     )
     figure = PERCENT_FIGURES[k]
-    title = f"Figure {figure}: percent reduction relative to GPU8, {LEVELS[k]} level{'s' * (k > 1)}"
+    title = f"Figure {figure}: percent reduction relative to GPU8, {LEVEL_WORDS[k]} level{'s' * (k > 1)}"
     notes = ("Section 7.2 says that A(1,n), T(1,n), V(1,n) are in Figure 15; they are in Figure 14.",) if k == 1 else ()
-    return Table(f"li-fig{figure}", title, ("n", "method", "quantity", *COLUMNS), rows, notes)
+    return Table(f"li-fig{figure}", title, ("n", "method", "quantity", *COMPARED_COLUMNS), rows, notes)
 
 
 def li_fig14() -> Table:
-    """One level: closed forms."""
-    return _closed_forms(1)
+    """Return Figure 14: the closed forms of one level."""
+    return _closed_form_table(1)
 
 
 def li_fig15() -> Table:
-    """One level: percent reduction."""
-    return _percentages(1)
+    """Return Figure 15: the percent reductions of one level."""
+    return _reduction_table(1)
 
 
 def li_fig17() -> Table:
-    """Two levels: closed forms."""
-    return _closed_forms(2)
+    """Return Figure 17: the closed forms of two levels."""
+    return _closed_form_table(2)
 
 
 def li_fig18() -> Table:
-    """Three levels: closed forms."""
-    return _closed_forms(3)
+    """Return Figure 18: the closed forms of three levels."""
+    return _closed_form_table(3)
 
 
 def li_fig19() -> Table:
-    """Four levels: closed forms."""
-    return _closed_forms(4)
+    """Return Figure 19: the closed forms of four levels."""
+    return _closed_form_table(4)
 
 
 def li_fig20() -> Table:
-    """Two levels: percent reduction."""
-    return _percentages(2)
+    """Return Figure 20: the percent reductions of two levels."""
+    return _reduction_table(2)
 
 
 def li_fig21() -> Table:
-    """Three levels: percent reduction."""
-    return _percentages(3)
+    """Return Figure 21: the percent reductions of three levels."""
+    return _reduction_table(3)
 
 
 def li_fig22() -> Table:
-    """Four levels: percent reduction."""
-    return _percentages(4)
+    """Return Figure 22: the percent reductions of four levels."""
+    return _reduction_table(4)
 
 
-# Section 6: calls of each group of kernels, then totals beside 7T and 7V, and the totals in n.
-CALLS: Final = {
+# Sections 6.1 and 6.2: method -> the number of calls of each kernel in one level, Figure 12 or 13.
+SECTION_6_CALLS: Final = {
     "strassen": (
         ("add, sub", 10),
         ("mul", 2),
@@ -220,84 +226,100 @@ CALLS: Final = {
     ),
     "winograd": (("add, sub", 8), ("mul", 3), ("mulAdd", 2), ("mulIncIncInc", 1), ("mulSubInc", 1)),
 }
-TOTALS: Final = {"strassen": ("7m^2/4", "172m^2"), "winograd": ("11m^2/8", "136m^2")}
+# Sections 6.1 and 6.2: method -> the transactions beyond 7T and the volume in bytes beyond 7V, for m x m blocks.
+SECTION_6_TOTALS: Final = {"strassen": ("7m^2/4", "172m^2"), "winograd": ("11m^2/8", "136m^2")}
 
 
 def li_section6() -> Table:
-    """One level: kernel calls, totals."""
+    """Return the numbers in the text of section 6: kernel calls, totals and reductions of one level."""
     rows: list[tuple[Cell, ...]] = []
-    for method in METHODS:
-        rows += [(method, f"calls of {names}", *number_cells(n, _calls(method, names))) for names, n in CALLS[method]]
-        rows.append((method, "products, the 7 of 7T and 7V", *number_cells(7, _one_level(method).products)))
-        for q, printed in zip(QUANTITIES[1:], TOTALS[method], strict=True):
-            beside = li_counts.table_cost(_one_level(method), q, Polynomial())
-            rows.append((method, f"{q} beside the products'", *formula_cells(printed, beside, "m")))
+    for method in PRINTED_METHODS:
+        rows += [
+            (method, f"calls of {names}", *number_cells(n, _count_calls(method, names)))
+            for names, n in SECTION_6_CALLS[method]
+        ]
+        rows.append((method, "products, the 7 of 7T and 7V", *number_cells(7, _one_level_table(method).products)))
+        for q, printed in zip(QUANTITIES[1:], SECTION_6_TOTALS[method], strict=True):
+            without_products = li_counts.table_count(_one_level_table(method), q, Polynomial())
+            rows.append((method, f"{q} beside the products'", *formula_cells(printed, without_products, "m")))
         for q, printed in zip(QUANTITIES[1:], CLOSED_FORMS[1][method][1:], strict=True):
-            rows.append((method, q, *formula_cells(printed, li_counts.polynomial(q, method, 1))))
-    rows += _summary("reduction in {}, percent (about 12)", 12, (1,), SIZES[-1:])
+            rows.append((method, q, *formula_cells(printed, li_counts.count_polynomial(q, method, 1))))
+    rows += _rounded_reductions("reduction in {}, percent (about 12)", 12, (1,), PRINTED_SIZES[-1:])
     notes = (
         "No contradiction: 10 x 12 + 2 x 12 + 8 + 8 + 12 = 172, and (7 x 4 + 172)/4 = 50.",
         "About 12 percent holds at n = 16384; at n = 4096 volume falls by 8.5 (Strassen) and 9.3 percent (Winograd).",
     )
-    return Table("li-section6", "Section 6: one level, the text", ("method", "number", *COLUMNS), tuple(rows), notes)
+    return Table(
+        "li-section6", "Section 6: one level, the text", ("method", "number", *COMPARED_COLUMNS), tuple(rows), notes
+    )
 
 
-def _one_level(method: str) -> StepTable:
+def _one_level_table(method: str) -> StepTable:
+    """Return the step table of Figure 12 (strassen) or 13 (winograd)."""
     return step_table(STEP_TABLES[method][0])
 
 
-def _calls(method: str, names: str) -> int:
-    found = _one_level(method).kernel_counts
+def _count_calls(method: str, names: str) -> int:
+    """Return the number of calls of some kernels, separated by commas, in one level of a method."""
+    found = _one_level_table(method).kernel_counts
     return sum(found.get(name, 0) for name in names.split(", "))
 
 
-def _summary(text: str, printed: int, levels: Sequence[int], sizes: Sequence[int]) -> list[tuple[Cell, ...]]:
-    """The text's rounded expectations: differences are of the whole percents."""
+def _rounded_reductions(text: str, printed: int, levels: Sequence[int], sizes: Sequence[int]) -> list[tuple[Cell, ...]]:
+    """Return a row for each reduction that the text prints as one rounded percentage for all three quantities.
+
+    The difference is that of whole percents. `text` has the row's name, with the quantity in braces.
+    """
     found: list[tuple[Cell, ...]] = []
     for k, n, q in product(levels, sizes, QUANTITIES):
-        computed = li_counts.reduction(q, "strassen", k, n)
+        computed = li_counts.percent_reduction(q, "strassen", k, n)
         found.append(
             ("strassen", text.format(q), printed, float(computed), float(half_away_from_zero(computed, 0) - printed))
         )
     return found
 
 
-# Section 7: per level, beside seven times the level below, in n; and the blocks read or written.
-INCREMENTS: Final = {
+# Sections 7.1 and 7.2: method -> what a level of Figure 16 or 23 adds to 7 A(k-1, n/2), 7 T(k-1, n/2), 7 V(k-1, n/2).
+SECTION_7_INCREMENTS: Final = {
     "strassen": ("9n^2/2", "51n^2/128", "51n^2"),
     "winograd": ("15n^2/4", "41n^2/128", "41n^2"),
 }
-BLOCKS: Final = {"strassen": 51, "winograd": 41}
-EXPECTED: Final = ((3, 26, 33), (4, 29, 41))  # section 7.1, n = 16384: levels, least and most percent
+SECTION_7_BLOCKS: Final = {"strassen": 51, "winograd": 41}  # blocks that the sums of one level read and write
+# Section 7.1, n = 16384: levels k, and the least and the largest of the three reductions in percent.
+SECTION_7_EXPECTATIONS: Final = ((3, 26, 33), (4, 29, 41))
 
 
 def li_section7() -> Table:
-    """More levels: recurrences, workspace, expectations."""
+    """Return the numbers in the text of section 7: what a level adds in the recurrences, and expected reductions."""
     rows: list[tuple[Cell, ...]] = []
-    for method in METHODS:
+    for method in PRINTED_METHODS:
         outer = step_table(STEP_TABLES[method][1])
         moved = sum(len(s.kernel.reads) + len(s.kernel.writes) for s in outer.steps if not s.kernel.product)
-        rows.append((method, "blocks read and written in a level", *number_cells(BLOCKS[method], moved)))
-        for q, printed in zip(QUANTITIES, INCREMENTS[method], strict=True):
-            found = li_counts.table_cost(outer, q, Polynomial()).at_half()
+        rows.append((method, "blocks read and written in a level", *number_cells(SECTION_7_BLOCKS[method], moved)))
+        for q, printed in zip(QUANTITIES, SECTION_7_INCREMENTS[method], strict=True):
+            found = li_counts.table_count(outer, q, Polynomial()).at_half()
             rows.append((method, f"{q} of a level", *formula_cells(printed, found)))
-    rows += [_standalone("strassen", 12), _standalone("winograd", 10)]
-    rows += _summary("two levels, {} (about 20)", 20, (2,), SIZES[-1:])
-    for k, least, most in EXPECTED:
-        rows += [_extreme(k, "least", least), _extreme(k, "most", most)]
-    return Table("li-section7", "Section 7: the text", ("method", "number", *COLUMNS), tuple(rows), _SECTION_7_NOTES)
+    rows += [_two_input_kernels("strassen", 12), _two_input_kernels("winograd", 10)]
+    rows += _rounded_reductions("two levels, {} (about 20)", 20, (2,), PRINTED_SIZES[-1:])
+    for k, least, most in SECTION_7_EXPECTATIONS:
+        rows += [_extreme_reduction(k, "least", least), _extreme_reduction(k, "most", most)]
+    return Table(
+        "li-section7", "Section 7: the text", ("method", "number", *COMPARED_COLUMNS), tuple(rows), _SECTION_7_NOTES
+    )
 
 
-def _standalone(method: str, printed: int) -> tuple[Cell, ...]:
+def _two_input_kernels(method: str, printed: int) -> tuple[Cell, ...]:
+    """Return the row with the number of sum kernels of a level that read two blocks and write one."""
     outer = step_table(STEP_TABLES[method][1])
     found = sum(1 for s in outer.steps if not s.kernel.product and len(s.kernel.reads) + len(s.kernel.writes) == 3)
     return method, "kernels that read two blocks and write one", *number_cells(printed, found)
 
 
-def _extreme(k: int, which: Literal["least", "most"], printed: int) -> tuple[Cell, ...]:
-    found = sorted(li_counts.reduction(q, "strassen", k, SIZES[-1]) for q in QUANTITIES)
+def _extreme_reduction(k: int, which: Literal["least", "most"], printed: int) -> tuple[Cell, ...]:
+    """Return the row with the least or the largest of the three reductions of Strassen's method at n = 16384."""
+    found = sorted(li_counts.percent_reduction(q, "strassen", k, PRINTED_SIZES[-1]) for q in QUANTITIES)
     computed = found[0 if which == "least" else -1]
-    name = f"{LEVELS[k]} levels, {which} of the three percents"
+    name = f"{LEVEL_WORDS[k]} levels, {which} of the three percents"
     return "strassen", name, printed, float(computed), float(half_away_from_zero(computed, 0) - printed)
 
 

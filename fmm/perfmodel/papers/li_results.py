@@ -1,7 +1,7 @@
-"""Li, Ranka and Sahni (2011), section 8: reductions by size, ratios of run times and errors, and their runs as plans.
+"""Li, Ranka and Sahni (2011), section 8: reductions by size, ratios of run times and of errors, and runs as plans.
 
-Printed numbers of the figures are beside those that follow from the model or from other printed numbers. `TABLES` has
-every table on this paper.
+Each table compares the printed numbers with numbers that follow from the counts of li_counts or from other printed
+numbers. `TABLES` lists every table about this paper, those of li_formulas included.
 """
 
 from __future__ import annotations
@@ -17,56 +17,59 @@ from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.papers import li_counts as counts
 from fmm.perfmodel.papers.li_counts import QUANTITIES, threshold_plan
 from fmm.perfmodel.papers.li_formulas import (
-    COLUMNS,
+    COMPARED_COLUMNS,
     FORMULA_TABLES,
-    METHODS,
-    PERCENTAGES,
-    SIZES,
+    PRINTED_METHODS,
+    PRINTED_REDUCTIONS,
+    PRINTED_SIZES,
     half_away_from_zero,
     percent_cells,
 )
 from fmm.perfmodel.papers.table import Cell, Table
 
-# Figure 24: seconds on the C1060 at n = 2048, 4096, 8192, 16384; only the best tau2 (4096) is printed without texture.
-CURVE_SIZES: Final = (2048, *SIZES)
-SECONDS: Final[Mapping[str, tuple[float, ...]]] = {
+# Figure 24: code -> seconds on a C1060 at n = 2048, 4096, 8192 and 16384, without texture memory and with tau2 = 4096.
+FIGURE_24_SIZES: Final = (2048, *PRINTED_SIZES)
+FIGURE_24_SECONDS: Final[Mapping[str, tuple[float, ...]]] = {
     "gpu8": (0.046, 0.361, 2.875, 22.971),
     "strassen": (0.046, 0.329, 2.344, 16.561),
     "winograd": (0.046, 0.328, 2.329, 16.425),
 }
-# Figure 36, four levels at n = 16384, is tau2 = 2048.
-SECONDS_2048: Final = {"strassen": 16.855, "winograd": 16.555}
+# Figure 36: method -> seconds of four levels at n = 16384, which are the levels for tau2 = 2048.
+FIGURE_36_SECONDS: Final = {"strassen": 16.855, "winograd": 16.555}
 
 
 def reduction_curve(
-    method: str, tau2: int, sizes: Sequence[int] = CURVE_SIZES
+    method: str, tau2: int, sizes: Sequence[int] = FIGURE_24_SIZES
 ) -> tuple[tuple[int, int, Fraction, Fraction, Fraction], ...]:
-    """(n, levels, percent reduction in arithmetics, transactions, volume) with tau1 = tau2/2."""
+    """Return n, the number of levels, and the reductions of A, T and V in percent, for each n and tau1 = tau2/2."""
     rows = []
     for n in sizes:
-        k = counts.levels(n, tau2)
-        arithmetics, transactions, volume = (counts.reduction(q, method, k, n) for q in QUANTITIES)
+        k = counts.levels_by_threshold(n, tau2)
+        arithmetics, transactions, volume = (counts.percent_reduction(q, method, k, n) for q in QUANTITIES)
         rows.append((n, k, arithmetics, transactions, volume))
     return tuple(rows)
 
 
-def _curves(figure: int, method: str, tau2: int) -> Table:
-    """A figure's analytical curves beside the same percentages where Figures 15 and 20 to 22 print them."""
+def _reduction_figure(figure: int, method: str, tau2: int) -> Table:
+    """Return one of Figures 26 to 29: the reductions by n for a method and tau2.
+
+    The printed percentages are those of Figures 15 and 20 to 22 for the figure's n and number of levels.
+    """
     rows = []
     for i, (n, k, *percents) in enumerate(reduction_curve(method, tau2)):
-        printed = PERCENTAGES[k][method][SIZES.index(n)] if k and n in SIZES else (None,) * 3
+        printed = PRINTED_REDUCTIONS[k][method][PRINTED_SIZES.index(n)] if k and n in PRINTED_SIZES else (None,) * 3
         cells = [cell for p, x in zip(printed, percents, strict=True) for cell in percent_cells(p, x)]
-        rows.append((n, k, *cells, _measured(method, tau2, i)))
-    columns = ("n", "levels", *(f"{q} {c}" for q in QUANTITIES for c in COLUMNS), "run time (measured)")
+        rows.append((n, k, *cells, _measured_reduction(method, tau2, i)))
+    columns = ("n", "levels", *(f"{q} {c}" for q in QUANTITIES for c in COMPARED_COLUMNS), "run time (measured)")
     title = f"Figure {figure}: percent reduction relative to GPU8, {method}, tau2 = {tau2}"
     return Table(f"li-fig{figure}", title, columns, tuple(rows), _CURVE_NOTES)
 
 
-def _measured(method: str, tau2: int, i: int) -> float | None:
-    """The measured reduction in run time, from Figures 24 and 36."""
-    last = SECONDS_2048[method] if CURVE_SIZES[i] == SIZES[-1] else None
-    seconds = SECONDS[method][i] if tau2 == 4096 else last
-    return None if seconds is None else 100 * (1 - seconds / SECONDS["gpu8"][i])
+def _measured_reduction(method: str, tau2: int, i: int) -> float | None:
+    """Return the printed reduction in run time in percent, from Figures 24 and 36, at the i-th n; None without one."""
+    last = FIGURE_36_SECONDS[method] if FIGURE_24_SIZES[i] == PRINTED_SIZES[-1] else None
+    seconds = FIGURE_24_SECONDS[method][i] if tau2 == 4096 else last
+    return None if seconds is None else 100 * (1 - seconds / FIGURE_24_SECONDS["gpu8"][i])
 
 
 _CURVE_NOTES: Final = (
@@ -76,27 +79,27 @@ _CURVE_NOTES: Final = (
 
 
 def li_fig26() -> Table:
-    """Strassen, tau2 = 4096."""
-    return _curves(26, "strassen", 4096)
+    """Return Figure 26: the reductions by n, Strassen's method, tau2 = 4096."""
+    return _reduction_figure(26, "strassen", 4096)
 
 
 def li_fig27() -> Table:
-    """Winograd, tau2 = 4096."""
-    return _curves(27, "winograd", 4096)
+    """Return Figure 27: the reductions by n, Winograd's method, tau2 = 4096."""
+    return _reduction_figure(27, "winograd", 4096)
 
 
 def li_fig28() -> Table:
-    """Strassen, tau2 = 2048."""
-    return _curves(28, "strassen", 2048)
+    """Return Figure 28: the reductions by n, Strassen's method, tau2 = 2048."""
+    return _reduction_figure(28, "strassen", 2048)
 
 
 def li_fig29() -> Table:
-    """Winograd, tau2 = 2048."""
-    return _curves(29, "winograd", 2048)
+    """Return Figure 29: the reductions by n, Winograd's method, tau2 = 2048."""
+    return _reduction_figure(29, "winograd", 2048)
 
 
-# Figure 24: the printed code, its method, the best tau2, and the leaf that is its GPU8.
-CODES: Final = (
+# Figure 24: the name of a code, its method, its best tau2, and the plan leaf that stands for its GPU8.
+FIGURE_24_CODES: Final = (
     ("Strassen", "strassen", 4096, "tile.gpu8"),
     ("tStrassen", "strassen", 2048, "tile.gpu8.texture"),
     ("Winograd", "winograd", 4096, "tile.gpu8"),
@@ -105,39 +108,39 @@ CODES: Final = (
 
 
 def li_plans() -> Table:
-    """Figure 24: each run as a plan of fmm's."""
+    """Return Figure 24's runs as plans of fmm."""
     rows = tuple(
         (code, n, tau2 // 2, tau2, str(threshold_plan(method, n, tau2 // 2, tau2, leaf)))
-        for code, method, tau2, leaf in CODES
-        for n in CURVE_SIZES
+        for code, method, tau2, leaf in FIGURE_24_CODES
+        for n in FIGURE_24_SIZES
     )
     title = "Figure 24: the runs as plans; up to tau1 GPU8 alone, up to tau2 one level, else recursive"
     return Table("li-plans", title, ("code", "n", "tau1", "tau2", "plan"), rows, ())
 
 
-# Figures 32 and 34 at n = 16384: method -> levels 0 to 4.
-MAXIMUM: Final = {
+# Figures 32 and 34, n = 16384: method -> the largest and the mean error for 0 to 4 levels.
+MAXIMUM_ERRORS: Final = {
     "strassen": (3.9e-4, 3.3e-3, 3.1e-2, 5.8e-2, 8.3e-2),
     "winograd": (3.9e-4, 1.4e-3, 9.7e-3, 1.6e-1, 6.3e-1),
 }
-AVERAGE: Final = {
+MEAN_ERRORS: Final = {
     "strassen": (3.3e-8, 1.1e-7, 4.4e-7, 2.9e-6, 1.4e-5),
     "winograd": (3.3e-8, 1.9e-7, 1.6e-6, 3.2e-5, 1.7e-4),
 }
 
 
 def li_errors() -> Table:
-    """Measured error growth with the number of levels beside the a-priori factors."""
+    """Return how the errors of Figures 32 and 34 grow with the levels, and the growth to expect and its bound."""
     rows = tuple(
         (
             method,
             k,
-            MAXIMUM[method][k] / MAXIMUM[method][0],
-            AVERAGE[method][k] / AVERAGE[method][0],
+            MAXIMUM_ERRORS[method][k] / MAXIMUM_ERRORS[method][0],
+            MEAN_ERRORS[method][k] / MEAN_ERRORS[method][0],
             named_scheme(method).error_growth ** k,
             int(named_scheme(method).stability_factor) ** k / 4**k,
         )
-        for method in METHODS
+        for method in PRINTED_METHODS
         for k in range(1, 5)
     )
     columns = ("method", "levels", "maximum (measured)", "average (measured)", "expected on random data", "bound")
@@ -150,10 +153,10 @@ def li_errors() -> Table:
     return Table("li-errors", "Figures 32 and 34: error growth at n = 16384", columns, rows, notes)
 
 
-# Figures 32 and 44: (figure, quantity, levels, Strassen, Winograd) as printed.
-EXCHANGED: Final = (
-    *(("32", "maximum", k, MAXIMUM["strassen"][k], MAXIMUM["winograd"][k]) for k in range(1, 5)),
-    *(("34", "average", k, AVERAGE["strassen"][k], AVERAGE["winograd"][k]) for k in range(1, 5)),
+# Figures 32, 34, 43 and 44: figure, kind of error, levels, error of Strassen's method, error of Winograd's.
+ERRORS_BY_METHOD: Final = (
+    *(("32", "maximum", k, MAXIMUM_ERRORS["strassen"][k], MAXIMUM_ERRORS["winograd"][k]) for k in range(1, 5)),
+    *(("34", "average", k, MEAN_ERRORS["strassen"][k], MEAN_ERRORS["winograd"][k]) for k in range(1, 5)),
     ("43", "maximum", 2, 4.3e-12, 7.5e-12),
     ("43", "average", 2, 1.3e-15, 3.1e-15),
     ("44", "maximum", 2, 3.5e-14, 1.4e-14),
@@ -162,11 +165,11 @@ EXCHANGED: Final = (
 
 
 def li_exchanged() -> Table:
-    """Errors of Winograd's variant over those of Strassen's: wherever they are below 1, two numbers look exchanged."""
+    """Return the error of Winograd's variant over that of Strassen's; below 1, the two numbers look exchanged."""
     one = named_scheme("winograd").error_growth / named_scheme("strassen").error_growth
     rows = tuple(
         (figure, what, k, strassen, winograd, winograd / strassen, one**k, winograd < strassen)
-        for figure, what, k, strassen, winograd in EXCHANGED
+        for figure, what, k, strassen, winograd in ERRORS_BY_METHOD
     )
     columns = ("figure", "error", "levels", "Strassen", "Winograd", "ratio", "expected on random data", "exchanged")
     notes = (
@@ -181,8 +184,10 @@ def li_exchanged() -> Table:
 
 
 def li_section8() -> Table:
-    """Ratios in the text of section 8 from the numbers of its figures."""
-    rows = tuple((what, *_to_the_digit(printed, x)) for what, printed, x in (*_error_ratios(), *_times()))
+    """Return the ratios that the text of section 8 states, computed from the numbers of its figures."""
+    rows = tuple(
+        (what, *_printed_digit_cells(printed, x)) for what, printed, x in (*_error_ratios(), *_speedup_ratios())
+    )
     notes = (
         "'13 fold' and '17 fold' for one level of Strassen do not follow from Figures 32 and 34: 3.3e-3/3.9e-4 = 8.5 "
         "and 1.1e-7/3.3e-8 = 3.3 (1.7 with Figure 34's own 6.6e-8).",
@@ -190,47 +195,55 @@ def li_section8() -> Table:
         "The abstract has maximum errors 'about 2 orders of magnitude' up for both; Winograd's 1615 is three.",
         "Temporaries: two quarters a level, n^2/2 (1 + 1/4 + ...) <= 2n^2/3; three give n^2, as the text says.",
     )
-    return Table("li-section8", "Section 8: ratios in the text", ("number", *COLUMNS), rows, notes)
+    return Table("li-section8", "Section 8: ratios in the text", ("number", *COMPARED_COLUMNS), rows, notes)
 
 
-def _to_the_digit(printed: str, computed: float) -> tuple[Cell, ...]:
-    """The difference after rounding to the digits printed."""
+def _printed_digit_cells(printed: str, computed: float) -> tuple[Cell, ...]:
+    """Return three cells: printed, computed, and the difference after rounding to the number of printed digits."""
     digits = len(printed.partition(".")[2])
     return float(printed), computed, float(half_away_from_zero(Fraction(computed), digits) - Fraction(printed))
 
 
 def _error_ratios() -> tuple[tuple[str, str, float], ...]:
-    smax, wmax, savg, wavg = (x[m] for x in (MAXIMUM, AVERAGE) for m in METHODS)
+    """Return for each ratio of errors in the text: its name, the printed number, the computed one."""
+    strassen_max, winograd_max, strassen_mean, winograd_mean = (
+        x[m] for x in (MAXIMUM_ERRORS, MEAN_ERRORS) for m in PRINTED_METHODS
+    )
     return (
-        ("maximum error, Strassen, four levels", "200", smax[4] / smax[0]),
-        ("maximum error, Strassen, four levels (8.1.3)", "213", smax[4] / smax[0]),
-        ("average error, Strassen, four levels", "424", savg[4] / savg[0]),
-        ("maximum error, Winograd, four levels", "1615", wmax[4] / wmax[0]),
-        ("average error, Winograd, four levels", "5151", wavg[4] / wavg[0]),
-        ("maximum error, Winograd to Strassen", "7.6", wmax[4] / smax[4]),
-        ("average error, Winograd to Strassen", "12", wavg[4] / savg[4]),
-        ("maximum error, Strassen, one level", "13", smax[1] / smax[0]),
-        ("average error, Strassen, one level", "17", savg[1] / savg[0]),
-        ("temporaries of two a level over n^2, at most", "0.667", _temporaries()),
+        ("maximum error, Strassen, four levels", "200", strassen_max[4] / strassen_max[0]),
+        ("maximum error, Strassen, four levels (8.1.3)", "213", strassen_max[4] / strassen_max[0]),
+        ("average error, Strassen, four levels", "424", strassen_mean[4] / strassen_mean[0]),
+        ("maximum error, Winograd, four levels", "1615", winograd_max[4] / winograd_max[0]),
+        ("average error, Winograd, four levels", "5151", winograd_mean[4] / winograd_mean[0]),
+        ("maximum error, Winograd to Strassen", "7.6", winograd_max[4] / strassen_max[4]),
+        ("average error, Winograd to Strassen", "12", winograd_mean[4] / strassen_mean[4]),
+        ("maximum error, Strassen, one level", "13", strassen_max[1] / strassen_max[0]),
+        ("average error, Strassen, one level", "17", strassen_mean[1] / strassen_mean[0]),
+        ("temporaries of two a level over n^2, at most", "0.667", _temporaries_share()),
     )
 
 
-def _temporaries(n: int = 64) -> float:
-    """Elements of Figure 2's temporaries at all levels over n^2: one level's, then a quarter of that, and so on."""
+def _temporaries_share(n: int = 64) -> float:
+    """Return the elements of Figure 2's temporaries at all levels, over n^2.
+
+    Each level needs a quarter of the temporaries of the next outer level, so that the sum is 4/3 of the first level's.
+    """
     steps = lower_level(Plan((level_with_options("li-fig2"),)), n, n, n)
     assert steps is not None
     own = Fraction(sum(rows * cols for _, rows, cols in steps.temporaries), n * n)
     return float(own / (1 - Fraction(1, 4)))
 
 
-# Section 8 and Figure 37: what, printed percent, slower and faster seconds.
-SGEMM: Final = 23.699
-SPEEDUPS: Final = (
+SGEMM_SECONDS: Final = 23.699  # Figure 24, n = 16384
+GPU8_SECONDS: Final = FIGURE_24_SECONDS["gpu8"][-1]
+# Section 8: the compared codes, the printed speedup in percent, the seconds of the slower and of the faster code
+# (Figures 24, 36 and 40). The speedup is 100 (1 - faster / slower).
+SECTION_8_SPEEDUPS: Final = (
     ("tStrassen over Strassen", "2.7", 16.561, 16.107),
     ("tWinograd over Winograd", "3.5", 16.425, 15.846),
-    ("Strassen over sgemm", "30.1", SGEMM, 16.561),
+    ("Strassen over sgemm", "30.1", SGEMM_SECONDS, 16.561),
     ("Strassen over GPU8", "27.9", 22.971, 16.561),
-    ("tWinograd over sgemm", "33.1", SGEMM, 15.846),
+    ("tWinograd over sgemm", "33.1", SGEMM_SECONDS, 15.846),
     ("tWinograd over GPU8", "31.0", 22.971, 15.846),
     ("Strassen over sgemm, n = 8192 (8.2)", "21", 2.966, 2.344),
     ("Winograd over sgemm, n = 8192 (8.2)", "21.5", 2.966, 2.329),
@@ -239,7 +252,7 @@ SPEEDUPS: Final = (
     ("dStrassen over dgemm, n = 8192", "20.2", 3.634, 2.900),
     ("dWinograd over dgemm, n = 8192", "21.0", 3.634, 2.870),
 )
-# Figures 36 and 37: seconds at one to four levels, then speedups over sgemm and over GPU8.
+# Figures 36 and 37, n = 16384: code, seconds of one to four levels, speedups in percent over sgemm and over GPU8.
 FIGURE_37: Final = (
     ("Strassen", (20.223, 18.025, 16.561, 16.855), ("14.7", "23.9", "30.1", "28.9"), ("12.0", "21.5", "27.9", "26.6")),
     ("tStrassen", (20.167, 17.967, 16.374, 16.107), ("14.9", "24.2", "30.9", "32.0"), ("12.2", "21.8", "28.7", "29.9")),
@@ -248,10 +261,11 @@ FIGURE_37: Final = (
 )
 
 
-def _times() -> list[tuple[str, str, float]]:
-    rows = [(f"{what}, percent", printed, 100 * (1 - fast / slow)) for what, printed, slow, fast in SPEEDUPS]
+def _speedup_ratios() -> list[tuple[str, str, float]]:
+    """Return for each speedup in the text and in Figure 37: its name, the printed percentage, the computed one."""
+    rows = [(f"{what}, percent", printed, 100 * (1 - fast / slow)) for what, printed, slow, fast in SECTION_8_SPEEDUPS]
     for name, seconds, *speedups in FIGURE_37:
-        for base, slow, printed in zip(("sgemm", "GPU8"), (SGEMM, 22.971), speedups, strict=True):
+        for base, slow, printed in zip(("sgemm", "GPU8"), (SGEMM_SECONDS, GPU8_SECONDS), speedups, strict=True):
             for k, (fast, percent) in enumerate(zip(seconds, printed, strict=True), 1):
                 rows.append((f"Figure 37: {name}, {k}-level, over {base}", percent, 100 * (1 - fast / slow)))
     return rows

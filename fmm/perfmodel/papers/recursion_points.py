@@ -1,11 +1,11 @@
-"""When to recurse: the alpha/pi model of D'Alberto and Nicolau (ICS 2007), for any bilinear scheme.
+"""When one more level of recursion pays: the model of D'Alberto and Nicolau (ICS 2007), for any bilinear scheme.
 
-alpha is the time of one element of a block addition, pi of one flop of the vendor's product; only their ratio matters.
-A is m x k and B is k x n here (the paper writes m x n and n x p). Left out: strides and caches, the lower cost of
-copies, and, unless the ratio is a function of the shape, the lower rate of small products.
+alpha is the time of one element of a block addition, pi the time of one flop of the vendor's product. Equations 2 and 3
+need only the ratio alpha/pi. A is m x k and B is k x n here; the paper writes m x n and n x p. Left out: strides and
+caches, the lower cost of copies, and, unless the ratio is a function of the shape, the lower rate of small products.
 
-`hasa_choice` chooses by Equation 2 from a calibration's alpha and pi: FMM_TUNING_MODE=hasa. It has no margin, so that a
-plan with a small predicted gain is chosen too.
+`hasa_choice` chooses a plan by Equation 2 and a calibration's alpha and pi. FMM_TUNING_MODE=hasa selects this rule. It
+has no margin, so that a plan with a small predicted gain is chosen too.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ Coefficients = Sequence[Sequence[Fraction | int | float]]  # blocks x products
 
 @dataclass(frozen=True, slots=True)
 class BlockWork:
-    """One level of a bilinear algorithm <m0,k0,n0;products>: its passes over A-, B- and C-sized blocks."""
+    """The products and the passes over blocks of one level of a bilinear algorithm <m0, k0, n0; products>."""
 
     name: str
-    split: Shape
+    split: Shape  # m0, k0, n0: the parts into which the level cuts m, k and n
     products: int
-    additions: tuple[int, int, int]
-    copies: tuple[int, int, int] = (0, 0, 0)
+    additions: tuple[int, int, int]  # additions of two blocks of A, of B, of C
+    copies: tuple[int, int, int] = (0, 0, 0)  # copies of a block of A, of B, of C
 
     def __post_init__(self) -> None:
         if min(self.split) < 1 or self.products < 1:
@@ -50,77 +50,83 @@ class BlockWork:
 
     @property
     def passes(self) -> tuple[int, int, int]:
-        """Block additions and copies, which have the same weight in the model."""
+        """Passes over a block of A, of B, of C: additions and copies, which have equal weights in the model."""
         a, b, c = (x + y for x, y in zip(self.additions, self.copies, strict=True))
         return a, b, c
 
     @property
     def classical(self) -> int:
-        """Products of the classical algorithm on the same grid of blocks."""
+        """The number of products that the classical algorithm needs for m0 x k0 and k0 x n0 blocks."""
         m0, k0, n0 = self.split
         return m0 * k0 * n0
 
 
-STRASSEN = BlockWork("strassen", (2, 2, 2), 7, additions=(5, 5, 8), copies=(0, 0, 4))  # Table 2: 18 + 4 = 22
-WINOGRAD = BlockWork("winograd", (2, 2, 2), 7, additions=(4, 4, 7))  # 15, each product written where it is used first
+STRASSEN = BlockWork("strassen", (2, 2, 2), 7, additions=(5, 5, 8), copies=(0, 0, 4))  # Table 2: 18 + 4 = 22 passes
+WINOGRAD = BlockWork("winograd", (2, 2, 2), 7, additions=(4, 4, 7))  # 15 passes: products are written without copies
 
 
 def block_work(name: str, split: Shape, U: Coefficients, V: Coefficients, W: Coefficients) -> BlockWork:
-    """Return one level of any scheme, each operand and block of C formed on its own (nothing shared, no copies)."""
+    """Return the work of one level of the scheme U, V, W; no sum shares an addition with another, nothing is copied."""
     m0, k0, n0 = split
     grids = (m0 * k0, k0 * n0, m0 * n0)
     if (len(U), len(V), len(W)) != grids:
         raise ValueError(f"{name}: a {split} grid has {grids} blocks, the coefficients {len(U), len(V), len(W)}")
-    left, right = _unshared_additions(zip(*U, strict=True)), _unshared_additions(zip(*V, strict=True))
-    return BlockWork(name, split, len(U[0]), (left, right, _unshared_additions(W)))
+    left, right = _additions_one_by_one(zip(*U, strict=True)), _additions_one_by_one(zip(*V, strict=True))
+    return BlockWork(name, split, len(U[0]), (left, right, _additions_one_by_one(W)))
 
 
 def scheme_work(scheme: Scheme) -> BlockWork:
-    """Return one level of a scheme as the kernels run it, common sums shared: 15 additions for Winograd's."""
+    """Return the work of one level of a scheme as kernels run it: common sums are formed once."""
     p = scheme.programs
     additions = (p.left.additions, p.right.additions, p.join.additions)
     return BlockWork(scheme.name, scheme.size, scheme.rank, additions)
 
 
-def _unshared_additions(sums: Iterable[Iterable[Fraction | int | float]]) -> int:
+def _additions_one_by_one(sums: Iterable[Iterable[Fraction | int | float]]) -> int:
     return sum(max(0, sum(1 for c in coefficients if c) - 1) for coefficients in sums)
 
 
 # ---- Equations 2 and 3
 
 
-def recurse(shape: Shape, ratio: Ratio, work: BlockWork = STRASSEN, epsilon: float = 0.0) -> bool:
-    """Return True if one more level pays by Equation 2; epsilon is section 4.1.1's addition to alpha/pi.
+def level_pays(shape: Shape, ratio: Ratio, work: BlockWork = STRASSEN, epsilon: float = 0.0) -> bool:
+    """Return True if one more level pays by Equation 2, with alpha/pi + epsilon for alpha/pi (section 4.1.1).
 
-    For odd sizes the left side of the paper's equation is the largest block's product, not the exact saving.
+    For odd sizes the left side of Equation 2 counts the product of the largest blocks, not the exact saving.
     """
     if _too_small(shape, work):
         return False
     return saved_flops(shape, work) > (_ratio_at(ratio, shape) + epsilon) * added_elements(shape, work)
 
 
-def greatest_epsilon(shape: Shape, ratio: Ratio, work: BlockWork = STRASSEN) -> float:
-    """Return the epsilon below which Equation 2 adds one more level; -inf if the shape cannot be cut."""
+def max_epsilon(shape: Shape, ratio: Ratio, work: BlockWork = STRASSEN) -> float:
+    """Return the epsilon up to which one more level pays by Equation 2; -inf if the shape cannot be cut."""
     if _too_small(shape, work):
         return -inf
     return float(saved_flops(shape, work) / added_elements(shape, work)) - _ratio_at(ratio, shape)
 
 
 def saved_flops(shape: Shape, work: BlockWork = STRASSEN) -> int:
-    """Return the flops of the products that one level saves (twice Equation 2's left side, for Strassen's)."""
-    m, k, n = _blocks(shape, work.split)
+    """Return the flops of the products that one level saves: for Strassen's, twice the left side of Equation 2."""
+    m, k, n = _largest_blocks(shape, work.split)
     return 2 * (work.classical - work.products) * m * k * n
 
 
 def added_elements(shape: Shape, work: BlockWork = STRASSEN) -> Fraction:
-    """Return Equation 2's bracket: elements that one level passes over (the largest blocks of A and B, all of C)."""
-    (m, k, n), (m0, _, n0) = _blocks(shape, work.split), work.split
+    """Return the bracket of Equation 2: elements of the passes of one level.
+
+    Blocks of A and B count with the size of the largest one, blocks of C with the average size.
+    """
+    (m, k, n), (m0, _, n0) = _largest_blocks(shape, work.split), work.split
     a, b, c = work.passes
     return a * m * k + b * k * n + Fraction(c * shape[0] * shape[2], m0 * n0)
 
 
 def recursion_point(ratio: float, work: BlockWork = STRASSEN, epsilon: float = 0.0) -> float:
-    """Return the size of a cube from which one level pays by Equation 3: 22 alpha/pi for Strassen's; inf: never."""
+    """Return n_1, the side m = k = n from which one level pays by Equation 3: for Strassen's, 22 alpha/pi.
+
+    It is infinite if the level saves no products.
+    """
     saved = work.classical - work.products
     if saved <= 0:
         return inf
@@ -129,60 +135,63 @@ def recursion_point(ratio: float, work: BlockWork = STRASSEN, epsilon: float = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
-    """One level of recursion: the shape that it splits, the number of these products, and what each saves and adds."""
+class RecursionLevel:
+    """One level of a recursion."""
 
-    shape: Shape
-    products: int
-    saved: int
-    added: Fraction
+    shape: Shape  # m, k, n of the products that the level splits
+    products: int  # the number of these products
+    saved: int  # flops that the level saves in each of them
+    added: Fraction  # elements of the level's passes in each of them
 
 
-def levels(shape: Shape, ratio: Ratio, work: BlockWork = STRASSEN, epsilon: float = 0.0) -> tuple[Level, ...]:
-    """Return the levels of Equation 2, each on the largest blocks of the last; the length is the depth."""
-    found: list[Level] = []
-    while recurse(shape, ratio, work, epsilon) and _blocks(shape, work.split) != shape:
-        found.append(_level(shape, work, len(found)))
-        shape = _blocks(shape, work.split)
+def recursion_levels(
+    shape: Shape, ratio: Ratio, work: BlockWork = STRASSEN, epsilon: float = 0.0
+) -> tuple[RecursionLevel, ...]:
+    """Return the levels that Equation 2 adds, outermost first; each splits the largest blocks of the level before."""
+    found: list[RecursionLevel] = []
+    while level_pays(shape, ratio, work, epsilon) and _largest_blocks(shape, work.split) != shape:
+        found.append(_recursion_level(shape, work, len(found)))
+        shape = _largest_blocks(shape, work.split)
     return tuple(found)
 
 
-def levels_until(shape: Shape, point: float, work: BlockWork = STRASSEN) -> tuple[Level, ...]:
-    """Return the levels of sections 4.1.1 and 4.1.2: stop when at least one size is below the recursion point."""
-    found: list[Level] = []
-    while min(positive_shape(shape)) >= max(point, *work.split) and _blocks(shape, work.split) != shape:
-        found.append(_level(shape, work, len(found)))
-        shape = _blocks(shape, work.split)
+def levels_above_point(shape: Shape, point: float, work: BlockWork = STRASSEN) -> tuple[RecursionLevel, ...]:
+    """Return the levels of sections 4.1.1 and 4.1.2, which stop where one size is below the recursion point."""
+    found: list[RecursionLevel] = []
+    while min(positive_shape(shape)) >= max(point, *work.split) and _largest_blocks(shape, work.split) != shape:
+        found.append(_recursion_level(shape, work, len(found)))
+        shape = _largest_blocks(shape, work.split)
     return tuple(found)
 
 
-def _level(shape: Shape, work: BlockWork, above: int) -> Level:
-    return Level(shape, work.products**above, saved_flops(shape, work), added_elements(shape, work))
+def _recursion_level(shape: Shape, work: BlockWork, above: int) -> RecursionLevel:
+    """Return the level that splits this shape below `above` outer levels."""
+    return RecursionLevel(shape, work.products**above, saved_flops(shape, work), added_elements(shape, work))
 
 
 # ---- section 4.2: the estimate of the speedup
 
 
-def first_speedup(n: float, point: float) -> float:
-    """Return sp_1 = (1 - n_1/n)/8, the share of the classical time that one level of Strassen's saves on a cube."""
+def first_level_speedup(n: float, point: float) -> float:
+    """Return sp_1 = (1 - n_1/n)/8: the share of the classical time that one level of Strassen's saves for n x n."""
     return (1 - point / n) / 8
 
 
-def speedups(
+def level_speedups(
     shape: Shape, ratio: Ratio, depth: int, work: BlockWork = STRASSEN, epsilon: float = 0.0
 ) -> tuple[float, ...]:
-    """Return sp_i, the share of the classical time that level i saves (negative: costs); the estimate is the sum.
+    """Return sp_1, sp_2, ...: the share of the classical time that each level saves, negative if it costs time.
 
-    The paper gives only sp_1 and says that the later ones are smaller; here level i's share is that of its
-    products**(i-1) smaller problems.
+    Their sum is the estimated speedup. The paper gives only sp_1 and says that sp_2 and sp_3 are smaller. Here sp_i is
+    the share that level i saves in its products**(i-1) products together.
     """
     m, k, n = positive_shape(shape)
     shares: list[float] = []
     for above in range(depth):
-        level = _level(shape, work, above)
+        level = _recursion_level(shape, work, above)
         gain = level.saved - (_ratio_at(ratio, shape) + epsilon) * level.added
         shares.append(float(level.products * gain) / (2 * m * k * n))
-        shape = _blocks(shape, work.split)
+        shape = _largest_blocks(shape, work.split)
     return tuple(shares)
 
 
@@ -190,16 +199,16 @@ def speedups(
 
 
 @dataclass(frozen=True, slots=True)
-class Balanced:
-    """A product cut by Table 1: almost square leaves and their numbers, the number of cuts, the longest chain."""
+class BalancedCut:
+    """A product that Table 1 cuts into almost square products."""
 
-    leaves: tuple[tuple[Shape, int], ...]
-    cuts: int
-    depth: int
+    leaves: tuple[tuple[Shape, int], ...]  # (m, k, n) of the uncut products and their number
+    cuts: int  # the number of products that are cut in two
+    depth: int  # the most cuts on the way to an uncut product
 
 
-def balanced(shape: Shape, gamma: float = 2.0) -> Balanced:
-    """Cut by Table 1: halve the longest size while it is at least gamma times the larger of the other two."""
+def cut_balanced(shape: Shape, gamma: float = 2.0) -> BalancedCut:
+    """Return the product cut by Table 1: a size is halved while it is at least gamma times both other sizes."""
     if gamma <= 1:
         raise ValueError(f"gamma must be above 1, not {gamma}")
     work: Counter[Shape] = Counter({positive_shape(shape): 1})
@@ -217,11 +226,11 @@ def balanced(shape: Shape, gamma: float = 2.0) -> Balanced:
                 halves[part] += times
         depth += bool(halves)
         work = halves
-    return Balanced(tuple(sorted(leaves.items(), reverse=True)), cuts, depth)
+    return BalancedCut(tuple(sorted(leaves.items(), reverse=True)), cuts, depth)
 
 
 def _axis_to_cut(shape: Shape, gamma: float) -> int | None:
-    """Return the axis that Table 1 cuts; it tests m, then the columns of B, then the shared size."""
+    """Return the axis that Table 1 cuts: 0 for m, 2 for n, 1 for k, tested in this order; None if none is long."""
     for axis in (0, 2, 1):
         others = shape[:axis] + shape[axis + 1 :]
         if shape[axis] > 1 and shape[axis] >= gamma * max(others):
@@ -230,6 +239,7 @@ def _axis_to_cut(shape: Shape, gamma: float) -> int | None:
 
 
 def _halved(shape: Shape, axis: int) -> tuple[Shape, Shape]:
+    """Return the two shapes of a product that is cut along an axis, the larger one first."""
     m, k, n = shape
     size = shape[axis]
     large, small = -(-size // 2), size // 2
@@ -244,12 +254,12 @@ def _halved(shape: Shape, axis: int) -> tuple[Shape, Shape]:
 
 
 def _too_small(shape: Shape, work: BlockWork) -> bool:
-    """Return True if a side is shorter than the number of its parts."""
+    """Return True if a size is smaller than the number of parts into which the level cuts it."""
     return any(size < parts for size, parts in zip(positive_shape(shape), work.split, strict=True))
 
 
-def _blocks(shape: Shape, split: Shape) -> Shape:
-    """Return the largest blocks of a split."""
+def _largest_blocks(shape: Shape, split: Shape) -> Shape:
+    """Return m, k, n of the largest blocks if each size is cut into the parts of `split`."""
     return -(-shape[0] // split[0]), -(-shape[1] // split[1]), -(-shape[2] // split[2])
 
 
@@ -261,37 +271,37 @@ def _ratio_at(ratio: Ratio, shape: Shape) -> float:
 
 
 def alpha(calibration: Calibration, itemsize: int) -> float:
-    """Return the seconds of one element of a block addition: two reads, one write."""
+    """Return alpha, the seconds of one element of a block addition: two reads and one write of `itemsize` bytes."""
     return 3 * itemsize / calibration.stream
 
 
 def pi(calibration: Calibration, problem: Problem) -> float:
-    """Return the seconds of one flop of the vendor's product of this problem."""
+    """Return pi, the seconds of one flop of the vendor's product of this problem."""
     rate = calibration.rate(problem.dtype)
     slower = 1 + rate.fill / (problem.m * problem.n) + rate.pipe / problem.k
     return slower / rate.flops
 
 
 def alpha_over_pi(calibration: Calibration, problem: Problem) -> float:
-    """Return alpha / pi for Equation 2. (A complex multiply-add counts as the two flops of Equation 2.)"""
+    """Return alpha/pi for Equation 2; a complex multiply-add counts as the two flops of Equation 2."""
     one = pi(calibration, problem) * problem.type.flops / 2
     return alpha(calibration, problem.itemsize) / one
 
 
 def hasa_plan(depth: int) -> Plan:
-    """Return the plan with this number of levels of HASA above the vendor's product."""
+    """Return the plan with `depth` levels of HASA (Table 2), whose leaf products are the vendor's."""
     return Plan.parse(" > ".join(["hasa"] * depth + ["vendor"]))
 
 
 def hasa_choice(problem: Problem, calibration: Calibration, limits: Limits, epsilon: float = 0.0) -> Plan:
-    """Return HASA with as many levels as Equation 2 has, or as the limits of error and workspace admit if fewer."""
+    """Return HASA with the number of levels of Equation 2; with fewer if the limits on error or workspace need it."""
     if 0 in problem.size or problem.writes_triangle:
         return VENDOR
 
     def ratio(m: int, k: int, n: int) -> float:
         return alpha_over_pi(calibration, Problem(m, k, n, problem.dtype))
 
-    for depth in range(len(levels(problem.size, ratio, epsilon=epsilon)), 0, -1):
+    for depth in range(len(recursion_levels(problem.size, ratio, epsilon=epsilon)), 0, -1):
         plan = hasa_plan(depth)
         allowed = limits.allow(plan, expected_error_growth(plan, problem.dtype, not calibration.batches))
         if allowed and estimated_workspace(plan, problem) <= limits.workspace:

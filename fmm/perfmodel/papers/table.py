@@ -1,4 +1,4 @@
-"""A named table of numbers: printed values beside computed ones."""
+"""A table that compares the numbers printed in a paper with computed numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Cell = str | int | float | Fraction | bool | None
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under named columns; None is an empty cell (nothing printed, so no difference either)."""
+    """Rows under named columns; None is an empty cell: the paper prints no number there, so that nothing differs."""
 
     name: str
     title: str
@@ -24,7 +24,7 @@ class Table:
                 raise ValueError(f"table {self.name}: row {row} does not fit the columns {self.columns}")
 
     def column(self, name: str) -> tuple[Cell, ...]:
-        """Return one column, top to bottom."""
+        """Return the cells of a column, top to bottom; ValueError for an unknown name."""
         if name not in self.columns:
             raise ValueError(f"table {self.name} has no column {name!r}; it has {', '.join(self.columns)}")
         index = self.columns.index(name)

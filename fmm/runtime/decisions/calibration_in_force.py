@@ -1,4 +1,8 @@
-"""The calibration that decisions use: a trusted tuning of the device, else a probe, else a default calibration."""
+"""The calibration that decisions use: a trusted tuning of the device, else a probe, else a default calibration.
+
+A GPU without a tuning takes the shipped model of a measured relative, scaled to its own datasheet; without a relative,
+its datasheet alone.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,19 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from fmm.config import environment, files
+from fmm.config.identity import Identity, gpu_parts
 from fmm.config.schema import Tuned
 from fmm.dtypes import DTYPES
+from fmm.hardware.datasheets import datasheet_of
 from fmm.kernels.plans.leaf import plan_leaves
 from fmm.kernels.plans.plan import VENDOR
 from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choose import Limits, choose
-from fmm.perfmodel.default_calibration import with_integer_rates
+from fmm.perfmodel.default_calibration import datasheet_calibration, with_integer_rates
+from fmm.perfmodel.relative_device import scale_to_relative
 from fmm.problem import Problem, without_layouts
-from fmm.runtime.devices import Device
+from fmm.runtime.devices import Device, find_datasheet
 
 
 def calibration_in_force(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
@@ -40,7 +47,8 @@ def untuned_arithmetic(dtype: str, device: Device) -> str:
     """Return the environment variables that change the vendor's arithmetic, if no tuning was taken under them.
 
     The vendor's speed is then another than in every calibration: cuBLAS's emulated float64, for example, is faster.
-    Also the other way round: a tuning under such variables is no calibration without them. Empty if one is in force.
+    A tuning that was measured under such variables is likewise no calibration without them. Return "" if the variables
+    are those of the tuning.
     """
     if device.threads:
         return ""
@@ -86,7 +94,7 @@ def add_unmeasured_rates(tuned: Calibration, guess: Calibration, failed: tuple[s
     for leaf in plan_leaves():
         for dtype in leaf.types if leaf.rate else ():
             if (name := leaf.rate.format(dtype)) in guess.rates and name not in {*rates, *failed}:
-                rates[name] = _as_fast_beside(guess.rates[name], dtype, tuned, guess)
+                rates[name] = _scale_to_tuned_vendor(guess.rates[name], dtype, tuned, guess)
     return replace(
         tuned,
         rates=MappingProxyType(rates),
@@ -95,7 +103,7 @@ def add_unmeasured_rates(tuned: Calibration, guess: Calibration, failed: tuple[s
     )
 
 
-def _as_fast_beside(own: Rate, dtype: str, tuned: Calibration, guess: Calibration) -> Rate:
+def _scale_to_tuned_vendor(own: Rate, dtype: str, tuned: Calibration, guess: Calibration) -> Rate:
     """Return a leaf's guessed rate, scaled by the measured over the guessed rate of the vendor."""
     found, guessed = tuned.find_rate(dtype), guess.find_rate(dtype)
     return replace(own, flops=own.flops * found.flops / guessed.flops) if found and guessed else own
@@ -104,13 +112,43 @@ def _as_fast_beside(own: Rate, dtype: str, tuned: Calibration, guess: Calibratio
 def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
     """Return the calibration of a device that is not tuned.
 
-    If the guess proposes a plan and the device can be probed, the probe's rates replace the guess. A process probes
-    once.
+    If the guess proposes a plan and the device can be probed, the probe's rates replace the guess, and decide all
+    later products of the process.
     """
     guess = device.guess
+    if guess is not None and not device.threads:
+        return untuned_gpu_calibration(guess, problem.dtype)
+    if device.measured is not None and (measured := device.measured(problem.dtype)) is not None:
+        return measured
     if guess is None or device.probe is None or choose(without_layouts(problem), guess, limits).best.plan == VENDOR:
         return guess
     return device.probe(problem.dtype)
+
+
+def untuned_gpu_calibration(guess: Calibration, dtype: str) -> Calibration:
+    """Return the shipped model of a measured relative, scaled to a GPU's datasheet; else `guess`, the datasheet alone.
+
+    The shipped models are used only where the shipped config is searched.
+    """
+    searched = environment.tuning_mode() != "off" and files.SHIPPED_CONFIG in files.active_configs().files
+    return (_scaled_shipped_model(guess.name, dtype) if searched else None) or guess
+
+
+@clear_on_registration
+@lru_cache(maxsize=64)
+def _scaled_shipped_model(name: str, dtype: str) -> Calibration | None:
+    """Return the shipped model of this type of a datasheet's measured relative, scaled; None without one."""
+    relative = datasheet_of(name).relative_of
+    if not relative:
+        return None
+    guess, shipped = datasheet_calibration(relative), files.Configs((files.SHIPPED_CONFIG,), False)
+    for key in (key for devices in shipped.files.values() for key in devices):
+        parts = gpu_parts(key)
+        measured = find_datasheet(key, *parts) if parts else None
+        if measured is not None and measured.name == guess.name and (tuned := shipped.tuned(Identity(key, key), dtype)):
+            completed = complete_calibration(tuned, None, guess)
+            return scale_to_relative(completed, relative, name, dtype) if completed else None
+    return None
 
 
 def integer_calibration(problem: Problem, limits: Limits, device: Device) -> tuple[Calibration | None, bool]:
@@ -125,6 +163,8 @@ def integer_calibration(problem: Problem, limits: Limits, device: Device) -> tup
     tuned = tuning_in_force("float64", device)
     if tuned is not None and tuned.trusted is not None:
         return with_integer_rates(tuned.trusted), True
+    if device.measured is not None and (measured := device.measured("float64")) is not None:
+        return with_integer_rates(measured), False
     guess = with_integer_rates(guess)
     if device.probe is None or not choose(without_layouts(problem), guess, limits).best.plan.levels:
         return guess, False

@@ -1,7 +1,7 @@
 """The decision for a product on a device: a certified entry of exactly this shape, else the model's choice.
 
-`decide_plan` takes a problem, limits and a device, and touches no array. The rest of the module answers what to do if
-the decided plan cannot run, and how long a plan is expected to take.
+`decide_plan` takes a problem, limits and a device, and touches no array. Other functions
+name the plans to try if the decided plan cannot run, and the seconds that a plan is expected to take.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from fmm.config import environment
 from fmm.config.files import active_configs
 from fmm.config.identity import Identity
 from fmm.config.schema import Tuned
+from fmm.kernels.cpu.blas_kernel import slow_kernel_warning
 from fmm.kernels.plans.explain import plan_table
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
@@ -43,10 +44,10 @@ from fmm.runtime.probe import MEASURED
 # The decision's source without a config, by the source of the calibration.
 MODEL_SOURCES = {BUILT_IN_SOURCE: "built-in model", MEASURED: "probed model"}
 SHOWN_CANDIDATES = 6  # the fastest candidates that the text of a decision lists
-ENTRY = " entry"  # ends the source of a decision by an entry
-WORTH_TUNING = 2 * 2048**3  # flops from which fmm logs that the device is not tuned, or measures in place
-ENTRY_OVERRIDE_GAIN = 1.25  # predicted speedup over an entry's plan from which another plan replaces it
-SMALLEST_INTEGER_SIDE = 129  # on the host NumPy multiplies integers with a shorter side, in a millisecond or two
+ENTRY = " entry"  # last word of `Decision.source` if a tuned entry decided
+WORTH_TUNING = 2 * 2048**3  # flops of the smallest product that logs a missing tuning or is measured online
+ENTRY_OVERRIDE_GAIN = 1.25  # least predicted speedup over an entry's plan at which another plan replaces that plan
+SMALLEST_INTEGER_SIDE = 129  # with a shorter side, NumPy multiplies integers on the host, within two milliseconds
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,12 @@ class Decision:
     reason: str
     candidates: tuple[Candidate, ...] = ()  # the plans that the model compared, the fastest first
     source: str = "rule"  # a rule, an entry, or a calibrated, probed, built-in or datasheet model
-    trial: online.Trial | None = field(default=None, compare=False)  # the measurement in place that is under way
+    trial: online.Trial | None = field(default=None, compare=False)  # the online measurement that is under way
     kernels: tuple[str, ...] = ()  # the kernels that run, a line each
     on_cpu: bool = False
     calibration: Calibration | None = field(default=None, compare=False, repr=False)  # of the model that decided
-    # Bytes that the explained call allocates beside A, B and C: the workspace of its launches, copies of operands, and
-    # on a device the memory of a graph. 0 if the vendor multiplies, and without arrays.
+    # Bytes that the explained call allocates in addition to A, B and C: the workspace of its launches, copies of
+    # operands, and on a device the memory of a graph. 0 if the vendor multiplies, and for fmm.plan.
     call_bytes: int = field(default=0, compare=False)
 
     def __getstate__(self) -> dict[str, object]:
@@ -102,6 +103,8 @@ class Decision:
 
     def __str__(self) -> str:
         lines = [f"plan: {self.plan}", f"why: {self.reason}", f"answered by: {self.source}"]
+        if self.on_cpu and (warning := slow_kernel_warning()):
+            lines += [f"warning: {warning}"]
         if self.problem:
             problem = self.problem
             exact = problem.dtype if problem.type.exact else ""
@@ -139,7 +142,7 @@ class Decision:
 
 
 def decide_plan(problem: Problem, limits: Limits, device: Device) -> Decision:
-    """Return the decision for a problem within the limits; its layouts do not matter to entries."""
+    """Return the decision for a problem within the limits. Tuned entries apply whatever the layouts."""
     if environment.is_disabled():
         return Decision(VENDOR, problem, "FMM_DISABLE is set")
     if problem.type.exact:
@@ -235,10 +238,10 @@ def find_certified_entry(problem: Problem, limits: Limits, tuned: Tuned, on_cpu:
 def decide_over_entry(
     certified: Plan, problem: Problem, limits: Limits, tuned: Tuned, calibration: Calibration
 ) -> Decision | None:
-    """Return the decision for a far faster plan by a leaf that the tuning never measured; else None.
+    """Return the decision for a plan that is predicted to be far faster, by a leaf that the tuning never measured.
 
-    An entry is evidence about the plans that it compared. A config from before a leaf says nothing about that leaf,
-    which already multiplies all other shapes of the type.
+    None without such a plan. An entry is evidence about the plans that it compared, not about leaves that are newer
+    than the config. A newer leaf already multiplies all other shapes of the type.
     """
     entry = tuned.entry(problem.size, op=problem.op)
     decision = decide_by_model(problem, limits, calibration, True, tuned.identity)
@@ -268,10 +271,10 @@ def decide_by_model(
         return Decision(VENDOR, problem, f"the vendor answers: {identity.name} has no rate for {problem.dtype}")
     choice = choose(ranking_problem(problem, calibration.batches), calibration, limits)
     source = "calibrated model" if is_tuned else MODEL_SOURCES.get(calibration.source, "datasheet model")
-    on_cpu = not calibration.batches
-    return Decision(
-        choice.best.plan, problem, choice.reason, choice.candidates, source, on_cpu=on_cpu, calibration=calibration
-    )
+    plan, reason, on_cpu = choice.best.plan, choice.reason, not calibration.batches
+    if calibration.source == BUILT_IN_SOURCE and plan == VENDOR and any(c.wins for c in choice.candidates):
+        reason = f"{reason}; within wider limits this processor would be measured before it is chosen"
+    return Decision(plan, problem, reason, choice.candidates, source, on_cpu=on_cpu, calibration=calibration)
 
 
 def _decide_by_equation_2(problem: Problem, limits: Limits, device: Device) -> Decision:
@@ -292,7 +295,7 @@ def _decide_by_equation_2(problem: Problem, limits: Limits, device: Device) -> D
 
 
 def _decide_online(decision: Decision, problem: Problem, identity: Identity) -> Decision:
-    """Return the decision with a trial: the first products of a shape time the model's choice against the vendor."""
+    """Return the decision with a trial, in which the first products of a shape time the chosen plan and the vendor."""
     if decision.plan == VENDOR or problem.writes_triangle or problem.flops < WORTH_TUNING:
         return decision
     trial = online.shape_trial(without_layouts(problem), identity, decision.plan)
@@ -301,7 +304,7 @@ def _decide_online(decision: Decision, problem: Problem, identity: Identity) -> 
     return replace(decision, plan=Plan.parse(entry.plan), problem=problem, reason=entry.text, source="measured online")
 
 
-# ---- a plan's needs
+# ---- workspace and validity of a plan
 
 
 def _gemm_params(problem: Problem) -> GemmParams:
@@ -324,7 +327,7 @@ def check_runnable(plan: Plan, problem: Problem, on_cpu: bool) -> None:
 
 # ---- other plans, if the decided one cannot run
 
-SMALLER = 0.8  # the share of a plan's workspace for the next attempt: enough where free memory is fragmented
+RETRY_SHARE = 0.8  # of a plan's workspace, allowed to the next attempt: fragmented free memory suffices then
 
 
 def next_plans(problem: Problem, refused: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
@@ -335,10 +338,10 @@ def next_plans(problem: Problem, refused: Plan, limits: Limits, device: Device) 
 
 
 def smaller_plans(problem: Problem, refused: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
-    """Yield, after memory ran out, the best plan with at most SMALLER of the last plan's workspace, and so on."""
+    """Yield, after memory ran out, the best plan with at most RETRY_SHARE of the last plan's workspace, and so on."""
     nbytes = peak_workspace(refused, problem)
     while nbytes > 0:
-        nbytes = int(nbytes * SMALLER)
+        nbytes = int(nbytes * RETRY_SHARE)
         plan = next(next_plans(problem, refused, replace(limits, workspace=nbytes), device), None)
         if plan is None:
             return
@@ -373,10 +376,10 @@ def _candidates(problem: Problem, limits: Limits, device: Device) -> tuple[Candi
 
 # ---- expected times outside a choice
 
-# The vendor splits a product of few rows along a long inner side; the model does not know whether syrk does so too.
-# With an inner side of more than this multiple of the rows, the whole product is computed.
+# The vendor splits a product of few rows along a long inner side. Whether its syrk does the same is unknown to the
+# model. With an inner side of more than this multiple of the rows, the whole product is computed.
 MAX_INNER_RATIO = 16
-# On a GPU, with so few rows, syrk takes as long as the whole product or longer. (1024 on an H200, with as many columns:
+# On a GPU, with so few rows, syrk takes as long as the whole product or longer. (An H200, 1024 rows and columns:
 # 63 us by syrk and 59 us whole in float32, 41 and 42 us in float64.)
 FEW_ROWS = 1024
 

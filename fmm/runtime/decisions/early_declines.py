@@ -3,9 +3,9 @@
 A small product takes ten microseconds or less, and looking for a plan would take longer. A product is declined by the
 bytes of its operands, by its sides, or because the vendor was chosen for one of the same sizes a moment ago.
 
-The full path of fmm.gemm and fmm.gram takes 80 microseconds. Once it has found that the library computes a call, the
-answer is kept for a second, under a key of shapes, strides, types and parameters. The answer stays right whatever
-changes meanwhile: the library's functions are the specification.
+The full path of fmm.gemm and fmm.gram takes 80 microseconds. Once that path has found that the library computes a
+call, the answer is cached for some seconds, under a key of shapes, strides, types and parameters. A cached answer is
+never wrong, whatever changes meanwhile: the library's functions are the specification.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def is_small_on_device(m: int, k: int, n: int, itemsize: int) -> bool:
 
 
 def is_declined_on_device(library: Library, a: Any, b: Any, nbytes_product: int) -> bool:
-    """Return True if the vendor multiplies these arrays on a CUDA device for certain.
+    """Return True if it is certain that the vendor multiplies these CuPy arrays or torch tensors.
 
     `nbytes_product`: bytes of A times bytes of B. Each attribute of a torch tensor takes 0.1 microseconds or more, so
     the function reads as few as possible.
@@ -107,18 +107,18 @@ def are_small_matrices(a: Any, b: Any) -> bool:
     return bool(min(m, a.shape[-1], b.shape[-1]) < SMALLEST_SIDE)
 
 
-# ---- declined a moment ago
+# ---- products that were declined a moment ago
 
 
 class DeclineMemory(NamedTuple):
-    """How long a decline is remembered, and for products of how many flops or more."""
+    """The seconds for which a decline is remembered, and the least flops of the products that are remembered."""
 
     seconds: float
     flops: int
 
 
-# On the host for long: after a long product the caches hold neither the decision's data nor its code, so deciding again
-# takes milliseconds. On a device as long as a reading of the free memory is used.
+# On the host: after a long product the CPU's caches hold neither the data nor the code of decisions, so a new decision
+# takes milliseconds. On a device: the time for which a reading of the free memory is used.
 DECLINE_MEMORY: dict[Processor, DeclineMemory] = {"cpu": DeclineMemory(10.0, 1 << 31), "cuda": DeclineMemory(1.0, 0)}
 
 
@@ -134,21 +134,25 @@ def was_declined(library: Library, a: Any, b: Any) -> bool:
 
 
 def remember_decline(library: Library, a: Any, b: Any, decision: Decision) -> None:
-    """Leave products of these sizes to the vendor for a moment, whatever the layouts."""
+    """Leave products of these sizes to the vendor for DECLINE_MEMORY's seconds, whatever the layouts."""
     memory, problem = DECLINE_MEMORY[library.processor], decision.problem
     if problem is not None and ranking_problem(problem, library.processor == "cuda") != without_layouts(problem):
         return  # in another layout another plan may be faster
     if not getattr(a, "ndim", 0) == getattr(b, "ndim", 0) == 2:  # a list, for example
         return
-    # On the host a rule may concern these very arrays, for example that one is the other's transpose.
-    if library.processor == "cpu" and (decision.source == "rule" or problem is None or problem.flops < memory.flops):
-        return
+    if library.processor == "cpu":
+        if problem is None:  # torch's own products of some types are torch's for all arrays of these types
+            is_remembered = library.differentiable and a.shape[1] == b.shape[0]
+        else:  # a rule may concern these very arrays, for example that one is the other's transpose
+            is_remembered = decision.source != "rule"
+        if not is_remembered or 2 * a.shape[0] * a.shape[1] * b.shape[1] < memory.flops:
+            return
     library.calls[decline_key(library, a, b)] = time.monotonic() + memory.seconds
 
 
-# ---- gemm and gram, declined a moment ago
+# ---- calls of gemm and gram that were declined a moment ago
 
-CALL_DECLINE_SECONDS = 1.0  # a changed config is noticed within a second
+CALL_DECLINE_SECONDS = 1.0  # of small calls: a changed config is noticed within a second
 MAX_DECLINED_FACTOR = 1 << 62  # torch takes no int beyond 64 bits, unless as a float
 MAX_CALLS = 4096  # prepared and declined ones together, per library
 PYTHON_NUMBERS = (int, float, complex)  # bool raises an error; NumPy's scalars could change the result's type
@@ -201,20 +205,26 @@ def find_declined_call(key: CallKey) -> DeclinedCall | None:
 
 
 class OnDecline(Protocol):
-    """A function that is called when the library computes a call, as it will compute the next one like it."""
+    """A function that is called if the library computes a call and will compute equal calls too."""
 
     def __call__(self, library: Library, vendor_mirrors: bool = False) -> None: ...
 
 
 def no_action(library: Library, vendor_mirrors: bool = False) -> None:
-    """Remember nothing, as of calls without a key."""
+    """Do nothing: calls without a key are not remembered."""
 
 
-def remember_declined_call(key: CallKey, params: Any, library: Library, vendor_mirrors: bool = False) -> None:
-    """Keep the answer that the library computes the call with this key."""
+def remember_declined_call(
+    key: CallKey, params: Any, is_large: bool, library: Library, vendor_mirrors: bool = False
+) -> None:
+    """Cache the answer that the library computes the call with this key.
+
+    A large call takes so long that it would recur too late for CALL_DECLINE_SECONDS, so DECLINE_MEMORY's apply.
+    """
     if any(isinstance(x, int) and abs(x) > MAX_DECLINED_FACTOR for x in (params.alpha, params.beta)):
         return
     calls = key.library.calls
     if len(calls) >= MAX_CALLS:
         calls.clear()
-    calls[key.key] = DeclinedCall(time.monotonic() + CALL_DECLINE_SECONDS, params, library, vendor_mirrors)
+    seconds = DECLINE_MEMORY[library.processor].seconds if is_large else CALL_DECLINE_SECONDS
+    calls[key.key] = DeclinedCall(time.monotonic() + seconds, params, library, vendor_mirrors)

@@ -17,7 +17,7 @@ from fmm.problem import Layout, Operation, Problem
 
 
 class PreparedSide(NamedTuple):
-    """The operand that a leaf has prepared, and its layout then. The prepared data follows the operand in memory."""
+    """The operand that a leaf has prepared, and its layout. The leaf's data follow the operand in memory."""
 
     base: Literal["A", "B"]
     rows: int
@@ -60,7 +60,7 @@ class GramKey(NamedTuple):
 
 
 def limits_without_arrays(op: Operation, dtype: str, workspace: int, error_growth: float) -> Limits:
-    """Return the limits for a decision without arrays; the environment may add to the caller's."""
+    """Return the limits for a decision without arrays; environment variables may add limits to the caller's."""
     componentwise = is_componentwise_required() and op == "product" and not DTYPES[dtype].exact
     return Limits(workspace, error_growth, is_emulation_allowed(), componentwise)
 
@@ -76,7 +76,7 @@ def default_workspace_bytes(library: Library, number: int) -> int:
     """Return the workspace limit without a caller's limit; the free memory is read at most once a second.
 
     Processes that share a GPU all see the same free memory, so each takes its part. The limit is rounded down, so that
-    cached calls and choices are found again.
+    small changes of the free memory leave cached calls valid.
     """
     cached, now = _shares.get((library.name, number)), time.monotonic()
     if cached is None or cached[0] < now:
@@ -100,28 +100,28 @@ def workspace_valid_until(library: Library, number: int) -> float:
 
 # ---- processes on a GPU, counted by NVIDIA's management library (NVML), which comes with the driver
 
-INSUFFICIENT_SIZE = 7  # NVML's status if there are processes and the caller passes no array for them
-NVML = "libnvidia-ml.so.1"
+NVML_INSUFFICIENT_SIZE = 7  # status if there are processes and the caller passes no array for them
+NVML_FILE = "libnvidia-ml.so.1"
 
 
 def count_gpu_processes(number: int) -> int:
     """Return the number of processes on a CUDA device, this one included; 1 without NVML."""
-    handle = _handle(number)
+    handle = _nvml_handle(number)
     if handle is None:
         return 1
     count = ctypes.c_uint(0)
     status = _nvml().nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), None)
-    return max(count.value, 1) if status in (0, INSUFFICIENT_SIZE) else 1
+    return max(count.value, 1) if status in (0, NVML_INSUFFICIENT_SIZE) else 1
 
 
 @lru_cache(maxsize=64)
-def _handle(number: int) -> Any:
+def _nvml_handle(number: int) -> Any:
     """Return NVML's handle of the device, found by its PCI bus: NVML and CUDA number devices differently."""
     library = _nvml()
     if library is None:
         return None
     handle = ctypes.c_void_p()
-    status = library.nvmlDeviceGetHandleByPciBusId_v2(_bus(number).encode(), ctypes.byref(handle))
+    status = library.nvmlDeviceGetHandleByPciBusId_v2(_pci_bus_id(number).encode(), ctypes.byref(handle))
     return handle if status == 0 else None
 
 
@@ -129,14 +129,14 @@ def _handle(number: int) -> Any:
 def _nvml() -> Any:
     """Return the initialised library; None if it is missing or too old."""
     try:
-        library = ctypes.CDLL(NVML)
+        library = ctypes.CDLL(NVML_FILE)
         ready = library.nvmlInit_v2() == 0
         return library if ready and hasattr(library, "nvmlDeviceGetComputeRunningProcesses_v3") else None
     except (OSError, AttributeError):
         return None
 
 
-def _bus(number: int) -> str:
+def _pci_bus_id(number: int) -> str:
     import cupy
 
     return str(cupy.cuda.runtime.deviceGetPCIBusId(number))

@@ -1,4 +1,4 @@
-"""Measuring in place: the first products of a large shape time the model's choice against the vendor.
+"""Online measurement: the first products of a large shape time the model's choice against the vendor.
 
 D'Alberto and Nicolau's dynamic HASA: plan and vendor run in shuffled pairs, and every product returns its result. The
 measurement decides for the rest of the process and is written into the config. FMM_TUNING_MODE=online turns it on.
@@ -20,7 +20,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.problem import Problem
 
 PAIRS = certify.MIN_ROUNDS
-NOISE = 0.01  # assumed: a measurement in place has no A/A pair
+NOISE = 0.01  # assumed: an online measurement has no A/A pair
 
 
 class Trial:
@@ -79,6 +79,6 @@ _lock = ForkSafeLock()
 
 
 def shape_trial(problem: Problem, device: Identity, plan: Plan) -> Trial:
-    """Return the trial of a shape; the problem has no layouts, so all layouts share one trial."""
+    """Return the trial of a shape. `problem` has no layouts, so that all layouts share the trial."""
     with _lock.now:
         return _trials.setdefault((problem, device, plan), Trial(problem, device, plan))

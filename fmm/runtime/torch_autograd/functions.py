@@ -92,7 +92,7 @@ def gram_tensors(
     constraints: PlanConstraints,
     on_decline: OnDecline = no_action,
 ) -> Any:
-    """Return a product that is its own adjoint; it records gradients if an operand requires them."""
+    """Return the result of fmm.gram for tensors; it records gradients if an operand requires them."""
     if isinstance(a, torch.Tensor) and (a.is_floating_point() or a.is_complex()):  # torch takes no int above 64 bits
         params = params._replace(alpha=float(params.alpha), beta=float(params.beta))
     other = a if b is None else b
@@ -108,7 +108,7 @@ def gram_tensors(
 
 
 def recurring_gram_tensors(library: Library, a: Any, out: Any, rows: bool, fill: Triangle) -> Any:
-    """Return the product of a CUDA tensor and its adjoint by a cached call; None if gram_tensors must see the call."""
+    """Return the product of a CUDA tensor and its adjoint by a cached call; None if gram_tensors must decide."""
     if not a.is_cuda or not is_plain_call(a, a, out) or a.is_neg() or (a.requires_grad and torch.is_grad_enabled()):
         return None
     return array_gram.run_recurring_gram(library, a, out, rows, fill)
@@ -333,7 +333,7 @@ def saved_gradients(ctx: Any, grad: Any, multiply: Callable[[Any, Any], Any]) ->
 def gradients(
     factors: Factors, shapes: Shapes, grad: Any, needed: Sequence[bool], multiply: Callable[[Any, Any], Any]
 ) -> tuple[Any, Any]:
-    """Return the gradients of both factors of a product of matrices or stacks; None where none is needed."""
+    """Return the gradients of both factors of a product of matrices or stacks; None for a factor that needs none."""
     (a, b), (of_a, of_b) = factors, shapes
     left = multiply(grad, b.mH).sum_to_size(of_a) if needed[0] else None
     if not needed[1]:

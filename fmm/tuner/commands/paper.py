@@ -13,7 +13,7 @@ from difflib import get_close_matches
 
 from fmm.perfmodel.papers import dalberto, huang, sforza
 from fmm.perfmodel.papers import li_results as li
-from fmm.perfmodel.papers.inventory import entry_table, inventory, named_in, shown_by
+from fmm.perfmodel.papers.inventory import entry_table, inventory, table_names, table_showing
 from fmm.perfmodel.papers.table import Table
 from fmm.tuner.commands.config_file import add_json
 from fmm.tuner.commands.render import as_csv, json_fields, text_table
@@ -55,7 +55,7 @@ def table_name(name: str, known: Mapping[str, object]) -> str:
     """Return the name of the table that shows this figure of a paper, such as li-fig32 for li-fig33."""
     if name in known:
         return name
-    if (shown := shown_by(name)) is not None:
+    if (shown := table_showing(name)) is not None:
         return shown
     near = get_close_matches(name.lower(), known, 1, 0.8)
     hint = f" (did you mean {near[0]}?)" if near else ""
@@ -66,7 +66,7 @@ def computed_table(name: str) -> Table:
     """Return a table as published and computed, or the list's line of a figure that fmm runs as an algorithm."""
     if name in TABLES:
         return TABLES[name]()
-    if name in named_in():
+    if name in table_names():
         raise UnknownTableError(f"{name} is measured, not computed: `python -m benchmarks papers {name}` prints it")
     return entry_table(name)
 

@@ -15,7 +15,10 @@ from fmm.perfmodel.papers.table import Cell, Table
 
 
 def text_table(table: Table) -> str:
-    """Title, aligned columns, and the notes below, wrapped."""
+    """Title, aligned columns, and the notes below, wrapped; without rows a line that says so."""
+    notes = [fill(note, 110, initial_indent="* ", subsequent_indent="  ") for note in table.notes]
+    if not table.rows:
+        return "\n".join([f"{table.name}: {table.title}", "", "no rows", *([""] if notes else []), *notes])
     cells = [[cell_text(cell) for cell in row] for row in (table.columns, *table.rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(table.columns))]
     numeric = _numeric(table)
@@ -26,7 +29,6 @@ def text_table(table: Table) -> str:
         for row in cells
     ]
     rule = "  ".join("-" * w for w in widths)
-    notes = [fill(note, 110, initial_indent="* ", subsequent_indent="  ") for note in table.notes]
     return "\n".join([f"{table.name}: {table.title}", "", lines[0], rule, *lines[1:], *([""] if notes else []), *notes])
 
 

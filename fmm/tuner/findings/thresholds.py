@@ -184,7 +184,7 @@ def fit_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tuple[S
         return alpha_over_pi(calibration, Problem(m, k, n, dtype))
 
     large = alpha_over_pi(calibration, large_problem(dtype))
-    most = [recursion_points.greatest_epsilon(size, at, recursion_points.WINOGRAD) for size, _ in measured]
+    most = [recursion_points.max_epsilon(size, at, recursion_points.WINOGRAD) for size, _ in measured]
     gained = [gain > 1 for _, gain in measured]
     steps = [large * x / 20 for x in range(-19, 61)]
     agreement = {e: sum((e < x) == own for x, own in zip(most, gained, strict=True)) for e in steps}

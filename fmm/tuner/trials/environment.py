@@ -13,11 +13,16 @@ from typing import Any
 import numpy as np
 
 from fmm.config.identity import cpu_key, processor_name
+from fmm.kernels.cpu.blas_kernel import slow_kernel_warning
+from fmm.kernels.cpu.openblas import openblas_kernel
 from fmm.kernels.cpu.thread_pool import blas_threads, usable_processors
 
 
 def environment_record(command: list[str]) -> dict[str, Any]:
-    """Return processor, system, Python, NumPy, BLAS with its threads, commit, date and command."""
+    """Return processor, system, Python, NumPy, BLAS with its threads and kernel, commit, date and command.
+
+    `blas_warning` is empty unless OpenBLAS runs a kernel for an older processor.
+    """
     return {
         "processor": processor_name(),
         "processors": usable_processors(),
@@ -26,6 +31,8 @@ def environment_record(command: list[str]) -> dict[str, Any]:
         "numpy": np.__version__,
         "blas": _blas(),
         "blas_threads": blas_threads(),
+        "blas_kernel": openblas_kernel(),
+        "blas_warning": slow_kernel_warning(),
         "commit": source_commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(command),

@@ -14,7 +14,7 @@ from benchmarks.papers.command import NAMES, main
 from benchmarks.papers.experiment import Experiment, Results, planned_parts, read_results, write_results
 from benchmarks.papers.figure import Figure, draw_figure, figure_table, quantity
 from benchmarks.papers.figures import EXPERIMENTS, FIGURES
-from fmm.perfmodel.papers.inventory import ENTRIES, Entry, inventory, named_in
+from fmm.perfmodel.papers.inventory import ENTRIES, SourceEntry, inventory, table_names
 from fmm.tuner.commands.paper import TABLES
 from tests.support import ROOT
 from tests.support.laboratory import measured_small, samples_of
@@ -28,7 +28,7 @@ CASES = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in LONG)]
 
 
 def test_every_table_and_figure_is_in_the_list_and_the_list_names_no_other() -> None:
-    assert named_in() == set(NAMES)
+    assert table_names() == set(NAMES)
 
 
 def test_measured_is_what_can_be_measured() -> None:
@@ -43,7 +43,7 @@ def test_measured_is_what_can_be_measured() -> None:
 
 
 @pytest.mark.parametrize("entry", [x for x in ENTRIES if x.done == "measured"], ids=lambda x: f"{x.source} {x.figure}")
-def test_the_list_says_on_which_devices_a_figure_was_measured(entry: Entry) -> None:
+def test_the_list_says_on_which_devices_a_figure_was_measured(entry: SourceEntry) -> None:
     """All parts of its experiments, or some of them, as the files have it."""
     said = []
     for name, folder, on_host in (("CPU", "cpu-*", True), ("H200", "nvidia-h200", False)):
@@ -174,6 +174,19 @@ def test_a_figure_without_samples_prints_what_is_published(capsys: pytest.Captur
     assert main(["li-fig40"]) == 0
     out = capsys.readouterr().out
     assert "3.634" in out and "measured on" not in out
+
+
+def test_no_table_is_printed_as_a_header_without_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    """A figure that is measured alone says where its samples are."""
+    empty = [name for name in FIGURES if name not in TABLES and not figure_table(FIGURES[name]).rows]
+    assert "error-growth" in empty
+    for name in empty:
+        assert main([name]) == 0
+        title, _, nothing, *notes = capsys.readouterr().out.splitlines()
+        assert title.startswith(f"{name}: ") and nothing == "no rows"
+        assert "--measure" in " ".join(notes) and "---" not in " ".join(notes)
+    assert main(["missing", "huang-fig8", "--device", "cpu", "--output", str(ROOT / "results/nvidia-h200/paper")]) == 0
+    assert "Every part of these experiments was measured" in capsys.readouterr().out
 
 
 def test_tables_that_are_computed_need_no_samples() -> None:

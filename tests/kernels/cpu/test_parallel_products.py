@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif(
 def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two BLAS threads, and flows for products of any size, cut into small parts."""
     monkeypatch.setattr(parallel_products, "MIN_CONCURRENT_FLOPS", 0)
-    monkeypatch.setattr(run_host, "SMALL", 0)
+    monkeypatch.setattr(run_host, "SMALL_ARRAY_BYTES", 0)
     monkeypatch.setattr(parallel_products, "MIN_PART_ROWS", 8)
     monkeypatch.setattr(parallel_products, "PART_ROW_UNIT", 8)
     library = openblas.loaded_openblas()
@@ -316,7 +316,7 @@ import fmm
 from fmm.kernels.cpu import parallel_products
 from fmm.kernels.cpu import openblas as blas
 from fmm.runtime import run_host
-parallel_products.MIN_CONCURRENT_FLOPS = run_host.SMALL = 0
+parallel_products.MIN_CONCURRENT_FLOPS = run_host.SMALL_ARRAY_BYTES = 0
 blas.loaded_openblas().limit(2)
 a = np.arange(4096.0).reshape(64, 64)
 

@@ -158,7 +158,7 @@ def test_the_vendors_product_respects_the_callers_errstate(
     out: Any, small_by_plans: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stack times one matrix is one vendor product in the caller's thread, under the caller's errstate."""
-    monkeypatch.setattr(run_host, "SMALL", 0)
+    monkeypatch.setattr(run_host, "SMALL_ARRAY_BYTES", 0)
     seen, matmul = [], np.matmul
 
     def noted(*given: Any, **more: Any) -> Any:
@@ -218,7 +218,7 @@ def test_the_caller_runs_its_tasks_alone(no_threads: None) -> None:
 def test_an_explicit_plan_runs_on_the_callers_thread(
     given: bool, no_threads: None, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
-    monkeypatch.setattr(run_host, "SMALL", 0)
+    monkeypatch.setattr(run_host, "SMALL_ARRAY_BYTES", 0)
     a, b = rng.integers(-4, 5, (2, 300, 300)).astype(float)
     out = np.empty((300, 300)) if given else None
     filled: list[Any] = []
@@ -236,7 +236,7 @@ def test_an_explicit_plan_runs_on_the_callers_thread(
 
 @pytest.mark.usefixtures("eager", "no_threads")
 def test_without_a_plan_numpy_multiplies(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    monkeypatch.setattr(run_host, "SMALL", 0)
+    monkeypatch.setattr(run_host, "SMALL_ARRAY_BYTES", 0)
     monkeypatch.setattr(run_host._Multiplier, "fill", lambda *x: pytest.fail("a plan ran"))
     a, b = rng.standard_normal((2, 300, 300))
     assert fmm.explain(a, b).plan != VENDOR

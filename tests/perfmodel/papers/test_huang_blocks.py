@@ -15,15 +15,15 @@ from fmm.kernels.plans.fused_order import FIGURE_6
 from fmm.perfmodel import block_model
 from fmm.perfmodel.block_model import GEMM, Operands
 from fmm.perfmodel.papers import huang, huang_blocks
-from fmm.perfmodel.papers.huang import operand_counts, v100
-from fmm.perfmodel.papers.huang_blocks import FOOTNOTE_14, FOOTNOTE_15, Machine
+from fmm.perfmodel.papers.huang import operand_counts, paper_v100
+from fmm.perfmodel.papers.huang_blocks import FOOTNOTE_14, FOOTNOTE_15, ModelledDevice
 
 ONE, TWO = (2, 2, 2), (4, 4, 4)  # Var#0 of one and of two levels
 
 
 @pytest.fixture
-def on() -> Machine:
-    return v100()
+def on() -> ModelledDevice:
+    return paper_v100()
 
 
 # ---- Figures 3 and 6
@@ -115,71 +115,71 @@ def test_depth_must_be_positive() -> None:
 # ---- (13) and (15) to (18)
 
 
-def test_rates(on: Machine) -> None:
+def test_rates(on: ModelledDevice) -> None:
     assert on.flop == pytest.approx(15.67e12, rel=5e-4)  # footnote 4
     assert on.gmop == pytest.approx(1.08e12)  # footnote 12
     assert on.smop == pytest.approx(15.67e12, rel=5e-4)  # footnote 13, not Figure 9's 15.30
 
 
-def test_least_tile_of_13(on: Machine) -> None:
+def test_least_tile_of_13(on: ModelledDevice) -> None:
     """58.2 is printed: 58.03 in the limit of k, 58.2 with the write-back of C at the paper's sizes."""
-    assert round(huang_blocks.least_square_tile(GEMM, on), 2) == 58.03
-    assert [round(huang_blocks.least_square_tile(GEMM, on, k), 1) for k in (7600, 8192, 10240, 13600)] == [58.2] * 4
-    assert [round(huang_blocks.least_square_tile(GEMM, on, k), 1) for k in (7500, 13800)] == [58.3, 58.1]
+    assert round(huang_blocks.min_square_tile(GEMM, on), 2) == 58.03
+    assert [round(huang_blocks.min_square_tile(GEMM, on, k), 1) for k in (7600, 8192, 10240, 13600)] == [58.2] * 4
+    assert [round(huang_blocks.min_square_tile(GEMM, on, k), 1) for k in (7500, 13800)] == [58.3, 58.1]
 
 
 @pytest.mark.parametrize("w", [GEMM, ONE, (1, 2, 2), TWO, (2, 2, 4)])
 @pytest.mark.parametrize("k", [None, 20480, 4096])
-def test_least_tile_meets_13_exactly(on: Machine, w: Operands, k: int | None) -> None:
+def test_least_tile_meets_13_exactly(on: ModelledDevice, w: Operands, k: int | None) -> None:
     """The solved form against the bound itself, on tiles just above and just below."""
-    size = huang_blocks.least_square_tile(w, on, k)
+    size = huang_blocks.min_square_tile(w, on, k)
     for tile, holds in ((int(size), False), (int(size) + 1, True)):
         square = replace(named_strategy("Huge"), m_s=tile, n_s=tile, m_r=1, n_r=1)
-        assert (huang_blocks.global_intensity(square, w, k) >= huang_blocks.global_need(on)) is holds
+        assert (huang_blocks.global_intensity(square, w, k) >= huang_blocks.required_global_intensity(on)) is holds
 
 
-def test_no_tile_is_large_enough_for_a_shallow_product(on: Machine) -> None:
-    assert huang_blocks.least_square_tile(TWO, on, 64) == inf
+def test_no_tile_is_large_enough_for_a_shallow_product(on: ModelledDevice) -> None:
+    assert huang_blocks.min_square_tile(TWO, on, 64) == inf
 
 
-def test_least_piece_of_15(on: Machine) -> None:
-    figure_9 = replace(on, smop=huang.SMOP_FIGURE_9)
-    assert round(huang_blocks.least_square_piece(128, on), 1) == 4.1  # printed; tau_smop = 15.67
-    assert round(huang_blocks.least_square_piece(inf, figure_9), 1) == 4.1  # or so
-    assert huang_blocks.least_square_piece(inf, on) == pytest.approx(4.0)
-    assert round(huang_blocks.least_square_piece(128, figure_9), 1) == 4.2
-    assert huang_blocks.least_square_piece(4, on) == inf
+def test_least_piece_of_15(on: ModelledDevice) -> None:
+    figure_9 = replace(on, smop=huang.FIGURE_9_SHARED_BANDWIDTH)
+    assert round(huang_blocks.min_square_piece(128, on), 1) == 4.1  # printed; tau_smop = 15.67
+    assert round(huang_blocks.min_square_piece(inf, figure_9), 1) == 4.1  # or so
+    assert huang_blocks.min_square_piece(inf, on) == pytest.approx(4.0)
+    assert round(huang_blocks.min_square_piece(128, figure_9), 1) == 4.2
+    assert huang_blocks.min_square_piece(4, on) == inf
 
 
-def test_greatest_piece_of_16(on: Machine) -> None:
+def test_greatest_piece_of_16(on: ModelledDevice) -> None:
     """'< 12' is printed: the roots are 12.46 at one level (12.06 with footnote 14's), 13.25 for GEMM."""
-    found = [round(huang_blocks.greatest_square_piece(w, on), 2) for w in (GEMM, ONE, TWO)]
+    found = [round(huang_blocks.max_square_piece(w, on), 2) for w in (GEMM, ONE, TWO)]
     assert found == [13.25, 12.46, 11.06]
-    assert round(huang_blocks.greatest_square_piece(ONE, on, extra=13), 2) == 12.06
+    assert round(huang_blocks.max_square_piece(ONE, on, extra=13), 2) == 12.06
 
 
 @pytest.mark.parametrize(("w", "most"), [(GEMM, 13), (ONE, 12), (TWO, 11)])
-def test_greatest_piece_meets_16_exactly(on: Machine, w: Operands, most: int) -> None:
+def test_greatest_piece_meets_16_exactly(on: ModelledDevice, w: Operands, most: int) -> None:
     for size, holds in ((most, True), (most + 1, False)):
         square = replace(named_strategy("Huge"), m_r=size, n_r=size)
         assert (block_model.registers_needed(square, w) < 255) is holds
-        assert (size < huang_blocks.greatest_square_piece(w, on)) is holds
+        assert (size < huang_blocks.max_square_piece(w, on)) is holds
 
 
 @pytest.mark.parametrize(
     ("level", "names"),
     [(0, ["Large", "Huge"]), (1, ["Huge"]), (2, [])],  # section 5.2, each in words
 )
-def test_admitted_strategies(on: Machine, level: int, names: list[str]) -> None:
+def test_admitted_strategies(on: ModelledDevice, level: int, names: list[str]) -> None:
     assert [s.name for s in huang_blocks.admitted_strategies(STRATEGIES, operand_counts(level), on)] == names
 
 
-def test_one_variant_of_two_levels_would_fit(on: Machine) -> None:
+def test_one_variant_of_two_levels_would_fit(on: ModelledDevice) -> None:
     fitting = [w for w in operand_counts(2) if huang_blocks.admitted_strategies(STRATEGIES, [w], on)]
     assert fitting == [(2, 2, 4)]
 
 
-def test_bounds_17_and_18(on: Machine) -> None:
+def test_bounds_17_and_18(on: ModelledDevice) -> None:
     fails = {
         (s.name, b.equation)
         for s in STRATEGIES
@@ -191,7 +191,7 @@ def test_bounds_17_and_18(on: Machine) -> None:
     assert not next(b for b in huang_blocks.strategy_bounds(deep, GEMM, on) if b.equation == 17).holds  # 96 KiB
 
 
-def test_section_5_4(on: Machine) -> None:
+def test_section_5_4(on: ModelledDevice) -> None:
     """Direct 2-level: 'up to 160 registers', 'up to 1,900 GB/s'; 1-level adds m_R + n_R registers."""
     huge = named_strategy("Huge")
     assert block_model.registers_needed(huge, TWO) == 160
@@ -200,15 +200,17 @@ def test_section_5_4(on: Machine) -> None:
 
 
 def test_doubles_take_twice_the_room() -> None:
-    double = huang_blocks.paper_machine(datasheet_of("v100"), element_bytes=8)
-    single = huang_blocks.paper_machine(datasheet_of("v100"), element_bytes=4)
+    double = huang_blocks.modelled_device(datasheet_of("v100"), element_bytes=8)
+    single = huang_blocks.modelled_device(datasheet_of("v100"), element_bytes=4)
     assert double.flop == single.flop / 2
-    assert huang_blocks.global_need(double) == pytest.approx(huang_blocks.global_need(single))
+    assert huang_blocks.required_global_intensity(double) == pytest.approx(
+        huang_blocks.required_global_intensity(single)
+    )
     huge = named_strategy("Huge")
     have = {b.equation: b.have for b in huang_blocks.strategy_bounds(huge, ONE, double)}
     assert (have[16], have[17]) == (256, 16384)
     assert huang_blocks.admitted_strategies([huge], [ONE], double) == ()  # 256 registers are not below 255
-    assert FOOTNOTE_14.wanted(huge, GEMM, double) == 2 * 112 + 2 + 5
+    assert FOOTNOTE_14.count_before_spilling(huge, GEMM, double) == 2 * 112 + 2 + 5
 
 
 # ---- footnote 15
@@ -223,7 +225,7 @@ def test_footnote_15() -> None:
         assert least <= model <= most
 
 
-def test_no_other_constant_gives_footnote_15(on: Machine) -> None:
+def test_no_other_constant_gives_footnote_15(on: ModelledDevice) -> None:
     """With one register per pointer 12 to 15 unprinted registers give Small's counts; with two, none do."""
 
     def reproduce(per_pointer: int) -> list[int]:
@@ -236,7 +238,7 @@ def test_no_other_constant_gives_footnote_15(on: Machine) -> None:
     assert reproduce(2) == []
 
 
-def test_footnote_14_alone_does_not_give_footnote_15(on: Machine) -> None:
+def test_footnote_14_alone_does_not_give_footnote_15(on: ModelledDevice) -> None:
     kernels = (GEMM, ONE, TWO)
     small = [huang_blocks.blocks_per_sm(named_strategy("Small"), w, on, FOOTNOTE_14) for w in kernels]
     huge = [huang_blocks.blocks_per_sm(named_strategy("Huge"), w, on, FOOTNOTE_14) for w in kernels]
@@ -246,7 +248,7 @@ def test_footnote_14_alone_does_not_give_footnote_15(on: Machine) -> None:
 # ---- (19) to (22) and Figure 10
 
 
-def test_time_written_out(on: Machine) -> None:
+def test_time_written_out(on: ModelledDevice) -> None:
     """Huge GEMM at 4096: 1024 tiles on 160 active blocks are 7 waves."""
     n, huge = 4096, named_strategy("Huge")
     time = huang_blocks.block_time(huge, GEMM, (n, n, n), on)
@@ -256,14 +258,14 @@ def test_time_written_out(on: Machine) -> None:
     assert (time.seconds, time.limited_by) == (time.flop, "flop")
 
 
-def test_fringes_cost_whole_tiles(on: Machine) -> None:
+def test_fringes_cost_whole_tiles(on: ModelledDevice) -> None:
     huge = named_strategy("Huge")
     assert huang_blocks.block_time(huge, GEMM, (129, 64, 1), on) == huang_blocks.block_time(
         huge, GEMM, (256, 64, 128), on
     )
 
 
-def test_time_is_that_of_the_axes_in_their_order(on: Machine) -> None:
+def test_time_is_that_of_the_axes_in_their_order(on: ModelledDevice) -> None:
     """Shapes are (m, k, n): a deep product has few tiles."""
     tall = named_strategy("Tall")
     deep = huang_blocks.block_time(tall, GEMM, (128, 4096, 32), on)
@@ -271,12 +273,12 @@ def test_time_is_that_of_the_axes_in_their_order(on: Machine) -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 1, 1), (4, -1, 4), (4, 4, 0)])
-def test_sizes_must_be_positive(on: Machine, shape: tuple[int, int, int]) -> None:
+def test_sizes_must_be_positive(on: ModelledDevice, shape: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="must be positive"):
         huang_blocks.block_time(named_strategy("Huge"), GEMM, shape, on)
 
 
-def test_a_kernel_that_does_not_fit_is_refused(on: Machine) -> None:
+def test_a_kernel_that_does_not_fit_is_refused(on: ModelledDevice) -> None:
     greedy = replace(named_strategy("Huge"), m_r=4, n_r=4, k_s=200)
     with pytest.raises(ValueError, match="no block fits"):
         huang_blocks.block_time(greedy, GEMM, (128, 128, 128), on)
@@ -303,7 +305,7 @@ def test_figure_10_small() -> None:
     assert found[20480][0] == pytest.approx(16 / 4 * 1.08, abs=0.01)  # limited by (22): 16 flops per element
 
 
-def test_direct_time_of_one_level_is_its_seven_products(on: Machine) -> None:
+def test_direct_time_of_one_level_is_its_seven_products(on: ModelledDevice) -> None:
     huge, shape, half = named_strategy("Huge"), (4096, 4096, 4096), (2048, 2048, 2048)
     expected = sum(n * huang_blocks.block_time(huge, w, half, on).seconds for w, n in operand_counts(1).items())
     assert huang_blocks.direct_seconds(huge, operand_counts(1), (2, 2, 2), shape, on) == pytest.approx(expected)
@@ -312,7 +314,7 @@ def test_direct_time_of_one_level_is_its_seven_products(on: Machine) -> None:
 @pytest.mark.parametrize("name", datasheet_names())
 @pytest.mark.parametrize("element_bytes", [4, 8])
 def test_the_model_answers_for_every_device(name: str, element_bytes: int) -> None:
-    gpu = huang_blocks.paper_machine(datasheet_of(name), element_bytes)
+    gpu = huang_blocks.modelled_device(datasheet_of(name), element_bytes)
     time = huang_blocks.block_time(named_strategy("Medium"), ONE, (1000, 1000, 1000), gpu)
     assert 0 < huang_blocks.effective_tflops((1000, 1000, 1000), time.seconds) <= 1e-12 * gpu.flop
 

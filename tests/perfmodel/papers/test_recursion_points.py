@@ -17,18 +17,18 @@ from fmm.perfmodel.papers.recursion_points import (
     BlockWork,
     added_elements,
     alpha_over_pi,
-    balanced,
     block_work,
-    first_speedup,
-    greatest_epsilon,
+    cut_balanced,
+    first_level_speedup,
     hasa_choice,
-    levels,
-    levels_until,
-    recurse,
+    level_pays,
+    level_speedups,
+    levels_above_point,
+    max_epsilon,
+    recursion_levels,
     recursion_point,
     saved_flops,
     scheme_work,
-    speedups,
 )
 from fmm.problem import Problem
 from tests.oracles.dalberto import equation_2
@@ -50,7 +50,7 @@ def test_equation_2_as_printed(ratio: float) -> None:
     for m in sizes:
         for n in sizes:
             for p in sizes:
-                assert recurse((m, n, p), ratio) is not equation_2(m, n, p, ratio), (m, n, p)
+                assert level_pays((m, n, p), ratio) is not equation_2(m, n, p, ratio), (m, n, p)
 
 
 @pytest.mark.parametrize(
@@ -66,14 +66,14 @@ def test_equation_2_as_printed(ratio: float) -> None:
     ],
 )
 def test_recurse(shape: Shape, ratio: float, epsilon: float, yes: bool) -> None:
-    assert recurse(shape, ratio, epsilon=epsilon) is yes
+    assert level_pays(shape, ratio, epsilon=epsilon) is yes
 
 
 @pytest.mark.parametrize("shape", [(1102, 1102, 1102), (777, 1500, 101), (1, 5000, 5000)])
 def test_the_largest_correction_with_which_a_level_still_pays(shape: Shape) -> None:
-    most = greatest_epsilon(shape, 30.0)
-    assert recurse(shape, 30.0, epsilon=most - 0.01) is (most > -inf)
-    assert not recurse(shape, 30.0, epsilon=max(most, -30.0) + 0.01)
+    most = max_epsilon(shape, 30.0)
+    assert level_pays(shape, 30.0, epsilon=most - 0.01) is (most > -inf)
+    assert not level_pays(shape, 30.0, epsilon=max(most, -30.0) + 0.01)
 
 
 @pytest.mark.parametrize("ratio", [17.7, 30.0, 39.3, 160.0])
@@ -81,7 +81,7 @@ def test_equation_3_is_equation_2_on_even_cubes(ratio: float) -> None:
     point = recursion_point(ratio)
     assert point == pytest.approx(22 * ratio)
     for n in range(2 * int(point / 2) - 10, 2 * int(point / 2) + 12, 2):
-        assert recurse((n, n, n), ratio) is (n > point)
+        assert level_pays((n, n, n), ratio) is (n > point)
 
 
 def test_the_ratio_may_depend_on_the_shape() -> None:
@@ -92,21 +92,21 @@ def test_the_ratio_may_depend_on_the_shape() -> None:
         asked.append((m, k, n))
         return 10.0 if max(m, k, n) < 1000 else 100.0
 
-    assert recurse((600, 600, 600), ratio)
-    assert not recurse((1200, 1200, 1200), ratio)
+    assert level_pays((600, 600, 600), ratio)
+    assert not level_pays((1200, 1200, 1200), ratio)
     assert asked == [(600, 600, 600), (1200, 1200, 1200)]
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 5), (5, -2, 5)])
 def test_sizes_must_be_positive(shape: Shape) -> None:
-    for call in (lambda: recurse(shape, 1.0), lambda: levels_until(shape, 5), lambda: balanced(shape)):
+    for call in (lambda: level_pays(shape, 1.0), lambda: levels_above_point(shape, 5), lambda: cut_balanced(shape)):
         with pytest.raises(ValueError, match="must be positive"):
             call()
 
 
 def test_the_ratio_must_not_be_negative() -> None:
     with pytest.raises(ValueError, match="must not be negative: -1"):
-        recurse((100, 100, 100), -1.0)
+        level_pays((100, 100, 100), -1.0)
 
 
 # ---- any scheme
@@ -154,15 +154,15 @@ def test_recursion_point_of_any_scheme(work: BlockWork, factor: int | None) -> N
     assert factor is None or point == pytest.approx(40.0 * factor)
     step = work.split[0]
     below, above = step * int(point / step), step * (int(point / step) + 1)
-    assert not recurse((below, below, below), 40.0, work)
-    assert recurse((above, above, above), 40.0, work)
+    assert not level_pays((below, below, below), 40.0, work)
+    assert level_pays((above, above, above), 40.0, work)
 
 
 def test_rectangular_splits_weigh_their_own_blocks() -> None:
     """<2,2,3;11> with one addition of each kind, by hand: 2 (12-11) n^3/12 = r n^2 (1/4 + 1/6 + 1/6)."""
     work = BlockWork("one-of-each", (2, 2, 3), 11, additions=(1, 1, 1))
     assert recursion_point(6.0, work) == pytest.approx(6.0 * (Fraction(7, 12) * 6))
-    assert recurse((24, 24, 24), 6.0, work) and not recurse((12, 12, 12), 6.0, work)
+    assert level_pays((24, 24, 24), 6.0, work) and not level_pays((12, 12, 12), 6.0, work)
 
 
 def test_each_kind_of_block_has_its_own_size() -> None:
@@ -170,7 +170,7 @@ def test_each_kind_of_block_has_its_own_size() -> None:
     work = BlockWork("unequal", (2, 3, 5), 29, additions=(1, 2, 3))
     point = 4.0 * (Fraction(1, 6) + Fraction(2, 15) + Fraction(3, 10)) * 15
     assert recursion_point(4.0, work) == recursion_point(3.0, work, epsilon=1.0) == pytest.approx(float(point))
-    assert recurse((60, 60, 60), 4.0, work) and not recurse((30, 30, 30), 4.0, work)
+    assert level_pays((60, 60, 60), 4.0, work) and not level_pays((30, 30, 30), 4.0, work)
 
 
 def test_odd_sizes_as_in_equation_2() -> None:
@@ -181,7 +181,7 @@ def test_odd_sizes_as_in_equation_2() -> None:
 
 def test_a_classical_split_never_pays() -> None:
     assert recursion_point(0.1, work_of("classical")) == inf
-    assert not recurse((10**6, 10**6, 10**6), 1e-9, work_of("classical"))
+    assert not level_pays((10**6, 10**6, 10**6), 1e-9, work_of("classical"))
 
 
 def test_block_work_refuses_nonsense() -> None:
@@ -202,19 +202,19 @@ def test_block_work_refuses_nonsense() -> None:
     [(900, 0), (1799, 1), (1802, 2), (3598, 2), (3602, 3)],  # Figure 2's caption: n_1 = 900, then doubling
 )
 def test_depth_doubles_with_the_size(n: int, depth: int) -> None:
-    assert len(levels((n, n, n), 900 / 22)) == depth
+    assert len(recursion_levels((n, n, n), 900 / 22)) == depth
 
 
 def test_levels_halve_the_largest_block() -> None:
-    found = levels((5000, 4001, 3333), 10.0)
+    found = recursion_levels((5000, 4001, 3333), 10.0)
     shapes = [level.shape for level in found]
     assert shapes[:3] == [(5000, 4001, 3333), (2500, 2001, 1667), (1250, 1001, 834)]
     assert [level.products for level in found] == [7**i for i in range(len(found))]
 
 
 def test_depth_ends_even_when_additions_are_free() -> None:
-    assert len(levels((1024, 1024, 1024), 0.0)) == 10
-    assert len(levels((1024, 6, 1024), 0.0)) == 3  # 6, 3, 2, and then there is nothing to split
+    assert len(recursion_levels((1024, 1024, 1024), 0.0)) == 10
+    assert len(recursion_levels((1024, 6, 1024), 0.0)) == 3  # 6, 3, 2, and then there is nothing to split
 
 
 @pytest.mark.parametrize(
@@ -223,25 +223,25 @@ def test_depth_ends_even_when_additions_are_free() -> None:
 )
 def test_stop_when_one_size_is_below_the_point(shape: Shape, depth: int) -> None:
     """Section 4.1.1: 'stop the recursion when at least one matrix size is smaller than 1500'."""
-    assert len(levels_until(shape, 1500)) == depth
+    assert len(levels_above_point(shape, 1500)) == depth
 
 
 @pytest.mark.parametrize("n", [2000, 5000, 8192])
 def test_first_level_saves_what_section_4_says(n: int) -> None:
     ratio = 30.0
-    assert speedups((n, n, n), ratio, 1)[0] == pytest.approx(first_speedup(n, recursion_point(ratio)))
+    assert level_speedups((n, n, n), ratio, 1)[0] == pytest.approx(first_level_speedup(n, recursion_point(ratio)))
 
 
 def test_each_level_saves_less() -> None:
     """'each recursion contribution is always less than the first one'; flops alone give 1 - (7/8)^3."""
-    found = speedups((8192, 8192, 8192), 30.0, 3)
+    found = level_speedups((8192, 8192, 8192), 30.0, 3)
     assert found[0] > found[1] > found[2] > 0
     assert sum(found) < 1 - (7 / 8) ** 3
-    assert sum(speedups((8192, 8192, 8192), 0.0, 3)) == pytest.approx(1 - (7 / 8) ** 3)
+    assert sum(level_speedups((8192, 8192, 8192), 0.0, 3)) == pytest.approx(1 - (7 / 8) ** 3)
 
 
 def test_a_level_too_many_costs() -> None:
-    deep = speedups((2000, 2000, 2000), 50.0, 2)
+    deep = level_speedups((2000, 2000, 2000), 50.0, 2)
     assert deep[0] > 0 > deep[1]
 
 
@@ -249,23 +249,23 @@ def test_a_level_too_many_costs() -> None:
 
 
 def test_almost_square_is_left_alone() -> None:
-    found = balanced((1000, 600, 999))
+    found = cut_balanced((1000, 600, 999))
     assert (found.leaves, found.cuts, found.depth) == ((((1000, 600, 999), 1),), 0, 0)
 
 
 def test_balanced_by_hand() -> None:
     """A tall A: 5000 -> 2500 + 2500 -> 1250 x 4, and 1250 < 2 x 1000."""
-    found = balanced((5000, 1000, 1000))
+    found = cut_balanced((5000, 1000, 1000))
     assert (found.leaves, found.cuts, found.depth) == ((((1250, 1000, 1000), 4),), 3, 2)
 
 
 def test_balanced_cuts_odd_sizes_unequally() -> None:
-    assert balanced((7, 3, 3)).leaves == (((4, 3, 3), 1), ((3, 3, 3), 1))
+    assert cut_balanced((7, 3, 3)).leaves == (((4, 3, 3), 1), ((3, 3, 3), 1))
 
 
 @pytest.mark.parametrize("shape", [(10_000, 37, 5), (3, 100_001, 2), (64, 64, 9999), (12000, 100, 12000), (1, 1, 1)])
 def test_balanced_keeps_the_work(shape: Shape) -> None:
-    found = balanced(shape)
+    found = cut_balanced(shape)
     assert sum(m * k * n * times for (m, k, n), times in found.leaves) == shape[0] * shape[1] * shape[2]
     assert found.cuts == sum(times for _, times in found.leaves) - 1
     for (m, k, n), _ in found.leaves:
@@ -275,7 +275,7 @@ def test_balanced_keeps_the_work(shape: Shape) -> None:
 
 def test_gamma_must_be_above_one() -> None:
     with pytest.raises(ValueError, match="gamma must be above 1"):
-        balanced((10, 10, 10), gamma=1)
+        cut_balanced((10, 10, 10), gamma=1)
 
 
 # ---- Table 3
@@ -283,12 +283,12 @@ def test_gamma_must_be_above_one() -> None:
 
 def test_the_systems_that_do_not_follow() -> None:
     """From the printed rates, rounded to whole MFLOPS, five of 17 recursion points cannot come."""
-    names = [s.name for s in dalberto.not_following()]
+    names = [s.name for s in dalberto.inconsistent_systems()]
     assert names == ["RX1600", "Optiplex GX280", "RP5470", "HP ZV 6005", "Fosa"]
 
 
 def test_rates_look_truncated() -> None:
-    missed = [s.name for s in TABLE_3 if not s.follows(Fraction(0), Fraction(1))]
+    missed = [s.name for s in TABLE_3 if not s.is_consistent(Fraction(0), Fraction(1))]
     assert missed == ["RX1600", "Optiplex GX280", "HP ZV 6005"]
 
 
@@ -304,7 +304,7 @@ def test_points_that_match_to_the_digit(system: str, computed: int) -> None:
 def test_range_is_that_of_the_rounded_rates() -> None:
     """ProLiant DL140: 2395 and 53, the ends taken by hand."""
     found = next(s for s in TABLE_3 if s.name == "ProLiant DL140")
-    low, high = found.range(Fraction(1, 2), Fraction(1, 2))
+    low, high = found.recursion_point_range(Fraction(1, 2), Fraction(1, 2))
     assert (float(low), float(high)) == pytest.approx((22 * 2394.5 / 53.5, 22 * 2395.5 / 52.5))
 
 
@@ -337,10 +337,10 @@ def test_hasa_choice_takes_the_levels_that_equation_2_asks_for() -> None:
     def ratio(m: int, k: int, n: int) -> float:
         return alpha_over_pi(CPU, Problem(m, k, n, "float64"))
 
-    depth = len(levels(shape, ratio))
+    depth = len(recursion_levels(shape, ratio))
     assert depth >= 2 and chosen(shape) == " > ".join(["hasa"] * depth + ["vendor"])
     assert chosen((100, 100, 100)) == chosen((0, 5, 5)) == "vendor"
-    assert len(levels(shape, ratio, epsilon=500.0)) == chosen(shape, epsilon=500.0).count("hasa") < depth
+    assert len(recursion_levels(shape, ratio, epsilon=500.0)) == chosen(shape, epsilon=500.0).count("hasa") < depth
 
 
 def test_hasa_choice_keeps_the_limits() -> None:

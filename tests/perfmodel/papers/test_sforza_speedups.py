@@ -7,14 +7,21 @@ import pytest
 from benchmarks.papers.experiment import Key, Results, Row
 from benchmarks.papers.figure import figure_table
 from benchmarks.papers.figures import FIGURES
-from fmm.perfmodel.papers.sforza import CUTOFFS, ONE_LEVEL, RECURSIVE, SIDE, multiplications, sforza_plan
+from fmm.perfmodel.papers.sforza import (
+    CUTOFFS,
+    FIGURE_2_SIDE,
+    ONE_LEVEL_SPEEDUPS,
+    RECURSIVE_SPEEDUPS,
+    multiplication_share,
+    sforza_plan,
+)
 
 
 @pytest.mark.parametrize(("depth", "share"), [(1, 0.750), (2, 0.594), (3, 0.488), (4, 0.412)])
 def test_multiplications_by_depth(depth: int, share: float) -> None:
     """At 10^4 x 10^4, without the cutoff."""
-    assert round(multiplications(sforza_plan("float64", depth, 0), SIDE), 3) == share
-    assert round(multiplications(sforza_plan("float64", depth, 0), 4096), 3) == share
+    assert round(multiplication_share(sforza_plan("float64", depth, 0), FIGURE_2_SIDE), 3) == share
+    assert round(multiplication_share(sforza_plan("float64", depth, 0), 4096), 3) == share
 
 
 def best() -> dict[tuple[object, ...], dict[str, object]]:
@@ -25,7 +32,7 @@ def best() -> dict[tuple[object, ...], dict[str, object]]:
 
 def test_no_published_speedup_is_above_what_is_saved() -> None:
     rows = [row for row in best().values() if row["number"] != "best depth"]
-    assert {row["published"] for row in rows} == {*ONE_LEVEL.values(), *RECURSIVE.values()}
+    assert {row["published"] for row in rows} == {*ONE_LEVEL_SPEEDUPS.values(), *RECURSIVE_SPEEDUPS.values()}
     for row in rows:
         assert isinstance(row["published"], float) and isinstance(row["at most"], float)
         assert row["published"] < row["at most"]
@@ -33,17 +40,21 @@ def test_no_published_speedup_is_above_what_is_saved() -> None:
 
 def test_the_cutoff_ends_the_recursion() -> None:
     """Blocks of 1000 are too small for single precision's 1536, not for double's 256; a scaled one ends as early."""
-    assert multiplications(sforza_plan("float32", 3), 2000) == 0.75
-    assert multiplications(sforza_plan("float64", 3), 2000) == multiplications(sforza_plan("float64", 3, 0), 2000)
-    assert multiplications(sforza_plan("float32", 3, 0.2), 400) == 0.75
-    assert multiplications(sforza_plan("float32", 3), 8000) == multiplications(sforza_plan("float32", 3, 0.2), 1600)
+    assert multiplication_share(sforza_plan("float32", 3), 2000) == 0.75
+    assert multiplication_share(sforza_plan("float64", 3), 2000) == multiplication_share(
+        sforza_plan("float64", 3, 0), 2000
+    )
+    assert multiplication_share(sforza_plan("float32", 3, 0.2), 400) == 0.75
+    assert multiplication_share(sforza_plan("float32", 3), 8000) == multiplication_share(
+        sforza_plan("float32", 3, 0.2), 1600
+    )
     assert {sforza_plan(t, 2).levels[0].cutoff for t in CUTOFFS} == {1536, 256}  # type: ignore[attr-defined]
 
 
 def test_odd_sizes_cost_a_little_more() -> None:
     """A row of C, and a product over one column, on top of the even core."""
     for n in (2001, 4001):
-        even, odd = (multiplications(sforza_plan("float64", 1), side) * side**3 for side in (n - 1, n))
+        even, odd = (multiplication_share(sforza_plan("float64", 1), side) * side**3 for side in (n - 1, n))
         assert odd == even + n * n + (n - 1) * n // 2  # the half of a core's update, its diagonal included
 
 
@@ -63,7 +74,7 @@ def test_on_the_papers_device_the_prediction_is_near_what_he_printed() -> None:
 
 def test_measured_speedups_are_over_gemm_and_over_syrk() -> None:
     seconds = {"gemm": [3.0, 3.0, 6.0], "syrk": [1.0, 1.0, 1.0], "one level": [2.0, 2.0, 2.0], "depth 3": [1.5] * 3}
-    rows: dict[Key, Row] = {("float32", SIDE, code): {"key": [], "seconds": x} for code, x in seconds.items()}
+    rows: dict[Key, Row] = {("float32", FIGURE_2_SIDE, code): {"key": [], "seconds": x} for code, x in seconds.items()}
     results = Results(({"device": "none"},), 1.0, rows)
 
     def shown(name: str) -> set[tuple[object, ...]]:
@@ -74,6 +85,6 @@ def test_measured_speedups_are_over_gemm_and_over_syrk() -> None:
             if row[-1] is not None
         }
 
-    assert shown("sforza-sizes") == {("float32", SIDE, "one level", 1.5, 0.5)}
+    assert shown("sforza-sizes") == {("float32", FIGURE_2_SIDE, "one level", 1.5, 0.5)}
     assert shown("sforza-depths") == {("float32", 3, 2.0, 1 / 1.5)}
     assert shown("sforza-best") == {("float32", "one level", 1.5), ("float32", "best depth", 3.0)}

@@ -21,8 +21,8 @@ def test_printed_errors_of_winograd_below_strassen_s_are_those_that_look_exchang
 def test_figure_32_grows_evenly_once_levels_1_and_2_are_exchanged() -> None:
     """From level to level by factors that fall, or nearly, as those of the averages in Figure 34 do not jump either."""
     for method, other in (("strassen", "winograd"), ("winograd", "strassen")):
-        printed = li_results.MAXIMUM[method]
-        mended = (printed[0], li_results.MAXIMUM[other][1], li_results.MAXIMUM[other][2], *printed[3:])
+        printed = li_results.MAXIMUM_ERRORS[method]
+        mended = (printed[0], li_results.MAXIMUM_ERRORS[other][1], li_results.MAXIMUM_ERRORS[other][2], *printed[3:])
 
         def unevenness(grown: tuple[float, ...]) -> float:
             steps = [b / a for a, b in pairwise(grown)]
@@ -35,8 +35,10 @@ def test_figure_32_grows_evenly_once_levels_1_and_2_are_exchanged() -> None:
 def test_sforza_s_recursion_ends_on_small_blocks(m: int, n: int) -> None:
     """Halved until it stops, any matrix comes to blocks of about the cutoff; as printed it would never stop there."""
     cutoff = 256
-    assert sforza.stops(m, n, 2 * cutoff) and not sforza.stops(64 * m, 64 * n, cutoff)
-    assert sforza.stops_as_printed(64 * m, 64 * n, cutoff) and not sforza.stops_as_printed(m // 8, n // 8, cutoff)
-    while not sforza.stops(m, n, cutoff):
+    assert sforza.recursion_stops(m, n, 2 * cutoff) and not sforza.recursion_stops(64 * m, 64 * n, cutoff)
+    assert sforza.recursion_stops_as_printed(64 * m, 64 * n, cutoff) and not sforza.recursion_stops_as_printed(
+        m // 8, n // 8, cutoff
+    )
+    while not sforza.recursion_stops(m, n, cutoff):
         m, n = m // 2, n // 2
     assert min(m, n) <= 2 * cutoff

@@ -12,7 +12,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.default_calibration import cpu_calibration
 from fmm.problem import Problem, without_layouts
-from fmm.runtime.decisions.decide import SMALLER, Decision, decide_without_vendor, next_plans, smaller_plans
+from fmm.runtime.decisions.decide import RETRY_SHARE, Decision, decide_without_vendor, next_plans, smaller_plans
 from fmm.runtime.devices import Device, cpu_device
 
 PROBLEM = Problem(2048, 2048, 2048, "float32")
@@ -55,7 +55,7 @@ def test_leaner_plans_need_at_most_a_share_of_the_one_before(device: Device) -> 
     rooms = [fastest.workspace]
     for plan in smaller_plans(PROBLEM, fastest.plan, LARGE, device):
         rooms.append(Decision(plan, PROBLEM, "").workspace)
-    assert len(rooms) > 1 and all(y <= SMALLER * x for x, y in pairwise(rooms))
+    assert len(rooms) > 1 and all(y <= RETRY_SHARE * x for x, y in pairwise(rooms))
 
 
 def test_nothing_is_leaner_than_no_workspace(device: Device) -> None:

@@ -7,8 +7,24 @@ import pytest
 
 from fmm.kernels.algorithms.step_table import kernel_table, step_table
 from fmm.perfmodel.papers import li_counts, li_formulas, li_results
-from fmm.perfmodel.papers.li_counts import QUANTITIES, A, Polynomial, Quantity, T, V, levels, polynomial, reduction
-from fmm.perfmodel.papers.li_formulas import CLOSED_FORMS, METHODS, PERCENTAGES, SIZES, half_away_from_zero
+from fmm.perfmodel.papers.li_counts import (
+    QUANTITIES,
+    A,
+    Polynomial,
+    Quantity,
+    T,
+    V,
+    count_polynomial,
+    levels_by_threshold,
+    percent_reduction,
+)
+from fmm.perfmodel.papers.li_formulas import (
+    CLOSED_FORMS,
+    PRINTED_METHODS,
+    PRINTED_REDUCTIONS,
+    PRINTED_SIZES,
+    half_away_from_zero,
+)
 from fmm.perfmodel.papers.li_results import reduction_curve
 from fmm.perfmodel.papers.table import Table
 from tests.oracles.li import recurrence
@@ -50,31 +66,31 @@ def test_what_is_no_polynomial_is_named(text: str) -> None:
 # ---- the recurrences of section 7
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", PRINTED_METHODS)
 @pytest.mark.parametrize("quantity", QUANTITIES)
 def test_any_number_of_levels_follows_the_recurrences(method: str, quantity: Quantity) -> None:
     for k in range(9):
-        assert polynomial(quantity, method, k) == recurrence(quantity, method, k), k
+        assert count_polynomial(quantity, method, k) == recurrence(quantity, method, k), k
 
 
 @pytest.mark.parametrize("k", CLOSED_FORMS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", PRINTED_METHODS)
 def test_closed_forms_of_figures_14_17_18_19(method: str, k: int) -> None:
     for quantity, printed in zip(QUANTITIES, CLOSED_FORMS[k][method], strict=True):
-        assert polynomial(quantity, method, k) == Polynomial.parse(printed), quantity
+        assert count_polynomial(quantity, method, k) == Polynomial.parse(printed), quantity
 
 
 def test_all_72_percentages() -> None:
     cells = [
         (k, n, method, q, Fraction(printed))
-        for k, methods in PERCENTAGES.items()
+        for k, methods in PRINTED_REDUCTIONS.items()
         for method, rows in methods.items()
-        for n, row in zip(SIZES, rows, strict=True)
+        for n, row in zip(PRINTED_SIZES, rows, strict=True)
         for q, printed in zip(QUANTITIES, row, strict=True)
     ]
     assert len(cells) == 72
     for k, n, method, q, printed in cells:
-        found = reduction(q, method, k, n)
+        found = percent_reduction(q, method, k, n)
         assert half_away_from_zero(found) == printed, (k, n, method, q)
         assert round(found, 1) == printed, (k, n, method, q)  # half to even: no percentage is a tie
 
@@ -155,7 +171,7 @@ def test_the_text_differs_only_where_recorded(make: Callable[[], Table], expecte
     ],
 )
 def test_levels_of_a_threshold(n: int, tau2: int, k: int) -> None:
-    assert levels(n, tau2) == k
+    assert levels_by_threshold(n, tau2) == k
 
 
 def test_curves_have_the_levels_of_their_threshold() -> None:
@@ -165,7 +181,9 @@ def test_curves_have_the_levels_of_their_threshold() -> None:
         (8192, 2),
         (16384, 3),
     ]
-    assert reduction_curve("winograd", 2048)[-1][2:] == tuple(reduction(q, "winograd", 4, 16384) for q in QUANTITIES)
+    assert reduction_curve("winograd", 2048)[-1][2:] == tuple(
+        percent_reduction(q, "winograd", 4, 16384) for q in QUANTITIES
+    )
     assert reduction_curve("strassen", 4096)[0][2:] == (Fraction(0),) * 3  # GPU8 against itself
 
 
@@ -226,4 +244,4 @@ def test_an_unknown_leaf_lists_the_valid_ones() -> None:
 @pytest.mark.parametrize(("n", "tau2"), [(0, 1), (1, 0)])
 def test_levels_need_positive_sizes(n: int, tau2: int) -> None:
     with pytest.raises(ValueError, match="must be positive"):
-        levels(n, tau2)
+        levels_by_threshold(n, tau2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fmm.perfmodel.cost import cost
-from fmm.perfmodel.papers.li_counts import levels, threshold_plan
+from fmm.perfmodel.papers.li_counts import levels_by_threshold, threshold_plan
 from tests.oracles.li import CALLS_AROUND_PRODUCTS, CALLS_OF_ONE_LEVEL
 
 
@@ -30,7 +30,7 @@ def test_the_plan_of_the_papers_codes(scheme: str, n: int, tau1: int, tau2: int,
 @pytest.mark.parametrize("n", [2048, 4096, 8192, 16384])
 @pytest.mark.parametrize("tau2", [2048, 4096, 8192])
 def test_as_many_levels_as_the_counts_have(n: int, tau2: int) -> None:
-    assert len(threshold_plan("winograd", n, tau2 // 2, tau2).levels) == levels(n, tau2)
+    assert len(threshold_plan("winograd", n, tau2 // 2, tau2).levels) == levels_by_threshold(n, tau2)
 
 
 def test_the_leaf_of_the_texture_codes() -> None:

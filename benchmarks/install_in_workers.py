@@ -1,0 +1,15 @@
+"""Plugin of pytest, `-p benchmarks.install_in_workers`: install fmm in the workers of pytest-xdist too.
+
+`python -m fmm` leaves FMM_INSTALL to the processes that it starts, but only an installed package reads the variable
+when Python starts. From a source tree this plugin reads it.
+"""
+
+from __future__ import annotations
+
+import os
+
+import fmm
+from fmm.integrations.install_targets import VARIABLE
+
+if names := [name for name in os.environ.get(VARIABLE, "").split(",") if name]:
+    fmm.install(*names)

@@ -1,0 +1,87 @@
+"""The calibration of a GPU that nobody measured, from the measured calibration of a GPU of the same architecture.
+
+Each measured number is multiplied by a ratio of the two datasheets: rates of products by the ratio of peaks, rates of
+sums and of reads of operands by that of bandwidths, `fill` and `sms` by that of multiprocessors. Numbers that no
+datasheet predicts, such as the shares of the rate for slow kinds of sums, stay as measured. (Replayed for shapes that
+were measured on an H100. By an H200's models, scaled to the H100's bandwidth, the chosen plans have 0.997 of the best
+plan's speed in TF32, 0.986 in float32 and 0.988 in float64. By the H100's own models they have 0.999, 0.981 and 0.991;
+by the datasheet alone 0.93 in TF32 and 0.96 in float32. results/nvidia-h200 has the table, under "Another card" in
+tried-choices.md.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from types import MappingProxyType
+
+from fmm.hardware.datasheets import datasheet_of
+from fmm.kernels.plans.plan import Plan
+from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.default_calibration import datasheet_calibration
+from fmm.perfmodel.level_bounds import NEVER_SIDE, LevelBounds
+
+
+def scale_to_relative(measured: Calibration, known: str, relative: str, dtype: str) -> Calibration | None:
+    """Return the calibration of `known`, scaled to the device `relative`; None if a datasheet lacks the type.
+
+    Parameters
+    ----------
+    measured
+        A calibration of the device `known`, measured for the element type `dtype`.
+    known, relative
+        Names of fmm.hardware.datasheets, of devices of one architecture.
+    dtype
+        The element type.
+    """
+    of_known, of_relative = datasheet_calibration(known), datasheet_calibration(relative)
+    bandwidth = of_relative.stream / of_known.stream
+    multiprocessors = datasheet_of(relative).sms / datasheet_of(known).sms
+    rates = {
+        rate: _scaled_rate(found, of_known.rates[rate], of_relative.rates[rate], bandwidth, multiprocessors)
+        for rate, found in measured.rates.items()
+        if rate in of_known.rates and rate in of_relative.rates
+    }
+    if dtype not in rates:
+        return None
+    bounds = (_scaled_bounds(x, dtype, measured, rates, bandwidth) for x in measured.level_bounds)
+    return replace(
+        measured,
+        name=of_relative.name,
+        source=f"the model of the {of_known.name}, scaled to the datasheet of the {of_relative.name}",
+        rates=MappingProxyType(rates),
+        stream=measured.stream * bandwidth,
+        small=measured.small * bandwidth,
+        margin=max(measured.margin, of_relative.margin),
+        tiled_margin=max(measured.tiled_margin, of_relative.tiled_margin),
+        level_bounds=tuple(x for x in bounds if x is not None),
+    )
+
+
+def _scaled_rate(measured: Rate, of_known: Rate, of_relative: Rate, bandwidth: float, multiprocessors: float) -> Rate:
+    """Return the measured rate, each number times the ratio of the two datasheets' numbers.
+
+    `bandwidth` and `multiprocessors` are the ratios for the numbers that datasheets do not have.
+    """
+    reads = of_relative.flops / of_known.flops / bandwidth  # rows of C at which reading takes as long as multiplying
+    without_datasheet = {"memory": bandwidth, "rows": reads, "cols": reads, "waves": multiprocessors}
+    scaled = {}
+    for field in fields(Rate):
+        known, relative = getattr(of_known, field.name), getattr(of_relative, field.name)
+        ratio = relative / known if known else without_datasheet.get(field.name, 1.0)
+        scaled[field.name] = getattr(measured, field.name) * ratio
+    return Rate(**scaled)
+
+
+def _scaled_bounds(
+    bounds: LevelBounds, dtype: str, measured: Calibration, rates: dict[str, Rate], bandwidth: float
+) -> LevelBounds | None:
+    """Return the crossovers times the ratio of alpha / pi, as in Equation 3 of D'Alberto and Nicolau.
+
+    The result is None if the rate of the baseline is missing. A crossover at no size stays a crossover at no size.
+    """
+    rate = Plan.parse(bounds.baseline).rate_name(dtype)
+    if rate not in rates:
+        return None
+    ratio = rates[rate].flops / measured.rates[rate].flops / bandwidth
+    taus = (tau if tau is None or tau >= NEVER_SIDE else tau * ratio for tau in bounds.taus)
+    return LevelBounds(bounds.baseline, *taus)
