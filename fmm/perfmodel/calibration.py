@@ -106,16 +106,16 @@ class Calibration:
     # fmm's own kernels compute its products, since their predicted time is less certain.
     margin: float = 0.01
     tiled_margin: float = 0.08
-    # The next four fields are shares of the rate `stream` that sums reach:
-    sequential: float = 1.0  # in sequential levels
-    ragged: float = 1.0  # on rows that do not begin on cache lines
-    scalar: float = 1.0  # on rows that a kernel must move one number at a time
-    parts: float = 1.0  # to and from the real or imaginary parts of complex numbers, every second number in memory
-    deep: float = 1.0  # in three levels in one pass, whose many values leave registers for few threads
+    # The next five fields are shares of the rate `stream` that slower kinds of sums reach.
+    sequential: float = 1.0  # sums of sequential levels
+    ragged: float = 1.0  # sums on rows that do not begin on cache lines
+    scalar: float = 1.0  # sums on rows that a kernel must move one number at a time
+    parts: float = 1.0  # sums of real or imaginary parts of complex numbers, every second number in memory
+    deep: float = 1.0  # sums of three levels in one pass, whose many values leave registers for few threads
     host: float = 0.0  # least seconds of the host to start one product
-    # The next four fields are the least seconds of the host for a user's call: A recurring call takes at least this
+    # The next four fields are the least seconds of the host for a user's call. A recurring call takes at least this
     # time, however short the device's work is. The tuner measures launches; a user's call also runs Python code.
-    call_of_library: float = 0.0  # the library's own product
+    call_of_library: float = 0.0  # of the library's own product
     # of plans with levels, or with a leaf of several launches: a replayed CUDA graph with the operands' new addresses
     call: float = 0.0
     call_of_leaf: float = 0.0  # of a leaf of one launch

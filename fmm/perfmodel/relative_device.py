@@ -1,11 +1,12 @@
 """The calibration of a GPU that nobody measured, from the measured calibration of a GPU of the same architecture.
 
-Each measured number is scaled as the two datasheets' calibrations differ: rates of products by the peaks, sums and
-reads of operands by the bandwidth, fills and rounds by the multiprocessors. What a datasheet does not tell, such as
-the shares that slow kinds of sums reach, stays as measured. (Shapes of an H100, replayed with an H200's models scaled
-to the H100's bandwidth: 0.997 of the speed of the best plan in TF32, 0.986 in float32, 0.988 in float64; with models of
-its own 0.999, 0.981 and 0.991; by the bare datasheet 0.93 in TF32 and 0.96 in float32. results/nvidia-h200 has the
-table, under "Another card" in tried-choices.md.)
+Each measured number is multiplied by a ratio of the two datasheets: rates of products by the ratio of peaks, rates of
+sums and of reads of operands by that of bandwidths, `fill` and `sms` by that of multiprocessors. Numbers that no
+datasheet predicts, such as the shares of the rate for slow kinds of sums, stay as measured. (Replayed for shapes that
+were measured on an H100. By an H200's models, scaled to the H100's bandwidth, the chosen plans have 0.997 of the best
+plan's speed in TF32, 0.986 in float32 and 0.988 in float64. By the H100's own models they have 0.999, 0.981 and 0.991;
+by the datasheet alone 0.93 in TF32 and 0.96 in float32. results/nvidia-h200 has the table, under "Another card" in
+tried-choices.md.)
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fmm.perfmodel.level_bounds import NEVER_SIDE, LevelBounds
 
 
 def scale_to_relative(measured: Calibration, known: str, relative: str, dtype: str) -> Calibration | None:
-    """Return a calibration of the device `known`, scaled to the device `relative`; None if that lacks the type's rate.
+    """Return the calibration of `known`, scaled to the device `relative`; None if a datasheet lacks the type.
 
     Parameters
     ----------
@@ -76,7 +77,7 @@ def _scaled_bounds(
 ) -> LevelBounds | None:
     """Return the crossovers times the ratio of alpha / pi, as in Equation 3 of D'Alberto and Nicolau.
 
-    None if the baseline's rate is missing. A number of levels that never wins stays so.
+    The result is None if the rate of the baseline is missing. A crossover at no size stays a crossover at no size.
     """
     rate = Plan.parse(bounds.baseline).rate_name(dtype)
     if rate not in rates:

@@ -218,7 +218,7 @@ class _Multiplier:
         flops = 0 if is_alone else 2 * a.shape[0] * a.shape[1] * b.shape[1]
         with backend_for(self.threads.count, flops, self.report) as backend:
             if not self.in_place:
-                backend.first((a, b), partial(self._check_overflow, a, b, backend.threads))
+                backend.run_check((a, b), partial(self._check_overflow, a, b, backend.threads))
             self.has_begun = True
             execute_plan(self.plan, a, b, c, backend, arena, *self.params, addend)
 
