@@ -1,6 +1,6 @@
 """Products that are their own adjoints, of any library's arrays: by a plan for one triangle, else by the library.
 
-Plans compute the lower triangle. The upper one is the lower triangle of the transposed product.
+Plans compute the lower triangle. The upper triangle is the lower triangle of the transposed product.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class GramOperands(NamedTuple):
     right: Any
     out: Any
     params: GemmParams
-    is_transposed: bool  # the product is the transposed one
+    is_transposed: bool  # True if the transposed product is computed
 
 
 def run_gram(
@@ -129,7 +129,7 @@ def run_recurring_gram(library: Library, a: Any, out: Any, rows: bool, fill: Tri
         return None
     try:
         return run_cached_gram(library, call, a, out)
-    except Exception:  # a launch failed: overwrite what the others wrote, if the device still can
+    except Exception:  # a launch failed: overwrite the results of the other launches, if the device still can
         if out is not None:
             with suppress(Exception):
                 transposed = library.transposed(a)
@@ -193,8 +193,9 @@ def _result_shape(left: Any, right: Any) -> tuple[int, ...]:
 
 # ---- the call
 
-# A plan that cannot write into `out` needs another array and another pass. It is still faster if its predicted time
-# is below this share of the vendor's. (An H200, float64, 8192 a side: 0.89 predicted, 1.04 measured with the copy.)
+# A plan that cannot write into `out` needs another array and another pass. Such a plan is still faster if its predicted
+# time is below this share of the vendor's. (An H200, float64, 8192 a side: 0.89 predicted, 1.04 measured with the
+# copy.)
 WORTH_A_COPY = 0.8
 
 
@@ -294,7 +295,7 @@ def _has_whole_gemm(library: Library, operands: GramOperands) -> bool:
 def _run_vendor(library: Library, operands: GramOperands, vendor_mirrors: bool = False) -> Any:
     """Return the whole product by the library's own functions, with one triangle mirrored."""
     params, left, right = operands.params, operands.left, operands.right
-    if params.alpha == 0:  # the factors are not read then, not even inf or NaN, as in BLAS's syrk
+    if params.alpha == 0:  # with alpha = 0 the operands are not read, not even inf or NaN, as in BLAS's syrk
         left, right = left[..., :0], right[..., :0, :]
     if vendor_mirrors:
         return library.vendor(left, right, operands.out)

@@ -54,6 +54,7 @@ from fmm.runtime.operands import (
     byte_span,
     may_overlap,
 )
+from fmm.runtime.probe import on_probe
 
 NO_LIMITS = Limits(0)
 
@@ -172,10 +173,22 @@ def _fill_cache(
         else:
             call = previous.call
         cached = CachedCall(call, workspace_valid_until(library, number), share)
+    if library.processor == "cpu":
+        _host_caches[id(library.calls)] = library.calls
     if len(library.calls) >= CACHED_CALLS:
         library.calls.clear()
     library.calls[key] = cached
     return cached
+
+
+_host_caches: dict[int, dict[Hashable, Any]] = {}  # the caches of the libraries on the host, by id
+
+
+@on_probe
+def _clear_host_caches() -> None:
+    """Forget the calls that were decided before this processor was measured."""
+    for calls in tuple(_host_caches.values()):
+        calls.clear()
 
 
 def _has_same_launches(call: PreparedCall, previous: PreparedCall) -> bool:

@@ -56,7 +56,20 @@ LEAST_SIDE = 2000.0
 MEASURED = "measured in this process"
 
 _lock = ForkSafeLock()
+_callbacks: list[Callable[[], None]] = []
 _found: dict[tuple[int, bool], dict[bool, Calibration]] = {}  # by threads and precision: of complex numbers, of real
+
+
+def measured_calibration(threads: int, dtype: str) -> Calibration | None:
+    """Return what `probed_calibration` measured in this process; None before. Nothing is measured."""
+    found = _found.get((threads, dtype in ("float32", "complex64")))
+    return None if found is None else found[DTYPES[dtype].is_complex]
+
+
+def on_probe(callback: Callable[[], None]) -> Callable[[], None]:
+    """Register a function to call after each measurement: decisions by the guess are then out of date."""
+    _callbacks.append(callback)
+    return callback
 
 
 def probed_calibration(threads: int, dtype: str) -> Calibration:
@@ -73,6 +86,8 @@ def probed_calibration(threads: int, dtype: str) -> Calibration:
             except (MemoryError, NoThreadError):
                 return cpu_calibration(threads)
             _found[key] = {True: replace(found, margin=LEAST_COMPLEX_GAIN), False: found}
+            for callback in _callbacks:
+                callback()
         return _found[key][DTYPES[dtype].is_complex]
 
 

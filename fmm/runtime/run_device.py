@@ -78,7 +78,7 @@ def _run(
         if required:
             raise PlanError(f"the plan {call.plan} cannot run while its stream is captured")
         record_fallback("its stream is being captured")
-        return None  # a plan may need compiling first, and the graph would not own its memory
+        return None  # a plan may have to be compiled first, and the captured graph would not own the workspace
     flag = stream_flag(device, stream)
     stream_call = flag.prepared.get(id(call))
     if stream_call is None:
@@ -95,12 +95,12 @@ def _run(
     except PlanError:  # nothing was launched
         raise
     except Exception:
-        # A launch failed: overwrite what the others wrote, if the device still can.
+        # A launch failed: overwrite the results of the other launches, if the device still can.
         if out is not None:
             with suppress(Exception):
                 _complete_by_vendor(library, call, a, b, out, addend)
         raise
-    del memory  # returned in stream order: the next launch may use it
+    del memory  # the workspace is freed in stream order, so the next launch may use it
     return c
 
 
@@ -169,7 +169,7 @@ class StreamCall:
         self.scratch = cublas_scratch(call.launches)
         self.replays = Replays(self._capture, GRAPHS) if call.uses_graph else None
         self._latest: Hashable = None  # key of the last replay: addresses usually recur
-        self._players: dict[Alignment, Player | str] = {}  # or the reason why the plan cannot run
+        self._players: dict[Alignment, Player | str] = {}  # the reason why the plan cannot run; None if it can
         self._single: Player | None = (
             None  # the player of a call of one product, on addresses with the libraries' alignment
         )
@@ -262,7 +262,7 @@ class StreamCall:
             return None
         counters = {player: player.new_counters(self.stream) for player, _ in products}
         if any(counters.values()):
-            runtime.streamSynchronize(self.stream)  # the counters are zero now
+            runtime.streamSynchronize(self.stream)  # all counters are zero after this launch
         stream = take_capture_stream(self.device)
         try:
             try:
@@ -274,7 +274,7 @@ class StreamCall:
         except RuntimeError:
             return None
         finally:
-            set_stream(StreamContext(cublas_handle(), self.stream, 0))  # other captures may use the private stream
+            set_stream(StreamContext(cublas_handle(), self.stream, 0))  # later captures may use the private stream
             return_capture_stream(self.device, stream)
         return _Replay(self, graph, addresses, counters)
 
@@ -291,7 +291,8 @@ class _Replay:
         self, call: StreamCall, graph: Any, addresses: Addresses, counters: dict[Player, tuple[int, ...]]
     ) -> None:
         self.call, self.counters = call, counters
-        self.bases: tuple[int, ...] | None = addresses.places  # None: a move failed, and nodes may differ
+        # None after a failed update, which may leave nodes with different addresses
+        self.bases: tuple[int, ...] | None = addresses.places
         self.graph = MovableGraph(graph, call.nodes(addresses, counters))
 
     def move_to(self, addresses: Addresses) -> bool:
