@@ -103,13 +103,13 @@ def with_concurrent_products(found: Calibration, lanes: int) -> Calibration:
 # 0.68 to 0.73 in TF32; splits reach 0.65 to 0.8 of the bandwidth, joins 0.77 to 0.87.)
 PRODUCT_SHARES = {"bfloat16": 0.72, "float16": 0.72, "tf32": 0.7}
 PRODUCT_SHARE = 0.8
-# The same share for products on the GPUs of Li, Ranka and Sahni. The cores of these GPUs read one operand of each
+# PRODUCT_SHARE by compute capability, on the GPUs of Li, Ranka and Sahni. Their cores read one operand of each
 # multiply-add from shared memory, which limits products to about 60 % of the peak. (Published by Volkov and Demmel 2008
 # for sgemm on compute capability 1.3, and by Nath, Tomov and Dongarra 2010 for dgemm on 2.0.)
 EARLY_PRODUCT_SHARES = {"1.3": 0.6, "2.0": 0.58}
 STREAM_SHARE = 0.75  # of the bandwidth
-MARGIN = 0.03  # the margin for a device of which nothing was measured
-LEAST_SIDE = 512.0
+MARGIN = 0.03  # share of the vendor's time; for a device without any measurement
+LEAST_SIDE = 512.0  # rows: plans with a shorter side of leaf products are not chosen
 LAUNCH_SECONDS = 4e-6
 # Host seconds of a recurring call of torch or CuPy: of the vendor's product, of a plan with levels, of another leaf.
 # (Hosts of three H200s: the vendor 13 to 23 us, another leaf 43 to 60 us. A plan with levels 60 to 74 us in the first
@@ -155,7 +155,7 @@ TRIANGLE_BY_TILES = {
     "float16": (0.5, 800.0),
     "bfloat16": (0.5, 800.0),
 }
-WARPGROUP_CAPABILITY = "9.0"  # the only compute capability for which fmm has the kernels `f16x3` and of int8 products
+WARPGROUP_CAPABILITY = "9.0"  # the only compute capability with fmm's kernels for `f16x3` and for products of int8
 
 
 def datasheet_calibration(name: str) -> Calibration:

@@ -100,7 +100,7 @@ def predict_vendor(problem: Problem, calibration: Calibration) -> Prediction:
 
 
 def predict_from_work(plan: Plan, problem: Problem, work: Work, calibration: Calibration) -> Prediction:
-    """Return the prediction from given counts: T = P + S + L + E - H."""
+    """Return the prediction T = P + S + L + E - H from the counts in `work`."""
     lanes = concurrent_products(plan, problem, calibration)
     products = calls = starts = 0.0
     for term in leaf_terms(plan, problem, work, calibration, lanes):

@@ -27,33 +27,29 @@ from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.cost import cost
 from fmm.problem import Problem, Shape
 
-Leaf = tuple[float, float, float, float, float]  # m, k, n, number of products, number of products that start together
+Leaf = tuple[float, float, float, float, float]  # m, k, n, the number of these products, the number that start together
 
 
 class Triangle(NamedTuple):
-    """A number of equal leaf products that are their own adjoints, of which one triangle is computed."""
+    """Equal leaf products C = A A^T, of which a leaf computes one triangle of C."""
 
-    rows: float
-    k: float
-    number: float
-    together: float  # number of products that start together
-    leaf: str
-    loose: bool  # True if the leaf may write arbitrary values to the other triangle
+    rows: float  # rows of A
+    k: float  # columns of A
+    number: float  # of these products
+    together: float  # products that start together
+    leaf: str  # text of the leaf, as in a plan
+    loose: bool  # True if the leaf may write any values to the other triangle
 
 
 class Tiles(NamedTuple):
-    """How the tiled kernel computes leaf products.
+    """How the tiled kernel computes leaf products."""
 
-    The fields are the sides of tiles, the average numbers of blocks of A, of B and of C in one product, and the number
-    of products that may fill the device together.
-    """
-
-    height: int
-    width: int
-    left: float = 1.0
-    right: float = 1.0
-    dest: float = 1.0
-    together: float = 1.0
+    height: int  # rows of C in a tile
+    width: int  # columns of C in a tile
+    left: float = 1.0  # blocks of A whose sum is a product's left operand, on average
+    right: float = 1.0  # blocks of B whose sum is a product's right operand, on average
+    dest: float = 1.0  # blocks of C to which a product is added, on average
+    together: float = 1.0  # products that may fill the device together
 
     def count_tiles(self, m: float, n: float) -> int:
         """Return the number of tiles of an m x n matrix."""
@@ -62,22 +58,22 @@ class Tiles(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """The leaf products of a plan, the traffic of its sums, the passes of its sums, and how rows are aligned."""
+    """The leaf products of a plan, the traffic and passes of its sums, and how rows are aligned."""
 
     leaves: tuple[Leaf, ...]
-    traffic: float  # number of elements that the sums read and write
-    passes: float
-    # The next fields are shares of the traffic:
-    sequential: float = 0.0  # by sequential levels
+    traffic: float  # elements that the sums read and write
+    passes: float  # passes of the sums over memory, each a launch on a GPU
+    # The next six fields are shares of the traffic, from 0 to 1:
+    sequential: float = 0.0  # moved by sequential levels
     ragged: float = 0.0  # moved by the first level, on rows of A, B or C that do not begin on cache lines
     overlapped: float = 0.0  # moved by levels below an overlapped level
     scalar: float = 0.0  # moved by the first level, on rows that are read and written one number at a time
     deep: float = 0.0  # moved by three levels in one pass
     parts: float = 0.0  # moved by levels that compute complex products by real ones
-    # The next fields are shares of the leaf products that read or write rows of A, B or C themselves:
-    unaligned: float = 0.0  # rows at multiples of 4 bytes, not all at multiples of 16
-    odd: float = 0.0  # rows not all at multiples of 4 bytes
-    copied: float = 0.0  # ... products of aligned copies of these rows
+    # The next three fields are shares of the leaf products, from 0 to 1:
+    unaligned: float = 0.0  # on rows of A, B or C that begin at multiples of 4 bytes, but not all at multiples of 16
+    odd: float = 0.0  # on rows of A, B or C that do not all begin at multiples of 4 bytes
+    copied: float = 0.0  # on aligned copies of rows of these two kinds
     alone: bool = False  # True if only rows of A are unaligned
     tiles: Tiles | None = None  # how the tiled kernel computes the leaf products; None without the tiled kernel
     triangles: tuple[Triangle, ...] = ()
