@@ -43,7 +43,7 @@ from fmm.runtime.probe import MEASURED
 
 # The decision's source without a config, by the source of the calibration.
 MODEL_SOURCES = {BUILT_IN_SOURCE: "built-in model", MEASURED: "probed model"}
-SHOWN_CANDIDATES = 6  # the fastest candidates that the text of a decision lists
+SHOWN_CANDIDATES = 6  # number of the fastest candidates that the text of a decision lists
 ENTRY = " entry"  # last word of `Decision.source` if a tuned entry decided
 WORTH_TUNING = 2 * 2048**3  # flops of the smallest product that logs a missing tuning or is measured online
 ENTRY_OVERRIDE_GAIN = 1.25  # least predicted speedup over an entry's plan at which another plan replaces that plan
@@ -111,7 +111,7 @@ class Decision:
             exact = problem.dtype if problem.type.exact else ""
             lines += ["", plan_table(self.plan, *problem.size, problem.itemsize, _gemm_params(problem), exact)]
         if self.kernels:
-            counts = Counter(self.kernels).items()  # levels repeat the kernels below them
+            counts = Counter(self.kernels).items()  # the kernels of inner levels run several times
             lines += ["", "runs:", *(f"  {x}" if count == 1 else f"  {count} times: {x}" for x, count in counts), ""]
         if self.call_bytes > self.workspace:
             lines += [f"the call allocates: {self.call_bytes} bytes, with copies and what its launches need"]
@@ -260,8 +260,9 @@ def decide_over_entry(
 ) -> Decision | None:
     """Return the decision for a plan that is predicted to be far faster, by a leaf that the tuning never measured.
 
-    None without such a plan. An entry is evidence about the plans that it compared, not about leaves that are newer
-    than the config. A newer leaf already multiplies all other shapes of the type.
+    The result is None if no plan by such a leaf is far faster. An entry is evidence about the plans that it compared,
+    not about leaves that are newer than the config. The newer leaf already multiplies all shapes of the type that have
+    no entry.
     """
     entry = tuned.entry(problem.size, op=problem.op)
     decision = decide_by_model(problem, limits, calibration, True, tuned.identity)
@@ -348,7 +349,7 @@ def check_runnable(plan: Plan, problem: Problem, on_cpu: bool) -> None:
 
 # ---- other plans, if the decided one cannot run
 
-RETRY_SHARE = 0.8  # of a plan's workspace, allowed to the next attempt: fragmented free memory suffices then
+RETRY_SHARE = 0.8  # share of a plan's workspace that the next attempt may use, so that fragmented free memory suffices
 
 
 def next_plans(problem: Problem, refused: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
@@ -397,8 +398,8 @@ def _candidates(problem: Problem, limits: Limits, device: Device) -> tuple[Candi
 
 # ---- expected times outside a choice
 
-# The vendor splits a product of few rows along a long inner side. Whether its syrk does the same is unknown to the
-# model. With an inner side of more than this multiple of the rows, the whole product is computed.
+# The vendor splits a product of few rows along a long inner side. The model does not know whether the vendor's syrk
+# splits such products, too. With an inner side of more than this multiple of the rows, the whole product is computed.
 MAX_INNER_RATIO = 16
 # On a GPU, with so few rows, syrk takes as long as the whole product or longer. (An H200, 1024 rows and columns:
 # 63 us by syrk and 59 us whole in float32, 41 and 42 us in float64.)
@@ -435,7 +436,7 @@ def expected_seconds(plans: Collection[Plan], problem: Problem, limits: Limits, 
         return 0.0
     seconds = [recurring_call_seconds(quick_prediction(VENDOR, problem, calibration), calibration)]
     for plan in plans:
-        with suppress(PlanError):  # the plan cannot run at these sides
+        with suppress(PlanError):  # the plan cannot run at these sizes
             if estimated_workspace(plan, problem) <= limits.workspace:
                 seconds.append(recurring_call_seconds(quick_prediction(plan, problem, calibration), calibration))
     return min(seconds)
