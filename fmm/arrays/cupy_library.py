@@ -1,7 +1,7 @@
 """The adapter for CuPy arrays, with a product of plain matrices by one direct call of cuBLAS.
 
-cupy.matmul takes longer on the host than small products take on the device. The direct call halves that time. Its
-arguments are those that CuPy passes to cuBLAS, so the results are the same bits.
+cupy.matmul takes longer on the host than small products take on the device. The direct call halves the time on the
+host. The direct call passes the arguments that CuPy passes to cuBLAS, so the results are equal bit for bit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fmm.dtypes import DTYPES, INTEGERS, STORED, DType
 
 try:
     from cupy._core import _routines_linalg as _linalg
-except ImportError:  # a CuPy without it
+except ImportError:  # a version of CuPy without this function
     _linalg = None
 
 DEFAULT, PEDANTIC, FP16, BF16, TF32 = 1, 2, 3, 6, 7  # CuPy's compute types
@@ -48,9 +48,9 @@ class _GemmType(NamedTuple):
 
     cuda_type: int  # cudaDataType
     compute_types: dict[int, int]  # cublasComputeType_t by CuPy's compute type
-    one: int  # address of the scalar 1
-    zero: int  # address of the scalar 0
-    scalars: Any  # holds the memory of both
+    one: int  # address of the scalar 1 in host memory
+    zero: int  # address of the scalar 0 in host memory
+    scalars: Any  # the array that holds both scalars
 
 
 def _gemm_type(row: DType) -> _GemmType:
@@ -93,7 +93,7 @@ def cublas_product(a: Any, b: Any) -> Any:
 
 try:  # CuPy's own function, also after `cupy.matmul = fmm.matmul`
     from cupy.linalg._product import matmul
-except ImportError:  # other versions of CuPy
+except ImportError:  # other versions of CuPy have no such attribute
     matmul = cupy.matmul
 
 # NumPy has no bfloat16.
@@ -223,7 +223,7 @@ class CupyLibrary(NumpyLike):
         dtype = _NUMPY_TYPES.get(call.dtype, a.dtype)
         if call.copies:
             a, b = (x.astype(dtype, order="C") if pack else x for x, pack in zip((a, b), call.packs, strict=True))
-        # Allocated before C, which would split the pool's block of the last workspace.
+        # The workspace is allocated before C, since C could split the pool's block that the last workspace used.
         memory = alloc(call.workspace) if call.workspace else None
         c = ndarray(call.shape, dtype) if out is None else out
         return a.data.ptr, b.data.ptr, c.data.ptr, memory.ptr if memory else 0, c, (a, b, memory)
@@ -292,5 +292,5 @@ def _as_jax(c: Any) -> Any:
     return dlpack.from_dlpack(c)
 
 
-# By library: the function that returns its array of a CuPy array's memory.
+# For each array library, the function that wraps a CuPy array's memory as an array of the library.
 _CONVERTERS: dict[str, Callable[[Any], Any]] = {"numba": _as_numba, "jax": _as_jax, "jaxlib": _as_jax}

@@ -53,7 +53,7 @@ def _cupy_for(a: Any, b: Any) -> Library:
 
 
 def cupy_library() -> Library:
-    """Return the adapter for CuPy; the first call imports CuPy. Raise ImportError without it."""
+    """Return the adapter for CuPy; the first call imports CuPy. Raise ImportError if CuPy is not installed."""
     from fmm.arrays.cupy_library import CUPY, ndarray
 
     PLAIN_TYPES[ndarray] = CUPY

@@ -56,16 +56,16 @@ def as_torch_factor(x: Any, factor: Any) -> Any:
 
 
 def matmul_into(multiply: Callable[..., Any], a: Any, b: Any, out: Any) -> Any:
-    """Return torch's product in `out`. If `out` overlaps a factor, the product is computed in a new tensor first.
+    """Return torch's product in `out`. If `out` overlaps a or b, the product is first computed in a new tensor.
 
-    torch itself would overwrite the factor while reading it. NumPy also uses a temporary.
+    torch itself would overwrite a or b while reading it. NumPy also uses a temporary.
     """
     if out is not a and out is not b and not _overlaps(out, a) and not _overlaps(out, b):
         return multiply(a, b, out=out)
     wants_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (a, b, out))
     c = None if wants_gradients else multiply(a, b)
     if c is None or c.shape != out.shape or c.dtype != out.dtype:
-        return multiply(a, b, out=out)  # with torch's own error, or its warning that it changes the shape
+        return multiply(a, b, out=out)  # torch raises its own error, or warns that it changes the shape of `out`
     return out.copy_(c)
 
 
@@ -179,7 +179,7 @@ class _TorchBase:
         return torch_gemm(a, b, c, alpha, beta, c)
 
     def quick_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
-        if alpha == 0:  # then a and b are not read
+        if alpha == 0:  # with alpha = 0, a and b are not read
             a, b, alpha = a[..., :0], b[..., :0, :], 1
         if c is None and alpha == 1:
             return self.vendor(a, b, out)
@@ -301,7 +301,8 @@ class TorchLibrary(_TorchBase):
         return (copy if order == "C" else copy.mT).copy_(x.detach())
 
     def free_bytes(self, number: int) -> int:
-        stats = torch.cuda.memory_stats_as_nested_dict(number)  # read once: this call takes the most time
+        # the statistics are read once, since this call takes the most time
+        stats = torch.cuda.memory_stats_as_nested_dict(number)
         kinds = ("reserved", "allocated", "inactive_split")
         reserved, allocated, fragments = (_current_bytes(stats, kind) for kind in kinds)
         # Fragments are the free parts of blocks in use, too small for a large allocation.

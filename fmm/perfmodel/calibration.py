@@ -50,9 +50,9 @@ class Rate:
     # a time; the model counts whole rounds of tiles instead of `fill` where C has few rounds. 0: measured times show no
     # whole rounds.
     sms: float = 0.0
-    # The number of thread blocks of the kernel of three float16 number of products that run at a time, each of which
-    # computes tile after tile: whole rounds of the kernel's own tiles count instead of `fill`, `tile` and `slots`. 0:
-    # the vendor multiplies the planes.
+    # The number of thread blocks that run at a time in the kernel of three float16 products. Each of them computes tile
+    # after tile, so that whole rounds of the kernel's tiles count instead of `fill`, `tile` and `slots`. 0: the vendor
+    # multiplies the planes.
     blocks: float = 0.0
     start: float = 0.0  # additional seconds of each start: a leaf of several kernels fills the device slowly
     # The time of the tiled kernel over the vendor's, for a very large product. 0: not measured, and no plan with the
@@ -106,16 +106,16 @@ class Calibration:
     # fmm's own kernels compute its products, since their predicted time is less certain.
     margin: float = 0.01
     tiled_margin: float = 0.08
-    # The next four fields are shares of the rate `stream` that sums reach:
-    sequential: float = 1.0  # in sequential levels
-    ragged: float = 1.0  # on rows that do not begin on cache lines
-    scalar: float = 1.0  # on rows that a kernel must move one number at a time
-    parts: float = 1.0  # to and from the real or imaginary parts of complex numbers, every second number in memory
-    deep: float = 1.0  # in three levels in one pass, whose many values leave registers for few threads
+    # The next five fields are shares of the rate `stream` that slower kinds of sums reach.
+    sequential: float = 1.0  # sums of sequential levels
+    ragged: float = 1.0  # sums on rows that do not begin on cache lines
+    scalar: float = 1.0  # sums on rows that a kernel must move one number at a time
+    parts: float = 1.0  # sums of real or imaginary parts of complex numbers, every second number in memory
+    deep: float = 1.0  # sums of three levels in one pass, whose many values leave registers for few threads
     host: float = 0.0  # least seconds of the host to start one product
-    # The next four fields are the least seconds of the host for a user's call: A recurring call takes at least this
+    # The next four fields are the least seconds of the host for a user's call. A recurring call takes at least this
     # time, however short the device's work is. The tuner measures launches; a user's call also runs Python code.
-    call_of_library: float = 0.0  # the library's own product
+    call_of_library: float = 0.0  # of the library's own product
     # of plans with levels, or with a leaf of several launches: a replayed CUDA graph with the operands' new addresses
     call: float = 0.0
     call_of_leaf: float = 0.0  # of a leaf of one launch

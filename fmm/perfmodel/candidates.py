@@ -155,7 +155,7 @@ def candidate_plans(device: str) -> tuple[Plan, ...]:
 @clear_on_registration
 @lru_cache(maxsize=4)
 def probed_plans(device: str) -> tuple[Plan, ...]:
-    """Return the candidates that a tuning's probes measure: the vendor's product first, other leaves without levels last."""
+    """Return the candidates that a tuning's probes measure: the vendor's product first, other bare leaves last."""
     names = _names_of_forms(device)
     plans = [plan for name in names for plan in _plans_of(name, device, lambda leaf: leaf.probed)]
     return tuple(dict.fromkeys([VENDOR, *plans]))

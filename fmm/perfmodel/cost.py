@@ -44,7 +44,7 @@ class Cost:
     leaves: Leaves
     workspace: int  # bytes of temporaries at the peak
     depth: int  # number of levels of the plan
-    triangles: Leaves = ()  # number of leaf products that are their own adjoints, of which one triangle is computed
+    triangles: Leaves = ()  # leaf products that are their own adjoints: a leaf computes one triangle of each
 
     @property
     def bytes(self) -> int:

@@ -1,11 +1,12 @@
 """The expected error of a plan on actual matrices over that of the vendor's product, in the Frobenius norm.
 
-Each product of a plan is taken to err as a classical product of its own operands does: every partial sum is rounded, so
-that the variance of the error is the sum of the squares of all partial sums. Random vectors estimate these squares
-without multiplying matrices. What sums of blocks do to the data therefore counts: they cancel, large rows get into
-small ones, positive numbers lose their sign. fmm.perfmodel.stability.expected_error_growth is the same for independent
-random numbers of one size and needs no data. Left out: the rounding of the operands' sums, a k-th of the rest; the
-dependence of the roundings of one product; and rows and columns beyond the last whole block.
+The error of each leaf product is modelled as that of a classical product of its operands: every partial sum is rounded,
+so that the variance of the error is the sum of the squares of all partial sums. Random vectors estimate the squares
+without a product of matrices. The estimate therefore includes the effects of sums of blocks on the data: cancellation,
+large rows added to small ones, and positive numbers that lose their sign. fmm.perfmodel.stability.expected_error_growth
+needs no data: it assumes independent random numbers of equal size. The model leaves out the rounding of sums of
+operands (a k-th of the error), the dependence among the roundings of one product, and rows and columns beyond the last
+whole block.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.stability import plan_schemes
 
 Array = Any
-Stage = Scheme | None  # None: a complex product becomes three real ones
-# Terms that a product adds up before it begins a new partial sum; half as many of complex numbers. (A complex product
-# errs as its four real products do, each of which is added up by itself.)
+Stage = Scheme | None  # None for levels that replace a complex product by three real ones
+# Number of terms that a product adds up before it begins a new partial sum; half of this number for complex terms. (A
+# complex product has the errors of its four real products, each with partial sums of its own.)
 PARTIAL_SUM_TERMS = 256
-SAMPLED_SUM_STEP = 32  # every SAMPLED_SUM_STEP-th partial sum is estimated
-RANDOM_VECTORS = 4  # random vectors of an estimate
+SAMPLED_SUM_STEP = 32  # only every SAMPLED_SUM_STEP-th partial sum is estimated
+RANDOM_VECTORS = 4  # number of random vectors of an estimate
 
 
 def growth_on_data(plan: Plan | str, a: Array, b: Array, piece: int = PARTIAL_SUM_TERMS, seed: int = 0) -> float:
@@ -47,7 +48,7 @@ def growth_on_data(plan: Plan | str, a: Array, b: Array, piece: int = PARTIAL_SU
 
 
 def plan_stages(plan: Plan) -> tuple[Stage, ...]:
-    """Return what the levels do to the numbers, outermost first; levels that only cut or scale are left out."""
+    """Return each level's transformation of the data, outermost first, without levels that only cut or scale."""
     found: list[Stage] = []
     for level in plan.levels:
         found += [None] if _in_parts(level) else []

@@ -1,7 +1,7 @@
 """Calibrations of devices that nobody tuned: a CPU from conservative ratios, a GPU from its datasheet.
 
-A choice rests on them until the device is tuned. The numbers come from measurements on a few machines, named beside
-each. `with_integer_rates` also completes the calibration of a tuned CPU.
+A device's choices use its default calibration until the device is tuned. The numbers come from measurements on a few
+machines; comments name the machine of each number. `with_integer_rates` also completes the calibration of a tuned CPU.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from fmm.perfmodel.calibration import Calibration, Rate
 
 # ---- CPUs
 
-# The rate of BLAS over the bandwidth of the sums, in flops per byte. Two cores of a current server have 9 (float64) and
-# 18 (float32). The numbers here are higher, so that a plan is chosen only where it also pays on machines with slow
-# memory.
+# The rate of BLAS over the bandwidth of the sums, in flops per byte. (Measured on two cores of a current server: 9 in
+# float64, 18 in float32.) The values here are higher, so that a plan is chosen only where the plan also pays on
+# machines with slow memory.
 FLOPS_PER_BYTE = {"float64": 14.0, "float32": 28.0, "complex128": 14.0, "complex64": 28.0}
-CPU_STREAM = 10e9  # nominal bytes/s of the sums of one thread: only ratios matter to a choice
+CPU_STREAM = 10e9  # nominal bytes/s of the sums of one thread; a choice depends on ratios of rates only
 # NumPy's loops over every second number use no vectors: two cores with AVX-512 reach 0.49 to 0.73 of the rate.
 CPU_PARTS = 0.5
-# Syrk's time, with fmm's mirror, as a share of gemm's: float64 0.545 and 0.51 at 4096 and 8192, float32 0.65 at 4096.
+# The time of syrk and fmm's copy of the triangle, as a share of gemm's. (Measured: float64 0.545 at 4096 and 0.51 at
+# 8192, float32 0.65 at 4096.)
 CPU_TRIANGLE = {"float64": 0.53, "float32": 0.65}
 BUILT_IN_SOURCE = "built-in recursion point, device not tuned"
 
@@ -49,18 +50,18 @@ def cpu_calibration(threads: int) -> Calibration:
     return Calibration(name, BUILT_IN_SOURCE, MappingProxyType(rates), stream, 1e6, 20e-6, parts=CPU_PARTS)
 
 
-LOOP_FLOPS = 2e9  # flop/s of NumPy's own loops over integers, on one thread, in every integer type
-NOMINAL_RATE_FACTOR = 2.0  # the built-in rates over those of the server on which LOOP_FLOPS was measured
-# Multiply-adds in whose time a number of A or B is cut into planes, and in whose time a plane is added to a number of
-# C.
+LOOP_FLOPS = 2e9  # flop/s of NumPy's own integer products, on one thread, in every integer type
+NOMINAL_RATE_FACTOR = 2.0  # ratio of the built-in rates to the rates of the server on which LOOP_FLOPS was measured
+# Times in multiply-adds: to cut one number of A or B into planes, and to add a plane to one number of C.
 DIGIT_CUT_MULTIPLY_ADDS, DIGIT_ADD_MULTIPLY_ADDS = 40.0, 90.0
 
 
 @lru_cache(maxsize=64)
 def with_integer_rates(found: Calibration) -> Calibration:
-    """Return a CPU's calibration with rates for integers, which follow from its rates for floating point numbers.
+    """Return a CPU's calibration with rates for integers, derived from the calibration's floating-point rates.
 
-    NumPy multiplies integers in a loop; products of digits take as long as BLAS's products of the digits' type.
+    NumPy multiplies integers in a loop. Products of digits take the time of BLAS's products in the floating-point type
+    of the digits.
     """
     rates, loop = dict(found.rates), LOOP_FLOPS * (NOMINAL_RATE_FACTOR if found.source == BUILT_IN_SOURCE else 1.0)
     for name in INTEGERS:
@@ -80,13 +81,14 @@ def with_integer_rates(found: Calibration) -> Calibration:
     return replace(found, rates=MappingProxyType(rates))
 
 
-# The cost of several products at a time on two cores with AVX-512, in seconds: to hand a step to a thread, to begin and
-# to end, and to OpenBLAS's other thread. That thread spins for 2^28 ticks after a product: 0.1 s of half a core.
+# Costs of several products at a time on two cores with AVX-512, in seconds: to hand a step to a thread, to begin and
+# end a plan, and the time lost to OpenBLAS's other thread. OpenBLAS's other thread spins for 2^28 ticks after a
+# product: 0.1 s of half a core.
 HAND_OVER_SECONDS, IDLE_SECONDS, SPIN_SECONDS = 1e-4, 0.008, 0.025
 
 
 def with_concurrent_products(found: Calibration, lanes: int) -> Calibration:
-    """Return the calibration of the same CPU with `lanes` products at a time: the guesses from which a fit begins."""
+    """Return the calibration of the same CPU with `lanes` products at a time, as the starting values of a fit."""
     return (
         replace(found, lanes=lanes, launch=HAND_OVER_SECONDS, idle=IDLE_SECONDS, spin=SPIN_SECONDS)
         if lanes > 1
@@ -96,64 +98,64 @@ def with_concurrent_products(found: Calibration, lanes: int) -> Calibration:
 
 # ---- GPUs: the vendor's products and the sums
 
-# Shares of the printed peaks that the vendor's product and the sums reach on large problems. (H200: float32 0.76 to
-# 0.80, float64 0.80 to 0.94, bfloat16 0.70 to 0.78, TF32 0.68 to 0.73 of the peak; splits 0.65 to 0.8 and joins 0.77 to
-# 0.87 of the bandwidth.)
+# Shares of the datasheet's peak and bandwidth that the vendor's product and the sums reach on large problems. (Measured
+# on an H200: products reach 0.76 to 0.80 of the peak in float32, 0.80 to 0.94 in float64, 0.70 to 0.78 in bfloat16 and
+# 0.68 to 0.73 in TF32; splits reach 0.65 to 0.8 of the bandwidth, joins 0.77 to 0.87.)
 PRODUCT_SHARES = {"bfloat16": 0.72, "float16": 0.72, "tf32": 0.7}
 PRODUCT_SHARE = 0.8
-# The share on the GPUs of Li, Ranka and Sahni. Their cores read one operand of each multiply-add from shared memory,
-# which limits products to about 60 % of the peak. (Volkov, Demmel 2008: sgemm, compute capability 1.3. Nath, Tomov,
-# Dongarra 2010: dgemm, 2.0.)
+# PRODUCT_SHARE by compute capability, on the GPUs of Li, Ranka and Sahni. Their cores read one operand of each
+# multiply-add from shared memory, which limits products to about 60 % of the peak. (Published by Volkov and Demmel 2008
+# for sgemm on compute capability 1.3, and by Nath, Tomov and Dongarra 2010 for dgemm on 2.0.)
 EARLY_PRODUCT_SHARES = {"1.3": 0.6, "2.0": 0.58}
 STREAM_SHARE = 0.75  # of the bandwidth
-MARGIN = 0.03  # nothing of this device was measured
-LEAST_SIDE = 512.0
+MARGIN = 0.03  # share of the vendor's time; for a device without any measurement
+LEAST_SIDE = 512.0  # rows: plans with a shorter side of leaf products are not chosen
 LAUNCH_SECONDS = 4e-6
-# Host seconds of a recurring call of torch or CuPy, on the hosts of three H200s: 13 to 23 us where the vendor
-# multiplies, 43 to 60 us where another leaf does. By a plan with levels: 60 to 74 us in the first few calls, whose
-# launches are made one by one; then a graph is replayed, in 17 to 31 us with all operands in place and in 35 to 60 us
-# with operands at other addresses (table `host` of results/nvidia-h200/host.json). No tuning measures these numbers: on
-# a slower host, choices for products below 0.1 ms may be poorer.
+# Host seconds of a recurring call of torch or CuPy: of the vendor's product, of a plan with levels, of another leaf.
+# (Hosts of three H200s: the vendor 13 to 23 us, another leaf 43 to 60 us. A plan with levels 60 to 74 us in the first
+# few calls, which launch one kernel after the other. Later calls replay a graph: 17 to 31 us with all operands at their
+# old addresses, 35 to 60 us with operands at other addresses; table `host` of results/nvidia-h200/host.json.) No tuning
+# measures these numbers: on a slower host, choices for products below 0.1 ms may be poorer.
 CALL_OF_LIBRARY, CALL, CALL_OF_LEAF = 18e-6, 40e-6, 40e-6
-# A recurring call of fmm.gram there: 17 to 30 us where the leaf `small` multiplies 64 or 256 rows; 66 to 78 us by
-# cuBLAS's syrk, with the device at work for 42 us (results/nvidia-h200/host-transposed.json, 1024 rows of float64, the
-# lower triangle).
+# Host seconds of a recurring call of fmm.gram by the leaf `small`. (The hosts of the three H200s: 17 to 30 us with 64
+# or 256 rows. By cuBLAS's syrk 66 to 78 us, of which the device works 42 us; 1024 rows of float64, the lower triangle,
+# results/nvidia-h200/host-transposed.json.)
 CALL_OF_SMALL = 25e-6
-OVERLAP_SHARE = 0.25  # H200: an overlapped outer level gains 1 to 5 % of the time
-# The time of products on unaligned rows over those on aligned rows (H200), and of TF32's products in a batch.
+OVERLAP_SHARE = 0.25  # measured on an H200: an overlapped outer level saves 1 to 5 % of the time
+# Factors on the time of products with unaligned rows, and of TF32's products in a batch (measured on an H200).
 UNALIGNED_FACTOR = {"float16": 3.5, "bfloat16": 3.5, "float64": 1.4, "float32": 1.05, "tf32": 2.1, "complex128": 1.2}
 ODD_FACTOR = {"float16": 5.7, "bfloat16": 5.7}
 BATCH_FACTOR = {"tf32": 1.12}
-# Types in which the vendor's rounds show. (H200: with them the formula is off by 3 % at the median and 7 % at three
-# quarters on float32's middling and thin products, which no fit saw; without them by 5 and 10 %. In float64 and
-# bfloat16 it is equally far off with and without them.)
+# Types in which the vendor's time grows in steps, by whole rounds of tiles over the multiprocessors. (Held-out float32
+# products of middle size and thin ones on an H200: counting rounds, the median error of the formula is 3 % and the
+# third quartile 7 %; without rounds 5 and 10 %. In float64 and bfloat16 the errors are equal with and without rounds.)
 TYPES_IN_ROUNDS = ("float32",)
-# How a GPU is filled by products: C is computed in tiles with TILE_SIDE rows and columns; one multiprocessor has
-# TILE_ENTRIES entries of C at a time; with FILLING_TILES_PER_SM tiles for each multiprocessor the device is busy for
-# all but half of one tile's time.
+# How products fill a GPU: C is computed in tiles with TILE_SIDE rows and columns, and a multiprocessor computes
+# TILE_ENTRIES entries of C at a time. With FILLING_TILES_PER_SM tiles for each multiprocessor, the device is idle for
+# half of one tile's time.
 TILE_SIDE, TILE_ENTRIES, FILLING_TILES_PER_SM = 128.0, 128 * 128, 8
 PIPE_STEPS = 32.0  # steps along the inner dimension at which half of a product's time is start-up
-# The time of syrk as a share of gemm's, H200, 8192 (float64 has 0.63 at 16384).
+# The time of syrk as a share of gemm's, measured on an H200 at 8192 (in float64 0.63 at 16384).
 TRIANGLE = {"float32": 0.51, "float64": 0.57}
-# With short inner dimensions syrk is another kernel. (float32: 3020 rows of 170 numbers and 3932 of 72 took 2.2 and 2.4
-# times as long as gemm, mirror included, or a third of gemm's rate both times. float64: 16933 rows of 355 numbers took
-# 1.4 times less than gemm; shorter ones were not measured and are taken to be no faster than gemm.)
+# For short inner dimensions cuBLAS's syrk runs another kernel. (float32: 3020 rows of 170 numbers took 2.2 times as
+# long as gemm and 3932 rows of 72 numbers 2.4 times, the copy of the triangle included: a third of gemm's rate.
+# float64: 16933 rows of 355 numbers took 1 / 1.4 of gemm's time; shorter inner dimensions were not measured, and the
+# model takes syrk to be no faster than gemm there.)
 TRIANGLE_LEAST, TRIANGLE_BELOW = 256.0, {"float32": 2.0}
-# The rows with which one of several triangles in turn takes twice as long. (0.65 and 0.69 of gemm's time with 4096 and
-# 2048 rows.)
+# The number of rows with which each of several triangles, one after the other, takes twice as long. (Measured: 0.65 of
+# gemm's time with 4096 rows, 0.69 with 2048 rows.)
 TRIANGLE_APART = {"float32": 800.0}
-# (share, edge) of very large triangles by fmm's own kernels. bfloat16: 0.65, 0.52 and 0.53 of gemm's time at 4096, 8192
-# and 16384. float64: 0.58 at 8192 and 16384; from what cuts of these take in addition, some 0.75 of four times 2048
-# rows and 0.9 of sixteen times 1024. float32: 0.52 where two of 4096 rows read a copy in the kernel's own layout.
+# (share, edge) of triangles by fmm's own kernels, as in `Rate.half_by_tiles`. Measured in bfloat16: 0.65, 0.52 and 0.53
+# of gemm's time at 4096, 8192 and 16384. Measured in float64: 0.58 at 8192 and 16384; about 0.75 for four triangles of
+# 2048 rows and 0.9 for sixteen of 1024, derived from the times of cuts. Measured in float32: 0.52 for two triangles of
+# 4096 rows that read a copy in the kernel's own layout.
 TRIANGLE_BY_TILES = {
     "float32": (0.49, 256.0),
     "float64": (0.55, 600.0),
     "float16": (0.5, 800.0),
     "bfloat16": (0.5, 800.0),
 }
-WARPGROUP_CAPABILITY = (
-    "9.0"  # the compute capability with the kernels of three float16 products and of products of bytes
-)
+WARPGROUP_CAPABILITY = "9.0"  # the only compute capability with fmm's kernels for `f16x3` and for products of int8
 
 
 def datasheet_calibration(name: str) -> Calibration:
@@ -183,7 +185,7 @@ def datasheet_calibration(name: str) -> Calibration:
 @clear_on_registration
 @lru_cache(maxsize=16)
 def datasheet_rates(name: str, dtype: str) -> Mapping[str, Rate]:
-    """Return the rates of the leaves that multiply this type with a rate of their own, by a device's datasheet."""
+    """Return the rates of leaves with a rate of their own for this type, from a device's datasheet."""
     rates = datasheet_calibration(name).rates
     own = dict.fromkeys(row.rate for row in plan_leaves() if row.rate and dtype in row.types)
     return MappingProxyType({rate: rates[rate] for rate in own if rate in rates})
@@ -217,7 +219,7 @@ def _vendor_rates(gpu: Datasheet) -> dict[str, Rate]:
 
 
 def _peak_flops(gpu: Datasheet, dtype: str) -> float:
-    """Return flop/s, or 0 if the datasheet prints none for this type."""
+    """Return the peak in flop/s; 0 if the datasheet has none for this type."""
     tflops = {
         "float64": gpu.fp64_tensor_tflops or gpu.fp64_tflops,
         "complex128": gpu.fp64_tensor_tflops or gpu.fp64_tflops,
@@ -230,49 +232,54 @@ def _peak_flops(gpu: Datasheet, dtype: str) -> float:
     return (tflops.get(dtype) or 0.0) * 1e12
 
 
-# ---- GPUs: leaves with rates of their own, which follow from the vendor's rates and the streaming rate (H200)
+# ---- GPUs: leaves with rates of their own, computed from the vendor's rates and the rate of sums (constants: H200)
 
-# From this compute capability on, float32 numbers can be split in two of float16, which the vendor multiplies.
+# Least compute capability for the leaf that splits a float32 number into two float16 numbers, which the vendor
+# multiplies.
 F16X2_MIN_CAPABILITY = 8.0
-# One triangle by the leaf `small`: seconds of a thread block for SMALL_TILE steps of the inner dimension, with another
-# thread block on the multiprocessor. (From the time of 512 rows and columns without the launch: 26 us in float32 and
-# bfloat16, 37 us in float64.)
+# One triangle by the leaf `small`: seconds of a thread block for SMALL_TILE steps of the inner dimension, with two
+# thread blocks on the multiprocessor. (Derived from the time for 512 rows and columns, without the launch: 26 us in
+# float32 and bfloat16, 37 us in float64.)
 SMALL_STEPS = {"float64": 2.07e-6, "float32": 1.38e-6, "float16": 1.38e-6, "bfloat16": 1.38e-6}
 
-# Three float16 products for float32: steps along the inner dimension in whose time a tile begins and ends. (7 us a
-# tile, 0.9 us for 64 steps. There are tiles of half the width too, so that half as many fill the device.)
+# The kernel `f16x3`: the beginning and end of a tile take the time of this number of steps of the inner dimension.
+# (Measured: 7 us for a tile, 0.9 us for 64 steps. The kernel also has tiles of half the width, so that half as many
+# wide tiles fill the device.)
 THREE_PIPE = 512.0
-# Seconds of the start in addition, and the rate as a multiple of a third of the vendor's in float16. (Settled with the
-# times of tiles in fmm.perfmodel.predict.)
+# Additional seconds of a start, and the rate as a multiple of a third of the vendor's float16 rate. (Fitted together
+# with the times of tiles in fmm.perfmodel.predict.)
 THREE_START, FULL_THREE = 7.7e-6, 1.08
-# Factor on the time of seven or 49 of them as a batch. (With it one level is predicted 5 % too long, two are exact;
-# three levels of small products take 27 % longer.)
+# Factor on the time of a batch of 7 or 49 products. (With this factor the predicted time of one level is 5 % too long,
+# and that of two levels exact; three levels with small products take 27 % longer than predicted.)
 THREE_BATCH = 1.08
 # (share, edge) of a triangle: the share of the whole product when very large, and the rows that double it.
 THREE_TRIANGLE = 0.5, 256.0
-PLANE_FILL_FACTOR = 12  # where the vendor multiplies the planes, this multiple of C's entries fills the device
+PLANE_FILL_FACTOR = 12  # factor on `fill` where the vendor multiplies the planes
 
-# float64 and integers by residues.
-MODULI_INNER_DIMENSION = 8192  # the inner dimension for which moduli are counted
-# Bytes in whose time a number is split and joined, in addition to its residues, by the number of levels below. (float64
-# at 8192; with two levels there are few registers for many sums.) And the bytes less for each byte by which a number is
-# shorter: numbers of A and B are read two or three times, those of C are written once.
+# Constants of products of float64 and integers by residues follow.
+MODULI_INNER_DIMENSION = 8192  # the inner dimension for which the number of moduli is determined
+# The time to split and join one number, in addition to its residues, as bytes of memory traffic, by the number of inner
+# levels. (Measured in float64 at 8192; with two levels many sums share few registers.) The last value is subtracted for
+# each byte by which a number is shorter than float64: numbers of A and B are read two or three times, numbers of C are
+# written once.
 SPLIT_BYTES, JOIN_BYTES = (28.0, 28.0, 59.0), (33.0, 45.0, 162.0)
+# The reduction of these bytes for each byte by which a number is shorter than 8: numbers of A and B are read two or
+# three times, numbers of C are written once.
 SPLIT_LESS, JOIN_LESS = 2.5, 1.0
-# Seconds of a product in addition to what grows with its sides, by levels below. (14 products; a guess for two levels.)
-# A level halves the inner dimension of its products: products of bytes lose 13, 5 and 0 % of their rate at 2048, 4096
-# and 8192.
+# Additional seconds of a product that do not grow with its sides, by the number of inner levels. (Measured with 14
+# moduli; the value for two levels is a guess.) A level halves the inner dimension of its products, and int8 products
+# lose 13, 5 and 0 % of their rate at 2048, 4096 and 8192.
 RESIDUE_STARTS, LEVEL_PIPE = (25e-6, 135e-6, 250e-6), 200.0
-# Columns of a tile of bytes. (There are narrower tiles, two of which take longer than a wide one. With narrow tiles in
-# the formula, products with a half-empty last tile were predicted 10 to 25 % too short.)
+# Columns of a tile of int8 products. (The kernel also has narrower tiles, two of which take longer than a wide one.
+# With narrow tiles in the formula, predicted times of products with a half-empty last tile were 10 to 25 % too short.)
 BYTES_WIDTH = 256.0
-RESIDUE_TRIANGLE = 0.55, 256.0  # as THREE_TRIANGLE, with splitting and joining
-# The rate of the library's own integer kernels over the vendor's rate in float32, by bytes of a number. (cupy.matmul.)
+RESIDUE_TRIANGLE = 0.55, 256.0  # (share, edge) as THREE_TRIANGLE, with splitting and joining
+# Ratio of the rate of CuPy's own integer kernels to the vendor's float32 rate, by bytes of a number. (cupy.matmul.)
 INTEGER_KERNEL_SHARE = {1: 0.45, 2: 0.4, 4: 0.4, 8: 0.1}
 
 
 def _own_leaf_rates(gpu: Datasheet, rates: Mapping[str, Rate], stream: float) -> dict[str, Rate]:
-    """Return the rates of the GPU's leaves that have their own, and of integers, under their names in a calibration."""
+    """Return the rates of the GPU's leaves with rates of their own, and of integers, by names as in a calibration."""
     found = {SMALL_RATE.format(t): _small_rate(gpu, seconds) for t, seconds in SMALL_STEPS.items() if t in rates}
     if gpu.capability == WARPGROUP_CAPABILITY:
         three = _three_products(rates["float16"], stream)
@@ -290,16 +297,17 @@ def _own_leaf_rates(gpu: Datasheet, rates: Mapping[str, Rate], stream: float) ->
 
 
 def _small_rate(gpu: Datasheet, seconds: float) -> Rate:
-    """Return the rate of the leaf `small`: tiles on and below the diagonal, one thread block each, all SMs at once."""
+    """Return the rate of the leaf `small`, which computes each tile on and below the diagonal by one thread block."""
     at_once = 2 * SMALL_BLOCKS_PER_SM * gpu.sms  # tiles on both sides of the diagonal; half of them are computed
     flops = at_once * SMALL_TILE**3 / seconds
     return Rate(flops, 0.0, 0.0, tile=SMALL_TILE, slots=at_once, half_by_tiles=0.5)
 
 
 def _three_products(float16: Rate, stream: float) -> Rate:
-    """Return the rate of float32 by three float16 products, each as fast as the vendor's.
+    """Return the rate of float32 by three float16 products, each as fast as the vendor's product.
 
-    Before them every number is read twice and written once: time that grows with the operands, not with the product.
+    Before the products every number is read twice and written once; this time grows with the operands and not with the
+    product.
     """
     flops, split = float16.flops / 3, 3 * DTYPES["float32"].itemsize / stream
     lost = split * flops / DTYPES["float32"].flops
@@ -310,10 +318,10 @@ def _three_products(float16: Rate, stream: float) -> Rate:
 
 
 def planes_by_vendor(float16: Rate, stream: float) -> Rate:
-    """Return the rate of float32 by three float16 products of the vendor's.
+    """Return the rate of float32 products made of three float16 products of the vendor.
 
-    All of C is read and written for every piece of the inner dimension, and each call fills the device anew. (An H200
-    takes 0.61, 1.79 and 2.21 times less than SGEMM this way at 1024, 4096 and 8192; the formula says 0.6, 1.7 and 2.0.)
+    C is read and written for every section of the inner dimension, and each call of the vendor fills the device anew.
+    (Measured on an H200: 0.61, 1.79 and 2.21 times SGEMM's speed at 1024, 4096 and 8192; predicted 0.6, 1.7 and 2.0.)
     """
     own, flop = (
         _three_products(float16, stream),
@@ -327,9 +335,9 @@ def planes_by_vendor(float16: Rate, stream: float) -> Rate:
 
 
 def _residue_rates(float16: Rate, stream: float) -> Iterator[tuple[str, Rate]]:
-    """Yield the rate of every whole level of residues under its name in a calibration.
+    """Yield the name in a calibration and the rate of every leaf that runs a whole level of residues.
 
-    Integers are multiplied modulo the number of moduli that long products of their type need.
+    Integers have as many moduli as products of their type with a long inner dimension need.
     """
     for row in plan_leaves():
         if (found := residue_leaves().get(row.name)) is not None:
@@ -339,10 +347,11 @@ def _residue_rates(float16: Rate, stream: float) -> Iterator[tuple[str, Rate]]:
 
 
 def _residue_rate(float16: Rate, stream: float, moduli: int, levels: int, item: int = 8) -> Rate:
-    """Return the rate of numbers of `item` bytes by products of bytes, one for each modulus (fewer with levels below).
+    """Return the rate of numbers of `item` bytes by int8 products, one for each modulus (fewer with inner levels).
 
-    Products of bytes are twice as fast as those of float16. Numbers of A and B are read, perhaps transposed, read again
-    and written as residues; those of C are read as residues and written: time that grows with the operands and with C.
+    int8 products are twice as fast as float16 products. Numbers of A and B are read, perhaps transposed, read again and
+    written as residues; the residues of C are read and its numbers written. This time grows with the operands and with
+    C.
     """
     flops = 2 * float16.flops / moduli * (8 / STRASSEN_PRODUCTS) ** levels
     planes = moduli * (STRASSEN_PRODUCTS / 4) ** levels

@@ -1,8 +1,8 @@
 """Bounds on the number of recursion levels, from measured crossovers: tau1, tau2 and tau3 of Li, Ranka and Sahni.
 
-A tuning measures from which side on plans with one, two and three levels win. Up to tau1 no level is a candidate, up to
-tau2 one level is, and up to tau3 two levels are. Within the bound the model chooses, so that a model that is too
-optimistic about deep plans cannot lose time. A rectangle is compared by its effective side.
+A tuning measures from which side on plans with one, two and three levels win. Up to tau1 plans without levels are
+candidates, up to tau2 plans with at most one level, up to tau3 with at most two. Within the bound the model chooses, so
+that a model that is too optimistic about deep plans cannot lose time. A rectangle is compared by its effective side.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from functools import lru_cache
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Shape
 
-NO_BOUND = 99  # levels, more than any plan has
-NEVER_SIDE = float(1 << 20)  # the crossover of a number of levels that never wins: no product is so large
+NO_BOUND = 99  # number of levels that no plan exceeds
+NEVER_SIDE = float(1 << 20)  # the crossover of a number of levels that wins at no size
 # Additions of blocks of A, B and C in one level of Winograd's variant of Strassen's algorithm.
 ADDITIONS_A, ADDITIONS_B, ADDITIONS_C = 4, 4, 7
 
@@ -22,7 +22,7 @@ ADDITIONS_A, ADDITIONS_B, ADDITIONS_C = 4, 4, 7
 def effective_side(shape: Shape) -> float:
     """Return the side of the square product for which one level gains the same share of the time as for this shape.
 
-    By Equation 2 of D'Alberto and Nicolau, the additions of a level over the multiplications that it saves are
+    By Equation 2 of D'Alberto and Nicolau, the ratio of a level's additions to its saved multiplications is
     proportional to 4/n + 4/m + 7/k. An empty product has the effective side 0.
     """
     m, k, n = shape
@@ -34,7 +34,7 @@ def effective_side(shape: Shape) -> float:
 
 @lru_cache(maxsize=1 << 14)
 def count_levels(plan: Plan) -> int:
-    """Return the number of levels of recursion of a plan; levels that only change the numbers do not count."""
+    """Return the number of levels of recursion of a plan; levels such as `3m` or scaling are not counted."""
     return sum(level.depth for level in plan.levels if level.splits)
 
 

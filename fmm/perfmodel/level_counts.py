@@ -1,8 +1,8 @@
 """The cost of one level of a plan: its sums, its temporaries, and the products that it calls.
 
-At fringes a sum is cut into regions in which every array is either present or absent; an absent array is neither added
-nor read. Sizes that divide have one region. Where the cut of a level alone decides its steps, its counts are
-polynomials in the sides of the blocks, which are found once.
+At fringes a sum is cut into regions, in each of which every array is either present or absent; an absent array is
+neither added nor read. Sizes without a remainder have one region. Where the steps of a level depend only on its cut,
+the counts are polynomials in the sides of the blocks, and these polynomials are computed once.
 """
 
 from __future__ import annotations
@@ -24,10 +24,13 @@ from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Shape
 
 Rectangle = tuple[int, int]  # rows, columns
-Moved = tuple[int, bool]  # elements; are they of the type of the level's products, where that is another type?
+# number of elements, and True if the elements have the type of the level's products and this differs from the operands'
+# type
+Moved = tuple[int, bool]
 Key = TypeVar("Key")
 
-# Counting must not fill the cache of lowered steps, which serves plans that run, with sizes that nobody runs.
+# Counting calls the function without its cache: the cache of lowered steps serves plans that run, and must not be
+# filled with other sizes.
 _lower_uncached: Callable[..., LevelSteps | None] = lower_level.__wrapped__
 
 
@@ -35,12 +38,12 @@ class LevelCounts(NamedTuple):
     """The cost of one level without its products."""
 
     additions: int
-    read: Mapping[Moved, int]  # rectangles that sums read -> number of times
+    read: Mapping[Moved, int]  # number of reads by sums, by rectangle
     written: Mapping[Moved, int]
     launches: int
     temporaries: Mapping[Rectangle, int]
     calls: Mapping[tuple[Plan, Shape, GemmParams], int]  # products -> number
-    streams: int  # products that run at a time
+    streams: int  # number of products that run at a time
 
 
 def count_level(plan: Plan, shape: Shape, params: GemmParams) -> LevelCounts | None:
@@ -49,7 +52,7 @@ def count_level(plan: Plan, shape: Shape, params: GemmParams) -> LevelCounts | N
     cut = first.cut if first and (first.takes_alpha_beta or (alpha, beta) == (1, 0)) else None
     if first and cut and (powers := _side_powers(cut, shape)):
         residues = tuple(side % parts for side, parts in zip(shape, cut.parts, strict=True))
-        # The counts depend on the leaf only where sums are done inside its products.
+        # The counts depend on the leaf only if the leaf's kernel computes sums inside its products.
         leaf = plan.leaf if plan.leaf_use.leaf.sums_inside and not plan.rest.levels else VENDOR.leaf
         if (formulas := _level_formulas(first, leaf, powers, residues, alpha, beta)) is not None:
             return formulas.evaluate(shape, plan.rest)
@@ -76,7 +79,7 @@ def _count_steps(steps: LevelSteps) -> LevelCounts:
         added, loads, stores = _count_sum(key.program, key.reads, key.writes)
         additions += added * times
         launches += (any(stores) and not key.fused) * times
-        skipped = int(key.fused)  # the first array is an operand of the product itself
+        skipped = int(key.fused)  # the kernel reads the first array as the product's operand anyway
         for counter, sizes, below in ((read, loads, key.reads_below), (written, stores, key.writes_below)):
             for moved in list(zip(sizes, below, strict=True))[skipped:]:
                 counter[moved] += times * (moved[0] > 0)
@@ -98,13 +101,13 @@ def _count_steps(steps: LevelSteps) -> LevelCounts:
 
 
 class _SumKey(NamedTuple):
-    """All that the cost of a sum depends on."""
+    """The properties of a sum on which its cost depends."""
 
-    fused: bool  # is the sum inside a product?
+    fused: bool  # True for a sum inside a product's kernel
     program: AdditionProgram
     reads: tuple[Rectangle, ...]
     writes: tuple[Rectangle, ...]
-    reads_below: tuple[bool, ...]  # which arrays are of the type of the level's products
+    reads_below: tuple[bool, ...]  # True for each array that has the type of the level's products
     writes_below: tuple[bool, ...]
 
 
@@ -117,14 +120,14 @@ def _sum_key(step: Sum | ProductWithSums) -> _SumKey:
 
 
 def _of_product_type(places: Sequence[Place]) -> tuple[bool, ...]:
-    """Return for each place whether it has the type of the products, as temporaries and parts of complex numbers do."""
+    """Return True for each array with the type of the products, such as temporaries and parts of complex numbers."""
     return tuple([p.part is not None or p.name not in OPERANDS for p in places])
 
 
 def _count_sum(
     program: AdditionProgram, reads: Sequence[Rectangle], writes: Sequence[Rectangle]
 ) -> tuple[int, list[int], list[int]]:
-    """Return additions, the elements read of each input, and the elements written of each output."""
+    """Return the number of additions, the elements read from each input, and the elements written to each output."""
     additions, read, written = 0, [0] * len(reads), [rows * cols for rows, cols in writes]
     for top, left, area in _written_regions(reads, writes):
         present = tuple([top < rows and left < cols for rows, cols in reads])
@@ -157,17 +160,19 @@ def _region_program(
 
 # ---- formulas: the counts of a level as polynomials in the sides of its blocks
 #
-# A level that cuts a side into p parts has blocks of q = side // p rows, a few more or fewer. All its counts are
-# polynomials in the three q, the same for all sides with one remainder. They are found by counting a single problem
-# whose q are powers of DIGIT_BASE so large that the coefficients stand side by side as digits (Kronecker substitution).
+# A level that cuts a side into p parts has blocks of q = side // p rows, a few more or fewer. The counts of a level are
+# polynomials in the three q; all sides with equal remainders have the same polynomials. One counted problem gives all
+# coefficients: its q are powers of DIGIT_BASE large enough that the coefficients are the digits of the counts
+# (Kronecker substitution).
 
 DIGIT_BASE = 1 << 24
-SIDE_DIGIT_POWERS = (1, 3, 9)  # of DIGIT_BASE, for the three sides; the products of two have 4, 10, 12: all different
-Digits = tuple[tuple[int, int], ...]  # (power of DIGIT_BASE, coefficient)
+# exponents of DIGIT_BASE for the three sides; products of two sides have the exponents 4, 10 and 12, all different
+SIDE_DIGIT_POWERS = (1, 3, 9)
+Digits = tuple[tuple[int, int], ...]  # pairs (power of DIGIT_BASE, coefficient)
 
 
 def _side_powers(cut: Cut, shape: Shape) -> tuple[int, ...] | None:
-    """Return the power of DIGIT_BASE of each side; None where formulas do not hold: with padding, or an empty block.
+    """Return the power of DIGIT_BASE of each side; None with padding or empty blocks, which have no polynomials.
 
     Where the steps depend on which blocks are larger, the sides keep their order of size.
     """
@@ -222,7 +227,7 @@ class _Formulas(NamedTuple):
 
 
 def _merged(pairs: Iterator[tuple[Key, int]]) -> dict[Key, int]:
-    """Add up the counts of equal keys: different formulas may give equal sizes."""
+    """Add up the counts of equal keys, since different formulas may evaluate to equal sizes."""
     found: dict[Key, int] = {}
     for key, times in pairs:
         found[key] = found.get(key, 0) + times
@@ -239,7 +244,7 @@ def _level_formulas(
     alpha: Coefficient,
     beta: Coefficient,
 ) -> _Formulas | None:
-    """Return the formulas of a level; None if it rejects blocks in this order of size (its own error is clearer)."""
+    """Return the polynomials of a level; None if the level rejects blocks in this order of size."""
     assert level.cut is not None
     sides = [p * DIGIT_BASE**power + r for p, power, r in zip(level.cut.parts, powers, residues, strict=True)]
     try:

@@ -1,25 +1,24 @@
-"""The predicted time of a plan, by one formula. docs/model.md derives it; this module follows it term by term.
+"""The predicted time of a plan, by the formula that docs/model.md derives. This module computes its terms one by one.
 
     T = P + S + L + E - H
 
     P  products  the sum over leaf products m x k x n (`count` of them, `batch` at a time) of
                      count * max(F * s, M) + count / batch * start
-                 F = flops of the product / rate.flops, s the slowdown below, M = bytes of A, B and C / rate.memory.
-                 s of the vendor's kernels is
+                 F = flops of the product / rate.flops, s the slowdown below, M = bytes of A, B and C of one product /
+                 rate.memory. s of the vendor's kernels is
                      (1 + fill / (b m n) + pipe / k + rows / m + cols / n) * (m and n in whole tiles) * factors
                  with b the number of products that run together; s of the tiled kernel, of whole rounds of tiles and
                  of the kernel of three float16 products have a function each.
     S  sums      (traffic * itemsize + small * passes) / stream. A share p of the traffic that moves at the share r of
                  the rate (sequential, ragged, scalar, parts, deep) multiplies the traffic by 1 - p + p / r.
-    H  hidden    overlap * min(P, the part of S below an overlapped level). Negative if sums delay products.
-    L  launches  max(launch * (starts + passes), host * calls - (P + S - H)): the second is the time by which the host
-                 takes longer to start products than the device to do all its work.
-    E  ends      with several products at a time on a CPU: idle + min(spin, (P + S + idle) (c - 1) / (c + 1)), where c
-    is
+    H  hidden    overlap * min(P, the part of S below an overlapped level). Negative if sums delay products. L launches
+    max(launch * (starts + passes), host * calls - (P + S - H)); the second argument is the time by which the host's
+    starts of products exceed the device's work. E  ends      with several products at a time on a CPU: idle + min(spin,
+    (P + S + idle) (c - 1) / (c + 1)), where c is
                  `Calibration.lanes`, the number of products at a time.
 
 Names are those of the fields of Rate and Calibration. With several products at a time on a CPU, a leaf product counts
-as one of a batch of c; P and S are the time in which all are busy; and the check for overflow, which reads A and B,
+as one of a batch of c, P and S are the times in which all threads are busy, and the check of A and B for overflow
 counts as a sum.
 """
 
@@ -74,7 +73,7 @@ class Prediction:
 
     @property
     def effective_flops(self) -> float:
-        """Classical flops per second; above the device's peak where the plan saves enough of them."""
+        """The effective rate 2mkn / T in flop/s, which exceeds the device's peak where the plan saves enough flops."""
         return self.problem.flops / self.seconds if self.seconds else 0.0
 
     def __str__(self) -> str:
@@ -101,7 +100,7 @@ def predict_vendor(problem: Problem, calibration: Calibration) -> Prediction:
 
 
 def predict_from_work(plan: Plan, problem: Problem, work: Work, calibration: Calibration) -> Prediction:
-    """Return the prediction for counts that are there already: T = P + S + L + E - H."""
+    """Return the prediction T = P + S + L + E - H from the counts in `work`."""
     lanes = concurrent_products(plan, problem, calibration)
     products = calls = starts = 0.0
     for term in leaf_terms(plan, problem, work, calibration, lanes):
@@ -121,7 +120,7 @@ def predict_from_work(plan: Plan, problem: Problem, work: Work, calibration: Cal
 
 
 def concurrent_products(plan: Plan, problem: Problem, calibration: Calibration) -> int:
-    """Return the number of products that a CPU runs at a time; 1 for small products and for a leaf alone."""
+    """Return the number of products that a CPU runs at a time; 1 for small products and for plans without levels."""
     return calibration.lanes if plan.levels and 2 * prod(problem.size) >= MIN_CONCURRENT_FLOPS else 1
 
 
@@ -131,13 +130,13 @@ def concurrent_products(plan: Plan, problem: Problem, calibration: Calibration) 
 def hidden_share(plan: Plan, dtype: str, calibration: Calibration) -> float:
     """Return the share of the sums below an overlapped level that is hidden behind the plan's products.
 
-    It is 0 for a leaf whose kernel holds every multiprocessor until its last tile is done. (61 plans on an H200 with
-    `f16x3` below overlapped and batched levels, of 0.8 to 52 ms: the predicted time was 0.79 of the measured one at the
-    median with the share 0.58, which is right for the vendor's products and the tiled kernel. With the share 0 it is
-    0.93, and 1.0 from 5 ms on.)
+    The share is 0 for a leaf whose kernel occupies every multiprocessor until its last tile is done. (61 plans on an
+    H200 with `f16x3` below overlapped and batched levels, of 0.8 to 52 ms: the predicted time was 0.79 of the measured
+    one at the median with the share 0.58, which is right for the vendor's products and the tiled kernel. With the share
+    0 the ratio is 0.93, and 1.0 from 5 ms on.)
     """
     rate = calibration.find_rate(plan.rate_name(dtype))
-    by_own_kernel = rate is not None and rate.blocks > 0  # otherwise the vendor multiplies the leaf's planes
+    by_own_kernel = rate is not None and rate.blocks > 0  # without slots the vendor multiplies the leaf's planes
     return 0.0 if plan.leaf_use.leaf.fills_device and by_own_kernel else calibration.overlap
 
 
@@ -145,7 +144,7 @@ def hidden_share(plan: Plan, dtype: str, calibration: Calibration) -> float:
 
 
 def sum_bytes(plan: Plan, problem: Problem, work: Work, calibration: Calibration, lanes: int) -> float:
-    """Return t * w: the bytes that the sums move, more of them where they do not reach the streaming rate."""
+    """Return t * w: the bytes that the sums move, where slower kinds of sums count more."""
     traffic = work.traffic
     for rate_share, moved_share in (
         (calibration.sequential, work.sequential),
@@ -156,18 +155,18 @@ def sum_bytes(plan: Plan, problem: Problem, work: Work, calibration: Calibration
     ):
         traffic *= 1 - moved_share + moved_share / rate_share
     if plan.levels and calibration.lanes > 1:
-        traffic += (problem.m + problem.n) * problem.k  # the check for overflow reads A and B
+        traffic += (problem.m + problem.n) * problem.k  # bytes of A and B, which the check for overflow reads
         traffic /= 1.0 if lanes > 1 else calibration.apart
     return traffic * problem.itemsize
 
 
 # ---- P: leaf products
 
-# Bytes at whose multiples rows of C must begin for `f16x3` to write two numbers at a time.
+# Alignment in bytes of the rows of C with which `f16x3` writes two numbers at a time.
 PAIRED_WRITE_BYTES = 8
-# How much longer the tiled kernel takes with a column-major B, in a type in which the order matters. (float32, H200:
-# x x^T has 0.74 of syrk's speed, results/nvidia-h200/tried-gram.md. Plans of six other products took 1.20 to 1.36 times
-# as long as with a row-major B, whatever the order of A: tried-choices.md.)
+# Factor on the time of the tiled kernel with a column-major B, for types in which the memory order matters. (float32,
+# H200: x x^T has 0.74 of syrk's speed, results/nvidia-h200/tried-gram.md. Plans of six other products took 1.20 to 1.36
+# times as long as with a row-major B, whatever the order of A: tried-choices.md.)
 COLUMN_MAJOR_B_FACTOR = 1.36
 
 
@@ -192,7 +191,7 @@ class LeafTerm(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Seconds of all these products."""
+        """Seconds of all products of this shape."""
         each = max(self.flops / self.rate * self.slowdown, self.moved / self.memory)
         return self.number * each + self.calls * self.start
 
@@ -201,13 +200,14 @@ def leaf_terms(plan: Plan, problem: Problem, work: Work, calibration: Calibratio
     """Yield the leaf products by shape, whole products before triangles."""
     leaf, tiles, dtype = plan.leaf_use.leaf, work.tiles, DTYPES[plan.leaf_type(problem.dtype)]
     rate = calibration.rates.get(plan.rate_name(problem.dtype)) or calibration.rate(dtype.name)
-    # How many times as long as on aligned rows: the vendor's kernels, aligned copies, and the tiled kernel.
+    # Factors on the time of products with unaligned rows: of the vendor's kernels, of aligned copies, and of the tiled
+    # kernel.
     unaligned = (work.unaligned * (rate.unaligned - 1) + work.odd * (rate.odd - 1)) * (rate.alone if work.alone else 1)
     unaligned, copied = 1 + unaligned, 1 + work.copied * (rate.copied - 1)
     unaligned_tiles = 1 + (work.unaligned + work.odd) * ((rate.tiled_odd or 1.0) - 1)
     if (
         leaf.prepared_layout and problem.prepared_side and not plan.levels
-    ):  # a prepared operand is not read before the product
+    ):  # a prepared operand is not split during the call
         rate = replace(rate, **{"rows" if problem.prepared_side == "B" else "cols": 0.0})
     if leaf.prepared_by_sums and plan.levels and not (work.scalar and len(plan.levels) == 1):
         rate = _rate_prepared_by_sums(rate, plan.levels[-1])
@@ -233,17 +233,18 @@ def leaf_terms(plan: Plan, problem: Problem, work: Work, calibration: Calibratio
     yield from _triangle_terms(work, rate, dtype, calibration, lanes)
 
 
-PREPARATION_PASSES = 3  # over an operand to prepare it: two that read and one that writes
+PREPARATION_PASSES = 3  # number of passes over an operand to prepare it: two that read, one that writes
 
 
 def _rate_prepared_by_sums(rate: Rate, last: Level) -> Rate:
-    """Return the rate of a leaf whose operands the splits of the last level write in the leaf's own form.
+    """Return the rate of a leaf if the splits of the last level write the operands in the leaf's own form.
 
-    Of the passes by which the leaf would prepare its operands, one over the blocks is left. Three levels in one pass
-    cannot do so: their threads have one number each. Left out: the layouts and coefficients with which splits cannot.
+    Instead of the leaf's passes that prepare its operands, one pass over the blocks remains. Three levels in one pass
+    cannot write that form, since each of their threads has one number. Left out: the layouts and coefficients with
+    which splits cannot.
     """
     scheme = last.bilinear
-    splits_complex = last.itemsize_below(1) != 1  # parts of complex numbers are not read so
+    splits_complex = last.itemsize_below(1) != 1  # splits of real or imaginary parts do not write the leaf's form
     if not last.batched or scheme is None or splits_complex or last.products >= DEEP_PRODUCTS:
         return rate
     left, right = (
@@ -253,31 +254,31 @@ def _rate_prepared_by_sums(rate: Rate, last: Level) -> Rate:
 
 
 def is_b_column_major(problem: Problem) -> bool:
-    """Return True if B is column-major. (Products that are their own adjoints count as x x^T.)"""
+    """Return True if B is column-major. (A product that is its own adjoint counts as x x^T, with a column-major B.)"""
     orders = [layout.order for layout in problem.layouts]
     return problem.writes_triangle or orders[1] == "F"
 
 
 def is_slow_on_column_major_b(use: LeafUse, dtype: str) -> bool:
-    """Return True if the leaf is slow on a column-major B, as in x x^T, and does not read a transposed copy."""
+    """Return True if the leaf reads a column-major B, as in x x^T, and is slow on column-major operands."""
     return use.order is None and dtype in use.leaf.slow_columns
 
 
 # ---- s of the vendor's kernels
 
-# On unaligned rows a product with few tiles is cut into parts of this number of steps along the inner dimension.
-# (1077 x 15493 x 179 on an H200 in TF32 and bfloat16: without the cut the prediction is 1.7 and 1.4 times the measured
-# time, with it 1.3 and 1.1. Times of the vendor's other kernels in these types show no cut.)
+# The vendor cuts a product with few tiles and unaligned rows into sections of this number of steps along the inner
+# dimension. (1077 x 15493 x 179 on an H200 in TF32 and bfloat16: without the cut the prediction is 1.7 and 1.4 times
+# the measured time, with it 1.3 and 1.1. The times of the vendor's other kernels in these types show no such cut.)
 SPLIT_K_STEPS = 4096
 
 
 def vendor_slowdown(rate: Rate, m: float, k: float, n: float, together: float, unaligned: float = 1.0) -> float:
-    """Return how many times as long as flops / rate the vendor's product takes.
+    """Return the slowdown s of the vendor's product: its time is s * flops / rate.
 
-    `unaligned` is how many times as long as on aligned rows it multiplies. Reading the operands again does not take
-    longer on unaligned rows, and the beginning and end of a tile grow by the square root: half of them is writing.
-    (With both times `unaligned`, 72 thin products on unaligned rows of an H200 in TF32 and bfloat16 were predicted 13
-    and 7 % too long at the median; this way 5 and 1 %.)
+    `unaligned` is the factor on the time of multiplying unaligned rows. The terms for repeated reads of operands do not
+    grow on unaligned rows. The beginning and end of a tile, of which half is writing, grow by the square root of
+    `unaligned`. (Median error of the predicted times of 72 thin products with unaligned rows on an H200: 5 % in TF32
+    and 1 % in bfloat16; with the factor `unaligned` on both terms 13 and 7 %.)
     """
     if together * m * n < MAX_COUNTED_ROUNDS * rate.sms * ROUND_TILES[0][0] * ROUND_TILES[0][1]:
         slowdown = unaligned * _round_slowdown(rate, m, k, n, together) + rate.rows / m + rate.cols / n
@@ -296,32 +297,32 @@ def vendor_slowdown(rate: Rate, m: float, k: float, n: float, together: float, u
 
 # ---- s of the vendor's kernels where C has few tiles, so that whole rounds of them count
 
-# Rounds are counted where there are fewer than this. Of more rounds the last leaves little idle, and `fill` fits
-# better.
+# The model counts whole rounds of tiles if their number is below this limit. With more rounds, the last round leaves
+# little of the device idle, and `fill` predicts better.
 MAX_COUNTED_ROUNDS = 3
-# The tiles in which the vendor's ordinary cores compute C, and by which share a tile of half the size takes longer for
-# each entry. (Settled on the products of five H200s.)
+# The sides of the tiles in which the vendor's kernels without tensor cores compute C, and the additional share of time
+# for each entry in a tile of half the size. (Fitted to products of five H200s.)
 ROUND_TILES, SMALLER_TILE_LOSS = ((256, 128), (128, 256), (128, 128), (64, 64)), 0.03
-# The most parts into which a tile is cut along the inner dimension where whole tiles would leave most of the last round
-# idle. (203 products of H200s: the formula is off by 4.1 % at the median and 9.9 % at nine tenths with this cut, by 5.0
-# and 12.5 % without.)
+# The largest number of sections into which a tile is cut along the inner dimension where whole tiles would leave most
+# of the last round idle. (Error of the formula for 203 products on H200s: median 4.1 %, ninth decile 9.9 %; without
+# this cut 5.0 and 12.5 %.)
 MAX_SPLIT_K_PARTS = 4
 
 
 def _round_slowdown(rate: Rate, m: float, k: float, n: float, together: float) -> float:
-    """Return the slowdown where each multiprocessor computes one tile at a time, for the tile size that is fastest.
+    """Return the slowdown s if each multiprocessor computes one tile at a time, for the fastest tile size.
 
-    Tiles are cut along the inner dimension where that fills a round: into a few parts, or, where there are fewer tiles
-    than multiprocessors, into as many parts as there are multiprocessors for each tile.
+    Tiles are cut along the inner dimension where this fills a round: into a few sections; or, with fewer tiles than
+    multiprocessors, into as many sections as each tile has multiprocessors.
     """
     return min(slower * (1 + rate.pipe * parts / k) for slower, parts in _round_options(rate.sms, m, n, together))
 
 
 @lru_cache(maxsize=4096)  # a fit needs the same options thousands of times
 def _round_options(sms: float, m: float, n: float, together: float) -> tuple[tuple[float, float], ...]:
-    """Return (slowdown for a very long k, parts of each tile), fewer parts first.
+    """Return pairs (slowdown for a very long k, sections of each tile), fewer sections first.
 
-    An option with more parts that is not faster is left out.
+    An option with more sections that is not faster is left out.
     """
     found: list[tuple[float, float]] = []
     for rows, cols in ROUND_TILES:
@@ -339,55 +340,58 @@ def _round_options(sms: float, m: float, n: float, together: float) -> tuple[tup
 
 # ---- s of the tiled kernel
 
-# How much longer products take that wait for each other. (Sums inside, on two H200s: 1.04 to 1.34 with up to 132 tiles,
-# the median of 12 shapes 1.14; with more tiles 0.95 to 1.11, the median of 65 shapes 0.99.)
+# Factor on the time of products that wait for each other. (Measured ratio to the prediction for products with sums
+# inside, on two H200s: 1.04 to 1.34 with up to 132 tiles, median of 12 shapes 1.14; with more tiles 0.95 to 1.11,
+# median of 65 shapes 0.99.)
 WAITING_FACTOR = 1.14
-# Steps along the inner dimension in whose time a thread block writes a tile of C. (Without it products of 128 to 208
-# steps are predicted 10 to 30 % too short on an H200.)
+# A thread block writes a tile of C in the time of this number of steps along the inner dimension. (Without this
+# constant, predicted times of products with 128 to 208 steps are 10 to 30 % too short on an H200.)
 TILE_WRITE_STEPS = 30.0
 
 
 def tiled_slowdown(tiles: Tiles, rate: Rate, m: float, k: float, n: float, together: float) -> float:
-    """Return how many times as long as flops / rate a product by the tiled kernel takes.
+    """Return the slowdown s of a product by the tiled kernel: its time is s * flops / rate.
 
-    Its sums are instructions and not passes over memory: every row of tiles forms the sums of B again, every column of
-    tiles those of A. With `sms` known, the start of a tile is hidden behind the tile before it on the same
-    multiprocessor.
+    Sums inside the tiled kernel are instructions and not passes over memory: every row of tiles computes the sums of B
+    again, every column of tiles the sums of A. With `sms` known, the start of a tile is hidden behind the tile before
+    it on the same multiprocessor.
     """
     number = tiles.count_tiles(m, n)
     whole = number * tiles.height * tiles.width / (m * n)
     added = (tiles.left - 1) / tiles.width + (tiles.right - 1) / tiles.height + (tiles.dest - 1) / k
     running = max(together, tiles.together) * number
     start = rate.waves / running + rate.pipe / (k * max(running / (rate.sms or running), 1)) + TILE_WRITE_STEPS / k
-    # Where the tiles of one product leave multiprocessors free, the next product begins beside it; of products that add
-    # to the same block of C one waits for the other.
+    # Where the tiles of one product leave multiprocessors idle, the next product begins on these, unless both products
+    # add to the same block of C.
     fewer = ceil(m / TMA_FUSED_SIZES.m_s) * ceil(n / TMA_FUSED_SIZES.n_s) <= rate.sms
     waiting = WAITING_FACTOR if tiles.dest > 1 and fewer else 1.0
     return (rate.tiled or 1.0) * whole * (1 + start + rate.inside * added) * waiting
 
 
 # ---- s of the kernel of three float16 products (f16x3): whole rounds of its own tiles, one after the other in each
-# thread block, so that nothing hides the beginning and end of a tile. Left out: clocks that fall under load.
+# thread block, so that nothing hides the beginning and end of a tile. The model of this kernel leaves out that clocks
+# fall under load.
 
 WIDE_TILE = F16X3_SIZES[0]
-# The time of a tile of half the width as a share of a wide tile's: along the inner dimension, and to begin and end.
-# (Settled with UNPAIRED_WRITE_FACTOR, UNSHARED_BLOCK_FACTOR and the rate of `f16x3` on 289 products of an H200: off by
-# 2.7 % at the median and 7.6 % at nine tenths; without rounds, with one end for all rows and no start, by 12 and 31 %.)
+# The time of a tile of half the width as a share of a wide tile's time: for the inner dimension, and for its beginning
+# and end. (Fitted together with UNPAIRED_WRITE_FACTOR, UNSHARED_BLOCK_FACTOR and the rate of `f16x3` to 289 products of
+# an H200. The error of the formula is 2.7 % at the median and 7.6 % at the ninth decile; without rounds and these
+# constants 12 and 31 %.)
 NARROW_TILE_STEPS, NARROW_TILE_END = 0.70, 0.41
-# How much longer a tile takes to begin and end where rows of C do not begin at multiples of eight bytes, so that each
-# number is written by itself.
+# Factor on the time of a tile's beginning and end if rows of C do not begin at multiples of eight bytes, so that each
+# number is written separately.
 UNPAIRED_WRITE_FACTOR = 1.5
-# How much longer a tile takes whose thread block shares nothing with a neighbour.
+# Factor on the time of a tile whose thread block shares no operands with a neighbour.
 UNSHARED_BLOCK_FACTOR = 1.05
-# By how much longer a product takes each time that C's sides double beyond NEAR_LINES_SIDE rows and columns: the blocks
-# of a round then read lines that are farther and farther apart. (25 plans on an H200 with leaf products of 4096 to
-# 65536 rows and columns, results/nvidia-h200/f16x3-leaves.json: without it, sides of 65536 took 1.27 to 1.36 times the
-# prediction, 16384 1.00 to 1.14, 4096 and 8192 1.06.)
+# Additional share of a product's time each time that C's sides double beyond NEAR_LINES_SIDE rows and columns: the
+# thread blocks of a round then read lines that are farther apart in memory. (Measured for 25 plans on an H200 with leaf
+# products of 4096 to 65536 rows and columns, results/nvidia-h200/f16x3-leaves.json. Without this constant, sides of
+# 65536 took 1.27 to 1.36 times the prediction, 16384 1.00 to 1.14, 4096 and 8192 1.06.)
 FAR_LINES_FACTOR, NEAR_LINES_SIDE = 0.065, 8192.0
 
 
 def plane_slowdown(rate: Rate, m: float, k: float, n: float, together: float, unpaired: bool) -> float:
-    """Return how many times as long as flops / rate the products take together, without preparing their planes."""
+    """Return the slowdown s of all products together, without the time to prepare their planes."""
     rows, cols, count = ceil(m), ceil(n), ceil(together)
     s = best_wgmma_sizes(rows, cols, count, int(rate.blocks), F16X3_SIZES)
     rounds = ceil(
@@ -404,7 +408,7 @@ def plane_slowdown(rate: Rate, m: float, k: float, n: float, together: float, un
 
 
 def _triangle_terms(work: Work, rate: Rate, dtype: DType, calibration: Calibration, lanes: int) -> Iterator[LeafTerm]:
-    """Yield the leaf products of which one triangle is computed; their slowdown has the triangle's share in it."""
+    """Yield the leaf products of which one triangle is computed; a factor of their slowdown is the triangle's share."""
     for x in work.triangles:
         m, k = x.rows, x.k
         if m and k:
@@ -419,10 +423,11 @@ def _triangle_share(x: Triangle, work: Work, rate: Rate, dtype: DType, batches: 
     """Return the time of one triangle as a share of the time of the whole product on aligned rows."""
     use = leaf_use(x.leaf)
     leaf, relative = use.leaf, use.leaf.relative_time
-    aligned = not work.triangles_unaligned and not work.triangles_odd  # otherwise the vendor computes `loose` types
+    # without a triangle kernel of the leaf, the vendor computes the product
+    aligned = not work.triangles_unaligned and not work.triangles_odd
     by_kernel = dtype.name in (*leaf.kernel_triangles, *(leaf.loose_triangles if x.loose and aligned else ()))
     if by_kernel and not is_slow_on_column_major_b(use, dtype.name):
-        # Tiles on the diagonal are whole.
+        # Tiles on the diagonal are computed as a whole.
         return relative * min(rate.half_by_tiles * (1 + rate.half_edge / x.rows), 1.0)
     unaligned = 1 + work.triangles_unaligned * (rate.unaligned - 1) + work.triangles_odd * (rate.odd - 1)
     if dtype.name not in leaf.blas_triangles:  # the whole product is computed

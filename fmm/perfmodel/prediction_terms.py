@@ -35,19 +35,20 @@ class PredictionTerms:
 
     prediction: Prediction  # P, S, L, E, H and T in seconds
     products: tuple[LeafTerm, ...]
-    rate: Mapping[str, float]  # the fields of the leaf's Rate that are not neutral, under their names in the config
+    # the fields of the leaf's Rate that differ from their defaults, by their names in the config
+    rate: Mapping[str, float]
     alignment: Mapping[str, float]  # shares of the products on unaligned rows: p_unaligned, p_odd, p_copied
-    moved: float  # bytes: t * w, with the slower kinds of sums counted more than once
+    moved: float  # bytes of the traffic, t * w, in which slower kinds of sums count more
     passes: float  # of the sums
-    small: float  # bytes that one pass costs in addition
-    stream: float  # bytes/s of the sums
+    small: float  # additional bytes for each pass
+    stream: float  # rate of the sums in bytes/s
     overlapped: float  # share of S below an overlapped level
-    overlap: float  # share of that which is hidden behind P
-    launches: float  # of products and sums, each of which takes `launch` seconds
+    overlap: float  # share of the overlapped sums that is hidden behind P
+    launches: float  # number of launches of products and sums, each of which takes `launch` seconds
     launch: float
-    calls: float  # starts of products by the host, each of which takes `host` seconds
+    calls: float  # number of products that the host starts, each of which takes `host` seconds
     host: float
-    lanes: int  # products at a time
+    lanes: int  # number of products that run at a time
     idle: float
     spin: float
 
@@ -108,7 +109,7 @@ def prediction_terms(prediction: Prediction, calibration: Calibration) -> Predic
 
 
 def _informative_fields(rate: Rate) -> dict[str, float]:
-    """Return the fields of a rate that differ from their defaults, which change nothing; no shares of triangles."""
+    """Return the fields of a rate that differ from their defaults, without the shares of triangles."""
     return {
         field.name: getattr(rate, field.name)
         for field in fields(rate)

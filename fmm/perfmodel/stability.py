@@ -1,11 +1,11 @@
-"""The error of a plan before it runs: a bound in the largest norm, and the growth to expect on average.
+"""The error of a plan before it runs: a bound in the maximum norm, and the expected growth on average.
 
-A bound f means |C^ - C| <= f u |A| |B| + O(u^2), where |X| is the largest absolute entry and u the unit roundoff. It is
-found by walking the sums that a plan runs, so that the rounding of the additions, their order and their sharing all
-count (Brent's analysis, for any plan). A bound does not say what happens on average. Winograd's variant, with a factor
-of 18 a level, is worse than Strassen's (12) by every measure here. `dps` has 13 and is better than Strassen's by the
-two measures for which it was made: on independent random data (1.47 a level against 1.73) and in the Frobenius norm
-(12.2 against 14.8).
+A bound f means |C^ - C| <= f u |A| |B| + O(u^2), where |X| is the largest absolute entry and u the unit roundoff. f is
+computed by a walk over the sums that a plan runs, so that the rounding, the order and the sharing of additions are
+included (Brent's analysis, for any plan). A bound does not tell the error on average. Winograd's variant, with a factor
+of 18 a level, is worse than Strassen's (12) by every measure here. The variant `dps` has the factor 13, and is better
+than Strassen's by the two measures for which it was designed: 1.47 a level against 1.73 on independent random data, and
+12.2 against 14.8 in the Frobenius norm.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def classical_bound(n: int) -> int:
 
 
 def plan_schemes(plan: Plan) -> tuple[Scheme, ...]:
-    """Return the scheme of each level, outermost first, compositions taken apart; levels that only cut have none."""
+    """Return the schemes of the levels that have one, outermost first, with the factors of compositions."""
     schemes = [scheme for level in plan.levels if (scheme := level.bilinear) is not None]
     return tuple(factor for s in schemes for factor in (s.factors or (s,)))
 
@@ -47,14 +47,14 @@ PlaceKey = tuple[str, int, int, Part | None]
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """The content of a place: an exact combination of atoms, and the rounding since, in units of u |A| |B|."""
+    """The value of a block: an exact combination of atoms, and the accumulated rounding error in units of u |A| |B|."""
 
     terms: Mapping[object, float]
     rounding: float = 0.0
 
 
 class _ErrorWalk:
-    """Follows sizes and errors through sums; an atom is an input or a product, with its size and its error."""
+    """Arithmetic on sizes and errors; an atom is an input block or a product, with its size and its error."""
 
     def __init__(self) -> None:
         self.atoms: dict[object, tuple[float, float]] = {}
@@ -93,7 +93,7 @@ class _ErrorWalk:
     def run_program(
         self, program: AdditionProgram, values: Sequence[_Value], aliases: tuple[tuple[int, int], ...]
     ) -> list[_Value]:
-        """Return the outputs of a program, by the very calls that the NumPy backend makes."""
+        """Return the outputs of a sum program, computed by the same calls as in the NumPy backend."""
         count = len(program.outputs)
         plan = schedule_calls(program, (True,) * program.inputs, (True,) * count, aliases)
         slots = [*values, *[_Value({})] * (count + plan.scratch)]
@@ -122,14 +122,14 @@ class _ErrorWalk:
                 value = self.multiply(self.read(step.left), self.read(step.right), step.left.cols, inner)
                 spot = step.dest.spot
                 self.held[spot] = self.add(self.held[spot], value) if step.accumulate else value
-        errors: dict[tuple[int, int], float] = {}  # both parts of a complex number together
+        errors: dict[tuple[int, int], float] = {}  # the real and the imaginary part together
         for (name, row, col, _), value in self.held.items():
             if name == "C":
                 errors[row, col] = hypot(errors.get((row, col), 0.0), self.error(value))
         return max(errors.values())
 
     def read(self, place: Place) -> _Value:
-        """Return the value at a place; the one with the largest error if the place covers several or a part of one."""
+        """Return the value of a block; the one with the largest error if the block covers several values."""
         place = place.untransposed
         if place.name in ("A", "B"):
             return self.atom(place.spot)
@@ -175,19 +175,20 @@ def scheme_error_bounds(scheme: Scheme, k: float, inner: float) -> list[float]:
 def expected_error_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = False) -> float:
     """Return the expected (root mean square) error as a multiple of the vendor's product of this type.
 
-    The data are random and of one size, their errors independent. Where more is expected of numbers of one sign, as of
-    Strassen's levels on a CPU (Scheme.positive_growth) and of three real products for a complex one, that counts. There
-    are no sizes, so that the thin strips of a fringe count as if they grew too. In types that are summed up as they are
-    stored, the growth is the product of the levels' growths, which count the rounding inside the products
-    (Scheme.error_growth). In other types that is little beside the rounding of stored numbers.
+    The data are assumed to be random and of equal size, and the rounding errors independent. Where numbers of one sign
+    have a larger expected error, the larger growth counts: for Strassen's levels on a CPU (Scheme.positive_growth), and
+    for complex products by three real ones. The growth does not depend on the sizes, so that the thin strips of a
+    fringe count as if their error grew, too. In types that are summed up in their own precision, the growth is the
+    product of the levels' growths (Scheme.error_growth), which include the rounding inside the products. In other types
+    this rounding is small compared with that of stored numbers.
 
-    `in_pieces` says that the vendor's product adds up long sums in pieces, as BLAS does on a CPU. Its error then grows
-    slowly with k, and shorter products gain less. (Three levels of Winograd's at 4096, float32, OpenBLAS: 14.4
-    measured; 18.5 expected in pieces, 9.5 otherwise. cuBLAS adds up all of k: three levels of Strassen's have 2.8
-    there.)
+    `in_pieces` says that the vendor's product adds up long sums in pieces, as BLAS does on a CPU. The vendor's error
+    then grows slowly with k, and the shorter products of a plan gain less accuracy. (Three levels of Winograd's variant
+    at n = 4096 in float32, with OpenBLAS: measured 14.4; expected 18.5 with `in_pieces`, 9.5 without. cuBLAS adds up
+    all of k in one sum: three levels of Strassen's algorithm have an error growth of 2.8 there.)
     """
     if DTYPES[dtype].exact:
-        return 1.0  # exact arithmetic has no error
+        return 1.0  # exact integer arithmetic has no error
     if DTYPES[dtype].sums_wider:
         return sqrt(_error_variance(plan, _rounded_in_memory))
     if DTYPES[dtype].stored_as:
@@ -209,9 +210,10 @@ class _Growths(NamedTuple):
     positive: float
 
 
-# The largest error of a real product over that of a complex one: BLAS adds up complex products in shorter pieces.
-# (Measured at k = 32 to 2048: complex products by four real ones have up to 1.6 and 2.3 times the error, by three up to
-# 5.9 on positive numbers, at k = 291, which a complex product adds in two pieces and a real one in a single sum.)
+# The largest ratio of a real product's error to that of a complex product, since BLAS adds up complex products in
+# shorter pieces. (Measured at k = 32 to 2048: complex products by four real ones have up to 1.6 times the error on
+# random numbers and 2.3 times on positive ones. By three real products it is up to 5.9 times on positive numbers, at k
+# = 291, where a complex product adds in two pieces and a real one in a single sum.)
 SHORTER_PIECES_GROWTH: Final = _Growths(1.6, 2.7)
 
 
@@ -229,15 +231,15 @@ def _error_variance(plan: Plan, level: Callable[[_Shares, float], float]) -> flo
 
 
 def _rounded_in_products(pass_: _Shares, inner: float) -> float:
-    """Variance of a pass in TF32: each product rounds its operands; results are stored in float32, as good as exact."""
+    """Variance of a pass in TF32: products round their operands; rounding of float32 results is negligible."""
     return pass_.all * inner
 
 
 def _rounded_in_memory(pass_: _Shares, inner: float) -> float:
     """Variance of a pass in 16 bits, where the vendor rounds once, at the end.
 
-    Each pass rounds the operands of its products (only those that are sums, and once for any number of terms); then its
-    products round; then C is rounded.
+    Each pass rounds three times: the operands of its products that are sums (once for any number of terms), then the
+    products, then C.
     """
     return pass_.sums + pass_.all * (inner + 2) - pass_.plain_left - pass_.plain_right
 
@@ -245,8 +247,8 @@ def _rounded_in_memory(pass_: _Shares, inner: float) -> float:
 class _Shares(NamedTuple):
     """The variance of C's relative error, averaged over its blocks, if every product of a scheme has the variance 1.
 
-    `plain_left` and `plain_right` are the parts from products with a single block as left or right operand, which is
-    copied and not rounded.
+    `plain_left` and `plain_right` are the parts of the variance from products whose left or right operand is a single
+    block, which is copied without rounding.
     """
 
     all: float
@@ -257,7 +259,7 @@ class _Shares(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _shares(scheme: Scheme) -> _Shares:
-    """Return the shares of a scheme; of a composition the products of its factors' shares."""
+    """Return the shares of a scheme; for a composition, the products of its factors' shares."""
     if scheme.factors:
         parts = [_shares(f) for f in scheme.factors]
         every, left, right, _ = (prod(column) for column in zip(*parts, strict=True))
@@ -279,10 +281,10 @@ def nonzero_counts(rows: Iterable[Iterable[Fraction | int]]) -> list[int]:
 
 
 def has_entrywise_bound(plan: Plan) -> bool:
-    """Return True if the error of each entry of C is small relative to the same entry of |A| |B|, as the vendor's.
+    """Return True if each entry of C has a small error relative to the same entry of |A| |B|, like the vendor's.
 
-    A plan that checks entries has this bound: it computes the product again where the bound is not certain. A plan that
-    saves products does not have it: its errors are small relative to the largest entries.
+    A plan that checks entries has this bound: it computes a product again if the bound is not certain. A plan that
+    saves products does not have this bound: its errors are small relative to the largest entries.
     """
     leaf = plan.leaf_use.leaf
     saves = leaf.saves_products or any(level.saves_products for level in plan.levels)

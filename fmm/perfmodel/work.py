@@ -1,8 +1,8 @@
 """The work of a plan on a problem: the counts that the formula of predict.py turns into seconds.
 
-`estimated_work` takes microseconds: every level has a footprint, the elements that its sums move and hold as if all
-its blocks were alike. `counted_work` takes milliseconds: it counts the plan's steps (fmm.perfmodel.cost). The shares in
-`Work` are the estimate's in both. `estimated_workspace` is the estimate of the bytes of temporaries.
+`estimated_work` takes microseconds: every level has a footprint, the number of elements that its sums move and hold if
+all its blocks have equal size. `counted_work` takes milliseconds: it counts the plan's steps (fmm.perfmodel.cost). Both
+functions estimate the shares in `Work`. `estimated_workspace` estimates the bytes of temporaries.
 """
 
 from __future__ import annotations
@@ -27,33 +27,29 @@ from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.cost import cost
 from fmm.problem import Problem, Shape
 
-Leaf = tuple[float, float, float, float, float]  # m, k, n, number of products, number that start together
+Leaf = tuple[float, float, float, float, float]  # m, k, n, the number of these products, the number that start together
 
 
 class Triangle(NamedTuple):
-    """Equal leaf products that are their own adjoints, of which one triangle is computed."""
+    """Equal leaf products C = A A^T, of which a leaf computes one triangle of C."""
 
-    rows: float
-    k: float
-    number: float
-    together: float  # the number of them that start together
-    leaf: str
-    loose: bool  # may the leaf write anything to the other triangle?
+    rows: float  # rows of A
+    k: float  # columns of A
+    number: float  # of these products
+    together: float  # products that start together
+    leaf: str  # text of the leaf, as in a plan
+    loose: bool  # True if the leaf may write any values to the other triangle
 
 
 class Tiles(NamedTuple):
-    """How the tiled kernel computes leaf products.
+    """How the tiled kernel computes leaf products."""
 
-    The sides of its tiles; the average numbers of blocks of A and B that a product adds up, and of blocks of C that it
-    writes; and the number of products that may fill the device together.
-    """
-
-    height: int
-    width: int
-    left: float = 1.0
-    right: float = 1.0
-    dest: float = 1.0
-    together: float = 1.0
+    height: int  # rows of C in a tile
+    width: int  # columns of C in a tile
+    left: float = 1.0  # blocks of A whose sum is a product's left operand, on average
+    right: float = 1.0  # blocks of B whose sum is a product's right operand, on average
+    dest: float = 1.0  # blocks of C to which a product is added, on average
+    together: float = 1.0  # products that may fill the device together
 
     def count_tiles(self, m: float, n: float) -> int:
         """Return the number of tiles of an m x n matrix."""
@@ -62,26 +58,26 @@ class Tiles(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """The leaf products of a plan, the traffic of its sums, the passes of its sums, and how rows are aligned."""
+    """The leaf products of a plan, the traffic and passes of its sums, and how rows are aligned."""
 
     leaves: tuple[Leaf, ...]
     traffic: float  # elements that the sums read and write
-    passes: float
-    # Shares of the traffic that is moved ...
-    sequential: float = 0.0  # by sequential levels
-    ragged: float = 0.0  # by the first level, on rows of A, B or C that do not begin on cache lines
-    overlapped: float = 0.0  # below an overlapped level
-    scalar: float = 0.0  # by the first level, on rows that are read and written one number at a time
-    deep: float = 0.0  # by three levels in one pass
-    parts: float = 0.0  # by levels that make complex products of real ones
-    # Shares of the leaf products that read or write, in A, B or C themselves, rows that begin ...
-    unaligned: float = 0.0  # at multiples of 4 bytes, but not all of them at multiples of 16
-    odd: float = 0.0  # not all of them at multiples of 4 bytes
-    copied: float = 0.0  # ... or that use aligned copies of either kind of rows
-    alone: bool = False  # are the rows of A the only ones of these kinds?
-    tiles: Tiles | None = None  # of leaf products by the tiled kernel
+    passes: float  # passes of the sums over memory, each a launch on a GPU
+    # The next six fields are shares of the traffic, from 0 to 1:
+    sequential: float = 0.0  # moved by sequential levels
+    ragged: float = 0.0  # moved by the first level, on rows of A, B or C that do not begin on cache lines
+    overlapped: float = 0.0  # moved by levels below an overlapped level
+    scalar: float = 0.0  # moved by the first level, on rows that are read and written one number at a time
+    deep: float = 0.0  # moved by three levels in one pass
+    parts: float = 0.0  # moved by levels that compute complex products by real ones
+    # The next three fields are shares of the leaf products, from 0 to 1:
+    unaligned: float = 0.0  # on rows of A, B or C that begin at multiples of 4 bytes, but not all at multiples of 16
+    odd: float = 0.0  # on rows of A, B or C that do not all begin at multiples of 4 bytes
+    copied: float = 0.0  # on aligned copies of rows of these two kinds
+    alone: bool = False  # True if only rows of A are unaligned
+    tiles: Tiles | None = None  # how the tiled kernel computes the leaf products; None without the tiled kernel
     triangles: tuple[Triangle, ...] = ()
-    # Triangles read A, B and C themselves: shares of them as `unaligned` and `odd`.
+    # The shares `unaligned` and `odd` of the triangles, which read A, B and C themselves.
     triangles_unaligned: float = 0.0
     triangles_odd: float = 0.0
 
@@ -96,12 +92,12 @@ class Work:
 
 
 def estimated_work(plan: Plan, problem: Problem) -> Work:
-    """Return the work as if unequal blocks were all alike, where all levels of the plan have a footprint."""
+    """Return the work as if all blocks had equal size; exact counts if a level has no footprint."""
     return _gram_work(plan, problem) if problem.writes_triangle else _product_work(plan, problem)
 
 
 def counted_work(plan: Plan, problem: Problem) -> Work:
-    """Return the exact work, counted from the plan's steps; the shares are the estimate's."""
+    """Return the exact work, counted from the plan's steps; only the shares are estimated."""
     if problem.writes_triangle:
         return _gram_work(plan, problem)
     leaves, traffic, passes = _exact_counts(plan, problem)
@@ -109,7 +105,7 @@ def counted_work(plan: Plan, problem: Problem) -> Work:
 
 
 def estimated_workspace(plan: Plan, problem: Problem) -> float:
-    """Return the bytes of temporaries without the padding of rows: enough to tell most plans that fit from others."""
+    """Return the estimated bytes of temporaries, without the padding of rows."""
     if problem.writes_triangle:
         parts = _gram_parts(plan, problem)
         below = (estimated_workspace(inner, Problem(*size, problem.dtype)) for inner, size, _ in parts.products)
@@ -128,8 +124,9 @@ def estimated_workspace(plan: Plan, problem: Problem) -> float:
 
 # ---- whole products: from the footprints of the levels, or counted from the steps
 
-TRAFFIC_SHARES = ("sequential", "ragged", "overlapped", "scalar", "deep", "parts")  # fields of Work: shares of traffic
-PRODUCT_SHARES = ("unaligned", "odd", "copied")  # fields of Work: shares of the leaf products
+# the fields of Work that are shares of traffic
+TRAFFIC_SHARES = ("sequential", "ragged", "overlapped", "scalar", "deep", "parts")
+PRODUCT_SHARES = ("unaligned", "odd", "copied")  # the fields of Work that are shares of the leaf products
 
 
 def _product_work(plan: Plan, problem: Problem) -> Work:
@@ -168,7 +165,7 @@ def _products_together(plan: Plan) -> float:
 class _SumMoves:
     """Counts of a plan's sums, from the outermost level inwards.
 
-    Elements moved, in all and in each way of TRAFFIC_SHARES; passes; and the number of products below the levels.
+    The elements moved (all, and by each of TRAFFIC_SHARES), the passes, and the number of leaf products.
     """
 
     traffic: float = 0.0
@@ -183,7 +180,7 @@ class _SumMoves:
 
 
 def _sum_moves(plan: Plan, problem: Problem, footprints: Sequence[Footprint]) -> tuple[_SumMoves, float]:
-    """Return the counts of the sums, and the share of leaf products that use A, B or C themselves."""
+    """Return the counts of the sums, and the share of leaf products with A, B or C as an operand."""
     found, direct, below_overlapped = _SumMoves(), 1.0, False
     itemsize = problem.itemsize
     for level, f in zip(plan.levels, footprints, strict=True):
@@ -214,7 +211,7 @@ def _level_footprints(plan: Plan, problem: Problem) -> tuple[Footprint, ...] | N
 
 
 @clear_on_registration
-@lru_cache(maxsize=4096)  # the work and the workspace of a plan need them, for each leaf again
+@lru_cache(maxsize=4096)  # the work and the workspace of a plan need the footprints, for each leaf again
 def _stacked_footprints(levels: tuple[Level, ...], size: Shape) -> tuple[Footprint, ...] | None:
     found: list[Footprint] = []
     sides: Sides = (float(size[0]), float(size[1]), float(size[2]))
@@ -235,10 +232,10 @@ def level_footprint(level: Level, sides: Sides) -> Footprint | None:
 
 # ---- how rows are aligned
 
-WIDE_ACCESS_BYTES = 16  # bytes that the sums of a GPU move at a time on rows that begin at multiples of them
-DEEP_ACCESS_BYTES = 8  # the same in three levels in one pass
-DEEP_PRODUCTS = 7**3  # products of three levels in one pass
-WORD_BYTES = 4  # bytes at whose multiples rows must begin for all but the vendor's slowest products
+WIDE_ACCESS_BYTES = 16  # bytes of one access of a GPU's sums, on rows that begin at multiples of this number
+DEEP_ACCESS_BYTES = 8  # bytes of one access in three levels in one pass
+DEEP_PRODUCTS = 7**3  # number of products of three levels in one pass
+WORD_BYTES = 4  # alignment of rows in bytes below which the vendor uses its slowest kernels
 
 
 def are_rows_aligned(problem: Problem, unit: int) -> bool:
@@ -247,7 +244,7 @@ def are_rows_aligned(problem: Problem, unit: int) -> bool:
 
 
 def aligned_operands(problem: Problem, unit: int) -> tuple[bool, bool, bool]:
-    """Return for A, B and C whether every row begins at a multiple of `unit` bytes, if the first row does."""
+    """Return True for each of A, B and C if every row begins at a multiple of `unit` bytes when the first row does."""
     b = problem.n * problem.itemsize % unit == 0
     return problem.k * problem.itemsize % unit == 0, b, b
 
@@ -261,28 +258,29 @@ def access_bytes(products: float, itemsize: int) -> int:
 
 
 def _unaligned_elements(moved: Sequence[float], aligned: Sequence[bool]) -> float:
-    """Return the elements that are moved to and from those of A, B and C that are not aligned."""
+    """Return the number of elements moved to and from the unaligned ones of A, B and C."""
     return sum([x for x, is_aligned in zip(moved, aligned, strict=True) if not is_aligned])
 
 
 def _vendor_access(itemsize: int) -> int:
-    """Return the bytes to which rows must be aligned for the vendor's fast kernels: two numbers at least.
+    """Return the alignment in bytes that the vendor's fast kernels need for rows: at least two numbers.
 
-    (complex128, H200: 28 products with an odd number of columns took 1.21 times as long as 30 others, apart from what
-    the formula predicted.)
+    (complex128 on an H200: the ratio of measured to predicted time is 1.21 times larger for 28 products with an odd
+    number of columns than for 30 others.)
     """
     return max(WIDE_ACCESS_BYTES, 2 * itemsize)
 
 
 def _row_shares(plan: Plan, problem: Problem, direct: float) -> dict[str, Any]:
-    """Return the fields of Work on the alignment of rows and on tiles.
+    """Return the fields of Work that depend on the alignment of rows and on tiles.
 
-    `direct` is the share of leaf products that use A, B or C themselves. A batch reads only temporaries, whose rows are
+    `direct` is the share of leaf products with A, B or C as an operand. A batch reads only temporaries, whose rows are
     aligned.
     """
     vectors, words = aligned_operands(problem, _vendor_access(problem.itemsize)), aligned_operands(problem, WORD_BYTES)
     if plan.levels and all(level.splits_complex for level in plan.levels):
-        # The real products are those of the parts of complex numbers, in matrices of the same sides, without padding.
+        # The real products multiply real and imaginary parts, in matrices with the sides of the complex product,
+        # without padding.
         parts, direct = replace(problem, dtype=plan.leaf_type(problem.dtype)), 1.0
         vectors = aligned_operands(parts, _vendor_access(parts.itemsize))
     elif plan.batched:
@@ -302,7 +300,7 @@ def _row_shares(plan: Plan, problem: Problem, direct: float) -> dict[str, Any]:
 def _leaf_tiles(plan: Plan, dtype: str) -> Tiles | None:
     """Return the tiles of the plan's leaf products.
 
-    None where the vendor multiplies, and in types in which the tiled kernel takes about the vendor's time.
+    The result is None if the vendor multiplies, and for types in which the tiled kernel takes about the vendor's time.
     """
     leaf = plan.leaf_use.leaf
     if not plan.uses_tile_model or dtype in set(leaf.types) - set(leaf.types_with_sums):
@@ -323,7 +321,7 @@ def _leaf_tiles(plan: Plan, dtype: str) -> Tiles | None:
 @clear_on_registration
 @lru_cache(maxsize=4096)
 def _gram_work(plan: Plan, problem: Problem) -> Work:
-    """Return the work of all parts together; each share is weighted by what it is a share of."""
+    """Return the work of all parts together; each share is weighted by the traffic or the products of its part."""
     parts = _gram_parts(plan, problem)
     products = [
         (float(count), float(together), _product_work(inner, Problem(*size, problem.dtype)))
@@ -354,19 +352,21 @@ def _gram_work(plan: Plan, problem: Problem) -> Work:
 
 
 def _weighted_shares(names: Sequence[str], parts: Sequence[tuple[float, Work]], least: float) -> dict[str, float]:
-    """Return these fields of the parts as shares of the whole: the sum of the weights, or `least` if that is more."""
+    """Return these fields of the parts as shares of the whole: the sum of the weights, at least `least`."""
     whole = max(sum(weight for weight, _ in parts), least) or 1.0
     return {name: sum(weight * getattr(work, name) for weight, work in parts) / whole for name in names}
 
 
 class _GramParts:
-    """Whole products by plans and triangles by leaves, which levels leave of a product, and the levels' own sums."""
+    """The parts into which levels cut a product: whole products by plans, triangles by leaves, and sums."""
 
     def __init__(self) -> None:
         self.traffic = self.passes = 0.0
-        self.held = 0.0  # the peak elements of temporaries, those of levels below among them
-        self.products: Counter[tuple[Plan, Shape, int]] = Counter()  # plan, size, number that start together
-        self.triangles: Counter[tuple[Shape, int, str, bool]] = Counter()  # size, number together, leaf, loose
+        self.held = 0.0  # peak number of elements in temporaries, with the temporaries of inner levels
+        # plan, size, number of products that start together
+        self.products: Counter[tuple[Plan, Shape, int]] = Counter()
+        # size, number of products that start together, leaf, loose
+        self.triangles: Counter[tuple[Shape, int, str, bool]] = Counter()
 
     def walk(self, plan: Plan, size: Shape, params: GemmParams, together: int = 1) -> None:
         """Add the parts of a product of this size by the plan."""
@@ -393,7 +393,7 @@ class _GramParts:
 
 
 def _moved_elements(step: object) -> float:
-    """Return the elements that a sum or a mirror reads and writes; a mirror moves half of C twice."""
+    """Return the elements that a sum or a mirror copy reads and writes; a mirror copy moves half of C twice."""
     if isinstance(step, Sum):
         return float(sum(place.rows * place.cols for place in (*step.reads, *step.writes)))
     assert isinstance(step, Mirror)
@@ -403,7 +403,7 @@ def _moved_elements(step: object) -> float:
 @clear_on_registration
 @lru_cache(maxsize=4096)
 def _gram_parts(plan: Plan, problem: Problem) -> _GramParts:
-    """Return the parts of a plan; cached, since its work and its workspace both need them."""
+    """Return the parts of a plan; cached, since the plan's work and workspace both need the parts."""
     found = _GramParts()
     found.walk(plan, problem.size, GemmParams(1, 0, problem.op, problem.fill))
     return found

@@ -180,7 +180,7 @@ def _arrange_without_copies(library: Library, a: Any, b: Any, c: Any, out: Any, 
     shape = product_shape(tuple(operands.a.shape), tuple(operands.b.shape))
     if not params.beta or c is None or shape is None or (out is not None and _is_same_array(library, c, out)):
         return operands
-    if library.broadcast_view(c, shape) is None:  # the call computes the product in a copy of c
+    if library.broadcast_view(c, shape) is None:  # such a call computes the product in a copy of c
         return operands._replace(target=c)
     return operands._replace(addend=readable_there(library, operands.a, operands.b, c, shape))
 
@@ -247,7 +247,7 @@ def _run_planned_gemm(library: Library, operands: GemmOperands, constraints: Pla
         library.vendor(operands.a, operands.b)
         raise PlanError(call.plan_refusal)
     if call.plan is None or (call.plan == VENDOR and library.gemm_name):
-        if not call.setting.vendor_advantage:  # other arrays of these shapes may lack the advantage
+        if not call.setting.vendor_advantage:  # this rule may not hold for other arrays of these shapes
             operands.on_decline(library)
         return _run_library_gemm(library, operands, constraints)
     target = operands.target

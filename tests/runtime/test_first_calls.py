@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from importlib import import_module
@@ -363,3 +365,48 @@ def test_what_is_no_length_is_an_error(name: str) -> None:
     """As it is of SciPy's floyd_warshall."""
     with pytest.raises(TypeError, match="takes lengths that are numbers, not"):
         fmm.shortest_paths(ODD[name])
+
+
+# ---- first imports by two threads at once
+
+TWO_IMPORTS = """
+import importlib, sys, threading, time
+from _frozen_importlib import _blocking_on
+from importlib.machinery import SourceFileLoader
+
+execute, at_kernels = SourceFileLoader.exec_module, threading.Event()
+second = threading.Thread(target=lambda: importlib.import_module("fmm.kernels"))
+
+def waits(thread):
+    return bool(_blocking_on.get(thread.ident)) or not thread.is_alive()
+
+def execute_in_order(loader, module):
+    # The second thread comes to fmm.kernels while the first imports fmm, and goes on once the first waits for it.
+    name, thread = module.__name__, threading.current_thread()
+    if thread is first and name.startswith("fmm.") and second.ident is None:
+        second.start()
+        while not (at_kernels.is_set() or waits(second)):
+            time.sleep(0.001)
+    elif thread is second and name == "fmm.kernels":
+        at_kernels.set()
+        while not waits(first):
+            time.sleep(0.001)
+    execute(loader, module)
+
+def run():
+    import fmm
+    print(fmm.matmul.__name__)
+
+first = threading.Thread(target=run)
+SourceFileLoader.exec_module = execute_in_order
+first.start()
+first.join()
+second.join()
+print(sorted(sys.modules["fmm.kernels"].__all__)[:2])
+"""
+
+
+def test_two_threads_import_fmm_and_its_kernels_at_the_same_time() -> None:
+    """Neither holds the lock of a module that the other needs while it waits for the other."""
+    done = subprocess.run([sys.executable, "-c", TWO_IMPORTS], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.stderr) == ("matmul\n['Plan', 'PlanError']\n", "")

@@ -7,9 +7,11 @@ from contextlib import nullcontext
 from dataclasses import replace
 from types import MappingProxyType
 
+import numpy as np
 import pytest
 
 import fmm
+from fmm.arrays.numpy_library import NUMPY
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration, Rate
@@ -19,6 +21,8 @@ from fmm.problem import Problem
 from fmm.runtime import devices, probe
 from fmm.runtime.decisions import decide
 from fmm.runtime.decisions.decide import smaller_plans
+from fmm.runtime.decisions.limits import PlanConstraints
+from fmm.runtime.prepare import prepare_call
 
 LARGE = Limits(1 << 50)
 TEMPTING = Problem(20000, 20000, 20000)
@@ -65,6 +69,23 @@ def test_a_process_measures_once_for_each_precision(fresh: None, monkeypatch: py
     assert probe.probed_calibration(2, "complex128") is both
     probe.probed_calibration(2, "float32")
     assert asked == [("float64", "complex128"), ("float32", "complex64")]
+
+
+def test_calls_that_were_prepared_before_a_measurement_are_prepared_again(
+    fresh: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the workspace: the guess decided them."""
+    monkeypatch.setattr(probe, "_measure", lambda threads, dtypes: rates(1e11, 1e10))
+    x = np.ones((200, 200))
+    for workspace in (None, 1 << 20):
+        constraints = PlanConstraints(workspace=workspace)
+        before = prepare_call(NUMPY, x, x, None, constraints)
+        assert prepare_call(NUMPY, x, x, None, constraints) is before
+        probe._found.clear()
+        assert probe.measured_calibration(2, "float64") is None
+        found = probe.probed_calibration(2, "float64")
+        assert probe.measured_calibration(2, "float64") is found
+        assert prepare_call(NUMPY, x, x, None, constraints) is not before
 
 
 def test_nothing_is_measured_for_products_that_no_plan_can_win(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 NumPy adds two arrays at a time, so the terms of a longer sum pass through the cache repeatedly, and every line of a
 result is fetched before it is written. Here a schedule of elementwise calls becomes one LLVM function. It loads one
 64-byte line of each array, computes in registers, and stores. Results that begin on cache lines and exceed the caches
-are stored past them. The operations are NumPy's in its order, so the results are the same bit for bit.
+are written directly to memory. The operations are NumPy's in its order, so the results are the same bit for bit.
 
 Real and imaginary parts of one complex matrix are loaded together and separated in registers; likewise for stores.
 
@@ -41,7 +41,7 @@ _function_numbers = counted()  # for the names of the functions
 
 
 def sum_tasks(schedule: CallSchedule, slots: Sequence[Array | None], window: Window) -> list[Callable[[], None]]:
-    """Return tasks that run the schedule's calls on a window of the arrays; none where NumPy must."""
+    """Return tasks that run the schedule's calls on a window of the arrays; an empty list where NumPy must run them."""
     rows, cols = (side.stop - side.start for side in window)
     if rows * cols < MIN_BLOCK_NUMBERS:
         return []
@@ -141,7 +141,7 @@ def _engine() -> tuple[Any, Any]:
     """Return a compiler for this processor, and the engine that holds its functions."""
     from llvmlite import binding
 
-    with suppress(RuntimeError):  # later ones do that by themselves
+    with suppress(RuntimeError):  # later versions initialize themselves, and raise here
         binding.initialize()
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
@@ -277,7 +277,7 @@ class _SumFunction:
         build = self.builder
         if op in ("add", "subtract"):
             return (build.fadd if op == "add" else build.fsub)(value(first), value(second))
-        if op == "negate":  # as NumPy does it here
+        if op == "negate":  # 0 - x, as in numpy_backend.py
             return build.fsub(self._constant(kind, 0.0), value(first))
         if op == "scale":
             return build.fmul(value(first), self._constant(kind, float(factor)))

@@ -41,11 +41,8 @@ Part = tuple[slice, slice]
 
 def exact_workspace(m: int, k: int, n: int, batch: int) -> int:
     """Return the bytes that a product may need for its planes and tiles, whatever the type. A batch reuses them."""
-    rows, cols, depth = (
-        _equal_part_length(m, BLOCK_SIDE),
-        _equal_part_length(n, BLOCK_SIDE),
-        min(MAX_PLANES * k, PLANE_DEPTH),
-    )
+    rows, cols = _equal_part_length(m, BLOCK_SIDE), _equal_part_length(n, BLOCK_SIDE)
+    depth = min(MAX_PLANES * k, PLANE_DEPTH)
     tiles = max(
         count * temporary_bytes(min(high, TILE_ROWS * CONCURRENT_PRODUCTS // count), wide, WIDEST_ITEMSIZE)
         for high, wide in ((rows, cols), (cols, rows))  # C may be column-major
@@ -66,13 +63,13 @@ def exact_product(left: Array, right: Array, dest: Array, memory: Array, threads
     logical, bits, k = dest.dtype == np.bool_, 8 * dest.itemsize, left.shape[1]
     if logical:
         a, b, c = left.view(np.uint8), right.view(np.uint8), dest
-        way, inner = DigitProducts("float32"), k
+        digits, inner = DigitProducts("float32"), k
     else:
         a, b, c = (x.view(f"i{x.itemsize}") for x in (left, right, dest))
-        way, inner = digit_products(_largest_magnitude(a, threads), _largest_magnitude(b, threads), k, bits)
+        digits, inner = digit_products(_largest_magnitude(a, threads), _largest_magnitude(b, threads), k, bits)
     concurrent = threads.count > 1 and on_worker_thread()
     with threads_per_product(threads.count) if concurrent else nullcontext((1, threads.count)) as (at_once, _):
-        _BlockedProduct(way, inner, (a, b, c), memory, threads, at_once).run()
+        _BlockedProduct(digits, inner, (a, b, c), memory, threads, at_once).run()
 
 
 def describe_digits(dtype: str, k: int) -> str:
@@ -80,10 +77,10 @@ def describe_digits(dtype: str, k: int) -> str:
     if dtype == "bool":
         return "or-and by 1 float32 product"
     bits = 8 * np.dtype(dtype).itemsize
-    way, _ = worst_case_digit_products(bits, k)
-    most = "at most " if way.count > 1 else ""
-    fewer = ", fewer where the numbers are smaller" if way.count > 1 else ""
-    return f"exact: {dtype} by {most}{way}{fewer}"
+    digits, _ = worst_case_digit_products(bits, k)
+    most = "at most " if digits.count > 1 else ""
+    fewer = ", fewer where the numbers are smaller" if digits.count > 1 else ""
+    return f"exact: {dtype} by {most}{digits}{fewer}"
 
 
 class _BlockedProduct:
@@ -91,27 +88,27 @@ class _BlockedProduct:
 
     def __init__(
         self,
-        way: DigitProducts,
+        digits: DigitProducts,
         inner: int,
         matrices: tuple[Array, Array, Array],
         memory: Array,
         threads: Threads,
         at_once: int,
     ) -> None:
-        self.way, self.threads, self.at_once = way, threads, at_once
+        self.digits, self.threads, self.at_once = digits, threads, at_once
         self.a, self.b, self.c = matrices
         (m, self.k), n = self.a.shape, self.b.shape[1]
         self.rows, self.cols = _equal_part_length(m, BLOCK_SIDE), _equal_part_length(n, BLOCK_SIDE)
-        counts = [len(cut.order) for cut in (way.left, way.right)]
+        counts = [len(cut.order) for cut in (digits.left, digits.right)]
         self.depth = _equal_part_length(self.k, min(inner, PLANE_DEPTH // max(counts)))
-        arena = Arena(memory, np.dtype(way.real))
+        arena = Arena(memory, np.dtype(digits.real))
         self.left = arena.take(self.rows, counts[0] * self.depth, fortran=_by_columns(self.a))
         self.right = arena.take(counts[1] * self.depth, self.cols, fortran=_by_columns(self.b))
         high = min(self.rows, TILE_ROWS if at_once > 1 else CONCURRENT_PRODUCTS * TILE_ROWS)
         self.tiles = deque(arena.take(high, self.cols) for _ in range(at_once))
 
     def run(self) -> None:
-        (m, n), held = self.c.shape, None
+        (m, n), split_right = self.c.shape, None
         for col, row, start in product(range(0, n, self.cols), range(0, m, self.rows), range(0, self.k, self.depth)):
             rows, cols, inner = (
                 slice(row, min(row + self.rows, m)),
@@ -119,11 +116,11 @@ class _BlockedProduct:
                 slice(start, min(start + self.depth, self.k)),
             )
             depth = inner.stop - inner.start
-            tasks = self._split(self.a[rows, inner], self.way.left, self.left[: rows.stop - row], depth, 1)
-            if held != (col, start):
-                tasks += self._split(self.b[inner, cols], self.way.right, self.right[:, : cols.stop - col], depth, 0)
+            tasks = self._split(self.a[rows, inner], self.digits.left, self.left[: rows.stop - row], depth, 1)
+            if split_right != (col, start):
+                tasks += self._split(self.b[inner, cols], self.digits.right, self.right[:, : cols.stop - col], depth, 0)
             self.threads.run(tasks)
-            held = col, start
+            split_right = col, start
             self._multiply(self.c[rows, cols], depth, start == 0)
 
     def _split(self, x: Array, cut: Planes, planes: Array, depth: int, axis: int) -> list[Task]:
@@ -147,7 +144,7 @@ class _BlockedProduct:
     def _tile(self, rows: slice, cols: slice, c: Array, depth: int, first: bool) -> None:
         whole = self.tiles.pop()
         p = whole[: c.shape[0], : c.shape[1]]
-        for number, x in enumerate(self.way.products):
+        for number, x in enumerate(self.digits.products):
             a = self.left[rows, x.left * depth : (x.left + x.count) * depth]
             b = self.right[x.right * depth : (x.right + x.count) * depth, cols]
             matmul(a, b, out=p)
@@ -208,25 +205,25 @@ def _split_panel(x: Array, cut: Planes, outs: Sequence[Array]) -> None:
     if not cut.widths:
         np.copyto(outs[0], x, casting="unsafe")
         return
-    kind, digits, (*low, top) = x.dtype.type, dict(zip(cut.order, outs, strict=True)), cut.offsets
+    kind, planes, (*low, top) = x.dtype.type, dict(zip(cut.order, outs, strict=True)), cut.offsets
     halves = [1 << (width - 1) for width in cut.widths]
     moved = np.add(x, kind(sum(half << offset for half, offset in zip(halves, low, strict=True))))
     field = np.empty_like(moved)
     for number, (half, offset) in enumerate(zip(halves, low, strict=True)):
         shifted = np.right_shift(moved, kind(offset), out=field) if offset else moved
         np.bitwise_and(shifted, kind(2 * half - 1), out=field)
-        out = digits[number,]
+        out = planes[number,]
         np.copyto(out, field, casting="unsafe")
         np.subtract(out, out.dtype.type(half), out=out)
     np.right_shift(moved, kind(top), out=field)
-    np.copyto(digits[len(low),], field, casting="unsafe")
-    for plane, out in digits.items():
+    np.copyto(planes[len(low),], field, casting="unsafe")
+    for plane, out in planes.items():
         if len(plane) > 1:
-            np.add(digits[plane[0],], digits[plane[1],], out=out)
+            np.add(planes[plane[0],], planes[plane[1],], out=out)
 
 
 def _add_panel(p: Array, c: Array, weight: int, first: bool) -> None:
-    """Write c = weight p if `first`, else add weight p to c, modulo 2^bits; p holds whole numbers."""
+    """Write c = weight p if `first`, else c += weight p, modulo 2^bits; the numbers in p are integers."""
     if c.dtype == np.bool_:
         np.copyto(c, p > 0) if first else np.logical_or(c, p > 0, out=c)
         return

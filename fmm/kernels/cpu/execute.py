@@ -85,9 +85,9 @@ class ArrayMachine(DefaultMachine):
         self.workspace.release(mark)
 
     def part(self, x: Array, place: Place) -> Array:
-        spot = place.untransposed
-        found = x[spot.row : spot.row + spot.rows, spot.col : spot.col + spot.cols]
-        return getattr(found, _PART_ATTRIBUTES[place.part]) if place.part else found
+        stored = place.untransposed
+        block = x[stored.row : stored.row + stored.rows, stored.col : stored.col + stored.cols]
+        return getattr(block, _PART_ATTRIBUTES[place.part]) if place.part else block
 
     def sum(self, step: Sum, reads: Sequence[Array], writes: Sequence[Array]) -> None:
         self.backend.sum(step, list(reads), list(writes))
@@ -97,14 +97,14 @@ class ArrayMachine(DefaultMachine):
     ) -> None:
         if leaf_use(leaf).leaf.host_product_with_scratch is not None and isinstance(self.backend, NumpyBackend):
             for triple in products:
-                self._multiply_inside(self.backend, leaf, triple)
+                self._multiply_with_scratch(self.backend, leaf, triple)
         elif len(products) == 1:
             self.backend.multiply(leaf, *products[0])
         else:
             lefts, rights, dests = (list(x) for x in zip(*products, strict=True))
             self.backend.multiply_batch(leaf, lefts, rights, dests)
 
-    def _multiply_inside(self, backend: NumpyBackend, leaf: str, triple: Triple) -> None:
+    def _multiply_with_scratch(self, backend: NumpyBackend, leaf: str, triple: Triple) -> None:
         """Multiply by a leaf that uses scratch memory."""
         left, right, dest = triple
         (m, k), n, mark = left.shape, right.shape[1], self.used

@@ -36,16 +36,16 @@ class NumpyBackend:
     threads: Threads
     on_progress: ProgressCallback | None = field(default=None, kw_only=True)
 
-    def first(self, reads: Sequence[Array], check: Callable[[], object]) -> None:
+    def run_check(self, reads: Sequence[Array], check: Callable[[], object]) -> None:
         """Run a check of A and B before any product."""
         check()
 
     def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None:
-        """Multiply by the leaf's own function; leaves without one on the host use numpy.matmul."""
+        """Multiply by the leaf's function for the host, or by numpy.matmul if the leaf has none."""
         self.with_progress(host_product(leaf))(left, right, dest)
 
     def with_progress(self, multiply: HostProduct) -> HostProduct:
-        """Return the same product function, which reports its progress when it ends."""
+        """Return a function that multiplies likewise, and then reports the multiply-adds to `on_progress`."""
         on_progress = self.on_progress
         if on_progress is None:
             return multiply
@@ -57,10 +57,10 @@ class NumpyBackend:
         return multiply_and_report
 
     def multiply_with_scratch(self, leaf: str, left: Array, right: Array, dest: Array, memory: Array) -> None:
-        """Multiply by the leaf's own function, which uses scratch memory and threads itself."""
-        inside = leaf_use(leaf).leaf.host_product_with_scratch
-        assert inside is not None
-        self.with_progress(lambda x, y, z: inside(x, y, z, memory, self.threads))(left, right, dest)
+        """Multiply by the leaf's function that needs scratch memory and starts threads itself."""
+        multiply = leaf_use(leaf).leaf.host_product_with_scratch
+        assert multiply is not None
+        self.with_progress(lambda x, y, z: multiply(x, y, z, memory, self.threads))(left, right, dest)
 
     def multiply_batch(self, leaf: str, lefts: list[Array], rights: list[Array], dests: list[Array]) -> None:
         """Multiply one after the other, each product on all threads."""
@@ -68,14 +68,14 @@ class NumpyBackend:
             self.multiply(leaf, left, right, dest)
 
     def multiply_triangle(self, leaf: str, left: Array, right: Array, dest: Array, params: GemmParams) -> None:
-        """Compute the lower triangle, by BLAS whatever the leaf."""
+        """Compute the lower triangle by BLAS; the leaf does not matter."""
         self.with_progress(partial(triangle_product, params=params))(left, right, dest)
 
     def mirror(self, step: Mirror, source: Array, dest: Array) -> None:
         self.threads.run(list(mirror_tasks(step, source, dest)))
 
     def sum(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
-        """Run a program of sums. A smaller read counts as padded with zeros."""
+        """Run a program of sums. A read that is smaller than the writes counts as padded with zeros."""
         if isinstance(step, LineExponents | Rescaled):
             rescale_arrays(step, reads, writes[0])
             return

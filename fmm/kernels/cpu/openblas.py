@@ -1,7 +1,7 @@
 """NumPy's BLAS, where it is OpenBLAS with its own threads: how many threads it uses, and its syrk and herk.
 
 `single_threaded_blas` limits BLAS to the calling thread for a while, so that two products run concurrently. The limit
-is the whole process's: products of other threads use one thread meanwhile. One call of fmm holds it at a time.
+concerns the whole process: products of other threads use one thread meanwhile. Only one call of fmm at a time sets it.
 """
 
 from __future__ import annotations

@@ -32,9 +32,9 @@ from fmm.kernels.plans.sums import LineExponents, Mirror, Rescaled, Sum
 CONCURRENT_PRODUCTS = 2  # measured with two; with more, a plan would have too few products to share
 MIN_CONCURRENT_FLOPS = 2 * 1024**3  # flops of a whole product from which handing tasks over pays
 MAX_QUEUED_TASKS = 32  # tasks in the queue: the products of a level, and the sums of the next that can run concurrently
-SMALL_PRODUCT_DIVISOR = (
-    32  # products below this part of the whole start before the check is done: a failed check wastes little
-)
+# A product with at most 1/32 of the flops of the whole starts before the check of A and B is done: a failed check then
+# wastes little.
+SMALL_PRODUCT_DIVISOR = 32
 BANDS_PER_SUM = 4  # bands of rows of a sum, so that a band can start as soon as its rows are ready
 MIN_PART_ROWS = 384  # least rows of a part of a product, since the other operand is packed for each part
 PART_ROW_UNIT = 192  # products are cut at multiples of any BLAS's tile rows, so that the last digits do not change
@@ -120,7 +120,7 @@ class TaskQueue:
         self.changed = threading.Condition()
         self.waiting: list[PlanTask] = []
         self.running: set[PlanTask] = set()
-        self.gate: PlanTask | None = None  # the check that large products wait for
+        self.check: PlanTask | None = None  # the check of A and B that large products wait for
         self.closed = False
         self.error: BaseException | None = None
         self.seconds = {False: 0.0, True: 0.0}  # the workers' time: on sums, on products
@@ -133,8 +133,8 @@ class TaskQueue:
                 raise self.error
             before = [*self.running, *self.waiting]
             task.after = {other for other in before if task.must_follow(other)}
-            if self.gate in before and task.flops * SMALL_PRODUCT_DIVISOR > self.flops:
-                task.after.add(self.gate)
+            if self.check in before and task.flops * SMALL_PRODUCT_DIVISOR > self.flops:
+                task.after.add(self.check)
             self.waiting.append(task)
             self.changed.notify()
 
@@ -167,7 +167,7 @@ class TaskQueue:
             while not self.error and not (self.closed and not self.waiting):
                 if (task := self._pick_ready_task()) is not None:
                     self.running.add(task)
-                    self.changed.notify()  # one part of it may be left for another worker
+                    self.changed.notify()  # the other part of a split product may be ready for another worker
                     return task
                 self.changed.wait()
             return None
@@ -175,8 +175,8 @@ class TaskQueue:
     def _pick_ready_task(self) -> PlanTask | None:
         """Return the first task whose inputs are ready, or None.
 
-        While another worker runs a sum, a product goes first, since sums compete for memory and the GIL. A product that
-        is the only ready task is cut in two, so that another worker shares it.
+        While another worker runs a sum, a ready product is preferred, since two sums compete for memory and the GIL. If
+        a product is the only ready task, it is cut in two, so that another worker computes one of the parts.
         """
         ready = [task for task in self.waiting if not task.after]
         if not ready:
@@ -213,11 +213,11 @@ class ConcurrentBackend(NumpyBackend):
 
     queue: TaskQueue
 
-    def first(self, reads: Sequence[Array], check: Callable[[], object]) -> None:
-        """Queue a check that the first large product waits for, and the sums do not."""
-        gate = PlanTask(reads, (), check)
-        self.queue.add(gate)
-        self.queue.gate = gate
+    def run_check(self, reads: Sequence[Array], check: Callable[[], object]) -> None:
+        """Queue a check of A and B. Large products wait for the check; sums and small products do not."""
+        task = PlanTask(reads, (), check)
+        self.queue.add(task)
+        self.queue.check = task
 
     def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None:
         self.queue.add(PlanTask.multiplying(self.with_progress(host_product(leaf)), left, right, dest))
@@ -245,7 +245,7 @@ class ConcurrentBackend(NumpyBackend):
 
 @contextmanager
 def threads_per_product(count: int) -> Iterator[tuple[int, int]]:
-    """Share `count` threads out for the block: yield the number of concurrent products, and the threads of each."""
+    """Divide `count` threads among products: yield the number of concurrent products, and the threads of each."""
     with single_threaded_blas(count if count == CONCURRENT_PRODUCTS else 0) as single_threaded:
         yield (count, 1) if single_threaded else (1, count)
 
@@ -254,7 +254,7 @@ def threads_per_product(count: int) -> Iterator[tuple[int, int]]:
 def backend_for(count: int, flops: int, on_progress: ProgressCallback | None = None) -> Iterator[NumpyBackend]:
     """Yield the backend that runs a plan on `count` threads.
 
-    It runs two products at a time where that is possible, on worker threads, else one product on all threads.
+    The backend runs two products at a time on worker threads, where that is possible; else one product on all threads.
     """
     if flops < MIN_CONCURRENT_FLOPS or not on_worker_thread():
         yield NumpyBackend(Threads(count), on_progress=on_progress)
@@ -291,13 +291,13 @@ def _running_queue(
 
 # ---- the times of sums and products
 #
-# This is the only timer of sums, for the tuner and the probe. It times them within a plan: where two products run at a
+# This is the only timer of sums, for the tuner and the probe. Sums are timed within a plan: where two products run at a
 # time, a sum has one thread and the cache contents that the product on the other thread leaves.
 
 
 @dataclass
 class StepTimes:
-    """Seconds of the whole processor: the time of one of two threads counts half. `sums` is all but products."""
+    """Seconds of the whole processor: a second of one of two threads counts half. `sums` has all steps but products."""
 
     sums: float = 0.0
     products: float = 0.0
@@ -324,7 +324,7 @@ class _TimedBackend(NumpyBackend):
 
     spent: StepTimes = field(default_factory=StepTimes)
 
-    def first(self, reads: Sequence[Array], check: Callable[[], object]) -> None:
+    def run_check(self, reads: Sequence[Array], check: Callable[[], object]) -> None:
         start = time.perf_counter()
         check()
         self.spent.sums += time.perf_counter() - start

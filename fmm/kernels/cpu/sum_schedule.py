@@ -84,12 +84,12 @@ class _ScheduleBuilder:
 
     def _emit_line(self, number: int, terms: Terms) -> None:
         outputs = [o for o, value in enumerate(self.program.outputs) if value == number]
-        home = next((o for o in outputs if self._can_write_at_once(o, number, terms)), None)
-        dest = self._take_scratch() if home is None else self.writes[home]
-        spot = self.aliases.get(home, set()) if home is not None else set()
-        self._emit_sum(dest, sorted(terms, key=lambda term: term[1] not in spot))
+        direct_output = next((o for o in outputs if self._can_write_at_once(o, number, terms)), None)
+        dest = self._take_scratch() if direct_output is None else self.writes[direct_output]
+        in_dest = self.aliases.get(direct_output, set()) if direct_output is not None else set()
+        self._emit_sum(dest, sorted(terms, key=lambda term: term[1] not in in_dest))
         self.slot[number] = dest
-        self.finally_ += [ElementwiseCall("copy", self.writes[o], dest) for o in outputs if o != home]
+        self.finally_ += [ElementwiseCall("copy", self.writes[o], dest) for o in outputs if o != direct_output]
         for value in {v for _, v in terms}:
             self._free_after_last_use(value, number)
 
@@ -98,8 +98,9 @@ class _ScheduleBuilder:
 
         It may not while a later line reads an input in the same memory, nor if the line itself reads that input twice.
         """
-        there = self.aliases.get(output, set())
-        return all(self.last_use.get(read, -1) <= number for read in there) and sum(v in there for _, v in terms) <= 1
+        overwritten = self.aliases.get(output, set())
+        needed_later = any(self.last_use.get(read, -1) > number for read in overwritten)
+        return not needed_later and sum(v in overwritten for _, v in terms) <= 1
 
     def _emit_sum(self, dest: int, terms: Sequence[tuple[Coefficient, int]]) -> None:
         """Add the calls for dest = sum of the terms, the first of which may share memory with dest."""

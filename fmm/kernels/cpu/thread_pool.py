@@ -51,8 +51,8 @@ Job = Callable[[], None]
 class Threads:
     """Runs independent tasks on `count` worker threads; a thread that is free takes the next task.
 
-    BLAS threads spin for a tenth of a second after a product, so a worker may get only half a processor: with equal
-    shares, all would wait for it. The caller runs whatever does not need two threads.
+    BLAS threads spin for a tenth of a second after a product, so a worker may get only half a processor. With equal
+    shares, all other threads would wait for that worker. Without a second thread, the calling thread runs all tasks.
     """
 
     count: int
@@ -93,7 +93,7 @@ def _run_on_workers(tasks: Sequence[Job], count: int) -> None:
 
 
 def _run_queue(queue: deque[Job]) -> None:
-    with np.errstate(all="ignore"):  # per thread; a result with overflow is recomputed by the vendor
+    with np.errstate(all="ignore"):  # set in each thread; a result with overflow is recomputed by the vendor
         before = np.setbufsize(NUMPY_BUFFER_ELEMENTS)
         try:
             while queue:
@@ -152,7 +152,7 @@ _workers: list[Worker] = []
 
 
 def _start_workers(count: int, queue: deque[Job]) -> list[WorkerShare]:
-    """Start workers on the queue; fewer, or none, where no more threads can be started."""
+    """Let up to `count` workers run the queue's tasks: fewer, or none, where no more threads can be started."""
     shares: list[WorkerShare] = []
     with suppress(NoThreadError, MemoryError):
         workers = _acquire_workers(count)
@@ -171,7 +171,7 @@ def _acquire_workers(count: int) -> list[Worker]:
 
 
 def _hand_share_to(worker: Worker, task: Job, shares: list[WorkerShare]) -> None:
-    """Give the worker a share, which is noted before it is handed over."""
+    """Give the worker a share of the work. The share joins the list first, so that the caller always waits for it."""
     share = WorkerShare(task)
     shares.append(share)
     try:
@@ -227,8 +227,8 @@ after_fork_in_child(_workers.clear)
 def blas_threads() -> int:
     """Return the number of threads that NumPy's BLAS would use now.
 
-    threadpoolctl tells, if it is installed. Else it is guessed as the libraries do, from the environment and the
-    processors that this process may use.
+    threadpoolctl knows the number, if it is installed. Without it, the environment and the processors that this process
+    may use decide, as in the BLAS libraries.
     """
     if (count := openblas.paused_blas_threads()) > 0:
         return count

@@ -24,9 +24,8 @@ from fmm.kernels.plans.sums import Mirror, Place
 ROW_MAJOR, UPPER, LOWER, NOT_TRANSPOSED, TRANSPOSED, ADJOINT = 101, 121, 122, 111, 112, 113  # of cblas.h
 RANK_FUNCTIONS = {"float32": "ssyrk", "float64": "dsyrk", "complex64": "cherk", "complex128": "zherk"}
 TRANSPOSED_ROWS = 128  # rows that are transposed at a time
-MIRROR_BAND_ROWS = (
-    1024  # rows that one task mirrors, and columns of a tile: the cache holds a tile's lines until they are full
-)
+# Rows that one task mirrors, and columns of a tile: the cache holds a tile's lines until they are full.
+MIRROR_BAND_ROWS = 1024
 PANEL_ROWS = 64  # rows of a panel of `hermitian_product`
 # Multiply-adds of complex numbers up to which one triangle saves less than its panels cost.
 MIN_TRIANGLE_WORK = 1 << 19
@@ -110,7 +109,7 @@ def _rank_function(dtype: str) -> RankFunction | None:
 def _rank_by_cblas(
     function: Any, integer: Any, factor: GramFactor, dest: Array, lower: bool, alpha: complex, beta: complex
 ) -> None:
-    """Call syrk or herk in place, whatever dest's leading dimension."""
+    """Call syrk or herk, which write to dest itself, with any leading dimension."""
     x, size, real = factor.matrix, len(dest), dest.real.dtype
     scalar = ctypes.c_float if real.itemsize == 4 else ctypes.c_double
     operation = (ADJOINT if dest.dtype.kind == "c" else TRANSPOSED) if factor.transposed else NOT_TRANSPOSED
@@ -201,13 +200,13 @@ def make_hermitian(c: Array) -> None:
 
 
 def imaginary_diagonal(c: Array) -> Array:
-    """Return a view of the imaginary diagonal of a contiguous square matrix; its `fill` is one call of C."""
+    """Return a view of the imaginary diagonal of a contiguous square matrix; the view's `fill` is a C function."""
     return c.reshape(-1)[:: len(c) + 1].imag
 
 
 @lru_cache(maxsize=TRANSPOSED_ROWS + 1)
 def above_diagonal(rows: int) -> Array:
-    """Return the mask of the entries above the diagonal; at most TRANSPOSED_ROWS rows."""
+    """Return the mask of the entries above the diagonal of a square matrix of at most TRANSPOSED_ROWS rows."""
     return ~np.tri(rows, dtype=bool)
 
 
@@ -248,7 +247,10 @@ def hermitian_product(a: Array, rows: bool, out: Array | None) -> Array:
 
 
 def _fill_in_panels(left: Array, right: Array, out: Array) -> None:
-    """Write the product in panels, all in one call of C; if a panel fails, write the whole product at once."""
+    """Write the product in panels; if a panel fails, write the whole product by numpy.matmul and raise the error.
+
+    All panels are written within a single call of a C function, so that no signal handler runs between panels.
+    """
     with np.errstate(all="ignore"):  # BLAS's syrk reports no overflow either
         try:
             run_uninterrupted(_panel_steps(left, right, out))
@@ -258,7 +260,7 @@ def _fill_in_panels(left: Array, right: Array, out: Array) -> None:
 
 
 def _panel_steps(left: Array, right: Array, c: Array) -> Iterator[Callable[[], object]]:
-    """Yield the steps that write the lower triangle and its mirror; each step is one call of C."""
+    """Yield the steps that write the lower triangle and its mirror; each step is a C function with its arguments."""
     conjugate, side = np.conjugate, len(c)
     for top in range(0, side, PANEL_ROWS):
         rows, left_of_end = slice(top, top + PANEL_ROWS), slice(0, top + PANEL_ROWS)

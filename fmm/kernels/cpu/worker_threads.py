@@ -2,15 +2,19 @@
 
 Python runs signal handlers in the main thread, between two steps of its code. So an exception of a handler (Ctrl-C) can
 leave any Python code at any point: a `finally` block, a loop that waits, or a lock just acquired. Work that must not
-stop halfway runs on a worker thread. The caller hands the task over and waits for its end in one call of C, in which
-no handler runs. For the caller the task has not started or is done, like NumPy's own product.
+stop halfway runs on a worker thread. The caller hands the task over and waits for its end within a single call of a C
+function, during which no handler runs. As with NumPy's own product, an exception finds the task not started or done.
 
 The locks, queues and lists here are those that Python implements in C. A forked child has none of its parent's threads,
 and starts its own; `ForkSafeLock` is a lock that the child finds open.
+
+An exiting interpreter waits for no worker. OpenBLAS hangs at exit if a thread is inside a product then, so that
+`wait_for_tasks_at_exit` first waits for the tasks of daemon threads; Python itself waits for all other callers.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import threading
@@ -31,6 +35,8 @@ Job = Callable[[], object]  # raises nothing
 START_TIMEOUT_SECONDS = 1.0  # seconds to wait for a new thread to start
 RETRY_AFTER_SECONDS = 10.0  # seconds until another thread is tried after one that did not start
 MAX_IDLE_WORKERS = max(os.cpu_count() or 1, 2)  # further workers end after their job
+MAX_EXIT_WAIT_SECONDS = 60.0  # seconds for which an exiting interpreter waits for running tasks
+EXIT_CHECK_SECONDS = 0.002  # seconds between two looks at the running tasks
 MEMORY_PAUSE_SECONDS = 0.001  # seconds between attempts for which there is no memory
 
 
@@ -75,7 +81,7 @@ class Worker:
 
     @staticmethod
     def acquire(idle: bool = False) -> Worker:
-        """Start a worker; with `idle`, it waits for any caller's jobs.
+        """Start a worker; with `idle`, any caller may give the worker jobs.
 
         `threading.Thread.start` would wait for ever for a thread that cannot start for want of memory.
         """
@@ -116,7 +122,7 @@ def _nothing() -> None:
 
 
 def try_claim(claim: list[bool]) -> bool:
-    """Return True for the first caller: the thread that runs a job, or the one that cancels it."""
+    """Return True to the first thread that claims a job, in order to run the job or to cancel it."""
     try:
         return claim.pop()
     except IndexError:
@@ -126,7 +132,7 @@ def try_claim(claim: list[bool]) -> bool:
 def retry_until_done(step: Callable[[], object]) -> None:
     """Repeat a step until it does not fail for want of memory.
 
-    On a worker thread nothing else keeps a lock from being opened or waited for.
+    On a worker thread only a lack of memory can keep a lock from being opened or waited for.
     """
     while True:
         try:
@@ -155,8 +161,8 @@ def _python_lock_functions() -> Any:
 class Gate:
     """A lock on which one thread waits for another without running signal handlers: shut at first, opened once.
 
-    `wait` and `open` are calls of C; a lock's own `acquire` would end with an exception of a signal handler. Gates are
-    reused. The gate of a call that an exception ended is not, and its few bytes are never freed.
+    `wait` and `open` are C functions. A Python lock's `acquire` would end with an exception of a signal handler. Gates
+    are reused, except the gate of a task that an exception interrupted; its few bytes are never freed.
     """
 
     def __init__(self) -> None:
@@ -185,10 +191,11 @@ _unused_gates: list[Gate] = []  # shut and unused
 
 
 def run_on_worker(work: Callable[[], Result], last: Sequence[Callable[[], object]] = ()) -> Result:
-    """Return work(), run on a worker thread: when a signal's exception leaves, it has not started or is done.
+    """Run `work` on a worker thread and return its result; an exception of a signal handler never interrupts `work`.
 
-    `last` is a list that the work may change. The calls that it holds at the end are made in the caller's thread before
-    any signal handler runs; each should be one call of C. NoThreadError if no thread can be started: nothing was done.
+    `last` is a list that `work` may change. When `work` has ended, the functions in `last` are called in the caller's
+    thread, before any signal handler runs; each should be a C function. NoThreadError if no thread can be started; then
+    nothing has been called.
     """
     if on_worker_thread():
         try:
@@ -204,7 +211,7 @@ def run_on_worker(work: Callable[[], Result], last: Sequence[Callable[[], object
 
 
 def run_uninterrupted(steps: Iterable[Callable[[], object]]) -> None:
-    """Run the steps in order within one call of C, if each is one: no signal handler runs in between."""
+    """Call the steps in order within a single call of a C function; if the steps are C functions, no handler runs."""
     deque(map(call, list(steps)), maxlen=0)
 
 
@@ -215,12 +222,13 @@ class Task(Generic[Result]):
         self.work: Callable[[], Result] | None = work
         self.last = last
         self.gate, self.claim, self.ended = Gate.acquire(), [True], False
+        self.caller = threading.get_ident()
         self.processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
         self.result: Any = None
         self.error: BaseException | None = None
 
     def __call__(self) -> None:
-        """Run on the worker thread, which is idle again, or about to end, before the caller continues."""
+        """Run the work on the worker thread; the worker becomes idle, or ends, before the caller continues."""
         try:
             if try_claim(self.claim):
                 self.run()
@@ -233,20 +241,27 @@ class Task(Generic[Result]):
         work, self.work = self.work, None
         try:
             assert work is not None
+            _running.append(self)
+            if self.caller in _threads_left_at_exit:
+                _block_forever(self)
             _set_processors(self.processors)
             self.result = work()
         except BaseException as error:
             self.error = error
+        finally:
+            with suppress(ValueError):  # not in the list: there was no memory to append it
+                _running.remove(self)
 
     def hand_over(self) -> bool:
-        """Give the task to an idle worker, wait for its end, and make the last calls, in one call of C.
+        """Give the task to an idle worker, wait for its end, and call the functions in `last`.
 
-        No signal handler runs in between. Return False if no worker is idle; then nothing has started.
+        All of this is a single call of a C function, during which no signal handler runs. Return False if no worker is
+        idle; then nothing has started.
         """
-        given = map(call, map(call, (_idle.pop,)), (self,))
-        waited = map(call, (self.gate.wait,))
+        hand_task_over = map(call, map(call, (_idle.pop,)), (self,))
+        wait_for_end = map(call, (self.gate.wait,))
         try:
-            deque(chain(given, waited, map(call, self.last)), maxlen=0)
+            deque(chain(hand_task_over, wait_for_end, map(call, self.last)), maxlen=0)
         except IndexError:
             if not self.claim:
                 raise
@@ -309,3 +324,31 @@ class ForkSafeLock:
 
 
 _idle_lock = ForkSafeLock()  # acquired by worker threads only, which count idle workers before they join them
+
+
+# ---- the interpreter's exit
+
+_running: list[Task[Any]] = []  # tasks that workers run now
+_threads_left_at_exit: set[int] = set()  # identifiers of the daemon threads, once the interpreter is exiting
+after_fork_in_child(_running.clear)
+
+
+@atexit.register
+def wait_for_tasks_at_exit() -> None:
+    """Start no more tasks of daemon threads, and wait for those that run.
+
+    Without the wait, OpenBLAS's exit function would wait for a thread that has missed its signal to end. Python has
+    waited for all but daemon threads. Functions that are called later during exit may still use the workers.
+    """
+    _threads_left_at_exit.update(x.ident for x in threading.enumerate() if x.daemon and x.ident is not None)
+    end = time.monotonic() + MAX_EXIT_WAIT_SECONDS
+    while _running and time.monotonic() < end:
+        time.sleep(EXIT_CHECK_SECONDS)
+
+
+def _block_forever(task: Task[Any]) -> None:
+    """Block this worker, and with it the daemon thread that waits for the task, until the process ends."""
+    _running.remove(task)
+    lock = allocate_lock()
+    while lock.acquire():
+        pass

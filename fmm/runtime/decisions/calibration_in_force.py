@@ -46,9 +46,9 @@ def tuning_in_force(dtype: str, device: Device) -> Tuned | None:
 def untuned_arithmetic(dtype: str, device: Device) -> str:
     """Return the environment variables that change the vendor's arithmetic, if no tuning was taken under them.
 
-    The vendor's speed is then another than in every calibration: cuBLAS's emulated float64, for example, is faster.
-    A tuning that was measured under such variables is likewise no calibration without them. Return "" if the variables
-    are those of the tuning.
+    With other values of these variables the vendor has another speed than in the calibration; cuBLAS's emulated
+    float64, for example, is faster. Likewise, a tuning that was measured under such variables is no calibration for a
+    process without them. Return "" if the variables are those of the tuning.
     """
     if device.threads:
         return ""
@@ -87,8 +87,8 @@ def complete_calibration(tuned: Tuned, real: Tuned | None, guess: Calibration | 
 def add_unmeasured_rates(tuned: Calibration, guess: Calibration, failed: tuple[str, ...] = ()) -> Calibration:
     """Return a tuned calibration with rates of the leaves that it did not measure, except those that failed.
 
-    A leaf without a measurement is as fast, relative to the vendor on this device, as the guess says relative to its
-    own vendor rate.
+    The rate of an unmeasured leaf is the measured rate of the vendor, times the ratio of the leaf's to the vendor's
+    rate in the guess.
     """
     rates = dict(tuned.rates)
     for leaf in plan_leaves():
@@ -112,12 +112,14 @@ def _scale_to_tuned_vendor(own: Rate, dtype: str, tuned: Calibration, guess: Cal
 def untuned_calibration(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
     """Return the calibration of a device that is not tuned.
 
-    If the guess proposes a plan and the device can be probed, the probe's rates replace the guess. A process probes
-    once.
+    If the guess proposes a plan and the device can be probed, the probe's rates replace the guess, and decide all
+    later products of the process.
     """
     guess = device.guess
     if guess is not None and not device.threads:
         return untuned_gpu_calibration(guess, problem.dtype)
+    if device.measured is not None and (measured := device.measured(problem.dtype)) is not None:
+        return measured
     if guess is None or device.probe is None or choose(without_layouts(problem), guess, limits).best.plan == VENDOR:
         return guess
     return device.probe(problem.dtype)
@@ -161,6 +163,8 @@ def integer_calibration(problem: Problem, limits: Limits, device: Device) -> tup
     tuned = tuning_in_force("float64", device)
     if tuned is not None and tuned.trusted is not None:
         return with_integer_rates(tuned.trusted), True
+    if device.measured is not None and (measured := device.measured("float64")) is not None:
+        return with_integer_rates(measured), False
     guess = with_integer_rates(guess)
     if device.probe is None or not choose(without_layouts(problem), guess, limits).best.plan.levels:
         return guess, False

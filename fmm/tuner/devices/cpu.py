@@ -201,7 +201,7 @@ class CpuSession:
             arena = Arena(block, self.c.dtype)
 
             def steps(backend: NumpyBackend) -> None:
-                backend.first((self.a, self.b), partial(may_overflow, plan, self.a, self.b, backend.threads))
+                backend.run_check((self.a, self.b), partial(may_overflow, plan, self.a, self.b, backend.threads))
                 execute_plan(plan, self.a, self.b, self.c, backend, arena)
 
             return time_steps(self.threads, 2 * m * k * n, steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 import fmm
-from fmm.kernels.cpu import numpy_backend, worker_threads
+from fmm.kernels.cpu import numpy_backend, openblas, worker_threads
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.cpu.worker_threads import NoThreadError, Worker, on_worker_thread, run_on_worker
 from fmm.kernels.plans.plan import VENDOR
@@ -241,3 +242,70 @@ def test_without_a_plan_numpy_multiplies(monkeypatch: pytest.MonkeyPatch, rng: n
     assert fmm.explain(a, b).plan != VENDOR
     np.testing.assert_array_equal(fmm.matmul(a, b), a @ b)
     np.testing.assert_array_equal(fmm.matmul(a, b, out=np.empty((300, 300))), a @ b)
+
+
+# ---- while the interpreter exits
+
+# What runs after fmm's own exit function has been registered before it.
+TASK_AT_EXIT = """
+import atexit, threading, time
+
+def report():
+    before = list(found)
+    time.sleep(0.05)  # time for a further task, if one could start
+    print(before == found, found[-1], run_on_worker(lambda: "a worker"))
+
+atexit.register(report)
+from fmm.kernels.cpu.worker_threads import run_on_worker
+found, has_begun = [], threading.Event()
+
+def work():
+    found.append("begun")
+    has_begun.set()
+    time.sleep(0.3)
+    found.append("done")
+
+def call_again_and_again():
+    while True:
+        run_on_worker(work)
+
+threading.Thread(target=call_again_and_again, daemon=True).start()
+has_begun.wait()
+"""
+
+PRODUCTS_AT_EXIT = """
+import threading, time
+import numpy as np
+from fmm.kernels.cpu import openblas
+from fmm.kernels.cpu.worker_threads import run_on_worker
+
+openblas.loaded_openblas().limit(2)
+a, has_begun = np.ones((2500, 2500)), threading.Event()
+
+def multiply():
+    a @ a
+    has_begun.set()
+
+def call_again_and_again():
+    while True:
+        run_on_worker(multiply)
+
+threading.Thread(target=call_again_and_again, daemon=True).start()
+has_begun.wait()
+time.sleep(0.02)  # the thread is inside another product when the interpreter exits
+"""
+
+
+def _output_of(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, timeout=120, capture_output=True, text=True).stdout
+
+
+def test_the_exit_waits_for_a_daemon_threads_task_and_starts_no_other() -> None:
+    """The main thread's own calls still run on a worker, or raise NoThreadError where Python starts no thread."""
+    assert _output_of(TASK_AT_EXIT) == "True done a worker\n"
+
+
+@pytest.mark.skipif(openblas.loaded_openblas() is None, reason="NumPy's BLAS is not OpenBLAS")
+def test_a_program_ends_while_daemon_threads_multiply() -> None:
+    """OpenBLAS's exit function would wait for ever for a thread that was inside a product."""
+    assert _output_of(PRODUCTS_AT_EXIT) == ""

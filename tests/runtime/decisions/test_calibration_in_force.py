@@ -11,9 +11,10 @@ import pytest
 
 from fmm.config import environment, files, reader
 from fmm.kernels.leaves import F16X3_RATE, SMALL_RATE
+from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.choose import Limits
-from fmm.perfmodel.default_calibration import cpu_calibration, with_integer_rates
+from fmm.perfmodel.default_calibration import BUILT_IN_SOURCE, cpu_calibration, with_integer_rates
 from fmm.problem import Problem
 from fmm.runtime.decisions.calibration_in_force import (
     add_unmeasured_rates,
@@ -22,6 +23,7 @@ from fmm.runtime.decisions.calibration_in_force import (
     tuned_calibration,
     untuned_calibration,
 )
+from fmm.runtime.decisions.decide import decide_plan
 from fmm.runtime.devices import Device, cpu_device
 from tests.support import configs as tuned
 from tests.support.devices import H200
@@ -74,6 +76,24 @@ def test_a_device_is_probed_only_where_the_guess_proposes_a_plan(guess: Calibrat
     seen: list[str] = []
     found = untuned_calibration(product("float32"), LARGE, processor(guess, seen))
     assert seen == probed and found is (PROBED if probed else guess)
+
+
+@pytest.mark.parametrize(("dtype", "guess"), [("float32", SLOW_SUMS), ("float32", FREE_SUMS), ("int64", SLOW_SUMS)])
+def test_a_process_that_has_measured_decides_by_the_measurement(dtype: str, guess: Calibration) -> None:
+    """Also the products for which the guess proposes no plan; nothing is measured again."""
+    device = replace(
+        processor(guess, []), probe=lambda dtype: pytest.fail("measured again"), measured=lambda dtype: PROBED
+    )
+    found = decide_plan(product(dtype), LARGE, device)
+    assert found.calibration is not None and found.calibration.source == PROBED.source
+
+
+def test_limits_that_forbid_the_guess_name_the_measurement() -> None:
+    """With more workspace the measured rates would decide, and not those that the reason compares."""
+    guess = replace(FREE_SUMS, source=BUILT_IN_SOURCE)
+    found = decide_plan(product("float32"), Limits(0), processor(guess, []))
+    assert found.plan == VENDOR and "than allowed" in found.reason
+    assert found.reason.endswith("; within wider limits this processor would be measured before it is chosen")
 
 
 def test_a_device_without_a_probe_has_its_guess() -> None:

@@ -1,4 +1,4 @@
-"""Calls of the CUDA libraries with all arguments bound, made one after the other within one call of C.
+"""Calls of the CUDA libraries with all arguments bound, made one after the other by one C function.
 
 A signal handler (Ctrl-C) raises between two steps of Python code. So everything that may be interrupted happens
 before the first of these calls, and nothing can come between them: a product is launched as a whole or not at all,

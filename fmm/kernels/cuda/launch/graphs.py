@@ -29,8 +29,8 @@ _NOT_CAPTURED: Final = object()
 class GraphCache:
     """Holds at most `limit` captures of all threads; the oldest goes first.
 
-    There is no lock, which an exception at the wrong moment could leave shut. Each step is one call of C, and whatever
-    comes between two of them leaves at most a capture that is not found again.
+    There is no lock, which an exception at the wrong moment could leave shut. Each step is one C function, and an
+    exception between two steps leaves at most a capture that is not found again.
     """
 
     def __init__(self, limit: int = MAX_CAPTURES) -> None:

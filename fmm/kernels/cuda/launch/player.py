@@ -1,6 +1,6 @@
 """Play a launch list on a CUDA device: fill in the addresses, prepare the calls, then make all calls in order.
 
-A signal handler can raise at any step of this code, but not between the calls: one call of C makes them all
+A signal handler can raise at any step of this code, but not between the calls: one C function makes them all
 (`prepared_calls`), and nothing writes C before it. So an exception leaves either the whole product launched or C
 untouched, and the streams synchronized. The only launches made earlier are leading sums on the caller's stream that
 write the workspace alone.

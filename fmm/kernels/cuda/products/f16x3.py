@@ -91,7 +91,7 @@ class F16x3Op:
     keep: float
     clusters: int  # clusters that fit the device at a time
     spread: ExponentSpread | None = None  # of a componentwise product
-    addend: View | None = None  # the matrix that `keep` multiplies, if that is not C; its layout is that of BLAS's C
+    addend: View | None = None  # the matrix that `keep` multiplies instead of C, column-major as in the BLAS call
 
     def __hash__(self) -> int:
         return id(self)
@@ -215,9 +215,9 @@ def _plane_products(k: int) -> list[PlaneProduct]:
 
 
 def _vendor_call(op: GemmOp, a: OperandPlanes, b: OperandPlanes, x: PlaneProduct) -> VendorCall:
-    """Return the call of one product of planes; in BLAS's terms the kernel's B is the left operand.
+    """Return the call of one product of planes; the kernel's B is the left operand of the BLAS call.
 
-    The call counts as "sums", because the last launch turns its result into C.
+    The call counts among the launches of sums, because the last launch turns its result into C.
     """
     left, right = _plane_factor(b, op.left, x.start, x.lo_of_b), _plane_factor(a, op.right, x.start, x.lo_of_a)
     whole = replace(op.as_vendor_gemm, dtype="float16", dest_dtype="float32")
@@ -226,7 +226,7 @@ def _vendor_call(op: GemmOp, a: OperandPlanes, b: OperandPlanes, x: PlaneProduct
 
 
 def _plane_factor(x: OperandPlanes, source: GemmOperand, start: int, lo: bool) -> GemmOperand:
-    """Return hi or lo from position `start` of the inner dimension, as BLAS sees it; its layout is the operand's."""
+    """Return plane hi or lo as an operand of the BLAS call, from position `start` of the inner dimension on."""
     numbers = x.lines * x.pitch
     first = (x.count * numbers if lo else 0) + (start if x.along == "inner" else start * x.pitch)
     return GemmOperand(x.base, x.offset + FLOAT16_BYTES * first, x.pitch, source.transposed, numbers)

@@ -32,7 +32,7 @@ class Blocks(NamedTuple):
 
 
 class FusedLaunches:
-    """The launches of a fused level; `written` are the numbers of the blocks of C that launches so far write."""
+    """The launches of a fused level; `written` has the numbers of the blocks of C that earlier launches write."""
 
     def __init__(
         self, level: FusedProducts, strategy: TileSizes | None, dtype: str, blocks: Blocks, alpha: float, beta: float
@@ -94,7 +94,7 @@ def _block_terms(matrix: Matrix, product: int, blocks: Sequence[View]) -> list[t
 def tile_op_with_sums(
     s: TileSizes, dtype: str, left: Terms, right: Terms, dest: Terms, update: Update = "keep"
 ) -> TileOp:
-    """Return one product of sums, added to its destinations; of a column-major C, the transpose is computed."""
+    """Return one product of sums, which is added to its destinations; if C is column-major, C^T is computed."""
     m, n = (max(getattr(x, side) for _, x in dest) for side in ("rows", "cols"))
     k = min(max(x.cols for _, x in left), max(x.rows for _, x in right))
     transposed = dest[0][1].right != 1
@@ -104,7 +104,7 @@ def tile_op_with_sums(
     # Sums are formed one tile ahead, so that more than two stages gain nothing.
     epilogue = adding_epilogue(len(dest), update)
     kernel = TileKernel(replace(s, stages=2), dtype, len(left), len(right), epilogue, along)
-    # The kernel takes the first block of a sum with coefficient 1, so its coefficient moves to the product.
+    # In the kernel the first block of a sum has coefficient 1, so its own coefficient moves to the product.
     own = left[0][0] * right[0][0]
     a, b = (tuple(_row_major_piece(x, transposed, c / terms[0][0]) for c, x in terms) for terms in (left, right))
     into = tuple(_row_major_piece(x, transposed, own * c, 1) for c, x in dest)
@@ -121,7 +121,11 @@ def tile_op_with_update(
     reads: Sequence[View],
     writes: Sequence[View],
 ) -> TileOp:
-    """Return one product with the update of a step table's kernel: a program of the product and the blocks `reads`."""
+    """Return one product whose epilogue is `update`, the update of C's blocks in a kernel of a step table.
+
+    The inputs of the program `update` are the product and the old values of the blocks `reads`; its outputs are stored
+    to the blocks `writes`.
+    """
     s, transposed, k = leaf_strategy(leaf), writes[0].right != 1, min(left.cols, right.rows)
     m, n = (max(getattr(x, side) for x in writes) for side in ("rows", "cols"))
     if transposed:

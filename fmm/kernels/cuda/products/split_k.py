@@ -15,9 +15,10 @@ from typing import NamedTuple
 MIN_PART_STEPS = 16  # a shorter part costs more than the idle time that it fills
 TASK_COUNTS = (1, 8, 24)  # task counts that kernels are compiled for; a launch takes the smallest sufficient one
 MAX_PARTS = 16  # parts of one tile
-# Time of a thread block to start, to store a tile of C, and to store a tile in order with others, in units of one
-# step of the inner dimension. On an H200 an ordered store took 45 where all blocks store at about the same time. With
-# 30 the model finds the best of the cuts that were measured, because parts store at other times than whole tiles.
+# Times of a thread block in units of one step of the inner dimension: to start, to store a tile of C, and to store a
+# tile in order with other thread blocks. On an H200 an ordered store took 45 where all thread blocks store at about the
+# same time. With 30 the model finds the best of the cuts that were measured, because parts store at other times than
+# whole tiles.
 START_STEPS, STORE_STEPS, ORDERED_STORE_STEPS = 30, 18, 30
 
 
@@ -25,9 +26,9 @@ class ProductPart(NamedTuple):
     """A range of tiles of a product's C, over a range of steps of the inner dimension."""
 
     product: int
-    first: int  # tile
+    first: int  # number of the first tile
     tiles: int
-    start: int  # step
+    start: int  # first step of the inner dimension
     steps: int
 
 
@@ -35,7 +36,7 @@ class ProductPart(NamedTuple):
 def split_tail(
     products: int, tiles: int, layers: int, steps: int, k_s: int, writes: float, multiprocessors: int
 ) -> tuple[ProductPart, ...]:
-    """Return the tasks of all products: whole tiles, and the last tiles in parts if all end sooner that way.
+    """Return the tasks of all products: whole tiles, and the last tiles in parts if the last task then ends sooner.
 
     A product has `tiles` tiles of C, `steps` steps of `k_s` numbers along the inner dimension, and writes `writes`
     blocks; a batch repeats it `layers` times. In a batch, a product is either whole or all in parts.
@@ -85,9 +86,9 @@ def _part_lengths(steps: int, each: int, later: int) -> list[int]:
 
 
 def makespan(groups: Iterable[tuple[int, float]], machines: int) -> float:
-    """Return when all jobs are done if each goes to the machine that is free first.
+    """Return the time at which the last job ends, if each job starts on the machine that is free earliest.
 
-    A group is a number of jobs and their common length; groups are started in order.
+    A group is a number of jobs and the time that each of them takes. Groups are started in order, all at time 0.
     """
     loads = [(0.0, machines)]
     for jobs, length in groups:

@@ -163,7 +163,7 @@ class WgmmaOp(Generic[KernelType]):
     keep: float
     sides: tuple[int, int]  # rows and columns of C
     clusters: int  # clusters that fit the device at a time
-    addend: View | None = None  # the matrix that `keep` multiplies, if that is not C; its layout is that of BLAS's C
+    addend: View | None = None  # the matrix that `keep` multiplies instead of C, column-major as in the BLAS call
 
     def __hash__(self) -> int:
         return id(self)

@@ -36,7 +36,7 @@ TILED_STRATEGIES = {"float32": replace(named_strategy("Huge"), blocks=1)}
 def may_create_nonfinite(plan: Plan) -> bool:
     """Return True if a plan can produce an inf or NaN where the classical product has none.
 
-    It cannot if neither its levels nor its leaf save products and the leaf multiplies the numbers themselves.
+    A plan cannot if it multiplies the operands' own numbers, and neither its levels nor its leaf save products.
     """
     saves_products = plan.leaf_use.leaf.saves_products or any(level.saves_products for level in plan.levels)
     return plan.emulates or saves_products
@@ -50,7 +50,7 @@ def can_recompute(problem: Problem) -> bool:
 def recompute_launches(
     problem: Problem, unseen: bool, chip: Chip, alignment: Mapping[str, int], addend: View | None = None
 ) -> tuple[Launch, ...]:
-    """Return the launches that follow a plan's own.
+    """Return the launches that recompute the product if the flag is up; they follow the plan's launches.
 
     With `unseen`, C is first scanned for inf and NaN, since its writer raises no flag. `addend` is the matrix that beta
     multiplies, which may be a copy of C's old numbers.

@@ -51,7 +51,7 @@ class BlockIndex(NamedTuple):
 
 @dataclass(frozen=True)
 class SumKernel:
-    """What one kernel computes, and on which blocks; sizes, strides and scalars are launch parameters.
+    """What one kernel computes, and on which blocks; sizes, strides and coefficients are launch parameters.
 
     An array holds several blocks of one matrix, or equal layers on top of each other.
     """
@@ -61,11 +61,11 @@ class SumKernel:
     reads: tuple[BlockIndex, ...]
     writes: tuple[BlockIndex, ...]
     aliases: tuple[tuple[int, int], ...]  # pairs (write, read) of the same place
-    arrays: int
-    unchecked: frozenset[int]  # arrays of equal layers, each as large as the launch: accesses need no bounds checks
+    arrays: int  # number of arrays
+    unchecked: frozenset[int]  # indices of arrays whose layers are as large as the launch: no bounds checks
     element: str
-    column_major: frozenset[int] = frozenset()  # arrays, where all others are row-major
-    in_parts: frozenset[int] = frozenset()  # complex arrays that are accessed as real and imaginary parts
+    column_major: frozenset[int] = frozenset()  # indices of the column-major arrays; all other arrays are row-major
+    in_parts: frozenset[int] = frozenset()  # indices of complex arrays, accessed as real and imaginary parts
 
     @cached_property
     def statements(self) -> tuple[Statement, ...]:
@@ -100,7 +100,7 @@ class SumKernel:
     @cached_property
     def prefetches(self) -> bool:
         """Whether loads are prefetched through shared memory."""
-        if self.column_major or any(spot.array in self.in_parts for spot in self.reads):
+        if self.column_major or any(block.array in self.in_parts for block in self.reads):
             return False
         loads = sum(event.kind == "load" for event in self.statements)
         return loads >= max(PREFETCH_MIN_LOADS, 2 * peak_values(self.statements))
@@ -121,8 +121,8 @@ class SumKernel:
     def launch_bounds(self) -> str:
         """The kernel's launch bounds: threads of a block, and blocks that a multiprocessor should hold.
 
-        By default the compiler aims at six blocks for the joins of two levels, and at five for transposing splits, and
-        spills registers for that. With four nothing spills.
+        By default the compiler aims at six thread blocks for the joins of two levels, and at five for transposing
+        splits, and spills registers to reach that. With four thread blocks it spills none.
         """
         values = self.vector_width * peak_values(self.statements) * DTYPES[self.element].registers
         holds_much = self.prefetches or bool(self.column_major)
@@ -143,13 +143,13 @@ class SumKernel:
 
         The two parts are neighbours. None if the statement accesses no part, or if the other part is not accessed.
         """
-        spots = self.reads if event.kind == "load" else self.writes
+        block_indices = self.reads if event.kind == "load" else self.writes
         number = event.value if event.kind == "load" else event.source
-        spot = spots[number]
-        neighbour = number + 1 - 2 * spot.part
-        if spot.array not in self.in_parts or not 0 <= neighbour < len(spots):
+        block = block_indices[number]
+        neighbour = number + 1 - 2 * block.part
+        if block.array not in self.in_parts or not 0 <= neighbour < len(block_indices):
             return None
-        return neighbour if spots[neighbour] == spot._replace(part=1 - spot.part) else None
+        return neighbour if block_indices[neighbour] == block._replace(part=1 - block.part) else None
 
 
 SUM_ENTRY = "fmm_sum"
@@ -235,16 +235,16 @@ def _both_parts(kernel: SumKernel, event: Statement, other: int, seen: set[int])
     comes_first = (other if loads else ~other) not in seen
     if comes_first != loads:
         return
-    spots = kernel.reads if loads else kernel.writes
-    re, im = sorted((own, other), key=lambda x: spots[x].part)
+    block_indices = kernel.reads if loads else kernel.writes
+    re, im = sorted((own, other), key=lambda x: block_indices[x].part)
     if loads:
         yield f"Values v{re}, v{im};"
-        yield f"io.template load_parts<{_index_text(spots[re])}>(v{re}, v{im});"
+        yield f"io.template load_parts<{_index_text(block_indices[re])}>(v{re}, v{im});"
         return
     if any(o in (re, im) for o, _ in kernel.aliases):
         yield "Io::fence();"
     x, y = (kernel.program.outputs[o] for o in (re, im))
-    yield f"io.template store_parts<{_index_text(spots[re])}>(v{x}, v{y});"
+    yield f"io.template store_parts<{_index_text(block_indices[re])}>(v{x}, v{y});"
 
 
 def _start_batch(kernel: SumKernel, loads: Sequence[int], batch: int) -> Iterator[str]:
@@ -265,8 +265,8 @@ def _take_value(kernel: SumKernel, loads: Sequence[int], i: int) -> Iterator[str
         yield from _start_batch(kernel, loads, batch + PREFETCH_BATCHES)
 
 
-def _index_text(spot: BlockIndex) -> str:
-    return f"{spot.array}, {spot.i}, {spot.j}" + (f", {spot.part}" if spot.part else "")
+def _index_text(block: BlockIndex) -> str:
+    return f"{block.array}, {block.i}, {block.j}" + (f", {block.part}" if block.part else "")
 
 
 def _first_term(event: Statement) -> str:

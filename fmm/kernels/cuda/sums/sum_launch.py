@@ -56,7 +56,7 @@ class SumOp:
 
     @property
     def writes_result(self) -> bool:
-        return any(self.arrays[spot.array].base == "C" for spot in self.kernel.writes)
+        return any(self.arrays[block.array].base == "C" for block in self.kernel.writes)
 
     @cached_property
     def access(self) -> Access:
@@ -101,7 +101,7 @@ def sum_op(
         rows, cols = cols, rows
     (dtype,) = {v.dtype for _, v in (*reads, *writes)}
     fitter = ArrayFitter((*reads, *writes))
-    arrays, spots, batches = fitter.fit()
+    arrays, block_indices, batches = fitter.fit()
     element = dtype
     if dtype.startswith("complex") and not any(c.imag for c in scalars) and all(x.col == 1 for x in arrays):
         # Real coefficients: a complex matrix is a real one with twice the columns, and half the registers per value.
@@ -109,7 +109,7 @@ def sum_op(
         arrays = [as_real_array(x) for x in arrays]
     if len(arrays) * ARRAY_BYTES + 16 * len(scalars) + 64 > PARAMETER_BYTES:
         raise PlanError(f"{label}: {len(arrays)} unequal blocks in one pass; on a GPU this level needs pad or peel")
-    read, written = spots[: len(reads)], spots[len(reads) :]
+    read, written = block_indices[: len(reads)], block_indices[len(reads) :]
     kernel = SumKernel(
         lines,
         len(scalars),
@@ -117,7 +117,9 @@ def sum_op(
         written,
         aliased_places(reads, writes),
         len(arrays),
-        frozenset(a for a in batches if all(holds_block(arrays[a], s, rows, cols) for s in spots if s.array == a)),
+        frozenset(
+            a for a in batches if all(holds_block(arrays[a], s, rows, cols) for s in block_indices if s.array == a)
+        ),
         element,
         transposed_arrays(arrays, read, written),
         fitter.parts,
@@ -201,25 +203,25 @@ class BlockArray(NamedTuple):
     width: int
 
 
-def block_size(array: BlockArray, spot: BlockIndex) -> tuple[int, int]:
+def block_size(array: BlockArray, block: BlockIndex) -> tuple[int, int]:
     """Return the rows and columns of a block; a block at the edge of its array has fewer."""
     return (
-        min(array.height, array.rows - spot.i * array.height),
-        min(array.width, array.cols - spot.j * array.width),
+        min(array.height, array.rows - block.i * array.height),
+        min(array.width, array.cols - block.j * array.width),
     )
 
 
-def holds_block(array: BlockArray, spot: BlockIndex, rows: int, cols: int) -> bool:
+def holds_block(array: BlockArray, block: BlockIndex, rows: int, cols: int) -> bool:
     """Return True if the block is at least this large."""
-    size = block_size(array, spot)
+    size = block_size(array, block)
     return size[0] >= rows and size[1] >= cols
 
 
 def transposed_arrays(
     arrays: Sequence[BlockArray], reads: Sequence[BlockIndex], writes: Sequence[BlockIndex]
 ) -> frozenset[int]:
-    """Return the arrays that are read if they are column-major and all writes row-major; else none."""
-    read, written = ({spot.array for spot in side} for side in (reads, writes))
+    """Return the indices of the arrays read, if all of them are column-major and all writes row-major; else none."""
+    read, written = ({block.array for block in side} for side in (reads, writes))
     crosswise = all(arrays[a].col == 1 for a in written) and all(arrays[a].col != 1 == arrays[a].row for a in read)
     return frozenset(read) if crosswise else frozenset()
 
@@ -227,8 +229,8 @@ def transposed_arrays(
 def aliased_places(reads: Sequence[PlacedView], writes: Sequence[PlacedView]) -> tuple[tuple[int, int], ...]:
     """Return pairs (write, read) of the same place.
 
-    The addend counts as C even where C does not hold it. The statements then have the same order, with few live
-    values, and the results are the same.
+    An addend in memory of its own counts as C here. So both cases have the same order of statements, with few live
+    values, and the same results.
     """
     starts: dict[tuple[object, ...], list[int]] = {}
     for i, (p, v) in enumerate(reads):
@@ -256,7 +258,7 @@ class ArrayFitter:
         self.arrays: list[BlockArray] = []
         self.batches: list[int] = []  # indices of arrays that hold several temporaries
         self.parts: frozenset[int] = frozenset()  # indices of complex arrays that are read or written in parts
-        self.spots: list[BlockIndex | None] = [None] * len(placed)
+        self.block_indices: list[BlockIndex | None] = [None] * len(placed)
 
     def fit(self) -> tuple[list[BlockArray], tuple[BlockIndex, ...], list[int]]:
         """Return the arrays, the block index of each place, and the arrays that hold several temporaries."""
@@ -266,7 +268,7 @@ class ArrayFitter:
         alone = [i for members in by_matrix.values() if not self._add_grid(members) for i in members]
         for run in self._layers(sorted(alone)):
             self._add_stack(run)
-        return self.arrays, tuple(s for s in self.spots if s is not None), self.batches
+        return self.arrays, tuple(s for s in self.block_indices if s is not None), self.batches
 
     def _add_grid(self, members: Sequence[int]) -> bool:
         """Add one array for these places of one matrix; return False if they do not form a grid of blocks.
@@ -298,7 +300,7 @@ class ArrayFitter:
         offset = view.offset - steps * view.itemsize
         self.arrays.append(BlockArray(view.base, offset, *view.strides, *blocks, rows, cols, height, width))
         for i, p, corner in zip(members, places, corners, strict=True):
-            self.spots[i] = BlockIndex(len(self.arrays) - 1, *corner, int(p.part == "im"))
+            self.block_indices[i] = BlockIndex(len(self.arrays) - 1, *corner, int(p.part == "im"))
         return True
 
     def _layers(self, members: Sequence[int]) -> Iterator[list[int]]:
@@ -326,4 +328,4 @@ class ArrayFitter:
             self.batches.append(len(self.arrays))
         self.arrays.append(array)
         for layer, i in enumerate(run):
-            self.spots[i] = BlockIndex(len(self.arrays) - 1, layer, 0)
+            self.block_indices[i] = BlockIndex(len(self.arrays) - 1, layer, 0)
