@@ -1,7 +1,8 @@
 """NumPy's and CuPy's arrays as parts of sharded matrices: fmm.distributed.matmul(a, b, mesh=...).
 
-Arrays become DTensors and back by DLPack without a copy, except arrays that DLPack cannot express (read-only ones,
-negative strides). The product is shared as that of torch's sharded tensors.
+DLPack converts arrays to DTensors and back without a copy, except arrays that DLPack cannot express (read-only arrays,
+negative strides). The processes then share the product as they share a product of torch's DTensors
+(fmm.distributed.sharded_tensors).
 """
 
 from __future__ import annotations
@@ -22,20 +23,21 @@ from fmm.distributed.decide_sharing import SharedDecision
 from fmm.distributed.sharded_tensors import OPERAND_KINDS, RESULT_KINDS, SharingOptions, checked_placements
 from fmm.dtypes import STORED
 
-MESH_TYPES = {"host": "cpu", "cupy": "cuda"}  # the device type of the mesh, by kind of array
+# torch's device type of the mesh, by the kind of the arrays (fmm.arrays.detect)
+MESH_TYPES = {"host": "cpu", "cupy": "cuda"}
 LEGACY_STREAMS = (0, 1)  # handles of CUDA's default stream
 
 
 class PartLayout(NamedTuple):
-    """How the processes hold the two matrices."""
+    """The mesh of processes, how A and B are cut over the mesh, and the sizes of the whole product."""
 
     mesh: Any = None  # a DeviceMesh or a ProcessGroup
-    operand_placements: Sequence[Sequence[Any]] | None = None  # of A and of B
+    operand_placements: Sequence[Sequence[Any]] | None = None  # the placements of A and the placements of B
     sizes: Sequence[int] | None = None  # m, k and n of the whole product
 
 
 def are_array_parts(a: Any, b: Any, layout: PartLayout) -> bool:
-    """Return True if the call is one of array parts, not of sharded tensors."""
+    """Return True if the operands of the call are local array parts, not DTensors."""
     return layout != PartLayout() or not kind_of(a) == kind_of(b) == "torch"
 
 
@@ -52,7 +54,7 @@ def matmul(a: Any, b: Any, layout: PartLayout, options: SharingOptions) -> Any:
 
 
 def explain(a: Any, b: Any, layout: PartLayout, options: SharingOptions) -> SharedDecision:
-    """Return the decision that this process would take."""
+    """Return the decision with which `matmul` would share the product, computed on this process alone."""
     _check_parts(a, b)
     mesh = _checked_mesh(layout.mesh, a)
     with _callers_stream(a):
@@ -95,11 +97,11 @@ def _checked_mesh(mesh: Any, a: Any) -> Any:
     return mesh
 
 
-# ---- to torch and back
+# ---- conversions to torch's tensors and back
 
 
 def _sharded_operands(a: Any, b: Any, mesh: Any, layout: PartLayout) -> tuple[Any, Any]:
-    """Return the two matrices as DTensors of these local parts."""
+    """Return the matrices A and B as DTensors with these arrays as this process's local parts."""
     pair = layout.operand_placements
     if pair is not None and (not isinstance(pair, Sequence) or len(pair) != 2):
         raise ValueError(f"operand_placements= are those of A and those of B, not {pair}")
@@ -120,7 +122,7 @@ def _sharded_operands(a: Any, b: Any, mesh: Any, layout: PartLayout) -> tuple[An
 
 
 def _whole_shape(x: Any, mesh: Any, placements: Sequence[Any]) -> tuple[int, int]:
-    """Return the shape of a matrix with parts that all have the size of this one."""
+    """Return the shape of the whole matrix, if each process's part has the shape of x."""
     rows, cols = x.shape
     for side, place in zip(tuple(mesh.mesh.shape), placements, strict=True):
         axis = int(place.dim) % 2 if type(place) is Shard else None
@@ -163,7 +165,7 @@ def _local_array(c: Any, kind: str) -> Any:
 
 @contextmanager
 def _callers_stream(a: Any) -> Iterator[None]:
-    """Make CuPy's current stream torch's current stream, so that the work of both is ordered without waiting."""
+    """Make CuPy's current stream torch's current stream, so that work of CuPy and torch is ordered without waiting."""
     if kind_of(a) != "cupy":
         yield
         return

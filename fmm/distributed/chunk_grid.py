@@ -1,8 +1,9 @@
-"""Plans over a grid of chunks: a walk over a plan becomes a table of tasks, each of which makes one chunk.
+"""Plans over a grid of chunks: walking a plan fills a table of tasks, and each task computes one chunk.
 
-`ChunkTasks` is a machine for the walk that computes nothing. A task is a function of this module and the keys of the
-chunks that it reads. Chunks are never changed, so tasks may be repeated. Chunks may have unequal sizes: a sum pads the
-smaller ones with zeros, and a product uses the part of the inner dimension that both chunks have.
+`ChunkTasks` executes the walk's steps by recording tasks; it computes nothing. A task is a function of this module and
+the keys of the chunks that it reads. No task changes a chunk that it reads, so Dask may run a task again. Chunks may
+have unequal sizes: a sum pads the smaller ones with zeros, and a product uses the part of the inner dimension that both
+chunks have.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fmm.kernels.plans.plan import PlanError
 from fmm.kernels.plans.sums import LineExponents, Mirror, Place, Rescaled, Sum
 from fmm.kernels.plans.walk import DefaultMachine, Triple
 
-Grid = np.ndarray[Any, np.dtype[np.object_]]  # of cells; None where nothing is written yet
+Grid = np.ndarray[Any, np.dtype[np.object_]]  # an array of Cell objects; None for a chunk that no step has written yet
 Key = Any
 
 SUMMANDS_PER_TASK = 8  # chunks
@@ -27,7 +28,7 @@ SUMMANDS_PER_TASK = 8  # chunks
 
 @dataclass(frozen=True)
 class Cell:
-    """A future chunk: its key in the table of tasks, its rows and columns."""
+    """A chunk that a task will compute: its key in the table of tasks, its numbers of rows and columns."""
 
     key: Key
     rows: int
@@ -36,12 +37,13 @@ class Cell:
 
 @dataclass
 class ChunkTasks(DefaultMachine):
-    """The table of tasks of a walk."""
+    """The table of tasks that a walk over a plan fills."""
 
-    name: str  # first part of the tasks' keys
-    chunk_plan: str | None = None  # plan of a product of two chunks
-    chunk_growth: float | None = None  # limit of its error growth, if the worker chooses the plan
-    together: int = 1  # products, of one chunk of the result, that form one task
+    name: str  # first item of each task's key
+    # text of the plan with which two chunks are multiplied; None if the worker chooses the plan
+    chunk_plan: str | None = None
+    chunk_growth: float | None = None  # limit of the error growth of the worker's plan, if `chunk_plan` is None
+    together: int = 1  # number of products of chunks that one task computes and adds
     table: dict[Key, tuple[Any, ...]] = field(default_factory=dict)
     leaf_updates: bool = True
     used: int = 0
@@ -67,7 +69,7 @@ class ChunkTasks(DefaultMachine):
                 if spot not in values:
                     values[spot] = self._run_program(step.program, [_cell(read, spot) for read in reads])
                 results.append((write, spot, values[spot][output]))
-        for write, spot, cell in results:  # only now: a sum may overwrite an input
+        for write, spot, cell in results:  # written after all outputs are computed, since a sum may overwrite an input
             write[spot] = cell
 
     def multiply(
@@ -87,14 +89,14 @@ class ChunkTasks(DefaultMachine):
     # ---- tasks
 
     def resize(self, cell: Cell | None, rows: int, cols: int) -> Cell:
-        """Return a cell of exactly this size; add a task that resizes the chunk if needed."""
+        """Return the cell of a chunk of exactly this size; add a task that resizes the chunk if its size differs."""
         assert cell is not None, "a chunk that no step wrote"
         if (cell.rows, cell.cols) == (rows, cols):
             return cell
         return self.task(rows, cols, resized_chunk, cell.key, rows, cols)
 
     def rename(self, names: Mapping[Key, Key]) -> None:
-        """Replace keys of chunks, in the table and in the tasks that read them."""
+        """Replace keys of chunks, in the table and in the arguments of the tasks that read the chunks."""
 
         def renamed(x: Any) -> Any:
             if isinstance(x, list):
@@ -106,7 +108,7 @@ class ChunkTasks(DefaultMachine):
         self.table.update(table)
 
     def _run_program(self, program: AdditionProgram, inputs: list[Cell | None]) -> list[Cell | None]:
-        """Return the inputs and the result of each line of the program; None means zeros."""
+        """Return the cells of the program's inputs and of each line's result; None stands for a chunk of zeros."""
         values = list(inputs)
         for line in program.lines:
             terms = [(c, cell) for c, v in line if (cell := values[v]) is not None]
@@ -129,7 +131,7 @@ class ChunkTasks(DefaultMachine):
         alpha: Coefficient,
         beta: Coefficient,
     ) -> Cell | None:
-        """Return alpha times the sum of the products plus beta before; one task a group, then tasks that add them."""
+        """Return the cell of alpha (sum of products) + beta before: a task per group of products, then adding tasks."""
         present = [(left, right) for left, right in pairs if left is not None and right is not None]
         groups = list[Cell]()
         for first in range(0, len(present), self.together):
@@ -157,7 +159,7 @@ class ChunkTasks(DefaultMachine):
 
 
 def _cell(grid: Grid, spot: tuple[int, ...]) -> Cell | None:
-    """Return the cell at this place; None (zeros) outside a smaller block."""
+    """Return the grid's cell at this index; None (zeros) for an index outside the grid."""
     inside = all(place < side for place, side in zip(spot, grid.shape, strict=True))
     return grid[spot] if inside else None
 
@@ -166,11 +168,11 @@ def _number(c: Coefficient) -> float | complex:
     return c if isinstance(c, complex) else float(c)
 
 
-# ---- the functions of the tasks, on chunks of NumPy or CuPy
+# ---- functions that the tasks call, on chunks that are NumPy or CuPy arrays
 
 
 def combined_chunks(weights: Sequence[float | complex], chunks: Sequence[Any]) -> Any:
-    """Return the weighted sum, in the size of the largest chunk."""
+    """Return the weighted sum of the chunks; chunks smaller than the largest are padded with zeros."""
     check_unmasked(chunks)
     shape = tuple(map(max, zip(*(chunk.shape for chunk in chunks), strict=True)))
     terms = list(zip(weights, chunks, strict=True))
@@ -178,7 +180,7 @@ def combined_chunks(weights: Sequence[float | complex], chunks: Sequence[Any]) -
         total = np.zeros_like(chunks[0], shape=shape)
     elif len(terms) > 1 and chunks[1].shape == shape and set(weights[:2]) <= {1, -1} and 1 in weights[:2]:
         (first, x), (second, y) = terms[:2]
-        total = x + y if first == second else x - y if first == 1 else y - x  # one pass, not two
+        total = x + y if first == second else x - y if first == 1 else y - x  # one pass over memory instead of two
         terms = terms[2:]
     else:
         total, terms = chunks[0] * chunks[0].dtype.type(weights[0]), terms[1:]
@@ -202,10 +204,10 @@ def multiplied_chunks(
     plan: str | None,
     max_error_growth: float | None = None,
 ) -> Any:
-    """Return alpha times the sum of the products plus beta before, in the size of the largest; `before` is not changed.
+    """Return alpha (sum of the products) + beta before, zero-padded to the largest shape; `before` is not changed.
 
-    The products are added one by one to one new chunk: a chunk for each product would be memory that is written and
-    read once more.
+    Each product is added directly to one new chunk: a separate chunk for each product would be written to memory and
+    read again.
     """
     check_unmasked((*lefts, *rights))
     constraints: dict[str, Any] = {"plan": plan, "max_error_growth": max_error_growth}
@@ -232,7 +234,7 @@ def multiplied_chunks(
 
 
 def check_unmasked(chunks: Sequence[Any]) -> None:
-    """Raise TypeError for masked chunks: sums in place would lose their masks."""
+    """Raise TypeError if a chunk is a masked array: in-place sums would lose its mask."""
     if any(isinstance(chunk, np.ma.MaskedArray) for chunk in chunks):
         raise TypeError(
             "a chunk is a masked array, but the array's _meta is a plain one: pass meta= to map_blocks or "
@@ -241,13 +243,13 @@ def check_unmasked(chunks: Sequence[Any]) -> None:
 
 
 def _common_inner(left: Any, right: Any) -> tuple[Any, Any]:
-    """Return both chunks cut to the part of the inner dimension that both have."""
+    """Return the left and the right chunk, cut to the shorter of their two inner dimensions."""
     inner = min(left.shape[1], right.shape[0])
     return left[:, :inner], right[:inner]
 
 
 def resized_chunk(chunk: Any, rows: int, cols: int) -> Any:
-    """Return the chunk cut or padded with zeros to this size."""
+    """Return the chunk, cut or padded with zeros to `rows` x `cols`."""
     if chunk.shape == (rows, cols):
         return chunk
     whole = np.zeros_like(chunk, shape=(rows, cols))

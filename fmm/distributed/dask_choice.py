@@ -1,7 +1,7 @@
-"""The choice for a Dask product: levels over the grid of chunks, and the number of products that form one task.
+"""The choice for a Dask product: the levels over the grid of chunks, and how many products form one task.
 
-The task table of each candidate is generated, and its tasks are simulated one by one on the workers. The candidate that
-ends first wins.
+The task table of each candidate is generated, and its tasks are simulated one by one on the workers. The candidate with
+the shortest simulated time wins.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ from fmm.distributed.chunk_grid import Cell, ChunkTasks, Grid, combined_chunks, 
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.walk import walk_plan
 
-# Bytes a second at which a worker receives a chunk from another (one machine, or a fast network), and at which new
-# memory is written for the first time: the system must find and clear its pages.
+# Assumed bytes per second of two operations: a worker receives a chunk from another worker (on one host, or over a fast
+# network); new memory is written for the first time, when the operating system finds and clears its pages.
 LINK_RATE, NEW_MEMORY_RATE = 1e9, 1e9
-PRODUCTS_PER_TASK = (1, 2, 4)  # more would hold more chunks at once than plain Dask does
-TASKS_PER_THREAD = 4  # at least, so that no thread waits long for the last task
-COMPARED_SECONDS = 1.0  # seconds of products from which candidates are compared: comparing takes time itself
-LARGEST_SIDE = 8  # of a simulated grid; larger grids are simulated at this size, on proportionally fewer workers
-LEVEL_MARGIN = 0.1  # share of the time that a level must be predicted to save
+PRODUCTS_PER_TASK = (1, 2, 4)  # larger values would have more chunks in memory at once than Dask's own matmul
+TASKS_PER_THREAD = 4  # least number of tasks per thread, so that no thread waits long for the last task
+# predicted seconds of all products; for shorter products a comparison of candidates would cost too much time
+COMPARED_SECONDS = 1.0
+# largest side of a simulated grid, in chunks; a larger grid is simulated at this size, on proportionally fewer workers
+LARGEST_SIDE = 8
+LEVEL_MARGIN = 0.1  # least share of the time that a level must be predicted to save to be chosen
 
 
 # ---- the choice
 
 
 class GridPlan(NamedTuple):
-    """Levels over the grid, and the number of products that form one task."""
+    """The levels over the grid of chunks, and how many products form one task."""
 
     above: Plan
     together: int
@@ -41,7 +43,7 @@ class GridPlan(NamedTuple):
 
 @dataclass(frozen=True)
 class ChunkCosts:
-    """Seconds of a product of two chunks, bytes of a chunk, and bytes a second that sums move."""
+    """Costs of tasks: seconds of a product of two chunks, bytes of a chunk, bytes per second of sums."""
 
     product: float
     chunk: float
@@ -60,9 +62,9 @@ class ChunkCosts:
 def choose_grid_plan(
     grid: tuple[int, int, int], plans: Sequence[Plan], costs: ChunkCosts, workers: tuple[int, int]
 ) -> GridPlan:
-    """Return the candidate that is predicted to end first; levels must win by a margin.
+    """Return the candidate with the least predicted time; one with levels only if it saves LEVEL_MARGIN of the time.
 
-    `workers` is the number of processes, and of threads of each.
+    `workers` is (number of processes, number of threads in each process).
     """
     if prod(grid) * costs.product < COMPARED_SECONDS:
         return GridPlan(VENDOR if VENDOR in plans else plans[0], default_products_per_task(grid, workers))
@@ -77,14 +79,14 @@ def choose_grid_plan(
 
 
 def _scaled_workers(workers: tuple[int, int], share: float) -> tuple[int, int]:
-    """Return fewer workers for this share of the tasks, so that the tasks of each thread stay as many."""
+    """Return smaller counts of processes and threads for this share of the tasks; tasks per thread stay constant."""
     threads = max(round(prod(workers) * share), 1)
     processes = min(workers[0], threads)
     return processes, max(threads // processes, 1)
 
 
 def default_products_per_task(grid: tuple[int, int, int], workers: tuple[int, int]) -> int:
-    """Return the most products per task with which every thread still has enough tasks."""
+    """Return the largest number of products per task with which every thread has at least TASKS_PER_THREAD tasks."""
     return max((n for n in PRODUCTS_PER_TASK if prod(grid) >= n * TASKS_PER_THREAD * prod(workers)), default=1)
 
 
@@ -113,7 +115,7 @@ def _unit_cells(name: str, rows: int, cols: int) -> Grid:
 
 
 def _homes(name: str, rows: int, cols: int, workers: int) -> Mapping[Hashable, int]:
-    """Return the worker of each chunk of an operand; Dask creates consecutive chunks on one worker."""
+    """Return the worker that has each chunk of an operand; Dask creates consecutive chunks on one worker."""
     return {(name, i, j): (i * cols + j) * workers // (rows * cols) for i, j in np.ndindex(rows, cols)}
 
 
@@ -125,13 +127,13 @@ def _keys_read(arguments: Sequence[Any]) -> tuple[Hashable, ...]:
 
 # ---- the simulation
 #
-# Each task goes to the worker where it can end first, as with a scheduler that knows where chunks are. Missing chunks
-# are sent to the worker, which holds them from then on. Left out are the release and the spilling of chunks, concurrent
-# messages, and the scheduler's own time.
+# Each task runs on the worker where the task can end first, as with a scheduler that knows where chunks are. Chunks
+# that the worker lacks are sent to the worker and stay there. The simulation ignores that chunks are freed or spilled
+# to disk, that messages overlap, and the scheduler's own time.
 
 
 class ChunkTask(NamedTuple):
-    """The chunk that a task makes, the chunks that it reads, and its seconds."""
+    """A simulated task: key of the chunk that the task computes, keys of the chunks that it reads, and its seconds."""
 
     makes: Hashable
     reads: tuple[Hashable, ...]
@@ -139,7 +141,7 @@ class ChunkTask(NamedTuple):
 
 
 class Workers(NamedTuple):
-    """The number of processes, the threads of each, and the seconds to send a chunk to one."""
+    """The workers: number of processes, threads per process, and seconds to send a chunk to a process."""
 
     processes: int
     threads: int
@@ -147,7 +149,7 @@ class Workers(NamedTuple):
 
 
 class SimulatedRun(NamedTuple):
-    """Seconds until the last task ends, seconds of all tasks together, and the number of chunks sent."""
+    """Simulated seconds until the last task ends, the sum of all tasks' seconds, and the number of chunks sent."""
 
     seconds: float
     task_seconds: float
@@ -155,16 +157,17 @@ class SimulatedRun(NamedTuple):
 
 
 def simulate_tasks(tasks: Iterable[ChunkTask], homes: Mapping[Hashable, int], workers: Workers) -> SimulatedRun:
-    """Simulate the tasks in their order; `homes` has the workers of the chunks that no task makes."""
+    """Simulate the tasks in their order; `homes` maps each chunk of the operands to the worker that has the chunk."""
     free_at = [[0.0] * workers.threads for _ in range(workers.processes)]
-    first_free_at = [0.0] * workers.processes  # when each process has a free thread
+    first_free_at = [0.0] * workers.processes  # time at which each process has a free thread, in seconds
     places = {key: {home} for key, home in homes.items()}
     ready_at = dict.fromkeys(homes, 0.0)
     sent, task_seconds = 0, 0.0
     for task in tasks:
         reads = set(task.reads)
         start = max((ready_at[key] for key in reads), default=0.0)
-        # Workers without any of these chunks miss equally many, so only the first free one of them is a candidate.
+        # Of the workers that have none of the task's chunks, only the one that is free first is a candidate: all of
+        # them need the same transfers.
         candidates = {_first_free(first_free_at, start)}.union(*(places[key] for key in reads))
         missing = {worker: sum(worker not in places[key] for key in reads) for worker in candidates}
         started = {x: max(first_free_at[x], start) + missing[x] * workers.fetch_seconds for x in candidates}
@@ -180,7 +183,7 @@ def simulate_tasks(tasks: Iterable[ChunkTask], homes: Mapping[Hashable, int], wo
 
 
 def _first_free(first_free_at: Sequence[float], start: float) -> int:
-    """Return the first process with a free thread at `start`, else the process that has one first."""
+    """Return the first process with a free thread at time `start`, else the process with the earliest free thread."""
     least = min(first_free_at)
     if least > start:
         return first_free_at.index(least)

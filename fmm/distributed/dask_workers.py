@@ -1,4 +1,4 @@
-"""fmm on a cluster's workers: a worker plugin, which Dask also applies to workers that join or restart later."""
+"""Installation of fmm on a cluster's workers by a plugin, which Dask also applies to later and restarted workers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from distributed import Client, WorkerPlugin
 from fmm.integrations.install_targets import INSTALL_TARGETS, check_names, installed
 
 OPEN_STATUSES = "running", "connecting"
-DEFAULT = ""  # the default libraries of fmm.install
+DEFAULT = ""  # library name of the plugin that installs fmm for the default libraries of fmm.install
 
 
 class InstalledOnWorker(WorkerPlugin):
-    """Installs fmm for one library while the worker has the plugin.
+    """Dask worker plugin that installs fmm for one library as long as the plugin is registered on the worker.
 
-    Several workers of one process share the installation; the last of them to end removes it.
+    Several workers in one process share the installation; the last worker that stops removes the installation.
     """
 
-    idempotent = True  # Dask does not add a second plugin of this name
+    idempotent = True  # tells Dask not to add a second plugin of the same name
 
     def __init__(self, library: str) -> None:
         self.library, self.name = library, plugin_name(library)
@@ -33,12 +33,12 @@ class InstalledOnWorker(WorkerPlugin):
 
 
 def plugin_name(library: str) -> str:
-    """Return the plugin's name, by which Dask recognizes a plugin that it already has."""
+    """Return the plugin's name; Dask compares names to recognize a plugin that is already registered."""
     return f"fmm.install({library!r})" if library != DEFAULT else "fmm.install()"
 
 
 def install_on_workers(client: Any, *libraries: str) -> Any:
-    """Register the plugins; see fmm.dask.install."""
+    """Register the worker plugins that install fmm for these libraries; see fmm.dask.install."""
     check_client(client)
     check_names(libraries)
 
@@ -50,18 +50,20 @@ def install_on_workers(client: Any, *libraries: str) -> Any:
 
 
 def uninstall_on_workers(client: Any, *libraries: str) -> Any:
-    """Unregister the plugins that are registered; see fmm.dask.uninstall."""
+    """Unregister the worker plugins of these libraries (by default all) that are registered; see fmm.dask.uninstall."""
     check_client(client)
     check_names(libraries)
 
-    def registered(dask_scheduler: Any) -> list[str]:  # a closure, pickled by value: the scheduler may lack fmm
+    # a closure, since Dask pickles it by value: fmm may be missing on the scheduler
+    def registered(dask_scheduler: Any) -> list[str]:
         return list(dask_scheduler.worker_plugins)
 
     async def unregister() -> None:
-        present = await client.run_on_scheduler(registered)  # Dask logs an error for absent plugins
+        # queried first, since Dask logs an error if an unregistered plugin is removed
+        present = await client.run_on_scheduler(registered)
         for name in map(plugin_name, libraries or (DEFAULT, *INSTALL_TARGETS)):
             if name in present:
-                with suppress(ValueError):  # another client has just unregistered it
+                with suppress(ValueError):  # another client has unregistered the plugin in the meantime
                     await client.unregister_worker_plugin(name)
 
     return client.sync(unregister)

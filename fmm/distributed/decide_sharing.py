@@ -1,4 +1,4 @@
-"""The decision how several devices share a product, and its explanation."""
+"""The decision how several devices share a product, and the text that explains the decision."""
 
 from __future__ import annotations
 
@@ -21,29 +21,30 @@ from fmm.runtime.decisions.decide import decide_plan
 from fmm.runtime.decisions.limits import limits_without_arrays, workspace_share
 from fmm.runtime.devices import Device
 
-SHOWN_CANDIDATES = 8  # candidates that are printed
+SHOWN_CANDIDATES = 8  # number of candidates that str(decision) lists
 UNLIMITED_BYTES = 1 << 62
-UNKNOWN_STREAM_RATE = 1e10  # bytes a second of sums on an unknown device; only the choice of pieces depends on it
+# assumed bytes per second of sums on a device without calibration; only the choice of pieces depends on the value
+UNKNOWN_STREAM_RATE = 1e10
 
 
 @dataclass(frozen=True)
 class SharedDecision:
-    """How a product is shared, and the candidates. Its text explains the choice."""
+    """The chosen way to share a product, and all candidates. str(decision) explains the choice."""
 
     best: Sharing
     candidates: tuple[Sharing, ...]
     dtype: str
     network: Network
-    local: Plan  # plan of the first device's products, which run within the next two limits
+    local: Plan  # plan of the first device's products; its workspace and error growth obey the next two limits
     local_workspace: int  # bytes
     local_error_growth: float
-    single_device_seconds: float  # of the whole product
-    memory_limit: float  # bytes of panels and blocks
+    single_device_seconds: float  # predicted seconds of the whole product on one device
+    memory_limit: float  # limit of the bytes limit of the bytes of panels and blocks on a device on a device
     max_error_growth: float
 
     @property
     def speedup(self) -> float:
-        """Speedup over one device, if all matrices fitted there."""
+        """Predicted speedup over one device with enough memory for all three matrices."""
         return self.single_device_seconds / self.best.seconds if self.best.seconds else 0.0
 
     def __str__(self) -> str:
@@ -70,7 +71,7 @@ class SharedDecision:
         return f" (workspace limit {_gibibytes(self.local_workspace)})" if limited else ""
 
     def _rejection(self, sharing: Sharing) -> str:
-        """Return why a candidate that is predicted to be faster was not chosen."""
+        """Return the reason, as text, why a candidate that is predicted to be faster was not chosen."""
         if sharing.seconds >= self.best.seconds:
             return ""
         if sharing.memory > self.memory_limit:
@@ -85,18 +86,18 @@ def _gibibytes(nbytes: float) -> str:
 
 @dataclass(frozen=True)
 class ShardingQuery:
-    """The limits of the choice: bytes on each device, error growth, and a required level above."""
+    """The constraints of a decision: bytes on each device, error growth, a required level above the product."""
 
     memory_limit: float = float("inf")  # of panels and blocks
     max_error_growth: float | None = None
     above: Plan | None = None
-    free_bytes: float | None = None  # before panels are allocated; None: the memory limit
+    free_bytes: float | None = None  # free bytes of the device before panels are allocated; None: equal to memory_limit
 
 
 def decide_sharing(
     layout: Layout, dtype: str, device: Device, network: Network, query: ShardingQuery
 ) -> SharedDecision:
-    """Return the sharing with the least predicted time; the work and the pieces of `layout` are ignored."""
+    """Return the fastest way to share the product of `layout`; its fields `work` and `pieces` are ignored."""
     growth = device.error_growth if query.max_error_growth is None else query.max_error_growth
     growth_limit = max(growth, 1.0)
     free_bytes = query.memory_limit if query.free_bytes is None else query.free_bytes
@@ -127,14 +128,14 @@ def decide_sharing(
 
 
 def local_size(sharing: Sharing) -> tuple[int, int, int]:
-    """Return m, k and n of the first product on the first device."""
+    """Return m, k and n of the first local product on the device of rank 0."""
     block = sharing.layout if sharing.above == VENDOR else quadrants(sharing.layout, sharing.above).block
     panels = block.needs(0, 0)
     return panels["A"].rows.size, panels["A"].cols.size, panels["B"].cols.size
 
 
 def sharing_error_growth(sharing: Sharing, dtype: str) -> float:
-    """Return the error growth of the level above and of adding the pieces, which a 16-bit type rounds."""
+    """Return the error growth of the level above, and of adding pieces of the inner dimension in a 16-bit type."""
     return _growth_of(sharing.conditions, dtype)
 
 
@@ -144,7 +145,7 @@ def _growth_of(conditions: LocalConditions, dtype: str) -> float:
 
 
 class _OneDevice:
-    """Plans and predicted seconds of one device's products."""
+    """Plans and (cached) predicted seconds of products on one device, for one type within fixed limits."""
 
     def __init__(self, dtype: str, device: Device, limits: Limits) -> None:
         self.dtype, self.device, self.limits = dtype, device, limits
@@ -160,14 +161,15 @@ class _OneDevice:
             problem = Problem(m, k, n, self.dtype)
             calibration = self.calibration(problem)
             if calibration is None:
-                seconds = problem.flops / (UNKNOWN_STREAM_RATE * 10)  # a guess: only ratios count
+                # an assumed rate: only ratios of the predicted seconds matter
+                seconds = problem.flops / (UNKNOWN_STREAM_RATE * 10)
             else:
                 seconds = quick_prediction(self.plan(m, k, n), problem, calibration).seconds
             self._seconds[m, k, n] = seconds
         return seconds
 
     def calibration(self, problem: Problem) -> Calibration | None:
-        """Return the device's calibration, if it has a rate for the problem's type."""
+        """Return the device's calibration, or None if the calibration has no rate for the problem's type."""
         guess = self.device.guess
         if guess is not None and guess.find_rate(self.dtype) is None:
             return None

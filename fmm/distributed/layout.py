@@ -1,8 +1,9 @@
-"""The layout of a shared product: which blocks of A and B each process holds, computes with, and sends.
+"""The layout of a shared product: which blocks of A and B each process holds, multiplies, and sends.
 
-A mesh is an array of processes in row-major order. Each dimension of the mesh cuts one axis of a matrix, or none (its
-processes then hold copies). An axis is cut as torch.chunk cuts: into equal parts, the last of them smaller or empty. If
-several dimensions cut one axis, the first dimension cuts first.
+A mesh is an array of processes, numbered by ranks in row-major order. Each dimension of the mesh cuts one axis of a
+matrix, or none (the processes along this dimension then hold copies). An axis is cut as torch.chunk cuts: into equal
+parts, except that the last parts may be smaller or empty. If several dimensions of the mesh cut one axis, the first
+dimension makes the outermost cut.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from itertools import product
 from math import prod
 from typing import Literal, NamedTuple
 
-Cuts = tuple[int | None, ...]  # the axis that each dimension of the mesh cuts
+Cuts = tuple[int | None, ...]  # for each dimension of the mesh, the axis that it cuts; None for no axis
 
 
 class Span(NamedTuple):
@@ -34,13 +35,13 @@ class Span(NamedTuple):
         return Span(start, max(min(self.stop, other.stop), start))
 
     def part(self, parts: int, index: int) -> Span:
-        """Return the part of this index, of `parts` parts."""
+        """Return the part with this index of the span, cut into `parts` equal parts."""
         step = -(-self.size // parts)
         start, stop = (min(self.start + i * step, self.stop) for i in (index, index + 1))
         return Span(start, stop)
 
     def within(self, other: Span) -> Span:
-        """Return the span relative to the start of another."""
+        """Return the span with indices relative to the start of `other`."""
         return Span(self.start - other.start, self.stop - other.start)
 
 
@@ -59,7 +60,7 @@ class Box(NamedTuple):
         return Box(self.rows.shared(other.rows), self.cols.shared(other.cols))
 
     def within(self, other: Box) -> Box:
-        """Return the box relative to the first row and column of another."""
+        """Return the box with rows and columns relative to the first row and column of `other`."""
         return Box(self.rows.within(other.rows), self.cols.within(other.cols))
 
 
@@ -73,7 +74,7 @@ def coordinate_of(rank: int, mesh: Sequence[int]) -> tuple[int, ...]:
 
 
 def cut_span(size: int, axis: int, cuts: Cuts, mesh: Sequence[int], coordinate: Sequence[int]) -> Span:
-    """Return the part of an axis that the process at `coordinate` has."""
+    """Return the range of an axis that belongs to the process at `coordinate` of the mesh."""
     span = Span(0, size)
     for cut, side, place in zip(cuts, mesh, coordinate, strict=True):
         if cut == axis:
@@ -100,7 +101,7 @@ class Holdings:
         return tuple(Box(*(cut_span(n, axis, self.cuts, self.mesh, place) for axis, n in sides)) for place in places)
 
     def sources(self, rank: int, wanted: Box) -> Iterator[tuple[int, Box]]:
-        """Yield the parts of a rectangle that a process needs, each with its source: the nearest rank that holds it."""
+        """Yield (source, part) for each part of the rectangle `wanted`; the source is the nearest rank with the part."""
         rows, cols, holders = self._blocks
         for block in product(_overlapping(rows, wanted.rows), _overlapping(cols, wanted.cols)):
             ranks = holders[block]
@@ -109,7 +110,7 @@ class Holdings:
 
     @cached_property
     def _blocks(self) -> tuple[list[Span], list[Span], dict[tuple[Span, Span], list[int]]]:
-        """The parts of both axes, and the ranks that hold each block of them."""
+        """The ranges into which rows and columns are cut, and the ranks that hold each (rows, columns) block."""
         holders: dict[tuple[Span, Span], list[int]] = defaultdict(list)
         for rank, box in enumerate(self._boxes):
             holders[box].append(rank)
@@ -122,7 +123,7 @@ def _overlapping(spans: Sequence[Span], wanted: Span) -> list[Span]:
 
 
 Operand = Literal["A", "B"]
-M, K, N = 0, 1, 2  # the axes of the cube: rows of C, the inner dimension, columns of C
+M, K, N = 0, 1, 2  # the axes of the cube of multiply-adds: rows of C, inner dimension, columns of C
 
 
 class Transfer(NamedTuple):
@@ -135,7 +136,7 @@ class Transfer(NamedTuple):
 
 
 class Share(NamedTuple):
-    """The part of the product that one process computes: rows and columns of C, and a range of the inner dimension."""
+    """The share of the product that one process computes: rows and columns of C, and a range of the inner dimension."""
 
     rows: Span
     inner: Span
@@ -144,17 +145,17 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """A way to share a product over a mesh, in one step or in several."""
+    """A way to share a product over a mesh, in one or several steps."""
 
     m: int
     k: int
     n: int
     mesh: tuple[int, ...]
-    a: Cuts  # the axis of A that each dimension of the mesh cuts
-    b: Cuts  # the axis of B
-    work: Cuts  # the axis of the cube of multiply-adds
+    a: Cuts  # for each dimension of the mesh, the axis of A that it cuts
+    b: Cuts  # for each dimension of the mesh, the axis of B that it cuts
+    work: Cuts  # for each dimension of the mesh, the axis (M, K or N) of the cube of multiply-adds that it cuts
     pieces: int = 1  # number of steps
-    along: int = K  # the axis of the cube that the steps cut
+    along: int = K  # the axis (M, K or N) of the cube of multiply-adds that the steps cut
 
     @property
     def ranks(self) -> int:
@@ -162,12 +163,12 @@ class Layout:
 
     @property
     def added_over(self) -> int:
-        """Number of processes that compute summands of the same block of C, each for a part of the inner dimension."""
+        """Number of processes that compute summands of one block of C, each over its part of the inner dimension."""
         return prod(side for side, axis in zip(self.mesh, self.work, strict=True) if axis == K)
 
     @cached_property
     def holdings(self) -> dict[Operand, Holdings]:
-        """The holdings of A and of B."""
+        """The block of A and the block of B that each process holds."""
         return {
             "A": Holdings((self.m, self.k), self.mesh, self.a),
             "B": Holdings((self.k, self.n), self.mesh, self.b),
@@ -183,7 +184,7 @@ class Layout:
         return tuple(Share(*(cut_span(n, axis, self.work, self.mesh, place) for axis, n in sides)) for place in places)
 
     def portion(self, rank: int, step: int) -> Share:
-        """Return the part of its share that a process computes in this step."""
+        """Return the part of a process's share that the process computes in this step."""
         share = self._shares[rank]
         first = self._first_pieces[rank] if self.along == K else 0
         piece = share[self.along].part(self.pieces, (first + step) % self.pieces)
@@ -195,12 +196,12 @@ class Layout:
         return {"A": Box(rows, inner), "B": Box(inner, cols)}
 
     def stays(self, operand: Operand) -> bool:
-        """Return True if the operand's panel is the same in all steps."""
+        """Return True if a process multiplies the same panel of this operand in all steps."""
         return self.along == (N if operand == "A" else M)
 
     @cached_property
     def steps(self) -> tuple[tuple[Transfer, ...], ...]:
-        """The transfers of each step."""
+        """The transfers between processes in each step."""
         return tuple(tuple(self._transfers(step)) for step in range(self.pieces))
 
     def _transfers(self, step: int) -> Iterator[Transfer]:
@@ -219,10 +220,11 @@ class Layout:
         return tuple(map(self._first_piece, range(self.ranks)))
 
     def _first_piece(self, rank: int) -> int:
-        """Return the piece of the inner dimension that a process begins with.
+        """Return the index of the piece of the inner dimension that a process multiplies first.
 
-        A process begins with the pieces that it holds. If A and B are both cut along the inner dimension, the pieces
-        are staggered as in Cannon's algorithm, so that no process sends to two others at a time.
+        A process begins with the pieces of the inner dimension that it holds. If A and B are both cut along the inner
+        dimension, the processes begin with different pieces as in Cannon's algorithm, so that no process sends to two
+        other processes at once.
         """
         inner = self.share(rank).inner
         held = self.holdings["A"].box(rank).cols.shared(inner), self.holdings["B"].box(rank).rows.shared(inner)

@@ -1,7 +1,8 @@
-"""A level above a shared product: sums of local blocks, and fewer shared products of blocks.
+"""A level above a shared product: sums of local blocks, and fewer shared products of smaller blocks.
 
-The level is walked over a grid of blocks, as for Dask (fmm.distributed.chunk_grid). The walk gives a table of tasks,
-each of which computes one block. The tasks run one after the other; a block is freed after its last reader.
+The level is walked over a grid of blocks, as Dask products are walked over a grid of chunks
+(fmm.distributed.chunk_grid). The walk fills a table of tasks, and each task computes one block. Each process runs the
+tasks one after the other and frees a block after the last task that reads the block.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.walk import walk_plan
 
 Key = Any
-Start = Callable[[Layout, Any, Any], Any]  # starts a shared product of two blocks
-Finish = Callable[[Any], Any]  # finishes it and returns this process's block of C
+Start = Callable[[Layout, Any, Any], Any]  # starts a shared product of two blocks and returns the product in progress
+Finish = Callable[[Any], Any]  # finishes a product in progress and returns this process's block of C
 
 
 def level_tasks(cut: Quadrants, plan: Plan, dtype: str) -> tuple[dict[Key, tuple[Any, ...]], Grid]:
-    """Return the level's tasks for one process, in order, and the cells of C's blocks."""
+    """Return the level's tasks for one process, in the order of execution, and the cells of C's blocks."""
     m, k, n = cut.parts
     rows, cols, width = cut.rows // m, cut.cols // n, cut.width // k
     left = _named_cells("A", (m, k), rows, cut.count("A") * width)
@@ -45,7 +46,7 @@ def _named_cells(name: str, shape: tuple[int, int], rows: int, cols: int) -> Gri
 def multiply_blocks(cut: Quadrants, plan: Plan, place: int, a: Any, b: Any, start: Start, finish: Finish) -> Any:
     """Return this process's block of C from its parts of A and B.
 
-    A product is started, so that its first panels are sent, before the product in front of it is finished.
+    Each product is started before the previous product is finished, so that its first panels are already being sent.
     """
     table, result = level_tasks(cut, plan, "float64")
     share = cut.whole.share(place)
@@ -61,7 +62,7 @@ def multiply_blocks(cut: Quadrants, plan: Plan, place: int, a: Any, b: Any, star
             blocks.store(key, weighted_sum(arguments[0], [blocks.live[read] for read in arguments[1]]))
             continue
         assert function is multiplied_chunks, "a task that no level makes"
-        (left,), (right,) = arguments[:2]  # each task multiplies one pair of blocks
+        (left,), (right,) = arguments[:2]  # a task of one process multiplies only one pair of blocks
         product = start(cut.block, blocks.live[left], blocks.live[right])
         if started is not None:
             blocks.store(started[0], _finish_product(*started, blocks, finish))
@@ -72,7 +73,7 @@ def multiply_blocks(cut: Quadrants, plan: Plan, place: int, a: Any, b: Any, star
 
 
 def _finish_product(key: Key, product: Any, blocks: _LiveBlocks, finish: Finish) -> Any:
-    """Return a product's block: alpha left right + beta before."""
+    """Finish the product and return the task's block: alpha left right + beta before."""
     _, _, _, alpha, beta, before, *_ = blocks.table[key]
     block = finish(product)
     block = block if alpha == 1 else block.mul_(alpha)
@@ -80,7 +81,7 @@ def _finish_product(key: Key, product: Any, blocks: _LiveBlocks, finish: Finish)
 
 
 class _LiveBlocks:
-    """The live blocks, each until its last reader has run; blocks of C are copied to their places in C."""
+    """The live blocks, each until its last reader has run; `store` also copies blocks of C into the matrix C."""
 
     def __init__(self, operands: dict[Key, Any], table: Mapping[Key, tuple[Any, ...]], result: Grid, c: Any) -> None:
         self.live, self.table, self.c = operands, table, c
@@ -103,7 +104,7 @@ class _LiveBlocks:
 
 
 def weighted_sum(weights: Any, blocks: list[Any]) -> Any:
-    """Return the weighted sum of blocks of one size, added two at a time."""
+    """Return the weighted sum of blocks of equal size, with one torch operation per addition."""
     total = None
     for weight, block in zip(weights, blocks, strict=True):
         if total is None:
@@ -127,7 +128,7 @@ def _keys_read(arguments: Sequence[Any]) -> list[Key]:
 
 
 def _operand_blocks(cut: Quadrants, operand: Operand, place: int, held: Any) -> dict[Key, Any]:
-    """Return the local part of each block of A or B; a copy where the part is not one submatrix."""
+    """Return this process's part of each block of A or B; a copy if the part is not a single submatrix."""
     m, _, n = cut.parts
     if operand == "B":
         transposed = _cut_blocks(held.mT, cut, n, cut.groups("B", place), cut.cols)
@@ -139,7 +140,7 @@ def _operand_blocks(cut: Quadrants, operand: Operand, place: int, held: Any) -> 
 def _cut_blocks(
     held: Any, cut: Quadrants, parts: int, groups: tuple[Span, ...], rows: int
 ) -> dict[tuple[int, int], Any]:
-    """Cut a matrix with columns along the inner dimension: (part of the rows, part of the inner dimension) -> block."""
+    """Return (row, inner index) -> block for a matrix with the inner dimension along its columns."""
     inner, width, count = cut.parts[1], cut.width, len(groups)
     if held.shape[0] != rows or {group.size for group in groups} != {width}:
         padded = held.new_zeros((rows, count * width))

@@ -1,8 +1,8 @@
 """The predicted time of a product that several devices share, and the choice of the fastest sharing.
 
-The layout's steps are simulated: the panels of the next step arrive while this one is multiplied. All devices are taken
-to be equal, and each step takes as long as its slowest device. Left out are the multiprocessors and the memory that
-messages take from concurrent products, other users of the network, and the first call's connection set-up.
+The layout's steps are simulated: the panels of the next step arrive while the current step is multiplied. All devices
+are assumed to be equal, and each step lasts as long as its slowest device. The prediction ignores that messages use
+multiprocessors and memory of concurrent products, other users of the network, and the first call's connection set-up.
 """
 
 from __future__ import annotations
@@ -22,40 +22,43 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.cost import cost
 
-DEFAULT_LEVELS = ("winograd > vendor",)  # levels above that are candidates by default
-# A level above is chosen by default only if it is predicted to save this share of the time. (On two H200s, float32 at
-# 32768, a level took 1.17 times its predicted seconds, the sharing without it 1.04 times: messages and products
-# interfere more often, and small sums do not run at the rate of large ones.)
+DEFAULT_LEVELS = ("winograd > vendor",)  # texts of the levels above a shared product that are candidates by default
+# A level above the shared product is chosen by default only if it is predicted to save this share of the time.
+# (Measured on two H200s with float32 at side 32768: a level took 1.17 times its predicted seconds, the sharing without
+# a level 1.04 times. With a level messages interfere with products more often, and small sums run slower than large
+# sums.)
 LEVEL_MARGIN = 0.15
-RECTANGLE_MARGIN = 0.15  # the same for a one-dimensional mesh that multiplies as a rectangle
-COMPARED_SECONDS = 1e-3  # predicted seconds from which pieces and levels are compared: comparing takes time itself
-REFINED_SHARINGS = 3  # of the fastest one-piece sharings, the number that are compared in pieces too
-OTHER_PIECES = (2, 4, 8)  # numbers of pieces of rows or columns
+# least share of the time that a one-dimensional mesh must be predicted to save by multiplying as a rectangle
+RECTANGLE_MARGIN = 0.15
+# predicted seconds of the product; below this value the comparison of pieces and levels would cost too much time
+COMPARED_SECONDS = 1e-3
+REFINED_SHARINGS = 3  # number of the fastest one-piece sharings that are also compared in several pieces
+OTHER_PIECES = (2, 4, 8)  # candidate counts of pieces into which rows or columns are cut
 
 
-ProductSeconds = Callable[[int, int, int], float]  # of one device's m x k by k x n product
+ProductSeconds = Callable[[int, int, int], float]  # (m, k, n) -> seconds of an m x k by k x n product on one device
 
 
 class LocalConditions(NamedTuple):
-    """The conditions under which a device's own products run."""
+    """The conditions under which a device multiplies locally: bytes in use, level above, number of pieces."""
 
-    held_bytes: float  # panels and blocks in the device's memory beside the operands and C
+    held_bytes: float  # bytes of panels and blocks in the device's memory, in addition to the operands and C
     above: Plan
     pieces: int
 
 
 @dataclass(frozen=True)
 class Devices:
-    """Equal devices and their network."""
+    """The devices of a mesh, all equal, and their network."""
 
     product_seconds: ProductSeconds
-    stream: float  # bytes a second that sums move
+    stream: float  # bytes per second that sums read and write
     network: Network
-    itemsize: int  # bytes of a number
+    itemsize: int  # bytes of an entry of A, B or C
     product_seconds_beside: Callable[[LocalConditions], ProductSeconds] | None = None  # None: no limits
 
     def beside(self, conditions: LocalConditions) -> Devices:
-        """Return the devices with the seconds of the products that run under these conditions."""
+        """Return the devices with product_seconds of local products under these conditions."""
         if self.product_seconds_beside is None:
             return self
         return replace(self, product_seconds=self.product_seconds_beside(conditions))
@@ -63,7 +66,7 @@ class Devices:
 
 @dataclass(frozen=True)
 class Sharing:
-    """A candidate: its layout, the level above it, and the predicted seconds and bytes of one device."""
+    """A candidate way to share a product: the layout, the level above it, predicted seconds and bytes of one device."""
 
     layout: Layout
     above: Plan
@@ -71,10 +74,11 @@ class Sharing:
     waiting: float  # seconds of waiting for panels
     sums: float  # seconds of the level's sums, and of adding products to C
     around: float  # seconds of redistributing A and B before the products, and C after them
-    received: float  # bytes of the device that receives most
+    received: float  # bytes received by the device that receives the most
     memory: float  # bytes of panels and of the level's blocks
-    held_bytes: float  # the part of that memory that is held while a device's own products run
-    rectangle: bool = False  # a one-dimensional mesh multiplies as two-dimensional, then C is redistributed
+    held_bytes: float  # bytes of `memory` that are in use while the device multiplies locally
+    # True if a one-dimensional mesh multiplies as a two-dimensional mesh and then redistributes C
+    rectangle: bool = False
 
     @property
     def conditions(self) -> LocalConditions:
@@ -83,7 +87,7 @@ class Sharing:
 
     @property
     def seconds(self) -> float:
-        """The predicted seconds of the product."""
+        """The predicted seconds of the whole shared product."""
         return self.products + self.waiting + self.sums + self.around
 
     def __str__(self) -> str:
@@ -96,14 +100,14 @@ class Sharing:
 
 
 def describe_work(layout: Layout) -> str:
-    """Return the cuts of the work as text, for example "rows by 2, columns by 4"."""
+    """Return how the mesh cuts the multiply-adds as text, for example "rows by 2, columns by 4"."""
     names = {M: "rows", K: "inner dimension", N: "columns"}
     cuts = [f"{names[axis]} by {side}" for side, axis in zip(layout.mesh, layout.work, strict=True) if axis is not None]
     return ", ".join(cuts) or "everything on each"
 
 
 def predict_layout(layout: Layout, above: Plan, devices: Devices) -> Sharing:
-    """Return the prediction of one candidate; raise PlanError if its layout does not allow the level above."""
+    """Return the prediction of one candidate; raise PlanError if the layout does not allow the level `above`."""
     if above == VENDOR:
         panels = _panel_bytes(layout, devices.itemsize)
         local = devices.beside(LocalConditions(panels, VENDOR, layout.pieces))
@@ -112,7 +116,7 @@ def predict_layout(layout: Layout, above: Plan, devices: Devices) -> Sharing:
 
 
 def rank_sharings(layout: Layout, devices: Devices, above: Sequence[Plan] | None = None) -> tuple[Sharing, ...]:
-    """Return the candidates, the fastest first, with these levels above; raise PlanError if none is possible."""
+    """Return the candidates with these levels above, sorted by predicted seconds; raise PlanError if there are none."""
     works = [replace(layout, work=work, pieces=1) for work in product((M, N, K), repeat=len(layout.mesh))]
     first = [predict_layout(candidate, VENDOR, devices) for candidate in works]
     first.sort(key=lambda sharing: sharing.seconds)
@@ -122,7 +126,7 @@ def rank_sharings(layout: Layout, devices: Devices, above: Sequence[Plan] | None
     for sharing in refined:
         for candidate, plan in product(in_pieces(sharing.layout), plans):
             if candidate.pieces == 1 and plan == VENDOR:
-                continue  # among the candidates already
+                continue  # already in `candidates`
             try:
                 candidates.append(predict_layout(candidate, plan, devices))
             except PlanError as error:
@@ -135,9 +139,9 @@ def rank_sharings(layout: Layout, devices: Devices, above: Sequence[Plan] | None
 
 
 def choose_sharing(ranked: Sequence[Sharing], memory_limit: float) -> Sharing:
-    """Return the fastest candidate that fits into this memory (bytes); the smallest if none fits.
+    """Return the fastest candidate that needs at most `memory_limit` bytes; if none fits, the smallest candidate.
 
-    A level above, or a rectangle, must win by its margin.
+    A candidate with a level above or as a rectangle must be faster than the plain candidates by its margin.
     """
     fitting = [sharing for sharing in ranked if sharing.memory <= memory_limit]
     if not fitting:
@@ -153,10 +157,10 @@ def choose_sharing(ranked: Sequence[Sharing], memory_limit: float) -> Sharing:
 
 
 def in_pieces(layout: Layout) -> Iterator[Layout]:
-    """Yield the same work in steps.
+    """Yield layouts with the same work per process, cut into one or several steps.
 
-    The inner dimension is cut into the parts that processes hold, or into twice as many; rows or columns into a few
-    pieces, with which one operand's panel is constant.
+    The inner dimension is cut into as many pieces as the processes hold parts, or into twice as many. Rows or columns
+    are cut into 2, 4 or 8 pieces; then the panel of one operand is the same in all steps.
     """
     held = max(_parts_along(layout.mesh, layout.a, 1), _parts_along(layout.mesh, layout.b, 0))
     local = max(held // max(_parts_along(layout.mesh, layout.work, K), 1), 1)
@@ -168,7 +172,7 @@ def in_pieces(layout: Layout) -> Iterator[Layout]:
 
 
 def canonical_layout(layout: Layout) -> Layout:
-    """Return the same work with the cuts that a level above needs: A like the rows of C, B like its columns."""
+    """Return the layout with the cuts that a level above needs: A cut as the rows of C, B as the columns of C."""
 
     def canonical_cuts(operand: Operand, cuts: Cuts) -> Cuts:
         table, pairs = ALLOWED_CUTS[operand], zip(cuts, layout.work, strict=True)
@@ -177,14 +181,14 @@ def canonical_layout(layout: Layout) -> Layout:
     return replace(layout, a=canonical_cuts("A", layout.a), b=canonical_cuts("B", layout.b))
 
 
-# ---- one product in steps
+# ---- prediction of one product in steps
 
 
 def _pipelined(layout: Layout, devices: Devices, times: int = 1) -> Sharing:
-    """Return the prediction of `times` products in a row, each in the layout's steps.
+    """Return the prediction of `times` consecutive products, each in the layout's steps.
 
-    The panels of a step arrive after those of the step before, and once the product before the last one has freed their
-    memory. The first panels of the next product arrive during the last product.
+    The panels of step i arrive after the panels of step i - 1, and after the product of step i - 2 has freed its
+    panels. The first panels of each product arrive while the previous product's last step is multiplied.
     """
     itemsize = devices.itemsize
     arrived = done = before = products = sums = 0.0
@@ -203,7 +207,7 @@ def _pipelined(layout: Layout, devices: Devices, times: int = 1) -> Sharing:
 
 
 def _step_seconds(layout: Layout, step: int, devices: Devices) -> tuple[float, float, float]:
-    """Return the seconds of the slowest product, of adding it to C, and until all panels have arrived."""
+    """Return the step's seconds of the slowest local product, of adding the product to C, and of the messages."""
     sizes = set()
     for rank in range(layout.ranks):
         panels = layout.needs(rank, step)
@@ -214,9 +218,9 @@ def _step_seconds(layout: Layout, step: int, devices: Devices) -> tuple[float, f
 
 
 def _exchange_seconds(layout: Layout, step: int, devices: Devices) -> float:
-    """Return the seconds until all messages of a step have arrived.
+    """Return the seconds from the start of a step's messages until all of them have arrived.
 
-    Links inside machines and between them work concurrently, and each link works in both directions.
+    Links inside hosts and links between hosts work concurrently, and each link works in both directions at once.
     """
     loads: dict[tuple[int, bool, str], float] = defaultdict(float)
     for transfer in layout.steps[step]:
@@ -228,7 +232,7 @@ def _exchange_seconds(layout: Layout, step: int, devices: Devices) -> float:
 
 
 def _panel_bytes(layout: Layout, itemsize: int) -> float:
-    """Return the most bytes of received panels of two consecutive steps: the first two steps, or the next two."""
+    """Return the largest bytes of received panels in two consecutive steps: steps 0 and 1, or steps 1 and 2."""
     last = layout.pieces - 1
     pairs = {(0, min(1, last)), (min(1, last), min(2, last))}
     most = 0
@@ -240,7 +244,7 @@ def _panel_bytes(layout: Layout, itemsize: int) -> float:
 
 
 def _reduction_seconds(layout: Layout, devices: Devices) -> float:
-    """Return the seconds of a reduce-scatter of C, if several devices compute summands of the same block."""
+    """Return the seconds of a reduce-scatter of C; 0 unless several devices compute summands of one block."""
     times = layout.added_over
     if times == 1:
         return 0.0
@@ -249,7 +253,7 @@ def _reduction_seconds(layout: Layout, devices: Devices) -> float:
 
 
 def _largest_block(layout: Layout) -> int:
-    """Return the numbers of the largest block of C."""
+    """Return how many entries the largest block of C has."""
     shares = (layout.share(rank) for rank in range(layout.ranks))
     return max(share.rows.size * share.cols.size for share in shares)
 
@@ -258,13 +262,14 @@ def _slowest_link(layout: Layout, network: Network) -> Link:
     return network.inside if layout.ranks <= network.together else network.between
 
 
-# ---- a one-dimensional mesh as a rectangle
+# ---- prediction of a one-dimensional mesh that multiplies as a rectangle
 
 
 def rectangles(layout: Layout) -> Iterator[Layout]:
-    """Yield layouts of a one-dimensional mesh as rows and columns, with the same holdings.
+    """Yield layouts in which a one-dimensional mesh works as rows and columns; each process holds the same parts.
 
-    Each process computes a block of C; at the end C is cut by rows, or by columns. Only if all parts have one size.
+    Each process computes a block of C; then C is redistributed and cut by rows only, or by columns only. No layout is
+    yielded unless all processes' parts have one size.
     """
     if len(layout.mesh) > 1:
         return
@@ -285,20 +290,20 @@ def _rectangle_sharings(layout: Layout, devices: Devices) -> list[Sharing]:
 
 
 def _as_rectangle(layout: Layout, devices: Devices) -> Sharing:
-    """Return the prediction of a rectangle; its blocks of C are redistributed among consecutive processes."""
+    """Return the prediction of a rectangle, including the redistribution of C's blocks among consecutive processes."""
     sharing, side = predict_layout(layout, VENDOR, devices), layout.mesh[1]
     block = _largest_block(layout) * devices.itemsize
     moved = block * (1 - 1 / side)
     around = sharing.around + devices.network.link(0, side - 1).seconds(moved) + 2 * block / devices.stream
-    memory = max(sharing.memory, 3.0 * block)  # the parts sent, the parts received, and the joined block
+    memory = max(sharing.memory, 3.0 * block)  # bytes of the parts sent, the parts received, and the assembled block
     return replace(sharing, around=around, received=sharing.received + moved, memory=memory, rectangle=True)
 
 
-# ---- below a level
+# ---- prediction of a sharing with a level above
 
 
 def _below_level(layout: Layout, above: Plan, devices: Devices) -> Sharing:
-    """Return the prediction of a level: fewer products of blocks, one after the other, and sums of local numbers."""
+    """Return the prediction with a level above: fewer products of blocks in sequence, and local sums of blocks."""
     canonical = canonical_layout(layout)
     cut = quadrants(canonical, above)
     itemsize, stream = devices.itemsize, devices.stream
@@ -307,7 +312,8 @@ def _below_level(layout: Layout, above: Plan, devices: Devices) -> Sharing:
     block = share.rows.size * share.cols.size
     count, additions = level_counts(above)
     summed = 3.0 * sum(x * y for x, y in zip(additions, (held["A"], held["B"], block), strict=True))
-    packed = 2.0 * (held["A"] + held["B"] + block)  # blocks are copied out of A and B, and into C
+    # entries read and written when blocks are copied out of A and B, and into C
+    packed = 2.0 * (held["A"] + held["B"] + block)
     memory = 2 * _panel_bytes(cut.block, itemsize) + packed * itemsize
     local = devices.beside(LocalConditions(memory, above, canonical.pieces))
     products = _pipelined(cut.block, local, count)
@@ -327,23 +333,24 @@ def _below_level(layout: Layout, above: Plan, devices: Devices) -> Sharing:
 @clear_on_registration
 @lru_cache(maxsize=64)
 def level_counts(above: Plan) -> tuple[int, tuple[float, float, float]]:
-    """Return the number of products of blocks, and the additions of each number of A, of B and of C.
+    """Return how many products of blocks the level has, and how many additions per entry of A, of B and of C.
 
-    They are derived from the costs of a size and of the sizes with one side doubled.
+    The additions are derived from the costs of the smallest product and of the products with one side doubled.
     """
     parts = level_parts(above)
     m, k, n = parts
     once = cost(above, m, k, n, 1).additions
     doubled = [cost(above, *size, 1).additions for size in ((2 * m, k, n), (m, 2 * k, n), (m, k, 2 * n))]
-    blocks = (m * k, k * n, m * n)  # numbers in A, B, C where each block is one number
-    # Doubling m doubles the additions of A and C; doubling k, those of A and B; doubling n, those of B and C.
+    blocks = (m * k, k * n, m * n)  # entries of A, B and C if each block is a single entry
+    # Doubling m doubles the additions on A and C; doubling k doubles those on A and B; doubling n doubles those on B
+    # and C.
     times = [(2 * once - more) / size for more, size in zip((doubled[2], doubled[0], doubled[1]), blocks, strict=True)]
     count = sum(times for _, times in cost(above, m, k, n, 1).leaves)
     return count, (times[0], times[1], times[2])
 
 
 def _redistribution_seconds(layout: Layout, canonical: Layout, devices: Devices) -> float:
-    """Return the seconds until A and B have the canonical holdings."""
+    """Return the seconds of redistributing A and B from the cuts of `layout` to the cuts of `canonical`."""
     missing = 0
     for operand, target in canonical.holdings.items():
         own = layout.holdings[operand]
