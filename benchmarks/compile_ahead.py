@@ -1,12 +1,11 @@
-"""Compile what a device is to launch, before it starts.
+"""Compile CUDA kernels before a device runs them.
 
 `python -m benchmarks compile_ahead [--chip H200] [--paper [NAME ...]]`
 
 The kernels are those of the device's tests, or with `--paper` those of `python -m benchmarks papers missing --measure`.
 All processors compile, each kernel once, into CuPy's cache on disk: CUPY_CACHE_DIR, or .cupy-cache/ in the working
-folder. The tests run on NumPy in the place of a device to list their kernels, so the command needs no device: with
-`--chip`, a name of the datasheets, any machine with the same CuPy and NVRTC fills the cache for the device. Tests
-compile missing kernels themselves.
+folder. The tests run on NumPy instead of a device to list their kernels. So with `--chip`, a name of the datasheets,
+any machine with the same CuPy and NVRTC fills the cache for the device. Tests compile missing kernels themselves.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ from fmm.problem import Problem
 FOLDER = Path(".cupy-cache")
 PAPER = (
     Path(__file__).parents[1] / "results" / "nvidia-h200" / "paper"
-)  # kernels of experiments without samples there are compiled
-# These tests run on NumPy in the place of a device.
+)  # samples of the papers; only experiments without samples are compiled
+# These tests run on NumPy instead of a device.
 TESTS = ("tests/kernels/cuda/test_gpu_kernels.py", "tests/kernels/cuda/products")
 ON_NUMPY = (sys.executable, "-m", "pytest", "-q", "-p", "tests.support.numpy_device", "-m", "gpu")
 
@@ -61,7 +60,7 @@ FLAGGED = {
     "strassen.pad4 > strassen.fused.pad4 > tile": ("float32",),
     "strassen.batched.pad16 > tile.half": ("float32",),
     "winograd.fused > tile.medium": ("float32",),
-    # Of tests/kernels/cuda/products/test_gpu_residues.py.
+    # Plans of tests/kernels/cuda/products/test_gpu_residues.py.
     "residues(13) > strassen > bytes": ("float64",),
     **{f"residues(14){below} > bytes": ("float64",) for below in ("", " > strassen", " > strassen^2")},
     **{f"residues({moduli}) > bytes": ("float32",) for moduli in (7, 8)},
@@ -79,7 +78,7 @@ def xdist_options(installed: Callable[[str], object] = find_spec, cores: int = o
     """Return pytest's options for one process on each processor, if pytest-xdist is installed."""
     if not installed("xdist"):
         return ()
-    # Beside xdist, pytest-benchmark warns that it is off, and warnings are errors.
+    # With xdist, pytest-benchmark warns that it is off, and warnings are errors.
     quiet = ("-p", "no:benchmark") if installed("pytest_benchmark") else ()
     return ("-n", str(cores), "--dist", "worksteal", *quiet)
 
@@ -135,7 +134,7 @@ def written_kernels(found: Iterable[Kernel], folder: Path) -> list[Path]:
 def noted_kernels(of: Chip, folder: Path) -> list[Path]:
     """Write a file for each kernel of the tests on this chip; return them, the longest first.
 
-    The outcome of the tests is ignored here: another test runs them so, and checks it.
+    The outcome of the tests is ignored here, because another test runs them in the same way and checks it.
     """
     kernels = folder / "kernels"
     kernels.mkdir()
@@ -150,11 +149,11 @@ def noted_kernels(of: Chip, folder: Path) -> list[Path]:
 
 
 class _OnDiskError(Exception):
-    """CuPy has saved the code."""
+    """CuPy has saved the compiled code."""
 
 
 class _Unloaded:
-    """Replaces a loaded module: the code is on disk by then, and there may be no device."""
+    """Replaces a loaded module: the code is on disk, and there may be no device to load it."""
 
     def load(self, code: bytes) -> None:
         raise _OnDiskError
@@ -163,7 +162,7 @@ class _Unloaded:
 
 
 def compile_kernel(path: Path, capability: int) -> str:
-    """Compile a kernel into the cache; return the reason if that fails, else nothing."""
+    """Compile a kernel into the cache; return the reason of a failure, or an empty text."""
     from cupy._core import core
     from cupy.cuda import compiler
 
@@ -180,16 +179,16 @@ def compile_kernel(path: Path, capability: int) -> str:
             compile_for_architecture(source, architecture, options)
         else:
             arch = min(str(capability), compiler._get_max_compute_capability(), key=int)
-            with suppress(_OnDiskError):  # RawModule's own call, but for the device
+            with suppress(_OnDiskError):  # RawModule's own call, without the device
                 core.compile_with_cache(source, options, arch=arch, prepend_cupy_headers=False)
-    except Exception as error:  # a test will say it, where it needs the kernel
+    except Exception as error:  # the test that needs the kernel fails
         return f"{type(error).__name__}: {error}".splitlines()[0]
     return ""
 
 
 def compile_all(paths: Iterable[Path], capability: int) -> list[str]:
     """Compile all kernels on all processors; return the reasons of failures."""
-    # Not forked: a process that has spoken with a driver must not be.
+    # Not forked: a process that has used a CUDA driver must not be.
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
         jobs = [pool.submit(compile_kernel, path, capability) for path in paths]
         return [said for job in jobs if (said := job.result())]

@@ -1,8 +1,8 @@
 """Cost of declined calls: `python -m benchmarks declines [--device cpu|0] [--quick]`.
 
-A call is declined where fmm hands it to the library. The extra time is the time of fmm's call minus that of the
-library's own, by the host's clock, in shuffled rounds; the budget is 2 us. The table has every public function, library
-and size, and the libraries' own functions with fmm installed. A case whose call runs a plan is a failure: it declines
+A call is declined if fmm hands it to the library. The extra time is the time of fmm's call minus that of the library's
+own, by the host's clock, in shuffled rounds; the budget is 2 us. The table has every public function, library and size,
+and the libraries' own functions with fmm installed. A case whose call runs a plan is a failure, because it declines
 nothing. Samples go to results/<device>/declines.json. Run it on an idle machine.
 """
 
@@ -34,10 +34,10 @@ from benchmarks.harness import (
 )
 from fmm.kernels.plans.plan import VENDOR
 
-BUDGET = 2.0  # microseconds
-MOST_CALLS, SAMPLE = 300, 3e-3  # calls of a sample, and its seconds: long calls are repeated less often
+BUDGET = 2.0  # microseconds of extra time
+MAX_CALLS, SAMPLE_SECONDS = 300, 3e-3  # most calls of a sample, and its seconds
 SIDES, QUICK_SIDES = (8, 64, 200), (64,)
-STACK = 4  # products of a stack
+STACK_SIZE = 4  # products of a stack
 ROUNDS, QUICK_ROUNDS = 31, 7
 TYPES = {
     "numpy": ("float64", "float32", "complex128", "int64"),
@@ -99,12 +99,12 @@ def matmul_pair(case: Case) -> Pair:
 
 
 def stacked_pair(case: Case) -> Pair:
-    a = matrices(case, STACK, case.side, case.side)
+    a = matrices(case, STACK_SIZE, case.side, case.side)
     return Pair(partial(module_of(case).matmul, a, a), partial(fmm.matmul, a, a), partial(fmm.explain, a, a))
 
 
 def gemm_pair(case: Case) -> Pair:
-    """Return A B + C. Its baseline is torch.addmm, which is one call, elsewhere the product and the sum."""
+    """Return A B + C; the baseline is torch.addmm, or the product and the sum where there is no such function."""
     a = matrices(case, case.side, case.side)
     xp = module_of(case)
     vendor = partial(xp.addmm, a, a, a) if hasattr(xp, "addmm") else lambda: xp.matmul(a, a) + a
@@ -159,7 +159,10 @@ def all_cases(libraries: Sequence[str], sides: Sequence[int]) -> list[Case]:
 
 
 def synchronized_seconds(wait: Call) -> Clock:
-    """Return a clock of the host's time for a call: the device is idle before each sample, and is not waited for."""
+    """Return a clock of the host's time for a call.
+
+    The device is idle before each sample; the clock does not wait for the device's work.
+    """
 
     def clock(call: Call, repeats: int) -> float:
         wait()
@@ -171,7 +174,7 @@ def synchronized_seconds(wait: Call) -> Clock:
 
 
 def measured(case: Case, rounds: int, clock: Clock, pair_of: Callable[[Case], Pair] | None = None) -> Row:
-    """Return the row of a case; RuntimeError if fmm runs a plan instead of declining."""
+    """Return the row of a case; raise RuntimeError if fmm runs a plan instead of declining."""
     pair = (pair_of or (hooked_pair if case.hooked else PAIRS[case.function]))(case)
     if pair.decided is not None and (plan := pair.decided().plan) != VENDOR:
         raise RuntimeError(f"not declined: {plan}")
@@ -183,7 +186,7 @@ def measured(case: Case, rounds: int, clock: Clock, pair_of: Callable[[Case], Pa
             return 1e6 * clock(call, repeats)
 
     first = [1e-6 * sample(name, 10) for name in ("vendor", "fmm")]  # compiles, and fills the caches
-    repeats = repeats_of(min(first), SAMPLE, MOST_CALLS)
+    repeats = repeats_of(min(first), SAMPLE_SECONDS, MAX_CALLS)
     samples = shuffled_rounds({"vendor": "vendor", "fmm": "fmm"}, rounds, sample, repeats)
     return decline_row(case, samples)
 

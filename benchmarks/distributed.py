@@ -1,9 +1,9 @@
 """Products that several GPUs share: `torchrun --nproc-per-node 2 -m benchmarks.distributed --out FILE`.
 
-DTensors sharded by rows, with four processes or more also in blocks on a mesh of two dimensions: torch's own product,
-the same with fmm installed, and fmm.distributed.matmul, the latter two also without emulation (FMM_EMULATION=0); and a
-GPU's own part of the work alone, with its operands on the GPU. All processes start at the same time, and a product
-ends with its last process. Every result is compared with products by a vector.
+DTensors are sharded by rows; with four processes or more also in blocks on a mesh of two dimensions. The calls are
+torch's own product, the same with fmm installed, and fmm.distributed.matmul, the last two also without emulation
+(FMM_EMULATION=0). Another call is a GPU's own part of the work, with its operands on the GPU. All processes start at
+the same time, and a product ends with its last process. Every result is compared with products by a vector.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from benchmarks.harness import environment_variable, gpu_environment, write_resu
 from fmm.distributed.layout import Holdings
 from fmm.tuner.trials.environment import environment_record as host_environment
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # without GPUs, times mean nothing
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # without GPUs the times mean nothing
 # Type, side and rounds; the largest, which need GPUs of more than 80 GB, last.
 IN_ROWS = (
     ("float32", 32768, 7),
@@ -45,7 +45,7 @@ IN_ROWS = (
 )
 IN_BLOCKS = ("float32", 65536, 3), ("float64", 65536, 3), ("bfloat16", 98304, 3)
 TOLERANCE = {"float32": 1e-4, "float64": 1e-12, "bfloat16": 3e-2}  # relative error of a right result
-LONG = 2.0  # seconds of torch's product from which on its first time is a sample
+LONG_CALL_SECONDS = 2.0  # seconds of torch's product from which on its first time is a sample
 LINK_BYTES = (1 << 24, 1 << 28, 1 << 30) if DEVICE == "cuda" else (1 << 16,)
 
 
@@ -55,13 +55,16 @@ class Call(NamedTuple):
     run: Callable[[], Any]
     emulated: bool = True
     installed: bool = False
-    explain: Callable[[], str] | None = None  # how the product is shared
+    explain: Callable[[], str] | None = None  # explains how the product is shared
     before: Callable[[], None] | None = None  # runs before the product, untimed
 
 
 class CaseText(NamedTuple):
-    """A case as --cases names it: type:side:rounds of all processes in a row, type:side@2x2:rounds of a mesh;
-    some calls alone as type:side:rounds:name+name."""
+    """A case as --cases names it.
+
+    The forms are type:side:rounds for all processes in a row, type:side@2x2:rounds for a mesh, and
+    type:side:rounds:name+name for some calls alone.
+    """
 
     dtype: str
     n: int
@@ -71,7 +74,7 @@ class CaseText(NamedTuple):
 
 
 def parse_case(text: str, count: int) -> CaseText:
-    """Return the case of such a text, for this number of processes."""
+    """Return the case that a text names, for this number of processes."""
     dtype, size, rounds, *who = text.split(":")
     side, _, mesh = size.partition("@")
     sides = tuple(int(x) for x in mesh.split("x")) if mesh else (count,)
@@ -79,20 +82,20 @@ def parse_case(text: str, count: int) -> CaseText:
 
 
 def usual_cases(count: int) -> list[str]:
-    """Return all cases of a row of processes, and some on a mesh of two dimensions where there is a square-like one."""
+    """Return all cases of a row of processes, and cases on a mesh of two dimensions if the processes form one."""
     rows = next((side for side in range(isqrt(count), 1, -1) if count % side == 0), 0)
     blocks = [(kind, f"{side}@{rows}x{count // rows}", rounds) for kind, side, rounds in IN_BLOCKS] if rows else []
     return [":".join(map(str, case)) for case in (*IN_ROWS, *blocks)]
 
 
 class Case:
-    """One product: operands sharded by rows, or in blocks on a mesh of two dimensions, and its calls."""
+    """One product: its sharded operands, and its calls by name."""
 
     def __init__(self, dtype: str, n: int, mesh: Any) -> None:
         self.dtype, self.n, self.mesh = dtype, n, mesh
         self.places = [Shard(axis) for axis in range(mesh.ndim)]
         cuts = tuple(range(mesh.ndim))
-        self.box = Holdings((n, n), tuple(mesh.mesh.shape), cuts).box(dist.get_rank())  # of A, B and C alike
+        self.box = Holdings((n, n), tuple(mesh.mesh.shape), cuts).box(dist.get_rank())  # of A, of B and of C
         self.a, self.b = (self._random(seed) for seed in (1, 2))
         self.panels: Any = None
 
@@ -129,7 +132,7 @@ class Case:
         self.panels = [x.wait() if hasattr(x, "wait") else x for x in locals_]
 
     def _own_part(self) -> Any:
-        """Multiply the gathered panels: the bound of any sharing. They are freed, since other calls need the memory."""
+        """Multiply the gathered panels, which bounds any sharing; free them, since other calls need the memory."""
         panels, self.panels = self.panels, None
         return fmm.matmul(*panels)
 
@@ -174,13 +177,13 @@ def measured(case: Case, rounds: int, names: Sequence[str], until: float) -> dic
     calls = {name: call for name, call in case.calls().items() if not names or name in names}
     errors, explained = {}, {}
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    for name, call in calls.items():  # the first time compiles, connects and decides
+    for name, call in calls.items():  # the first call compiles, connects and decides
         if call.explain is not None:
             with environment_variable("FMM_EMULATION", "1" if call.emulated else "0"):
                 explained[name] = call.explain().splitlines()
         taken, found = timed_call(call)
-        if name == "torch" and taken > LONG:
-            samples[name].append(taken)  # a first call's preparations do not show in so long a time
+        if name == "torch" and taken > LONG_CALL_SECONDS:
+            samples[name].append(taken)  # the preparations of a first call are short compared with this time
         errors[name] = case.error(found)
         del found
     shuffled = random.Random(case.n)  # the same order on all processes
@@ -200,14 +203,14 @@ def synchronize() -> None:
 
 
 def first_process_says(answer: bool) -> bool:
-    """Return the first process's answer on all processes."""
+    """Return the answer of the first process on all processes."""
     shared = torch.tensor([int(answer)], device=DEVICE)
     dist.broadcast(shared, 0)
     return bool(shared.item())
 
 
 def link_rates() -> dict[str, dict[str, float]]:
-    """Return the bytes a second that a process receives: from its neighbour while sending, and in an all-gather."""
+    """Return the bytes per second that a process receives: from its neighbour while sending, and in an all-gather."""
     rank, count = dist.get_rank(), dist.get_world_size()
     found: dict[str, dict[str, float]] = {}
     for size in LINK_BYTES:
@@ -243,7 +246,7 @@ def text_lines(row: dict[str, Any]) -> Iterator[str]:
 
 
 def join_processes() -> None:
-    """Make this process one of those that multiply."""
+    """Join the group of processes that share the products."""
     own = None
     if DEVICE == "cuda":
         own = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -258,7 +261,7 @@ def mesh_of(sides: tuple[int, ...]) -> Any:
 
 
 def environment(count: int) -> dict[str, Any]:
-    """Return what is recorded of the machine."""
+    """Return the record of the machine."""
     if DEVICE == "cpu":
         return {**host_environment(sys.argv), "torch": torch.__version__, "processes": count}
     return gpu_environment(torch=torch.__version__, nccl=str(torch.cuda.nccl.version()), gpus=count)

@@ -1,8 +1,8 @@
-"""GEMMul8 (RIKEN; float32 and float64 products by int8 residues) as a peer, built from its public source.
+"""GEMMul8 (RIKEN: float32 and float64 products by int8 residues) as a peer, built from its public source.
 
-`FMM_GEMMUL8` names a checkout: the folder that holds `GEMMul8/src/gemmul8.cu`. This repository has nothing of it. The
-library is built into `build/` of the checkout: real products, with the numbers of moduli in MODULI alone, since all of
-them take the compiler minutes.
+`FMM_GEMMUL8` names a checkout: the folder that holds `GEMMul8/src/gemmul8.cu`. This repository contains none of its
+code. The library is built into `build/` of the checkout: real products, with the numbers of moduli in MODULI alone,
+because all of them take the compiler minutes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 import cupy
 
-MODULI = {"float32": 8, "float64": 14}  # as in GEMMul8's own comparison with the vendor
+MODULI = {"float32": 8, "float64": 14}  # numbers of moduli, as in GEMMul8's own comparison with the vendor
 VARIABLE = "FMM_GEMMUL8"
 OPTIONS = ("-std=c++20", "-O3", "-diag-suppress", "177", "-gencode", "arch=compute_90,code=sm_90")
 SHARED = ("-shared", "-Xcompiler", "-fPIC")
@@ -121,7 +121,7 @@ def _packages() -> list[Path]:
 
 
 def _wanted(line: str) -> bool:
-    """Return False for a case of a switch whose number of moduli is not in MODULI."""
+    """Return False for a case of a switch with a number of moduli that is not in MODULI."""
     case = re.match(r"\s+case (\d+):.*_launch<", line)
     return case is None or int(case[1]) in MODULI.values()
 
@@ -143,7 +143,7 @@ def _library() -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Gemmul8Product:
-    """C = A B of row-major matrices (C^T = B^T A^T in column-major order), with a workspace of its own."""
+    """Computes C = A B of row-major matrices, as C^T = B^T A^T in column-major order, with its own workspace."""
 
     a: Any
     b: Any

@@ -29,11 +29,11 @@ from benchmarks.harness import (
 from benchmarks.matrices import REAL, random_matrix, relative_error
 
 ROUNDS, QUICK_ROUNDS = 11, 5
-SAMPLE = 10e-3  # seconds of a sample
+SAMPLE_SECONDS = 10e-3  # seconds of a sample
 
 
 class Case(NamedTuple):
-    """A product of square matrices, plans beside fmm's choice, and the speedup hoped for."""
+    """A product of square matrices, named plans, and the target of the speedup."""
 
     dtype: str
     side: int
@@ -42,7 +42,10 @@ class Case(NamedTuple):
     quick: bool = False
 
 
-ONE, TWO = "3m(strassen.pad16) > vendor", "3m(strassen^2.pad16) > vendor"  # with a level of each product, in one pass
+ONE, TWO = (
+    "3m(strassen.pad16) > vendor",
+    "3m(strassen^2.pad16) > vendor",
+)  # with one and two levels of each real product, in one pass
 B1, B2, B3 = (f"strassen{power}.batched.pad16 > vendor" for power in ("", "^2", "^3"))
 OUTER = f"strassen.overlapped.pad16 > {B3}"
 CASES = (
@@ -76,7 +79,7 @@ def measured(case: Case, rounds: int, chosen_only: bool) -> Row:
     errors = {name: relative_error(a, b, call()) for name, call in calls.items()}
     if not chosen_only:
         calls["three real products"] = three_real_products(case.side, case.dtype)
-    chosen, seconds = fmm.explain(a, b), paired_samples(calls, rounds, SAMPLE)
+    chosen, seconds = fmm.explain(a, b), paired_samples(calls, rounds, SAMPLE_SECONDS)
     samples = {name: [1e3 * x for x in found] for name, found in seconds.items()}
     free_gpu_memory()
     return {

@@ -37,9 +37,9 @@ from benchmarks.harness import (
 from benchmarks.matrices import random_matrix, relative_error
 
 Kind = Literal["syrk", "matmul", "newton-schulz", "plan"]
-Calls = tuple[Callable[[Any], Any], Callable[[Any], Any]]  # fmm's and the vendor's, of a matrix
-SAMPLE = 4e-3  # seconds of a sample: shorter calls are repeated
-LONG = 15e-3  # seconds of a call that is never replayed as a graph
+Calls = tuple[Callable[[Any], Any], Callable[[Any], Any]]  # fmm's and the vendor's function of a matrix
+SAMPLE_SECONDS = 4e-3  # seconds of a sample: shorter calls are repeated
+LONG_CALL_SECONDS = 15e-3  # seconds of a call that is never replayed as a graph
 NEWTON_STEPS = 5
 TOLERANCE = {"float64": 1e-12, "float32": 1e-4}  # relative error of a right result; other types:
 LOOSE_TOLERANCE = 5e-2
@@ -48,7 +48,7 @@ NO_TIME = "no time"
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison; `target` is the speedup hoped for."""
+    """One comparison; `target` is the wanted speedup."""
 
     kind: Kind
     dtype: str
@@ -65,7 +65,7 @@ class Case:
 
     @property
     def fields(self) -> Row:
-        """Return the fields of a row before anything is measured."""
+        """The fields of a row before anything is measured."""
         names = {name: value for name, value in asdict(self).items() if name not in ("rows", "cols", "quick")}
         return {**names, "size": (self.rows, self.cols), "candidate": [], "vendor": []}
 
@@ -148,7 +148,10 @@ def measured(case: Case, rounds: int, seconds: float) -> Row:
 
 
 def checked_errors(case: Case, c: Any, vendor: Callable[[Any], Any], x: Any, symmetric: bool) -> Row:
-    """Return the relative errors of both results; RuntimeError for a wrong or unsymmetric result."""
+    """Return the relative errors of the results of fmm and the vendor.
+
+    Raise RuntimeError for a wrong or unsymmetric result.
+    """
     if case.kind == "newton-schulz":
         by_fmm, by_torch = (found.double() for found in (c, vendor(x)))
         distance = float((by_fmm - by_torch).norm() / by_torch.norm())
@@ -169,11 +172,11 @@ def paired_milliseconds(
     """Return the samples of calls that alternate between the matrices; short calls first run until graphs exist."""
     turns: dict[str, Call] = {name: partial(next, map(call, cycle(xs))) for name, call in calls.items()}
     single = max(*(gpu_seconds(call, 2) for call in turns.values()), 1e-6)
-    if single < LONG:
+    if single < LONG_CALL_SECONDS:
         for call in turns.values():
             gpu_seconds(call, 6)
         single = max(*(gpu_seconds(call, 2) for call in turns.values()), 1e-6)
-    repeats = repeats_of(single, SAMPLE, most=1 << 20)
+    repeats = repeats_of(single, SAMPLE_SECONDS, most=1 << 20)
     count = rounds_within(seconds, 2 * single * repeats, 5, rounds)
     samples = shuffled_rounds(turns, count, repeats=repeats)
     return {name: [1e3 * x for x in found] for name, found in samples.items()}

@@ -17,25 +17,36 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from benchmarks.matrices import OWN_ARITHMETIC
+
 FILE = "held-out.jsonl"
-LEAST, MIDDLE, THIN = 1024, 4096, 128  # sides
-LEAST_LARGE = {"cpu": 3000, "cuda": LEAST}  # a CPU gains nothing by plans for shorter sides
-HALVES = "gram"  # products of a matrix and its transpose, of which a triangle is computed
-COUNTS = {
-    "cpu": {"middle": 20, "thin": 10, "large": 12, HALVES: 6},
+SHORTEST_SIDE, LONGEST_MIDDLE_SIDE, SHORTEST_THIN_SIDE = 1024, 4096, 128  # sides
+SHORTEST_LARGE_SIDE = {"cpu": 3000, "cuda": SHORTEST_SIDE}  # a CPU gains nothing by plans for shorter sides
+GRAM = "gram"  # products of a matrix and its transpose, of which a triangle is computed
+SHAPE_COUNTS = {
+    "cpu": {"middle": 20, "thin": 10, "large": 12, GRAM: 6},
     "cuda": {"middle": 60, "thin": 30, "large": 20},
 }
-OWN = "-ieee"  # suffix of a type with FMM_EMULATION=0
-IEEE = f"float32{OWN}"
+FLOAT32_IEEE = f"float32{OWN_ARITHMETIC}"
 TYPES = {
     "cpu": ("float64", "float32", "complex128", "complex64"),
-    "cuda": ("float32", IEEE, "float64", f"float64{OWN}", "bfloat16", "float16", "tf32", "complex64", "complex128"),
+    "cuda": (
+        "float32",
+        FLOAT32_IEEE,
+        "float64",
+        f"float64{OWN_ARITHMETIC}",
+        "bfloat16",
+        "float16",
+        "tf32",
+        "complex64",
+        "complex128",
+    ),
 }
 LARGEST = {"cpu": 8192, "cuda": 20000}
-CALLS = ("vendor", "default")  # measured in every round, however slow
-ENOUGH = 2  # shapes of a type and kind that a page needs
+REQUIRED_CALLS = ("vendor", "default")  # measured in every round, however slow
+MIN_SHAPES = 2  # shapes of a type and kind that a page needs
 # Goals: the mean and the least share of the best plan's speed, and the least speedup over the vendor.
-WANTED_MEAN, WANTED_LEAST, WANTED_OF_VENDOR = 0.97, 0.90, 0.98
+GOAL_MEAN_SHARE, GOAL_LEAST_SHARE, GOAL_SPEEDUP = 0.97, 0.90, 0.98
 
 Size = tuple[int, int, int]
 Shape = tuple[str, str, Size]  # type, kind, sides
@@ -84,7 +95,7 @@ class Row:
     @property
     def poor(self) -> bool:
         """True if the choice misses the goals."""
-        return self.share_of_best < WANTED_LEAST or self.speedup < WANTED_OF_VENDOR
+        return self.share_of_best < GOAL_LEAST_SHARE or self.speedup < GOAL_SPEEDUP
 
     def __str__(self) -> str:
         shape = " x ".join(map(str, self.size))
@@ -122,18 +133,18 @@ def paired(base: Sequence[float], own: Sequence[float]) -> float:
 
 def element_type(dtype: str) -> str:
     """Return the element type without the suffix of its arithmetic."""
-    return dtype.removesuffix(OWN)
+    return dtype.removesuffix(OWN_ARITHMETIC)
 
 
-def drawn_shapes(kind: str, count: int, largest: int, seed: int, least: int = LEAST) -> Iterator[Size]:
+def drawn_shapes(kind: str, count: int, largest: int, seed: int, least: int = SHORTEST_SIDE) -> Iterator[Size]:
     """Yield shapes with sides spread evenly by logarithm, every second shape odd; one seed gives the same shapes."""
     rng = random.Random(f"{kind} {seed}")
-    least, most = min(least, largest), min(MIDDLE if kind == "middle" else largest, largest)
+    least, most = min(least, largest), min(LONGEST_MIDDLE_SIDE if kind == "middle" else largest, largest)
     for i in range(count):
         sides = [math.exp(rng.uniform(math.log(least), math.log(most))) for _ in range(3)]
         if kind == "thin":
-            sides[rng.randrange(3)] = math.exp(rng.uniform(math.log(min(THIN, least)), math.log(least)))
-        elif kind == HALVES:
+            sides[rng.randrange(3)] = math.exp(rng.uniform(math.log(min(SHORTEST_THIN_SIDE, least)), math.log(least)))
+        elif kind == GRAM:
             sides[2] = sides[0]
         m, k, n = (int(x) | 1 if i % 2 else max(int(x) // 16 * 16, 16) for x in sides)
         yield m, k, n
@@ -193,7 +204,7 @@ def representative_run(runs: Sequence[Run]) -> Run:
     """Return the run that a page shows: the last run with enough shapes of every type and kind, else the largest."""
     groups = [[rows for *_, rows in grouped(run.rows)] for run in runs]
     most = max(map(len, groups))
-    whole = [len(found) == most and all(len(rows) >= ENOUGH for rows in found) for found in groups]
+    whole = [len(found) == most and all(len(rows) >= MIN_SHAPES for rows in found) for found in groups]
     enough = [run for run, is_whole in zip(runs, whole, strict=True) if is_whole]
     return enough[-1] if enough else max(runs, key=lambda run: len(run.rows))
 
@@ -204,7 +215,7 @@ def summary(rows: Sequence[Row]) -> dict[str, float | int]:
     return {
         "shapes": len(rows),
         "by_plans": sum(row.chosen != "vendor" for row in rows),
-        "worth_a_plan": sum(row.best not in CALLS for row in rows),
+        "worth_a_plan": sum(row.best not in REQUIRED_CALLS for row in rows),
         "mean_share_of_best": mean(shares),
         "least_share_of_best": min(shares),
         "mean_speedup": mean(speedups),

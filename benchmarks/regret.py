@@ -32,14 +32,13 @@ from typing import Any
 import fmm
 from benchmarks.harness import benchmark_parser, check_blas_kernel, machine_of
 from benchmarks.held_out import (
-    CALLS,
-    COUNTS,
     FILE,
-    HALVES,
+    GRAM,
     LARGEST,
-    LEAST,
-    LEAST_LARGE,
-    OWN,
+    REQUIRED_CALLS,
+    SHAPE_COUNTS,
+    SHORTEST_LARGE_SIDE,
+    SHORTEST_SIDE,
     TYPES,
     Row,
     Shape,
@@ -50,6 +49,7 @@ from benchmarks.held_out import (
     recorded_rows,
     summaries,
 )
+from benchmarks.matrices import OWN_ARITHMETIC
 from benchmarks.timed_machines import Cpu, Gpu
 from fmm.config import environment as settings
 from fmm.config import files
@@ -64,9 +64,9 @@ from fmm.runtime.decisions.decide import Decision, decide_plan
 from fmm.runtime.devices import cuda_device
 from fmm.tuner.devices.compile_ahead import call_jobs, run_workers
 
-SAMPLE = 3e-3  # seconds of a sample, at least
-WARM = 4  # calls before short products are timed: by then a recurring one is a graph
-CLOSE = 1.15  # a plan slower than this multiple of the best in the first round is dropped
+SAMPLE_SECONDS = 3e-3  # seconds of a sample, at least
+WARM_UP_CALLS = 4  # calls before short products are timed: by then a recurring one is a graph
+DROPPED_RATIO = 1.15  # a plan slower than this multiple of the best in the first round is dropped
 COMPILE_SECONDS = 25.0  # longest wait for compilers before the first shape
 COMPILED_SHAPES = 240  # shapes whose kernels are compiled ahead: more are not measured in a minute
 COMPILED_WORKSPACE = 32 << 30  # bytes; kernels of plans that need more workspace are not compiled ahead
@@ -99,7 +99,7 @@ def comparable_plans(processor: str, size: Size, dtype: str) -> tuple[Plan, ...]
     for plan in candidate_plans(processor):
         with suppress(PlanError):
             work = estimated_work(plan, Problem(*size, kind))
-            is_emulated = dtype.endswith(OWN) and plan.leaf_use.leaf.emulates
+            is_emulated = dtype.endswith(OWN_ARITHMETIC) and plan.leaf_use.leaf.emulates
             is_large = not plan.levels or work.smallest >= SMALLEST_LEAF
             is_candidate = plan.is_candidate_for(kind) and is_large and not is_emulated
             if is_candidate and expected_error_growth(plan, kind) <= limit:
@@ -131,7 +131,7 @@ def compile_kernels(gpu: Gpu, shapes: Sequence[Shape], seconds: float, every: bo
     """Compile the kernels of these shapes' plans on all processors, for at most `seconds`."""
     calls, device = list[tuple[str, Plan, Size]](), cuda_device(0)
     for dtype, _, size in shapes[:COMPILED_SHAPES]:
-        limits = Limits(COMPILED_WORKSPACE, device.error_growth, emulation=not dtype.endswith(OWN))
+        limits = Limits(COMPILED_WORKSPACE, device.error_growth, emulation=not dtype.endswith(OWN_ARITHMETIC))
         with gpu.as_type(dtype):
             decision = decide_plan(Problem(*size, element_type(dtype)), limits, device)
         tried = tried_plans("cuda", size, dtype, decision, every)
@@ -147,7 +147,7 @@ def measured(machine: Cpu, processor: str, shape: Shape, rounds: int, every: boo
     """Time the default call, the vendor's and the tried plans in shuffled rounds; far slower plans are dropped."""
     dtype, kind, size = shape
     a, b, vendor = machine.operands(size, dtype)
-    is_gram = kind == HALVES
+    is_gram = kind == GRAM
     b = a.T if is_gram else b
     into = machine.result_arguments(a, b)
     product = partial(fmm.gram, a, rows=True, **into) if is_gram else partial(fmm.matmul, a, b, **into)
@@ -156,9 +156,11 @@ def measured(machine: Cpu, processor: str, shape: Shape, rounds: int, every: boo
     calls: dict[str, Callable[[], object]] = {"vendor": partial(vendor, a, b, **into), "default": product}
     calls |= {str(p): partial(product, plan=p) for p in plans}
     samples, untried = first_samples(machine, calls)
-    repeats = max(int(SAMPLE / samples["vendor"][0]), 1)
+    repeats = max(int(SAMPLE_SECONDS / samples["vendor"][0]), 1)
     best = min(own[0] for own in samples.values())
-    names = [x for x, own in samples.items() if x in (*CALLS, str(decision.plan)) or own[0] <= CLOSE * best]
+    names = [
+        x for x, own in samples.items() if x in (*REQUIRED_CALLS, str(decision.plan)) or own[0] <= DROPPED_RATIO * best
+    ]
     found: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(rounds):
         for name in random.sample(names, len(names)):
@@ -177,17 +179,17 @@ def first_samples(
     samples: dict[str, list[float]] = {}
     began = time.monotonic()
     for name, call in calls.items():
-        if name not in CALLS and time.monotonic() - began > machine.warm_up_limit:
+        if name not in REQUIRED_CALLS and time.monotonic() - began > machine.warm_up_limit:
             break
         try:
             call()
-            repeats = WARM if machine.seconds(call, 1) < SAMPLE else 1
+            repeats = WARM_UP_CALLS if machine.seconds(call, 1) < SAMPLE_SECONDS else 1
             if repeats > 1:
                 machine.seconds(call, repeats)
             samples[name] = [rounded(machine.seconds(call, repeats))]
         except (MemoryError, RuntimeError, ValueError) as error:  # a plan that fails is left out
             print(f"  {name}: {error}"[:150], file=sys.stderr)
-            if name in CALLS:
+            if name in REQUIRED_CALLS:
                 raise
     return samples, tuple(name for name in calls if name not in samples)
 
@@ -220,7 +222,9 @@ def parsed_options(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the options of the command line."""
     parser = benchmark_parser("regret", __doc__, time_limit=300, device="cpu")
     parser.add_argument("--dtype", action="append", help="only this type (may be repeated)")
-    parser.add_argument("--kind", choices=COUNTS["cpu"], action="append", help="only these shapes (may be repeated)")
+    parser.add_argument(
+        "--kind", choices=SHAPE_COUNTS["cpu"], action="append", help="only these shapes (may be repeated)"
+    )
     parser.add_argument("--count", type=int, help="shapes of each kind and type")
     parser.add_argument("--largest", type=int, help="side")
     parser.add_argument("--rounds", type=int, default=5)
@@ -236,14 +240,17 @@ def parsed_options(arguments: Sequence[str]) -> argparse.Namespace:
 def wanted_shapes(options: argparse.Namespace, processor: str, seed: int) -> list[Shape]:
     """Return the shapes of all kinds and types in turn: a run that is cut short has the same share of each."""
     largest, found = options.largest or LARGEST[processor], list[tuple[float, Shape]]()
-    for kind in options.kind or COUNTS[processor]:
-        count, is_large = options.count or COUNTS[processor][kind], kind in ("large", HALVES)
+    for kind in options.kind or SHAPE_COUNTS[processor]:
+        count, is_large = options.count or SHAPE_COUNTS[processor][kind], kind in ("large", GRAM)
         for dtype in options.dtype or TYPES[processor]:
             is_complex = DTYPES[element_type(dtype)].is_complex
-            if is_complex and kind == HALVES:
+            if is_complex and kind == GRAM:
                 continue
             part = COMPLEX_SIDE if is_complex and is_large else 1
-            least, most = round(part * (LEAST_LARGE[processor] if is_large else LEAST)), round(part * largest)
+            least, most = (
+                round(part * (SHORTEST_LARGE_SIDE[processor] if is_large else SHORTEST_SIDE)),
+                round(part * largest),
+            )
             for i, size in enumerate(drawn_shapes(kind, count, most, seed, least)):
                 found.append(((i + 0.5) / count, (dtype, kind, size)))
     return [shape for _, shape in sorted(found, key=lambda x: x[0])]

@@ -18,14 +18,14 @@ from statistics import mean
 
 from benchmarks.held_out import (
     FILE,
-    OWN,
-    WANTED_LEAST,
-    WANTED_OF_VENDOR,
+    GOAL_LEAST_SHARE,
+    GOAL_SPEEDUP,
     Row,
     Run,
     recorded_runs,
     summaries,
 )
+from benchmarks.matrices import OWN_ARITHMETIC
 from fmm.config import files
 from fmm.config.files import SHIPPED_CONFIG
 from fmm.config.schema import Tuned, read_section
@@ -74,11 +74,11 @@ def measured_device(runs: Sequence[Run]) -> Device:
 
 
 def problem_of(row: Row) -> Problem:
-    return Problem(*row.size, row.dtype.removesuffix(OWN))
+    return Problem(*row.size, row.dtype.removesuffix(OWN_ARITHMETIC))
 
 
 def limits_of(row: Row) -> Limits:
-    return Limits(WORKSPACE_LIMIT, default_error_growth(batches=True), emulation=not row.dtype.endswith(OWN))
+    return Limits(WORKSPACE_LIMIT, default_error_growth(batches=True), emulation=not row.dtype.endswith(OWN_ARITHMETIC))
 
 
 def replayed(row: Row, calibration: Calibration) -> Replayed:
@@ -124,8 +124,8 @@ def in_short(rows: Sequence[Row]) -> str:
         return "none timed"
     return (
         f"{mean(row.share_of_best for row in rows):.3f} of the best plan's speed, "
-        f"{sum(row.share_of_best < WANTED_LEAST for row in rows)} below {WANTED_LEAST}, "
-        f"{sum(row.speedup < WANTED_OF_VENDOR for row in rows)} below {WANTED_OF_VENDOR} of the vendor's"
+        f"{sum(row.share_of_best < GOAL_LEAST_SHARE for row in rows)} below {GOAL_LEAST_SHARE}, "
+        f"{sum(row.speedup < GOAL_SPEEDUP for row in rows)} below {GOAL_SPEEDUP} of the vendor's"
     )
 
 

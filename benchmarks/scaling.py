@@ -84,6 +84,7 @@ TABLES = {
 
 
 def decision_on(row: Row, mesh: int | tuple[int, ...]) -> SharedDecision:
+    """Return the decision on a mesh."""
     os.environ["FMM_EMULATION"] = "0" if row.kind == PLAIN else "1"
     return fmm.distributed.plan(row.n, row.n, row.n, mesh=mesh, dtype=row.kind.split(",")[0])
 
@@ -94,8 +95,11 @@ def fastest_decision(row: Row) -> SharedDecision:
 
 
 def cells(row: Row) -> Sequence[str]:
-    """Return a line of a table. Level above: the time of the best sharing with a level over the best without; taken:
-    fmm chooses the level, since it is clearly faster."""
+    """Return a line of a table.
+
+    "Level above" is the time of the best sharing with a level over the best without; "taken" tells if fmm chooses the
+    level.
+    """
     found = fastest_decision(row)
     best, layout = found.best, found.best.layout
     with_level, without = (
@@ -145,7 +149,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.parse_args(arguments)
     os.environ["FMM_CONFIG"] = str(SHIPPED_CONFIG)
     tables = {name: "\n".join(table(FORMS[name][0], map(FORMS[name][1], rows))) for name, rows in TABLES.items()}
-    page = PAGE.read_text(encoding="utf-8")  # read after the minutes of predicting: the page may have been edited
+    page = PAGE.read_text(encoding="utf-8")  # read now: the page may have been edited during the prediction
     PAGE.write_text(MARK.sub(lambda mark: f"{mark[1]}{tables[mark[2]]}\n{mark[3]}", page), encoding="utf-8")
     return 0
 

@@ -23,7 +23,8 @@ from pathlib import Path
 from statistics import mean, median
 from types import MappingProxyType
 
-from benchmarks.held_out import FILE, OWN, recorded_rows
+from benchmarks.held_out import FILE, recorded_rows
+from benchmarks.matrices import OWN_ARITHMETIC
 from benchmarks.replay import replayed
 from fmm.config import files, reader, schema, store
 from fmm.config.files import SHIPPED_CONFIG
@@ -133,11 +134,11 @@ def whole_calls(folder: Path, dtype: str) -> list[Observation]:
     found, least = [], SHORTEST if dtype in LONG_ALONE else SHORTEST_REPLAYED
     for row in recorded_rows(folder / FILE):
         vendor = median(row.seconds["vendor"])
-        if row.dtype.removesuffix(OWN) == dtype and vendor >= least:
+        if row.dtype.removesuffix(OWN_ARITHMETIC) == dtype and vendor >= least:
             names = [name for name in (row.seconds if vendor >= SHORTEST else row.whole) if name != "default"]
             timed = [(Plan.parse(name), median(row.seconds[name])) for name in names]
             worth = [(plan, own) for plan, own in timed if own <= WORTH_FITTING * vendor]
-            # Leaves with rates of their own have too few samples.
+            # Leaves with a rate of their own have too few samples.
             enough = [(plan, own) for plan, own in worth if not plan.leaf_use.leaf.rate]
             found += [Observation(Problem(*row.size, dtype), Run(plan), own) for plan, own in enough]
     return found
@@ -164,7 +165,7 @@ def with_best_margins(calibration: Calibration, dtype: str, folder: Path) -> Cal
 
     Among equal margins the one with the largest mean share of the best plan's speed wins.
     """
-    rows = [row for row in recorded_rows(folder / FILE) if row.dtype.removesuffix(OWN) == dtype]
+    rows = [row for row in recorded_rows(folder / FILE) if row.dtype.removesuffix(OWN_ARITHMETIC) == dtype]
     shapes = list(dict.fromkeys(row.size for row in rows))
     rows = [row for row in rows if row.size in set(shapes[::2])]
     if not rows:
@@ -188,7 +189,7 @@ def fitted_section(card: Card, calls: Sequence[Observation], dtype: str) -> dict
     rates = {
         **starting_calibration(sheet, dtype).rates,
         **calibration.rates,
-    }  # of leaves that were not there: the datasheet's
+    }  # leaves without a measured rate have the datasheet's
     calibration = replace(calibration, rates=MappingProxyType(rates))
     model = check_model(calibration, dtype, [*observed(tunings, ("held out",)), *others], None, largest)
     calibration = with_best_margins(model.calibration, dtype, card.results)

@@ -34,8 +34,8 @@ from fmm.semirings import numba_kernels
 
 TROPICAL_KERNEL = "crates/tropical-gemm-cuda/kernels/tropical_gemm.cu"  # in the checkout of tropical-gemm
 MINIMA_PER_CLOCK = 64  # minima of two numbers by one multiprocessor (FMNMX or VIADDMNMX)
-LONG = 1.0  # seconds of a call from which on its first timing is the first round
-SAMPLE = 0.004  # seconds of a sample: shorter calls are repeated
+LONG_CALL_SECONDS = 1.0  # seconds of a call from which on its first timing counts as a round
+SAMPLE_SECONDS = 0.004  # seconds of a sample: shorter calls are repeated
 HOST_SIZES = (512, 1024, 2048)
 HOST_TYPES = ("float64", "float32", "int32", "int16")
 LARGE_GRAPH_TYPES = ("float64", "float32")  # the types of graphs with 1024 nodes and more
@@ -66,7 +66,7 @@ def edges_of(xp: Any, n: int, dtype: str, rng: Any, negative: bool = False) -> A
 
 
 def processor_seconds(call: Callable[[], Any], repeats: int) -> float:
-    """Return the processor time of all threads, a measure that other work on the machine disturbs less."""
+    """Return the processor time of all threads, which other work on the machine disturbs less."""
     start = time.process_time()
     for _ in range(repeats):
         call()
@@ -74,7 +74,7 @@ def processor_seconds(call: Callable[[], Any], repeats: int) -> float:
 
 
 def by_numpy(call: Callable[[], Any]) -> Any:
-    """Make a call without the kernels that Numba compiles."""
+    """Run a call without the kernels that Numba compiles."""
     before, numba_kernels.can_compile = numba_kernels.can_compile, lambda: False
     try:
         return call()
@@ -211,7 +211,7 @@ def measured(case: Case, rounds: int, clock: Clock, on_gpu: bool) -> Row:
     calls = (product_calls if case.what == "minplus" else path_calls if on_gpu else host_calls)(case)
     if on_gpu and case.what == "paths" and case.n > 8192:
         rounds = min(rounds, 3)
-    samples = samples_with_first_call(calls, rounds, SAMPLE, LONG, clock)
+    samples = samples_with_first_call(calls, rounds, SAMPLE_SECONDS, LONG_CALL_SECONDS, clock)
     if on_gpu:
         free_gpu_memory()
     bound = bound_seconds(case.n) if on_gpu else 0.0

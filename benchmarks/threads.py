@@ -1,9 +1,9 @@
 """Products on many threads at once: `python -m benchmarks threads [--counts 1 8 64] [--sides 700]`.
 
-Each thread multiplies the same matrices into a result of its own; the ratio is the time of all threads at once over the
-time of the same products one after the other on one thread. The goal is at most 1.1 for 1 to 64 threads, for fmm's own
-choice, given plans and NumPy's own product, in float32 and float64. Samples go to results/<device>/threads.json. Run it
-on an idle machine.
+Each thread multiplies the same matrices into a result of its own. The ratio is the time of all threads at once over the
+time of the same products one after the other on one thread. The goal is at most 1.1 for 1 to 64 threads: for fmm's own
+choice, for named plans and for NumPy's own product, in float32 and float64. Samples go to
+results/<device>/threads.json. Run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Case:
 
 
 def multiplication(plan: str) -> Callable[..., Any]:
-    """Return numpy.matmul, or fmm.matmul with its own choice or a given plan."""
+    """Return numpy.matmul, fmm.matmul with its own choice, or fmm.matmul with a named plan."""
     if plan == "numpy":
         return np.matmul
     return fmm.matmul if plan == "default" else partial(fmm.matmul, plan=plan)
@@ -60,7 +60,7 @@ def multiplication(plan: str) -> Callable[..., Any]:
 
 @contextmanager
 def waiting_threads(calls: Sequence[Call]) -> Iterator[Call]:
-    """Yield a call that makes each of these calls on a thread of its own, all at once, and waits for the last one."""
+    """Yield a call that runs each of these calls on its own thread, all at once, and waits for all of them."""
     start, end = (threading.Barrier(len(calls) + 1) for _ in range(2))
     stopped, errors = threading.Event(), list[BaseException]()
 
@@ -101,7 +101,7 @@ def one_after_the_other(calls: Sequence[Call]) -> None:
 
 
 def measured(case: Case, rounds: int, clock: Clock) -> Row:
-    """Check a result, then time all threads at once beside the same products one after the other."""
+    """Check a result, then time all threads at once and the same products one after the other."""
     rng = np.random.default_rng(1)
     a, b = (rng.standard_normal((case.side, case.side)).astype(case.dtype) for _ in range(2))
     results = [np.empty_like(a) for _ in range(case.threads)]

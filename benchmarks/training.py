@@ -87,7 +87,7 @@ def train(options: argparse.Namespace, dtype: str, steps: int, jitter: float = 0
 
 
 def steps_within(options: argparse.Namespace, dtype: str, seconds: float) -> int:
-    """Return how many steps of each run fit into `seconds`, by the time of a few of torch's; all without a limit."""
+    """Return the steps of each run that fit into `seconds`, by the time of a few steps of torch; 0: all steps."""
     if not seconds:
         return int(options.steps)
     began = time.perf_counter()
@@ -123,7 +123,7 @@ def measured(options: argparse.Namespace, dtype: str, seconds: float) -> Row:
 
 
 def products_of_a_step(options: argparse.Namespace, dtype: str, target: str) -> list[str]:
-    """Return the report of the products of one step; a run of its own, since counting takes time."""
+    """Return the report of the products of one step, from a run of its own, since counting takes time."""
     report = begin_report()
     try:
         with fmm.installed(target):

@@ -235,7 +235,7 @@ def plan_without_arrays(
     size: Shape, dtype: str, op: Operation, device: str | int, constraints: PlanConstraints
 ) -> Decision:
     """Return the decision for row-major arrays of these sizes on a device."""
-    if not isinstance(op, str):
+    if not isinstance(op, str) or op not in OPERATIONS:
         raise ValueError(f"unknown operation {op!r}; valid: {', '.join(OPERATIONS)}")
     on_cpu = _is_cpu(device)
     number = blas_threads() if on_cpu else devices.parse_cuda_index(device)

@@ -435,9 +435,9 @@ def _reason(best: Candidate, candidates: tuple[Candidate, ...], calibration: Cal
     fastest = candidates[0]
     if not any(c.wins for c in candidates if c.plan != VENDOR):
         least = min((c.margin for c in candidates if c.plan != VENDOR), default=calibration.margin)
-        return f"no plan is predicted to beat the vendor by {least:.1%} ({calibration.source})"
+        return f"no plan is predicted to take at most {1 - least:.3f} of the vendor's time ({calibration.source})"
     if fastest.plan == best.plan or not fastest.wins:
-        return f"least predicted time: {best.time:.2f} of the vendor's ({calibration.source})"
+        return f"least predicted time: {best.time:.3f} of the vendor's ({calibration.source})"
     what = "more workspace" if limits.allow(fastest.plan, fastest.error_growth) else "more error"
     if fastest.plan.emulates and not limits.emulation:
         what = "other types of numbers"

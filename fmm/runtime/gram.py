@@ -194,8 +194,8 @@ def _result_shape(left: Any, right: Any) -> tuple[int, ...]:
 # ---- the call
 
 # A plan that cannot write into `out` needs another array and another pass. Such a plan is still faster if its predicted
-# time is below this share of the vendor's. (An H200, float64, 8192 a side: 0.89 predicted, 1.04 measured with the
-# copy.)
+# time is below this share of the vendor's. (Measured on an H200 in float64 at 8192: with the copy the plan takes 1.04
+# of the vendor's time, 0.89 is predicted.)
 WORTH_A_COPY = 0.8
 
 
@@ -222,8 +222,8 @@ def _select_call(
 def _can_write_there(library: Library, call: PreparedCall, operands: GramOperands) -> bool:
     """Return True if the call's plan can compute the result in `out` itself.
 
-    False where inf or NaN, or on the host an exception, could require a second computation: `out` would have lost the
-    values that beta scales.
+    The result is False where inf or NaN, or on the host an exception, could require a second computation, for which
+    `out` would have lost the values that beta scales.
     """
     if call.plan is None:
         return False
@@ -241,7 +241,7 @@ def _whole_product(params: GemmParams) -> GemmParams:
 
 def _run_operands(library: Library, operands: GramOperands, constraints: PlanConstraints, on_decline: OnDecline) -> Any:
     """Return C, in `out` unless that is None."""
-    if operands.params.alpha == 0:  # no plan runs, not even the caller's
+    if operands.params.alpha == 0:  # with alpha = 0 no plan runs, not even the caller's
         on_decline(library)
         return _run_vendor(library, operands)
     if constraints is NO_CONSTRAINTS and _has_few_product_rows(library, operands):
@@ -325,10 +325,11 @@ def _as_real(factor: Coefficient) -> float:
 #
 # No plan for triangles wins there, and preparing a call takes 50 microseconds.
 
-SMALL_ROWS = 1024  # most rows of such a product; also the most entries of A for which nothing more is checked
-LONG_ROWS, SHORT_INNER_SIDE = 4096, 64  # most rows of a product with at most this inner side
+SMALL_ROWS = 1024  # largest number of rows of such a product, and largest number of entries of A without further checks
+# largest number of rows of a product whose inner side is at most as long as this
+LONG_ROWS, SHORT_INNER_SIDE = 4096, 64
 ndarray = np.ndarray
-# NumPy's one object of each type. An array whose dtype is another object is left to run_gram.
+# NumPy's own dtype object of each type. A product of an array whose dtype is another object goes to run_gram.
 FLOAT64, FLOAT32, COMPLEX128, COMPLEX64 = map(np.dtype, ("float64", "float32", "complex128", "complex64"))
 
 
@@ -340,7 +341,7 @@ def small_gram(a: Any, rows: bool, out: Any) -> Any:
     dtype = a.dtype
     if a.ndim != 2 or (
         a.size > SMALL_ROWS and not _has_few_rows(a, rows)
-    ):  # the first test spares small arrays the second
+    ):  # most small arrays need only the first test
         return None
     if out is not None and (type(out) is not ndarray or out.dtype is not dtype or out.ndim != 2):
         return None

@@ -1,7 +1,7 @@
 """The product of two arrays of one library: by a plan if one is faster, else by the library's own function.
 
-A call is prepared, or found in the cache, and runs. If memory runs out, plans with less workspace are tried, then
-the library's own product.
+Each call is prepared, or its prepared call is found in a cache, and runs. If memory runs out, plans with less workspace
+are tried, then the library's own product.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fmm.runtime.prepare import (
 
 
 def run_matmul_any_library(library: Library, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
-    """Return the product of arrays, some of which may be of another library; this library reads their memory."""
+    """Return the product of arrays of this and other libraries; this library reads the memory of all of them."""
     adopt_arrays = library.adopt_arrays(a, b, out)
     if adopt_arrays is None:
         return run_matmul(library, a, b, out, constraints)
@@ -71,13 +71,13 @@ def run_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanCons
 
 
 def _run_vendor(library: Library, call: PreparedCall, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
-    """Return the library's own product; PlanError if the caller's plan cannot run and the library takes the call."""
+    """Return the library's own product; PlanError if the caller's plan cannot run and the library accepts the call."""
     if call.plan_refusal:
         library.vendor(a, b)
         raise PlanError(call.plan_refusal)
     if RECORDING.on:
         record_call(call.decision, None)
-    # A decision without a problem may be due to an unusual `out`; then the next call must be decided again.
+    # A decision without a problem may be caused by an unusual `out`, so that the next call must be decided again.
     if constraints is NO_CONSTRAINTS and (out is None or call.decision.problem is not None):
         remember_decline(library, a, b, call.decision)
     return library.vendor(a, b, out)
@@ -112,7 +112,7 @@ def run_with_fallback(
     `target`: the array for C, if any. `addend`: the addend in C's shape, where C does not hold it.
     """
     c = _attempt(library, call, a, b, target, constraints, addend)
-    if isinstance(c, Failure):  # the exception was dropped, so the memory of the failed attempt is free
+    if isinstance(c, Failure):  # no exception object is held here, so the memory of the failed attempt is free
         failure = c
         c = _run_other_plans(library, call, a, b, target, constraints, failure, addend)
         if c is None and RECORDING.on:
@@ -132,7 +132,7 @@ def _attempt(
         if constraints.plan_required:
             raise
         return OUT_OF_MEMORY
-    except PlanError:  # raised before anything is computed
+    except PlanError:  # PlanError is raised before anything is computed
         if constraints.plan_required:
             raise
         return CANNOT_RUN

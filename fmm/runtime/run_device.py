@@ -38,9 +38,9 @@ from fmm.runtime.devices import cuda_device, tuned_chip
 from fmm.runtime.prepare import PreparedCall, cublas_scratch
 
 GRAPHS = GraphCache()
-DEFAULT_STREAM = 0  # the legacy stream, which cannot be captured
-SPARE = 16  # launch parameter sets that a stack returns for reuse by the next stack
-MAX_STREAM_CALLS = 256  # per stream and thread
+DEFAULT_STREAM = 0  # number of the legacy stream, which cannot be captured
+SPARE = 16  # number of launch parameter sets that the next stack can reuse
+MAX_STREAM_CALLS = 256  # number of cached calls for each stream and thread
 on_release(GRAPHS.clear)
 
 
@@ -130,7 +130,7 @@ def _complete_by_vendor(library: DeviceLibrary, call: PreparedCall, a: Any, b: A
     problem = call.launches.problem if call.launches else None
     if problem is None or call.launches is None or any(call.launches.plan.conjugates):
         return
-    if problem.op == "gram" and b is a:  # b is passed for a^H: run_recurring_gram completes the call
+    if problem.op == "gram" and b is a:  # the argument b stands for a^H, and run_recurring_gram completes the call
         return
     alpha = problem.alpha
     if addend is not None:
@@ -161,10 +161,11 @@ class StreamCall:
 
     def __init__(self, call: PreparedCall, flag: StreamFlag, device: int) -> None:
         assert call.launches is not None
-        self.call = call  # keeps id(call) unique as a key
+        self.call = call  # a reference, so that id(call) stays unique as a key
         self.stream, self.device = flag.stream, device
         self.launches = call.launches
-        self.is_flagged = may_create_nonfinite(call.launches.plan)  # an inf or NaN in C starts a second computation
+        # True if an inf or NaN in C starts a second computation
+        self.is_flagged = may_create_nonfinite(call.launches.plan)
         self.flag_addresses = (flag.address, flag.count_address) if self.is_flagged else (0, 0)
         self.scratch = cublas_scratch(call.launches)
         self.replays = Replays(self._capture, GRAPHS) if call.uses_graph else None
@@ -240,7 +241,7 @@ class StreamCall:
 
     def _launch(self, addresses: Addresses, stream: int, visible: bool) -> None:
         """Launch all products or none: a visible C of a stack has all launches prepared before the first one."""
-        products = list(self._products(addresses))  # all players exist before the first one plays
+        products = list(self._products(addresses))  # all launches are prepared before the first one is made
         if len(products) == 1 and addresses.aligned and products[0][1] is addresses:
             self._single = products[0][0]
         if len(products) == 1 or not visible:
