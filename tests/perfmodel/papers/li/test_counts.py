@@ -99,7 +99,7 @@ def test_all_72_percentages() -> None:
 
 
 def differences(table: Table) -> list[tuple[object, ...]]:
-    """The rows whose difference is not zero."""
+    """Return the rows with a difference other than zero."""
     columns = [c for c in table.columns if c.endswith("difference")]
     assert columns
     return [
