@@ -42,17 +42,17 @@ from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.problem import Problem
 
-FOLDER = Path(".cupy-cache")
-PAPER = (
+CACHE_FOLDER = Path(".cupy-cache")
+PAPER_SAMPLES = (
     Path(__file__).parents[1] / "results" / "nvidia-h200" / "paper"
 )  # samples of the papers; only experiments without samples are compiled
 # These tests run on NumPy instead of a device.
-TESTS = ("tests/kernels/cuda/test_gpu_kernels.py", "tests/kernels/cuda/products")
-ON_NUMPY = (sys.executable, "-m", "pytest", "-q", "-p", "tests.support.numpy_device", "-m", "gpu")
+KERNEL_TESTS = ("tests/kernels/cuda/test_gpu_kernels.py", "tests/kernels/cuda/products")
+PYTEST_ON_NUMPY = (sys.executable, "-m", "pytest", "-q", "-p", "tests.support.numpy_device", "-m", "gpu")
 
 # What fmm.matmul launches in tests/runtime/test_gpu_matmul.py and tests/kernels/cuda/recompute/: what writes C raises a
 # flag. On rows that are aligned, on those that are not, and with the outer level's blocks of several sizes.
-FLAGGED = {
+FLAGGED_PLANS = {
     "strassen.batched.pad16 > vendor": (*STORED, "tf32"),
     "winograd.pad16 > strassen.batched.pad16 > vendor": tuple(STORED),
     "li-fig3.peel > vendor": tuple(STORED),
@@ -66,12 +66,12 @@ FLAGGED = {
     **{f"residues({moduli}) > bytes": ("float32",) for moduli in (7, 8)},
     **{f"residues({moduli}) > strassen > bytes": ("float32",) for moduli in (8, 9)},
 }
-FLAGGED_SIZES = ((130, 257, 191), (128, 128, 96), (300, 264, 280))
+FLAGGED_PLAN_SIZES = ((130, 257, 191), (128, 128, 96), (300, 264, 280))
 
 
 def with_cache(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment with CuPy's cache in the working folder, unless the user named another."""
-    return {"CUPY_CACHE_DIR": str(FOLDER.resolve()), **environment}
+    return {"CUPY_CACHE_DIR": str(CACHE_FOLDER.resolve()), **environment}
 
 
 def xdist_options(installed: Callable[[str], object] = find_spec, cores: int = os.cpu_count() or 1) -> tuple[str, ...]:
@@ -102,8 +102,8 @@ def write_kernel(kernel: Kernel, folder: Path) -> None:
 def flagged_kernels(of: Chip) -> Iterator[Kernel]:
     """Yield the kernels of the plans in FLAGGED."""
     target = chip_target(of, flagged=True)
-    for text, dtypes in FLAGGED.items():
-        for dtype, size in product(dtypes, FLAGGED_SIZES):
+    for text, dtypes in FLAGGED_PLANS.items():
+        for dtype, size in product(dtypes, FLAGGED_PLAN_SIZES):
             with suppress(PlanError):  # a type that the leaf does not multiply
                 launches = record_launches(Plan.parse(text), Problem(*size, dtype), target).launches
                 yield from dict.fromkeys(launch.kernel for launch in launches)
@@ -143,7 +143,10 @@ def noted_kernels(of: Chip, folder: Path) -> list[Path]:
     (folder / "chip").write_bytes(pickle.dumps(of))
     content = {"FMM_CHIP": str(folder / "chip"), "FMM_KERNELS": str(kernels), "OPENBLAS_NUM_THREADS": "1"}
     subprocess.run(
-        [*ON_NUMPY, *xdist_options(), *TESTS], env={**os.environ, **content}, stdout=subprocess.DEVNULL, check=False
+        [*PYTEST_ON_NUMPY, *xdist_options(), *KERNEL_TESTS],
+        env={**os.environ, **content},
+        stdout=subprocess.DEVNULL,
+        check=False,
     )
     return sorted(kernels.iterdir(), key=lambda path: -path.stat().st_size)  # the longest first
 
@@ -152,7 +155,7 @@ class _OnDiskError(Exception):
     """CuPy has saved the compiled code."""
 
 
-class _Unloaded:
+class _UnloadedModule:
     """Replaces a loaded module: the code is on disk, and there may be no device to load it."""
 
     def load(self, code: bytes) -> None:
@@ -173,7 +176,7 @@ def compile_kernel(path: Path, capability: int) -> str:
     # CuPy caches these options for each device by asking the driver, which may be absent.
     options_for = compiler._get_arch_for_options_for_nvrtc
     compiler._get_arch_for_options_for_nvrtc = getattr(options_for, "__wrapped__", options_for)
-    compiler.function = type("Functions", (), {"Module": _Unloaded})
+    compiler.function = type("Functions", (), {"Module": _UnloadedModule})
     try:
         if architecture:
             compile_for_architecture(source, architecture, options)
@@ -210,7 +213,7 @@ def main(arguments: list[str]) -> int:
     began = time.perf_counter()
     with TemporaryDirectory() as folder:
         if options.paper is not None:
-            kernels = written_kernels(paper_kernels(of, PAPER, options.paper), Path(folder) / "kernels")
+            kernels = written_kernels(paper_kernels(of, PAPER_SAMPLES, options.paper), Path(folder) / "kernels")
         else:
             kernels = noted_kernels(of, Path(folder))
         noted = time.perf_counter() - began

@@ -58,14 +58,14 @@ class Case:
     hooked: bool = False
 
 
-class Pair:
+class ComparedCalls:
     """The two calls of a case: the library's own, and the call that fmm declines; `decided`: fmm's plan."""
 
     def __init__(self, vendor: Call, own: Call, decided: Callable[[], Any] | None = None) -> None:
         self.vendor, self.own, self.decided = vendor, own, decided
 
 
-def matrices(case: Case, *shape: int) -> Any:
+def case_matrices(case: Case, *shape: int) -> Any:
     """Return normal numbers of the case's library and type; integers are below 10."""
     numbers = 3 * np.random.default_rng(1).standard_normal(shape)
     if case.library.startswith("torch"):
@@ -80,7 +80,7 @@ def matrices(case: Case, *shape: int) -> Any:
     return numbers.astype(case.dtype)
 
 
-def module_of(case: Case) -> Any:
+def library_module(case: Case) -> Any:
     """Return the library's module."""
     if case.library.startswith("torch"):
         import torch
@@ -93,33 +93,37 @@ def module_of(case: Case) -> Any:
     return np
 
 
-def matmul_pair(case: Case) -> Pair:
-    a = matrices(case, case.side, case.side)
-    return Pair(partial(module_of(case).matmul, a, a), partial(fmm.matmul, a, a), partial(fmm.explain, a, a))
+def matmul_pair(case: Case) -> ComparedCalls:
+    a = case_matrices(case, case.side, case.side)
+    return ComparedCalls(
+        partial(library_module(case).matmul, a, a), partial(fmm.matmul, a, a), partial(fmm.explain, a, a)
+    )
 
 
-def stacked_pair(case: Case) -> Pair:
-    a = matrices(case, STACK_SIZE, case.side, case.side)
-    return Pair(partial(module_of(case).matmul, a, a), partial(fmm.matmul, a, a), partial(fmm.explain, a, a))
+def stacked_pair(case: Case) -> ComparedCalls:
+    a = case_matrices(case, STACK_SIZE, case.side, case.side)
+    return ComparedCalls(
+        partial(library_module(case).matmul, a, a), partial(fmm.matmul, a, a), partial(fmm.explain, a, a)
+    )
 
 
-def gemm_pair(case: Case) -> Pair:
+def gemm_pair(case: Case) -> ComparedCalls:
     """Return A B + C; the baseline is torch.addmm, or the product and the sum where there is no such function."""
-    a = matrices(case, case.side, case.side)
-    xp = module_of(case)
+    a = case_matrices(case, case.side, case.side)
+    xp = library_module(case)
     vendor = partial(xp.addmm, a, a, a) if hasattr(xp, "addmm") else lambda: xp.matmul(a, a) + a
-    return Pair(vendor, partial(fmm.gemm, a, a, a, beta=1), partial(fmm.explain_gemm, a, a, a, beta=1))
+    return ComparedCalls(vendor, partial(fmm.gemm, a, a, a, beta=1), partial(fmm.explain_gemm, a, a, a, beta=1))
 
 
-def gram_pair(case: Case) -> Pair:
+def gram_pair(case: Case) -> ComparedCalls:
     """Return A^H A."""
-    a = matrices(case, case.side, case.side)
-    xp = module_of(case)
+    a = case_matrices(case, case.side, case.side)
+    xp = library_module(case)
     vendor = (lambda: xp.matmul(a.conj().T, a)) if "complex" in case.dtype else lambda: xp.matmul(a.T, a)
-    return Pair(vendor, partial(fmm.gram, a), partial(fmm.explain_gram, a))
+    return ComparedCalls(vendor, partial(fmm.gram, a), partial(fmm.explain_gram, a))
 
 
-def hooked_pair(case: Case) -> Pair:
+def hooked_pair(case: Case) -> ComparedCalls:
     """Return the library's own function twice; the second one is called with fmm installed."""
     call: Call = matmul_pair(case).vendor
     if case.function == "addmm":
@@ -127,18 +131,18 @@ def hooked_pair(case: Case) -> Pair:
     elif case.function == "bmm":
         call = stacked_pair(case).vendor
     elif case.function == "operator @":
-        a = matrices(case, case.side, case.side)
+        a = case_matrices(case, case.side, case.side)
         call = lambda: a @ a  # noqa: E731
-    return Pair(call, call)
+    return ComparedCalls(call, call)
 
 
-PAIRS: dict[str, Callable[[Case], Pair]] = {
+CALLS_OF_FUNCTION: dict[str, Callable[[Case], ComparedCalls]] = {
     "fmm.matmul": matmul_pair,
     "fmm.matmul, stack": stacked_pair,
     "fmm.gemm": gemm_pair,
     "fmm.gram": gram_pair,
 }
-HOOKED = {
+HOOKED_FUNCTIONS = {
     "numpy": ("matmul", "operator @"),
     "cupy": ("matmul", "operator @"),
     "torch": ("matmul", "operator @", "addmm", "bmm"),
@@ -151,7 +155,7 @@ def all_cases(libraries: Sequence[str], sides: Sequence[int]) -> list[Case]:
     return [
         Case(function, library, dtype, side, hooked)
         for library in libraries
-        for functions, hooked in ((PAIRS, False), (HOOKED[library], True))
+        for functions, hooked in ((CALLS_OF_FUNCTION, False), (HOOKED_FUNCTIONS[library], True))
         for function in functions
         for dtype in TYPES[library]
         for side in sides
@@ -173,9 +177,9 @@ def synchronized_seconds(wait: Call) -> Clock:
     return clock
 
 
-def measured(case: Case, rounds: int, clock: Clock, pair_of: Callable[[Case], Pair] | None = None) -> Row:
+def measure_case(case: Case, rounds: int, clock: Clock, pair_of: Callable[[Case], ComparedCalls] | None = None) -> Row:
     """Return the row of a case; raise RuntimeError if fmm runs a plan instead of declining."""
-    pair = (pair_of or (hooked_pair if case.hooked else PAIRS[case.function]))(case)
+    pair = (pair_of or (hooked_pair if case.hooked else CALLS_OF_FUNCTION[case.function]))(case)
     if pair.decided is not None and (plan := pair.decided().plan) != VENDOR:
         raise RuntimeError(f"not declined: {plan}")
 
@@ -217,7 +221,9 @@ def text_line(row: Row) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmark; return 1 if a case failed."""
     parser = benchmark_parser("declines", __doc__, time_limit=1e9, device="cpu", quick="one size and few rounds")
-    parser.add_argument("--libraries", nargs="+", choices=HOOKED, help="these alone (default: all of the device)")
+    parser.add_argument(
+        "--libraries", nargs="+", choices=HOOKED_FUNCTIONS, help="these alone (default: all of the device)"
+    )
     options = parser.parse_args(arguments)
     machine = machine_of(options.device)
     usual = ("cupy", "torch") if machine.on_gpu else ("numpy", "torch-cpu")
@@ -228,6 +234,6 @@ def main(arguments: Sequence[str]) -> int:
 
         wait = cupy.cuda.Device().synchronize
     rounds = QUICK_ROUNDS if options.quick else ROUNDS
-    measure = recorded_failure(lambda case: measured(case, rounds, synchronized_seconds(wait)), asdict)
+    measure = recorded_failure(lambda case: measure_case(case, rounds, synchronized_seconds(wait)), asdict)
     cases = all_cases(libraries, QUICK_SIDES if options.quick else SIDES)
     return has_failures(run_cases(options, machine, "declines.json", cases, measure, text_line))

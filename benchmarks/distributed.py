@@ -1,4 +1,4 @@
-"""Products that several GPUs share: `torchrun --nproc-per-node 2 -m benchmarks.distributed --out FILE`.
+"""Products that several GPUs share: `torchrun --nproc-per-node 2 -m benchmarks.distributed --output FILE`.
 
 DTensors are sharded by rows; with four processes or more also in blocks on a mesh of two dimensions. The calls are
 torch's own product, the same with fmm installed, and fmm.distributed.matmul, the last two also without emulation
@@ -96,10 +96,10 @@ class Case:
         self.places = [Shard(axis) for axis in range(mesh.ndim)]
         cuts = tuple(range(mesh.ndim))
         self.box = Holdings((n, n), tuple(mesh.mesh.shape), cuts).box(dist.get_rank())  # of A, of B and of C
-        self.a, self.b = (self._random(seed) for seed in (1, 2))
+        self.a, self.b = (self._random_operand(seed) for seed in (1, 2))
         self.panels: Any = None
 
-    def _random(self, seed: int) -> Any:
+    def _random_operand(self, seed: int) -> Any:
         """Return a sharded matrix of normal numbers; each process draws its own part."""
         generator = torch.Generator(DEVICE).manual_seed(100 * seed + dist.get_rank())
         shape, kind = (self.box.rows.size, self.box.cols.size), getattr(torch, self.dtype)
@@ -113,17 +113,17 @@ class Case:
         modes = {"": True, "-ieee": False} if self.dtype == "float32" else {"": True}
         for name, allowed in modes.items():
             found[f"hook{name}"] = Call(lambda: torch.mm(self.a, self.b), allowed, installed=True)
-            found[f"shared{name}"] = self._shared(allowed, None)
-        alone = Call(self._own_part, before=self._gather)
-        return {**found, "shared-level": self._shared(True, "winograd"), "alone": alone}
+            found[f"shared{name}"] = self._shared_call(allowed, None)
+        alone = Call(self._own_part, before=self._gather_panels)
+        return {**found, "shared-level": self._shared_call(True, "winograd"), "alone": alone}
 
-    def _shared(self, emulated: bool, plan: str | None) -> Call:
+    def _shared_call(self, emulated: bool, plan: str | None) -> Call:
         def run() -> Any:
             return fmm.distributed.matmul(self.a, self.b, plan=plan)
 
         return Call(run, emulated, explain=lambda: str(fmm.distributed.explain(self.a, self.b, plan=plan)))
 
-    def _gather(self) -> None:
+    def _gather_panels(self) -> None:
         """Gather this GPU's rows of A and columns of B, for its own part of the product."""
         whole = [Replicate()] * (self.mesh.ndim - 1)
         rows = self.a.redistribute(placements=[Shard(0), *whole])
@@ -139,11 +139,11 @@ class Case:
     def error(self, found: Any) -> float:
         """Return the relative error of the result times a random vector."""
         v = torch.randn(self.n, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(9)).to(DEVICE)
-        expected = self._applied(self.a.to_local(), self._applied(self.b.to_local(), v))
+        expected = self._times_vector(self.a.to_local(), self._times_vector(self.b.to_local(), v))
         local = found.redistribute(placements=self.places).to_local() if isinstance(found, DTensor) else found
-        return float((self._applied(local, v) - expected).norm() / expected.norm())
+        return float((self._times_vector(local, v) - expected).norm() / expected.norm())
 
-    def _applied(self, block: Any, v: Any) -> Any:
+    def _times_vector(self, block: Any, v: Any) -> Any:
         """Return a sharded matrix times a replicated vector, in float64."""
         rows, cols = self.box
         found = torch.zeros_like(v)
@@ -172,7 +172,7 @@ def timed_call(call: Call) -> tuple[float, Any]:
     return float(taken), found
 
 
-def measured(case: Case, rounds: int, names: Sequence[str], until: float) -> dict[str, Any]:
+def measure_case(case: Case, rounds: int, names: Sequence[str], until: float) -> dict[str, Any]:
     """Check all calls of a case, then time them in shuffled rounds; no round begins after `until`."""
     calls = {name: call for name, call in case.calls().items() if not names or name in names}
     errors, explained = {}, {}
@@ -217,16 +217,19 @@ def link_rates() -> dict[str, dict[str, float]]:
         own = torch.zeros(size, dtype=torch.uint8, device=DEVICE)
         every = torch.empty(count * size, dtype=torch.uint8, device=DEVICE)
 
-        def neighbours(own: Any = own, every: Any = every, size: int = size) -> None:
+        def exchange_with_neighbours(own: Any = own, every: Any = every, size: int = size) -> None:
             sends = dist.P2POp(dist.isend, own, (rank + 1) % count)
             receives = dist.P2POp(dist.irecv, every[:size], (rank - 1) % count)
             for work in dist.batch_isend_irecv([sends, receives]):
                 work.wait()
 
-        def gathered(own: Any = own, every: Any = every) -> None:
+        def gather_from_all(own: Any = own, every: Any = every) -> None:
             dist.all_gather_into_tensor(every, own)
 
-        for name, call, moved in (("neighbours", neighbours, size), ("all-gather", gathered, (count - 1) * size)):
+        for name, call, moved in (
+            ("neighbours", exchange_with_neighbours, size),
+            ("all-gather", gather_from_all, (count - 1) * size),
+        ):
             timed_call(Call(call))
             found.setdefault(name, {})[str(size)] = moved / median(timed_call(Call(call))[0] for _ in range(7))
     return found
@@ -260,7 +263,7 @@ def mesh_of(sides: tuple[int, ...]) -> Any:
     return init_device_mesh(DEVICE, sides)
 
 
-def environment(count: int) -> dict[str, Any]:
+def machine_record(count: int) -> dict[str, Any]:
     """Return the record of the machine."""
     if DEVICE == "cpu":
         return {**host_environment(sys.argv), "torch": torch.__version__, "processes": count}
@@ -270,26 +273,26 @@ def environment(count: int) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark in each process; return 1 if a result is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the first process writes it")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the first process writes it")
     parser.add_argument("--cases", help=CaseText.__doc__)
     parser.add_argument("--time-limit", type=float, default=1e9, help="begin no round and no case after S seconds")
     options = parser.parse_args(arguments)
     until = time.monotonic() + options.time_limit
     join_processes()
     count, first = dist.get_world_size(), dist.get_rank() == 0
-    where, links, rows = environment(count), link_rates(), list[dict[str, Any]]()
+    where, links, rows = machine_record(count), link_rates(), list[dict[str, Any]]()
     if first:
         print("bytes a second:", links, flush=True)
     for text in options.cases.split(",") if options.cases else usual_cases(count):
         case = parse_case(text, count)
         if not first_process_says(time.monotonic() < until):
             break
-        rows.append(measured(Case(case.dtype, case.n, mesh_of(case.mesh)), case.rounds, case.who, until))
+        rows.append(measure_case(Case(case.dtype, case.n, mesh_of(case.mesh)), case.rounds, case.who, until))
         if DEVICE == "cuda":
             torch.cuda.empty_cache()
         if first:
             print(*text_lines(rows[-1]), sep="\n", flush=True)
-            write_result(options.out, where, rows, links=links)
+            write_result(options.output, where, rows, links=links)
     wrong = [row for row in rows if max(row["errors"].values()) > TOLERANCE[row["dtype"]]]
     dist.barrier()
     dist.destroy_process_group()

@@ -28,7 +28,7 @@ from benchmarks.harness import (
 )
 
 CASES = "float32:2048,float32:4096,float32:8192,bfloat16:8192,bfloat16:16384,float64:4096"
-ADDENDS = ("row", "matrix", "in place")
+ADDEND_KINDS = ("row", "matrix", "in place")
 SAMPLE_SECONDS = 2e-3  # seconds of a sample
 WARM_CALLS = 5
 TOLERANCE = {"float32": 1e-5, "float64": 1e-13, "bfloat16": 2e-2}  # relative difference from torch's own result
@@ -50,7 +50,7 @@ def addend_calls(dtype: str, n: int, addend: str) -> dict[str, Callable[[], Any]
     return calls | {"addmm": lambda: torch.addmm(bias, a, b), "apart": lambda: torch.mm(a, b).add_(bias)}
 
 
-def measured(case: tuple[str, int, str], rounds: int) -> Row:
+def measure_case(case: tuple[str, int, str], rounds: int) -> Row:
     """Return the seconds by variant, and the difference of torch's result and fmm's."""
     dtype, n, addend = case
     calls = addend_calls(*case)
@@ -65,10 +65,10 @@ def measured(case: tuple[str, int, str], rounds: int) -> Row:
         variant_seconds(name, WARM_CALLS)
     repeats = repeats_of(variant_seconds("fmm", WARM_CALLS), SAMPLE_SECONDS, most=1 << 20)
     seconds = shuffled_rounds({name: name for name in VARIANTS}, rounds, variant_seconds, repeats)
-    return {"dtype": dtype, "n": n, "added": addend, "seconds": seconds, "apart": difference(*case)}
+    return {"dtype": dtype, "n": n, "added": addend, "seconds": seconds, "apart": relative_difference(*case)}
 
 
-def difference(dtype: str, n: int, addend: str) -> float:
+def relative_difference(dtype: str, n: int, addend: str) -> float:
     """Return the relative difference of torch's own result and fmm's in the Frobenius norm."""
     results = []
     for installed in (False, True):
@@ -92,14 +92,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args(arguments)
     sides = [(dtype, int(n)) for dtype, _, n in (case.partition(":") for case in options.cases.split(","))]
-    cases = [(*side, addend) for side, addend in product(sides, ADDENDS)]
+    cases = [(*side, addend) for side, addend in product(sides, ADDEND_KINDS)]
     machine = machine_of("0")
     rows = run_cases(
         options,
         machine,
         "added.json",
         cases,
-        lambda case: measured(case, options.rounds),
+        lambda case: measure_case(case, options.rounds),
         text_line,
         torch=torch.__version__,
     )

@@ -58,29 +58,29 @@ class Case:
     layouts: str = "NN"  # layouts of A and B; N: row-major, T: column-major
 
 
-def cube(dtype: str, side: int, rounds: int = 7) -> Case:
+def cube_case(dtype: str, side: int, rounds: int = 7) -> Case:
     return Case((dtype,), (side, side, side), rounds=rounds)
 
 
 CASES = (
-    *(cube("float32", n) for n in (2048, 4096, 8192, 16384)),
+    *(cube_case("float32", n) for n in (2048, 4096, 8192, 16384)),
     Case(("float32",), (4096, 14336, 4096)),
-    *(cube(FLOAT32_IEEE, n) for n in (1537, 3000, 4096, 8192, 16384)),
+    *(cube_case(FLOAT32_IEEE, n) for n in (1537, 3000, 4096, 8192, 16384)),
     Case((FLOAT32_IEEE,), (16384, 1024, 16384)),
-    *(cube(dtype, n) for dtype in ("float64", f"float64{OWN_ARITHMETIC}") for n in (4096, 8191, 8192, 16384)),
+    *(cube_case(dtype, n) for dtype in ("float64", f"float64{OWN_ARITHMETIC}") for n in (4096, 8191, 8192, 16384)),
     Case((f"float64{OWN_ARITHMETIC}",), (30000, 3000, 3000)),
-    *(cube("bfloat16", n) for n in (4096, 8191, 8192, 16384, 32768)),
-    *(cube("tf32", n) for n in (8192, 16384)),
+    *(cube_case("bfloat16", n) for n in (4096, 8191, 8192, 16384, 32768)),
+    *(cube_case("tf32", n) for n in (8192, 16384)),
 )
-LARGE = (
+LARGE_CASES = (
     Case((FLOAT32_IEEE, "float32"), (65536,) * 3, (0.0, TAKEN_SHARE), 2),
     Case((f"float64{OWN_ARITHMETIC}", "float64"), (49152,) * 3, (0.0, TAKEN_SHARE), 2),
 )
-SIDES = (1537,) * 3, (3000,) * 3, (4096,) * 3, (3333, 1111, 4001), (1024, 4096, 4096)
-LAYOUTS = tuple(
+LAYOUT_SIZES = (1537,) * 3, (3000,) * 3, (4096,) * 3, (3333, 1111, 4001), (1024, 4096, 4096)
+LAYOUT_CASES = tuple(
     Case((dtype,), size, rounds=5, layouts=layouts)
     for dtype in ("float32", FLOAT32_IEEE, "float64", f"float64{OWN_ARITHMETIC}", "bfloat16")
-    for size in SIDES
+    for size in LAYOUT_SIZES
     for layouts in ("NN", "NT", "TN", "TT")
 )
 
@@ -104,7 +104,7 @@ class Row:
     def __str__(self) -> str:
         what = f"{self.dtype:12} {' x '.join(map(str, self.size)):22} {self.layouts} {self.taken:4.0%} taken"
         if self.failure or not self.seconds:
-            return f"{what}  {self.failure[:120] or 'not measured'}"
+            return f"{what}  {self.failure[:120] or 'not measure_case'}"
         speedup = paired_speedup(self.vendor_seconds, self.seconds)
         times = f"{1e3 * median(self.seconds):10.3f} of {1e3 * median(self.vendor_seconds):10.3f} ms {speedup:6.3f}"
         return f"{what} {times}  {self.error:5.2f} {self.workspace / 2**30:6.2f} GiB  {self.plan} ({self.step})"
@@ -140,7 +140,7 @@ def in_layout(x: Any, layout: str) -> Any:
     return x.T.contiguous().T if hasattr(x, "contiguous") else x.T.copy().T
 
 
-def measured(case: Case) -> list[Row]:
+def measure_case(case: Case) -> list[Row]:
     """Return a row for each type and share of memory; a failed row has the reason."""
     machine = Gpu()
     rows = [Row(dtype, case.size, taken, case.layouts) for taken in case.taken for dtype in case.dtypes]
@@ -248,14 +248,16 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--dtype", action="append", help="only cases of this type (may be repeated)")
     parser.add_argument("--rounds", type=int, help="of each case (7; of the largest products 2)")
     options = parser.parse_args(arguments)
-    name, every = ("large", LARGE) if options.large else ("layouts", LAYOUTS) if options.layouts else ("calls", CASES)
+    name, every = (
+        ("large", LARGE_CASES) if options.large else ("layouts", LAYOUT_CASES) if options.layouts else ("calls", CASES)
+    )
     types = set(options.dtype or chain.from_iterable(case.dtypes for case in every))
     known = [replace(case, dtypes=tuple(t for t in case.dtypes if t in types)) for case in every]
     cases = [replace(case, rounds=options.rounds or case.rounds) for case in known if case.dtypes]
     compile_cases(cases)
 
     def measure(case: Case) -> list[dict[str, Any]]:
-        return [asdict(row) for row in measured(case)]
+        return [asdict(row) for row in measure_case(case)]
 
     rows = run_cases(options, machine_of("0"), f"{name}.json", cases, measure, lambda row: str(Row(**row)))
     return has_failures(rows)

@@ -99,10 +99,10 @@ class Checks:
 
     @property
     def recorded(self) -> list[Check]:
-        return merged_checks(_checks_in(self.path), _checks_in(self._noted), self.order)
+        return merged_checks(_checks_in(self.path), _checks_in(self._copied_path), self.order)
 
     @property
-    def _noted(self) -> Path:
+    def _copied_path(self) -> Path:
         return self.notes / f"{self.path.parent.name}-{self.path.name}"
 
     def ended(self, name: str) -> Check | None:
@@ -112,13 +112,13 @@ class Checks:
                 return None if check["outcome"].startswith((TIME_WAS_UP, "left out")) else check
         return None
 
-    def note(self, step: Step, outcome: str, seconds: float | None = None) -> None:
+    def record_outcome(self, step: Step, outcome: str, seconds: float | None = None) -> None:
         """Write and print the outcome of a step."""
         ran = {} if seconds is None else {"seconds": round(seconds, 1), "command": recorded_command(step)}
         row = {"step": step.name, "outcome": outcome, **ran, "commit": self.about["commit"], "code": self.code}
         rows = merged_checks(self.recorded, [row], self.order)
         ours = [row for row in rows if row.get("code") == self.code]
-        for path, checks in ((self.path, rows), (self._noted, ours)):
+        for path, checks in ((self.path, rows), (self._copied_path, ours)):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps({"environment": self.about, "checks": checks}, indent=1) + "\n", "utf-8")
         print(f"{step.name}: {outcome}" + ("" if seconds is None else f" ({seconds:.1f} s)"), flush=True)
@@ -140,7 +140,7 @@ def run_steps(
     until, left, first = time.monotonic() + limit, list[str](), True
     for batch in batches(planned):
         for step in (step for step in batch if step.missing):
-            checks.note(step, f"left out: {step.missing}")
+            checks.record_outcome(step, f"left out: {step.missing}")
         here = [step for step in batch if not step.missing]
         seconds = until - time.monotonic()
         begun = [step for step in here if first or seconds >= step.min_seconds]
@@ -148,7 +148,7 @@ def run_steps(
         first = first and not begun
         for ended in run(begun, seconds, places.notes) if begun else ():
             outcome = ended.outcome(limit)
-            checks.note(ended.step, outcome, ended.seconds)
+            checks.record_outcome(ended.step, outcome, ended.seconds)
             if ended.step.alone or outcome != "passed":
                 print(f"{last_lines(ended.log)}\n    (all of it: {ended.log})", flush=True)
             left += [ended.step.name] if outcome.startswith(TIME_WAS_UP) else []

@@ -40,7 +40,7 @@ from benchmarks.harness import (
     write_result,
 )
 from benchmarks.matrices import random_matrix, relative_error
-from benchmarks.random_shapes import LARGEST, PRODUCT, measured_on_gpu, random_sides
+from benchmarks.random_shapes import LARGEST_SIDES, PRODUCT_PREFIX, measured_on_gpu, random_sides
 from benchmarks.random_shapes import Case as RandomCase
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.problem import Problem
@@ -90,26 +90,26 @@ class Case:
         return {**names, "plan": "", "samples": {}, "errors": {}}
 
 
-def square(side: int, target: float, quick: bool = False, peers: bool = True, **more: Any) -> Case:
+def square_case(side: int, target: float, quick: bool = False, peers: bool = True, **more: Any) -> Case:
     return Case((side, side, side), target, quick, peers, **more)
 
 
 CASES = (
-    *(square(n, target, quick=True) for n, target in ((1024, 1.6), (2048, 2.6), (4096, 3.4), (8192, 3.9))),
-    square(16384, 4.3, quick=True),
-    square(32768, 4.7),
-    square(8191, 3.3, quick=True, peers=False),
-    square(10007, 3.3, peers=False),
+    *(square_case(n, target, quick=True) for n, target in ((1024, 1.6), (2048, 2.6), (4096, 3.4), (8192, 3.9))),
+    square_case(16384, 4.3, quick=True),
+    square_case(32768, 4.7),
+    square_case(8191, 3.3, quick=True, peers=False),
+    square_case(10007, 3.3, peers=False),
     Case((4096, 14336, 4096), 3.3, quick=True),
     *(Case(size, 3.3) for size in ((16384, 1024, 16384), (100000, 2048, 2048), (2048, 50000, 2048))),
     *(Case((m, 8192, 8192), 1.0, peers=True) for m in (512, 128)),
-    square(8192, 4.5, peers=False, dtype="complex64"),
-    *(square(n, target, half=True) for n, target in ((16384, 3.8), (8192, 1.0), (4096, 1.0))),
+    square_case(8192, 4.5, peers=False, dtype="complex64"),
+    *(square_case(n, target, half=True) for n, target in ((16384, 3.8), (8192, 1.0), (4096, 1.0))),
     Case((8191, 5000, 8191), 1.0, half=True),
-    square(65536, 4.9, peers=False),
+    square_case(65536, 4.9, peers=False),
     *(Case(size, 1.0) for size in ((16, 16384, 16384), (32, 8192, 32768), (63, 16384, 16384))),
-    *(square(n, 1.3, dtype="float64") for n in (4096, 8192, 16384, 24576)),
-    *(square(n, 1.3, dtype="complex128") for n in (4096, 8192, 16384)),
+    *(square_case(n, 1.3, dtype="float64") for n in (4096, 8192, 16384, 24576)),
+    *(square_case(n, 1.3, dtype="complex128") for n in (4096, 8192, 16384)),
 )
 USUAL_TYPES = ("float32", "complex64")  # the types that are measured without --dtype
 
@@ -196,7 +196,7 @@ def error_of(call: Call, a: Any, b: Any, c: Any, lower: bool) -> float:
     return relative_error(a, b, c, lower)
 
 
-def measured(case: Case, rounds: int, peers: Peers | None) -> Row:
+def measure_case(case: Case, rounds: int, peers: Peers | None) -> Row:
     """Measure errors on uniform and normal numbers, and times on normal numbers."""
     (m, k, n), work = case.size, case.work
     row = case.fields
@@ -214,11 +214,11 @@ def measured(case: Case, rounds: int, peers: Peers | None) -> Row:
         errors = {name: error_of(call, a, b, c, case.half) for name, call in calls.items()}
         row["errors"][data] = {name: x / errors["cublas"] for name, x in errors.items()}
     explained = fmm.explain_gram(a, rows=True, out=c, fill="lower") if case.half else fmm.explain(a, b, c)
-    row["plan"], row["samples"] = str(explained.plan), sampled(calls or {}, work, rounds)
+    row["plan"], row["samples"] = str(explained.plan), sample_calls(calls or {}, work, rounds)
     return row
 
 
-def sampled(calls: Mapping[str, Call], work: float, rounds: int) -> dict[str, list[float]]:
+def sample_calls(calls: Mapping[str, Call], work: float, rounds: int) -> dict[str, list[float]]:
     """Return the samples in shuffled rounds; before them short calls run until graphs are captured."""
     repeats = dict.fromkeys(calls, 1)
     for name, call in calls.items() if work < HUGE_WORK else ():
@@ -233,10 +233,10 @@ def sampled(calls: Mapping[str, Call], work: float, rounds: int) -> dict[str, li
 def random_rows(count: int, seed: int, until: float) -> list[Row]:
     """Measure random products of float32 as benchmarks.random_shapes does, fewer if the time is up."""
     rows: list[Row] = []
-    for size in random_sides(count, 3, LARGEST["gpu"], seed):
+    for size in random_sides(count, 3, LARGEST_SIDES["gpu"], seed):
         if time.monotonic() > until and rows:
             break
-        rows.append(measured_on_gpu(RandomCase(f"{PRODUCT}float32", size), RANDOM_SECONDS))
+        rows.append(measured_on_gpu(RandomCase(f"{PRODUCT_PREFIX}float32", size), RANDOM_SECONDS))
     fast, middle = sum(row["plan"] != str(VENDOR) for row in rows), median(row["ratio"] for row in rows)
     print(f"{len(rows)} random shapes, {fast} by plans: median {middle:.2f}", flush=True)
     return rows
@@ -276,7 +276,7 @@ def main(arguments: Sequence[str]) -> int:
     peers = partial(planned_calls, options.plans) if options.plans else None if options.quick else peer_calls
     cases = [case for case in quick_cases(CASES, options.quick) if case.dtype in options.dtype]
     cases = [case for case in cases if not options.cases or case.name in options.cases]
-    record = recorded_failure(partial(measured, rounds=5 if options.quick else 7, peers=peers), lambda c: c.fields)
+    record = recorded_failure(partial(measure_case, rounds=5 if options.quick else 7, peers=peers), lambda c: c.fields)
 
     def measure(case: Case) -> Row:
         row = record(case)

@@ -107,7 +107,7 @@ def _checks(
     for variable, suite in SUITES.items():
         checkout = checkouts.get(variable, "")
         missing = "" if checkout else f"{variable} names no checkout"
-        out = ("--out", str(places.results / f"{suite}.json"))
+        out = ("--output", str(places.results / f"{suite}.json"))
         several = ("--pytest", "-n", str(OUTSIDE_WORKERS)) if together else ()
         command = (*BENCHMARK, "outside", suite, checkout, *out, *several)
         yield Step(f"{suite}'s tests", command, missing, min_seconds=90, alone=False)
@@ -140,7 +140,7 @@ def several_steps(gpus: int, places: CheckFolders) -> Iterator[Step]:
     missing = "" if gpus > 1 else "there is one device"
     run = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus))
     yield Step("several devices' tests", (*PYTEST, SEVERAL_GPU_TESTS), missing, min_seconds=60)
-    command = (*run, "-m", "benchmarks.distributed", "--out", str(places.results / "distributed.json"))
+    command = (*run, "-m", "benchmarks.distributed", "--output", str(places.results / "distributed.json"))
     yield Step("several devices' benchmark", command, missing, min_seconds=60, limit_option="--time-limit")
 
 

@@ -70,23 +70,23 @@ class Case:
         return {**names, "size": (self.rows, self.cols), "candidate": [], "vendor": []}
 
 
-def squares(kind: Kind, dtype: str, *targets: tuple[int, float]) -> list[Case]:
+def square_cases(kind: Kind, dtype: str, *targets: tuple[int, float]) -> list[Case]:
     """Return a case for each side and target; the first one is quick."""
     return [Case(kind, dtype, n, n, target, quick=i == 0) for i, (n, target) in enumerate(targets)]
 
 
 CASES = (
-    *(replace(case, ieee=True) for case in squares("syrk", "float32", (8192, 1.15), (16384, 1.30), (32768, 1.42))),
-    *(replace(case, ieee=True) for case in squares("syrk", "float64", (8192, 1.08), (16384, 1.25), (24576, 1.32))),
-    *squares("syrk", "float32", (8192, 1.15), (16384, 1.30)),
-    *squares("syrk", "float64", (8192, 1.08), (16384, 1.25), (24576, 1.32)),
-    *squares("matmul", "float32", (8192, 2.2), (16384, 2.5)),
-    *squares("matmul", "float64", (8192, 2.2), (16384, 2.5)),
-    *squares("matmul", "bfloat16", (4096, 1.4), (2048, 1.0), (8192, 1.75), (16384, 1.95), (32768, 2.1)),
+    *(replace(case, ieee=True) for case in square_cases("syrk", "float32", (8192, 1.15), (16384, 1.30), (32768, 1.42))),
+    *(replace(case, ieee=True) for case in square_cases("syrk", "float64", (8192, 1.08), (16384, 1.25), (24576, 1.32))),
+    *square_cases("syrk", "float32", (8192, 1.15), (16384, 1.30)),
+    *square_cases("syrk", "float64", (8192, 1.08), (16384, 1.25), (24576, 1.32)),
+    *square_cases("matmul", "float32", (8192, 2.2), (16384, 2.5)),
+    *square_cases("matmul", "float64", (8192, 2.2), (16384, 2.5)),
+    *square_cases("matmul", "bfloat16", (4096, 1.4), (2048, 1.0), (8192, 1.75), (16384, 1.95), (32768, 2.1)),
     Case("matmul", "bfloat16", 4096, 16384, 1.5, quick=True),
     Case("matmul", "bfloat16", 16384, 2048, 1.5),
     Case("matmul", "bfloat16", 1024, 65536, 1.0),
-    *squares("newton-schulz", "bfloat16", (4096, 1.2), (8192, 1.35)),
+    *square_cases("newton-schulz", "bfloat16", (4096, 1.2), (8192, 1.35)),
     *(
         Case("plan", "bfloat16", n, n, plan=plan)
         for n in (2048, 4096, 8192, 16384)
@@ -118,7 +118,7 @@ def newton_calls(case: Case, x: Any) -> Calls:
     return own, vendor
 
 
-CALLS: Mapping[Kind, Callable[[Case, Any], Calls]] = {
+CALLS_BY_KIND: Mapping[Kind, Callable[[Case, Any], Calls]] = {
     "syrk": syrk_calls,
     "matmul": product_calls,
     "newton-schulz": newton_calls,
@@ -129,12 +129,12 @@ CALLS: Mapping[Kind, Callable[[Case, Any], Calls]] = {
 # Measuring
 
 
-def measured(case: Case, rounds: int, seconds: float) -> Row:
+def measure_case(case: Case, rounds: int, seconds: float) -> Row:
     """Check a case, then time fmm and the vendor on two matrices in turn."""
     library = "torch" if find_spec("torch") else "cupy"  # CuPy has no bfloat16
     with environment_variable("FMM_EMULATION", "0" if case.ieee else None):
         xs = [random_matrix(library, (case.rows, case.cols), case.dtype, seed=seed) for seed in (1, 2)]
-        own, vendor = CALLS[case.kind](case, xs[0])
+        own, vendor = CALLS_BY_KIND[case.kind](case, xs[0])
         if case.kind == "matmul":
             explained = fmm.explain(xs[0], xs[0].T)
         else:
@@ -213,6 +213,6 @@ def main(arguments: Sequence[str]) -> int:
     cases = [case for case in quick_cases(CASES, options.quick)]
     cases = [case for case in cases if any(x in f"{case.name} " for x in options.only.split(","))]
     cases.sort(key=lambda case: case.rows**2 * case.cols)  # the time limit leaves the longest
-    measure = recorded_failure(partial(measured, rounds=rounds, seconds=seconds), lambda case: case.fields)
+    measure = recorded_failure(partial(measure_case, rounds=rounds, seconds=seconds), lambda case: case.fields)
     left = partial(missing_rows, cases)
     return has_failures(run_cases(options, machine_of("0"), "gram.json", cases, measure, text_line, left=left))

@@ -62,7 +62,7 @@ def gpu_seconds(call: Call, repeats: int, ahead: float = 0.0) -> float:
 
 
 SPIN_CYCLES = 2e9  # approximate clock cycles per second
-SPIN = r"""
+SPIN_SOURCE = r"""
 extern "C" __global__ void spin(long long cycles) {
     const long long start = clock64();
     while (clock64() - start < cycles) {}
@@ -79,7 +79,7 @@ def keep_gpu_busy(seconds: float) -> None:
 def _spin_kernel() -> Any:
     import cupy
 
-    return cupy.RawKernel(SPIN, "spin")
+    return cupy.RawKernel(SPIN_SOURCE, "spin")
 
 
 # Paired rounds

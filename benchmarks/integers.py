@@ -81,7 +81,7 @@ def random_matrix(library: Any, case: Case, seed: int) -> Any:
     return library.asarray(rng.integers(low, high, (case.side,) * 2, dtype=case.dtype, endpoint=True))
 
 
-def measured(library: Any, seconds: Callable[[Call], float], case: Case) -> Row:
+def measure_case(library: Any, seconds: Callable[[Call], float], case: Case) -> Row:
     """Return the plan, the samples in seconds, and whether the result equals the library's."""
     a, b = (random_matrix(library, case, seed) for seed in (1, 2))
     rows = int(min(max(VENDOR_WORK[library.__name__] / case.side**2, 4), case.side))
@@ -133,5 +133,5 @@ def main(arguments: Sequence[str]) -> int:
         return time.perf_counter() - began
 
     cases = quick_cases(CUDA_CASES if machine.on_gpu else CPU_CASES, options.quick)
-    measure = recorded_failure(partial(measured, library, seconds), asdict)
+    measure = recorded_failure(partial(measure_case, library, seconds), asdict)
     return has_failures(run_cases(options, machine, "integers.json", cases, measure, text_line))

@@ -1,4 +1,4 @@
-"""Other projects' own tests with fmm installed: `python -m benchmarks outside SUITE FOLDER --out FILE`.
+"""Other projects' own tests with fmm installed: `python -m benchmarks outside SUITE FOLDER --output FILE`.
 
 FOLDER is a checkout of the project's sources, of the installed version (for numpy, scipy and sklearn, the folder in
 which they are installed with their tests). The tests run twice, in two processes at the same time: without fmm, and
@@ -29,7 +29,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.tuner.trials.environment import environment_record
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = "torch", "cupy-cuda13x", "cupy-cuda12x", "numpy", "scipy", "scikit-learn"
+RECORDED_PACKAGES = "torch", "cupy-cuda13x", "cupy-cuda12x", "numpy", "scipy", "scikit-learn"
 
 
 class Suite(NamedTuple):
@@ -41,14 +41,19 @@ class Suite(NamedTuple):
     select: str = ""  # as in pytest -k
 
 
-PRODUCTS = "mm or matmul or linear or multi_dot or tensordot"
+PRODUCT_TESTS = "mm or matmul or linear or multi_dot or tensordot"
 # Tests that tune torch's kernels for minutes, compile functions, or multiply packed integers.
-OTHERS = "tunable or compile_int or int4 or int8_mm or symmetric"
+OMITTED_TESTS = "tunable or compile_int or int4 or int8_mm or symmetric"
 SUITES = {
     "torch": Suite(
-        "torch", "test", ("test_linalg.py", "test_matmul_cuda.py"), f"cuda and ({PRODUCTS}) and not ({OTHERS})"
+        "torch",
+        "test",
+        ("test_linalg.py", "test_matmul_cuda.py"),
+        f"cuda and ({PRODUCT_TESTS}) and not ({OMITTED_TESTS})",
     ),
-    "torch-cpu": Suite("torch-cpu", "test", ("test_linalg.py",), f"cpu and ({PRODUCTS}) and not ({OTHERS})"),
+    "torch-cpu": Suite(
+        "torch-cpu", "test", ("test_linalg.py",), f"cpu and ({PRODUCT_TESTS}) and not ({OMITTED_TESTS})"
+    ),
     "cupy": Suite(
         "cupy",
         "tests",
@@ -137,7 +142,7 @@ def run_suite(
 def package_versions() -> dict[str, str]:
     """Return the versions of the installed packages."""
     found = {}
-    for name in PACKAGES:
+    for name in RECORDED_PACKAGES:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
@@ -152,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--plan", default="", help="plan of every product, however small")
     parser.add_argument("--componentwise", action="store_true", help="set FMM_COMPONENTWISE where fmm is installed")
     parser.add_argument("--pytest", nargs=argparse.REMAINDER, default=[], help="the rest goes to pytest")
@@ -168,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = compared_outcomes(without, with_fmm)
     content = {"suite": options.suite, "plan": plan, "wishes": constraints, "versions": package_versions(), **found}
     content["environment"] = environment_record(["python -m benchmarks outside", *(arguments or sys.argv[1:])])
-    write_file(options.out, json.dumps(content, indent=1) + "\n")
+    write_file(options.output, json.dumps(content, indent=1) + "\n")
     print(f"without fmm {found['without fmm']}, with fmm {found['with fmm']}")
     print(*(f"only with fmm: {name}" for name in found["worse with fmm"]), sep="\n")
     if not found["without fmm"].get("passed"):  # the tests belong to another version

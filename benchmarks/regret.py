@@ -47,7 +47,7 @@ from benchmarks.held_out import (
     drawn_shapes,
     element_type,
     recorded_rows,
-    summaries,
+    summary_lines,
 )
 from benchmarks.matrices import OWN_ARITHMETIC
 from benchmarks.timed_machines import Cpu, Gpu
@@ -71,7 +71,7 @@ COMPILE_SECONDS = 25.0  # longest wait for compilers before the first shape
 COMPILED_SHAPES = 240  # shapes whose kernels are compiled ahead: more are not measured in a minute
 COMPILED_WORKSPACE = 32 << 30  # bytes; kernels of plans that need more workspace are not compiled ahead
 COMPLEX_SIDE = 4 ** (-1 / 3)  # ratio of sides of complex and real products of the same work
-DIGITS = 5  # significant digits of a sample
+SAMPLE_DIGITS = 5  # significant digits of a sample
 SMALLEST_LEAF = 256  # the shortest side of the leaf products of plans that are tried
 MORE_OF_BEST_FAMILY = 2  # further plans of the family that is predicted to be the fastest
 SLOWEST_TRIED = 1.35  # times the least predicted time: slower plans are not tried
@@ -116,13 +116,15 @@ def shortlist(chosen: Plan, predicted: Mapping[Plan, float], candidates: Sequenc
     least = min(times.values(), default=0.0)
     fast = sorted((plan for plan in times if times[plan] <= SLOWEST_TRIED * least), key=lambda plan: times[plan])
     ordered = [p for p in (*fast, *(p for p in candidates if p not in times)) if p != VENDOR]
-    best_of_family = {family(p): p for p in reversed(ordered)}
-    first_family = [p for p in ordered if family(p) == family(ordered[0])][: MORE_OF_BEST_FAMILY + 1] if ordered else []
+    best_of_family = {plan_family(p): p for p in reversed(ordered)}
+    first_family = (
+        [p for p in ordered if plan_family(p) == plan_family(ordered[0])][: MORE_OF_BEST_FAMILY + 1] if ordered else []
+    )
     wanted = {*best_of_family.values(), *first_family, chosen}
     return [p for p in dict.fromkeys([chosen, *ordered]) if p in wanted and p != VENDOR]
 
 
-def family(plan: Plan) -> tuple[object, ...]:
+def plan_family(plan: Plan) -> tuple[object, ...]:
     """Return the numbers of products of the plan's levels, and its leaf."""
     return (*(step.products for step in plan.levels), plan.leaf)
 
@@ -143,7 +145,7 @@ def compile_kernels(gpu: Gpu, shapes: Sequence[Shape], seconds: float, every: bo
 # Measuring
 
 
-def measured(machine: Cpu, processor: str, shape: Shape, rounds: int, every: bool) -> Row:
+def measure_shape(machine: Cpu, processor: str, shape: Shape, rounds: int, every: bool) -> Row:
     """Time the default call, the vendor's and the tried plans in shuffled rounds; far slower plans are dropped."""
     dtype, kind, size = shape
     a, b, vendor = machine.operands(size, dtype)
@@ -164,7 +166,7 @@ def measured(machine: Cpu, processor: str, shape: Shape, rounds: int, every: boo
     found: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(rounds):
         for name in random.sample(names, len(names)):
-            found[name].append(rounded(machine.seconds(calls[name], repeats)))
+            found[name].append(rounded_seconds(machine.seconds(calls[name], repeats)))
     others = {name: own for name, own in samples.items() if name not in found}
     return Row(0, dtype, kind, size, str(decision.plan), decision.source, {**found, **others}, untried)
 
@@ -186,7 +188,7 @@ def first_samples(
             repeats = WARM_UP_CALLS if machine.seconds(call, 1) < SAMPLE_SECONDS else 1
             if repeats > 1:
                 machine.seconds(call, repeats)
-            samples[name] = [rounded(machine.seconds(call, repeats))]
+            samples[name] = [rounded_seconds(machine.seconds(call, repeats))]
         except (MemoryError, RuntimeError, ValueError) as error:  # a plan that fails is left out
             print(f"  {name}: {error}"[:150], file=sys.stderr)
             if name in REQUIRED_CALLS:
@@ -194,11 +196,11 @@ def first_samples(
     return samples, tuple(name for name in calls if name not in samples)
 
 
-def rounded(seconds: float) -> float:
-    return float(f"{seconds:.{DIGITS}g}")
+def rounded_seconds(seconds: float) -> float:
+    return float(f"{seconds:.{SAMPLE_DIGITS}g}")
 
 
-def measured_rows(machine: Cpu, wanted: Sequence[Shape], options: argparse.Namespace, until: float) -> Iterator[Row]:
+def measure_shapes(machine: Cpu, wanted: Sequence[Shape], options: argparse.Namespace, until: float) -> Iterator[Row]:
     """Yield the rows of these shapes; no shape begins after `until` (time.monotonic)."""
     processor = "cpu" if options.device == "cpu" else "cuda"
     for dtype, kind, size in wanted:
@@ -206,7 +208,7 @@ def measured_rows(machine: Cpu, wanted: Sequence[Shape], options: argparse.Names
             return
         try:
             with machine.as_type(dtype):
-                row = measured(machine, processor, (dtype, kind, size), options.rounds, options.all)
+                row = measure_shape(machine, processor, (dtype, kind, size), options.rounds, options.all)
         except (MemoryError, RuntimeError) as error:  # the next shape may be measured
             print(f"  {dtype} {size}: {error}"[:150], file=sys.stderr)
             continue
@@ -284,16 +286,16 @@ def main(arguments: Sequence[str]) -> int:
         compile_kernels(machine, missing, options.compiling, options.all)
     print(f"ready after {time.monotonic() - began:.0f} s", flush=True)
     with (folder / FILE).open("a", encoding="utf-8") as file:
-        _write(file, {"environment": recorded_machine.environment(), "settings": {"seed": seed, "config": number}})
-        for row in measured_rows(machine, missing, options, began + options.time_limit):
+        _write_line(file, {"environment": recorded_machine.environment(), "settings": {"seed": seed, "config": number}})
+        for row in measure_shapes(machine, missing, options, began + options.time_limit):
             recorded.append(replace(row, config=number))
-            _write(file, asdict(recorded[-1]))
-            if row.poor:
+            _write_line(file, asdict(recorded[-1]))
+            if row.is_poor:
                 print(row, flush=True)
-    print(*summaries([row for row in recorded if (row.dtype, row.kind, row.size) in set(wanted)]), sep="\n")
+    print(*summary_lines([row for row in recorded if (row.dtype, row.kind, row.size) in set(wanted)]), sep="\n")
     return 0
 
 
-def _write(file: Any, what: Mapping[str, Any]) -> None:
+def _write_line(file: Any, what: Mapping[str, Any]) -> None:
     file.write(json.dumps(what) + "\n")
     file.flush()

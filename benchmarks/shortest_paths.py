@@ -206,7 +206,7 @@ def check_paths(name: str, edges: Any, found: Any) -> None:
 # ---- the command
 
 
-def measured(case: Case, rounds: int, clock: Clock, on_gpu: bool) -> Row:
+def measure_case(case: Case, rounds: int, clock: Clock, on_gpu: bool) -> Row:
     """Check, then time, the calls of a case; `bound`: seconds at the peak rate, 0 on a CPU."""
     calls = (product_calls if case.what == "minplus" else path_calls if on_gpu else host_calls)(case)
     if on_gpu and case.what == "paths" and case.n > 8192:
@@ -250,6 +250,6 @@ def main(arguments: Sequence[str]) -> int:
     else:
         sizes = options.sizes or HOST_SIZES[: 2 if options.quick else 3]
         cases, rounds = host_cases(sizes, options.dtypes), options.rounds or 3
-    measure = partial(measured, rounds=rounds, clock=clock, on_gpu=machine.on_gpu)
+    measure = partial(measure_case, rounds=rounds, clock=clock, on_gpu=machine.on_gpu)
     run_cases(options, machine, "shortest_paths.json", cases, measure, text_lines)
     return 0

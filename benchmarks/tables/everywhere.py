@@ -23,7 +23,7 @@ CALLERS = {
     "shared-level": '`fmm.distributed.matmul(..., plan="winograd")`',
     "alone": "a GPU's own part, all there",
 }
-PREDICTED = re.compile(r"^predicted: (\S+) s", re.MULTILINE)
+PREDICTED_SECONDS = re.compile(r"^predicted: (\S+) s", re.MULTILINE)
 SEVERAL_COLUMNS = ("on", "type", "n", "who", "ms", "predicted, ms", "speedup over torch's", "of own part")
 
 
@@ -48,7 +48,7 @@ def _several_rows(results: Path) -> Iterator[tuple[object, ...]]:
 
 def _predicted_milliseconds(way: Sequence[str]) -> str:
     """Return the predicted milliseconds that an explanation names."""
-    found = PREDICTED.search("\n".join(way))
+    found = PREDICTED_SECONDS.search("\n".join(way))
     return digits(1e3 * float(found[1])) if found else ""
 
 
