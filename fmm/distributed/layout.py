@@ -101,7 +101,7 @@ class Holdings:
         return tuple(Box(*(cut_span(n, axis, self.cuts, self.mesh, place) for axis, n in sides)) for place in places)
 
     def sources(self, rank: int, wanted: Box) -> Iterator[tuple[int, Box]]:
-        """Yield (source, part) for each part of the rectangle `wanted`; the source is the nearest rank with the part."""
+        """Yield (source, part) for each part of the rectangle `wanted`: the nearest rank that holds the part."""
         rows, cols, holders = self._blocks
         for block in product(_overlapping(rows, wanted.rows), _overlapping(cols, wanted.cols)):
             ranks = holders[block]

@@ -1,8 +1,8 @@
-"""Registries: rows by name in the order of registration, for leaves, kinds of levels and users' algorithms.
+"""Registries: named entries (rows) in the order of registration, for leaves, kinds of levels and users' algorithms.
 
-Many results computed from rows are cached: the plan of a text, the steps of a plan, the choice for a problem. Every
-registration clears all of these caches. Registrations happen when a program starts, or in a test, where the time of a
-cleared cache does not matter.
+Many results that depend on rows are cached: the plan of a text, the steps of a plan, the choice for a problem. Every
+registration clears all caches of results that depend on registered rows. Registrations happen when a program starts, or
+in a test, where the time to fill a cache again does not matter.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 
 class Named(Protocol):
-    """A row of a registry."""
+    """Interface of a registry's row: an object with a name."""
 
     @property
     def name(self) -> str: ...
@@ -25,7 +25,7 @@ _CLEAR: list[Callable[[], None]] = []
 
 
 def clear_on_registration(cached: Cached) -> Cached:
-    """Decorate a function under lru_cache with results that depend on registered rows."""
+    """Decorate an lru_cache'd function with results that depend on registered rows: a registration clears its cache."""
     _CLEAR.append(cached.cache_clear)  # type: ignore[attr-defined]
     return cached
 
@@ -37,7 +37,7 @@ def clear_caches() -> None:
 
 
 class Registry(Generic[Row]):
-    """Rows by name."""
+    """Rows by name, in the order of registration."""
 
     def __init__(self, noun: str) -> None:
         self.noun = noun
@@ -53,13 +53,13 @@ class Registry(Generic[Row]):
         return self._rows[name]
 
     def add(self, row: Row) -> None:
-        """Add a row; raise ValueError for a name that exists, since a text would then have two meanings."""
+        """Add a row; raise ValueError if the name is taken, since names in plan texts must be unambiguous."""
         if row.name in self._rows:
             raise ValueError(f"there is a {self.noun} {row.name!r} already")
         self._rows[row.name] = row
         clear_caches()
 
     def remove(self, name: str) -> None:
-        """Remove the row of this name."""
+        """Remove the row with this name."""
         del self._rows[name]
         clear_caches()

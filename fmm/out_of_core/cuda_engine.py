@@ -1,4 +1,4 @@
-"""A CUDA device as the engine of schedules: CuPy arrays and products, on three streams."""
+"""The engine that runs schedules on a CUDA device: CuPy arrays and products, on three streams."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import numpy as np
 from fmm.out_of_core.transfers import Array
 
 runtime = cupy.cuda.runtime
-POOL_ROUNDING = 1 << 16  # bytes: CuPy's pool rounds each array of a workspace up to 512
-Product = Callable[[Any, Any, Any, bool, int], None]  # A, B, C, whether the product is added to C, workspace bytes
+# extra bytes to reserve, since CuPy's pool rounds each array of a workspace up to a multiple of 512 bytes
+POOL_ROUNDING = 1 << 16
+# arguments: A, B, C, whether the product is added to C, workspace bytes
+Product = Callable[[Any, Any, Any, bool, int], None]
 
 
 class CudaEvent:
-    """An event at the end of the work that a stream has at this moment."""
+    """A CUDA event that happens when all work enqueued so far on a stream is done."""
 
     def __init__(self, stream: Any) -> None:
         self.event = cupy.cuda.Event(block=True, disable_timing=True)
@@ -31,7 +33,7 @@ class CudaEvent:
 
 
 class PinnedBuffer:
-    """Page-locked host memory, and the event of its last copy to the device."""
+    """Page-locked host memory, and the event of the last copy from this memory to the device."""
 
     def __init__(self, nbytes: int) -> None:
         self.memory = cupy.cuda.alloc_pinned_memory(nbytes)
@@ -44,13 +46,13 @@ class PinnedBuffer:
             self.sent = None
 
 
-# Streams of engines that have ended, by device. CuPy's pool returns freed memory only to the stream that had it, so a
-# new stream would have to allocate all memory again.
+# Streams of closed engines, by device number. They are used again, since CuPy's pool returns freed memory only to the
+# stream that used it: a new stream would allocate all memory again.
 _idle_streams: dict[int, list[tuple[Any, Any, Any]]] = {}
 
 
 class CudaEngine:
-    """The device of this number, while it is entered; `product` multiplies on the current stream."""
+    """Engine on one CUDA device, a context manager; `product` multiplies on the current stream."""
 
     def __init__(self, number: int, product: Product) -> None:
         self.number, self.product = number, product
@@ -75,7 +77,8 @@ class CudaEngine:
 
     def reserve(self, nbytes: int) -> None:
         if nbytes:
-            cupy.cuda.alloc(nbytes + POOL_ROUNDING)  # freed at once into CuPy's pool, which serves the products
+            # freed at once into CuPy's pool, from which the products allocate their workspaces
+            cupy.cuda.alloc(nbytes + POOL_ROUNDING)
 
     def buffer(self, nbytes: int) -> PinnedBuffer:
         return PinnedBuffer(nbytes)
@@ -106,7 +109,7 @@ class CudaEngine:
 
 
 def _take_streams(number: int) -> tuple[Any, Any, Any]:
-    """Return streams for computing, sending and fetching that no other engine uses."""
+    """Return three streams (for computing, sending and fetching) that no other engine uses."""
     with suppress(KeyError, IndexError):
         return _idle_streams[number].pop()
     with cupy.cuda.Device(number):

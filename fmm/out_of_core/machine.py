@@ -1,4 +1,4 @@
-"""The devices through which products are streamed: the interface of any, and CUDA's implementation."""
+"""Devices that products are streamed through: the interface (Machine), and the implementation for CUDA."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fmm.runtime.gemm import BlasGemmParams, run_gemm
 
 
 class Machine(Protocol):
-    """A device on which schedules run."""
+    """Interface of a device on which schedules run."""
 
     @property
     def device(self) -> Device: ...
@@ -36,7 +36,7 @@ class Machine(Protocol):
 
 @dataclass(frozen=True)
 class CudaMachine:
-    """The CUDA device of this number, through CuPy."""
+    """The CUDA device with this number, used through CuPy."""
 
     number: int
 
@@ -66,7 +66,7 @@ class CudaMachine:
 def _multiply_tiles(
     library: Any, constraints: PlanConstraints, a: Any, b: Any, c: Any, adds: bool, workspace: int
 ) -> None:
-    """Compute C = A B, or C = A B + C, of device arrays."""
+    """Compute C = A B, or C = A B + C if `adds`, for arrays on the device."""
     limited = constraints._replace(workspace=workspace)
     if adds:
         run_gemm(library, a, b, c, c, BlasGemmParams(1, 1), limited)

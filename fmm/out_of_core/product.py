@@ -1,7 +1,7 @@
-"""fmm.matmul of NumPy arrays on a CUDA device: the arrays, the schedule, its explanation and its execution.
+"""fmm.matmul of NumPy arrays on a CUDA device: checks of the arrays, choice, explanation and execution of the schedule.
 
-NumPy answers the calls that it rejects or that no device can compute. All other products are computed in the type of
-NumPy's result, tile by tile, each tile by the plan that fmm.matmul would choose for it on that device.
+NumPy itself handles calls with invalid arguments and calls that no device can compute. All other products are computed
+tile by tile in the type of NumPy's result; each tile product uses the plan that fmm.matmul would choose on the device.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ from fmm.runtime.decisions.limits import PlanConstraints
 from fmm.runtime.devices import Device
 from fmm.runtime.progress import Progress, show_progress
 
-MEMORY_SHARE = 0.9  # of the device's free memory
-SPARED_BYTES = 64 << 20  # of free memory that stay free in any case
-SIGNIFICANT_BITS = 3  # of a memory limit, so that similar limits share a cached schedule
-TILE_SHARES = 1.0, 0.7, 0.5, 0.35, 0.25  # of the memory limit, for tiles, if a required plan needs the rest
-RETRY_SHARE = 0.7  # of the memory limit, after the device ran out of memory
+MEMORY_SHARE = 0.9  # share of the device's free memory that a product may use
+SPARED_BYTES = 64 << 20  # bytes of the device's memory that are never allocated
+# number of leading bits that a memory limit keeps when rounded down, so that similar limits share a cached schedule
+SIGNIFICANT_BITS = 3
+# candidate shares of the memory limit for tiles, tried in order if a required plan needs more workspace than its limit
+TILE_SHARES = 1.0, 0.7, 0.5, 0.35, 0.25
+RETRY_SHARE = 0.7  # ratio of the next memory limit to the previous one, after the device ran out of memory
 ATTEMPTS = 4
 
 
@@ -56,7 +58,7 @@ def streamed_matmul(
     constraints: PlanConstraints,
     progress: bool = False,
 ) -> Any:
-    """Return or raise what NumPy's matmul does, multiplied on the device."""
+    """Multiply on the device; return what numpy.matmul returns, or raise what numpy.matmul raises."""
     a, b = _as_ndarray(a), _as_ndarray(b)
     dtype, shape = _product_type(library, a, b, out), product_shape(a.shape, b.shape)
     if not dtype or shape is None:
@@ -66,7 +68,7 @@ def streamed_matmul(
         target = library.new_array(library.result_operand(a, b, shape, dtype))
     with show_progress(progress) as shown:
         if progress:
-            # Every product of a stack is expected to take as long as the first.
+            # The predicted time assumes that every product of a stack takes as long as the first product.
             x, y, z = _row_major(*next(matrix_products(a, b, target)))
             size = x.shape[0], x.shape[1], y.shape[1]
             seconds = _plan_streaming(size, dtype, machine, constraints, memory_limit(machine)).times.seconds
@@ -83,7 +85,7 @@ def streamed_matmul(
 def explain_streamed_matmul(
     library: NumpyLibrary, a: Any, b: Any, out: Any, machine: Machine, constraints: PlanConstraints
 ) -> Decision:
-    """Return the decision that `streamed_matmul` would take: the plan of its largest tile product, and the schedule."""
+    """Return the decision of `streamed_matmul`: the plan of the largest tile product, and the schedule as text."""
     a, b = _as_ndarray(a), _as_ndarray(b)
     dtype, shape = _product_type(library, a, b, out), product_shape(a.shape, b.shape)
     if not dtype or shape is None:
@@ -108,23 +110,23 @@ def explain_streamed_matmul(
 
 
 def _as_ndarray(x: Any) -> Any:
-    """Return a mapped array as a plain one, and array-likes as arrays."""
+    """Return x as a NumPy array; a memory-mapped array becomes a view of type numpy.ndarray."""
     if isinstance(x, np.memmap):
         return x.view(np.ndarray)
     return x if x is None or isinstance(x, np.ndarray) else np.asanyarray(x)
 
 
 def _is_mapped(x: Any) -> bool:
-    """Return True if the array, or an array that it is a view of, is mapped from a file."""
+    """Return True if the array is mapped from a file, or is a view of an array that is."""
     while x is not None and not isinstance(x, np.memmap | mmap):
         x = getattr(x, "base", None)
     return x is not None
 
 
 def _product_type(library: NumpyLibrary, a: Any, b: Any, out: Any) -> str:
-    """Return the type of the product, empty if NumPy must answer.
+    """Return the type in which the device computes the product; an empty string if NumPy must compute it.
 
-    NumPy's BLAS has no float16 products, but a device has.
+    float16 is included: NumPy's BLAS has no float16 products, but a CUDA device has.
     """
     setting, shape = library.setting(a, b, _as_ndarray(out)), product_shape(a.shape, b.shape)
     if shape is None or 0 in (*a.shape, *b.shape) or not (out is None or out.shape == shape):
@@ -137,7 +139,7 @@ def _product_type(library: NumpyLibrary, a: Any, b: Any, out: Any) -> str:
 
 
 def matrix_products(a: Array, b: Array, c: Array) -> Iterator[tuple[Array, Array, Array]]:
-    """Yield the products of two matrices that fill c; a contiguous stack times one matrix is a single product."""
+    """Yield (a, b, c) for each matrix product of a stack; a contiguous stack times one matrix is one product."""
     if a.ndim == 1:
         c = np.expand_dims(c, -1 if b.ndim == 1 else -2)
     if b.ndim == 1:
@@ -153,7 +155,7 @@ def matrix_products(a: Array, b: Array, c: Array) -> Iterator[tuple[Array, Array
 
 
 def _row_major(a: Array, b: Array, c: Array) -> tuple[Array, Array, Array]:
-    """Return the same product, or that of the transposes, so that C is row-major if it is contiguous at all."""
+    """Return A, B and C; if C is column-major, return B^T, A^T and C^T, so that C is row-major."""
     return (b.T, a.T, c.T) if c.flags.f_contiguous and not c.flags.c_contiguous else (a, b, c)
 
 
@@ -162,7 +164,7 @@ def _row_major(a: Array, b: Array, c: Array) -> tuple[Array, Array, Array]:
 
 @dataclass(frozen=True)
 class Streaming:
-    """A schedule with its predicted times, the workspace of tile products, and how each size is launched."""
+    """A schedule, its predicted times, the workspace limit of tile products, and how each tile size is launched."""
 
     schedule: Schedule
     times: Times
@@ -171,12 +173,12 @@ class Streaming:
     units: Mapping[Shape, LaunchUnit] = field(repr=False)
 
     def launch_sizes(self, size: Shape) -> set[Shape]:
-        """Return the sizes that a tile product of this size is launched in: the whole product, or bands of rows."""
+        """Return the sizes of the launches of a tile product of this size: the whole product, or bands of rows."""
         return {(last - first, *size[1:]) for first, last in cut_ranges(size[0], (self.units[size].rows,))}
 
 
 def memory_limit(machine: Machine) -> int:
-    """Return the bytes of the device that a product may take, rounded down."""
+    """Return how many bytes of the device's memory a product may use, rounded down."""
     free = int(min(machine.free_bytes() * MEMORY_SHARE, machine.free_bytes() - SPARED_BYTES))
     return _rounded_down(free)
 
@@ -194,9 +196,10 @@ def _plan_streaming(size: Shape, dtype: str, machine: Machine, constraints: Plan
 def _cached_streaming(
     size: Shape, dtype: str, limit: int, rates: Rates, device: Device, constraints: PlanConstraints, settings: Hashable
 ) -> Streaming:
-    """Return the fastest streaming within `limit` bytes; `settings` are the other inputs of plan choices.
+    """Return the fastest schedule within `limit` bytes; `settings` is part of the cache key only.
 
-    A required plan may exceed its workspace limit, so tiles get less and less memory until both fit.
+    A required plan may exceed its workspace limit; then the tiles' share of the memory is reduced until workspace and
+    tiles fit.
     """
     if constraints.plan is None:
         return _fastest_streaming(limit, size, dtype, limit, rates, device, constraints)
@@ -210,7 +213,7 @@ def _cached_streaming(
 def _fastest_streaming(
     tile_limit: int, size: Shape, dtype: str, limit: int, rates: Rates, device: Device, constraints: PlanConstraints
 ) -> Streaming:
-    """Return the fastest streaming with at most `tile_limit` of the `limit` bytes for tiles."""
+    """Return the fastest schedule within `limit` bytes, of which tiles use at most `tile_limit`."""
     first_limits = _tile_limits(constraints, limit // 2, device)
     plans = {constraints.plan} if constraints.plan else _tile_plans(size, dtype, first_limits, device)
 
@@ -226,7 +229,7 @@ def _fastest_streaming(
     schedule, times = choose_schedule(
         size, dtype, tile_limit, rates, lambda free_bytes: product_seconds(free_bytes + limit - tile_limit)
     )
-    # A required plan may not be valid for fewer rows, so its products are launched as a whole.
+    # A required plan may be invalid for fewer rows, so tile products with a required plan are launched as a whole.
     choose_unit = limited_unit if constraints.plan is None else whole_unit
     free_bytes = limit - schedule.memory
     seconds, workspace = product_seconds(free_bytes), _tile_workspace(constraints, free_bytes)
@@ -234,7 +237,8 @@ def _fastest_streaming(
     return Streaming(schedule, times, workspace, dtype, units)
 
 
-# Shares of m, k and n of tiles for which plans are chosen; these plans are compared for all other tiles.
+# Sample tiles, as shares of the product's m, k and n: plans are chosen for these tiles, and only these plans are
+# compared for all other tiles.
 SAMPLE_TILES = ((1, 1, 1), (1, 1 / 4, 1), (1, 1 / 16, 1), (1 / 4, 1, 1), (1 / 4, 1 / 4, 1), (1 / 2, 1 / 2, 1 / 2))
 
 
@@ -257,7 +261,7 @@ def _tile_limits(constraints: PlanConstraints, free_bytes: int, device: Device) 
 
 
 def _most_workspace(streaming: Streaming, device: Device, constraints: PlanConstraints) -> int:
-    """Return the workspace bytes of the tile product that needs most."""
+    """Return the largest workspace of the schedule's tile products, in bytes."""
     limits = _tile_limits(constraints, streaming.workspace, device)
     steps = streaming.schedule.products
     sizes = {(size, int(step.adds)) for step in steps for size in streaming.launch_sizes(step.size)}
@@ -283,7 +287,7 @@ def _stream_product(
         except machine.out_of_memory as error:
             if attempt == ATTEMPTS - 1 or isinstance(error, DoesNotFitError):
                 raise
-        progress.add(done - progress.done)  # the product begins again
+        progress.add(done - progress.done)  # progress returns to its value before this product, which starts again
         limit = _rounded_down(int(limit * RETRY_SHARE))
 
 
@@ -313,7 +317,7 @@ def _run_schedule(
 
 
 def _describe(streaming: Streaming, rates: Rates, memory: int) -> Iterator[str]:
-    """Yield the lines that explain a schedule."""
+    """Yield the lines of text that explain a schedule."""
     schedule, times, gib = streaming.schedule, streaming.times, 1 << 30
     cut, (m, k, n) = schedule.cut, schedule.size
     blocks = -(-m // cut.rows) * -(-n // cut.cols)

@@ -1,11 +1,12 @@
-"""Execution of a schedule on an engine: one thread loads tiles, one stores bands, the caller's thread multiplies.
+"""Execution of a schedule on an engine: one thread loads tiles, another stores bands, the caller's thread multiplies.
 
-Each thread takes its steps in order, as soon as the steps that they wait for are done. An exception in one thread,
-Ctrl-C included, ends all three before it is raised.
+Each thread executes its steps in order; a step starts when the steps that it waits for are done. An exception in one
+thread, including Ctrl-C, ends all three threads before the exception is raised.
 
-Launched products cannot be stopped, so Ctrl-C waits for them. Behind the running product at most a second of others is
-launched, or a single one. A product that takes longer (float64 on a card with few float64 units) is launched in bands
-of its rows, if the model predicts that the bands take no longer together.
+Launched products cannot be stopped, so Ctrl-C waits until they end. Products are launched at most one second ahead of
+the running product; one product may always be launched ahead. A product of more than a second (float64 on a card with
+few float64 units) is launched in bands of rows, if the model predicts that all bands together take no longer than the
+whole product.
 """
 
 from __future__ import annotations
@@ -23,29 +24,29 @@ from fmm.out_of_core.schedule import Load, Multiply, Range, Schedule, Store, Til
 from fmm.out_of_core.transfers import Array, Engine, Event, Place, Transfers
 from fmm.problem import Shape
 
-MOST_SECONDS_AHEAD = 1.0  # of products that are launched behind the running one
-MOST_SLOWDOWN = 1.01  # most time of a product's bands together, relative to the whole product
+MOST_SECONDS_AHEAD = 1.0  # seconds of products that may be launched ahead of the running product
+MOST_SLOWDOWN = 1.01  # largest ratio of the seconds of all bands of a product to the seconds of the whole product
 LEAST_ROWS = 256  # of a band
-UNKNOWN_SECONDS = MOST_SECONDS_AHEAD / 4  # of a product that the model cannot predict
+UNKNOWN_SECONDS = MOST_SECONDS_AHEAD / 4  # assumed seconds of a product that the model cannot predict
 
 
 # ---- launching products
 
 
 class LaunchUnit(NamedTuple):
-    """How a product of one size is launched: the rows of each launch, and its predicted seconds."""
+    """How a tile product of one size is launched: the rows of each launch, and the predicted seconds of a launch."""
 
     rows: int
     seconds: float
 
 
 def whole_unit(size: Shape, product_seconds: Callable[[Shape], float]) -> LaunchUnit:
-    """Return the unit that launches a product as a whole."""
+    """Return the launch unit with which a product is launched as a whole."""
     return LaunchUnit(size[0], product_seconds(size) or UNKNOWN_SECONDS)
 
 
 def limited_unit(size: Shape, product_seconds: Callable[[Shape], float]) -> LaunchUnit:
-    """Return the unit of the largest bands of at most a second; of larger bands where smaller ones cost time."""
+    """Return the largest band that takes at most a second; a larger band if smaller bands would cost too much time."""
     unit = whole = whole_unit(size, product_seconds)
     while unit.seconds > MOST_SECONDS_AHEAD:
         rows = -(-unit.rows // (2 * CUT_MULTIPLE)) * CUT_MULTIPLE
@@ -57,14 +58,14 @@ def limited_unit(size: Shape, product_seconds: Callable[[Shape], float]) -> Laun
 
 
 class LaunchQueue:
-    """Launched products that may still run; `done` receives the multiply-adds of each that has ended."""
+    """Queue of launched products that may still run; `done` is called with the multiply-adds of each ended product."""
 
     def __init__(self, done: Callable[[int], object]) -> None:
         self.done, self.seconds = done, 0.0
         self.running: deque[tuple[Event, float, int]] = deque()
 
     def wait_to_launch(self, seconds: float) -> None:
-        """Wait until a product of this duration may be launched: behind one product always, else within a second."""
+        """Wait until at most one product is queued, or the queue and a product of `seconds` fit in a second."""
         while len(self.running) > 1 and self.seconds - self.running[0][1] + seconds > MOST_SECONDS_AHEAD:
             self._end_first()
 
@@ -86,18 +87,18 @@ class LaunchQueue:
         self.done(work)
 
 
-# ---- running a schedule
+# ---- execution of a schedule
 
 ProgressCallback = Callable[[int], object]
 WHOLE_UNITS: Mapping[Shape, LaunchUnit] = MappingProxyType({})
 
 
 class EndedError(RuntimeError):
-    """Another thread has failed; its error is raised instead."""
+    """Error of a thread that stops because another thread failed; the other thread's error is raised to the caller."""
 
 
 class _StepStates:
-    """For each step: whether it has started, and the event of its end."""
+    """The state of each step: whether the step has started, and the event that marks its end."""
 
     def __init__(self, count: int) -> None:
         self.started = [threading.Event() for _ in range(count)]
@@ -105,7 +106,7 @@ class _StepStates:
         self.failure: BaseException | None = None
 
     def set_started(self, step: int, event: Event | None = None) -> None:
-        """Record that the step is done, or will be when the event happens."""
+        """Record that the step has started: it is done when the event happens, or already done without an event."""
         if event is not None:
             self.events[step] = event
         self.started[step].set()
@@ -118,7 +119,7 @@ class _StepStates:
             event.wait()
 
     def fail(self, error: BaseException) -> None:
-        """Record the first error and wake all threads."""
+        """Record the error if it is the first, and wake all threads that wait for a step."""
         if self.failure is None and not isinstance(error, EndedError):
             self.failure = error
         for flag in self.started:
@@ -126,10 +127,10 @@ class _StepStates:
 
 
 class ScheduleRun:
-    """One product C = A B of host matrices; its transfers end with it.
+    """The execution of a schedule for one product C = A B of host matrices; `multiply` also closes `transfers`.
 
-    `workspace` is the limit in bytes of a tile's product, `reserved` the expected bytes of the largest one. `units`
-    says how products are launched, by their size; products of other sizes are launched as a whole.
+    `workspace` is the workspace limit of a tile product in bytes, `reserved` the expected bytes of the largest
+    workspace. `units` maps sizes of tile products to launch units; products of other sizes are launched as a whole.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class ScheduleRun:
         self.units, self.states = units, _StepStates(len(schedule.steps))
 
     def multiply(self, a: Array, b: Array, c: Array, done: ProgressCallback = lambda work: None) -> None:
-        """Run all steps; `done` receives multiply-adds as they end."""
+        """Run all steps; call `done` with the number of multiply-adds of each launch that has ended."""
         self.host = {"A": a, "B": b, "C": c}
         self.column_major = {name: is_column_major(x) for name, x in self.host.items() if name != "C"}
         self.addresses, memory = self._allocate_slots()
@@ -168,14 +169,14 @@ class ScheduleRun:
             for worker in workers:
                 if worker.ident is not None:
                     worker.join()
-            self.transfers.close()  # before memory is freed that they copy into
+            self.transfers.close()  # closed before the device memory that the transfers use is freed
             self.engine.finish()
             del memory
         if self.states.failure is not None:
             raise self.states.failure
 
     def _allocate_slots(self) -> tuple[dict[str, list[int]], Any]:
-        """Return the address of each slot, and the object that owns the memory."""
+        """Return the device address of each slot, and the object that owns the memory of all slots."""
         address, memory = self.engine.allocate(self.schedule.memory)
         addresses: dict[str, list[int]] = {}
         for name, sizes in self.schedule.slots.items():
@@ -188,7 +189,7 @@ class ScheduleRun:
     # ---- the threads that load and store
 
     def _run_steps(self, kind: type[Load] | type[Store]) -> None:
-        """Run the steps of one kind; the target of a thread."""
+        """Run all Load steps, or all Store steps, of the schedule; the function of one thread."""
         try:
             self.engine.begin_thread()
             for number, step in enumerate(self.schedule.steps):
@@ -205,7 +206,7 @@ class ScheduleRun:
     def _store(self, step: Store) -> Event | None:
         band = self.host["C"][slice(*step.rows), slice(*step.cols)]
         self.transfers.store(self._place("C", step.slot, band.shape[1]).at_row(step.inside), band)
-        return None  # the band is on the host now
+        return None  # no event: the copy to the host has ended
 
     # ---- the caller's thread
 
@@ -225,7 +226,7 @@ class ScheduleRun:
         queue.end_all()
 
     def _launch(self, step: Multiply, rows: Range) -> Event:
-        """Launch the product of some of the step's rows."""
+        """Launch the product of a range of the step's rows."""
         left, right = (
             self._device_tile(tile, slot) for tile, slot in zip((step.left, step.right), step.slots, strict=False)
         )
@@ -242,7 +243,7 @@ class ScheduleRun:
         return array.T if self.column_major[tile.name] else array
 
     def _tile(self, tile: Tile, slot: int) -> tuple[Array, Place]:
-        """Return the tile on the host and its place on the device; a column-major tile is transposed in both."""
+        """Return the tile's host array and its location on the device; a column-major tile is transposed in both."""
         host = self.host[tile.name][slice(*tile.rows), slice(*tile.cols)]
         host = host.T if self.column_major[tile.name] else host
         return host, self._place(tile.name, slot, host.shape[1])
@@ -252,5 +253,5 @@ class ScheduleRun:
 
 
 def is_column_major(x: Array) -> bool:
-    """Return True if the columns of x are closer to contiguous than its rows."""
+    """Return True if the stride along columns of x is smaller than the stride along rows."""
     return bool(abs(x.strides[0]) < abs(x.strides[1]))

@@ -1,8 +1,8 @@
 """Copies between NumPy arrays and a device, through page-locked host buffers.
 
-A NumPy array may be pageable, mapped from a file, or of another type than the product. So each copy has two steps, by
-several threads with buffers of their own. NumPy copies between the array and a buffer (it casts, and releases Python's
-lock); the device copies between the buffer and its memory.
+A NumPy array may be pageable, mapped from a file, or of a type different from the product's. Each copy therefore has
+two steps, executed by several threads, each with its own buffers. NumPy copies between the array and a buffer (with a
+cast if needed; NumPy releases the GIL); the device copies between the buffer and device memory.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from fmm.kernels.cpu.thread_pool import usable_processors
 from fmm.out_of_core.schedule import Rates
 
 Array = np.ndarray[Any, np.dtype[Any]]
-CHUNK_BYTES = 8 << 20  # copied at a time: rows, or parts of a longer row
-MOST_THREADS = 8  # of one direction: more threads gain nothing
-BUFFERS = 2  # of a thread: one is filled while the other is copied
+CHUNK_BYTES = 8 << 20  # bytes copied at a time: several rows, or a part of a row that is longer
+MOST_THREADS = 8  # largest number of threads for each direction of copies; more threads copy no faster
+BUFFERS = 2  # number of buffers per thread: one is filled while the other is copied
 
 
 # ---- what a device provides
 
 
 class Buffer(Protocol):
-    """Page-locked host memory, which a device can read and write by itself."""
+    """Page-locked host memory that a device can read and write directly."""
 
     @property
     def bytes(self) -> Array: ...
 
     def wait(self) -> None:
-        """Wait until the device has read the last copy sent from this buffer."""
+        """Wait until the last copy from this buffer to the device has ended."""
 
 
 class Event(Protocol):
-    """A point in a device's queue."""
+    """A mark in a device's queue of work; the event has happened when all earlier work is done."""
 
     def wait(self) -> None: ...
 
@@ -45,44 +45,44 @@ class Event(Protocol):
 
 
 class Engine(Protocol):
-    """A device on which a schedule runs: it computes, copies to the device and copies to the host concurrently."""
+    """Interface of a device that runs a schedule: it computes, and copies to and from the device, concurrently."""
 
     def begin_thread(self) -> None:
-        """Prepare a new thread; its first call."""
+        """Prepare a new thread for this device; a thread calls this function first."""
 
     def allocate(self, nbytes: int) -> tuple[int, Any]:
-        """Return a device address, and the object that owns the memory."""
+        """Allocate device memory; return its address, and the object that owns the memory."""
         ...
 
     def reserve(self, nbytes: int) -> None:
-        """Allocate this much memory for the products' workspaces in advance, so that no product waits for memory."""
+        """Reserve `nbytes` of memory for workspaces in advance, so that no product waits for an allocation."""
 
     def buffer(self, nbytes: int) -> Buffer: ...
 
     def send(self, buffer: Buffer, nbytes: int, address: int) -> None:
-        """Enqueue a copy to the device."""
+        """Enqueue a copy of `nbytes` from the buffer to a device address."""
 
     def fetch(self, address: int, nbytes: int, buffer: Buffer) -> None:
-        """Copy to the host and wait for the copy."""
+        """Copy `nbytes` from a device address to the buffer and wait for the copy."""
 
     def sent(self) -> Event:
-        """Return the event that all copies sent so far have arrived."""
+        """Return an event that happens when all copies enqueued so far have arrived on the device."""
         ...
 
     def matrix(self, address: int, shape: tuple[int, int], leading: int, dtype: np.dtype[Any]) -> Any:
-        """Return a row-major array of the device's library with this leading dimension."""
+        """Return a row-major array of the device's library at this address, with this leading dimension."""
         ...
 
     def multiply(self, a: Any, b: Any, c: Any, adds: bool, workspace: int) -> Event:
-        """Enqueue C = A B, or C = A B + C, with at most this many bytes of workspace."""
+        """Enqueue C = A B, or C = A B + C if `adds`, with at most `workspace` bytes of workspace."""
         ...
 
     def finish(self) -> None:
-        """Wait for all work, and make the engine's stream no longer current."""
+        """Wait until all enqueued work is done."""
 
 
 class Place(NamedTuple):
-    """The place of a row-major matrix on the device."""
+    """The location of a row-major matrix in device memory: address, leading dimension and type."""
 
     address: int
     leading: int
@@ -114,19 +114,19 @@ class Transfers:
         self.thread_state, self.ended = local(), False
 
     def load(self, host: Array, place: Place) -> Event:
-        """Start copying a matrix to the device; return the event of its arrival.
+        """Start to copy a matrix to the device; return the event that marks its arrival.
 
-        Further loads may be started meanwhile. Their chunks are queued behind those of this one, and no thread waits
-        for another.
+        The caller may start further loads before this one has ended. Chunks of later loads are queued behind the chunks
+        of earlier loads, and no thread waits for another.
         """
         return _Loading(self.engine, self._submit_chunks(self.load_pool, self._load_chunk, host, place))
 
     def store(self, place: Place, host: Array) -> None:
-        """Copy a matrix from the device and wait for the copy."""
+        """Copy a matrix from the device to the host and wait for the copy."""
         wait_for_all(self._submit_chunks(self.store_pool, self._store_chunk, host, place))
 
     def close(self) -> None:
-        """End the threads; copies that have not begun are dropped."""
+        """End the threads; drop copies that have not begun."""
         self.ended = True
         for pool in (self.load_pool, self.store_pool):
             pool.shutdown(wait=True, cancel_futures=True)
@@ -139,7 +139,7 @@ class Transfers:
             for rows, cols in _chunks(host.shape, place, self.chunk_bytes)
         ]
 
-    # ---- in the threads
+    # ---- functions that run in the copying threads
 
     def _begin_thread(self) -> None:
         self.engine.begin_thread()
@@ -149,7 +149,8 @@ class Transfers:
         if self.ended:
             return
         buffer = self._free_buffer()
-        np.copyto(_buffer_view(buffer, host, place), host, casting="unsafe")  # the caller has checked the cast
+        # unsafe casting: the caller has already checked that the cast is allowed
+        np.copyto(_buffer_view(buffer, host, place), host, casting="unsafe")
         self.engine.send(buffer, _chunk_bytes(host, place), place.address)
 
     def _store_chunk(self, host: Array, place: Place) -> None:
@@ -160,7 +161,7 @@ class Transfers:
         np.copyto(host, _buffer_view(buffer, host, place), casting="unsafe")
 
     def _free_buffer(self) -> Buffer:
-        """Return this thread's least recently used buffer, once the device has read it."""
+        """Wait until this thread's least recently used buffer is free, and return the buffer."""
         buffers: list[Buffer] = self.thread_state.buffers
         buffers.append(buffers.pop(0))
         buffers[-1].wait()
@@ -168,7 +169,7 @@ class Transfers:
 
 
 class _Loading:
-    """The event that all chunks of a matrix have arrived; `wait` raises the error of a failed thread."""
+    """The event that happens when all chunks of a matrix have arrived; `wait` raises a failed thread's error."""
 
     def __init__(self, engine: Engine, tasks: list[Future[None]]) -> None:
         self.engine, self.tasks = engine, tasks
@@ -188,7 +189,7 @@ class _Loading:
 
 
 def _chunks(shape: tuple[int, ...], place: Place, nbytes: int) -> Iterator[tuple[slice, slice]]:
-    """Yield chunks of as many rows as fit into `nbytes`; equal parts of a row where no row fits."""
+    """Yield chunks of as many rows as fit into `nbytes`; equal parts of a row if a row does not fit."""
     rows, cols = shape
     height = max(nbytes // place.row_bytes, 1)
     width = -(-cols // max(-(-cols * place.dtype.itemsize // nbytes), 1))
@@ -198,21 +199,21 @@ def _chunks(shape: tuple[int, ...], place: Place, nbytes: int) -> Iterator[tuple
 
 
 def _buffer_view(buffer: Buffer, host: Array, place: Place) -> Array:
-    """Return the buffer as an array of the chunk's shape, with the device's leading dimension."""
+    """Return the buffer as an array with the chunk's shape and the leading dimension of the device matrix."""
     rows, cols = host.shape
     strides = (place.row_bytes, place.dtype.itemsize)
     return np.ndarray((rows, cols), place.dtype, buffer.bytes, strides=strides)
 
 
 def _chunk_bytes(host: Array, place: Place) -> int:
-    """Return the bytes from a chunk's first to its last number on the device."""
+    """Return the bytes from a chunk's first entry to its last entry on the device, gaps between rows included."""
     rows, cols = host.shape
     nbytes: int = (rows - 1) * place.row_bytes + cols * place.dtype.itemsize
     return nbytes
 
 
 def wait_for_all(futures: Sequence[Future[None]]) -> None:
-    """Wait for all futures; raise the first error."""
+    """Wait for all futures; raise the error of the first future that failed."""
     for future in futures:
         future.result()
 
@@ -223,7 +224,7 @@ PROBE_BYTES, PROBE_ROUNDS = 512 << 20, 4
 
 
 def measure_rates(engine: Engine, transfers: Transfers, clock: Callable[[], float], nbytes: int = PROBE_BYTES) -> Rates:
-    """Measure the rate of copies in each direction alone: the best of a few rounds, as threads and pages are new."""
+    """Measure the rate of copies in each direction without concurrent work: the best of PROBE_ROUNDS repetitions."""
     host = np.ones((nbytes >> 16, 1 << 13))
     address, memory = engine.allocate(host.nbytes)
     place, loads, stores = Place(address, host.shape[1], host.dtype), [1.0], [1.0]

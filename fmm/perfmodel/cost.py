@@ -23,7 +23,7 @@ from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import batch_scratch
 from fmm.kernels.registry import clear_on_registration
-from fmm.perfmodel.level_counts import LevelCounts, Moved, count_level, count_opened_leaf
+from fmm.perfmodel.level_counts import LevelCounts, MovedElements, count_level, count_opened_leaf
 from fmm.problem import Fill, Operation, Shape
 
 Leaves = tuple[tuple[Shape, int], ...]  # (m, k, n) and the number of products of this shape
@@ -124,7 +124,7 @@ class _Units(NamedTuple):
     batched: bool
     opened: bool
 
-    def traffic(self, rectangles: Mapping[Moved, int], itemsize_below: int) -> tuple[int, int]:
+    def traffic(self, rectangles: Mapping[MovedElements, int], itemsize_below: int) -> tuple[int, int]:
         """Return the bytes and the transactions of rectangles."""
         sizes = [(n * (itemsize_below if below else self.itemsize), t) for (n, below), t in rectangles.items()]
         return sum(size * t for size, t in sizes), sum(-(-size // self.transaction) * t for size, t in sizes)

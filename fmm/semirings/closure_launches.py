@@ -1,7 +1,7 @@
-"""A closure table's steps as launches on a CUDA device, and their predicted time.
+"""Conversion of a closure table's steps to launches on a CUDA device, and the predicted time of the launches.
 
 The matrix D and the temporaries are row-major, with rows that begin at multiples of 16 bytes. The predecessors of D and
-of the temporaries have the same layout in buffers of their own.
+of the temporaries are in separate buffers with the same layout.
 """
 
 from __future__ import annotations
@@ -29,41 +29,42 @@ from fmm.semirings.minplus_kernel import (
     tile_side,
 )
 
-ALIGNMENT = 256  # numbers: temporaries begin at multiples of it
-ARGS = "args of "  # prefix of a base's name: the buffer of its predecessors
+ALIGNMENT = 256  # temporaries begin at multiples of this number of entries
+ARGS = "args of "  # prefix of the name of a buffer that holds predecessors
 ARG_BYTES = 4  # of a node
 WORKSPACE, DOUBLED = "W", "doubled"
 
 
 @dataclass(frozen=True, eq=False)
 class ClosureLaunches:
-    """All launches for a matrix, and the memory that they need."""
+    """All launches that close a matrix, and the memory that the launches need."""
 
     steps: ClosureSteps
     launches: tuple[Launch, ...]
     numbers: int  # of the temporaries
-    doubled_bytes: int  # of the operands that are written twice, for rings with two numbers in a word
+    doubled_bytes: int  # bytes of the operands with each entry written twice, for rings with two entries in a word
 
 
 @lru_cache(maxsize=64)
 def closure_launches(ring: Ring, n: int, with_predecessors: bool, multiprocessors: int) -> ClosureLaunches:
-    """Return all launches that close an n x n matrix."""
+    """Return all launches that compute the closure of an n x n matrix."""
     steps = closure_steps(closure_table(), n, tile_side(with_predecessors))
     return _ClosureRecorder(ring, steps, with_predecessors, multiprocessors).record()
 
 
 def padded(cols: int) -> int:
-    """Return the leading dimension with which every row begins at a multiple of 16 bytes, for every type."""
+    """Return the leading dimension with which each row begins at a multiple of 16 bytes, whatever the type."""
     return -(-cols // VECTOR_BYTES) * VECTOR_BYTES
 
 
 class _ClosureRecorder:
-    """Translates closure steps into launches; places the temporaries in one workspace."""
+    """Translates closure steps into launches, and places the temporaries in one workspace."""
 
     def __init__(self, ring: Ring, steps: ClosureSteps, with_predecessors: bool, multiprocessors: int) -> None:
         self.ring, self.steps = ring, steps
         self.with_predecessors, self.multiprocessors = with_predecessors, multiprocessors
-        self.places: dict[str, tuple[int, int]] = {}  # first number and leading dimension of each temporary
+        # index of the first entry, and leading dimension, of each temporary
+        self.places: dict[str, tuple[int, int]] = {}
         self.numbers = 0
         for name, rows, cols in steps.temporaries:
             self.places[name] = self.numbers, padded(cols)
@@ -121,18 +122,19 @@ class _ClosureRecorder:
 
 # ---- predicted time
 #
-# Each launch begins when the one before has ended. Left out are device memory (a product reads each number of its
-# operands tens of times from the second-level cache, which keeps up), the passes that convert operands and results, and
-# clocks that fall under load.
+# Each launch is assumed to begin when the previous launch has ended. The prediction ignores device memory (a product
+# reads each operand entry tens of times from the second-level cache, which is fast enough), the passes that convert
+# operands and results, and that the device lowers its clock frequency under load.
 
-# Clocks of one step of a tile closure. 128 nodes: 64 numbers a thread, two instructions each, and a barrier.
+# Measured clocks of one step of the closure of a tile. A tile has 128 nodes: in each step a thread updates 64 entries
+# by two instructions each, then waits at a barrier.
 STEP_CLOCKS = 510.0
 WIDE_STEP_CLOCKS = 1100.0  # of float64
-PREDECESSOR_STEP_CLOCKS = 500.0  # of 64 nodes, with predecessors
+PREDECESSOR_STEP_CLOCKS = 500.0  # of a tile of 64 nodes, with predecessors
 
 
 def closure_seconds(ring: Ring, n: int, chip: Chip, with_predecessors: bool = False) -> float:
-    """Return the predicted seconds of the shortest paths between n nodes."""
+    """Return the predicted seconds of computing the shortest paths between n nodes."""
     step_clocks = WIDE_STEP_CLOCKS if ring.word_bytes > 4 else STEP_CLOCKS
     if with_predecessors:
         step_clocks = PREDECESSOR_STEP_CLOCKS
@@ -147,7 +149,7 @@ def closure_seconds(ring: Ring, n: int, chip: Chip, with_predecessors: bool = Fa
 
 
 def product_seconds(ring: Ring, products: list[ProductSize], chip: Chip, with_arguments: bool = False) -> float:
-    """Return the predicted seconds of one launch of products."""
+    """Return the predicted seconds of one launch that computes these products."""
     sizes = fastest_sizes(ring, with_arguments, products, chip.multiprocessors)
     clocks = product_clocks(ring, with_arguments, sizes, products, chip.multiprocessors)
     return chip.fitted.launch + clocks / chip.clock

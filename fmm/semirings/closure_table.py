@@ -1,12 +1,13 @@
-"""Closure tables: sequences of block operations that compute D* = 1 + D + D D + ... over a semiring, as text files.
+"""Closure tables, as text files: block operations that compute D* = 1 + D + D^2 + ... over a semiring.
 
-Over (min, +), where an entry of D is the length of an edge, D* holds the lengths of all shortest paths. A table cuts D
-into two by two blocks. Its steps are `close` on diagonal blocks (smaller problems of the same kind) and those kernels
-of step_tables/kernels.txt that subtract nothing.
+Over (min, +), where an entry of D is the length of an edge, D* holds the lengths of all shortest paths. A closure table
+cuts D into 2 x 2 blocks. The steps of a table are `close` on diagonal blocks (closures of smaller matrices) and the
+kernels of step_tables/kernels.txt without subtractions.
 
-A table is proved when it is read. Blocks are letters that do not commute, and a result is a set of words over these
-letters. The set must equal the walks between the block's two sides. The proof holds for every closed semiring with
-idempotent addition and for blocks of any size.
+A closure table is proved to be correct when it is read. In the proof, blocks are letters that do not commute, and the
+result of a step is a set of words over these letters. For each block, the set of words must equal the set of walks
+between the block's two sides of the cut. The proof holds for every closed semiring with idempotent addition and for
+blocks of any size.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from fmm.kernels.algorithms.step_table import PRODUCT_SOURCE, Step, StepError, T
 
 TABLE_FOLDER: Final = resources.files("fmm.semirings") / "closure_tables"
 HEADER_FIELDS = ("name", "source", "blocks", "temps")
-# From which side of the cut to which side each block leads, in the order of the blocks.
+# For each of the four blocks, in order: the side of the cut (0 or 1) where its edges begin, and the side where its
+# edges end.
 BLOCK_SIDES = ((0, 0), (0, 1), (1, 0), (1, 1))
 
 
@@ -36,7 +38,7 @@ class Close(NamedTuple):
 
 @dataclass(frozen=True)
 class ClosureTable:
-    """A named sequence of steps that turns the four blocks of D into those of D*."""
+    """A named sequence of steps that replaces the four blocks of D by the four blocks of D*."""
 
     name: str
     source: str
@@ -51,7 +53,7 @@ class ClosureTable:
 
 @lru_cache(maxsize=8)
 def closure_table(name: str = "r-kleene") -> ClosureTable:
-    """Read and prove the closure table of this name; raise StepError if it is unknown or wrong."""
+    """Read and prove the closure table of this name; raise StepError if there is no such table or it is wrong."""
     names = sorted(file.name.removesuffix(".txt") for file in TABLE_FOLDER.iterdir())
     if name not in names:
         raise StepError(f"unknown closure table {name!r}; valid: {', '.join(names)}")
@@ -65,7 +67,7 @@ def closure_table(name: str = "r-kleene") -> ClosureTable:
 
 
 def parse_closure_table(text: str, origin: str = "closure table") -> ClosureTable:
-    """Parse the text form of a closure table; StepError names the file and the line."""
+    """Parse the text form of a closure table; raise StepError with the file and the line of an error."""
     head, calls = table_text(text, origin, HEADER_FIELDS)
     blocks, temporaries = tuple(head["blocks"].split()), tuple(head["temps"].split())
     if len(blocks) != len(BLOCK_SIDES) or len({*blocks, *temporaries}) < len(blocks) + len(temporaries):
@@ -91,7 +93,7 @@ def _parse_step(call: TableCall) -> Step | Close:
 
 
 def closure_defect(table: ClosureTable) -> str | None:
-    """Return the table's first error; None if it computes the closure over every closed semiring."""
+    """Return the table's first error as text; None if the table computes the closure over every closed semiring."""
     values: dict[str, Words] = {name: Letter(name) for name in table.blocks}
     for step in table.steps:
         places = (step.place,) if isinstance(step, Close) else step.reads
@@ -122,27 +124,28 @@ def _step_result(step: Step, values: Mapping[str, Words]) -> Words:
 # ---- sets of words over letters that do not commute
 #
 # An identity of word sets (union, concatenation, repetition) holds in every closed semiring with idempotent addition,
-# and for matrices over it. Sets are compared by derivatives: the words that may follow a first letter (Brzozowski 1964,
-# Antimirov 1996). A set has finitely many derivatives.
+# and for matrices over such a semiring. Sets of words are compared by their derivatives: the derivative by a letter is
+# the set of words that may follow this letter as the first (Brzozowski 1964, Antimirov 1996). The comparison ends,
+# since a set of words has finitely many derivatives.
 
 
 @dataclass(frozen=True)
 class Letter:
-    """The set of one word of one letter."""
+    """The set with a single word, which consists of one letter."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Union:
-    """The union of sets."""
+    """The union of several sets of words."""
 
     parts: frozenset[Words]
 
 
 @dataclass(frozen=True)
 class Concatenation:
-    """The concatenations of a word of `first` and a word of `then`."""
+    """The set of all concatenations of a word of `first` and a word of `then`."""
 
     first: Words
     then: Words
@@ -150,36 +153,36 @@ class Concatenation:
 
 @dataclass(frozen=True)
 class Repetition:
-    """The concatenations of any number of words of `part`."""
+    """The set of all concatenations of any number of words of `part`, zero words included."""
 
     part: Words
 
 
 Words = Letter | Union | Concatenation | Repetition
 EMPTY_SET: Words = Union(frozenset())
-EMPTY_WORD_SET: Words = Repetition(EMPTY_SET)  # the word without letters
+EMPTY_WORD_SET: Words = Repetition(EMPTY_SET)  # the set with a single word, the word without letters
 
 
 def union(x: Words, y: Words) -> Words:
-    """Return the union of two sets in normal form."""
+    """Return the union of two sets of words, in normal form."""
     parts = (x.parts if isinstance(x, Union) else {x}) | (y.parts if isinstance(y, Union) else {y})
     return next(iter(parts)) if len(parts) == 1 else Union(frozenset(parts))
 
 
 def concatenation(x: Words, y: Words) -> Words:
-    """Return the concatenation of two sets in normal form."""
+    """Return the concatenation of two sets of words, in normal form."""
     if EMPTY_SET in (x, y):
         return EMPTY_SET
     return y if x == EMPTY_WORD_SET else x if y == EMPTY_WORD_SET else Concatenation(x, y)
 
 
 def repetition(x: Words) -> Words:
-    """Return the repetition of a set in normal form."""
+    """Return the repetition of a set of words, in normal form."""
     return x if isinstance(x, Repetition) else Repetition(x)
 
 
 def has_empty_word(x: Words) -> bool:
-    """Return True if the set contains the word without letters."""
+    """Return True if the set of words contains the word without letters."""
     if isinstance(x, Union):
         return any(has_empty_word(part) for part in x.parts)
     if isinstance(x, Concatenation):
@@ -189,7 +192,7 @@ def has_empty_word(x: Words) -> bool:
 
 @lru_cache(maxsize=4096)
 def derivatives(x: Words, letter: str) -> frozenset[Words]:
-    """Return sets with this union: the rest of every word of x that begins with `letter`."""
+    """Return sets whose union is the derivative of x: the rests of all words of x that begin with `letter`."""
     if isinstance(x, Letter):
         return frozenset([EMPTY_WORD_SET] if x.name == letter else [])
     if isinstance(x, Union):
@@ -201,8 +204,8 @@ def derivatives(x: Words, letter: str) -> frozenset[Words]:
 
 
 def same_walks(x: Words, moves: Mapping[str, tuple[int, int]], begin: int, end: int) -> bool:
-    """Return True if x is the set of walks from `begin` to `end`; each letter is a move between two vertices."""
-    # A state is the sets that may follow and the vertex that a walk has come to (None: not a walk).
+    """Return True if x is the set of walks from vertex `begin` to vertex `end`; each letter is an edge."""
+    # A state has the sets of words that may follow, and the vertex that the walk has reached (None: not a walk).
     state: tuple[frozenset[Words], int | None] = (frozenset([x]), begin)
     seen, waiting = {state}, [state]
     while waiting:

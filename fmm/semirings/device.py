@@ -1,4 +1,4 @@
-"""Semiring products and closures of CuPy arrays, on the current device and stream."""
+"""Semiring products and closures of CuPy arrays, computed on CuPy's current device and stream."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fmm.semirings.minplus_kernel import (
 
 
 def device_product(ring_name: str, a: Any, b: Any, with_arguments: bool) -> tuple[Any, Any]:
-    """Return the best sums, and the steps that they come from (None without arguments)."""
+    """Return the product, and for each entry the step k of its best sum (None without arguments)."""
     ring, (m, k), n = RINGS[ring_name], a.shape, b.shape[1]
     left, right = _aligned_rows(a), _aligned_rows(b)
     c = cupy.empty((m, padded(n)), a.dtype)
@@ -43,10 +43,10 @@ def device_product(ring_name: str, a: Any, b: Any, with_arguments: bool) -> tupl
 
 
 def device_closure(ring_name: str, d: Any, missing: Any, predecessors: Any = None) -> tuple[Any, Any]:
-    """Return the closure of an n x n matrix, and the node before each path's end (None without `predecessors`).
+    """Return the closure of an n x n matrix, and the last node but one of each path (None without `predecessors`).
 
-    The matrix is row-major. It is overwritten if its rows begin at multiples of 16 bytes.
-    `predecessors` has the nodes before the ends of single edges.
+    The matrix `d` must be row-major. The matrix `d` is overwritten if its rows begin at multiples of 16 bytes.
+    `predecessors` must have, for each edge, the node where the edge begins.
     """
     n, ring = len(d), RINGS[ring_name]
     run, numbers, doubled_bytes = _closure_run(ring, n, predecessors is not None, int(d.data.device_id))
@@ -69,7 +69,7 @@ def device_closure(ring_name: str, d: Any, missing: Any, predecessors: Any = Non
 def _product_run(
     ring: Ring, size: tuple[int, int, int], leading: tuple[int, int], with_arguments: bool, device: int
 ) -> LaunchSequence:
-    """Return the compiled launches of a product."""
+    """Return the compiled launches of a semiring product."""
     m, k, n = size
     left, right = DeviceMatrix("A", 0, m, k, leading[0]), DeviceMatrix("B", 0, k, n, leading[1])
     dest = DeviceMatrix("C", 0, m, n, padded(n))
@@ -86,13 +86,13 @@ def _product_run(
 
 @lru_cache(maxsize=64)
 def _closure_run(ring: Ring, n: int, with_predecessors: bool, device: int) -> tuple[LaunchSequence, int, int]:
-    """Return the compiled launches of a closure, its temporaries' numbers, and the bytes of doubled operands."""
+    """Return the compiled launches of a closure, the entries of its temporaries, and the bytes of doubled operands."""
     closure = closure_launches(ring, n, with_predecessors, chip_of(device).multiprocessors)
     return LaunchSequence(closure.launches, device), closure.numbers, closure.doubled_bytes
 
 
 def _aligned_rows(x: Any) -> Any:
-    """Return x, or a copy, with contiguous rows that begin at multiples of 16 bytes."""
+    """Return x if its rows are contiguous and begin at multiples of 16 bytes, else a copy with such rows."""
     rows, cols = x.shape
     contiguous = x.strides[1] == x.itemsize or cols == 1
     if (

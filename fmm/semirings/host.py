@@ -1,8 +1,8 @@
 """Semiring products and closures on the host by NumPy alone.
 
-A product takes one pass a step, over pieces that stay in a processor's second-level cache. All threads share the
-pieces; NumPy's loops release Python's lock. `close_matrix` carries out a closure table's steps, by NumPy or by Numba
-(numba_kernels.py).
+A product makes one pass over the result for each step k, in pieces of the result that stay in a processor's
+second-level cache. The pieces are distributed over all threads; NumPy's loops release the GIL. `close_matrix` executes
+a closure table's steps, by NumPy or by Numba (numba_kernels.py).
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from fmm.semirings.closure_steps import MATRIX, TileStep, closure_steps
 from fmm.semirings.closure_table import closure_table
 
 Array = np.ndarray[Any, np.dtype[Any]]
-PIECE_BYTES = 1 << 17  # bytes of a piece of the result; its sums need as many
-LONGEST_ROW = 1 << 13  # bytes of a piece's row
-# Limits on one piece (sums and steps of the inner dimension): an interrupt is handled between pieces.
+PIECE_BYTES = 1 << 17  # bytes of a piece of the result; the temporary sums of a piece need as many bytes again
+LONGEST_ROW = 1 << 13  # largest number of bytes of a row of a piece
+# Largest numbers of sums in one piece, and of steps k in one pass: an interrupt (Ctrl-C) is handled only between
+# pieces.
 PIECE_SUMS, PIECE_STEPS = 1 << 25, 1 << 14
-HOST_TILE_SIDE = 64  # nodes of a tile that is closed as a whole
+HOST_TILE_SIDE = 64  # largest number of nodes of a tile that is closed without further cuts
 
 
 class ArgumentRecord(NamedTuple):
-    """Where a product records the step (index of the inner dimension) that each of its numbers comes from.
+    """The arrays in which a product records the step k (inner index) of the best sum for each entry of the result.
 
-    `args` receives the step, or the number of `via` at that step (a predecessor). Where no step beats the old value,
-    `args` receives -1, or the number of `old`. `first` is the step at which this part of the product begins.
+    `args` receives the step k, or with `via` the entry of row k of `via` (a predecessor). Where no step beats the old
+    value, `args` receives the entry of `old`, or -1 without `old`. `first` is the step k at which this part of the
+    product begins.
     """
 
     args: Array
@@ -40,19 +42,19 @@ class ArgumentRecord(NamedTuple):
     first: int = 0
 
     def for_steps(self, steps: slice) -> ArgumentRecord:
-        """Return the arguments of some of the steps; earlier steps have been recorded."""
+        """Return the record for a range of steps, given that earlier steps have been recorded."""
         if not steps.start:
             return self if self.via is None else self._replace(via=self.via[steps])
         return ArgumentRecord(self.args, self.args, None if self.via is None else self.via[steps], steps.start)
 
     def for_block(self, rows: slice, cols: slice) -> ArgumentRecord:
-        """Return the arguments of a block of the result."""
+        """Return the record for a block of the result."""
         old, via = self.old, self.via
         old, via = None if old is None else old[rows, cols], None if via is None else via[:, cols]
         return ArgumentRecord(self.args[rows, cols], old, via, self.first)
 
     def record(self, step: Array) -> None:
-        """Write `args` for the best steps, -1 where the old value stays."""
+        """Write `args` from the best steps; a step of -1 means that the old value stays."""
         if self.old is None:
             self.args[...] = step
             return
@@ -61,7 +63,7 @@ class ArgumentRecord(NamedTuple):
 
 
 class Semiring(Protocol):
-    """Products and closures of tiles, by NumPy or by Numba."""
+    """Interface of products and tile closures over a semiring, implemented by NumPy and by Numba."""
 
     def product(
         self, left: Array, right: Array, old: Array | None, dest: Array, arguments: ArgumentRecord | None = None
@@ -73,7 +75,7 @@ class Semiring(Protocol):
 def close_matrix(
     semiring: Semiring, d: Array, predecessors: Array | None = None, tile_side: int = HOST_TILE_SIDE
 ) -> None:
-    """Replace D by its closure, in place, and update `predecessors` (the node before each path's end) with it."""
+    """Replace D by its closure, and update `predecessors` (the last node but one of each path) accordingly."""
     steps = closure_steps(closure_table(), len(d), tile_side)
     values, nodes = {MATRIX: d}, {MATRIX: predecessors}
     for name, rows, cols in steps.temporaries:
@@ -96,7 +98,7 @@ def close_matrix(
 
 @dataclass(frozen=True)
 class NumpySemiring:
-    """dest = the best of old and of all sums of left and right; no sum is worse than `missing`."""
+    """A semiring by NumPy: dest = the best of `old` and all sums of left and right; no sum is worse than `missing`."""
 
     maximum: bool
     missing: Any
@@ -104,7 +106,7 @@ class NumpySemiring:
 
     @property
     def best(self) -> Any:
-        """The ufunc of the better of two numbers; NaN is never better."""
+        """The ufunc that returns the better of two values; NaN is never better."""
         return np.fmax if self.maximum else np.fmin
 
     @property
@@ -146,7 +148,7 @@ class NumpySemiring:
         dest[rows, cols] = c
 
     def _best_steps(self, left: Array, right: Array, c: Array) -> Array:
-        """Update c and return the first of the best steps; -1 where no step beats what c held."""
+        """Update c; return for each entry the first step with the best sum, or -1 if no sum beats the entry of c."""
         sums, won, step = np.empty_like(c), np.empty(c.shape, bool), np.full(c.shape, -1, np.int32)
         for k in range(left.shape[1]):
             np.add(left[:, k, None], right[k], out=sums)
@@ -156,7 +158,7 @@ class NumpySemiring:
         return step
 
     def close(self, d: Array, predecessors: Array | None = None) -> None:
-        """Run the Floyd-Warshall algorithm in place."""
+        """Replace d by its closure, by the Floyd-Warshall algorithm."""
         with np.errstate(all="ignore"):
             sums, won = np.empty_like(d), np.empty(d.shape, bool)
             for k in range(len(d)):
@@ -170,7 +172,7 @@ class NumpySemiring:
 
 
 def _pieces(x: Array, steps: int) -> Iterator[tuple[slice, slice]]:
-    """Yield rows and columns of the pieces of x, for a product of this many steps."""
+    """Yield the rows and columns of each piece of x, for a product of `steps` steps."""
     wide = max(min(x.shape[1], LONGEST_ROW // x.itemsize), 1)
     most = min(PIECE_BYTES // x.itemsize, PIECE_SUMS // max(steps, 1))
     high = max(most // wide, 1)

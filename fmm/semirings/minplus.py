@@ -14,7 +14,7 @@ from fmm.semirings.placement import TYPES, Placement, host_semiring, readable, w
 
 
 def minplus_product(a: Any, b: Any, out: Any, maximum: bool, with_arguments: bool) -> Any:
-    """Return the smallest (or greatest) of all sums a[i, k] + b[k, j]; with arguments also the first best k."""
+    """Return the smallest (or greatest) sums a[i, k] + b[k, j] over k; with arguments also the first best k."""
     check_dense("fmm.minplus", a, b)
     with placement.placed_arrays(a=a, b=b, out=out) as place:
         x, y = place.adopt(readable(a)), place.adopt(readable(b))
@@ -36,7 +36,7 @@ def _result_type(x: Any, y: Any) -> Any:
 
 
 def _converted(xp: Any, values: Any, original: Any, dtype: Any, maximum: bool) -> Any:
-    """Return values of the result's type; missing values and masked ones become that type's missing value."""
+    """Return the values in the result's type; "no edge" and masked entries become the result type's missing value."""
     result = values.astype(dtype, copy=False)
     if values.dtype != dtype and values.dtype.name in TYPES and values.dtype.kind != "f":
         is_missing = values == missing_value(values.dtype, maximum)
@@ -62,5 +62,6 @@ def _product(place: Placement, x: Any, y: Any, maximum: bool, with_arguments: bo
         semiring.product(np.ascontiguousarray(left), np.ascontiguousarray(right), None, values, arguments)
     result = from_domain(xp, values, domain, dtype, maximum)
     if with_arguments and result.dtype != values.dtype and dtype.kind == "i":
-        args[result == missing_value(dtype, maximum)] = -1  # a saturated sum is missing, so it has no argument
+        # a sum that saturates means "no edge", so the entry has no argument
+        args[result == missing_value(dtype, maximum)] = -1
     return result, args

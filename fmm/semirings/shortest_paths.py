@@ -16,12 +16,13 @@ from fmm.semirings.path_request import METHODS, NegativeCycleError, PathRequest
 from fmm.semirings.placement import TYPES, Placement, host_semiring, readable, writable_target, write_result
 from fmm.semirings.predecessors import mend_predecessors
 
-NO_NODE = -9999  # SciPy's predecessor where there is no path
-NO_EDGE = 1e-8  # floats up to this magnitude are no edge: SciPy compares them with zero by numpy.isclose
+NO_NODE = -9999  # predecessor that SciPy returns where there is no path
+# floating-point entries up to this magnitude are not edges, since SciPy compares entries with zero by numpy.isclose
+NO_EDGE = 1e-8
 
 
 def all_shortest_paths(d: Any, out: Any, request: PathRequest) -> Any:
-    """Return the lengths of the shortest paths between all nodes; on request also the predecessors."""
+    """Return the lengths of the shortest paths between all pairs of nodes; on request also the predecessors."""
     if not isinstance(request.method, str) or request.method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, not {request.method!r}")
     with placement.placed_arrays(d=d, out=out) as place:
@@ -45,7 +46,7 @@ def all_shortest_paths(d: Any, out: Any, request: PathRequest) -> Any:
 
 
 class _Graph(NamedTuple):
-    """A matrix of lengths; where edges are, if a mask says so; whether zero is a length."""
+    """A matrix of lengths, a mask of the entries that are edges (None: all), and whether zeros are edges."""
 
     lengths: Any
     stored: Any = None
@@ -68,7 +69,7 @@ def _read_graph(place: Placement, d: Any) -> _Graph:
 
 
 def _can_be_overwritten(d: Any, weights: Any, dtype: Any) -> bool:
-    """Return True if d itself is a writable array of the result's type, not only convertible to one."""
+    """Return True if d itself is a writable array of the result's type, so that the result can overwrite d."""
     if isinstance(weights, np.ndarray):
         own = (kind_of(d) == "torch" and readable(d) is d) or type(d) is np.ndarray
         return own and weights.dtype == dtype and bool(weights.flags.writeable)
@@ -76,14 +77,14 @@ def _can_be_overwritten(d: Any, weights: Any, dtype: Any) -> bool:
 
 
 def _edges(xp: Any, graph: _Graph, dtype: Any, request: PathRequest) -> Any:
-    """Return the edges' lengths as SciPy reads them, as a new row-major array.
+    """Return the lengths of the edges, interpreted as SciPy does, as a new row-major array.
 
-    Zero, inf and NaN are no edge, nor is the largest integer of an integer type. Zeros that a sparse matrix stores are
-    edges. CuPy compiles a kernel for each kind of operation at the first call: an assignment by a mask or by index
-    arrays takes several kernels, so there is none.
+    Entries that are zero, inf, NaN or the largest integer of an integer type are not edges. Zeros that are stored in a
+    sparse matrix are edges. Assignments by a mask or by index arrays are avoided: CuPy compiles several kernels for
+    them at the first call.
     """
     values = graph.lengths
-    if values.dtype.kind == "c":  # with NumPy's warning, before anything is an edge
+    if values.dtype.kind == "c":  # with NumPy's warning about the lost imaginary part
         values = values.astype(np.float64)
     if values.dtype.kind == "f" and not graph.zeros_are_edges:
         sizes = abs(values)
@@ -106,7 +107,7 @@ def _edges(xp: Any, graph: _Graph, dtype: Any, request: PathRequest) -> Any:
 
 
 def _closure(place: Placement, edges: Any, request: PathRequest) -> tuple[Any, Any]:
-    """Return the lengths of the shortest paths, and the predecessors if the request has them."""
+    """Return the lengths of the shortest paths, and the predecessors if they are requested (else None)."""
     xp, n, dtype = place.xp, len(edges), edges.dtype
     predecessors = None
     if request.predecessors:
@@ -137,10 +138,11 @@ def _closure(place: Placement, edges: Any, request: PathRequest) -> tuple[Any, A
 
 
 def _check_negative_cycles(xp: Any, values: Any) -> None:
-    """Raise NegativeCycleError if a node's path to itself is negative.
+    """Raise NegativeCycleError if a node has a path of negative length to itself.
 
-    The diagonal is inspected on the host, since CuPy compiles the reduction `any` for seconds at the first call. Where
-    SciPy is loaded, the error is also SciPy's own, so that programs that catch SciPy's error need no change.
+    The diagonal is inspected on the host, since CuPy would compile the reduction `any` for seconds at its first call.
+    If SciPy is loaded, the error is also an instance of SciPy's NegativeCycleError, so that programs that catch SciPy's
+    error need no change.
     """
     negative = to_numpy(xp.diagonal(values)) < 0
     if not negative.any():

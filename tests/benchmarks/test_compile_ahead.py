@@ -18,7 +18,7 @@ from fmm.kernels.plans.plan import Plan
 from tests.support import ROOT
 from tests.support.nvrtc import compile_cuda
 
-ON_NUMPY = [*compile_ahead.ON_NUMPY, "-p", "no:cacheprovider"]
+PYTEST_ON_NUMPY = [*compile_ahead.PYTEST_ON_NUMPY, "-p", "no:cacheprovider"]
 # What asks cuBLAS itself has no answer from NumPy.
 DEVICES_ALONE = "not math_mode"
 
@@ -26,7 +26,7 @@ DEVICES_ALONE = "not math_mode"
 def run_on_numpy(folder: Path, *arguments: str) -> list[Any]:
     """Run tests so; what was noted of their kernels."""
     environment = {**os.environ, "FMM_KERNELS": str(folder), "PYTHONPATH": str(ROOT)}
-    command = [*ON_NUMPY, *arguments]
+    command = [*PYTEST_ON_NUMPY, *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(path.read_text(encoding="utf-8")) for path in folder.iterdir()]
@@ -62,7 +62,7 @@ def test_plans_that_raise_a_flag_are_those_of_the_tests_that_see_it() -> None:
     tests = [f"tests/{x}.py" for x in ("runtime/test_gpu_matmul", "kernels/cuda/recompute/test_gpu_recompute")]
     tests.append("tests/kernels/cuda/products/test_gpu_residues.py")
     text = "".join((ROOT / path).read_text(encoding="utf-8") for path in tests)
-    for plan in map(Plan.parse, compile_ahead.FLAGGED):
+    for plan in map(Plan.parse, compile_ahead.FLAGGED_PLANS):
         assert f'"{plan}"' in text or (plan.levels and str(plan.rest) in text), plan
 
 

@@ -16,7 +16,7 @@ import pytest
 from benchmarks.__main__ import BENCHMARKS
 from benchmarks.compile_ahead import with_cache, xdist_options
 from benchmarks.gpu_check import (
-    LEFT,
+    EXIT_STEPS_LEFT,
     Checks,
     batches,
     chosen_steps,
@@ -27,21 +27,21 @@ from benchmarks.gpu_check import (
     run_steps,
 )
 from benchmarks.gpu_steps import (
-    FEW,
+    FEW_LAUNCHES,
     LIMIT_SHARE,
-    MBARRIER,
-    SEVERAL,
-    TIMED,
-    Ended,
-    Places,
+    MBARRIER_TESTS,
+    SEVERAL_GPU_TESTS,
+    TIMED_TESTS,
+    CheckFolders,
+    EndedStep,
     Step,
+    parallel_pytest_options,
     run_together,
     several_steps,
-    side_by_side,
     steps,
 )
 
-PLACES = Places(Path("results/device"), Path("notes"))
+PLACES = CheckFolders(Path("results/device"), Path("notes"))
 CHECKS = ["tests", "hostile use", "random integers", "memcheck", "racecheck", "torch's tests", "cupy's tests"]
 MEASURED = ["regret", "default calls", "halves", "random structures", "complex", "integers", "out of core", "training"]
 
@@ -61,9 +61,9 @@ def test_kernels_come_first_then_checks_beside_each_other_then_what_measures_alo
     assert [step.name for step in together] == CHECKS
     assert found["memcheck"].command == (
         *("/opt/compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "1"),
-        *(*FEW, *MBARRIER),
+        *(*FEW_LAUNCHES, *MBARRIER_TESTS),
     )
-    assert found["racecheck"].command[-len(FEW) :] == FEW
+    assert found["racecheck"].command[-len(FEW_LAUNCHES) :] == FEW_LAUNCHES
     assert {name for name, step in found.items() if step.missing} == {"torch's tests", "cupy's tests"}
 
 
@@ -82,13 +82,13 @@ def test_tests_run_side_by_side_but_for_those_that_measure(
     assert together == options
     found = found_steps(together=together)
     many, alone = found["tests"].command, found["timed tests"].command
-    assert many[-3:] == (f"--ignore={TIMED}", f"--ignore={SEVERAL}", "tests")
+    assert many[-3:] == (f"--ignore={TIMED_TESTS}", f"--ignore={SEVERAL_GPU_TESTS}", "tests")
     assert options == many[6 : 6 + len(options)] and str(PLACES.ended_tests) in many
-    assert alone[-1] == TIMED and "-n" not in alone
+    assert alone[-1] == TIMED_TESTS and "-n" not in alone
 
 
 def test_a_few_processors_are_left_to_the_device_and_its_driver() -> None:
-    options = side_by_side()
+    options = parallel_pytest_options()
     assert not options or 1 <= int(options[1]) <= 14
 
 
@@ -101,7 +101,7 @@ def test_other_projects_tests_run_where_their_checkouts_are_named() -> None:
 
 def test_what_needs_several_devices_is_left_out_where_there_is_one() -> None:
     tests, benchmark = several_steps(2, PLACES._replace(results=Path("results/device-x2")))
-    assert tests.command[-1] == SEVERAL and not tests.missing
+    assert tests.command[-1] == SEVERAL_GPU_TESTS and not tests.missing
     assert benchmark.command[4:6] == ("--nproc-per-node", "2") and not benchmark.missing
     assert benchmark.command[-1] == os.path.join("results", "device-x2", "distributed.json")
     assert {step.missing for step in several_steps(1, PLACES)} == {"there is one device"}
@@ -128,12 +128,12 @@ def test_kernels_are_compiled_first_and_all_steps_find_them() -> None:
 # ---- how a step ends
 
 
-def ended(step: Step, status: int = 0, seconds: float = 5, allowed: float = 100, stopped: bool = False) -> Ended:
-    return Ended(step, status, seconds, allowed, stopped, Path("log"))
+def ended(step: Step, status: int = 0, seconds: float = 5, allowed: float = 100, stopped: bool = False) -> EndedStep:
+    return EndedStep(step, status, seconds, allowed, stopped, Path("log"))
 
 
-ALONE = Step("alone", (), most=100, limit_option="--time-limit")
-RESUMED = ALONE._replace(goes_on=True)
+ALONE = Step("alone", (), max_seconds=100, limit_option="--time-limit")
+RESUMED = ALONE._replace(continues=True)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ RESUMED = ALONE._replace(goes_on=True)
         (ended(RESUMED, 1, 20), 500, "failed with status 1"),
     ],
 )
-def test_a_step_says_how_it_ended(found: Ended, whole: float, outcome: str) -> None:
+def test_a_step_says_how_it_ended(found: EndedStep, whole: float, outcome: str) -> None:
     assert found.outcome(whole) == outcome
 
 
@@ -190,7 +190,7 @@ def test_a_step_whose_time_is_up_is_ended_with_all_that_it_began(tmp_path: Path)
 
 
 def test_what_hears_no_signal_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.gpu_steps.GRACE", 0.3)
+    monkeypatch.setattr("benchmarks.gpu_steps.GRACE_SECONDS", 0.3)
     deaf = (
         "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('deaf', flush=True)\ntime.sleep(60)"
     )
@@ -207,29 +207,29 @@ class Fakes:
     def __init__(self, clock: Any = None, **found: dict[str, Any]) -> None:
         self.found, self.begun, self.clock = found, list[str](), clock
 
-    def __call__(self, batch: Sequence[Step], left: float, notes: Path) -> list[Ended]:
+    def __call__(self, batch: Sequence[Step], left: float, notes: Path) -> list[EndedStep]:
         notes.mkdir(parents=True, exist_ok=True)
         made = []
         for step in batch:
             self.begun.append(step.name)
             log = notes / f"{step.name}.txt"
             log.write_text(f"{step.name} says so\n")
-            given = {"seconds": 1.0, "allowed": min(step.most, left), "status": 0, "stopped": False}
-            made.append(Ended(step, log=log, **(given | self.found.get(step.name, {}))))
+            given = {"seconds": 1.0, "allowed": min(step.max_seconds, left), "status": 0, "stopped": False}
+            made.append(EndedStep(step, log=log, **(given | self.found.get(step.name, {}))))
         return made
 
 
-def begun_checks(folder: Path, code: str = "code", **more: Any) -> tuple[Checks, Places]:
+def begun_checks(folder: Path, code: str = "code", **more: Any) -> tuple[Checks, CheckFolders]:
     order = ["first", "second", "third", "fourth"]
-    places = Places(folder / "results", folder / "notes")
+    places = CheckFolders(folder / "results", folder / "notes")
     return Checks(places.results / "checks.json", {"commit": "abc"}, code, order, places.notes, **more), places
 
 
 FOUR = [
     Step("first", ("python", "first")),
-    Step("second", ("python",), alone=False, goes_on=True),
+    Step("second", ("python",), alone=False, continues=True),
     Step("third", ("python",), alone=False),
-    Step("fourth", ("python",), least=50),
+    Step("fourth", ("python",), min_seconds=50),
 ]
 
 
@@ -255,7 +255,7 @@ def test_the_next_call_goes_on_with_what_is_left(tmp_path: Path) -> None:
     run = Fakes(second={"stopped": True, "status": 2})
     left = run_steps(FOUR, checks, places, 40, run)
     assert left == ["second", "fourth"] and run.begun == ["first", "second", "third"]
-    assert report_outcomes(FOUR, left, checks) == LEFT
+    assert report_outcomes(FOUR, left, checks) == EXIT_STEPS_LEFT
     again = chosen_steps(FOUR, [], False, checks)
     assert [step.name for step in again] == left
     assert run_steps(again, checks, places, 40, second := Fakes()) == ["fourth"] and second.begun == ["second"]

@@ -40,7 +40,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow
 def test_what_fails_only_with_fmm_is_found(checkout: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = checkout / "out.json"
-    code = outside.main(["theirs", str(checkout), "--out", str(out), "--plan", "strassen>vendor"])
+    code = outside.main(["theirs", str(checkout), "--output", str(out), "--plan", "strassen>vendor"])
     told: dict[str, Any] = json.loads(out.read_text())
     assert code == 1 and told["plan"] == "strassen > vendor"
     assert told["without fmm"] == {"passed": 2, "failed": 1}
@@ -58,7 +58,7 @@ def test_a_test_that_does_not_run_with_fmm_is_worse() -> None:
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        outside.main(["torch", str(tmp_path), "--out", str(tmp_path / "out.json")])
+        outside.main(["torch", str(tmp_path), "--output", str(tmp_path / "out.json")])
     assert "has no folder test" in capsys.readouterr().err
 
 
@@ -68,6 +68,6 @@ def test_tests_that_all_fail_show_nothing(
     (tmp_path / "test").mkdir()
     out = tmp_path / "out.json"
     monkeypatch.setattr(outside, "run_suite", lambda *asked: {"test_mm": "failed", "test_bmm": "skipped"})
-    assert outside.main(["torch", str(tmp_path), "--out", str(out)]) == 1
+    assert outside.main(["torch", str(tmp_path), "--output", str(out)]) == 1
     assert "no test of torch passed even without fmm" in capsys.readouterr().out
     assert json.loads(out.read_text())["worse with fmm"] == []

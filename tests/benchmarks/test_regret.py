@@ -16,8 +16,8 @@ import pytest
 
 from benchmarks.held_out import (
     FILE,
+    GOAL_MEAN_SHARE,
     TYPES,
-    WANTED_MEAN,
     Row,
     Run,
     config_number,
@@ -27,9 +27,9 @@ from benchmarks.held_out import (
     representative_run,
     summary,
 )
-from benchmarks.regret import SAMPLE, WARM, comparable_plans, family, first_samples, shortlist
-from benchmarks.replay import limits_of, main, replayed, tuned_model
-from benchmarks.shipped import SHORTEST, SHORTEST_REPLAYED, WORTH_FITTING, whole_calls
+from benchmarks.regret import SAMPLE_SECONDS, WARM_UP_CALLS, comparable_plans, first_samples, plan_family, shortlist
+from benchmarks.replay import main, recorded_limits, replayed, tuned_model
+from benchmarks.shipped import MAX_FITTED_RATIO, SHORTEST_REPLAYED_SECONDS, SHORTEST_SECONDS, whole_calls
 from benchmarks.timed_machines import Cpu
 from fmm.config.files import SHIPPED_CONFIG
 from fmm.kernels import Plan
@@ -60,7 +60,7 @@ def test_a_run_is_recorded_and_goes_on_where_it_was(tmp_path: Path) -> None:
     assert sorted(row.kind for row in rows) == ["gram", "large", "middle", "thin"]
     assert all({"vendor", "default"} < row.seconds.keys() for row in rows), "no plan beside the call"
     assert all(len(own) == 2 for row in rows if row.kind != "gram" for own in row.seconds.values())
-    assert all(row.whole[:2] == ["vendor", "default"] for row in rows), "slow plans of tiny halves leave"
+    assert all(row.complete_calls[:2] == ["vendor", "default"] for row in rows), "slow plans of tiny halves leave"
     assert len([line for line in first.stdout.splitlines() if "of the best plan's speed" in line]) == 4
     with (tmp_path / FILE).open("a") as file:
         file.write('{"config": ')  # torn
@@ -93,10 +93,10 @@ def test_what_samples_come_to() -> None:
     vendor, fast, slow = [2.0, 4.0, 6.0], [1.0, 2.0, 3.0], [4.0, 8.0]
     known = {"vendor": vendor, "one": fast}
     best = Row(1, "float64", "large", (8, 8, 8), "one", "", {**known, "default": fast, "two": slow})
-    assert not best.poor
+    assert not best.is_poor
     lost = Row(1, "float64", "large", (8, 8, 8), "vendor", "", {**known, "default": vendor})
     assert (best.best, best.speedup, best.share_of_best) == ("one", 2.0, 1.0)
-    assert (lost.best, lost.speedup, lost.share_of_best, lost.poor) == ("one", 1.0, 0.5, True)
+    assert (lost.best, lost.speedup, lost.share_of_best, lost.is_poor) == ("one", 1.0, 0.5, True)
     found = summary([best, lost])
     assert (found["mean_share_of_best"], found["least_speedup"], found["by_plans"]) == (0.75, 1.0, 1)
 
@@ -145,7 +145,7 @@ def test_a_run_that_went_on_is_one_run(tmp_path: Path) -> None:
     ],
 )
 def test_a_run_says_by_whose_seed_its_shapes_were_drawn(seed: int, command: str, said: str) -> None:
-    assert Run(1, seed, {"command": command}, []).drawn == said
+    assert Run(1, seed, {"command": command}, []).shapes_origin == said
 
 
 class Recording(Cpu):
@@ -159,7 +159,9 @@ class Recording(Cpu):
         return self.each
 
 
-@pytest.mark.parametrize(("each", "repeats"), [(SAMPLE / 100, [1, WARM, WARM]), (2 * SAMPLE, [1, 1])])
+@pytest.mark.parametrize(
+    ("each", "repeats"), [(SAMPLE_SECONDS / 100, [1, WARM_UP_CALLS, WARM_UP_CALLS]), (2 * SAMPLE_SECONDS, [1, 1])]
+)
 def test_a_first_sample_of_short_calls_is_of_several(each: float, repeats: list[int]) -> None:
     """What the processor takes before a call counts in one alone; where the next is waiting it does not."""
     machine = Recording(each)
@@ -175,10 +177,13 @@ def test_a_fit_sees_plans_that_are_worth_a_choice_and_short_calls_only_as_graphs
         found = a_row("float32", (size, size, size), **seconds)
         return json.dumps({**asdict(found), "seconds": seconds})
 
-    slow = SHORTEST * WORTH_FITTING
-    long = line(2048, vendor=[SHORTEST] * 2, tile=[0.9 * slow], default=[1.0], f16x3=[SHORTEST] * 2)
-    rows = [long, line(2047, vendor=[SHORTEST] * 2, tile=[1.1 * slow])]
-    rows += [line(1024, vendor=[SHORTEST / 2] * 2, tile=[SHORTEST / 2]), line(256, vendor=[SHORTEST_REPLAYED / 2] * 2)]
+    slow = SHORTEST_SECONDS * MAX_FITTED_RATIO
+    long = line(2048, vendor=[SHORTEST_SECONDS] * 2, tile=[0.9 * slow], default=[1.0], f16x3=[SHORTEST_SECONDS] * 2)
+    rows = [long, line(2047, vendor=[SHORTEST_SECONDS] * 2, tile=[1.1 * slow])]
+    rows += [
+        line(1024, vendor=[SHORTEST_SECONDS / 2] * 2, tile=[SHORTEST_SECONDS / 2]),
+        line(256, vendor=[SHORTEST_REPLAYED_SECONDS / 2] * 2),
+    ]
     (tmp_path / FILE).write_text("\n".join(rows))
     found = [(o.problem.m, str(o.run.plan)) for o in whole_calls(tmp_path, "float32")]
     assert found == [(2048, "vendor"), (2048, "tile"), (2047, "vendor"), (1024, "vendor")]
@@ -190,13 +195,13 @@ def test_a_fit_sees_plans_that_are_worth_a_choice_and_short_calls_only_as_graphs
 def test_a_choice_is_looked_up_among_what_was_tried() -> None:
     size = (8192, 8192, 8192)
     shipped = tuned_model(SHIPPED_CONFIG, "float32")
-    choice = choose(Problem(*size, "float32"), shipped, limits_of(a_row("float32", size))).best
+    choice = choose(Problem(*size, "float32"), shipped, recorded_limits(a_row("float32", size))).best
     plan = str(choice.plan)
     assert plan != "vendor"
     known = replayed(a_row("float32", size, **{plan: [1.0, 2.0], "other": [0.5, 1.0]}), shipped).as_chosen
     assert known is not None and (known.chosen, known.speedup, known.share_of_best) == (plan, 2.0, 0.5)
     slow = replayed(a_row("float32", size, **{plan: [4.0]}), shipped).as_chosen
-    assert slow is not None and (slow.speedup, slow.poor) == (0.75, True), "of one round"
+    assert slow is not None and (slow.speedup, slow.is_poor) == (0.75, True), "of one round"
     unknown = replayed(a_row("float32", size), shipped)
     assert (str(unknown.plan), unknown.as_chosen) == (plan, None)
     own = replayed(a_row("float32-ieee", size), shipped).plan
@@ -211,9 +216,9 @@ def test_a_replay_tells_of_the_last_run_alone(tmp_path: Path, capsys: pytest.Cap
 
     size = (8192, 8192, 8192)
     plan = str(replayed(a_row("float32", size), tuned_model(SHIPPED_CONFIG, "float32")).plan)
-    poor = {"vendor": [2.0, 2.0], "default": [2.0, 2.0], plan: [1.0, 1.0]}
+    is_poor = {"vendor": [2.0, 2.0], "default": [2.0, 2.0], plan: [1.0, 1.0]}
     untried = a_row("float64", size)
-    text = [*lines(1, a_row("float32", size), untried), *lines(2, a_row("float32", size, **poor), untried)]
+    text = [*lines(1, a_row("float32", size), untried), *lines(2, a_row("float32", size, **is_poor), untried)]
     (tmp_path / FILE).write_text("\n".join(text))
     assert main([str(tmp_path / FILE)]) == 0
     before, _, after = capsys.readouterr().out.partition("The last run alone:\n")
@@ -244,14 +249,14 @@ def test_of_every_family_a_plan_is_tried(dtype: str) -> None:
     assert bool(emulated) == may, "what a call may not choose is nothing to regret"
     found = shortlist(everything[-1], dict.fromkeys(everything[:3], 1.0), everything)
     assert found[0] == everything[-1], "the chosen plan comes first"
-    families = {family(plan) for plan in everything if plan != Plan()}
-    assert {family(plan) for plan in found} >= families and len(found) <= len(families) + 3
+    families = {plan_family(plan) for plan in everything if plan != Plan()}
+    assert {plan_family(plan) for plan in found} >= families and len(found) <= len(families) + 3
     assert len(found) == len(set(found)) and Plan() not in found
 
 
 def test_the_model_says_which_plan_of_a_family() -> None:
     one, other, deep = (Plan.parse(f"{x} > vendor") for x in ("strassen", "winograd", "strassen^2"))
-    assert family(one) == family(other) != family(deep)
+    assert plan_family(one) == plan_family(other) != plan_family(deep)
     known, three = {other: 1.0, deep: 1.2, one: 1.3}, [one, other, deep]
     assert shortlist(Plan(), known, three) == [other, deep, one], "two more of the first family"
     assert shortlist(deep, {}, [one, deep]) == [deep, one], "the model says nothing"
@@ -267,7 +272,7 @@ def test_few_known_choices_in_tf32_are_poor(half: int) -> None:
     known = [
         again for row in rows if (again := replayed(row, tuned_model(SHIPPED_CONFIG, row.dtype)).as_chosen) is not None
     ]
-    poor = [row for row in known if row.poor]
-    assert len(known) > 20 and len(poor) <= len(known) / 50
-    assert all(row.kind == "thin" for row in poor) and [row.chosen for row in poor].count("vendor") <= 1
-    assert mean(row.share_of_best for row in known) >= WANTED_MEAN
+    is_poor = [row for row in known if row.is_poor]
+    assert len(known) > 20 and len(is_poor) <= len(known) / 50
+    assert all(row.kind == "thin" for row in is_poor) and [row.chosen for row in is_poor].count("vendor") <= 1
+    assert mean(row.share_of_best for row in known) >= GOAL_MEAN_SHARE

@@ -163,7 +163,7 @@ def test_products_with_sums_are_ranked_by_the_same_constants() -> None:
 
 
 def test_what_the_leaf_takes_is_near_the_best_of_all() -> None:
-    """Ten strategies, four of which no fit saw."""
+    """Ten strategies; four of them were not used in any fit."""
     shapes = recorded_blocks(FILE)
     taken = [
         x.seconds[fastest_float32_tile(x.shape, H200).name] / min(x.seconds[s.name] for s in EVERY) for x in shapes

@@ -1,5 +1,6 @@
-"""The text form of a scheme: its head, its products, its blocks of C. A text is proved by the Brent equations when
-read.
+"""The text form of a scheme: head lines, products M1, M2, ..., and blocks of C.
+
+When a text is read, the scheme is proved by the Brent equations. An example:
 
 name    strassen
 source  V. Strassen, Gaussian elimination is not optimal, Numer. Math. 13 (1969) 354-356
@@ -23,7 +24,7 @@ _TERM = re.compile(r"\s*([+-]?)\s*(?:(\d+(?:/[1-9]\d*)?)\s*\*?\s*)?([ABCM]\d+(?:
 
 
 def parse_scheme(text: str, origin: str = "scheme") -> Scheme:
-    """Return the scheme of a text, proved; raise SchemeError with the file and the fault."""
+    """Return the scheme of a text after its proof; raise SchemeError with the file and the error."""
     try:
         scheme = _read_scheme(text)
         candidate_forms(text)
@@ -55,7 +56,7 @@ def _read_scheme(text: str) -> Scheme:
 
 
 def _read_sections(text: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the words of the head with their values, and the equations by their left sides."""
+    """Return two dicts: head word -> value, and left side of an equation -> right side."""
     head: dict[str, str] = {}
     equations: dict[str, str] = {}
     for line in filter(None, (line.split("#")[0].strip() for line in text.splitlines())):
@@ -78,7 +79,7 @@ def _read_factors(name: str, equation: str) -> tuple[str, str]:
 
 
 def _read_sum(text: str, letter: str, rows: int, columns: int) -> dict[int, Fraction]:
-    """Return the coefficients of a sum, by the number of the block."""
+    """Return the coefficients of a sum of blocks, by block index."""
     terms: dict[int, Fraction] = {}
     position = 0
     while position < len(text.rstrip()):
@@ -92,7 +93,7 @@ def _read_sum(text: str, letter: str, rows: int, columns: int) -> dict[int, Frac
 
 
 def _block_number(name: str, letter: str, rows: int, columns: int) -> int:
-    """Return the row-major number of a block, A23 or A2,3, or the number of a product, counted from M1."""
+    """Return the row-major index of a block (A23 or A2,3), or the index of a product (0 for M1)."""
     if letter == "M":
         row, column = 1, int(name[1:])
     else:
@@ -116,5 +117,5 @@ def _read_block(equations: dict[str, str], block: str, rank: int) -> tuple[Ratio
 
 
 def _as_int(c: Fraction) -> Rational:
-    """Return an int for a whole number: it is faster to compare and to hash."""
+    """Return an integral Fraction as an int, since ints are faster to compare and to hash."""
     return c.numerator if c.denominator == 1 else c

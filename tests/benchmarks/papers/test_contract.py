@@ -61,7 +61,7 @@ def test_all_budgets_were_kept_in_all_samples() -> None:
     paths = samples_of("error-budget")
     assert paths
     for results in map(read_results, paths):
-        assert len(results.rows) == error_budget.PROBLEMS and not error_budget.broken(results)
+        assert len(results.rows) == error_budget.PROBLEM_COUNT and not error_budget.broken_budgets(results)
 
 
 def test_all_schemes_and_tables_are_in_the_experiment() -> None:
@@ -77,5 +77,5 @@ def test_all_schemes_and_tables_are_in_the_experiment() -> None:
 def test_budgets_are_kept() -> None:
     rows = {tuple(row["key"]): row for row in error_budget.budget_rows(BENCH, 200, 12)}
     assert len(rows) == 12 and {key[1] for key in rows} == {"product", "gram"}
-    assert not error_budget.broken(Results((), 1.0, rows))
+    assert not error_budget.broken_budgets(Results((), 1.0, rows))
     assert any(str(key[-1]) != str(VENDOR) for key in rows)
