@@ -331,7 +331,7 @@ class InnerPlan(NamedTuple):
 
 
 class Composition(NamedTuple):
-    """Outer levels above an inner plan; sorted by estimated seconds, then by the number of outer levels."""
+    """Outer levels above an inner plan; compositions are sorted by seconds, equally fast ones by their number."""
 
     seconds: float
     number: int
