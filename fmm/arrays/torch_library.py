@@ -118,11 +118,6 @@ def _missing_cupy() -> str:
     return ""
 
 
-def _current_bytes(stats: Mapping[str, Any], kind: str) -> int:
-    """Return the bytes of one kind in the statistics of torch's pool; 0 before its first use."""
-    return int(stats.get(f"{kind}_bytes", {}).get("all", {}).get("current", 0))
-
-
 class _TorchBase:
     """The methods that both adapters share."""
 
@@ -144,9 +139,6 @@ class _TorchBase:
 
     def adopt_arrays(self, a: Any, b: Any, out: Any) -> None:
         """Return None: torch multiplies no foreign arrays."""
-
-    def to_callers_library(self, c: Any, a: Any, b: Any) -> Any:
-        return c
 
     def operand(self, x: Any) -> Operand:
         return Operand(tuple(x.shape), tuple(x.stride()), TYPE_NAMES.get(x.dtype, str(x.dtype)))
@@ -303,8 +295,8 @@ class TorchLibrary(_TorchBase):
     def free_bytes(self, number: int) -> int:
         # the statistics are read once, since this call takes the most time
         stats = torch.cuda.memory_stats_as_nested_dict(number)
-        kinds = ("reserved", "allocated", "inactive_split")
-        reserved, allocated, fragments = (_current_bytes(stats, kind) for kind in kinds)
+        kinds = ("reserved_bytes", "allocated_bytes", "inactive_split_bytes")  # none before the pool's first use
+        reserved, allocated, fragments = (int(stats.get(kind, {}).get("all", {}).get("current", 0)) for kind in kinds)
         # Fragments are the free parts of blocks in use, too small for a large allocation.
         return int(torch.cuda.mem_get_info(number)[0] + max(reserved - allocated - fragments, 0))
 

@@ -40,7 +40,11 @@ def run_matmul_any_library(library: Library, a: Any, b: Any, out: Any, constrain
     if adopt_arrays is None:
         return run_matmul(library, a, b, out, constraints)
     c = run_matmul(library, *adopt_arrays, constraints)
-    return library.to_callers_library(c, a, b) if out is None else out
+    if out is not None:
+        return out
+    from fmm.arrays.cupy_library import to_callers_library  # only CuPy adopts arrays
+
+    return to_callers_library(c, a, b)
 
 
 def run_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
