@@ -109,7 +109,7 @@ _accumulates_in_float16: Any = getattr(torch._C, "_get_cublas_allow_fp16_accumul
 
 
 @lru_cache(maxsize=1)
-def _missing_cupy() -> str:
+def _missing_cupy_reason() -> str:
     """Return why plans cannot run on CUDA tensors without CuPy, which launches the kernels; empty with CuPy."""
     try:
         import cupy  # noqa: F401
@@ -256,7 +256,7 @@ class TorchLibrary(_TorchBase):
         precision = _precision() if single else "ieee"
         is_gram = _same_memory_transposed(a, b)
         if precision == "tf32" and a.dtype is torch.float32:
-            return Setting(device, common, "tf32", _missing_cupy(), b_is_transposed_a=is_gram)
+            return Setting(device, common, "tf32", _missing_cupy_reason(), b_is_transposed_a=is_gram)
         if precision not in ("ieee", "none"):
             return Setting(device, common, refusal=f"{a.dtype} products in {precision} are its own")
         if a.dtype is torch.float16 and _accumulates_in_float16():
@@ -267,7 +267,7 @@ class TorchLibrary(_TorchBase):
         return Setting(
             device,
             common,
-            refusal=_missing_cupy(),
+            refusal=_missing_cupy_reason(),
             may_emulate=may_emulate,
             b_is_transposed_a=is_gram,
             no_vendor_product=bool(a.is_cuda) and TYPE_NAMES.get(a.dtype) in INTEGERS,
