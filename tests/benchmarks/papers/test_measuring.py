@@ -187,6 +187,17 @@ def interrupted_after(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(li_errors, "_of_levels", rows)
 
 
+def test_no_figure_is_measured_with_an_old_kernel_of_blas(
+    few: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.harness.slow_kernel_warning", lambda: "OpenBLAS runs its Haswell kernel")
+    command = ("li-fig32", "--measure", "--output", str(tmp_path), "--side", "64")
+    code, _, err = run(capsys, *command)
+    assert code == 2 and "Haswell kernel; or pass --any-blas-kernel" in err and not list(tmp_path.iterdir())
+    assert run(capsys, *command, "--any-blas-kernel")[0] == 0
+    assert read_results(tmp_path / "li-fig32.json").rows
+
+
 def test_ctrl_c_keeps_what_is_measured_and_missing_goes_on(
     few: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
