@@ -122,7 +122,7 @@ WIDE: dict[str, list[float | None]] = {"tau1": [1500.0, 2700.0], "tau3": [30000.
 
 
 @pytest.mark.parametrize(
-    ("second", "said", "code"),
+    ("second", "printed", "code"),
     [
         (thresholds(n1=820.0), ["n1", "750", "820", "+9.3%", "agree"], 0),
         (thresholds(alpha=1.2e-9), ["alpha", "1e-09", "1.2e-09", "+20.0%", "differ"], 1),
