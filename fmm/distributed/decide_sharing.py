@@ -21,7 +21,7 @@ from fmm.runtime.decisions.decide import decide_plan
 from fmm.runtime.decisions.limits import limits_without_arrays, workspace_share
 from fmm.runtime.devices import Device
 
-SHOWN_CANDIDATES = 8  # number of candidates that str(decision) lists
+MAX_PRINTED_CANDIDATES = 8  # number of candidates that str(decision) lists
 UNLIMITED_BYTES = 1 << 62
 # assumed bytes per second of sums on a device without calibration; only the choice of pieces depends on the value
 UNKNOWN_STREAM_RATE = 1e10
@@ -51,7 +51,7 @@ class SharedDecision:
         best = self.best
         layout = best.layout
         sizes = f"{layout.m} x {layout.k} x {layout.n}"
-        mesh = str(layout.ranks) if best.rectangle else " x ".join(map(str, layout.mesh))
+        mesh = str(layout.process_count) if best.rectangle else " x ".join(map(str, layout.mesh))
         terms = f"products {best.products:.4g} s, waiting {best.waiting:.3g} s, sums {best.sums:.3g} s"
         lines = [
             f"product: {sizes}, {self.dtype}, on a mesh of {mesh} ({self.network})",
@@ -59,18 +59,18 @@ class SharedDecision:
             f"each device's products: {self.local}{self._workspace_text()}",
             f"predicted: {best.seconds:.4g} s ({terms}, around it {best.around:.3g} s)",
             f"one device alone: {self.single_device_seconds:.4g} s, speedup {self.speedup:.2f}",
-            f"received by a device: {_gibibytes(best.received)}; panels and blocks: {_gibibytes(best.memory)}",
+            f"received by a device: {_gibibytes_text(best.received)}; panels and blocks: {_gibibytes_text(best.memory)}",
             "",
             "compared, predicted seconds:",
-            *(f"  {x.seconds:10.4g}  {x}{self._rejection(x)}" for x in self.candidates[:SHOWN_CANDIDATES]),
+            *(f"  {x.seconds:10.4g}  {x}{self._rejection_reason(x)}" for x in self.candidates[:MAX_PRINTED_CANDIDATES]),
         ]
         return "\n".join(lines)
 
     def _workspace_text(self) -> str:
         limited = self.local_workspace < UNLIMITED_BYTES
-        return f" (workspace limit {_gibibytes(self.local_workspace)})" if limited else ""
+        return f" (workspace limit {_gibibytes_text(self.local_workspace)})" if limited else ""
 
-    def _rejection(self, sharing: Sharing) -> str:
+    def _rejection_reason(self, sharing: Sharing) -> str:
         """Return the reason, as text, why a candidate that is predicted to be faster was not chosen."""
         if sharing.seconds >= self.best.seconds:
             return ""
@@ -80,7 +80,7 @@ class SharedDecision:
         return " (too much error)" if too_much_error else " (not clearly faster)"
 
 
-def _gibibytes(nbytes: float) -> str:
+def _gibibytes_text(nbytes: float) -> str:
     return f"{nbytes / 2**30:.3g} GiB"
 
 
@@ -105,12 +105,12 @@ def decide_sharing(
     def local_limits(conditions: LocalConditions) -> Limits:
         unlimited = free_bytes == float("inf")
         workspace = UNLIMITED_BYTES if unlimited else workspace_share(int(free_bytes - conditions.held_bytes))
-        local_growth = growth / _growth_of(conditions, dtype)
+        local_growth = growth / _conditions_error_growth(conditions, dtype)
         return limits_without_arrays("product", dtype, workspace, local_growth)
 
     @cache
-    def local_device(limits: Limits) -> _OneDevice:
-        return _OneDevice(dtype, device, limits)
+    def local_device(limits: Limits) -> _SingleDeviceModel:
+        return _SingleDeviceModel(dtype, device, limits)
 
     single = local_device(limits_without_arrays("product", dtype, UNLIMITED_BYTES, growth))
     calibration = single.calibration(Problem(layout.m, layout.k, layout.n, dtype))
@@ -121,30 +121,30 @@ def decide_sharing(
     allowed = [x for x in candidates if query.above is not None or sharing_error_growth(x, dtype) <= growth_limit]
     best = choose_sharing(allowed, query.memory_limit)
     limits = local_limits(best.conditions)
-    local = local_device(limits).plan(*local_size(best))
+    local = local_device(limits).plan(*first_product_size(best))
     whole = single.seconds(layout.m, layout.k, layout.n)
     of_part = local, limits.workspace, limits.error_growth
     return SharedDecision(best, candidates, dtype, network, *of_part, whole, query.memory_limit, growth_limit)
 
 
-def local_size(sharing: Sharing) -> tuple[int, int, int]:
+def first_product_size(sharing: Sharing) -> tuple[int, int, int]:
     """Return m, k and n of the first local product on the device of rank 0."""
     block = sharing.layout if sharing.above == VENDOR else quadrants(sharing.layout, sharing.above).block
-    panels = block.needs(0, 0)
+    panels = block.panels_needed(0, 0)
     return panels["A"].rows.size, panels["A"].cols.size, panels["B"].cols.size
 
 
 def sharing_error_growth(sharing: Sharing, dtype: str) -> float:
     """Return the error growth of the level above, and of adding pieces of the inner dimension in a 16-bit type."""
-    return _growth_of(sharing.conditions, dtype)
+    return _conditions_error_growth(sharing.conditions, dtype)
 
 
-def _growth_of(conditions: LocalConditions, dtype: str) -> float:
+def _conditions_error_growth(conditions: LocalConditions, dtype: str) -> float:
     pieces = conditions.pieces if DTYPES[dtype].sums_wider else 1
     return float(expected_error_growth(conditions.above, dtype) * ((pieces + 1) / 2) ** 0.5)
 
 
-class _OneDevice:
+class _SingleDeviceModel:
     """Plans and (cached) predicted seconds of products on one device, for one type within fixed limits."""
 
     def __init__(self, dtype: str, device: Device, limits: Limits) -> None:

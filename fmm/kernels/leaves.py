@@ -46,7 +46,7 @@ WARPGROUP_TYPES = ("float16", "bfloat16", "tf32")  # types that gemm_wgmma.cuh m
 TILE_STRATEGIES = tuple(LeafOption(s.name.lower(), s.types, searched=s in (*STRATEGIES, *TUNED)) for s in PRESETS)
 # Options for copying tiles to shared memory, in addition to the default (asynchronous copies, or the copy engine):
 # those of tStrassen and tWinograd of Li, Ranka and Sahni.
-SHARED_MEMORY_PATHS = (LeafOption("plain", TILED_TYPES, fused=False), LeafOption("texture", TILED_TYPES, fused=False))
+TILE_COPY_OPTIONS = (LeafOption("plain", TILED_TYPES, fused=False), LeafOption("texture", TILED_TYPES, fused=False))
 
 VENDOR = Leaf(
     "vendor",
@@ -90,7 +90,7 @@ TILE = Leaf(
     kernel_triangles=TILED_TYPES,
     loose_triangles=WARPGROUP_TYPES,
     mirrors=True,
-    options=(TILE_STRATEGIES, SHARED_MEMORY_PATHS),
+    options=(TILE_STRATEGIES, TILE_COPY_OPTIONS),
     # Types that the leaf `tile` multiplies faster than the vendor. (On an H200, float64 reaches 0.95 of cuBLAS's speed,
     # with sums inside 0.78; TF32, which needs transposed sums, is slower than cuBLASLt's best candidate.)
     candidate_types=("float32", "float16", "bfloat16"),

@@ -11,28 +11,28 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
 
-class Named(Protocol):
+class NamedRow(Protocol):
     """Interface of a registry's row: an object with a name."""
 
     @property
     def name(self) -> str: ...
 
 
-Row = TypeVar("Row", bound=Named)
-Cached = TypeVar("Cached", bound=Callable[..., Any])
+Row = TypeVar("Row", bound=NamedRow)
+CachedFunction = TypeVar("CachedFunction", bound=Callable[..., Any])
 
-_CLEAR: list[Callable[[], None]] = []
+_CACHE_CLEARERS: list[Callable[[], None]] = []
 
 
-def clear_on_registration(cached: Cached) -> Cached:
+def clear_on_registration(cached: CachedFunction) -> CachedFunction:
     """Decorate an lru_cache'd function with results that depend on registered rows: a registration clears its cache."""
-    _CLEAR.append(cached.cache_clear)  # type: ignore[attr-defined]
+    _CACHE_CLEARERS.append(cached.cache_clear)  # type: ignore[attr-defined]
     return cached
 
 
 def clear_caches() -> None:
     """Clear every cache that depends on registered rows."""
-    for clear in _CLEAR:
+    for clear in _CACHE_CLEARERS:
         clear()
 
 

@@ -20,7 +20,7 @@ from math import ceil
 from typing import Final, NamedTuple
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.algorithms.text_files import ABOVE, ABOVE_AS_IT_IS, SEARCHED
+from fmm.kernels.algorithms.text_files import ABOVE, ABOVE_WITHOUT_OPTIONS, SEARCHED
 from fmm.kernels.plans.leaf import Leaf, plan_leaves
 from fmm.kernels.plans.level import LEVEL_KINDS, CandidateLevel, Level, parse_level
 from fmm.kernels.plans.lower import Sides
@@ -273,7 +273,7 @@ def outer_levels(device: str) -> tuple[Level, ...]:
     """Return the levels that may be put above any candidate that needs too much workspace."""
     levels: list[Level] = []
     for level in candidate_levels() if device == "cuda" else ():
-        patterns = OUTER_PATTERNS if ABOVE in level.forms else ("{a}",) if ABOVE_AS_IT_IS in level.forms else ()
+        patterns = OUTER_PATTERNS if ABOVE in level.forms else ("{a}",) if ABOVE_WITHOUT_OPTIONS in level.forms else ()
         for pattern in patterns:
             with suppress(PlanError):
                 levels.append(parse_level(pattern.format(a=level.text)))
@@ -331,7 +331,7 @@ class InnerPlan(NamedTuple):
 
 
 class Composition(NamedTuple):
-    """Outer levels above an inner plan; sorted by estimated seconds, then by the number of outer levels."""
+    """Outer levels above an inner plan; compositions are sorted by seconds, equally fast ones by their number."""
 
     seconds: float
     number: int

@@ -119,10 +119,12 @@ def cost(
 
 
 class _Units(NamedTuple):
-    itemsize: int
-    transaction: int
-    batched: bool
-    opened: bool
+    """The arguments of `cost` that apply to all levels of a plan."""
+
+    itemsize: int  # bytes of a number of the level's operands
+    transaction: int  # bytes of a memory transaction
+    batched: bool  # True if the leaf products of stacked levels count as one launch for every shape
+    opened: bool  # True if a level that one leaf runs as a whole is counted by its steps
 
     def traffic(self, rectangles: Mapping[MovedElements, int], itemsize_below: int) -> tuple[int, int]:
         """Return the bytes and the transactions of rectangles."""
@@ -131,7 +133,7 @@ class _Units(NamedTuple):
 
 
 class _Tally(NamedTuple):
-    """The counts of a cost while it is added up."""
+    """The counts of a part of a plan; the fields are those of `Cost`."""
 
     additions: int
     bytes_read: int
@@ -139,7 +141,7 @@ class _Tally(NamedTuple):
     leaf_bytes: int
     transactions: int
     launches: int
-    workspace: int
+    workspace: int  # bytes
     leaves: Leaves
     triangles: Leaves = ()
 

@@ -24,8 +24,7 @@ from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Shape
 
 RectangleShape = tuple[int, int]  # rows, columns
-# number of elements, and True if the elements have the type of the level's products and this differs from the operands'
-# type
+# The number of elements of a rectangle; True if their type is that of the level's products, not that of its operands.
 MovedElements = tuple[int, bool]
 Key = TypeVar("Key")
 
@@ -35,15 +34,15 @@ _lower_uncached: Callable[..., LevelSteps | None] = lower_level.__wrapped__
 
 
 class LevelCounts(NamedTuple):
-    """The cost of one level without its products."""
+    """The cost of one level without its products, and the products that the level calls."""
 
-    additions: int
-    read: Mapping[MovedElements, int]  # number of reads by sums, by rectangle
-    written: Mapping[MovedElements, int]
-    launches: int
-    temporaries: Mapping[RectangleShape, int]
-    calls: Mapping[tuple[Plan, Shape, GemmParams], int]  # products -> number
-    streams: int  # number of products that run at a time
+    additions: int  # elements added or subtracted by sums
+    read: Mapping[MovedElements, int]  # a rectangle that sums read -> the number of reads
+    written: Mapping[MovedElements, int]  # a rectangle that sums write -> the number of writes
+    launches: int  # of sums
+    temporaries: Mapping[RectangleShape, int]  # shape of a temporary -> the number of temporaries
+    calls: Mapping[tuple[Plan, Shape, GemmParams], int]  # a product -> the number of equal products
+    streams: int  # products that run at a time
 
 
 def count_level(plan: Plan, shape: Shape, params: GemmParams) -> LevelCounts | None:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.launch_list import Launch
 from fmm.kernels.plans.sums import Place
-from fmm.semirings.closure_steps import MATRIX, ClosureSteps, ProductStep, TileStep, closure_steps
+from fmm.semirings.closure_steps import MATRIX_NAME, ClosureSteps, ProductStep, TileStep, closure_steps
 from fmm.semirings.closure_table import closure_table
 from fmm.semirings.minplus_kernel import (
     VECTOR_BYTES,
@@ -29,9 +29,9 @@ from fmm.semirings.minplus_kernel import (
     tile_side,
 )
 
-ALIGNMENT = 256  # temporaries begin at multiples of this number of entries
-ARGS = "args of "  # prefix of the name of a buffer that holds predecessors
-ARG_BYTES = 4  # of a node
+TEMPORARY_ALIGNMENT = 256  # temporaries begin at multiples of this number of entries
+ARGUMENTS_PREFIX = "args of "  # prefix of the name of a buffer that holds predecessors
+ARGUMENT_BYTES = 4  # of a node
 WORKSPACE, DOUBLED = "W", "doubled"
 
 
@@ -49,7 +49,7 @@ class ClosureLaunches:
 def closure_launches(ring: Ring, n: int, with_predecessors: bool, multiprocessors: int) -> ClosureLaunches:
     """Return all launches that compute the closure of an n x n matrix."""
     steps = closure_steps(closure_table(), n, tile_side(with_predecessors))
-    return _ClosureRecorder(ring, steps, with_predecessors, multiprocessors).record()
+    return _ClosureRecorder(ring, steps, with_predecessors, multiprocessors).record_launches()
 
 
 def padded(cols: int) -> int:
@@ -68,11 +68,11 @@ class _ClosureRecorder:
         self.numbers = 0
         for name, rows, cols in steps.temporaries:
             self.places[name] = self.numbers, padded(cols)
-            self.numbers += -(-rows * padded(cols) // ALIGNMENT) * ALIGNMENT
+            self.numbers += -(-rows * padded(cols) // TEMPORARY_ALIGNMENT) * TEMPORARY_ALIGNMENT
         sizes = (p.left.rows * padded(p.left.cols) for p in steps.products)
         self.doubled = max(sizes, default=0) if ring.per_word > 1 else 0
 
-    def record(self) -> ClosureLaunches:
+    def record_launches(self) -> ClosureLaunches:
         launches = tuple(x for step in self.steps.rounds for x in self._round_launches(step))
         return ClosureLaunches(self.steps, launches, self.numbers, 2 * self.doubled * self.ring.word_bytes)
 
@@ -110,11 +110,11 @@ class _ClosureRecorder:
         return self._located_matrix(place, "", self.ring.item_bytes)
 
     def _argument_matrix(self, place: Place) -> DeviceMatrix | None:
-        return self._located_matrix(place, ARGS, ARG_BYTES) if self.with_predecessors else None
+        return self._located_matrix(place, ARGUMENTS_PREFIX, ARGUMENT_BYTES) if self.with_predecessors else None
 
     def _located_matrix(self, place: Place, prefix: str, item: int) -> DeviceMatrix:
-        base, first, leading = MATRIX, 0, padded(self.steps.n)
-        if place.name != MATRIX:
+        base, first, leading = MATRIX_NAME, 0, padded(self.steps.n)
+        if place.name != MATRIX_NAME:
             base, (first, leading) = WORKSPACE, self.places[place.name]
         offset = item * (first + place.row * leading + place.col)
         return DeviceMatrix(prefix + base, offset, place.rows, place.cols, leading)
@@ -129,13 +129,13 @@ class _ClosureRecorder:
 # Measured clocks of one step of the closure of a tile. A tile has 128 nodes: in each step a thread updates 64 entries
 # by two instructions each, then waits at a barrier.
 STEP_CLOCKS = 510.0
-WIDE_STEP_CLOCKS = 1100.0  # of float64
+FLOAT64_STEP_CLOCKS = 1100.0  # of float64
 PREDECESSOR_STEP_CLOCKS = 500.0  # of a tile of 64 nodes, with predecessors
 
 
 def closure_seconds(ring: Ring, n: int, chip: Chip, with_predecessors: bool = False) -> float:
     """Return the predicted seconds of computing the shortest paths between n nodes."""
-    step_clocks = WIDE_STEP_CLOCKS if ring.word_bytes > 4 else STEP_CLOCKS
+    step_clocks = FLOAT64_STEP_CLOCKS if ring.word_bytes > 4 else STEP_CLOCKS
     if with_predecessors:
         step_clocks = PREDECESSOR_STEP_CLOCKS
     seconds = 0.0

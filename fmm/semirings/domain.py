@@ -15,7 +15,7 @@ import numpy as np
 INT32_RING_LIMIT = 1 << 28  # largest magnitude in the ring "int32" (tropical_rings.cuh)
 # Number of sums from which a test for negative entries is worthwhile: without negative entries a product takes a fifth
 # less time, but the test costs a pass over memory and a wait for the device.
-SIGN_TEST_SUMS = 2048**3
+MIN_SUMS_FOR_SIGN_TEST = 2048**3
 
 
 class Domain(NamedTuple):
@@ -42,10 +42,10 @@ def choose_domain(
     """Return the fastest ring for `work` sums of `terms` entries each; the arrays (one or two) have one type."""
     dtype = arrays[0].dtype
     if dtype.kind == "f":
-        tests_sign = device and dtype == np.float32 and not maximum and work >= SIGN_TEST_SUMS
-        suffix = ", greatest" if maximum else ", none negative" if tests_sign and _none_negative(arrays) else ""
+        tests_sign = device and dtype == np.float32 and not maximum and work >= MIN_SUMS_FOR_SIGN_TEST
+        suffix = ", greatest" if maximum else ", none negative" if tests_sign and _has_no_negative(arrays) else ""
         return Domain(f"{dtype.name}{suffix}", dtype.name, missing_value(dtype, maximum))
-    natural = not maximum and _none_negative(arrays)
+    natural = not maximum and _has_no_negative(arrays)
     if natural and (dtype == np.int32 or (with_arguments and device)):
         return Domain("int32, none negative", "uint32", np.uint32(2**31 - 1))
     if natural:
@@ -56,7 +56,7 @@ def choose_domain(
     return Domain("float64", "float64", np.float64(np.inf), sign)  # additions of these integers are exact in float64
 
 
-def _none_negative(arrays: tuple[Any, ...]) -> bool:
+def _has_no_negative(arrays: tuple[Any, ...]) -> bool:
     """Return True if no entry is negative (NaN counts as negative); wait for the device."""
     return all(float(x.min()) >= 0 for x in arrays if x.size)
 

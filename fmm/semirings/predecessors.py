@@ -15,14 +15,14 @@ import numpy as np
 from fmm.arrays.numpy_library import to_numpy
 
 Array = np.ndarray[Any, np.dtype[Any]]
-PIECE_NUMBERS = 1 << 24  # number of entries that are inspected at a time
+PIECE_ENTRIES = 1 << 24  # number of entries that are inspected at a time
 
 
 def mend_predecessors(xp: Any, edges: Any, missing: Any, lengths: Any, predecessors: Any) -> None:
     """Repair `predecessors` in place; `missing` is the length that means "no edge"."""
     host_edges: Array | None = None
     count = len(predecessors)
-    step = max(PIECE_NUMBERS // max(count, 1), 1)
+    step = max(PIECE_ENTRIES // max(count, 1), 1)
     for first in range(0, count, step):
         rows = slice(first, min(first + step, count))
         nodes = predecessors[rows]
@@ -70,12 +70,12 @@ def _rebuilt_row(start: int, edges: Array, lengths: Array, predecessors: Array, 
         best[away] = np.minimum(best[away], least)
         node = away[np.argmin(best[away] - lengths[away])]
         predecessors[node] = via[node]
-        fresh = _followers(node, predecessors, away)
+        fresh = _nodes_leading_to(node, predecessors, away)
         away = np.setdiff1d(away, fresh, assume_unique=True)
     return predecessors
 
 
-def _followers(node: Any, predecessors: Array, away: Array) -> Array:
+def _nodes_leading_to(node: Any, predecessors: Array, away: Array) -> Array:
     """Return the node, and all nodes of `away` whose chain of predecessors contains the node."""
     follows = np.zeros(len(predecessors), bool)
     follows[node] = True

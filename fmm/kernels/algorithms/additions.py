@@ -141,16 +141,16 @@ def in_order_of_demand(program: AdditionProgram) -> AdditionProgram:
     rename = {v: v for v in range(program.inputs)}
     lines: list[Terms] = []
 
-    def emit(value: int) -> None:
+    def emit_line(value: int) -> None:
         if value not in rename:
             terms = program.lines[value - program.inputs]
             for _, source in terms:
-                emit(source)
+                emit_line(source)
             lines.append(tuple((c, rename[v]) for c, v in terms))
             rename[value] = program.inputs + len(lines) - 1
 
     for value in program.outputs:
-        emit(value)
+        emit_line(value)
     return AdditionProgram(program.inputs, tuple(lines), tuple(rename[v] for v in program.outputs))
 
 

@@ -28,25 +28,25 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, Literal
 
-Real = Literal["float32", "float64"]
-MANTISSA_BITS: Final[dict[Real, int]] = {
+RealType = Literal["float32", "float64"]
+MANTISSA_BITS: Final[dict[RealType, int]] = {
     "float32": 24,
     "float64": 53,
 }  # largest number of bits of integers that the type represents exactly
-RELATIVE_TIME: Final[dict[Real, float]] = {"float32": 0.5, "float64": 1.0}  # of a product
+RELATIVE_TIME: Final[dict[RealType, float]] = {"float32": 0.5, "float64": 1.0}  # of a product
 # Adding a product of planes to C costs as much time as ADDING_STEPS further terms of the inner dimension, so short
 # blocks of the inner dimension are expensive.
 ADDING_STEPS: Final = 80
 LOW_BITS, MIDDLE_BITS = 22, 20  # widths of the digits of 64-bit integers, in bits: 2 LOW_BITS + MIDDLE_BITS = 64
-Plane = tuple[int, ...]  # a plane: the indices of the digits of which the plane is the sum
+DigitSum = tuple[int, ...]  # a plane: the indices of the digits of which the plane is the sum
 
 
 @dataclass(frozen=True)
-class Planes:
+class OperandPlanes:
     """How an operand is cut: the widths of all digits but the last in bits, and the planes in memory order."""
 
     widths: tuple[int, ...] = ()
-    order: tuple[Plane, ...] = ((0,),)
+    order: tuple[DigitSum, ...] = ((0,),)
 
     @property
     def offsets(self) -> tuple[int, ...]:
@@ -74,9 +74,9 @@ class PlaneProduct:
 class DigitProducts:
     """An exact product of integer matrices, as products of planes."""
 
-    real: Real
-    left: Planes = field(default_factory=Planes)
-    right: Planes = field(default_factory=Planes)
+    real: RealType
+    left: OperandPlanes = field(default_factory=OperandPlanes)
+    right: OperandPlanes = field(default_factory=OperandPlanes)
     products: tuple[PlaneProduct, ...] = (PlaneProduct(0, 0, 1),)
 
     @property
@@ -101,23 +101,25 @@ class DigitProducts:
 
 def _one_cut(width: int, digits: int, left: bool) -> DigitProducts:
     """Return the product with one operand cut into digits of `width` bits and the other operand uncut."""
-    cut = Planes((width,) * (digits - 1), tuple((i,) for i in range(digits)))
+    cut = OperandPlanes((width,) * (digits - 1), tuple((i,) for i in range(digits)))
     products = tuple(PlaneProduct(i if left else 0, 0 if left else i, 1 << (width * i)) for i in range(digits))
-    return DigitProducts("float64", cut if left else Planes(), Planes() if left else cut, products)
+    return DigitProducts("float64", cut if left else OperandPlanes(), OperandPlanes() if left else cut, products)
 
 
 def _two_by_two(bits: int) -> DigitProducts:
     """Return the product of two by two digits modulo 2^bits, in which the product of the upper digits vanishes."""
     half = bits // 2
     products = (PlaneProduct(0, 1, 1), PlaneProduct(0, 0, 1 << half, 2))
-    return DigitProducts("float64", Planes((half,), ((0,), (1,))), Planes((half,), ((1,), (0,))), products)
+    return DigitProducts(
+        "float64", OperandPlanes((half,), ((0,), (1,))), OperandPlanes((half,), ((1,), (0,))), products
+    )
 
 
 def _karatsuba(left: int, right: int) -> DigitProducts:
     """Return the product modulo 2^64 of operands with `left` and `right` digits (2 or 3), by Karatsuba's identity."""
     widths = {2: (LOW_BITS,), 3: (LOW_BITS, MIDDLE_BITS)}
-    x: tuple[Plane, ...] = ((0,), (2,), (1,), (0, 1)) if left == 3 else ((0,), (1,), (0, 1))
-    y: tuple[Plane, ...] = ((2,), (0,), (1,), (0, 1)) if right == 3 else ((0,), (1,), (0, 1))
+    x: tuple[DigitSum, ...] = ((0,), (2,), (1,), (0, 1)) if left == 3 else ((0,), (1,), (0, 1))
+    y: tuple[DigitSum, ...] = ((2,), (0,), (1,), (0, 1)) if right == 3 else ((0,), (1,), (0, 1))
     if (left, right) == (2, 3):
         y = ((2,), (0,), (1,), (0, 1))
     one, both, cross = 1 << LOW_BITS, (1,), (0, 1)
@@ -133,7 +135,7 @@ def _karatsuba(left: int, right: int) -> DigitProducts:
         products.append(PlaneProduct(x.index((2,)), y.index((0,)), top))
     elif right == 3:
         products.append(PlaneProduct(x.index((0,)), y.index((2,)), top))
-    return DigitProducts("float64", Planes(widths[left], x), Planes(widths[right], y), tuple(products))
+    return DigitProducts("float64", OperandPlanes(widths[left], x), OperandPlanes(widths[right], y), tuple(products))
 
 
 def _candidates(left: int, right: int, bits: int) -> Iterator[DigitProducts]:

@@ -174,7 +174,7 @@ class Scheme:
 
     # ---- the proof
 
-    def defect(self) -> str | None:
+    def failed_brent_equation(self) -> str | None:
         """Return the first Brent equation that fails, as text; None if all equations hold exactly."""
         (u, du), (v, dv), (w, dw) = (_integers(x) for x in (self.u, self.v, self.w))
         found = np.einsum("ap,bp,cp->abc", u, v, w)
@@ -240,7 +240,7 @@ def _sum_text(letter: str, coefficients: list[Rational], columns: int | None) ->
 
 # ---- additions of a composition
 
-Grid = tuple[int, int]  # numbers of rows and columns of blocks
+GridSize = tuple[int, int]  # numbers of rows and columns of blocks
 
 
 def _composed_programs(factors: tuple[Scheme, ...]) -> SchemePrograms:
@@ -258,7 +258,9 @@ def _composed_programs(factors: tuple[Scheme, ...]) -> SchemePrograms:
     )
 
 
-def _split_twice(first: AdditionProgram, then: AdditionProgram, outer: Grid, inner: Grid, rank: int) -> AdditionProgram:
+def _split_twice(
+    first: AdditionProgram, then: AdditionProgram, outer: GridSize, inner: GridSize, rank: int
+) -> AdditionProgram:
     """Return a program: the outer sums for every inner block position, then each outer product's inner sums."""
     places = prod(inner)
     wiring = [[(place, r) for place in range(places)] for r in range(rank)]
@@ -266,7 +268,9 @@ def _split_twice(first: AdditionProgram, then: AdditionProgram, outer: Grid, inn
     return renumbered_inputs(program, _by_inner_position(outer, inner))
 
 
-def _join_twice(first: AdditionProgram, then: AdditionProgram, outer: Grid, inner: Grid, rank: int) -> AdditionProgram:
+def _join_twice(
+    first: AdditionProgram, then: AdditionProgram, outer: GridSize, inner: GridSize, rank: int
+) -> AdditionProgram:
     """Return a program: each outer product's inner result sums, then the outer result sums for every inner position."""
     wiring = [[(r, place) for r in range(rank)] for place in range(prod(inner))]
     program = chained_programs([first] * rank, [then] * prod(inner), wiring)
@@ -277,7 +281,7 @@ def _join_twice(first: AdditionProgram, then: AdditionProgram, outer: Grid, inne
     return AdditionProgram(program.inputs, program.lines, tuple(outputs))
 
 
-def _by_inner_position(outer: Grid, inner: Grid) -> list[int]:
+def _by_inner_position(outer: GridSize, inner: GridSize) -> list[int]:
     """Return the row-major block indices of the composed grid, sorted by inner position, then by outer block."""
     columns = outer[1] * inner[1]
     return [

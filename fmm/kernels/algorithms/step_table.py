@@ -28,8 +28,8 @@ FRINGES = ("unequal", "pad")
 # Names of the shipped tables that declare `fringe unequal`. The tests prove these tables, so that no user's process
 # spends time on the proof.
 PROVED_UNEQUAL: Final = ("adaptive-winograd", "hasa", "li-fig13", "li-fig23", "li-fig3")
-KERNELS = "kernels"  # name of the file in step_tables/ that defines the kernels
-FILES: Final = TextFiles("step_tables", "step table", except_for=KERNELS)
+KERNELS_FILE = "kernels"  # name of the file in step_tables/ that defines the kernels
+FILES: Final = TextFiles("step_tables", "step table", except_for=KERNELS_FILE)
 PRODUCT_SOURCE = "*"  # symbol that stands for the kernel's product in its assignments
 Assignment = tuple[str, tuple[tuple[Coefficient, str], ...]]
 
@@ -42,7 +42,7 @@ class StepError(ValueError):
 
 
 @dataclass(frozen=True)
-class Kernel:
+class TableKernel:
     """A named operation on blocks: an optional product of two formal blocks, and elementwise assignments in order."""
 
     name: str
@@ -87,24 +87,24 @@ class Kernel:
         return ((PRODUCT_SOURCE,) if self.product else ()) + self.reads
 
 
-_TERM = re.compile(r"\s*([+-]?)\s*(?:(\d+)\s+)?([A-Z]\d*)(?:\s*\*\s*([A-Z]\d*))?")
-_CALL = re.compile(r"(\w+)\(([^()]*)\)")
+_TERM_PATTERN = re.compile(r"\s*([+-]?)\s*(?:(\d+)\s+)?([A-Z]\d*)(?:\s*\*\s*([A-Z]\d*))?")
+_CALL_PATTERN = re.compile(r"(\w+)\(([^()]*)\)")
 
 
 @lru_cache(maxsize=1)
-def kernel_table() -> dict[str, Kernel]:
+def kernel_table() -> dict[str, TableKernel]:
     """Return the kernels of step_tables/kernels.txt by name."""
-    lines = (line.split("#")[0].strip() for line in FILES.text(KERNELS).splitlines())
+    lines = (line.split("#")[0].strip() for line in FILES.text(KERNELS_FILE).splitlines())
     return {kernel.name: kernel for kernel in map(parse_kernel, filter(None, lines))}
 
 
-def parse_kernel(line: str) -> Kernel:
+def parse_kernel(line: str) -> TableKernel:
     """Return the kernel of a line such as `mulStoreDec(W, X, Y, Z): Y = W * X; Z = Z - W * X`.
 
     A product that occurs in several assignments is computed only once.
     """
     head, _, body = line.partition(":")
-    call = _CALL.fullmatch(head.strip())
+    call = _CALL_PATTERN.fullmatch(head.strip())
     if call is None:
         raise StepError(f"cannot read the kernel {line!r}")
     formals = tuple(f.strip() for f in call[2].split(","))
@@ -114,7 +114,7 @@ def parse_kernel(line: str) -> Kernel:
     assignments = tuple(_read_assignment(part, formals, products) for part in body.split(";"))
     if len(products) > 1:
         raise StepError(f"kernel {call[1]} has more than one product")
-    return Kernel(call[1], formals, next(iter(products), None), assignments)
+    return TableKernel(call[1], formals, next(iter(products), None), assignments)
 
 
 def _read_assignment(text: str, formals: tuple[str, ...], products: set[tuple[str, str]]) -> Assignment:
@@ -122,7 +122,7 @@ def _read_assignment(text: str, formals: tuple[str, ...], products: set[tuple[st
     terms: list[tuple[Coefficient, str]] = []
     position = 0
     while equals and position < len(sum_):
-        match = _TERM.match(sum_, position)
+        match = _TERM_PATTERN.match(sum_, position)
         if match is None or {match[3], match[4] or match[3]} - set(formals) or (terms and not match[1]):
             raise StepError(f"cannot read the assignment {text.strip()!r}")
         position = match.end()
@@ -142,7 +142,7 @@ def _read_assignment(text: str, formals: tuple[str, ...], products: set[tuple[st
 class Step:
     """One call of a kernel, with the blocks or temporaries that replace the kernel's formal blocks."""
 
-    kernel: Kernel
+    kernel: TableKernel
     places: tuple[str, ...]
 
     @cached_property
@@ -245,7 +245,7 @@ def table_text(text: str, origin: str, words: Sequence[str], more: Sequence[str]
     for number, line in enumerate((raw.split("#")[0].strip() for raw in text.splitlines()), 1):
         word, _, rest = line.partition(" ")
         where = f"{origin}, line {number}"
-        if call := _CALL.fullmatch(line):
+        if call := _CALL_PATTERN.fullmatch(line):
             calls.append(TableCall(call[1], tuple(p.strip() for p in call[2].split(",")), where))
         elif word in (*words, *more) and word not in head:
             head[word] = rest.strip()
@@ -374,7 +374,7 @@ def step_table(name: str) -> StepTable:
 
 
 def _require_proof(table: StepTable, origin: str) -> StepTable:
-    if (defect := table_scheme(table).defect()) is not None:
+    if (defect := table_scheme(table).failed_brent_equation()) is not None:
         raise StepError(f"{origin}: the step table {table.name} does not compute AB: {defect}")
     return table
 
