@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fmm.semirings.path_request import Method
 
 ndarray = np.ndarray
-# The defaults, compared by identity: Python has one object of each of these literals.
+# The default values of options, compared by identity, since Python has one object for each of these literals.
 SAME_KIND, KEEP_ORDER, FULL = "same_kind", "K", TRIANGLES[0]
 ONE: Any = 1
 ZERO: Any = 0
@@ -66,7 +66,7 @@ def matmul(
     out : array, optional
         Array for the result; it may overlap a and b.
     casting, order, dtype
-        numpy.matmul's options. With its other options (subok, axes, signature, ...) the library multiplies.
+        numpy.matmul's options. With other options of numpy.matmul (subok, axes, signature, ...) the library multiplies.
     plan : str, Plan or Decision, optional
         Run this plan instead of choosing one, for example "winograd > vendor". The two limits below then do not apply.
     max_error_growth : float, optional
@@ -80,8 +80,8 @@ def matmul(
         A CUDA device (0, "cuda:0") that multiplies NumPy arrays. Blocks of the arrays are streamed through the device,
         so they may be larger than its memory.
     progress : bool, optional
-        Show the progress on stderr of a product that takes longer than ten seconds, or is predicted to. It is shown
-        for NumPy arrays that are streamed through a device or multiplied by a plan of several products.
+        Show the progress on stderr of a product that takes longer than ten seconds, or is predicted to. Progress is
+        shown for NumPy arrays that are streamed through a device, or multiplied by a plan of several products.
 
     Returns
     -------
@@ -203,7 +203,7 @@ def gram(
     workspace: int | None = None,
     **unknown: Any,
 ) -> Any:
-    """Return alpha a^H a + beta out. One triangle is computed; the other is its mirror.
+    """Return alpha a^H a + beta out. One triangle is computed, and the other triangle is a mirror copy.
 
     Parameters
     ----------
@@ -213,11 +213,12 @@ def gram(
         A second factor: the result is then alpha a b + beta out. The caller guarantees that a b is its own adjoint,
         as the product of two polynomials of one symmetric matrix is. The upper triangle of a b is never computed.
     out : array, optional
-        Array for the result. beta requires it; then only its lower triangle is read (with fill="upper", its upper one).
+        Array for the result. beta requires `out`; then only the lower triangle of `out` is read (with fill="upper", the
+        upper triangle).
     rows : bool, optional
         Return alpha a a^H + beta out instead.
     fill : {"full", "lower", "upper"}, optional
-        The triangle to write. The other one is left as it is; in a new array it is zero.
+        The triangle to write. The other triangle of `out` is unchanged; in a new array it is zero.
     alpha, beta : float, optional
         Real factors.
     plan, max_error_growth, workspace
@@ -226,8 +227,8 @@ def gram(
     Returns
     -------
     array
-        The result; `out` if it was passed. It equals its own adjoint bit for bit: real results are symmetric, complex
-        ones Hermitian with a real diagonal.
+        The result; `out` if it was passed. The result equals its own adjoint bit for bit: real results are symmetric,
+        complex results Hermitian with a real diagonal.
 
     Raises
     ------
@@ -326,14 +327,14 @@ def gemm(
     a, b : array
         Matrices, or stacks of matrices, of NumPy, CuPy or torch. torch tensors that require gradients get them.
     c : array, optional
-        The addend, of the product's shape or broadcast to it. It is not changed unless it is also `out`, and not read
-        if beta is 0.
+        The addend, of the product's shape or broadcast to it. c is changed only if it is also `out`, and not read if
+        beta is 0.
     alpha, beta : number, optional
         Complex factors for complex arrays only; whole factors for integers. With alpha = 0, a and b are not read.
     transpose_a, transpose_b : bool, int or str, optional
-        "N" or False: the operand as it is. "T" or True: its transpose. "C": its conjugate transpose. The numbers 0, 1
-        and 2 mean the same, as in SciPy's gemm. A transpose is read in its own memory. A conjugate transpose is copied
-        unless the plan begins with a level for complex numbers (3m).
+        "N" or False: the operand as it is. "T" or True: the operand's transpose. "C": the operand's conjugate
+        transpose. The numbers 0, 1 and 2 stand for "N", "T" and "C", as in SciPy's gemm. A transposed operand is read
+        in its own memory. A conjugate transpose is copied unless the plan begins with a level for complex numbers (3m).
     out : array, optional
         Array for the result; it may be c, and may overlap a and b.
     plan, max_error_growth, workspace
@@ -448,8 +449,9 @@ def prepare(x: Any = REQUIRED, /, *, side: Side = "right", **unknown: Any) -> Pr
     Returns
     -------
     PreparedOperand
-        A read-only copy; `nbytes` is its size. On a Hopper GPU it also holds what the leaf makes of the matrix before
-        the product: two float16 planes of float32, or the residues of float64. Products then skip that pass.
+        A read-only copy; `nbytes` is its size. On a Hopper GPU the prepared operand also holds the form of the matrix
+        that kernels multiply: two float16 planes of float32, or the residues of float64. Products with the prepared
+        operand skip this conversion.
 
     Raises
     ------

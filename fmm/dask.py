@@ -1,4 +1,4 @@
-"""Products of Dask arrays (`fmm.dask.matmul`), and fmm on all workers of a cluster (`fmm.dask.install`)."""
+"""Products of Dask arrays (`fmm.dask.matmul`), and installing fmm on all workers of a cluster (`fmm.dask.install`)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ __all__ = ["install", "matmul", "uninstall"]
 
 
 def install(client: Any, *names: str) -> Any:
-    """Run `fmm.install(*names)` on every worker of a cluster: present, restarted and future ones.
+    """Run `fmm.install(*names)` on every worker of a cluster, also on workers that restart or join later.
 
-    The products of chunks in `x @ y` are then computed by fmm where a plan pays. Installing twice changes nothing.
+    In `x @ y`, fmm then computes the products of chunks for which a plan is faster than the vendor's product.
+    Installing twice changes nothing.
 
     Parameters
     ----------
     client : distributed.Client
         An open client of the cluster.
     *names : str
-        Names as for `fmm.install`. By default those of torch, CuPy and NumPy that a worker has. Workers that are
-        threads of this process (`processes=False`) share its libraries.
+        Names as for `fmm.install`. By default, those of the libraries torch, CuPy and NumPy that are installed on a
+        worker. Workers that are threads of this process (`processes=False`) share its libraries.
 
     Returns
     -------
@@ -40,7 +41,7 @@ def install(client: Any, *names: str) -> Any:
 
 
 def uninstall(client: Any, *names: str) -> Any:
-    """Undo `install` for these libraries, by default for all.
+    """Undo `install` for the named libraries, by default for all libraries.
 
     Parameters
     ----------

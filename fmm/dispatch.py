@@ -46,7 +46,7 @@ from fmm.runtime.prepared_operand import other_side_note, unwrap_operands, wrong
 from fmm.runtime.progress import plan_progress
 
 if TYPE_CHECKING:
-    from fmm.out_of_core.machine import Machine
+    from fmm.out_of_core.machine import StreamingDevice
 
 
 # ---- matmul
@@ -103,8 +103,8 @@ def _multiply_in_place(request: MatmulRequest) -> Any:
         a, b, constraints = unwrap_operands(request.a, request.b, request.constraints)
         library = library_of(a, b, request.out).with_options(request.options)
         if library.is_observed():
-            # Later calls of a process go to multiply_plain at once. torch.jit.trace compares two calls, so the first
-            # call must be traced in the same way.
+            # After the first call of a process, fmm.matmul calls multiply_plain directly. torch.jit.trace compares two
+            # calls, so the first call must be traced in the same way.
             plain = constraints is NO_CONSTRAINTS and not request.options and type(a) is type(b) in PLAIN_TYPES
             if plain:
                 return multiply_plain(library, a, b, request.out)
@@ -114,7 +114,7 @@ def _multiply_in_place(request: MatmulRequest) -> Any:
         if library.differentiable:
             return torch_functions().matmul_tensors(a, b, request.out, constraints)
         return matmul.run_matmul_any_library(library, a, b, request.out, constraints)
-    except (ValueError, RuntimeError) as error:  # the library's own error for shapes that do not match
+    except (ValueError, RuntimeError) as error:  # raises the library's own error for shapes that do not match
         if note := other_side_note(request.a, request.b):
             error.add_note(note)
         raise
@@ -141,7 +141,7 @@ def explain_multiply(request: MatmulRequest) -> Decision:
     return matmul.explain_matmul(library, a, b, request.out, constraints)
 
 
-def _streaming_machine(request: MatmulRequest) -> Machine | None:
+def _streaming_machine(request: MatmulRequest) -> StreamingDevice | None:
     """Return the CUDA device that host arrays are streamed through; None if the device holds the arrays already."""
     device = request.device
     assert device is not None
@@ -152,10 +152,10 @@ def _streaming_machine(request: MatmulRequest) -> Machine | None:
     if library is NUMPY:
         if on_cpu:
             return None
-        _find_device(device, number)  # raises an error if the device does not exist
+        _find_device(device, number)  # check_device raises an error if the device does not exist
         from fmm.out_of_core import machine
 
-        return machine.CudaMachine(number)
+        return machine.CudaStreamingDevice(number)
     if on_device(a) is on_cpu or (not on_cpu and library.device_number(a) != number):
         raise ValueError(f"a is {describe_array(a)}: with device={device!r} fmm.matmul moves NumPy arrays only")
     return None
@@ -179,7 +179,7 @@ def _traced_matmul(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> An
 
 
 def gram(request: GramRequest, key: CallKey | None = None) -> Any:
-    """Return the product of a checked fmm.gram call. A decline is remembered under the key."""
+    """Return the product of a checked fmm.gram call; a decline is cached under `key`."""
     request = _with_decline_key(request, key, request.b, request.out)
     return torch_functions().gram_tensors(*request[1:]) if request.library.differentiable else run_gram(*request)
 
@@ -235,7 +235,7 @@ def plan_without_arrays(
     size: Shape, dtype: str, op: Operation, device: str | int, constraints: PlanConstraints
 ) -> Decision:
     """Return the decision for row-major arrays of these sizes on a device."""
-    if not isinstance(op, str):
+    if not isinstance(op, str) or op not in OPERATIONS:
         raise ValueError(f"unknown operation {op!r}; valid: {', '.join(OPERATIONS)}")
     on_cpu = _is_cpu(device)
     number = blas_threads() if on_cpu else devices.parse_cuda_index(device)

@@ -332,7 +332,7 @@ def _integer_factor(name: str, value: Any, dtype: np.dtype[Any]) -> Any:
 
 
 class _Required:
-    """Default of a required operand. A call by name then gets the error below instead of Python's."""
+    """Default of a required operand, so that a call without the operand raises fmm's error and not Python's."""
 
     def __repr__(self) -> str:
         return "<required>"
@@ -365,7 +365,7 @@ def missing_operands(
 
 
 def public_signature(function: Callable[P, R]) -> Callable[P, R]:
-    """Return the function itself; its documented signature shows no defaults of required operands."""
+    """Set the function's documented signature, without defaults of required operands; return the function."""
     signature = inspect.signature(function)
     shown = [
         parameter.replace(default=parameter.empty) if parameter.default is REQUIRED else parameter

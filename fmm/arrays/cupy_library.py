@@ -1,7 +1,7 @@
 """The adapter for CuPy arrays, with a product of plain matrices by one direct call of cuBLAS.
 
-cupy.matmul takes longer on the host than small products take on the device. The direct call halves that time. Its
-arguments are those that CuPy passes to cuBLAS, so the results are the same bits.
+cupy.matmul takes longer on the host than small products take on the device. The direct call halves the time on the
+host. The direct call passes the arguments that CuPy passes to cuBLAS, so the results are equal bit for bit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fmm.dtypes import DTYPES, INTEGERS, STORED, DType
 
 try:
     from cupy._core import _routines_linalg as _linalg
-except ImportError:  # a CuPy without it
+except ImportError:  # a version of CuPy without this function
     _linalg = None
 
 DEFAULT, PEDANTIC, FP16, BF16, TF32 = 1, 2, 3, 6, 7  # CuPy's compute types
@@ -48,9 +48,9 @@ class _GemmType(NamedTuple):
 
     cuda_type: int  # cudaDataType
     compute_types: dict[int, int]  # cublasComputeType_t by CuPy's compute type
-    one: int  # address of the scalar 1
-    zero: int  # address of the scalar 0
-    scalars: Any  # holds the memory of both
+    one: int  # address of the scalar 1 in host memory
+    zero: int  # address of the scalar 0 in host memory
+    scalars: Any  # the array that holds both scalars
 
 
 def _gemm_type(row: DType) -> _GemmType:
@@ -93,7 +93,7 @@ def cublas_product(a: Any, b: Any) -> Any:
 
 try:  # CuPy's own function, also after `cupy.matmul = fmm.matmul`
     from cupy.linalg._product import matmul
-except ImportError:  # other versions of CuPy
+except ImportError:  # other versions of CuPy have no such attribute
     matmul = cupy.matmul
 
 # NumPy has no bfloat16.
@@ -139,11 +139,6 @@ class CupyLibrary(NumpyLike):
             return None
         x, y, z = (as_cupy(v) if kind_of(v) == "other" else v for v in (a, b, out))
         return x, y, z
-
-    def to_callers_library(self, c: Any, a: Any, b: Any) -> Any:
-        foreign = next((x for x in (a, b) if kind_of(x) == "other"), None)
-        convert = None if foreign is None else _CONVERTERS.get(type(foreign).__module__.partition(".")[0])
-        return convert(c) if convert else c
 
     def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
         if self.options or type(a) is not ndarray:
@@ -223,7 +218,7 @@ class CupyLibrary(NumpyLike):
         dtype = _NUMPY_TYPES.get(call.dtype, a.dtype)
         if call.copies:
             a, b = (x.astype(dtype, order="C") if pack else x for x, pack in zip((a, b), call.packs, strict=True))
-        # Allocated before C, which would split the pool's block of the last workspace.
+        # The workspace is allocated before C, since C could split the pool's block that the last workspace used.
         memory = alloc(call.workspace) if call.workspace else None
         c = ndarray(call.shape, dtype) if out is None else out
         return a.data.ptr, b.data.ptr, c.data.ptr, memory.ptr if memory else 0, c, (a, b, memory)
@@ -280,17 +275,16 @@ def as_cupy(x: Any) -> Any:
     return cupy.from_dlpack(x) if hasattr(x, "__dlpack__") else cupy.asarray(x)
 
 
-def _as_numba(c: Any) -> Any:
-    from numba import cuda
+def to_callers_library(c: Any, a: Any, b: Any) -> Any:
+    """Return the product of adopted arrays as an array of Numba or JAX, if the first foreign operand is one."""
+    foreign = next((x for x in (a, b) if kind_of(x) == "other"), None)
+    library = type(foreign).__module__.partition(".")[0]
+    if library == "numba":
+        from numba import cuda
 
-    return cuda.as_cuda_array(c)
+        return cuda.as_cuda_array(c)
+    if library in ("jax", "jaxlib"):
+        from jax import dlpack  # type: ignore[import-not-found]
 
-
-def _as_jax(c: Any) -> Any:
-    from jax import dlpack  # type: ignore[import-not-found]
-
-    return dlpack.from_dlpack(c)
-
-
-# By library: the function that returns its array of a CuPy array's memory.
-_CONVERTERS: dict[str, Callable[[Any], Any]] = {"numba": _as_numba, "jax": _as_jax, "jaxlib": _as_jax}
+        return dlpack.from_dlpack(c)
+    return c

@@ -16,7 +16,7 @@ from fmm.dtypes import DTYPES
 Kind = Literal["host", "cupy", "torch", "other"]  # other: a CUDA array of another library than CuPy and torch
 DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
 
-# By class; None if objects of the class must be examined one by one.
+# The kind of array by class; None if each object of the class must be examined.
 _kinds: dict[type, Kind | None] = {np.ndarray: "host", list: "host", tuple: "host", int: "host", float: "host"}
 
 
@@ -78,9 +78,9 @@ def on_device(x: Any) -> bool:
 
 
 def type_name(dtype: Any) -> str:
-    """Return the name of an element type: of a name ("tf32" too), or of a type of NumPy, CuPy or torch.
+    """Return the name of an element type, which is given by name (also "tf32") or as a type of NumPy, CuPy or torch.
 
-    Raise TypeError with the valid names for anything else.
+    For any other object, raise TypeError with the valid names.
     """
     if isinstance(dtype, str) and dtype in DTYPES:
         return dtype

@@ -1,22 +1,23 @@
 """Host memory: the bytes that are available, and a cached block for workspaces.
 
-On a device the pools of CuPy and torch do the same.
+In device memory, the pools of CuPy and torch cache such blocks.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fmm.kernels.cpu.host_arrays import Array, aligned_block
 
 CGROUP_ROOT, PROCESS_CGROUPS = "/sys/fs/cgroup", "/proc/self/cgroup"
 UNLIMITED_BYTES = 1 << 60  # control groups of version 1 write a number near 2^63 for "no limit"
-MAX_CACHED_SHARE = 0.25  # of the machine's memory; a larger block is freed after the call
+# largest cached block as a share of the machine's memory; a larger block is freed after the call
+MAX_CACHED_SHARE = 0.25
 
-_cached_blocks: list[Array] = []  # at most one; a borrower pops it, so no lock is needed
+_cached_blocks: list[Array] = []  # the cached block, at most one; a borrower pops it, so no lock is needed
 
 
 def available_bytes() -> int:
@@ -53,7 +54,7 @@ def _cgroup_limits() -> Iterator[tuple[int, int]]:
 
 
 def _cgroup_folders() -> list[tuple[Path, str, str]]:
-    """Return the folders of the process's control group and its parents, with the names of the limit and use files."""
+    """Return folders of the process's control group and its parents, and their file names for limit and usage."""
     try:
         lines = Path(PROCESS_CGROUPS).read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -68,7 +69,8 @@ def _cgroup_folders() -> list[tuple[Path, str, str]]:
             continue
         own = root / path.strip("/")
         folders = [own, *own.parents]
-        # Inside a container the path can be the host's, which is not visible. Then the root is the group.
+        # Inside a container the path can be the host's, which is not visible. Then the root folder stands for the
+        # group.
         found += [(folder, *names) for folder in folders[: folders.index(root) + 1] if folder.is_dir()]
     return found
 
@@ -77,7 +79,7 @@ def _installed_bytes() -> int:
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
-        return 8 << 30  # a guess where the system is not POSIX
+        return 8 << 30  # an assumed memory size for systems without POSIX's sysconf
 
 
 @contextmanager
@@ -86,23 +88,17 @@ def borrowed_block(nbytes: int) -> Iterator[Array]:
 
     Fresh pages cost about as much as a pass of additions, so a loop of products should pay for them once.
     """
-    memory = _pop_cached_block(nbytes)
-    if memory is None:  # a cached block that is too small is free by now
+    memory = None
+    with suppress(IndexError):
+        memory = _cached_blocks.pop()
+    if memory is None or memory.nbytes < nbytes:
+        memory = None  # frees a block that is too small before the new one is allocated
         memory = aligned_block(nbytes)
     try:
         yield memory
     finally:
         if memory.nbytes <= MAX_CACHED_SHARE * total_bytes():
             _cached_blocks[:] = [memory]
-
-
-def _pop_cached_block(nbytes: int) -> Array | None:
-    """Remove the cached block; return it if it is large enough."""
-    try:
-        memory = _cached_blocks.pop()
-    except IndexError:
-        return None
-    return memory if memory.nbytes >= nbytes else None
 
 
 _release_callbacks: list[Callable[[], object]] = []

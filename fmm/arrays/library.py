@@ -37,18 +37,23 @@ class Operand(NamedTuple):
 class Setting(NamedTuple):
     """The device and type of a library's own product, and whether a plan may compute the call instead."""
 
-    device: int  # number of the CUDA device; on the host, the number of BLAS threads
-    dtype: str | None = None  # of the product; None if the library rejects the types, or casts by a rule of its own
+    device: int  # index of the CUDA device; on the host, the count of BLAS threads
+    # element type of the product; None if the library rejects the types, or casts by a rule of its own
+    dtype: str | None = None
     math: Literal["ieee", "tf32"] = "ieee"
     refusal: str = ""  # reason why the library must compute the call; empty if a plan may
-    refuses_plans: bool = False  # with a refusal: the library computes the call even if the caller names a plan
-    vendor_advantage: str = ""  # reason why the library's product of these arrays beats any plan; named plans run
-    b_is_transposed_a: bool = False  # b is a's transpose in the same memory
-    vendor_mirrors: bool = False  # the library then computes one triangle and mirrors it, bit for bit
-    casts_out: bool = False  # the result is cast to the type of `out`
-    flattens_stacks: bool = True  # the library multiplies a stack by one matrix as one product of all rows
-    no_vendor_product: bool = False  # the library has no product of this type; any plan that can run does
-    may_emulate: bool = True  # plans may multiply in another type; False if the user set the library's precision
+    refuses_plans: bool = False  # True if the library must compute the call even if the caller names a plan
+    # reason why the library's product of these arrays is faster than any plan; a plan that the caller names still runs
+    vendor_advantage: str = ""
+    b_is_transposed_a: bool = False  # True if b is a's transpose in the same memory
+    # True if the library computes one triangle of such a product and mirrors it, bit for bit
+    vendor_mirrors: bool = False
+    casts_out: bool = False  # True if the result is cast to the type of `out`
+    flattens_stacks: bool = True  # True if the library multiplies a stack by one matrix as one product of all rows
+    # True if the library has no product of this type, so that any plan that can run is used
+    no_vendor_product: bool = False
+    # True if plans may multiply in another type; False if the user set the library's precision
+    may_emulate: bool = True
 
 
 class MemoryNeeds(Protocol):
@@ -92,17 +97,17 @@ class Library(Protocol):
 
     @property
     def vendor_name(self) -> str:
-        """The name of its own product in explanations."""
+        """The name of the library's own product in explanations."""
         ...
 
     @property
     def gemm_name(self) -> str:
-        """The name of its function for alpha A B + beta C; empty if it has none."""
+        """The name of the library's function for alpha A B + beta C; empty if the library has none."""
         ...
 
     @property
     def processor(self) -> Processor:
-        """The processor that multiplies its arrays."""
+        """The processor that multiplies the library's arrays."""
         ...
 
     @property
@@ -137,7 +142,7 @@ class Library(Protocol):
     # ---- descriptions of arrays
 
     def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
-        """Return the cache key of a prepared call, with all that it depends on; None if the call cannot be cached.
+        """Return the cache key of a call, with all properties that the call depends on; None if it cannot be cached.
 
         b is None for a matrix times its own transpose.
         """
@@ -168,7 +173,7 @@ class Library(Protocol):
         ...
 
     def device_number(self, x: Any) -> int:
-        """Return the number of the array's CUDA device; on the host, the number of BLAS threads."""
+        """Return the index of the array's CUDA device; on the host, the count of BLAS threads."""
         ...
 
     def accepts_operands(self, a: Any, b: Any) -> bool:
@@ -182,11 +187,7 @@ class Library(Protocol):
     # ---- arrays made from arrays
 
     def adopt_arrays(self, a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
-        """Return views by this library of arrays of unknown libraries; None if there are no foreign arrays."""
-        ...
-
-    def to_callers_library(self, c: Any, a: Any, b: Any) -> Any:
-        """Return the product of adopted arrays as an array of the caller's library."""
+        """Return arrays of libraries unknown to fmm, wrapped as this library's arrays; None without such arrays."""
         ...
 
     def promote_operands(self, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
@@ -225,11 +226,11 @@ class Library(Protocol):
 
     @property
     def quick_vendor(self) -> Callable[..., Any]:
-        """The library's product of two plain arrays (for tensors also with `out`) with the least host time."""
+        """The library's fastest function for a product of two plain arrays (for tensors also with `out`)."""
         ...
 
     def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
-        """Return the library's own product: the specification of fmm.matmul."""
+        """Return the library's own product, which fmm.matmul must equal in type, shape, order and exceptions."""
         ...
 
     def quick_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
@@ -285,7 +286,8 @@ class DeviceLibrary(Library, Protocol):
     def copy_with_scratch_tail(self, x: Any, order: str, nbytes: int) -> Any:
         """Return a contiguous copy of a matrix, row-major (`C`) or column-major (`F`).
 
-        The copy is at the start of an allocation of `nbytes`, so that a leaf can store its preparation after it.
+        The copy is at the start of an allocation of `nbytes`, so that a leaf can store the prepared form after the
+        copy.
         """
         ...
 
@@ -295,7 +297,7 @@ class DeviceLibrary(Library, Protocol):
 
 
 def occupied_bytes(shape: tuple[int, ...], byte_strides: tuple[int, ...], itemsize: int) -> Span:
-    """Return the bytes that an array occupies, as offsets from its first element."""
+    """Return the range of bytes that an array occupies, as offsets from its first element."""
     reach = [(length - 1) * step for length, step in zip(shape, byte_strides, strict=True)]
     return sum(min(r, 0) for r in reach), sum(max(r, 0) for r in reach) + itemsize
 

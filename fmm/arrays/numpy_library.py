@@ -75,7 +75,7 @@ class NumpyLike(ABC):
         return c
 
     def quick_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
-        if alpha == 0:  # then a and b are not read
+        if alpha == 0:  # with alpha = 0, a and b are not read
             a, b, alpha = a[..., :0], b[..., :0, :], 1
         value = self.vendor(a, b)
         if alpha != 1:
@@ -117,17 +117,19 @@ def to_numpy(x: Any) -> Any:
     return x if isinstance(x, np.ndarray) else x.get()
 
 
-BLAS_TYPES = tuple(np.dtype(name) for name in STORED if not DTYPES[name].sums_wider)  # multiplied by NumPy's BLAS
-INTEGER_TYPES = tuple(np.dtype(name) for name in INTEGERS)  # multiplied by NumPy's own loops
+# types that NumPy multiplies by BLAS
+BLAS_TYPES = tuple(np.dtype(name) for name in STORED if not DTYPES[name].sums_wider)
+INTEGER_TYPES = tuple(np.dtype(name) for name in INTEGERS)  # types that NumPy multiplies by its own loops
 TYPE_NAMES = {dtype: dtype.name for dtype in (*BLAS_TYPES, *INTEGER_TYPES)}
-TYPE_CHARS = frozenset(dtype.char for dtype in TYPE_NAMES)  # without the second type of a name (`long long`)
+TYPE_CHARS = frozenset(dtype.char for dtype in TYPE_NAMES)  # without `long long`, which has the name of another type
 CASTINGS = ("no", "equiv", "safe", "same_kind", "unsafe")
-PLAN_OPTIONS = {"casting", "order", "dtype"}  # options that plans can follow; with others NumPy multiplies
+# options of numpy.matmul that plans support; with other options NumPy multiplies
+PLAN_OPTIONS = {"casting", "order", "dtype"}
 NO_OPTIONS: Mapping[str, Any] = {}
 SYRK_ADVANTAGE = "b is a transposed in place: NumPy calls syrk, which does half the work"
 
 ndarray = np.ndarray
-PLAIN_ARRAYS = ndarray, np.memmap  # other subclasses have masks, or results of their own class
+PLAIN_ARRAYS = ndarray, np.memmap  # subclasses other than memmap have masks, or results of their own class
 
 
 class NumpyLibrary(NumpyLike):
@@ -170,9 +172,6 @@ class NumpyLibrary(NumpyLike):
 
     def adopt_arrays(self, a: Any, b: Any, out: Any) -> None:
         """Return None: NumPy converts foreign operands itself."""
-
-    def to_callers_library(self, c: Any, a: Any, b: Any) -> Any:
-        return c
 
     def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
         if not self.caches_calls or type(a) is not ndarray or type(b) is not ndarray:
@@ -269,8 +268,8 @@ class NumpyLibrary(NumpyLike):
             return transpose._replace(shape=shape, strides=transpose.strides and transpose.strides[::-1])
         if self.order in ("C", "A") or max(a.ndim, b.ndim) <= 2 or 0 in shape:
             return contiguous_operand(shape, dtype)
-        # NumPy orders a stack's axes as in an elementwise result. An elementwise operation on one entry of each item
-        # shows that order.
+        # NumPy orders a stack's axes as in an elementwise result. An elementwise operation on one entry of each matrix
+        # of the stack has this order.
         batch = np.logical_or(*(x[..., 0, 0] if x.ndim > 1 else x[0] for x in (a, b)), order="K")
         axes = sorted(range(batch.ndim), key=lambda axis: -batch.strides[axis])
         strides, step = [0] * len(shape), 1
@@ -284,7 +283,7 @@ class NumpyLibrary(NumpyLike):
     def broadcast_copy(self, x: Any, shape: tuple[int, ...], like: Any) -> Any:
         if type(x) in PLAIN_ARRAYS:
             return super().broadcast_copy(x, shape, like)
-        copy = np.empty_like(x, like.dtype, shape=shape)  # of x's class: a masked array or a matrix
+        copy = np.empty_like(x, like.dtype, shape=shape)  # an array of x's class, such as a masked array or a matrix
         copy[...] = x
         return copy
 
@@ -348,8 +347,8 @@ def same_memory_transposed(a: Array, b: Array) -> bool:
 def is_blas_readable(x: Array) -> bool:
     """Return True if NumPy's BLAS can read the matrices in place.
 
-    If not, NumPy copies both operands, and does not notice that one is the other's transpose. BLAS reads the native
-    byte order only.
+    Otherwise NumPy copies both operands, and does not notice that b is a's transpose. BLAS reads the native byte order
+    only.
     """
     (rows, cols), (down, right), item = x.shape[-2:], x.strides[-2:], x.itemsize
     row_major = right == item and down >= cols * item and down % item == 0
@@ -358,7 +357,7 @@ def is_blas_readable(x: Array) -> bool:
 
 
 class _TensorMemory:
-    """The array interface of a tensor's memory. NumPy's array holds this object, and so the tensor."""
+    """The array interface of a tensor's memory. NumPy's array holds this object, which holds the tensor."""
 
     def __init__(self, tensor: Any) -> None:
         itemsize = tensor.element_size()
@@ -392,7 +391,7 @@ class NumpyDot(NumpyLibrary):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls = NUMPY.calls  # plans are the same
+        self.calls = NUMPY.calls  # shares the prepared calls of NUMPY, since both run the same plans
 
     def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
         return dot(a, b, out)

@@ -52,8 +52,8 @@ def has_plain_keys(keys: int) -> bool:
 def is_observed() -> bool:
     """Return True while torch.compile, torch.export, torch.jit.trace or a function mode records torch's calls.
 
-    Then only torch.matmul may be called on the tensors, and nothing that describes them. The mode of the default device
-    does not count: no product depends on it.
+    While calls are recorded, only torch.matmul may be called on the tensors; reading a shape would be recorded, too.
+    The mode of the default device does not count: no product depends on it.
     """
     return is_compiling() or tracing_state() is not None or (function_modes() > 0 and _has_recording_mode())
 

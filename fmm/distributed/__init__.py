@@ -1,6 +1,7 @@
 """Products that several devices share: `fmm.distributed.matmul(a, b)` of torch's DTensors, or of local array parts.
 
-`plan` predicts on paper, without torch and without devices, how devices would share a product and how long it takes.
+`plan` predicts how devices would share a product and how long the product would take, without torch and without
+devices.
 """
 
 from __future__ import annotations
@@ -40,23 +41,23 @@ def matmul(
     Parameters
     ----------
     a, b : DTensor, numpy.ndarray or cupy.ndarray
-        Two DTensors on one mesh. With `mesh`, the arrays that this process holds of the two matrices. torch.matmul
-        answers for all other tensors (other ranks or types, different meshes).
+        Two DTensors on one mesh. With `mesh`, the arrays that are this process's parts of the two matrices.
+        torch.matmul computes products of all other tensors (other ranks or types, different meshes).
     plan : str or Plan, optional
         A level above the shared product: "winograd" or another scheme computes seven shared products of blocks instead
-        of eight, "vendor" no level. By default the fastest candidate.
+        of eight; "vendor" selects no level. By default the candidate with the least predicted time.
     placements : sequence of torch.distributed.tensor placements, optional
-        The placements of the result, Shard or Replicate. By default as the result was computed; a reduced result is
-        sharded by rows.
+        The placements of the result, Shard or Replicate. By default the placements in which the result is computed; a
+        result that was Partial is sharded by rows.
     max_error_growth : float, optional
         Limit of the error growth of all levels together, as in fmm.matmul.
     mesh : DeviceMesh or ProcessGroup, optional
-        The processes that hold the array parts. Required for arrays.
+        The processes that hold the parts of A and B. Required for arrays.
     operand_placements : sequence of two sequences of placements, optional
-        How A and B are cut, for arrays: Shard, Replicate or Partial. By default by rows, or in blocks on a mesh of two
-        dimensions; so is the result, unless `placements` says otherwise.
+        For arrays, the placements of A and the placements of B: Shard, Replicate or Partial. By default A and B are cut
+        by rows, or on a two-dimensional mesh by rows and columns; the result likewise, unless `placements` is passed.
     sizes : sequence of three int, optional
-        m, k and n of the whole product, for array parts of different sizes. The parts are cut as torch.chunk cuts.
+        m, k and n of the whole product, for array parts of different sizes. The parts must be cut as torch.chunk cuts.
 
     Returns
     -------
@@ -68,15 +69,17 @@ def matmul(
     ValueError
         If the processes make different calls, or a placement or a size is not valid.
     PlanError
-        If the plan is no level above, or the layout does not allow the level.
+        If the plan cannot be a level above a shared product, or the layout does not allow the level.
     fmm.distributed.exchange.LostProcessError
-        If a process of the mesh is gone.
+        If a process of the mesh has ended or does not answer.
 
     Notes
     -----
     Gradients of DTensors are shared products too. A result with inf or NaN is computed again without the level above.
     """
-    module, arguments = _module_for(a, b, (plan, placements, max_error_growth), (mesh, operand_placements, sizes))
+    module, arguments = _module_and_arguments(
+        a, b, (plan, placements, max_error_growth), (mesh, operand_placements, sizes)
+    )
     return module.matmul(*arguments)
 
 
@@ -91,9 +94,9 @@ def explain(
     operand_placements: Any = None,
     sizes: Sequence[int] | None = None,
 ) -> SharedDecision:
-    """Return how `matmul` would share the product, and why.
+    """Return the decision how `matmul` would share the product; its text explains the choice.
 
-    Nothing is sent, so a single process may call this.
+    No messages are sent, so a single process may call `explain`.
 
     Parameters
     ----------
@@ -105,12 +108,12 @@ def explain(
     SharedDecision
         The chosen sharing and the candidates; print it.
     """
-    module, arguments = _module_for(a, b, (plan, None, max_error_growth), (mesh, operand_placements, sizes))
+    module, arguments = _module_and_arguments(a, b, (plan, None, max_error_growth), (mesh, operand_placements, sizes))
     decision: SharedDecision = module.explain(*arguments)
     return decision
 
 
-def _module_for(
+def _module_and_arguments(
     a: Any, b: Any, constraints: tuple[Any, ...], part_layout: tuple[Any, ...]
 ) -> tuple[Any, tuple[Any, ...]]:
     """Return the module for array parts or for sharded tensors, and the arguments of its functions."""
@@ -142,15 +145,17 @@ def plan(
     m, k, n : int
         The sizes of the product.
     mesh : int or sequence of int
-        The number of GPUs, or the sides of a mesh: its first dimension cuts rows of A and B, the second one columns.
+        The number of GPUs, or the sides of a mesh. The mesh's first dimension cuts the rows of A and B, its second
+        dimension the columns.
     dtype : str
-        The type of the numbers.
+        The type of the entries.
     device : str
         A name of fmm.hardware.datasheets.
     together : int
         The number of GPUs in one machine.
     links : (str, str), optional
-        Names of fmm.hardware.links inside a machine and between machines. By default the usual ones of the device.
+        Names of fmm.hardware.links inside a machine and between machines. By default the links that are usual for the
+        device.
     plan, max_error_growth
         As for `matmul`.
 
@@ -176,7 +181,7 @@ def plan(
     gpu = gpu_from_description(f"NVIDIA {row.name}", row.capability, row.sms)
     cuts = tuple(range(len(sides)))
     layout = Layout(m, k, n, sides, cuts, cuts, cuts)
-    operands = sum(holdings.box(0).size for holdings in layout.holdings.values())
-    memory_limit = row.memory_gb * 1e9 - (operands + m * n / layout.ranks) * DTYPES[dtype].itemsize
+    operands = sum(holdings.box(0).size for holdings in layout.blocks_held.values())
+    memory_limit = row.memory_gb * 1e9 - (operands + m * n / layout.process_count) * DTYPES[dtype].itemsize
     query = ShardingQuery(max(memory_limit, 0.0), max_error_growth, None if plan is None else parse_level_above(plan))
     return decide_sharing(layout, dtype, gpu, network, query)

@@ -1,7 +1,7 @@
-"""The choice for a Dask product: levels over the grid of chunks, and the number of products that form one task.
+"""The choice for a Dask product: the levels over the grid of chunks, and how many products form one task.
 
-The task table of each candidate is generated, and its tasks are simulated one by one on the workers. The candidate that
-ends first wins.
+The task table of each candidate is generated, and its tasks are simulated one by one on the workers. The candidate with
+the shortest simulated time wins.
 """
 
 from __future__ import annotations
@@ -15,60 +15,64 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fmm.distributed.chunk_grid import Cell, ChunkTasks, Grid, combined_chunks, multiplied_chunks
+from fmm.distributed.chunk_grid import Cell, ChunkGrid, ChunkTasks, sum_of_chunk_products, weighted_chunk_sum
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.walk import walk_plan
 
-# Bytes a second at which a worker receives a chunk from another (one machine, or a fast network), and at which new
-# memory is written for the first time: the system must find and clear its pages.
+# Assumed bytes per second of two operations: a worker receives a chunk from another worker (on one host, or over a fast
+# network); new memory is written for the first time, when the operating system finds and clears its pages.
 LINK_RATE, NEW_MEMORY_RATE = 1e9, 1e9
-PRODUCTS_PER_TASK = (1, 2, 4)  # more would hold more chunks at once than plain Dask does
-TASKS_PER_THREAD = 4  # at least, so that no thread waits long for the last task
-COMPARED_SECONDS = 1.0  # seconds of products from which candidates are compared: comparing takes time itself
-LARGEST_SIDE = 8  # of a simulated grid; larger grids are simulated at this size, on proportionally fewer workers
-LEVEL_MARGIN = 0.1  # share of the time that a level must be predicted to save
+CANDIDATE_PRODUCTS_PER_TASK = (1, 2, 4)  # larger values would have more chunks in memory at once than Dask's own matmul
+MIN_TASKS_PER_THREAD = 4  # least number of tasks per thread, so that no thread waits long for the last task
+# predicted seconds of all products; for shorter products a comparison of candidates would cost too much time
+MIN_SECONDS_TO_COMPARE = 1.0
+# largest side of a simulated grid, in chunks; a larger grid is simulated at this size, on proportionally fewer workers
+LARGEST_SIMULATED_SIDE = 8
+LEVEL_MARGIN = 0.1  # least share of the time that a level must be predicted to save to be chosen
 
 
 # ---- the choice
 
 
 class GridPlan(NamedTuple):
-    """Levels over the grid, and the number of products that form one task."""
+    """The levels over the grid of chunks, and how many products form one task."""
 
     above: Plan
-    together: int
+    products_per_task: int
 
 
 @dataclass(frozen=True)
 class ChunkCosts:
-    """Seconds of a product of two chunks, bytes of a chunk, and bytes a second that sums move."""
+    """Costs of tasks: seconds of a product of two chunks, bytes of a chunk, bytes per second of sums."""
 
     product: float
     chunk: float
     stream: float
 
-    def seconds(self, function: Any, arguments: Sequence[Any]) -> float:
+    def task_seconds(self, function: Any, arguments: Sequence[Any]) -> float:
         """Return the seconds of one task: its products, the passes over memory, and the writes to new memory."""
-        if function is multiplied_chunks:
+        if function is sum_of_chunk_products:
             lefts, _, _, _, before, *_ = arguments
             products, passes = len(lefts), 2.0 * (len(lefts) - 1) + 2.0 * (before is not None)
         else:
-            products, passes = 0, 1.0 + (len(arguments[1]) if function is combined_chunks else 1)
+            products, passes = 0, 1.0 + (len(arguments[1]) if function is weighted_chunk_sum else 1)
         return products * self.product + passes * self.chunk / self.stream + self.chunk / NEW_MEMORY_RATE
 
 
 def choose_grid_plan(
     grid: tuple[int, int, int], plans: Sequence[Plan], costs: ChunkCosts, workers: tuple[int, int]
 ) -> GridPlan:
-    """Return the candidate that is predicted to end first; levels must win by a margin.
+    """Return the candidate with the least predicted time; one with levels only if it saves LEVEL_MARGIN of the time.
 
-    `workers` is the number of processes, and of threads of each.
+    `workers` is (number of processes, number of threads in each process).
     """
-    if prod(grid) * costs.product < COMPARED_SECONDS:
+    if prod(grid) * costs.product < MIN_SECONDS_TO_COMPARE:
         return GridPlan(VENDOR if VENDOR in plans else plans[0], default_products_per_task(grid, workers))
-    simulated_grid = tuple(min(side, LARGEST_SIDE) for side in grid)
+    simulated_grid = tuple(min(side, LARGEST_SIMULATED_SIDE) for side in grid)
     fewer_workers = _scaled_workers(workers, prod(simulated_grid) / prod(grid))
-    candidates = [GridPlan(plan, together) for plan, together in product(plans, PRODUCTS_PER_TASK)]
+    candidates = [
+        GridPlan(plan, products_per_task) for plan, products_per_task in product(plans, CANDIDATE_PRODUCTS_PER_TASK)
+    ]
     seconds = {x: _simulate_product(simulated_grid, x, costs, fewer_workers).seconds for x in candidates}
     best = min(candidates, key=lambda candidate: seconds[candidate])
     plain = [candidate for candidate in candidates if candidate.above == VENDOR]
@@ -77,15 +81,17 @@ def choose_grid_plan(
 
 
 def _scaled_workers(workers: tuple[int, int], share: float) -> tuple[int, int]:
-    """Return fewer workers for this share of the tasks, so that the tasks of each thread stay as many."""
+    """Return smaller counts of processes and threads for this share of the tasks; tasks per thread stay constant."""
     threads = max(round(prod(workers) * share), 1)
     processes = min(workers[0], threads)
     return processes, max(threads // processes, 1)
 
 
 def default_products_per_task(grid: tuple[int, int, int], workers: tuple[int, int]) -> int:
-    """Return the most products per task with which every thread still has enough tasks."""
-    return max((n for n in PRODUCTS_PER_TASK if prod(grid) >= n * TASKS_PER_THREAD * prod(workers)), default=1)
+    """Return the largest number of products per task with which every thread has at least MIN_TASKS_PER_THREAD tasks."""
+    return max(
+        (n for n in CANDIDATE_PRODUCTS_PER_TASK if prod(grid) >= n * MIN_TASKS_PER_THREAD * prod(workers)), default=1
+    )
 
 
 @lru_cache(maxsize=256)
@@ -93,27 +99,27 @@ def _simulate_product(
     grid: tuple[int, int, int], candidate: GridPlan, costs: ChunkCosts, workers: tuple[int, int]
 ) -> SimulatedRun:
     m, k, n = grid
-    tasks = ChunkTasks("part", together=candidate.together)
+    tasks = ChunkTasks("part", products_per_task=candidate.products_per_task)
     operands = {"A": _unit_cells("A", m, k), "B": _unit_cells("B", k, n), "C": np.full((m, n), None, dtype=object)}
     walk_plan(candidate.above, operands, tasks, "float64")
-    homes = {**_homes("A", m, k, workers[0]), **_homes("B", k, n, workers[0])}
+    homes = {**_chunk_workers("A", m, k, workers[0]), **_chunk_workers("B", k, n, workers[0])}
     chunk_tasks = [
-        ChunkTask(key, _keys_read(rest), costs.seconds(function, rest))
+        ChunkTask(key, _keys_read(rest), costs.task_seconds(function, rest))
         for key, (function, *rest) in tasks.table.items()
     ]
     fetch_seconds = costs.chunk / LINK_RATE if workers[0] > 1 else 0.0
     return simulate_tasks(chunk_tasks, homes, Workers(*workers, fetch_seconds))
 
 
-def _unit_cells(name: str, rows: int, cols: int) -> Grid:
-    cells: Grid = np.full((rows, cols), None, dtype=object)
+def _unit_cells(name: str, rows: int, cols: int) -> ChunkGrid:
+    cells: ChunkGrid = np.full((rows, cols), None, dtype=object)
     for i, j in np.ndindex(rows, cols):
         cells[i, j] = Cell((name, i, j), 1, 1)
     return cells
 
 
-def _homes(name: str, rows: int, cols: int, workers: int) -> Mapping[Hashable, int]:
-    """Return the worker of each chunk of an operand; Dask creates consecutive chunks on one worker."""
+def _chunk_workers(name: str, rows: int, cols: int, workers: int) -> Mapping[Hashable, int]:
+    """Return the worker that has each chunk of an operand; Dask creates consecutive chunks on one worker."""
     return {(name, i, j): (i * cols + j) * workers // (rows * cols) for i, j in np.ndindex(rows, cols)}
 
 
@@ -125,13 +131,13 @@ def _keys_read(arguments: Sequence[Any]) -> tuple[Hashable, ...]:
 
 # ---- the simulation
 #
-# Each task goes to the worker where it can end first, as with a scheduler that knows where chunks are. Missing chunks
-# are sent to the worker, which holds them from then on. Left out are the release and the spilling of chunks, concurrent
-# messages, and the scheduler's own time.
+# Each task runs on the worker where the task can end first, as with a scheduler that knows where chunks are. Chunks
+# that the worker lacks are sent to the worker and stay there. The simulation ignores that chunks are freed or spilled
+# to disk, that messages overlap, and the scheduler's own time.
 
 
 class ChunkTask(NamedTuple):
-    """The chunk that a task makes, the chunks that it reads, and its seconds."""
+    """A simulated task: key of the chunk that the task computes, keys of the chunks that it reads, and its seconds."""
 
     makes: Hashable
     reads: tuple[Hashable, ...]
@@ -139,7 +145,7 @@ class ChunkTask(NamedTuple):
 
 
 class Workers(NamedTuple):
-    """The number of processes, the threads of each, and the seconds to send a chunk to one."""
+    """The workers: number of processes, threads per process, and seconds to send a chunk to a process."""
 
     processes: int
     threads: int
@@ -147,7 +153,7 @@ class Workers(NamedTuple):
 
 
 class SimulatedRun(NamedTuple):
-    """Seconds until the last task ends, seconds of all tasks together, and the number of chunks sent."""
+    """Simulated seconds until the last task ends, the sum of all tasks' seconds, and the number of chunks sent."""
 
     seconds: float
     task_seconds: float
@@ -155,17 +161,18 @@ class SimulatedRun(NamedTuple):
 
 
 def simulate_tasks(tasks: Iterable[ChunkTask], homes: Mapping[Hashable, int], workers: Workers) -> SimulatedRun:
-    """Simulate the tasks in their order; `homes` has the workers of the chunks that no task makes."""
+    """Simulate the tasks in their order; `homes` maps each chunk of the operands to the worker that has the chunk."""
     free_at = [[0.0] * workers.threads for _ in range(workers.processes)]
-    first_free_at = [0.0] * workers.processes  # when each process has a free thread
+    first_free_at = [0.0] * workers.processes  # time at which each process has a free thread, in seconds
     places = {key: {home} for key, home in homes.items()}
     ready_at = dict.fromkeys(homes, 0.0)
     sent, task_seconds = 0, 0.0
     for task in tasks:
         reads = set(task.reads)
         start = max((ready_at[key] for key in reads), default=0.0)
-        # Workers without any of these chunks miss equally many, so only the first free one of them is a candidate.
-        candidates = {_first_free(first_free_at, start)}.union(*(places[key] for key in reads))
+        # Of the workers that have none of the task's chunks, only the one that is free first is a candidate: all of
+        # them need the same transfers.
+        candidates = {_first_free_process(first_free_at, start)}.union(*(places[key] for key in reads))
         missing = {worker: sum(worker not in places[key] for key in reads) for worker in candidates}
         started = {x: max(first_free_at[x], start) + missing[x] * workers.fetch_seconds for x in candidates}
         chosen = min(candidates, key=lambda worker: (started[worker], missing[worker], worker))
@@ -179,8 +186,8 @@ def simulate_tasks(tasks: Iterable[ChunkTask], homes: Mapping[Hashable, int], wo
     return SimulatedRun(max(map(max, free_at)), task_seconds, sent)
 
 
-def _first_free(first_free_at: Sequence[float], start: float) -> int:
-    """Return the first process with a free thread at `start`, else the process that has one first."""
+def _first_free_process(first_free_at: Sequence[float], start: float) -> int:
+    """Return the first process with a free thread at time `start`, else the process with the earliest free thread."""
     least = min(first_free_at)
     if least > start:
         return first_free_at.index(least)

@@ -1,10 +1,10 @@
 """Products of two Dask matrices as one graph: levels over the grid of chunks, and fmm.matmul of pairs of chunks.
 
-The levels are walked when the graph is made (chunk_grid.py); the workers run the tasks. A task depends on its operands
-alone and changes none of them, so the tasks of a lost worker can be repeated. The plan of two chunks is chosen here,
-once, so that workers with equal processors compute the same bits. Several products that are added form one task with
-one result, where Dask makes a chunk of each product and then sums. Chunks with inf or NaN are recomputed without levels
-when the graph is computed (dask_recompute.py).
+The levels are walked when the graph is built (chunk_grid.py); the workers later run the graph's tasks. A task depends
+only on its operands and does not change them, so Dask can repeat the tasks of a lost worker. The plan for a product of
+two chunks is chosen once, by the client, so that workers with equal processors return identical bits. Several products
+whose sum is needed form one task with one result; Dask's own matmul makes a chunk of each product and then adds the
+chunks. Chunks with inf or NaN are recomputed without levels when the graph is computed (dask_recompute.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dask.system import CPU_COUNT
 from fmm.api import plan as plan_product
 from fmm.arrays.detect import kind_of
 from fmm.arrays.numpy_library import PLAIN_ARRAYS
-from fmm.distributed.chunk_grid import Cell, ChunkTasks, Grid
+from fmm.distributed.chunk_grid import Cell, ChunkGrid, ChunkTasks
 from fmm.distributed.dask_choice import ChunkCosts, GridPlan, choose_grid_plan, default_products_per_task
 from fmm.distributed.dask_recompute import with_recomputed_chunks
 from fmm.distributed.quadrants import parse_block_levels
@@ -39,13 +39,13 @@ from fmm.request import check_error_growth
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.devices import get_device
 
-da: Any = dask.array  # which is annotated in part only
+da: Any = dask.array  # typed as Any, since dask.array is only partly annotated
 
-GRID_PLANS = ("vendor", "winograd", "winograd^2")  # candidate levels over the grid
+CANDIDATE_GRID_PLANS = ("vendor", "winograd", "winograd^2")  # texts of the candidate levels over the grid of chunks
 
 
 class ChunkConstraints(NamedTuple):
-    """How two chunks are multiplied: by this plan, or by one that the worker chooses within this error growth."""
+    """How two chunks are multiplied: by `plan`; if None, by the worker's choice within `max_error_growth`."""
 
     plan: str | None
     max_error_growth: float | None
@@ -63,10 +63,10 @@ def matmul(
         types, and chunks that are not plain NumPy or CuPy arrays (masked ones, for example).
     plan : str, Plan or Decision, optional
         Levels over the grid of chunks: "winograd" or another scheme computes seven products of blocks of chunks instead
-        of eight, "vendor" no levels. By default up to two levels, if they are predicted to save a tenth of the time on
-        the present workers. Grids may be uneven.
+        of eight; "vendor" selects no levels. By default up to two Winograd levels, if they are predicted to save a
+        tenth of the time on the cluster's current workers. The grid's sides need not be even.
     max_error_growth : float, optional
-        Limit of the error growth of the levels over the grid and inside the chunks' products together, as in
+        Limit of the total error growth, of the levels over the grid and of the plans of the chunks' products, as in
         fmm.matmul.
 
     Returns
@@ -81,8 +81,8 @@ def matmul(
 
     Notes
     -----
-    Sums of blocks move inf and NaN. Chunks that come out with inf or NaN are computed again without levels, so the
-    result has inf and NaN where plan="vendor" has them.
+    Sums of blocks move inf and NaN. Chunks of the result with inf or NaN are therefore computed again without levels,
+    so the result has inf and NaN exactly where plan="vendor" has them.
 
     Examples
     --------
@@ -108,7 +108,7 @@ def matmul(
     limit = default_error_growth(on_device) if growth is None else growth
     grid_plan = _choose_grid_plan(x, y, above, on_device, limit)
     chunk_limit = limit / expected_error_growth(grid_plan.above, dtype.name)
-    if on_device:  # the workers choose the plan
+    if on_device:  # on GPUs the workers choose the plan of a product of two chunks
         is_default = growth is None and grid_plan.above == VENDOR
         return _product_graph(x, y, dtype, grid_plan, ChunkConstraints(None, None if is_default else chunk_limit))
     chunk_plan = plan_product(*_largest_chunks(x, y), dtype=dtype, max_error_growth=chunk_limit).plan
@@ -116,7 +116,7 @@ def matmul(
 
 
 def _chunk_library(x: Any, y: Any) -> str:
-    """Return "numpy" or "cupy" if both arrays have plain chunks of it, else an empty text."""
+    """Return "numpy" or "cupy" if the chunks of x and y are plain arrays of this library, else an empty string."""
     metas = x._meta, y._meta
     if all(type(meta) in PLAIN_ARRAYS for meta in metas):
         return "numpy"
@@ -124,7 +124,10 @@ def _chunk_library(x: Any, y: Any) -> str:
 
 
 def _check_no_constraints(plan: Plan | None, growth: float | None, dtype: np.dtype[Any]) -> None:
-    """Raise PlanError for options that dask.array.matmul does not have. (Exact numbers satisfy every error limit.)"""
+    """Raise PlanError for options that dask.array.matmul does not have.
+
+    Products of integers are exact, so they satisfy any max_error_growth.
+    """
     kinds = "matrices of floating-point numbers, not masked, with known chunks that are plain arrays"
     if plan not in (None, VENDOR):
         raise PlanError(f"the plan {plan} is one for {kinds}")
@@ -136,12 +139,13 @@ def _check_no_constraints(plan: Plan | None, growth: float | None, dtype: np.dty
 
 
 def _choose_grid_plan(x: Any, y: Any, plan: Plan | None, on_device: bool, limit: float) -> GridPlan:
-    """Return the required levels over the grid, by default the fastest, and the products per task."""
+    """Return the required levels over the grid (by default the fastest candidate), and the products per task."""
     grid = len(x.chunks[0]), len(x.chunks[1]), len(y.chunks[1])
     workers = worker_counts()
-    calibration = get_device("cpu", 1).guess  # of one BLAS thread: Dask starts workers with one
+    # the calibration for one BLAS thread, since Dask starts workers with one BLAS thread
+    calibration = get_device("cpu", 1).guess
     rate = calibration.find_rate(x.dtype.name) if calibration else None
-    plans = [parse_block_levels(text, "over chunks") for text in GRID_PLANS] if plan is None else [plan]
+    plans = [parse_block_levels(text, "over chunks") for text in CANDIDATE_GRID_PLANS] if plan is None else [plan]
     if on_device or calibration is None or rate is None:
         return GridPlan(VENDOR if plan is None else plans[0], default_products_per_task(grid, workers))
     (m, k, n), row = _largest_chunks(x, y), DTYPES[x.dtype.name]
@@ -157,9 +161,9 @@ def _largest_chunks(x: Any, y: Any) -> tuple[int, int, int]:
 
 
 def worker_counts() -> tuple[int, int]:
-    """Return the number of processes that will run the tasks, and of threads of each.
+    """Return the number of processes that will run the tasks, and the number of threads in each process.
 
-    They are those of the present client's cluster; without a client, this process and its threads.
+    With a current client, the processes are the workers of its cluster; without a client, this process runs the tasks.
     """
     distributed = sys.modules.get("distributed")
     client = distributed.client._get_global_client() if distributed else None
@@ -167,7 +171,7 @@ def worker_counts() -> tuple[int, int]:
         return 1, dask.config.get("num_workers", None) or CPU_COUNT
     try:
         info = client.scheduler_info()
-    except OSError:  # the scheduler is gone
+    except OSError:  # the client has lost its scheduler
         info = {}
     workers = info.get("workers", {})
     count = max(info.get("n_workers", len(workers)), 1)
@@ -179,31 +183,32 @@ def worker_counts() -> tuple[int, int]:
 
 
 def _product_graph(x: Any, y: Any, dtype: np.dtype[Any], grid_plan: GridPlan, constraints: ChunkConstraints) -> Any:
-    """Return the Dask array with the tasks of the plan over the grid of chunks."""
-    token = tokenize(x, y, str(grid_plan.above), grid_plan.together, constraints)
-    tasks = ChunkTasks(f"fmm-part-{token}", constraints.plan, constraints.max_error_growth, grid_plan.together)
+    """Return the product as a Dask array; its graph has the tasks of the plan over the grid of chunks."""
+    token = tokenize(x, y, str(grid_plan.above), grid_plan.products_per_task, constraints)
+    tasks = ChunkTasks(f"fmm-part-{token}", constraints.plan, constraints.max_error_growth, grid_plan.products_per_task)
     grids = _array_cells(x), _array_cells(y)
-    result: Grid = np.full((len(x.chunks[0]), len(y.chunks[1])), None, dtype=object)
+    result: ChunkGrid = np.full((len(x.chunks[0]), len(y.chunks[1])), None, dtype=object)
     walk_plan(grid_plan.above, dict(zip("ABC", (*grids, result), strict=True)), tasks, dtype.name)
     for (i, rows), (j, cols) in _chunk_sizes((x.chunks[0], y.chunks[1])):
         result[i, j] = tasks.resize(result[i, j], rows, cols)
     if grid_plan.above != VENDOR:
         plain_tasks = replace(tasks, name=f"fmm-again-{token}")
         result = with_recomputed_chunks(plain_tasks, *grids, result, grid_plan.above, dtype.name)
-    name = f"fmm-matmul-{token}"  # each chunk of the result is the result of one task, and of no other chunk's
-    tasks.rename({cell.key: (name, *spot) for spot, cell in np.ndenumerate(result)})
+    # a task computes at most one chunk of the result, so tasks can be renamed to the result's chunks
+    name = f"fmm-matmul-{token}"
+    tasks.rename_chunks({cell.key: (name, *spot) for spot, cell in np.ndenumerate(result)})
     graph = HighLevelGraph.from_collections(name, tasks.table, dependencies=[x, y])
     meta = x._meta.astype(dtype)[:0, :0]
     return da.Array(graph, name, (x.chunks[0], y.chunks[1]), dtype, meta)
 
 
-def _array_cells(array: Any) -> Grid:
-    cells: Grid = np.full(tuple(map(len, array.chunks)), None, dtype=object)
+def _array_cells(array: Any) -> ChunkGrid:
+    cells: ChunkGrid = np.full(tuple(map(len, array.chunks)), None, dtype=object)
     for (i, rows), (j, cols) in _chunk_sizes(array.chunks):
         cells[i, j] = Cell((array.name, i, j), rows, cols)
     return cells
 
 
 def _chunk_sizes(chunks: Any) -> Iterator[Any]:
-    """Yield ((i, rows), (j, cols)) of each chunk."""
+    """Yield ((i, rows), (j, cols)) for each chunk: its index in the grid, and its size."""
     return product(enumerate(chunks[0]), enumerate(chunks[1]))

@@ -1,10 +1,12 @@
-"""Chunks of a product with levels that are computed again without levels if they have inf or NaN, which sums move.
+"""Recomputation without levels of chunks with inf or NaN, since sums of blocks move inf and NaN to other entries.
 
-A Dask graph is made before any number exists, so it has the tasks of both computations. While a chunk by levels is
-finite, each task of its plain product receives None and returns None. Chunks of A and B pass through tasks of their
-own, which run where the chunk is and return the chunk or None, so nothing is sent in vain.
+A Dask graph is built before any value is known, so it contains the tasks with levels and those without. If a chunk
+computed with levels is finite, each task of the chunk's plain product receives None and returns None. Each chunk of A
+and B passes through a task that runs on the chunk's worker and returns the chunk if a plain product needs it, else
+None, so no chunk is sent unnecessarily.
 
-Each inf or NaN of an operand or of a sum spreads to every chunk that depends on it, so a finite chunk is right.
+Each inf or NaN of an operand or of a sum spreads to every chunk that depends on it, so a chunk computed with levels is
+correct if it is finite.
 """
 
 from __future__ import annotations
@@ -14,84 +16,94 @@ from typing import Any
 
 import numpy as np
 
-from fmm.distributed.chunk_grid import Cell, ChunkTasks, Grid
+from fmm.distributed.chunk_grid import Cell, ChunkGrid, ChunkTasks
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.walk import walk_plan
 
 
-def with_recomputed_chunks(tasks: ChunkTasks, a: Grid, b: Grid, c: Grid, above: Plan, dtype: str) -> Grid:
-    """Return the cells of the final result: those of c, computed by levels, where they are finite, else plain products.
+def with_recomputed_chunks(
+    tasks: ChunkTasks, a: ChunkGrid, b: ChunkGrid, c: ChunkGrid, above: Plan, dtype: str
+) -> ChunkGrid:
+    """Return the cells of the final result: each chunk of c, computed by levels, if finite; else its plain product.
 
-    The new tasks are added to the same table.
+    The tasks of the plain products are added to the table of `tasks`.
     """
     for key, task in tasks.table.items():
         tasks.table[key] = (run_without_warnings, *task)
     by_levels = {spot: cell for spot, cell in np.ndenumerate(c) if isinstance(cell, Cell)}
-    nonfinite = _make_grid(c.shape, lambda *spot: tasks.task(1, 1, has_inf_or_nan, by_levels[spot].key))
-    parts = 2 ** len(above.levels)  # with another number, more tasks wait for each other, nothing else
-    rows = [_pass_on_chunks(tasks, a[i], nonfinite[i], parts) for i in range(len(a))]
-    cols = [_pass_on_chunks(tasks, b[:, j], nonfinite[:, j], parts) for j in range(b.shape[1])]
+    nonfinite = _make_grid(c.shape, lambda *spot: tasks.add_task(1, 1, has_inf_or_nan, by_levels[spot].key))
+    # any number gives the right result; with 2 per level the fewest tasks wait for each other
+    parts = 2 ** len(above.levels)
+    rows = [_conditional_chunk_tasks(tasks, a[i], nonfinite[i], parts) for i in range(len(a))]
+    cols = [_conditional_chunk_tasks(tasks, b[:, j], nonfinite[:, j], parts) for j in range(b.shape[1])]
 
     def final_cell(i: int, j: int) -> Cell:
         cell, plain = by_levels[i, j], _plain_product(tasks, nonfinite[i, j], (rows[i][j], cols[j][i]), dtype)
-        return tasks.task(cell.rows, cell.cols, final_chunk, cell.key, plain.key)
+        return tasks.add_task(cell.rows, cell.cols, choose_final_chunk, cell.key, plain.key)
 
     return _make_grid(c.shape, final_cell)
 
 
-def _make_grid(shape: tuple[int, ...], cell: Callable[..., Cell]) -> Grid:
-    grid: Grid = np.full(shape, None, dtype=object)
+def _make_grid(shape: tuple[int, ...], cell: Callable[..., Cell]) -> ChunkGrid:
+    grid: ChunkGrid = np.full(shape, None, dtype=object)
     for spot in np.ndindex(shape):
         grid[spot] = cell(*spot)
     return grid
 
 
-def _pass_on_chunks(tasks: ChunkTasks, chunks: Grid, nonfinite: Grid, parts: int) -> list[list[Cell]]:
-    """Return, for each result, the cells that pass on a row of A's chunks (or a column of B's) if it is needed.
+def _conditional_chunk_tasks(
+    tasks: ChunkTasks, chunks: ChunkGrid, nonfinite: ChunkGrid, parts: int
+) -> list[list[Cell]]:
+    """Return, for each chunk of the result, cells that pass on a row of A's chunks (or a column of B's) if needed.
 
-    Results that the levels compute at the same time, which are in other parts of their blocks, share these tasks.
+    Chunks of the result at equal positions in the levels' blocks are computed at about the same time; they share these
+    tasks.
     """
     distance = -(-len(nonfinite) // parts)
     sets = [[cell.key for cell in nonfinite[first::distance]] for first in range(distance)]
-    passed = [[tasks.task(x.rows, x.cols, run_if_any, keys, same_chunk, x.key) for x in chunks] for keys in sets]
+    passed = [
+        [tasks.add_task(x.rows, x.cols, run_if_any_condition, keys, return_chunk, x.key) for x in chunks]
+        for keys in sets
+    ]
     return [passed[place % distance] for place in range(len(nonfinite))]
 
 
 def _plain_product(tasks: ChunkTasks, nonfinite: Any, pair: tuple[list[Cell], list[Cell]], dtype: str) -> Cell:
-    """Add the product of a row and a column of chunks, which runs only if the chunk by levels is not finite."""
+    """Add tasks for a row times a column of chunks; they run only if the chunk computed with levels is not finite."""
     first = len(tasks.table)
     row, column = (np.array(cells, dtype=object) for cells in pair)
-    result: Grid = np.full((1, 1), None, dtype=object)
+    result: ChunkGrid = np.full((1, 1), None, dtype=object)
     walk_plan(VENDOR, {"A": row[None, :], "B": column[:, None], "C": result}, tasks, dtype)
     for number in range(first, len(tasks.table)):
         key = tasks.name, number
-        tasks.table[key] = (run_if_any, [nonfinite.key], *tasks.table[key])
+        tasks.table[key] = (run_if_any_condition, [nonfinite.key], *tasks.table[key])
     cell: Cell = result[0, 0]
     return cell
 
 
-# ---- the functions of the tasks
+# ---- functions that the tasks call
 
 
 def run_without_warnings(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Run a task of the levels: an overflow in it need not be one of the product."""
+    """Run a task of the levels without NumPy's warnings: a sum of blocks can overflow where the product does not."""
     with np.errstate(over="ignore", invalid="ignore"):
         return function(*arguments)
 
 
 def has_inf_or_nan(chunk: Any) -> bool:
     with np.errstate(all="ignore"):
-        return not (np.isfinite(chunk.sum()) or np.isfinite(chunk).all())  # the sum needs no memory
+        # the sum is tested first, since it needs no temporary array
+        return not (np.isfinite(chunk.sum()) or np.isfinite(chunk).all())
 
 
-def run_if_any(conditions: Sequence[bool], function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the function's result if a condition holds, else None; the function's chunks are None then too."""
+def run_if_any_condition(conditions: Sequence[bool], function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return function(*arguments) if a condition is true; else None without a call (the chunks are then None)."""
     return function(*arguments) if any(conditions) else None
 
 
-def same_chunk(chunk: Any) -> Any:
+def return_chunk(chunk: Any) -> Any:
     return chunk
 
 
-def final_chunk(by_levels: Any, plain: Any) -> Any:
+def choose_final_chunk(by_levels: Any, plain: Any) -> Any:
     return by_levels if plain is None else plain

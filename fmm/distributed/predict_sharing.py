@@ -1,8 +1,8 @@
 """The predicted time of a product that several devices share, and the choice of the fastest sharing.
 
-The layout's steps are simulated: the panels of the next step arrive while this one is multiplied. All devices are taken
-to be equal, and each step takes as long as its slowest device. Left out are the multiprocessors and the memory that
-messages take from concurrent products, other users of the network, and the first call's connection set-up.
+The layout's steps are simulated: the panels of the next step arrive while the current step is multiplied. All devices
+are assumed to be equal, and each step lasts as long as its slowest device. The prediction ignores that messages use
+multiprocessors and memory of concurrent products, other users of the network, and the first call's connection set-up.
 """
 
 from __future__ import annotations
@@ -15,55 +15,60 @@ from itertools import product
 from math import isqrt, prod
 from typing import NamedTuple
 
-from fmm.distributed.layout import Cuts, K, Layout, M, N, Operand
+from fmm.distributed.layout import CutAxes, K, Layout, M, N, Operand
 from fmm.distributed.quadrants import ALLOWED_CUTS, level_parts, quadrants
 from fmm.hardware.links import Link, Network
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.cost import cost
 
-DEFAULT_LEVELS = ("winograd > vendor",)  # levels above that are candidates by default
-# A level above is chosen by default only if it is predicted to save this share of the time. (On two H200s, float32 at
-# 32768, a level took 1.17 times its predicted seconds, the sharing without it 1.04 times: messages and products
-# interfere more often, and small sums do not run at the rate of large ones.)
+DEFAULT_LEVELS_ABOVE = (
+    "winograd > vendor",
+)  # texts of the levels above a shared product that are candidates by default
+# A level above the shared product is chosen by default only if it is predicted to save this share of the time.
+# (Measured on two H200s with float32 at side 32768: a level took 1.17 times its predicted seconds, the sharing without
+# a level 1.04 times. With a level messages interfere with products more often, and small sums run slower than large
+# sums.)
 LEVEL_MARGIN = 0.15
-RECTANGLE_MARGIN = 0.15  # the same for a one-dimensional mesh that multiplies as a rectangle
-COMPARED_SECONDS = 1e-3  # predicted seconds from which pieces and levels are compared: comparing takes time itself
-REFINED_SHARINGS = 3  # of the fastest one-piece sharings, the number that are compared in pieces too
-OTHER_PIECES = (2, 4, 8)  # numbers of pieces of rows or columns
+# least share of the time that a one-dimensional mesh must be predicted to save by multiplying as a rectangle
+RECTANGLE_MARGIN = 0.15
+# predicted seconds of the product; below this value the comparison of pieces and levels would cost too much time
+MIN_SECONDS_TO_COMPARE = 1e-3
+SHARINGS_TRIED_IN_PIECES = 3  # number of the fastest one-piece sharings that are also compared in several pieces
+ROW_OR_COLUMN_PIECES = (2, 4, 8)  # candidate counts of pieces into which rows or columns are cut
 
 
-ProductSeconds = Callable[[int, int, int], float]  # of one device's m x k by k x n product
+ProductSeconds = Callable[[int, int, int], float]  # (m, k, n) -> seconds of an m x k by k x n product on one device
 
 
 class LocalConditions(NamedTuple):
-    """The conditions under which a device's own products run."""
+    """The conditions under which a device multiplies locally: bytes in use, level above, number of pieces."""
 
-    held_bytes: float  # panels and blocks in the device's memory beside the operands and C
+    held_bytes: float  # bytes of panels and blocks in the device's memory, in addition to the operands and C
     above: Plan
     pieces: int
 
 
 @dataclass(frozen=True)
 class Devices:
-    """Equal devices and their network."""
+    """The devices of a mesh, all equal, and their network."""
 
     product_seconds: ProductSeconds
-    stream: float  # bytes a second that sums move
+    stream: float  # bytes per second that sums read and write
     network: Network
-    itemsize: int  # bytes of a number
-    product_seconds_beside: Callable[[LocalConditions], ProductSeconds] | None = None  # None: no limits
+    itemsize: int  # bytes of an entry of A, B or C
+    product_seconds_under: Callable[[LocalConditions], ProductSeconds] | None = None  # None: no limits
 
-    def beside(self, conditions: LocalConditions) -> Devices:
-        """Return the devices with the seconds of the products that run under these conditions."""
-        if self.product_seconds_beside is None:
+    def under_conditions(self, conditions: LocalConditions) -> Devices:
+        """Return the devices with product_seconds of local products under these conditions."""
+        if self.product_seconds_under is None:
             return self
-        return replace(self, product_seconds=self.product_seconds_beside(conditions))
+        return replace(self, product_seconds=self.product_seconds_under(conditions))
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """A candidate: its layout, the level above it, and the predicted seconds and bytes of one device."""
+    """A candidate way to share a product: the layout, the level above it, predicted seconds and bytes of one device."""
 
     layout: Layout
     above: Plan
@@ -71,10 +76,11 @@ class Sharing:
     waiting: float  # seconds of waiting for panels
     sums: float  # seconds of the level's sums, and of adding products to C
     around: float  # seconds of redistributing A and B before the products, and C after them
-    received: float  # bytes of the device that receives most
+    received: float  # bytes received by the device that receives the most
     memory: float  # bytes of panels and of the level's blocks
-    held_bytes: float  # the part of that memory that is held while a device's own products run
-    rectangle: bool = False  # a one-dimensional mesh multiplies as two-dimensional, then C is redistributed
+    held_bytes: float  # bytes of `memory` that are in use while the device multiplies locally
+    # True if a one-dimensional mesh multiplies as a two-dimensional mesh and then redistributes C
+    rectangle: bool = False
 
     @property
     def conditions(self) -> LocalConditions:
@@ -83,7 +89,7 @@ class Sharing:
 
     @property
     def seconds(self) -> float:
-        """The predicted seconds of the product."""
+        """The predicted seconds of the whole shared product."""
         return self.products + self.waiting + self.sums + self.around
 
     def __str__(self) -> str:
@@ -96,33 +102,37 @@ class Sharing:
 
 
 def describe_work(layout: Layout) -> str:
-    """Return the cuts of the work as text, for example "rows by 2, columns by 4"."""
+    """Return how the mesh cuts the multiply-adds as text, for example "rows by 2, columns by 4"."""
     names = {M: "rows", K: "inner dimension", N: "columns"}
     cuts = [f"{names[axis]} by {side}" for side, axis in zip(layout.mesh, layout.work, strict=True) if axis is not None]
     return ", ".join(cuts) or "everything on each"
 
 
 def predict_layout(layout: Layout, above: Plan, devices: Devices) -> Sharing:
-    """Return the prediction of one candidate; raise PlanError if its layout does not allow the level above."""
+    """Return the prediction of one candidate; raise PlanError if the layout does not allow the level `above`."""
     if above == VENDOR:
         panels = _panel_bytes(layout, devices.itemsize)
-        local = devices.beside(LocalConditions(panels, VENDOR, layout.pieces))
-        return replace(_pipelined(layout, local), around=_reduction_seconds(layout, devices))
-    return _below_level(layout, above, devices)
+        local = devices.under_conditions(LocalConditions(panels, VENDOR, layout.pieces))
+        return replace(_predict_steps(layout, local), around=_reduction_seconds(layout, devices))
+    return _predict_with_level(layout, above, devices)
 
 
 def rank_sharings(layout: Layout, devices: Devices, above: Sequence[Plan] | None = None) -> tuple[Sharing, ...]:
-    """Return the candidates, the fastest first, with these levels above; raise PlanError if none is possible."""
+    """Return the candidates with these levels above, sorted by predicted seconds; raise PlanError if there are none."""
     works = [replace(layout, work=work, pieces=1) for work in product((M, N, K), repeat=len(layout.mesh))]
     first = [predict_layout(candidate, VENDOR, devices) for candidate in works]
     first.sort(key=lambda sharing: sharing.seconds)
-    plans = (VENDOR, *map(Plan.parse, DEFAULT_LEVELS)) if above is None else above
+    plans = (VENDOR, *map(Plan.parse, DEFAULT_LEVELS_ABOVE)) if above is None else above
     candidates, plan_error = first if VENDOR in plans else [], None
-    refined = first[: REFINED_SHARINGS if first[0].seconds >= COMPARED_SECONDS else 0] if VENDOR in plans else first
+    refined = (
+        first[: SHARINGS_TRIED_IN_PIECES if first[0].seconds >= MIN_SECONDS_TO_COMPARE else 0]
+        if VENDOR in plans
+        else first
+    )
     for sharing in refined:
-        for candidate, plan in product(in_pieces(sharing.layout), plans):
+        for candidate, plan in product(layouts_in_pieces(sharing.layout), plans):
             if candidate.pieces == 1 and plan == VENDOR:
-                continue  # among the candidates already
+                continue  # already in `candidates`
             try:
                 candidates.append(predict_layout(candidate, plan, devices))
             except PlanError as error:
@@ -135,9 +145,9 @@ def rank_sharings(layout: Layout, devices: Devices, above: Sequence[Plan] | None
 
 
 def choose_sharing(ranked: Sequence[Sharing], memory_limit: float) -> Sharing:
-    """Return the fastest candidate that fits into this memory (bytes); the smallest if none fits.
+    """Return the fastest candidate that needs at most `memory_limit` bytes; if none fits, the smallest candidate.
 
-    A level above, or a rectangle, must win by its margin.
+    A candidate with a level above or as a rectangle must be faster than the plain candidates by its margin.
     """
     fitting = [sharing for sharing in ranked if sharing.memory <= memory_limit]
     if not fitting:
@@ -152,15 +162,15 @@ def choose_sharing(ranked: Sequence[Sharing], memory_limit: float) -> Sharing:
     return plain
 
 
-def in_pieces(layout: Layout) -> Iterator[Layout]:
-    """Yield the same work in steps.
+def layouts_in_pieces(layout: Layout) -> Iterator[Layout]:
+    """Yield layouts with the same work per process, cut into one or several steps.
 
-    The inner dimension is cut into the parts that processes hold, or into twice as many; rows or columns into a few
-    pieces, with which one operand's panel is constant.
+    The inner dimension is cut into as many pieces as the processes hold parts, or into twice as many. Rows or columns
+    are cut into 2, 4 or 8 pieces; then the panel of one operand is the same in all steps.
     """
     held = max(_parts_along(layout.mesh, layout.a, 1), _parts_along(layout.mesh, layout.b, 0))
     local = max(held // max(_parts_along(layout.mesh, layout.work, K), 1), 1)
-    counts = {(K, 1), (K, local), (K, 2 * local), *((axis, count) for axis in (M, N) for count in OTHER_PIECES)}
+    counts = {(K, 1), (K, local), (K, 2 * local), *((axis, count) for axis in (M, N) for count in ROW_OR_COLUMN_PIECES)}
     sides = layout.m, layout.k, layout.n
     for along, pieces in sorted(counts):
         if pieces <= sides[along]:
@@ -168,23 +178,23 @@ def in_pieces(layout: Layout) -> Iterator[Layout]:
 
 
 def canonical_layout(layout: Layout) -> Layout:
-    """Return the same work with the cuts that a level above needs: A like the rows of C, B like its columns."""
+    """Return the layout with the cuts that a level above needs: A cut as the rows of C, B as the columns of C."""
 
-    def canonical_cuts(operand: Operand, cuts: Cuts) -> Cuts:
+    def canonical_cuts(operand: Operand, cuts: CutAxes) -> CutAxes:
         table, pairs = ALLOWED_CUTS[operand], zip(cuts, layout.work, strict=True)
         return tuple(cut if cut in table[axis] else table[axis][0] for cut, axis in pairs)
 
     return replace(layout, a=canonical_cuts("A", layout.a), b=canonical_cuts("B", layout.b))
 
 
-# ---- one product in steps
+# ---- prediction of one product in steps
 
 
-def _pipelined(layout: Layout, devices: Devices, times: int = 1) -> Sharing:
-    """Return the prediction of `times` products in a row, each in the layout's steps.
+def _predict_steps(layout: Layout, devices: Devices, times: int = 1) -> Sharing:
+    """Return the prediction of `times` consecutive products, each in the layout's steps.
 
-    The panels of a step arrive after those of the step before, and once the product before the last one has freed their
-    memory. The first panels of the next product arrive during the last product.
+    The panels of step i arrive after the panels of step i - 1, and after the product of step i - 2 has freed its
+    panels. The first panels of each product arrive while the previous product's last step is multiplied.
     """
     itemsize = devices.itemsize
     arrived = done = before = products = sums = 0.0
@@ -194,7 +204,7 @@ def _pipelined(layout: Layout, devices: Devices, times: int = 1) -> Sharing:
         arrived = max(arrived, before) + exchange
         before, done = done, max(done, arrived) + seconds + adding
         products, sums = products + seconds, sums + adding
-    for transfer in (each for step in layout.steps for each in step):
+    for transfer in (each for step in layout.transfers_by_step for each in step):
         received[transfer.dest] += transfer.box.size * itemsize * times
     waiting = done - products - sums
     most_received = max(received.values(), default=0.0)
@@ -203,10 +213,10 @@ def _pipelined(layout: Layout, devices: Devices, times: int = 1) -> Sharing:
 
 
 def _step_seconds(layout: Layout, step: int, devices: Devices) -> tuple[float, float, float]:
-    """Return the seconds of the slowest product, of adding it to C, and until all panels have arrived."""
+    """Return the step's seconds of the slowest local product, of adding the product to C, and of the messages."""
     sizes = set()
-    for rank in range(layout.ranks):
-        panels = layout.needs(rank, step)
+    for rank in range(layout.process_count):
+        panels = layout.panels_needed(rank, step)
         sizes.add((panels["A"].rows.size, panels["A"].cols.size, panels["B"].cols.size))
     seconds = max(devices.product_seconds(*sides) if 0 not in sides else 0.0 for sides in sizes)
     adding = 3 * max(m * n for m, _, n in sizes) * devices.itemsize / devices.stream if layout.along == K else 0.0
@@ -214,12 +224,12 @@ def _step_seconds(layout: Layout, step: int, devices: Devices) -> tuple[float, f
 
 
 def _exchange_seconds(layout: Layout, step: int, devices: Devices) -> float:
-    """Return the seconds until all messages of a step have arrived.
+    """Return the seconds from the start of a step's messages until all of them have arrived.
 
-    Links inside machines and between them work concurrently, and each link works in both directions.
+    Links inside hosts and links between hosts work concurrently, and each link works in both directions at once.
     """
     loads: dict[tuple[int, bool, str], float] = defaultdict(float)
-    for transfer in layout.steps[step]:
+    for transfer in layout.transfers_by_step[step]:
         used = devices.network.link(transfer.source, transfer.dest)
         for rank, sends in ((transfer.source, True), (transfer.dest, False)):
             loads[rank, sends, used.name] += transfer.box.size * devices.itemsize
@@ -228,20 +238,20 @@ def _exchange_seconds(layout: Layout, step: int, devices: Devices) -> float:
 
 
 def _panel_bytes(layout: Layout, itemsize: int) -> float:
-    """Return the most bytes of received panels of two consecutive steps: the first two steps, or the next two."""
+    """Return the largest bytes of received panels in two consecutive steps: steps 0 and 1, or steps 1 and 2."""
     last = layout.pieces - 1
     pairs = {(0, min(1, last)), (min(1, last), min(2, last))}
     most = 0
-    for rank, steps in product(range(layout.ranks), pairs):
-        panels = {(operand, box) for step in steps for operand, box in layout.needs(rank, step).items()}
-        received = (box for operand, box in panels if layout.holdings[operand].box(rank).shared(box) != box)
+    for rank, steps in product(range(layout.process_count), pairs):
+        panels = {(operand, box) for step in steps for operand, box in layout.panels_needed(rank, step).items()}
+        received = (box for operand, box in panels if layout.blocks_held[operand].box(rank).intersection(box) != box)
         most = max(most, sum(box.size for box in received))
     return most * itemsize
 
 
 def _reduction_seconds(layout: Layout, devices: Devices) -> float:
-    """Return the seconds of a reduce-scatter of C, if several devices compute summands of the same block."""
-    times = layout.added_over
+    """Return the seconds of a reduce-scatter of C; 0 unless several devices compute summands of one block."""
+    times = layout.summand_processes
     if times == 1:
         return 0.0
     block = _largest_block(layout) * devices.itemsize
@@ -249,26 +259,27 @@ def _reduction_seconds(layout: Layout, devices: Devices) -> float:
 
 
 def _largest_block(layout: Layout) -> int:
-    """Return the numbers of the largest block of C."""
-    shares = (layout.share(rank) for rank in range(layout.ranks))
+    """Return how many entries the largest block of C has."""
+    shares = (layout.share(rank) for rank in range(layout.process_count))
     return max(share.rows.size * share.cols.size for share in shares)
 
 
 def _slowest_link(layout: Layout, network: Network) -> Link:
-    return network.inside if layout.ranks <= network.together else network.between
+    return network.inside if layout.process_count <= network.together else network.between
 
 
-# ---- a one-dimensional mesh as a rectangle
+# ---- prediction of a one-dimensional mesh that multiplies as a rectangle
 
 
-def rectangles(layout: Layout) -> Iterator[Layout]:
-    """Yield layouts of a one-dimensional mesh as rows and columns, with the same holdings.
+def rectangle_layouts(layout: Layout) -> Iterator[Layout]:
+    """Yield layouts in which a one-dimensional mesh works as rows and columns; each process holds the same parts.
 
-    Each process computes a block of C; at the end C is cut by rows, or by columns. Only if all parts have one size.
+    Each process computes a block of C; then C is redistributed and cut by rows only, or by columns only. No layout is
+    yielded unless all processes' parts have one size.
     """
     if len(layout.mesh) > 1:
         return
-    ranks, (a,), (b,) = layout.ranks, layout.a, layout.b
+    ranks, (a,), (b,) = layout.process_count, layout.a, layout.b
     short = max(side for side in range(1, isqrt(ranks) + 1) if ranks % side == 0)
     held = (layout.m, layout.k, 0)[2 if a is None else a], (layout.k, layout.n, 0)[2 if b is None else b]
     for (outer, inner), side in (((M, N), layout.m), ((N, M), layout.n)):
@@ -277,40 +288,43 @@ def rectangles(layout: Layout) -> Iterator[Layout]:
 
 
 def _rectangle_sharings(layout: Layout, devices: Devices) -> list[Sharing]:
-    sharings = [_as_rectangle(candidate, devices) for candidate in rectangles(layout)]
+    sharings = [_predict_rectangle(candidate, devices) for candidate in rectangle_layouts(layout)]
     if sharings:
         best = min(sharings, key=lambda sharing: sharing.seconds).layout
-        sharings += [_as_rectangle(candidate, devices) for candidate in in_pieces(best) if candidate.pieces > 1]
+        sharings += [
+            _predict_rectangle(candidate, devices) for candidate in layouts_in_pieces(best) if candidate.pieces > 1
+        ]
     return sharings
 
 
-def _as_rectangle(layout: Layout, devices: Devices) -> Sharing:
-    """Return the prediction of a rectangle; its blocks of C are redistributed among consecutive processes."""
+def _predict_rectangle(layout: Layout, devices: Devices) -> Sharing:
+    """Return the prediction of a rectangle, including the redistribution of C's blocks among consecutive processes."""
     sharing, side = predict_layout(layout, VENDOR, devices), layout.mesh[1]
     block = _largest_block(layout) * devices.itemsize
     moved = block * (1 - 1 / side)
     around = sharing.around + devices.network.link(0, side - 1).seconds(moved) + 2 * block / devices.stream
-    memory = max(sharing.memory, 3.0 * block)  # the parts sent, the parts received, and the joined block
+    memory = max(sharing.memory, 3.0 * block)  # bytes of the parts sent, the parts received, and the assembled block
     return replace(sharing, around=around, received=sharing.received + moved, memory=memory, rectangle=True)
 
 
-# ---- below a level
+# ---- prediction of a sharing with a level above
 
 
-def _below_level(layout: Layout, above: Plan, devices: Devices) -> Sharing:
-    """Return the prediction of a level: fewer products of blocks, one after the other, and sums of local numbers."""
+def _predict_with_level(layout: Layout, above: Plan, devices: Devices) -> Sharing:
+    """Return the prediction with a level above: fewer products of blocks in sequence, and local sums of blocks."""
     canonical = canonical_layout(layout)
     cut = quadrants(canonical, above)
     itemsize, stream = devices.itemsize, devices.stream
-    held = {operand: canonical.holdings[operand].box(0).size for operand in canonical.holdings}
+    held = {operand: canonical.blocks_held[operand].box(0).size for operand in canonical.blocks_held}
     share = canonical.share(0)
     block = share.rows.size * share.cols.size
-    count, additions = level_counts(above)
+    count, additions = level_operation_counts(above)
     summed = 3.0 * sum(x * y for x, y in zip(additions, (held["A"], held["B"], block), strict=True))
-    packed = 2.0 * (held["A"] + held["B"] + block)  # blocks are copied out of A and B, and into C
+    # entries read and written when blocks are copied out of A and B, and into C
+    packed = 2.0 * (held["A"] + held["B"] + block)
     memory = 2 * _panel_bytes(cut.block, itemsize) + packed * itemsize
-    local = devices.beside(LocalConditions(memory, above, canonical.pieces))
-    products = _pipelined(cut.block, local, count)
+    local = devices.under_conditions(LocalConditions(memory, above, canonical.pieces))
+    products = _predict_steps(cut.block, local, count)
     return Sharing(
         canonical,
         above,
@@ -326,30 +340,34 @@ def _below_level(layout: Layout, above: Plan, devices: Devices) -> Sharing:
 
 @clear_on_registration
 @lru_cache(maxsize=64)
-def level_counts(above: Plan) -> tuple[int, tuple[float, float, float]]:
-    """Return the number of products of blocks, and the additions of each number of A, of B and of C.
+def level_operation_counts(above: Plan) -> tuple[int, tuple[float, float, float]]:
+    """Return how many products of blocks the level has, and how many additions per entry of A, of B and of C.
 
-    They are derived from the costs of a size and of the sizes with one side doubled.
+    The additions are derived from the costs of the smallest product and of the products with one side doubled.
     """
     parts = level_parts(above)
     m, k, n = parts
     once = cost(above, m, k, n, 1).additions
     doubled = [cost(above, *size, 1).additions for size in ((2 * m, k, n), (m, 2 * k, n), (m, k, 2 * n))]
-    blocks = (m * k, k * n, m * n)  # numbers in A, B, C where each block is one number
-    # Doubling m doubles the additions of A and C; doubling k, those of A and B; doubling n, those of B and C.
+    blocks = (m * k, k * n, m * n)  # entries of A, B and C if each block is a single entry
+    # Doubling m doubles the additions on A and C; doubling k doubles those on A and B; doubling n doubles those on B
+    # and C.
     times = [(2 * once - more) / size for more, size in zip((doubled[2], doubled[0], doubled[1]), blocks, strict=True)]
     count = sum(times for _, times in cost(above, m, k, n, 1).leaves)
     return count, (times[0], times[1], times[2])
 
 
 def _redistribution_seconds(layout: Layout, canonical: Layout, devices: Devices) -> float:
-    """Return the seconds until A and B have the canonical holdings."""
+    """Return the seconds of redistributing A and B from the cuts of `layout` to the cuts of `canonical`."""
     missing = 0
-    for operand, target in canonical.holdings.items():
-        own = layout.holdings[operand]
-        missing += max((box := target.box(rank)).size - own.box(rank).shared(box).size for rank in range(layout.ranks))
+    for operand, target in canonical.blocks_held.items():
+        own = layout.blocks_held[operand]
+        missing += max(
+            (box := target.box(rank)).size - own.box(rank).intersection(box).size
+            for rank in range(layout.process_count)
+        )
     return _slowest_link(layout, devices.network).seconds(missing * devices.itemsize)
 
 
-def _parts_along(mesh: Sequence[int], cuts: Cuts, axis: int) -> int:
+def _parts_along(mesh: Sequence[int], cuts: CutAxes, axis: int) -> int:
     return prod(side for side, cut in zip(mesh, cuts, strict=True) if cut == axis)

@@ -1,9 +1,9 @@
-"""A level of a plan above a shared product: every process has the same part of each block of A, B and C.
+"""The blocks of a level above a shared product: every process has an equal part of each block of A, B and C.
 
-The level's first half of the rows is the first half of the rows of each process, not the upper half of the matrix. Any
-assignment of rows to blocks is valid, as long as A and C agree; columns must agree in B and C, and the inner dimension
-in A and B. So sums of blocks are sums of local numbers, and nothing is sent for them. Smaller parts are padded with
-zeros.
+The upper blocks of a level consist of the first half of each process's rows, not of the upper half of the matrix. Any
+assignment of rows to blocks is valid if it is the same in A and C; likewise columns in B and C, and the inner dimension
+in A and B. A sum of blocks is therefore a sum of local arrays, and needs no messages. Parts smaller than the largest
+part are padded with zeros.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from fmm.distributed.layout import Cuts, K, Layout, M, N, Operand, Span, coordinate_of, cut_span
+from fmm.distributed.layout import CutAxes, K, Layout, M, N, Operand, Span, cut_span, mesh_coordinates
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.request import parse_plan
 from fmm.runtime.decisions.decide import Decision
 
-Parts = tuple[int, int, int]  # number of parts into which a level cuts m, k and n
-# The axes of A and B (0, 1, or none) that a dimension of the mesh may cut, by the axis of the work that it cuts.
+LevelParts = tuple[int, int, int]  # numbers of parts into which a level cuts m, k and n
+# The axes of A and B (0, 1, or None) that a dimension of the mesh may cut, by the axis (M, K, N) of the multiply-adds
+# that the same dimension of the mesh cuts.
 ALLOWED_CUTS: dict[Operand, dict[int | None, tuple[int | None, ...]]] = {
     "A": {M: (0,), K: (1,), N: (1, None)},
     "B": {M: (0, None), K: (0,), N: (1,)},
@@ -27,44 +28,44 @@ ALLOWED_CUTS: dict[Operand, dict[int | None, tuple[int | None, ...]]] = {
 
 @dataclass(frozen=True)
 class Quadrants:
-    """The blocks of a level above a shared product: their local sizes, and the layout of a product of blocks."""
+    """The blocks of a level above a shared product: sizes per process, and the layout of a product of two blocks."""
 
     whole: Layout
-    parts: Parts
-    rows: int  # of a process's part of C, padded; likewise cols
+    parts: LevelParts
+    rows: int  # rows of a process's part of C, padded to a multiple of parts[0]; `cols` likewise to parts[2]
     cols: int
-    inner: tuple[Span, ...]  # the inner dimension, in the finest parts that processes hold
-    width: int  # of a part of the inner dimension, padded
+    inner: tuple[Span, ...]  # ranges of the inner dimension, in the finest parts that processes hold of A or B
+    width: int  # length of a part of the inner dimension, padded to a multiple of parts[1]
 
     @property
     def block(self) -> Layout:
-        """The layout of each product of blocks."""
+        """The layout of each product of two blocks."""
         (m_parts, k_parts, n_parts), whole = self.parts, self.whole
         m, n = self.rows * _processes_along(whole, M), self.cols * _processes_along(whole, N)
         k = len(self.inner) * self.width
         return replace(whole, m=m // m_parts, k=k // k_parts, n=n // n_parts)
 
-    def count(self, operand: Operand) -> int:
-        """Return the number of parts of the inner dimension that each process holds of A or B, empty parts included."""
+    def inner_part_count(self, operand: Operand) -> int:
+        """Return how many parts of the inner dimension each process holds of A or B, empty parts included."""
         cuts, axis = self._inner_cuts(operand)
         return len(self.inner) // _parts_along(self.whole.mesh, cuts, axis)
 
-    def groups(self, operand: Operand, place: int) -> tuple[Span, ...]:
-        """Return the parts of the inner dimension that a process holds of A or B, relative to the first part."""
+    def inner_parts_held(self, operand: Operand, place: int) -> tuple[Span, ...]:
+        """Return the ranges of the inner dimension that a process holds of A or B, relative to the first range."""
         cuts, axis = self._inner_cuts(operand)
         number = 0
-        for side, index, cut in zip(self.whole.mesh, coordinate_of(place, self.whole.mesh), cuts, strict=True):
+        for side, index, cut in zip(self.whole.mesh, mesh_coordinates(place, self.whole.mesh), cuts, strict=True):
             number = number * side + index if cut == axis else number
-        count = self.count(operand)
+        count = self.inner_part_count(operand)
         mine = self.inner[number * count : (number + 1) * count]
-        return tuple(span.within(mine[0]) for span in mine)
+        return tuple(span.relative_to(mine[0]) for span in mine)
 
-    def _inner_cuts(self, operand: Operand) -> tuple[Cuts, int]:
+    def _inner_cuts(self, operand: Operand) -> tuple[CutAxes, int]:
         return (self.whole.a, 1) if operand == "A" else (self.whole.b, 0)
 
 
 def quadrants(layout: Layout, plan: Plan) -> Quadrants:
-    """Return the blocks of this plan's levels; raise PlanError if the processes' parts cannot be cut alike."""
+    """Return the blocks of this plan's levels; raise PlanError if the processes' parts of A, B and C do not match."""
     parts = level_parts(plan)
     shape, wanted = layout.mesh, zip(layout.a, layout.b, layout.work, strict=True)
     if not all(cut_a in ALLOWED_CUTS["A"][axis] and cut_b in ALLOWED_CUTS["B"][axis] for cut_a, cut_b, axis in wanted):
@@ -77,7 +78,7 @@ def quadrants(layout: Layout, plan: Plan) -> Quadrants:
     joined = [(inner[i].start, inner[i + times - 1].stop) for i in range(0, len(inner) - times + 1, times)]
     if len(inner) % len(larger) or joined != [tuple(span) for span in larger]:
         raise PlanError(f"A and B cut the inner dimension {layout.k} into parts that do not match")
-    shares = [layout.share(rank) for rank in range(layout.ranks)]
+    shares = [layout.share(rank) for rank in range(layout.process_count)]
     rows, cols = max(s.rows.size for s in shares), max(s.cols.size for s in shares)
     width = max(span.size for span in inner)
     padded = (_round_up(size, part) for size, part in zip((rows, width, cols), parts, strict=True))
@@ -85,8 +86,8 @@ def quadrants(layout: Layout, plan: Plan) -> Quadrants:
     return Quadrants(layout, parts, rows, cols, inner, width)
 
 
-def level_parts(plan: Plan) -> Parts:
-    """Return the number of parts into which all levels together cut each axis."""
+def level_parts(plan: Plan) -> LevelParts:
+    """Return the numbers of parts into which all levels of the plan together cut m, k and n."""
     cuts = [level.cut.parts for level in plan.levels if level.cut]
     if len(cuts) != len(plan.levels) or plan.leaf != "vendor":
         raise PlanError(f"{plan}: above a shared product only schemes and step tables, for example 'winograd > vendor'")
@@ -95,20 +96,20 @@ def level_parts(plan: Plan) -> Parts:
 
 
 def parse_level_above(plan: Plan | Decision | str) -> Plan:
-    """Return the levels of a plan or a text like "winograd"; "vendor" for none. Raise PlanError for other levels."""
+    """Return the levels of a plan or text ("vendor": no level); raise PlanError except for schemes and step tables."""
     levels = parse_block_levels(plan, "above")
     level_parts(levels)
     return levels
 
 
-def _axis_spans(size: int, cuts: Cuts, axis: int, mesh: Sequence[int]) -> tuple[Span, ...]:
-    """Return all parts into which a mesh cuts an axis, in order, empty ones included."""
+def _axis_spans(size: int, cuts: CutAxes, axis: int, mesh: Sequence[int]) -> tuple[Span, ...]:
+    """Return all ranges into which a mesh cuts an axis, in order, empty ranges included."""
     sides = [side if cut == axis else 1 for side, cut in zip(mesh, cuts, strict=True)]
-    places = (coordinate_of(rank, sides) for rank in range(prod(sides)))
+    places = (mesh_coordinates(rank, sides) for rank in range(prod(sides)))
     return tuple(cut_span(size, axis, cuts, mesh, place) for place in places)
 
 
-def _parts_along(mesh: Sequence[int], cuts: Cuts, axis: int) -> int:
+def _parts_along(mesh: Sequence[int], cuts: CutAxes, axis: int) -> int:
     return prod(side for side, cut in zip(mesh, cuts, strict=True) if cut == axis)
 
 
@@ -121,9 +122,9 @@ def _round_up(size: int, of: int) -> int:
 
 
 def parse_block_levels(plan: Plan | Decision | str, where: str) -> Plan:
-    """Return the levels of a plan, or of a text like "winograd"; "vendor" for none. `where` is a word for messages.
+    """Return the levels of a plan or text ("vendor": no level). `where` completes messages.
 
-    Raises PlanError for levels that need numbers, not blocks: fused sums, complex parts, triangles.
+    Raise PlanError for levels that cannot work on whole blocks: fused sums, real and imaginary parts, triangles.
     """
     if isinstance(plan, str) and plan != "vendor" and not plan.endswith("> vendor"):
         plan = f"{plan} > vendor"

@@ -1,4 +1,4 @@
-"""Describe a CUDA device as a value, so that kernels are selected and times predicted without the device."""
+"""A CUDA device as a value, so that kernels can be selected and times predicted on a machine without the device."""
 
 from __future__ import annotations
 
@@ -9,33 +9,30 @@ from fmm.hardware.datasheets import Capability
 
 @dataclass(frozen=True, slots=True)
 class BlockTerms:
-    """Terms of the block model that no formula gives, fitted to an H200's times of Huang's six strategies.
+    """Constants of the block model (fmm.perfmodel.block_model), fitted to an H200's times of Huang's six strategies.
 
     benchmarks/CONCLUSIONS.md (blocks) has the fit.
     """
 
     wait: float = 412.0  # cycles that a warp waits at every tile: for the barrier, copies and first fragments
-    far: float = 455.0  # additional cycles if tiles do not come from the second-level cache
-    share: float = 0.859  # share of the shared-memory reads of Equation 9; the rest serves several threads at once
+    far: float = 455.0  # additional cycles of this wait if tiles are not read from the second-level cache
+    share: float = 0.859  # reads of shared memory over those of Equation 9: one read may serve several threads
     launch: float = 2.5e-6  # seconds before the first tile and after the last
 
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """A device: the limits of its compute capability, and its own numbers from its driver or datasheet.
-
-    `clock` is in Hz, `bandwidth` in bytes/s of global memory, `cache` in bytes of the second-level cache.
-    """
+    """A device: the limits of its compute capability, and its own numbers from its driver or datasheet."""
 
     limits: Capability
     multiprocessors: int
-    clock: float
-    bandwidth: float
-    cache: float
+    clock: float  # Hz
+    bandwidth: float  # bytes/s of global memory
+    cache: float  # bytes of the second-level cache
     fitted: BlockTerms = BlockTerms()
-    version: int = 0  # compute capability, 90 for 9.0, if the table of limits ends with an older one
+    version: int = 0  # compute capability, 90 for 9.0, if the limits are those of an older one; 0: as in the limits
     shared: int = 0  # bytes of shared memory of a thread block; 0: as in the limits
-    tensor_maps: bool = True  # True if the driver makes tensor maps for the copy engine (TMA)
+    tensor_maps: bool = True  # True if the driver makes tensor maps, which the copy engine (TMA) needs
 
     @property
     def compute_capability(self) -> int:
@@ -49,7 +46,7 @@ class Chip:
 
     @property
     def has_copy_engine(self) -> bool:
-        """True if a copy engine (TMA) copies whole tiles from global to shared memory."""
+        """True if the copy engine (TMA) can copy whole tiles from global to shared memory."""
         return self.compute_capability >= 90 and self.tensor_maps
 
     @property
@@ -59,7 +56,7 @@ class Chip:
 
     @property
     def rounds_pairs(self) -> bool:
-        """True if one instruction rounds two float32 numbers to float16."""
+        """True if one instruction rounds two float32 numbers to two float16 numbers."""
         return self.compute_capability >= 80
 
     @property
@@ -69,20 +66,20 @@ class Chip:
 
     @property
     def overlaps_launches(self) -> bool:
-        """True if a launch may begin before the previous one has ended, and wait for it inside the kernel."""
+        """True if a kernel may begin before the previous kernel has ended, and wait for its end inside."""
         return self.compute_capability >= 90
 
     @property
     def schedulers(self) -> int:
-        """Warps of a multiprocessor that issue in one cycle."""
+        """The number of warps of a multiprocessor that issue an instruction in one cycle."""
         return self.limits.warp_granularity
 
     @property
     def near_cache(self) -> float:
-        """Bytes in the half of the second-level cache that is near a multiprocessor."""
+        """Bytes of the half of the second-level cache that is connected directly to a multiprocessor."""
         return self.cache / 2
 
     @property
     def writes(self) -> float:
-        """Bytes that a multiprocessor writes per cycle while all write."""
+        """Bytes that a multiprocessor writes to global memory in a cycle while all multiprocessors write."""
         return self.bandwidth / self.multiprocessors / self.clock

@@ -1,6 +1,6 @@
-"""Facts about GPUs from CSV tables: the limits of each compute capability, and a datasheet for each device.
+"""Facts about GPUs from two CSV tables: the limits of each compute capability, and the datasheet of each device.
 
-A new GPU is a new row in `capabilities.csv` or `datasheets.csv` beside this file; every row names its source.
+A new GPU is a new row in `capabilities.csv` or `datasheets.csv` of this folder. Every row names its source.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 Record = TypeVar("Record")
 
 
-# Parsers of a table's cells, by the annotation of the field (a string, because of the __future__ import).
+# Annotation of a field -> parser of its cells. (Annotations are strings, because of the __future__ import.)
 _CELL_PARSERS: dict[str, Callable[[str], object]] = {
     "str": str,
     "int": int,
@@ -106,7 +106,7 @@ class Datasheet:
     bandwidth_gbs: float  # GB/s of global memory
     memory_gb: float  # advertised size, in units of 1e9 bytes
     l2_kib: int | None  # second-level cache in KiB; 0 without a cache
-    relative_of: str  # the measured device of the same architecture, whose model is scaled to this device; or empty
+    relative_of: str  # the measured device of the same architecture with a model that is scaled to this one; or empty
     source: str  # documents, and what was computed from other numbers
 
     @property

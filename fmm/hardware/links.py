@@ -1,6 +1,6 @@
-"""Links between devices: bandwidth, in each direction at the same time, and latency of a message.
+"""Links between devices: the bandwidth in each direction at the same time, and the latency of a message.
 
-The table is `links.csv` beside this file; every row names its source.
+The table is `links.csv` in this folder. Every row names its source.
 """
 
 from __future__ import annotations
@@ -13,17 +13,13 @@ from fmm.hardware.datasheets import plain_name, read_records
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The link of one device to others; `gigabytes` are GB/s in each direction, `microseconds` the latency.
-
-    `kind` is the place, inside a machine or between machines. `capability` is the compute capability of the devices
-    that have the link; "cpu" for links of processors.
-    """
+    """The link of one device to others."""
 
     name: str
-    kind: str
-    capability: str
-    gigabytes: float
-    microseconds: float
+    kind: str  # "inside" a machine, or "between" machines
+    capability: str  # compute capability of the devices with this link; "cpu" for links of processors; or empty
+    gigabytes: float  # GB/s in each direction, while both directions are used
+    microseconds: float  # latency of a message
     source: str
 
     def seconds(self, sent: float) -> float:
@@ -33,11 +29,11 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Machines with `together` devices each; consecutive device numbers share a machine."""
+    """Equal machines with several devices each; devices with consecutive numbers share a machine."""
 
-    inside: Link
-    between: Link
-    together: int = 8
+    inside: Link  # between devices of one machine
+    between: Link  # between devices of two machines
+    together: int = 8  # devices of a machine
 
     def link(self, source: int, dest: int) -> Link:
         """Return the link between two devices, by their numbers."""
@@ -58,7 +54,7 @@ def link(name: str) -> Link:
 
 
 def network_of(capability: str, together: int) -> Network:
-    """Return the usual network of devices of this compute capability ("cpu": of processes)."""
+    """Return the usual network of devices of a compute capability ("cpu": of processes), `together` to a machine."""
     rows = _link_table().values()
     inside = next((row for row in rows if row.capability == capability), link("PCIe 4"))
     between = {"NVLink 3": "InfiniBand HDR", "NVLink 5": "InfiniBand XDR"}.get(inside.name, "InfiniBand NDR")

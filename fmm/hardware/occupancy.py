@@ -1,7 +1,7 @@
-"""Count active thread blocks on one multiprocessor (SM) by the rules of NVIDIA's occupancy calculator.
+"""The number of active thread blocks of one multiprocessor (SM), by the rules of NVIDIA's occupancy calculator.
 
-Left out: the shared memory carve-out (the largest is assumed), barriers, clusters, and registers or shared memory that
-a debugger or profiler adds.
+The carve-out of shared memory is assumed to be the largest. Left out: barriers, clusters, and registers or shared
+memory that a debugger or profiler adds.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ WARP = 32
 
 @dataclass(frozen=True, slots=True)
 class BlockResources:
-    """The resources of one thread block of a kernel."""
+    """The resources that one thread block of a kernel needs."""
 
     threads: int
-    registers: int
+    registers: int  # of each thread
     shared_bytes: int = 0
 
     def __post_init__(self) -> None:
@@ -31,13 +31,13 @@ class BlockResources:
 
     @property
     def warps(self) -> int:
-        """Warps of the block."""
+        """Warps of the thread block; the last one may be incomplete."""
         return -(-self.threads // WARP)
 
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """Active blocks per SM as each resource alone limits them; zero forbids a launch."""
+    """Active thread blocks of a multiprocessor if one resource alone limited them; 0: no launch is possible."""
 
     by_threads: int
     by_blocks: int
@@ -46,19 +46,19 @@ class Occupancy:
 
     @property
     def blocks(self) -> int:
-        """Active blocks per SM: the minimum over all resources."""
+        """Active thread blocks of a multiprocessor: the minimum over all resources."""
         return min(self.by_threads, self.by_blocks, self.by_registers, self.by_shared)
 
     @property
     def limited_by(self) -> tuple[str, ...]:
-        """The resources with the minimum, in the order threads, blocks, registers, shared."""
+        """The resources that have the minimum, in the order threads, blocks, registers, shared."""
         names = ("threads", "blocks", "registers", "shared")
         counts = (self.by_threads, self.by_blocks, self.by_registers, self.by_shared)
         return tuple(name for name, count in zip(names, counts, strict=True) if count == self.blocks)
 
 
 def launch_occupancy(limits: Capability, launch: BlockResources) -> Occupancy:
-    """Return the active blocks per SM by each resource."""
+    """Return the active thread blocks of a multiprocessor by each resource."""
     return Occupancy(
         by_threads=_by_threads(limits, launch),
         by_blocks=limits.max_blocks_per_sm,
@@ -68,7 +68,7 @@ def launch_occupancy(limits: Capability, launch: BlockResources) -> Occupancy:
 
 
 def active_blocks(limits: Capability, threads: int, registers: int, shared_bytes: int = 0) -> int:
-    """Return the active blocks per SM."""
+    """Return the number of active thread blocks of a multiprocessor; `registers` are those of a thread."""
     return launch_occupancy(limits, BlockResources(threads, registers, shared_bytes)).blocks
 
 
@@ -83,7 +83,7 @@ def register_counts(limits: Capability, threads: int, shared_bytes: int, blocks:
 
 
 def max_registers(limits: Capability, threads: int, blocks: int) -> int:
-    """Return the most registers per thread with which `blocks` blocks are active, as __launch_bounds__ enforces."""
+    """Return the most registers of a thread with which `blocks` blocks are active: the limit of __launch_bounds__."""
     fitting = (
         registers
         for registers in range(limits.max_registers_per_thread, 0, -1)

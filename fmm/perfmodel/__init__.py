@@ -1,4 +1,4 @@
-"""The performance model: what can be known about a plan without running it. Numbers in, numbers out."""
+"""The performance model: predicts a plan's time, cost, workspace and error without running the plan."""
 
 from fmm.hardware.datasheets import Datasheet, datasheet_names, datasheet_of
 from fmm.perfmodel.calibration import Calibration

@@ -50,9 +50,9 @@ class Rate:
     # a time; the model counts whole rounds of tiles instead of `fill` where C has few rounds. 0: measured times show no
     # whole rounds.
     sms: float = 0.0
-    # The number of thread blocks of the kernel of three float16 number of products that run at a time, each of which
-    # computes tile after tile: whole rounds of the kernel's own tiles count instead of `fill`, `tile` and `slots`. 0:
-    # the vendor multiplies the planes.
+    # The number of thread blocks that run at a time in the kernel of three float16 products. Each of them computes tile
+    # after tile, so that whole rounds of the kernel's tiles count instead of `fill`, `tile` and `slots`. 0: the vendor
+    # multiplies the planes.
     blocks: float = 0.0
     start: float = 0.0  # additional seconds of each start: a leaf of several kernels fills the device slowly
     # The time of the tiled kernel over the vendor's, for a very large product. 0: not measured, and no plan with the

@@ -21,25 +21,25 @@ from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.perfmodel.level_bounds import NEVER_SIDE, LevelBounds
 
 
-def scale_to_relative(measured: Calibration, known: str, relative: str, dtype: str) -> Calibration | None:
-    """Return the calibration of `known`, scaled to the device `relative`; None if a datasheet lacks the type.
+def scale_to_relative(measured: Calibration, measured_name: str, relative_name: str, dtype: str) -> Calibration | None:
+    """Return a measured calibration, scaled to a relative's datasheet; None if a datasheet lacks the type.
 
     Parameters
     ----------
     measured
-        A calibration of the device `known`, measured for the element type `dtype`.
-    known, relative
+        The calibration of the device `measured_name`, measured for the element type `dtype`.
+    measured_name, relative_name
         Names of fmm.hardware.datasheets, of devices of one architecture.
     dtype
         The element type.
     """
-    of_known, of_relative = datasheet_calibration(known), datasheet_calibration(relative)
-    bandwidth = of_relative.stream / of_known.stream
-    multiprocessors = datasheet_of(relative).sms / datasheet_of(known).sms
+    of_measured, of_relative = datasheet_calibration(measured_name), datasheet_calibration(relative_name)
+    bandwidth = of_relative.stream / of_measured.stream
+    multiprocessors = datasheet_of(relative_name).sms / datasheet_of(measured_name).sms
     rates = {
-        rate: _scaled_rate(found, of_known.rates[rate], of_relative.rates[rate], bandwidth, multiprocessors)
+        rate: _scaled_rate(found, of_measured.rates[rate], of_relative.rates[rate], bandwidth, multiprocessors)
         for rate, found in measured.rates.items()
-        if rate in of_known.rates and rate in of_relative.rates
+        if rate in of_measured.rates and rate in of_relative.rates
     }
     if dtype not in rates:
         return None
@@ -47,7 +47,7 @@ def scale_to_relative(measured: Calibration, known: str, relative: str, dtype: s
     return replace(
         measured,
         name=of_relative.name,
-        source=f"the model of the {of_known.name}, scaled to the datasheet of the {of_relative.name}",
+        source=f"the model of the {of_measured.name}, scaled to the datasheet of the {of_relative.name}",
         rates=MappingProxyType(rates),
         stream=measured.stream * bandwidth,
         small=measured.small * bandwidth,
@@ -57,17 +57,19 @@ def scale_to_relative(measured: Calibration, known: str, relative: str, dtype: s
     )
 
 
-def _scaled_rate(measured: Rate, of_known: Rate, of_relative: Rate, bandwidth: float, multiprocessors: float) -> Rate:
+def _scaled_rate(
+    measured: Rate, of_measured: Rate, of_relative: Rate, bandwidth: float, multiprocessors: float
+) -> Rate:
     """Return the measured rate, each number times the ratio of the two datasheets' numbers.
 
     `bandwidth` and `multiprocessors` are the ratios for the numbers that datasheets do not have.
     """
-    reads = of_relative.flops / of_known.flops / bandwidth  # rows of C at which reading takes as long as multiplying
+    reads = of_relative.flops / of_measured.flops / bandwidth  # rows of C at which reading takes as long as multiplying
     without_datasheet = {"memory": bandwidth, "rows": reads, "cols": reads, "waves": multiprocessors}
     scaled = {}
     for field in fields(Rate):
-        known, relative = getattr(of_known, field.name), getattr(of_relative, field.name)
-        ratio = relative / known if known else without_datasheet.get(field.name, 1.0)
+        before, after = getattr(of_measured, field.name), getattr(of_relative, field.name)
+        ratio = after / before if before else without_datasheet.get(field.name, 1.0)
         scaled[field.name] = getattr(measured, field.name) * ratio
     return Rate(**scaled)
 
@@ -77,7 +79,7 @@ def _scaled_bounds(
 ) -> LevelBounds | None:
     """Return the crossovers times the ratio of alpha / pi, as in Equation 3 of D'Alberto and Nicolau.
 
-    The result is None if the rate of the baseline is missing. A crossover at no size stays a crossover at no size.
+    The result is None without a rate of the baseline. NEVER_SIDE (a number of levels that never wins) is not scaled.
     """
     rate = Plan.parse(bounds.baseline).rate_name(dtype)
     if rate not in rates:

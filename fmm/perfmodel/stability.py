@@ -231,7 +231,7 @@ def _error_variance(plan: Plan, level: Callable[[_Shares, float], float]) -> flo
 
 
 def _rounded_in_products(pass_: _Shares, inner: float) -> float:
-    """Variance of a pass in TF32: products round their operands; the rounding of stored float32 results is negligible."""
+    """Variance of a pass in TF32: products round their operands; rounding of float32 results is negligible."""
     return pass_.all * inner
 
 
@@ -281,7 +281,7 @@ def nonzero_counts(rows: Iterable[Iterable[Fraction | int]]) -> list[int]:
 
 
 def has_entrywise_bound(plan: Plan) -> bool:
-    """Return True if each entry of C has a small error relative to the same entry of |A| |B|, as the vendor's entries have.
+    """Return True if each entry of C has a small error relative to the same entry of |A| |B|, like the vendor's.
 
     A plan that checks entries has this bound: it computes a product again if the bound is not certain. A plan that
     saves products does not have this bound: its errors are small relative to the largest entries.

@@ -27,33 +27,29 @@ from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.cost import cost
 from fmm.problem import Problem, Shape
 
-Leaf = tuple[float, float, float, float, float]  # m, k, n, number of products, number of products that start together
+Leaf = tuple[float, float, float, float, float]  # m, k, n, the number of these products, the number that start together
 
 
 class Triangle(NamedTuple):
-    """A number of equal leaf products that are their own adjoints, of which one triangle is computed."""
+    """Equal leaf products C = A A^T, of which a leaf computes one triangle of C."""
 
-    rows: float
-    k: float
-    number: float
-    together: float  # number of products that start together
-    leaf: str
-    loose: bool  # True if the leaf may write arbitrary values to the other triangle
+    rows: float  # rows of A
+    k: float  # columns of A
+    number: float  # of these products
+    together: float  # products that start together
+    leaf: str  # text of the leaf, as in a plan
+    loose: bool  # True if the leaf may write any values to the other triangle
 
 
 class Tiles(NamedTuple):
-    """How the tiled kernel computes leaf products.
+    """How the tiled kernel computes leaf products."""
 
-    The fields are the sides of tiles, the average numbers of blocks of A, of B and of C in one product, and the number
-    of products that may fill the device together.
-    """
-
-    height: int
-    width: int
-    left: float = 1.0
-    right: float = 1.0
-    dest: float = 1.0
-    together: float = 1.0
+    height: int  # rows of C in a tile
+    width: int  # columns of C in a tile
+    left: float = 1.0  # blocks of A whose sum is a product's left operand, on average
+    right: float = 1.0  # blocks of B whose sum is a product's right operand, on average
+    dest: float = 1.0  # blocks of C to which a product is added, on average
+    together: float = 1.0  # products that may fill the device together
 
     def count_tiles(self, m: float, n: float) -> int:
         """Return the number of tiles of an m x n matrix."""
@@ -62,22 +58,22 @@ class Tiles(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """The leaf products of a plan, the traffic of its sums, the passes of its sums, and how rows are aligned."""
+    """The leaf products of a plan, the traffic and passes of its sums, and how rows are aligned."""
 
     leaves: tuple[Leaf, ...]
-    traffic: float  # number of elements that the sums read and write
-    passes: float
-    # The next fields are shares of the traffic:
-    sequential: float = 0.0  # by sequential levels
+    traffic: float  # elements that the sums read and write
+    passes: float  # passes of the sums over memory, each a launch on a GPU
+    # The next six fields are shares of the traffic, from 0 to 1:
+    sequential: float = 0.0  # moved by sequential levels
     ragged: float = 0.0  # moved by the first level, on rows of A, B or C that do not begin on cache lines
     overlapped: float = 0.0  # moved by levels below an overlapped level
     scalar: float = 0.0  # moved by the first level, on rows that are read and written one number at a time
     deep: float = 0.0  # moved by three levels in one pass
     parts: float = 0.0  # moved by levels that compute complex products by real ones
-    # The next fields are shares of the leaf products that read or write rows of A, B or C themselves:
-    unaligned: float = 0.0  # rows at multiples of 4 bytes, not all at multiples of 16
-    odd: float = 0.0  # rows not all at multiples of 4 bytes
-    copied: float = 0.0  # ... products of aligned copies of these rows
+    # The next three fields are shares of the leaf products, from 0 to 1:
+    unaligned: float = 0.0  # on rows of A, B or C that begin at multiples of 4 bytes, but not all at multiples of 16
+    odd: float = 0.0  # on rows of A, B or C that do not all begin at multiples of 4 bytes
+    copied: float = 0.0  # on aligned copies of rows of these two kinds
     alone: bool = False  # True if only rows of A are unaligned
     tiles: Tiles | None = None  # how the tiled kernel computes the leaf products; None without the tiled kernel
     triangles: tuple[Triangle, ...] = ()
@@ -139,7 +135,7 @@ def _product_work(plan: Plan, problem: Problem) -> Work:
         steps = lower_level(plan, *problem.size)
         direct = steps.in_place if steps and len(plan.levels) == 1 else 0.0
         return Work(*_exact_counts(plan, problem), **_row_shares(plan, problem, direct))
-    moves, direct = _sum_moves(plan, problem, footprints)
+    moves, direct = _sum_traffic(plan, problem, footprints)
     m, k, n = footprints[-1].sides if footprints else problem.size
     leaves = ((float(m), float(k), float(n), moves.products, _products_together(plan)),)
     whole = moves.traffic or 1.0
@@ -166,26 +162,26 @@ def _products_together(plan: Plan) -> float:
 
 
 @dataclass
-class _SumMoves:
-    """Counts of a plan's sums, from the outermost level inwards.
+class _SumTraffic:
+    """Counts of a plan's sums, added up level by level from the outermost level inwards.
 
-    The elements moved (all, and by each of TRAFFIC_SHARES), the passes, and the number of leaf products.
+    The six fields of TRAFFIC_SHARES are parts of `traffic` in elements; `Work` has the same fields as shares.
     """
 
-    traffic: float = 0.0
-    passes: float = 0.0
-    sequential: float = 0.0
-    ragged: float = 0.0
-    overlapped: float = 0.0
-    scalar: float = 0.0
-    deep: float = 0.0
-    parts: float = 0.0
-    products: float = 1.0
+    traffic: float = 0.0  # elements that sums read and write
+    passes: float = 0.0  # passes of sums over memory
+    sequential: float = 0.0  # elements moved by sequential levels
+    ragged: float = 0.0  # elements moved by the first level on rows that do not begin on cache lines
+    overlapped: float = 0.0  # elements moved below an overlapped level
+    scalar: float = 0.0  # elements moved by the first level one number at a time
+    deep: float = 0.0  # elements moved by three levels in one pass
+    parts: float = 0.0  # elements moved by levels that compute complex products by real ones
+    products: float = 1.0  # products below the levels so far
 
 
-def _sum_moves(plan: Plan, problem: Problem, footprints: Sequence[Footprint]) -> tuple[_SumMoves, float]:
+def _sum_traffic(plan: Plan, problem: Problem, footprints: Sequence[Footprint]) -> tuple[_SumTraffic, float]:
     """Return the counts of the sums, and the share of leaf products with A, B or C as an operand."""
-    found, direct, below_overlapped = _SumMoves(), 1.0, False
+    found, direct, below_overlapped = _SumTraffic(), 1.0, False
     itemsize = problem.itemsize
     for level, f in zip(plan.levels, footprints, strict=True):
         each = [found.products * x * itemsize / problem.itemsize for x in f.moved]

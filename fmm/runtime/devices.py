@@ -25,13 +25,13 @@ from fmm.runtime.probe import measured_calibration, probed_calibration
 class Device:
     """A CPU or a GPU. Devices of the same identity get the same decisions."""
 
-    identity: Identity  # key of its tuning in a config
+    identity: Identity  # key of the device's tuning in a config
     guess: Calibration | None = field(compare=False)  # the calibration without a tuning
     # Measures rates for a type in this process, if only a guess proposes a plan.
     probe: Callable[[str], Calibration] | None = field(default=None, compare=False)
     # Returns the rates that the probe has measured for a type, None before.
     measured: Callable[[str], Calibration | None] | None = field(default=None, compare=False)
-    threads: int = 0  # of the CPU's BLAS; 0 for a GPU
+    threads: int = 0  # number of threads of the CPU's BLAS; 0 for a GPU
     chip: Chip | None = field(default=None, compare=False)  # the properties that kernels depend on
 
     @property
@@ -130,8 +130,8 @@ def find_datasheet(name: str, capability: str, sms: int) -> Calibration | None:
     """Return the calibration by a device's datasheet; None if the table has none.
 
     The name alone does not suffice: cards of one name are sold with fewer multiprocessors, and MIG splits a device. All
-    words of the table's name must be in the device's, in this order: "A100 40GB" in "NVIDIA A100-SXM4-40GB". Of several
-    names the one with the most words counts.
+    words of the table's name must be in the device's, in this order: "A100 40GB" in "NVIDIA A100-SXM4-40GB". If several
+    names match, the one with the most words counts.
     """
     words = name.upper().replace("-", " ").split()
     found: list[str] = []

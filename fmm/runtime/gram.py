@@ -1,6 +1,6 @@
 """Products that are their own adjoints, of any library's arrays: by a plan for one triangle, else by the library.
 
-Plans compute the lower triangle. The upper one is the lower triangle of the transposed product.
+Plans compute the lower triangle. The upper triangle is the lower triangle of the transposed product.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fmm.runtime.decisions.early_declines import CallKey, OnDecline, find_declin
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, GramKey, PlanConstraints
 from fmm.runtime.matmul import describe_kernels, run_cached_gram, run_with_fallback
 from fmm.runtime.operands import may_overlap
-from fmm.runtime.prepare import PreparedCall, plan_call, prepare_call, writes_there
+from fmm.runtime.prepare import PreparedCall, prepare_call, prepare_uncached, writes_there
 
 Triangle = Literal["full", "lower", "upper"]
 TRIANGLES: tuple[Triangle, ...] = ("full", "lower", "upper")
@@ -48,7 +48,7 @@ class GramOperands(NamedTuple):
     right: Any
     out: Any
     params: GemmParams
-    is_transposed: bool  # the product is the transposed one
+    is_transposed: bool  # True if the transposed product is computed
 
 
 def run_gram(
@@ -129,7 +129,7 @@ def run_recurring_gram(library: Library, a: Any, out: Any, rows: bool, fill: Tri
         return None
     try:
         return run_cached_gram(library, call, a, out)
-    except Exception:  # a launch failed: overwrite what the others wrote, if the device still can
+    except Exception:  # a launch failed: overwrite the results of the other launches, if the device still can
         if out is not None:
             with suppress(Exception):
                 transposed = library.transposed(a)
@@ -193,8 +193,9 @@ def _result_shape(left: Any, right: Any) -> tuple[int, ...]:
 
 # ---- the call
 
-# A plan that cannot write into `out` needs another array and another pass. It is still faster if its predicted time
-# is below this share of the vendor's. (An H200, float64, 8192 a side: 0.89 predicted, 1.04 measured with the copy.)
+# A plan that cannot write into `out` needs another array and another pass. Such a plan is still faster if its predicted
+# time is below this share of the vendor's. (Measured on an H200 in float64 at 8192: with the copy the plan takes 1.04
+# of the vendor's time, 0.89 is predicted.)
 WORTH_A_COPY = 0.8
 
 
@@ -202,7 +203,7 @@ def _select_call(
     library: Library, operands: GramOperands, constraints: PlanConstraints, cached: bool = True
 ) -> tuple[PreparedCall, GramOperands]:
     """Return the call and its operands: the result in `out`, else the whole product in a new array, to be copied."""
-    prepare = prepare_call if cached else plan_call
+    prepare = prepare_call if cached else prepare_uncached
     left, right, out = operands[:3]
     own = constraints._replace(params=operands.params)
     call = prepare(library, left, right, out, own)
@@ -221,8 +222,8 @@ def _select_call(
 def _can_write_there(library: Library, call: PreparedCall, operands: GramOperands) -> bool:
     """Return True if the call's plan can compute the result in `out` itself.
 
-    False where inf or NaN, or on the host an exception, could require a second computation: `out` would have lost the
-    values that beta scales.
+    The result is False where inf or NaN, or on the host an exception, could require a second computation, for which
+    `out` would have lost the values that beta scales.
     """
     if call.plan is None:
         return False
@@ -240,7 +241,7 @@ def _whole_product(params: GemmParams) -> GemmParams:
 
 def _run_operands(library: Library, operands: GramOperands, constraints: PlanConstraints, on_decline: OnDecline) -> Any:
     """Return C, in `out` unless that is None."""
-    if operands.params.alpha == 0:  # no plan runs, not even the caller's
+    if operands.params.alpha == 0:  # with alpha = 0 no plan runs, not even the caller's
         on_decline(library)
         return _run_vendor(library, operands)
     if constraints is NO_CONSTRAINTS and _has_few_product_rows(library, operands):
@@ -294,7 +295,7 @@ def _has_whole_gemm(library: Library, operands: GramOperands) -> bool:
 def _run_vendor(library: Library, operands: GramOperands, vendor_mirrors: bool = False) -> Any:
     """Return the whole product by the library's own functions, with one triangle mirrored."""
     params, left, right = operands.params, operands.left, operands.right
-    if params.alpha == 0:  # the factors are not read then, not even inf or NaN, as in BLAS's syrk
+    if params.alpha == 0:  # with alpha = 0 the operands are not read, not even inf or NaN, as in BLAS's syrk
         left, right = left[..., :0], right[..., :0, :]
     if vendor_mirrors:
         return library.vendor(left, right, operands.out)
@@ -324,10 +325,11 @@ def _as_real(factor: Coefficient) -> float:
 #
 # No plan for triangles wins there, and preparing a call takes 50 microseconds.
 
-SMALL_ROWS = 1024  # most rows of such a product; also the most entries of A for which nothing more is checked
-LONG_ROWS, SHORT_INNER_SIDE = 4096, 64  # most rows of a product with at most this inner side
+SMALL_ROWS = 1024  # largest number of rows of such a product, and largest number of entries of A without further checks
+# largest number of rows of a product whose inner side is at most as long as this
+LONG_ROWS, SHORT_INNER_SIDE = 4096, 64
 ndarray = np.ndarray
-# NumPy's one object of each type. An array whose dtype is another object is left to run_gram.
+# NumPy's own dtype object of each type. A product of an array whose dtype is another object goes to run_gram.
 FLOAT64, FLOAT32, COMPLEX128, COMPLEX64 = map(np.dtype, ("float64", "float32", "complex128", "complex64"))
 
 
@@ -339,7 +341,7 @@ def small_gram(a: Any, rows: bool, out: Any) -> Any:
     dtype = a.dtype
     if a.ndim != 2 or (
         a.size > SMALL_ROWS and not _has_few_rows(a, rows)
-    ):  # the first test spares small arrays the second
+    ):  # most small arrays need only the first test
         return None
     if out is not None and (type(out) is not ndarray or out.dtype is not dtype or out.ndim != 2):
         return None

@@ -1,7 +1,7 @@
 """The product of two arrays of one library: by a plan if one is faster, else by the library's own function.
 
-A call is prepared, or found in the cache, and runs. If memory runs out, plans with less workspace are tried, then
-the library's own product.
+Each call is prepared, or its prepared call is found in a cache, and runs. If memory runs out, plans with less workspace
+are tried, then the library's own product.
 """
 
 from __future__ import annotations
@@ -27,20 +27,24 @@ from fmm.runtime.prepare import (
     ProblemQuery,
     launches_at,
     launches_on,
-    plan_call,
     prepare_call,
     prepare_query,
+    prepare_uncached,
     writes_there,
 )
 
 
 def run_matmul_any_library(library: Library, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
-    """Return the product of arrays, some of which may be of another library; this library reads their memory."""
+    """Return the product of arrays of this and other libraries; this library reads the memory of all of them."""
     adopt_arrays = library.adopt_arrays(a, b, out)
     if adopt_arrays is None:
         return run_matmul(library, a, b, out, constraints)
     c = run_matmul(library, *adopt_arrays, constraints)
-    return library.to_callers_library(c, a, b) if out is None else out
+    if out is not None:
+        return out
+    from fmm.arrays.cupy_library import to_callers_library  # only CuPy adopts arrays
+
+    return to_callers_library(c, a, b)
 
 
 def run_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
@@ -71,13 +75,13 @@ def run_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanCons
 
 
 def _run_vendor(library: Library, call: PreparedCall, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
-    """Return the library's own product; PlanError if the caller's plan cannot run and the library takes the call."""
+    """Return the library's own product; PlanError if the caller's plan cannot run and the library accepts the call."""
     if call.plan_refusal:
         library.vendor(a, b)
         raise PlanError(call.plan_refusal)
     if RECORDING.on:
         record_call(call.decision, None)
-    # A decision without a problem may be due to an unusual `out`; then the next call must be decided again.
+    # A decision without a problem may be caused by an unusual `out`, so that the next call must be decided again.
     if constraints is NO_CONSTRAINTS and (out is None or call.decision.problem is not None):
         remember_decline(library, a, b, call.decision)
     return library.vendor(a, b, out)
@@ -94,8 +98,8 @@ class Failure:
     why: str = "no plan could run"
 
 
-OUT_OF_MEMORY = Failure(smaller_plans, "memory ran out")
-CANNOT_RUN = Failure(next_plans, "no plan can run on arrays with these memory layouts")
+MEMORY_FAILURE = Failure(smaller_plans, "memory ran out")
+LAYOUT_FAILURE = Failure(next_plans, "no plan can run on arrays with these memory layouts")
 
 
 def run_with_fallback(
@@ -112,7 +116,7 @@ def run_with_fallback(
     `target`: the array for C, if any. `addend`: the addend in C's shape, where C does not hold it.
     """
     c = _attempt(library, call, a, b, target, constraints, addend)
-    if isinstance(c, Failure):  # the exception was dropped, so the memory of the failed attempt is free
+    if isinstance(c, Failure):  # no exception object is held here, so the memory of the failed attempt is free
         failure = c
         c = _run_other_plans(library, call, a, b, target, constraints, failure, addend)
         if c is None and RECORDING.on:
@@ -131,11 +135,11 @@ def _attempt(
     except library.out_of_memory:
         if constraints.plan_required:
             raise
-        return OUT_OF_MEMORY
-    except PlanError:  # raised before anything is computed
+        return MEMORY_FAILURE
+    except PlanError:  # PlanError is raised before anything is computed
         if constraints.plan_required:
             raise
-        return CANNOT_RUN
+        return LAYOUT_FAILURE
     if RECORDING.on:
         record_call(call.decision, None if c is None else call.plan)
     return c
@@ -194,7 +198,7 @@ def _runner(processor: Processor) -> Any:
 def explain_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Decision:
     """Return the decision of `run_matmul` with the kernels that would run; nothing is computed."""
     arrays = library.adopt_arrays(a, b, out) or (a, b, out)
-    call = plan_call(library, *arrays, constraints)
+    call = prepare_uncached(library, *arrays, constraints)
     return call.explained(describe_kernels(library, call, *arrays))
 
 

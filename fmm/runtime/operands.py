@@ -22,30 +22,30 @@ from fmm.problem import Layout, Problem
 
 
 class VendorOnlyError(Exception):
-    """Only the library can answer or reject the call; the argument says why."""
+    """Raised if only the library can compute or reject the call; the argument is the reason."""
 
 
 class VendorEvenWithPlanError(VendorOnlyError):
-    """The library answers even if the caller names a plan: no plan could do anything, or an option excludes plans."""
+    """Raised if no plan applies: the library computes the call even if the caller names a plan."""
 
 
-Offsets = tuple[int, int, int]  # bytes from the first elements of A, B and C
+Offsets = tuple[int, int, int]  # offsets in bytes from the first elements of A, B and C
 
 
 @dataclass(frozen=True)
 class Matrices:
     """The equal products of a call; `problem` is one of them."""
 
-    a: Operand  # two axes or more, in the layout that is multiplied
+    a: Operand  # operands with two axes or more, in the layout that is multiplied
     b: Operand
     c: Operand
-    packs: tuple[bool, bool]  # copy A, B, because BLAS cannot read their layout
-    writes_out: bool  # the product can be written into `out`, unless `out` overlaps an operand
-    flattens_stack: bool  # a stack of A times one B is a single product of all its rows
+    packs: tuple[bool, bool]  # True for each of A and B that is copied, because BLAS cannot read its layout
+    writes_out: bool  # True if the product can be written into `out`, unless `out` overlaps an operand
+    flattens_stack: bool  # True if a stack of matrices A times one B is a single product of all rows of the stack
     problem: Problem
 
     @property
-    def count(self) -> int:
+    def product_count(self) -> int:
         """The number of products."""
         return 1 if self.flattens_stack else prod(self.c.shape[:-2])
 
@@ -192,7 +192,7 @@ def _item_offsets(x: Operand, stack: tuple[int, ...]) -> Iterator[int]:
 
 
 def _stack_strides(x: Operand, stack: tuple[int, ...]) -> list[int]:
-    """Return the strides of the stack's axes: 0 where one matrix serves all items, 1 along an axis of one item."""
+    """Return the strides of the stack's axes: 0 where all items are one matrix, 1 along an axis of length 1."""
     assert x.strides is not None
     missing = len(stack) - (x.ndim - 2)
     own = [0] * missing + [0 if length == 1 else step for length, step in zip(x.shape, x.strides, strict=True)][:-2]

@@ -1,12 +1,14 @@
 """The check before a fast product on the host for inf, NaN, and intermediates that could overflow.
 
-A fast algorithm turns one inf into a block of NaN. Its sums can overflow where those of the classical product do not,
-and the classical product can overflow where they do not. One bound excludes all three cases: if max|A|, max|B| and k
-max|A| max|B|, times the growth of the plan's sums (`growth_bound`), are below the largest number, every intermediate of
-both algorithms is finite. Otherwise, and for NaN and inf in the operands, the vendor multiplies.
+A fast algorithm turns one inf into a block of NaN. The sums of a fast algorithm can overflow where those of the
+classical product do not, and the other way round. One bound excludes all three cases: if max|A|, max|B| and k max|A|
+max|B|, times the growth of the plan's sums (`growth_bound`), are below the largest number, every intermediate of both
+algorithms is finite. If the bound is not below the largest number, and for NaN and inf in the operands, the vendor
+multiplies.
 
-Frobenius norms bound the same sums by Cauchy and Schwarz, without the factor k. They take one pass, so they are tried
-first. If their bound is too large, the maxima decide.
+By Cauchy and Schwarz, Frobenius norms bound the products of rows and columns without the factor k. Norms need one pass
+over the operands, so the bound by norms is tried first. If the bound by norms is too large, the bound by maxima
+decides.
 
 The sums of squares run on the call's own threads, never on BLAS's. All callers share BLAS's threads: when 40 concurrent
 callers waited for these threads at every dot product, their products took 20 times as long as in sequence.
@@ -29,12 +31,12 @@ from fmm.kernels.plans.steps import Product
 from fmm.kernels.plans.sums import Mirror, Place, Sum, whole_matrix
 from fmm.problem import Fill, Operation
 
-SAFETY = 0.99  # rounding can carry a sum just below the largest number beyond it
-SUM_LENGTH = 1 << 18  # squares per sum, so that rounding stays within SLACK
+SAFETY = 0.99  # factor for rounding, which can carry a sum just below the largest number beyond the largest number
+SUM_LENGTH = 1 << 18  # number of squares in a sum, so that rounding stays within SLACK
 SLACK = 1.05
-TASK_LENGTH = 1 << 21  # squares per task of a thread
-SHORT_ROW = 1024  # a shorter row costs more to address than to sum
-PANEL_BYTES = 256 * 1024  # scanned at a time, so that the second reduction finds its data in cache
+TASK_LENGTH = 1 << 21  # number of squares in a task of a thread
+SHORT_ROW = 1024  # entries; addressing a shorter row takes longer than summing it
+PANEL_BYTES = 256 * 1024  # entries that are scanned at a time, so that the second reduction finds its data in cache
 
 
 def may_overflow(
@@ -53,7 +55,8 @@ def may_overflow(
     growth = growth_bound(plan, m, k, n, op, fill) * scale
 
     def is_safe(left: float, right: float, terms: int) -> bool:
-        largest = max(left, right, left * right * terms)  # sums of A alone and of B alone can overflow too
+        # sums of blocks of A, and sums of blocks of B, can also overflow
+        largest = max(left, right, left * right * terms)
         return largest * growth < limit * SAFETY and left < limit and right < limit
 
     def both(bound: Callable[[Array, Threads], float]) -> tuple[float, float]:
@@ -82,7 +85,7 @@ def norm_bound(x: Array, threads: Threads) -> float:
 def _add_squares(parts: Sequence[Array], found: list[float]) -> None:
     """Append the sum of squares of these parts, by functions that release the GIL and run on this thread alone.
 
-    OpenBLAS splits a dot product of float64 among its threads, but not one of float32. einsum is a loop of NumPy's.
+    OpenBLAS splits a dot product of float64 among its threads, but not one of float32. einsum runs a loop of NumPy.
     """
     with np.errstate(all="ignore"):
         if parts[0].itemsize == 4:

@@ -1,7 +1,8 @@
 """The cached prepared call of one product: its operands, its plan, its launches and its memory.
 
-`prepare_call` looks up the call in its library's cache. On a miss it describes the operands as a `ProblemQuery`, and
-`prepare_query` decides. `prepare_query` is pure: it touches no array and no device, so tests need none.
+`prepare_call` looks up the call in its library's cache. If the cache has no call, `prepare_call` describes the operands
+as a `ProblemQuery`, and `prepare_query` decides. `prepare_query` is pure: it touches no array and no device, so tests
+need none.
 """
 
 from __future__ import annotations
@@ -70,22 +71,24 @@ class PreparedCall:
     setting: Setting
     limits: Limits = NO_LIMITS
     device: Device | None = None
-    plan: Plan | None = None  # None: the library's own product
-    launches: LaunchList | None = None  # on a CUDA device
+    plan: Plan | None = None  # the plan; None if the library's own product runs
+    launches: LaunchList | None = None  # the launches on a CUDA device; None on the host
     shape: tuple[int, ...] = ()
     dtype: str = ""
-    result: Operand | None = None  # the product as a new array
-    packs: tuple[bool, bool] = (False, False)  # copy A, B, because BLAS cannot read them in place
-    writes_out: bool = False  # the plan can write into `out`, unless `out` overlaps an operand
-    flattens_stack: bool = False  # a stack times one matrix is one product of all its rows
-    offsets: tuple[Offsets, ...] = ()  # bytes of A, B and C of each product; on a CUDA device
-    addend_offsets: tuple[int, ...] = ()  # bytes of the addend of each product, if C does not hold the addend
+    result: Operand | None = None  # description of the product as a new array
+    # True for each of A and B that is copied, because BLAS cannot read its layout
+    packs: tuple[bool, bool] = (False, False)
+    writes_out: bool = False  # True if the plan can write into `out`, unless `out` overlaps an operand
+    flattens_stack: bool = False  # True if a stack times one matrix is one product of all rows of the stack
+    offsets: tuple[Offsets, ...] = ()  # offsets in bytes of A, B and C of each product, on a CUDA device
+    # offsets in bytes of the addend of each product, if C does not hold the addend
+    addend_offsets: tuple[int, ...] = ()
     spans: tuple[Span | None, Span | None, Span | None] = (None, None, None)
     copies: bool = False  # True if A or B is copied
     workspace: int = 0  # bytes
-    call_bytes: int = 0  # the workspace and, on a device, the copies of operands
-    uses_graph: bool = False  # capture the call as a CUDA graph once it recurs
-    plan_refusal: str = ""  # why the caller's plan cannot run, if the library probably rejects the call too
+    call_bytes: int = 0  # bytes of the workspace and, on a device, of copies of operands
+    uses_graph: bool = False  # True if the call is captured as a CUDA graph once it recurs
+    plan_refusal: str = ""  # the reason why the caller's plan cannot run, if the library probably rejects the call, too
 
     def explained(self, kernels: tuple[str, ...]) -> Decision:
         """Return the decision with the kernels that run and the bytes that the call allocates."""
@@ -107,10 +110,10 @@ class ProblemQuery:
     device: Device
     limits: Limits
     plan: Plan | None = None
-    result: Operand | None = None  # the product as a new array; None: contiguous, row-major
+    result: Operand | None = None  # description of the product as a new array; None for a row-major array without gaps
     params: GemmParams = PLAIN
     prepared_side: PreparedSide | None = None
-    addend_strides: tuple[int, ...] | None = None  # in elements; None: C holds the addend
+    addend_strides: tuple[int, ...] | None = None  # strides of the addend in elements; None if C holds the addend
 
 
 class CachedCall(NamedTuple):
@@ -118,7 +121,7 @@ class CachedCall(NamedTuple):
 
     call: PreparedCall
     valid_until: float  # time.monotonic()
-    workspace_share: int = 0  # bytes, the default workspace limit that the call was prepared under
+    workspace_share: int = 0  # the default workspace limit, in bytes, for which the call was prepared
 
 
 CACHED_CALLS = 4096  # per library
@@ -136,17 +139,17 @@ def prepare_call(
     constraints: PlanConstraints | GramKey,
     prepare: Prepare | None = None,
 ) -> PreparedCall:
-    """Return the cached call for this signature; prepare it on a miss, by `prepare` (default: plan_call).
+    """Return the cached call for this signature; prepare it on a miss, by `prepare` (default: prepare_uncached).
 
     Without b, the call multiplies a matrix by its own transpose.
     """
     signature = library.call_key(a, b, out)
     if signature is None:
-        return (prepare or plan_call)(library, a, b, out, constraints)  # type: ignore[arg-type]
+        return (prepare or prepare_uncached)(library, a, b, out, constraints)  # type: ignore[arg-type]
     key = constraints, signature, current_settings()
     cached = library.calls.get(key)
     if cached is None or cached.valid_until < time.monotonic():
-        cached = _fill_cache(library, key, a, b, out, constraints, prepare or plan_call)
+        cached = _fill_cache(library, key, a, b, out, constraints, prepare or prepare_uncached)
     call: PreparedCall = cached.call
     return call
 
@@ -160,7 +163,10 @@ def _fill_cache(
     constraints: PlanConstraints | GramKey,
     prepare: Prepare,
 ) -> CachedCall:
-    """Prepare a call and cache it. Without the caller's workspace limit it expires with the free-memory reading."""
+    """Prepare a call and cache it.
+
+    Without the caller's workspace limit, the cached call expires with the reading of the free memory.
+    """
     previous: CachedCall | None = library.calls.get(key)
     if constraints.workspace is not None:
         cached = CachedCall(prepare(library, a, b, out, constraints), inf)
@@ -181,7 +187,7 @@ def _fill_cache(
     return cached
 
 
-_host_caches: dict[int, dict[Hashable, Any]] = {}  # the caches of the libraries on the host, by id
+_host_caches: dict[int, dict[Hashable, Any]] = {}  # caches of prepared calls of the libraries on the host, by id
 
 
 @on_probe
@@ -205,7 +211,7 @@ def writes_there(library: Library, call: PreparedCall, a: object, b: object, out
 # ---- from arrays to a query
 
 
-def plan_call(library: Library, a: object, b: object, out: object, constraints: PlanConstraints) -> PreparedCall:
+def prepare_uncached(library: Library, a: object, b: object, out: object, constraints: PlanConstraints) -> PreparedCall:
     """Prepare a call without the cache. Calls that the library rejects are left to the library.
 
     PlanError if the caller's plan cannot run.
@@ -251,9 +257,10 @@ def _query_of_arrays(
 
 # ---- from a query to a prepared call
 
-# NumPy mirrors the triangle that BLAS computed entry by entry, in one thread. fmm mirrors it in tiles, on all threads,
-# which costs more to start. NumPy's time over fmm's on two cores, float64 and float32: 0.40 and 0.25 with 300 rows,
-# 0.89 and 0.78 with 1200, 0.99 and 0.90 with 2000, 1.00 and 1.05 with 3000, 1.06 and 1.17 with 4096.
+# NumPy mirrors the triangle that BLAS computed entry by entry, in one thread. fmm mirrors the triangle in tiles, on all
+# threads, which costs more to start. (Measured ratio of NumPy's to fmm's time on two cores, in float64 and float32:
+# 0.40 and 0.25 with 300 rows, 0.89 and 0.78 with 1200, 0.99 and 0.90 with 2000, 1.00 and 1.05 with 3000, 1.06 and 1.17
+# with 4096.)
 TILED_MIRROR_MIN_ROWS = 3000
 MIRRORED_IN_TILES = "b is a transposed in place: BLAS's syrk does half the work, and all threads write the mirror"
 OTHER_OUT = "out has another shape or type than the product"
@@ -273,7 +280,8 @@ def _prepare_as_gram(query: ProblemQuery) -> PreparedCall | None:
     if not setting.b_is_transposed_a or query.plan is not None or query.params != PLAIN:
         return None
     dtype = DTYPES.get(str(setting.dtype))
-    if dtype is None or dtype.is_complex or dtype.exact:  # the adjoint of a complex matrix is conjugated too
+    # the adjoint of a complex matrix is its conjugate transpose, which syrk does not compute
+    if dtype is None or dtype.is_complex or dtype.exact:
         return None
     call = _prepare_own_operation(replace(query, params=GemmParams(op="gram")))
     problem = call.decision.problem
@@ -387,7 +395,7 @@ def _needs_host_run(query: ProblemQuery, work: Matrices) -> bool:
 
 # ---- the plan and its launches
 
-# With any plan, inf and NaN appear exactly where the vendor has them. How that is achieved on the host (True) and on a
+# With any plan, inf and NaN appear exactly where the vendor has them. The means for this on the host (True) and on a
 # device (False):
 SECOND_COMPUTATION = {
     True: "where numbers may overflow or are not finite, and where NumPy is set to report underflow, NumPy multiplies",
@@ -448,11 +456,12 @@ def launches_on(plan: Plan, problem: Problem, device: Device, required: bool) ->
     except PlanError:
         if required:
             raise
-        return None  # a sum of more blocks than one launch has parameters for
+        return None  # a sum has more blocks than a launch has parameters
     emulates = plan.leaf_use.leaf.emulates
     if not required and emulates and not any(x.does == "product" for x in launches.launches):
-        return None  # on this chip the leaf hands this problem to the vendor
-    # fmm's own kernels are slower on unaligned rows. The prediction includes that for contiguous arrays, not for views.
+        return None  # on this GPU the leaf calls the vendor for this problem
+    # fmm's own kernels are slower on unaligned rows. The predicted time includes the slower unaligned rows of
+    # contiguous arrays, not those of views.
     is_predicted = not are_rows_aligned(without_layouts(problem), plan.leaf_use.leaf.alignment)
     return launches if required or launches.reads_aligned or is_predicted else None
 
@@ -478,9 +487,9 @@ def _add_launches(call: PreparedCall, launches: LaunchList, work: Matrices, quer
     """Return the call with launches, offsets and memory needs."""
     from fmm.kernels.cuda.record import record_operations  # a program without a GPU does not load it
 
-    ops = work.count * len(record_operations(launches.plan, launches.problem).ops)
-    is_short = ops <= MAX_GRAPH_OPS and work.count * prod(work.problem.size) <= MAX_GRAPH_WORK
-    several = work.count * len(launches.steps) > 1
+    ops = work.product_count * len(record_operations(launches.plan, launches.problem).ops)
+    is_short = ops <= MAX_GRAPH_OPS and work.product_count * prod(work.problem.size) <= MAX_GRAPH_WORK
+    several = work.product_count * len(launches.steps) > 1
     with_graph = cublas_scratch(launches) + GRAPH_SCRATCH * launches.vendor_stream_count
     uses_graph = several and launches.stream_count == 1 and is_short and with_graph <= call.limits.workspace
     return replace(

@@ -1,8 +1,8 @@
 """Operands prepared for many products: `fmm.prepare(b)` copies b, and stores a leaf's preparation after the copy.
 
-Only this object can write that memory, so the preparation is never out of date. After a change of b, prepare b again. A
-product by a plan whose leaf has a preparation (`Leaf.prepared_layout`) skips the pass that makes it. Other plans read
-the copy as an ordinary matrix.
+Only this object can write the memory of the copy, so the prepared form is never out of date. After a change of b,
+prepare b again. A product by a plan whose leaf stores a prepared form (`Leaf.prepared_layout`) skips the pass that
+computes this form. Other plans read the copy as an ordinary matrix.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fmm.runtime.devices import cuda_device
 from fmm.runtime.operands import matrix_layout
 
 Side = Literal["left", "right"]
-LEAST_SIDE = 64  # of a matrix that is worth a preparation
+LEAST_SIDE = 64  # least bytes of a matrix for which a leaf stores a prepared form
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class PreparedOperand:
     side: Side
     shape: tuple[int, ...]
     dtype: str
-    nbytes: int  # of the copy and the preparation
+    nbytes: int  # bytes of the copy and of the prepared form
     keeps: str  # the leaf that prepared the copy; empty if none did
     _array: Any = field(repr=False)
     _prepared_side: PreparedSide | None = field(repr=False)
@@ -85,7 +85,7 @@ def unwrap_operands(a: Any, b: Any, constraints: PlanConstraints) -> tuple[Any, 
     arrays, prepared_side = [], None
     for x, side, other in ((a, "left", b), (b, "right", a)):
         if isinstance(x, PreparedOperand):
-            # Gradients are products with other operands, which are not prepared.
+            # The products of the gradients have other operands, which are not prepared.
             if x.side == side and not getattr(other, "requires_grad", False):
                 prepared_side = x._prepared_side or prepared_side
             x = x._array
@@ -98,7 +98,7 @@ def unwrap_operands(a: Any, b: Any, constraints: PlanConstraints) -> tuple[Any, 
 def other_side_note(a: Any, b: Any) -> str:
     """Return a note for an error of shapes, if an operand was prepared for the other side and does not fit here."""
     note = wrong_side_note(a, b)
-    if not note:  # shapes are not compared: a tracer would record the comparison
+    if not note:  # the shapes of a traced array are not compared, since the tracer would record the comparison
         return ""
     left, right = (tuple(getattr(x, "shape", ())) for x in (a, b))
     fits = not left or not right or bool(left[-1] == right[-2:][0])

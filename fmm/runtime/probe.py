@@ -1,7 +1,7 @@
 """The probe: this processor's rates of products and sums, measured once per process when the guess proposes a plan.
 
-The built-in calibration is a guess, and by a wrong guess a plan can be slower than the vendor. So the choice is
-repeated with rates that are measured in a few tenths of a second. The probe favours the vendor: products count with
+The built-in calibration is a guess, and by a wrong guess a plan can be slower than the vendor. Therefore the choice is
+repeated with rates that a probe measures in a few tenths of a second. The probe favours the vendor: products count with
 their best time, sums with their median, and plans need a margin.
 """
 
@@ -30,34 +30,36 @@ from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.default_calibration import cpu_calibration
 
-SMALL, LARGE = 256, 4096  # sides of the timed products, doubled step by step ...
-LONGEST = 0.02  # ... until the next would take longer than this many seconds
-REPEATS, ROUNDS = 7, 5  # of products, of sums
-# time = flops / rate (1 + PIPE / side). Products of 1000 or 2000 a side run 10 to 20 % below the asymptotic rate, which
-# is as much as a level saves. Measuring that takes too long; two cores with AVX-512 show 200 to 250 (float64) and 200
-# to 400 (float32). Two concurrent products, each on one thread, lose less.
+FIRST_SIDE, LAST_SIDE = 256, 4096  # first side of the timed products; the side is doubled step by step
+LONGEST = 0.02  # ... seconds; the last product is the largest one that takes less time
+REPEATS, ROUNDS = 7, 5  # number of repetitions of products, and of sums
+# time = flops / rate (1 + PIPE / side). Products with sides of 1000 or 2000 run 10 to 20 % below the asymptotic rate,
+# which is as much as a level saves. A measurement of PIPE takes too long; two cores with AVX-512 have 200 to 250 in
+# float64 and 200 to 400 in float32. Two concurrent products, each on one thread, are closer to the asymptotic rate.
 PIPE, SIDE_BY_SIDE = 200.0, 150.0
 SUMMED = 1536  # side of the float64 operand of the timed sums: about 40 MB in total, more than a core's own caches
-CONCURRENT_SHAPE = (640, 1024)  # of A in the concurrent product, which takes longer than the sums and is not split
+CONCURRENT_SHAPE = (640, 1024)  # rows of A in the concurrent product, which takes longer than the sums and is not split
 # The share of the sums' measured rate where sums and products alternate: the overflow check takes time, and caches are
-# colder inside a product. float32 products are shorter, so disturbed sums weigh more.
+# colder inside a product. Products take less time in float32, so that the slower sums weigh more.
 SUM_RATE_SHARE = {"float64": 0.75, "float32": 0.65}
-# The least predicted gain. Between 4096 and 7000 a side, two cores with AVX-512 lose about as much (float64 2 to 5 %,
-# float32 6 to 8 %) at the start and end of a product, and to OpenBLAS's other thread, which spins after a product.
+# The least predicted gain for which a plan is chosen. For sides from 4096 to 7000, two cores with AVX-512 lose about
+# this share (2 to 5 % in float64, 6 to 8 % in float32) at the start and end of a product, and to OpenBLAS's other
+# thread, which spins after a product.
 LEAST_GAIN = 0.075
 # Three real products for a complex one do not divide evenly between two threads, and start while OpenBLAS's other
-# thread still spins. Of 27 products from 1300 to 6000 on those two cores, those with 9 to 13 % of predicted gain lost
-# up to 14 %; those with more gained 5 to 19 %.
+# thread still spins. (Measured for 27 products with sides from 1300 to 6000 on two cores with AVX-512: with 9 to 13 %
+# of predicted gain, products lost up to 14 %; with more, they gained 5 to 19 %.)
 LEAST_COMPLEX_GAIN = 0.13
-# The shortest side of a leaf product where two products run concurrently. On those two cores, two levels down to 1250
-# had 8 % of predicted gain and lost 1 %.
+# The shortest side of a leaf product where two products run concurrently. (Measured on two cores with AVX-512: two
+# levels down to sides of 1250 lost 1 %, with 8 % of predicted gain.)
 LEAST_SIDE = 2000.0
 
 MEASURED = "measured in this process"
 
 _lock = ForkSafeLock()
 _callbacks: list[Callable[[], None]] = []
-_found: dict[tuple[int, bool], dict[bool, Calibration]] = {}  # by threads and precision: of complex numbers, of real
+# measured calibrations by number of threads and precision: for complex types, for real types
+_found: dict[tuple[int, bool], dict[bool, Calibration]] = {}
 
 
 def measured_calibration(threads: int, dtype: str) -> Calibration | None:
@@ -95,7 +97,7 @@ def _measure(threads: int, dtypes: tuple[str, ...]) -> Calibration:
     built_in, stream = cpu_calibration(threads), _sum_rate(threads)
     rate, least = _product_rate(np.dtype(dtypes[0]), PIPE), 0.0
     with threads_per_product(threads) as (at_a_time, _):
-        if at_a_time > 1:  # products on one thread are disturbed less than products on all
+        if at_a_time > 1:  # other programs disturb products on one thread less than products on all threads
             least = LEAST_SIDE
             alone = _product_rate(np.dtype(dtypes[0]), SIDE_BY_SIDE)
             rate = replace(alone, flops=max(rate.flops, at_a_time * alone.flops))
@@ -112,8 +114,8 @@ def _product_rate(dtype: np.dtype[Any], pipe: float) -> Rate:
 
     time = flops / rate (1 + pipe / side); each of the three sides takes a third of pipe.
     """
-    side, seconds = SMALL, _product_seconds(SMALL, dtype)
-    while side < LARGE and seconds * 8 < LONGEST:
+    side, seconds = FIRST_SIDE, _product_seconds(FIRST_SIDE, dtype)
+    while side < LAST_SIDE and seconds * 8 < LONGEST:
         side *= 2
         seconds = _product_seconds(side, dtype)
     return Rate(2 * side**3 / seconds * (1 + pipe / side), 0.0, pipe / 3, pipe / 3, pipe / 3)

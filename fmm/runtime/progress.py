@@ -1,7 +1,7 @@
 """Progress of long products on stderr, with progress=True: tqdm's bar, or without tqdm a line every ten seconds.
 
-It appears once a product is predicted to take ten seconds, or has taken them. (Predictions do not include reading
-memory-mapped files.) A separate thread prints, so that no product waits for a terminal.
+The bar appears if a product is predicted to take ten seconds, or once it has taken ten seconds. (Predictions do not
+include reading memory-mapped files.) A separate thread prints, so that no product waits for a terminal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BAR_EVERY, LINE_EVERY = 0.5, 10.0  # seconds
 
 
 class Progress:
-    """The multiply-adds of a call that are done. If `wanted`, a thread shows them after `begin`."""
+    """The number of a call's multiply-adds that are done. If `wanted`, a thread shows the progress after `begin`."""
 
     def __init__(self, wanted: bool) -> None:
         self.wanted = wanted
@@ -85,7 +85,7 @@ class _Bar:
 
     def show(self, done: int, total: int, elapsed: float) -> None:
         self.bar.n, self.bar.total = done, total
-        self.bar.start_t = time.time() - elapsed  # the call started before the bar appeared
+        self.bar.start_t = time.time() - elapsed  # the bar counts time from the start of the call
         self.bar.refresh()
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class _Bar:
 
 
 class _Lines:
-    """A line every ten seconds."""
+    """Progress as a line every ten seconds."""
 
     every = LINE_EVERY
 

@@ -38,9 +38,9 @@ from fmm.runtime.devices import cuda_device, tuned_chip
 from fmm.runtime.prepare import PreparedCall, cublas_scratch
 
 GRAPHS = GraphCache()
-DEFAULT_STREAM = 0  # the legacy stream, which cannot be captured
-SPARE = 16  # launch parameter sets that a stack returns for reuse by the next stack
-MAX_STREAM_CALLS = 256  # per stream and thread
+DEFAULT_STREAM = 0  # number of the legacy stream, which cannot be captured
+MAX_REUSED_PARAMETER_SETS = 16  # number of launch parameter sets that the next stack can reuse
+MAX_STREAM_CALLS = 256  # number of cached calls for each stream and thread
 on_release(GRAPHS.clear)
 
 
@@ -78,7 +78,7 @@ def _run(
         if required:
             raise PlanError(f"the plan {call.plan} cannot run while its stream is captured")
         record_fallback("its stream is being captured")
-        return None  # a plan may need compiling first, and the graph would not own its memory
+        return None  # a plan may have to be compiled first, and the captured graph would not own the workspace
     flag = stream_flag(device, stream)
     stream_call = flag.prepared.get(id(call))
     if stream_call is None:
@@ -95,12 +95,12 @@ def _run(
     except PlanError:  # nothing was launched
         raise
     except Exception:
-        # A launch failed: overwrite what the others wrote, if the device still can.
+        # A launch failed: overwrite the results of the other launches, if the device still can.
         if out is not None:
             with suppress(Exception):
                 _complete_by_vendor(library, call, a, b, out, addend)
         raise
-    del memory  # returned in stream order: the next launch may use it
+    del memory  # the workspace is freed in stream order, so the next launch may use it
     return c
 
 
@@ -130,7 +130,7 @@ def _complete_by_vendor(library: DeviceLibrary, call: PreparedCall, a: Any, b: A
     problem = call.launches.problem if call.launches else None
     if problem is None or call.launches is None or any(call.launches.plan.conjugates):
         return
-    if problem.op == "gram" and b is a:  # b is passed for a^H: run_recurring_gram completes the call
+    if problem.op == "gram" and b is a:  # the argument b stands for a^H, and run_recurring_gram completes the call
         return
     alpha = problem.alpha
     if addend is not None:
@@ -161,15 +161,16 @@ class StreamCall:
 
     def __init__(self, call: PreparedCall, flag: StreamFlag, device: int) -> None:
         assert call.launches is not None
-        self.call = call  # keeps id(call) unique as a key
+        self.call = call  # a reference, so that id(call) stays unique as a key
         self.stream, self.device = flag.stream, device
         self.launches = call.launches
-        self.is_flagged = may_create_nonfinite(call.launches.plan)  # an inf or NaN in C starts a second computation
+        # True if an inf or NaN in C starts a second computation
+        self.is_flagged = may_create_nonfinite(call.launches.plan)
         self.flag_addresses = (flag.address, flag.count_address) if self.is_flagged else (0, 0)
         self.scratch = cublas_scratch(call.launches)
         self.replays = Replays(self._capture, GRAPHS) if call.uses_graph else None
         self._latest: Hashable = None  # key of the last replay: addresses usually recur
-        self._players: dict[Alignment, Player | str] = {}  # or the reason why the plan cannot run
+        self._players: dict[Alignment, Player | str] = {}  # the reason why the plan cannot run; None if it can
         self._single: Player | None = (
             None  # the player of a call of one product, on addresses with the libraries' alignment
         )
@@ -240,7 +241,7 @@ class StreamCall:
 
     def _launch(self, addresses: Addresses, stream: int, visible: bool) -> None:
         """Launch all products or none: a visible C of a stack has all launches prepared before the first one."""
-        products = list(self._products(addresses))  # all players exist before the first one plays
+        products = list(self._products(addresses))  # all launches are prepared before the first one is made
         if len(products) == 1 and addresses.aligned and products[0][1] is addresses:
             self._single = products[0][0]
         if len(products) == 1 or not visible:
@@ -249,7 +250,7 @@ class StreamCall:
             return
         prepared = [player.prepared_product(own, stream) for player, own in products]
         make_calls([call for calls, _ in prepared for call in calls])
-        for _, give_back in prepared[:SPARE]:
+        for _, give_back in prepared[:MAX_REUSED_PARAMETER_SETS]:
             give_back()
 
     def _capture(self, addresses: Addresses) -> _Replay | None:
@@ -262,7 +263,7 @@ class StreamCall:
             return None
         counters = {player: player.new_counters(self.stream) for player, _ in products}
         if any(counters.values()):
-            runtime.streamSynchronize(self.stream)  # the counters are zero now
+            runtime.streamSynchronize(self.stream)  # all counters are zero after this launch
         stream = take_capture_stream(self.device)
         try:
             try:
@@ -274,7 +275,7 @@ class StreamCall:
         except RuntimeError:
             return None
         finally:
-            set_stream(StreamContext(cublas_handle(), self.stream, 0))  # other captures may use the private stream
+            set_stream(StreamContext(cublas_handle(), self.stream, 0))  # later captures may use the private stream
             return_capture_stream(self.device, stream)
         return _Replay(self, graph, addresses, counters)
 
@@ -291,7 +292,8 @@ class _Replay:
         self, call: StreamCall, graph: Any, addresses: Addresses, counters: dict[Player, tuple[int, ...]]
     ) -> None:
         self.call, self.counters = call, counters
-        self.bases: tuple[int, ...] | None = addresses.places  # None: a move failed, and nodes may differ
+        # None after a failed update, which may leave nodes with different addresses
+        self.bases: tuple[int, ...] | None = addresses.places
         self.graph = MovableGraph(graph, call.nodes(addresses, counters))
 
     def move_to(self, addresses: Addresses) -> bool:

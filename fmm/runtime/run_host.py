@@ -1,8 +1,8 @@
 """Running a prepared call on the host: a workspace, the check for overflow, and the plan on NumPy views.
 
-`out` is complete or untouched, whatever exception ends the call, Ctrl-C included. So no Python code that a signal could
-interrupt writes to `out`: a worker thread writes while the caller waits in one C call, or one C call copies the result
-from a private array. (NumPy's own product is one C call too.)
+`out` is complete or untouched, whatever exception ends the call, Ctrl-C included. Therefore no Python code that a
+signal could interrupt writes to `out`: a worker thread writes while the caller waits in a single call of a C function,
+or a single C function copies the result from a private array. (NumPy's own product is also one C call.)
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from fmm.runtime.overflow import may_overflow
 from fmm.runtime.prepare import PreparedCall
 from fmm.runtime.progress import Progress, current_progress
 
-SMALL_ARRAY_BYTES = 256 * 1024  # if each of A, B and C is smaller, a plan gains nothing from a second thread
+SMALL_ARRAY_BYTES = 256 * 1024  # bytes; if each of A, B and C is smaller, a plan gains nothing from a second thread
 
 
 class PartlyAddedError(RuntimeError):
@@ -68,7 +68,7 @@ def run_call(
     multiplier = _Multiplier(call, None if addend is None else library.as_numpy(addend))
     try:
         if call.plan == VENDOR and not (multiplier.writes_triangle or multiplier.updates):
-            multiplier.fill(x, y, z)  # one product, under the caller's numpy.errstate
+            multiplier.fill(x, y, z)  # a single product runs on the caller's thread, under the caller's numpy.errstate
         elif max(x.nbytes, y.nbytes, z.nbytes) > SMALL_ARRAY_BYTES and _threads_are_equal():
             completes = out is not None and multiplier.can_be_completed
             completion = _vendor_steps(library.vendor_call(a, b, out), z, multiplier) if completes else []
@@ -182,9 +182,9 @@ class _Multiplier:
         assert problem is not None
         self.params = GemmParams(problem.alpha, problem.beta, problem.op, problem.fill)
         self.writes_triangle, self.updates = problem.writes_triangle, problem.updates
-        self.addend = addend  # None: C holds the addend, if there is one
+        self.addend = addend  # None if C holds the addend, or without an addend
         self.in_place = addend is None and self.params.beta != 0
-        self.has_added = False  # C's old values are lost
+        self.has_added = False  # True if C's old values are lost
         self.progress = current_progress()
         self.report: ProgressCallback | None = None
 
@@ -201,7 +201,7 @@ class _Multiplier:
         if self.progress is not None:
             self._begin_progress(self.progress, c.size)
         with borrowed_block(self.call.workspace) as memory, quiet:
-            if self.in_place:  # check all products before the first one is added
+            if self.in_place:  # all products are checked before the first one is added
                 for x, y, _ in _products(self.call, a, b, c):
                     arena = Arena(memory, self.dtype)
                     self._check_overflow(*self._readable_operands(x, y, arena), self.threads)
@@ -252,7 +252,7 @@ class _Multiplier:
         if DTYPES[self.call.dtype].exact:
             return  # integers wrap in any order
         if self.params != PLAIN and not any(level.saves_products for level in self.plan.levels):
-            return  # the plan adds up nothing that the vendor does not
+            return  # the plan has no sums that the vendor's product does not have
         scale = max(1.0, abs(complex(self.params.alpha)))
         if may_overflow(self.plan, a, b, threads, self.params.op, self.params.fill, scale):
             raise _VendorNeededError("inf, NaN or numbers so large that sums may overflow are in its operands")

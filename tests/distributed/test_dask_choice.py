@@ -7,7 +7,7 @@ from collections.abc import Hashable
 
 import pytest
 
-from fmm.distributed.chunk_grid import combined_chunks, multiplied_chunks
+from fmm.distributed.chunk_grid import sum_of_chunk_products, weighted_chunk_sum
 from fmm.distributed.dask_choice import (
     ChunkCosts,
     ChunkTask,
@@ -43,8 +43,8 @@ def test_what_is_elsewhere_is_sent_once() -> None:
 def test_tasks_cost_products_passes_and_new_memory() -> None:
     costs = ChunkCosts(product=1.0, chunk=1e9, stream=1e10)
     four = [["a"] * 4, ["b"] * 4, 1.0, 0.0, None, None]
-    assert costs.seconds(multiplied_chunks, four) == pytest.approx(4 + 3 * 0.2 + 1.0)
-    assert costs.seconds(combined_chunks, [(1, 1, 1), ["a", "b", "c"]]) == pytest.approx(0.4 + 1.0)
+    assert costs.task_seconds(sum_of_chunk_products, four) == pytest.approx(4 + 3 * 0.2 + 1.0)
+    assert costs.task_seconds(weighted_chunk_sum, [(1, 1, 1), ["a", "b", "c"]]) == pytest.approx(0.4 + 1.0)
 
 
 @pytest.mark.parametrize(

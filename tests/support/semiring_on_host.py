@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from fmm.semirings import placement, predecessors, shortest_paths
-from fmm.semirings.closure_launches import ARGS, DOUBLED, WORKSPACE, closure_launches, padded
-from fmm.semirings.closure_steps import MATRIX
+from fmm.semirings.closure_launches import ARGUMENTS_PREFIX, DOUBLED, WORKSPACE, closure_launches, padded
+from fmm.semirings.closure_steps import MATRIX_NAME
 from fmm.semirings.minplus_kernel import (
     RINGS,
     DeviceMatrix,
     SemiringProduct,
     doubling_launch,
+    kernel_tile_sizes,
     minplus_launch,
-    sizes_for,
 )
 from tests.support.minplus_on_host import lines_of, play
 
@@ -102,7 +102,7 @@ class HostDevice:
         dest = DeviceMatrix("C", 0, m, n, padded(n))
         args = dest._replace(base="args") if with_arguments else None
         product = SemiringProduct(left, DeviceMatrix("B", 0, k, n, padded(n)), dest, args=args)
-        play([*launches, minplus_launch(ring, sizes_for(ring, with_arguments)[-1], [product])], memory)
+        play([*launches, minplus_launch(ring, kernel_tile_sizes(ring, with_arguments)[-1], [product])], memory)
         return memory["C"][:, :n].copy(), memory["args"][:, :n].copy() if with_arguments else None
 
     def device_closure(
@@ -113,15 +113,17 @@ class HostDevice:
         found = closure_launches(RINGS[name], n, predecessors is not None, 132)
         values, numbers = lines_of(n, padded(n), missing, d.dtype), max(found.numbers, 1)
         values[:, :n] = d
-        memory = {MATRIX: values, WORKSPACE: lines_of(1, numbers, POISON, d.dtype)}
+        memory = {MATRIX_NAME: values, WORKSPACE: lines_of(1, numbers, POISON, d.dtype)}
         memory[DOUBLED] = lines_of(1, max(found.doubled_bytes, 4), POISON, np.uint8)
         if predecessors is not None:
             memory |= {
-                ARGS + MATRIX: self._wide(predecessors),
-                ARGS + WORKSPACE: lines_of(1, numbers, POISON, np.int32),
+                ARGUMENTS_PREFIX + MATRIX_NAME: self._wide(predecessors),
+                ARGUMENTS_PREFIX + WORKSPACE: lines_of(1, numbers, POISON, np.int32),
             }
         play(found.launches, memory)
-        return values[:, :n].copy(), None if predecessors is None else memory[ARGS + MATRIX][:, :n].copy()
+        return values[:, :n].copy(), None if predecessors is None else memory[ARGUMENTS_PREFIX + MATRIX_NAME][
+            :, :n
+        ].copy()
 
     def _wide(self, x: Matrix) -> Matrix:
         found = lines_of(x.shape[0], padded(x.shape[1]), 0, x.dtype)
@@ -138,5 +140,5 @@ def take_the_hosts_place(monkeypatch: pytest.MonkeyPatch) -> HostDevice:
         yield place
 
     monkeypatch.setattr(placement, "placed_arrays", placed)
-    monkeypatch.setattr(placement, "device_kernels", lambda: device)
+    monkeypatch.setattr(placement, "device_module", lambda: device)
     return device

@@ -46,9 +46,9 @@ def tuning_in_force(dtype: str, device: Device) -> Tuned | None:
 def untuned_arithmetic(dtype: str, device: Device) -> str:
     """Return the environment variables that change the vendor's arithmetic, if no tuning was taken under them.
 
-    The vendor's speed is then another than in every calibration: cuBLAS's emulated float64, for example, is faster.
-    A tuning that was measured under such variables is likewise no calibration without them. Return "" if the variables
-    are those of the tuning.
+    With other values of these variables the vendor has another speed than in the calibration; cuBLAS's emulated
+    float64, for example, is faster. Likewise, a tuning that was measured under such variables is no calibration for a
+    process without them. Return "" if the variables are those of the tuning.
     """
     if device.threads:
         return ""
@@ -87,8 +87,8 @@ def complete_calibration(tuned: Tuned, real: Tuned | None, guess: Calibration | 
 def add_unmeasured_rates(tuned: Calibration, guess: Calibration, failed: tuple[str, ...] = ()) -> Calibration:
     """Return a tuned calibration with rates of the leaves that it did not measure, except those that failed.
 
-    A leaf without a measurement is as fast, relative to the vendor on this device, as the guess says relative to its
-    own vendor rate.
+    The rate of an unmeasured leaf is the measured rate of the vendor, times the ratio of the leaf's to the vendor's
+    rate in the guess.
     """
     rates = dict(tuned.rates)
     for leaf in plan_leaves():

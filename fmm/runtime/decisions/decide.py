@@ -7,7 +7,7 @@ name the plans to try if the decided plan cannot run, and the seconds that a pla
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -43,7 +43,7 @@ from fmm.runtime.probe import MEASURED
 
 # The decision's source without a config, by the source of the calibration.
 MODEL_SOURCES = {BUILT_IN_SOURCE: "built-in model", MEASURED: "probed model"}
-SHOWN_CANDIDATES = 6  # the fastest candidates that the text of a decision lists
+SHOWN_CANDIDATES = 6  # number of the fastest candidates that the text of a decision lists
 ENTRY = " entry"  # last word of `Decision.source` if a tuned entry decided
 WORTH_TUNING = 2 * 2048**3  # flops of the smallest product that logs a missing tuning or is measured online
 ENTRY_OVERRIDE_GAIN = 1.25  # least predicted speedup over an entry's plan at which another plan replaces that plan
@@ -63,6 +63,7 @@ class Decision:
     kernels: tuple[str, ...] = ()  # the kernels that run, a line each
     on_cpu: bool = False
     calibration: Calibration | None = field(default=None, compare=False, repr=False)  # of the model that decided
+    limits: Limits | None = field(default=None, compare=False, repr=False)  # that the candidates were filtered by
     # Bytes that the explained call allocates in addition to A, B and C: the workspace of its launches, copies of
     # operands, and on a device the memory of a graph. 0 if the vendor multiplies, and for fmm.plan.
     call_bytes: int = field(default=0, compare=False)
@@ -110,7 +111,7 @@ class Decision:
             exact = problem.dtype if problem.type.exact else ""
             lines += ["", plan_table(self.plan, *problem.size, problem.itemsize, _gemm_params(problem), exact)]
         if self.kernels:
-            counts = Counter(self.kernels).items()  # levels repeat the kernels below them
+            counts = Counter(self.kernels).items()  # the kernels of inner levels run several times
             lines += ["", "runs:", *(f"  {x}" if count == 1 else f"  {count} times: {x}" for x, count in counts), ""]
         if self.call_bytes > self.workspace:
             lines += [f"the call allocates: {self.call_bytes} bytes, with copies and what its launches need"]
@@ -118,8 +119,8 @@ class Decision:
         if self.problem and self.problem.type.exact:
             lines += ["expected error: none, integers are exact"]
         else:
-            lines += [", ".join([f"expected error: {self.error_growth:.1f} times the vendor's", *notes])]
-            lines += [f"its bound: {error_bound_text(self.plan, self.problem.componentwise)}"] if self.problem else []
+            lines += [self._expected_error_line(notes)]
+            lines += [f"bound: {error_bound_text(self.plan, self.problem.componentwise)}"] if self.problem else []
         if self.candidates:
             lines += ["", *self._candidate_lines()]
         return "\n".join(lines)
@@ -127,10 +128,10 @@ class Decision:
     def _candidate_lines(self) -> list[str]:
         """Return the fastest candidates, the plan and the vendor, with their predicted times."""
         shown = [c for i, c in enumerate(self.candidates) if i < SHOWN_CANDIDATES or c.plan in (self.plan, VENDOR)]
-        times = [f"{c.time:.2f}" for c in shown]
+        times = [f"{c.time:.3f}" for c in shown]
         width = max(5, *map(len, times))
         lines = ["predicted time, the vendor's being 1:"]
-        lines += [f"  {time:>{width}}  {c.plan}" for time, c in zip(times, shown, strict=True)]
+        lines += [f"  {time:>{width}}  {c.plan}{self._exceeded_limit(c)}" for time, c in zip(times, shown, strict=True)]
         if len(shown) < len(self.candidates):
             lines += [f"  and {len(self.candidates) - len(shown)} slower ones"]
         if self.calibration:
@@ -139,6 +140,25 @@ class Decision:
             parts = ", ".join(f"{plan} {seconds[plan]:.4g} s" for plan in plans)
             lines += [f"predicted on the device: {parts} (each term: print(*fmm.explain(a, b).terms, sep='\\n'))"]
         return lines
+
+    def _expected_error_line(self, notes: Iterable[str]) -> str:
+        """Return the expected error growth with two digits or more, and whether it was measured or is modelled."""
+        growth, is_measured = self.error_growth, not any(level.bilinear for level in self.plan.levels)
+        text, origin = f"{growth:.1f}" if growth >= 1 else f"{growth:#.2g}", " (root mean square, by the model)"
+        if is_measured and self.plan.leaf_use.leaf.emulates:
+            text, origin = f"at most {text}", " (the largest that was measured, in the Frobenius norm)"
+        line = ", ".join([f"expected error: {text} times the vendor's", *notes])
+        return line if self.plan == VENDOR else f"{line}{origin}"
+
+    def _exceeded_limit(self, candidate: Candidate) -> str:
+        """Return the mark of a candidate that the limits forbid; empty if it is allowed."""
+        limits, plan = self.limits, candidate.plan
+        if limits is None or plan == VENDOR:
+            return ""
+        if not limits.allow(plan, candidate.error_growth):
+            is_type = plan.emulates and not limits.emulation
+            return f"  (forbidden: {'multiplies in another type' if is_type else 'more error'})"
+        return "" if candidate.fits(limits.workspace) else "  (forbidden: more workspace)"
 
 
 def decide_plan(problem: Problem, limits: Limits, device: Device) -> Decision:
@@ -240,8 +260,9 @@ def decide_over_entry(
 ) -> Decision | None:
     """Return the decision for a plan that is predicted to be far faster, by a leaf that the tuning never measured.
 
-    None without such a plan. An entry is evidence about the plans that it compared, not about leaves that are newer
-    than the config. A newer leaf already multiplies all other shapes of the type.
+    The result is None if no plan by such a leaf is far faster. An entry is evidence about the plans that it compared,
+    not about leaves that are newer than the config. The newer leaf already multiplies all shapes of the type that have
+    no entry.
     """
     entry = tuned.entry(problem.size, op=problem.op)
     decision = decide_by_model(problem, limits, calibration, True, tuned.identity)
@@ -274,7 +295,8 @@ def decide_by_model(
     plan, reason, on_cpu = choice.best.plan, choice.reason, not calibration.batches
     if calibration.source == BUILT_IN_SOURCE and plan == VENDOR and any(c.wins for c in choice.candidates):
         reason = f"{reason}; within wider limits this processor would be measured before it is chosen"
-    return Decision(plan, problem, reason, choice.candidates, source, on_cpu=on_cpu, calibration=calibration)
+    found = choice.candidates
+    return Decision(plan, problem, reason, found, source, on_cpu=on_cpu, calibration=calibration, limits=limits)
 
 
 def _decide_by_equation_2(problem: Problem, limits: Limits, device: Device) -> Decision:
@@ -327,7 +349,7 @@ def check_runnable(plan: Plan, problem: Problem, on_cpu: bool) -> None:
 
 # ---- other plans, if the decided one cannot run
 
-RETRY_SHARE = 0.8  # of a plan's workspace, allowed to the next attempt: fragmented free memory suffices then
+RETRY_SHARE = 0.8  # share of a plan's workspace that the next attempt may use, so that fragmented free memory suffices
 
 
 def next_plans(problem: Problem, refused: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
@@ -377,8 +399,8 @@ def _candidates(problem: Problem, limits: Limits, device: Device) -> tuple[Candi
 
 # ---- expected times outside a choice
 
-# The vendor splits a product of few rows along a long inner side. Whether its syrk does the same is unknown to the
-# model. With an inner side of more than this multiple of the rows, the whole product is computed.
+# The vendor splits a product of few rows along a long inner side. The model does not know whether the vendor's syrk
+# splits such products, too. With an inner side of more than this multiple of the rows, the whole product is computed.
 MAX_INNER_RATIO = 16
 # On a GPU, with so few rows, syrk takes as long as the whole product or longer. (An H200, 1024 rows and columns:
 # 63 us by syrk and 59 us whole in float32, 41 and 42 us in float64.)
@@ -415,7 +437,7 @@ def expected_seconds(plans: Collection[Plan], problem: Problem, limits: Limits, 
         return 0.0
     seconds = [recurring_call_seconds(quick_prediction(VENDOR, problem, calibration), calibration)]
     for plan in plans:
-        with suppress(PlanError):  # the plan cannot run at these sides
+        with suppress(PlanError):  # the plan cannot run at these sizes
             if estimated_workspace(plan, problem) <= limits.workspace:
                 seconds.append(recurring_call_seconds(quick_prediction(plan, problem, calibration), calibration))
     return min(seconds)

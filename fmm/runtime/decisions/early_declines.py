@@ -3,9 +3,9 @@
 A small product takes ten microseconds or less, and looking for a plan would take longer. A product is declined by the
 bytes of its operands, by its sides, or because the vendor was chosen for one of the same sizes a moment ago.
 
-The full path of fmm.gemm and fmm.gram takes 80 microseconds. Once that path has found that the library computes a
-call, the answer is cached for some seconds, under a key of shapes, strides, types and parameters. A cached answer is
-never wrong, whatever changes meanwhile: the library's functions are the specification.
+The full path of fmm.gemm and fmm.gram takes 80 microseconds. If the full path finds that the library computes a call,
+the answer is cached for some seconds, under a key of shapes, strides, types and parameters. A cached decline is never
+wrong, whatever changes meanwhile, since the library's own functions define the result.
 """
 
 from __future__ import annotations
@@ -74,8 +74,9 @@ def is_declined_on_device(library: Library, a: Any, b: Any, nbytes_product: int)
 def smallest_side() -> int:
     """Return the side below which no plan can win, whatever the other sides are.
 
-    One level saves an eighth of the m k n multiply-adds. Its sums read and write B at least once, 2 k n elements. Below
-    m = 16 (bytes an element) (flops a byte) / (flops a multiply-add), that pass alone costs more than the level saves.
+    One level saves an eighth of the m k n multiply-adds. The level's sums read and write B at least once, 2 k n
+    elements. Below m = 16 (bytes an element) (flops a byte) / (flops a multiply-add), the pass over B alone costs more
+    than the level saves.
     """
     sides = (16 * DTYPES[t].itemsize * r / DTYPES[t].flops for t, r in FLOPS_PER_BYTE.items())
     return int(min(sides))
@@ -91,10 +92,10 @@ def is_small_on_host(a: Any, b: Any) -> bool:
         return True
     if a.ndim == 2 and b.ndim == 2:
         (m, k), n = a.shape, b.shape[1]
-    elif a.ndim < 3 or b.ndim < 2:
+    elif a.ndim < 2 or b.ndim < 2:
         return True
-    else:  # a stack has many rows in total
-        m, k, n = SMALLEST_SIDE, a.shape[-1], b.shape[-1]
+    else:  # a stack of a has many rows in total
+        m, k, n = a.shape[0] if a.ndim == 2 else SMALLEST_SIDE, a.shape[-1], b.shape[-1]
     if m >= SMALLEST_SIDE and k >= SMALLEST_SIDE and n >= SMALLEST_SIDE:
         return False
     shortest = SMALLEST_INTEGER_SIDE
@@ -118,7 +119,7 @@ class DeclineMemory(NamedTuple):
 
 
 # On the host: after a long product the CPU's caches hold neither the data nor the code of decisions, so a new decision
-# takes milliseconds. On a device: the time for which a reading of the free memory is used.
+# takes milliseconds. On a device: the seconds for which a reading of the free memory is used.
 DECLINE_MEMORY: dict[Processor, DeclineMemory] = {"cpu": DeclineMemory(10.0, 1 << 31), "cuda": DeclineMemory(1.0, 0)}
 
 
@@ -137,11 +138,11 @@ def remember_decline(library: Library, a: Any, b: Any, decision: Decision) -> No
     """Leave products of these sizes to the vendor for DECLINE_MEMORY's seconds, whatever the layouts."""
     memory, problem = DECLINE_MEMORY[library.processor], decision.problem
     if problem is not None and ranking_problem(problem, library.processor == "cuda") != without_layouts(problem):
-        return  # in another layout another plan may be faster
-    if not getattr(a, "ndim", 0) == getattr(b, "ndim", 0) == 2:  # a list, for example
+        return  # with another memory layout another plan may be faster
+    if not getattr(a, "ndim", 0) == getattr(b, "ndim", 0) == 2:  # an operand without these attributes, such as a list
         return
     if library.processor == "cpu":
-        if problem is None:  # torch's own products of some types are torch's for all arrays of these types
+        if problem is None:  # for some types, torch computes the products of all arrays
             is_remembered = library.differentiable and a.shape[1] == b.shape[0]
         else:  # a rule may concern these very arrays, for example that one is the other's transpose
             is_remembered = decision.source != "rule"
@@ -154,7 +155,7 @@ def remember_decline(library: Library, a: Any, b: Any, decision: Decision) -> No
 
 CALL_DECLINE_SECONDS = 1.0  # of small calls: a changed config is noticed within a second
 MAX_DECLINED_FACTOR = 1 << 62  # torch takes no int beyond 64 bits, unless as a float
-MAX_CALLS = 4096  # prepared and declined ones together, per library
+MAX_CALLS = 4096  # largest number of prepared and declined calls in a library's cache
 PYTHON_NUMBERS = (int, float, complex)  # bool raises an error; NumPy's scalars could change the result's type
 
 
@@ -168,7 +169,7 @@ class CallKey(NamedTuple):
 class DeclinedCall(NamedTuple):
     """A call that the library computes."""
 
-    expiry: float  # time.monotonic() until which the answer is used
+    expiry: float  # time.monotonic() at which the answer expires
     params: Any  # the checked parameters: alpha, beta and others
     library: Library
     vendor_mirrors: bool  # the library's product of a matrix and its transpose is symmetric bit for bit

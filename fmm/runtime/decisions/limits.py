@@ -1,4 +1,4 @@
-"""Limits of a plan: the caller's constraints, else a share of the free memory and a default error growth."""
+"""Limits of a plan: the caller's constraints, else a share share of the free memory and a default error growth."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ class PlanConstraints(NamedTuple):
     plan: Plan | None = None
     error_growth: float | None = None  # upper limit; None: the device's default
     workspace: int | None = None  # upper limit in bytes; None: a share of the free memory
-    params: GemmParams = PLAIN  # alpha, beta, op and fill
-    replaceable: bool = False  # fmm chose the plan, so another may replace it
-    componentwise: bool = False  # bound the error of each entry
+    params: GemmParams = PLAIN  # alpha, beta, op and fill of the product
+    replaceable: bool = False  # True if fmm chose the plan, so that another plan may replace it
+    componentwise: bool = False  # True to bound the error of each entry
     prepared_side: PreparedSide | None = None
-    addend_strides: tuple[int, ...] | None = None  # of the addend, in C's shape; None: C holds the addend
+    # strides of the addend, broadcast to C's shape; None if C holds the addend
+    addend_strides: tuple[int, ...] | None = None
 
     @property
     def plan_required(self) -> bool:
@@ -68,8 +69,9 @@ def limits_without_arrays(op: Operation, dtype: str, workspace: int, error_growt
 # ---- the default workspace limit
 
 WORKSPACE_SHARE = 0.5  # of the free memory
-FREE_MEMORY_SECONDS = 1.0  # how long a reading of the free memory is used
-_shares: dict[tuple[str, int], tuple[float, int]] = {}  # by library and device: expiry, bytes
+FREE_MEMORY_SECONDS = 1.0  # seconds for which a reading of the free memory is used
+# readings of the free memory by library and device: time of expiry, bytes
+_shares: dict[tuple[str, int], tuple[float, int]] = {}
 
 
 def default_workspace_bytes(library: Library, number: int) -> int:
@@ -100,7 +102,7 @@ def workspace_valid_until(library: Library, number: int) -> float:
 
 # ---- processes on a GPU, counted by NVIDIA's management library (NVML), which comes with the driver
 
-NVML_INSUFFICIENT_SIZE = 7  # status if there are processes and the caller passes no array for them
+NVML_INSUFFICIENT_SIZE = 7  # NVML's status if a device has processes and the caller passed no array for them
 NVML_FILE = "libnvidia-ml.so.1"
 
 

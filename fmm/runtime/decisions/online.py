@@ -20,7 +20,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.problem import Problem
 
 PAIRS = certify.MIN_ROUNDS
-NOISE = 0.01  # assumed: an online measurement has no A/A pair
+NOISE = 0.01  # an assumed noise floor, since an online measurement has no pair of equal plans
 
 
 class Trial:
@@ -32,8 +32,9 @@ class Trial:
         self._lock = threading.Lock()
         shuffled = random.Random(0)
         pairs = [shuffled.sample([VENDOR, plan], 2) for _ in range(PAIRS)]
-        self._turns = [plan, VENDOR, *(p for pair in pairs for p in pair)]  # the first two products are not counted
-        self._seconds: list[float] = []  # of the turns that are over
+        # number of the first products, which are not counted
+        self._turns = [plan, VENDOR, *(p for pair in pairs for p in pair)]
+        self._seconds: list[float] = []  # seconds of the finished products, in their order
 
     def run(self, multiply: Callable[[Plan], Any], settle: Callable[[], None] = lambda: None) -> Any:
         """Return one product by the next plan in turn. Concurrent products of other threads are not measured.
@@ -49,7 +50,7 @@ class Trial:
 
     def _timed(self, multiply: Callable[[Plan], Any], settle: Callable[[], None]) -> Any:
         done = len(self._seconds)
-        if done == len(self._turns):  # the last turn ended in another thread, or before an exception
+        if done == len(self._turns):  # the last measurement ended in another thread, or by an exception
             self._conclude()
             return multiply(self.plan)
         settle()

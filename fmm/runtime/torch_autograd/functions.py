@@ -120,7 +120,7 @@ def _gram_by_torch(a: Any, b: Any, out: Any, params: GramParams, constraints: Pl
         why = explain_torch_fallback(a, a if b is None else b, out)
         raise TypeError(f"fmm.gram takes neither out nor plan here: {why}")
     left, right = (a, b) if b is not None else (a, a.mH) if params.rows else (a.mH, a)
-    if params.alpha == 0:  # then the factors are not read, as by BLAS
+    if params.alpha == 0:  # with alpha = 0 the operands are not read, as in BLAS
         left, right = left[..., :0], right[..., :0, :]
     c = TORCH.vendor(left, right) * params.alpha
     if params.fill == "full":
@@ -318,7 +318,7 @@ Shapes = tuple[Sequence[int], Sequence[int]]
 def save_factors(ctx: Any, a: Any, b: Any) -> None:
     """Save each factor that the other one's gradient needs, as torch's own product does.
 
-    A factor that is not saved may be overwritten or freed. Without b, a is a factor of its own gradient.
+    A program may overwrite or free a factor that is not saved. Without b, the gradient of a needs a itself.
     """
     of_a, of_b = ctx.needs_input_grad[:2]
     ctx.save_for_backward(a if of_b or b is None else None, b if of_a else None)

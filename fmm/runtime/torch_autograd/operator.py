@@ -138,7 +138,7 @@ def _as_stack(x: Any, batch_axis: int | None, axes: int, missing_axis: int | Non
 # ---- forward-mode gradients and DTensors, which torch.library has no place for
 #
 # A kernel of fmm's replaces, at the autograd keys, the one that torch generates from the operator's gradients, which
-# would drop tangents silently. A torch that does not hand out its kernels gets neither.
+# would drop tangents silently. A version of torch that does not hand out its kernels gets neither registration.
 
 AUTOGRAD_KEYS = "AutogradCPU", "AutogradCUDA", "AutogradMeta"
 DTENSOR_MODULE = "torch.distributed.tensor"
@@ -155,7 +155,8 @@ def _add_autograd_kernels() -> None:
 def _autograd_kernel(generated: Any, keys: Any, a: Any, b: Any, *rest: Any) -> Any:
     """Return torch's own product of tensors with tangents, as fmm.matmul does; else the operator's."""
     if type(a) not in PLAIN_TENSORS or type(b) not in PLAIN_TENSORS:
-        dtensor = getattr(sys.modules.get(DTENSOR_MODULE), "DTensor", ())  # loaded if one of them is a DTensor
+        # the module is loaded if an operand is a DTensor
+        dtensor = getattr(sys.modules.get(DTENSOR_MODULE), "DTensor", ())
         if isinstance(a, dtensor) or isinstance(b, dtensor):
             _register_sharding()
     if not (_has_tangent(a) or _has_tangent(b)):

@@ -9,13 +9,13 @@ import pytest
 from fmm.kernels.algorithms.digits import (
     MANTISSA_BITS,
     DigitProducts,
-    Planes,
+    OperandPlanes,
     digit_products,
     worst_case_digit_products,
 )
 
 
-def digits_of(x: int, planes: Planes, bits: int) -> list[int]:
+def digits_of(x: int, planes: OperandPlanes, bits: int) -> list[int]:
     """As the docstring cuts a number, in arithmetic modulo 2^bits."""
     offsets, widths = planes.offsets, planes.widths
     total = x + sum(1 << (o + w - 1) for o, w in zip(offsets, widths, strict=False))
@@ -35,7 +35,7 @@ def product_by(way: DigitProducts, a: list[int], b: list[int], bits: int) -> tup
     return total % (1 << bits), largest
 
 
-def _planes(x: int, cut: Planes, bits: int) -> list[int]:
+def _planes(x: int, cut: OperandPlanes, bits: int) -> list[int]:
     digits = digits_of(x, cut, bits)
     return [sum(digits[i] for i in plane) for plane in cut.order]
 

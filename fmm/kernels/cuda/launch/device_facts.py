@@ -1,4 +1,4 @@
-"""Read a CUDA device's facts from the driver, as a Chip."""
+"""Read the properties of a CUDA device from the driver."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import nearest_capability
 from fmm.kernels.cuda.launch.kernel_call import tensor_map_encoder
 
-BYTES_PER_CLOCK = 16  # of memory traffic for a multiprocessor, where the driver hides the memory clock
+# Bytes of global memory that a multiprocessor moves in a cycle, assumed if the driver reports no memory clock.
+BYTES_PER_CLOCK = 16
 
 
 @lru_cache(maxsize=64)
 def chip_of(device: int) -> Chip:
-    """Return the device's chip. Memory makes two transfers a clock; a hidden memory clock means a typical bandwidth."""
+    """Return a CUDA device, by its number, as a `Chip`.
+
+    The bandwidth is computed from the memory clock, with two transfers in a cycle. Some drivers report a memory clock
+    of 0; the bandwidth is then a typical one, BYTES_PER_CLOCK for each multiprocessor.
+    """
     cupy_device = cupy.cuda.Device(device)
     attributes, version = cupy_device.attributes, str(cupy_device.compute_capability)
     limits = nearest_capability(f"{version[:-1]}.{version[-1]}")
