@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 import fmm
 import fmm.distributed
 from benchmarks.harness import environment_variable, gpu_environment, write_result
-from fmm.distributed.layout import Holdings
+from fmm.distributed.layout import BlocksHeld
 from fmm.tuner.trials.environment import environment_record as host_environment
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # without GPUs the times mean nothing
@@ -95,7 +95,7 @@ class Case:
         self.dtype, self.n, self.mesh = dtype, n, mesh
         self.places = [Shard(axis) for axis in range(mesh.ndim)]
         cuts = tuple(range(mesh.ndim))
-        self.box = Holdings((n, n), tuple(mesh.mesh.shape), cuts).box(dist.get_rank())  # of A, of B and of C
+        self.box = BlocksHeld((n, n), tuple(mesh.mesh.shape), cuts).box(dist.get_rank())  # of A, of B and of C
         self.a, self.b = (self._random_operand(seed) for seed in (1, 2))
         self.panels: Any = None
 

@@ -22,7 +22,7 @@ import numpy as np
 import fmm
 from benchmarks.harness import Call, Row, benchmark_parser, free_gpu_memory, machine_of, run_cases
 from fmm.config.identity import processor_name
-from fmm.out_of_core.machine import CudaMachine
+from fmm.out_of_core.machine import CudaStreamingDevice
 
 CUBLAS_LIBRARIES = "libcublas.so.13", "libcublas.so.12", "libcublas.so"
 XT_FUNCTIONS = {"float32": "cublasXtSgemm", "float64": "cublasXtDgemm"}
@@ -150,7 +150,7 @@ def main(arguments: Sequence[str]) -> int:
     add("--no-peer", action="store_true", help="leave cuBLASXt out")
     options = parser.parse_args(arguments)
     until = time.monotonic() + options.time_limit
-    print("rates", CudaMachine(0).rates, flush=True)
+    print("rates", CudaStreamingDevice(0).rates, flush=True)
     cases = product(options.dtypes.split(","), map(int, options.sides.split(",")))
     measure = partial(measure_case, rounds=options.rounds, peer=not options.no_peer, until=until)
     run_cases(

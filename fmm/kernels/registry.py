@@ -11,48 +11,48 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
 
-class Named(Protocol):
+class NamedRow(Protocol):
     """Interface of a registry's row: an object with a name."""
 
     @property
     def name(self) -> str: ...
 
 
-Row = TypeVar("Row", bound=Named)
-Cached = TypeVar("Cached", bound=Callable[..., Any])
+RegistryRow = TypeVar("RegistryRow", bound=NamedRow)
+CachedFunction = TypeVar("CachedFunction", bound=Callable[..., Any])
 
-_CLEAR: list[Callable[[], None]] = []
+_CACHE_CLEARERS: list[Callable[[], None]] = []
 
 
-def clear_on_registration(cached: Cached) -> Cached:
+def clear_on_registration(cached: CachedFunction) -> CachedFunction:
     """Decorate an lru_cache'd function with results that depend on registered rows: a registration clears its cache."""
-    _CLEAR.append(cached.cache_clear)  # type: ignore[attr-defined]
+    _CACHE_CLEARERS.append(cached.cache_clear)  # type: ignore[attr-defined]
     return cached
 
 
 def clear_caches() -> None:
     """Clear every cache that depends on registered rows."""
-    for clear in _CLEAR:
+    for clear in _CACHE_CLEARERS:
         clear()
 
 
-class Registry(Generic[Row]):
+class Registry(Generic[RegistryRow]):
     """Rows by name, in the order of registration."""
 
     def __init__(self, noun: str) -> None:
         self.noun = noun
-        self._rows: dict[str, Row] = {}
+        self._rows: dict[str, RegistryRow] = {}
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[RegistryRow]:
         return iter(tuple(self._rows.values()))
 
     def __contains__(self, name: object) -> bool:
         return name in self._rows
 
-    def __getitem__(self, name: str) -> Row:
+    def __getitem__(self, name: str) -> RegistryRow:
         return self._rows[name]
 
-    def add(self, row: Row) -> None:
+    def add(self, row: RegistryRow) -> None:
         """Add a row; raise ValueError if the name is taken, since names in plan texts must be unambiguous."""
         if row.name in self._rows:
             raise ValueError(f"there is a {self.noun} {row.name!r} already")

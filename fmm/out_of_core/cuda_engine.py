@@ -11,11 +11,11 @@ import numpy as np
 
 from fmm.out_of_core.transfers import Array
 
-runtime = cupy.cuda.runtime
+cuda_runtime = cupy.cuda.runtime
 # extra bytes to reserve, since CuPy's pool rounds each array of a workspace up to a multiple of 512 bytes
-POOL_ROUNDING = 1 << 16
+POOL_ROUNDING_BYTES = 1 << 16
 # arguments: A, B, C, whether the product is added to C, workspace bytes
-Product = Callable[[Any, Any, Any, bool, int], None]
+TileProduct = Callable[[Any, Any, Any, bool, int], None]
 
 
 class CudaEvent:
@@ -28,7 +28,7 @@ class CudaEvent:
     def wait(self) -> None:
         self.event.synchronize()
 
-    def happened(self) -> bool:
+    def has_happened(self) -> bool:
         return bool(self.event.done)
 
 
@@ -46,15 +46,15 @@ class PinnedBuffer:
             self.sent = None
 
 
-# Streams of closed engines, by device number. They are used again, since CuPy's pool returns freed memory only to the
-# stream that used it: a new stream would allocate all memory again.
+# Streams of closed engines, by device number. New engines use these streams again, since CuPy's pool returns freed
+# memory only to the stream that used the memory: a new stream would allocate all memory again.
 _idle_streams: dict[int, list[tuple[Any, Any, Any]]] = {}
 
 
 class CudaEngine:
     """Engine on one CUDA device, a context manager; `product` multiplies on the current stream."""
 
-    def __init__(self, number: int, product: Product) -> None:
+    def __init__(self, number: int, product: TileProduct) -> None:
         self.number, self.product = number, product
         self.computing, self.sending, self.fetching = self.streams = _take_streams(number)
         self.current = ExitStack()
@@ -75,26 +75,26 @@ class CudaEngine:
         memory = cupy.cuda.alloc(nbytes)
         return int(memory.ptr), memory
 
-    def reserve(self, nbytes: int) -> None:
+    def reserve_workspace(self, nbytes: int) -> None:
         if nbytes:
             # freed at once into CuPy's pool, from which the products allocate their workspaces
-            cupy.cuda.alloc(nbytes + POOL_ROUNDING)
+            cupy.cuda.alloc(nbytes + POOL_ROUNDING_BYTES)
 
-    def buffer(self, nbytes: int) -> PinnedBuffer:
+    def new_buffer(self, nbytes: int) -> PinnedBuffer:
         return PinnedBuffer(nbytes)
 
-    def send(self, buffer: PinnedBuffer, nbytes: int, address: int) -> None:
-        runtime.memcpyAsync(address, buffer.memory.ptr, nbytes, runtime.memcpyHostToDevice, self.sending.ptr)
+    def send_buffer(self, buffer: PinnedBuffer, nbytes: int, address: int) -> None:
+        cuda_runtime.memcpyAsync(address, buffer.memory.ptr, nbytes, cuda_runtime.memcpyHostToDevice, self.sending.ptr)
         buffer.sent = CudaEvent(self.sending)
 
-    def fetch(self, address: int, nbytes: int, buffer: PinnedBuffer) -> None:
-        runtime.memcpyAsync(buffer.memory.ptr, address, nbytes, runtime.memcpyDeviceToHost, self.fetching.ptr)
+    def fetch_to_buffer(self, address: int, nbytes: int, buffer: PinnedBuffer) -> None:
+        cuda_runtime.memcpyAsync(buffer.memory.ptr, address, nbytes, cuda_runtime.memcpyDeviceToHost, self.fetching.ptr)
         CudaEvent(self.fetching).wait()
 
-    def sent(self) -> CudaEvent:
+    def sent_event(self) -> CudaEvent:
         return CudaEvent(self.sending)
 
-    def matrix(self, address: int, shape: tuple[int, int], leading: int, dtype: np.dtype[Any]) -> Any:
+    def matrix_at(self, address: int, shape: tuple[int, int], leading: int, dtype: np.dtype[Any]) -> Any:
         memory = cupy.cuda.UnownedMemory(address, max(shape[0] * leading * dtype.itemsize, 1), self)
         strides = (leading * dtype.itemsize, dtype.itemsize)
         return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides=strides)
@@ -103,7 +103,7 @@ class CudaEngine:
         self.product(a, b, c, adds, workspace)
         return CudaEvent(self.computing)
 
-    def finish(self) -> None:
+    def wait_until_done(self) -> None:
         for stream in (self.computing, self.sending, self.fetching):
             stream.synchronize()
 

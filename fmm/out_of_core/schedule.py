@@ -6,8 +6,8 @@ finished one band of rows at a time, and each band is stored while the next band
 until the slot is needed; the tile with the latest next use is evicted first.
 
 This module counts, times and describes the steps of a schedule; fmm.out_of_core.run_schedule executes the same steps.
-Each step lists the steps of other kinds (Load, Multiply, Store) that it waits for; it also waits for all earlier steps
-of its own kind.
+Each step lists the steps of other kinds (LoadStep, MultiplyStep, StoreStep) that it waits for; it also waits for all
+earlier steps of its own kind.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 
 from fmm.problem import Shape
 
-Range = tuple[int, int]  # start, stop
+IndexRange = tuple[int, int]  # start, stop
 ROW_ALIGNMENT = 16  # bytes to which the rows of tiles are aligned on the device
 SLOT_ALIGNMENT = 512  # bytes to which slots are aligned
 
@@ -30,12 +30,12 @@ class Tile(NamedTuple):
     """A rectangle of A or B that is loaded and multiplied as a unit."""
 
     name: Literal["A", "B"]
-    rows: Range
-    cols: Range
+    rows: IndexRange
+    cols: IndexRange
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadStep:
     """Step that copies a tile into a slot, after the products that read the slot's previous tile."""
 
     tile: Tile
@@ -44,7 +44,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Multiply:
+class MultiplyStep:
     """Step that multiplies a band of rows of A's tile by B's tile, into a block of C, after the loads of both tiles.
 
     The first piece of the inner dimension overwrites the block, after the stores of the slot's previous block; later
@@ -54,7 +54,7 @@ class Multiply:
     left: Tile
     right: Tile
     slots: tuple[int, int, int]  # slot numbers of A's tile, B's tile and C's block
-    rows: Range  # the band's
+    rows: IndexRange  # rows of the band in C
     adds: bool
     after: tuple[int, ...] = ()
 
@@ -64,26 +64,26 @@ class Multiply:
         return bottom - top, last - first, right - left
 
     @property
-    def inside(self) -> int:
+    def first_row_in_block(self) -> int:
         """First row of the band, relative to the first row of the block."""
         return self.rows[0] - self.left.rows[0]
 
 
 @dataclass(frozen=True)
-class Store:
+class StoreStep:
     """Step that copies a band of C to the host, after the product that finishes the band."""
 
-    rows: Range
-    cols: Range
+    rows: IndexRange
+    cols: IndexRange
     slot: int
-    inside: int  # first row of the band, relative to the first row of the block
+    first_row_in_block: int  # first row of the band, relative to the first row of the block
     after: tuple[int, ...] = ()
 
 
-Step = Load | Multiply | Store
+Step = LoadStep | MultiplyStep | StoreStep
 
 
-class Cut(NamedTuple):
+class ProductCut(NamedTuple):
     """The sizes into which a product is cut."""
 
     rows: int  # rows of the largest block of C
@@ -93,14 +93,14 @@ class Cut(NamedTuple):
     slots: tuple[int, int, int] = (2, 2, 1)  # numbers of tiles of A, tiles of B and blocks of C on the device at a time
 
 
-class Rates(NamedTuple):
+class CopyRates(NamedTuple):
     """Bytes per second of copies to the device, and of copies to the host."""
 
     to_device: float
     to_host: float
 
 
-class Times(NamedTuple):
+class ScheduleTimes(NamedTuple):
     """Predicted seconds of a schedule: from start to end, and the sums of its loads, products and stores."""
 
     seconds: float
@@ -115,12 +115,12 @@ class Schedule:
 
     size: Shape
     itemsize: int
-    cut: Cut
+    cut: ProductCut
     steps: tuple[Step, ...] = field(repr=False)
 
     @cached_property
-    def products(self) -> tuple[Multiply, ...]:
-        return tuple(step for step in self.steps if isinstance(step, Multiply))
+    def products(self) -> tuple[MultiplyStep, ...]:
+        return tuple(step for step in self.steps if isinstance(step, MultiplyStep))
 
     @cached_property
     def slots(self) -> dict[str, tuple[int, ...]]:
@@ -128,10 +128,10 @@ class Schedule:
         largest: dict[tuple[str, int], int] = {}
         key: tuple[str, int]
         for step in self.steps:
-            if isinstance(step, Load):
+            if isinstance(step, LoadStep):
                 rows, cols = (last - first for first, last in (step.tile.rows, step.tile.cols))
                 key, needed = (step.tile.name, step.slot), tile_bytes(rows, cols, self.itemsize)
-            elif isinstance(step, Multiply):
+            elif isinstance(step, MultiplyStep):
                 top, bottom = step.left.rows
                 key, needed = ("C", step.slots[2]), block_bytes(bottom - top, step.size[2], self.itemsize)
             else:
@@ -146,16 +146,16 @@ class Schedule:
 
     @property
     def bytes_loaded(self) -> int:
-        return sum(self._area(s.tile.rows, s.tile.cols) for s in self.steps if isinstance(s, Load))
+        return sum(self._rectangle_bytes(s.tile.rows, s.tile.cols) for s in self.steps if isinstance(s, LoadStep))
 
     @property
     def bytes_stored(self) -> int:
-        return sum(self._area(s.rows, s.cols) for s in self.steps if isinstance(s, Store))
+        return sum(self._rectangle_bytes(s.rows, s.cols) for s in self.steps if isinstance(s, StoreStep))
 
-    def _area(self, rows: Range, cols: Range) -> int:
+    def _rectangle_bytes(self, rows: IndexRange, cols: IndexRange) -> int:
         return (rows[1] - rows[0]) * (cols[1] - cols[0]) * self.itemsize
 
-    def times(self, rates: Rates, product_seconds: Callable[[Shape], float]) -> Times:
+    def predict_times(self, rates: CopyRates, product_seconds: Callable[[Shape], float]) -> ScheduleTimes:
         """Return the predicted times: loads, products and stores each run in order, after the steps they wait for.
 
         The prediction ignores start-up time, and that products are slower during copies, which use the same device
@@ -164,16 +164,16 @@ class Schedule:
         ends: list[float] = []
         free, busy = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
         for step in self.steps:
-            if isinstance(step, Load):
-                queue, seconds = 0, self._area(step.tile.rows, step.tile.cols) / rates.to_device
-            elif isinstance(step, Multiply):
+            if isinstance(step, LoadStep):
+                queue, seconds = 0, self._rectangle_bytes(step.tile.rows, step.tile.cols) / rates.to_device
+            elif isinstance(step, MultiplyStep):
                 queue, seconds = 1, product_seconds(step.size)
             else:
-                queue, seconds = 2, self._area(step.rows, step.cols) / rates.to_host
+                queue, seconds = 2, self._rectangle_bytes(step.rows, step.cols) / rates.to_host
             free[queue] = max([free[queue], *(ends[i] for i in step.after)]) + seconds
             busy[queue] += seconds
             ends.append(free[queue])
-        return Times(max(free), *busy)
+        return ScheduleTimes(max(free), *busy)
 
 
 def tile_bytes(rows: int, cols: int, itemsize: int) -> int:
@@ -183,16 +183,16 @@ def tile_bytes(rows: int, cols: int, itemsize: int) -> int:
 
 def block_bytes(rows: int, cols: int, itemsize: int) -> int:
     """Return the bytes of a slot that can hold a row-major block."""
-    return -(-rows * padded(cols, itemsize) * itemsize // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
+    return -(-rows * padded_length(cols, itemsize) * itemsize // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
 
 
-def padded(length: int, itemsize: int) -> int:
+def padded_length(length: int, itemsize: int) -> int:
     """Return the leading dimension of a tile with `length` entries per row, so that rows are aligned."""
     step = max(ROW_ALIGNMENT // itemsize, 1)
     return -(-length // step) * step
 
 
-def cut_ranges(total: int, lengths: Sequence[int]) -> list[Range]:
+def cut_ranges(total: int, lengths: Sequence[int]) -> list[IndexRange]:
     """Return the ranges into which 0 to `total` is cut by these lengths; the last length repeats."""
     ends = [0]
     while ends[-1] < total:
@@ -200,7 +200,7 @@ def cut_ranges(total: int, lengths: Sequence[int]) -> list[Range]:
     return list(pairwise(ends))
 
 
-def build_schedule(size: Shape, itemsize: int, cut: Cut) -> Schedule:
+def build_schedule(size: Shape, itemsize: int, cut: ProductCut) -> Schedule:
     """Return the schedule of a product of this size with this cut."""
     return Schedule(size, itemsize, cut, tuple(_ScheduleBuilder(size, cut).steps))
 
@@ -208,7 +208,7 @@ def build_schedule(size: Shape, itemsize: int, cut: Cut) -> Schedule:
 class _ScheduleBuilder:
     """Builds the list of steps: for each product of tiles its loads, the product, and its stores."""
 
-    def __init__(self, size: Shape, cut: Cut) -> None:
+    def __init__(self, size: Shape, cut: ProductCut) -> None:
         self.cut, self.steps = cut, list[Step]()
         products = list(_tile_products(size, cut))
         self.count = len(products)
@@ -217,7 +217,7 @@ class _ScheduleBuilder:
             for tile in (left, right):
                 self.uses.setdefault(tile, []).append(number)
         self.places = {name: _TileSlots(count) for name, count in zip("AB", cut.slots, strict=False)}
-        # block slot -> indices of the Store steps of the block that last used the slot
+        # block slot -> indices of the StoreSteps of the block that last used the slot
         self.stores: dict[int, list[int]] = {}
         for number, (block, first, last, left, right) in enumerate(products):
             slots = self._load(number, left), self._load(number, right), block % cut.slots[2]
@@ -226,12 +226,12 @@ class _ScheduleBuilder:
                 self._multiply(left, right, slots, (top + start, top + stop), first, last)
 
     def _load(self, number: int, tile: Tile) -> int:
-        """Return the tile's slot; add a Load step if the tile is not on the device."""
+        """Return the tile's slot; add a LoadStep if the tile is not on the device."""
         place = self.places[tile.name]
         if tile not in place.slot:
             slot, readers = place.free_slot(lambda other: self._next_use(number, other))
             place.slot[tile], place.load[tile] = slot, len(self.steps)
-            self.steps.append(Load(tile, slot, readers))
+            self.steps.append(LoadStep(tile, slot, readers))
         return place.slot[tile]
 
     def _next_use(self, number: int, tile: Tile) -> int:
@@ -241,22 +241,22 @@ class _ScheduleBuilder:
         return uses[later] if later < len(uses) else self.count
 
     def _multiply(
-        self, left: Tile, right: Tile, slots: tuple[int, int, int], rows: Range, first: bool, last: bool
+        self, left: Tile, right: Tile, slots: tuple[int, int, int], rows: IndexRange, first: bool, last: bool
     ) -> None:
         after = [self.places[tile.name].load[tile] for tile in (left, right)]
         after += self.stores.pop(slots[2], []) if first else []
         number = len(self.steps)
-        step = Multiply(left, right, slots, rows, not first, tuple(after))
+        step = MultiplyStep(left, right, slots, rows, not first, tuple(after))
         self.steps.append(step)
         for tile in (left, right):
             self.places[tile.name].readers[self.places[tile.name].slot[tile]] = (number,)
         if last:
             self.stores.setdefault(slots[2], []).append(len(self.steps))
-            self.steps.append(Store(rows, right.cols, slots[2], step.inside, (number,)))
+            self.steps.append(StoreStep(rows, right.cols, slots[2], step.first_row_in_block, (number,)))
 
 
 class _TileSlots:
-    """The slots for tiles of one matrix: each tile's slot and Load step, and the last product that reads each slot."""
+    """The slots for tiles of one matrix: each tile's slot and LoadStep, and the last product that reads each slot."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -273,11 +273,11 @@ class _TileSlots:
         return slot, self.readers.get(slot, ())
 
 
-def _tile_products(size: Shape, cut: Cut) -> Iterator[tuple[int, bool, bool, Tile, Tile]]:
+def _tile_products(size: Shape, cut: ProductCut) -> Iterator[tuple[int, bool, bool, Tile, Tile]]:
     """Yield for each product: block number, whether the piece is the block's first, whether its last, and two tiles.
 
-    Blocks and pieces are traversed alternately forwards and backwards, so that each product uses tiles of the previous
-    one.
+    Blocks and pieces are traversed alternately forwards and backwards, so that each product uses a tile of the previous
+    product.
     """
     m, k, n = size
     block = 0

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from fmm.kernels.cpu.thread_pool import usable_processors
-from fmm.out_of_core.schedule import Rates
+from fmm.out_of_core.schedule import CopyRates
 
 Array = np.ndarray[Any, np.dtype[Any]]
 CHUNK_BYTES = 8 << 20  # bytes copied at a time: several rows, or a part of a row that is longer
-MOST_THREADS = 8  # largest number of threads for each direction of copies; more threads copy no faster
-BUFFERS = 2  # number of buffers per thread: one is filled while the other is copied
+MAX_COPY_THREADS = 8  # largest number of threads for each direction of copies; more threads copy no faster
+BUFFERS_PER_THREAD = 2  # number of buffers per thread: one is filled while the other is copied
 
 
 # ---- what a device provides
@@ -36,12 +36,12 @@ class Buffer(Protocol):
         """Wait until the last copy from this buffer to the device has ended."""
 
 
-class Event(Protocol):
+class DeviceEvent(Protocol):
     """A mark in a device's queue of work; the event has happened when all earlier work is done."""
 
     def wait(self) -> None: ...
 
-    def happened(self) -> bool: ...
+    def has_happened(self) -> bool: ...
 
 
 class Engine(Protocol):
@@ -54,44 +54,44 @@ class Engine(Protocol):
         """Allocate device memory; return its address, and the object that owns the memory."""
         ...
 
-    def reserve(self, nbytes: int) -> None:
+    def reserve_workspace(self, nbytes: int) -> None:
         """Reserve `nbytes` of memory for workspaces in advance, so that no product waits for an allocation."""
 
-    def buffer(self, nbytes: int) -> Buffer: ...
+    def new_buffer(self, nbytes: int) -> Buffer: ...
 
-    def send(self, buffer: Buffer, nbytes: int, address: int) -> None:
+    def send_buffer(self, buffer: Buffer, nbytes: int, address: int) -> None:
         """Enqueue a copy of `nbytes` from the buffer to a device address."""
 
-    def fetch(self, address: int, nbytes: int, buffer: Buffer) -> None:
+    def fetch_to_buffer(self, address: int, nbytes: int, buffer: Buffer) -> None:
         """Copy `nbytes` from a device address to the buffer and wait for the copy."""
 
-    def sent(self) -> Event:
+    def sent_event(self) -> DeviceEvent:
         """Return an event that happens when all copies enqueued so far have arrived on the device."""
         ...
 
-    def matrix(self, address: int, shape: tuple[int, int], leading: int, dtype: np.dtype[Any]) -> Any:
+    def matrix_at(self, address: int, shape: tuple[int, int], leading: int, dtype: np.dtype[Any]) -> Any:
         """Return a row-major array of the device's library at this address, with this leading dimension."""
         ...
 
-    def multiply(self, a: Any, b: Any, c: Any, adds: bool, workspace: int) -> Event:
+    def multiply(self, a: Any, b: Any, c: Any, adds: bool, workspace: int) -> DeviceEvent:
         """Enqueue C = A B, or C = A B + C if `adds`, with at most `workspace` bytes of workspace."""
         ...
 
-    def finish(self) -> None:
+    def wait_until_done(self) -> None:
         """Wait until all enqueued work is done."""
 
 
-class Place(NamedTuple):
+class DevicePlace(NamedTuple):
     """The location of a row-major matrix in device memory: address, leading dimension and type."""
 
     address: int
     leading: int
     dtype: np.dtype[Any]
 
-    def at_row(self, row: int) -> Place:
-        return self.at(row, 0)
+    def at_row(self, row: int) -> DevicePlace:
+        return self.place_at(row, 0)
 
-    def at(self, row: int, col: int) -> Place:
+    def place_at(self, row: int, col: int) -> DevicePlace:
         return self._replace(address=self.address + row * self.row_bytes + col * self.dtype.itemsize)
 
     @property
@@ -107,21 +107,21 @@ class Transfers:
 
     def __init__(self, engine: Engine, threads: int = 0) -> None:
         self.engine, self.chunk_bytes = engine, CHUNK_BYTES
-        count = threads or max(1, min(usable_processors() // 2, MOST_THREADS))
+        count = threads or max(1, min(usable_processors() // 2, MAX_COPY_THREADS))
         self.load_pool, self.store_pool = (
             ThreadPoolExecutor(count, f"fmm-{way}", initializer=self._begin_thread) for way in ("load", "store")
         )
         self.thread_state, self.ended = local(), False
 
-    def load(self, host: Array, place: Place) -> Event:
+    def load(self, host: Array, place: DevicePlace) -> DeviceEvent:
         """Start to copy a matrix to the device; return the event that marks its arrival.
 
-        The caller may start further loads before this one has ended. Chunks of later loads are queued behind the chunks
-        of earlier loads, and no thread waits for another.
+        The caller may start further loads before the first load has ended. Chunks of later loads are queued behind the
+        chunks of earlier loads, and no thread waits for another.
         """
         return _Loading(self.engine, self._submit_chunks(self.load_pool, self._load_chunk, host, place))
 
-    def store(self, place: Place, host: Array) -> None:
+    def store(self, place: DevicePlace, host: Array) -> None:
         """Copy a matrix from the device to the host and wait for the copy."""
         wait_for_all(self._submit_chunks(self.store_pool, self._store_chunk, host, place))
 
@@ -132,32 +132,32 @@ class Transfers:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _submit_chunks(
-        self, pool: ThreadPoolExecutor, task: Callable[[Array, Place], None], host: Array, place: Place
+        self, pool: ThreadPoolExecutor, task: Callable[[Array, DevicePlace], None], host: Array, place: DevicePlace
     ) -> list[Future[None]]:
         return [
-            pool.submit(task, host[rows, cols], place.at(rows.start, cols.start))
-            for rows, cols in _chunks(host.shape, place, self.chunk_bytes)
+            pool.submit(task, host[rows, cols], place.place_at(rows.start, cols.start))
+            for rows, cols in _chunk_ranges(host.shape, place, self.chunk_bytes)
         ]
 
     # ---- functions that run in the copying threads
 
     def _begin_thread(self) -> None:
         self.engine.begin_thread()
-        self.thread_state.buffers = [self.engine.buffer(self.chunk_bytes) for _ in range(BUFFERS)]
+        self.thread_state.buffers = [self.engine.new_buffer(self.chunk_bytes) for _ in range(BUFFERS_PER_THREAD)]
 
-    def _load_chunk(self, host: Array, place: Place) -> None:
+    def _load_chunk(self, host: Array, place: DevicePlace) -> None:
         if self.ended:
             return
         buffer = self._free_buffer()
         # unsafe casting: the caller has already checked that the cast is allowed
         np.copyto(_buffer_view(buffer, host, place), host, casting="unsafe")
-        self.engine.send(buffer, _chunk_bytes(host, place), place.address)
+        self.engine.send_buffer(buffer, _chunk_bytes(host, place), place.address)
 
-    def _store_chunk(self, host: Array, place: Place) -> None:
+    def _store_chunk(self, host: Array, place: DevicePlace) -> None:
         if self.ended:
             return
         buffer = self._free_buffer()
-        self.engine.fetch(place.address, _chunk_bytes(host, place), buffer)
+        self.engine.fetch_to_buffer(place.address, _chunk_bytes(host, place), buffer)
         np.copyto(host, _buffer_view(buffer, host, place), casting="unsafe")
 
     def _free_buffer(self) -> Buffer:
@@ -173,22 +173,22 @@ class _Loading:
 
     def __init__(self, engine: Engine, tasks: list[Future[None]]) -> None:
         self.engine, self.tasks = engine, tasks
-        self.sent: Event | None = None
+        self.sent: DeviceEvent | None = None
 
     def wait(self) -> None:
         if self.sent is None:
             wait_for_all(self.tasks)
-            self.sent = self.engine.sent()
+            self.sent = self.engine.sent_event()
         self.sent.wait()
 
-    def happened(self) -> bool:
+    def has_happened(self) -> bool:
         if self.sent is None and all(task.done() for task in self.tasks):
             wait_for_all(self.tasks)
-            self.sent = self.engine.sent()
-        return self.sent is not None and self.sent.happened()
+            self.sent = self.engine.sent_event()
+        return self.sent is not None and self.sent.has_happened()
 
 
-def _chunks(shape: tuple[int, ...], place: Place, nbytes: int) -> Iterator[tuple[slice, slice]]:
+def _chunk_ranges(shape: tuple[int, ...], place: DevicePlace, nbytes: int) -> Iterator[tuple[slice, slice]]:
     """Yield chunks of as many rows as fit into `nbytes`; equal parts of a row if a row does not fit."""
     rows, cols = shape
     height = max(nbytes // place.row_bytes, 1)
@@ -198,14 +198,14 @@ def _chunks(shape: tuple[int, ...], place: Place, nbytes: int) -> Iterator[tuple
             yield slice(top, min(top + height, rows)), slice(left, min(left + width, cols))
 
 
-def _buffer_view(buffer: Buffer, host: Array, place: Place) -> Array:
+def _buffer_view(buffer: Buffer, host: Array, place: DevicePlace) -> Array:
     """Return the buffer as an array with the chunk's shape and the leading dimension of the device matrix."""
     rows, cols = host.shape
     strides = (place.row_bytes, place.dtype.itemsize)
     return np.ndarray((rows, cols), place.dtype, buffer.bytes, strides=strides)
 
 
-def _chunk_bytes(host: Array, place: Place) -> int:
+def _chunk_bytes(host: Array, place: DevicePlace) -> int:
     """Return the bytes from a chunk's first entry to its last entry on the device, gaps between rows included."""
     rows, cols = host.shape
     nbytes: int = (rows - 1) * place.row_bytes + cols * place.dtype.itemsize
@@ -223,11 +223,13 @@ def wait_for_all(futures: Sequence[Future[None]]) -> None:
 PROBE_BYTES, PROBE_ROUNDS = 512 << 20, 4
 
 
-def measure_rates(engine: Engine, transfers: Transfers, clock: Callable[[], float], nbytes: int = PROBE_BYTES) -> Rates:
+def measure_rates(
+    engine: Engine, transfers: Transfers, clock: Callable[[], float], nbytes: int = PROBE_BYTES
+) -> CopyRates:
     """Measure the rate of copies in each direction without concurrent work: the best of PROBE_ROUNDS repetitions."""
     host = np.ones((nbytes >> 16, 1 << 13))
     address, memory = engine.allocate(host.nbytes)
-    place, loads, stores = Place(address, host.shape[1], host.dtype), [1.0], [1.0]
+    place, loads, stores = DevicePlace(address, host.shape[1], host.dtype), [1.0], [1.0]
     for _ in range(PROBE_ROUNDS):
         start = clock()
         transfers.load(host, place).wait()
@@ -236,4 +238,4 @@ def measure_rates(engine: Engine, transfers: Transfers, clock: Callable[[], floa
         loads.append(host.nbytes / max(loaded - start, 1e-9))
         stores.append(host.nbytes / max(clock() - loaded, 1e-9))
     del memory
-    return Rates(max(loads), max(stores))
+    return CopyRates(max(loads), max(stores))

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from fmm.kernels.algorithms.step_table import Step
 from fmm.kernels.plans.sums import Place
-from fmm.semirings.closure_table import Close, ClosureTable
+from fmm.semirings.closure_table import CloseStep, ClosureTable
 
-MATRIX = "D"
+MATRIX_NAME = "D"
 
 
 class TileStep(NamedTuple):
@@ -33,7 +33,7 @@ class ProductStep(NamedTuple):
     dest: Place
 
 
-Round = TileStep | tuple[ProductStep, ...]
+StepRound = TileStep | tuple[ProductStep, ...]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ClosureSteps:
     """All rounds that replace an n x n matrix D by its closure, and the name, rows and columns of each temporary."""
 
     n: int
-    rounds: tuple[Round, ...]
+    rounds: tuple[StepRound, ...]
     temporaries: tuple[tuple[str, int, int], ...]
 
     @property
@@ -59,13 +59,13 @@ class ClosureSteps:
         return products + sum(tile.rows**3 for tile in self.tiles)
 
     @property
-    def moved(self) -> int:
+    def entries_moved(self) -> int:
         """Number of entries read and written, if each step reads each of its operands once."""
         products = sum(sum(x.rows * x.cols for x in p) for p in self.products)
         return products + sum(2 * tile.rows**2 for tile in self.tiles)
 
     @property
-    def temporary_numbers(self) -> int:
+    def temporary_entries(self) -> int:
         return sum(rows * cols for _, rows, cols in self.temporaries)
 
 
@@ -77,7 +77,7 @@ def closure_steps(table: ClosureTable, n: int, leaf: int) -> ClosureSteps:
     rows.
     """
     cutting = _BlockRecursion(table, leaf)
-    rounds = tuple(cutting.close_rounds(Place(MATRIX, 0, 0, n, n), 0)) if n else ()
+    rounds = tuple(cutting.close_rounds(Place(MATRIX_NAME, 0, 0, n, n), 0)) if n else ()
     return ClosureSteps(n, rounds, tuple((name, *size) for name, size in cutting.sizes.items()))
 
 
@@ -88,7 +88,7 @@ class _BlockRecursion:
         self.table, self.leaf = table, leaf
         self.sizes: dict[str, tuple[int, int]] = {}
 
-    def close_rounds(self, whole: Place, depth: int) -> Iterator[Round]:
+    def close_rounds(self, whole: Place, depth: int) -> Iterator[StepRound]:
         if whole.rows <= self.leaf:
             yield TileStep(whole)
             return
@@ -98,21 +98,21 @@ class _BlockRecursion:
         places = dict(zip(self.table.blocks, quarters, strict=True))
         together: list[ProductStep] = []
         for step in self.table.steps:
-            if isinstance(step, Close):
+            if isinstance(step, CloseStep):
                 yield from [tuple(together)] if together else []
                 together = []
                 yield from self.close_rounds(places[step.place], depth + 1)
                 continue
-            product = self._product(step, places, depth)
-            if any(_conflicts(product, other) for other in together):
+            product = self._product_step(step, places, depth)
+            if any(_products_conflict(product, other) for other in together):
                 yield tuple(together)
                 together = []
             together.append(product)
         yield from [tuple(together)] if together else []
 
-    def _product(self, step: Step, places: dict[str, Place], depth: int) -> ProductStep:
-        left, right = (places[step.bound[f]] for f in step.kernel.product or ())
-        (read,), (written,) = (step.bound[f] for f in step.kernel.reads), step.writes
+    def _product_step(self, step: Step, places: dict[str, Place], depth: int) -> ProductStep:
+        left, right = (places[step.blocks_by_formal[f]] for f in step.kernel.product or ())
+        (read,), (written,) = (step.blocks_by_formal[f] for f in step.kernel.reads), step.writes
         if written in self.table.temporaries:
             name = f"{written}.{depth}"
             places[written] = Place(name, 0, 0, left.rows, right.cols)
@@ -121,6 +121,6 @@ class _BlockRecursion:
         return ProductStep(left, right, places[read], places[written])
 
 
-def _conflicts(x: ProductStep, y: ProductStep) -> bool:
+def _products_conflict(x: ProductStep, y: ProductStep) -> bool:
     """Return True if one of two products writes a block that the other product reads or writes."""
     return any(p.dest.shared(q) is not None for p, other in ((x, y), (y, x)) for q in other)

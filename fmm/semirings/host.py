@@ -16,12 +16,12 @@ import numpy as np
 
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.sums import Place
-from fmm.semirings.closure_steps import MATRIX, TileStep, closure_steps
+from fmm.semirings.closure_steps import MATRIX_NAME, TileStep, closure_steps
 from fmm.semirings.closure_table import closure_table
 
 Array = np.ndarray[Any, np.dtype[Any]]
 PIECE_BYTES = 1 << 17  # bytes of a piece of the result; the temporary sums of a piece need as many bytes again
-LONGEST_ROW = 1 << 13  # largest number of bytes of a row of a piece
+MAX_PIECE_ROW_BYTES = 1 << 13  # largest number of bytes of a row of a piece
 # Largest numbers of sums in one piece, and of steps k in one pass: an interrupt (Ctrl-C) is handled only between
 # pieces.
 PIECE_SUMS, PIECE_STEPS = 1 << 25, 1 << 14
@@ -53,7 +53,7 @@ class ArgumentRecord(NamedTuple):
         old, via = None if old is None else old[rows, cols], None if via is None else via[:, cols]
         return ArgumentRecord(self.args[rows, cols], old, via, self.first)
 
-    def record(self, step: Array) -> None:
+    def record_steps(self, step: Array) -> None:
         """Write `args` from the best steps; a step of -1 means that the old value stays."""
         if self.old is None:
             self.args[...] = step
@@ -69,7 +69,7 @@ class Semiring(Protocol):
         self, left: Array, right: Array, old: Array | None, dest: Array, arguments: ArgumentRecord | None = None
     ) -> None: ...
 
-    def close(self, d: Array, predecessors: Array | None = None) -> None: ...
+    def close_tile(self, d: Array, predecessors: Array | None = None) -> None: ...
 
 
 def close_matrix(
@@ -77,23 +77,30 @@ def close_matrix(
 ) -> None:
     """Replace D by its closure, and update `predecessors` (the last node but one of each path) accordingly."""
     steps = closure_steps(closure_table(), len(d), tile_side)
-    values, nodes = {MATRIX: d}, {MATRIX: predecessors}
+    values, nodes = {MATRIX_NAME: d}, {MATRIX_NAME: predecessors}
     for name, rows, cols in steps.temporaries:
         values[name] = np.empty((rows, cols), d.dtype)
         nodes[name] = None if predecessors is None else np.empty((rows, cols), predecessors.dtype)
 
-    def at(place: Place, arrays: dict[str, Array]) -> Array:
+    def block_at(place: Place, arrays: dict[str, Array]) -> Array:
         return arrays[place.name][place.row : place.row + place.rows, place.col : place.col + place.cols]
 
     for step in steps.rounds:
         if isinstance(step, TileStep):
-            semiring.close(at(step.place, values), None if predecessors is None else at(step.place, nodes))  # type: ignore[arg-type]
+            tile_nodes = None if predecessors is None else block_at(step.place, nodes)  # type: ignore[arg-type]
+            semiring.close_tile(block_at(step.place, values), tile_nodes)
             continue
         for p in step:
             arguments = None
             if predecessors is not None:
-                arguments = ArgumentRecord(*(at(x, nodes) for x in (p.dest, p.old, p.right)))  # type: ignore[arg-type]
-            semiring.product(at(p.left, values), at(p.right, values), at(p.old, values), at(p.dest, values), arguments)
+                arguments = ArgumentRecord(*(block_at(x, nodes) for x in (p.dest, p.old, p.right)))  # type: ignore[arg-type]
+            semiring.product(
+                block_at(p.left, values),
+                block_at(p.right, values),
+                block_at(p.old, values),
+                block_at(p.dest, values),
+                arguments,
+            )
 
 
 @dataclass(frozen=True)
@@ -105,7 +112,7 @@ class NumpySemiring:
     threads: int
 
     @property
-    def best(self) -> Any:
+    def better_of(self) -> Any:
         """The ufunc that returns the better of two values; NaN is never better."""
         return np.fmax if self.maximum else np.fmin
 
@@ -121,11 +128,11 @@ class NumpySemiring:
             part = None if arguments is None else arguments.for_steps(steps)
             x, y, before = left[:, steps], right[steps], dest if first else old
             tasks: list[Callable[[], None]] = []
-            for rows, cols in _pieces(dest, x.shape[1]):
-                tasks.append(partial(self._piece, x[rows], y[:, cols], before, dest, part, rows, cols))
+            for rows, cols in _piece_ranges(dest, x.shape[1]):
+                tasks.append(partial(self._compute_piece, x[rows], y[:, cols], before, dest, part, rows, cols))
             Threads(self.threads).run_interruptibly(tasks)
 
-    def _piece(
+    def _compute_piece(
         self,
         left: Array,
         right: Array,
@@ -142,9 +149,9 @@ class NumpySemiring:
             sums = np.empty_like(c)
             for k in range(left.shape[1]):
                 np.add(left[:, k, None], right[k], out=sums)
-                self.best(c, sums, out=c)
+                self.better_of(c, sums, out=c)
         else:
-            arguments.for_block(rows, cols).record(self._best_steps(left, right, c))
+            arguments.for_block(rows, cols).record_steps(self._best_steps(left, right, c))
         dest[rows, cols] = c
 
     def _best_steps(self, left: Array, right: Array, c: Array) -> Array:
@@ -157,23 +164,23 @@ class NumpySemiring:
             np.copyto(step, np.int32(k), where=won)
         return step
 
-    def close(self, d: Array, predecessors: Array | None = None) -> None:
+    def close_tile(self, d: Array, predecessors: Array | None = None) -> None:
         """Replace d by its closure, by the Floyd-Warshall algorithm."""
         with np.errstate(all="ignore"):
             sums, won = np.empty_like(d), np.empty(d.shape, bool)
             for k in range(len(d)):
                 np.add(d[:, k, None], d[k], out=sums)
                 if predecessors is None:
-                    self.best(d, sums, out=d)
+                    self.better_of(d, sums, out=d)
                     continue
                 self.is_better(sums, d, out=won)
                 np.copyto(d, sums, where=won)
                 np.copyto(predecessors, np.broadcast_to(predecessors[k].copy(), predecessors.shape), where=won)
 
 
-def _pieces(x: Array, steps: int) -> Iterator[tuple[slice, slice]]:
+def _piece_ranges(x: Array, steps: int) -> Iterator[tuple[slice, slice]]:
     """Yield the rows and columns of each piece of x, for a product of `steps` steps."""
-    wide = max(min(x.shape[1], LONGEST_ROW // x.itemsize), 1)
+    wide = max(min(x.shape[1], MAX_PIECE_ROW_BYTES // x.itemsize), 1)
     most = min(PIECE_BYTES // x.itemsize, PIECE_SUMS // max(steps, 1))
     high = max(most // wide, 1)
     for i in range(0, x.shape[0], high):

@@ -14,12 +14,12 @@ from fmm.arrays.numpy_library import tensor_as_numpy
 from fmm.arrays.select_library import cupy_library
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.semirings import numba_kernels
-from fmm.semirings.domain import Domain
+from fmm.semirings.domain import RingDomain
 from fmm.semirings.host import NumpySemiring, Semiring
 from fmm.semirings.numba_kernels import CompiledSemiring
 
-TYPES = ("float32", "float64", "int32", "int16")
-COMPILED_SUMS = 128**3  # number of sums from which Numba is used: its compilation takes seconds once per process
+COMPUTED_TYPES = ("float32", "float64", "int32", "int16")
+MIN_SUMS_TO_COMPILE = 128**3  # number of sums from which Numba is used: its compilation takes seconds once per process
 
 
 class Placement(NamedTuple):
@@ -30,7 +30,7 @@ class Placement(NamedTuple):
     to_caller: Callable[[Any], Any]
 
     @property
-    def device(self) -> bool:
+    def is_on_device(self) -> bool:
         return self.xp is not np
 
 
@@ -74,7 +74,7 @@ def _numpy_of_tensor(x: Any) -> Any:
     return x.numpy() if x.requires_grad else tensor_as_numpy(x)
 
 
-def readable(x: Any) -> Any:
+def as_readable_array(x: Any) -> Any:
     """Return a torch tensor in a form that NumPy and CuPy can read; return other arrays unchanged."""
     if kind_of(x) != "torch":
         return x
@@ -102,14 +102,14 @@ def write_result(out: Any, target: Any, result: Any) -> Any:
     return out
 
 
-def host_semiring(domain: Domain, maximum: bool, work: int) -> Semiring:
+def host_semiring(domain: RingDomain, maximum: bool, work: int) -> Semiring:
     """Return the host's fastest implementation of the semiring for `work` sums: by Numba or by NumPy."""
-    compiled = work >= COMPILED_SUMS and numba_kernels.can_compile()
+    compiled = work >= MIN_SUMS_TO_COMPILE and numba_kernels.can_compile()
     chosen: type[CompiledSemiring] | type[NumpySemiring] = CompiledSemiring if compiled else NumpySemiring
     return chosen(maximum and domain.sign > 0, domain.missing, blas_threads())
 
 
-def device_kernels() -> Any:
+def device_module() -> Any:
     """Import and return the module that computes on a CUDA device; the import loads CuPy."""
     from fmm.semirings import device
 

@@ -13,12 +13,19 @@ from fmm.semirings import placement
 from fmm.semirings.domain import choose_domain, from_domain, missing_value, to_domain
 from fmm.semirings.host import HOST_TILE_SIDE, close_matrix
 from fmm.semirings.path_request import METHODS, NegativeCycleError, PathRequest
-from fmm.semirings.placement import TYPES, Placement, host_semiring, readable, writable_target, write_result
+from fmm.semirings.placement import (
+    COMPUTED_TYPES,
+    Placement,
+    as_readable_array,
+    host_semiring,
+    writable_target,
+    write_result,
+)
 from fmm.semirings.predecessors import mend_predecessors
 
-NO_NODE = -9999  # predecessor that SciPy returns where there is no path
+NO_PREDECESSOR = -9999  # predecessor that SciPy returns where there is no path
 # floating-point entries up to this magnitude are not edges, since SciPy compares entries with zero by numpy.isclose
-NO_EDGE = 1e-8
+NO_EDGE_MAGNITUDE = 1e-8
 
 
 def all_shortest_paths(d: Any, out: Any, request: PathRequest) -> Any:
@@ -34,10 +41,10 @@ def all_shortest_paths(d: Any, out: Any, request: PathRequest) -> Any:
             raise ValueError("graph should be a square array")
         if weights.dtype.kind not in "biufcO":
             raise TypeError(f"fmm.shortest_paths takes lengths that are numbers, not {weights.dtype}")
-        dtype = np.dtype(weights.dtype.name if weights.dtype.name in TYPES else np.float64)
+        dtype = np.dtype(weights.dtype.name if weights.dtype.name in COMPUTED_TYPES else np.float64)
         result = d if out is None and request.overwrite and _can_be_overwritten(d, weights, dtype) else out
         target = None if result is None else writable_target(place, result, weights.shape, dtype)
-        lengths, predecessors = _closure(place, _edges(place.xp, graph, dtype, request), request)
+        lengths, predecessors = _close_graph(place, _edge_lengths(place.xp, graph, dtype, request), request)
         result = place.to_caller(lengths) if target is None else write_result(result, target, lengths)
         return (result, place.to_caller(predecessors)) if request.predecessors else result
 
@@ -57,7 +64,7 @@ def _read_graph(place: Placement, d: Any) -> _Graph:
     if isinstance(d, np.ma.MaskedArray):
         return _Graph(np.ma.getdata(d), ~np.ma.getmaskarray(d))
     if not hasattr(d, "tocsr"):
-        return _Graph(place.adopt(readable(d)))
+        return _Graph(place.adopt(as_readable_array(d)))
     if not type(d).__module__.startswith("scipy."):
         raise TypeError("fmm.shortest_paths takes dense matrices, and SciPy's sparse ones")
     from scipy.sparse.csgraph import csgraph_to_dense
@@ -65,18 +72,18 @@ def _read_graph(place: Placement, d: Any) -> _Graph:
     lengths = csgraph_to_dense(d.tocsr(), null_value=np.inf)
     stored = np.isfinite(lengths)
     lengths[~stored] = 0
-    return _Graph(lengths.astype(d.dtype) if d.dtype.name in TYPES else lengths, stored, zeros_are_edges=True)
+    return _Graph(lengths.astype(d.dtype) if d.dtype.name in COMPUTED_TYPES else lengths, stored, zeros_are_edges=True)
 
 
 def _can_be_overwritten(d: Any, weights: Any, dtype: Any) -> bool:
     """Return True if d itself is a writable array of the result's type, so that the result can overwrite d."""
     if isinstance(weights, np.ndarray):
-        own = (kind_of(d) == "torch" and readable(d) is d) or type(d) is np.ndarray
+        own = (kind_of(d) == "torch" and as_readable_array(d) is d) or type(d) is np.ndarray
         return own and weights.dtype == dtype and bool(weights.flags.writeable)
-    return bool(weights.dtype == dtype) and readable(d) is d
+    return bool(weights.dtype == dtype) and as_readable_array(d) is d
 
 
-def _edges(xp: Any, graph: _Graph, dtype: Any, request: PathRequest) -> Any:
+def _edge_lengths(xp: Any, graph: _Graph, dtype: Any, request: PathRequest) -> Any:
     """Return the lengths of the edges, interpreted as SciPy does, as a new row-major array.
 
     Entries that are zero, inf, NaN or the largest integer of an integer type are not edges. Zeros that are stored in a
@@ -88,7 +95,7 @@ def _edges(xp: Any, graph: _Graph, dtype: Any, request: PathRequest) -> Any:
         values = values.astype(np.float64)
     if values.dtype.kind == "f" and not graph.zeros_are_edges:
         sizes = abs(values)
-        is_edge = (sizes > NO_EDGE) & (sizes < np.inf)
+        is_edge = (sizes > NO_EDGE_MAGNITUDE) & (sizes < np.inf)
     elif values.dtype.kind == "f":
         is_edge = xp.isfinite(values)
     else:
@@ -106,24 +113,24 @@ def _edges(xp: Any, graph: _Graph, dtype: Any, request: PathRequest) -> Any:
 # ---- from edges to shortest paths
 
 
-def _closure(place: Placement, edges: Any, request: PathRequest) -> tuple[Any, Any]:
+def _close_graph(place: Placement, edges: Any, request: PathRequest) -> tuple[Any, Any]:
     """Return the lengths of the shortest paths, and the predecessors if they are requested (else None)."""
     xp, n, dtype = place.xp, len(edges), edges.dtype
     predecessors = None
     if request.predecessors:
         nodes = xp.arange(n, dtype=np.int32)
-        predecessors = xp.where(edges == missing_value(dtype, False), np.int32(NO_NODE), nodes[:, None])
+        predecessors = xp.where(edges == missing_value(dtype, False), np.int32(NO_PREDECESSOR), nodes[:, None])
         predecessors = xp.ascontiguousarray(predecessors)
-        predecessors.reshape(-1)[:: n + 1] = NO_NODE
+        predecessors.reshape(-1)[:: n + 1] = NO_PREDECESSOR
     if n == 0:
         return edges, predecessors
     original = edges if predecessors is None else edges.copy()
-    domain = choose_domain(xp, (edges,), False, place.device, request.predecessors, terms=2 * n, work=n**3)
+    domain = choose_domain(xp, (edges,), False, place.is_on_device, request.predecessors, terms=2 * n, work=n**3)
     values = to_domain(edges, domain, False)
-    if place.device:
+    if place.is_on_device:
         if request.method == "floyd-warshall":
             raise ValueError("on a CUDA device the method is r-kleene")
-        closure = placement.device_kernels().device_closure
+        closure = placement.device_module().device_closure
         values, predecessors = closure(domain.ring, values, domain.missing, predecessors)
     else:
         tile_side = n if request.method == "floyd-warshall" else HOST_TILE_SIDE

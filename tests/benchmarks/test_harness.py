@@ -45,7 +45,7 @@ NEEDS = {
 
 
 class FakeClock:
-    """A clock on which calls take fixed times, and a later call takes longer; it notes the order of the calls."""
+    """A clock on which calls take fixed times, and later calls take longer; it records the order of the calls."""
 
     def __init__(self, seconds: dict[str, float], drift: float = 0.0) -> None:
         self.seconds, self.drift, self.order = seconds, drift, list[str]()

@@ -1,4 +1,4 @@
-"""The tables of docs/scaling.md are what the command writes now."""
+"""The tables of docs/scaling.md have the numbers that the command computes now."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS = [(name, row) for name, rows in TABLES.items() for row in rows]
 
 
 def written() -> dict[str, list[list[str]]]:
-    """Each table of the page, as rows of cells."""
+    """Return each table of the page, as rows of cells."""
     found = {}
     for mark in MARK.finditer(PAGE.read_text(encoding="utf-8")):
         lines = mark[0].splitlines()[1:-1]
@@ -42,7 +42,7 @@ def test_its_numbers_are_the_models(table: str, row: Row, monkeypatch: pytest.Mo
     """If this fails, run python -m benchmarks scaling."""
     monkeypatch.setenv("FMM_CONFIG", str(SHIPPED_CONFIG))
     monkeypatch.setenv("FMM_TUNING_MODE", "cache")
-    monkeypatch.setenv("FMM_EMULATION", os.environ.get("FMM_EMULATION", "1"))  # so that it is put back
+    monkeypatch.setenv("FMM_EMULATION", os.environ.get("FMM_EMULATION", "1"))  # restored at the end
     (said,) = (line for line in written()[table] if tuple(line[:3]) == row.label)
     assert tuple(said) == tuple(TABLE_FORMS[table][1](row))
 
@@ -53,7 +53,7 @@ def test_the_quick_rows_stand_on_the_page() -> None:
 
 @pytest.mark.parametrize(("above", "said"), [("vendor", "no"), ("winograd > vendor", "yes")])
 def test_a_row_says_whether_the_level_is_taken(above: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Predicted to gain, it is still not taken where it gains less than the model was off by."""
+    """A level that is predicted to gain less than the model's error is not taken."""
     monkeypatch.setenv("FMM_CONFIG", str(SHIPPED_CONFIG))
     monkeypatch.setenv("FMM_EMULATION", "1")
     row = Row(FLOAT32_IEEE, 65536, 2)

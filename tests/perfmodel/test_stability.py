@@ -62,7 +62,7 @@ def repeated(algorithm: str, levels: int) -> Plan:
 )
 def test_which_algorithm_a_step_table_is(table: str, algorithm: str) -> None:
     found = table_scheme(step_table(table))
-    assert found.defect() is None
+    assert found.failed_brent_equation() is None
     assert same_algorithm(found, scheme(algorithm))
     other = {"strassen": "winograd", "winograd": "strassen"}[algorithm]
     assert not same_algorithm(found, scheme(other))
@@ -73,14 +73,14 @@ def test_every_step_table_is_a_matrix_multiplication() -> None:
         table = step_table(name)
         found = table_scheme(table)
         assert (found.rank, found.size) == (table.products, table.size)
-        assert found.defect() is None
+        assert found.failed_brent_equation() is None
 
 
 def test_algorithms_are_compared_up_to_order_and_scale() -> None:
     strassen = scheme("strassen")
     u, v, w = (reordered(x, c) for x, c in ((strassen.u, -2), (strassen.v, 1), (strassen.w, Fraction(-1, 2))))
     swapped = Scheme("swapped", "", 2, 2, 2, u, v, w)
-    assert swapped.defect() is None
+    assert swapped.failed_brent_equation() is None
     assert same_algorithm(swapped, strassen)
     assert same_algorithm(scheme("strassen-huang"), strassen)
     assert not same_algorithm(scheme("dps"), strassen)

@@ -20,7 +20,7 @@ from fmm.kernels.algorithms.scheme import Scheme, SchemeError, block_name
 from fmm.kernels.algorithms.text_files import candidate_forms
 
 HEAD_WORDS = ("name", "source", "size", "consider")
-_TERM = re.compile(r"\s*([+-]?)\s*(?:(\d+(?:/[1-9]\d*)?)\s*\*?\s*)?([ABCM]\d+(?:,\d+)?)")
+_TERM_PATTERN = re.compile(r"\s*([+-]?)\s*(?:(\d+(?:/[1-9]\d*)?)\s*\*?\s*)?([ABCM]\d+(?:,\d+)?)")
 
 
 def parse_scheme(text: str, origin: str = "scheme") -> Scheme:
@@ -28,7 +28,7 @@ def parse_scheme(text: str, origin: str = "scheme") -> Scheme:
     try:
         scheme = _read_scheme(text)
         candidate_forms(text)
-        if (defect := scheme.defect()) is not None:
+        if (defect := scheme.failed_brent_equation()) is not None:
             raise SchemeError(f"not a matrix multiplication: {defect}")
     except (KeyError, ValueError) as error:
         reason = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
@@ -83,7 +83,7 @@ def _read_sum(text: str, letter: str, rows: int, columns: int) -> dict[int, Frac
     terms: dict[int, Fraction] = {}
     position = 0
     while position < len(text.rstrip()):
-        match = _TERM.match(text, position)
+        match = _TERM_PATTERN.match(text, position)
         if match is None or match[3][0] != letter or (terms and not match[1]):
             raise SchemeError(f"cannot read {text.strip()!r} as a sum of {letter} blocks")
         position = match.end()
@@ -106,16 +106,16 @@ def _block_number(name: str, letter: str, rows: int, columns: int) -> int:
 
 
 def _coefficient_columns(sums: list[dict[int, Fraction]], rows: int) -> Matrix:
-    return tuple(tuple(_as_int(s.get(row, Fraction(0))) for s in sums) for row in range(rows))
+    return tuple(tuple(_integral_as_int(s.get(row, Fraction(0))) for s in sums) for row in range(rows))
 
 
 def _read_block(equations: dict[str, str], block: str, rank: int) -> tuple[Rational, ...]:
     terms = _read_sum(equations[block], "M", 1, rank)
     if terms and max(terms) >= rank:
         raise SchemeError(f"{block} uses M{max(terms) + 1}, but there are {rank} products")
-    return tuple(_as_int(terms.get(p, Fraction(0))) for p in range(rank))
+    return tuple(_integral_as_int(terms.get(p, Fraction(0))) for p in range(rank))
 
 
-def _as_int(c: Fraction) -> Rational:
+def _integral_as_int(c: Fraction) -> Rational:
     """Return an integral Fraction as an int, since ints are faster to compare and to hash."""
     return c.numerator if c.denominator == 1 else c

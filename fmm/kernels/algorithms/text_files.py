@@ -14,11 +14,13 @@ from typing import NamedTuple
 from fmm.kernels.registry import Registry
 
 DEFAULT_FORMS = ("nested", "one pass")
-ABOVE = "above"  # form: a level above any candidate that needs too much workspace
-ABOVE_AS_IT_IS = "above as it is"  # form like ABOVE, for a level without options that is not an algorithm in text form
-SEARCHED = "searched"  # form: a candidate only in the tuner's search, not in the model's choice
-FORM_NAMES = (*DEFAULT_FORMS, "outer", "in place", "copied", "inside", ABOVE, SEARCHED)
-_LINE = re.compile(r"^consider\s+([^#\n]*)", re.MULTILINE)
+ABOVE_FORM = "above"  # form: a level above any candidate that needs too much workspace
+ABOVE_WITHOUT_OPTIONS = (
+    "above as it is"  # form like ABOVE_FORM, for a level without options that is not defined by a text
+)
+SEARCHED_FORM = "searched"  # form: a candidate only in the tuner's search, not in the model's choice
+FORM_NAMES = (*DEFAULT_FORMS, "outer", "in place", "copied", "inside", ABOVE_FORM, SEARCHED_FORM)
+_CONSIDER_LINE = re.compile(r"^consider\s+([^#\n]*)", re.MULTILINE)
 
 
 def candidate_forms(text: str) -> tuple[str, ...]:
@@ -26,7 +28,7 @@ def candidate_forms(text: str) -> tuple[str, ...]:
 
     Other lines of the text are ignored.
     """
-    line = _LINE.search(text)
+    line = _CONSIDER_LINE.search(text)
     if line is None:
         return DEFAULT_FORMS
     named = tuple(form.strip() for form in line[1].split(","))

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Final, Literal, get_args
 
 from fmm.kernels.algorithms import additions as programs
-from fmm.kernels.algorithms.step_table import Kernel, StepTable, step_table
+from fmm.kernels.algorithms.step_table import StepTable, TableKernel, step_table
 from fmm.kernels.plans.plan import Plan
 
 Quantity = Literal["arithmetics", "transactions", "volume"]
@@ -151,7 +151,7 @@ SCHEMES: Final = (*PRODUCT_COUNTS, *STEP_TABLES)
 
 
 @lru_cache(maxsize=256)
-def kernel_additions(kernel: Kernel) -> int:
+def kernel_additions(kernel: TableKernel) -> int:
     """Return the additions of a kernel for each element of a block; a sum that two outputs share is formed once.
 
     Section 7.2 counts 15 additions for a level of Figure 23. The kernel (C12, C11) = (C11 + C12 + T1, C11 + C21 + T1)
@@ -161,7 +161,7 @@ def kernel_additions(kernel: Kernel) -> int:
     return min(program.additions, programs.shared_sums(program.matrix(), program.inputs).additions)
 
 
-def kernel_count(kernel: Kernel, quantity: Quantity, product: Polynomial) -> Polynomial:
+def kernel_count(kernel: TableKernel, quantity: Quantity, product: Polynomial) -> Polynomial:
     """Return the count of one kernel call on m x m blocks, as a polynomial in m.
 
     `product` is the count of a classical product of two blocks.

@@ -1,4 +1,4 @@
-"""D'Alberto and Nicolau's Figure 2: HASA's levels, and its errors beside Priest's summation."""
+"""D'Alberto and Nicolau's Figure 2: HASA's levels, and its errors against Priest's summation."""
 
 from __future__ import annotations
 

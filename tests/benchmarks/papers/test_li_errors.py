@@ -1,4 +1,4 @@
-"""Errors of Li, Ranka and Sahni's codes: what is printed of them, and how they grow at small sizes."""
+"""Errors of Li, Ranka and Sahni's codes: the printed numbers, and their growth at small sizes."""
 
 from __future__ import annotations
 
