@@ -368,7 +368,8 @@ def smaller_plans(problem: Problem, refused: Plan, limits: Limits, device: Devic
         if plan is None:
             return
         yield plan
-        nbytes = peak_workspace(plan, problem)
+        # The candidates' workspace is estimated: a tiny plan can need more than the limit, and would come up for ever.
+        nbytes = min(nbytes, peak_workspace(plan, problem))
 
 
 def decide_without_vendor(vendor: Decision, limits: Limits, device: Device) -> Decision:
