@@ -25,7 +25,7 @@ ChunkGrid = np.ndarray[
 ]  # an array of Cell objects; None for a chunk that no step has written yet
 ChunkKey = Any
 
-SUMMANDS_PER_TASK = 8  # chunks
+SUMMANDS_PER_TASK = 8  # largest number of chunks that one task adds
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class ChunkTasks(DefaultMachine):
         return np.full((rows, cols), None, dtype=object)
 
     def release(self, mark: int) -> None:
-        """Do nothing: Dask frees a chunk after its last reader."""
+        """Do nothing: Dask frees a chunk after the last task that reads the chunk."""
 
     def part(self, x: ChunkGrid, place: Place) -> ChunkGrid:
         return x[place.row : place.row + place.rows, place.col : place.col + place.cols]
@@ -214,7 +214,7 @@ def sum_of_chunk_products(
     plan: str | None,
     max_error_growth: float | None = None,
 ) -> Any:
-    """Return alpha (sum of the products) + beta before, zero-padded to the largest shape; `before` is not changed.
+    """Return alpha (sum of products) + beta before, zero-padded to the largest shape; `before` stays unchanged.
 
     Each product is added directly to one new chunk: a separate chunk for each product would be written to memory and
     read again.

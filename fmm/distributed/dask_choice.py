@@ -24,7 +24,7 @@ from fmm.kernels.plans.walk import walk_plan
 LINK_RATE, NEW_MEMORY_RATE = 1e9, 1e9
 CANDIDATE_PRODUCTS_PER_TASK = (1, 2, 4)  # larger values would have more chunks in memory at once than Dask's own matmul
 MIN_TASKS_PER_THREAD = 4  # least number of tasks per thread, so that no thread waits long for the last task
-# predicted seconds of all products; for shorter products a comparison of candidates would cost too much time
+# least predicted seconds of a product for which candidates are compared, since the comparison itself takes time
 MIN_SECONDS_TO_COMPARE = 1.0
 # largest side of a simulated grid, in chunks; a larger grid is simulated at this size, on proportionally fewer workers
 LARGEST_SIMULATED_SIDE = 8
@@ -50,7 +50,7 @@ class ChunkCosts:
     stream: float
 
     def task_seconds(self, function: Any, arguments: Sequence[Any]) -> float:
-        """Return the seconds of one task: its products, the passes over memory, and the writes to new memory."""
+        """Return the predicted seconds of a task: products of chunks, passes over memory, writes to new memory."""
         if function is sum_of_chunk_products:
             lefts, _, _, _, before, *_ = arguments
             products, passes = len(lefts), 2.0 * (len(lefts) - 1) + 2.0 * (before is not None)
@@ -88,7 +88,7 @@ def _scaled_workers(workers: tuple[int, int], share: float) -> tuple[int, int]:
 
 
 def default_products_per_task(grid: tuple[int, int, int], workers: tuple[int, int]) -> int:
-    """Return the largest number of products per task with which every thread has at least MIN_TASKS_PER_THREAD tasks."""
+    """Return the largest candidate of products per task that leaves MIN_TASKS_PER_THREAD tasks for every thread."""
     return max(
         (n for n in CANDIDATE_PRODUCTS_PER_TASK if prod(grid) >= n * MIN_TASKS_PER_THREAD * prod(workers)), default=1
     )
@@ -104,11 +104,11 @@ def _simulate_product(
     walk_plan(candidate.above, operands, tasks, "float64")
     homes = {**_chunk_workers("A", m, k, workers[0]), **_chunk_workers("B", k, n, workers[0])}
     chunk_tasks = [
-        ChunkTask(key, _keys_read(rest), costs.task_seconds(function, rest))
+        ChunkTask(key, _chunk_keys_read(rest), costs.task_seconds(function, rest))
         for key, (function, *rest) in tasks.table.items()
     ]
     fetch_seconds = costs.chunk / LINK_RATE if workers[0] > 1 else 0.0
-    return simulate_tasks(chunk_tasks, homes, Workers(*workers, fetch_seconds))
+    return simulate_tasks(chunk_tasks, homes, SimulatedWorkers(*workers, fetch_seconds))
 
 
 def _unit_cells(name: str, rows: int, cols: int) -> ChunkGrid:
@@ -123,8 +123,8 @@ def _chunk_workers(name: str, rows: int, cols: int, workers: int) -> Mapping[Has
     return {(name, i, j): (i * cols + j) * workers // (rows * cols) for i, j in np.ndindex(rows, cols)}
 
 
-def _keys_read(arguments: Sequence[Any]) -> tuple[Hashable, ...]:
-    """Return the keys of chunks among a task's arguments."""
+def _chunk_keys_read(arguments: Sequence[Any]) -> tuple[Hashable, ...]:
+    """Return the keys of the chunks that a task reads, found among the task's arguments."""
     flat = [y for x in arguments for y in (x if isinstance(x, list) else [x])]
     return tuple(y for y in flat if isinstance(y, tuple) and isinstance(y[0], str))
 
@@ -144,7 +144,7 @@ class ChunkTask(NamedTuple):
     seconds: float
 
 
-class Workers(NamedTuple):
+class SimulatedWorkers(NamedTuple):
     """The workers: number of processes, threads per process, and seconds to send a chunk to a process."""
 
     processes: int
@@ -160,7 +160,9 @@ class SimulatedRun(NamedTuple):
     sent: int
 
 
-def simulate_tasks(tasks: Iterable[ChunkTask], homes: Mapping[Hashable, int], workers: Workers) -> SimulatedRun:
+def simulate_tasks(
+    tasks: Iterable[ChunkTask], homes: Mapping[Hashable, int], workers: SimulatedWorkers
+) -> SimulatedRun:
     """Simulate the tasks in their order; `homes` maps each chunk of the operands to the worker that has the chunk."""
     free_at = [[0.0] * workers.threads for _ in range(workers.processes)]
     first_free_at = [0.0] * workers.processes  # time at which each process has a free thread, in seconds

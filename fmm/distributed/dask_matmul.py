@@ -2,9 +2,9 @@
 
 The levels are walked when the graph is built (chunk_grid.py); the workers later run the graph's tasks. A task depends
 only on its operands and does not change them, so Dask can repeat the tasks of a lost worker. The plan for a product of
-two chunks is chosen once, by the client, so that workers with equal processors return identical bits. Several products
-whose sum is needed form one task with one result; Dask's own matmul makes a chunk of each product and then adds the
-chunks. Chunks with inf or NaN are recomputed without levels when the graph is computed (dask_recompute.py).
+two chunks is chosen once, by the client, so that workers with equal processors return identical bits. One task computes
+the sum of several products; Dask's own matmul makes a chunk of each product and then adds the chunks. Chunks with inf
+or NaN are recomputed without levels when the graph is computed (dask_recompute.py).
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def matmul(
     Parameters
     ----------
     x, y : dask.array.Array or array_like
-        Two matrices. dask.array.matmul answers for other numbers of axes, unknown chunk sizes, integers and other
-        types, and chunks that are not plain NumPy or CuPy arrays (masked ones, for example).
+        Two matrices. dask.array.matmul computes products with other numbers of axes, unknown chunk sizes, integers and
+        other types, and chunks that are not plain NumPy or CuPy arrays (masked arrays, for example).
     plan : str, Plan or Decision, optional
         Levels over the grid of chunks: "winograd" or another scheme computes seven products of blocks of chunks instead
         of eight; "vendor" selects no levels. By default up to two Winograd levels, if they are predicted to save a
@@ -194,7 +194,7 @@ def _product_graph(x: Any, y: Any, dtype: np.dtype[Any], grid_plan: GridPlan, co
     if grid_plan.above != VENDOR:
         plain_tasks = replace(tasks, name=f"fmm-again-{token}")
         result = with_recomputed_chunks(plain_tasks, *grids, result, grid_plan.above, dtype.name)
-    # a task computes at most one chunk of the result, so tasks can be renamed to the result's chunks
+    # each chunk of the result is computed by a separate task, so the task can take the key of the chunk
     name = f"fmm-matmul-{token}"
     tasks.rename_chunks({cell.key: (name, *spot) for spot, cell in np.ndenumerate(result)})
     graph = HighLevelGraph.from_collections(name, tasks.table, dependencies=[x, y])

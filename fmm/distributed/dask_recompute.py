@@ -1,8 +1,8 @@
 """Recomputation without levels of chunks with inf or NaN, since sums of blocks move inf and NaN to other entries.
 
-A Dask graph is built before any value is known, so it contains the tasks with levels and those without. If a chunk
-computed with levels is finite, each task of the chunk's plain product receives None and returns None. Each chunk of A
-and B passes through a task that runs on the chunk's worker and returns the chunk if a plain product needs it, else
+A Dask graph is built before any value is known, so the graph contains tasks with levels and tasks without levels. If a
+chunk computed with levels is finite, each task of the chunk's plain product receives None and returns None. Each chunk
+of A and B passes through a task that runs on the chunk's worker and returns the chunk if a plain product needs it, else
 None, so no chunk is sent unnecessarily.
 
 Each inf or NaN of an operand or of a sum spreads to every chunk that depends on it, so a chunk computed with levels is
@@ -26,13 +26,13 @@ def with_recomputed_chunks(
 ) -> ChunkGrid:
     """Return the cells of the final result: each chunk of c, computed by levels, if finite; else its plain product.
 
-    The tasks of the plain products are added to the table of `tasks`.
+    The tasks of the plain products are added to `tasks.table`.
     """
     for key, task in tasks.table.items():
         tasks.table[key] = (run_without_warnings, *task)
     by_levels = {spot: cell for spot, cell in np.ndenumerate(c) if isinstance(cell, Cell)}
     nonfinite = _make_grid(c.shape, lambda *spot: tasks.add_task(1, 1, has_inf_or_nan, by_levels[spot].key))
-    # any number gives the right result; with 2 per level the fewest tasks wait for each other
+    # the result is correct for any number of parts; with 2 per level the fewest tasks wait for each other
     parts = 2 ** len(above.levels)
     rows = [_conditional_chunk_tasks(tasks, a[i], nonfinite[i], parts) for i in range(len(a))]
     cols = [_conditional_chunk_tasks(tasks, b[:, j], nonfinite[:, j], parts) for j in range(b.shape[1])]

@@ -41,7 +41,7 @@ def plugin_name(library: str) -> str:
 
 def install_on_workers(client: Any, *libraries: str) -> Any:
     """Register the worker plugins that install fmm for these libraries; see fmm.dask.install."""
-    check_client(client)
+    check_open_client(client)
     check_names(libraries)
 
     async def register() -> None:
@@ -53,7 +53,7 @@ def install_on_workers(client: Any, *libraries: str) -> Any:
 
 def uninstall_on_workers(client: Any, *libraries: str) -> Any:
     """Unregister the worker plugins of these libraries (by default all) that are registered; see fmm.dask.uninstall."""
-    check_client(client)
+    check_open_client(client)
     check_names(libraries)
 
     # a closure, since Dask pickles it by value: fmm may be missing on the scheduler
@@ -71,7 +71,7 @@ def uninstall_on_workers(client: Any, *libraries: str) -> Any:
     return client.sync(unregister)
 
 
-def check_client(client: Any) -> None:
+def check_open_client(client: Any) -> None:
     if not isinstance(client, Client):
         raise TypeError(f"client must be an open distributed.Client, not {type(client).__name__}")
     if client.status not in OPEN_CLIENT_STATUSES:

@@ -46,7 +46,7 @@ class Span(NamedTuple):
 
 
 class Box(NamedTuple):
-    """A rectangle of a matrix."""
+    """A rectangle of a matrix: a range of rows and a range of columns."""
 
     rows: Span
     cols: Span
@@ -74,7 +74,7 @@ def mesh_coordinates(rank: int, mesh: Sequence[int]) -> tuple[int, ...]:
 
 
 def cut_span(size: int, axis: int, cuts: CutAxes, mesh: Sequence[int], coordinate: Sequence[int]) -> Span:
-    """Return the range of an axis that belongs to the process at `coordinate` of the mesh."""
+    """Return the range of an axis that the process at `coordinate` of the mesh holds or computes."""
     span = Span(0, size)
     for cut, side, place in zip(cuts, mesh, coordinate, strict=True):
         if cut == axis:
@@ -100,16 +100,16 @@ class BlocksHeld:
         places = (mesh_coordinates(rank, self.mesh) for rank in range(prod(self.mesh)))
         return tuple(Box(*(cut_span(n, axis, self.cuts, self.mesh, place) for axis, n in sides)) for place in places)
 
-    def sources(self, rank: int, wanted: Box) -> Iterator[tuple[int, Box]]:
+    def find_sources(self, rank: int, wanted: Box) -> Iterator[tuple[int, Box]]:
         """Yield (source, part) for each part of the rectangle `wanted`: the nearest rank that holds the part."""
-        rows, cols, holders = self._blocks
+        rows, cols, holders = self._block_holders
         for block in product(_overlapping_spans(rows, wanted.rows), _overlapping_spans(cols, wanted.cols)):
             ranks = holders[block]
             nearest = ranks[0] if len(ranks) == 1 else min(ranks, key=lambda other: abs(other - rank))
             yield nearest, Box(*block).intersection(wanted)
 
     @cached_property
-    def _blocks(self) -> tuple[list[Span], list[Span], dict[tuple[Span, Span], list[int]]]:
+    def _block_holders(self) -> tuple[list[Span], list[Span], dict[tuple[Span, Span], list[int]]]:
         """The ranges into which rows and columns are cut, and the ranks that hold each (rows, columns) block."""
         holders: dict[tuple[Span, Span], list[int]] = defaultdict(list)
         for rank, box in enumerate(self._boxes_by_rank):
@@ -211,7 +211,7 @@ class Layout:
                 for operand, box in needs.items():
                     if step and self.has_constant_panel(operand):
                         continue
-                    for source, part in self.blocks_held[operand].sources(rank, box):
+                    for source, part in self.blocks_held[operand].find_sources(rank, box):
                         if source != rank:
                             yield Transfer(operand, source, rank, part)
 

@@ -59,7 +59,7 @@ def multiply_blocks(
     blocks = _LiveBlocks(operands, table, result, c)
     started: tuple[BlockKey, Any] | None = None
     for key, (function, *arguments) in table.items():
-        if started is not None and started[0] in _keys_read(arguments):
+        if started is not None and started[0] in _block_keys_read(arguments):
             blocks.store_block(started[0], _finish_product(*started, blocks, finish))
             started = None
         if function is weighted_chunk_sum:
@@ -67,7 +67,7 @@ def multiply_blocks(
             continue
         assert function is sum_of_chunk_products, "a task that no level makes"
         (left,), (right,) = arguments[:2]  # a task of one process multiplies only one pair of blocks
-        product = start(cut.block, blocks.live[left], blocks.live[right])
+        product = start(cut.block_layout, blocks.live[left], blocks.live[right])
         if started is not None:
             blocks.store_block(started[0], _finish_product(*started, blocks, finish))
         started = key, product
@@ -85,14 +85,14 @@ def _finish_product(key: BlockKey, product: Any, blocks: _LiveBlocks, finish: Fi
 
 
 class _LiveBlocks:
-    """The live blocks, each until its last reader has run; `store` also copies blocks of C into the matrix C."""
+    """The blocks that later tasks still read; `store_block` also copies blocks of C into the matrix C."""
 
     def __init__(
         self, operands: dict[BlockKey, Any], table: Mapping[BlockKey, tuple[Any, ...]], result: ChunkGrid, c: Any
     ) -> None:
         self.live, self.table, self.c = operands, table, c
         self.places = {cell.key: spot for spot, cell in np.ndenumerate(result)}
-        self.last_reader = {read: key for key, (_, *arguments) in table.items() for read in _keys_read(arguments)}
+        self.last_reader = {read: key for key, (_, *arguments) in table.items() for read in _block_keys_read(arguments)}
         cell = result[0, 0]
         assert cell is not None, "a block of C that no step wrote"
         self.rows, self.cols = cell.rows, cell.cols
@@ -104,7 +104,7 @@ class _LiveBlocks:
             part.copy_(block[: part.shape[0], : part.shape[1]])
         if key in self.last_reader:
             self.live[key] = block
-        for read in _keys_read(self.table[key][1:]):
+        for read in _block_keys_read(self.table[key][1:]):
             if self.last_reader[read] == key:
                 del self.live[read]
 
@@ -122,7 +122,7 @@ def weighted_sum(weights: Any, blocks: list[Any]) -> Any:
     return total
 
 
-def _keys_read(arguments: Sequence[Any]) -> list[BlockKey]:
+def _block_keys_read(arguments: Sequence[Any]) -> list[BlockKey]:
     """Return the keys of the blocks that a task reads."""
     if len(arguments) == 2:  # weights, blocks
         return list(dict.fromkeys(arguments[1]))

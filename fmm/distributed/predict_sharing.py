@@ -32,7 +32,7 @@ DEFAULT_LEVELS_ABOVE = (
 LEVEL_MARGIN = 0.15
 # least share of the time that a one-dimensional mesh must be predicted to save by multiplying as a rectangle
 RECTANGLE_MARGIN = 0.15
-# predicted seconds of the product; below this value the comparison of pieces and levels would cost too much time
+# least predicted seconds of a product for which pieces and levels are compared, since the comparison itself takes time
 MIN_SECONDS_TO_COMPARE = 1e-3
 SHARINGS_TRIED_IN_PIECES = 3  # number of the fastest one-piece sharings that are also compared in several pieces
 ROW_OR_COLUMN_PIECES = (2, 4, 8)  # candidate counts of pieces into which rows or columns are cut
@@ -57,7 +57,8 @@ class Devices:
     stream: float  # bytes per second that sums read and write
     network: Network
     itemsize: int  # bytes of an entry of A, B or C
-    product_seconds_under: Callable[[LocalConditions], ProductSeconds] | None = None  # None: no limits
+    # None: no limits on local products
+    product_seconds_under: Callable[[LocalConditions], ProductSeconds] | None = None
 
     def under_conditions(self, conditions: LocalConditions) -> Devices:
         """Return the devices with product_seconds of local products under these conditions."""
@@ -84,7 +85,7 @@ class Sharing:
 
     @property
     def conditions(self) -> LocalConditions:
-        """The conditions under which a device's own products run."""
+        """The conditions under which the device multiplies locally."""
         return LocalConditions(self.held_bytes, self.above, self.layout.pieces)
 
     @property
@@ -147,7 +148,8 @@ def rank_sharings(layout: Layout, devices: Devices, above: Sequence[Plan] | None
 def choose_sharing(ranked: Sequence[Sharing], memory_limit: float) -> Sharing:
     """Return the fastest candidate that needs at most `memory_limit` bytes; if none fits, the smallest candidate.
 
-    A candidate with a level above or as a rectangle must be faster than the plain candidates by its margin.
+    A candidate with a level above must be faster than candidates without one by LEVEL_MARGIN, a rectangle by
+    RECTANGLE_MARGIN.
     """
     fitting = [sharing for sharing in ranked if sharing.memory <= memory_limit]
     if not fitting:
@@ -275,7 +277,7 @@ def rectangle_layouts(layout: Layout) -> Iterator[Layout]:
     """Yield layouts in which a one-dimensional mesh works as rows and columns; each process holds the same parts.
 
     Each process computes a block of C; then C is redistributed and cut by rows only, or by columns only. No layout is
-    yielded unless all processes' parts have one size.
+    yielded if the parts of the processes differ in size.
     """
     if len(layout.mesh) > 1:
         return
@@ -322,9 +324,9 @@ def _predict_with_level(layout: Layout, above: Plan, devices: Devices) -> Sharin
     summed = 3.0 * sum(x * y for x, y in zip(additions, (held["A"], held["B"], block), strict=True))
     # entries read and written when blocks are copied out of A and B, and into C
     packed = 2.0 * (held["A"] + held["B"] + block)
-    memory = 2 * _panel_bytes(cut.block, itemsize) + packed * itemsize
+    memory = 2 * _panel_bytes(cut.block_layout, itemsize) + packed * itemsize
     local = devices.under_conditions(LocalConditions(memory, above, canonical.pieces))
-    products = _predict_steps(cut.block, local, count)
+    products = _predict_steps(cut.block_layout, local, count)
     return Sharing(
         canonical,
         above,

@@ -38,7 +38,7 @@ class Quadrants:
     width: int  # length of a part of the inner dimension, padded to a multiple of parts[1]
 
     @property
-    def block(self) -> Layout:
+    def block_layout(self) -> Layout:
         """The layout of each product of two blocks."""
         (m_parts, k_parts, n_parts), whole = self.parts, self.whole
         m, n = self.rows * _processes_along(whole, M), self.cols * _processes_along(whole, N)
@@ -122,7 +122,7 @@ def _round_up(size: int, of: int) -> int:
 
 
 def parse_block_levels(plan: Plan | Decision | str, where: str) -> Plan:
-    """Return the levels of a plan or text ("vendor": no level). `where` completes messages.
+    """Return the levels of a plan or text ("vendor": no level). `where` is part of error messages.
 
     Raise PlanError for levels that cannot work on whole blocks: fused sums, real and imaginary parts, triangles.
     """

@@ -61,12 +61,12 @@ class AgreedSharing(NamedTuple):
     layout: Layout
     above: str
     local_error_growth: float  # limit of the error growth of each process's local products
-    # workspace limit of local products in bytes, as in the prediction. None: each process's default limit
+    # workspace limit of local products in bytes, as in the prediction; None: each process's default limit
     local_workspace: int | None = None
 
 
 def matmul(a: Any, b: Any, options: SharingOptions) -> Any:
-    """Return the shared product of two sharded matrices; torch answers for all other tensors."""
+    """Return the shared product of two sharded matrices; torch computes products of all other tensors."""
     if _on_one_mesh(a, b):
         sharing = _agree_on_sharing(a, b, options)
         if sharing is not None:
@@ -176,11 +176,13 @@ def shared_product(sharing: AgreedSharing, a: Any, b: Any) -> Any:
         c = None
         if above != VENDOR:
             c = multiply_blocks(quadrants(layout, above), above, processes.place, a, b, start_product, finish_product)
-            # None: inf or NaN in C may come from sums of blocks, so C is computed again without the level
+            # c becomes None if it has inf or NaN, which may come from sums of blocks; C is then computed without the
+            # level
             c = c if is_finite_everywhere(c, processes) else None
         if c is None:
             c = finish_product(start_product(layout, a, b))
-        if len(layout.mesh) > mesh.ndim:  # true if the processes multiplied as a rectangle
+        # the layout has more dimensions than the mesh if the processes multiplied as a rectangle
+        if len(layout.mesh) > mesh.ndim:
             c = redistribute_to_row(c, layout, processes)
     placements = [RESULT_PLACEMENT[axis] for axis in layout.work[: mesh.ndim] if axis is not None]
     shape = torch.Size((layout.m, layout.n))
@@ -197,7 +199,7 @@ def _multiply_local(sharing: AgreedSharing, left: Any, right: Any, c: Any, adds:
 
 
 def _reduce_partial(x: Any) -> Any:
-    """Return x with its partial placements reduced."""
+    """Return x, after a reduction if a placement of x is Partial."""
     if any(type(place) is Partial for place in x.placements):
         return x.redistribute(placements=replace_partial(Shard(0), x.placements))
     return x
@@ -242,12 +244,12 @@ def checked_placements(mesh: Any, matrix: str, placements: Any, kinds: tuple[typ
 def placement_cuts(x: Any) -> CutAxes:
     """Return the axis of x that each dimension of the mesh cuts; 0 for Partial, which is reduced to row shards."""
 
-    def cut(place: Any) -> int | None:
+    def cut_axis(place: Any) -> int | None:
         if type(place) is Shard:
             return int(place.dim) % 2
         return 0 if type(place) is Partial else None
 
-    return tuple(cut(place) for place in x.placements)
+    return tuple(cut_axis(place) for place in x.placements)
 
 
 def replace_partial(replacement: Any, placements: Sequence[Any]) -> list[Any]:

@@ -1,6 +1,8 @@
-"""The leaves that fmm ships: kernels that multiply the smallest blocks of a plan. Importing fmm.kernels registers them.
+"""The leaves that fmm ships: kernels that multiply the smallest blocks of a plan.
 
-The leaf `vendor` is one call of the vendor's BLAS. On a GPU there are also `lt0`, `lt1`, ... (numbered candidates of
+The import of fmm.kernels registers all leaves.
+
+The leaf `vendor` is one call of the vendor's BLAS. A GPU also has the leaves `lt0` to `lt31` (numbered candidates of
 cuBLASLt's heuristic for the product), `vendor3m` (cuBLAS's complex product by three real products) and `tile` (fmm's
 own kernel). `tile` multiplies float32 and float64, and without sums inside the kernel also 16-bit types and TF32 by
 Hopper's warpgroup instructions. Products with layouts that a leaf cannot read are computed by the vendor's BLAS.
@@ -34,7 +36,7 @@ from fmm.kernels.cuda.products.kernel_sizes import (
 )
 from fmm.kernels.plans.leaf import Leaf, LeafOption, register_leaf
 
-F16X3_RATE, DIGITS_RATE, SMALL_RATE = "f16x3", "digits-{}", "small-{}"  # in a calibration
+F16X3_RATE, DIGITS_RATE, SMALL_RATE = "f16x3", "digits-{}", "small-{}"  # names of rates in a calibration
 LT_SCRATCH_BYTES = 32 << 20  # bytes of workspace that a candidate of cuBLASLt may use
 
 # Types that the tiled kernel multiplies by gemm_simt.cuh (float64 by gemm_mma_f64.cuh), also with sums inside.
@@ -48,7 +50,7 @@ TILE_STRATEGIES = tuple(LeafOption(s.name.lower(), s.types, searched=s in (*STRA
 # those of tStrassen and tWinograd of Li, Ranka and Sahni.
 TILE_COPY_OPTIONS = (LeafOption("plain", TILED_TYPES, fused=False), LeafOption("texture", TILED_TYPES, fused=False))
 
-VENDOR = Leaf(
+VENDOR_LEAF = Leaf(
     "vendor",
     "the vendor's BLAS as it comes",
     ("cpu", "cuda"),
@@ -60,7 +62,7 @@ VENDOR = Leaf(
     host_product=numpy_product,
     forms=("alone", "nested", "one pass", "outer", "in place", "copied"),
 )
-VENDOR3M = Leaf(
+VENDOR3M_LEAF = Leaf(
     "vendor3m",
     "cuBLAS's own complex product by three real ones",
     ("cuda",),
@@ -69,9 +71,9 @@ VENDOR3M = Leaf(
     forms=("alone", "peer"),
     unprobed=("alone",),
     saves_products=True,
-    relative_error=sqrt(5),  # like the level 3m, on entries of one sign
+    relative_error=sqrt(5),  # relative error like that of the level 3m on entries of one sign
 )
-LT = Leaf(
+LT_LEAF = Leaf(
     "lt",
     "a numbered candidate of cuBLASLt's own list for the product",
     ("cuda",),
@@ -81,7 +83,7 @@ LT = Leaf(
     numbers=32,
     forms=("peer",),
 )
-TILE = Leaf(
+TILE_LEAF = Leaf(
     "tile",
     "this package's own tiled kernel",
     ("cuda",),
@@ -94,13 +96,13 @@ TILE = Leaf(
     # Types that the leaf `tile` multiplies faster than the vendor. (On an H200, float64 reaches 0.95 of cuBLAS's speed,
     # with sums inside 0.78; TF32, which needs transposed sums, is slower than cuBLASLt's best candidate.)
     candidate_types=("float32", "float16", "bfloat16"),
-    alignment=16,  # bytes that the kernel reads at once; unaligned rows are read one entry at a time
+    alignment=16,  # bytes of an aligned read; rows that are not aligned to 16 bytes are read one entry at a time
     forms=("inside", "alone", "one pass", "outer"),
     unprobed=("alone", "one pass", "outer"),
     time_formula="tiles",
     slow_columns=("float32",),
 )
-SMALL = Leaf(
+SMALL_LEAF = Leaf(
     "small",
     "one triangle of small Gram products in one launch, for any type and layout",
     ("cuda",),
@@ -113,7 +115,7 @@ SMALL = Leaf(
     unprobed=("half",),
     rate=SMALL_RATE,
 )
-F16X3 = Leaf(
+F16X3_LEAF = Leaf(
     "f16x3",
     "float32 by three float16 products of the tensor cores, added up in float32",
     ("cuda",),
@@ -132,7 +134,7 @@ F16X3 = Leaf(
     rate=F16X3_RATE,
     fills_device=True,
 )
-DIGITS = Leaf(
+DIGITS_LEAF = Leaf(
     "digits",
     "integers exactly, by BLAS's products of planes of digits",
     ("cpu",),
@@ -147,7 +149,7 @@ DIGITS = Leaf(
     unprobed=("alone", "nested"),
     rate=DIGITS_RATE,
 )
-BYTES = Leaf(
+BYTES_LEAF = Leaf(
     "bytes",
     "this package's own products of 8-bit integers, with each sum reduced modulo a number",
     ("cuda",),
@@ -157,5 +159,5 @@ BYTES = Leaf(
     only_below_levels=True,
 )
 
-for _row in (VENDOR, LT, TILE, SMALL, F16X3, BYTES, VENDOR3M, DIGITS):
+for _row in (VENDOR_LEAF, LT_LEAF, TILE_LEAF, SMALL_LEAF, F16X3_LEAF, BYTES_LEAF, VENDOR3M_LEAF, DIGITS_LEAF):
     register_leaf(_row)

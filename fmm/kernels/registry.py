@@ -18,7 +18,7 @@ class NamedRow(Protocol):
     def name(self) -> str: ...
 
 
-Row = TypeVar("Row", bound=NamedRow)
+RegistryRow = TypeVar("RegistryRow", bound=NamedRow)
 CachedFunction = TypeVar("CachedFunction", bound=Callable[..., Any])
 
 _CACHE_CLEARERS: list[Callable[[], None]] = []
@@ -36,23 +36,23 @@ def clear_caches() -> None:
         clear()
 
 
-class Registry(Generic[Row]):
+class Registry(Generic[RegistryRow]):
     """Rows by name, in the order of registration."""
 
     def __init__(self, noun: str) -> None:
         self.noun = noun
-        self._rows: dict[str, Row] = {}
+        self._rows: dict[str, RegistryRow] = {}
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[RegistryRow]:
         return iter(tuple(self._rows.values()))
 
     def __contains__(self, name: object) -> bool:
         return name in self._rows
 
-    def __getitem__(self, name: str) -> Row:
+    def __getitem__(self, name: str) -> RegistryRow:
         return self._rows[name]
 
-    def add(self, row: Row) -> None:
+    def add(self, row: RegistryRow) -> None:
         """Add a row; raise ValueError if the name is taken, since names in plan texts must be unambiguous."""
         if row.name in self._rows:
             raise ValueError(f"there is a {self.noun} {row.name!r} already")

@@ -11,7 +11,7 @@ import numpy as np
 
 from fmm.out_of_core.transfers import Array
 
-runtime = cupy.cuda.runtime
+cuda_runtime = cupy.cuda.runtime
 # extra bytes to reserve, since CuPy's pool rounds each array of a workspace up to a multiple of 512 bytes
 POOL_ROUNDING_BYTES = 1 << 16
 # arguments: A, B, C, whether the product is added to C, workspace bytes
@@ -46,8 +46,8 @@ class PinnedBuffer:
             self.sent = None
 
 
-# Streams of closed engines, by device number. They are used again, since CuPy's pool returns freed memory only to the
-# stream that used it: a new stream would allocate all memory again.
+# Streams of closed engines, by device number. New engines use these streams again, since CuPy's pool returns freed
+# memory only to the stream that used the memory: a new stream would allocate all memory again.
 _idle_streams: dict[int, list[tuple[Any, Any, Any]]] = {}
 
 
@@ -80,18 +80,18 @@ class CudaEngine:
             # freed at once into CuPy's pool, from which the products allocate their workspaces
             cupy.cuda.alloc(nbytes + POOL_ROUNDING_BYTES)
 
-    def buffer(self, nbytes: int) -> PinnedBuffer:
+    def new_buffer(self, nbytes: int) -> PinnedBuffer:
         return PinnedBuffer(nbytes)
 
-    def send(self, buffer: PinnedBuffer, nbytes: int, address: int) -> None:
-        runtime.memcpyAsync(address, buffer.memory.ptr, nbytes, runtime.memcpyHostToDevice, self.sending.ptr)
+    def send_buffer(self, buffer: PinnedBuffer, nbytes: int, address: int) -> None:
+        cuda_runtime.memcpyAsync(address, buffer.memory.ptr, nbytes, cuda_runtime.memcpyHostToDevice, self.sending.ptr)
         buffer.sent = CudaEvent(self.sending)
 
     def fetch_to_buffer(self, address: int, nbytes: int, buffer: PinnedBuffer) -> None:
-        runtime.memcpyAsync(buffer.memory.ptr, address, nbytes, runtime.memcpyDeviceToHost, self.fetching.ptr)
+        cuda_runtime.memcpyAsync(buffer.memory.ptr, address, nbytes, cuda_runtime.memcpyDeviceToHost, self.fetching.ptr)
         CudaEvent(self.fetching).wait()
 
-    def sent(self) -> CudaEvent:
+    def sent_event(self) -> CudaEvent:
         return CudaEvent(self.sending)
 
     def matrix_at(self, address: int, shape: tuple[int, int], leading: int, dtype: np.dtype[Any]) -> Any:

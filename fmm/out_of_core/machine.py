@@ -1,4 +1,4 @@
-"""Devices that products are streamed through: the interface (Machine), and the implementation for CUDA."""
+"""Devices that products are streamed through: the interface StreamingDevice, and its implementation for CUDA."""
 
 from __future__ import annotations
 

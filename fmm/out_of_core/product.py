@@ -117,7 +117,7 @@ def _as_ndarray(x: Any) -> Any:
 
 
 def _is_mapped(x: Any) -> bool:
-    """Return True if the array is mapped from a file, or is a view of an array that is."""
+    """Return True if the array is mapped from a file, or is a view of a mapped array."""
     while x is not None and not isinstance(x, np.memmap | mmap):
         x = getattr(x, "base", None)
     return x is not None
@@ -221,7 +221,7 @@ def _cached_streamed_product(
 def _fastest_streamed_product(
     tile_limit: int, size: Shape, dtype: str, limit: int, rates: CopyRates, device: Device, constraints: PlanConstraints
 ) -> StreamedProduct:
-    """Return the fastest schedule within `limit` bytes, of which tiles use at most `tile_limit`."""
+    """Return the fastest schedule within `limit` bytes in which tiles use at most `tile_limit` bytes."""
     first_limits = _tile_limits(constraints, limit // 2, device)
     plans = {constraints.plan} if constraints.plan else _tile_plans(size, dtype, first_limits, device)
 
@@ -295,7 +295,8 @@ def _stream_product(
         except machine.out_of_memory as error:
             if attempt == MAX_ATTEMPTS - 1 or isinstance(error, DoesNotFitError):
                 raise
-        progress.add(done - progress.done)  # progress returns to its value before this product, which starts again
+        # a negative number of multiply-adds: the product starts again from the beginning
+        progress.add(done - progress.done)
         limit = _rounded_down(int(limit * RETRY_MEMORY_RATIO))
 
 

@@ -35,7 +35,7 @@ from fmm.problem import Shape
 
 MAX_SECONDS_AHEAD = 1.0  # seconds of products that may be launched ahead of the running product
 MAX_BAND_SLOWDOWN = 1.01  # largest ratio of the seconds of all bands of a product to the seconds of the whole product
-MIN_BAND_ROWS = 256  # of a band
+MIN_BAND_ROWS = 256  # least number of rows of a band
 ASSUMED_PRODUCT_SECONDS = MAX_SECONDS_AHEAD / 4  # assumed seconds of a product that the model cannot predict
 
 
@@ -50,7 +50,7 @@ class LaunchUnit(NamedTuple):
 
 
 def whole_launch_unit(size: Shape, product_seconds: Callable[[Shape], float]) -> LaunchUnit:
-    """Return the launch unit with which a product is launched as a whole."""
+    """Return the launch unit of a product that is launched as a whole."""
     return LaunchUnit(size[0], product_seconds(size) or ASSUMED_PRODUCT_SECONDS)
 
 
@@ -78,7 +78,7 @@ class LaunchQueue:
         while len(self.running) > 1 and self.seconds - self.running[0][1] + seconds > MAX_SECONDS_AHEAD:
             self._wait_for_first()
 
-    def add(self, event: DeviceEvent, seconds: float, work: int) -> None:
+    def add_product(self, event: DeviceEvent, seconds: float, work: int) -> None:
         self.running.append((event, seconds, work))
         self.seconds += seconds
         while self.running and self.running[0][0].has_happened():
@@ -115,12 +115,12 @@ class _StepStates:
         self.failure: BaseException | None = None
 
     def set_started(self, step: int, event: DeviceEvent | None = None) -> None:
-        """Record that the step has started: it is done when the event happens, or already done without an event."""
+        """Record that the step has started; it is done when the event happens (without an event, now)."""
         if event is not None:
             self.events[step] = event
         self.started[step].set()
 
-    def wait(self, step: int) -> None:
+    def wait_for_step(self, step: int) -> None:
         self.started[step].wait()
         if self.failure is not None:
             raise OtherThreadFailedError
@@ -200,13 +200,13 @@ class ScheduleRun:
     # ---- the threads that load and store
 
     def _run_steps(self, kind: type[LoadStep] | type[StoreStep]) -> None:
-        """Run all Load steps, or all Store steps, of the schedule; the function of one thread."""
+        """Run all steps of one kind (LoadStep or StoreStep) in a thread of their own."""
         try:
             self.engine.begin_thread()
             for number, step in enumerate(self.schedule.steps):
                 if isinstance(step, kind):
                     for other in step.after:
-                        self.states.wait(other)
+                        self.states.wait_for_step(other)
                     self.states.set_started(
                         number, self._load(step) if isinstance(step, LoadStep) else self._store(step)
                     )
@@ -214,11 +214,11 @@ class ScheduleRun:
             self.states.set_failure(error)
 
     def _load(self, step: LoadStep) -> DeviceEvent:
-        return self.transfers.load(*self._tile(step.tile, step.slot))
+        return self.transfers.load(*self._host_tile_and_place(step.tile, step.slot))
 
     def _store(self, step: StoreStep) -> DeviceEvent | None:
         band = self.host["C"][slice(*step.rows), slice(*step.cols)]
-        self.transfers.store(self._place("C", step.slot, band.shape[1]).at_row(step.first_row_in_block), band)
+        self.transfers.store(self._slot_place("C", step.slot, band.shape[1]).at_row(step.first_row_in_block), band)
         return None  # no event: the copy to the host has ended
 
     # ---- the caller's thread
@@ -228,40 +228,40 @@ class ScheduleRun:
         for number, step in enumerate(self.schedule.steps):
             if isinstance(step, MultiplyStep):
                 for other in step.after:
-                    self.states.wait(other)
+                    self.states.wait_for_step(other)
                 rows, inner, cols = step.size
                 unit = self.units.get(step.size, LaunchUnit(rows, ASSUMED_PRODUCT_SECONDS))
                 for first, last in cut_ranges(rows, (unit.rows,)):
                     queue.wait_to_launch(unit.seconds)
-                    event = self._launch(step, (first, last))
-                    queue.add(event, unit.seconds, (last - first) * inner * cols)
+                    event = self._launch_rows(step, (first, last))
+                    queue.add_product(event, unit.seconds, (last - first) * inner * cols)
                 self.states.set_started(number, event)
         queue.wait_for_all_products()
 
-    def _launch(self, step: MultiplyStep, rows: IndexRange) -> DeviceEvent:
+    def _launch_rows(self, step: MultiplyStep, rows: IndexRange) -> DeviceEvent:
         """Launch the product of a range of the step's rows."""
         left, right = (
             self._device_tile(tile, slot) for tile, slot in zip((step.left, step.right), step.slots, strict=False)
         )
         cols, (first, last) = step.size[2], (step.first_row_in_block + row for row in rows)
-        place = self._place("C", step.slots[2], cols).at_row(first)
+        place = self._slot_place("C", step.slots[2], cols).at_row(first)
         dest = self.engine.matrix_at(place.address, (last - first, cols), place.leading, self.dtype)
         return self.engine.multiply(left[first:last], right, dest, step.adds, self.workspace)
 
     # ---- tiles
 
     def _device_tile(self, tile: Tile, slot: int) -> Any:
-        host, place = self._tile(tile, slot)
+        host, place = self._host_tile_and_place(tile, slot)
         array = self.engine.matrix_at(place.address, host.shape, place.leading, self.dtype)
         return array.T if self.column_major[tile.name] else array
 
-    def _tile(self, tile: Tile, slot: int) -> tuple[Array, DevicePlace]:
+    def _host_tile_and_place(self, tile: Tile, slot: int) -> tuple[Array, DevicePlace]:
         """Return the tile's host array and its location on the device; a column-major tile is transposed in both."""
         host = self.host[tile.name][slice(*tile.rows), slice(*tile.cols)]
         host = host.T if self.column_major[tile.name] else host
-        return host, self._place(tile.name, slot, host.shape[1])
+        return host, self._slot_place(tile.name, slot, host.shape[1])
 
-    def _place(self, name: str, slot: int, length: int) -> DevicePlace:
+    def _slot_place(self, name: str, slot: int, length: int) -> DevicePlace:
         return DevicePlace(self.addresses[name][slot], padded_length(length, self.dtype.itemsize), self.dtype)
 
 

@@ -6,8 +6,8 @@ finished one band of rows at a time, and each band is stored while the next band
 until the slot is needed; the tile with the latest next use is evicted first.
 
 This module counts, times and describes the steps of a schedule; fmm.out_of_core.run_schedule executes the same steps.
-Each step lists the steps of other kinds (Load, Multiply, Store) that it waits for; it also waits for all earlier steps
-of its own kind.
+Each step lists the steps of other kinds (LoadStep, MultiplyStep, StoreStep) that it waits for; it also waits for all
+earlier steps of its own kind.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class MultiplyStep:
     left: Tile
     right: Tile
     slots: tuple[int, int, int]  # slot numbers of A's tile, B's tile and C's block
-    rows: IndexRange  # the band's
+    rows: IndexRange  # rows of the band in C
     adds: bool
     after: tuple[int, ...] = ()
 
@@ -217,7 +217,7 @@ class _ScheduleBuilder:
             for tile in (left, right):
                 self.uses.setdefault(tile, []).append(number)
         self.places = {name: _TileSlots(count) for name, count in zip("AB", cut.slots, strict=False)}
-        # block slot -> indices of the Store steps of the block that last used the slot
+        # block slot -> indices of the StoreSteps of the block that last used the slot
         self.stores: dict[int, list[int]] = {}
         for number, (block, first, last, left, right) in enumerate(products):
             slots = self._load(number, left), self._load(number, right), block % cut.slots[2]
@@ -226,7 +226,7 @@ class _ScheduleBuilder:
                 self._multiply(left, right, slots, (top + start, top + stop), first, last)
 
     def _load(self, number: int, tile: Tile) -> int:
-        """Return the tile's slot; add a Load step if the tile is not on the device."""
+        """Return the tile's slot; add a LoadStep if the tile is not on the device."""
         place = self.places[tile.name]
         if tile not in place.slot:
             slot, readers = place.free_slot(lambda other: self._next_use(number, other))
@@ -256,7 +256,7 @@ class _ScheduleBuilder:
 
 
 class _TileSlots:
-    """The slots for tiles of one matrix: each tile's slot and Load step, and the last product that reads each slot."""
+    """The slots for tiles of one matrix: each tile's slot and LoadStep, and the last product that reads each slot."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -276,8 +276,8 @@ class _TileSlots:
 def _tile_products(size: Shape, cut: ProductCut) -> Iterator[tuple[int, bool, bool, Tile, Tile]]:
     """Yield for each product: block number, whether the piece is the block's first, whether its last, and two tiles.
 
-    Blocks and pieces are traversed alternately forwards and backwards, so that each product uses tiles of the previous
-    one.
+    Blocks and pieces are traversed alternately forwards and backwards, so that each product uses a tile of the previous
+    product.
     """
     m, k, n = size
     block = 0

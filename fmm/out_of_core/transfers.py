@@ -57,15 +57,15 @@ class Engine(Protocol):
     def reserve_workspace(self, nbytes: int) -> None:
         """Reserve `nbytes` of memory for workspaces in advance, so that no product waits for an allocation."""
 
-    def buffer(self, nbytes: int) -> Buffer: ...
+    def new_buffer(self, nbytes: int) -> Buffer: ...
 
-    def send(self, buffer: Buffer, nbytes: int, address: int) -> None:
+    def send_buffer(self, buffer: Buffer, nbytes: int, address: int) -> None:
         """Enqueue a copy of `nbytes` from the buffer to a device address."""
 
     def fetch_to_buffer(self, address: int, nbytes: int, buffer: Buffer) -> None:
         """Copy `nbytes` from a device address to the buffer and wait for the copy."""
 
-    def sent(self) -> DeviceEvent:
+    def sent_event(self) -> DeviceEvent:
         """Return an event that happens when all copies enqueued so far have arrived on the device."""
         ...
 
@@ -89,9 +89,9 @@ class DevicePlace(NamedTuple):
     dtype: np.dtype[Any]
 
     def at_row(self, row: int) -> DevicePlace:
-        return self.at(row, 0)
+        return self.place_at(row, 0)
 
-    def at(self, row: int, col: int) -> DevicePlace:
+    def place_at(self, row: int, col: int) -> DevicePlace:
         return self._replace(address=self.address + row * self.row_bytes + col * self.dtype.itemsize)
 
     @property
@@ -116,8 +116,8 @@ class Transfers:
     def load(self, host: Array, place: DevicePlace) -> DeviceEvent:
         """Start to copy a matrix to the device; return the event that marks its arrival.
 
-        The caller may start further loads before this one has ended. Chunks of later loads are queued behind the chunks
-        of earlier loads, and no thread waits for another.
+        The caller may start further loads before the first load has ended. Chunks of later loads are queued behind the
+        chunks of earlier loads, and no thread waits for another.
         """
         return _Loading(self.engine, self._submit_chunks(self.load_pool, self._load_chunk, host, place))
 
@@ -135,7 +135,7 @@ class Transfers:
         self, pool: ThreadPoolExecutor, task: Callable[[Array, DevicePlace], None], host: Array, place: DevicePlace
     ) -> list[Future[None]]:
         return [
-            pool.submit(task, host[rows, cols], place.at(rows.start, cols.start))
+            pool.submit(task, host[rows, cols], place.place_at(rows.start, cols.start))
             for rows, cols in _chunk_ranges(host.shape, place, self.chunk_bytes)
         ]
 
@@ -143,7 +143,7 @@ class Transfers:
 
     def _begin_thread(self) -> None:
         self.engine.begin_thread()
-        self.thread_state.buffers = [self.engine.buffer(self.chunk_bytes) for _ in range(BUFFERS_PER_THREAD)]
+        self.thread_state.buffers = [self.engine.new_buffer(self.chunk_bytes) for _ in range(BUFFERS_PER_THREAD)]
 
     def _load_chunk(self, host: Array, place: DevicePlace) -> None:
         if self.ended:
@@ -151,7 +151,7 @@ class Transfers:
         buffer = self._free_buffer()
         # unsafe casting: the caller has already checked that the cast is allowed
         np.copyto(_buffer_view(buffer, host, place), host, casting="unsafe")
-        self.engine.send(buffer, _chunk_bytes(host, place), place.address)
+        self.engine.send_buffer(buffer, _chunk_bytes(host, place), place.address)
 
     def _store_chunk(self, host: Array, place: DevicePlace) -> None:
         if self.ended:
@@ -178,13 +178,13 @@ class _Loading:
     def wait(self) -> None:
         if self.sent is None:
             wait_for_all(self.tasks)
-            self.sent = self.engine.sent()
+            self.sent = self.engine.sent_event()
         self.sent.wait()
 
     def has_happened(self) -> bool:
         if self.sent is None and all(task.done() for task in self.tasks):
             wait_for_all(self.tasks)
-            self.sent = self.engine.sent()
+            self.sent = self.engine.sent_event()
         return self.sent is not None and self.sent.has_happened()
 
 

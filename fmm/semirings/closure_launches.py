@@ -31,7 +31,7 @@ from fmm.semirings.minplus_kernel import (
 
 TEMPORARY_ALIGNMENT = 256  # temporaries begin at multiples of this number of entries
 ARGUMENTS_PREFIX = "args of "  # prefix of the name of a buffer that holds predecessors
-ARGUMENT_BYTES = 4  # of a node
+ARGUMENT_BYTES = 4  # bytes of a node or of a step k (int32)
 WORKSPACE, DOUBLED = "W", "doubled"
 
 
@@ -41,7 +41,7 @@ class ClosureLaunches:
 
     steps: ClosureSteps
     launches: tuple[Launch, ...]
-    numbers: int  # of the temporaries
+    numbers: int  # number of entries of all temporaries
     doubled_bytes: int  # bytes of the operands with each entry written twice, for rings with two entries in a word
 
 
@@ -52,7 +52,7 @@ def closure_launches(ring: Ring, n: int, with_predecessors: bool, multiprocessor
     return _ClosureRecorder(ring, steps, with_predecessors, multiprocessors).record_launches()
 
 
-def padded(cols: int) -> int:
+def padded_columns(cols: int) -> int:
     """Return the leading dimension with which each row begins at a multiple of 16 bytes, whatever the type."""
     return -(-cols // VECTOR_BYTES) * VECTOR_BYTES
 
@@ -63,13 +63,13 @@ class _ClosureRecorder:
     def __init__(self, ring: Ring, steps: ClosureSteps, with_predecessors: bool, multiprocessors: int) -> None:
         self.ring, self.steps = ring, steps
         self.with_predecessors, self.multiprocessors = with_predecessors, multiprocessors
-        # index of the first entry, and leading dimension, of each temporary
+        # for each temporary: index of its first entry in the workspace, and leading dimension
         self.places: dict[str, tuple[int, int]] = {}
         self.numbers = 0
         for name, rows, cols in steps.temporaries:
-            self.places[name] = self.numbers, padded(cols)
-            self.numbers += -(-rows * padded(cols) // TEMPORARY_ALIGNMENT) * TEMPORARY_ALIGNMENT
-        sizes = (p.left.rows * padded(p.left.cols) for p in steps.products)
+            self.places[name] = self.numbers, padded_columns(cols)
+            self.numbers += -(-rows * padded_columns(cols) // TEMPORARY_ALIGNMENT) * TEMPORARY_ALIGNMENT
+        sizes = (p.left.rows * padded_columns(p.left.cols) for p in steps.products)
         self.doubled = max(sizes, default=0) if ring.per_word > 1 else 0
 
     def record_launches(self) -> ClosureLaunches:
@@ -80,11 +80,14 @@ class _ClosureRecorder:
         if isinstance(step, TileStep):
             yield close_launch(self.ring, self._device_matrix(step.place), self._argument_matrix(step.place))
             return
-        products = [self._product(p) for p in step]
+        products = [self._semiring_product(p) for p in step]
         if self.ring.per_word > 1:
             for i, product in enumerate(products):
                 dest = DeviceMatrix(
-                    DOUBLED, i * self.doubled * self.ring.word_bytes, *product.left[2:4], padded(product.left.cols)
+                    DOUBLED,
+                    i * self.doubled * self.ring.word_bytes,
+                    *product.left[2:4],
+                    padded_columns(product.left.cols),
                 )
                 yield doubling_launch(product.left, dest)
                 products[i] = product._replace(left=dest)
@@ -92,7 +95,7 @@ class _ClosureRecorder:
         sizes = fastest_sizes(self.ring, self.with_predecessors, product_sizes, self.multiprocessors)
         yield minplus_launch(self.ring, sizes, products)
 
-    def _product(self, p: ProductStep) -> SemiringProduct:
+    def _semiring_product(self, p: ProductStep) -> SemiringProduct:
         left, right, old, dest = (self._device_matrix(x) for x in p)
         if not self.with_predecessors:
             return SemiringProduct(left, right, dest, old)
@@ -113,7 +116,7 @@ class _ClosureRecorder:
         return self._located_matrix(place, ARGUMENTS_PREFIX, ARGUMENT_BYTES) if self.with_predecessors else None
 
     def _located_matrix(self, place: Place, prefix: str, item: int) -> DeviceMatrix:
-        base, first, leading = MATRIX_NAME, 0, padded(self.steps.n)
+        base, first, leading = MATRIX_NAME, 0, padded_columns(self.steps.n)
         if place.name != MATRIX_NAME:
             base, (first, leading) = WORKSPACE, self.places[place.name]
         offset = item * (first + place.row * leading + place.col)
@@ -129,8 +132,8 @@ class _ClosureRecorder:
 # Measured clocks of one step of the closure of a tile. A tile has 128 nodes: in each step a thread updates 64 entries
 # by two instructions each, then waits at a barrier.
 STEP_CLOCKS = 510.0
-FLOAT64_STEP_CLOCKS = 1100.0  # of float64
-PREDECESSOR_STEP_CLOCKS = 500.0  # of a tile of 64 nodes, with predecessors
+FLOAT64_STEP_CLOCKS = 1100.0  # clocks of one step in float64
+PREDECESSOR_STEP_CLOCKS = 500.0  # clocks of one step of the closure of a tile of 64 nodes with predecessors
 
 
 def closure_seconds(ring: Ring, n: int, chip: Chip, with_predecessors: bool = False) -> float:

@@ -103,16 +103,16 @@ class _BlockRecursion:
                 together = []
                 yield from self.close_rounds(places[step.place], depth + 1)
                 continue
-            product = self._product(step, places, depth)
+            product = self._product_step(step, places, depth)
             if any(_products_conflict(product, other) for other in together):
                 yield tuple(together)
                 together = []
             together.append(product)
         yield from [tuple(together)] if together else []
 
-    def _product(self, step: Step, places: dict[str, Place], depth: int) -> ProductStep:
-        left, right = (places[step.bound[f]] for f in step.kernel.product or ())
-        (read,), (written,) = (step.bound[f] for f in step.kernel.reads), step.writes
+    def _product_step(self, step: Step, places: dict[str, Place], depth: int) -> ProductStep:
+        left, right = (places[step.blocks_by_formal[f]] for f in step.kernel.product or ())
+        (read,), (written,) = (step.blocks_by_formal[f] for f in step.kernel.reads), step.writes
         if written in self.table.temporaries:
             name = f"{written}.{depth}"
             places[written] = Place(name, 0, 0, left.rows, right.cols)

@@ -1,8 +1,8 @@
-"""Closure tables, as text files: block operations that compute D* = 1 + D + D^2 + ... over a semiring.
+"""Closure tables, as text files: block operations that compute the closure D* of a matrix D over a semiring.
 
-Over (min, +), where an entry of D is the length of an edge, D* holds the lengths of all shortest paths. A closure table
-cuts D into 2 x 2 blocks. The steps of a table are `close` on diagonal blocks (closures of smaller matrices) and the
-kernels of step_tables/kernels.txt without subtractions.
+D* is the sum of all powers of D. Over (min, +), where an entry of D is the length of an edge, D* holds the lengths of
+all shortest paths. A closure table cuts D into 2 x 2 blocks. The steps of a table are `close` on diagonal blocks
+(closures of smaller matrices) and the kernels of step_tables/kernels.txt without subtractions.
 
 A closure table is proved to be correct when it is read. In the proof, blocks are letters that do not commute, and the
 result of a step is a set of words over these letters. For each block, the set of words must equal the set of walks
@@ -113,11 +113,13 @@ def closure_error(table: ClosureTable) -> str | None:
 
 
 def _step_result(step: Step, values: Mapping[str, WordSet]) -> WordSet:
-    left, right = (values[step.bound[f]] for f in step.kernel.product or ())
+    left, right = (values[step.blocks_by_formal[f]] for f in step.kernel.product or ())
     total = EMPTY_SET
     for _, terms in step.kernel.assignments:
         for _, source in terms:
-            total = union(total, concatenation(left, right) if source == PRODUCT_SOURCE else values[step.bound[source]])
+            total = union(
+                total, concatenation(left, right) if source == PRODUCT_SOURCE else values[step.blocks_by_formal[source]]
+            )
     return total
 
 
@@ -192,7 +194,7 @@ def has_empty_word(x: WordSet) -> bool:
 
 @lru_cache(maxsize=4096)
 def letter_derivatives(x: WordSet, letter: str) -> frozenset[WordSet]:
-    """Return sets whose union is the derivative of x: the rests of all words of x that begin with `letter`."""
+    """Return sets with this union: the words that follow `letter` in the words of x that begin with `letter`."""
     if isinstance(x, LetterSet):
         return frozenset([EMPTY_WORD_SET] if x.name == letter else [])
     if isinstance(x, Union):

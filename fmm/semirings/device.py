@@ -16,7 +16,7 @@ from fmm.semirings.closure_launches import (
     DOUBLED,
     WORKSPACE,
     closure_launches,
-    padded,
+    padded_columns,
 )
 from fmm.semirings.closure_steps import MATRIX_NAME
 from fmm.semirings.minplus_kernel import (
@@ -35,15 +35,15 @@ def device_product(ring_name: str, a: Any, b: Any, with_arguments: bool) -> tupl
     """Return the product, and for each entry the step k of its best sum (None without arguments)."""
     ring, (m, k), n = RINGS[ring_name], a.shape, b.shape[1]
     left, right = _aligned_rows(a), _aligned_rows(b)
-    c = cupy.empty((m, padded(n)), a.dtype)
-    args = cupy.empty((m, padded(n)) if with_arguments else (1,), np.int32)
+    c = cupy.empty((m, padded_columns(n)), a.dtype)
+    args = cupy.empty((m, padded_columns(n)) if with_arguments else (1,), np.int32)
     device = int(a.data.device_id)
     leading = int(left.strides[0] // left.itemsize), int(right.strides[0] // right.itemsize)
     run = _product_launches(ring, (m, k, n), leading, with_arguments, device)
     addresses = {"A": left.data.ptr, "B": right.data.ptr, "C": c.data.ptr}
     addresses[ARGUMENTS_PREFIX] = args.data.ptr
     if ring.per_word > 1:
-        doubled = cupy.empty((m, padded(k)), np.uint32)
+        doubled = cupy.empty((m, padded_columns(k)), np.uint32)
         addresses[DOUBLED] = doubled.data.ptr
     run.play(addresses, cupy.cuda.get_current_stream().ptr)
     return _first_columns(c, n), _first_columns(args, n) if with_arguments else None
@@ -58,14 +58,14 @@ def device_closure(ring_name: str, d: Any, missing: Any, predecessors: Any = Non
     n, ring = len(d), RINGS[ring_name]
     run, numbers, doubled_bytes = _closure_launches(ring, n, predecessors is not None, int(d.data.device_id))
     values = d
-    if n != padded(n):
-        values = cupy.full((n, padded(n)), missing, d.dtype)
+    if n != padded_columns(n):
+        values = cupy.full((n, padded_columns(n)), missing, d.dtype)
         values[:, :n] = d
     memory = {MATRIX_NAME: values, WORKSPACE: cupy.empty(max(numbers, 1), d.dtype)}
     if doubled_bytes:
         memory[DOUBLED] = cupy.empty(doubled_bytes, np.uint8)
     if predecessors is not None:
-        nodes = cupy.empty((n, padded(n)), np.int32)
+        nodes = cupy.empty((n, padded_columns(n)), np.int32)
         nodes[:, :n] = predecessors
         memory |= {
             ARGUMENTS_PREFIX + MATRIX_NAME: nodes,
@@ -82,14 +82,14 @@ def _product_launches(
     """Return the compiled launches of a semiring product."""
     m, k, n = size
     left, right = DeviceMatrix("A", 0, m, k, leading[0]), DeviceMatrix("B", 0, k, n, leading[1])
-    dest = DeviceMatrix("C", 0, m, n, padded(n))
+    dest = DeviceMatrix("C", 0, m, n, padded_columns(n))
     launches = []
     if ring.per_word > 1:
-        words = DeviceMatrix(DOUBLED, 0, m, k, padded(k))
+        words = DeviceMatrix(DOUBLED, 0, m, k, padded_columns(k))
         launches.append(doubling_launch(left, words))
         left = words
     sizes = fastest_sizes(ring, with_arguments, [size], chip_of(device).multiprocessors)
-    args = DeviceMatrix(ARGUMENTS_PREFIX, 0, m, n, padded(n)) if with_arguments else None
+    args = DeviceMatrix(ARGUMENTS_PREFIX, 0, m, n, padded_columns(n)) if with_arguments else None
     launches.append(minplus_launch(ring, sizes, [SemiringProduct(left, right, dest, args=args)]))
     return LaunchSequence(launches, device)
 
@@ -112,7 +112,7 @@ def _aligned_rows(x: Any) -> Any:
         and x.data.ptr % VECTOR_BYTES == 0
     ):
         return x
-    copy = cupy.zeros((rows, padded(cols)), x.dtype)
+    copy = cupy.zeros((rows, padded_columns(cols)), x.dtype)
     copy[:, :cols] = x
     return copy[:, :cols]
 

@@ -18,7 +18,7 @@ INT32_RING_LIMIT = 1 << 28  # largest magnitude in the ring "int32" (tropical_ri
 MIN_SUMS_FOR_SIGN_TEST = 2048**3
 
 
-class Domain(NamedTuple):
+class RingDomain(NamedTuple):
     """A ring's name, its array type and the value for "no edge"; sign -1 negates all entries in the conversion."""
 
     ring: str
@@ -38,22 +38,22 @@ def missing_value(dtype: Any, maximum: bool) -> Any:
 
 def choose_domain(
     xp: Any, arrays: tuple[Any, ...], maximum: bool, device: bool, with_arguments: bool, terms: int, work: int
-) -> Domain:
+) -> RingDomain:
     """Return the fastest ring for `work` sums of `terms` entries each; the arrays (one or two) have one type."""
     dtype = arrays[0].dtype
     if dtype.kind == "f":
         tests_sign = device and dtype == np.float32 and not maximum and work >= MIN_SUMS_FOR_SIGN_TEST
         suffix = ", greatest" if maximum else ", none negative" if tests_sign and _has_no_negative(arrays) else ""
-        return Domain(f"{dtype.name}{suffix}", dtype.name, missing_value(dtype, maximum))
+        return RingDomain(f"{dtype.name}{suffix}", dtype.name, missing_value(dtype, maximum))
     natural = not maximum and _has_no_negative(arrays)
     if natural and (dtype == np.int32 or (with_arguments and device)):
-        return Domain("int32, none negative", "uint32", np.uint32(2**31 - 1))
+        return RingDomain("int32, none negative", "uint32", np.uint32(2**31 - 1))
     if natural:
-        return Domain("int16, none negative", "uint16", np.uint16(2**15 - 1))
+        return RingDomain("int16, none negative", "uint16", np.uint16(2**15 - 1))
     sign = -1 if maximum else 1
     if device and all(_largest_magnitude(xp, x, maximum) * terms <= 2 * INT32_RING_LIMIT for x in arrays):
-        return Domain("int32", "int32", np.int32(2**30 - 1), sign)
-    return Domain("float64", "float64", np.float64(np.inf), sign)  # additions of these integers are exact in float64
+        return RingDomain("int32", "int32", np.int32(2**30 - 1), sign)
+    return RingDomain("float64", "float64", np.float64(np.inf), sign)  # float64 adds these integers exactly
 
 
 def _has_no_negative(arrays: tuple[Any, ...]) -> bool:
@@ -68,7 +68,7 @@ def _largest_magnitude(xp: Any, x: Any, maximum: bool) -> int:
     return max(int(edges.max()), -int(edges.min()))
 
 
-def to_domain(x: Any, domain: Domain, maximum: bool) -> Any:
+def to_domain(x: Any, domain: RingDomain, maximum: bool) -> Any:
     """Return x converted to the domain; without a copy if the bits do not change."""
     missing = missing_value(x.dtype, maximum)
     if x.dtype == domain.dtype and missing == domain.missing:
@@ -82,7 +82,7 @@ def to_domain(x: Any, domain: Domain, maximum: bool) -> Any:
     return values
 
 
-def from_domain(xp: Any, x: Any, domain: Domain, dtype: Any, maximum: bool) -> Any:
+def from_domain(xp: Any, x: Any, domain: RingDomain, dtype: Any, maximum: bool) -> Any:
     """Return a result of the domain converted to the user's type, with saturation."""
     target = np.dtype(dtype)
     if x.dtype == target and missing_value(target, maximum) == domain.missing:

@@ -69,7 +69,7 @@ class Semiring(Protocol):
         self, left: Array, right: Array, old: Array | None, dest: Array, arguments: ArgumentRecord | None = None
     ) -> None: ...
 
-    def close(self, d: Array, predecessors: Array | None = None) -> None: ...
+    def close_tile(self, d: Array, predecessors: Array | None = None) -> None: ...
 
 
 def close_matrix(
@@ -87,7 +87,8 @@ def close_matrix(
 
     for step in steps.rounds:
         if isinstance(step, TileStep):
-            semiring.close(block_at(step.place, values), None if predecessors is None else block_at(step.place, nodes))  # type: ignore[arg-type]
+            tile_nodes = None if predecessors is None else block_at(step.place, nodes)  # type: ignore[arg-type]
+            semiring.close_tile(block_at(step.place, values), tile_nodes)
             continue
         for p in step:
             arguments = None
@@ -163,7 +164,7 @@ class NumpySemiring:
             np.copyto(step, np.int32(k), where=won)
         return step
 
-    def close(self, d: Array, predecessors: Array | None = None) -> None:
+    def close_tile(self, d: Array, predecessors: Array | None = None) -> None:
         """Replace d by its closure, by the Floyd-Warshall algorithm."""
         with np.errstate(all="ignore"):
             sums, won = np.empty_like(d), np.empty(d.shape, bool)

@@ -60,9 +60,9 @@ def _compute_product(place: Placement, x: Any, y: Any, maximum: bool, with_argum
     if 0 in (*shape, x.shape[1]):
         return xp.full(shape, missing_value(dtype, maximum), dtype), xp.full(shape, -1, np.int32)
     work = x.shape[0] * x.shape[1] * y.shape[1]
-    domain = choose_domain(xp, (x, y), maximum, place.device, with_arguments, terms=2, work=work)
+    domain = choose_domain(xp, (x, y), maximum, place.is_on_device, with_arguments, terms=2, work=work)
     left, right = (to_domain(v, domain, maximum) for v in (x, y))
-    if place.device:
+    if place.is_on_device:
         values, args = placement.device_module().device_product(domain.ring, left, right, with_arguments)
     else:
         values, args = np.empty(shape, left.dtype), np.empty(shape, np.int32) if with_arguments else None

@@ -16,7 +16,7 @@ from fmm.kernels.cuda.launch_list import Kernel, Launch, Slot
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes
 from fmm.kernels.cuda.products.tiling import strategy_cpp
 
-ENTRY = "fmm_minplus"
+ENTRY_POINT = "fmm_minplus"
 TILE_THREADS = 256  # threads of a thread block that closes a tile, or that writes 16-bit entries twice
 VECTOR_BYTES = 16  # bytes of one vector load or store
 
@@ -101,7 +101,7 @@ class DeviceMatrix(NamedTuple):
     """A row-major matrix in device memory."""
 
     base: str
-    offset: int  # bytes
+    offset: int  # bytes from the base address to the first entry
     rows: int
     cols: int
     leading: int  # leading dimension: entries from the start of a row to the start of the next row
@@ -134,7 +134,7 @@ def minplus_launch(ring: Ring, sizes: TileSizes, products: Sequence[SemiringProd
         packed += words
         blocks.append(count)
     packed += b"\0" * (len(packed) * (2 - len(products))) + struct.pack("<ii", blocks[0], 0)
-    compiled = Kernel(minplus_source, (kernel,), ENTRY, sizes.threads, kernel.shared_memory_bytes)
+    compiled = Kernel(minplus_source, (kernel,), ENTRY_POINT, sizes.threads, kernel.shared_memory_bytes)
     label = f"minplus.{sizes.name.casefold()} over {ring.name}{', with arguments' * with_arguments}"
     return Launch("product", label, compiled, (sum(blocks), 1, 1), packed, tuple(slots))
 
@@ -166,7 +166,7 @@ def close_launch(ring: Ring, tile: DeviceMatrix, args: DeviceMatrix | None = Non
     slots = [Slot(0, tile.base, tile.offset), *([Slot(2, args.base, args.offset)] if args else [])]
     side = tile_side(args is not None)
     shared = (2 * 2 * ring.word_bytes + 2 * 4) * side
-    kernel = Kernel(close_source, (ring.name, side, args is not None), ENTRY, TILE_THREADS, shared)
+    kernel = Kernel(close_source, (ring.name, side, args is not None), ENTRY_POINT, TILE_THREADS, shared)
     label = f"close_tile over {ring.name}{', with arguments' * (args is not None)}"
     return Launch("product", label, kernel, (1, 1, 1), parameters, tuple(slots))
 
@@ -175,7 +175,7 @@ def doubling_launch(source: DeviceMatrix, dest: DeviceMatrix) -> Launch:
     """Return the launch that writes each 16-bit entry twice into one 32-bit word."""
     parameters = struct.pack("<4q2i", 0, 0, source.leading, dest.leading, source.rows, source.cols)
     slots = Slot(0, source.base, source.offset), Slot(1, dest.base, dest.offset)
-    kernel = Kernel(doubling_source, (), ENTRY, TILE_THREADS)
+    kernel = Kernel(doubling_source, (), ENTRY_POINT, TILE_THREADS)
     blocks = min(max(-(-source.rows * source.cols // (8 * TILE_THREADS)), 1), 4096)
     return Launch("sums", "write_twice: numbers of 16 bits", kernel, (blocks, 1, 1), parameters, slots)
 
@@ -194,7 +194,7 @@ def minplus_source(kernel: MinplusKernel) -> str:
         f"    p, reinterpret_cast<{ring.word}*>(memory));",
     )
     parameters = f"fmm::tropical::Tasks<{ring.word}>"
-    return entry_source(parameters, body, "minplus.cuh", (s.threads, s.blocks), entry=ENTRY)
+    return entry_source(parameters, body, "minplus.cuh", (s.threads, s.blocks), entry=ENTRY_POINT)
 
 
 @lru_cache(maxsize=64)
@@ -208,20 +208,20 @@ def close_source(ring_name: str, side: int, with_arguments: bool) -> str:
         f"fmm::tropical::close_tile<Ring, {stored}, {side}, {str(with_arguments).lower()}>(p, memory);",
     )
     parameters = f"fmm::tropical::DiagonalTile<{stored}>"
-    return entry_source(parameters, body, "close_tile.cuh", (TILE_THREADS, 1), entry=ENTRY)
+    return entry_source(parameters, body, "close_tile.cuh", (TILE_THREADS, 1), entry=ENTRY_POINT)
 
 
 @lru_cache(maxsize=1)
 def doubling_source() -> str:
     """Return the CUDA source of the kernel that writes each 16-bit entry twice."""
     body = ("fmm::tropical::write_twice(p);",)
-    return entry_source("fmm::tropical::Doubling", body, "minplus.cuh", (TILE_THREADS,), entry=ENTRY)
+    return entry_source("fmm::tropical::Doubling", body, "minplus.cuh", (TILE_THREADS,), entry=ENTRY_POINT)
 
 
 # ---- the fastest tile sizes
 
 ProductSize = tuple[int, int, int]  # m, k, n
-BLOCK_CLOCKS = 2500.0  # clocks that a thread block needs before its first step and after its last step
+BLOCK_OVERHEAD_CLOCKS = 2500.0  # clocks that a thread block needs before its first step and after its last step
 
 
 class SumRate(NamedTuple):
@@ -235,8 +235,8 @@ class SumRate(NamedTuple):
 FLOAT_SUM_RATES = {"Square": SumRate(21, 44), "Medium": SumRate(33, 45.5), "Small": SumRate(19, 38)}
 NONNEGATIVE_FLOAT_SUM_RATES = {"Square": SumRate(27, 53.5), "Medium": SumRate(38, 56), "Small": SumRate(20, 43)}
 INTEGER_SUM_RATES = {"Square": SumRate(45, 57), "Medium": SumRate(40, 54), "Small": SumRate(20, 43)}
-# In kernels with arguments three of four instructions run at half the rate. The rates with arguments were measured on
-# large products only.
+# In kernels with arguments three of four instructions run at half the rate. The rates of kernels with arguments were
+# measured on large products only.
 ARGUMENT_SUM_RATES = {"Half": SumRate(12, 15.5), "Medium": SumRate(10, 13.5), "Small": SumRate(8, 12)}
 DOUBLE_SUM_RATES = {"Half": SumRate(10, 18.3), "Medium": SumRate(10.7, 18.4), "Small": SumRate(9, 17)}
 
@@ -258,7 +258,7 @@ def product_clocks(
         else {"double": DOUBLE_SUM_RATES, "float": floats}.get(ring.word, INTEGER_SUM_RATES)
     )
     rate = rates[sizes.name]
-    return BLOCK_CLOCKS + blocks * sizes.m_s * sizes.n_s * steps / min(rate.alone * blocks, rate.full)
+    return BLOCK_OVERHEAD_CLOCKS + blocks * sizes.m_s * sizes.n_s * steps / min(rate.alone * blocks, rate.full)
 
 
 def fastest_sizes(ring: Ring, with_arguments: bool, products: Sequence[ProductSize], multiprocessors: int) -> TileSizes:

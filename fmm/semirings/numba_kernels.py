@@ -64,7 +64,7 @@ class CompiledSemiring:
         if arguments:
             arguments.record_steps(step)
 
-    def close(self, d: Array, predecessors: Array | None = None) -> None:
+    def close_tile(self, d: Array, predecessors: Array | None = None) -> None:
         """Replace d by its closure, by the Floyd-Warshall algorithm."""
         kernels, count = _compiled_functions(d.dtype.name, self.maximum), len(d)
         together = max(TASK_SUMS // max(count * count, 1), 1)
@@ -72,7 +72,7 @@ class CompiledSemiring:
         for first in range(0, count, together):
             last = min(first + together, count)
             if predecessors is None:
-                kernels.close(*_as_flat(d), count, first, last)
+                kernels.close_tile(*_as_flat(d), count, first, last)
             else:
                 kernels.close_with_predecessors(*_as_flat(d), *_as_flat(predecessors), count, first, last)
 
@@ -98,7 +98,7 @@ class _CompiledFunctions(NamedTuple):
 
     product: Any
     product_with_arguments: Any
-    close: Any
+    close_tile: Any
     close_with_predecessors: Any
 
 
@@ -109,10 +109,10 @@ def _compiled_functions(dtype: str, maximum: bool) -> _CompiledFunctions:
     number = getattr(numba, dtype)
     jit = numba.njit(nogil=True, error_model="numpy")
     better, best = jit(_is_greater if maximum else _is_less), jit(_larger if maximum else _smaller)
-    product, close = _make_product(best, number), _make_close(best, number)
+    product, close_tile = _make_product(best, number), _make_close(best, number)
     product_with_arguments = _make_product_with_arguments(better, number)
     close_with_predecessors = _make_close_with_predecessors(better, number)
-    return _CompiledFunctions(jit(product), jit(product_with_arguments), jit(close), jit(close_with_predecessors))
+    return _CompiledFunctions(jit(product), jit(product_with_arguments), jit(close_tile), jit(close_with_predecessors))
 
 
 # ---- the functions that Numba compiles
@@ -202,7 +202,7 @@ def _make_product_with_arguments(better: Any, number: Any) -> Any:
 
 
 def _make_close(best: Any, number: Any) -> Any:
-    def close(d: Any, leading: int, count: int, first: int, last: int) -> None:
+    def close_tile(d: Any, leading: int, count: int, first: int, last: int) -> None:
         for k in range(first, last):
             line = d[k * leading : k * leading + count].copy()
             for i in range(count):
@@ -210,11 +210,11 @@ def _make_close(best: Any, number: Any) -> Any:
                 for j in range(count):
                     row[j] = best(number(f + line[j]), row[j])
 
-    return close
+    return close_tile
 
 
 def _make_close_with_predecessors(better: Any, number: Any) -> Any:
-    def close(d: Any, leading: int, predecessors: Any, ldn: int, count: int, first: int, last: int) -> None:
+    def close_tile(d: Any, leading: int, predecessors: Any, ldn: int, count: int, first: int, last: int) -> None:
         for k in range(first, last):
             line, past = d[k * leading : k * leading + count].copy(), predecessors[k * ldn : k * ldn + count].copy()
             for i in range(count):
@@ -226,4 +226,4 @@ def _make_close_with_predecessors(better: Any, number: Any) -> Any:
                     row[j] = s if won else row[j]
                     found[j] = past[j] if won else found[j]
 
-    return close
+    return close_tile

@@ -1,4 +1,4 @@
-"""The options of fmm.shortest_paths, and the error that it raises for negative cycles."""
+"""The options of fmm.shortest_paths, and the error that fmm.shortest_paths raises for negative cycles."""
 
 from __future__ import annotations
 

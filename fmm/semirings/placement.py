@@ -14,7 +14,7 @@ from fmm.arrays.numpy_library import tensor_as_numpy
 from fmm.arrays.select_library import cupy_library
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.semirings import numba_kernels
-from fmm.semirings.domain import Domain
+from fmm.semirings.domain import RingDomain
 from fmm.semirings.host import NumpySemiring, Semiring
 from fmm.semirings.numba_kernels import CompiledSemiring
 
@@ -30,7 +30,7 @@ class Placement(NamedTuple):
     to_caller: Callable[[Any], Any]
 
     @property
-    def device(self) -> bool:
+    def is_on_device(self) -> bool:
         return self.xp is not np
 
 
@@ -102,7 +102,7 @@ def write_result(out: Any, target: Any, result: Any) -> Any:
     return out
 
 
-def host_semiring(domain: Domain, maximum: bool, work: int) -> Semiring:
+def host_semiring(domain: RingDomain, maximum: bool, work: int) -> Semiring:
     """Return the host's fastest implementation of the semiring for `work` sums: by Numba or by NumPy."""
     compiled = work >= MIN_SUMS_TO_COMPILE and numba_kernels.can_compile()
     chosen: type[CompiledSemiring] | type[NumpySemiring] = CompiledSemiring if compiled else NumpySemiring

@@ -1,9 +1,9 @@
 """Repair of predecessors that do not lead back to the start of their path.
 
-If several paths have one length, a product records the first path that it finds for an entry. Different entries of a
-row may find paths in different orders. On a cycle of length zero, or of a length that rounding absorbs, two nodes can
-then record each other as predecessors. Rows with such nodes are found and rebuilt edge by edge: each new edge is the
-one whose path exceeds the computed length the least (only by rounding).
+If several paths have one length, a product records the first path that it finds for an entry. For another entry of the
+same row, the product may find such paths in another order. On a cycle of length zero, or of a length that rounding
+absorbs, two nodes can then record each other as predecessors. Rows with such cycles are found and rebuilt edge by edge:
+each new edge gives the path that exceeds the computed length the least (only by rounding).
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ def mend_predecessors(xp: Any, edges: Any, missing: Any, lengths: Any, predecess
     for first in range(0, count, step):
         rows = slice(first, min(first + step, count))
         nodes = predecessors[rows]
-        # Every cycle has a node whose length is not greater than its predecessor's; rows without such a node are
-        # correct.
+        # Every cycle has a node with a length not greater than its predecessor's; rows without such a node are correct.
         no_farther = (nodes >= 0) & (xp.take_along_axis(lengths[rows], xp.maximum(nodes, 0), 1) >= lengths[rows])
         # The maximum of bytes replaces `any`: CuPy ships this reduction compiled, but compiles `any` for seconds.
         suspects = first + np.flatnonzero(to_numpy(no_farther.view(np.int8).max(axis=1)))
@@ -47,7 +46,7 @@ def mend_predecessors(xp: Any, edges: Any, missing: Any, lengths: Any, predecess
 
 
 def _lost_nodes(xp: Any, rows: Any, predecessors: Any) -> Any:
-    """Return a mask of the nodes whose chain of predecessors does not end at the row's start node.
+    """Return a mask of the nodes with a chain of predecessors that does not end at the row's start node.
 
     Each iteration doubles the number of predecessors that are followed.
     """
@@ -76,7 +75,7 @@ def _rebuilt_row(start: int, edges: Array, lengths: Array, predecessors: Array, 
 
 
 def _nodes_leading_to(node: Any, predecessors: Array, away: Array) -> Array:
-    """Return the node, and all nodes of `away` whose chain of predecessors contains the node."""
+    """Return the node, and all nodes of `away` with a chain of predecessors that contains the node."""
     follows = np.zeros(len(predecessors), bool)
     follows[node] = True
     while True:

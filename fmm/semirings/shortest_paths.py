@@ -125,9 +125,9 @@ def _close_graph(place: Placement, edges: Any, request: PathRequest) -> tuple[An
     if n == 0:
         return edges, predecessors
     original = edges if predecessors is None else edges.copy()
-    domain = choose_domain(xp, (edges,), False, place.device, request.predecessors, terms=2 * n, work=n**3)
+    domain = choose_domain(xp, (edges,), False, place.is_on_device, request.predecessors, terms=2 * n, work=n**3)
     values = to_domain(edges, domain, False)
-    if place.device:
+    if place.is_on_device:
         if request.method == "floyd-warshall":
             raise ValueError("on a CUDA device the method is r-kleene")
         closure = placement.device_module().device_closure

@@ -185,7 +185,7 @@ def test_blocks_are_held_alike() -> None:
     block, padded to an even number."""
     found = quadrants(Layout(10, 7, 8, (3,), (0,), (0,), (M,)), WINOGRAD)
     assert (found.rows, found.cols, found.width) == (4, 8, 4)
-    block = found.block
+    block = found.block_layout
     assert (block.m, block.k, block.n) == (6, 6, 4)
     assert [block.share(rank).rows.size for rank in range(3)] == [2, 2, 2]
     assert [group.size for group in found.inner_parts_held("A", 0)] == [3, 3, 1]

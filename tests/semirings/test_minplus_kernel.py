@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fmm.kernels.cuda.launch_list import PARAMETER_BYTES
-from fmm.semirings.closure_launches import ARGUMENTS_PREFIX, DOUBLED, WORKSPACE, closure_launches, padded
+from fmm.semirings.closure_launches import ARGUMENTS_PREFIX, DOUBLED, WORKSPACE, closure_launches, padded_columns
 from fmm.semirings.closure_steps import MATRIX_NAME
 from fmm.semirings.minplus_kernel import (
     RINGS,
@@ -48,7 +48,7 @@ def none_of(ring: Ring) -> Any:
 
 def matrix(rows: int, cols: int, ring: Ring, rng: np.random.Generator) -> Matrix:
     """Whole numbers, a fifth of them "no edge"; behind each row's end, numbers that would be the best."""
-    found = lines_of(rows, padded(cols), 0 if ring.per_word == 1 else none_of(ring), dtype_of(ring))
+    found = lines_of(rows, padded_columns(cols), 0 if ring.per_word == 1 else none_of(ring), dtype_of(ring))
     values = rng.integers(0 if "none negative" in ring.name else -50, 50, (rows, cols)).astype(float)
     values[rng.random((rows, cols)) < 0.2] = none_of(ring)
     found[:, :cols] = values
@@ -75,10 +75,12 @@ def launched(ring: Ring, sizes: Any, shape: tuple[int, int, int], with_arguments
     m, k, n = shape
     rng = np.random.default_rng(sum(shape))
     memory = {"A": matrix(m, k, ring, rng), "B": matrix(k, n, ring, rng), "O": matrix(m, n, ring, rng)}
-    memory |= {base: lines_of(m, padded(n), POISON, kind) for base, kind in (("C", dtype_of(ring)), ("G", np.int32))}
+    memory |= {
+        base: lines_of(m, padded_columns(n), POISON, kind) for base, kind in (("C", dtype_of(ring)), ("G", np.int32))
+    }
     left, launches = whole("A", memory["A"], k), []
     if ring.per_word > 1:
-        memory["A2"] = lines_of(m, padded(k), POISON, np.uint32)
+        memory["A2"] = lines_of(m, padded_columns(k), POISON, np.uint32)
         launches.append(doubling_launch(left, whole("A2", memory["A2"], k)))
         left = whole("A2", memory["A2"], k)
     old = whole("O", memory["O"], n) if with_old else None
@@ -130,7 +132,7 @@ def test_numbers_below_zero_are_compared_by_their_bits() -> None:
     """From the step on at which all that a warp has are negative: both infinities, NaN, and what is tiny too."""
     required_compiler()
     ring, (m, k, n), rng = RINGS["float32"], (33, 70, 40), np.random.default_rng(7)
-    memory = {base: lines_of(rows, padded(cols), np.float32(-9), np.float32) for base, rows, cols in
+    memory = {base: lines_of(rows, padded_columns(cols), np.float32(-9), np.float32) for base, rows, cols in
               (("A", m, k), ("B", k, n), ("C", m, n))}  # fmt: skip
     a, b = memory["A"][:, :k], memory["B"][:, :n]
     a[...], b[...] = rng.standard_normal((m, k)), rng.standard_normal((k, n))
@@ -153,13 +155,13 @@ def closed_by_launches(name: str, n: int, with_arguments: bool) -> tuple[Matrix,
     edges[there] = rng.integers(1, 90, (n, n))[there]
     np.fill_diagonal(edges, 0)
     found = closure_launches(ring, n, with_arguments, 132)
-    d = lines_of(n, padded(n), none, dtype)
+    d = lines_of(n, padded_columns(n), none, dtype)
     d[:, :n] = edges
     memory = {MATRIX_NAME: d, WORKSPACE: lines_of(1, max(found.numbers, 1), POISON, dtype)}
     memory[DOUBLED] = lines_of(1, max(found.doubled_bytes, 4), POISON, np.uint8)
     nodes = None
     if with_arguments:
-        nodes = lines_of(n, padded(n), -9999, np.int32)
+        nodes = lines_of(n, padded_columns(n), -9999, np.int32)
         nodes[:, :n] = np.where(edges == none, -9999, np.arange(n)[:, None])
         nodes[range(n), range(n)] = -9999
         memory |= {

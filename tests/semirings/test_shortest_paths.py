@@ -12,7 +12,7 @@ import pytest
 
 import fmm
 from fmm.semirings import numba_kernels
-from fmm.semirings.domain import Domain, choose_domain, from_domain, missing_value, to_domain
+from fmm.semirings.domain import RingDomain, choose_domain, from_domain, missing_value, to_domain
 from fmm.semirings.host import HOST_TILE_SIDE, close_matrix
 from tests.support.graphs import GRAPHS, as_lengths, check_predecessors, of_type, random_graph
 from tests.support.host_compiler import required_compiler
@@ -421,7 +421,9 @@ def test_products_as_defined(dtype: str, maximum: bool) -> None:
         np.testing.assert_array_equal(step[i, j], first)
 
 
-def domain_of(*arrays: Matrix, device: bool, args: bool = False, greatest: bool = False, work: int = 2**40) -> Domain:
+def domain_of(
+    *arrays: Matrix, device: bool, args: bool = False, greatest: bool = False, work: int = 2**40
+) -> RingDomain:
     return choose_domain(np, arrays, greatest, device, args, terms=2, work=work)
 
 

@@ -91,11 +91,11 @@ class HostEngine:
         self.fails("reserve")
         self.reserved.append(nbytes)
 
-    def buffer(self, nbytes: int) -> HostBuffer:
+    def new_buffer(self, nbytes: int) -> HostBuffer:
         self.buffers.append(nbytes)
         return HostBuffer(nbytes)
 
-    def send(self, buffer: Any, nbytes: int, address: int) -> None:
+    def send_buffer(self, buffer: Any, nbytes: int, address: int) -> None:
         self.fails("send")
         self.late += self.finished
         source = buffer.bytes.ctypes.data
@@ -104,7 +104,7 @@ class HostEngine:
             self.sent_bytes += nbytes
             self.pending.append(event)
 
-    def sent(self) -> HostEvent:
+    def sent_event(self) -> HostEvent:
         with self.lock:
             events = list(self.pending)
         return HostEvent(lambda: all_over(events))

@@ -3,7 +3,7 @@
 A program reads `inputs` values, numbered 0, 1, ...; every line defines the next value as a linear combination of
 earlier values; `outputs` lists the numbers of the values that the program returns. The CPU executes a program on panels
 of matrices, the cost model counts its lines, the symbolic proof executes it on symbols, and the CUDA generator prints
-it as source. No other description of a scheme's sums exists.
+it as source. This program is the only description of a scheme's sums.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class AdditionProgram:
 
 def separate_sums(rows: Sequence[Sequence[Coefficient]], inputs: int) -> AdditionProgram:
     """Return a program with one line per output and no shared sums, as papers print the equations of a scheme."""
-    return _complete_program([{j: as_int(c) for j, c in enumerate(row) if c} for row in rows], inputs, [])
+    return _complete_program([{j: integral_as_int(c) for j, c in enumerate(row) if c} for row in rows], inputs, [])
 
 
 def shared_sums(rows: Sequence[Sequence[Coefficient]], inputs: int) -> AdditionProgram:
@@ -62,7 +62,7 @@ def shared_sums(rows: Sequence[Sequence[Coefficient]], inputs: int) -> AdditionP
     Greedy pair elimination is not optimal in general, but it is deterministic, and it finds the known numbers of
     additions of the shipped schemes (15 for Winograd's variant, 18 for Strassen's).
     """
-    outputs = [{j: as_int(c) for j, c in enumerate(row) if c} for row in rows]
+    outputs = [{j: integral_as_int(c) for j, c in enumerate(row) if c} for row in rows]
     lines: list[Terms] = []
     while (pair := _commonest_pair(outputs)) is not None:
         x, y, ratio = pair
@@ -89,11 +89,11 @@ def _commonest_pair(outputs: Sequence[dict[int, Coefficient]]) -> tuple[int, int
 
 def _coefficient_ratio(y: Coefficient, x: Coefficient) -> Coefficient:
     if isinstance(x, int | Fraction) and isinstance(y, int | Fraction):
-        return as_int(Fraction(y) / x) if y % x else as_int(y // x)
+        return integral_as_int(Fraction(y) / x) if y % x else integral_as_int(y // x)
     return y / x
 
 
-def as_int(c: Coefficient) -> Coefficient:
+def integral_as_int(c: Coefficient) -> Coefficient:
     """Return an integral Fraction as an int: programs are hashed and compared often, which is faster with ints."""
     return c.numerator if isinstance(c, Fraction) and c.denominator == 1 else c
 
@@ -101,7 +101,7 @@ def as_int(c: Coefficient) -> Coefficient:
 def _complete_program(
     outputs: Sequence[dict[int, Coefficient]], inputs: int, lines: Iterable[Terms]
 ) -> AdditionProgram:
-    """Add a line for each output that is not already a value, and return the complete program."""
+    """Add a line for each output that is not equal to an input or an earlier line; return the complete program."""
     done = list(lines)
     names: list[int] = []
     for terms in outputs:

@@ -54,7 +54,7 @@ def candidate_schemes() -> Iterator[tuple[str, tuple[str, ...]]]:
 @clear_on_registration
 @lru_cache(maxsize=1)
 def _catalogue() -> dict[str, tuple[str, str]]:
-    """Return name -> (file, order of the letters m, k, n).
+    """Return a dict: name of a scheme -> (file, order of the sizes m, k, n).
 
     A name that ends in three sizes, such as hk223, is listed in all orders of the sizes.
     """
@@ -64,7 +64,7 @@ def _catalogue() -> dict[str, tuple[str, str]]:
         digits = re.fullmatch(r"(.*?)(\d)(\d)(\d)", file)
         if digits:
             sizes = dict(zip("mkn", digits.groups()[1:], strict=True))
-            for order in _PERMUTATIONS:
+            for order in _SIZE_PERMUTATIONS:
                 names.setdefault(digits[1] + "".join(sizes[x] for x in order), (file, order))
     return names
 
@@ -113,7 +113,7 @@ def _read_scheme(name: str) -> Scheme:
     found = parse_scheme(FILES.text(file), f"{file}.txt")
     if found.name != file:
         raise SchemeError(f"{file}.txt: its name line says {found.name!r}; it must be {file!r}")
-    transpose, rotations = _PERMUTATIONS[order]
+    transpose, rotations = _SIZE_PERMUTATIONS[order]
     if transpose:
         found = transposed_scheme(found, name)
     for _ in range(rotations):
@@ -121,8 +121,8 @@ def _read_scheme(name: str) -> Scheme:
     return found
 
 
-# Order of the sizes m, k, n in the new scheme -> (is the scheme transposed first?, number of rotations).
-_PERMUTATIONS = {
+# Order of the sizes m, k, n in the new scheme -> (whether the scheme is transposed first, number of rotations).
+_SIZE_PERMUTATIONS = {
     "mkn": (False, 0),
     "knm": (False, 1),
     "nmk": (False, 2),
@@ -136,7 +136,7 @@ _PERMUTATIONS = {
 
 
 def transposed_scheme(scheme: Scheme, name: str) -> Scheme:
-    """Return the scheme <n,k,m> that a scheme <m,k,n> gives by C^T = B^T A^T."""
+    """Return the scheme <n,k,m> made from a scheme <m,k,n> by the identity C^T = B^T A^T."""
     u = _transposed_grid(scheme.v, scheme.k, scheme.n)
     v = _transposed_grid(scheme.u, scheme.m, scheme.k)
     w = _transposed_grid(scheme.w, scheme.m, scheme.n)
@@ -144,7 +144,7 @@ def transposed_scheme(scheme: Scheme, name: str) -> Scheme:
 
 
 def rotated_scheme(scheme: Scheme, name: str) -> Scheme:
-    """Return the scheme <k,n,m> that a scheme <m,k,n> gives: sum A_ij B_jl C_li is invariant if A, B, C rotate."""
+    """Return the scheme <k,n,m> made from <m,k,n> by rotating A, B and C in the trilinear form sum A_ij B_jl C_li."""
     v = _transposed_grid(scheme.w, scheme.m, scheme.n)
     w = _transposed_grid(scheme.u, scheme.m, scheme.k)
     return Scheme(name, f"rotation of {scheme.name}: {scheme.source}", scheme.k, scheme.n, scheme.m, scheme.v, v, w)

@@ -6,19 +6,20 @@ therefore cut into small digits, with a floating-point matrix (a plane) for each
 into blocks of at most `inner` terms; and planes are multiplied by BLAS.
 
 Integer types keep only the lowest bits of a product: C modulo 2^bits. (In two's complement, an unsigned integer may be
-read as the signed integer with the same bits.) Digits are signed. With widths w_0, w_1, ..., offsets o_i = w_0 + ... +
-w_(i - 1), and H = sum of 2^(w_i - 1) 2^(o_i) over all digits but the last, x + H is cut at the offsets: the field at
-o_i, less 2^(w_i - 1), is digit i, of magnitude at most 2^(w_i - 1); the bits above the last offset are the last digit.
-The sum of all digits, weighted by 2^(o_i), is x; or it differs from x by 2^bits, if x + H overflowed. The magnitude of
-the last digit, at offset o, is at most |x| / 2^o + 1, and at most 2^(bits - 1 - o).
+read as the signed integer with the same bits.) Digits are signed. Let w_i be the width of digit i in bits, and o_i the
+offset of digit i, the sum of the widths of all lower digits. Let H be the sum of 2^(w_i - 1) 2^(o_i) over all digits
+but the last. Then x + H is cut at the offsets: the field at o_i, less 2^(w_i - 1), is digit i, of magnitude at most
+2^(w_i - 1); the bits above the last offset are the last digit. The sum of all digits, weighted by 2^(o_i), is x; or it
+differs from x by 2^bits, if x + H overflowed. The magnitude of the last digit, at offset o, is at most |x| / 2^o + 1,
+and at most 2^(bits - 1 - o).
 
 Two digits by two digits, a_0 + 2^w a_1 and b_0 + 2^w b_1, need three products by Karatsuba's identity a_0 b_1 + a_1 b_0
 = (a_0 + a_1) (b_0 + b_1) - a_0 b_0 - a_1 b_1. Three digits by three digits are nine products. Products with a weight of
 2^64 or more vanish modulo 2^64: with digits of 22, 20 and 22 bits these are a_1 b_2, a_2 b_1 and a_2 b_2. The remaining
 products are a_0 b_0, a_1 b_1, (a_0 + a_1) (b_0 + b_1), and a_0 b_2 + a_2 b_0. The products a_0 b_2 and a_2 b_0 have
-equal weights: with adjacent planes both together are one product of twice the inner length. In all these are five
-products, as many as a product of two polynomials modulo x^3 needs over any field. Residues would need seven products
-modulo primes of 21 bits, since they must determine all 128 + log2 K bits of the whole product.
+equal weights: with adjacent planes both together are one product of twice the inner length. The total is five products,
+as many as a product of two polynomials modulo x^3 needs over any field. Residues would need seven products modulo
+primes of 21 bits, since they must determine all 128 + log2 K bits of the whole product.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ MANTISSA_BITS: Final[dict[RealType, int]] = {
     "float32": 24,
     "float64": 53,
 }  # largest number of bits of integers that the type represents exactly
-RELATIVE_TIME: Final[dict[RealType, float]] = {"float32": 0.5, "float64": 1.0}  # of a product
+# time of a product of planes, relative to float64
+RELATIVE_TIME: Final[dict[RealType, float]] = {"float32": 0.5, "float64": 1.0}
 # Adding a product of planes to C costs as much time as ADDING_STEPS further terms of the inner dimension, so short
 # blocks of the inner dimension are expensive.
 ADDING_STEPS: Final = 80
 LOW_BITS, MIDDLE_BITS = 22, 20  # widths of the digits of 64-bit integers, in bits: 2 LOW_BITS + MIDDLE_BITS = 64
-DigitSum = tuple[int, ...]  # a plane: the indices of the digits of which the plane is the sum
+DigitSum = tuple[int, ...]  # indices of the digits that are added to form a plane
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class OperandPlanes:
     def offsets(self) -> tuple[int, ...]:
         return tuple(sum(self.widths[:i]) for i in range(len(self.widths) + 1))
 
-    def bounds(self, magnitude: int, bits: int) -> tuple[int, ...]:
+    def plane_bounds(self, magnitude: int, bits: int) -> tuple[int, ...]:
         """Return the largest magnitude in each plane, given the largest magnitude of the operand."""
         top = self.offsets[-1]
         last = min((magnitude >> top) + 1, 1 << (bits - 1 - top)) if self.widths else magnitude
@@ -84,9 +86,9 @@ class DigitProducts:
         """The number of products of planes."""
         return sum(p.count for p in self.products)
 
-    def inner(self, left: int, right: int, bits: int) -> int:
-        """Return the largest inner length of an exact product of planes, for these magnitudes of A and B; may be 0."""
-        x, y = self.left.bounds(left, bits), self.right.bounds(right, bits)
+    def max_inner_length(self, left: int, right: int, bits: int) -> int:
+        """Return the largest inner dimension (or 0) of exact products of planes for these magnitudes of A and B."""
+        x, y = self.left.plane_bounds(left, bits), self.right.plane_bounds(right, bits)
         largest = max(sum(x[p.left + i] * y[p.right + i] for i in range(p.count)) for p in self.products)
         return (1 << MANTISSA_BITS[self.real]) // max(largest, 1)
 
@@ -155,13 +157,13 @@ def _candidates(left: int, right: int, bits: int) -> Iterator[DigitProducts]:
 
 @lru_cache(maxsize=1024)
 def digit_products(left: int, right: int, k: int, bits: int) -> tuple[DigitProducts, int]:
-    """Return the fastest product modulo 2^bits for these magnitudes of A and B, and its block length of K.
+    """Return the fastest product modulo 2^bits for these magnitudes of A and B, and the length of its blocks of K.
 
-    `k` is the inner dimension of the whole product. Upper bounds of the magnitudes are allowed.
+    `k` is the inner dimension of the whole product. `left` and `right` may be upper bounds of the magnitudes.
     """
     best: tuple[float, DigitProducts, int] | None = None
     for candidate in _candidates(left, right, bits):
-        inner = min(candidate.inner(left, right, bits), k)
+        inner = min(candidate.max_inner_length(left, right, bits), k)
         if inner:
             time = candidate.count * RELATIVE_TIME[candidate.real] + len(candidate.products) * ADDING_STEPS / inner
             if best is None or time < best[0]:
@@ -171,5 +173,5 @@ def digit_products(left: int, right: int, k: int, bits: int) -> tuple[DigitProdu
 
 
 def worst_case_digit_products(bits: int, k: int) -> tuple[DigitProducts, int]:
-    """Return the fastest product that is exact for any integers of `bits` bits, and its block length of K."""
+    """Return the fastest product that is exact for any integers of `bits` bits, and the length of its blocks of K."""
     return digit_products(1 << (bits - 1), 1 << (bits - 1), max(k, 1), bits)

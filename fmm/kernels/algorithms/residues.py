@@ -8,12 +8,12 @@ most K 2^(x + y).
 Reconstruction of c. Let M_i = M / p_i, and e_i the inverse of M_i modulo p_i. The weight w_i = M_i e_i is 1 modulo p_i,
 and 0 modulo every other p_j. If c has the residues c_i, the sum s of all c_i w_i therefore has the same residues as c,
 so c = s - q M for an integer q. The sum of all c_i w_i / M is then q + c / M. If |c / M| is below 1/2 by a margin, q is
-this sum rounded to an integer, despite rounding errors within the sum. `moduli_count_for_bound` requires M >= 2 bound (1 + 2^-8),
-which leaves a margin of 2^-10. This margin is more than enough for float64: of 48 terms, each is a ratio w_i / M below
-1 times a residue of at most 2^7 (or a sum of a few residues below 2^12), so rounding errors of the additions are at
-most 48^2 2^12 2^-53 < 2^-29. For integer types, which keep only the lowest 64 bits of a product, s - q M may be
-computed modulo 2^64 from w_i and M modulo 2^64: reduction commutes with sums and products. Unsigned integers are read
-as signed integers with the same bits, which differ by a multiple of 2^bits.
+this sum rounded to an integer, despite rounding errors within the sum. `moduli_count_for_bound` requires M >= 2 bound
+(1 + 2^-8), which leaves a margin of 2^-10. This margin is more than enough for float64: of 48 terms, each is a ratio
+w_i / M below 1 times a residue of at most 2^7 (or a sum of a few residues below 2^12), so rounding errors of the
+additions are at most 48^2 2^12 2^-53 < 2^-29. For integer types, which keep only the lowest 64 bits of a product, s - q
+M may be computed modulo 2^64 from w_i and M modulo 2^64: reduction commutes with sums and products. Unsigned integers
+are read as signed integers with the same bits, which differ by a multiple of 2^bits.
 
 For the tensor cores of GPUs the moduli are at most 256, so that residues fit into 8 signed bits (-128 to 127). The
 largest pairwise coprime moduli are chosen greedily: 256, 255, 253, 251, 247, ..., as in Ozaki's scheme II (Ozaki,

@@ -108,8 +108,8 @@ class Scheme:
     def stability_factor(self) -> Fraction:
         """The factor by which one level increases the error bound: 12 for Strassen's scheme, 18 for Winograd's.
 
-        The factor is the maximum over blocks c of C of sum_p |w_cp| |u_p|_1 |v_p|_1 (Ballard et al. 2016, after Bini
-        and Lotti 1980).
+        The factor is the maximum over blocks c of C of sum_p |w_cp| |u_p|_1 |v_p|_1. The formula is from Ballard,
+        Benson, Druinsky, Lipshitz and Schwartz (2016), after Bini and Lotti (1980).
         """
         if self.factors:
             return Fraction(prod((f.stability_factor for f in self.factors), start=Fraction(1)))
@@ -144,7 +144,7 @@ class Scheme:
 
     @cached_property
     def positive_growth(self) -> float:
-        """Expected relative error of one level on entries of one sign, where partial sums grow with their length.
+        """Expected relative error of one level on entries of one sign, with partial sums that grow with their length.
 
         The error of a sum of length k then has a variance like k^3, and the entries of an operand are proportional to
         the sum of its coefficients. The value is 1.22 for Strassen's scheme and 0.5 for Winograd's, in which the sums
@@ -176,7 +176,7 @@ class Scheme:
 
     def failed_brent_equation(self) -> str | None:
         """Return the first Brent equation that fails, as text; None if all equations hold exactly."""
-        (u, du), (v, dv), (w, dw) = (_integers(x) for x in (self.u, self.v, self.w))
+        (u, du), (v, dv), (w, dw) = (_as_integer_matrix(x) for x in (self.u, self.v, self.w))
         found = np.einsum("ap,bp,cp->abc", u, v, w)
         expected = np.zeros(found.shape, dtype=np.int64)
         for i, j, q in product(range(self.m), range(self.k), range(self.n)):
@@ -199,8 +199,8 @@ def _column_squares(x: Matrix) -> list[Fraction]:
     return [sum((c * c for c in column), Fraction(0)) for column in zip(*x, strict=True)]
 
 
-def _integers(x: Matrix) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]], int]:
-    """Return (x times its common denominator, the denominator), since a proof needs exact integer arithmetic."""
+def _as_integer_matrix(x: Matrix) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]], int]:
+    """Return (x times its common denominator, the denominator): the proof is exact because all values are integers."""
     scale = lcm(*(c.denominator for row in x for c in row))
     return np.array([[int(c * scale) for c in row] for row in x], dtype=np.int64), scale
 
@@ -261,7 +261,7 @@ def _composed_programs(factors: tuple[Scheme, ...]) -> SchemePrograms:
 def _split_twice(
     first: AdditionProgram, then: AdditionProgram, outer: GridSize, inner: GridSize, rank: int
 ) -> AdditionProgram:
-    """Return a program: the outer sums for every inner block position, then each outer product's inner sums."""
+    """Return the program that forms outer sums for every inner block position, then inner sums per outer product."""
     places = prod(inner)
     wiring = [[(place, r) for place in range(places)] for r in range(rank)]
     program = chained_programs([first] * places, [then] * rank, wiring)
@@ -271,7 +271,7 @@ def _split_twice(
 def _join_twice(
     first: AdditionProgram, then: AdditionProgram, outer: GridSize, inner: GridSize, rank: int
 ) -> AdditionProgram:
-    """Return a program: each outer product's inner result sums, then the outer result sums for every inner position."""
+    """Return the program that forms inner result blocks per outer product, then the result for every inner position."""
     wiring = [[(r, place) for r in range(rank)] for place in range(prod(inner))]
     program = chained_programs([first] * rank, [then] * prod(inner), wiring)
     order = _by_inner_position(outer, inner)

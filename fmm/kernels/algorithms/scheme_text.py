@@ -106,16 +106,16 @@ def _block_number(name: str, letter: str, rows: int, columns: int) -> int:
 
 
 def _coefficient_columns(sums: list[dict[int, Fraction]], rows: int) -> Matrix:
-    return tuple(tuple(_as_int(s.get(row, Fraction(0))) for s in sums) for row in range(rows))
+    return tuple(tuple(_integral_as_int(s.get(row, Fraction(0))) for s in sums) for row in range(rows))
 
 
 def _read_block(equations: dict[str, str], block: str, rank: int) -> tuple[Rational, ...]:
     terms = _read_sum(equations[block], "M", 1, rank)
     if terms and max(terms) >= rank:
         raise SchemeError(f"{block} uses M{max(terms) + 1}, but there are {rank} products")
-    return tuple(_as_int(terms.get(p, Fraction(0))) for p in range(rank))
+    return tuple(_integral_as_int(terms.get(p, Fraction(0))) for p in range(rank))
 
 
-def _as_int(c: Fraction) -> Rational:
+def _integral_as_int(c: Fraction) -> Rational:
     """Return an integral Fraction as an int, since ints are faster to compare and to hash."""
     return c.numerator if c.denominator == 1 else c

@@ -1,7 +1,7 @@
 """Step tables: sequences of block operations, in the order printed in papers, as data.
 
-A step table calls kernels, such as `mulIncInc(C12, C21, C11, C22)`, on the blocks A11, ..., B11, ..., C11, ... and on
-the temporaries that the table declares. step_tables/kernels.txt defines each kernel: an optional product, and
+A step table calls kernels, such as `mulIncInc(C12, C21, C11, C22)`, on blocks of A, B and C (A11, A12 and so on) and
+on the temporaries that the table declares. step_tables/kernels.txt defines each kernel: an optional product, and
 assignments. Two optional lines of a table are `fringe unequal` (the table is correct if blocks differ by a row or
 column; otherwise blocks are padded) and `consider`. When a step table is read, it is proved to compute AB on blocks of
 equal size. Correctness on unequal blocks is proved by the tests for shipped tables, and at first use for a user's
@@ -19,7 +19,7 @@ from functools import cached_property, lru_cache
 from itertools import product
 from typing import Final, NamedTuple
 
-from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, as_int
+from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, integral_as_int
 from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.algorithms.text_files import TextFiles, candidate_forms
 from fmm.kernels.registry import clear_on_registration
@@ -30,8 +30,8 @@ FRINGES = ("unequal", "pad")
 PROVED_UNEQUAL: Final = ("adaptive-winograd", "hasa", "li-fig13", "li-fig23", "li-fig3")
 KERNELS_FILE = "kernels"  # name of the file in step_tables/ that defines the kernels
 FILES: Final = TextFiles("step_tables", "step table", except_for=KERNELS_FILE)
-PRODUCT_SOURCE = "*"  # symbol that stands for the kernel's product in its assignments
-Assignment = tuple[str, tuple[tuple[Coefficient, str], ...]]
+PRODUCT_SOURCE = "*"  # symbol that stands for a kernel's product in the kernel's assignments
+TableAssignment = tuple[str, tuple[tuple[Coefficient, str], ...]]
 
 
 class StepError(ValueError):
@@ -48,7 +48,7 @@ class TableKernel:
     name: str
     formals: tuple[str, ...]
     product: tuple[str, str] | None
-    assignments: tuple[Assignment, ...]
+    assignments: tuple[TableAssignment, ...]
 
     @property
     def writes(self) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ class TableKernel:
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
-        """Formal blocks whose old value the assignments read (operands of the product do not count)."""
+        """Formal blocks with an old value that the assignments read (operands of the product do not count)."""
         written: set[str] = set()
         seen: dict[str, None] = {}
         for target, terms in self.assignments:
@@ -117,7 +117,7 @@ def parse_kernel(line: str) -> TableKernel:
     return TableKernel(call[1], formals, next(iter(products), None), assignments)
 
 
-def _read_assignment(text: str, formals: tuple[str, ...], products: set[tuple[str, str]]) -> Assignment:
+def _read_assignment(text: str, formals: tuple[str, ...], products: set[tuple[str, str]]) -> TableAssignment:
     target, equals, sum_ = (part.strip() for part in text.partition("="))
     terms: list[tuple[Coefficient, str]] = []
     position = 0
@@ -129,7 +129,7 @@ def _read_assignment(text: str, formals: tuple[str, ...], products: set[tuple[st
         if match[4]:
             products.add((match[3], match[4]))
         sign = -1 if match[1] == "-" else 1
-        terms.append((as_int(sign * Fraction(match[2] or 1)), PRODUCT_SOURCE if match[4] else match[3]))
+        terms.append((integral_as_int(sign * Fraction(match[2] or 1)), PRODUCT_SOURCE if match[4] else match[3]))
     if target not in formals or not terms:
         raise StepError(f"cannot read the assignment {text.strip()!r}")
     return target, tuple(terms)
@@ -146,23 +146,23 @@ class Step:
     places: tuple[str, ...]
 
     @cached_property
-    def bound(self) -> dict[str, str]:
-        """Formal block -> block or temporary of this call."""
+    def blocks_by_formal(self) -> dict[str, str]:
+        """A dict: formal block of the kernel -> block or temporary of this call."""
         return dict(zip(self.kernel.formals, self.places, strict=True))
 
     @property
     def reads(self) -> tuple[str, ...]:
         operands = self.kernel.product or ()
-        return tuple(dict.fromkeys(self.bound[f] for f in (*operands, *self.kernel.reads)))
+        return tuple(dict.fromkeys(self.blocks_by_formal[f] for f in (*operands, *self.kernel.reads)))
 
     @property
     def writes(self) -> tuple[str, ...]:
-        return tuple(self.bound[f] for f in self.kernel.writes)
+        return tuple(self.blocks_by_formal[f] for f in self.kernel.writes)
 
     @property
     def overwritten_operands(self) -> tuple[str, ...]:
         """The operands of the step's product that the step also writes, which is an error on any device."""
-        return tuple(sorted({self.bound[f] for f in self.kernel.product or ()} & set(self.writes)))
+        return tuple(sorted({self.blocks_by_formal[f] for f in self.kernel.product or ()} & set(self.writes)))
 
     def __str__(self) -> str:
         return f"{self.kernel.name}({', '.join(self.places)})"
@@ -177,7 +177,7 @@ class StepTable:
     size: tuple[int, int, int]
     temporaries: tuple[str, ...]
     steps: tuple[Step, ...]
-    fringe: str = "pad"  # as declared
+    fringe: str = "pad"  # the declared word, one of FRINGES
 
     def __hash__(self) -> int:
         return hash((self.name, len(self.steps)))
@@ -269,7 +269,7 @@ def kernel_step(call: TableCall) -> Step:
 
 
 def _check_places(table: StepTable, origin: str) -> None:
-    """Raise StepError if a table's use of its blocks and temporaries is not consistent."""
+    """Raise StepError for undeclared or unused blocks, reads before writes, and writes to A or B."""
     m, k, n = table.size
     grids = {"A": (m, k), "B": (k, n), "C": (m, n)}
     blocks = {f"{x}{i + 1}{j + 1}" for x, (r, c) in grids.items() for i in range(r) for j in range(c)}
@@ -302,7 +302,7 @@ def _check_step(step: Step, declared: set[str], inputs: set[str], written: set[s
 # ---- the bilinear algorithm of a step table
 
 # a linear combination of blocks of A, blocks of B or products: name -> coefficient
-Combination = Mapping[str, Fraction]
+BlockCombination = Mapping[str, Fraction]
 
 
 @lru_cache(maxsize=64)
@@ -311,12 +311,12 @@ def table_scheme(table: StepTable) -> Scheme:
     m, k, n = table.size
     grids = (("A", (m, k)), ("B", (k, n)), ("C", (m, n)))
     a, b, c = ([f"{x}{i + 1}{j + 1}" for i, j in product(range(r), range(s))] for x, (r, s) in grids)
-    held: dict[str, Combination] = {name: {name: Fraction(1)} for name in (*a, *b)}
-    products: list[tuple[Combination, Combination]] = []
+    held: dict[str, BlockCombination] = {name: {name: Fraction(1)} for name in (*a, *b)}
+    products: list[tuple[BlockCombination, BlockCombination]] = []
     for step in table.steps:
-        sources = [held[step.bound[f]] for f in step.kernel.reads]
+        sources = [held[step.blocks_by_formal[f]] for f in step.kernel.reads]
         if step.kernel.product:
-            left, right = (held[step.bound[f]] for f in step.kernel.product)
+            left, right = (held[step.blocks_by_formal[f]] for f in step.kernel.product)
             products.append((left, right))
             sources.insert(0, {f"M{len(products)}": Fraction(1)})
         rows = step.kernel.program.matrix()
@@ -329,7 +329,7 @@ def table_scheme(table: StepTable) -> Scheme:
     return Scheme(table.name, table.source, m, k, n, u, v, w)
 
 
-def _combine_terms(parts: Iterable[tuple[object, Combination]]) -> Combination:
+def _combine_terms(parts: Iterable[tuple[object, BlockCombination]]) -> BlockCombination:
     found: dict[str, Fraction] = {}
     for coefficient, terms in parts:
         for name, c in terms.items():
