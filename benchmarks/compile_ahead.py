@@ -1,12 +1,11 @@
-"""Compile what a device is to launch, before it starts.
+"""Compile CUDA kernels before a device runs them.
 
 `python -m benchmarks compile_ahead [--chip H200] [--paper [NAME ...]]`
 
 The kernels are those of the device's tests, or with `--paper` those of `python -m benchmarks papers missing --measure`.
 All processors compile, each kernel once, into CuPy's cache on disk: CUPY_CACHE_DIR, or .cupy-cache/ in the working
-folder. The tests run on NumPy in the place of a device to list their kernels, so the command needs no device: with
-`--chip`, a name of the datasheets, any machine with the same CuPy and NVRTC fills the cache for the device. Tests
-compile missing kernels themselves.
+folder. The tests run on NumPy instead of a device to list their kernels. So with `--chip`, a name of the datasheets,
+any machine with the same CuPy and NVRTC fills the cache for the device. Tests compile missing kernels themselves.
 """
 
 from __future__ import annotations
@@ -43,17 +42,17 @@ from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.problem import Problem
 
-FOLDER = Path(".cupy-cache")
-PAPER = (
+CACHE_FOLDER = Path(".cupy-cache")
+PAPER_SAMPLES = (
     Path(__file__).parents[1] / "results" / "nvidia-h200" / "paper"
-)  # kernels of experiments without samples there are compiled
-# These tests run on NumPy in the place of a device.
-TESTS = ("tests/kernels/cuda/test_gpu_kernels.py", "tests/kernels/cuda/products")
-ON_NUMPY = (sys.executable, "-m", "pytest", "-q", "-p", "tests.support.numpy_device", "-m", "gpu")
+)  # samples of the papers; only experiments without samples are compiled
+# These tests run on NumPy instead of a device.
+KERNEL_TESTS = ("tests/kernels/cuda/test_gpu_kernels.py", "tests/kernels/cuda/products")
+PYTEST_ON_NUMPY = (sys.executable, "-m", "pytest", "-q", "-p", "tests.support.numpy_device", "-m", "gpu")
 
 # What fmm.matmul launches in tests/runtime/test_gpu_matmul.py and tests/kernels/cuda/recompute/: what writes C raises a
 # flag. On rows that are aligned, on those that are not, and with the outer level's blocks of several sizes.
-FLAGGED = {
+FLAGGED_PLANS = {
     "strassen.batched.pad16 > vendor": (*STORED, "tf32"),
     "winograd.pad16 > strassen.batched.pad16 > vendor": tuple(STORED),
     "li-fig3.peel > vendor": tuple(STORED),
@@ -61,25 +60,25 @@ FLAGGED = {
     "strassen.pad4 > strassen.fused.pad4 > tile": ("float32",),
     "strassen.batched.pad16 > tile.half": ("float32",),
     "winograd.fused > tile.medium": ("float32",),
-    # Of tests/kernels/cuda/products/test_gpu_residues.py.
+    # Plans of tests/kernels/cuda/products/test_gpu_residues.py.
     "residues(13) > strassen > bytes": ("float64",),
     **{f"residues(14){below} > bytes": ("float64",) for below in ("", " > strassen", " > strassen^2")},
     **{f"residues({moduli}) > bytes": ("float32",) for moduli in (7, 8)},
     **{f"residues({moduli}) > strassen > bytes": ("float32",) for moduli in (8, 9)},
 }
-FLAGGED_SIZES = ((130, 257, 191), (128, 128, 96), (300, 264, 280))
+FLAGGED_PLAN_SIZES = ((130, 257, 191), (128, 128, 96), (300, 264, 280))
 
 
 def with_cache(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment with CuPy's cache in the working folder, unless the user named another."""
-    return {"CUPY_CACHE_DIR": str(FOLDER.resolve()), **environment}
+    return {"CUPY_CACHE_DIR": str(CACHE_FOLDER.resolve()), **environment}
 
 
 def xdist_options(installed: Callable[[str], object] = find_spec, cores: int = os.cpu_count() or 1) -> tuple[str, ...]:
     """Return pytest's options for one process on each processor, if pytest-xdist is installed."""
     if not installed("xdist"):
         return ()
-    # Beside xdist, pytest-benchmark warns that it is off, and warnings are errors.
+    # With xdist, pytest-benchmark warns that it is off, and warnings are errors.
     quiet = ("-p", "no:benchmark") if installed("pytest_benchmark") else ()
     return ("-n", str(cores), "--dist", "worksteal", *quiet)
 
@@ -101,10 +100,10 @@ def write_kernel(kernel: Kernel, folder: Path) -> None:
 
 
 def flagged_kernels(of: Chip) -> Iterator[Kernel]:
-    """Yield the kernels of the plans in FLAGGED."""
+    """Yield the kernels of the plans in FLAGGED_PLANS."""
     target = chip_target(of, flagged=True)
-    for text, dtypes in FLAGGED.items():
-        for dtype, size in product(dtypes, FLAGGED_SIZES):
+    for text, dtypes in FLAGGED_PLANS.items():
+        for dtype, size in product(dtypes, FLAGGED_PLAN_SIZES):
             with suppress(PlanError):  # a type that the leaf does not multiply
                 launches = record_launches(Plan.parse(text), Problem(*size, dtype), target).launches
                 yield from dict.fromkeys(launch.kernel for launch in launches)
@@ -135,7 +134,7 @@ def written_kernels(found: Iterable[Kernel], folder: Path) -> list[Path]:
 def noted_kernels(of: Chip, folder: Path) -> list[Path]:
     """Write a file for each kernel of the tests on this chip; return them, the longest first.
 
-    The outcome of the tests is ignored here: another test runs them so, and checks it.
+    The outcome of the tests is ignored here, because another test runs them in the same way and checks it.
     """
     kernels = folder / "kernels"
     kernels.mkdir()
@@ -144,17 +143,20 @@ def noted_kernels(of: Chip, folder: Path) -> list[Path]:
     (folder / "chip").write_bytes(pickle.dumps(of))
     content = {"FMM_CHIP": str(folder / "chip"), "FMM_KERNELS": str(kernels), "OPENBLAS_NUM_THREADS": "1"}
     subprocess.run(
-        [*ON_NUMPY, *xdist_options(), *TESTS], env={**os.environ, **content}, stdout=subprocess.DEVNULL, check=False
+        [*PYTEST_ON_NUMPY, *xdist_options(), *KERNEL_TESTS],
+        env={**os.environ, **content},
+        stdout=subprocess.DEVNULL,
+        check=False,
     )
     return sorted(kernels.iterdir(), key=lambda path: -path.stat().st_size)  # the longest first
 
 
 class _OnDiskError(Exception):
-    """CuPy has saved the code."""
+    """CuPy has saved the compiled code."""
 
 
-class _Unloaded:
-    """Replaces a loaded module: the code is on disk by then, and there may be no device."""
+class _UnloadedModule:
+    """Replaces a loaded module: the code is on disk, and there may be no device to load it."""
 
     def load(self, code: bytes) -> None:
         raise _OnDiskError
@@ -163,7 +165,7 @@ class _Unloaded:
 
 
 def compile_kernel(path: Path, capability: int) -> str:
-    """Compile a kernel into the cache; return the reason if that fails, else nothing."""
+    """Compile a kernel into the cache; return the reason of a failure, or an empty text."""
     from cupy._core import core
     from cupy.cuda import compiler
 
@@ -174,22 +176,22 @@ def compile_kernel(path: Path, capability: int) -> str:
     # CuPy caches these options for each device by asking the driver, which may be absent.
     options_for = compiler._get_arch_for_options_for_nvrtc
     compiler._get_arch_for_options_for_nvrtc = getattr(options_for, "__wrapped__", options_for)
-    compiler.function = type("Functions", (), {"Module": _Unloaded})
+    compiler.function = type("Functions", (), {"Module": _UnloadedModule})
     try:
         if architecture:
             compile_for_architecture(source, architecture, options)
         else:
             arch = min(str(capability), compiler._get_max_compute_capability(), key=int)
-            with suppress(_OnDiskError):  # RawModule's own call, but for the device
+            with suppress(_OnDiskError):  # RawModule's own call, without the device
                 core.compile_with_cache(source, options, arch=arch, prepend_cupy_headers=False)
-    except Exception as error:  # a test will say it, where it needs the kernel
+    except Exception as error:  # the test that needs the kernel fails
         return f"{type(error).__name__}: {error}".splitlines()[0]
     return ""
 
 
 def compile_all(paths: Iterable[Path], capability: int) -> list[str]:
     """Compile all kernels on all processors; return the reasons of failures."""
-    # Not forked: a process that has spoken with a driver must not be.
+    # Not forked: a process that has used a CUDA driver must not be.
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
         jobs = [pool.submit(compile_kernel, path, capability) for path in paths]
         return [said for job in jobs if (said := job.result())]
@@ -211,7 +213,7 @@ def main(arguments: list[str]) -> int:
     began = time.perf_counter()
     with TemporaryDirectory() as folder:
         if options.paper is not None:
-            kernels = written_kernels(paper_kernels(of, PAPER, options.paper), Path(folder) / "kernels")
+            kernels = written_kernels(paper_kernels(of, PAPER_SAMPLES, options.paper), Path(folder) / "kernels")
         else:
             kernels = noted_kernels(of, Path(folder))
         noted = time.perf_counter() - began

@@ -19,13 +19,13 @@ from distributed import Client, LocalCluster, wait
 import fmm.dask
 from benchmarks.harness import Row, benchmark_parser, machine_of, paired_speedup, run_cases, shuffled_rounds
 
-GRID = 4  # chunks along a side
+CHUNKS_PER_SIDE = 4  # chunks along a side
 
 
-def measured(side: int, dtype: str, rounds: int, until: float) -> Row:
+def measure_case(side: int, dtype: str, rounds: int, until: float) -> Row:
     """Measure one side; no round begins after `until` (time.monotonic), but the first one always does."""
     rng = da.random.default_rng(1)
-    chunk = side // GRID
+    chunk = side // CHUNKS_PER_SIDE
     x, y = (rng.standard_normal((side, side), chunks=chunk).astype(dtype).persist() for _ in range(2))
     wait([x, y])
     products = {"dask": lambda: x @ y, "fmm": lambda: fmm.dask.matmul(x, y)}
@@ -65,12 +65,12 @@ def main(arguments: Sequence[str]) -> int:
     add("--workers", type=int, default=2)
     options = parser.parse_args(arguments)
     until = time.monotonic() + options.time_limit
-    measure = partial(measured, dtype=options.dtype, rounds=options.rounds, until=until)
+    measure = partial(measure_case, dtype=options.dtype, rounds=options.rounds, until=until)
     with (
         LocalCluster(options.workers, threads_per_worker=1, memory_limit=0, dashboard_address=None) as cluster,
         Client(cluster),
     ):
-        measured(GRID * 64, options.dtype, 1, until)  # the workers load their modules
+        measure_case(CHUNKS_PER_SIDE * 64, options.dtype, 1, until)  # the workers load their modules
         sides = map(int, options.sides.split(","))
         run_cases(options, machine_of("cpu"), "dask.json", sides, measure, text_line, key="runs")
     return 0

@@ -1,8 +1,8 @@
 """Cost of declined calls: `python -m benchmarks declines [--device cpu|0] [--quick]`.
 
-A call is declined where fmm hands it to the library. The extra time is the time of fmm's call minus that of the
-library's own, by the host's clock, in shuffled rounds; the budget is 2 us. The table has every public function, library
-and size, and the libraries' own functions with fmm installed. A case whose call runs a plan is a failure: it declines
+A call is declined if fmm hands it to the library. The extra time is the time of fmm's call minus that of the library's
+own, by the host's clock, in shuffled rounds; the budget is 2 us. The table has every public function, library and size,
+and the libraries' own functions with fmm installed. A case whose call runs a plan is a failure, because it declines
 nothing. Samples go to results/<device>/declines.json. Run it on an idle machine.
 """
 
@@ -34,10 +34,10 @@ from benchmarks.harness import (
 )
 from fmm.kernels.plans.plan import VENDOR
 
-BUDGET = 2.0  # microseconds
-MOST_CALLS, SAMPLE = 300, 3e-3  # calls of a sample, and its seconds: long calls are repeated less often
+BUDGET = 2.0  # microseconds of extra time
+MAX_CALLS, SAMPLE_SECONDS = 300, 3e-3  # most calls of a sample, and its seconds
 SIDES, QUICK_SIDES = (8, 64, 200), (64,)
-STACK = 4  # products of a stack
+STACK_SIZE = 4  # products of a stack
 ROUNDS, QUICK_ROUNDS = 31, 7
 TYPES = {
     "numpy": ("float64", "float32", "complex128", "int64"),
@@ -58,14 +58,14 @@ class Case:
     hooked: bool = False
 
 
-class Pair:
+class ComparedCalls:
     """The two calls of a case: the library's own, and the call that fmm declines; `decided`: fmm's plan."""
 
     def __init__(self, vendor: Call, own: Call, decided: Callable[[], Any] | None = None) -> None:
         self.vendor, self.own, self.decided = vendor, own, decided
 
 
-def matrices(case: Case, *shape: int) -> Any:
+def case_matrices(case: Case, *shape: int) -> Any:
     """Return normal numbers of the case's library and type; integers are below 10."""
     numbers = 3 * np.random.default_rng(1).standard_normal(shape)
     if case.library.startswith("torch"):
@@ -80,7 +80,7 @@ def matrices(case: Case, *shape: int) -> Any:
     return numbers.astype(case.dtype)
 
 
-def module_of(case: Case) -> Any:
+def library_module(case: Case) -> Any:
     """Return the library's module."""
     if case.library.startswith("torch"):
         import torch
@@ -93,33 +93,37 @@ def module_of(case: Case) -> Any:
     return np
 
 
-def matmul_pair(case: Case) -> Pair:
-    a = matrices(case, case.side, case.side)
-    return Pair(partial(module_of(case).matmul, a, a), partial(fmm.matmul, a, a), partial(fmm.explain, a, a))
+def matmul_pair(case: Case) -> ComparedCalls:
+    a = case_matrices(case, case.side, case.side)
+    return ComparedCalls(
+        partial(library_module(case).matmul, a, a), partial(fmm.matmul, a, a), partial(fmm.explain, a, a)
+    )
 
 
-def stacked_pair(case: Case) -> Pair:
-    a = matrices(case, STACK, case.side, case.side)
-    return Pair(partial(module_of(case).matmul, a, a), partial(fmm.matmul, a, a), partial(fmm.explain, a, a))
+def stacked_pair(case: Case) -> ComparedCalls:
+    a = case_matrices(case, STACK_SIZE, case.side, case.side)
+    return ComparedCalls(
+        partial(library_module(case).matmul, a, a), partial(fmm.matmul, a, a), partial(fmm.explain, a, a)
+    )
 
 
-def gemm_pair(case: Case) -> Pair:
-    """Return A B + C. Its baseline is torch.addmm, which is one call, elsewhere the product and the sum."""
-    a = matrices(case, case.side, case.side)
-    xp = module_of(case)
+def gemm_pair(case: Case) -> ComparedCalls:
+    """Return A B + C; the baseline is torch.addmm, or the library's product and sum."""
+    a = case_matrices(case, case.side, case.side)
+    xp = library_module(case)
     vendor = partial(xp.addmm, a, a, a) if hasattr(xp, "addmm") else lambda: xp.matmul(a, a) + a
-    return Pair(vendor, partial(fmm.gemm, a, a, a, beta=1), partial(fmm.explain_gemm, a, a, a, beta=1))
+    return ComparedCalls(vendor, partial(fmm.gemm, a, a, a, beta=1), partial(fmm.explain_gemm, a, a, a, beta=1))
 
 
-def gram_pair(case: Case) -> Pair:
+def gram_pair(case: Case) -> ComparedCalls:
     """Return A^H A."""
-    a = matrices(case, case.side, case.side)
-    xp = module_of(case)
+    a = case_matrices(case, case.side, case.side)
+    xp = library_module(case)
     vendor = (lambda: xp.matmul(a.conj().T, a)) if "complex" in case.dtype else lambda: xp.matmul(a.T, a)
-    return Pair(vendor, partial(fmm.gram, a), partial(fmm.explain_gram, a))
+    return ComparedCalls(vendor, partial(fmm.gram, a), partial(fmm.explain_gram, a))
 
 
-def hooked_pair(case: Case) -> Pair:
+def hooked_pair(case: Case) -> ComparedCalls:
     """Return the library's own function twice; the second one is called with fmm installed."""
     call: Call = matmul_pair(case).vendor
     if case.function == "addmm":
@@ -127,18 +131,18 @@ def hooked_pair(case: Case) -> Pair:
     elif case.function == "bmm":
         call = stacked_pair(case).vendor
     elif case.function == "operator @":
-        a = matrices(case, case.side, case.side)
+        a = case_matrices(case, case.side, case.side)
         call = lambda: a @ a  # noqa: E731
-    return Pair(call, call)
+    return ComparedCalls(call, call)
 
 
-PAIRS: dict[str, Callable[[Case], Pair]] = {
+CALLS_OF_FUNCTION: dict[str, Callable[[Case], ComparedCalls]] = {
     "fmm.matmul": matmul_pair,
     "fmm.matmul, stack": stacked_pair,
     "fmm.gemm": gemm_pair,
     "fmm.gram": gram_pair,
 }
-HOOKED = {
+HOOKED_FUNCTIONS = {
     "numpy": ("matmul", "operator @"),
     "cupy": ("matmul", "operator @"),
     "torch": ("matmul", "operator @", "addmm", "bmm"),
@@ -151,7 +155,7 @@ def all_cases(libraries: Sequence[str], sides: Sequence[int]) -> list[Case]:
     return [
         Case(function, library, dtype, side, hooked)
         for library in libraries
-        for functions, hooked in ((PAIRS, False), (HOOKED[library], True))
+        for functions, hooked in ((CALLS_OF_FUNCTION, False), (HOOKED_FUNCTIONS[library], True))
         for function in functions
         for dtype in TYPES[library]
         for side in sides
@@ -159,7 +163,10 @@ def all_cases(libraries: Sequence[str], sides: Sequence[int]) -> list[Case]:
 
 
 def synchronized_seconds(wait: Call) -> Clock:
-    """Return a clock of the host's time for a call: the device is idle before each sample, and is not waited for."""
+    """Return a clock of the host's time for a call.
+
+    The device is idle before each sample; the clock does not wait for the device's work.
+    """
 
     def clock(call: Call, repeats: int) -> float:
         wait()
@@ -170,9 +177,9 @@ def synchronized_seconds(wait: Call) -> Clock:
     return clock
 
 
-def measured(case: Case, rounds: int, clock: Clock, pair_of: Callable[[Case], Pair] | None = None) -> Row:
-    """Return the row of a case; RuntimeError if fmm runs a plan instead of declining."""
-    pair = (pair_of or (hooked_pair if case.hooked else PAIRS[case.function]))(case)
+def measure_case(case: Case, rounds: int, clock: Clock, pair_of: Callable[[Case], ComparedCalls] | None = None) -> Row:
+    """Return the row of a case; raise RuntimeError if fmm runs a plan instead of declining."""
+    pair = (pair_of or (hooked_pair if case.hooked else CALLS_OF_FUNCTION[case.function]))(case)
     if pair.decided is not None and (plan := pair.decided().plan) != VENDOR:
         raise RuntimeError(f"not declined: {plan}")
 
@@ -183,7 +190,7 @@ def measured(case: Case, rounds: int, clock: Clock, pair_of: Callable[[Case], Pa
             return 1e6 * clock(call, repeats)
 
     first = [1e-6 * sample(name, 10) for name in ("vendor", "fmm")]  # compiles, and fills the caches
-    repeats = repeats_of(min(first), SAMPLE, MOST_CALLS)
+    repeats = repeats_of(min(first), SAMPLE_SECONDS, MAX_CALLS)
     samples = shuffled_rounds({"vendor": "vendor", "fmm": "fmm"}, rounds, sample, repeats)
     return decline_row(case, samples)
 
@@ -214,7 +221,9 @@ def text_line(row: Row) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmark; return 1 if a case failed."""
     parser = benchmark_parser("declines", __doc__, time_limit=1e9, device="cpu", quick="one size and few rounds")
-    parser.add_argument("--libraries", nargs="+", choices=HOOKED, help="these alone (default: all of the device)")
+    parser.add_argument(
+        "--libraries", nargs="+", choices=HOOKED_FUNCTIONS, help="these alone (default: all of the device)"
+    )
     options = parser.parse_args(arguments)
     machine = machine_of(options.device)
     usual = ("cupy", "torch") if machine.on_gpu else ("numpy", "torch-cpu")
@@ -225,6 +234,6 @@ def main(arguments: Sequence[str]) -> int:
 
         wait = cupy.cuda.Device().synchronize
     rounds = QUICK_ROUNDS if options.quick else ROUNDS
-    measure = recorded_failure(lambda case: measured(case, rounds, synchronized_seconds(wait)), asdict)
+    measure = recorded_failure(lambda case: measure_case(case, rounds, synchronized_seconds(wait)), asdict)
     cases = all_cases(libraries, QUICK_SIDES if options.quick else SIDES)
     return has_failures(run_cases(options, machine, "declines.json", cases, measure, text_line))

@@ -25,7 +25,7 @@ def square_rows(document: dict[str, Any], dtype: str) -> list[Row]:
 
 
 def draw_curves(axis: Axes, document: dict[str, Any], title: str, value: Callable[[Row], float]) -> None:
-    """Draw one curve per type, the unaligned size as a point beside it, and the vendor's line at 1."""
+    """Draw a curve per type, the unaligned size as a separate point, and the vendor's line at 1."""
     sizes = sorted({row["size"][0] for dtype in STYLES for row in square_rows(document, dtype)})
     for dtype, (colour, marker) in STYLES.items():
         rows = square_rows(document, dtype)

@@ -1,7 +1,7 @@
-"""For pytest, `-p benchmarks.forced_plan`: every product that comes to fmm runs the plan in FMM_FORCED_PLAN, if it
-can.
+"""Plugin of pytest, `-p benchmarks.forced_plan`: every product that can runs the plan in FMM_FORCED_PLAN.
 
-Nothing is left to the library because it is small or would not be faster. At the end, a line says how many ran.
+No product is left to the library because it is small or would not be faster. At the end, a line prints the number of
+decided products.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ decided = 0
 
 
 def force(text: str) -> None:
-    """From now on, in this process."""
+    """Let every later product of this process run this plan, if it can."""
     plan = Plan.parse(text)
 
     def decide(problem: Problem, limits: Limits, device: Device) -> Decision:
@@ -67,7 +67,7 @@ def never(*sizes: Any) -> bool:
 
 
 def force_torch(_: str = "") -> None:
-    """The same in front of torch's kernels, once they are there."""
+    """Remove the limits of size in the hooks of torch, once torch is loaded."""
     folder = "fmm.integrations"
     hook = import_module(f"{folder}.torch_hook").loaded_hook()
     if hook is not None:

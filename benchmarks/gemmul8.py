@@ -1,8 +1,8 @@
-"""GEMMul8 (RIKEN; float32 and float64 products by int8 residues) as a peer, built from its public source.
+"""GEMMul8 (RIKEN: float32 and float64 products by int8 residues) as a peer, built from its public source.
 
-`FMM_GEMMUL8` names a checkout: the folder that holds `GEMMul8/src/gemmul8.cu`. This repository has nothing of it. The
-library is built into `build/` of the checkout: real products, with the numbers of moduli in MODULI alone, since all of
-them take the compiler minutes.
+`FMM_GEMMUL8` names a checkout: the folder that holds `GEMMul8/src/gemmul8.cu`. This repository contains none of its
+code. The library is built into `build/` of the checkout: real products, with the numbers of moduli in MODULI alone,
+because all of them take the compiler minutes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any
 
 import cupy
 
-MODULI = {"float32": 8, "float64": 14}  # as in GEMMul8's own comparison with the vendor
-VARIABLE = "FMM_GEMMUL8"
-OPTIONS = ("-std=c++20", "-O3", "-diag-suppress", "177", "-gencode", "arch=compute_90,code=sm_90")
-SHARED = ("-shared", "-Xcompiler", "-fPIC")
-LIBRARIES = ("-l:libcublas.so.13", "-l:libcublasLt.so.13")
+MODULI = {"float32": 8, "float64": 14}  # numbers of moduli, as in GEMMul8's own comparison with the vendor
+CHECKOUT_VARIABLE = "FMM_GEMMUL8"
+COMPILER_OPTIONS = ("-std=c++20", "-O3", "-diag-suppress", "177", "-gencode", "arch=compute_90,code=sm_90")
+SHARED_OPTIONS = ("-shared", "-Xcompiler", "-fPIC")
+LINKED_LIBRARIES = ("-l:libcublas.so.13", "-l:libcublasLt.so.13")
 HEADERS = [
     "self_hipify",
     "template_type",
@@ -41,7 +41,7 @@ HEADERS = [
     "inverse_scaling_real",
     "gemmul8_real",
 ]
-STANDARD = [
+STANDARD_HEADERS = [
     "cuda_runtime.h",
     "cublas_v2.h",
     "cublasLt.h",
@@ -60,7 +60,7 @@ STANDARD = [
     "utility",
     "vector",
 ]
-EXPORTED = """
+EXPORTED_SOURCE = """
 template <class T>
 static void product(void* handle, size_t m, size_t n, size_t k, const void* a, size_t lda, const void* b, size_t ldb,
                     void* c, size_t ldc, unsigned moduli, int fast, void* work, void* stream) {
@@ -87,7 +87,7 @@ PRODUCT(gemmul8_float64, double)
 
 def checkout() -> Path | None:
     """Return the folder of the source, or None."""
-    named = os.environ.get(VARIABLE, "")
+    named = os.environ.get(CHECKOUT_VARIABLE, "")
     found = Path(named) / "GEMMul8"
     return found if named and (found / "src" / "gemmul8.cu").exists() else None
 
@@ -103,25 +103,25 @@ def build(source: Path) -> Path:
     for name in ("scaling_fast_real", "scaling_accu_real", "inverse_scaling_real"):
         path = folder / "src" / f"{name}.hpp"
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        path.write_text("".join(line for line in lines if _wanted(line)), encoding="utf-8")
-    text = [f"#include <{name}>" for name in STANDARD]
-    text += ['#include "../include/gemmul8.hpp"', *(f'#include "{name}.hpp"' for name in HEADERS), EXPORTED]
+        path.write_text("".join(line for line in lines if _has_needed_moduli(line)), encoding="utf-8")
+    text = [f"#include <{name}>" for name in STANDARD_HEADERS]
+    text += ['#include "../include/gemmul8.hpp"', *(f'#include "{name}.hpp"' for name in HEADERS), EXPORTED_SOURCE]
     (folder / "src" / "products.cu").write_text("\n".join(text), encoding="utf-8")
-    found = [part for root in _packages() for part in (f"-I{root}/include", f"-L{root}/lib")]
-    command = ["nvcc", *OPTIONS, *SHARED, "products.cu", "-o", str(library), *found, *LIBRARIES]
+    found = [part for root in _cuda_folders() for part in (f"-I{root}/include", f"-L{root}/lib")]
+    command = ["nvcc", *COMPILER_OPTIONS, *SHARED_OPTIONS, "products.cu", "-o", str(library), *found, *LINKED_LIBRARIES]
     subprocess.run(command, cwd=folder / "src", check=True)
     return library
 
 
-def _packages() -> list[Path]:
+def _cuda_folders() -> list[Path]:
     """Return the folders in which Python packages have CUDA's headers and libraries."""
     spec = find_spec("nvidia")
     roots = spec.submodule_search_locations or [] if spec else []
     return [folder for root in roots for folder in Path(root).glob("cu1?") if (folder / "include").exists()]
 
 
-def _wanted(line: str) -> bool:
-    """Return False for a case of a switch whose number of moduli is not in MODULI."""
+def _has_needed_moduli(line: str) -> bool:
+    """Return False for a case of a switch with a number of moduli that is not in MODULI."""
     case = re.match(r"\s+case (\d+):.*_launch<", line)
     return case is None or int(case[1]) in MODULI.values()
 
@@ -130,7 +130,7 @@ def _wanted(line: str) -> bool:
 def _library() -> Any:
     source = checkout()
     if source is None:
-        raise FileNotFoundError(f"{VARIABLE} names no checkout of GEMMul8")
+        raise FileNotFoundError(f"{CHECKOUT_VARIABLE} names no checkout of GEMMul8")
     library = ctypes.CDLL(str(build(source)))
     library.gemmul8_room.restype = ctypes.c_size_t
     library.gemmul8_room.argtypes = [ctypes.c_size_t] * 3 + [ctypes.c_uint]
@@ -143,7 +143,7 @@ def _library() -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Gemmul8Product:
-    """C = A B of row-major matrices (C^T = B^T A^T in column-major order), with a workspace of its own."""
+    """Computes C = A B of row-major matrices, as C^T = B^T A^T in column-major order, with its own workspace."""
 
     a: Any
     b: Any

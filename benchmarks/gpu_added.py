@@ -1,8 +1,8 @@
 """Products with an addend under torch's hook: `python -m benchmarks gpu_added [--cases float32:4096,...]`.
 
-`torch.addmm` of a bias (one row for all rows, as in nn.Linear) and of a matrix, and `addmm_` in place: torch's own,
-with fmm installed, and with fmm installed as a product and a separate sum, which costs a pass of its own. Beside them
-the product alone. Samples go to results/<device>/added.json.
+The products are `torch.addmm` of a bias (one row for all rows, as in nn.Linear) and of a matrix, and `addmm_` in place.
+Each is timed by torch alone, with fmm installed, and with fmm installed as a product and a separate sum, which takes a
+pass of its own. The product alone is timed too. Samples go to results/<device>/added.json.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from benchmarks.harness import (
 )
 
 CASES = "float32:2048,float32:4096,float32:8192,bfloat16:8192,bfloat16:16384,float64:4096"
-ADDENDS = ("row", "matrix", "in place")
-SAMPLE = 2e-3  # seconds of a sample
+ADDEND_KINDS = ("row", "matrix", "in place")
+SAMPLE_SECONDS = 2e-3  # seconds of a sample
 WARM_CALLS = 5
 TOLERANCE = {"float32": 1e-5, "float64": 1e-13, "bfloat16": 2e-2}  # relative difference from torch's own result
 # By name: the call, and whether fmm is installed.
@@ -37,11 +37,11 @@ VARIANTS = {"torch": ("addmm", False), "fmm": ("addmm", True), "apart": ("apart"
 
 
 def addend_calls(dtype: str, n: int, addend: str) -> dict[str, Callable[[], Any]]:
-    """Return the product with its addend, the same in two steps, and the product alone."""
+    """Return the product with its addend, the product and the sum in two steps, and the product alone."""
     a, b, c = (torch.randn(n, n, device="cuda").to(getattr(torch, dtype)) for _ in range(3))
     calls = {"mm": lambda: torch.mm(a, b)}
     if addend == "in place":
-        scale = n**-0.5  # the numbers in C stay as large as they are, call after call
+        scale = n**-0.5  # keeps the numbers in C equally large, call after call
         return calls | {
             "addmm": lambda: c.addmm_(a, b, beta=0.5, alpha=0.5 * scale),
             "apart": lambda: c.mul_(0.5).add_(torch.mm(a, b), alpha=0.5 * scale),
@@ -50,7 +50,7 @@ def addend_calls(dtype: str, n: int, addend: str) -> dict[str, Callable[[], Any]
     return calls | {"addmm": lambda: torch.addmm(bias, a, b), "apart": lambda: torch.mm(a, b).add_(bias)}
 
 
-def measured(case: tuple[str, int, str], rounds: int) -> Row:
+def measure_case(case: tuple[str, int, str], rounds: int) -> Row:
     """Return the seconds by variant, and the difference of torch's result and fmm's."""
     dtype, n, addend = case
     calls = addend_calls(*case)
@@ -63,12 +63,12 @@ def measured(case: tuple[str, int, str], rounds: int) -> Row:
 
     for name in VARIANTS:
         variant_seconds(name, WARM_CALLS)
-    repeats = repeats_of(variant_seconds("fmm", WARM_CALLS), SAMPLE, most=1 << 20)
+    repeats = repeats_of(variant_seconds("fmm", WARM_CALLS), SAMPLE_SECONDS, most=1 << 20)
     seconds = shuffled_rounds({name: name for name in VARIANTS}, rounds, variant_seconds, repeats)
-    return {"dtype": dtype, "n": n, "added": addend, "seconds": seconds, "apart": difference(*case)}
+    return {"dtype": dtype, "n": n, "added": addend, "seconds": seconds, "apart": relative_difference(*case)}
 
 
-def difference(dtype: str, n: int, addend: str) -> float:
+def relative_difference(dtype: str, n: int, addend: str) -> float:
     """Return the relative difference of torch's own result and fmm's in the Frobenius norm."""
     results = []
     for installed in (False, True):
@@ -92,14 +92,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args(arguments)
     sides = [(dtype, int(n)) for dtype, _, n in (case.partition(":") for case in options.cases.split(","))]
-    cases = [(*side, addend) for side, addend in product(sides, ADDENDS)]
+    cases = [(*side, addend) for side, addend in product(sides, ADDEND_KINDS)]
     machine = machine_of("0")
     rows = run_cases(
         options,
         machine,
         "added.json",
         cases,
-        lambda case: measured(case, options.rounds),
+        lambda case: measure_case(case, options.rounds),
         text_line,
         torch=torch.__version__,
     )

@@ -1,10 +1,10 @@
 """Default calls of fmm.matmul on a GPU: `python -m benchmarks gpu_calls [--large | --layouts]`.
 
-The config that fmm reads chooses (the shipped one, unless the device was tuned), on random normal data, into `out`,
-against the library's own product. `float32-ieee` and `float64-ieee` are these types with FMM_EMULATION=0. --large:
-operands and result fill a third of the device's memory or more, alone and with two thirds of the remaining memory
-taken by others. --layouts: operands row-major (N) or column-major (T), as `a @ b.T` has them. Errors are in the
-Frobenius norm of sampled rows against float64, as multiples of the library's. Samples go to
+The config in force chooses (the shipped one, unless the device was tuned). Data are random normal, results go into
+`out`, and the baseline is the library's own product. `float32-ieee` and `float64-ieee` are these types with
+FMM_EMULATION=0. --large: operands and result fill a third of the device's memory or more, alone and while other memory
+takes two thirds of the rest. --layouts: operands are row-major (N) or column-major (T), as `a @ b.T` has them. Errors
+are in the Frobenius norm of sampled rows against float64, as multiples of the library's. Samples, in seconds, go to
 results/<device>/calls.json, large.json or layouts.json.
 """
 
@@ -33,88 +33,88 @@ from benchmarks.harness import (
     paired_speedup,
     run_cases,
 )
-from benchmarks.held_out import IEEE, OWN, Size
-from benchmarks.matrices import relative_error
+from benchmarks.held_out import FLOAT32_IEEE, Size
+from benchmarks.matrices import OWN_ARITHMETIC, relative_error
 from benchmarks.timed_machines import Gpu
 from fmm.runtime.decisions.limits import FREE_MEMORY_SECONDS, WORKSPACE_SHARE
 from fmm.tuner.devices.compile_ahead import call_jobs, run_workers
 
-SAMPLE = 5e-3  # seconds of a sample: shorter calls are repeated
-WARM = 8  # calls before short products are timed: by then a recurring one is a graph
-WARM_SECONDS = 0.1  # of warming up, at least: a library's first products stay slow for more than eight calls
-LONG = 2.0  # seconds of a product from which on its first call is a sample
-TAKEN = 2 / 3  # share of the memory beside the operands that others hold
-COMPILING = 40.0  # longest wait for compilers before the first case, in seconds
+SAMPLE_SECONDS = 5e-3  # seconds of a sample: shorter calls are repeated
+WARM_UP_CALLS = 8  # calls before short products are timed: by then a recurring one is a graph
+WARM_UP_SECONDS = 0.1  # least seconds of a warm-up: a library's first products are slow for more than eight calls
+LONG_CALL_SECONDS = 2.0  # seconds of a product from which on its first call is a sample
+TAKEN_SHARE = 2 / 3  # share of the free memory that others hold
+COMPILE_SECONDS = 40.0  # longest wait for compilers before the first case, in seconds
 
 
 @dataclass(frozen=True)
 class Case:
-    """A product in types of the same numbers, under shares of the memory that others hold; layouts of A and B."""
+    """A product in types that share the same numbers, under shares of memory that others hold."""
 
     dtypes: tuple[str, ...]
     size: Size
     taken: tuple[float, ...] = (0.0,)
     rounds: int = 7
-    lie: str = "NN"  # layouts of A and B; N: row-major, T: column-major
+    layouts: str = "NN"  # layouts of A and B; N: row-major, T: column-major
 
 
-def cube(dtype: str, side: int, rounds: int = 7) -> Case:
+def cube_case(dtype: str, side: int, rounds: int = 7) -> Case:
     return Case((dtype,), (side, side, side), rounds=rounds)
 
 
 CASES = (
-    *(cube("float32", n) for n in (2048, 4096, 8192, 16384)),
+    *(cube_case("float32", n) for n in (2048, 4096, 8192, 16384)),
     Case(("float32",), (4096, 14336, 4096)),
-    *(cube(IEEE, n) for n in (1537, 3000, 4096, 8192, 16384)),
-    Case((IEEE,), (16384, 1024, 16384)),
-    *(cube(dtype, n) for dtype in ("float64", f"float64{OWN}") for n in (4096, 8191, 8192, 16384)),
-    Case((f"float64{OWN}",), (30000, 3000, 3000)),
-    *(cube("bfloat16", n) for n in (4096, 8191, 8192, 16384, 32768)),
-    *(cube("tf32", n) for n in (8192, 16384)),
+    *(cube_case(FLOAT32_IEEE, n) for n in (1537, 3000, 4096, 8192, 16384)),
+    Case((FLOAT32_IEEE,), (16384, 1024, 16384)),
+    *(cube_case(dtype, n) for dtype in ("float64", f"float64{OWN_ARITHMETIC}") for n in (4096, 8191, 8192, 16384)),
+    Case((f"float64{OWN_ARITHMETIC}",), (30000, 3000, 3000)),
+    *(cube_case("bfloat16", n) for n in (4096, 8191, 8192, 16384, 32768)),
+    *(cube_case("tf32", n) for n in (8192, 16384)),
 )
-LARGE = (
-    Case((IEEE, "float32"), (65536,) * 3, (0.0, TAKEN), 2),
-    Case((f"float64{OWN}", "float64"), (49152,) * 3, (0.0, TAKEN), 2),
+LARGE_CASES = (
+    Case((FLOAT32_IEEE, "float32"), (65536,) * 3, (0.0, TAKEN_SHARE), 2),
+    Case((f"float64{OWN_ARITHMETIC}", "float64"), (49152,) * 3, (0.0, TAKEN_SHARE), 2),
 )
-SIDES = (1537,) * 3, (3000,) * 3, (4096,) * 3, (3333, 1111, 4001), (1024, 4096, 4096)
-LAYOUTS = tuple(
-    Case((dtype,), size, rounds=5, lie=lie)
-    for dtype in ("float32", IEEE, "float64", f"float64{OWN}", "bfloat16")
-    for size in SIDES
-    for lie in ("NN", "NT", "TN", "TT")
+LAYOUT_SIZES = (1537,) * 3, (3000,) * 3, (4096,) * 3, (3333, 1111, 4001), (1024, 4096, 4096)
+LAYOUT_CASES = tuple(
+    Case((dtype,), size, rounds=5, layouts=layouts)
+    for dtype in ("float32", FLOAT32_IEEE, "float64", f"float64{OWN_ARITHMETIC}", "bfloat16")
+    for size in LAYOUT_SIZES
+    for layouts in ("NN", "NT", "TN", "TT")
 )
 
 
 @dataclass
 class Row:
-    """A product in one type with one share of the memory taken: paired samples in seconds, and the error."""
+    """A product in one type under one share of taken memory: paired samples in seconds, and the error."""
 
     dtype: str
     size: Size
     taken: float
-    lie: str = "NN"
+    layouts: str = "NN"
     plan: str = ""
     step: str = ""
     workspace: int = 0
     seconds: list[float] = field(default_factory=list)
     vendor_seconds: list[float] = field(default_factory=list)
-    error: float = float("nan")  # over the library's
+    error: float = float("nan")  # as a multiple of the library's error
     failure: str = ""
 
     def __str__(self) -> str:
-        what = f"{self.dtype:12} {' x '.join(map(str, self.size)):22} {self.lie} {self.taken:4.0%} taken"
+        what = f"{self.dtype:12} {' x '.join(map(str, self.size)):22} {self.layouts} {self.taken:4.0%} taken"
         if self.failure or not self.seconds:
-            return f"{what}  {self.failure[:120] or 'not measured'}"
+            return f"{what}  {self.failure[:120] or 'not measure_case'}"
         speedup = paired_speedup(self.vendor_seconds, self.seconds)
         times = f"{1e3 * median(self.seconds):10.3f} of {1e3 * median(self.vendor_seconds):10.3f} ms {speedup:6.3f}"
         return f"{what} {times}  {self.error:5.2f} {self.workspace / 2**30:6.2f} GiB  {self.plan} ({self.step})"
 
 
-# Memory that others hold
+# Memory that is taken
 
 
 @contextmanager
-def others_take(share: float) -> Iterator[None]:
+def hold_memory(share: float) -> Iterator[None]:
     """Hold this share of the free memory; before and after, wait until fmm reads the free memory again."""
     if not share:
         yield
@@ -140,18 +140,18 @@ def in_layout(x: Any, layout: str) -> Any:
     return x.T.contiguous().T if hasattr(x, "contiguous") else x.T.copy().T
 
 
-def measured(case: Case) -> list[Row]:
+def measure_case(case: Case) -> list[Row]:
     """Return a row for each type and share of memory; a failed row has the reason."""
     machine = Gpu()
-    rows = [Row(dtype, case.size, taken, case.lie) for taken in case.taken for dtype in case.dtypes]
+    rows = [Row(dtype, case.size, taken, case.layouts) for taken in case.taken for dtype in case.dtypes]
     try:
         with machine.as_type(case.dtypes[0]):
             a, b, vendor = machine.operands(case.size, case.dtypes[0])
-            a, b = (in_layout(x, layout) for x, layout in zip((a, b), case.lie, strict=True))
+            a, b = (in_layout(x, layout) for x, layout in zip((a, b), case.layouts, strict=True))
             results: list[Any] = []
             first = gpu_seconds(lambda: results.append(vendor(a, b)), 1)
             c = results.pop()
-            if first < LONG:  # the time of a library's very first product includes loading it
+            if first < LONG_CALL_SECONDS:  # the time of the very first product includes loading the library
                 first = gpu_seconds(lambda: vendor(a, b), 1)
             base = relative_error(a, b, c)
         for row in rows:
@@ -167,10 +167,10 @@ def measured(case: Case) -> list[Row]:
 
 
 def prepare_row(machine: Gpu, row: Row, arrays: Sequence[Any], base: float) -> None:
-    """Record the choice and its error; afterwards its kernels are compiled."""
+    """Record the choice and its error; this compiles the kernels."""
     a, b, c = arrays
     try:
-        with machine.as_type(row.dtype), others_take(row.taken):
+        with machine.as_type(row.dtype), hold_memory(row.taken):
             decision = fmm.explain(a, b, c)
             row.plan, row.step, row.workspace = str(decision.plan), decision.source, decision.workspace
             c[...] = float("nan")
@@ -182,11 +182,11 @@ def prepare_row(machine: Gpu, row: Row, arrays: Sequence[Any], base: float) -> N
 
 def warm_seconds(call: Callable[[], object]) -> float:
     """Warm a call up; return its seconds."""
-    until = time.monotonic() + WARM_SECONDS
-    gpu_seconds(call, WARM)
+    until = time.monotonic() + WARM_UP_SECONDS
+    gpu_seconds(call, WARM_UP_CALLS)
     while time.monotonic() < until:
-        gpu_seconds(call, WARM)
-    return gpu_seconds(call, WARM)
+        gpu_seconds(call, WARM_UP_CALLS)
+    return gpu_seconds(call, WARM_UP_CALLS)
 
 
 def sample_rows(
@@ -194,18 +194,18 @@ def sample_rows(
 ) -> None:
     """Time the library's product and every row's call in shuffled rounds.
 
-    Where it takes seconds, the library's first call, which compiles nothing, is one of its samples.
+    If the library's product takes seconds, its first call, which compiles nothing, is one of its samples.
     """
     a, b, c = arrays
     theirs, ours = partial(vendor, a, b, out=c), partial(fmm.matmul, a, b, out=c)
     right = [row for row in rows if not row.failure]
-    if first < SAMPLE:
+    if first < SAMPLE_SECONDS:
         with machine.as_type(case.dtypes[0]):
             first = warm_seconds(theirs)
         for row in right:
             with machine.as_type(row.dtype):
                 warm_seconds(ours)
-    repeats, earlier = max(round(SAMPLE / first), 1), [first] if first > LONG else []
+    repeats, earlier = max(round(SAMPLE_SECONDS / first), 1), [first] if first > LONG_CALL_SECONDS else []
     takes = dict.fromkeys(row.taken for row in right)
     sample = first
     for _ in range(case.rounds):
@@ -214,7 +214,7 @@ def sample_rows(
                 with machine.as_type(case.dtypes[0]):
                     sample = earlier.pop() if earlier else gpu_seconds(theirs, repeats)
                 continue
-            with others_take(taken):
+            with hold_memory(taken):
                 for row in (r for r in right if r.taken == taken):
                     with machine.as_type(row.dtype):
                         row.seconds.append(gpu_seconds(ours, repeats))
@@ -229,14 +229,14 @@ def compile_cases(cases: Sequence[Case]) -> None:
     for case in cases:
         for dtype in case.dtypes:
             m, k, n = case.size
-            beside = total - (m * k + k * n + m * n) * np.dtype(np.float32).itemsize
+            free_bytes = total - (m * k + k * n + m * n) * np.dtype(np.float32).itemsize
             for taken in case.taken:
-                limit = int(WORKSPACE_SHARE * (1 - taken) * max(beside, 0))
+                limit = int(WORKSPACE_SHARE * (1 - taken) * max(free_bytes, 0))
                 with Gpu().as_type(dtype):
-                    found = fmm.plan(*case.size, dtype=dtype.removesuffix(OWN), device=0, workspace=limit)
-                wanted.append((dtype.removesuffix(OWN), found.plan, case.size))
+                    found = fmm.plan(*case.size, dtype=dtype.removesuffix(OWN_ARITHMETIC), device=0, workspace=limit)
+                wanted.append((dtype.removesuffix(OWN_ARITHMETIC), found.plan, case.size))
     with run_workers(0, list(call_jobs(wanted))) as ahead:
-        ahead.wait_for_all(COMPILING)
+        ahead.wait_for_all(COMPILE_SECONDS)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -248,14 +248,16 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--dtype", action="append", help="only cases of this type (may be repeated)")
     parser.add_argument("--rounds", type=int, help="of each case (7; of the largest products 2)")
     options = parser.parse_args(arguments)
-    name, every = ("large", LARGE) if options.large else ("layouts", LAYOUTS) if options.layouts else ("calls", CASES)
+    name, every = (
+        ("large", LARGE_CASES) if options.large else ("layouts", LAYOUT_CASES) if options.layouts else ("calls", CASES)
+    )
     types = set(options.dtype or chain.from_iterable(case.dtypes for case in every))
     known = [replace(case, dtypes=tuple(t for t in case.dtypes if t in types)) for case in every]
     cases = [replace(case, rounds=options.rounds or case.rounds) for case in known if case.dtypes]
     compile_cases(cases)
 
     def measure(case: Case) -> list[dict[str, Any]]:
-        return [asdict(row) for row in measured(case)]
+        return [asdict(row) for row in measure_case(case)]
 
     rows = run_cases(options, machine_of("0"), f"{name}.json", cases, measure, lambda row: str(Row(**row)))
     return has_failures(rows)

@@ -1,17 +1,17 @@
 """The checks that need a device: `python -m benchmarks.gpu_check [--time-limit S] [--steps NAME,...] [...]`.
 
-First the kernels of the tests are compiled, each once, into a portable cache (benchmarks.compile_ahead). Then run,
-beside each other: every test marked gpu, a minute of interrupts, threads and faults, up to 2,000 random products of
-integers, a few launches under compute-sanitizer where it is on PATH, and the tests of torch and CuPy where
-FMM_TORCH_TESTS and FMM_CUPY_TESTS name checkouts. Then, one after the other: benchmarks, and the missing figures of
-the papers. Where there are several devices, their tests and benchmark too (with `--gpus N` those alone, on N devices,
-into results/<device>-xN/).
+First the kernels of the tests are compiled, each once, into a portable cache (benchmarks.compile_ahead). Then several
+checks run at the same time: every test marked gpu; a minute of interrupts, threads and faults; up to 2,000 random
+products of integers; a few launches under compute-sanitizer if it is on PATH; and the tests of torch and CuPy if
+FMM_TORCH_TESTS and FMM_CUPY_TESTS name checkouts. Then run, one after the other: benchmarks, and the missing figures of
+the papers. With several devices, their tests and benchmark follow (with `--gpus N` these alone, on N devices, into
+results/<device>-xN/).
 
-The outcome of each step is written to results/<device>/checks.json, beside the environment and the commit (the
-variable FMM_COMMIT names it in a copy of the tree). The same command again runs the steps that this code has not run
-yet: a step that ended, well or not, is not repeated (except with `--anew`, or if it is named), and one that was
-stopped goes on where it was, if it can. So with `--time-limit` the check can run in pieces. The exit status is 3 while
-steps are left, 1 if a step failed, else 0. A failing step keeps no other from running.
+The outcome of each step is written to results/<device>/checks.json, with the environment and the commit (the variable
+FMM_COMMIT names it in a copy of the tree). The same command again runs the steps that this code has not run: a step
+that ended, well or not, is not repeated (except with `--anew`, or if it is named), and a stopped step continues, if it
+can. So with `--time-limit` the check runs in pieces. The exit status is 3 while steps are left, 1 if a step failed,
+else 0. A failing step keeps no other from running.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ from benchmarks.compile_ahead import with_cache
 from benchmarks.gpu_steps import (
     SANITIZER,
     TIME_WAS_UP,
-    Ended,
-    Places,
+    CheckFolders,
+    EndedStep,
     Step,
     last_lines,
+    parallel_pytest_options,
     run_together,
     several_steps,
-    side_by_side,
     steps,
 )
 
 ROOT = Path(__file__).parents[1]
-NOTES = ROOT / ".test-cache" / "gpu-check"  # output of the steps, and the tests that have ended
-CODE = "fmm", "tests", "benchmarks"
-LEFT = 3  # exit status while steps are left
+NOTES_FOLDER = ROOT / ".test-cache" / "gpu-check"  # holds the output of the steps, and the list of ended tests
+CODE_FOLDERS = "fmm", "tests", "benchmarks"
+EXIT_STEPS_LEFT = 3  # exit status while steps are left
 Check = dict[str, Any]
-RunTogether = Callable[[Sequence[Step], float, Path], list[Ended]]
+RunTogether = Callable[[Sequence[Step], float, Path], list[EndedStep]]
 
 
 def code_digest(root: Path = ROOT) -> str:
     """Return a digest of all code that runs. (A commit says less: new results make the tree dirty.)"""
     found = hashlib.sha256()
-    for folder in CODE:
+    for folder in CODE_FOLDERS:
         for path in sorted((root / folder).rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
                 found.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
@@ -75,7 +75,7 @@ def merged_checks(recorded: Iterable[Check], found: Iterable[Check], order: Sequ
 
 
 def batches(planned: Iterable[Step]) -> Iterator[list[Step]]:
-    """Yield each step that runs alone, and the steps between them together."""
+    """Yield each step that runs alone, and the groups of steps between them."""
     for alone, found in groupby(planned, key=lambda step: step.alone):
         together = list(found)
         yield from ([step] for step in together) if alone else [together]
@@ -93,16 +93,16 @@ class Checks:
     about: Check
     code: str
     order: Sequence[str]
-    notes: Path  # holds the outcomes of this code too, should the file be replaced
+    notes: Path  # holds a copy of the outcomes, in case the file is replaced
     copy_to: Path | None = None
     began: float = field(default_factory=time.time)
 
     @property
     def recorded(self) -> list[Check]:
-        return merged_checks(_checks_in(self.path), _checks_in(self._noted), self.order)
+        return merged_checks(_checks_in(self.path), _checks_in(self._copied_path), self.order)
 
     @property
-    def _noted(self) -> Path:
+    def _copied_path(self) -> Path:
         return self.notes / f"{self.path.parent.name}-{self.path.name}"
 
     def ended(self, name: str) -> Check | None:
@@ -112,19 +112,19 @@ class Checks:
                 return None if check["outcome"].startswith((TIME_WAS_UP, "left out")) else check
         return None
 
-    def note(self, step: Step, outcome: str, seconds: float | None = None) -> None:
+    def record_outcome(self, step: Step, outcome: str, seconds: float | None = None) -> None:
         """Write and print the outcome of a step."""
         ran = {} if seconds is None else {"seconds": round(seconds, 1), "command": recorded_command(step)}
         row = {"step": step.name, "outcome": outcome, **ran, "commit": self.about["commit"], "code": self.code}
         rows = merged_checks(self.recorded, [row], self.order)
         ours = [row for row in rows if row.get("code") == self.code]
-        for path, checks in ((self.path, rows), (self._noted, ours)):
+        for path, checks in ((self.path, rows), (self._copied_path, ours)):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps({"environment": self.about, "checks": checks}, indent=1) + "\n", "utf-8")
         print(f"{step.name}: {outcome}" + ("" if seconds is None else f" ({seconds:.1f} s)"), flush=True)
 
     def copy(self, *folders: Path) -> None:
-        """Copy all files that were written since this call began to --copy-to."""
+        """Copy to --copy-to all files that were written since this call began."""
         for folder in folders if self.copy_to else ():
             for path in folder.rglob("*"):
                 if self.copy_to and path.is_file() and path.stat().st_mtime >= self.began:
@@ -133,20 +133,22 @@ class Checks:
                     shutil.copy2(path, to)
 
 
-def run_steps(planned: Sequence[Step], checks: Checks, places: Places, limit: float, run: RunTogether) -> list[str]:
-    """Run these steps within the time limit; return the names of those that are left."""
+def run_steps(
+    planned: Sequence[Step], checks: Checks, places: CheckFolders, limit: float, run: RunTogether
+) -> list[str]:
+    """Run these steps within the time limit; return the names of the steps that are left."""
     until, left, first = time.monotonic() + limit, list[str](), True
     for batch in batches(planned):
         for step in (step for step in batch if step.missing):
-            checks.note(step, f"left out: {step.missing}")
+            checks.record_outcome(step, f"left out: {step.missing}")
         here = [step for step in batch if not step.missing]
         seconds = until - time.monotonic()
-        begun = [step for step in here if first or seconds >= step.least]
+        begun = [step for step in here if first or seconds >= step.min_seconds]
         left += [step.name for step in here if step not in begun]
         first = first and not begun
         for ended in run(begun, seconds, places.notes) if begun else ():
             outcome = ended.outcome(limit)
-            checks.note(ended.step, outcome, ended.seconds)
+            checks.record_outcome(ended.step, outcome, ended.seconds)
             if ended.step.alone or outcome != "passed":
                 print(f"{last_lines(ended.log)}\n    (all of it: {ended.log})", flush=True)
             left += [ended.step.name] if outcome.startswith(TIME_WAS_UP) else []
@@ -155,7 +157,7 @@ def run_steps(planned: Sequence[Step], checks: Checks, places: Places, limit: fl
 
 
 def chosen_steps(planned: Sequence[Step], names: Sequence[str], anew: bool, checks: Checks) -> list[Step]:
-    """Return the named steps; without names, those that this code has not run."""
+    """Return the named steps; without names, the steps that this code has not run."""
     if names:
         return [step for step in planned if step.name in names]
     return [step for step in planned if anew or checks.ended(step.name) is None]
@@ -175,16 +177,16 @@ def parsed_options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the steps that are to run; return the exit status."""
+    """Run the chosen steps; return the exit status."""
     from benchmarks.harness import gpu_count, gpu_environment, gpu_folder
 
     options = parsed_options(arguments)
     os.environ.update(with_cache(os.environ))
     folder, count = gpu_folder(), options.gpus or gpu_count()
     code = code_digest()
-    places = Places(folder, NOTES / code)
+    places = CheckFolders(folder, NOTES_FOLDER / code)
     several = places._replace(results=folder.with_name(f"{folder.name}-x{count}"))
-    all_steps = [*steps(shutil.which(SANITIZER), places, side_by_side()), *several_steps(count, several)]
+    all_steps = [*steps(shutil.which(SANITIZER), places, parallel_pytest_options()), *several_steps(count, several)]
     planned = list(several_steps(count, several)) if options.gpus else all_steps
     names = [name.strip() for name in options.steps.split(",") if name.strip()]
     if unknown := set(names) - {step.name for step in planned}:
@@ -215,7 +217,7 @@ def report_outcomes(planned: Sequence[Step], left: Sequence[str], checks: Checks
     if left:
         print(f"left: {', '.join(left)}; the same command again runs them")
     failed = any(check is not None and check["outcome"] != "passed" for _, check in rows)
-    return LEFT if left else int(failed)
+    return EXIT_STEPS_LEFT if left else int(failed)
 
 
 if __name__ == "__main__":

@@ -29,11 +29,11 @@ from benchmarks.harness import (
 from benchmarks.matrices import REAL, random_matrix, relative_error
 
 ROUNDS, QUICK_ROUNDS = 11, 5
-SAMPLE = 10e-3  # seconds of a sample
+SAMPLE_SECONDS = 10e-3  # seconds of a sample
 
 
 class Case(NamedTuple):
-    """A product of square matrices, plans beside fmm's choice, and the speedup hoped for."""
+    """A product of square matrices, named plans, and the target of the speedup."""
 
     dtype: str
     side: int
@@ -42,18 +42,43 @@ class Case(NamedTuple):
     quick: bool = False
 
 
-ONE, TWO = "3m(strassen.pad16) > vendor", "3m(strassen^2.pad16) > vendor"  # with a level of each product, in one pass
-B1, B2, B3 = (f"strassen{power}.batched.pad16 > vendor" for power in ("", "^2", "^3"))
-OUTER = f"strassen.overlapped.pad16 > {B3}"
+ONE_LEVEL_EACH, TWO_LEVELS_EACH = (
+    "3m(strassen.pad16) > vendor",
+    "3m(strassen^2.pad16) > vendor",
+)  # with one and two levels of each real product, in one pass
+ONE_PASS_1, ONE_PASS_2, ONE_PASS_3 = (f"strassen{power}.batched.pad16 > vendor" for power in ("", "^2", "^3"))
+OUTER_AND_PASS_3 = f"strassen.overlapped.pad16 > {ONE_PASS_3}"
 CASES = (
-    Case("complex64", 2048, ("3m.batched > vendor", ONE, f"3m > {B1}"), 1.25, quick=True),
-    Case("complex64", 4096, (ONE, TWO, f"3m > {B3}", f"3m.overlapped > {B3}"), 1.55, quick=True),
-    Case("complex64", 8192, (TWO, f"3m > {B3}", f"3m.overlapped > {B3}"), 1.70, quick=True),
-    Case("complex64", 16384, (f"3m.overlapped > {B3}", f"3m > {OUTER}", f"3m.sequential > {OUTER}"), 2.02),
-    Case("complex128", 2048, ("3m.batched > vendor", "3m > vendor", ONE), 1.20, quick=True),
-    Case("complex128", 4096, (ONE, TWO, f"3m > {B2}", f"3m.overlapped > {B3}"), 1.48, quick=True),
-    Case("complex128", 8192, (f"3m > {B3}", f"3m.overlapped > {B3}", f"3m > {OUTER}"), 1.75),
-    Case("complex128", 12288, (f"3m.overlapped > {B3}", f"3m > {OUTER}", f"3m.sequential > {B3}"), 1.92),
+    Case("complex64", 2048, ("3m.batched > vendor", ONE_LEVEL_EACH, f"3m > {ONE_PASS_1}"), 1.25, quick=True),
+    Case(
+        "complex64",
+        4096,
+        (ONE_LEVEL_EACH, TWO_LEVELS_EACH, f"3m > {ONE_PASS_3}", f"3m.overlapped > {ONE_PASS_3}"),
+        1.55,
+        quick=True,
+    ),
+    Case("complex64", 8192, (TWO_LEVELS_EACH, f"3m > {ONE_PASS_3}", f"3m.overlapped > {ONE_PASS_3}"), 1.70, quick=True),
+    Case(
+        "complex64",
+        16384,
+        (f"3m.overlapped > {ONE_PASS_3}", f"3m > {OUTER_AND_PASS_3}", f"3m.sequential > {OUTER_AND_PASS_3}"),
+        2.02,
+    ),
+    Case("complex128", 2048, ("3m.batched > vendor", "3m > vendor", ONE_LEVEL_EACH), 1.20, quick=True),
+    Case(
+        "complex128",
+        4096,
+        (ONE_LEVEL_EACH, TWO_LEVELS_EACH, f"3m > {ONE_PASS_2}", f"3m.overlapped > {ONE_PASS_3}"),
+        1.48,
+        quick=True,
+    ),
+    Case("complex128", 8192, (f"3m > {ONE_PASS_3}", f"3m.overlapped > {ONE_PASS_3}", f"3m > {OUTER_AND_PASS_3}"), 1.75),
+    Case(
+        "complex128",
+        12288,
+        (f"3m.overlapped > {ONE_PASS_3}", f"3m > {OUTER_AND_PASS_3}", f"3m.sequential > {ONE_PASS_3}"),
+        1.92,
+    ),
 )
 
 
@@ -64,7 +89,7 @@ def three_real_products(side: int, dtype: str) -> Call:
     return lambda: [fmm.matmul(x, y, out) for _ in range(3)]
 
 
-def measured(case: Case, rounds: int, chosen_only: bool) -> Row:
+def measure_case(case: Case, rounds: int, chosen_only: bool) -> Row:
     """Measure fmm's choice with and without emulation and, unless `chosen_only`, the case's plans."""
     a, b = (random_matrix("cupy", (case.side, case.side), case.dtype, seed=seed) for seed in (1, 2))
     plans = () if chosen_only else (*case.plans, "vendor3m")
@@ -76,7 +101,7 @@ def measured(case: Case, rounds: int, chosen_only: bool) -> Row:
     errors = {name: relative_error(a, b, call()) for name, call in calls.items()}
     if not chosen_only:
         calls["three real products"] = three_real_products(case.side, case.dtype)
-    chosen, seconds = fmm.explain(a, b), paired_samples(calls, rounds, SAMPLE)
+    chosen, seconds = fmm.explain(a, b), paired_samples(calls, rounds, SAMPLE_SECONDS)
     samples = {name: [1e3 * x for x in found] for name, found in seconds.items()}
     free_gpu_memory()
     return {
@@ -108,6 +133,6 @@ def main(arguments: Sequence[str]) -> int:
     rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
     cases = quick_cases(CASES, options.quick)
     cases = [case for case in cases if any(x in f"{case.dtype} {case.side} " for x in options.only.split(","))]
-    measure = partial(measured, rounds=rounds, chosen_only=options.chosen)
+    measure = partial(measure_case, rounds=rounds, chosen_only=options.chosen)
     run_cases(options, machine_of("0"), "complex.json", cases, measure, text_line)
     return 0

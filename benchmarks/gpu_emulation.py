@@ -40,17 +40,17 @@ from benchmarks.harness import (
     write_result,
 )
 from benchmarks.matrices import random_matrix, relative_error
-from benchmarks.random_shapes import LARGEST, PRODUCT, measured_on_gpu, random_sides
+from benchmarks.random_shapes import LARGEST_SIDES, PRODUCT_PREFIX, measured_on_gpu, random_sides
 from benchmarks.random_shapes import Case as RandomCase
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.problem import Problem
 from fmm.runtime.device_backend import DeviceBackend, record_for_device
 
-SAMPLE = 5e-3  # seconds of a sample: shorter calls are repeated
-LONG = 1e12  # multiply-adds from which on peers multiply normal numbers only
-HUGE = 1e13  # multiply-adds from which on a case has fewer samples, and from ten times as many on the fewest
-LT_CANDIDATES = 4  # of cuBLASLt; half as many from LONG on, the first alone from HUGE on
-# Plans of the lower triangle: all blocks by one launch's tiles, fewer of them whole, and fewer multiplications.
+SAMPLE_SECONDS = 5e-3  # seconds of a sample: shorter calls are repeated
+LONG_WORK = 1e12  # multiply-adds from which on peers multiply normal numbers only
+HUGE_WORK = 1e13  # multiply-adds from which on a case has fewer samples
+LT_CANDIDATES = 4  # candidates of cuBLASLt; half as many from LONG_WORK on, one from HUGE_WORK on
+# Plans of the lower triangle: all blocks in one launch, fewer whole blocks, and fewer multiplications.
 TRIANGLE_PLANS = (
     "f16x3",
     "gram > f16x3",
@@ -59,12 +59,12 @@ TRIANGLE_PLANS = (
     "gram^5 > strassen^2.batched.pad16 > f16x3",
 )
 RANDOM_SECONDS = 0.06  # of a random shape's samples, roughly
-Peers = Callable[[Any, Any, Any], dict[str, Call]]  # of A, B and C
+Peers = Callable[[Any, Any, Any], dict[str, Call]]  # takes A, B and C
 
 
 @dataclass(frozen=True)
 class Case:
-    """A product; `target` is the speedup hoped for, `half`: the lower triangle of a a^T, against syrk."""
+    """A product; `target` is the wanted speedup, `half`: the lower triangle of a a^T, against syrk."""
 
     size: tuple[int, int, int]
     target: float
@@ -80,36 +80,36 @@ class Case:
 
     @property
     def work(self) -> float:
-        """Multiply-adds."""
+        """The number of multiply-adds."""
         return float(np.prod(self.size))
 
     @property
     def fields(self) -> Row:
-        """Return the fields of a row before anything is measured."""
+        """The fields of a row before anything is measured."""
         names = {name: value for name, value in asdict(self).items() if name not in ("quick", "peers")}
         return {**names, "plan": "", "samples": {}, "errors": {}}
 
 
-def square(side: int, target: float, quick: bool = False, peers: bool = True, **more: Any) -> Case:
+def square_case(side: int, target: float, quick: bool = False, peers: bool = True, **more: Any) -> Case:
     return Case((side, side, side), target, quick, peers, **more)
 
 
 CASES = (
-    *(square(n, target, quick=True) for n, target in ((1024, 1.6), (2048, 2.6), (4096, 3.4), (8192, 3.9))),
-    square(16384, 4.3, quick=True),
-    square(32768, 4.7),
-    square(8191, 3.3, quick=True, peers=False),
-    square(10007, 3.3, peers=False),
+    *(square_case(n, target, quick=True) for n, target in ((1024, 1.6), (2048, 2.6), (4096, 3.4), (8192, 3.9))),
+    square_case(16384, 4.3, quick=True),
+    square_case(32768, 4.7),
+    square_case(8191, 3.3, quick=True, peers=False),
+    square_case(10007, 3.3, peers=False),
     Case((4096, 14336, 4096), 3.3, quick=True),
     *(Case(size, 3.3) for size in ((16384, 1024, 16384), (100000, 2048, 2048), (2048, 50000, 2048))),
     *(Case((m, 8192, 8192), 1.0, peers=True) for m in (512, 128)),
-    square(8192, 4.5, peers=False, dtype="complex64"),
-    *(square(n, target, half=True) for n, target in ((16384, 3.8), (8192, 1.0), (4096, 1.0))),
+    square_case(8192, 4.5, peers=False, dtype="complex64"),
+    *(square_case(n, target, half=True) for n, target in ((16384, 3.8), (8192, 1.0), (4096, 1.0))),
     Case((8191, 5000, 8191), 1.0, half=True),
-    square(65536, 4.9, peers=False),
+    square_case(65536, 4.9, peers=False),
     *(Case(size, 1.0) for size in ((16, 16384, 16384), (32, 8192, 32768), (63, 16384, 16384))),
-    *(square(n, 1.3, dtype="float64") for n in (4096, 8192, 16384, 24576)),
-    *(square(n, 1.3, dtype="complex128") for n in (4096, 8192, 16384)),
+    *(square_case(n, 1.3, dtype="float64") for n in (4096, 8192, 16384, 24576)),
+    *(square_case(n, 1.3, dtype="complex128") for n in (4096, 8192, 16384)),
 )
 USUAL_TYPES = ("float32", "complex64")  # the types that are measured without --dtype
 
@@ -117,7 +117,7 @@ USUAL_TYPES = ("float32", "complex64")  # the types that are measured without --
 
 
 def own_calls(case: Case, a: Any, b: Any, c: Any) -> dict[str, Call]:
-    """Return cuBLAS's function and fmm's."""
+    """Return the calls of cuBLAS and fmm."""
     if case.half:
         gram = partial(fmm.gram, a, rows=True, out=c, fill="lower")
         return {"cublas": partial(gram, plan="vendor"), "fmm": gram}
@@ -128,10 +128,10 @@ def peer_calls(a: Any, b: Any, c: Any) -> dict[str, Call]:
     """Return the peers; in float32 also fmm with a prepared operand and with componentwise bounds."""
     work = float(a.size) * b.shape[1]
     found: dict[str, Call] = {}
-    if a.dtype == np.float32 and work < HUGE:
+    if a.dtype == np.float32 and work < HUGE_WORK:
         found["fmm, prepared"] = partial(fmm.matmul, a, fmm.prepare(b), out=c)
         found["fmm, componentwise"] = partial(fmm.matmul, a, b, out=c, componentwise=True)
-    count = LT_CANDIDATES if work < LONG else LT_CANDIDATES // 2 if work < HUGE else 1
+    count = LT_CANDIDATES if work < LONG_WORK else LT_CANDIDATES // 2 if work < HUGE_WORK else 1
     candidates = [call for number in range(count) if (call := recorded_call(a, b, c, f"lt{number}", str(a.dtype)))]
     if candidates:
         found["cublasLt"] = min(candidates, key=lambda call: gpu_seconds(call, 1)) if count > 1 else candidates[0]
@@ -155,7 +155,7 @@ def planned_calls(plans: Sequence[str], a: Any, b: Any, c: Any) -> dict[str, Cal
 
 
 def recorded_call(a: Any, b: Any, c: Any, plan: str, dtype: str = "float32", beta: float = 0) -> Call | None:
-    """Return the launches of a plan alone; None where the plan cannot run."""
+    """Return the launches of a plan alone; None if the plan cannot run."""
     (m, k), n = a.shape, b.shape[1]
     try:
         launches = record_for_device(Plan.parse(plan), Problem(m, k, n, dtype, beta=beta))
@@ -168,7 +168,7 @@ def recorded_call(a: Any, b: Any, c: Any, plan: str, dtype: str = "float32", bet
 
 
 def three_tf32_call(a: Any, b: Any, c: Any) -> Call:
-    """Return the product with each number as two of TF32: hi hi + hi lo + lo hi."""
+    """Return a product of numbers that are each split into two of TF32: hi hi + hi lo + lo hi."""
     text = "hi = __int_as_float(__float_as_int(x) & 0xffffe000); lo = x - hi"
     kernel = cupy.ElementwiseKernel("float32 x", "float32 hi, float32 lo", text, "split_tf32")
     parts = [(cupy.empty_like(x), cupy.empty_like(x)) for x in (a, b)]
@@ -196,45 +196,47 @@ def error_of(call: Call, a: Any, b: Any, c: Any, lower: bool) -> float:
     return relative_error(a, b, c, lower)
 
 
-def measured(case: Case, rounds: int, peers: Peers | None) -> Row:
-    """Measure errors on uniform and normal numbers, times on normal ones."""
+def measure_case(case: Case, rounds: int, peers: Peers | None) -> Row:
+    """Measure errors on uniform and normal numbers, and times on normal numbers."""
     (m, k, n), work = case.size, case.work
     row = case.fields
     calls: dict[str, Call] = {}
     c = cupy.empty((m, n), case.dtype)
-    for data in ("uniform", "normal") if work < 10 * HUGE else ("normal",):
+    for data in ("uniform", "normal") if work < 10 * HUGE_WORK else ("normal",):
         a = b = None
         calls.clear()  # the calls hold the matrices of the other kind of data
         a = random_matrix("cupy", (m, k), case.dtype, data, 1)
         b = a.T if case.half else random_matrix("cupy", (k, n), case.dtype, data, 2)
         calls = own_calls(case, a, b, c)
-        if peers and case.peers and (data == "normal" or work < LONG):
+        if peers and case.peers and (data == "normal" or work < LONG_WORK):
             gram = partial(fmm.gram, a, rows=True, out=c, fill="lower")
             calls |= {plan: partial(gram, plan=plan) for plan in TRIANGLE_PLANS} if case.half else peers(a, b, c)
         errors = {name: error_of(call, a, b, c, case.half) for name, call in calls.items()}
         row["errors"][data] = {name: x / errors["cublas"] for name, x in errors.items()}
     explained = fmm.explain_gram(a, rows=True, out=c, fill="lower") if case.half else fmm.explain(a, b, c)
-    row["plan"], row["samples"] = str(explained.plan), sampled(calls or {}, work, rounds)
+    row["plan"], row["samples"] = str(explained.plan), sample_calls(calls or {}, work, rounds)
     return row
 
 
-def sampled(calls: Mapping[str, Call], work: float, rounds: int) -> dict[str, list[float]]:
+def sample_calls(calls: Mapping[str, Call], work: float, rounds: int) -> dict[str, list[float]]:
     """Return the samples in shuffled rounds; before them short calls run until graphs are captured."""
     repeats = dict.fromkeys(calls, 1)
-    for name, call in calls.items() if work < HUGE else ():
+    for name, call in calls.items() if work < HUGE_WORK else ():
         for _ in range(8 if work < 1e11 else 1):
             call()
-        repeats[name] = repeats_of(gpu_seconds(call, 1), SAMPLE)
-    return shuffled_rounds(calls, rounds if work < LONG else min(rounds, 5) if work < HUGE else 2, repeats=repeats)
+        repeats[name] = repeats_of(gpu_seconds(call, 1), SAMPLE_SECONDS)
+    return shuffled_rounds(
+        calls, rounds if work < LONG_WORK else min(rounds, 5) if work < HUGE_WORK else 2, repeats=repeats
+    )
 
 
 def random_rows(count: int, seed: int, until: float) -> list[Row]:
     """Measure random products of float32 as benchmarks.random_shapes does, fewer if the time is up."""
     rows: list[Row] = []
-    for size in random_sides(count, 3, LARGEST["gpu"], seed):
+    for size in random_sides(count, 3, LARGEST_SIDES["gpu"], seed):
         if time.monotonic() > until and rows:
             break
-        rows.append(measured_on_gpu(RandomCase(f"{PRODUCT}float32", size), RANDOM_SECONDS))
+        rows.append(measured_on_gpu(RandomCase(f"{PRODUCT_PREFIX}float32", size), RANDOM_SECONDS))
     fast, middle = sum(row["plan"] != str(VENDOR) for row in rows), median(row["ratio"] for row in rows)
     print(f"{len(rows)} random shapes, {fast} by plans: median {middle:.2f}", flush=True)
     return rows
@@ -274,7 +276,7 @@ def main(arguments: Sequence[str]) -> int:
     peers = partial(planned_calls, options.plans) if options.plans else None if options.quick else peer_calls
     cases = [case for case in quick_cases(CASES, options.quick) if case.dtype in options.dtype]
     cases = [case for case in cases if not options.cases or case.name in options.cases]
-    record = recorded_failure(partial(measured, rounds=5 if options.quick else 7, peers=peers), lambda c: c.fields)
+    record = recorded_failure(partial(measure_case, rounds=5 if options.quick else 7, peers=peers), lambda c: c.fields)
 
     def measure(case: Case) -> Row:
         row = record(case)

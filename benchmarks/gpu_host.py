@@ -45,8 +45,8 @@ from fmm.runtime.decisions.decide import Decision
 ONE_LEVEL = "strassen.batched.pad16 > vendor"
 BUSY_SECONDS = 2e-3  # time for which a spinning kernel keeps the device behind the host
 CALLS_PER_ROUND = 12  # calls of the table host in one round
-QUEUED = 60  # small products of a sample, one after the other
-NEVER = 1 << 60  # number of calls before a graph is captured, where none is wanted
+QUEUED_CALLS = 60  # small products of a sample, one after the other
+NEVER_CAPTURED = 1 << 60  # number of calls before a graph is captured, where none is wanted
 
 
 class Case(NamedTuple):
@@ -102,7 +102,7 @@ def fixed_decision(plan: str) -> Iterator[None]:
 def graphs_allowed(allowed: bool) -> Iterator[None]:
     """Replay recurring calls as CUDA graphs, or never."""
     run_device.GRAPHS.clear()
-    run_device.GRAPHS.calls_before_capture = CALLS_BEFORE_CAPTURE if allowed else NEVER
+    run_device.GRAPHS.calls_before_capture = CALLS_BEFORE_CAPTURE if allowed else NEVER_CAPTURED
     try:
         yield
     finally:
@@ -155,7 +155,7 @@ def measure_small(case: Case, rounds: int) -> Row:
     with tf32_in_both_libraries(case.dtype == "tf32"):
         for call in calls.values():
             gpu_microseconds(call, 2 * CALLS_BEFORE_CAPTURE)
-        samples = shuffled_rounds(calls, rounds, gpu_microseconds, QUEUED)
+        samples = shuffled_rounds(calls, rounds, gpu_microseconds, QUEUED_CALLS)
     return {"table": "small", "library": case.library, "dtype": case.dtype, "n": case.n, **samples}
 
 
@@ -164,7 +164,7 @@ def gpu_microseconds(call: Call, repeats: int) -> float:
     return 1e6 * gpu_seconds(call, repeats)
 
 
-MEASURES: dict[str, Callable[[Case, int], Row]] = {"host": measure_host, "small": measure_small}
+MEASURE_BY_TABLE: dict[str, Callable[[Case, int], Row]] = {"host": measure_host, "small": measure_small}
 
 
 def spread_text(samples: Sequence[float]) -> str:
@@ -193,7 +193,7 @@ def main(arguments: Sequence[str]) -> int:
     cases = [case for name in options.tables for case in CASES[name]]
 
     def measure(case: Case) -> Row:
-        return MEASURES[case.table](case, options.rounds)
+        return MEASURE_BY_TABLE[case.table](case, options.rounds)
 
     run_cases(options, machine_of("0"), file, cases, measure, text_line, torch=torch.__version__)
     return 0

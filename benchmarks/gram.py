@@ -37,9 +37,9 @@ from benchmarks.harness import (
 from benchmarks.matrices import random_matrix, relative_error
 
 Kind = Literal["syrk", "matmul", "newton-schulz", "plan"]
-Calls = tuple[Callable[[Any], Any], Callable[[Any], Any]]  # fmm's and the vendor's, of a matrix
-SAMPLE = 4e-3  # seconds of a sample: shorter calls are repeated
-LONG = 15e-3  # seconds of a call that is never replayed as a graph
+Calls = tuple[Callable[[Any], Any], Callable[[Any], Any]]  # fmm's and the vendor's function of a matrix
+SAMPLE_SECONDS = 4e-3  # seconds of a sample: shorter calls are repeated
+LONG_CALL_SECONDS = 15e-3  # seconds of a call that is never replayed as a graph
 NEWTON_STEPS = 5
 TOLERANCE = {"float64": 1e-12, "float32": 1e-4}  # relative error of a right result; other types:
 LOOSE_TOLERANCE = 5e-2
@@ -48,7 +48,7 @@ NO_TIME = "no time"
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison; `target` is the speedup hoped for."""
+    """One comparison; `target` is the wanted speedup."""
 
     kind: Kind
     dtype: str
@@ -65,28 +65,28 @@ class Case:
 
     @property
     def fields(self) -> Row:
-        """Return the fields of a row before anything is measured."""
+        """The fields of a row before anything is measured."""
         names = {name: value for name, value in asdict(self).items() if name not in ("rows", "cols", "quick")}
         return {**names, "size": (self.rows, self.cols), "candidate": [], "vendor": []}
 
 
-def squares(kind: Kind, dtype: str, *targets: tuple[int, float]) -> list[Case]:
+def square_cases(kind: Kind, dtype: str, *targets: tuple[int, float]) -> list[Case]:
     """Return a case for each side and target; the first one is quick."""
     return [Case(kind, dtype, n, n, target, quick=i == 0) for i, (n, target) in enumerate(targets)]
 
 
 CASES = (
-    *(replace(case, ieee=True) for case in squares("syrk", "float32", (8192, 1.15), (16384, 1.30), (32768, 1.42))),
-    *(replace(case, ieee=True) for case in squares("syrk", "float64", (8192, 1.08), (16384, 1.25), (24576, 1.32))),
-    *squares("syrk", "float32", (8192, 1.15), (16384, 1.30)),
-    *squares("syrk", "float64", (8192, 1.08), (16384, 1.25), (24576, 1.32)),
-    *squares("matmul", "float32", (8192, 2.2), (16384, 2.5)),
-    *squares("matmul", "float64", (8192, 2.2), (16384, 2.5)),
-    *squares("matmul", "bfloat16", (4096, 1.4), (2048, 1.0), (8192, 1.75), (16384, 1.95), (32768, 2.1)),
+    *(replace(case, ieee=True) for case in square_cases("syrk", "float32", (8192, 1.15), (16384, 1.30), (32768, 1.42))),
+    *(replace(case, ieee=True) for case in square_cases("syrk", "float64", (8192, 1.08), (16384, 1.25), (24576, 1.32))),
+    *square_cases("syrk", "float32", (8192, 1.15), (16384, 1.30)),
+    *square_cases("syrk", "float64", (8192, 1.08), (16384, 1.25), (24576, 1.32)),
+    *square_cases("matmul", "float32", (8192, 2.2), (16384, 2.5)),
+    *square_cases("matmul", "float64", (8192, 2.2), (16384, 2.5)),
+    *square_cases("matmul", "bfloat16", (4096, 1.4), (2048, 1.0), (8192, 1.75), (16384, 1.95), (32768, 2.1)),
     Case("matmul", "bfloat16", 4096, 16384, 1.5, quick=True),
     Case("matmul", "bfloat16", 16384, 2048, 1.5),
     Case("matmul", "bfloat16", 1024, 65536, 1.0),
-    *squares("newton-schulz", "bfloat16", (4096, 1.2), (8192, 1.35)),
+    *square_cases("newton-schulz", "bfloat16", (4096, 1.2), (8192, 1.35)),
     *(
         Case("plan", "bfloat16", n, n, plan=plan)
         for n in (2048, 4096, 8192, 16384)
@@ -118,7 +118,7 @@ def newton_calls(case: Case, x: Any) -> Calls:
     return own, vendor
 
 
-CALLS: Mapping[Kind, Callable[[Case, Any], Calls]] = {
+CALLS_BY_KIND: Mapping[Kind, Callable[[Case, Any], Calls]] = {
     "syrk": syrk_calls,
     "matmul": product_calls,
     "newton-schulz": newton_calls,
@@ -129,12 +129,12 @@ CALLS: Mapping[Kind, Callable[[Case, Any], Calls]] = {
 # Measuring
 
 
-def measured(case: Case, rounds: int, seconds: float) -> Row:
+def measure_case(case: Case, rounds: int, seconds: float) -> Row:
     """Check a case, then time fmm and the vendor on two matrices in turn."""
     library = "torch" if find_spec("torch") else "cupy"  # CuPy has no bfloat16
     with environment_variable("FMM_EMULATION", "0" if case.ieee else None):
         xs = [random_matrix(library, (case.rows, case.cols), case.dtype, seed=seed) for seed in (1, 2)]
-        own, vendor = CALLS[case.kind](case, xs[0])
+        own, vendor = CALLS_BY_KIND[case.kind](case, xs[0])
         if case.kind == "matmul":
             explained = fmm.explain(xs[0], xs[0].T)
         else:
@@ -148,7 +148,10 @@ def measured(case: Case, rounds: int, seconds: float) -> Row:
 
 
 def checked_errors(case: Case, c: Any, vendor: Callable[[Any], Any], x: Any, symmetric: bool) -> Row:
-    """Return the relative errors of both results; RuntimeError for a wrong or unsymmetric result."""
+    """Return the relative errors of the results of fmm and the vendor.
+
+    Raise RuntimeError for a wrong or unsymmetric result.
+    """
     if case.kind == "newton-schulz":
         by_fmm, by_torch = (found.double() for found in (c, vendor(x)))
         distance = float((by_fmm - by_torch).norm() / by_torch.norm())
@@ -169,11 +172,11 @@ def paired_milliseconds(
     """Return the samples of calls that alternate between the matrices; short calls first run until graphs exist."""
     turns: dict[str, Call] = {name: partial(next, map(call, cycle(xs))) for name, call in calls.items()}
     single = max(*(gpu_seconds(call, 2) for call in turns.values()), 1e-6)
-    if single < LONG:
+    if single < LONG_CALL_SECONDS:
         for call in turns.values():
             gpu_seconds(call, 6)
         single = max(*(gpu_seconds(call, 2) for call in turns.values()), 1e-6)
-    repeats = repeats_of(single, SAMPLE, most=1 << 20)
+    repeats = repeats_of(single, SAMPLE_SECONDS, most=1 << 20)
     count = rounds_within(seconds, 2 * single * repeats, 5, rounds)
     samples = shuffled_rounds(turns, count, repeats=repeats)
     return {name: [1e3 * x for x in found] for name, found in samples.items()}
@@ -210,6 +213,6 @@ def main(arguments: Sequence[str]) -> int:
     cases = [case for case in quick_cases(CASES, options.quick)]
     cases = [case for case in cases if any(x in f"{case.name} " for x in options.only.split(","))]
     cases.sort(key=lambda case: case.rows**2 * case.cols)  # the time limit leaves the longest
-    measure = recorded_failure(partial(measured, rounds=rounds, seconds=seconds), lambda case: case.fields)
+    measure = recorded_failure(partial(measure_case, rounds=rounds, seconds=seconds), lambda case: case.fields)
     left = partial(missing_rows, cases)
     return has_failures(run_cases(options, machine_of("0"), "gram.json", cases, measure, text_line, left=left))

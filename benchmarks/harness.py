@@ -1,8 +1,8 @@
 """The harness of every benchmark: clocks, paired shuffled rounds, machines, options, and one JSON writer.
 
 A benchmark is a table of cases and a function that returns, for one case, the calls to compare. All calls are warmed
-up, then timed in shuffled rounds: one sample of each call in every round, so that all meet the same drift. A speedup is
-the median of the paired ratios. Raw samples go to results/<device>/<name>.json beside the environment.
+up, then timed in shuffled rounds: every round has one sample of each call, so drift affects all calls alike. A speedup
+is the median of the paired ratios. Raw samples and the environment go to results/<device>/<name>.json.
 
 Nothing here imports CuPy until a function needs a GPU.
 """
@@ -51,8 +51,8 @@ def host_seconds(call: Call, repeats: int) -> float:
 def gpu_seconds(call: Call, repeats: int, ahead: float = 0.0) -> float:
     """Return the seconds of one of `repeats` calls by events around them on CuPy's current stream.
 
-    With `ahead` a kernel first spins for that many seconds, so that the host is ahead of the device: then the events
-    time the device alone where the host takes longer to launch a call than the device to run it.
+    With `ahead` a kernel first spins for that many seconds, so that the host is ahead of the device. Then the events
+    time the device alone, even if the host takes longer to launch a call than the device to run it.
     """
     from fmm.tuner.devices.cuda import event_milliseconds
 
@@ -61,8 +61,8 @@ def gpu_seconds(call: Call, repeats: int, ahead: float = 0.0) -> float:
     return event_milliseconds(lambda _: call(), repeats) / 1e3
 
 
-SPIN_CYCLES = 2e9  # cycles of a second, roughly
-SPIN = r"""
+SPIN_CYCLES = 2e9  # approximate clock cycles per second
+SPIN_SOURCE = r"""
 extern "C" __global__ void spin(long long cycles) {
     const long long start = clock64();
     while (clock64() - start < cycles) {}
@@ -71,7 +71,7 @@ extern "C" __global__ void spin(long long cycles) {
 
 
 def keep_gpu_busy(seconds: float) -> None:
-    """Launch a kernel that spins for about this long."""
+    """Launch a kernel that spins for approximately this many seconds."""
     _spin_kernel()((1,), (1,), (int(seconds * SPIN_CYCLES),))
 
 
@@ -79,7 +79,7 @@ def keep_gpu_busy(seconds: float) -> None:
 def _spin_kernel() -> Any:
     import cupy
 
-    return cupy.RawKernel(SPIN, "spin")
+    return cupy.RawKernel(SPIN_SOURCE, "spin")
 
 
 # Paired rounds
@@ -137,27 +137,27 @@ def samples_with_first_call(
 
 
 def rounds_within(seconds: float, round_seconds: float, least: int, most: int) -> int:
-    """Return how many rounds of this length fit into `seconds`, but at least and at most so many."""
+    """Return the number of rounds of this length that fit into `seconds`, limited to [least, most]."""
     return max(min(most, int(seconds / round_seconds)), least)
 
 
 def repeats_of(seconds: float, sample: float, most: int = 200) -> int:
-    """Return how often to repeat a call of this many seconds, so that a sample takes `sample` seconds."""
+    """Return the number of calls of this many seconds that make a sample of `sample` seconds."""
     return min(max(round(sample / max(seconds, 1e-7)), 1), most)
 
 
 def paired_speedup(baseline: Sequence[float], candidate: Sequence[float]) -> float:
-    """Return the median of the ratios of each round: above 1, the candidate is the faster."""
+    """Return the median of the ratios of each round: larger than 1 if the candidate is faster."""
     return median(x / y for x, y in zip(baseline, candidate, strict=True))
 
 
 def speedup_interval(baseline: Sequence[float], candidate: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % interval of that median."""
+    """Return the 95 % interval of the paired speedup."""
     return median_interval(paired_ratios(tuple(baseline), tuple(candidate)))
 
 
 def noise_floor(samples: Mapping[str, Sequence[float]], baseline: str, again: str) -> float:
-    """Return how far the speedup of a call over itself (an A/A pair) is from 1."""
+    """Return the distance from 1 of the speedup of a call over itself (an A/A pair)."""
     return abs(paired_speedup(samples[baseline], samples[again]) - 1)
 
 
@@ -235,7 +235,7 @@ def gpu_count() -> int:
 
 
 def free_gpu_memory() -> None:
-    """Give CuPy's cached memory back, so that the next case finds the device empty."""
+    """Free CuPy's cached memory, so that the next case finds the device empty."""
     import cupy
 
     gc.collect()
@@ -276,7 +276,8 @@ def benchmark_parser(
 ) -> argparse.ArgumentParser:
     """Return a parser with the options that benchmarks share.
 
-    These are --output, and where a default or a help text is given --time-limit, --device and --quick.
+    These are --output and --any-blas-kernel; and, if a default or a help text is passed, --time-limit, --device and
+    --quick.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks {name}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -323,8 +324,8 @@ def run_cases(
 ) -> list[Row]:
     """Measure the cases within options.time_limit, print every row, and write all rows after each case.
 
-    `left` returns the rows of the cases that the time limit leaves after this number of cases; they are written at the
-    end. Return the rows.
+    `left` takes the number of measured cases and returns the rows of the others, which are written at the end. Return
+    all rows.
     """
     rows: list[Row] = []
     path = (options.output or machine.folder) / file
@@ -347,7 +348,7 @@ def run_cases(
 
 
 def recorded_failure(measure: Callable[[Any], Row], fields: Callable[[Any], Row]) -> Callable[[Any], Row]:
-    """Return `measure` with exceptions recorded: a row with the case's fields and the failure."""
+    """Return a function that measures a case, or records its exception in a row with the case's fields."""
 
     def measured(case: Any) -> Row:
         try:
@@ -359,7 +360,7 @@ def recorded_failure(measure: Callable[[Any], Row], fields: Callable[[Any], Row]
 
 
 def cases_in_time(cases: Iterable[Any], seconds: float) -> Iterator[Any]:
-    """Yield the cases one by one until `seconds` are over; report how many are left."""
+    """Yield the cases one by one until `seconds` are over; print the number of the remaining cases."""
     began, every = time.monotonic(), list(cases)
     for number, case in enumerate(every):
         if time.monotonic() - began > seconds:
@@ -369,7 +370,7 @@ def cases_in_time(cases: Iterable[Any], seconds: float) -> Iterator[Any]:
 
 
 def failure_text(error: BaseException) -> str:
-    """Return the record of a failed case: the kind of the exception and its message."""
+    """Return the kind of an exception and its message."""
     return f"{type(error).__name__}: {error}"
 
 
@@ -381,7 +382,7 @@ def has_failures(rows: Iterable[Row]) -> int:
 def write_result(
     path: Path, environment: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], key: str = "rows", **more: Any
 ) -> None:
-    """Write {"environment", ...more, key: rows} as JSON, a line a row; replace an older file whole or not at all."""
+    """Write {"environment", ...more, key: rows} as JSON, one line per row; replace an older file as a whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     head = "".join(f"{json.dumps(name)}: {json.dumps(value, indent=1)},\n" for name, value in more.items())
     lines = ",\n".join("  " + json.dumps(row) for row in rows)

@@ -17,25 +17,36 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from benchmarks.matrices import OWN_ARITHMETIC
+
 FILE = "held-out.jsonl"
-LEAST, MIDDLE, THIN = 1024, 4096, 128  # sides
-LEAST_LARGE = {"cpu": 3000, "cuda": LEAST}  # a CPU gains nothing by plans for shorter sides
-HALVES = "gram"  # products of a matrix and its transpose, of which a triangle is computed
-COUNTS = {
-    "cpu": {"middle": 20, "thin": 10, "large": 12, HALVES: 6},
+SHORTEST_SIDE, LONGEST_MIDDLE_SIDE, SHORTEST_THIN_SIDE = 1024, 4096, 128  # sides
+SHORTEST_LARGE_SIDE = {"cpu": 3000, "cuda": SHORTEST_SIDE}  # a CPU gains nothing by plans for shorter sides
+GRAM = "gram"  # products of a matrix and its transpose, of which a triangle is computed
+SHAPE_COUNTS = {
+    "cpu": {"middle": 20, "thin": 10, "large": 12, GRAM: 6},
     "cuda": {"middle": 60, "thin": 30, "large": 20},
 }
-OWN = "-ieee"  # suffix of a type with FMM_EMULATION=0
-IEEE = f"float32{OWN}"
+FLOAT32_IEEE = f"float32{OWN_ARITHMETIC}"
 TYPES = {
     "cpu": ("float64", "float32", "complex128", "complex64"),
-    "cuda": ("float32", IEEE, "float64", f"float64{OWN}", "bfloat16", "float16", "tf32", "complex64", "complex128"),
+    "cuda": (
+        "float32",
+        FLOAT32_IEEE,
+        "float64",
+        f"float64{OWN_ARITHMETIC}",
+        "bfloat16",
+        "float16",
+        "tf32",
+        "complex64",
+        "complex128",
+    ),
 }
 LARGEST = {"cpu": 8192, "cuda": 20000}
-CALLS = ("vendor", "default")  # measured in every round, however slow
-ENOUGH = 2  # shapes of a type and kind that a page needs
+REQUIRED_CALLS = ("vendor", "default")  # measured in every round, however slow
+MIN_SHAPES = 2  # shapes of a type and kind that a page needs
 # Goals: the mean and the least share of the best plan's speed, and the least speedup over the vendor.
-WANTED_MEAN, WANTED_LEAST, WANTED_OF_VENDOR = 0.97, 0.90, 0.98
+GOAL_MEAN_SHARE, GOAL_LEAST_SHARE, GOAL_SPEEDUP = 0.97, 0.90, 0.98
 
 Size = tuple[int, int, int]
 Shape = tuple[str, str, Size]  # type, kind, sides
@@ -66,7 +77,7 @@ class Row:
     @property
     def best(self) -> str:
         """The name of the fastest call."""
-        return max(self.whole, key=lambda name: paired(self.seconds["vendor"], self.seconds[name]))
+        return max(self.complete_calls, key=lambda name: paired(self.seconds["vendor"], self.seconds[name]))
 
     @property
     def share_of_best(self) -> float:
@@ -76,15 +87,15 @@ class Row:
         return min(paired(self.seconds[self.best], self.seconds["default"]), 1.0)
 
     @property
-    def whole(self) -> list[str]:
+    def complete_calls(self) -> list[str]:
         """The names of the calls with a sample in every round."""
         rounds = len(self.seconds["vendor"])
         return [name for name, own in self.seconds.items() if len(own) == rounds]
 
     @property
-    def poor(self) -> bool:
+    def is_poor(self) -> bool:
         """True if the choice misses the goals."""
-        return self.share_of_best < WANTED_LEAST or self.speedup < WANTED_OF_VENDOR
+        return self.share_of_best < GOAL_LEAST_SHARE or self.speedup < GOAL_SPEEDUP
 
     def __str__(self) -> str:
         shape = " x ".join(map(str, self.size))
@@ -105,7 +116,7 @@ class Run:
     rows: list[Row]
 
     @property
-    def drawn(self) -> str:
+    def shapes_origin(self) -> str:
         """The origin of the shapes. (Shapes drawn by the config's number are unknown while the config is made.)"""
         if self.seed == self.config:
             return "shapes by its config's own seed"
@@ -122,18 +133,18 @@ def paired(base: Sequence[float], own: Sequence[float]) -> float:
 
 def element_type(dtype: str) -> str:
     """Return the element type without the suffix of its arithmetic."""
-    return dtype.removesuffix(OWN)
+    return dtype.removesuffix(OWN_ARITHMETIC)
 
 
-def drawn_shapes(kind: str, count: int, largest: int, seed: int, least: int = LEAST) -> Iterator[Size]:
+def drawn_shapes(kind: str, count: int, largest: int, seed: int, least: int = SHORTEST_SIDE) -> Iterator[Size]:
     """Yield shapes with sides spread evenly by logarithm, every second shape odd; one seed gives the same shapes."""
     rng = random.Random(f"{kind} {seed}")
-    least, most = min(least, largest), min(MIDDLE if kind == "middle" else largest, largest)
+    least, most = min(least, largest), min(LONGEST_MIDDLE_SIDE if kind == "middle" else largest, largest)
     for i in range(count):
         sides = [math.exp(rng.uniform(math.log(least), math.log(most))) for _ in range(3)]
         if kind == "thin":
-            sides[rng.randrange(3)] = math.exp(rng.uniform(math.log(min(THIN, least)), math.log(least)))
-        elif kind == HALVES:
+            sides[rng.randrange(3)] = math.exp(rng.uniform(math.log(min(SHORTEST_THIN_SIDE, least)), math.log(least)))
+        elif kind == GRAM:
             sides[2] = sides[0]
         m, k, n = (int(x) | 1 if i % 2 else max(int(x) // 16 * 16, 16) for x in sides)
         yield m, k, n
@@ -151,31 +162,31 @@ def recorded_runs(path: Path) -> list[Run]:
     """Return the recorded runs in order; the pieces of one seed and config are one run."""
     found: dict[tuple[int, int], Run] = {}
     rows: list[Row] = []
-    for raw in _records(path):
+    for raw in _parsed_records(path):
         if "environment" in raw:
             of = raw["settings"]["config"], raw["settings"]["seed"]
             rows = found[of].rows if of in found else []
             found[of] = Run(*of, raw["environment"], rows)
         elif "size" in raw:
-            rows.append(_row(raw))
+            rows.append(_parsed_row(raw))
     return list(found.values())
 
 
 def recorded_rows(path: Path, config: int | None = None) -> list[Row]:
     """Return the recorded rows of this config, or of all configs."""
-    return [_row(raw) for raw in _records(path) if "size" in raw and config in (None, raw["config"])]
+    return [_parsed_row(raw) for raw in _parsed_records(path) if "size" in raw and config in (None, raw["config"])]
 
 
-def _records(path: Path) -> Iterator[dict[str, Any]]:
+def _parsed_records(path: Path) -> Iterator[dict[str, Any]]:
     """Yield every line; a line that an interrupt cut short is left out."""
-    for line in _lines(path):
+    for line in _recorded_lines(path):
         try:
             yield json.loads(line)
         except ValueError:
             continue
 
 
-def _row(raw: Mapping[str, Any]) -> Row:
+def _parsed_row(raw: Mapping[str, Any]) -> Row:
     return Row(**{**raw, "size": tuple(raw["size"]), "untried": list(raw.get("untried", ()))})
 
 
@@ -184,17 +195,17 @@ def packed(path: Path) -> Path:
     return path.with_name(path.name + ".gz")
 
 
-def _lines(path: Path) -> list[str]:
+def _recorded_lines(path: Path) -> list[str]:
     before = gzip.decompress(packed(path).read_bytes()).decode() if packed(path).exists() else ""
     return [*before.splitlines(), *(path.read_text(encoding="utf-8").splitlines() if path.exists() else ())]
 
 
 def representative_run(runs: Sequence[Run]) -> Run:
     """Return the run that a page shows: the last run with enough shapes of every type and kind, else the largest."""
-    groups = [[rows for *_, rows in grouped(run.rows)] for run in runs]
+    groups = [[rows for *_, rows in group_rows(run.rows)] for run in runs]
     most = max(map(len, groups))
-    whole = [len(found) == most and all(len(rows) >= ENOUGH for rows in found) for found in groups]
-    enough = [run for run, is_whole in zip(runs, whole, strict=True) if is_whole]
+    complete_calls = [len(found) == most and all(len(rows) >= MIN_SHAPES for rows in found) for found in groups]
+    enough = [run for run, is_whole in zip(runs, complete_calls, strict=True) if is_whole]
     return enough[-1] if enough else max(runs, key=lambda run: len(run.rows))
 
 
@@ -204,24 +215,24 @@ def summary(rows: Sequence[Row]) -> dict[str, float | int]:
     return {
         "shapes": len(rows),
         "by_plans": sum(row.chosen != "vendor" for row in rows),
-        "worth_a_plan": sum(row.best not in CALLS for row in rows),
+        "worth_a_plan": sum(row.best not in REQUIRED_CALLS for row in rows),
         "mean_share_of_best": mean(shares),
         "least_share_of_best": min(shares),
         "mean_speedup": mean(speedups),
         "least_speedup": min(speedups),
-        "poor": sum(row.poor for row in rows),
+        "poor": sum(row.is_poor for row in rows),
     }
 
 
-def grouped(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
+def group_rows(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
     """Yield each type and kind with its rows."""
     for dtype, kind in sorted({(row.dtype, row.kind) for row in rows}):
         yield dtype, kind, [row for row in rows if (row.dtype, row.kind) == (dtype, kind)]
 
 
-def summaries(rows: Sequence[Row]) -> Iterator[str]:
+def summary_lines(rows: Sequence[Row]) -> Iterator[str]:
     """Yield a line for each type and kind."""
-    for dtype, kind, found in grouped(rows):
+    for dtype, kind, found in group_rows(rows):
         s = summary(found)
         yield (
             f"{dtype:12} {kind:6} {s['shapes']:3} shapes, {s['by_plans']} by plans ({s['worth_a_plan']} worth one): "

@@ -1,10 +1,9 @@
 """Exact integer products: `python -m benchmarks integers [--device cpu|0] [--quick]`.
 
-Whole calls of fmm.matmul and of the library's product (numpy.matmul; on a GPU cupy.matmul) in turn, on random numbers
-of the whole range of their type or of fewer bits; some by named plans, to measure a level below the residues. Every
-result is compared with the library's. NumPy's loops and CuPy's kernel take the same time for each row of C, so the
-library computes only some rows of large products (`rows` is their number). Samples go to
-results/<device>/integers.json.
+fmm.matmul and the library's product (numpy.matmul; on a GPU cupy.matmul) run in turn, on random numbers of the whole
+range of their type or of fewer bits. Some cases run named plans, to measure a level below the residues. Every result is
+compared with the library's. NumPy's loops and CuPy's kernel take the same time for each row of C, so the library
+computes only `rows` rows of large products. Samples go to results/<device>/integers.json.
 """
 
 from __future__ import annotations
@@ -31,23 +30,23 @@ from benchmarks.harness import (
 )
 
 VENDOR_WORK = {"numpy": 1e8, "cupy": 1e12}  # most multiply-adds of a library's product
-SECONDS, LEAST_ROUNDS, MOST_ROUNDS = 2.0, 3, 25  # of fmm's calls
-SHORT = 0.01  # seconds of the library's product below which it is timed in every round
+FMM_SECONDS, MIN_ROUNDS, MAX_ROUNDS = 2.0, 3, 25  # time and rounds of fmm's calls
+SHORT_VENDOR_SECONDS = 0.01  # seconds of the library's product below which it is timed in every round
 
 
 @dataclass(frozen=True)
 class Case:
-    """A square product; `target` is the speedup hoped for."""
+    """A square product; `target` is the wanted speedup."""
 
     dtype: str
     side: int
-    bits: int = 0  # of the magnitudes; 0: the whole range of the type
+    bits: int = 0  # bits of the magnitudes; 0: the whole range of the type
     target: float = 1.0
     quick: bool = False
     plan: str = ""  # empty: fmm's own choice
 
 
-PLAIN, FAST = "residues > bytes", "residues > strassen > bytes"
+RESIDUES, RESIDUES_STRASSEN = "residues > bytes", "residues > strassen > bytes"
 CPU_CASES = (
     Case("int64", 128, quick=True),
     *(Case("int64", n) for n in (256, 512, 2048)),
@@ -64,9 +63,9 @@ CUDA_CASES = (
     Case("int64", 8192, bits=20),
     Case("int32", 4096),
     *(Case(dtype, 8192, quick=True) for dtype in ("int32", "int16", "int8")),
-    Case("int32", 8192, quick=True, plan=PLAIN),
-    Case("int16", 8192, quick=True, plan=FAST),
-    *(Case("int32", 16384, quick=True, plan=plan) for plan in (PLAIN, FAST)),
+    Case("int32", 8192, quick=True, plan=RESIDUES),
+    Case("int16", 8192, quick=True, plan=RESIDUES_STRASSEN),
+    *(Case("int32", 16384, quick=True, plan=plan) for plan in (RESIDUES, RESIDUES_STRASSEN)),
 )
 
 
@@ -82,20 +81,20 @@ def random_matrix(library: Any, case: Case, seed: int) -> Any:
     return library.asarray(rng.integers(low, high, (case.side,) * 2, dtype=case.dtype, endpoint=True))
 
 
-def measured(library: Any, seconds: Callable[[Call], float], case: Case) -> Row:
+def measure_case(library: Any, seconds: Callable[[Call], float], case: Case) -> Row:
     """Return the plan, the samples in seconds, and whether the result equals the library's."""
     a, b = (random_matrix(library, case, seed) for seed in (1, 2))
     rows = int(min(max(VENDOR_WORK[library.__name__] / case.side**2, 4), case.side))
     decision = fmm.explain(a, b, plan=case.plan or None)
     own, vendor = partial(fmm.matmul, a, b, plan=case.plan or None), partial(library.matmul, a[:rows], b)
     for _ in range(2):
-        found = own()  # compiles, and touches fresh pages
+        found = own()  # compiles, and touches new pages of memory
     samples: dict[str, list[float]] = {"candidate": [], "vendor": []}
     begin = time.perf_counter()
     count = 0
-    while count < MOST_ROUNDS and (count < LEAST_ROUNDS or time.perf_counter() - begin < SECONDS):
+    while count < MAX_ROUNDS and (count < MIN_ROUNDS or time.perf_counter() - begin < FMM_SECONDS):
         samples["candidate"].append(seconds(own))
-        if count < LEAST_ROUNDS or samples["vendor"][-1] < SHORT:
+        if count < MIN_ROUNDS or samples["vendor"][-1] < SHORT_VENDOR_SECONDS:
             samples["vendor"].append(seconds(vendor))
         count += 1
     equal = bool((found[:rows] == vendor()).all())
@@ -134,5 +133,5 @@ def main(arguments: Sequence[str]) -> int:
         return time.perf_counter() - began
 
     cases = quick_cases(CUDA_CASES if machine.on_gpu else CPU_CASES, options.quick)
-    measure = recorded_failure(partial(measured, library, seconds), asdict)
+    measure = recorded_failure(partial(measure_case, library, seconds), asdict)
     return has_failures(run_cases(options, machine, "integers.json", cases, measure, text_line))

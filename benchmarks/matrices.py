@@ -10,7 +10,7 @@ REAL = {"complex64": "float32", "complex128": "float64"}
 OWN_ARITHMETIC = "-ieee"  # suffix of a type with FMM_EMULATION=0
 # Sampled entries of C: whole rows against float64 on the device, or fewer ones against extended precision on the host.
 SAMPLED_ROWS, EXACT_ROWS, EXACT_COLUMNS = 32, 8, 128
-COLUMN_BLOCK = 4096  # columns of B that are copied in float64 at once: a copy of all of B may not fit
+COLUMN_BLOCK = 4096  # columns of B that are copied in float64 at once: a copy of the whole matrix may not fit
 
 
 def stored_type(dtype: str) -> str:
@@ -100,7 +100,7 @@ def relative_error(a: Any, b: Any, c: Any, lower: bool = False) -> float:
 
 
 def _spread(length: int, count: int) -> list[int]:
-    """Return indices that are spread evenly."""
+    """Return evenly spread indices."""
     return sorted({int(i) for i in np.linspace(0, length - 1, min(count, length))})
 
 

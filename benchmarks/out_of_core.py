@@ -22,19 +22,19 @@ import numpy as np
 import fmm
 from benchmarks.harness import Call, Row, benchmark_parser, free_gpu_memory, machine_of, run_cases
 from fmm.config.identity import processor_name
-from fmm.out_of_core.machine import CudaMachine
+from fmm.out_of_core.machine import CudaStreamingDevice
 
-LIBRARIES = "libcublas.so.13", "libcublas.so.12", "libcublas.so"
-FUNCTIONS = {"float32": "cublasXtSgemm", "float64": "cublasXtDgemm"}
-BLOCK = 8192  # side of cuBLASXt's tiles
+CUBLAS_LIBRARIES = "libcublas.so.13", "libcublas.so.12", "libcublas.so"
+XT_FUNCTIONS = {"float32": "cublasXtSgemm", "float64": "cublasXtDgemm"}
+TILE_SIDE = 8192  # side of cuBLASXt's tiles
 PEER_SIDE = 32768  # largest side for which cuBLASXt runs
 
 
 class CublasXt:
     """cuBLASXt on one device, with square tiles of side `block`."""
 
-    def __init__(self, device: int = 0, block: int = BLOCK) -> None:
-        self.library = next(found for name in LIBRARIES if (found := load_library(name)))
+    def __init__(self, device: int = 0, block: int = TILE_SIDE) -> None:
+        self.library = next(found for name in CUBLAS_LIBRARIES if (found := load_library(name)))
         self.handle = ctypes.c_void_p()
         devices = (ctypes.c_int * 1)(device)
         self._check(self.library.cublasXtCreate(ctypes.byref(self.handle)))
@@ -45,7 +45,7 @@ class CublasXt:
         """Compute C = A B of row-major matrices as C^T = B^T A^T in column-major order."""
         (m, k), n, kind = a.shape, b.shape[1], np.ctypeslib.as_ctypes_type(a.dtype)
         one, zero = kind(1), kind(0)
-        gemm = getattr(self.library, FUNCTIONS[a.dtype.name])
+        gemm = getattr(self.library, XT_FUNCTIONS[a.dtype.name])
         sizes = [ctypes.c_size_t(x) for x in (n, m, k)]
         pointers = [ctypes.c_void_p(x.ctypes.data) for x in (b, a, c)]
         lines = [ctypes.c_size_t(x) for x in (n, k, n)]
@@ -94,7 +94,7 @@ def random_matrix(side: int, dtype: str, seed: int) -> Any:
     return found
 
 
-def measured(case: tuple[str, int], rounds: int, peer: bool, until: float) -> Row:
+def measure_case(case: tuple[str, int], rounds: int, peer: bool, until: float) -> Row:
     """Measure one type and side; no call begins after `until` (time.monotonic)."""
     dtype, side = case
     a, b, c = random_matrix(side, dtype, 1), random_matrix(side, dtype, 2).T, random_matrix(side, dtype, 3)
@@ -150,9 +150,9 @@ def main(arguments: Sequence[str]) -> int:
     add("--no-peer", action="store_true", help="leave cuBLASXt out")
     options = parser.parse_args(arguments)
     until = time.monotonic() + options.time_limit
-    print("rates", CudaMachine(0).rates, flush=True)
+    print("rates", CudaStreamingDevice(0).rates, flush=True)
     cases = product(options.dtypes.split(","), map(int, options.sides.split(",")))
-    measure = partial(measured, rounds=options.rounds, peer=not options.no_peer, until=until)
+    measure = partial(measure_case, rounds=options.rounds, peer=not options.no_peer, until=until)
     run_cases(
         options,
         machine_of("0"),

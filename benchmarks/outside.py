@@ -1,9 +1,9 @@
-"""Other projects' own tests with fmm installed: `python -m benchmarks outside SUITE FOLDER --out FILE`.
+"""Other projects' own tests with fmm installed: `python -m benchmarks outside SUITE FOLDER --output FILE`.
 
 FOLDER is a checkout of the project's sources, of the installed version (for numpy, scipy and sklearn, the folder in
-which they are installed with their tests). The tests run twice, in processes side by side: as they are, and under
-`python -m fmm`; fmm is to blame for tests that fail only the second time. With --plan every product of any size runs
-that plan, since the small products of tests would otherwise be left to the library.
+which they are installed with their tests). The tests run twice, in two processes at the same time: without fmm, and
+under `python -m fmm`. fmm is to blame for tests that fail only the second time. With --plan every product of any size
+runs that plan; otherwise fmm would leave the small products of tests to the library.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.tuner.trials.environment import environment_record
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = "torch", "cupy-cuda13x", "cupy-cuda12x", "numpy", "scipy", "scikit-learn"
+RECORDED_PACKAGES = "torch", "cupy-cuda13x", "cupy-cuda12x", "numpy", "scipy", "scikit-learn"
 
 
 class Suite(NamedTuple):
@@ -41,14 +41,19 @@ class Suite(NamedTuple):
     select: str = ""  # as in pytest -k
 
 
-PRODUCTS = "mm or matmul or linear or multi_dot or tensordot"
+PRODUCT_TESTS = "mm or matmul or linear or multi_dot or tensordot"
 # Tests that tune torch's kernels for minutes, compile functions, or multiply packed integers.
-OTHERS = "tunable or compile_int or int4 or int8_mm or symmetric"
+OMITTED_TESTS = "tunable or compile_int or int4 or int8_mm or symmetric"
 SUITES = {
     "torch": Suite(
-        "torch", "test", ("test_linalg.py", "test_matmul_cuda.py"), f"cuda and ({PRODUCTS}) and not ({OTHERS})"
+        "torch",
+        "test",
+        ("test_linalg.py", "test_matmul_cuda.py"),
+        f"cuda and ({PRODUCT_TESTS}) and not ({OMITTED_TESTS})",
     ),
-    "torch-cpu": Suite("torch-cpu", "test", ("test_linalg.py",), f"cpu and ({PRODUCTS}) and not ({OTHERS})"),
+    "torch-cpu": Suite(
+        "torch-cpu", "test", ("test_linalg.py",), f"cpu and ({PRODUCT_TESTS}) and not ({OMITTED_TESTS})"
+    ),
     "cupy": Suite(
         "cupy",
         "tests",
@@ -106,14 +111,15 @@ def compared_outcomes(without: Mapping[str, str], with_fmm: Mapping[str, str]) -
 
 
 def pytest_command(suite: Suite, folder: Path, report: Path, fmm: bool, plan: str, more: Sequence[str]) -> list[str]:
+    """Return the command that runs a suite, with fmm installed or without."""
     start = folder / suite.start
     under_fmm = ["-m", "fmm", "--install", suite.installed] if fmm else []
     forced = ["-p", "benchmarks.install_in_workers"] if fmm else []
     forced += ["-p", "benchmarks.forced_plan"] if fmm and plan else []
     selected = ["-k", suite.select] if suite.select else []
-    # No settings file, least of all ours above the folder: it would turn warnings into errors.
+    # No settings file: this repository's would turn warnings into errors.
     options = ["-q", "-c", os.devnull, "--rootdir", str(start), "-p", "no:cacheprovider", f"--junitxml={report}"]
-    options += ["-p", "no:benchmark"] if find_spec("pytest_benchmark") else []  # it warns beside pytest-xdist
+    options += ["-p", "no:benchmark"] if find_spec("pytest_benchmark") else []  # it warns if pytest-xdist is used
     options += [*forced, *selected, *more]
     return [sys.executable, *under_fmm, "-m", "pytest", *options, *(str(start / name) for name in suite.files)]
 
@@ -121,7 +127,7 @@ def pytest_command(suite: Suite, folder: Path, report: Path, fmm: bool, plan: st
 def run_suite(
     suite: Suite, folder: Path, fmm: bool, plan: str, more: Sequence[str], constraints: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the outcomes of the tests, under these variables that configure fmm; SystemExit if they did not begin."""
+    """Return the outcomes of the tests under these variables; raise SystemExit if the tests did not begin."""
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), VARIABLE: plan if fmm else ""}
     env |= constraints if fmm else {}
@@ -134,8 +140,9 @@ def run_suite(
 
 
 def package_versions() -> dict[str, str]:
+    """Return the versions of the installed packages."""
     found = {}
-    for name in PACKAGES:
+    for name in RECORDED_PACKAGES:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
@@ -144,12 +151,13 @@ def package_versions() -> dict[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a suite with fmm and without; return 1 if tests fail only with fmm."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks outside", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--plan", default="", help="plan of every product, however small")
     parser.add_argument("--componentwise", action="store_true", help="set FMM_COMPONENTWISE where fmm is installed")
     parser.add_argument("--pytest", nargs=argparse.REMAINDER, default=[], help="the rest goes to pytest")
@@ -165,10 +173,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = compared_outcomes(without, with_fmm)
     content = {"suite": options.suite, "plan": plan, "wishes": constraints, "versions": package_versions(), **found}
     content["environment"] = environment_record(["python -m benchmarks outside", *(arguments or sys.argv[1:])])
-    write_file(options.out, json.dumps(content, indent=1) + "\n")
+    write_file(options.output, json.dumps(content, indent=1) + "\n")
     print(f"without fmm {found['without fmm']}, with fmm {found['with fmm']}")
     print(*(f"only with fmm: {name}" for name in found["worse with fmm"]), sep="\n")
-    if not found["without fmm"].get("passed"):  # the tests are of another version, and prove nothing
+    if not found["without fmm"].get("passed"):  # the tests belong to another version
         print(f"no test of {options.suite} passed even without fmm")
         return 1
     return int(bool(found["worse with fmm"]))

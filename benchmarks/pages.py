@@ -15,8 +15,8 @@ from benchmarks.harness import RESULTS, ROOT
 from benchmarks.tables import everywhere, products, readme, shortest, unseen_shapes
 
 MARK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-Section = Callable[[Path], Iterator[str]]
-SECTIONS: dict[str, Section] = {
+SectionLines = Callable[[Path], Iterator[str]]
+SECTIONS: dict[str, SectionLines] = {
     make.__name__: make
     for make in (
         *(readme.example, readme.shortlist, readme.peers),

@@ -44,18 +44,18 @@ from benchmarks.harness import (
 )
 from benchmarks.matrices import REAL, library_of, library_product, random_matrix
 
-ASPECT = 64  # largest ratio of two sides
-GOAL = 0.98  # of the vendor's speed, for every structured shape
-COUNT, QUICK_COUNT, PRODUCT_COUNT = 60, 8, 100  # shapes of each kind
+MAX_ASPECT = 64  # largest ratio of two sides
+GOAL_SPEEDUP = 0.98  # of the vendor's speed, for every structured shape
+SHAPE_COUNT, QUICK_COUNT, PRODUCT_COUNT = 60, 8, 100  # shapes of each kind
 GPU_TYPES, CPU_TYPES = ("float32", "float64", "bfloat16"), ("float64", "float32")
 PRODUCT_TYPES = ("float32", "float64", "bfloat16", "float16", "tf32")
-LARGEST = {"gpu": 20000, "gpu complex": 14000, "cpu": 3000}  # sides
+LARGEST_SIDES = {"gpu": 20000, "gpu complex": 14000, "cpu": 3000}  # sides
 GPU_SAMPLE, CPU_SAMPLE = 4e-3, 2e-3  # seconds of a sample
 CPU_ROUNDS, CPU_ROUNDS_AGAIN = 7, 21
-DIGITS = 5  # significant digits of a recorded sample
+SAMPLE_DIGITS = 5  # significant digits of a recorded sample
 TOLERANCE = {"float32": 1e-4, "complex64": 1e-4}  # relative error, in norm, of a right result; other types:
 DOUBLE_TOLERANCE = 1e-11
-PRODUCT = "product "  # begins the kinds of plain products
+PRODUCT_PREFIX = "product "  # begins the kinds of plain products
 Size = tuple[int, int, int]
 Calls = tuple[Call, Call, Any]  # the vendor's call, fmm's call, and fmm's decision
 
@@ -82,13 +82,13 @@ class Case(NamedTuple):
 def random_sides(count: int, number: int, largest: int, seed: int) -> list[tuple[int, ...]]:
     """Return shapes of `number` sides, spread evenly by logarithm up to `largest`; every second shape is odd.
 
-    No side is more than ASPECT times another.
+    No side is more than MAX_ASPECT times another.
     """
     rng = random.Random(seed)
     shapes: list[tuple[int, ...]] = []
     while len(shapes) < count:
         size = [int(largest ** rng.random()) for _ in range(number)]
-        if max(size) <= ASPECT * min(size):
+        if max(size) <= MAX_ASPECT * min(size):
             shapes.append(tuple(max(x - x % 2, 2) if len(shapes) % 2 else x | 1 for x in size))
     return shapes
 
@@ -153,7 +153,7 @@ GPU_KINDS: Mapping[str, Callable[[Case], Calls]] = {
 
 def measured_on_gpu(case: Case, seconds: float, **limits: Any) -> Row:
     """Measure one shape for about `seconds`; `limits` are arguments of fmm.matmul for plain products."""
-    is_product = case.kind.startswith(PRODUCT)
+    is_product = case.kind.startswith(PRODUCT_PREFIX)
     try:
         with cupy_tf32(case.dtype == "tf32"):
             vendor, own, decision = gpu_product_calls(case, **limits) if is_product else GPU_KINDS[case.kind](case)
@@ -173,13 +173,18 @@ def paired_milliseconds(vendor: Call, own: Call, seconds: float) -> dict[str, li
     single = max(gpu_seconds(vendor, 1), 1e-6)
     repeats = repeats_of(single, GPU_SAMPLE, most=1 << 20)
     samples = shuffled_rounds(calls, rounds_within(seconds, 2 * single * repeats, 5, 15), repeats=repeats)
-    return {name: [float(f"{1e3 * x:.{DIGITS}g}") for x in found] for name, found in samples.items()}
+    return {name: [float(f"{1e3 * x:.{SAMPLE_DIGITS}g}") for x in found] for name, found in samples.items()}
 
 
 def paired_fields(samples: Mapping[str, Sequence[float]], decision: Any) -> Row:
     """Return the fields of a row from paired samples: the median ratio, the plan, its source, and the samples."""
     ratio = paired_speedup(samples["vendor"], samples["fmm"])
-    return {"ratio": float(f"{ratio:.{DIGITS}g}"), "plan": str(decision.plan), "step": decision.source, **samples}
+    return {
+        "ratio": float(f"{ratio:.{SAMPLE_DIGITS}g}"),
+        "plan": str(decision.plan),
+        "step": decision.source,
+        **samples,
+    }
 
 
 # Calls on a CPU
@@ -264,28 +269,30 @@ def better_rows(rows: Sequence[Row]) -> list[Row]:
 
 def structured_cases(machine: Machine, options: argparse.Namespace) -> list[Case]:
     """Return every structured kind with every shape, the kinds in turn."""
-    count = QUICK_COUNT if options.quick else options.count or COUNT
+    count = QUICK_COUNT if options.quick else options.count or SHAPE_COUNT
     kinds = [kind for kind in (GPU_KINDS if machine.on_gpu else CPU_KINDS) if options.only in kind]
     largest = ("gpu", "gpu complex") if machine.on_gpu else ("cpu", "cpu")
     seed = options.seed
-    pairs, triples = (random_sides(count, n, LARGEST[name], seed) for n, name in zip((2, 3), largest, strict=True))
+    pairs, triples = (
+        random_sides(count, n, LARGEST_SIDES[name], seed) for n, name in zip((2, 3), largest, strict=True)
+    )
     return [Case(kind, triples[i] if kind in REAL else pairs[i]) for i in range(count) for kind in kinds]
 
 
 def product_cases(options: argparse.Namespace) -> list[Case]:
     """Return every type with every shape, the types in turn."""
     count = QUICK_COUNT if options.quick else options.count or PRODUCT_COUNT
-    sizes = options.sizes or random_sides(count, 3, LARGEST["gpu"], options.seed)
-    return [Case(f"{PRODUCT}{dtype}", size) for size in sizes for dtype in options.dtype or PRODUCT_TYPES]
+    sizes = options.sizes or random_sides(count, 3, LARGEST_SIDES["gpu"], options.seed)
+    return [Case(f"{PRODUCT_PREFIX}{dtype}", size) for size in sizes for dtype in options.dtype or PRODUCT_TYPES]
 
 
 def parsed_options(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the options of the command line."""
-    shapes = f"{QUICK_COUNT} shapes of each kind instead of {COUNT}"
+    shapes = f"{QUICK_COUNT} shapes of each kind instead of {SHAPE_COUNT}"
     parser = benchmark_parser("random_shapes", __doc__, time_limit=200, device="0", quick=shapes)
     add = parser.add_argument
     add("--only", default="", help="structured kinds whose name contains this")
-    add("--count", type=int, help=f"shapes of each kind ({COUNT}; {PRODUCT_COUNT} with --products)")
+    add("--count", type=int, help=f"shapes of each kind ({SHAPE_COUNT}; {PRODUCT_COUNT} with --products)")
     add("--seed", type=int, default=1)
     add("--seconds", type=float, default=0.25, help="of a shape's samples on a GPU, roughly")
     add("--products", action="store_true", help="plain products on a GPU")
@@ -314,9 +321,9 @@ def main(arguments: Sequence[str]) -> int:
         return found[-1]
 
     def measured_again(count: int) -> list[Row]:
-        below = [row for row in found if row.get("ratio", 1) < GOAL]
+        below = [row for row in found if row.get("ratio", 1) < GOAL_SPEEDUP]
         return [] if machine.on_gpu else [measure(Case(row["kind"], tuple(row["size"]), again=True)) for row in below]
 
     rows = run_cases(options, machine, file, cases, measure_noted, text_line, left=measured_again)
-    print(*summary_lines(better_rows(rows), 1.0 if options.products else GOAL), sep="\n")
+    print(*summary_lines(better_rows(rows), 1.0 if options.products else GOAL_SPEEDUP), sep="\n")
     return has_failures(rows)

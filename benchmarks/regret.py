@@ -32,14 +32,13 @@ from typing import Any
 import fmm
 from benchmarks.harness import benchmark_parser, check_blas_kernel, machine_of
 from benchmarks.held_out import (
-    CALLS,
-    COUNTS,
     FILE,
-    HALVES,
+    GRAM,
     LARGEST,
-    LEAST,
-    LEAST_LARGE,
-    OWN,
+    REQUIRED_CALLS,
+    SHAPE_COUNTS,
+    SHORTEST_LARGE_SIDE,
+    SHORTEST_SIDE,
     TYPES,
     Row,
     Shape,
@@ -48,8 +47,9 @@ from benchmarks.held_out import (
     drawn_shapes,
     element_type,
     recorded_rows,
-    summaries,
+    summary_lines,
 )
+from benchmarks.matrices import OWN_ARITHMETIC
 from benchmarks.timed_machines import Cpu, Gpu
 from fmm.config import environment as settings
 from fmm.config import files
@@ -64,14 +64,14 @@ from fmm.runtime.decisions.decide import Decision, decide_plan
 from fmm.runtime.devices import cuda_device
 from fmm.tuner.devices.compile_ahead import call_jobs, run_workers
 
-SAMPLE = 3e-3  # seconds of a sample, at least
-WARM = 4  # calls before short products are timed: by then a recurring one is a graph
-CLOSE = 1.15  # a plan slower than this multiple of the best in the first round is dropped
+SAMPLE_SECONDS = 3e-3  # seconds of a sample, at least
+WARM_UP_CALLS = 4  # calls before short products are timed: by then a recurring one is a graph
+DROPPED_RATIO = 1.15  # a plan slower than this multiple of the best in the first round is dropped
 COMPILE_SECONDS = 25.0  # longest wait for compilers before the first shape
 COMPILED_SHAPES = 240  # shapes whose kernels are compiled ahead: more are not measured in a minute
 COMPILED_WORKSPACE = 32 << 30  # bytes; kernels of plans that need more workspace are not compiled ahead
 COMPLEX_SIDE = 4 ** (-1 / 3)  # ratio of sides of complex and real products of the same work
-DIGITS = 5  # significant digits of a sample
+SAMPLE_DIGITS = 5  # significant digits of a sample
 SMALLEST_LEAF = 256  # the shortest side of the leaf products of plans that are tried
 MORE_OF_BEST_FAMILY = 2  # further plans of the family that is predicted to be the fastest
 SLOWEST_TRIED = 1.35  # times the least predicted time: slower plans are not tried
@@ -99,7 +99,7 @@ def comparable_plans(processor: str, size: Size, dtype: str) -> tuple[Plan, ...]
     for plan in candidate_plans(processor):
         with suppress(PlanError):
             work = estimated_work(plan, Problem(*size, kind))
-            is_emulated = dtype.endswith(OWN) and plan.leaf_use.leaf.emulates
+            is_emulated = dtype.endswith(OWN_ARITHMETIC) and plan.leaf_use.leaf.emulates
             is_large = not plan.levels or work.smallest >= SMALLEST_LEAF
             is_candidate = plan.is_candidate_for(kind) and is_large and not is_emulated
             if is_candidate and expected_error_growth(plan, kind) <= limit:
@@ -116,13 +116,15 @@ def shortlist(chosen: Plan, predicted: Mapping[Plan, float], candidates: Sequenc
     least = min(times.values(), default=0.0)
     fast = sorted((plan for plan in times if times[plan] <= SLOWEST_TRIED * least), key=lambda plan: times[plan])
     ordered = [p for p in (*fast, *(p for p in candidates if p not in times)) if p != VENDOR]
-    best_of_family = {family(p): p for p in reversed(ordered)}
-    first_family = [p for p in ordered if family(p) == family(ordered[0])][: MORE_OF_BEST_FAMILY + 1] if ordered else []
+    best_of_family = {plan_family(p): p for p in reversed(ordered)}
+    first_family = (
+        [p for p in ordered if plan_family(p) == plan_family(ordered[0])][: MORE_OF_BEST_FAMILY + 1] if ordered else []
+    )
     wanted = {*best_of_family.values(), *first_family, chosen}
     return [p for p in dict.fromkeys([chosen, *ordered]) if p in wanted and p != VENDOR]
 
 
-def family(plan: Plan) -> tuple[object, ...]:
+def plan_family(plan: Plan) -> tuple[object, ...]:
     """Return the numbers of products of the plan's levels, and its leaf."""
     return (*(step.products for step in plan.levels), plan.leaf)
 
@@ -131,7 +133,7 @@ def compile_kernels(gpu: Gpu, shapes: Sequence[Shape], seconds: float, every: bo
     """Compile the kernels of these shapes' plans on all processors, for at most `seconds`."""
     calls, device = list[tuple[str, Plan, Size]](), cuda_device(0)
     for dtype, _, size in shapes[:COMPILED_SHAPES]:
-        limits = Limits(COMPILED_WORKSPACE, device.error_growth, emulation=not dtype.endswith(OWN))
+        limits = Limits(COMPILED_WORKSPACE, device.error_growth, emulation=not dtype.endswith(OWN_ARITHMETIC))
         with gpu.as_type(dtype):
             decision = decide_plan(Problem(*size, element_type(dtype)), limits, device)
         tried = tried_plans("cuda", size, dtype, decision, every)
@@ -143,11 +145,11 @@ def compile_kernels(gpu: Gpu, shapes: Sequence[Shape], seconds: float, every: bo
 # Measuring
 
 
-def measured(machine: Cpu, processor: str, shape: Shape, rounds: int, every: bool) -> Row:
+def measure_shape(machine: Cpu, processor: str, shape: Shape, rounds: int, every: bool) -> Row:
     """Time the default call, the vendor's and the tried plans in shuffled rounds; far slower plans are dropped."""
     dtype, kind, size = shape
     a, b, vendor = machine.operands(size, dtype)
-    is_gram = kind == HALVES
+    is_gram = kind == GRAM
     b = a.T if is_gram else b
     into = machine.result_arguments(a, b)
     product = partial(fmm.gram, a, rows=True, **into) if is_gram else partial(fmm.matmul, a, b, **into)
@@ -156,13 +158,15 @@ def measured(machine: Cpu, processor: str, shape: Shape, rounds: int, every: boo
     calls: dict[str, Callable[[], object]] = {"vendor": partial(vendor, a, b, **into), "default": product}
     calls |= {str(p): partial(product, plan=p) for p in plans}
     samples, untried = first_samples(machine, calls)
-    repeats = max(int(SAMPLE / samples["vendor"][0]), 1)
+    repeats = max(int(SAMPLE_SECONDS / samples["vendor"][0]), 1)
     best = min(own[0] for own in samples.values())
-    names = [x for x, own in samples.items() if x in (*CALLS, str(decision.plan)) or own[0] <= CLOSE * best]
+    names = [
+        x for x, own in samples.items() if x in (*REQUIRED_CALLS, str(decision.plan)) or own[0] <= DROPPED_RATIO * best
+    ]
     found: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(rounds):
         for name in random.sample(names, len(names)):
-            found[name].append(rounded(machine.seconds(calls[name], repeats)))
+            found[name].append(rounded_seconds(machine.seconds(calls[name], repeats)))
     others = {name: own for name, own in samples.items() if name not in found}
     return Row(0, dtype, kind, size, str(decision.plan), decision.source, {**found, **others}, untried)
 
@@ -177,26 +181,26 @@ def first_samples(
     samples: dict[str, list[float]] = {}
     began = time.monotonic()
     for name, call in calls.items():
-        if name not in CALLS and time.monotonic() - began > machine.warm_up_limit:
+        if name not in REQUIRED_CALLS and time.monotonic() - began > machine.warm_up_limit:
             break
         try:
             call()
-            repeats = WARM if machine.seconds(call, 1) < SAMPLE else 1
+            repeats = WARM_UP_CALLS if machine.seconds(call, 1) < SAMPLE_SECONDS else 1
             if repeats > 1:
                 machine.seconds(call, repeats)
-            samples[name] = [rounded(machine.seconds(call, repeats))]
+            samples[name] = [rounded_seconds(machine.seconds(call, repeats))]
         except (MemoryError, RuntimeError, ValueError) as error:  # a plan that fails is left out
             print(f"  {name}: {error}"[:150], file=sys.stderr)
-            if name in CALLS:
+            if name in REQUIRED_CALLS:
                 raise
     return samples, tuple(name for name in calls if name not in samples)
 
 
-def rounded(seconds: float) -> float:
-    return float(f"{seconds:.{DIGITS}g}")
+def rounded_seconds(seconds: float) -> float:
+    return float(f"{seconds:.{SAMPLE_DIGITS}g}")
 
 
-def measured_rows(machine: Cpu, wanted: Sequence[Shape], options: argparse.Namespace, until: float) -> Iterator[Row]:
+def measure_shapes(machine: Cpu, wanted: Sequence[Shape], options: argparse.Namespace, until: float) -> Iterator[Row]:
     """Yield the rows of these shapes; no shape begins after `until` (time.monotonic)."""
     processor = "cpu" if options.device == "cpu" else "cuda"
     for dtype, kind, size in wanted:
@@ -204,7 +208,7 @@ def measured_rows(machine: Cpu, wanted: Sequence[Shape], options: argparse.Names
             return
         try:
             with machine.as_type(dtype):
-                row = measured(machine, processor, (dtype, kind, size), options.rounds, options.all)
+                row = measure_shape(machine, processor, (dtype, kind, size), options.rounds, options.all)
         except (MemoryError, RuntimeError) as error:  # the next shape may be measured
             print(f"  {dtype} {size}: {error}"[:150], file=sys.stderr)
             continue
@@ -220,7 +224,9 @@ def parsed_options(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the options of the command line."""
     parser = benchmark_parser("regret", __doc__, time_limit=300, device="cpu")
     parser.add_argument("--dtype", action="append", help="only this type (may be repeated)")
-    parser.add_argument("--kind", choices=COUNTS["cpu"], action="append", help="only these shapes (may be repeated)")
+    parser.add_argument(
+        "--kind", choices=SHAPE_COUNTS["cpu"], action="append", help="only these shapes (may be repeated)"
+    )
     parser.add_argument("--count", type=int, help="shapes of each kind and type")
     parser.add_argument("--largest", type=int, help="side")
     parser.add_argument("--rounds", type=int, default=5)
@@ -236,14 +242,17 @@ def parsed_options(arguments: Sequence[str]) -> argparse.Namespace:
 def wanted_shapes(options: argparse.Namespace, processor: str, seed: int) -> list[Shape]:
     """Return the shapes of all kinds and types in turn: a run that is cut short has the same share of each."""
     largest, found = options.largest or LARGEST[processor], list[tuple[float, Shape]]()
-    for kind in options.kind or COUNTS[processor]:
-        count, is_large = options.count or COUNTS[processor][kind], kind in ("large", HALVES)
+    for kind in options.kind or SHAPE_COUNTS[processor]:
+        count, is_large = options.count or SHAPE_COUNTS[processor][kind], kind in ("large", GRAM)
         for dtype in options.dtype or TYPES[processor]:
             is_complex = DTYPES[element_type(dtype)].is_complex
-            if is_complex and kind == HALVES:
+            if is_complex and kind == GRAM:
                 continue
             part = COMPLEX_SIDE if is_complex and is_large else 1
-            least, most = round(part * (LEAST_LARGE[processor] if is_large else LEAST)), round(part * largest)
+            least, most = (
+                round(part * (SHORTEST_LARGE_SIDE[processor] if is_large else SHORTEST_SIDE)),
+                round(part * largest),
+            )
             for i, size in enumerate(drawn_shapes(kind, count, most, seed, least)):
                 found.append(((i + 0.5) / count, (dtype, kind, size)))
     return [shape for _, shape in sorted(found, key=lambda x: x[0])]
@@ -277,16 +286,16 @@ def main(arguments: Sequence[str]) -> int:
         compile_kernels(machine, missing, options.compiling, options.all)
     print(f"ready after {time.monotonic() - began:.0f} s", flush=True)
     with (folder / FILE).open("a", encoding="utf-8") as file:
-        _write(file, {"environment": recorded_machine.environment(), "settings": {"seed": seed, "config": number}})
-        for row in measured_rows(machine, missing, options, began + options.time_limit):
+        _write_line(file, {"environment": recorded_machine.environment(), "settings": {"seed": seed, "config": number}})
+        for row in measure_shapes(machine, missing, options, began + options.time_limit):
             recorded.append(replace(row, config=number))
-            _write(file, asdict(recorded[-1]))
-            if row.poor:
+            _write_line(file, asdict(recorded[-1]))
+            if row.is_poor:
                 print(row, flush=True)
-    print(*summaries([row for row in recorded if (row.dtype, row.kind, row.size) in set(wanted)]), sep="\n")
+    print(*summary_lines([row for row in recorded if (row.dtype, row.kind, row.size) in set(wanted)]), sep="\n")
     return 0
 
 
-def _write(file: Any, what: Mapping[str, Any]) -> None:
+def _write_line(file: Any, what: Mapping[str, Any]) -> None:
     file.write(json.dumps(what) + "\n")
     file.flush()

@@ -18,14 +18,14 @@ from statistics import mean
 
 from benchmarks.held_out import (
     FILE,
-    OWN,
-    WANTED_LEAST,
-    WANTED_OF_VENDOR,
+    GOAL_LEAST_SHARE,
+    GOAL_SPEEDUP,
     Row,
     Run,
     recorded_runs,
-    summaries,
+    summary_lines,
 )
+from benchmarks.matrices import OWN_ARITHMETIC
 from fmm.config import files
 from fmm.config.files import SHIPPED_CONFIG
 from fmm.config.schema import Tuned, read_section
@@ -36,7 +36,7 @@ from fmm.problem import Problem
 from fmm.runtime.devices import Device, gpu_from_description
 
 ROOT = Path(__file__).parents[1]
-H200 = gpu_from_description("NVIDIA H200", "9.0", 132)
+H200_DEVICE = gpu_from_description("NVIDIA H200", "9.0", 132)
 WORKSPACE_LIMIT = 64 << 30  # bytes
 
 
@@ -58,7 +58,7 @@ class Replayed:
 
 
 @lru_cache(maxsize=64)
-def tuned_model(config: Path, dtype: str, device: Device = H200) -> Calibration:
+def tuned_model(config: Path, dtype: str, device: Device = H200_DEVICE) -> Calibration:
     """Return the config's calibration of the type on this device; the datasheet's if the config has none."""
     raw = files.read_config(config).get(device.identity.key, {}).get(dtype)
     found: Tuned | None = raw and read_section(raw, dtype, device.identity, dtype)
@@ -73,16 +73,16 @@ def measured_device(runs: Sequence[Run]) -> Device:
     return gpu_from_description(about["device"], about["compute_capability"], about["multiprocessors"])
 
 
-def problem_of(row: Row) -> Problem:
-    return Problem(*row.size, row.dtype.removesuffix(OWN))
+def recorded_problem(row: Row) -> Problem:
+    return Problem(*row.size, row.dtype.removesuffix(OWN_ARITHMETIC))
 
 
-def limits_of(row: Row) -> Limits:
-    return Limits(WORKSPACE_LIMIT, default_error_growth(batches=True), emulation=not row.dtype.endswith(OWN))
+def recorded_limits(row: Row) -> Limits:
+    return Limits(WORKSPACE_LIMIT, default_error_growth(batches=True), emulation=not row.dtype.endswith(OWN_ARITHMETIC))
 
 
 def replayed(row: Row, calibration: Calibration) -> Replayed:
-    plan = choose(problem_of(row), calibration, limits_of(row)).best.plan
+    plan = choose(recorded_problem(row), calibration, recorded_limits(row)).best.plan
     return Replayed(row, plan, recorded_seconds(row, plan))
 
 
@@ -99,14 +99,14 @@ def recorded_seconds(row: Row, plan: Plan) -> Sequence[float] | None:
 def replay_lines(found: Sequence[Replayed]) -> Iterator[str]:
     """Yield the poor choices, the choices that were not timed, and a summary."""
     timed = [judged for x in found if (judged := x.as_chosen) is not None]
-    yield from (str(row) for row in sorted(timed, key=lambda row: row.share_of_best) if row.poor)
+    yield from (str(row) for row in sorted(timed, key=lambda row: row.share_of_best) if row.is_poor)
     yield from (
         f"{x.row.dtype:12} {x.row.kind:6} {x.row.size}: {x.plan} was not timed; best {x.row.best}"
         for x in found
         if x.seconds is None
     )
-    yield from summaries(timed)
-    yield f"{len(timed)} of {len(found)} timed: {in_short(timed)}"
+    yield from summary_lines(timed)
+    yield f"{len(timed)} of {len(found)} timed: {short_summary(timed)}"
 
 
 def lines_by_type(found: Sequence[Replayed]) -> Iterator[str]:
@@ -115,17 +115,18 @@ def lines_by_type(found: Sequence[Replayed]) -> Iterator[str]:
         own = [x for x in found if x.row.dtype == dtype]
         now = [judged for x in own if (judged := x.as_chosen) is not None]
         unknown = f", {len(own) - len(now)} not timed" if len(now) < len(own) else ""
-        yield f"{dtype:12} {len(own):3} shapes, then: {in_short([x.row for x in own])}; now: {in_short(now)}{unknown}"
+        then = short_summary([x.row for x in own])
+        yield f"{dtype:12} {len(own):3} shapes, then: {then}; now: {short_summary(now)}{unknown}"
 
 
-def in_short(rows: Sequence[Row]) -> str:
+def short_summary(rows: Sequence[Row]) -> str:
     """Return the summary of some rows in one line."""
     if not rows:
         return "none timed"
     return (
         f"{mean(row.share_of_best for row in rows):.3f} of the best plan's speed, "
-        f"{sum(row.share_of_best < WANTED_LEAST for row in rows)} below {WANTED_LEAST}, "
-        f"{sum(row.speedup < WANTED_OF_VENDOR for row in rows)} below {WANTED_OF_VENDOR} of the vendor's"
+        f"{sum(row.share_of_best < GOAL_LEAST_SHARE for row in rows)} below {GOAL_LEAST_SHARE}, "
+        f"{sum(row.speedup < GOAL_SPEEDUP for row in rows)} below {GOAL_SPEEDUP} of the vendor's"
     )
 
 
@@ -143,7 +144,7 @@ def main(arguments: Sequence[str]) -> int:
     rows = [(row, measured_device(found)) for found in runs for run in found for row in run.rows]
     rows = [(row, on) for row, on in rows if not options.dtype or row.dtype in options.dtype]
     rows = rows if options.half is None else rows[options.half :: 2]
-    cases = [(row, tuned_model(options.config, problem_of(row).dtype, on)) for row, on in rows]
+    cases = [(row, tuned_model(options.config, recorded_problem(row).dtype, on)) for row, on in rows]
     found = [replayed(row, calibration) for row, calibration in cases]
     print(*replay_lines(found), sep="\n")
     last = {id(row) for each in runs for run in each[-1:] for row in run.rows}

@@ -30,7 +30,7 @@ MESHES: dict[int, tuple[tuple[int, ...], ...]] = {
     64: ((8, 8),),
     256: ((16, 16),),
 }
-PLAIN = "float32, FMM_EMULATION=0"
+FLOAT32_IEEE = "float32, FMM_EMULATION=0"
 COLUMNS = (
     *("type", "n", "GPUs", "mesh", "shared"),
     *("predicted", "one GPU", "of ideal", "received", "level above", "taken"),
@@ -58,7 +58,7 @@ TABLES = {
         Row(kind, n, gpus)
         for kind, sides in (
             ("float32", (32768, 65536)),
-            (PLAIN, (32768, 65536)),
+            (FLOAT32_IEEE, (32768, 65536)),
             ("float64", (32768, 65536)),
             ("bfloat16", (32768, 98304)),
         )
@@ -67,14 +67,14 @@ TABLES = {
     ],
     "machines": [
         Row(kind, n, gpus)
-        for kind in ("float32", PLAIN, "float64", "bfloat16")
+        for kind in ("float32", FLOAT32_IEEE, "float64", "bfloat16")
         for n, gpus in ((131072, 64), (262144, 256))
     ],
     "rectangles": [
         Row(kind, n, gpus)
         for kind, n, every in (
             ("float32", 65536, (4, 8, 16, 32)),
-            (PLAIN, 65536, (4, 8, 16, 32)),
+            (FLOAT32_IEEE, 65536, (4, 8, 16, 32)),
             ("float64", 65536, (8, 16)),
             ("bfloat16", 98304, (8, 16, 32)),
         )
@@ -84,7 +84,8 @@ TABLES = {
 
 
 def decision_on(row: Row, mesh: int | tuple[int, ...]) -> SharedDecision:
-    os.environ["FMM_EMULATION"] = "0" if row.kind == PLAIN else "1"
+    """Return the decision on a mesh."""
+    os.environ["FMM_EMULATION"] = "0" if row.kind == FLOAT32_IEEE else "1"
     return fmm.distributed.plan(row.n, row.n, row.n, mesh=mesh, dtype=row.kind.split(",")[0])
 
 
@@ -93,9 +94,12 @@ def fastest_decision(row: Row) -> SharedDecision:
     return min((decision_on(row, mesh) for mesh in MESHES[row.gpus]), key=lambda way: way.best.seconds)
 
 
-def cells(row: Row) -> Sequence[str]:
-    """Return a line of a table. Level above: the time of the best sharing with a level over the best without; taken:
-    fmm chooses the level, since it is clearly faster."""
+def mesh_cells(row: Row) -> Sequence[str]:
+    """Return a line of a table.
+
+    "Level above" is the time of the best sharing with a level over the best without; "taken" tells if fmm chooses the
+    level.
+    """
     found = fastest_decision(row)
     best, layout = found.best, found.best.layout
     with_level, without = (
@@ -136,7 +140,7 @@ def _time_text(seconds: float) -> str:
 
 
 # By table: the names of its columns, and the function that makes a line.
-FORMS = {name: (COLUMNS, cells) for name in TABLES} | {"rectangles": (RECTANGLE_COLUMNS, rectangle_cells)}
+TABLE_FORMS = {name: (COLUMNS, mesh_cells) for name in TABLES} | {"rectangles": (RECTANGLE_COLUMNS, rectangle_cells)}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -144,8 +148,10 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args(arguments)
     os.environ["FMM_CONFIG"] = str(SHIPPED_CONFIG)
-    tables = {name: "\n".join(table(FORMS[name][0], map(FORMS[name][1], rows))) for name, rows in TABLES.items()}
-    page = PAGE.read_text(encoding="utf-8")  # read after the minutes of predicting: the page may have been edited
+    tables = {
+        name: "\n".join(table(TABLE_FORMS[name][0], map(TABLE_FORMS[name][1], rows))) for name, rows in TABLES.items()
+    }
+    page = PAGE.read_text(encoding="utf-8")  # read now: the page may have been edited during the prediction
     PAGE.write_text(MARK.sub(lambda mark: f"{mark[1]}{tables[mark[2]]}\n{mark[3]}", page), encoding="utf-8")
     return 0
 

@@ -23,7 +23,8 @@ from pathlib import Path
 from statistics import mean, median
 from types import MappingProxyType
 
-from benchmarks.held_out import FILE, OWN, recorded_rows
+from benchmarks.held_out import FILE, recorded_rows
+from benchmarks.matrices import OWN_ARITHMETIC
 from benchmarks.replay import replayed
 from fmm.config import files, reader, schema, store
 from fmm.config.files import SHIPPED_CONFIG
@@ -48,24 +49,24 @@ from fmm.tuner.trials.record import RecordedTuning, TrialFile
 
 # Candidate margins: the share of the vendor's time by which a plan must be predicted to win. One margin for plans with
 # the vendor's products, one for plans with ours. (A tuning takes the model's median error, since it has no choices.)
-MARGINS = (0.01, 0.02, 0.03, 0.05, 0.08)
+CANDIDATE_MARGINS = (0.01, 0.02, 0.03, 0.05, 0.08)
 RESULTS = Path(__file__).parents[1] / "results"
 # Seconds of the vendor's product. For shorter products the host decides the time of a call. Products that were timed in
 # every round were graphs by then, and may be shorter. (In float64 plans pay only for longer products, and short
 # products do not help the fit: with them 8 choices of 460 are poor, without them 6.)
-SHORTEST, SHORTEST_REPLAYED = 300e-6, 40e-6
-LONG_ALONE = ("float64",)
+SHORTEST_SECONDS, SHORTEST_REPLAYED_SECONDS = 300e-6, 40e-6
+LONG_CALL_TYPES = ("float64",)
 # Plans slower than this multiple of the vendor's time are left out of the fit: only those with a fast first sample were
 # timed in every round.
-WORTH_FITTING = 1.5
+MAX_FITTED_RATIO = 1.5
 # Seconds of a launch, in addition to the `small` term of each pass. A tuning launches kernel by kernel from the host,
 # but recurring short products are replayed as graphs. (With the 4.8 us of a busy host the vendor was chosen for two of
 # 59 shapes in TF32, at 0.61 and 0.64 of the best plan's speed; with 0 for none, in either half of the shapes.)
-LAUNCH, HOST = 0.0, 0.0
+LAUNCH_SECONDS, HOST_SECONDS = 0.0, 0.0
 # Seconds of the host for a replayed call. (results/nvidia-h200/host.json: 17 us through CuPy and 25 us through torch at
 # 2048. With the 45 us of a first call the vendor was chosen for seven of 220 products in bfloat16 and TF32, at 0.46
 # to 0.77 of the speed of copies to aligned rows.)
-CALL = 25e-6
+REPLAYED_CALL_SECONDS = 25e-6
 
 
 @dataclass(frozen=True)
@@ -95,14 +96,14 @@ class Card:
         return [t for name in self.sources[dtype] for t in recorded_tunings(self.results / name, dtype)]
 
 
-REAL = "float32", "float64", "bfloat16", "float16", "tf32"
+REAL_TYPES = "float32", "float64", "bfloat16", "float16", "tf32"
 H200_TRIALS = {"float32": ("tiles",), "float64": (".",), "bfloat16": (".",), "float16": ("quick",), "tf32": ("quick",)}
 CARDS = (
     Card("NVIDIA H200", "H200", "nvidia-h200", H200_TRIALS),
-    Card("NVIDIA H100 80GB HBM3", "H100", "nvidia-h100-80gb-hbm3", dict.fromkeys(REAL, (".",))),
+    Card("NVIDIA H100 80GB HBM3", "H100", "nvidia-h100-80gb-hbm3", dict.fromkeys(REAL_TYPES, (".",))),
 )
 # The error of the block model was measured on this card; all cards have the same multiprocessors.
-BLOCKS = RESULTS / "nvidia-h200" / "blocks.json"
+BLOCK_SAMPLES = RESULTS / "nvidia-h200" / "blocks.json"
 
 
 def recorded_blocks(path: Path, table: str = "plain") -> list[StrategyTimes]:
@@ -123,31 +124,35 @@ def recorded_tunings(folder: Path, dtype: str) -> list[RecordedTuning]:
     return [t for t in found if t.header.settings.get("dtype") == dtype]
 
 
-def observed(tunings: Sequence[RecordedTuning], stages: Sequence[str]) -> list[Observation]:
+def observed_tunings(tunings: Sequence[RecordedTuning], stages: Sequence[str]) -> list[Observation]:
     """Return the medians of each tuning; the samples of a tuning come from one card."""
     return [o for tuning in tunings for o in observed_medians(tuning.trials, stages)]
 
 
 def whole_calls(folder: Path, dtype: str) -> list[Observation]:
     """Return the medians of runs of regret, without plans that are far slower than the vendor."""
-    found, least = [], SHORTEST if dtype in LONG_ALONE else SHORTEST_REPLAYED
+    found, least = [], SHORTEST_SECONDS if dtype in LONG_CALL_TYPES else SHORTEST_REPLAYED_SECONDS
     for row in recorded_rows(folder / FILE):
         vendor = median(row.seconds["vendor"])
-        if row.dtype.removesuffix(OWN) == dtype and vendor >= least:
-            names = [name for name in (row.seconds if vendor >= SHORTEST else row.whole) if name != "default"]
+        if row.dtype.removesuffix(OWN_ARITHMETIC) == dtype and vendor >= least:
+            names = [
+                name
+                for name in (row.seconds if vendor >= SHORTEST_SECONDS else row.complete_calls)
+                if name != "default"
+            ]
             timed = [(Plan.parse(name), median(row.seconds[name])) for name in names]
-            worth = [(plan, own) for plan, own in timed if own <= WORTH_FITTING * vendor]
-            # Leaves with rates of their own have too few samples.
+            worth = [(plan, own) for plan, own in timed if own <= MAX_FITTED_RATIO * vendor]
+            # Leaves with a rate of their own have too few samples.
             enough = [(plan, own) for plan, own in worth if not plan.leaf_use.leaf.rate]
             found += [Observation(Problem(*row.size, dtype), Run(plan), own) for plan, own in enough]
     return found
 
 
-def every_second_shape(observed: Sequence[Observation]) -> tuple[list[Observation], list[Observation]]:
+def every_second_shape(observed_tunings: Sequence[Observation]) -> tuple[list[Observation], list[Observation]]:
     """Return the observations of every second shape, and the others."""
-    shapes = list(dict.fromkeys(o.problem for o in observed))
+    shapes = list(dict.fromkeys(o.problem for o in observed_tunings))
     first = set(shapes[::2])
-    return [o for o in observed if o.problem in first], [o for o in observed if o.problem not in first]
+    return [o for o in observed_tunings if o.problem in first], [o for o in observed_tunings if o.problem not in first]
 
 
 def without_repeated_tiles(tuned: Sequence[Observation], calls: Sequence[Observation]) -> list[Observation]:
@@ -164,18 +169,18 @@ def with_best_margins(calibration: Calibration, dtype: str, folder: Path) -> Cal
 
     Among equal margins the one with the largest mean share of the best plan's speed wins.
     """
-    rows = [row for row in recorded_rows(folder / FILE) if row.dtype.removesuffix(OWN) == dtype]
+    rows = [row for row in recorded_rows(folder / FILE) if row.dtype.removesuffix(OWN_ARITHMETIC) == dtype]
     shapes = list(dict.fromkeys(row.size for row in rows))
     rows = [row for row in rows if row.size in set(shapes[::2])]
     if not rows:
         return calibration
 
-    def merit(margins: tuple[float, float]) -> tuple[int, float, float]:
+    def margin_merit(margins: tuple[float, float]) -> tuple[int, float, float]:
         tried = replace(calibration, margin=margins[0], tiled_margin=margins[1])
         judged = [x for row in rows if (x := replayed(row, tried).as_chosen) is not None]
-        return -sum(x.poor for x in judged), mean(x.share_of_best for x in judged), sum(margins)
+        return -sum(x.is_poor for x in judged), mean(x.share_of_best for x in judged), sum(margins)
 
-    margin, tiled_margin = max(product(MARGINS, MARGINS), key=merit)
+    margin, tiled_margin = max(product(CANDIDATE_MARGINS, CANDIDATE_MARGINS), key=margin_merit)
     return replace(calibration, margin=margin, tiled_margin=tiled_margin)
 
 
@@ -184,13 +189,13 @@ def fitted_section(card: Card, calls: Sequence[Observation], dtype: str) -> dict
     (_, others), seen = every_second_shape(calls), fitted_to(tunings, calls)
     fitted = fit_calibration(starting_calibration(sheet, dtype), dtype, seen)
     largest = max(largest_measured_side(t.trials) for t in tunings)
-    calibration = replace(fitted.calibration, launch=LAUNCH, host=HOST, call=CALL)
+    calibration = replace(fitted.calibration, launch=LAUNCH_SECONDS, host=HOST_SECONDS, call=REPLAYED_CALL_SECONDS)
     rates = {
         **starting_calibration(sheet, dtype).rates,
         **calibration.rates,
-    }  # of leaves that were not there: the datasheet's
+    }  # leaves without a measured rate have the datasheet's
     calibration = replace(calibration, rates=MappingProxyType(rates))
-    model = check_model(calibration, dtype, [*observed(tunings, ("held out",)), *others], None, largest)
+    model = check_model(calibration, dtype, [*observed_tunings(tunings, ("held out",)), *others], None, largest)
     calibration = with_best_margins(model.calibration, dtype, card.results)
     noise = max((x for t in tunings if (x := noise_floor(t.trials)) is not None), default=None)
     runs = ", ".join(t.header.run for t in tunings)
@@ -210,7 +215,7 @@ def fitted_section(card: Card, calls: Sequence[Observation], dtype: str) -> dict
 
 def with_blocks(raw: Raw, dtype: str, card: Card) -> dict[str, Raw]:
     """Return the section with this card's tiles of our own kernel, and the error of the model that chooses tiles."""
-    found = select_block_terms(recorded_blocks(BLOCKS), card.chip)
+    found = select_block_terms(recorded_blocks(BLOCK_SAMPLES), card.chip)
     tiles = chosen_strategies(dtype, card.chip, found)
     own = found.fields if dtype == BLOCKS_DTYPE else None
     return {**raw, "thresholds": {**raw["thresholds"], "block_strategy": tiles}, "blocks": own}
@@ -219,7 +224,7 @@ def with_blocks(raw: Raw, dtype: str, card: Card) -> dict[str, Raw]:
 def fitted_to(tunings: Sequence[RecordedTuning], calls: Sequence[Observation]) -> list[Observation]:
     """Return the observations of a fit: those of the tunings, and the whole calls of every second shape."""
     seen, _ = every_second_shape(calls)
-    return [*without_repeated_tiles(observed(tunings, FITTED_STAGES), seen), *seen]
+    return [*without_repeated_tiles(observed_tunings(tunings, FITTED_STAGES), seen), *seen]
 
 
 def model_thresholds(

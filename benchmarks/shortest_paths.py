@@ -34,8 +34,8 @@ from fmm.semirings import numba_kernels
 
 TROPICAL_KERNEL = "crates/tropical-gemm-cuda/kernels/tropical_gemm.cu"  # in the checkout of tropical-gemm
 MINIMA_PER_CLOCK = 64  # minima of two numbers by one multiprocessor (FMNMX or VIADDMNMX)
-LONG = 1.0  # seconds of a call from which on its first timing is the first round
-SAMPLE = 0.004  # seconds of a sample: shorter calls are repeated
+LONG_CALL_SECONDS = 1.0  # seconds of a call from which on its first timing counts as a round
+SAMPLE_SECONDS = 0.004  # seconds of a sample: shorter calls are repeated
 HOST_SIZES = (512, 1024, 2048)
 HOST_TYPES = ("float64", "float32", "int32", "int16")
 LARGE_GRAPH_TYPES = ("float64", "float32")  # the types of graphs with 1024 nodes and more
@@ -66,7 +66,7 @@ def edges_of(xp: Any, n: int, dtype: str, rng: Any, negative: bool = False) -> A
 
 
 def processor_seconds(call: Callable[[], Any], repeats: int) -> float:
-    """Return the processor time of all threads, a measure that other work on the machine disturbs less."""
+    """Return the processor time of all threads, which other work on the machine disturbs less."""
     start = time.process_time()
     for _ in range(repeats):
         call()
@@ -74,7 +74,7 @@ def processor_seconds(call: Callable[[], Any], repeats: int) -> float:
 
 
 def by_numpy(call: Callable[[], Any]) -> Any:
-    """Make a call without the kernels that Numba compiles."""
+    """Run a call without the kernels that Numba compiles."""
     before, numba_kernels.can_compile = numba_kernels.can_compile, lambda: False
     try:
         return call()
@@ -206,12 +206,12 @@ def check_paths(name: str, edges: Any, found: Any) -> None:
 # ---- the command
 
 
-def measured(case: Case, rounds: int, clock: Clock, on_gpu: bool) -> Row:
+def measure_case(case: Case, rounds: int, clock: Clock, on_gpu: bool) -> Row:
     """Check, then time, the calls of a case; `bound`: seconds at the peak rate, 0 on a CPU."""
     calls = (product_calls if case.what == "minplus" else path_calls if on_gpu else host_calls)(case)
     if on_gpu and case.what == "paths" and case.n > 8192:
         rounds = min(rounds, 3)
-    samples = samples_with_first_call(calls, rounds, SAMPLE, LONG, clock)
+    samples = samples_with_first_call(calls, rounds, SAMPLE_SECONDS, LONG_CALL_SECONDS, clock)
     if on_gpu:
         free_gpu_memory()
     bound = bound_seconds(case.n) if on_gpu else 0.0
@@ -250,6 +250,6 @@ def main(arguments: Sequence[str]) -> int:
     else:
         sizes = options.sizes or HOST_SIZES[: 2 if options.quick else 3]
         cases, rounds = host_cases(sizes, options.dtypes), options.rounds or 3
-    measure = partial(measured, rounds=rounds, clock=clock, on_gpu=machine.on_gpu)
+    measure = partial(measure_case, rounds=rounds, clock=clock, on_gpu=machine.on_gpu)
     run_cases(options, machine, "shortest_paths.json", cases, measure, text_lines)
     return 0

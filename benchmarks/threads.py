@@ -1,9 +1,9 @@
 """Products on many threads at once: `python -m benchmarks threads [--counts 1 8 64] [--sides 700]`.
 
-Each thread multiplies the same matrices into a result of its own; the ratio is the time of all threads at once over the
-time of the same products one after the other on one thread. The goal is at most 1.1 for 1 to 64 threads, for fmm's own
-choice, given plans and NumPy's own product, in float32 and float64. Samples go to results/<device>/threads.json. Run it
-on an idle machine.
+Each thread multiplies the same matrices into a result of its own. The ratio is the time of all threads at once over the
+time of the same products one after the other on one thread. The goal is at most 1.1 for 1 to 64 threads: for fmm's own
+choice, for named plans and for NumPy's own product, in float32 and float64. Samples go to
+results/<device>/threads.json. Run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from benchmarks.harness import (
     shuffled_rounds,
 )
 
-COUNTS, QUICK_COUNTS = (1, 2, 4, 8, 16, 32, 64), (1, 8)
+THREAD_COUNTS, QUICK_COUNTS = (1, 2, 4, 8, 16, 32, 64), (1, 8)
 PLANS = ("numpy", "default", "strassen > vendor", "winograd > vendor")  # "numpy": numpy.matmul; "default": fmm's choice
 TYPES = ("float64", "float32")
 SIDES, QUICK_SIDES = (700, 2000), (700,)
-GOAL = 1.1
+GOAL_RATIO = 1.1
 ROUNDS, QUICK_ROUNDS = 7, 3
 
 
@@ -52,7 +52,7 @@ class Case:
 
 
 def multiplication(plan: str) -> Callable[..., Any]:
-    """Return numpy.matmul, or fmm.matmul with its own choice or a given plan."""
+    """Return numpy.matmul, fmm.matmul with its own choice, or fmm.matmul with a named plan."""
     if plan == "numpy":
         return np.matmul
     return fmm.matmul if plan == "default" else partial(fmm.matmul, plan=plan)
@@ -60,7 +60,7 @@ def multiplication(plan: str) -> Callable[..., Any]:
 
 @contextmanager
 def waiting_threads(calls: Sequence[Call]) -> Iterator[Call]:
-    """Yield a call that makes each of these calls on a thread of its own, all at once, and waits for the last one."""
+    """Yield a call that runs each of these calls on its own thread, all at once, and waits for all of them."""
     start, end = (threading.Barrier(len(calls) + 1) for _ in range(2))
     stopped, errors = threading.Event(), list[BaseException]()
 
@@ -100,8 +100,8 @@ def one_after_the_other(calls: Sequence[Call]) -> None:
         call()
 
 
-def measured(case: Case, rounds: int, clock: Clock) -> Row:
-    """Check a result, then time all threads at once beside the same products one after the other."""
+def measure_case(case: Case, rounds: int, clock: Clock) -> Row:
+    """Check a result, then time all threads at once and the same products one after the other."""
     rng = np.random.default_rng(1)
     a, b = (rng.standard_normal((case.side, case.side)).astype(case.dtype) for _ in range(2))
     results = [np.empty_like(a) for _ in range(case.threads)]
@@ -118,7 +118,7 @@ def measured(case: Case, rounds: int, clock: Clock) -> Row:
 def thread_row(case: Case, samples: dict[str, list[float]]) -> Row:
     """Return the paired ratio of both times, and whether the goal is met."""
     ratio = paired_speedup(samples["at once"], samples["one by one"])
-    return {**asdict(case), "ratio": ratio, "within_goal": ratio <= GOAL, "samples": samples}
+    return {**asdict(case), "ratio": ratio, "within_goal": ratio <= GOAL_RATIO, "samples": samples}
 
 
 def text_line(row: Row) -> str:
@@ -133,13 +133,13 @@ def text_line(row: Row) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmark; return 1 if a case failed."""
     parser = benchmark_parser("threads", __doc__, time_limit=1e9, quick="few cases and rounds")
-    parser.add_argument("--counts", type=int, nargs="+", help=f"of threads ({' '.join(map(str, COUNTS))})")
+    parser.add_argument("--counts", type=int, nargs="+", help=f"of threads ({' '.join(map(str, THREAD_COUNTS))})")
     parser.add_argument("--sides", type=int, nargs="+", help=f"of the matrices ({' '.join(map(str, SIDES))})")
     parser.add_argument("--plans", nargs="+", default=PLANS, help="plans, or numpy, or default")
     options = parser.parse_args(arguments)
-    counts = options.counts or (QUICK_COUNTS if options.quick else COUNTS)
+    counts = options.counts or (QUICK_COUNTS if options.quick else THREAD_COUNTS)
     sides = options.sides or (QUICK_SIDES if options.quick else SIDES)
     cases = [Case(n, plan, dtype, side) for plan, dtype, side, n in product(options.plans, TYPES, sides, counts)]
     machine, rounds = machine_of("cpu"), QUICK_ROUNDS if options.quick else ROUNDS
-    measure = recorded_failure(lambda case: measured(case, rounds, machine.clock), asdict)
+    measure = recorded_failure(lambda case: measure_case(case, rounds, machine.clock), asdict)
     return has_failures(run_cases(options, machine, "threads.json", cases, measure, text_line))

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import cupy_tf32, environment_variable, gpu_seconds, host_seconds
-from benchmarks.held_out import OWN, Size, element_type
+from benchmarks.held_out import Size, element_type
+from benchmarks.matrices import OWN_ARITHMETIC
 from fmm.dtypes import DTYPES
 
 Product = Callable[..., Any]  # the library's product of two matrices
@@ -53,7 +54,7 @@ class Gpu(Cpu):
 
     @contextmanager
     def as_type(self, dtype: str) -> Iterator[None]:
-        emulation = environment_variable("FMM_EMULATION", "0" if dtype.endswith(OWN) else "1")
+        emulation = environment_variable("FMM_EMULATION", "0" if dtype.endswith(OWN_ARITHMETIC) else "1")
         with cupy_tf32(dtype == "tf32"), emulation:
             yield
 

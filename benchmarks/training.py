@@ -23,10 +23,10 @@ from benchmarks.harness import Machine, Row, benchmark_parser, machine_of, run_c
 from fmm.integrations.report import begin_report, end_report
 
 WARM_UP = 5  # steps that are not timed
-RUNS = "torch", "torch, nearby", "fmm"
-JITTER = {"float32": 2.0**-20, "bfloat16": 2.0**-8}  # relative change of the second run's start
+RUN_NAMES = "torch", "torch, nearby", "fmm"
+START_JITTER = {"float32": 2.0**-20, "bfloat16": 2.0**-8}  # relative change of the second run's start
 # Options of the model and the data, with their defaults.
-SIZES = {"steps": 200, "layers": 2, "width": 2048, "batch": 8, "length": 512, "words": 8192}
+DEFAULT_SIZES = {"steps": 200, "layers": 2, "width": 2048, "batch": 8, "length": 512, "words": 8192}
 
 
 class Block(nn.Module):  # type: ignore[misc]
@@ -87,14 +87,14 @@ def train(options: argparse.Namespace, dtype: str, steps: int, jitter: float = 0
 
 
 def steps_within(options: argparse.Namespace, dtype: str, seconds: float) -> int:
-    """Return how many steps of each run fit into `seconds`, by the time of a few of torch's; all without a limit."""
+    """Return the steps of each run that fit into `seconds`, by the time of a few steps of torch; 0: all steps."""
     if not seconds:
         return int(options.steps)
     began = time.perf_counter()
     few = WARM_UP + 2
     _, timed = train(options, dtype, few)
     left = seconds - (time.perf_counter() - began)
-    return max(min(int(options.steps), int(left / len(RUNS) / (timed / (few - WARM_UP)))), few)
+    return max(min(int(options.steps), int(left / len(RUN_NAMES) / (timed / (few - WARM_UP)))), few)
 
 
 def synchronize(device: str) -> None:
@@ -102,15 +102,15 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def measured(options: argparse.Namespace, dtype: str, seconds: float) -> Row:
+def measure_case(options: argparse.Namespace, dtype: str, seconds: float) -> Row:
     """Train three times; return the losses and the seconds of each run, and the distances of the losses."""
     target = "torch" if options.device == "cuda" else "torch-cpu"
     steps = steps_within(options, dtype, seconds)
     runs: dict[str, tuple[list[float], float]] = {}
-    for name in RUNS:
+    for name in RUN_NAMES:
         with fmm.installed(target) if name == "fmm" else nullcontext():
-            runs[name] = train(options, dtype, steps, JITTER[dtype] if name == "torch, nearby" else 0.0)
-    first, nearby, ours = (runs[name][0] for name in RUNS)
+            runs[name] = train(options, dtype, steps, START_JITTER[dtype] if name == "torch, nearby" else 0.0)
+    first, nearby, ours = (runs[name][0] for name in RUN_NAMES)
     noise, apart = (max(abs(x - y) for x, y in zip(first, losses, strict=True)) for losses in (nearby, ours))
     return {
         "dtype": dtype,
@@ -123,7 +123,7 @@ def measured(options: argparse.Namespace, dtype: str, seconds: float) -> Row:
 
 
 def products_of_a_step(options: argparse.Namespace, dtype: str, target: str) -> list[str]:
-    """Return the report of the products of one step; a run of its own, since counting takes time."""
+    """Return the report of the products of one step, from a run of its own, since counting takes time."""
     report = begin_report()
     try:
         with fmm.installed(target):
@@ -153,7 +153,7 @@ def main(arguments: Sequence[str]) -> int:
     add("--dtypes", default="float32,bfloat16", help="separated by commas")
     add("--seconds", type=float, default=0.0, help="for all runs together; 0: no limit")
     add("--plan", default="", help="plan of every product of fmm, however small")
-    for name, default in SIZES.items():
+    for name, default in DEFAULT_SIZES.items():
         add(f"--{name}", type=int, default=default)
     options = parser.parse_args(arguments)
     if options.plan:
@@ -162,7 +162,7 @@ def main(arguments: Sequence[str]) -> int:
 
     def measure(dtype: str) -> Row:
         left = max(end - time.perf_counter(), 1.0) / (len(dtypes) - dtypes.index(dtype)) if options.seconds else 0.0
-        return measured(options, dtype, left)
+        return measure_case(options, dtype, left)
 
     machine, file = machine_named(options.device), "training.json"
     rows = run_cases(options, machine, file, dtypes, measure, text_lines, key="runs", torch=torch.__version__)

@@ -10,7 +10,7 @@ __all__ = ["install", "matmul", "uninstall"]
 
 
 def install(client: Any, *names: str) -> Any:
-    """Run `fmm.install(*names)` on every worker of a cluster, also on workers that restart or join later.
+    """Run `fmm.install(*names)` on every worker of a cluster, including workers that restart or join later.
 
     In `x @ y`, fmm then computes the products of chunks for which a plan is faster than the vendor's product.
     Installing twice changes nothing.
@@ -41,7 +41,7 @@ def install(client: Any, *names: str) -> Any:
 
 
 def uninstall(client: Any, *names: str) -> Any:
-    """Undo `install` for the named libraries, by default for all libraries.
+    """Undo `install` on all workers for the named libraries, by default for all libraries.
 
     Parameters
     ----------

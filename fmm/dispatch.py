@@ -46,7 +46,7 @@ from fmm.runtime.prepared_operand import other_side_note, unwrap_operands, wrong
 from fmm.runtime.progress import plan_progress
 
 if TYPE_CHECKING:
-    from fmm.out_of_core.machine import Machine
+    from fmm.out_of_core.machine import StreamingDevice
 
 
 # ---- matmul
@@ -141,7 +141,7 @@ def explain_multiply(request: MatmulRequest) -> Decision:
     return matmul.explain_matmul(library, a, b, request.out, constraints)
 
 
-def _streaming_machine(request: MatmulRequest) -> Machine | None:
+def _streaming_machine(request: MatmulRequest) -> StreamingDevice | None:
     """Return the CUDA device that host arrays are streamed through; None if the device holds the arrays already."""
     device = request.device
     assert device is not None
@@ -155,7 +155,7 @@ def _streaming_machine(request: MatmulRequest) -> Machine | None:
         _find_device(device, number)  # check_device raises an error if the device does not exist
         from fmm.out_of_core import machine
 
-        return machine.CudaMachine(number)
+        return machine.CudaStreamingDevice(number)
     if on_device(a) is on_cpu or (not on_cpu and library.device_number(a) != number):
         raise ValueError(f"a is {describe_array(a)}: with device={device!r} fmm.matmul moves NumPy arrays only")
     return None
@@ -235,7 +235,7 @@ def plan_without_arrays(
     size: Shape, dtype: str, op: Operation, device: str | int, constraints: PlanConstraints
 ) -> Decision:
     """Return the decision for row-major arrays of these sizes on a device."""
-    if not isinstance(op, str):
+    if not isinstance(op, str) or op not in OPERATIONS:
         raise ValueError(f"unknown operation {op!r}; valid: {', '.join(OPERATIONS)}")
     on_cpu = _is_cpu(device)
     number = blas_threads() if on_cpu else devices.parse_cuda_index(device)

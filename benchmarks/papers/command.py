@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.harness import SlowKernelError, check_blas_kernel
 from benchmarks.papers.bench import Bench, bench_of
 from benchmarks.papers.experiment import (
     DamagedSamplesError,
@@ -83,7 +84,9 @@ def parsed_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--side", type=int, metavar="N", help="largest side to measure; all other sides are scaled with it")
     add("--time-limit", type=float, metavar="S", help="begin no part that is expected to end after S seconds")
     add("--output", type=Path, metavar="DIR", help="folder of samples and pictures (results/<device>/paper)")
-    add("--measured", type=Path, metavar="DIR", help="print the samples of this folder beside the published numbers")
+    any_kernel = "measure on a CPU although BLAS runs a kernel for an older processor"
+    add("--any-blas-kernel", action="store_true", help=any_kernel)
+    add("--measured", type=Path, metavar="DIR", help="print the samples of this folder with the published numbers")
     style = parser.add_mutually_exclusive_group()
     style.add_argument("--csv", action="store_true", help="print CSV")
     style.add_argument("--json", action="store_true", help="print JSON")
@@ -170,7 +173,9 @@ def measuring_session(options: argparse.Namespace) -> Session:
     """Return the session on the device and in the folder of these options."""
     try:
         bench = bench_of(options.device or "cpu")
-    except ValueError as error:
+        if bench.on_host and options.measure:
+            check_blas_kernel(options)
+    except (ValueError, SlowKernelError) as error:
         raise BadRequestError(str(error)) from None
     folder = options.output or Path("results") / bench.folder / "paper"
     return Session(bench, folder, options.side, TimeLimit(options.time_limit))

@@ -44,7 +44,7 @@ from fmm.problem import Problem, Shape
 
 FIRST_LEVEL_SIDE: Final = 900  # n1: the side from which on HASA has one level
 ERROR_SIZES: Final = (800, 1000, 1400, 1700, 2000, 2800, 3400, 4000, 5000)
-DATA: Final = ("[-1,1]", "[0,1]")
+DATA_RANGES: Final = ("[-1,1]", "[0,1]")
 PRIEST_ENTRIES: Final = 16  # rows, and columns, that Priest's summation computes
 PART_PRODUCTS: Final = 12  # approximate time of a part, in plain products
 
@@ -55,12 +55,12 @@ def hasa_depth(n: int) -> int:
 
 def _operands(bench: Bench, data: str, n: int) -> tuple[Any, Any]:
     rng = bench.generator(n)
-    return uniform(bench.xp, rng, n) if data == DATA[0] else (rng.random((n, n)), rng.random((n, n)))
+    return uniform(bench.xp, rng, n) if data == DATA_RANGES[0] else (rng.random((n, n)), rng.random((n, n)))
 
 
 def _error_parts(bench: Bench, scale: float) -> Iterator[Part]:
     """Yield a part for each range of numbers and size."""
-    for data, n in product(DATA, ERROR_SIZES):
+    for data, n in product(DATA_RANGES, ERROR_SIZES):
         side = max(int(n * scale), 24)
         products = products_of([hasa_plan(hasa_depth(n))], side, "float64")
         yield Part((data, n), partial(_error_rows, bench, data, n, side), products, 2.0 * side**3 * PART_PRODUCTS)
@@ -90,7 +90,7 @@ ERROR_EXPERIMENT: Final = Experiment(
 )
 
 
-def _ratio(quantity: str) -> Any:
+def _error_ratio(quantity: str) -> Any:
     """Return the function that computes HASA's errors over dgemm's."""
 
     def ratios(results: Results) -> Numbers:
@@ -104,15 +104,15 @@ def _ratio(quantity: str) -> Any:
     return ratios
 
 
-def _powers(base: float) -> Any:
+def _power_of_depth(base: float) -> Any:
     def powers() -> Numbers:
-        return {(data, n): base ** hasa_depth(n) for data, n in product(DATA, ERROR_SIZES)}
+        return {(data, n): base ** hasa_depth(n) for data, n in product(DATA_RANGES, ERROR_SIZES)}
 
     return powers
 
 
 def _expected() -> Numbers:
-    return {(data, n): expected_error_growth(hasa_plan(hasa_depth(n))) for data, n in product(DATA, ERROR_SIZES)}
+    return {(data, n): expected_error_growth(hasa_plan(hasa_depth(n))) for data, n in product(DATA_RANGES, ERROR_SIZES)}
 
 
 ERROR_FIGURES: Final = (
@@ -130,12 +130,12 @@ ERROR_FIGURES: Final = (
         "dalberto-fig2-ratio",
         "D'Alberto and Nicolau, section 3.2: HASA's largest error over dgemm's, at most 10 as printed",
         ERROR_EXPERIMENT,
-        {"measured": _ratio("error"), "measured, all entries": _ratio("whole")},
+        {"measured": _error_ratio("error"), "measured, all entries": _error_ratio("whole")},
         "Printed: no larger than 10 on either range, and about 2^l, not the bound's 3^l, for l levels. So it is on a "
         "processor, whose product adds up long sums in pieces: of all entries 5 to 6 at three levels on [-1,1] and 8 "
         "to 10.5 on [0,1]. An H200, which adds up all of k, has 2.3 and 3.6 there. The column expected is of such a "
         "product and of random numbers of either sign (table dalberto-bounds has both).",
-        computed={"2^l": _powers(2.0), "3^l": _powers(3.0), "expected": _expected},
+        computed={"2^l": _power_of_depth(2.0), "3^l": _power_of_depth(3.0), "expected": _expected},
         keys=("data", "n"),
         unit="error over dgemm's",
     ),
@@ -151,8 +151,8 @@ EPSILON: Final = 20.0
 ROUNDS: Final = 3
 DRAWN_PROBLEMS: Final = 40  # problems that are drawn from all triples of sizes
 MAX_FLOPS: Final = 6e12  # most flops of a problem
-CODES: Final = 5
-DGEMM, MODEL = "dgemm", "fmm's model"
+CODE_COUNT: Final = 5
+DGEMM, FMM_MODEL = "dgemm", "fmm's model"
 
 
 def measured_ratio(bench: Bench, shape: Shape) -> float:
@@ -190,7 +190,7 @@ def _plans(bench: Bench, shape: Shape, point: float) -> dict[str, str]:
         "Balanced": str(balanced_hasa(shape, point)),
         "HASA": str(hasa_static(shape, point)),
         "HASA dynamic": str(hasa_dynamic(shape, measured_ratio(bench, shape))),
-        MODEL: str(bench.chosen(Problem(*shape, "float64"))),
+        FMM_MODEL: str(bench.chosen(Problem(*shape, "float64"))),
     }
 
 
@@ -226,7 +226,9 @@ def _shape_parts(bench: Bench, scale: float) -> Iterator[Part]:
     for which, sizes in (("Figure 3", SIZES_3), ("Figures 4, 5", SIZES_4)):
         for shape in sampled_shapes(sizes, scale, DRAWN_PROBLEMS // 2):
             rows = partial(_shape_rows, bench, which, shape, point)
-            yield Part((problem_name(which, shape),), rows, _hasa_products(shape), 2.0 * prod(shape) * CODES * ROUNDS)
+            yield Part(
+                (problem_name(which, shape),), rows, _hasa_products(shape), 2.0 * prod(shape) * CODE_COUNT * ROUNDS
+            )
 
 
 def problem_name(which: str, shape: Shape) -> str:
@@ -256,17 +258,17 @@ def shape_rows(bench: Bench, which: str, shape: Shape, point: float) -> Iterator
         yield {"key": [name, code], "plan": plans[code], "failed": why}
 
 
-SHAPES: Final = Experiment("dalberto-fig3", ("problem", "code"), SIZES_3[-1], _shape_parts, ("problem",))
+SHAPES_EXPERIMENT: Final = Experiment("dalberto-fig3", ("problem", "code"), SIZES_3[-1], _shape_parts, ("problem",))
 
 
-def _gains(results: Results) -> Numbers:
+def _gains_over_dgemm(results: Results) -> Numbers:
     return {key: x for key, x in results.numbers("gain").items() if key[1] != DGEMM}
 
 
 def _average_gains(results: Results) -> Numbers:
     """Return the average gain by figure and code; Figures 4 and 5 show the same problems on two machines."""
     found: dict[Key, list[float]] = {}
-    for (problem, code), x in _gains(results).items():
+    for (problem, code), x in _gains_over_dgemm(results).items():
         which = str(problem).partition(":")[0]
         for figure in ("Figure 4", "Figure 5") if which == "Figures 4, 5" else (which,):
             found.setdefault((figure, code), []).append(x)
@@ -286,41 +288,41 @@ PRINTED_3: Final[Numbers] = {
 
 # ---- Figures 6 to 9
 
-SQUARES: Final = (500, 750, 1000, 1500, 2000, 2500, 3000, 4000, 5000, 6000, 8000)
-FIXED: Final = (1, 2, 3)
+SQUARE_SIDES: Final = (500, 750, 1000, 1500, 2000, 2500, 3000, 4000, 5000, 6000, 8000)
+FIXED_DEPTHS: Final = (1, 2, 3)
 
 
 def _square_parts(bench: Bench, scale: float) -> Iterator[Part]:
     """Yield a part for the recursion point, and a part for each size."""
     point = point_here(bench, scale)
     yield Part((0,), lambda: ({"key": ["n1", 0], "point": point()},))
-    for n in SQUARES:
+    for n in SQUARE_SIDES:
         side = max(int(n * scale), 32)
         shape = side, side, side
         rows = partial(_square_rows, bench, n, side, point, scale)
-        yield Part((n,), rows, _hasa_products(shape), 2.0 * prod(shape) * (len(FIXED) + 3) * ROUNDS)
+        yield Part((n,), rows, _hasa_products(shape), 2.0 * prod(shape) * (len(FIXED_DEPTHS) + 3) * ROUNDS)
 
 
 def _square_rows(bench: Bench, n: int, side: int, point: Callable[[], float], scale: float) -> Iterator[Row]:
     rng = bench.generator(n)
     a, b = (rng.standard_normal((side, side)) for _ in range(2))
-    plans = {DGEMM: "vendor", **{f"S-{k}": str(hasa_plan(k)) for k in FIXED}}
+    plans = {DGEMM: "vendor", **{f"S-{k}": str(hasa_plan(k)) for k in FIXED_DEPTHS}}
     plans["HASA"] = str(hasa_static((side,) * 3, point()))
-    plans[MODEL] = str(bench.chosen(Problem(side, side, side, "float64")))
+    plans[FMM_MODEL] = str(bench.chosen(Problem(side, side, side, "float64")))
     seconds, _ = time_plans(bench, plans, a, b, ROUNDS)
     for code, samples in seconds.items():
         gains = [100 * (1 - x / y) for x, y in zip(samples, seconds[DGEMM], strict=True)]
         yield {"key": [code, n], "plan": plans[code], "seconds": samples, "gain": gains, "n1": point() / scale}
 
 
-SQUARE: Final = Experiment("dalberto-fig6", ("code", "n"), SQUARES[-1], _square_parts, ("n",))
+SQUARE_EXPERIMENT: Final = Experiment("dalberto-fig6", ("code", "n"), SQUARE_SIDES[-1], _square_parts, ("n",))
 
 
 def _square_gains(results: Results) -> Numbers:
     return {key: x for key, x in results.numbers("gain").items() if key[0] != DGEMM}
 
 
-def _estimated(results: Results) -> Numbers:
+def _estimated_gain(results: Results) -> Numbers:
     """Return sp_1 of section 4.2 with the recursion point of this device."""
     points: Any = results.numbers("n1")
     return {
@@ -339,8 +341,8 @@ SPEED_FIGURES: Final = (
     Figure(
         "dalberto-fig3",
         "D'Alberto and Nicolau, Figures 3 to 5: percent less time than dgemm, problem by problem",
-        SHAPES,
-        {"measured": _gains},
+        SHAPES_EXPERIMENT,
+        {"measured": _gains_over_dgemm},
         SAYS_SHAPES,
         x="problem",
         unit="percent",
@@ -350,7 +352,7 @@ SPEED_FIGURES: Final = (
     Figure(
         "dalberto-fig3-average",
         "D'Alberto and Nicolau, sections 4.1.1 and 4.1.2: average percent less time than dgemm",
-        SHAPES,
+        SHAPES_EXPERIMENT,
         {"measured": _average_gains},
         SAYS_SHAPES,
         PRINTED_3,
@@ -362,8 +364,8 @@ SPEED_FIGURES: Final = (
     Figure(
         "dalberto-fig6",
         "D'Alberto and Nicolau, Figures 6 to 9: percent less time than dgemm on squares",
-        SQUARE,
-        {"measured": _square_gains, "sp_1": _estimated},
+        SQUARE_EXPERIMENT,
+        {"measured": _square_gains, "sp_1": _estimated_gain},
         "The figures are plots without numbers; the text has 7 to 10 percent for one level at 5000, and 24 to 30 for "
         "three in the best case. On an H200 S-1 takes longer than dgemm at every size, at 8000 by 3 percent still, as "
         "Equation 3 foresees: its recursion point is above 30 thousand. sp_1 is section 4.2's estimate from the "
@@ -376,7 +378,7 @@ SPEED_FIGURES: Final = (
     Figure(
         "dalberto-n1",
         "D'Alberto and Nicolau, Equation 3: the recursion point from alpha and pi measured here",
-        SQUARE,
+        SQUARE_EXPERIMENT,
         {"measured": quantity("point")},
         "n1 = 22 alpha/pi; their 17 systems have 390 to 2816 (table dalberto-table3).",
         keys=("number", "n"),

@@ -27,7 +27,7 @@ from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 
 SIDE: Final = 8192
-PROBLEMS: Final = 200
+PROBLEM_COUNT: Final = 200
 LARGEST_BUDGET: Final = 12.0  # largest budget; the smallest is 1
 TYPES: Final = ("float32", "float64", "complex64", "complex128")
 DATA: Final = ("normal", "uniform [-1,1]", "uniform [0,1]")
@@ -45,13 +45,13 @@ def deepest_within(budget: float, problem: Problem, on_host: bool, pick: random.
         for plan in compared_plans(not on_host, problem.writes_triangle)
         if plan.is_candidate_for(dtype)
         and limits.allow(plan, expected_error_growth(plan, dtype, on_host))
-        and _large(plan, problem.size)
+        and _has_large_leaves(plan, problem.size)
     ]
     found.sort(key=lambda plan: expected_error_growth(plan, dtype, on_host))
     return found[-1 - pick.randrange(min(3, len(found)))] if found else VENDOR
 
 
-def _large(plan: Plan, size: tuple[int, int, int]) -> bool:
+def _has_large_leaves(plan: Plan, size: tuple[int, int, int]) -> bool:
     return bool(min(size) >= 32 * 2**plan.depth)
 
 
@@ -78,7 +78,7 @@ class BudgetCase(NamedTuple):
     plan: Plan
 
     @property
-    def by_name(self) -> bool:
+    def is_named(self) -> bool:
         return self.plan != self.chosen
 
 
@@ -111,16 +111,16 @@ def budget_row(bench: Bench, x: BudgetCase) -> Row:
     except PlanError as error:
         return {"key": key, "failed": str(error)}
     growth = rounded(own / vendor)
-    return {"key": key, "growth": growth, "share": rounded(growth / x.budget), "chosen": not x.by_name}
+    return {"key": key, "growth": growth, "share": rounded(growth / x.budget), "chosen": not x.is_named}
 
 
 def _computed(bench: Bench, x: BudgetCase, a: Array, b: Array) -> tuple[Array, Array]:
     """Return the result by the plan or with the budget, and the vendor's result."""
-    options: dict[str, Any] = {"plan": x.plan} if x.by_name else {"max_error_growth": x.budget}
+    options: dict[str, Any] = {"plan": x.plan} if x.is_named else {"max_error_growth": x.budget}
     if x.problem.op == "gram":
         return fmm.gram(b, **options), fmm.gram(b, plan=VENDOR)
     vendor = bench.multiply(VENDOR, a, b)
-    return bench.multiply(x.plan, a, b) if x.by_name else fmm.matmul(a, b, **options), vendor
+    return bench.multiply(x.plan, a, b) if x.is_named else fmm.matmul(a, b, **options), vendor
 
 
 def budget_rows(bench: Bench, side: int, count: int) -> Iterator[Row]:
@@ -131,8 +131,8 @@ def budget_rows(bench: Bench, side: int, count: int) -> Iterator[Row]:
 def _parts(bench: Bench, scale: float) -> Iterator[Part]:
     """Yield a part for each problem."""
     side = max(int(SIDE * scale), 64)
-    for x in budget_cases(bench, min(side, 1024) if bench.on_host else side, PROBLEMS):
-        products = ((x.plan, x.problem),) if x.by_name and x.problem.op == "product" else ()
+    for x in budget_cases(bench, min(side, 1024) if bench.on_host else side, PROBLEM_COUNT):
+        products = ((x.plan, x.problem),) if x.is_named and x.problem.op == "product" else ()
         yield Part((x.number,), partial(_rows, bench, x), products, 2.0 * prod(x.problem.size) * REFERENCE_PRODUCTS)
 
 
@@ -175,9 +175,9 @@ FIGURES: Final[tuple[Figure, ...]] = (
 )
 
 
-def broken(results: Results) -> list[Any]:
+def broken_budgets(results: Results) -> list[Any]:
     """Return the problems with an error beyond the budget and beyond the noise of comparing two roundings."""
-    return [key for key, share in _share(results).items() if share > 1 + NOISE]
+    return [key for key, share in _share(results).items() if share > 1 + COMPARISON_NOISE]
 
 
-NOISE: Final = 0.02
+COMPARISON_NOISE: Final = 0.02

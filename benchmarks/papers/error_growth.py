@@ -25,7 +25,7 @@ from fmm.perfmodel.stability import expected_error_growth
 
 # ---- the plans that are measured
 
-DEEPEST: Final = 4
+MAX_DEPTH: Final = 4
 SHORTEST_LEAF: Final = 8  # shortest side of a leaf product
 MAX_PRODUCTS: Final = 20_000  # most products of a plan
 
@@ -33,7 +33,7 @@ MAX_PRODUCTS: Final = 20_000  # most products of a plan
 def scheme_depths(name: str, side: int) -> Iterator[int]:
     """Yield the depths with leaf products of a fair size: up to four levels of 2 x 2 blocks, else up to three."""
     found = scheme(name)
-    deepest = DEEPEST if found.size == (2, 2, 2) else DEEPEST - 1
+    deepest = MAX_DEPTH if found.size == (2, 2, 2) else MAX_DEPTH - 1
     for depth in range(1, deepest + 1):
         if max(found.size) ** depth * SHORTEST_LEAF <= side and found.rank**depth <= MAX_PRODUCTS:
             yield depth
@@ -51,7 +51,7 @@ def host_plans(side: int) -> tuple[str, ...]:
             found.append(" > ".join([f"{name}{order}"] * depth + ["vendor"]))
     for name in step_table_names():
         found += [
-            " > ".join([name] * depth + ["vendor"]) for depth in range(1, DEEPEST) if 2**depth * SHORTEST_LEAF <= side
+            " > ".join([name] * depth + ["vendor"]) for depth in range(1, MAX_DEPTH) if 2**depth * SHORTEST_LEAF <= side
         ]
     return tuple(dict.fromkeys(found))
 
@@ -194,12 +194,12 @@ HOST_TYPES: Final = ("float32", "float64", "complex64", "complex128")
 DEVICE_TYPES: Final = tuple(DTYPES)
 # Rounding errors of one product are not independent where its partial sums grow alike; the variance ignores this.
 # With this factor the growth expected on the data exceeds the measured growth in all rows of the experiment.
-MARGIN: Final = 2.0
+PROMISE_MARGIN: Final = 2.0
 
 
 def promised(on_data: float) -> float:
     """Return the growth that no product exceeds; no plan is promised to err less than the vendor."""
-    return max(1.0, MARGIN * on_data)
+    return max(1.0, PROMISE_MARGIN * on_data)
 
 
 def _parts(bench: Bench, scale: float) -> Iterator[Part]:
@@ -215,12 +215,12 @@ def _parts(bench: Bench, scale: float) -> Iterator[Part]:
 EXPERIMENT: Final = Experiment("error-growth", ("plan", "type", "family"), SIDE, _parts, ("type", "family"))
 
 
-def _worst(results: Results) -> Numbers:
+def _worst_family(results: Results) -> Numbers:
     """Return the largest median over the families, by plan and type."""
     return _over_families(results, max)
 
 
-def _least(results: Results) -> Numbers:
+def _best_family(results: Results) -> Numbers:
     return _over_families(results, min)
 
 
@@ -248,7 +248,7 @@ def draw_contract(axes: Any, results: Results) -> None:
             axes.plot(x, y, "o", ms=3, mec=colour, mfc=face, mew=0.5, alpha=0.7, label=f"{family}, {name}")
     top = max(measured.values(), default=1.0)
     axes.plot((0.1, top), (0.1, top), color="#222222", lw=0.8)
-    axes.plot((0.1 / MARGIN, top / MARGIN), (0.1, top), color="#222222", lw=0.8, ls="--")
+    axes.plot((0.1 / PROMISE_MARGIN, top / PROMISE_MARGIN), (0.1, top), color="#222222", lw=0.8, ls="--")
     axes.set(xscale="log", yscale="log", xlabel="expected error over the vendor's", ylabel="measured")
     axes.legend(fontsize=6, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
 
@@ -257,8 +257,8 @@ SAYS_GROWTH: Final = (
     "What is expected of independent random numbers, or of ones of one sign if that is more (column expected), is not "
     "exceeded by more than 3 percent on normal and uniform numbers and on low rank; on graded matrices it is by half, "
     "on Kaporin's up to ten times. On positive numbers Winograd's levels err much less. "
-    f"{MARGIN:g} times what is expected on the data, and at least the vendor's error (column promised), is never below "
-    "what is measured, and at most eight times above."
+    f"{PROMISE_MARGIN:g} times what is expected on the data, and at least the vendor's error (column promised), is "
+    "never below what is measured, and at most eight times above."
 )
 
 
@@ -284,8 +284,8 @@ FIGURES: Final = (
         EXPERIMENT,
         {
             "expected": lambda results: {key[:2]: x for key, x in results.numbers("expected").items()},
-            "least": _least,
-            "measured": _worst,
+            "least": _best_family,
+            "measured": _worst_family,
         },
         SAYS_GROWTH,
         keys=("plan", "type"),

@@ -51,15 +51,15 @@ VARIANTS_EXPERIMENT: Final = Experiment(
     "error-variants", ("scheme", "type", "family", "levels"), SIDE, _variant_parts, ("type", "family")
 )
 # growth per level: 12/4 and 18/4 (Higham 1990); fmm's walk gives the others'
-HIGHAM: Final = {"strassen": 3.0, "winograd": 4.5}
-BRENT: Final = {"strassen": 4.0}  # growth per level by D'Alberto's post, Equation 7
+HIGHAM_FACTORS: Final = {"strassen": 3.0, "winograd": 4.5}
+BRENT_FACTORS: Final = {"strassen": 4.0}  # growth per level by D'Alberto's post, Equation 7
 
 
 def _variant_cells(results: Results) -> list[tuple[Key, str, str, int]]:
     return [(key, str(key[0]), str(key[1]), int(key[3])) for key in results.rows]
 
 
-def _walked(results: Results) -> Numbers:
+def _walked_bounds(results: Results) -> Numbers:
     """Return the bound of the plan, as the walk of its steps gives it, over the bound of the classical product."""
     return {key: _bound(_variant_plan(name, k)) for key, name, _, k in _variant_cells(results)}
 
@@ -69,7 +69,7 @@ def _bound(plan: str) -> float:
     return error_bound(Plan.parse(plan), SIDE, SIDE, SIDE) / classical_bound(SIDE)
 
 
-def _closed(factors: dict[str, float]) -> Any:
+def _closed_form_bounds(factors: dict[str, float]) -> Any:
     def found(results: Results) -> Numbers:
         return {key: factors[name] ** k for key, name, _, k in _variant_cells(results) if name in factors}
 
@@ -85,9 +85,9 @@ VARIANT_FIGURES: Final = (
             "expected": quantity("expected"),
             "on data": quantity("on data"),
             "measured": quantity("growth"),
-            "walked bound": _walked,
-            "Higham's": _closed(HIGHAM),
-            "Brent's": _closed(BRENT),
+            "walked bound": _walked_bounds,
+            "Higham's": _closed_form_bounds(HIGHAM_FACTORS),
+            "Brent's": _closed_form_bounds(BRENT_FACTORS),
         },
         "On independent random numbers dps is the most accurate of the three, then Strassen's, then Winograd's; on "
         "numbers in [0, 1] Winograd's is the most accurate, since its sums cancel the mean. Bounds are of the largest "
@@ -141,11 +141,11 @@ def _scaled_rows(bench: Bench, data: str, dtype: str, side: int) -> Iterator[Row
     a, b = (x.astype(dtype) for x in pair)
     left, right = (bench.widened(x, dtype) for x in (a, b))
     exact = reference(bench.xp, left, right, DTYPES[dtype].unit_roundoff)
-    beside = abs(a).astype("float64") @ abs(b).astype("float64")
+    entry_bounds = abs(a).astype("float64") @ abs(b).astype("float64")
 
     def errors(c: Array) -> tuple[float, float]:
         off = exact.distance(c.astype("float64"))
-        return frobenius(off), float((off / beside).max())
+        return frobenius(off), float((off / entry_bounds).max())
 
     vendor = errors(bench.multiply(VENDOR, a, b))
     for text, (name, scaling) in product(SCALED_PLANS, SCALINGS.items()):

@@ -38,7 +38,7 @@ DEVICE_CODES: Final = {
     "2-level hybrid": "winograd > strassen-huang.fused.pad4 > tile",
 }
 # Figure 8's three sweeps: the varied quantity, and its sizes (m, k, n).
-VARIED: Final = (1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
+VARIED_SIDES: Final = (1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
 SWEEPS: Final = ("m=n=k", "m=n, k=4096", "k, m=n=8192")
 
 
@@ -52,7 +52,7 @@ def sweep_size(sweep: str, x: int, scale: float = 1.0) -> tuple[int, int, int]:
 def _sweep_parts(bench: Bench, scale: float) -> Iterator[Part]:
     """Yield a part for each size of each sweep, with all codes."""
     codes = HOST_CODES if bench.on_host else DEVICE_CODES
-    for sweep, x in product(SWEEPS, VARIED):
+    for sweep, x in product(SWEEPS, VARIED_SIDES):
         yield rate_part(bench, codes, (sweep, x), sweep_size(sweep, x, scale))
 
 
@@ -84,7 +84,7 @@ def rate_rows(bench: Bench, codes: Mapping[str, str], size: tuple[int, int, int]
         yield {"key": [name], "plan": codes[name], "size": list(size), "failed": why}
 
 
-SWEEP: Final = Experiment("huang-fig8", ("sweep", "code", "n"), SIDE, _sweep_parts, ("sweep", "n"))
+SWEEP_EXPERIMENT: Final = Experiment("huang-fig8", ("sweep", "code", "n"), SIDE, _sweep_parts, ("sweep", "n"))
 
 
 # ---- Figure 1: from which size on a code is faster than cuBLAS
@@ -96,19 +96,21 @@ def _break_even(results: Results) -> Numbers:
     codes = dict.fromkeys(code for sweep, code, _ in rates if sweep == SWEEPS[0] and code not in (CUBLAS, CUTLASS))
     found: dict[Key, float] = {}
     for code in codes:
-        for n in sorted(VARIED, reverse=True):
+        for n in sorted(VARIED_SIDES, reverse=True):
             own, theirs = (rates.get((SWEEPS[0], x, n)) for x in (code, CUBLAS))
             if own is None or theirs is None or own <= theirs:
                 break
             found[("break-even", str(code))] = float(n)
         ratios = [
-            rates[SWEEPS[0], code, n] / rates[SWEEPS[0], CUBLAS, n] for n in VARIED if (SWEEPS[0], code, n) in rates
+            rates[SWEEPS[0], code, n] / rates[SWEEPS[0], CUBLAS, n]
+            for n in VARIED_SIDES
+            if (SWEEPS[0], code, n) in rates
         ]
         found[("best speedup", str(code))] = max(ratios)
     return found
 
 
-def _none_faster(results: Results) -> list[str]:
+def _break_even_notes(results: Results) -> list[str]:
     """Return notes on codes without a break-even point and on codes that were not measured."""
     found, said = _break_even(results), []
     none = [code for what, code in found if what == "best speedup" and ("break-even", code) not in found]
@@ -134,7 +136,7 @@ PRINTED_1: Final[Numbers] = {
 # ---- Figure 9: the machine
 
 
-def _machine(bench: Bench, scale: float) -> Iterator[Row]:
+def _machine_rates(bench: Bench, scale: float) -> Iterator[Row]:
     n = max(int(8192 * scale), 64)
     rows = list(rate_rows(bench, {CUBLAS: "vendor"}, (n, n, n)))
     bytes_a_second, _ = bench.stream(max(int((1 << 27) * scale**2), 1 << 12))
@@ -156,27 +158,33 @@ def _of_datasheet(name: str) -> Numbers:
 # ---- Figure 10: two strategies, no, one and two levels with all sums inside
 
 STRATEGIES: Final = ("Huge", "Small")
-LEVELS: Final = {"GEMM": "", "1-level": "strassen-huang.fused.pad4 > ", "2-level": "strassen-huang^2.fused.pad4 > "}
+PLAN_LEVELS: Final = {
+    "GEMM": "",
+    "1-level": "strassen-huang.fused.pad4 > ",
+    "2-level": "strassen-huang^2.fused.pad4 > ",
+}
 SIZES_10: Final = (1024, 2048, 4096, 6144, 8192, 10240)
 
 
 def _strategy_parts(bench: Bench, scale: float) -> Iterator[Part]:
     """Yield a part for each strategy and size; none on a CPU, which has no such kernels."""
     for strategy, n in () if bench.on_host else product(STRATEGIES, SIZES_10):
-        codes = {name: f"{level}tile.{strategy.lower()}" for name, level in LEVELS.items()}
+        codes = {name: f"{level}tile.{strategy.lower()}" for name, level in PLAN_LEVELS.items()}
         side = max(int(n * scale), 64)
         yield rate_part(bench, codes, (strategy, n), (side, side, side))
 
 
-STRATEGY: Final = Experiment("huang-fig10", ("strategy", "code", "n"), SIZES_10[-1], _strategy_parts, ("strategy", "n"))
+STRATEGY_EXPERIMENT: Final = Experiment(
+    "huang-fig10", ("strategy", "code", "n"), SIZES_10[-1], _strategy_parts, ("strategy", "n")
+)
 
 
-def _modelled() -> Numbers:
+def _modelled_tflops() -> Numbers:
     """Return the TFLOPS on the paper's V100 by the paper's model."""
     table = huang.huang_fig10(SIZES_10)
     found: dict[Key, float] = {}
     for strategy, n, *rates in table.rows:
-        for name, rate in zip(LEVELS, rates, strict=True):
+        for name, rate in zip(PLAN_LEVELS, rates, strict=True):
             assert isinstance(n, int) and isinstance(rate, float)
             found[str(strategy), name, n] = rate
     return found
@@ -186,7 +194,7 @@ FIGURES: Final = (
     Figure(
         "huang-fig8",
         "Huang et al., Figure 8: squares, rank-4096 updates and inner products",
-        SWEEP,
+        SWEEP_EXPERIMENT,
         {"measured": quantity("tflops")},
         "Figure 8 is a plot without numbers; what its text says of it stands with Figure 1. On an H200 the three "
         "sweeps end alike: the hybrid is the fastest, 1.20 to 1.29 times cuBLAS at best, one level has 1.13 to 1.21. "
@@ -198,7 +206,7 @@ FIGURES: Final = (
     Figure(
         "huang-fig1",
         "Huang et al., Figure 1: from which square on a code is faster than cuBLAS, and by how much at best",
-        SWEEP,
+        SWEEP_EXPERIMENT,
         {"measured": _break_even},
         "Break-even points are of the sizes that were measured; a code that has none is slower than the vendor at the "
         "largest of them. The paper's reference forms each sum by a call of the library, ours all sums of a level in "
@@ -208,12 +216,12 @@ FIGURES: Final = (
         keys=("number", "code"),
         x="code",
         unit="side, or speedup",
-        result_notes=_none_faster,
+        result_notes=_break_even_notes,
     ),
     Figure(
         "huang-fig9",
         "Huang et al., Figure 9: the machine's rates",
-        Experiment("huang-fig9", ("rate",), 8192, one_part(_machine)),
+        Experiment("huang-fig9", ("rate",), 8192, one_part(_machine_rates)),
         {"measured": quantity("rate")},
         "tau_gmop is printed with a fifth more than the V100's bandwidth, for the second-level cache; tau_smop with "
         "2 percent less than footnote 13 gives. tau_gmop is measured by an addition of matrices that no cache holds, "
@@ -226,12 +234,12 @@ FIGURES: Final = (
     Figure(
         "huang-fig10",
         "Huang et al., Figure 10: strategies Huge and Small, one product after the other",
-        STRATEGY,
+        STRATEGY_EXPERIMENT,
         {"measured": quantity("tflops")},
         "The column V100 is the paper's model of its machine, by which one level with Huge blocks beats none and two "
         "levels at once are below both. On an H200 one level beats none from 6144 on, by 9 to 11 percent, and so do "
         "two from 8192 on, by 2 to 3; with Small blocks none is the best, as modelled.",
-        computed={"V100, modelled": _modelled},
+        computed={"V100, modelled": _modelled_tflops},
         unit="effective TFLOPS",
         logarithmic=False,
         notes=("A CPU has no such kernels: nothing is measured there.",),

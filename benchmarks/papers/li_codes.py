@@ -17,14 +17,14 @@ from fmm.problem import Problem
 
 SIZES: Final = (2048, 4096, 8192, 16384)
 CPU, SGEMM, GPU8 = "O(n^3) on CPU", "sgemm", "GPU8"
-METHODS: Final = {"Strassen": "strassen", "Winograd": "winograd"}
+SCHEME_OF_CODE: Final = {"Strassen": "strassen", "Winograd": "winograd"}
 
 
 def li_plan(code: str, depth: int, leaf: str = "vendor") -> Plan:
     """Return the plan of a code with this number of levels: Figure 16 or 23 outside, Figure 12 or 13 innermost."""
     if not depth:
         return Plan.parse(leaf)
-    innermost, above = STEP_TABLES[METHODS[code]]
+    innermost, above = STEP_TABLES[SCHEME_OF_CODE[code]]
     return Plan.parse(" > ".join([*[above] * (depth - 1), innermost, leaf]))
 
 
@@ -36,7 +36,7 @@ def code_depth(n: int, tau2: str | float) -> int:
 # ---- timing
 
 ROUNDS: Final = 3
-CHOICE: Final = "fmm"  # the name of fmm's own choice without emulation
+FMM_CHOICE: Final = "fmm"  # the name of fmm's own choice without emulation
 
 
 def timed_part(bench: Bench, plans: Mapping[Key, str], n: int, side: int, dtype: str, chosen: Key) -> Part:

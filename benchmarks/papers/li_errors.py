@@ -13,14 +13,14 @@ from typing import Any, Final
 from benchmarks.papers.bench import Bench
 from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results, Row, one_part, products_of
 from benchmarks.papers.figure import Figure, quantity
-from benchmarks.papers.li_codes import CPU, GPU8, METHODS, SGEMM, SIZES, code_depth, li_plan
+from benchmarks.papers.li_codes import CPU, GPU8, SCHEME_OF_CODE, SGEMM, SIZES, code_depth, li_plan
 from benchmarks.papers.matrices import kaporin, precise_product, uniform
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.stability import error_bound, expected_error_growth
 
 
-def off_identity(xp: Any, c: Any, rows: Any = None) -> dict[str, float]:
+def errors_from_identity(xp: Any, c: Any, rows: Any = None) -> dict[str, float]:
     """Return the largest and the mean |C - I|, of all rows or of `rows`; C is overwritten."""
     at = xp.arange(len(c)) if rows is None else rows
     c[xp.arange(len(c)), at] -= 1
@@ -32,10 +32,10 @@ def code_plan(code: str, depth: int, bench: Bench) -> Plan | None:
     """Return the plan of one of the paper's codes; None for the sums in the order of k, which no plan has."""
     if code == CPU:
         return None
-    return li_plan(code, depth) if code in METHODS else Plan.parse(_leaf(code, bench))
+    return li_plan(code, depth) if code in SCHEME_OF_CODE else Plan.parse(_leaf_of_code(code, bench))
 
 
-def _leaf(code: str, bench: Bench) -> str:
+def _leaf_of_code(code: str, bench: Bench) -> str:
     return "tile.gpu8" if code == GPU8 and not bench.on_host else "vendor"
 
 
@@ -44,8 +44,8 @@ def code_errors(bench: Bench, code: str, depth: int, pair: tuple[Any, Any]) -> d
     plan = code_plan(code, depth, bench)
     if plan is None:
         rows, found = bench.row_by_column(*pair)
-        return off_identity(bench.xp, found, rows)
-    return off_identity(bench.xp, bench.multiply(plan, *pair))
+        return errors_from_identity(bench.xp, found, rows)
+    return errors_from_identity(bench.xp, bench.multiply(plan, *pair))
 
 
 def kaporin_bound(code: str, depth: int, n: int, dtype: str) -> float:
@@ -57,7 +57,7 @@ def kaporin_bound(code: str, depth: int, n: int, dtype: str) -> float:
     inner = sum(x**0.5 / (n + 1 - x) for x in i)
     # the largest entries: the last of A; the diagonal or the last row of B
     largest = (1 + n**0.5) * max(1.0, n**0.5 / (1 + inner))
-    plan = li_plan(code, depth) if code in METHODS else VENDOR
+    plan = li_plan(code, depth) if code in SCHEME_OF_CODE else VENDOR
     return float(error_bound(plan, n, n, n) * DTYPES[dtype].unit_roundoff * largest)
 
 
@@ -67,7 +67,12 @@ THRESHOLDS: Final = (2048, 4096)
 
 # ---- Figures 30 and 31: by size
 
-CODES: Final[tuple[tuple[str, str | int], ...]] = ((CPU, "-"), (SGEMM, "-"), (GPU8, "-"), *product(METHODS, THRESHOLDS))
+CODES: Final[tuple[tuple[str, str | int], ...]] = (
+    (CPU, "-"),
+    (SGEMM, "-"),
+    (GPU8, "-"),
+    *product(SCHEME_OF_CODE, THRESHOLDS),
+)
 
 
 def _size_parts(bench: Bench, scale: float) -> Iterator[Part]:
@@ -89,7 +94,7 @@ def _of_size(bench: Bench, n: int, side: int) -> Iterator[Row]:
 BY_SIZE: Final = Experiment("li-fig30", ("code", "tau2", "n"), SIZES[-1], _size_parts, ("n",))
 
 
-def _printed(columns: Mapping[Key, tuple[float, ...]], last: tuple[int, ...]) -> Numbers:
+def _printed_numbers(columns: Mapping[Key, tuple[float, ...]], last: tuple[int, ...]) -> Numbers:
     return {(*key, x): value for key, values in columns.items() for x, value in zip(last, values, strict=True)}
 
 
@@ -125,13 +130,13 @@ def _expected(printed: Numbers, base: Numbers, depth: Mapping[Key, int]) -> Numb
     """Return the errors expected on random data: the printed classical error times the expected growth."""
     return {
         key: base[key]
-        * expected_error_growth(li_plan(str(key[0]), depth[key]) if key[0] in METHODS else VENDOR, "float32")
+        * expected_error_growth(li_plan(str(key[0]), depth[key]) if key[0] in SCHEME_OF_CODE else VENDOR, "float32")
         for key in printed
     }
 
 
 def _expected_by_size(columns: Mapping[Key, tuple[float, ...]]) -> Numbers:
-    printed = _printed(columns, SIZES)
+    printed = _printed_numbers(columns, SIZES)
     base = {key: printed[SGEMM, "-", key[2]] for key in printed}
     depth = {key: code_depth(int(key[2]), key[1]) for key in printed}
     return _expected(printed, base, depth)
@@ -150,7 +155,7 @@ FIGURES_BY_SIZE: Final = tuple(
         BY_SIZE,
         {"measured": quantity(what)},
         SAYS_KAPORIN,
-        _printed(columns, SIZES),
+        _printed_numbers(columns, SIZES),
         {
             "expected": partial(_expected_by_size, columns),
             **({"bound": _size_bounds} if what == "maximum" else {}),
@@ -177,7 +182,7 @@ FIGURE_34: Final[Mapping[Key, tuple[float, ...]]] = {
 def _level_parts(bench: Bench, scale: float) -> Iterator[Part]:
     """Yield a part for each code and number of levels."""
     side = max(int(SIZES[-1] * scale), 32)
-    for code, depth in product(METHODS, DEPTHS):
+    for code, depth in product(SCHEME_OF_CODE, DEPTHS):
         products = products_of([li_plan(code, depth)], side, "float32")
         yield Part((code, depth), partial(_of_levels, bench, side, code, depth), products, 2.0 * side**3)
 
@@ -200,12 +205,12 @@ SAYS_34: Final = (
 
 
 def _expected_by_levels(columns: Mapping[Key, tuple[float, ...]], base: float) -> Numbers:
-    printed = _printed(columns, DEPTHS)
+    printed = _printed_numbers(columns, DEPTHS)
     return _expected(printed, dict.fromkeys(printed, base), {key: int(key[1]) for key in printed})
 
 
 def _level_bounds() -> Numbers:
-    return {(code, k): kaporin_bound(code, k, SIZES[-1], "float32") for code, k in product(METHODS, DEPTHS)}
+    return {(code, k): kaporin_bound(code, k, SIZES[-1], "float32") for code, k in product(SCHEME_OF_CODE, DEPTHS)}
 
 
 FIGURES_BY_LEVELS: Final = tuple(
@@ -215,7 +220,7 @@ FIGURES_BY_LEVELS: Final = tuple(
         BY_LEVELS,
         {"measured": quantity(what)},
         says,
-        _printed(columns, DEPTHS),
+        _printed_numbers(columns, DEPTHS),
         {
             "expected": partial(_expected_by_levels, columns, base),
             **({"bound": _level_bounds} if what == "maximum" else {}),
@@ -235,14 +240,14 @@ SINGLE_FIGURES: Final = (*FIGURES_BY_SIZE, *FIGURES_BY_LEVELS)
 
 # ---- double precision
 
-DOUBLE: Final = 8192
+DOUBLE_SIDE: Final = 8192
 DOUBLE_CODES: Final = {CPU: "", "dgemm": "", "dStrassen": "Strassen", "dWinograd": "Winograd"}
 DOUBLE_DEPTH: Final = 2  # tau2 = 4096
-MATRICES: Final = 10
+MATRIX_COUNT: Final = 10
 
 
-def _double(bench: Bench, scale: float) -> Iterator[Row]:
-    pair = kaporin(bench.xp, max(int(DOUBLE * scale), 16), "float64")
+def _double_rows(bench: Bench, scale: float) -> Iterator[Row]:
+    pair = kaporin(bench.xp, max(int(DOUBLE_SIDE * scale), 16), "float64")
     for code, method in DOUBLE_CODES.items():
         found = code_errors(bench, CPU if code == CPU else method, DOUBLE_DEPTH, pair)
         yield from ({"key": [what, code], "error": found[what]} for what in ("maximum", "average"))
@@ -253,9 +258,9 @@ def _random_errors(bench: Bench, scale: float) -> Iterator[Row]:
 
     They are against the classical product and against a more precise one.
     """
-    n = max(int(DOUBLE * scale), 16)
+    n = max(int(DOUBLE_SIDE * scale), 16)
     found: dict[tuple[str, str, str], list[float]] = {}
-    for seed in range(MATRICES):
+    for seed in range(MATRIX_COUNT):
         a, b = uniform(bench.xp, bench.generator(seed), n)
         rows, classical = bench.row_by_column(a, b)
         size = float(abs(classical).mean())
@@ -321,7 +326,7 @@ DOUBLE_FIGURES: Final = (
     Figure(
         "li-fig43",
         "Li et al., Figure 43: errors on Kaporin's matrix in double precision, n = 8192, tau2 = 4096",
-        Experiment("li-fig43", ("error", "code"), DOUBLE, one_part(_double)),
+        Experiment("li-fig43", ("error", "code"), DOUBLE_SIDE, one_part(_double_rows)),
         {"measured": quantity("error")},
         SAYS_43,
         FIGURE_43,
@@ -332,7 +337,7 @@ DOUBLE_FIGURES: Final = (
     Figure(
         "li-fig44",
         "Li et al., Figure 44: errors of ten random matrices over mean |C|, n = 8192, tau2 = 4096",
-        Experiment("li-fig44", ("error", "code"), DOUBLE, one_part(_random_errors)),
+        Experiment("li-fig44", ("error", "code"), DOUBLE_SIDE, one_part(_random_errors)),
         {"measured": _not_the_reference, "measured, exact": quantity("exact")},
         SAYS_44,
         FIGURE_44,

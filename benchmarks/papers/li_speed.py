@@ -15,7 +15,7 @@ from typing import Final
 from benchmarks.papers.bench import Bench
 from benchmarks.papers.experiment import Experiment, Key, Numbers, Part, Results
 from benchmarks.papers.figure import Figure, quantity
-from benchmarks.papers.li_codes import CHOICE, GPU8, METHODS, SGEMM, SIZES, code_depth, li_plan, timed_part
+from benchmarks.papers.li_codes import FMM_CHOICE, GPU8, SCHEME_OF_CODE, SGEMM, SIZES, code_depth, li_plan, timed_part
 from fmm.perfmodel.papers import li_counts
 from fmm.perfmodel.papers.li_results import FIGURE_24_SECONDS, FIGURE_36_SECONDS, FIGURE_37, reduction_curve
 
@@ -23,14 +23,16 @@ from fmm.perfmodel.papers.li_results import FIGURE_24_SECONDS, FIGURE_36_SECONDS
 
 DEPTHS: Final = (1, 2, 3, 4)
 OWN_BLOCK: Final = 4096  # largest side that is measured by the block of 2009
-SLOW: Final = ", its block"
+OWN_BLOCK_SUFFIX: Final = ", its block"
 
 
 def leaf_names(on_host: bool) -> Mapping[str, str]:
     """Return the leaf of each of the paper's codes."""
     if on_host:
-        return dict.fromkeys(METHODS, "vendor")
-    return {name: "tile.texture" if name[0] == "t" else "tile" for code in METHODS for name in (code, f"t{code}")}
+        return dict.fromkeys(SCHEME_OF_CODE, "vendor")
+    return {
+        name: "tile.texture" if name[0] == "t" else "tile" for code in SCHEME_OF_CODE for name in (code, f"t{code}")
+    }
 
 
 def speed_plans(n: int, on_host: bool) -> dict[Key, str]:
@@ -41,17 +43,17 @@ def speed_plans(n: int, on_host: bool) -> dict[Key, str]:
     for (name, leaf), depth in product(leaf_names(on_host).items(), DEPTHS):
         found[name, depth] = str(li_plan(name.removeprefix("t"), depth, leaf))
     if not on_host and n <= OWN_BLOCK:
-        found[GPU8 + SLOW, 0] = "tile.gpu8"
-        for name, depth in product(METHODS, (1, 2)):
-            found[name + SLOW, depth] = str(li_plan(name, depth, "tile.gpu8"))
-            found[f"t{name}{SLOW}", depth] = str(li_plan(name, depth, "tile.gpu8.texture"))
+        found[GPU8 + OWN_BLOCK_SUFFIX, 0] = "tile.gpu8"
+        for name, depth in product(SCHEME_OF_CODE, (1, 2)):
+            found[name + OWN_BLOCK_SUFFIX, depth] = str(li_plan(name, depth, "tile.gpu8"))
+            found[f"t{name}{OWN_BLOCK_SUFFIX}", depth] = str(li_plan(name, depth, "tile.gpu8.texture"))
     return found
 
 
 def _level_parts(bench: Bench, scale: float) -> Iterator[Part]:
     for n in SIZES:
         side = max(int(n * scale), 64)
-        yield timed_part(bench, speed_plans(n, bench.on_host), n, side, "float32", (CHOICE, 0))
+        yield timed_part(bench, speed_plans(n, bench.on_host), n, side, "float32", (FMM_CHOICE, 0))
 
 
 EXPERIMENT: Final = Experiment("li-fig36", ("code", "n", "levels"), SIZES[-1], _level_parts, ("n",))
@@ -98,10 +100,10 @@ def _speedups(seconds: Numbers) -> Numbers:
     found: dict[Key, float] = {}
     for (code, n, k), x in seconds.items():
         for base in (SGEMM, GPU8):
-            if k and (base, n, 0) in seconds and not str(code).endswith(SLOW):
+            if k and (base, n, 0) in seconds and not str(code).endswith(OWN_BLOCK_SUFFIX):
                 found[base, code, n, k] = 100 * (1 - x / seconds[base, n, 0])
-        own = (f"{GPU8}{SLOW}", n, 0)
-        if k and str(code).endswith(SLOW) and own in seconds:
+        own = (f"{GPU8}{OWN_BLOCK_SUFFIX}", n, 0)
+        if k and str(code).endswith(OWN_BLOCK_SUFFIX) and own in seconds:
             found[own[0], code, n, k] = 100 * (1 - x / seconds[own])
     return found
 
@@ -118,26 +120,26 @@ def _printed_37() -> Numbers:
 def _counted_37(what: li_counts.Quantity) -> Numbers:
     """Return the percent of GPU8's counts that each code saves."""
     return {
-        (GPU8, code, n, k): float(li_counts.percent_reduction(what, METHODS[code], k, n))
-        for code, n, k in product(METHODS, SIZES[1:], DEPTHS)
+        (GPU8, code, n, k): float(li_counts.percent_reduction(what, SCHEME_OF_CODE[code], k, n))
+        for code, n, k in product(SCHEME_OF_CODE, SIZES[1:], DEPTHS)
     }
 
 
-# ---- Figures 26 to 29: the reduction in time beside that of counts
+# ---- Figures 26 to 29: the reductions in time and in counts
 
-CURVES: Final = ((26, "Strassen", 4096), (27, "Winograd", 4096), (28, "Strassen", 2048), (29, "Winograd", 2048))
+CURVE_FIGURES: Final = ((26, "Strassen", 4096), (27, "Winograd", 4096), (28, "Strassen", 2048), (29, "Winograd", 2048))
 
 
 def _printed_curve(code: str, tau2: int) -> Numbers:
     """Return the percent from the printed seconds; for tau2 = 2048 only n = 16384 is printed."""
-    method, base = METHODS[code], FIGURE_24_SECONDS["gpu8"]
+    method, base = SCHEME_OF_CODE[code], FIGURE_24_SECONDS["gpu8"]
     if tau2 == 4096:
         return {(n,): 100 * (1 - x / y) for n, x, y in zip(SIZES, FIGURE_24_SECONDS[method], base, strict=True)}
     return {(SIZES[-1],): 100 * (1 - FIGURE_36_SECONDS[method] / base[-1])}
 
 
 def _counted_curve(code: str, tau2: int, which: int) -> Numbers:
-    return {(row[0],): float(row[2 + which]) for row in reduction_curve(METHODS[code], tau2)}
+    return {(row[0],): float(row[2 + which]) for row in reduction_curve(SCHEME_OF_CODE[code], tau2)}
 
 
 def _measured_curve(code: str, tau2: int, results: Results) -> Numbers:
@@ -168,7 +170,7 @@ def at_largest(key: Key) -> bool:
     return key[-2] == SIZES[-1]
 
 
-def _counted(find: Callable[[int], Numbers]) -> dict[str, Callable[[], Numbers]]:
+def _counted_columns(find: Callable[[int], Numbers]) -> dict[str, Callable[[], Numbers]]:
     return {what: partial(find, i) for i, what in enumerate(li_counts.QUANTITIES)}
 
 
@@ -191,12 +193,12 @@ SINGLE_FIGURES: Final = (
             {"measured": partial(_measured_curve, code, tau2)},
             SAYS_TIME,
             _printed_curve(code, tau2),
-            _counted(partial(_counted_curve, code, tau2)),
+            _counted_columns(partial(_counted_curve, code, tau2)),
             keys=("n",),
             unit="percent",
             logarithmic=False,
         )
-        for number, code, tau2 in CURVES
+        for number, code, tau2 in CURVE_FIGURES
     ),
     Figure(
         "li-fig36",
@@ -228,14 +230,14 @@ SINGLE_FIGURES: Final = (
 
 # ---- the threshold tau2
 
-TAU2: Final = (512, 1024, 2048, 4096, 8192, 16384)
+SCANNED_TAU2: Final = (512, 1024, 2048, 4096, 8192, 16384)
 
 
-def _scanned(results: Results) -> dict[Key, float]:
+def _seconds_by_tau2(results: Results) -> dict[Key, float]:
     """Return the runs by levels as a scan of tau2: 2^(k-2) tau2 < n <= 2^(k-1) tau2 gives k levels."""
     seconds, found = results.numbers("seconds"), dict[Key, float]()
     for code, n, depth in seconds:
-        for tau2 in TAU2 if depth else ():
+        for tau2 in SCANNED_TAU2 if depth else ():
             if depth == li_counts.levels_by_threshold(int(n), tau2):
                 found[code, n, tau2] = seconds[code, n, depth]
     return found
@@ -244,9 +246,9 @@ def _scanned(results: Results) -> dict[Key, float]:
 def _best_tau2(results: Results) -> Numbers:
     """Return the fastest threshold of each code; 2 n if the code is fastest without levels."""
     seconds, best = results.numbers("seconds"), dict[Key, tuple[float, int]]()
-    for (code, n, tau2), x in _scanned(results).items():
+    for (code, n, tau2), x in _seconds_by_tau2(results).items():
         base = GPU8 if (GPU8, n, 0) in seconds else SGEMM
-        own = f"{GPU8}{SLOW}" if str(code).endswith(SLOW) else base
+        own = f"{GPU8}{OWN_BLOCK_SUFFIX}" if str(code).endswith(OWN_BLOCK_SUFFIX) else base
         none = (seconds.get((own, n, 0), float("inf")), 2 * int(n))
         best[code, n] = min(best.get((code, n), none), (x, int(tau2)))
     return {key: float(tau2) for key, (_, tau2) in best.items()}
@@ -270,7 +272,7 @@ THRESHOLD_FIGURES: Final = (
         "li-tau2",
         "Li et al., section 8.1.1: run time by threshold, tau1 = tau2/2",
         EXPERIMENT,
-        {"measured": _scanned},
+        {"measured": _seconds_by_tau2},
         SAYS_TAU2,
         keys=("code", "n", "tau2"),
         x="tau2",
@@ -303,10 +305,10 @@ def _double_parts(bench: Bench, scale: float) -> Iterator[Part]:
         plans: dict[Key, str] = {
             (code,): str(li_plan(method, depth)) if method else "vendor" for code, method in DOUBLE_CODES.items()
         }
-        yield timed_part(bench, plans, n, max(int(n * scale), 64), "float64", (CHOICE,))
+        yield timed_part(bench, plans, n, max(int(n * scale), 64), "float64", (FMM_CHOICE,))
 
 
-DOUBLE: Final = Experiment("li-fig40", ("code", "n"), DOUBLE_SIZES[-1], _double_parts, ("n",))
+DOUBLE_EXPERIMENT: Final = Experiment("li-fig40", ("code", "n"), DOUBLE_SIZES[-1], _double_parts, ("n",))
 
 
 def _over_dgemm(seconds: Numbers) -> Numbers:
@@ -322,7 +324,7 @@ DOUBLE_FIGURES: Final[tuple[Figure, ...]] = (
     Figure(
         "li-fig40",
         "Li et al., Figures 40 and 41: double precision, tau2 = 4096",
-        DOUBLE,
+        DOUBLE_EXPERIMENT,
         {"measured": quantity("seconds")},
         "On a C2050 both codes save 20 percent at 8192; here see Figure 42.",
         _printed_40(),
@@ -331,7 +333,7 @@ DOUBLE_FIGURES: Final[tuple[Figure, ...]] = (
     Figure(
         "li-fig42",
         "Li et al., Figure 42: double precision, percent less time than dgemm",
-        DOUBLE,
+        DOUBLE_EXPERIMENT,
         {"measured": lambda results: _over_dgemm(results.numbers("seconds"))},
         "The paper's step tables run one product after the other, each sum a pass of its own; what fmm chooses (row "
         "fmm, without emulation) forms all sums of several levels in one pass. On an H200 the tables take 1 to 9 "

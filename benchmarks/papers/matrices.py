@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 Array = Any  # an array of NumPy or CuPy
-Pair = tuple[Array, Array]
-Family = Callable[[Any, Any, int], Pair]  # takes an array library, a generator of its numbers, and a side
+MatrixPair = tuple[Array, Array]
+Family = Callable[[Any, Any, int], MatrixPair]  # takes an array library, a generator of its numbers, and a side
 
-GRADED = 1e-6  # ratio of the last row of a graded matrix to the first
-RANK, NOISE = 8, 1e-3  # rank of a matrix of low rank, and the size of its noise
+GRADED_RATIO = 1e-6  # ratio of the last row of a graded matrix to the first
+LOW_RANK, LOW_RANK_NOISE = 8, 1e-3  # rank of a matrix of low rank, and the size of its noise
 
 
-def kaporin(xp: Any, n: int, dtype: str) -> Pair:
+def kaporin(xp: Any, n: int, dtype: str) -> MatrixPair:
     """Return A = I + u v^T and B = I - u v^T/(1 + v^T u), inverses of each other, formed in working precision.
 
     u_i = 1/(n + 1 - i), v_i = sqrt(i), i from 1 to n (Kaporin 1999; Li, Ranka and Sahni, section 8.1.2).
@@ -35,44 +35,44 @@ def kaporin(xp: Any, n: int, dtype: str) -> Pair:
     return a, b
 
 
-def _normal(xp: Any, rng: Any, n: int) -> Pair:
+def _normal(xp: Any, rng: Any, n: int) -> MatrixPair:
     return rng.standard_normal((n, n)), rng.standard_normal((n, n))
 
 
-def _positive(xp: Any, rng: Any, n: int) -> Pair:
+def _positive(xp: Any, rng: Any, n: int) -> MatrixPair:
     return rng.random((n, n)), rng.random((n, n))
 
 
-def uniform(xp: Any, rng: Any, n: int) -> Pair:
+def uniform(xp: Any, rng: Any, n: int) -> MatrixPair:
     """Return two matrices of numbers uniform in [-1, 1]."""
     return 2 * rng.random((n, n)) - 1, 2 * rng.random((n, n)) - 1
 
 
-def _graded(xp: Any, rng: Any, n: int) -> Pair:
-    """Return matrices whose rows (A) and columns (B) fall from 1 to GRADED."""
-    falls = GRADED ** (xp.arange(n) / max(n - 1, 1))
+def _graded(xp: Any, rng: Any, n: int) -> MatrixPair:
+    """Return matrices whose rows (A) and columns (B) fall from 1 to GRADED_RATIO."""
+    falls = GRADED_RATIO ** (xp.arange(n) / max(n - 1, 1))
     a, b = _normal(xp, rng, n)
     return a * falls[:, None], b * falls[None, :]
 
 
-def graded_inside(xp: Any, rng: Any, n: int) -> Pair:
-    """Return A with columns that fall from 1 to GRADED, and B with rows that rise by the same factor."""
-    falls = GRADED ** (xp.arange(n) / max(n - 1, 1))
+def graded_inside(xp: Any, rng: Any, n: int) -> MatrixPair:
+    """Return A with columns that fall from 1 to GRADED_RATIO, and B with rows that rise by the same factor."""
+    falls = GRADED_RATIO ** (xp.arange(n) / max(n - 1, 1))
     a, b = _normal(xp, rng, n)
     return a * falls[None, :], b / falls[:, None]
 
 
-def _low_rank(xp: Any, rng: Any, n: int) -> Pair:
-    """Return two matrices of rank RANK with noise."""
+def _low_rank(xp: Any, rng: Any, n: int) -> MatrixPair:
+    """Return two matrices of rank LOW_RANK with noise."""
     return _low_rank_matrix(rng, n), _low_rank_matrix(rng, n)
 
 
 def _low_rank_matrix(rng: Any, n: int) -> Array:
-    left, right = rng.standard_normal((n, RANK)), rng.standard_normal((RANK, n))
-    return left @ right / RANK**0.5 + NOISE * rng.standard_normal((n, n))
+    left, right = rng.standard_normal((n, LOW_RANK)), rng.standard_normal((LOW_RANK, n))
+    return left @ right / LOW_RANK**0.5 + LOW_RANK_NOISE * rng.standard_normal((n, n))
 
 
-def _kaporins(xp: Any, rng: Any, n: int) -> Pair:
+def _kaporins(xp: Any, rng: Any, n: int) -> MatrixPair:
     return kaporin(xp, n, "float64")
 
 
@@ -88,7 +88,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 )
 
 
-def pair_of(xp: Any, rng: Any, family: Family, n: int, complex_numbers: bool) -> Pair:
+def pair_of(xp: Any, rng: Any, family: Family, n: int, complex_numbers: bool) -> MatrixPair:
     """Return two float64 matrices of a family; real and imaginary parts of complex128 ones are drawn separately."""
     a, b = family(xp, rng, n)
     if complex_numbers:
@@ -99,7 +99,7 @@ def pair_of(xp: Any, rng: Any, family: Family, n: int, complex_numbers: bool) ->
 
 # ---- precise products
 
-MANTISSA = 53  # bits of a float64
+MANTISSA_BITS = 53  # bits of a float64
 SPLITTER = 2.0**27 + 1  # Veltkamp's constant for float64
 MAX_SUMMED_NUMBERS = 1 << 22  # most numbers that Priest's sums hold at a time
 
@@ -190,7 +190,7 @@ def precise_product(xp: Any, a: Array, b: Array) -> Precise:
     if a.dtype.kind == "c":
         return _complex_product(xp, a, b)
     a, b = a.astype(np.float64), b.astype(np.float64)
-    bits = (MANTISSA - ceil(log2(max(a.shape[1], 2)))) // 2
+    bits = (MANTISSA_BITS - ceil(log2(max(a.shape[1], 2)))) // 2
     a1, a2, a3 = _slices(xp, a, bits, 1)
     b1, b2, b3 = _slices(xp, b, bits, 0)
     total, lost = two_sum(a1 @ b2, a2 @ b1)
@@ -204,7 +204,7 @@ def _slices(xp: Any, x: Array, bits: int, axis: int) -> tuple[Array, Array, Arra
     for _ in range(2):
         largest = xp.max(xp.abs(rest), axis=axis, keepdims=True)
         _, exponent = xp.frexp(xp.where(largest > 0, largest, 1.0))
-        shift = xp.ldexp(xp.ones_like(largest), exponent + (MANTISSA - bits))
+        shift = xp.ldexp(xp.ones_like(largest), exponent + (MANTISSA_BITS - bits))
         found.append((rest + shift) - shift)
         rest = rest - found[-1]
     return found[0], found[1], rest

@@ -19,19 +19,19 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.papers import sforza as paper
 
 ROUNDS: Final = 5
-GEMM, SYRK, ONE, RECURSIVE = "gemm", "syrk", "one level", "recursive"
+GEMM, SYRK, ONE_LEVEL, RECURSIVE = "gemm", "syrk", "one level", "recursive"
 
 
 def triangle_plans(dtype: str, n: int, scale: float) -> dict[str, Plan]:
     """Return one level and the recursion to the paper's best depth; at the side of Figure 2 also all depths."""
-    found = {what: paper.sforza_plan(dtype, depth, scale) for what, depth in depths(dtype).items()}
+    found = {what: paper.sforza_plan(dtype, depth, scale) for what, depth in depth_of_algorithm(dtype).items()}
     if n == paper.FIGURE_2_SIDE:
         found |= {f"depth {depth}": paper.sforza_plan(dtype, depth, 0) for depth in paper.COMPARED_DEPTHS}
     return found
 
 
-def depths(dtype: str) -> Mapping[str, int]:
-    return {ONE: 1, RECURSIVE: paper.BEST_DEPTHS[dtype]}
+def depth_of_algorithm(dtype: str) -> Mapping[str, int]:
+    return {ONE_LEVEL: 1, RECURSIVE: paper.BEST_DEPTHS[dtype]}
 
 
 def _parts(bench: Bench, scale: float) -> Iterator[Part]:
@@ -69,7 +69,7 @@ def triangle_call(x: Any, plan: Plan) -> Call:
 EXPERIMENT: Final = Experiment("sforza-fig4", ("type", "n", "code"), paper.FIGURE_2_SIDE, _parts, ("type", "n"))
 
 
-def _over(base: str, results: Results) -> dict[Key, float]:
+def _speedups_over(base: str, results: Results) -> dict[Key, float]:
     """Return the speedups over gemm, or over syrk."""
     seconds = results.numbers("seconds")
     return {
@@ -80,33 +80,35 @@ def _over(base: str, results: Results) -> dict[Key, float]:
 
 
 def _by_size(base: str, results: Results) -> Numbers:
-    return {key: x for key, x in _over(base, results).items() if key[2] in (ONE, RECURSIVE)}
+    return {key: x for key, x in _speedups_over(base, results).items() if key[2] in (ONE_LEVEL, RECURSIVE)}
 
 
 def _by_depth(base: str, results: Results) -> Numbers:
-    found = _over(base, results).items()
+    found = _speedups_over(base, results).items()
     return {(key[0], int(str(key[2]).split()[1])): x for key, x in found if str(key[2]).startswith("depth")}
 
 
-def _best(results: Results) -> Numbers:
+def _best_speedups(results: Results) -> Numbers:
     """Return the largest speedups at any size, and the depth of the largest speedup at the side of Figure 2."""
     found: dict[Key, float] = {}
     for (dtype, _, code), x in _by_size(GEMM, results).items():
         found[dtype, code] = max(x, found.get((dtype, code), 0.0))
     by_depth = _by_depth(GEMM, results)
     for dtype in dict.fromkeys(dtype for dtype, _ in by_depth):
-        found[dtype, DEPTH] = float(max(paper.COMPARED_DEPTHS, key=lambda depth: by_depth.get((dtype, depth), 0.0)))
+        found[dtype, BEST_DEPTH_NAME] = float(
+            max(paper.COMPARED_DEPTHS, key=lambda depth: by_depth.get((dtype, depth), 0.0))
+        )
     return found
 
 
-DEPTH: Final = "best depth"
-PRINTED: Final[Numbers] = {
+BEST_DEPTH_NAME: Final = "best depth"
+PRINTED_BEST: Final[Numbers] = {
     (dtype, what): float(numbers[dtype])
     for dtype in paper.CUTOFFS
     for what, numbers in (
-        (ONE, paper.ONE_LEVEL_SPEEDUPS),
+        (ONE_LEVEL, paper.ONE_LEVEL_SPEEDUPS),
         (RECURSIVE, paper.RECURSIVE_SPEEDUPS),
-        (DEPTH, paper.BEST_DEPTHS),
+        (BEST_DEPTH_NAME, paper.BEST_DEPTHS),
     )
 }
 
@@ -118,7 +120,7 @@ def _computed_by_size(find: Callable[[Plan, str, int], float]) -> Numbers:
     return {
         (dtype, n, what): find(paper.sforza_plan(dtype, depth), dtype, n)
         for dtype, n in product(paper.CUTOFFS, paper.COMPARED_SIDES)
-        for what, depth in depths(dtype).items()
+        for what, depth in depth_of_algorithm(dtype).items()
     }
 
 
@@ -138,7 +140,7 @@ def _columns(make: Callable[[Callable[[Plan, str, int], float]], Numbers]) -> di
     return {name: partial(make, find) for name, find in paper.COMPUTED_SPEEDUPS.items()}
 
 
-SAYS: Final = (
+COMMENTARY: Final = (
     "Published are the best values, which the text tells; the figures are plots. At most: the inverse of the share of "
     "multiplications that is left. Predicted for a GTX 1050, whose double precision runs at 1/32 of its single one, so "
     "that sums cost nothing beside such products; today's chips have no such ratio, and sums take what is saved."
@@ -149,7 +151,7 @@ FIGURES: Final = (
         "Sforza, Figures 1 and 4: speed-up of A^T A over gemm by size, with the paper's cutoffs",
         EXPERIMENT,
         {"measured": partial(_by_size, GEMM), "measured, over syrk": partial(_by_size, SYRK)},
-        SAYS,
+        COMMENTARY,
         computed=_columns(_computed_by_size),
         keys=("type", "n", "algorithm"),
         unit="speed-up",
@@ -161,7 +163,7 @@ FIGURES: Final = (
         "Sforza, Figure 2: speed-up of A^T A over gemm by depth at n = 10000, without cutoffs",
         EXPERIMENT,
         {"measured": partial(_by_depth, GEMM), "measured, over syrk": partial(_by_depth, SYRK)},
-        SAYS,
+        COMMENTARY,
         computed=_columns(_computed_by_depth),
         keys=("type", "depth"),
         x="depth",
@@ -172,9 +174,9 @@ FIGURES: Final = (
         "sforza-best",
         "Sforza, section 3: the largest speed-ups over gemm, and the best depth",
         EXPERIMENT,
-        {"measured": _best},
-        SAYS,
-        PRINTED,
+        {"measured": _best_speedups},
+        COMMENTARY,
+        PRINTED_BEST,
         _columns(_computed_best),
         keys=("type", "number"),
         x="number",

@@ -23,7 +23,7 @@ CALLERS = {
     "shared-level": '`fmm.distributed.matmul(..., plan="winograd")`',
     "alone": "a GPU's own part, all there",
 }
-PREDICTED = re.compile(r"^predicted: (\S+) s", re.MULTILINE)
+PREDICTED_SECONDS = re.compile(r"^predicted: (\S+) s", re.MULTILINE)
 SEVERAL_COLUMNS = ("on", "type", "n", "who", "ms", "predicted, ms", "speedup over torch's", "of own part")
 
 
@@ -38,8 +38,8 @@ def _several_rows(results: Path) -> Iterator[tuple[object, ...]]:
         for row in rows:
             taken = {who: seconds for who, seconds in row["seconds"].items() if seconds}
             for who, seconds in taken.items():
-                beside = "alone" in taken and who in ("hook", "shared", "shared-level")
-                own = f"{paired(taken['alone'], seconds):.2f}" if beside else ""
+                has_own_part = "alone" in taken and who in ("hook", "shared", "shared-level")
+                own = f"{paired(taken['alone'], seconds):.2f}" if has_own_part else ""
                 speedup = f"**{paired(taken['torch'], seconds):.2f}**" if "torch" in taken and who != "torch" else ""
                 expected = _predicted_milliseconds(row["ways"].get(who, ()))
                 time = digits(1e3 * median(seconds))
@@ -48,7 +48,7 @@ def _several_rows(results: Path) -> Iterator[tuple[object, ...]]:
 
 def _predicted_milliseconds(way: Sequence[str]) -> str:
     """Return the predicted milliseconds that an explanation names."""
-    found = PREDICTED.search("\n".join(way))
+    found = PREDICTED_SECONDS.search("\n".join(way))
     return digits(1e3 * float(found[1])) if found else ""
 
 
@@ -90,7 +90,7 @@ def _training_rows(results: Path) -> Iterator[Sequence[object]]:
 
 
 def _loss_difference(run: dict[str, Any]) -> str:
-    """Return the difference of the losses beside that of two plain runs."""
+    """Return the difference of the losses, and that of two plain runs."""
     return f"apart by {run['apart']:.1e}, those of two plain runs by {run['noise']:.1e}" if run["apart"] else "alike"
 
 
@@ -120,14 +120,14 @@ def _dask_rows(results: Path) -> Iterator[Sequence[object]]:
             workers = {
                 **content["environment"],
                 "blas_threads": content["environment"]["processors"],
-            }  # one thread each
+            }  # each worker has one thread
             # A stopped run has an incomplete round.
             plain, ours = zip(*zip(run["seconds"]["dask"], run["seconds"]["fmm"], strict=False), strict=True)
             yield what, _program_machine(workers), *_before_and_after(plain, ours)
 
 
 def _streamed_rows(results: Path) -> Iterator[Sequence[object]]:
-    """Yield products of NumPy's arrays on a GPU that were measured beside cuBLASXt."""
+    """Yield products of NumPy's arrays on a GPU that have times of cuBLASXt."""
     for path in sorted(results.glob("*/out_of_core*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
         for run in content["runs"]:
@@ -170,7 +170,7 @@ def _outside_rows(results: Path) -> Iterator[Sequence[object]]:
         counts = (", ".join(str(content[who].get(end, 0)) for end in OUTCOMES) for who in ("without fmm", "with fmm"))
         plan = f"`{content['plan']}`" if content["plan"] else "what fmm chooses"
         plan += "".join(f", `{name}={value}`" for name, value in content.get("wishes", {}).items())
-        older = content.get("tests of", "").removeprefix(package).strip()  # a checkout of another version
+        older = content.get("tests of", "").removeprefix(package).strip()  # the version of the checkout
         own = f", the tests of {older}" if older not in ("", found.get(package)) else ""
         yield (
             f"{package} {found.get(package, '')}{own}",

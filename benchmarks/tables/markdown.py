@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 Row = dict[str, Any]
 COMMIT = re.compile(r"\b[0-9a-f]{13,}\b")
-LONG_MILLISECONDS = 0.1  # a random product that takes longer is summarised with the long ones
+LONG_MILLISECONDS = 0.1  # a random product that takes longer counts as long
 # Folders that were measured with OPENBLAS_CORETYPE=Haswell, before the warning was part of each file.
 OLD_KERNEL_FOLDERS = ("cpu-amd-epyc-2t",)
 SOURCE_COLUMNS = ("samples", "commit")  # last columns of a CSV file; a page names the CSV file instead
@@ -132,7 +132,7 @@ def space(nbytes: int) -> str:
 
 
 def paired(baseline: Sequence[float], own: Sequence[float]) -> float:
-    """Return the median of the ratios of each round: above 1 where `own` is faster."""
+    """Return the median of the ratios of each round: larger than 1 if `own` is faster."""
     return float(median(other / x for other, x in zip(baseline, own, strict=True)))
 
 

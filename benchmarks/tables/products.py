@@ -84,7 +84,7 @@ LARGE = LongTable("large", LARGE_COLUMNS, _large_rows)
 
 
 def large(results: Path) -> Iterator[str]:
-    """Yield the largest products: alone on the device, and default types beside others."""
+    """Yield the largest products; with taken memory, only the default types."""
     return LARGE.page_lines(results, lambda row: row[3] == "0%" or not str(row[1]).endswith("-ieee"))
 
 
@@ -97,7 +97,7 @@ SHOWN_INTEGERS = {
 
 
 def _integer_rows(results: Path) -> Iterator[Sequence[object]]:
-    """Yield exact products. The vendor computed `rows` rows of C only; each row takes the same time."""
+    """Yield exact products; the vendor's time is scaled up from `rows` rows of C, which all take the same time."""
     for path, environment, rows in loaded(results, "*/integers.json"):
         for row in (row for row in rows if row["equal"]):
             vendor, own = median(row["vendor"]) * row["side"] / row["rows"], median(row["candidate"])
@@ -154,7 +154,7 @@ EMULATION = LongTable(
 
 
 def emulation(results: Path) -> Iterator[str]:
-    """Yield fmm and its peers in float32, each with its speedup and its errors on normal and on uniform numbers."""
+    """Yield the speedup and the errors, on normal and on uniform numbers, of fmm and its peers in float32."""
     rows: dict[str, dict[str, str]] = {}
     for row in _emulation_rows(results):
         if row[-2] == "results/nvidia-h200/emulation.json":
@@ -288,7 +288,7 @@ def _small_table(rows: list[Row]) -> Iterator[str]:
 
 
 def cpu(results: Path) -> Iterator[str]:
-    """Yield large products, and a line for each other suite, of every CPU whose BLAS chose its own kernel."""
+    """Yield large products, and a line for each other suite, of every CPU."""
     for path, environment, rows in loaded(results, "*/speed.json"):
         versions = f"NumPy {environment['numpy']}", environment["blas"]
         yield from heading(path, environment, *versions)

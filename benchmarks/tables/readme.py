@@ -10,7 +10,7 @@ from statistics import median
 from benchmarks.tables.markdown import Row, digits, duration, load, machine_name, paired, space, speedup, table, times
 from benchmarks.tables.products import is_measured
 
-GPU, CPU = "nvidia-h200", "cpu-intel-r-xeon-r-processor-2t"  # folders of results/
+GPU_FOLDER, CPU_FOLDER = "nvidia-h200", "cpu-intel-r-xeon-r-processor-2t"  # folders of results/
 # Type and size on the GPU. The last row is a loss.
 GPU_ROWS = (
     ("float32", (16384,) * 3),
@@ -20,19 +20,19 @@ GPU_ROWS = (
     ("float64-ieee", (30000, 3000, 3000)),
 )
 CPU_ROW = ("float64", (8192,) * 3)
-PEERS = {"TF32": "TF32", "GEMMul8 fast": "GEMMul8 (int8 emulation)", "fmm": "fmm"}
+PEER_NAMES = {"TF32": "TF32", "GEMMul8 fast": "GEMMul8 (int8 emulation)", "fmm": "fmm"}
 PEER_SIZE = (16384,) * 3
 
 
 def _gpu_row(results: Path, dtype: str, size: Sequence[int]) -> tuple[Row, Row]:
     """Return the environment and the default call of this type and size."""
-    environment, rows = load(results / GPU / "calls.json")
+    environment, rows = load(results / GPU_FOLDER / "calls.json")
     wanted = (row for row in rows if (row["dtype"], tuple(row["size"])) == (dtype, tuple(size)))
     return environment, next(row for row in wanted if is_measured(row))
 
 
 def _cpu_row(results: Path) -> tuple[Row, Row]:
-    environment, rows = load(results / CPU / "speed.json")
+    environment, rows = load(results / CPU_FOLDER / "speed.json")
     return environment, next(row for row in rows if (row["dtype"], tuple(row["size"])) == CPU_ROW)
 
 
@@ -81,10 +81,10 @@ def _short_cells(
 
 def peers(results: Path) -> Iterator[str]:
     """Yield a sentence that compares float32 by fmm with its peers: speed and error as multiples of SGEMM's."""
-    environment, rows = load(results / GPU / "emulation.json")
+    environment, rows = load(results / GPU_FOLDER / "emulation.json")
     row = next(row for row in rows if tuple(row["size"]) == PEER_SIZE and row["dtype"] == "float32" and not row["half"])
     found = []
-    for name, words in PEERS.items():
+    for name, words in PEER_NAMES.items():
         ratio = paired(row["samples"]["cublas"], row["samples"][name])
         found.append(f"{words} {ratio:.1f} times with {digits(row['errors']['normal'][name], 2)} times the error")
     where = f"{row['dtype']}, n = {PEER_SIZE[0]} on the {machine_name(environment)}, in the same run"

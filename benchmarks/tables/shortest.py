@@ -26,9 +26,9 @@ CALLERS = {
 }
 
 
-MINIMA_PER_CLOCK = 64  # minima of two numbers, of a Hopper multiprocessor in a clock
+MINIMA_PER_CLOCK = 64  # minima of two numbers per clock of a Hopper multiprocessor
 LENGTH_LIMITS = (1, 3, 5, 6, 7, 8, 10, 100)
-STRASSEN_SHARE = 7 / 8  # products of one level of Strassen over products without it
+STRASSEN_SHARE = 7 / 8  # ratio of the products with one level of Strassen to those without
 RESIDUE_BITS = 8
 SEIDEL_PRODUCTS = 3  # int8 products of a doubling in Seidel's algorithm
 
@@ -68,7 +68,7 @@ def _product_row(way: str, rows: list[Row]) -> tuple[str, ...]:
 
 
 def ring_products(results: Path) -> Iterator[str]:
-    """Yield the predicted times of integer min-plus products by int8 products over a ring, beside measured times."""
+    """Yield predicted times of integer min-plus products by int8 products over a ring, and measured times."""
     columns = ("lengths up to", "int8 products", "ms", "ms, a level of Strassen's", "in int16, ms")
     yield from table(columns, _ring_rows(results / "nvidia-h200"))
 
@@ -86,13 +86,13 @@ def _ring_rows(folder: Path) -> Iterator[tuple[object, ...]]:
     )
 
 
-def _ring_row(what: str, count: int, seconds: float, beside: list[float]) -> tuple[object, ...]:
+def _ring_row(what: str, count: int, seconds: float, direct_seconds: list[float]) -> tuple[object, ...]:
     through = (digits(1e3 * share * count * seconds) for share in (1.0, STRASSEN_SHARE))
-    return what, count, *through, digits(1e3 * median(beside))
+    return what, count, *through, digits(1e3 * median(direct_seconds))
 
 
 def shortest_paths(results: Path) -> Iterator[str]:
-    """Yield shortest paths on an H200 as launches, beside their predictions."""
+    """Yield launches of shortest paths on an H200, and their predicted times."""
     content = json.loads((results / "nvidia-h200" / "tiles" / "minplus.json").read_text(encoding="utf-8"))
     columns = ("nodes", "type", "ms", "10^12 sums a second", "launches", "predicted, ms")
     chip = datasheet_chip(datasheet_of("H200"))
@@ -122,7 +122,7 @@ def _whole_call(row: Row, way: str) -> str:
 
 
 def paths_on_cpu(results: Path) -> Iterator[str]:
-    """Yield fmm.shortest_paths beside SciPy's floyd_warshall, on each CPU."""
+    """Yield the times of fmm.shortest_paths and of SciPy's floyd_warshall on each CPU."""
     columns = ("on", "nodes", "type", "SciPy, s", "compiled, s", "NumPy alone, s")
     rows = []
     for path in sorted(results.glob("cpu-*/shortest_paths.json")):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from benchmarks.held_out import FILE, Row, Run, grouped, packed, recorded_runs, representative_run, summary
+from benchmarks.held_out import FILE, Row, Run, group_rows, packed, recorded_runs, representative_run, summary
 from benchmarks.tables.markdown import LongTable, has_old_kernel, short, short_name, table
 
 RATIO_COLUMNS = ("of the best plan: mean, least", "of the vendor: mean, least", "poor choices")
@@ -33,9 +33,18 @@ def _ratios(rows: Sequence[Row]) -> Sequence[object]:
 def _all_rows(results: Path) -> Iterator[Sequence[object]]:
     for name, file, runs in _runs(results):
         for run in runs:
-            for dtype, kind, rows in grouped(run.rows):
+            for dtype, kind, rows in group_rows(run.rows):
                 sources = ", ".join(dict.fromkeys(row.step for row in rows))
-                yield name, run.drawn, dtype, kind, sources, *_ratios(rows), file, short(run.environment["commit"])
+                yield (
+                    name,
+                    run.shapes_origin,
+                    dtype,
+                    kind,
+                    sources,
+                    *_ratios(rows),
+                    file,
+                    short(run.environment["commit"]),
+                )
 
 
 HELD_OUT = LongTable(
@@ -54,7 +63,7 @@ def held_out(results: Path) -> Iterator[str]:
         by_kind = sorted(run.rows, key=lambda row: row.kind)
         for kind, found in groupby(by_kind, key=lambda row: row.kind):
             rows.append((name, kind, *_ratios(list(found))))
-        notes.append(f"- {name}: {run.drawn}, run {1 + runs.index(run)} of {len(runs)}")
+        notes.append(f"- {name}: {run.shapes_origin}, run {1 + runs.index(run)} of {len(runs)}")
     yield from table(("on", "shapes", "count", "by plans", *RATIO_COLUMNS), rows)
     yield ""
     yield from notes

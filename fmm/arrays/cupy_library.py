@@ -140,11 +140,6 @@ class CupyLibrary(NumpyLike):
         x, y, z = (as_cupy(v) if kind_of(v) == "other" else v for v in (a, b, out))
         return x, y, z
 
-    def to_callers_library(self, c: Any, a: Any, b: Any) -> Any:
-        foreign = next((x for x in (a, b) if kind_of(x) == "other"), None)
-        convert = None if foreign is None else _CONVERTERS.get(type(foreign).__module__.partition(".")[0])
-        return convert(c) if convert else c
-
     def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
         if self.options or type(a) is not ndarray:
             return None
@@ -280,17 +275,16 @@ def as_cupy(x: Any) -> Any:
     return cupy.from_dlpack(x) if hasattr(x, "__dlpack__") else cupy.asarray(x)
 
 
-def _as_numba(c: Any) -> Any:
-    from numba import cuda
+def to_callers_library(c: Any, a: Any, b: Any) -> Any:
+    """Return the product of adopted arrays as an array of Numba or JAX, if the first foreign operand is one."""
+    foreign = next((x for x in (a, b) if kind_of(x) == "other"), None)
+    library = type(foreign).__module__.partition(".")[0]
+    if library == "numba":
+        from numba import cuda
 
-    return cuda.as_cuda_array(c)
+        return cuda.as_cuda_array(c)
+    if library in ("jax", "jaxlib"):
+        from jax import dlpack  # type: ignore[import-not-found]
 
-
-def _as_jax(c: Any) -> Any:
-    from jax import dlpack  # type: ignore[import-not-found]
-
-    return dlpack.from_dlpack(c)
-
-
-# For each array library, the function that wraps a CuPy array's memory as an array of the library.
-_CONVERTERS: dict[str, Callable[[Any], Any]] = {"numba": _as_numba, "jax": _as_jax, "jaxlib": _as_jax}
+        return dlpack.from_dlpack(c)
+    return c

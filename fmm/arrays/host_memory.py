@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fmm.kernels.cpu.host_arrays import Array, aligned_block
@@ -88,23 +88,17 @@ def borrowed_block(nbytes: int) -> Iterator[Array]:
 
     Fresh pages cost about as much as a pass of additions, so a loop of products should pay for them once.
     """
-    memory = _pop_cached_block(nbytes)
-    if memory is None:  # a cached block that is too small is free by now
+    memory = None
+    with suppress(IndexError):
+        memory = _cached_blocks.pop()
+    if memory is None or memory.nbytes < nbytes:
+        memory = None  # frees a block that is too small before the new one is allocated
         memory = aligned_block(nbytes)
     try:
         yield memory
     finally:
         if memory.nbytes <= MAX_CACHED_SHARE * total_bytes():
             _cached_blocks[:] = [memory]
-
-
-def _pop_cached_block(nbytes: int) -> Array | None:
-    """Remove the cached block; return it if it is large enough."""
-    try:
-        memory = _cached_blocks.pop()
-    except IndexError:
-        return None
-    return memory if memory.nbytes >= nbytes else None
 
 
 _release_callbacks: list[Callable[[], object]] = []

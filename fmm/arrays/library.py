@@ -190,10 +190,6 @@ class Library(Protocol):
         """Return arrays of libraries unknown to fmm, wrapped as this library's arrays; None without such arrays."""
         ...
 
-    def to_callers_library(self, c: Any, a: Any, b: Any) -> Any:
-        """Return the product of arrays that `adopt` wrapped as an array of the caller's library."""
-        ...
-
     def promote_operands(self, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
         """Return the factors and the addend (or None) in their common type, if the library promotes types."""
         ...

@@ -173,9 +173,6 @@ class NumpyLibrary(NumpyLike):
     def adopt_arrays(self, a: Any, b: Any, out: Any) -> None:
         """Return None: NumPy converts foreign operands itself."""
 
-    def to_callers_library(self, c: Any, a: Any, b: Any) -> Any:
-        return c
-
     def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
         if not self.caches_calls or type(a) is not ndarray or type(b) is not ndarray:
             return None

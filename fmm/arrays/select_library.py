@@ -41,10 +41,8 @@ def _select(a: Any, b: Any, out: Any, third: str) -> Library:
     # Lists and other sequences become arrays of the library.
     if any(isinstance(x, np.ndarray) for x in arrays) or ("torch" in kinds and kinds - {"torch", "host"}):
         raise mixed_arrays_error(a=a, b=b, **{third: out})
-    return _torch() if "torch" in kinds else _cupy_for(a, b)
-
-
-def _cupy_for(a: Any, b: Any) -> Library:
+    if "torch" in kinds:
+        return _torch()
     try:
         return cupy_library()
     except ImportError as error:

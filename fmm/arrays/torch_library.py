@@ -109,18 +109,13 @@ _accumulates_in_float16: Any = getattr(torch._C, "_get_cublas_allow_fp16_accumul
 
 
 @lru_cache(maxsize=1)
-def _missing_cupy() -> str:
+def _missing_cupy_reason() -> str:
     """Return why plans cannot run on CUDA tensors without CuPy, which launches the kernels; empty with CuPy."""
     try:
         import cupy  # noqa: F401
     except ImportError as error:
         return f"fmm's kernels need CuPy ({error})"
     return ""
-
-
-def _current_bytes(stats: Mapping[str, Any], kind: str) -> int:
-    """Return the bytes of one kind in the statistics of torch's pool; 0 before its first use."""
-    return int(stats.get(f"{kind}_bytes", {}).get("all", {}).get("current", 0))
 
 
 class _TorchBase:
@@ -144,9 +139,6 @@ class _TorchBase:
 
     def adopt_arrays(self, a: Any, b: Any, out: Any) -> None:
         """Return None: torch multiplies no foreign arrays."""
-
-    def to_callers_library(self, c: Any, a: Any, b: Any) -> Any:
-        return c
 
     def operand(self, x: Any) -> Operand:
         return Operand(tuple(x.shape), tuple(x.stride()), TYPE_NAMES.get(x.dtype, str(x.dtype)))
@@ -264,7 +256,7 @@ class TorchLibrary(_TorchBase):
         precision = _precision() if single else "ieee"
         is_gram = _same_memory_transposed(a, b)
         if precision == "tf32" and a.dtype is torch.float32:
-            return Setting(device, common, "tf32", _missing_cupy(), b_is_transposed_a=is_gram)
+            return Setting(device, common, "tf32", _missing_cupy_reason(), b_is_transposed_a=is_gram)
         if precision not in ("ieee", "none"):
             return Setting(device, common, refusal=f"{a.dtype} products in {precision} are its own")
         if a.dtype is torch.float16 and _accumulates_in_float16():
@@ -275,7 +267,7 @@ class TorchLibrary(_TorchBase):
         return Setting(
             device,
             common,
-            refusal=_missing_cupy(),
+            refusal=_missing_cupy_reason(),
             may_emulate=may_emulate,
             b_is_transposed_a=is_gram,
             no_vendor_product=bool(a.is_cuda) and TYPE_NAMES.get(a.dtype) in INTEGERS,
@@ -303,8 +295,8 @@ class TorchLibrary(_TorchBase):
     def free_bytes(self, number: int) -> int:
         # the statistics are read once, since this call takes the most time
         stats = torch.cuda.memory_stats_as_nested_dict(number)
-        kinds = ("reserved", "allocated", "inactive_split")
-        reserved, allocated, fragments = (_current_bytes(stats, kind) for kind in kinds)
+        kinds = ("reserved_bytes", "allocated_bytes", "inactive_split_bytes")  # none before the pool's first use
+        reserved, allocated, fragments = (int(stats.get(kind, {}).get("all", {}).get("current", 0)) for kind in kinds)
         # Fragments are the free parts of blocks in use, too small for a large allocation.
         return int(torch.cuda.mem_get_info(number)[0] + max(reserved - allocated - fragments, 0))
 

@@ -10,7 +10,7 @@ from fmm.config.schema import Entry, Size
 
 MIN_SPEEDUP = 1.02  # the least median speedup of a certified plan
 CONFIDENCE = 0.95
-MIN_ROUNDS = 6  # with fewer rounds even the whole range has less confidence
+MIN_ROUNDS = 6  # rounds; with fewer rounds even the whole range of samples has less than 95 % confidence
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float]:

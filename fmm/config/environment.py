@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-# off: use no config. cache: use it. online: also measure products in place. hasa: decide by D'Alberto's Equation 2.
+# off: use no config. cache: use it. online: also measure products in place. hasa: decide by Equation 2 of D'Alberto and
+# Nicolau.
 TUNING_MODES = ("off", "cache", "online", "hasa")
 # The values of variables that are on or off, in lower case.
 SWITCH_VALUES = {
@@ -31,7 +32,8 @@ log = logging.getLogger("fmm")
 _DATA: Any = getattr(os.environ, "_data", None)
 _VARIABLES = ("FMM_COMPONENTWISE", "FMM_CONFIG", "FMM_DISABLE", "FMM_EMULATION", "FMM_TUNING_MODE")
 _KEYS: dict[str, Any] = {name: os.environ.encodekey(name) if _DATA is not None else name for name in _VARIABLES}
-# Read all variables as they are stored, undecoded: `map(raw_value, RAW_NAMES)`. None for a variable that is not set.
+# Read all variables as they are stored, undecoded: `map(raw_value, RAW_NAMES)`. The result is None for a variable that
+# is not set.
 raw_value, RAW_NAMES = (os.environ if _DATA is None else _DATA).get, tuple(_KEYS.values())
 
 
@@ -89,8 +91,8 @@ def log_once(message: str) -> None:
 
 # ---- variables that change the vendor's arithmetic
 
-# By element type: variables by which cuBLAS multiplies in another arithmetic, in another time. The values name those
-# that change nothing.
+# By element type: variables by which cuBLAS multiplies in another arithmetic, in another time. The values of this table
+# are the settings that change nothing.
 _EMULATION = {"CUBLAS_EMULATION_STRATEGY": ("default",)}
 _DOUBLE: dict[str, tuple[str, ...]] = {"CUBLAS_EMULATE_DOUBLE_PRECISION": ("0",)}
 _SINGLE: dict[str, tuple[str, ...]] = {"CUBLAS_EMULATE_SINGLE_PRECISION": ("0",), "NVIDIA_TF32_OVERRIDE": ("0",)}

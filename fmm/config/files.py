@@ -22,7 +22,7 @@ from fmm.config.schema import Tuned, read_section
 from fmm.perfmodel.calibration import Calibration
 
 CONFIG_FILE_NAME = "config.json"
-SHIPPED_CONFIG = Path(__file__).parent / CONFIG_FILE_NAME  # part of the package
+SHIPPED_CONFIG = Path(__file__).parent / CONFIG_FILE_NAME  # the shipped config is part of the package
 MAX_FILE_BYTES = 16 << 20
 
 
@@ -108,7 +108,7 @@ class Configs:
 
     def tuned(self, identity: Identity, dtype: str) -> Tuned | None:
         """Return the tuning of a type on a device from the first file that has one; None if no file has."""
-        key = identity.key, identity.name, dtype  # plain strings: quicker to look up than the identity
+        key = identity.key, identity.name, dtype  # plain strings are looked up faster than the identity
         if key not in self._tuned:
             self._tuned[key] = self._find(identity, dtype)
         return self._tuned[key]

@@ -35,8 +35,8 @@ def cpu_identity(threads: int) -> Identity:
     return Identity(cpu_key(threads), processor_name(), MappingProxyType(versions))
 
 
-# The name and one value of the version that tells how a CPU computes the sums of plans. A tuning with compiled sums
-# does not hold for NumPy's sums, which take longer.
+# The name of the version that tells how a CPU computes the sums of plans, and its value for NumPy's sums. A tuning with
+# compiled sums does not hold for NumPy's sums, which take longer.
 SUMS_VERSION_NAME, COMPILED_SUMS = "sums", "llvmlite"
 
 

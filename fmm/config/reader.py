@@ -166,7 +166,7 @@ def check_bool(value: Raw, where: str) -> bool:
 
 
 def accept_any(value: Raw, where: str) -> Raw:
-    """Return any value: the runtime does not read it, or a reader of its own checks it."""
+    """Return any value, for fields that the runtime does not read, or that another reader checks."""
     return value
 
 

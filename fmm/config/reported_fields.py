@@ -29,7 +29,8 @@ ERROR_CHECKS: Mapping[str, Check] = {
     "count": integer_check(0, 1 << 40),
     **dict.fromkeys(("median", "p95", "bias", "upper", "above"), optional_number_check(-1e9, 1e9)),
 }
-OPTIONAL_IF_UNCHECKED = frozenset({"median", "p95", "bias", "upper", "above"})  # of no held-out product at all
+# the errors if no held-out product was measured
+OPTIONAL_IF_UNCHECKED = frozenset({"median", "p95", "bias", "upper", "above"})
 BLOCK_TERM_CHECKS: Mapping[str, Check] = {f.name: number_check(1e-12, 1e6) for f in fields(BlockTerms)}
 
 

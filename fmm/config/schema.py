@@ -75,11 +75,12 @@ __all__ = [
 ]
 
 PRODUCT: Operation = "product"  # the operation of most entries
-ENTRY_ORIGINS = "certified", "online"  # measured by the tuner; by the runtime, on the user's own products
+# origins of entries: measured by the tuner, or by the runtime on the user's own products
+ENTRY_ORIGINS = "certified", "online"
 ANY_LAYOUT = "any"  # the layout of entries that hold for row-major and column-major matrices alike
 Size = tuple[int, int, int]  # (m, k, n)
 EntryKey = tuple[str, Size, str, bool]
-Interval = tuple[float | None, float | None]  # None: beyond 65536, or never
+Interval = tuple[float | None, float | None]  # a side; None if it is beyond 65536, or if no side has the property
 TAU_NAMES = ("tau1", "tau2", "tau3")
 NAMES_IN_SECONDS = ("alpha", "pi")
 EPSILON_MEANING = (
@@ -108,7 +109,7 @@ class Entry:
     verified: bool = True
     origin: str = "certified"
     lean: bool = False  # the best plan without workspace, stored beside the entry of a plan with workspace
-    op: Operation = PRODUCT  # written only if it is another operation
+    op: Operation = PRODUCT  # written only if the operation is not the default one
 
     @property
     def key(self) -> EntryKey:
@@ -130,7 +131,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Spread:
-    """A threshold with its range; None: beyond 65536, or never."""
+    """A threshold with its range; None for a side beyond 65536, or for no side."""
 
     value: float | None
     low: float | None
@@ -165,7 +166,7 @@ class Thresholds:
     # The strategy of the tiled kernel by the side of the product (Huang, Yu and van de Geijn); empty without the
     # kernel.
     block_strategy: Mapping[str, str] = field(default_factory=dict)
-    one_level: Mapping[str, float] = field(default_factory=dict)  # measured: best speedup by one level, by side
+    one_level: Mapping[str, float] = field(default_factory=dict)  # best measured speedup by one level, by side
     # 95 % intervals of alpha, pi, n1, epsilon and tau1 to tau3: the range over 95 % of the models sampled from the fit
     # (fmm.tuner.fit.sampled).
     intervals: Mapping[str, Interval] = field(default_factory=dict)
@@ -205,11 +206,11 @@ class Tuned:
     dtype: str
     calibration: Calibration | None
     entries: Mapping[EntryKey, Entry]
-    changed: tuple[str, ...] = ()  # versions that changed since the tuning: entries are not trusted
+    changed: tuple[str, ...] = ()  # versions that changed since the tuning, so that entries are not trusted
     thresholds: Thresholds | None = None
-    fitted: BlockTerms | None = None  # the block model's terms, where the built-in ones do not hold
+    fitted: BlockTerms | None = None  # the block model's fitted terms; None for the built-in terms
     diagnostics: tuple[str, ...] = ()  # reasons why the model is not trusted
-    failed: tuple[str, ...] = ()  # rates of leaves that were tried and never worked: they must not be chosen
+    failed: tuple[str, ...] = ()  # names of rates of leaves that failed in every trial, and must not be chosen
     vendor_arithmetic: str = ""  # environment variables that changed cuBLAS's arithmetic during the tuning
 
     @property
@@ -280,7 +281,7 @@ SECTION_CHECKS: Mapping[str, Check] = {
     "noise": optional_number_check(0, MAX_NOISE),
     "doubts": check_text_list,
     "failed": check_text_list,
-    "entries": accept_any,  # read one by one
+    "entries": accept_any,  # entries are read one by one
 }
 OPTIONAL_SECTION_FIELDS = frozenset({"doubts", "blocks", "failed"})  # absent from a section without a model
 # Bounds of a calibration's numbers: by name for divisors and shares, by type for the others.
@@ -410,8 +411,8 @@ def read_entry(raw: Raw, where: str) -> Entry:
 def read_calibration(raw: Raw, where: str, dtype: str, name: str, source: str) -> Calibration:
     """Return the calibration of one type on the device `name`; `source` is its origin in words.
 
-    `leaf_rates` has the rates of leaves with a rate of their own. For leaves that are missing there, the rates follow
-    from the datasheet of the device in `datasheet`, if it names one.
+    `leaf_rates` has the rates of leaves with a rate of their own. Rates of leaves that `leaf_rates` lacks follow from
+    the datasheet of the device that `datasheet` names, if any.
     """
     checks, optional = _number_checks(Calibration)
     rates, rate_optional = _number_checks(Rate)
@@ -456,7 +457,7 @@ def threshold_errors(raw: Raw, where: str) -> Iterator[ConfigError]:
 
 
 def read_block_terms(raw: Raw) -> BlockTerms | None:
-    """Return the block model's terms; None if they are missing or damaged, so that the built-in terms hold."""
+    """Return the block model's fitted parameters; None if missing or damaged, so that the built-in ones are used."""
     check = number_check(1e-12, 1e6)
     try:
         return BlockTerms(**read_fields(raw, "terms", {f.name: check for f in fields(BlockTerms)})) if raw else None

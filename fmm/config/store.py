@@ -21,7 +21,7 @@ STREAMS = tuple(("/", "dev", name) for name in ("stdin", "stdout", "stderr", "fd
 
 def merge_section(path: Path, device: str, dtype: str, section: dict[str, Raw]) -> None:
     """Write a section; its entries are merged with the old section's, all other fields replace the old ones."""
-    path = path.resolve()  # a link stays a link: its target is written
+    path = path.resolve()  # the target of a link is written, and the link stays
     with writer_lock(path):
         _remove_leftovers(path)
         devices = _devices_in(path)
@@ -96,7 +96,7 @@ def write_file(path: Path, content: str | bytes) -> None:
         with suppress(OSError):
             os.unlink(partial)
         if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(path)  # the message of a full disk names the file
+            error.filename = str(path)  # the error message of a full disk names the file
         raise
     _sync_folder(target.parent)
 

@@ -77,7 +77,9 @@ def matmul(
     -----
     Gradients of DTensors are shared products too. A result with inf or NaN is computed again without the level above.
     """
-    module, arguments = _module_for(a, b, (plan, placements, max_error_growth), (mesh, operand_placements, sizes))
+    module, arguments = _module_and_arguments(
+        a, b, (plan, placements, max_error_growth), (mesh, operand_placements, sizes)
+    )
     return module.matmul(*arguments)
 
 
@@ -106,12 +108,12 @@ def explain(
     SharedDecision
         The chosen sharing and the candidates; print it.
     """
-    module, arguments = _module_for(a, b, (plan, None, max_error_growth), (mesh, operand_placements, sizes))
+    module, arguments = _module_and_arguments(a, b, (plan, None, max_error_growth), (mesh, operand_placements, sizes))
     decision: SharedDecision = module.explain(*arguments)
     return decision
 
 
-def _module_for(
+def _module_and_arguments(
     a: Any, b: Any, constraints: tuple[Any, ...], part_layout: tuple[Any, ...]
 ) -> tuple[Any, tuple[Any, ...]]:
     """Return the module for array parts or for sharded tensors, and the arguments of its functions."""
@@ -179,7 +181,7 @@ def plan(
     gpu = gpu_from_description(f"NVIDIA {row.name}", row.capability, row.sms)
     cuts = tuple(range(len(sides)))
     layout = Layout(m, k, n, sides, cuts, cuts, cuts)
-    operands = sum(holdings.box(0).size for holdings in layout.holdings.values())
-    memory_limit = row.memory_gb * 1e9 - (operands + m * n / layout.ranks) * DTYPES[dtype].itemsize
+    operands = sum(holdings.box(0).size for holdings in layout.blocks_held.values())
+    memory_limit = row.memory_gb * 1e9 - (operands + m * n / layout.process_count) * DTYPES[dtype].itemsize
     query = ShardingQuery(max(memory_limit, 0.0), max_error_growth, None if plan is None else parse_level_above(plan))
     return decide_sharing(layout, dtype, gpu, network, query)

@@ -20,12 +20,17 @@ from torch.distributed.tensor import DTensor, Shard
 from fmm.arrays.detect import describe_array, device_mismatch_error, kind_of, mixed_arrays_error
 from fmm.distributed import sharded_tensors
 from fmm.distributed.decide_sharing import SharedDecision
-from fmm.distributed.sharded_tensors import OPERAND_KINDS, RESULT_KINDS, SharingOptions, checked_placements
+from fmm.distributed.sharded_tensors import (
+    OPERAND_PLACEMENT_TYPES,
+    RESULT_PLACEMENT_TYPES,
+    SharingOptions,
+    checked_placements,
+)
 from fmm.dtypes import STORED
 
 # torch's device type of the mesh, by the kind of the arrays (fmm.arrays.detect)
-MESH_TYPES = {"host": "cpu", "cupy": "cuda"}
-LEGACY_STREAMS = (0, 1)  # handles of CUDA's default stream
+MESH_DEVICE_TYPES = {"host": "cpu", "cupy": "cuda"}
+DEFAULT_STREAM_HANDLES = (0, 1)  # handles of CUDA's default stream
 
 
 class PartLayout(NamedTuple):
@@ -45,8 +50,8 @@ def matmul(a: Any, b: Any, layout: PartLayout, options: SharingOptions) -> Any:
     """Return this process's part of the product, an array of the operands' library."""
     _check_parts(a, b)
     mesh = _checked_mesh(layout.mesh, a)
-    placements = checked_placements(mesh, "the product", options.placements, RESULT_KINDS)
-    with _callers_stream(a):
+    placements = checked_placements(mesh, "the product", options.placements, RESULT_PLACEMENT_TYPES)
+    with _use_cupy_stream(a):
         x, y = _sharded_operands(a, b, mesh, layout)
         with torch.no_grad():
             c = sharded_tensors.matmul(x, y, options._replace(placements=placements))
@@ -57,7 +62,7 @@ def explain(a: Any, b: Any, layout: PartLayout, options: SharingOptions) -> Shar
     """Return the decision with which `matmul` would share the product, computed on this process alone."""
     _check_parts(a, b)
     mesh = _checked_mesh(layout.mesh, a)
-    with _callers_stream(a):
+    with _use_cupy_stream(a):
         return sharded_tensors.explain(*_sharded_operands(a, b, mesh, layout), options)
 
 
@@ -69,7 +74,7 @@ def _check_parts(a: Any, b: Any) -> None:
     if kind_of(a) != kind_of(b):
         raise mixed_arrays_error(a=a, b=b)
     for x in (a, b):
-        plain = type(x).__name__ in ("ndarray", "memmap") and kind_of(x) in MESH_TYPES
+        plain = type(x).__name__ in ("ndarray", "memmap") and kind_of(x) in MESH_DEVICE_TYPES
         if not plain:
             operand = f"a {type(x).__name__}" if isinstance(x, np.ndarray) else describe_array(x)
             raise TypeError(f"fmm.distributed.matmul takes DTensors, or with mesh= plain arrays, not {operand}")
@@ -84,7 +89,7 @@ def _check_parts(a: Any, b: Any) -> None:
 
 def _checked_mesh(mesh: Any, a: Any) -> Any:
     """Return the mesh; for a process group, a mesh of one dimension."""
-    kind = MESH_TYPES[kind_of(a)]
+    kind = MESH_DEVICE_TYPES[kind_of(a)]
     if isinstance(mesh, dist.ProcessGroup):
         mesh = DeviceMesh.from_group(mesh, kind)
     if not isinstance(mesh, DeviceMesh):
@@ -106,7 +111,9 @@ def _sharded_operands(a: Any, b: Any, mesh: Any, layout: PartLayout) -> tuple[An
     if pair is not None and (not isinstance(pair, Sequence) or len(pair) != 2):
         raise ValueError(f"operand_placements= are those of A and those of B, not {pair}")
     by_operand = (None, None) if pair is None else pair
-    placements = [checked_placements(mesh, name, x, OPERAND_KINDS) for name, x in zip("AB", by_operand, strict=True)]
+    placements = [
+        checked_placements(mesh, name, x, OPERAND_PLACEMENT_TYPES) for name, x in zip("AB", by_operand, strict=True)
+    ]
     if layout.sizes is None:
         shapes = [_whole_shape(x, mesh, places) for x, places in zip((a, b), placements, strict=True)]
         if shapes[0][1] != shapes[1][0]:
@@ -117,7 +124,7 @@ def _sharded_operands(a: Any, b: Any, mesh: Any, layout: PartLayout) -> tuple[An
     else:
         m, k, n = _checked_sizes(layout.sizes)
         shapes = [(m, k), (k, n)]
-    x, y = (_dtensor(x, mesh, *rest) for x, *rest in zip((a, b), placements, shapes, strict=True))
+    x, y = (_as_dtensor(x, mesh, *rest) for x, *rest in zip((a, b), placements, shapes, strict=True))
     return x, y
 
 
@@ -138,13 +145,13 @@ def _checked_sizes(sizes: Sequence[int]) -> tuple[int, int, int]:
     return m, k, n
 
 
-def _dtensor(x: Any, mesh: Any, placements: tuple[Any, ...], shape: tuple[int, int]) -> Any:
-    local = torch.from_dlpack(_for_dlpack(x))
+def _as_dtensor(x: Any, mesh: Any, placements: tuple[Any, ...], shape: tuple[int, int]) -> Any:
+    local = torch.from_dlpack(_as_dlpack_exportable(x))
     whole = torch.Size(shape)
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole, stride=(max(shape[1], 1), 1))
 
 
-def _for_dlpack(x: Any) -> Any:
+def _as_dlpack_exportable(x: Any) -> Any:
     """Return the array, or a copy if DLPack cannot express it: read-only, another byte order, irregular strides."""
     regular = all(step >= 0 and step % x.itemsize == 0 for step in x.strides)
     if kind_of(x) == "host":
@@ -164,7 +171,7 @@ def _local_array(c: Any, kind: str) -> Any:
 
 
 @contextmanager
-def _callers_stream(a: Any) -> Iterator[None]:
+def _use_cupy_stream(a: Any) -> Iterator[None]:
     """Make CuPy's current stream torch's current stream, so that work of CuPy and torch is ordered without waiting."""
     if kind_of(a) != "cupy":
         yield
@@ -173,7 +180,7 @@ def _callers_stream(a: Any) -> Iterator[None]:
 
     number = int(a.device.id)
     pointer = cupy.cuda.get_current_stream(number).ptr
-    is_default = pointer in LEGACY_STREAMS
+    is_default = pointer in DEFAULT_STREAM_HANDLES
     stream = torch.cuda.default_stream(number) if is_default else torch.cuda.ExternalStream(pointer, device=number)
     with torch.cuda.device(number), torch.cuda.stream(stream):
         yield

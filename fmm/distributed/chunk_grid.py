@@ -20,17 +20,19 @@ from fmm.kernels.plans.plan import PlanError
 from fmm.kernels.plans.sums import LineExponents, Mirror, Place, Rescaled, Sum
 from fmm.kernels.plans.walk import DefaultMachine, Triple
 
-Grid = np.ndarray[Any, np.dtype[np.object_]]  # an array of Cell objects; None for a chunk that no step has written yet
-Key = Any
+ChunkGrid = np.ndarray[
+    Any, np.dtype[np.object_]
+]  # an array of Cell objects; None for a chunk that no step has written yet
+ChunkKey = Any
 
-SUMMANDS_PER_TASK = 8  # chunks
+SUMMANDS_PER_TASK = 8  # largest number of chunks that one task adds
 
 
 @dataclass(frozen=True)
 class Cell:
     """A chunk that a task will compute: its key in the table of tasks, its numbers of rows and columns."""
 
-    key: Key
+    key: ChunkKey
     rows: int
     cols: int
 
@@ -43,31 +45,31 @@ class ChunkTasks(DefaultMachine):
     # text of the plan with which two chunks are multiplied; None if the worker chooses the plan
     chunk_plan: str | None = None
     chunk_growth: float | None = None  # limit of the error growth of the worker's plan, if `chunk_plan` is None
-    together: int = 1  # number of products of chunks that one task computes and adds
-    table: dict[Key, tuple[Any, ...]] = field(default_factory=dict)
+    products_per_task: int = 1  # number of products of chunks that one task computes and adds
+    table: dict[ChunkKey, tuple[Any, ...]] = field(default_factory=dict)
     leaf_updates: bool = True
     used: int = 0
 
     # ---- the steps of a walk
 
-    def take(self, rows: int, cols: int, fortran: bool, dtype: str) -> Grid:
+    def take(self, rows: int, cols: int, fortran: bool, dtype: str) -> ChunkGrid:
         return np.full((rows, cols), None, dtype=object)
 
     def release(self, mark: int) -> None:
-        """Do nothing: Dask frees a chunk after its last reader."""
+        """Do nothing: Dask frees a chunk after the last task that reads the chunk."""
 
-    def part(self, x: Grid, place: Place) -> Grid:
+    def part(self, x: ChunkGrid, place: Place) -> ChunkGrid:
         return x[place.row : place.row + place.rows, place.col : place.col + place.cols]
 
-    def sum(self, step: Sum, reads: Sequence[Grid], writes: Sequence[Grid]) -> None:
+    def sum(self, step: Sum, reads: Sequence[ChunkGrid], writes: Sequence[ChunkGrid]) -> None:
         if isinstance(step, LineExponents | Rescaled):
             raise PlanError("a matrix of chunks cannot be scaled as a whole; put the level scaled into chunk_plan")
-        results: list[tuple[Grid, tuple[int, ...], Cell | None]] = []
+        results: list[tuple[ChunkGrid, tuple[int, ...], Cell | None]] = []
         values: dict[tuple[int, ...], list[Cell | None]] = {}
         for output, write in zip(step.program.outputs, writes, strict=True):
             for spot in np.ndindex(write.shape):
                 if spot not in values:
-                    values[spot] = self._run_program(step.program, [_cell(read, spot) for read in reads])
+                    values[spot] = self._run_program(step.program, [_cell_at(read, spot) for read in reads])
                 results.append((write, spot, values[spot][output]))
         for write, spot, cell in results:  # written after all outputs are computed, since a sum may overwrite an input
             write[spot] = cell
@@ -78,12 +80,12 @@ class ChunkTasks(DefaultMachine):
         for left, right, dest in products:
             for i, j in np.ndindex(dest.shape):
                 pairs = [(left[i, k], right[k, j]) for k in range(left.shape[1])]
-                dest[i, j] = self._products(pairs, dest[i, j] if beta else None, alpha, beta)
+                dest[i, j] = self._sum_of_products(pairs, dest[i, j] if beta else None, alpha, beta)
 
     def multiply_triangle(self, leaf: str, products: Sequence[Triple], dtype: str, params: object) -> None:
         raise NotImplementedError("one triangle of a product of chunks")
 
-    def mirror(self, step: Mirror, source: Grid, dest: Grid) -> None:
+    def mirror(self, step: Mirror, source: ChunkGrid, dest: ChunkGrid) -> None:
         raise NotImplementedError("one triangle of a product of chunks")
 
     # ---- tasks
@@ -93,17 +95,19 @@ class ChunkTasks(DefaultMachine):
         assert cell is not None, "a chunk that no step wrote"
         if (cell.rows, cell.cols) == (rows, cols):
             return cell
-        return self.task(rows, cols, resized_chunk, cell.key, rows, cols)
+        return self.add_task(rows, cols, resized_chunk, cell.key, rows, cols)
 
-    def rename(self, names: Mapping[Key, Key]) -> None:
+    def rename_chunks(self, names: Mapping[ChunkKey, ChunkKey]) -> None:
         """Replace keys of chunks, in the table and in the arguments of the tasks that read the chunks."""
 
-        def renamed(x: Any) -> Any:
+        def with_new_keys(x: Any) -> Any:
             if isinstance(x, list):
-                return [renamed(y) for y in x]
+                return [with_new_keys(y) for y in x]
             return names.get(x, x) if isinstance(x, tuple) else x
 
-        table = {names.get(key, key): (function, *map(renamed, rest)) for key, (function, *rest) in self.table.items()}
+        table = {
+            names.get(key, key): (function, *map(with_new_keys, rest)) for key, (function, *rest) in self.table.items()
+        }
         self.table.clear()
         self.table.update(table)
 
@@ -112,19 +116,19 @@ class ChunkTasks(DefaultMachine):
         values = list(inputs)
         for line in program.lines:
             terms = [(c, cell) for c, v in line if (cell := values[v]) is not None]
-            values.append(self._combined(terms))
+            values.append(self._weighted_sum(terms))
         return values
 
-    def _combined(self, terms: Sequence[tuple[Coefficient, Cell]]) -> Cell | None:
+    def _weighted_sum(self, terms: Sequence[tuple[Coefficient, Cell]]) -> Cell | None:
         if not terms:
             return None
         if len(terms) == 1 and terms[0][0] == 1:
             return terms[0][1]
         rows, cols = (max(getattr(cell, side) for _, cell in terms) for side in ("rows", "cols"))
-        weights = tuple(_number(c) for c, _ in terms)
-        return self.task(rows, cols, combined_chunks, weights, [cell.key for _, cell in terms])
+        weights = tuple(_as_scalar(c) for c, _ in terms)
+        return self.add_task(rows, cols, weighted_chunk_sum, weights, [cell.key for _, cell in terms])
 
-    def _products(
+    def _sum_of_products(
         self,
         pairs: Sequence[tuple[Cell | None, Cell | None]],
         before: Cell | None,
@@ -134,44 +138,50 @@ class ChunkTasks(DefaultMachine):
         """Return the cell of alpha (sum of products) + beta before: a task per group of products, then adding tasks."""
         present = [(left, right) for left, right in pairs if left is not None and right is not None]
         groups = list[Cell]()
-        for first in range(0, len(present), self.together):
-            groups.append(self._group(present[first : first + self.together], None if groups else before, alpha, beta))
+        for first in range(0, len(present), self.products_per_task):
+            groups.append(
+                self._product_group_task(
+                    present[first : first + self.products_per_task], None if groups else before, alpha, beta
+                )
+            )
         while len(groups) > 1:
             starts = range(0, len(groups), SUMMANDS_PER_TASK)
-            sums = [self._combined([(1, cell) for cell in groups[i : i + SUMMANDS_PER_TASK]]) for i in starts]
+            sums = [self._weighted_sum([(1, cell) for cell in groups[i : i + SUMMANDS_PER_TASK]]) for i in starts]
             groups = [cell for cell in sums if cell is not None]
-        return groups[0] if groups else self._combined([] if before is None else [(beta, before)])
+        return groups[0] if groups else self._weighted_sum([] if before is None else [(beta, before)])
 
-    def _group(
+    def _product_group_task(
         self, pairs: Sequence[tuple[Cell, Cell]], before: Cell | None, alpha: Coefficient, beta: Coefficient
     ) -> Cell:
         old = [] if before is None else [before]
         rows = max(cell.rows for cell in (*(left for left, _ in pairs), *old))
         cols = max(cell.cols for cell in (*(right for _, right in pairs), *old))
-        update = (_number(alpha), _number(beta), None if before is None else before.key)
+        update = (_as_scalar(alpha), _as_scalar(beta), None if before is None else before.key)
         lefts, rights = ([cell.key for cell in side] for side in zip(*pairs, strict=True))
-        return self.task(rows, cols, multiplied_chunks, lefts, rights, *update, self.chunk_plan, self.chunk_growth)
+        return self.add_task(
+            rows, cols, sum_of_chunk_products, lefts, rights, *update, self.chunk_plan, self.chunk_growth
+        )
 
-    def task(self, rows: int, cols: int, function: Callable[..., Any], *arguments: Any) -> Cell:
+    def add_task(self, rows: int, cols: int, function: Callable[..., Any], *arguments: Any) -> Cell:
         key = (self.name, len(self.table))
         self.table[key] = (function, *arguments)
         return Cell(key, rows, cols)
 
 
-def _cell(grid: Grid, spot: tuple[int, ...]) -> Cell | None:
+def _cell_at(grid: ChunkGrid, spot: tuple[int, ...]) -> Cell | None:
     """Return the grid's cell at this index; None (zeros) for an index outside the grid."""
     inside = all(place < side for place, side in zip(spot, grid.shape, strict=True))
     return grid[spot] if inside else None
 
 
-def _number(c: Coefficient) -> float | complex:
+def _as_scalar(c: Coefficient) -> float | complex:
     return c if isinstance(c, complex) else float(c)
 
 
 # ---- functions that the tasks call, on chunks that are NumPy or CuPy arrays
 
 
-def combined_chunks(weights: Sequence[float | complex], chunks: Sequence[Any]) -> Any:
+def weighted_chunk_sum(weights: Sequence[float | complex], chunks: Sequence[Any]) -> Any:
     """Return the weighted sum of the chunks; chunks smaller than the largest are padded with zeros."""
     check_unmasked(chunks)
     shape = tuple(map(max, zip(*(chunk.shape for chunk in chunks), strict=True)))
@@ -195,7 +205,7 @@ def combined_chunks(weights: Sequence[float | complex], chunks: Sequence[Any]) -
     return total
 
 
-def multiplied_chunks(
+def sum_of_chunk_products(
     lefts: Sequence[Any],
     rights: Sequence[Any],
     alpha: complex,
@@ -204,7 +214,7 @@ def multiplied_chunks(
     plan: str | None,
     max_error_growth: float | None = None,
 ) -> Any:
-    """Return alpha (sum of the products) + beta before, zero-padded to the largest shape; `before` is not changed.
+    """Return alpha (sum of products) + beta before, zero-padded to the largest shape; `before` stays unchanged.
 
     Each product is added directly to one new chunk: a separate chunk for each product would be written to memory and
     read again.

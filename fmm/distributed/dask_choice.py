@@ -15,19 +15,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fmm.distributed.chunk_grid import Cell, ChunkTasks, Grid, combined_chunks, multiplied_chunks
+from fmm.distributed.chunk_grid import Cell, ChunkGrid, ChunkTasks, sum_of_chunk_products, weighted_chunk_sum
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.walk import walk_plan
 
 # Assumed bytes per second of two operations: a worker receives a chunk from another worker (on one host, or over a fast
 # network); new memory is written for the first time, when the operating system finds and clears its pages.
 LINK_RATE, NEW_MEMORY_RATE = 1e9, 1e9
-PRODUCTS_PER_TASK = (1, 2, 4)  # larger values would have more chunks in memory at once than Dask's own matmul
-TASKS_PER_THREAD = 4  # least number of tasks per thread, so that no thread waits long for the last task
-# predicted seconds of all products; for shorter products a comparison of candidates would cost too much time
-COMPARED_SECONDS = 1.0
+CANDIDATE_PRODUCTS_PER_TASK = (1, 2, 4)  # larger values would have more chunks in memory at once than Dask's own matmul
+MIN_TASKS_PER_THREAD = 4  # least number of tasks per thread, so that no thread waits long for the last task
+# least predicted seconds of a product for which candidates are compared, since the comparison itself takes time
+MIN_SECONDS_TO_COMPARE = 1.0
 # largest side of a simulated grid, in chunks; a larger grid is simulated at this size, on proportionally fewer workers
-LARGEST_SIDE = 8
+LARGEST_SIMULATED_SIDE = 8
 LEVEL_MARGIN = 0.1  # least share of the time that a level must be predicted to save to be chosen
 
 
@@ -38,7 +38,7 @@ class GridPlan(NamedTuple):
     """The levels over the grid of chunks, and how many products form one task."""
 
     above: Plan
-    together: int
+    products_per_task: int
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ class ChunkCosts:
     chunk: float
     stream: float
 
-    def seconds(self, function: Any, arguments: Sequence[Any]) -> float:
-        """Return the seconds of one task: its products, the passes over memory, and the writes to new memory."""
-        if function is multiplied_chunks:
+    def task_seconds(self, function: Any, arguments: Sequence[Any]) -> float:
+        """Return the predicted seconds of a task: products of chunks, passes over memory, writes to new memory."""
+        if function is sum_of_chunk_products:
             lefts, _, _, _, before, *_ = arguments
             products, passes = len(lefts), 2.0 * (len(lefts) - 1) + 2.0 * (before is not None)
         else:
-            products, passes = 0, 1.0 + (len(arguments[1]) if function is combined_chunks else 1)
+            products, passes = 0, 1.0 + (len(arguments[1]) if function is weighted_chunk_sum else 1)
         return products * self.product + passes * self.chunk / self.stream + self.chunk / NEW_MEMORY_RATE
 
 
@@ -66,11 +66,13 @@ def choose_grid_plan(
 
     `workers` is (number of processes, number of threads in each process).
     """
-    if prod(grid) * costs.product < COMPARED_SECONDS:
+    if prod(grid) * costs.product < MIN_SECONDS_TO_COMPARE:
         return GridPlan(VENDOR if VENDOR in plans else plans[0], default_products_per_task(grid, workers))
-    simulated_grid = tuple(min(side, LARGEST_SIDE) for side in grid)
+    simulated_grid = tuple(min(side, LARGEST_SIMULATED_SIDE) for side in grid)
     fewer_workers = _scaled_workers(workers, prod(simulated_grid) / prod(grid))
-    candidates = [GridPlan(plan, together) for plan, together in product(plans, PRODUCTS_PER_TASK)]
+    candidates = [
+        GridPlan(plan, products_per_task) for plan, products_per_task in product(plans, CANDIDATE_PRODUCTS_PER_TASK)
+    ]
     seconds = {x: _simulate_product(simulated_grid, x, costs, fewer_workers).seconds for x in candidates}
     best = min(candidates, key=lambda candidate: seconds[candidate])
     plain = [candidate for candidate in candidates if candidate.above == VENDOR]
@@ -86,8 +88,10 @@ def _scaled_workers(workers: tuple[int, int], share: float) -> tuple[int, int]:
 
 
 def default_products_per_task(grid: tuple[int, int, int], workers: tuple[int, int]) -> int:
-    """Return the largest number of products per task with which every thread has at least TASKS_PER_THREAD tasks."""
-    return max((n for n in PRODUCTS_PER_TASK if prod(grid) >= n * TASKS_PER_THREAD * prod(workers)), default=1)
+    """Return the largest candidate of products per task that leaves MIN_TASKS_PER_THREAD tasks for every thread."""
+    return max(
+        (n for n in CANDIDATE_PRODUCTS_PER_TASK if prod(grid) >= n * MIN_TASKS_PER_THREAD * prod(workers)), default=1
+    )
 
 
 @lru_cache(maxsize=256)
@@ -95,32 +99,32 @@ def _simulate_product(
     grid: tuple[int, int, int], candidate: GridPlan, costs: ChunkCosts, workers: tuple[int, int]
 ) -> SimulatedRun:
     m, k, n = grid
-    tasks = ChunkTasks("part", together=candidate.together)
+    tasks = ChunkTasks("part", products_per_task=candidate.products_per_task)
     operands = {"A": _unit_cells("A", m, k), "B": _unit_cells("B", k, n), "C": np.full((m, n), None, dtype=object)}
     walk_plan(candidate.above, operands, tasks, "float64")
-    homes = {**_homes("A", m, k, workers[0]), **_homes("B", k, n, workers[0])}
+    homes = {**_chunk_workers("A", m, k, workers[0]), **_chunk_workers("B", k, n, workers[0])}
     chunk_tasks = [
-        ChunkTask(key, _keys_read(rest), costs.seconds(function, rest))
+        ChunkTask(key, _chunk_keys_read(rest), costs.task_seconds(function, rest))
         for key, (function, *rest) in tasks.table.items()
     ]
     fetch_seconds = costs.chunk / LINK_RATE if workers[0] > 1 else 0.0
-    return simulate_tasks(chunk_tasks, homes, Workers(*workers, fetch_seconds))
+    return simulate_tasks(chunk_tasks, homes, SimulatedWorkers(*workers, fetch_seconds))
 
 
-def _unit_cells(name: str, rows: int, cols: int) -> Grid:
-    cells: Grid = np.full((rows, cols), None, dtype=object)
+def _unit_cells(name: str, rows: int, cols: int) -> ChunkGrid:
+    cells: ChunkGrid = np.full((rows, cols), None, dtype=object)
     for i, j in np.ndindex(rows, cols):
         cells[i, j] = Cell((name, i, j), 1, 1)
     return cells
 
 
-def _homes(name: str, rows: int, cols: int, workers: int) -> Mapping[Hashable, int]:
+def _chunk_workers(name: str, rows: int, cols: int, workers: int) -> Mapping[Hashable, int]:
     """Return the worker that has each chunk of an operand; Dask creates consecutive chunks on one worker."""
     return {(name, i, j): (i * cols + j) * workers // (rows * cols) for i, j in np.ndindex(rows, cols)}
 
 
-def _keys_read(arguments: Sequence[Any]) -> tuple[Hashable, ...]:
-    """Return the keys of chunks among a task's arguments."""
+def _chunk_keys_read(arguments: Sequence[Any]) -> tuple[Hashable, ...]:
+    """Return the keys of the chunks that a task reads, found among the task's arguments."""
     flat = [y for x in arguments for y in (x if isinstance(x, list) else [x])]
     return tuple(y for y in flat if isinstance(y, tuple) and isinstance(y[0], str))
 
@@ -140,7 +144,7 @@ class ChunkTask(NamedTuple):
     seconds: float
 
 
-class Workers(NamedTuple):
+class SimulatedWorkers(NamedTuple):
     """The workers: number of processes, threads per process, and seconds to send a chunk to a process."""
 
     processes: int
@@ -156,7 +160,9 @@ class SimulatedRun(NamedTuple):
     sent: int
 
 
-def simulate_tasks(tasks: Iterable[ChunkTask], homes: Mapping[Hashable, int], workers: Workers) -> SimulatedRun:
+def simulate_tasks(
+    tasks: Iterable[ChunkTask], homes: Mapping[Hashable, int], workers: SimulatedWorkers
+) -> SimulatedRun:
     """Simulate the tasks in their order; `homes` maps each chunk of the operands to the worker that has the chunk."""
     free_at = [[0.0] * workers.threads for _ in range(workers.processes)]
     first_free_at = [0.0] * workers.processes  # time at which each process has a free thread, in seconds
@@ -168,7 +174,7 @@ def simulate_tasks(tasks: Iterable[ChunkTask], homes: Mapping[Hashable, int], wo
         start = max((ready_at[key] for key in reads), default=0.0)
         # Of the workers that have none of the task's chunks, only the one that is free first is a candidate: all of
         # them need the same transfers.
-        candidates = {_first_free(first_free_at, start)}.union(*(places[key] for key in reads))
+        candidates = {_first_free_process(first_free_at, start)}.union(*(places[key] for key in reads))
         missing = {worker: sum(worker not in places[key] for key in reads) for worker in candidates}
         started = {x: max(first_free_at[x], start) + missing[x] * workers.fetch_seconds for x in candidates}
         chosen = min(candidates, key=lambda worker: (started[worker], missing[worker], worker))
@@ -182,7 +188,7 @@ def simulate_tasks(tasks: Iterable[ChunkTask], homes: Mapping[Hashable, int], wo
     return SimulatedRun(max(map(max, free_at)), task_seconds, sent)
 
 
-def _first_free(first_free_at: Sequence[float], start: float) -> int:
+def _first_free_process(first_free_at: Sequence[float], start: float) -> int:
     """Return the first process with a free thread at time `start`, else the process with the earliest free thread."""
     least = min(first_free_at)
     if least > start:

@@ -2,9 +2,9 @@
 
 The levels are walked when the graph is built (chunk_grid.py); the workers later run the graph's tasks. A task depends
 only on its operands and does not change them, so Dask can repeat the tasks of a lost worker. The plan for a product of
-two chunks is chosen once, by the client, so that workers with equal processors return identical bits. Several products
-whose sum is needed form one task with one result; Dask's own matmul makes a chunk of each product and then adds the
-chunks. Chunks with inf or NaN are recomputed without levels when the graph is computed (dask_recompute.py).
+two chunks is chosen once, by the client, so that workers with equal processors return identical bits. One task computes
+the sum of several products; Dask's own matmul makes a chunk of each product and then adds the chunks. Chunks with inf
+or NaN are recomputed without levels when the graph is computed (dask_recompute.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dask.system import CPU_COUNT
 from fmm.api import plan as plan_product
 from fmm.arrays.detect import kind_of
 from fmm.arrays.numpy_library import PLAIN_ARRAYS
-from fmm.distributed.chunk_grid import Cell, ChunkTasks, Grid
+from fmm.distributed.chunk_grid import Cell, ChunkGrid, ChunkTasks
 from fmm.distributed.dask_choice import ChunkCosts, GridPlan, choose_grid_plan, default_products_per_task
 from fmm.distributed.dask_recompute import with_recomputed_chunks
 from fmm.distributed.quadrants import parse_block_levels
@@ -41,7 +41,7 @@ from fmm.runtime.devices import get_device
 
 da: Any = dask.array  # typed as Any, since dask.array is only partly annotated
 
-GRID_PLANS = ("vendor", "winograd", "winograd^2")  # texts of the candidate levels over the grid of chunks
+CANDIDATE_GRID_PLANS = ("vendor", "winograd", "winograd^2")  # texts of the candidate levels over the grid of chunks
 
 
 class ChunkConstraints(NamedTuple):
@@ -59,8 +59,8 @@ def matmul(
     Parameters
     ----------
     x, y : dask.array.Array or array_like
-        Two matrices. dask.array.matmul answers for other numbers of axes, unknown chunk sizes, integers and other
-        types, and chunks that are not plain NumPy or CuPy arrays (masked ones, for example).
+        Two matrices. dask.array.matmul computes products with other numbers of axes, unknown chunk sizes, integers and
+        other types, and chunks that are not plain NumPy or CuPy arrays (masked arrays, for example).
     plan : str, Plan or Decision, optional
         Levels over the grid of chunks: "winograd" or another scheme computes seven products of blocks of chunks instead
         of eight; "vendor" selects no levels. By default up to two Winograd levels, if they are predicted to save a
@@ -145,7 +145,7 @@ def _choose_grid_plan(x: Any, y: Any, plan: Plan | None, on_device: bool, limit:
     # the calibration for one BLAS thread, since Dask starts workers with one BLAS thread
     calibration = get_device("cpu", 1).guess
     rate = calibration.find_rate(x.dtype.name) if calibration else None
-    plans = [parse_block_levels(text, "over chunks") for text in GRID_PLANS] if plan is None else [plan]
+    plans = [parse_block_levels(text, "over chunks") for text in CANDIDATE_GRID_PLANS] if plan is None else [plan]
     if on_device or calibration is None or rate is None:
         return GridPlan(VENDOR if plan is None else plans[0], default_products_per_task(grid, workers))
     (m, k, n), row = _largest_chunks(x, y), DTYPES[x.dtype.name]
@@ -184,26 +184,26 @@ def worker_counts() -> tuple[int, int]:
 
 def _product_graph(x: Any, y: Any, dtype: np.dtype[Any], grid_plan: GridPlan, constraints: ChunkConstraints) -> Any:
     """Return the product as a Dask array; its graph has the tasks of the plan over the grid of chunks."""
-    token = tokenize(x, y, str(grid_plan.above), grid_plan.together, constraints)
-    tasks = ChunkTasks(f"fmm-part-{token}", constraints.plan, constraints.max_error_growth, grid_plan.together)
+    token = tokenize(x, y, str(grid_plan.above), grid_plan.products_per_task, constraints)
+    tasks = ChunkTasks(f"fmm-part-{token}", constraints.plan, constraints.max_error_growth, grid_plan.products_per_task)
     grids = _array_cells(x), _array_cells(y)
-    result: Grid = np.full((len(x.chunks[0]), len(y.chunks[1])), None, dtype=object)
+    result: ChunkGrid = np.full((len(x.chunks[0]), len(y.chunks[1])), None, dtype=object)
     walk_plan(grid_plan.above, dict(zip("ABC", (*grids, result), strict=True)), tasks, dtype.name)
     for (i, rows), (j, cols) in _chunk_sizes((x.chunks[0], y.chunks[1])):
         result[i, j] = tasks.resize(result[i, j], rows, cols)
     if grid_plan.above != VENDOR:
         plain_tasks = replace(tasks, name=f"fmm-again-{token}")
         result = with_recomputed_chunks(plain_tasks, *grids, result, grid_plan.above, dtype.name)
-    # a task computes at most one chunk of the result, so tasks can be renamed to the result's chunks
+    # each chunk of the result is computed by a separate task, so the task can take the key of the chunk
     name = f"fmm-matmul-{token}"
-    tasks.rename({cell.key: (name, *spot) for spot, cell in np.ndenumerate(result)})
+    tasks.rename_chunks({cell.key: (name, *spot) for spot, cell in np.ndenumerate(result)})
     graph = HighLevelGraph.from_collections(name, tasks.table, dependencies=[x, y])
     meta = x._meta.astype(dtype)[:0, :0]
     return da.Array(graph, name, (x.chunks[0], y.chunks[1]), dtype, meta)
 
 
-def _array_cells(array: Any) -> Grid:
-    cells: Grid = np.full(tuple(map(len, array.chunks)), None, dtype=object)
+def _array_cells(array: Any) -> ChunkGrid:
+    cells: ChunkGrid = np.full(tuple(map(len, array.chunks)), None, dtype=object)
     for (i, rows), (j, cols) in _chunk_sizes(array.chunks):
         cells[i, j] = Cell((array.name, i, j), rows, cols)
     return cells

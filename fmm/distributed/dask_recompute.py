@@ -1,8 +1,8 @@
 """Recomputation without levels of chunks with inf or NaN, since sums of blocks move inf and NaN to other entries.
 
-A Dask graph is built before any value is known, so it contains the tasks with levels and those without. If a chunk
-computed with levels is finite, each task of the chunk's plain product receives None and returns None. Each chunk of A
-and B passes through a task that runs on the chunk's worker and returns the chunk if a plain product needs it, else
+A Dask graph is built before any value is known, so the graph contains tasks with levels and tasks without levels. If a
+chunk computed with levels is finite, each task of the chunk's plain product receives None and returns None. Each chunk
+of A and B passes through a task that runs on the chunk's worker and returns the chunk if a plain product needs it, else
 None, so no chunk is sent unnecessarily.
 
 Each inf or NaN of an operand or of a sum spreads to every chunk that depends on it, so a chunk computed with levels is
@@ -16,40 +16,44 @@ from typing import Any
 
 import numpy as np
 
-from fmm.distributed.chunk_grid import Cell, ChunkTasks, Grid
+from fmm.distributed.chunk_grid import Cell, ChunkGrid, ChunkTasks
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.walk import walk_plan
 
 
-def with_recomputed_chunks(tasks: ChunkTasks, a: Grid, b: Grid, c: Grid, above: Plan, dtype: str) -> Grid:
+def with_recomputed_chunks(
+    tasks: ChunkTasks, a: ChunkGrid, b: ChunkGrid, c: ChunkGrid, above: Plan, dtype: str
+) -> ChunkGrid:
     """Return the cells of the final result: each chunk of c, computed by levels, if finite; else its plain product.
 
-    The tasks of the plain products are added to the table of `tasks`.
+    The tasks of the plain products are added to `tasks.table`.
     """
     for key, task in tasks.table.items():
         tasks.table[key] = (run_without_warnings, *task)
     by_levels = {spot: cell for spot, cell in np.ndenumerate(c) if isinstance(cell, Cell)}
-    nonfinite = _make_grid(c.shape, lambda *spot: tasks.task(1, 1, has_inf_or_nan, by_levels[spot].key))
-    # any number gives the right result; with 2 per level the fewest tasks wait for each other
+    nonfinite = _make_grid(c.shape, lambda *spot: tasks.add_task(1, 1, has_inf_or_nan, by_levels[spot].key))
+    # the result is correct for any number of parts; with 2 per level the fewest tasks wait for each other
     parts = 2 ** len(above.levels)
-    rows = [_pass_on_chunks(tasks, a[i], nonfinite[i], parts) for i in range(len(a))]
-    cols = [_pass_on_chunks(tasks, b[:, j], nonfinite[:, j], parts) for j in range(b.shape[1])]
+    rows = [_conditional_chunk_tasks(tasks, a[i], nonfinite[i], parts) for i in range(len(a))]
+    cols = [_conditional_chunk_tasks(tasks, b[:, j], nonfinite[:, j], parts) for j in range(b.shape[1])]
 
     def final_cell(i: int, j: int) -> Cell:
         cell, plain = by_levels[i, j], _plain_product(tasks, nonfinite[i, j], (rows[i][j], cols[j][i]), dtype)
-        return tasks.task(cell.rows, cell.cols, final_chunk, cell.key, plain.key)
+        return tasks.add_task(cell.rows, cell.cols, choose_final_chunk, cell.key, plain.key)
 
     return _make_grid(c.shape, final_cell)
 
 
-def _make_grid(shape: tuple[int, ...], cell: Callable[..., Cell]) -> Grid:
-    grid: Grid = np.full(shape, None, dtype=object)
+def _make_grid(shape: tuple[int, ...], cell: Callable[..., Cell]) -> ChunkGrid:
+    grid: ChunkGrid = np.full(shape, None, dtype=object)
     for spot in np.ndindex(shape):
         grid[spot] = cell(*spot)
     return grid
 
 
-def _pass_on_chunks(tasks: ChunkTasks, chunks: Grid, nonfinite: Grid, parts: int) -> list[list[Cell]]:
+def _conditional_chunk_tasks(
+    tasks: ChunkTasks, chunks: ChunkGrid, nonfinite: ChunkGrid, parts: int
+) -> list[list[Cell]]:
     """Return, for each chunk of the result, cells that pass on a row of A's chunks (or a column of B's) if needed.
 
     Chunks of the result at equal positions in the levels' blocks are computed at about the same time; they share these
@@ -57,7 +61,10 @@ def _pass_on_chunks(tasks: ChunkTasks, chunks: Grid, nonfinite: Grid, parts: int
     """
     distance = -(-len(nonfinite) // parts)
     sets = [[cell.key for cell in nonfinite[first::distance]] for first in range(distance)]
-    passed = [[tasks.task(x.rows, x.cols, run_if_any, keys, same_chunk, x.key) for x in chunks] for keys in sets]
+    passed = [
+        [tasks.add_task(x.rows, x.cols, run_if_any_condition, keys, return_chunk, x.key) for x in chunks]
+        for keys in sets
+    ]
     return [passed[place % distance] for place in range(len(nonfinite))]
 
 
@@ -65,11 +72,11 @@ def _plain_product(tasks: ChunkTasks, nonfinite: Any, pair: tuple[list[Cell], li
     """Add tasks for a row times a column of chunks; they run only if the chunk computed with levels is not finite."""
     first = len(tasks.table)
     row, column = (np.array(cells, dtype=object) for cells in pair)
-    result: Grid = np.full((1, 1), None, dtype=object)
+    result: ChunkGrid = np.full((1, 1), None, dtype=object)
     walk_plan(VENDOR, {"A": row[None, :], "B": column[:, None], "C": result}, tasks, dtype)
     for number in range(first, len(tasks.table)):
         key = tasks.name, number
-        tasks.table[key] = (run_if_any, [nonfinite.key], *tasks.table[key])
+        tasks.table[key] = (run_if_any_condition, [nonfinite.key], *tasks.table[key])
     cell: Cell = result[0, 0]
     return cell
 
@@ -89,14 +96,14 @@ def has_inf_or_nan(chunk: Any) -> bool:
         return not (np.isfinite(chunk.sum()) or np.isfinite(chunk).all())
 
 
-def run_if_any(conditions: Sequence[bool], function: Callable[..., Any], *arguments: Any) -> Any:
+def run_if_any_condition(conditions: Sequence[bool], function: Callable[..., Any], *arguments: Any) -> Any:
     """Return function(*arguments) if a condition is true; else None without a call (the chunks are then None)."""
     return function(*arguments) if any(conditions) else None
 
 
-def same_chunk(chunk: Any) -> Any:
+def return_chunk(chunk: Any) -> Any:
     return chunk
 
 
-def final_chunk(by_levels: Any, plain: Any) -> Any:
+def choose_final_chunk(by_levels: Any, plain: Any) -> Any:
     return by_levels if plain is None else plain

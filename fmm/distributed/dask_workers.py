@@ -9,11 +9,11 @@ from distributed import Client, WorkerPlugin
 
 from fmm.integrations.install_targets import INSTALL_TARGETS, check_names, installed
 
-OPEN_STATUSES = "running", "connecting"
-DEFAULT = ""  # library name of the plugin that installs fmm for the default libraries of fmm.install
+OPEN_CLIENT_STATUSES = "running", "connecting"
+DEFAULT_LIBRARIES = ""  # library name of the plugin that installs fmm for the default libraries of fmm.install
 
 
-class InstalledOnWorker(WorkerPlugin):
+class InstallPlugin(WorkerPlugin):
     """Dask worker plugin that installs fmm for one library as long as the plugin is registered on the worker.
 
     Several workers in one process share the installation; the last worker that stops removes the installation.
@@ -25,7 +25,9 @@ class InstalledOnWorker(WorkerPlugin):
         self.library, self.name = library, plugin_name(library)
 
     def setup(self, worker: Any) -> None:
-        self.held: AbstractContextManager[None] = installed(*([self.library] if self.library != DEFAULT else []))
+        self.held: AbstractContextManager[None] = installed(
+            *([self.library] if self.library != DEFAULT_LIBRARIES else [])
+        )
         self.held.__enter__()
 
     def teardown(self, worker: Any) -> None:
@@ -34,34 +36,34 @@ class InstalledOnWorker(WorkerPlugin):
 
 def plugin_name(library: str) -> str:
     """Return the plugin's name; Dask compares names to recognize a plugin that is already registered."""
-    return f"fmm.install({library!r})" if library != DEFAULT else "fmm.install()"
+    return f"fmm.install({library!r})" if library != DEFAULT_LIBRARIES else "fmm.install()"
 
 
 def install_on_workers(client: Any, *libraries: str) -> Any:
     """Register the worker plugins that install fmm for these libraries; see fmm.dask.install."""
-    check_client(client)
+    check_open_client(client)
     check_names(libraries)
 
     async def register() -> None:
-        for library in libraries or (DEFAULT,):
-            await client.register_plugin(InstalledOnWorker(library))
+        for library in libraries or (DEFAULT_LIBRARIES,):
+            await client.register_plugin(InstallPlugin(library))
 
     return client.sync(register)
 
 
 def uninstall_on_workers(client: Any, *libraries: str) -> Any:
     """Unregister the worker plugins of these libraries (by default all) that are registered; see fmm.dask.uninstall."""
-    check_client(client)
+    check_open_client(client)
     check_names(libraries)
 
     # a closure, since Dask pickles it by value: fmm may be missing on the scheduler
-    def registered(dask_scheduler: Any) -> list[str]:
+    def registered_plugin_names(dask_scheduler: Any) -> list[str]:
         return list(dask_scheduler.worker_plugins)
 
     async def unregister() -> None:
         # queried first, since Dask logs an error if an unregistered plugin is removed
-        present = await client.run_on_scheduler(registered)
-        for name in map(plugin_name, libraries or (DEFAULT, *INSTALL_TARGETS)):
+        present = await client.run_on_scheduler(registered_plugin_names)
+        for name in map(plugin_name, libraries or (DEFAULT_LIBRARIES, *INSTALL_TARGETS)):
             if name in present:
                 with suppress(ValueError):  # another client has unregistered the plugin in the meantime
                     await client.unregister_worker_plugin(name)
@@ -69,8 +71,8 @@ def uninstall_on_workers(client: Any, *libraries: str) -> Any:
     return client.sync(unregister)
 
 
-def check_client(client: Any) -> None:
+def check_open_client(client: Any) -> None:
     if not isinstance(client, Client):
         raise TypeError(f"client must be an open distributed.Client, not {type(client).__name__}")
-    if client.status not in OPEN_STATUSES:
+    if client.status not in OPEN_CLIENT_STATUSES:
         raise ValueError(f"client must be an open distributed.Client; this one is {client.status}")

@@ -21,7 +21,7 @@ from fmm.runtime.decisions.decide import decide_plan
 from fmm.runtime.decisions.limits import limits_without_arrays, workspace_share
 from fmm.runtime.devices import Device
 
-SHOWN_CANDIDATES = 8  # number of candidates that str(decision) lists
+MAX_PRINTED_CANDIDATES = 8  # number of candidates that str(decision) lists
 UNLIMITED_BYTES = 1 << 62
 # assumed bytes per second of sums on a device without calibration; only the choice of pieces depends on the value
 UNKNOWN_STREAM_RATE = 1e10
@@ -36,7 +36,7 @@ class SharedDecision:
     dtype: str
     network: Network
     local: Plan  # plan of the first device's products; its workspace and error growth obey the next two limits
-    local_workspace: int  # bytes
+    local_workspace: int  # workspace limit in bytes
     local_error_growth: float
     single_device_seconds: float  # predicted seconds of the whole product on one device
     memory_limit: float  # limit of the bytes limit of the bytes of panels and blocks on a device on a device
@@ -51,7 +51,7 @@ class SharedDecision:
         best = self.best
         layout = best.layout
         sizes = f"{layout.m} x {layout.k} x {layout.n}"
-        mesh = str(layout.ranks) if best.rectangle else " x ".join(map(str, layout.mesh))
+        mesh = str(layout.process_count) if best.rectangle else " x ".join(map(str, layout.mesh))
         terms = f"products {best.products:.4g} s, waiting {best.waiting:.3g} s, sums {best.sums:.3g} s"
         lines = [
             f"product: {sizes}, {self.dtype}, on a mesh of {mesh} ({self.network})",
@@ -59,18 +59,18 @@ class SharedDecision:
             f"each device's products: {self.local}{self._workspace_text()}",
             f"predicted: {best.seconds:.4g} s ({terms}, around it {best.around:.3g} s)",
             f"one device alone: {self.single_device_seconds:.4g} s, speedup {self.speedup:.2f}",
-            f"received by a device: {_gibibytes(best.received)}; panels and blocks: {_gibibytes(best.memory)}",
+            f"received by a device: {_gib_text(best.received)}; panels and blocks: {_gib_text(best.memory)}",
             "",
             "compared, predicted seconds:",
-            *(f"  {x.seconds:10.4g}  {x}{self._rejection(x)}" for x in self.candidates[:SHOWN_CANDIDATES]),
+            *(f"  {x.seconds:10.4g}  {x}{self._rejection_reason(x)}" for x in self.candidates[:MAX_PRINTED_CANDIDATES]),
         ]
         return "\n".join(lines)
 
     def _workspace_text(self) -> str:
         limited = self.local_workspace < UNLIMITED_BYTES
-        return f" (workspace limit {_gibibytes(self.local_workspace)})" if limited else ""
+        return f" (workspace limit {_gib_text(self.local_workspace)})" if limited else ""
 
-    def _rejection(self, sharing: Sharing) -> str:
+    def _rejection_reason(self, sharing: Sharing) -> str:
         """Return the reason, as text, why a candidate that is predicted to be faster was not chosen."""
         if sharing.seconds >= self.best.seconds:
             return ""
@@ -80,7 +80,7 @@ class SharedDecision:
         return " (too much error)" if too_much_error else " (not clearly faster)"
 
 
-def _gibibytes(nbytes: float) -> str:
+def _gib_text(nbytes: float) -> str:
     return f"{nbytes / 2**30:.3g} GiB"
 
 
@@ -97,7 +97,7 @@ class ShardingQuery:
 def decide_sharing(
     layout: Layout, dtype: str, device: Device, network: Network, query: ShardingQuery
 ) -> SharedDecision:
-    """Return the fastest way to share the product of `layout`; its fields `work` and `pieces` are ignored."""
+    """Return the fastest way to share a product; the fields `work` and `pieces` of `layout` are ignored."""
     growth = device.error_growth if query.max_error_growth is None else query.max_error_growth
     growth_limit = max(growth, 1.0)
     free_bytes = query.memory_limit if query.free_bytes is None else query.free_bytes
@@ -105,70 +105,72 @@ def decide_sharing(
     def local_limits(conditions: LocalConditions) -> Limits:
         unlimited = free_bytes == float("inf")
         workspace = UNLIMITED_BYTES if unlimited else workspace_share(int(free_bytes - conditions.held_bytes))
-        local_growth = growth / _growth_of(conditions, dtype)
+        local_growth = growth / _conditions_error_growth(conditions, dtype)
         return limits_without_arrays("product", dtype, workspace, local_growth)
 
     @cache
-    def local_device(limits: Limits) -> _OneDevice:
-        return _OneDevice(dtype, device, limits)
+    def local_device(limits: Limits) -> _SingleDeviceModel:
+        return _SingleDeviceModel(dtype, device, limits)
 
     single = local_device(limits_without_arrays("product", dtype, UNLIMITED_BYTES, growth))
-    calibration = single.calibration(Problem(layout.m, layout.k, layout.n, dtype))
+    calibration = single.find_calibration(Problem(layout.m, layout.k, layout.n, dtype))
     stream = calibration.stream if calibration is not None else UNKNOWN_STREAM_RATE
     itemsize = DTYPES[dtype].itemsize
-    devices = Devices(single.seconds, stream, network, itemsize, lambda x: local_device(local_limits(x)).seconds)
+    devices = Devices(
+        single.predict_seconds, stream, network, itemsize, lambda x: local_device(local_limits(x)).predict_seconds
+    )
     candidates = rank_sharings(layout, devices, None if query.above is None else (query.above,))
     allowed = [x for x in candidates if query.above is not None or sharing_error_growth(x, dtype) <= growth_limit]
     best = choose_sharing(allowed, query.memory_limit)
     limits = local_limits(best.conditions)
-    local = local_device(limits).plan(*local_size(best))
-    whole = single.seconds(layout.m, layout.k, layout.n)
+    local = local_device(limits).choose_plan(*first_product_size(best))
+    whole = single.predict_seconds(layout.m, layout.k, layout.n)
     of_part = local, limits.workspace, limits.error_growth
     return SharedDecision(best, candidates, dtype, network, *of_part, whole, query.memory_limit, growth_limit)
 
 
-def local_size(sharing: Sharing) -> tuple[int, int, int]:
+def first_product_size(sharing: Sharing) -> tuple[int, int, int]:
     """Return m, k and n of the first local product on the device of rank 0."""
-    block = sharing.layout if sharing.above == VENDOR else quadrants(sharing.layout, sharing.above).block
-    panels = block.needs(0, 0)
+    block = sharing.layout if sharing.above == VENDOR else quadrants(sharing.layout, sharing.above).block_layout
+    panels = block.panels_needed(0, 0)
     return panels["A"].rows.size, panels["A"].cols.size, panels["B"].cols.size
 
 
 def sharing_error_growth(sharing: Sharing, dtype: str) -> float:
     """Return the error growth of the level above, and of adding pieces of the inner dimension in a 16-bit type."""
-    return _growth_of(sharing.conditions, dtype)
+    return _conditions_error_growth(sharing.conditions, dtype)
 
 
-def _growth_of(conditions: LocalConditions, dtype: str) -> float:
+def _conditions_error_growth(conditions: LocalConditions, dtype: str) -> float:
     pieces = conditions.pieces if DTYPES[dtype].sums_wider else 1
     return float(expected_error_growth(conditions.above, dtype) * ((pieces + 1) / 2) ** 0.5)
 
 
-class _OneDevice:
+class _SingleDeviceModel:
     """Plans and (cached) predicted seconds of products on one device, for one type within fixed limits."""
 
     def __init__(self, dtype: str, device: Device, limits: Limits) -> None:
         self.dtype, self.device, self.limits = dtype, device, limits
         self._seconds: dict[tuple[int, int, int], float] = {}
 
-    def plan(self, m: int, k: int, n: int) -> Plan:
+    def choose_plan(self, m: int, k: int, n: int) -> Plan:
         problem = Problem(m, k, n, self.dtype)
-        return VENDOR if self.calibration(problem) is None else decide_plan(problem, self.limits, self.device).plan
+        return VENDOR if self.find_calibration(problem) is None else decide_plan(problem, self.limits, self.device).plan
 
-    def seconds(self, m: int, k: int, n: int) -> float:
+    def predict_seconds(self, m: int, k: int, n: int) -> float:
         seconds = self._seconds.get((m, k, n))
         if seconds is None:
             problem = Problem(m, k, n, self.dtype)
-            calibration = self.calibration(problem)
+            calibration = self.find_calibration(problem)
             if calibration is None:
                 # an assumed rate: only ratios of the predicted seconds matter
                 seconds = problem.flops / (UNKNOWN_STREAM_RATE * 10)
             else:
-                seconds = quick_prediction(self.plan(m, k, n), problem, calibration).seconds
+                seconds = quick_prediction(self.choose_plan(m, k, n), problem, calibration).seconds
             self._seconds[m, k, n] = seconds
         return seconds
 
-    def calibration(self, problem: Problem) -> Calibration | None:
+    def find_calibration(self, problem: Problem) -> Calibration | None:
         """Return the device's calibration, or None if the calibration has no rate for the problem's type."""
         guess = self.device.guess
         if guess is not None and guess.find_rate(self.dtype) is None:

@@ -15,17 +15,17 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from fmm.distributed.layout import Box, Holdings, K, Layout, M, Operand
+from fmm.distributed.layout import BlocksHeld, Box, K, Layout, M, Operand
 
 # arguments: left panel, right panel, C, whether the product is added to C
-Multiply = Callable[[Any, Any, Any, bool], object]
+MultiplyPanels = Callable[[Any, Any, Any, bool], object]
 
 
 class LostProcessError(RuntimeError):
     """A process that shares a product has ended, or did not answer within the time-out."""
 
 
-class Processes(NamedTuple):
+class MeshProcesses(NamedTuple):
     """The processes of a mesh: torch's process group, their global ranks, and this process's index among the ranks."""
 
     group: Any
@@ -42,12 +42,12 @@ class ProductInProgress:
     The constructor starts the exchange of the first panels, which arrive while the caller does other work.
     """
 
-    def __init__(self, processes: Processes, layout: Layout, a: Any, b: Any) -> None:
+    def __init__(self, processes: MeshProcesses, layout: Layout, a: Any, b: Any) -> None:
         self.place, self.layout, self.like = processes.place, layout, a
         self.panels = PanelExchange(processes, layout, {"A": a, "B": b})
-        self.first = self.panels.start(0)
+        self.first = self.panels.start_step(0)
 
-    def finish(self, multiply: Multiply) -> Any:
+    def finish_product(self, multiply: MultiplyPanels) -> Any:
         """Multiply the panels of each step by `multiply` and return this process's block of C."""
         layout, share = self.layout, self.layout.share(self.place)
         c = self.like.new_empty((share.rows.size, share.cols.size))
@@ -56,10 +56,10 @@ class ProductInProgress:
             panels = next_panels
             # started before this step's product is launched, so that the next panels arrive during the product
             if step + 1 < layout.pieces:
-                next_panels = self.panels.start(step + 1)
-            left, right = self.panels.finish(panels, step)
-            rows, _, cols = layout.portion(self.place, step)
-            dest = submatrix(c, Box(rows, cols).within(Box(share.rows, share.cols)))
+                next_panels = self.panels.start_step(step + 1)
+            left, right = self.panels.finish_step(panels, step)
+            rows, _, cols = layout.share_in_step(self.place, step)
+            dest = submatrix(c, Box(rows, cols).relative_to(Box(share.rows, share.cols)))
             if 0 not in (*left.shape, *right.shape):
                 multiply(left, right, dest, written and layout.along == K)
                 written = True
@@ -67,7 +67,7 @@ class ProductInProgress:
 
 
 class PanelsInTransit(NamedTuple):
-    """The panels of one step whose messages are on the way: panels, copies to make after arrival, messages, buffers."""
+    """The panels of one step while they are sent: panels, copies to make after arrival, messages, and buffers."""
 
     panels: dict[Operand, Any]
     copies: list[tuple[Any, Any]]  # pairs: a submatrix of a panel, and the contiguous buffer that receives its entries
@@ -78,42 +78,42 @@ class PanelsInTransit(NamedTuple):
 class PanelExchange:
     """The exchange of the panels of A and B that this process multiplies in each step."""
 
-    def __init__(self, processes: Processes, layout: Layout, held: dict[Operand, Any]) -> None:
+    def __init__(self, processes: MeshProcesses, layout: Layout, held: dict[Operand, Any]) -> None:
         self.processes, self.layout, self.held = processes, layout, held
         self.latest: dict[Operand, Any] = {}
-        self.boxes = {operand: layout.holdings[operand].box(processes.place) for operand in held}
+        self.boxes = {operand: layout.blocks_held[operand].box(processes.place) for operand in held}
 
-    def start(self, step: int) -> PanelsInTransit:
+    def start_step(self, step: int) -> PanelsInTransit:
         """Start to send the rectangles that other processes need in this step, and to receive this process's panels."""
         me, numbers, group = self.processes.place, self.processes.numbers, self.processes.group
         transit = PanelsInTransit({}, [], [], [])
         messages: list[Any] = []
-        for operand, box in self.layout.needs(me, step).items():
-            if step and self.layout.stays(operand):
+        for operand, box in self.layout.panels_needed(me, step).items():
+            if step and self.layout.has_constant_panel(operand):
                 transit.panels[operand] = self.latest[operand]
                 continue
             transit.panels[operand], sources = self._new_panel(operand, box, step)
             for source, part in sources:
-                place = submatrix(transit.panels[operand], part.within(box))
+                place = submatrix(transit.panels[operand], part.relative_to(box))
                 if not place.is_contiguous():
                     transit.copies.append((place, torch.empty_like(place, memory_format=torch.contiguous_format)))
                     place = transit.copies[-1][1]
-                messages.append(dist.P2POp(dist.irecv, as_real(place), numbers[source], group))
+                messages.append(dist.P2POp(dist.irecv, as_real_tensor(place), numbers[source], group))
             self.latest[operand] = transit.panels[operand]
-        for transfer in self.layout.steps[step]:
+        for transfer in self.layout.transfers_by_step[step]:
             if transfer.source == me:
                 box = self.boxes[transfer.operand]
-                part = submatrix(self.held[transfer.operand], transfer.box.within(box))
-                transit.sent.append(as_real(part.resolve_conj().contiguous()))
+                part = submatrix(self.held[transfer.operand], transfer.box.relative_to(box))
+                transit.sent.append(as_real_tensor(part.resolve_conj().contiguous()))
                 messages.append(dist.P2POp(dist.isend, transit.sent[-1], numbers[transfer.dest], group))
         if messages:
-            with reports_loss(self.processes, f"step {step + 1} of {self.layout.pieces}"):
+            with reports_lost_process(self.processes, f"step {step + 1} of {self.layout.pieces}"):
                 transit.works.extend(dist.batch_isend_irecv(messages))
         return transit
 
-    def finish(self, transit: PanelsInTransit, step: int) -> tuple[Any, Any]:
+    def finish_step(self, transit: PanelsInTransit, step: int) -> tuple[Any, Any]:
         """Wait for the step's messages and return the complete panels of A and B."""
-        with reports_loss(self.processes, f"step {step + 1} of {self.layout.pieces}"):
+        with reports_lost_process(self.processes, f"step {step + 1} of {self.layout.pieces}"):
             for work in transit.works:
                 work.wait()
         for place, value in transit.copies:
@@ -126,13 +126,13 @@ class PanelExchange:
         If this process holds the whole panel, the panel is a view of the operand, not a copy.
         """
         me, held = self.processes.place, self.held[operand]
-        own = self.boxes[operand].shared(box)
+        own = self.boxes[operand].intersection(box)
         if own == box or not box.size:
-            return submatrix(held, box.within(self.boxes[operand])) if box.size else _empty(held, box), []
-        panel = _empty(held, box)
+            return submatrix(held, box.relative_to(self.boxes[operand])) if box.size else _empty_panel(held, box), []
+        panel = _empty_panel(held, box)
         if own.size:
-            submatrix(panel, own.within(box)).copy_(submatrix(held, own.within(self.boxes[operand])))
-        incoming = [t for t in self.layout.steps[step] if (t.dest, t.operand) == (me, operand)]
+            submatrix(panel, own.relative_to(box)).copy_(submatrix(held, own.relative_to(self.boxes[operand])))
+        incoming = [t for t in self.layout.transfers_by_step[step] if (t.dest, t.operand) == (me, operand)]
         return panel, [(t.source, t.box) for t in incoming]
 
 
@@ -140,43 +140,45 @@ def submatrix(matrix: Any, box: Box) -> Any:
     return matrix[box.rows.start : box.rows.stop, box.cols.start : box.cols.stop]
 
 
-def as_real(x: Any) -> Any:
+def as_real_tensor(x: Any) -> Any:
     """Return x in a type that NCCL can send: each complex number as a pair of real numbers."""
     return torch.view_as_real(x) if x.is_complex() else x
 
 
-def _empty(like: Any, box: Box) -> Any:
+def _empty_panel(like: Any, box: Box) -> Any:
     return like.new_empty((box.rows.size, box.cols.size))
 
 
 # ---- the blocks of C
 
 
-def redistribute_to_row(c: Any, layout: Layout, processes: Processes) -> Any:
+def redistribute_to_row(c: Any, layout: Layout, processes: MeshProcesses) -> Any:
     """Return this process's part of C after a product in which a one-dimensional mesh worked as a rectangle.
 
     The result is cut along one axis of C, the axis that the rectangle's first side cuts, into one part for each process
     in rank order.
     """
     me, axis = processes.place, 0 if layout.work[0] == M else 1
-    target = Holdings((layout.m, layout.n), layout.mesh, (axis, axis))
-    blocks = [Box(share.rows, share.cols) for share in map(layout.share, range(layout.ranks))]
+    target = BlocksHeld((layout.m, layout.n), layout.mesh, (axis, axis))
+    blocks = [Box(share.rows, share.cols) for share in map(layout.share, range(layout.process_count))]
     mine, copies, messages = target.box(me), list[tuple[Any, Any]](), list[Any]()
     result = c.new_empty((mine.rows.size, mine.cols.size))
     for other, block in enumerate(blocks):
-        incoming, outgoing = block.shared(mine), blocks[me].shared(target.box(other))
-        place = submatrix(result, incoming.within(mine))
-        part = submatrix(c, outgoing.within(blocks[me]))
+        incoming, outgoing = block.intersection(mine), blocks[me].intersection(target.box(other))
+        place = submatrix(result, incoming.relative_to(mine))
+        part = submatrix(c, outgoing.relative_to(blocks[me]))
         if other == me:
             place.copy_(part)
             continue
         if incoming.size:
             copies.append((place, c.new_empty(place.shape)))
-            messages.append(dist.P2POp(dist.irecv, as_real(copies[-1][1]), processes.numbers[other], processes.group))
+            messages.append(
+                dist.P2POp(dist.irecv, as_real_tensor(copies[-1][1]), processes.numbers[other], processes.group)
+            )
         if outgoing.size:
-            sent = as_real(part.contiguous())
+            sent = as_real_tensor(part.contiguous())
             messages.append(dist.P2POp(dist.isend, sent, processes.numbers[other], processes.group))
-    with reports_loss(processes, "the product's blocks are redistributed to a row"):
+    with reports_lost_process(processes, "the product's blocks are redistributed to a row"):
         for work in dist.batch_isend_irecv(messages):
             work.wait()
     for place, value in copies:
@@ -184,10 +186,10 @@ def redistribute_to_row(c: Any, layout: Layout, processes: Processes) -> Any:
     return result
 
 
-def is_finite_everywhere(c: Any, processes: Processes) -> bool:
+def is_finite_everywhere(c: Any, processes: MeshProcesses) -> bool:
     """Return True if no process has inf or NaN in its part of C; all processes return the same value."""
     has_nonfinite = (~torch.isfinite(c).all()).to(torch.int32)
-    with reports_loss(processes, "all report whether they have inf or NaN"):
+    with reports_lost_process(processes, "all report whether they have inf or NaN"):
         dist.all_reduce(has_nonfinite, dist.ReduceOp.MAX, processes.group)
     return not has_nonfinite.item()
 
@@ -198,16 +200,16 @@ def is_finite_everywhere(c: Any, processes: Processes) -> bool:
 # messages.
 #
 # With NCCL, a cached call is not compared again between processes; a process that then makes a different call waits
-# until NCCL's time-out. The alternatives to this time-out are worse. A digest sent between GPUs arrives after all work
-# launched before it; by then the host has launched messages that do not match, unless it waits for its device in each
-# call. A digest sent between hosts by gloo arrives when the last host has reached the call, so each host would wait for
-# all others; hosts should instead launch work ahead of their devices. Checking the digest in the next call would be too
-# late: a host that reads the first call's result hangs before.
+# until NCCL's time-out. The following three ways to compare every call would be worse than this time-out. A digest sent
+# between GPUs arrives after all work launched before it; by then the host has launched messages that do not match,
+# unless it waits for its device in each call. A digest sent between hosts by gloo arrives when the last host has
+# reached the call, so each host would wait for all others; hosts should instead launch work ahead of their devices.
+# Checking the digest in the next call would be too late: a host that reads the first call's result hangs before.
 
 DIGEST_WORDS = 4  # number of 64-bit words of the digest (SHA-256) of a call's description
 
 
-def all_have_cached(processes: Processes, description: str, is_cached: bool, device: Any) -> bool:
+def all_processes_have_cached(processes: MeshProcesses, description: str, is_cached: bool, device: Any) -> bool:
     """Return True if every process has cached the decision for this call; raise ValueError on all if the calls differ.
 
     The messages are tensors on `device`, independent of the current device.
@@ -218,11 +220,11 @@ def all_have_cached(processes: Processes, description: str, is_cached: bool, dev
     mine = torch.tensor([*words, int(is_cached), len(text)], dtype=torch.int64, device=device)
     rows = _all_gather(processes, mine, "whether all make the same call")
     if any(row[:DIGEST_WORDS] != words for row in rows):
-        raise ValueError(_different_calls(processes, text.ljust(max(row[-1] for row in rows), b"\0"), device))
+        raise ValueError(_different_calls_message(processes, text.ljust(max(row[-1] for row in rows), b"\0"), device))
     return all(row[DIGEST_WORDS] for row in rows)
 
 
-def _different_calls(processes: Processes, text: bytes, device: Any) -> str:
+def _different_calls_message(processes: MeshProcesses, text: bytes, device: Any) -> str:
     """Return an error message that lists each process's call; `text` must have the same length on all processes."""
     mine = torch.tensor(list(text), dtype=torch.uint8, device=device)
     rows = _all_gather(processes, mine, "the call of each process")
@@ -232,10 +234,10 @@ def _different_calls(processes: Processes, text: bytes, device: Any) -> str:
     return f"the processes of a mesh ask for different products: {calls}"
 
 
-def _all_gather(processes: Processes, mine: Any, when: str) -> list[list[int]]:
+def _all_gather(processes: MeshProcesses, mine: Any, when: str) -> list[list[int]]:
     """Return the integers of each process's tensor `mine`, one list per process, in the group's order."""
     parts = [torch.empty_like(mine) for _ in processes.numbers]
-    with reports_loss(processes, when):
+    with reports_lost_process(processes, when):
         dist.all_gather(parts, mine, processes.group)
     rows: list[list[int]] = torch.stack(parts).tolist()
     return rows
@@ -245,7 +247,7 @@ def _all_gather(processes: Processes, mine: Any, when: str) -> list[list[int]]:
 
 
 @contextmanager
-def reports_loss(processes: Processes, when: str) -> Iterator[None]:
+def reports_lost_process(processes: MeshProcesses, when: str) -> Iterator[None]:
     """Convert torch.distributed's errors about a lost process to LostProcessError; other errors pass unchanged."""
     try:
         yield

@@ -16,7 +16,7 @@ from itertools import product
 from math import prod
 from typing import Literal, NamedTuple
 
-Cuts = tuple[int | None, ...]  # for each dimension of the mesh, the axis that it cuts; None for no axis
+CutAxes = tuple[int | None, ...]  # for each dimension of the mesh, the axis that it cuts; None for no axis
 
 
 class Span(NamedTuple):
@@ -29,24 +29,24 @@ class Span(NamedTuple):
     def size(self) -> int:
         return self.stop - self.start
 
-    def shared(self, other: Span) -> Span:
+    def intersection(self, other: Span) -> Span:
         """Return the intersection."""
         start = max(self.start, other.start)
         return Span(start, max(min(self.stop, other.stop), start))
 
-    def part(self, parts: int, index: int) -> Span:
+    def nth_part(self, parts: int, index: int) -> Span:
         """Return the part with this index of the span, cut into `parts` equal parts."""
         step = -(-self.size // parts)
         start, stop = (min(self.start + i * step, self.stop) for i in (index, index + 1))
         return Span(start, stop)
 
-    def within(self, other: Span) -> Span:
+    def relative_to(self, other: Span) -> Span:
         """Return the span with indices relative to the start of `other`."""
         return Span(self.start - other.start, self.stop - other.start)
 
 
 class Box(NamedTuple):
-    """A rectangle of a matrix."""
+    """A rectangle of a matrix: a range of rows and a range of columns."""
 
     rows: Span
     cols: Span
@@ -55,16 +55,16 @@ class Box(NamedTuple):
     def size(self) -> int:
         return self.rows.size * self.cols.size
 
-    def shared(self, other: Box) -> Box:
+    def intersection(self, other: Box) -> Box:
         """Return the intersection."""
-        return Box(self.rows.shared(other.rows), self.cols.shared(other.cols))
+        return Box(self.rows.intersection(other.rows), self.cols.intersection(other.cols))
 
-    def within(self, other: Box) -> Box:
+    def relative_to(self, other: Box) -> Box:
         """Return the box with rows and columns relative to the first row and column of `other`."""
-        return Box(self.rows.within(other.rows), self.cols.within(other.cols))
+        return Box(self.rows.relative_to(other.rows), self.cols.relative_to(other.cols))
 
 
-def coordinate_of(rank: int, mesh: Sequence[int]) -> tuple[int, ...]:
+def mesh_coordinates(rank: int, mesh: Sequence[int]) -> tuple[int, ...]:
     """Return the coordinates of a process in the mesh."""
     places = []
     for side in reversed(mesh):
@@ -73,52 +73,52 @@ def coordinate_of(rank: int, mesh: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(places))
 
 
-def cut_span(size: int, axis: int, cuts: Cuts, mesh: Sequence[int], coordinate: Sequence[int]) -> Span:
-    """Return the range of an axis that belongs to the process at `coordinate` of the mesh."""
+def cut_span(size: int, axis: int, cuts: CutAxes, mesh: Sequence[int], coordinate: Sequence[int]) -> Span:
+    """Return the range of an axis that the process at `coordinate` of the mesh holds or computes."""
     span = Span(0, size)
     for cut, side, place in zip(cuts, mesh, coordinate, strict=True):
         if cut == axis:
-            span = span.part(side, place)
+            span = span.nth_part(side, place)
     return span
 
 
 @dataclass(frozen=True)
-class Holdings:
+class BlocksHeld:
     """The block of a matrix that each process of a mesh holds."""
 
     shape: tuple[int, int]
     mesh: tuple[int, ...]
-    cuts: Cuts
+    cuts: CutAxes
 
     def box(self, rank: int) -> Box:
         """Return the block that a process holds."""
-        return self._boxes[rank]
+        return self._boxes_by_rank[rank]
 
     @cached_property
-    def _boxes(self) -> tuple[Box, ...]:
+    def _boxes_by_rank(self) -> tuple[Box, ...]:
         sides = tuple(enumerate(self.shape))
-        places = (coordinate_of(rank, self.mesh) for rank in range(prod(self.mesh)))
+        places = (mesh_coordinates(rank, self.mesh) for rank in range(prod(self.mesh)))
         return tuple(Box(*(cut_span(n, axis, self.cuts, self.mesh, place) for axis, n in sides)) for place in places)
 
-    def sources(self, rank: int, wanted: Box) -> Iterator[tuple[int, Box]]:
-        """Yield (source, part) for each part of the rectangle `wanted`; the source is the nearest rank with the part."""
-        rows, cols, holders = self._blocks
-        for block in product(_overlapping(rows, wanted.rows), _overlapping(cols, wanted.cols)):
+    def find_sources(self, rank: int, wanted: Box) -> Iterator[tuple[int, Box]]:
+        """Yield (source, part) for each part of the rectangle `wanted`: the nearest rank that holds the part."""
+        rows, cols, holders = self._block_holders
+        for block in product(_overlapping_spans(rows, wanted.rows), _overlapping_spans(cols, wanted.cols)):
             ranks = holders[block]
             nearest = ranks[0] if len(ranks) == 1 else min(ranks, key=lambda other: abs(other - rank))
-            yield nearest, Box(*block).shared(wanted)
+            yield nearest, Box(*block).intersection(wanted)
 
     @cached_property
-    def _blocks(self) -> tuple[list[Span], list[Span], dict[tuple[Span, Span], list[int]]]:
+    def _block_holders(self) -> tuple[list[Span], list[Span], dict[tuple[Span, Span], list[int]]]:
         """The ranges into which rows and columns are cut, and the ranks that hold each (rows, columns) block."""
         holders: dict[tuple[Span, Span], list[int]] = defaultdict(list)
-        for rank, box in enumerate(self._boxes):
+        for rank, box in enumerate(self._boxes_by_rank):
             holders[box].append(rank)
         rows, cols = (sorted({block[axis] for block in holders if block[axis].size}) for axis in (0, 1))
         return rows, cols, holders
 
 
-def _overlapping(spans: Sequence[Span], wanted: Span) -> list[Span]:
+def _overlapping_spans(spans: Sequence[Span], wanted: Span) -> list[Span]:
     return [span for span in spans if span[0] < wanted[1] and wanted[0] < span[1]]
 
 
@@ -151,27 +151,27 @@ class Layout:
     k: int
     n: int
     mesh: tuple[int, ...]
-    a: Cuts  # for each dimension of the mesh, the axis of A that it cuts
-    b: Cuts  # for each dimension of the mesh, the axis of B that it cuts
-    work: Cuts  # for each dimension of the mesh, the axis (M, K or N) of the cube of multiply-adds that it cuts
+    a: CutAxes  # for each dimension of the mesh, the axis of A that it cuts
+    b: CutAxes  # for each dimension of the mesh, the axis of B that it cuts
+    work: CutAxes  # for each dimension of the mesh, the axis (M, K or N) of the cube of multiply-adds that it cuts
     pieces: int = 1  # number of steps
     along: int = K  # the axis (M, K or N) of the cube of multiply-adds that the steps cut
 
     @property
-    def ranks(self) -> int:
+    def process_count(self) -> int:
         return prod(self.mesh)
 
     @property
-    def added_over(self) -> int:
+    def summand_processes(self) -> int:
         """Number of processes that compute summands of one block of C, each over its part of the inner dimension."""
         return prod(side for side, axis in zip(self.mesh, self.work, strict=True) if axis == K)
 
     @cached_property
-    def holdings(self) -> dict[Operand, Holdings]:
+    def blocks_held(self) -> dict[Operand, BlocksHeld]:
         """The block of A and the block of B that each process holds."""
         return {
-            "A": Holdings((self.m, self.k), self.mesh, self.a),
-            "B": Holdings((self.k, self.n), self.mesh, self.b),
+            "A": BlocksHeld((self.m, self.k), self.mesh, self.a),
+            "B": BlocksHeld((self.k, self.n), self.mesh, self.b),
         }
 
     def share(self, rank: int) -> Share:
@@ -180,44 +180,44 @@ class Layout:
     @cached_property
     def _shares(self) -> tuple[Share, ...]:
         sides = tuple(enumerate((self.m, self.k, self.n)))
-        places = (coordinate_of(rank, self.mesh) for rank in range(self.ranks))
+        places = (mesh_coordinates(rank, self.mesh) for rank in range(self.process_count))
         return tuple(Share(*(cut_span(n, axis, self.work, self.mesh, place) for axis, n in sides)) for place in places)
 
-    def portion(self, rank: int, step: int) -> Share:
+    def share_in_step(self, rank: int, step: int) -> Share:
         """Return the part of a process's share that the process computes in this step."""
         share = self._shares[rank]
         first = self._first_pieces[rank] if self.along == K else 0
-        piece = share[self.along].part(self.pieces, (first + step) % self.pieces)
+        piece = share[self.along].nth_part(self.pieces, (first + step) % self.pieces)
         return Share(*(piece if axis == self.along else span for axis, span in enumerate(share)))
 
-    def needs(self, rank: int, step: int) -> dict[Operand, Box]:
+    def panels_needed(self, rank: int, step: int) -> dict[Operand, Box]:
         """Return the panels of A and B that a process multiplies in this step."""
-        rows, inner, cols = self.portion(rank, step)
+        rows, inner, cols = self.share_in_step(rank, step)
         return {"A": Box(rows, inner), "B": Box(inner, cols)}
 
-    def stays(self, operand: Operand) -> bool:
+    def has_constant_panel(self, operand: Operand) -> bool:
         """Return True if a process multiplies the same panel of this operand in all steps."""
         return self.along == (N if operand == "A" else M)
 
     @cached_property
-    def steps(self) -> tuple[tuple[Transfer, ...], ...]:
+    def transfers_by_step(self) -> tuple[tuple[Transfer, ...], ...]:
         """The transfers between processes in each step."""
-        return tuple(tuple(self._transfers(step)) for step in range(self.pieces))
+        return tuple(tuple(self._transfers_in_step(step)) for step in range(self.pieces))
 
-    def _transfers(self, step: int) -> Iterator[Transfer]:
-        for rank in range(self.ranks):
-            needs = self.needs(rank, step)
+    def _transfers_in_step(self, step: int) -> Iterator[Transfer]:
+        for rank in range(self.process_count):
+            needs = self.panels_needed(rank, step)
             if all(box.size for box in needs.values()):
                 for operand, box in needs.items():
-                    if step and self.stays(operand):
+                    if step and self.has_constant_panel(operand):
                         continue
-                    for source, part in self.holdings[operand].sources(rank, box):
+                    for source, part in self.blocks_held[operand].find_sources(rank, box):
                         if source != rank:
                             yield Transfer(operand, source, rank, part)
 
     @cached_property
     def _first_pieces(self) -> tuple[int, ...]:
-        return tuple(map(self._first_piece, range(self.ranks)))
+        return tuple(map(self._first_piece, range(self.process_count)))
 
     def _first_piece(self, rank: int) -> int:
         """Return the index of the piece of the inner dimension that a process multiplies first.
@@ -227,7 +227,10 @@ class Layout:
         other processes at once.
         """
         inner = self.share(rank).inner
-        held = self.holdings["A"].box(rank).cols.shared(inner), self.holdings["B"].box(rank).rows.shared(inner)
+        held = (
+            self.blocks_held["A"].box(rank).cols.intersection(inner),
+            self.blocks_held["B"].box(rank).rows.intersection(inner),
+        )
         offset = sum((span.start - inner.start) / inner.size for span in held if span.size) if inner.size else 0.0
         return round(offset * self.pieces) % self.pieces
 

@@ -13,37 +13,41 @@ from typing import Any
 import numpy as np
 import torch
 
-from fmm.distributed.chunk_grid import Cell, ChunkTasks, Grid, combined_chunks, multiplied_chunks
+from fmm.distributed.chunk_grid import Cell, ChunkGrid, ChunkTasks, sum_of_chunk_products, weighted_chunk_sum
 from fmm.distributed.layout import Layout, Operand, Span
 from fmm.distributed.quadrants import Quadrants
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.walk import walk_plan
 
-Key = Any
-Start = Callable[[Layout, Any, Any], Any]  # starts a shared product of two blocks and returns the product in progress
-Finish = Callable[[Any], Any]  # finishes a product in progress and returns this process's block of C
+BlockKey = Any
+StartProduct = Callable[
+    [Layout, Any, Any], Any
+]  # starts a shared product of two blocks and returns the product in progress
+FinishProduct = Callable[[Any], Any]  # finishes a product in progress and returns this process's block of C
 
 
-def level_tasks(cut: Quadrants, plan: Plan, dtype: str) -> tuple[dict[Key, tuple[Any, ...]], Grid]:
+def level_tasks(cut: Quadrants, plan: Plan, dtype: str) -> tuple[dict[BlockKey, tuple[Any, ...]], ChunkGrid]:
     """Return the level's tasks for one process, in the order of execution, and the cells of C's blocks."""
     m, k, n = cut.parts
     rows, cols, width = cut.rows // m, cut.cols // n, cut.width // k
-    left = _named_cells("A", (m, k), rows, cut.count("A") * width)
-    right = _named_cells("B", (k, n), cut.count("B") * width, cols)
-    result: Grid = np.full((m, n), None, dtype=object)
+    left = _named_cells("A", (m, k), rows, cut.inner_part_count("A") * width)
+    right = _named_cells("B", (k, n), cut.inner_part_count("B") * width, cols)
+    result: ChunkGrid = np.full((m, n), None, dtype=object)
     tasks = ChunkTasks("block")
     walk_plan(plan, {"A": left, "B": right, "C": result}, tasks, dtype)
     return tasks.table, result
 
 
-def _named_cells(name: str, shape: tuple[int, int], rows: int, cols: int) -> Grid:
-    cells: Grid = np.full(shape, None, dtype=object)
+def _named_cells(name: str, shape: tuple[int, int], rows: int, cols: int) -> ChunkGrid:
+    cells: ChunkGrid = np.full(shape, None, dtype=object)
     for i, j in np.ndindex(shape):
         cells[i, j] = Cell((name, i, j), rows, cols)
     return cells
 
 
-def multiply_blocks(cut: Quadrants, plan: Plan, place: int, a: Any, b: Any, start: Start, finish: Finish) -> Any:
+def multiply_blocks(
+    cut: Quadrants, plan: Plan, place: int, a: Any, b: Any, start: StartProduct, finish: FinishProduct
+) -> Any:
     """Return this process's block of C from its parts of A and B.
 
     Each product is started before the previous product is finished, so that its first panels are already being sent.
@@ -53,26 +57,26 @@ def multiply_blocks(cut: Quadrants, plan: Plan, place: int, a: Any, b: Any, star
     c = a.new_empty((share.rows.size, share.cols.size))
     operands = {**_operand_blocks(cut, "A", place, a), **_operand_blocks(cut, "B", place, b)}
     blocks = _LiveBlocks(operands, table, result, c)
-    started: tuple[Key, Any] | None = None
+    started: tuple[BlockKey, Any] | None = None
     for key, (function, *arguments) in table.items():
-        if started is not None and started[0] in _keys_read(arguments):
-            blocks.store(started[0], _finish_product(*started, blocks, finish))
+        if started is not None and started[0] in _block_keys_read(arguments):
+            blocks.store_block(started[0], _finish_product(*started, blocks, finish))
             started = None
-        if function is combined_chunks:
-            blocks.store(key, weighted_sum(arguments[0], [blocks.live[read] for read in arguments[1]]))
+        if function is weighted_chunk_sum:
+            blocks.store_block(key, weighted_sum(arguments[0], [blocks.live[read] for read in arguments[1]]))
             continue
-        assert function is multiplied_chunks, "a task that no level makes"
+        assert function is sum_of_chunk_products, "a task that no level makes"
         (left,), (right,) = arguments[:2]  # a task of one process multiplies only one pair of blocks
-        product = start(cut.block, blocks.live[left], blocks.live[right])
+        product = start(cut.block_layout, blocks.live[left], blocks.live[right])
         if started is not None:
-            blocks.store(started[0], _finish_product(*started, blocks, finish))
+            blocks.store_block(started[0], _finish_product(*started, blocks, finish))
         started = key, product
     if started is not None:
-        blocks.store(started[0], _finish_product(*started, blocks, finish))
+        blocks.store_block(started[0], _finish_product(*started, blocks, finish))
     return c
 
 
-def _finish_product(key: Key, product: Any, blocks: _LiveBlocks, finish: Finish) -> Any:
+def _finish_product(key: BlockKey, product: Any, blocks: _LiveBlocks, finish: FinishProduct) -> Any:
     """Finish the product and return the task's block: alpha left right + beta before."""
     _, _, _, alpha, beta, before, *_ = blocks.table[key]
     block = finish(product)
@@ -81,24 +85,26 @@ def _finish_product(key: Key, product: Any, blocks: _LiveBlocks, finish: Finish)
 
 
 class _LiveBlocks:
-    """The live blocks, each until its last reader has run; `store` also copies blocks of C into the matrix C."""
+    """The blocks that later tasks still read; `store_block` also copies blocks of C into the matrix C."""
 
-    def __init__(self, operands: dict[Key, Any], table: Mapping[Key, tuple[Any, ...]], result: Grid, c: Any) -> None:
+    def __init__(
+        self, operands: dict[BlockKey, Any], table: Mapping[BlockKey, tuple[Any, ...]], result: ChunkGrid, c: Any
+    ) -> None:
         self.live, self.table, self.c = operands, table, c
         self.places = {cell.key: spot for spot, cell in np.ndenumerate(result)}
-        self.last_reader = {read: key for key, (_, *arguments) in table.items() for read in _keys_read(arguments)}
+        self.last_reader = {read: key for key, (_, *arguments) in table.items() for read in _block_keys_read(arguments)}
         cell = result[0, 0]
         assert cell is not None, "a block of C that no step wrote"
         self.rows, self.cols = cell.rows, cell.cols
 
-    def store(self, key: Key, block: Any) -> None:
+    def store_block(self, key: BlockKey, block: Any) -> None:
         if key in self.places:
             i, j = self.places[key]
             part = self.c[i * self.rows : (i + 1) * self.rows, j * self.cols : (j + 1) * self.cols]
             part.copy_(block[: part.shape[0], : part.shape[1]])
         if key in self.last_reader:
             self.live[key] = block
-        for read in _keys_read(self.table[key][1:]):
+        for read in _block_keys_read(self.table[key][1:]):
             if self.last_reader[read] == key:
                 del self.live[read]
 
@@ -116,7 +122,7 @@ def weighted_sum(weights: Any, blocks: list[Any]) -> Any:
     return total
 
 
-def _keys_read(arguments: Sequence[Any]) -> list[Key]:
+def _block_keys_read(arguments: Sequence[Any]) -> list[BlockKey]:
     """Return the keys of the blocks that a task reads."""
     if len(arguments) == 2:  # weights, blocks
         return list(dict.fromkeys(arguments[1]))
@@ -127,13 +133,13 @@ def _keys_read(arguments: Sequence[Any]) -> list[Key]:
 # ---- a process's parts of A and B, cut into blocks
 
 
-def _operand_blocks(cut: Quadrants, operand: Operand, place: int, held: Any) -> dict[Key, Any]:
+def _operand_blocks(cut: Quadrants, operand: Operand, place: int, held: Any) -> dict[BlockKey, Any]:
     """Return this process's part of each block of A or B; a copy if the part is not a single submatrix."""
     m, _, n = cut.parts
     if operand == "B":
-        transposed = _cut_blocks(held.mT, cut, n, cut.groups("B", place), cut.cols)
+        transposed = _cut_blocks(held.mT, cut, n, cut.inner_parts_held("B", place), cut.cols)
         return {("B", j, i): block.mT for (i, j), block in transposed.items()}
-    blocks = _cut_blocks(held, cut, m, cut.groups("A", place), cut.rows)
+    blocks = _cut_blocks(held, cut, m, cut.inner_parts_held("A", place), cut.rows)
     return {("A", i, j): block for (i, j), block in blocks.items()}
 
 

@@ -15,14 +15,16 @@ from itertools import product
 from math import isqrt, prod
 from typing import NamedTuple
 
-from fmm.distributed.layout import Cuts, K, Layout, M, N, Operand
+from fmm.distributed.layout import CutAxes, K, Layout, M, N, Operand
 from fmm.distributed.quadrants import ALLOWED_CUTS, level_parts, quadrants
 from fmm.hardware.links import Link, Network
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.cost import cost
 
-DEFAULT_LEVELS = ("winograd > vendor",)  # texts of the levels above a shared product that are candidates by default
+DEFAULT_LEVELS_ABOVE = (
+    "winograd > vendor",
+)  # texts of the levels above a shared product that are candidates by default
 # A level above the shared product is chosen by default only if it is predicted to save this share of the time.
 # (Measured on two H200s with float32 at side 32768: a level took 1.17 times its predicted seconds, the sharing without
 # a level 1.04 times. With a level messages interfere with products more often, and small sums run slower than large
@@ -30,10 +32,10 @@ DEFAULT_LEVELS = ("winograd > vendor",)  # texts of the levels above a shared pr
 LEVEL_MARGIN = 0.15
 # least share of the time that a one-dimensional mesh must be predicted to save by multiplying as a rectangle
 RECTANGLE_MARGIN = 0.15
-# predicted seconds of the product; below this value the comparison of pieces and levels would cost too much time
-COMPARED_SECONDS = 1e-3
-REFINED_SHARINGS = 3  # number of the fastest one-piece sharings that are also compared in several pieces
-OTHER_PIECES = (2, 4, 8)  # candidate counts of pieces into which rows or columns are cut
+# least predicted seconds of a product for which pieces and levels are compared, since the comparison itself takes time
+MIN_SECONDS_TO_COMPARE = 1e-3
+SHARINGS_TRIED_IN_PIECES = 3  # number of the fastest one-piece sharings that are also compared in several pieces
+ROW_OR_COLUMN_PIECES = (2, 4, 8)  # candidate counts of pieces into which rows or columns are cut
 
 
 ProductSeconds = Callable[[int, int, int], float]  # (m, k, n) -> seconds of an m x k by k x n product on one device
@@ -55,13 +57,14 @@ class Devices:
     stream: float  # bytes per second that sums read and write
     network: Network
     itemsize: int  # bytes of an entry of A, B or C
-    product_seconds_beside: Callable[[LocalConditions], ProductSeconds] | None = None  # None: no limits
+    # None: no limits on local products
+    product_seconds_under: Callable[[LocalConditions], ProductSeconds] | None = None
 
-    def beside(self, conditions: LocalConditions) -> Devices:
+    def under_conditions(self, conditions: LocalConditions) -> Devices:
         """Return the devices with product_seconds of local products under these conditions."""
-        if self.product_seconds_beside is None:
+        if self.product_seconds_under is None:
             return self
-        return replace(self, product_seconds=self.product_seconds_beside(conditions))
+        return replace(self, product_seconds=self.product_seconds_under(conditions))
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class Sharing:
 
     @property
     def conditions(self) -> LocalConditions:
-        """The conditions under which a device's own products run."""
+        """The conditions under which the device multiplies locally."""
         return LocalConditions(self.held_bytes, self.above, self.layout.pieces)
 
     @property
@@ -110,9 +113,9 @@ def predict_layout(layout: Layout, above: Plan, devices: Devices) -> Sharing:
     """Return the prediction of one candidate; raise PlanError if the layout does not allow the level `above`."""
     if above == VENDOR:
         panels = _panel_bytes(layout, devices.itemsize)
-        local = devices.beside(LocalConditions(panels, VENDOR, layout.pieces))
-        return replace(_pipelined(layout, local), around=_reduction_seconds(layout, devices))
-    return _below_level(layout, above, devices)
+        local = devices.under_conditions(LocalConditions(panels, VENDOR, layout.pieces))
+        return replace(_predict_steps(layout, local), around=_reduction_seconds(layout, devices))
+    return _predict_with_level(layout, above, devices)
 
 
 def rank_sharings(layout: Layout, devices: Devices, above: Sequence[Plan] | None = None) -> tuple[Sharing, ...]:
@@ -120,11 +123,15 @@ def rank_sharings(layout: Layout, devices: Devices, above: Sequence[Plan] | None
     works = [replace(layout, work=work, pieces=1) for work in product((M, N, K), repeat=len(layout.mesh))]
     first = [predict_layout(candidate, VENDOR, devices) for candidate in works]
     first.sort(key=lambda sharing: sharing.seconds)
-    plans = (VENDOR, *map(Plan.parse, DEFAULT_LEVELS)) if above is None else above
+    plans = (VENDOR, *map(Plan.parse, DEFAULT_LEVELS_ABOVE)) if above is None else above
     candidates, plan_error = first if VENDOR in plans else [], None
-    refined = first[: REFINED_SHARINGS if first[0].seconds >= COMPARED_SECONDS else 0] if VENDOR in plans else first
+    refined = (
+        first[: SHARINGS_TRIED_IN_PIECES if first[0].seconds >= MIN_SECONDS_TO_COMPARE else 0]
+        if VENDOR in plans
+        else first
+    )
     for sharing in refined:
-        for candidate, plan in product(in_pieces(sharing.layout), plans):
+        for candidate, plan in product(layouts_in_pieces(sharing.layout), plans):
             if candidate.pieces == 1 and plan == VENDOR:
                 continue  # already in `candidates`
             try:
@@ -141,7 +148,8 @@ def rank_sharings(layout: Layout, devices: Devices, above: Sequence[Plan] | None
 def choose_sharing(ranked: Sequence[Sharing], memory_limit: float) -> Sharing:
     """Return the fastest candidate that needs at most `memory_limit` bytes; if none fits, the smallest candidate.
 
-    A candidate with a level above or as a rectangle must be faster than the plain candidates by its margin.
+    A candidate with a level above must be faster than candidates without one by LEVEL_MARGIN, a rectangle by
+    RECTANGLE_MARGIN.
     """
     fitting = [sharing for sharing in ranked if sharing.memory <= memory_limit]
     if not fitting:
@@ -156,7 +164,7 @@ def choose_sharing(ranked: Sequence[Sharing], memory_limit: float) -> Sharing:
     return plain
 
 
-def in_pieces(layout: Layout) -> Iterator[Layout]:
+def layouts_in_pieces(layout: Layout) -> Iterator[Layout]:
     """Yield layouts with the same work per process, cut into one or several steps.
 
     The inner dimension is cut into as many pieces as the processes hold parts, or into twice as many. Rows or columns
@@ -164,7 +172,7 @@ def in_pieces(layout: Layout) -> Iterator[Layout]:
     """
     held = max(_parts_along(layout.mesh, layout.a, 1), _parts_along(layout.mesh, layout.b, 0))
     local = max(held // max(_parts_along(layout.mesh, layout.work, K), 1), 1)
-    counts = {(K, 1), (K, local), (K, 2 * local), *((axis, count) for axis in (M, N) for count in OTHER_PIECES)}
+    counts = {(K, 1), (K, local), (K, 2 * local), *((axis, count) for axis in (M, N) for count in ROW_OR_COLUMN_PIECES)}
     sides = layout.m, layout.k, layout.n
     for along, pieces in sorted(counts):
         if pieces <= sides[along]:
@@ -174,7 +182,7 @@ def in_pieces(layout: Layout) -> Iterator[Layout]:
 def canonical_layout(layout: Layout) -> Layout:
     """Return the layout with the cuts that a level above needs: A cut as the rows of C, B as the columns of C."""
 
-    def canonical_cuts(operand: Operand, cuts: Cuts) -> Cuts:
+    def canonical_cuts(operand: Operand, cuts: CutAxes) -> CutAxes:
         table, pairs = ALLOWED_CUTS[operand], zip(cuts, layout.work, strict=True)
         return tuple(cut if cut in table[axis] else table[axis][0] for cut, axis in pairs)
 
@@ -184,7 +192,7 @@ def canonical_layout(layout: Layout) -> Layout:
 # ---- prediction of one product in steps
 
 
-def _pipelined(layout: Layout, devices: Devices, times: int = 1) -> Sharing:
+def _predict_steps(layout: Layout, devices: Devices, times: int = 1) -> Sharing:
     """Return the prediction of `times` consecutive products, each in the layout's steps.
 
     The panels of step i arrive after the panels of step i - 1, and after the product of step i - 2 has freed its
@@ -198,7 +206,7 @@ def _pipelined(layout: Layout, devices: Devices, times: int = 1) -> Sharing:
         arrived = max(arrived, before) + exchange
         before, done = done, max(done, arrived) + seconds + adding
         products, sums = products + seconds, sums + adding
-    for transfer in (each for step in layout.steps for each in step):
+    for transfer in (each for step in layout.transfers_by_step for each in step):
         received[transfer.dest] += transfer.box.size * itemsize * times
     waiting = done - products - sums
     most_received = max(received.values(), default=0.0)
@@ -209,8 +217,8 @@ def _pipelined(layout: Layout, devices: Devices, times: int = 1) -> Sharing:
 def _step_seconds(layout: Layout, step: int, devices: Devices) -> tuple[float, float, float]:
     """Return the step's seconds of the slowest local product, of adding the product to C, and of the messages."""
     sizes = set()
-    for rank in range(layout.ranks):
-        panels = layout.needs(rank, step)
+    for rank in range(layout.process_count):
+        panels = layout.panels_needed(rank, step)
         sizes.add((panels["A"].rows.size, panels["A"].cols.size, panels["B"].cols.size))
     seconds = max(devices.product_seconds(*sides) if 0 not in sides else 0.0 for sides in sizes)
     adding = 3 * max(m * n for m, _, n in sizes) * devices.itemsize / devices.stream if layout.along == K else 0.0
@@ -223,7 +231,7 @@ def _exchange_seconds(layout: Layout, step: int, devices: Devices) -> float:
     Links inside hosts and links between hosts work concurrently, and each link works in both directions at once.
     """
     loads: dict[tuple[int, bool, str], float] = defaultdict(float)
-    for transfer in layout.steps[step]:
+    for transfer in layout.transfers_by_step[step]:
         used = devices.network.link(transfer.source, transfer.dest)
         for rank, sends in ((transfer.source, True), (transfer.dest, False)):
             loads[rank, sends, used.name] += transfer.box.size * devices.itemsize
@@ -236,16 +244,16 @@ def _panel_bytes(layout: Layout, itemsize: int) -> float:
     last = layout.pieces - 1
     pairs = {(0, min(1, last)), (min(1, last), min(2, last))}
     most = 0
-    for rank, steps in product(range(layout.ranks), pairs):
-        panels = {(operand, box) for step in steps for operand, box in layout.needs(rank, step).items()}
-        received = (box for operand, box in panels if layout.holdings[operand].box(rank).shared(box) != box)
+    for rank, steps in product(range(layout.process_count), pairs):
+        panels = {(operand, box) for step in steps for operand, box in layout.panels_needed(rank, step).items()}
+        received = (box for operand, box in panels if layout.blocks_held[operand].box(rank).intersection(box) != box)
         most = max(most, sum(box.size for box in received))
     return most * itemsize
 
 
 def _reduction_seconds(layout: Layout, devices: Devices) -> float:
     """Return the seconds of a reduce-scatter of C; 0 unless several devices compute summands of one block."""
-    times = layout.added_over
+    times = layout.summand_processes
     if times == 1:
         return 0.0
     block = _largest_block(layout) * devices.itemsize
@@ -254,26 +262,26 @@ def _reduction_seconds(layout: Layout, devices: Devices) -> float:
 
 def _largest_block(layout: Layout) -> int:
     """Return how many entries the largest block of C has."""
-    shares = (layout.share(rank) for rank in range(layout.ranks))
+    shares = (layout.share(rank) for rank in range(layout.process_count))
     return max(share.rows.size * share.cols.size for share in shares)
 
 
 def _slowest_link(layout: Layout, network: Network) -> Link:
-    return network.inside if layout.ranks <= network.together else network.between
+    return network.inside if layout.process_count <= network.together else network.between
 
 
 # ---- prediction of a one-dimensional mesh that multiplies as a rectangle
 
 
-def rectangles(layout: Layout) -> Iterator[Layout]:
+def rectangle_layouts(layout: Layout) -> Iterator[Layout]:
     """Yield layouts in which a one-dimensional mesh works as rows and columns; each process holds the same parts.
 
     Each process computes a block of C; then C is redistributed and cut by rows only, or by columns only. No layout is
-    yielded unless all processes' parts have one size.
+    yielded if the parts of the processes differ in size.
     """
     if len(layout.mesh) > 1:
         return
-    ranks, (a,), (b,) = layout.ranks, layout.a, layout.b
+    ranks, (a,), (b,) = layout.process_count, layout.a, layout.b
     short = max(side for side in range(1, isqrt(ranks) + 1) if ranks % side == 0)
     held = (layout.m, layout.k, 0)[2 if a is None else a], (layout.k, layout.n, 0)[2 if b is None else b]
     for (outer, inner), side in (((M, N), layout.m), ((N, M), layout.n)):
@@ -282,14 +290,16 @@ def rectangles(layout: Layout) -> Iterator[Layout]:
 
 
 def _rectangle_sharings(layout: Layout, devices: Devices) -> list[Sharing]:
-    sharings = [_as_rectangle(candidate, devices) for candidate in rectangles(layout)]
+    sharings = [_predict_rectangle(candidate, devices) for candidate in rectangle_layouts(layout)]
     if sharings:
         best = min(sharings, key=lambda sharing: sharing.seconds).layout
-        sharings += [_as_rectangle(candidate, devices) for candidate in in_pieces(best) if candidate.pieces > 1]
+        sharings += [
+            _predict_rectangle(candidate, devices) for candidate in layouts_in_pieces(best) if candidate.pieces > 1
+        ]
     return sharings
 
 
-def _as_rectangle(layout: Layout, devices: Devices) -> Sharing:
+def _predict_rectangle(layout: Layout, devices: Devices) -> Sharing:
     """Return the prediction of a rectangle, including the redistribution of C's blocks among consecutive processes."""
     sharing, side = predict_layout(layout, VENDOR, devices), layout.mesh[1]
     block = _largest_block(layout) * devices.itemsize
@@ -302,21 +312,21 @@ def _as_rectangle(layout: Layout, devices: Devices) -> Sharing:
 # ---- prediction of a sharing with a level above
 
 
-def _below_level(layout: Layout, above: Plan, devices: Devices) -> Sharing:
+def _predict_with_level(layout: Layout, above: Plan, devices: Devices) -> Sharing:
     """Return the prediction with a level above: fewer products of blocks in sequence, and local sums of blocks."""
     canonical = canonical_layout(layout)
     cut = quadrants(canonical, above)
     itemsize, stream = devices.itemsize, devices.stream
-    held = {operand: canonical.holdings[operand].box(0).size for operand in canonical.holdings}
+    held = {operand: canonical.blocks_held[operand].box(0).size for operand in canonical.blocks_held}
     share = canonical.share(0)
     block = share.rows.size * share.cols.size
-    count, additions = level_counts(above)
+    count, additions = level_operation_counts(above)
     summed = 3.0 * sum(x * y for x, y in zip(additions, (held["A"], held["B"], block), strict=True))
     # entries read and written when blocks are copied out of A and B, and into C
     packed = 2.0 * (held["A"] + held["B"] + block)
-    memory = 2 * _panel_bytes(cut.block, itemsize) + packed * itemsize
-    local = devices.beside(LocalConditions(memory, above, canonical.pieces))
-    products = _pipelined(cut.block, local, count)
+    memory = 2 * _panel_bytes(cut.block_layout, itemsize) + packed * itemsize
+    local = devices.under_conditions(LocalConditions(memory, above, canonical.pieces))
+    products = _predict_steps(cut.block_layout, local, count)
     return Sharing(
         canonical,
         above,
@@ -332,7 +342,7 @@ def _below_level(layout: Layout, above: Plan, devices: Devices) -> Sharing:
 
 @clear_on_registration
 @lru_cache(maxsize=64)
-def level_counts(above: Plan) -> tuple[int, tuple[float, float, float]]:
+def level_operation_counts(above: Plan) -> tuple[int, tuple[float, float, float]]:
     """Return how many products of blocks the level has, and how many additions per entry of A, of B and of C.
 
     The additions are derived from the costs of the smallest product and of the products with one side doubled.
@@ -352,11 +362,14 @@ def level_counts(above: Plan) -> tuple[int, tuple[float, float, float]]:
 def _redistribution_seconds(layout: Layout, canonical: Layout, devices: Devices) -> float:
     """Return the seconds of redistributing A and B from the cuts of `layout` to the cuts of `canonical`."""
     missing = 0
-    for operand, target in canonical.holdings.items():
-        own = layout.holdings[operand]
-        missing += max((box := target.box(rank)).size - own.box(rank).shared(box).size for rank in range(layout.ranks))
+    for operand, target in canonical.blocks_held.items():
+        own = layout.blocks_held[operand]
+        missing += max(
+            (box := target.box(rank)).size - own.box(rank).intersection(box).size
+            for rank in range(layout.process_count)
+        )
     return _slowest_link(layout, devices.network).seconds(missing * devices.itemsize)
 
 
-def _parts_along(mesh: Sequence[int], cuts: Cuts, axis: int) -> int:
+def _parts_along(mesh: Sequence[int], cuts: CutAxes, axis: int) -> int:
     return prod(side for side, cut in zip(mesh, cuts, strict=True) if cut == axis)

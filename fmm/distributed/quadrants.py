@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from fmm.distributed.layout import Cuts, K, Layout, M, N, Operand, Span, coordinate_of, cut_span
+from fmm.distributed.layout import CutAxes, K, Layout, M, N, Operand, Span, cut_span, mesh_coordinates
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.request import parse_plan
 from fmm.runtime.decisions.decide import Decision
 
-Parts = tuple[int, int, int]  # numbers of parts into which a level cuts m, k and n
+LevelParts = tuple[int, int, int]  # numbers of parts into which a level cuts m, k and n
 # The axes of A and B (0, 1, or None) that a dimension of the mesh may cut, by the axis (M, K, N) of the multiply-adds
 # that the same dimension of the mesh cuts.
 ALLOWED_CUTS: dict[Operand, dict[int | None, tuple[int | None, ...]]] = {
@@ -31,36 +31,36 @@ class Quadrants:
     """The blocks of a level above a shared product: sizes per process, and the layout of a product of two blocks."""
 
     whole: Layout
-    parts: Parts
+    parts: LevelParts
     rows: int  # rows of a process's part of C, padded to a multiple of parts[0]; `cols` likewise to parts[2]
     cols: int
     inner: tuple[Span, ...]  # ranges of the inner dimension, in the finest parts that processes hold of A or B
     width: int  # length of a part of the inner dimension, padded to a multiple of parts[1]
 
     @property
-    def block(self) -> Layout:
+    def block_layout(self) -> Layout:
         """The layout of each product of two blocks."""
         (m_parts, k_parts, n_parts), whole = self.parts, self.whole
         m, n = self.rows * _processes_along(whole, M), self.cols * _processes_along(whole, N)
         k = len(self.inner) * self.width
         return replace(whole, m=m // m_parts, k=k // k_parts, n=n // n_parts)
 
-    def count(self, operand: Operand) -> int:
+    def inner_part_count(self, operand: Operand) -> int:
         """Return how many parts of the inner dimension each process holds of A or B, empty parts included."""
         cuts, axis = self._inner_cuts(operand)
         return len(self.inner) // _parts_along(self.whole.mesh, cuts, axis)
 
-    def groups(self, operand: Operand, place: int) -> tuple[Span, ...]:
+    def inner_parts_held(self, operand: Operand, place: int) -> tuple[Span, ...]:
         """Return the ranges of the inner dimension that a process holds of A or B, relative to the first range."""
         cuts, axis = self._inner_cuts(operand)
         number = 0
-        for side, index, cut in zip(self.whole.mesh, coordinate_of(place, self.whole.mesh), cuts, strict=True):
+        for side, index, cut in zip(self.whole.mesh, mesh_coordinates(place, self.whole.mesh), cuts, strict=True):
             number = number * side + index if cut == axis else number
-        count = self.count(operand)
+        count = self.inner_part_count(operand)
         mine = self.inner[number * count : (number + 1) * count]
-        return tuple(span.within(mine[0]) for span in mine)
+        return tuple(span.relative_to(mine[0]) for span in mine)
 
-    def _inner_cuts(self, operand: Operand) -> tuple[Cuts, int]:
+    def _inner_cuts(self, operand: Operand) -> tuple[CutAxes, int]:
         return (self.whole.a, 1) if operand == "A" else (self.whole.b, 0)
 
 
@@ -78,7 +78,7 @@ def quadrants(layout: Layout, plan: Plan) -> Quadrants:
     joined = [(inner[i].start, inner[i + times - 1].stop) for i in range(0, len(inner) - times + 1, times)]
     if len(inner) % len(larger) or joined != [tuple(span) for span in larger]:
         raise PlanError(f"A and B cut the inner dimension {layout.k} into parts that do not match")
-    shares = [layout.share(rank) for rank in range(layout.ranks)]
+    shares = [layout.share(rank) for rank in range(layout.process_count)]
     rows, cols = max(s.rows.size for s in shares), max(s.cols.size for s in shares)
     width = max(span.size for span in inner)
     padded = (_round_up(size, part) for size, part in zip((rows, width, cols), parts, strict=True))
@@ -86,7 +86,7 @@ def quadrants(layout: Layout, plan: Plan) -> Quadrants:
     return Quadrants(layout, parts, rows, cols, inner, width)
 
 
-def level_parts(plan: Plan) -> Parts:
+def level_parts(plan: Plan) -> LevelParts:
     """Return the numbers of parts into which all levels of the plan together cut m, k and n."""
     cuts = [level.cut.parts for level in plan.levels if level.cut]
     if len(cuts) != len(plan.levels) or plan.leaf != "vendor":
@@ -102,14 +102,14 @@ def parse_level_above(plan: Plan | Decision | str) -> Plan:
     return levels
 
 
-def _axis_spans(size: int, cuts: Cuts, axis: int, mesh: Sequence[int]) -> tuple[Span, ...]:
+def _axis_spans(size: int, cuts: CutAxes, axis: int, mesh: Sequence[int]) -> tuple[Span, ...]:
     """Return all ranges into which a mesh cuts an axis, in order, empty ranges included."""
     sides = [side if cut == axis else 1 for side, cut in zip(mesh, cuts, strict=True)]
-    places = (coordinate_of(rank, sides) for rank in range(prod(sides)))
+    places = (mesh_coordinates(rank, sides) for rank in range(prod(sides)))
     return tuple(cut_span(size, axis, cuts, mesh, place) for place in places)
 
 
-def _parts_along(mesh: Sequence[int], cuts: Cuts, axis: int) -> int:
+def _parts_along(mesh: Sequence[int], cuts: CutAxes, axis: int) -> int:
     return prod(side for side, cut in zip(mesh, cuts, strict=True) if cut == axis)
 
 
@@ -122,7 +122,7 @@ def _round_up(size: int, of: int) -> int:
 
 
 def parse_block_levels(plan: Plan | Decision | str, where: str) -> Plan:
-    """Return the levels of a plan or text ("vendor": no level). `where` completes messages.
+    """Return the levels of a plan or text ("vendor": no level). `where` is part of error messages.
 
     Raise PlanError for levels that cannot work on whole blocks: fused sums, real and imaginary parts, triangles.
     """

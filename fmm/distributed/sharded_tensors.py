@@ -23,14 +23,14 @@ from fmm.config.environment import is_disabled, is_emulation_allowed, tuning_mod
 from fmm.config.identity import gpu_parts
 from fmm.distributed.decide_sharing import ShardingQuery, SharedDecision, decide_sharing
 from fmm.distributed.exchange import (
-    Processes,
+    MeshProcesses,
     ProductInProgress,
-    all_have_cached,
+    all_processes_have_cached,
     is_finite_everywhere,
     redistribute_to_row,
-    reports_loss,
+    reports_lost_process,
 )
-from fmm.distributed.layout import Cuts, Holdings, K, Layout, M, N, interned_layout
+from fmm.distributed.layout import BlocksHeld, CutAxes, K, Layout, M, N, interned_layout
 from fmm.distributed.level_over_blocks import multiply_blocks
 from fmm.distributed.quadrants import parse_level_above, quadrants
 from fmm.dtypes import STORED
@@ -40,7 +40,7 @@ from fmm.runtime.decisions.limits import count_gpu_processes
 from fmm.runtime.devices import Device, get_device, gpu_from_description
 
 NO_LEVEL_MESSAGE = "the plan {plan} is one for two matrices of one floating-point type on one mesh"
-MOST_CACHED_DECISIONS = 256  # number of cached decisions per mesh
+MAX_CACHED_DECISIONS = 256  # number of cached decisions per mesh
 MEMORY_SHARE = 0.8  # share of a device's free memory that panels and blocks may use
 # placement of the result along a mesh dimension, by the axis (M, N, K) of the multiply-adds that the dimension cuts
 RESULT_PLACEMENT = {M: Shard(0), N: Shard(1), K: Partial()}
@@ -61,18 +61,18 @@ class AgreedSharing(NamedTuple):
     layout: Layout
     above: str
     local_error_growth: float  # limit of the error growth of each process's local products
-    # workspace limit of local products in bytes, as in the prediction. None: each process's default limit
+    # workspace limit of local products in bytes, as in the prediction; None: each process's default limit
     local_workspace: int | None = None
 
 
 def matmul(a: Any, b: Any, options: SharingOptions) -> Any:
-    """Return the shared product of two sharded matrices; torch answers for all other tensors."""
+    """Return the shared product of two sharded matrices; torch computes products of all other tensors."""
     if _on_one_mesh(a, b):
         sharing = _agree_on_sharing(a, b, options)
         if sharing is not None:
             if any(_requires_gradients(a, b)):
                 return SharedProduct.apply(a, b, options, sharing)
-            return _product(a, b, options, sharing)
+            return _product_as_placed(a, b, options, sharing)
     elif _required_level(options) not in (None, VENDOR):
         raise PlanError(NO_LEVEL_MESSAGE.format(plan=options.plan))
     c = MATMUL(a, b)
@@ -84,7 +84,7 @@ def explain(a: Any, b: Any, options: SharingOptions) -> SharedDecision:
     above = _required_level(options)
     if not _can_be_shared(a, b):
         raise TypeError("fmm.distributed shares products of two DTensors, matrices of one type on one mesh")
-    return _decide_here(a, b, above, options.max_error_growth)
+    return _decide_on_this_process(a, b, above, options.max_error_growth)
 
 
 class SharedProduct(torch.autograd.Function):  # type: ignore[misc]
@@ -94,7 +94,7 @@ class SharedProduct(torch.autograd.Function):  # type: ignore[misc]
     def forward(ctx: Any, a: Any, b: Any, options: SharingOptions, sharing: AgreedSharing) -> Any:
         ctx.save_for_backward(a, b)
         ctx.options = options
-        return _product(a.detach(), b.detach(), options, sharing)
+        return _product_as_placed(a.detach(), b.detach(), options, sharing)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -104,7 +104,7 @@ class SharedProduct(torch.autograd.Function):  # type: ignore[misc]
         need_a, need_b, *_ = ctx.needs_input_grad
         # The gradient of a partial operand is replicated: each process needs the whole gradient.
         options_a, options_b = (
-            SharingOptions(plan, without_partial(Replicate(), x.placements), growth) for x in (a, b)
+            SharingOptions(plan, replace_partial(Replicate(), x.placements), growth) for x in (a, b)
         )
         gradient_a = matmul(gradient, _adjoint(b), options_a) if need_a else None
         gradient_b = matmul(_adjoint(a), gradient, options_b) if need_b else None
@@ -145,42 +145,44 @@ def _requires_gradients(a: Any, b: Any) -> tuple[bool, bool]:
 # ---- the product
 
 
-def _product(a: Any, b: Any, options: SharingOptions, sharing: AgreedSharing) -> Any:
+def _product_as_placed(a: Any, b: Any, options: SharingOptions, sharing: AgreedSharing) -> Any:
     """Reduce partial operands, multiply, and redistribute the result to its placements."""
-    processes = processes_of(a.device_mesh)
-    with reports_loss(processes, "parts of A and B are reduced"):
+    processes = mesh_processes(a.device_mesh)
+    with reports_lost_process(processes, "parts of A and B are reduced"):
         a, b = _reduce_partial(a), _reduce_partial(b)
     c = shared_product(sharing, a, b)
-    placements = without_partial(Shard(0), c.placements) if options.placements is None else options.placements
+    placements = replace_partial(Shard(0), c.placements) if options.placements is None else options.placements
     if tuple(placements) == tuple(c.placements):
         return c
-    with reports_loss(processes, "the result is redistributed"):
+    with reports_lost_process(processes, "the result is redistributed"):
         return c.redistribute(placements=placements)
 
 
 def shared_product(sharing: AgreedSharing, a: Any, b: Any) -> Any:
     """Return the product as a DTensor with the placements in which the processes compute it."""
     mesh, above, layout = a.device_mesh, Plan.parse(sharing.above), interned_layout(sharing.layout)
-    processes, local = processes_of(mesh), partial(_multiply_local, sharing)
-    with reports_loss(processes, "A and B are redistributed"):
+    processes, local = mesh_processes(mesh), partial(_multiply_local, sharing)
+    with reports_lost_process(processes, "A and B are redistributed"):
         a, b = _local_part(a, layout.a[: mesh.ndim]), _local_part(b, layout.b[: mesh.ndim])
 
-    def start(block: Layout, left: Any, right: Any) -> ProductInProgress:
+    def start_product(block: Layout, left: Any, right: Any) -> ProductInProgress:
         return ProductInProgress(processes, interned_layout(block), left, right)
 
-    def finish(product: ProductInProgress) -> Any:
-        return product.finish(local)
+    def finish_product(product: ProductInProgress) -> Any:
+        return product.finish_product(local)
 
     # autocast is off, so that the product is computed in the operands' type
     with torch.no_grad(), torch.autocast(mesh.device_type, enabled=False):
         c = None
         if above != VENDOR:
-            c = multiply_blocks(quadrants(layout, above), above, processes.place, a, b, start, finish)
-            # None: inf or NaN in C may come from sums of blocks, so C is computed again without the level
+            c = multiply_blocks(quadrants(layout, above), above, processes.place, a, b, start_product, finish_product)
+            # c becomes None if it has inf or NaN, which may come from sums of blocks; C is then computed without the
+            # level
             c = c if is_finite_everywhere(c, processes) else None
         if c is None:
-            c = finish(start(layout, a, b))
-        if len(layout.mesh) > mesh.ndim:  # true if the processes multiplied as a rectangle
+            c = finish_product(start_product(layout, a, b))
+        # the layout has more dimensions than the mesh if the processes multiplied as a rectangle
+        if len(layout.mesh) > mesh.ndim:
             c = redistribute_to_row(c, layout, processes)
     placements = [RESULT_PLACEMENT[axis] for axis in layout.work[: mesh.ndim] if axis is not None]
     shape = torch.Size((layout.m, layout.n))
@@ -197,13 +199,13 @@ def _multiply_local(sharing: AgreedSharing, left: Any, right: Any, c: Any, adds:
 
 
 def _reduce_partial(x: Any) -> Any:
-    """Return x with its partial placements reduced."""
+    """Return x, after a reduction if a placement of x is Partial."""
     if any(type(place) is Partial for place in x.placements):
-        return x.redistribute(placements=without_partial(Shard(0), x.placements))
+        return x.redistribute(placements=replace_partial(Shard(0), x.placements))
     return x
 
 
-def _local_part(x: Any, cuts: Cuts) -> Any:
+def _local_part(x: Any, cuts: CutAxes) -> Any:
     """Return this process's local part of x, after a redistribution if x is not cut by `cuts`."""
     if cuts != placement_cuts(x):
         x = x.redistribute(placements=[Replicate() if cut is None else Shard(cut) for cut in cuts])
@@ -213,8 +215,8 @@ def _local_part(x: Any, cuts: Cuts) -> Any:
 
 # ---- placements
 
-OPERAND_KINDS = Shard, Replicate, Partial
-RESULT_KINDS = Shard, Replicate  # torch cannot redistribute a tensor to Partial
+OPERAND_PLACEMENT_TYPES = Shard, Replicate, Partial
+RESULT_PLACEMENT_TYPES = Shard, Replicate  # torch cannot redistribute a tensor to Partial
 
 
 def placement_error(mesh: Any, matrix: str, placements: Any, kinds: tuple[type, ...]) -> ValueError | None:
@@ -239,29 +241,29 @@ def checked_placements(mesh: Any, matrix: str, placements: Any, kinds: tuple[typ
     return tuple(placements)
 
 
-def placement_cuts(x: Any) -> Cuts:
+def placement_cuts(x: Any) -> CutAxes:
     """Return the axis of x that each dimension of the mesh cuts; 0 for Partial, which is reduced to row shards."""
 
-    def cut(place: Any) -> int | None:
+    def cut_axis(place: Any) -> int | None:
         if type(place) is Shard:
             return int(place.dim) % 2
         return 0 if type(place) is Partial else None
 
-    return tuple(cut(place) for place in x.placements)
+    return tuple(cut_axis(place) for place in x.placements)
 
 
-def without_partial(replacement: Any, placements: Sequence[Any]) -> list[Any]:
+def replace_partial(replacement: Any, placements: Sequence[Any]) -> list[Any]:
     """Return the placements, with each Partial replaced by `replacement`."""
     return [replacement if type(place) is Partial else place for place in placements]
 
 
 # ---- agreement on a sharing
 
-_groups: dict[Any, tuple[Any, Processes]] = {}
+_groups: dict[Any, tuple[Any, MeshProcesses]] = {}
 _sharings: dict[Any, dict[str, AgreedSharing | None]] = {}
 
 
-def processes_of(mesh: Any) -> Processes:
+def mesh_processes(mesh: Any) -> MeshProcesses:
     """Return the processes of a mesh, in row-major order."""
     world, processes = _groups.get(mesh, (None, None))
     # the cached group is stale if torch's default group was destroyed and created again
@@ -274,14 +276,14 @@ def processes_of(mesh: Any) -> Processes:
         elif mesh.device_type == "cuda":  # creating an NCCL group may require calls by processes outside the group
             group = mesh._flatten().get_group()
         else:
-            group = _new_group(numbers, mesh.device_type)
-        processes = Processes(group, numbers, numbers.index(dist.get_rank()))
+            group = _new_process_group(numbers, mesh.device_type)
+        processes = MeshProcesses(group, numbers, numbers.index(dist.get_rank()))
         _groups[mesh] = dist.group.WORLD, processes
         _sharings.pop(mesh, None)
     return processes
 
 
-def _new_group(numbers: tuple[int, ...], kind: str) -> Any:
+def _new_process_group(numbers: tuple[int, ...], kind: str) -> Any:
     """Create a process group of these global ranks, with the time-out of torch's default group."""
     backend = dist.group.WORLD._get_backend(torch.device(kind))
     return dist.new_group(list(numbers), timeout=backend.options._timeout, use_local_synchronization=True)
@@ -294,17 +296,17 @@ def _agree_on_sharing(a: Any, b: Any, options: SharingOptions) -> AgreedSharing 
     compare only calls that they have not cached.
     """
     description, error = _describe_call(a, b, options)
-    processes = processes_of(a.device_mesh)
+    processes = mesh_processes(a.device_mesh)
     cache = _sharings.setdefault(a.device_mesh, {})
     on_gpu = a.device_mesh.device_type == "cuda"
     if on_gpu and description in cache:
         return cache[description]
     device = torch.device("cuda", a.to_local().get_device()) if on_gpu else None
-    cached_everywhere = all_have_cached(processes, description, description in cache, device)
+    cached_everywhere = all_processes_have_cached(processes, description, description in cache, device)
     if error is not None:
         raise error
     if not cached_everywhere:
-        if len(cache) >= MOST_CACHED_DECISIONS:
+        if len(cache) >= MAX_CACHED_DECISIONS:
             cache.clear()
         shared = _can_be_shared(a, b)
         cache[description] = _broadcast_decision(description, a, b, options, processes, device) if shared else None
@@ -331,13 +333,13 @@ def _call_error(a: Any, b: Any, options: SharingOptions) -> Exception | None:
     if not _can_be_shared(a, b):
         return PlanError(NO_LEVEL_MESSAGE.format(plan=options.plan)) if above not in (None, VENDOR) else None
     if options.placements is not None:
-        invalid = placement_error(a.device_mesh, "the product", options.placements, RESULT_KINDS)
+        invalid = placement_error(a.device_mesh, "the product", options.placements, RESULT_PLACEMENT_TYPES)
         if invalid is not None:
             return invalid
-    place, shape = processes_of(a.device_mesh).place, tuple(a.device_mesh.mesh.shape)
+    place, shape = mesh_processes(a.device_mesh).place, tuple(a.device_mesh.mesh.shape)
     for name, x in (("A", a), ("B", b)):
         cuts = tuple(int(p.dim) if type(p) is Shard else None for p in x.placements)
-        box, local = Holdings(tuple(x.shape), shape, cuts).box(place), tuple(x.to_local().shape)
+        box, local = BlocksHeld(tuple(x.shape), shape, cuts).box(place), tuple(x.to_local().shape)
         expected = box.rows.size, box.cols.size
         if local != expected and not (0 in local and 0 in expected):
             return ValueError(f"this process has {local} of {name}, where torch.chunk would have {expected}")
@@ -345,18 +347,18 @@ def _call_error(a: Any, b: Any, options: SharingOptions) -> Exception | None:
 
 
 def _broadcast_decision(
-    description: str, a: Any, b: Any, options: SharingOptions, processes: Processes, device: Any
+    description: str, a: Any, b: Any, options: SharingOptions, processes: MeshProcesses, device: Any
 ) -> AgreedSharing:
     """Return the decision of the mesh's first process, or raise that process's error on all processes."""
     message: list[Any] = [None]
     if processes.place == 0:
         try:
-            decision = _decide_here(a, b, _required_level(options), options.max_error_growth)
+            decision = _decide_on_this_process(a, b, _required_level(options), options.max_error_growth)
             best, limits = decision.best, (decision.local_error_growth, decision.local_workspace)
             message[0] = AgreedSharing(description, best.layout, str(best.above), *limits)
         except Exception as error:
             message[0] = error
-    with reports_loss(processes, "how to share the product"):
+    with reports_lost_process(processes, "how to share the product"):
         dist.broadcast_object_list(message, processes.numbers[0], processes.group, device)
     if isinstance(message[0], Exception):
         raise message[0]
@@ -364,14 +366,14 @@ def _broadcast_decision(
     return sharing
 
 
-def _decide_here(a: Any, b: Any, above: Plan | None, max_error_growth: float | None) -> SharedDecision:
+def _decide_on_this_process(a: Any, b: Any, above: Plan | None, max_error_growth: float | None) -> SharedDecision:
     """Return the decision that this process makes from its own device and free memory."""
     mesh, device = a.device_mesh, _device_of(a)
     (m, k), n = a.shape, b.shape[1]
     layout = Layout(m, k, n, tuple(mesh.mesh.shape), placement_cuts(a), placement_cuts(b), (M,) * mesh.ndim)
     local = a.to_local()
     library = torch_library_of(local)
-    result_bytes = layout.m * layout.n / layout.ranks * local.element_size()
+    result_bytes = layout.m * layout.n / layout.process_count * local.element_size()
     number = library.device_number(local)
     processes = count_gpu_processes(number) if library.processor == "cuda" else 1
     free_bytes = max(library.free_bytes(number) / processes - result_bytes, 0.0)

@@ -1,17 +1,20 @@
-"""The leaves that fmm ships, one row each; registered when fmm.kernels is imported.
+"""The leaves that fmm ships: kernels that multiply the smallest blocks of a plan.
 
-`vendor` is the plain BLAS. On a GPU there are also `lt0`, `lt1`, ... (candidates of cuBLASLt's own list for the
-product), `vendor3m` (cuBLAS's complex products by three real ones each) and `tile`, this package's own kernel: for
-float32 and float64, and, without sums inside, for 16-bit numbers and TF32 by Hopper's warpgroup instructions. Products
-that these cannot read go to the vendor. `tile.huge` and the like multiply float32 and float64 by another of its
-strategies; with `.plain` behind it, tiles come to shared memory through registers, with `.texture` the tiles of the
-left operand come by loads of the read-only path: Li, Ranka and Sahni's tStrassen and tWinograd.
+The import of fmm.kernels registers all leaves.
 
-`bytes` multiplies only below residues (fmm.kernels.plans.levels.residues).
+The leaf `vendor` is one call of the vendor's BLAS. A GPU also has the leaves `lt0` to `lt31` (numbered candidates of
+cuBLASLt's heuristic for the product), `vendor3m` (cuBLAS's complex product by three real products) and `tile` (fmm's
+own kernel). `tile` multiplies float32 and float64, and without sums inside the kernel also 16-bit types and TF32 by
+Hopper's warpgroup instructions. Products with layouts that a leaf cannot read are computed by the vendor's BLAS.
+`tile.huge` and similar names select another block strategy for float32 and float64. With the suffix `.plain`, tiles are
+copied to shared memory through registers; with `.texture`, tiles of the left operand are loaded by the read-only data
+path, as in tStrassen and tWinograd of Li, Ranka and Sahni.
 
-With `.inner` after any other leaf, the sums of the last level are written so that both operands of a leaf product are
-contiguous along its inner dimension; with `.outer`, along the outer ones. (The sums of a CPU always have the layouts of
-A and B, for all leaves.)
+The leaf `bytes` multiplies 8-bit integers, and only below a level of residues (fmm.kernels.plans.levels.residues).
+
+With `.inner` after the name of any other leaf, the sums of the last level are stored so that both operands of a leaf
+product are contiguous along the inner dimension; with `.outer`, along the outer dimensions. On a CPU, sums always have
+the layouts of A and B, with all leaves.
 """
 
 from __future__ import annotations
@@ -33,32 +36,33 @@ from fmm.kernels.cuda.products.kernel_sizes import (
 )
 from fmm.kernels.plans.leaf import Leaf, LeafOption, register_leaf
 
-F16X3_RATE, DIGITS_RATE, SMALL_RATE = "f16x3", "digits-{}", "small-{}"  # in a calibration
-LT_SCRATCH_BYTES = 32 << 20  # bytes that a candidate of cuBLASLt may use
+F16X3_RATE, DIGITS_RATE, SMALL_RATE = "f16x3", "digits-{}", "small-{}"  # names of rates in a calibration
+LT_SCRATCH_BYTES = 32 << 20  # bytes of workspace that a candidate of cuBLASLt may use
 
-# By gemm_simt.cuh and, for float64, gemm_mma_f64.cuh, with sums inside if there are any.
+# Types that the tiled kernel multiplies by gemm_simt.cuh (float64 by gemm_mma_f64.cuh), also with sums inside.
 TILED_TYPES = tuple(FUSED_SIZES)
-WARPGROUP_TYPES = ("float16", "bfloat16", "tf32")  # by gemm_wgmma.cuh, without sums inside
-# Strategies of that kernel. A search names Huang, Yu and van de Geijn's and those that fill today's registers; `tile`
-# itself selects those of the copy engine.
+WARPGROUP_TYPES = ("float16", "bfloat16", "tf32")  # types that gemm_wgmma.cuh multiplies, without sums inside
+# Block strategies of the tiled kernel (gemm_simt.cuh), as options of the leaf `tile`. The tuner's search tries the
+# strategies of Huang, Yu and van de Geijn and the strategies that fill the registers of current GPUs; the leaf `tile`
+# without an option selects strategies of the copy engine (TMA).
 TILE_STRATEGIES = tuple(LeafOption(s.name.lower(), s.types, searched=s in (*STRATEGIES, *TUNED)) for s in PRESETS)
-# Paths of tiles to shared memory beside the usual ones (asynchronous copies, or the copy engine): Li, Ranka and Sahni's
-# tStrassen and tWinograd.
-SHARED_MEMORY_PATHS = (LeafOption("plain", TILED_TYPES, fused=False), LeafOption("texture", TILED_TYPES, fused=False))
+# Options for copying tiles to shared memory, in addition to the default (asynchronous copies, or the copy engine):
+# those of tStrassen and tWinograd of Li, Ranka and Sahni.
+TILE_COPY_OPTIONS = (LeafOption("plain", TILED_TYPES, fused=False), LeafOption("texture", TILED_TYPES, fused=False))
 
-VENDOR = Leaf(
+VENDOR_LEAF = Leaf(
     "vendor",
     "the vendor's BLAS as it comes",
     ("cpu", "cuda"),
     types=FLOATS,
-    types_alone=INTEGERS,  # integers by the library's own loops
+    types_alone=INTEGERS,  # integer products are computed by the array library's own loops
     blas_triangles=("float32", "float64", "complex64", "complex128"),
     whole_product_rows=1024,
     call_text="one BLAS call",
     host_product=numpy_product,
     forms=("alone", "nested", "one pass", "outer", "in place", "copied"),
 )
-VENDOR3M = Leaf(
+VENDOR3M_LEAF = Leaf(
     "vendor3m",
     "cuBLAS's own complex product by three real ones",
     ("cuda",),
@@ -67,9 +71,9 @@ VENDOR3M = Leaf(
     forms=("alone", "peer"),
     unprobed=("alone",),
     saves_products=True,
-    relative_error=sqrt(5),  # as of the level 3m, on numbers of one sign
+    relative_error=sqrt(5),  # relative error like that of the level 3m on entries of one sign
 )
-LT = Leaf(
+LT_LEAF = Leaf(
     "lt",
     "a numbered candidate of cuBLASLt's own list for the product",
     ("cuda",),
@@ -79,7 +83,7 @@ LT = Leaf(
     numbers=32,
     forms=("peer",),
 )
-TILE = Leaf(
+TILE_LEAF = Leaf(
     "tile",
     "this package's own tiled kernel",
     ("cuda",),
@@ -88,17 +92,17 @@ TILE = Leaf(
     kernel_triangles=TILED_TYPES,
     loose_triangles=WARPGROUP_TYPES,
     mirrors=True,
-    options=(TILE_STRATEGIES, SHARED_MEMORY_PATHS),
-    # Types that it multiplies faster than the vendor. (On an H200 float64 has 0.95 of cuBLAS's speed, and 0.78 with its
-    # sums inside; TF32, which needs transposed sums, less than cuBLASLt's best.)
+    options=(TILE_STRATEGIES, TILE_COPY_OPTIONS),
+    # Types that the leaf `tile` multiplies faster than the vendor. (On an H200, float64 reaches 0.95 of cuBLAS's speed,
+    # with sums inside 0.78; TF32, which needs transposed sums, is slower than cuBLASLt's best candidate.)
     candidate_types=("float32", "float16", "bfloat16"),
-    alignment=16,  # bytes that it reads at a time; of other rows it reads single numbers
+    alignment=16,  # bytes of an aligned read; rows that are not aligned to 16 bytes are read one entry at a time
     forms=("inside", "alone", "one pass", "outer"),
     unprobed=("alone", "one pass", "outer"),
     time_formula="tiles",
     slow_columns=("float32",),
 )
-SMALL = Leaf(
+SMALL_LEAF = Leaf(
     "small",
     "one triangle of small Gram products in one launch, for any type and layout",
     ("cuda",),
@@ -111,7 +115,7 @@ SMALL = Leaf(
     unprobed=("half",),
     rate=SMALL_RATE,
 )
-F16X3 = Leaf(
+F16X3_LEAF = Leaf(
     "f16x3",
     "float32 by three float16 products of the tensor cores, added up in float32",
     ("cuda",),
@@ -130,7 +134,7 @@ F16X3 = Leaf(
     rate=F16X3_RATE,
     fills_device=True,
 )
-DIGITS = Leaf(
+DIGITS_LEAF = Leaf(
     "digits",
     "integers exactly, by BLAS's products of planes of digits",
     ("cpu",),
@@ -145,7 +149,7 @@ DIGITS = Leaf(
     unprobed=("alone", "nested"),
     rate=DIGITS_RATE,
 )
-BYTES = Leaf(
+BYTES_LEAF = Leaf(
     "bytes",
     "this package's own products of 8-bit integers, with each sum reduced modulo a number",
     ("cuda",),
@@ -155,5 +159,5 @@ BYTES = Leaf(
     only_below_levels=True,
 )
 
-for _row in (VENDOR, LT, TILE, SMALL, F16X3, BYTES, VENDOR3M, DIGITS):
+for _row in (VENDOR_LEAF, LT_LEAF, TILE_LEAF, SMALL_LEAF, F16X3_LEAF, BYTES_LEAF, VENDOR3M_LEAF, DIGITS_LEAF):
     register_leaf(_row)

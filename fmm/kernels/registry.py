@@ -1,8 +1,8 @@
-"""Registries: rows by name in the order of registration, for leaves, kinds of levels and users' algorithms.
+"""Registries: named entries (rows) in the order of registration, for leaves, kinds of levels and users' algorithms.
 
-Many results computed from rows are cached: the plan of a text, the steps of a plan, the choice for a problem. Every
-registration clears all of these caches. Registrations happen when a program starts, or in a test, where the time of a
-cleared cache does not matter.
+Many results that depend on rows are cached: the plan of a text, the steps of a plan, the choice for a problem. Every
+registration clears all caches of results that depend on registered rows. Registrations happen when a program starts, or
+in a test, where the time to fill a cache again does not matter.
 """
 
 from __future__ import annotations
@@ -11,55 +11,55 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
 
-class Named(Protocol):
-    """A row of a registry."""
+class NamedRow(Protocol):
+    """Interface of a registry's row: an object with a name."""
 
     @property
     def name(self) -> str: ...
 
 
-Row = TypeVar("Row", bound=Named)
-Cached = TypeVar("Cached", bound=Callable[..., Any])
+RegistryRow = TypeVar("RegistryRow", bound=NamedRow)
+CachedFunction = TypeVar("CachedFunction", bound=Callable[..., Any])
 
-_CLEAR: list[Callable[[], None]] = []
+_CACHE_CLEARERS: list[Callable[[], None]] = []
 
 
-def clear_on_registration(cached: Cached) -> Cached:
-    """Decorate a function under lru_cache with results that depend on registered rows."""
-    _CLEAR.append(cached.cache_clear)  # type: ignore[attr-defined]
+def clear_on_registration(cached: CachedFunction) -> CachedFunction:
+    """Decorate an lru_cache'd function with results that depend on registered rows: a registration clears its cache."""
+    _CACHE_CLEARERS.append(cached.cache_clear)  # type: ignore[attr-defined]
     return cached
 
 
 def clear_caches() -> None:
     """Clear every cache that depends on registered rows."""
-    for clear in _CLEAR:
+    for clear in _CACHE_CLEARERS:
         clear()
 
 
-class Registry(Generic[Row]):
-    """Rows by name."""
+class Registry(Generic[RegistryRow]):
+    """Rows by name, in the order of registration."""
 
     def __init__(self, noun: str) -> None:
         self.noun = noun
-        self._rows: dict[str, Row] = {}
+        self._rows: dict[str, RegistryRow] = {}
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[RegistryRow]:
         return iter(tuple(self._rows.values()))
 
     def __contains__(self, name: object) -> bool:
         return name in self._rows
 
-    def __getitem__(self, name: str) -> Row:
+    def __getitem__(self, name: str) -> RegistryRow:
         return self._rows[name]
 
-    def add(self, row: Row) -> None:
-        """Add a row; raise ValueError for a name that exists, since a text would then have two meanings."""
+    def add(self, row: RegistryRow) -> None:
+        """Add a row; raise ValueError if the name is taken, since names in plan texts must be unambiguous."""
         if row.name in self._rows:
             raise ValueError(f"there is a {self.noun} {row.name!r} already")
         self._rows[row.name] = row
         clear_caches()
 
     def remove(self, name: str) -> None:
-        """Remove the row of this name."""
+        """Remove the row with this name."""
         del self._rows[name]
         clear_caches()

@@ -1,1 +1,1 @@
-"""Products of NumPy arrays on a CUDA device, streamed through it in tiles, whatever their size."""
+"""Products of NumPy arrays of any size on a CUDA device; tiles of the matrices are streamed through the device."""

@@ -1,41 +1,56 @@
-"""The choice of a schedule: of those that fit into the device's memory, the one with the least predicted time."""
+"""The choice of a schedule: the fastest predicted schedule among those that fit into the device's memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
 from fmm.dtypes import DTYPES
-from fmm.out_of_core.schedule import Cut, Rates, Schedule, Times, block_bytes, build_schedule, cut_ranges, tile_bytes
+from fmm.out_of_core.schedule import (
+    CopyRates,
+    ProductCut,
+    Schedule,
+    ScheduleTimes,
+    block_bytes,
+    build_schedule,
+    cut_ranges,
+    tile_bytes,
+)
 from fmm.problem import Shape
 
-SIDE_PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # parts into which C's sides are cut
-LEAST_DEPTH = 2048  # least length of equal pieces of the inner dimension, unless nothing deeper fits
-CUT_MULTIPLE = 64  # pieces and bands are multiples of it
-# Growing pieces: ratio of consecutive lengths, and their number. The first is soon loaded, and while one piece is
-# multiplied the next, longer one is loaded.
+# candidate counts of parts into which a side of C is cut
+CANDIDATE_SIDE_PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+MIN_PIECE_LENGTH = (
+    2048  # least length of equal pieces of the inner dimension; shorter pieces only if longer ones do not fit
+)
+CUT_LENGTH_MULTIPLE = 64  # lengths of pieces (of the inner dimension) and bands (of rows) are multiples of this
+# Cuts of the inner dimension into growing pieces: candidate ratios of consecutive lengths, and candidate counts of
+# pieces. A short first piece is loaded quickly; while a piece is multiplied, the next, longer piece is loaded.
 PIECE_GROWTHS, PIECE_COUNTS = (1.5, 2.0, 3.0, 4.0), (3, 4, 6)
-LEAST_FIRST_PIECE = 256  # least length of the first growing piece
-# Shares of a block that its bands have. Fewer, larger bands multiply faster; a small last band is stored sooner.
+MIN_FIRST_PIECE_LENGTH = 256  # least length of the first growing piece
+# Candidate cuts of a block's rows into bands, as shares of the block; the last share repeats. Few large bands are
+# multiplied faster; a small last band is stored sooner.
 BAND_SHARES = ((1.0,), (0.5, 0.25, 0.125), (0.75, 0.1875, 0.0625), (0.4, 0.3, 0.2, 0.1), (0.25,))
-TILE_SLOTS = 3, 2  # tiles of one matrix on the device: one is read, one is loading, one may be ready
-MOST_PRODUCTS = 2048  # of tiles in one schedule
-FEW_PRODUCTS = 64  # tile products; with more, the beginning and the end of a schedule make no difference
+# candidate counts of tiles of one matrix on the device: one is multiplied, one is loading, a third may be loaded
+# already
+TILE_SLOT_COUNTS = 3, 2
+MAX_TILE_PRODUCTS = 2048  # largest number of tile products in one schedule
+FEW_TILE_PRODUCTS = 64  # number of tile products from which the start and the end of a schedule no longer matter
 
-# Seconds of tile products by their size, for a workspace of this many bytes.
-ProductTime = Callable[[int], Callable[[Shape], float]]
+# workspace bytes -> function that returns the seconds of a tile product of a given size
+ProductSecondsByWorkspace = Callable[[int], Callable[[Shape], float]]
 
 
 class DoesNotFitError(MemoryError):
-    """The device's memory is too small for any tiles."""
+    """Error: the device's memory is too small for tiles of any size."""
 
 
 def choose_schedule(
-    size: Shape, dtype: str, memory_limit: int, rates: Rates, product_seconds: ProductTime
-) -> tuple[Schedule, Times]:
-    """Return the fastest schedule that needs at most `memory_limit` bytes of the device, workspace included."""
-    best: tuple[Schedule, Times] | None = None
+    size: Shape, dtype: str, memory_limit: int, rates: CopyRates, product_seconds: ProductSecondsByWorkspace
+) -> tuple[Schedule, ScheduleTimes]:
+    """Return the fastest schedule that needs at most `memory_limit` bytes on the device, including workspace."""
+    best: tuple[Schedule, ScheduleTimes] | None = None
     for schedule in candidate_schedules(size, dtype, memory_limit):
-        times = schedule.times(rates, product_seconds(memory_limit - schedule.memory))
+        times = schedule.predict_times(rates, product_seconds(memory_limit - schedule.memory))
         if best is None or times.seconds < best[1].seconds:
             best = schedule, times
     if best is None:
@@ -44,80 +59,81 @@ def choose_schedule(
 
 
 def candidate_schedules(size: Shape, dtype: str, memory_limit: int) -> Iterator[Schedule]:
-    """Yield the candidates: for each cut of the inner dimension, as few blocks as fit, finished in several ways.
+    """Yield candidate schedules: for each cut of the inner dimension, the fewest blocks that fit, in several bands.
 
-    A sum of pieces is rounded once more for each piece. 16-bit types are sensitive to this, so they have one piece
-    where it fits; so have integers, as a pass of its own adds each piece.
+    Adding the product of each further piece to C rounds C once more. 16-bit types lose accuracy by this rounding, and
+    integers need an extra pass over memory for each piece, so these types get one piece if it fits.
     """
     row, fits = DTYPES[dtype], False
-    for pieces in _inner_cuts(size[1]):
-        if fits and (row.exact or row.itemsize == 2 or max(pieces) < LEAST_DEPTH):
+    for pieces in _inner_piece_lengths(size[1]):
+        if fits and (row.exact or row.itemsize == 2 or max(pieces) < MIN_PIECE_LENGTH):
             return
         for cut in _cuts_that_fit(size, pieces, row.itemsize, memory_limit, row.exact):
             fits = True
             products = -(-size[0] // cut.rows) * -(-size[2] // cut.cols) * len(cut_ranges(size[1], cut.pieces))
-            for shares in BAND_SHARES if products < FEW_PRODUCTS else BAND_SHARES[:1]:
-                bands = tuple(_multiple_of_step(cut.rows * share, cut.rows) for share in shares)
+            for shares in BAND_SHARES if products < FEW_TILE_PRODUCTS else BAND_SHARES[:1]:
+                bands = tuple(_rounded_cut_length(cut.rows * share, cut.rows) for share in shares)
                 yield build_schedule(size, row.itemsize, cut._replace(bands=bands))
 
 
-def _inner_cuts(k: int) -> Iterator[tuple[int, ...]]:
-    """Yield lengths of pieces of the inner dimension: one piece, growing pieces, then ever smaller equal pieces."""
+def _inner_piece_lengths(k: int) -> Iterator[tuple[int, ...]]:
+    """Yield candidate piece lengths of the inner dimension: one piece, growing pieces, ever smaller equal pieces."""
     yield (k,)
     for growth in PIECE_GROWTHS:
         for count in PIECE_COUNTS:
             shares = [growth**i for i in range(count)]
-            growing = [_multiple_of_step(k * share / sum(shares), k) for share in shares[:-1]]
-            if sum(growing) < k and k / sum(shares) >= LEAST_FIRST_PIECE:
+            growing = [_rounded_cut_length(k * share / sum(shares), k) for share in shares[:-1]]
+            if sum(growing) < k and k / sum(shares) >= MIN_FIRST_PIECE_LENGTH:
                 yield (*growing, k - sum(growing))
     parts = 2
     while parts < 2 * k:
-        equal = _multiple_of_step(k / parts, k) if k / parts >= CUT_MULTIPLE else -(-k // parts)
+        equal = _rounded_cut_length(k / parts, k) if k / parts >= CUT_LENGTH_MULTIPLE else -(-k // parts)
         yield (equal,)
-        if equal >= LEAST_DEPTH:
+        if equal >= MIN_PIECE_LENGTH:
             yield (equal // 4, equal // 2, equal)
         parts *= 2
 
 
-def _multiple_of_step(length: float, most: int) -> int:
-    return min(max(-(-int(length) // CUT_MULTIPLE), 1) * CUT_MULTIPLE, most)
+def _rounded_cut_length(length: float, most: int) -> int:
+    return min(max(-(-int(length) // CUT_LENGTH_MULTIPLE), 1) * CUT_LENGTH_MULTIPLE, most)
 
 
 def _cuts_that_fit(
     size: Shape, pieces: tuple[int, ...], itemsize: int, memory_limit: int, exact: bool
-) -> Iterator[Cut]:
-    """Yield cuts with fewer and fewer tiles on the device, which leave more memory for larger blocks.
+) -> Iterator[ProductCut]:
+    """Yield cuts with ever fewer tiles on the device; fewer tiles leave more memory for larger blocks of C.
 
-    All of A's tiles for a row of blocks are loaded once, if their columns of blocks are several. With one tile of each
-    matrix the device is idle while the next one is loaded.
+    If C has several columns of blocks, one candidate holds all of A's tiles of a row of blocks, so that they are loaded
+    only once. With one tile per matrix the device is idle while the next tile is loaded.
     """
-    count, cuts = len(cut_ranges(size[1], pieces)), list[Cut]()
-    for slots_a, slots_b in (*((slots, slots) for slots in TILE_SLOTS), (count, max(TILE_SLOTS)), (1, 1)):
+    count, cuts = len(cut_ranges(size[1], pieces)), list[ProductCut]()
+    for slots_a, slots_b in (*((slots, slots) for slots in TILE_SLOT_COUNTS), (count, max(TILE_SLOT_COUNTS)), (1, 1)):
         cut = _cut_with_fewest_blocks(size, pieces, (slots_a, slots_b), itemsize, memory_limit, exact)
         has_more_columns = cut is not None and cut.cols < size[2]
-        if cut is not None and cut not in cuts and (has_more_columns or slots_a in TILE_SLOTS or not cuts):
+        if cut is not None and cut not in cuts and (has_more_columns or slots_a in TILE_SLOT_COUNTS or not cuts):
             cuts.append(cut)
             yield cut
 
 
 def _cut_with_fewest_blocks(
     size: Shape, pieces: tuple[int, ...], slots: tuple[int, int], itemsize: int, memory_limit: int, exact: bool
-) -> Cut | None:
-    """Return the cut with the fewest blocks that fits, the blocks as nearly square as possible; None if none fits."""
+) -> ProductCut | None:
+    """Return the cut that fits with the fewest blocks of C, as square as possible; None if no cut fits."""
     (m, _, n), count = size, len(cut_ranges(size[1], pieces))
-    for parts in SIDE_PARTS:
-        for parts_across in SIDE_PARTS:
+    for parts in CANDIDATE_SIDE_PARTS:
+        for parts_across in CANDIDATE_SIDE_PARTS:
             if parts_across > parts:
                 continue
-            # C's longer side is cut into `parts`, the shorter one into `parts_across`.
+            # The longer side of C is cut into `parts`, the shorter side into `parts_across`.
             down, across = (parts, parts_across) if m >= n else (parts_across, parts)
             rows, cols = -(-m // down), -(-n // across)
             down, across = -(-m // rows), -(-n // cols)
-            if down * across * count > MOST_PRODUCTS:
+            if down * across * count > MAX_TILE_PRODUCTS:
                 continue
             tiles = min(count * down, slots[0]), min(count * across, slots[1]), min(down * across, 2)
-            cut = Cut(rows, cols, pieces, (rows,), tiles)
-            # A product of integers is a matrix of its own, which is then added.
+            cut = ProductCut(rows, cols, pieces, (rows,), tiles)
+            # A product of integers is written to a separate matrix, then added to C, so it needs memory for a further
+            # block.
             limit = memory_limit - (block_bytes(rows, cols, itemsize) if exact else 0)
             if _slot_bytes_estimate(size, cut, itemsize) > limit:
                 continue
@@ -126,8 +142,8 @@ def _cut_with_fewest_blocks(
     return None
 
 
-def _slot_bytes_estimate(size: Shape, cut: Cut, itemsize: int) -> int:
-    """Return about the bytes of all slots: those of the largest tiles, at most those of the whole matrix."""
+def _slot_bytes_estimate(size: Shape, cut: ProductCut, itemsize: int) -> int:
+    """Return an estimate of the bytes of all slots: slots times the largest tile, at most the whole matrix."""
     (m, k, n), (slots_a, slots_b, slots_c), depth = size, cut.slots, max(cut.pieces)
     bytes_a = min(m * k * itemsize, slots_a * tile_bytes(cut.rows, depth, itemsize))
     bytes_b = min(k * n * itemsize, slots_b * tile_bytes(depth, cut.cols, itemsize))

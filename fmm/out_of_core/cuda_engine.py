@@ -1,4 +1,4 @@
-"""A CUDA device as the engine of schedules: CuPy arrays and products, on three streams."""
+"""The engine that runs schedules on a CUDA device: CuPy arrays and products, on three streams."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import numpy as np
 
 from fmm.out_of_core.transfers import Array
 
-runtime = cupy.cuda.runtime
-POOL_ROUNDING = 1 << 16  # bytes: CuPy's pool rounds each array of a workspace up to 512
-Product = Callable[[Any, Any, Any, bool, int], None]  # A, B, C, whether the product is added to C, workspace bytes
+cuda_runtime = cupy.cuda.runtime
+# extra bytes to reserve, since CuPy's pool rounds each array of a workspace up to a multiple of 512 bytes
+POOL_ROUNDING_BYTES = 1 << 16
+# arguments: A, B, C, whether the product is added to C, workspace bytes
+TileProduct = Callable[[Any, Any, Any, bool, int], None]
 
 
 class CudaEvent:
-    """An event at the end of the work that a stream has at this moment."""
+    """A CUDA event that happens when all work enqueued so far on a stream is done."""
 
     def __init__(self, stream: Any) -> None:
         self.event = cupy.cuda.Event(block=True, disable_timing=True)
@@ -26,12 +28,12 @@ class CudaEvent:
     def wait(self) -> None:
         self.event.synchronize()
 
-    def happened(self) -> bool:
+    def has_happened(self) -> bool:
         return bool(self.event.done)
 
 
 class PinnedBuffer:
-    """Page-locked host memory, and the event of its last copy to the device."""
+    """Page-locked host memory, and the event of the last copy from this memory to the device."""
 
     def __init__(self, nbytes: int) -> None:
         self.memory = cupy.cuda.alloc_pinned_memory(nbytes)
@@ -44,15 +46,15 @@ class PinnedBuffer:
             self.sent = None
 
 
-# Streams of engines that have ended, by device. CuPy's pool returns freed memory only to the stream that had it, so a
-# new stream would have to allocate all memory again.
+# Streams of closed engines, by device number. New engines use these streams again, since CuPy's pool returns freed
+# memory only to the stream that used the memory: a new stream would allocate all memory again.
 _idle_streams: dict[int, list[tuple[Any, Any, Any]]] = {}
 
 
 class CudaEngine:
-    """The device of this number, while it is entered; `product` multiplies on the current stream."""
+    """Engine on one CUDA device, a context manager; `product` multiplies on the current stream."""
 
-    def __init__(self, number: int, product: Product) -> None:
+    def __init__(self, number: int, product: TileProduct) -> None:
         self.number, self.product = number, product
         self.computing, self.sending, self.fetching = self.streams = _take_streams(number)
         self.current = ExitStack()
@@ -73,25 +75,26 @@ class CudaEngine:
         memory = cupy.cuda.alloc(nbytes)
         return int(memory.ptr), memory
 
-    def reserve(self, nbytes: int) -> None:
+    def reserve_workspace(self, nbytes: int) -> None:
         if nbytes:
-            cupy.cuda.alloc(nbytes + POOL_ROUNDING)  # freed at once into CuPy's pool, which serves the products
+            # freed at once into CuPy's pool, from which the products allocate their workspaces
+            cupy.cuda.alloc(nbytes + POOL_ROUNDING_BYTES)
 
-    def buffer(self, nbytes: int) -> PinnedBuffer:
+    def new_buffer(self, nbytes: int) -> PinnedBuffer:
         return PinnedBuffer(nbytes)
 
-    def send(self, buffer: PinnedBuffer, nbytes: int, address: int) -> None:
-        runtime.memcpyAsync(address, buffer.memory.ptr, nbytes, runtime.memcpyHostToDevice, self.sending.ptr)
+    def send_buffer(self, buffer: PinnedBuffer, nbytes: int, address: int) -> None:
+        cuda_runtime.memcpyAsync(address, buffer.memory.ptr, nbytes, cuda_runtime.memcpyHostToDevice, self.sending.ptr)
         buffer.sent = CudaEvent(self.sending)
 
-    def fetch(self, address: int, nbytes: int, buffer: PinnedBuffer) -> None:
-        runtime.memcpyAsync(buffer.memory.ptr, address, nbytes, runtime.memcpyDeviceToHost, self.fetching.ptr)
+    def fetch_to_buffer(self, address: int, nbytes: int, buffer: PinnedBuffer) -> None:
+        cuda_runtime.memcpyAsync(buffer.memory.ptr, address, nbytes, cuda_runtime.memcpyDeviceToHost, self.fetching.ptr)
         CudaEvent(self.fetching).wait()
 
-    def sent(self) -> CudaEvent:
+    def sent_event(self) -> CudaEvent:
         return CudaEvent(self.sending)
 
-    def matrix(self, address: int, shape: tuple[int, int], leading: int, dtype: np.dtype[Any]) -> Any:
+    def matrix_at(self, address: int, shape: tuple[int, int], leading: int, dtype: np.dtype[Any]) -> Any:
         memory = cupy.cuda.UnownedMemory(address, max(shape[0] * leading * dtype.itemsize, 1), self)
         strides = (leading * dtype.itemsize, dtype.itemsize)
         return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides=strides)
@@ -100,13 +103,13 @@ class CudaEngine:
         self.product(a, b, c, adds, workspace)
         return CudaEvent(self.computing)
 
-    def finish(self) -> None:
+    def wait_until_done(self) -> None:
         for stream in (self.computing, self.sending, self.fetching):
             stream.synchronize()
 
 
 def _take_streams(number: int) -> tuple[Any, Any, Any]:
-    """Return streams for computing, sending and fetching that no other engine uses."""
+    """Return three streams (for computing, sending and fetching) that no other engine uses."""
     with suppress(KeyError, IndexError):
         return _idle_streams[number].pop()
     with cupy.cuda.Device(number):

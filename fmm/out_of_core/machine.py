@@ -1,4 +1,4 @@
-"""The devices through which products are streamed: the interface of any, and CUDA's implementation."""
+"""Devices that products are streamed through: the interface StreamingDevice, and its implementation for CUDA."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from typing import Any, Protocol
 
 from fmm.arrays.select_library import cupy_library
-from fmm.out_of_core.schedule import Rates
+from fmm.out_of_core.schedule import CopyRates
 from fmm.out_of_core.transfers import Engine, Transfers, measure_rates
 from fmm.runtime import matmul
 from fmm.runtime.decisions.limits import PlanConstraints, count_gpu_processes
@@ -17,14 +17,14 @@ from fmm.runtime.devices import Device, cuda_device
 from fmm.runtime.gemm import BlasGemmParams, run_gemm
 
 
-class Machine(Protocol):
-    """A device on which schedules run."""
+class StreamingDevice(Protocol):
+    """Interface of a device on which schedules run."""
 
     @property
     def device(self) -> Device: ...
 
     @property
-    def rates(self) -> Rates: ...
+    def rates(self) -> CopyRates: ...
 
     def free_bytes(self) -> int: ...
 
@@ -35,8 +35,8 @@ class Machine(Protocol):
 
 
 @dataclass(frozen=True)
-class CudaMachine:
-    """The CUDA device of this number, through CuPy."""
+class CudaStreamingDevice:
+    """The CUDA device with this number, used through CuPy."""
 
     number: int
 
@@ -45,7 +45,7 @@ class CudaMachine:
         return cuda_device(self.number)
 
     @property
-    def rates(self) -> Rates:
+    def rates(self) -> CopyRates:
         return _cuda_rates(self.number)
 
     @property
@@ -66,7 +66,7 @@ class CudaMachine:
 def _multiply_tiles(
     library: Any, constraints: PlanConstraints, a: Any, b: Any, c: Any, adds: bool, workspace: int
 ) -> None:
-    """Compute C = A B, or C = A B + C, of device arrays."""
+    """Compute C = A B, or C = A B + C if `adds`, for arrays on the device."""
     limited = constraints._replace(workspace=workspace)
     if adds:
         run_gemm(library, a, b, c, c, BlasGemmParams(1, 1), limited)
@@ -75,11 +75,11 @@ def _multiply_tiles(
 
 
 @lru_cache(maxsize=16)
-def _cuda_rates(number: int) -> Rates:
-    with CudaMachine(number).engine(PlanConstraints()) as engine:
+def _cuda_rates(number: int) -> CopyRates:
+    with CudaStreamingDevice(number).engine(PlanConstraints()) as engine:
         transfers = Transfers(engine)
         try:
             return measure_rates(engine, transfers, time.perf_counter)
         finally:
-            engine.finish()
+            engine.wait_until_done()
             transfers.close()

@@ -1,7 +1,7 @@
-"""fmm.matmul of NumPy arrays on a CUDA device: the arrays, the schedule, its explanation and its execution.
+"""fmm.matmul of NumPy arrays on a CUDA device: checks of the arrays, choice, explanation and execution of the schedule.
 
-NumPy answers the calls that it rejects or that no device can compute. All other products are computed in the type of
-NumPy's result, tile by tile, each tile by the plan that fmm.matmul would choose for it on that device.
+NumPy itself handles calls with invalid arguments and calls that no device can compute. All other products are computed
+tile by tile in the type of NumPy's result; each tile product uses the plan that fmm.matmul would choose on the device.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.cpu.parallel_products import share_elements
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.out_of_core.choose_schedule import DoesNotFitError, choose_schedule
-from fmm.out_of_core.machine import Machine
-from fmm.out_of_core.run_schedule import LaunchUnit, ScheduleRun, limited_unit, whole_unit
-from fmm.out_of_core.schedule import Rates, Schedule, Times, cut_ranges
+from fmm.out_of_core.machine import StreamingDevice
+from fmm.out_of_core.run_schedule import LaunchUnit, ScheduleRun, limited_launch_unit, whole_launch_unit
+from fmm.out_of_core.schedule import CopyRates, Schedule, ScheduleTimes, cut_ranges
 from fmm.out_of_core.transfers import Array, Transfers
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem, Shape
@@ -36,12 +36,14 @@ from fmm.runtime.decisions.limits import PlanConstraints
 from fmm.runtime.devices import Device
 from fmm.runtime.progress import Progress, show_progress
 
-MEMORY_SHARE = 0.9  # of the device's free memory
-SPARED_BYTES = 64 << 20  # of free memory that stay free in any case
-SIGNIFICANT_BITS = 3  # of a memory limit, so that similar limits share a cached schedule
-TILE_SHARES = 1.0, 0.7, 0.5, 0.35, 0.25  # of the memory limit, for tiles, if a required plan needs the rest
-RETRY_SHARE = 0.7  # of the memory limit, after the device ran out of memory
-ATTEMPTS = 4
+MEMORY_SHARE = 0.9  # share of the device's free memory that a product may use
+ALWAYS_FREE_BYTES = 64 << 20  # bytes of the device's memory that are never allocated
+# number of leading bits that a memory limit keeps when rounded down, so that similar limits share a cached schedule
+LIMIT_SIGNIFICANT_BITS = 3
+# candidate shares of the memory limit for tiles, tried in order if a required plan needs more workspace than its limit
+TILE_MEMORY_SHARES = 1.0, 0.7, 0.5, 0.35, 0.25
+RETRY_MEMORY_RATIO = 0.7  # ratio of the next memory limit to the previous one, after the device ran out of memory
+MAX_ATTEMPTS = 4
 
 
 # ---- the calls
@@ -52,11 +54,11 @@ def streamed_matmul(
     a: Any,
     b: Any,
     out: Any,
-    machine: Machine,
+    machine: StreamingDevice,
     constraints: PlanConstraints,
     progress: bool = False,
 ) -> Any:
-    """Return or raise what NumPy's matmul does, multiplied on the device."""
+    """Multiply on the device; return what numpy.matmul returns, or raise what numpy.matmul raises."""
     a, b = _as_ndarray(a), _as_ndarray(b)
     dtype, shape = _product_type(library, a, b, out), product_shape(a.shape, b.shape)
     if not dtype or shape is None:
@@ -66,10 +68,10 @@ def streamed_matmul(
         target = library.new_array(library.result_operand(a, b, shape, dtype))
     with show_progress(progress) as shown:
         if progress:
-            # Every product of a stack is expected to take as long as the first.
-            x, y, z = _row_major(*next(matrix_products(a, b, target)))
+            # The predicted time assumes that every product of a stack takes as long as the first product.
+            x, y, z = _with_row_major_result(*next(matrix_products(a, b, target)))
             size = x.shape[0], x.shape[1], y.shape[1]
-            seconds = _plan_streaming(size, dtype, machine, constraints, memory_limit(machine)).times.seconds
+            seconds = _plan_streamed_product(size, dtype, machine, constraints, memory_limit(machine)).times.seconds
             shown.begin(target.size * a.shape[-1], seconds * target.size / z.size)
         for x, y, z in matrix_products(a, b, target):
             _stream_product(x, y, z, dtype, machine, constraints, shown)
@@ -81,24 +83,24 @@ def streamed_matmul(
 
 
 def explain_streamed_matmul(
-    library: NumpyLibrary, a: Any, b: Any, out: Any, machine: Machine, constraints: PlanConstraints
+    library: NumpyLibrary, a: Any, b: Any, out: Any, machine: StreamingDevice, constraints: PlanConstraints
 ) -> Decision:
-    """Return the decision that `streamed_matmul` would take: the plan of its largest tile product, and the schedule."""
+    """Return the decision of `streamed_matmul`: the plan of the largest tile product, and the schedule as text."""
     a, b = _as_ndarray(a), _as_ndarray(b)
     dtype, shape = _product_type(library, a, b, out), product_shape(a.shape, b.shape)
     if not dtype or shape is None:
         return Decision(VENDOR, None, f"NumPy answers: {library.setting(a, b, out).refusal or 'nothing to multiply'}")
     stack = list(matrix_products(a, b, np.broadcast_to(np.zeros((), dtype), shape)))
     (m, k), n = stack[0][0].shape, stack[0][1].shape[1]
-    streaming = _plan_streaming((m, k, n), dtype, machine, constraints, memory_limit(machine))
+    streaming = _plan_streamed_product((m, k, n), dtype, machine, constraints, memory_limit(machine))
 
     largest = max(
         (size for step in streaming.schedule.products for size in streaming.launch_sizes(step.size)), key=prod
     )
     limits = _tile_limits(constraints, streaming.workspace, machine.device)
     decision = matmul.decide_without_arrays(Problem(*largest, dtype), limits, machine.device, constraints.plan)
-    memory = streaming.schedule.memory + _most_workspace(streaming, machine.device, constraints)
-    lines = list(_describe(streaming, machine.rates, memory))
+    memory = streaming.schedule.memory + _largest_workspace(streaming, machine.device, constraints)
+    lines = list(_schedule_text_lines(streaming, machine.rates, memory))
     if len(stack) > 1:
         lines.append(f"repeated {len(stack)} times, for each product of the stack")
     if any(map(_is_mapped, (a, b, out))):
@@ -108,23 +110,23 @@ def explain_streamed_matmul(
 
 
 def _as_ndarray(x: Any) -> Any:
-    """Return a mapped array as a plain one, and array-likes as arrays."""
+    """Return x as a NumPy array; a memory-mapped array becomes a view of type numpy.ndarray."""
     if isinstance(x, np.memmap):
         return x.view(np.ndarray)
     return x if x is None or isinstance(x, np.ndarray) else np.asanyarray(x)
 
 
 def _is_mapped(x: Any) -> bool:
-    """Return True if the array, or an array that it is a view of, is mapped from a file."""
+    """Return True if the array is mapped from a file, or is a view of a mapped array."""
     while x is not None and not isinstance(x, np.memmap | mmap):
         x = getattr(x, "base", None)
     return x is not None
 
 
 def _product_type(library: NumpyLibrary, a: Any, b: Any, out: Any) -> str:
-    """Return the type of the product, empty if NumPy must answer.
+    """Return the type in which the device computes the product; an empty string if NumPy must compute it.
 
-    NumPy's BLAS has no float16 products, but a device has.
+    float16 is included: NumPy's BLAS has no float16 products, but a CUDA device has.
     """
     setting, shape = library.setting(a, b, _as_ndarray(out)), product_shape(a.shape, b.shape)
     if shape is None or 0 in (*a.shape, *b.shape) or not (out is None or out.shape == shape):
@@ -137,7 +139,7 @@ def _product_type(library: NumpyLibrary, a: Any, b: Any, out: Any) -> str:
 
 
 def matrix_products(a: Array, b: Array, c: Array) -> Iterator[tuple[Array, Array, Array]]:
-    """Yield the products of two matrices that fill c; a contiguous stack times one matrix is a single product."""
+    """Yield (a, b, c) for each matrix product of a stack; a contiguous stack times one matrix is one product."""
     if a.ndim == 1:
         c = np.expand_dims(c, -1 if b.ndim == 1 else -2)
     if b.ndim == 1:
@@ -152,8 +154,8 @@ def matrix_products(a: Array, b: Array, c: Array) -> Iterator[tuple[Array, Array
         yield a[index], b[index], c[index]
 
 
-def _row_major(a: Array, b: Array, c: Array) -> tuple[Array, Array, Array]:
-    """Return the same product, or that of the transposes, so that C is row-major if it is contiguous at all."""
+def _with_row_major_result(a: Array, b: Array, c: Array) -> tuple[Array, Array, Array]:
+    """Return A, B and C; if C is column-major, return B^T, A^T and C^T, so that C is row-major."""
     return (b.T, a.T, c.T) if c.flags.f_contiguous and not c.flags.c_contiguous else (a, b, c)
 
 
@@ -161,56 +163,65 @@ def _row_major(a: Array, b: Array, c: Array) -> tuple[Array, Array, Array]:
 
 
 @dataclass(frozen=True)
-class Streaming:
-    """A schedule with its predicted times, the workspace of tile products, and how each size is launched."""
+class StreamedProduct:
+    """A schedule, its predicted times, the workspace limit of tile products, and how each tile size is launched."""
 
     schedule: Schedule
-    times: Times
+    times: ScheduleTimes
     workspace: int
     dtype: str
     units: Mapping[Shape, LaunchUnit] = field(repr=False)
 
     def launch_sizes(self, size: Shape) -> set[Shape]:
-        """Return the sizes that a tile product of this size is launched in: the whole product, or bands of rows."""
+        """Return the sizes of the launches of a tile product of this size: the whole product, or bands of rows."""
         return {(last - first, *size[1:]) for first, last in cut_ranges(size[0], (self.units[size].rows,))}
 
 
-def memory_limit(machine: Machine) -> int:
-    """Return the bytes of the device that a product may take, rounded down."""
-    free = int(min(machine.free_bytes() * MEMORY_SHARE, machine.free_bytes() - SPARED_BYTES))
+def memory_limit(machine: StreamingDevice) -> int:
+    """Return how many bytes of the device's memory a product may use, rounded down."""
+    free = int(min(machine.free_bytes() * MEMORY_SHARE, machine.free_bytes() - ALWAYS_FREE_BYTES))
     return _rounded_down(free)
 
 
 def _rounded_down(nbytes: int) -> int:
-    step = 1 << max(nbytes.bit_length() - SIGNIFICANT_BITS - 1, 0)
+    step = 1 << max(nbytes.bit_length() - LIMIT_SIGNIFICANT_BITS - 1, 0)
     return max(nbytes, 0) // step * step
 
 
-def _plan_streaming(size: Shape, dtype: str, machine: Machine, constraints: PlanConstraints, limit: int) -> Streaming:
-    return _cached_streaming(size, dtype, limit, machine.rates, machine.device, constraints, current_settings())
+def _plan_streamed_product(
+    size: Shape, dtype: str, machine: StreamingDevice, constraints: PlanConstraints, limit: int
+) -> StreamedProduct:
+    return _cached_streamed_product(size, dtype, limit, machine.rates, machine.device, constraints, current_settings())
 
 
 @lru_cache(maxsize=256)
-def _cached_streaming(
-    size: Shape, dtype: str, limit: int, rates: Rates, device: Device, constraints: PlanConstraints, settings: Hashable
-) -> Streaming:
-    """Return the fastest streaming within `limit` bytes; `settings` are the other inputs of plan choices.
+def _cached_streamed_product(
+    size: Shape,
+    dtype: str,
+    limit: int,
+    rates: CopyRates,
+    device: Device,
+    constraints: PlanConstraints,
+    settings: Hashable,
+) -> StreamedProduct:
+    """Return the fastest schedule within `limit` bytes; `settings` is part of the cache key only.
 
-    A required plan may exceed its workspace limit, so tiles get less and less memory until both fit.
+    A required plan may exceed its workspace limit; then the tiles' share of the memory is reduced until workspace and
+    tiles fit.
     """
     if constraints.plan is None:
-        return _fastest_streaming(limit, size, dtype, limit, rates, device, constraints)
-    for share in TILE_SHARES:
-        streaming = _fastest_streaming(int(limit * share), size, dtype, limit, rates, device, constraints)
-        if streaming.schedule.memory + _most_workspace(streaming, device, constraints) <= limit:
+        return _fastest_streamed_product(limit, size, dtype, limit, rates, device, constraints)
+    for share in TILE_MEMORY_SHARES:
+        streaming = _fastest_streamed_product(int(limit * share), size, dtype, limit, rates, device, constraints)
+        if streaming.schedule.memory + _largest_workspace(streaming, device, constraints) <= limit:
             break
     return streaming
 
 
-def _fastest_streaming(
-    tile_limit: int, size: Shape, dtype: str, limit: int, rates: Rates, device: Device, constraints: PlanConstraints
-) -> Streaming:
-    """Return the fastest streaming with at most `tile_limit` of the `limit` bytes for tiles."""
+def _fastest_streamed_product(
+    tile_limit: int, size: Shape, dtype: str, limit: int, rates: CopyRates, device: Device, constraints: PlanConstraints
+) -> StreamedProduct:
+    """Return the fastest schedule within `limit` bytes in which tiles use at most `tile_limit` bytes."""
     first_limits = _tile_limits(constraints, limit // 2, device)
     plans = {constraints.plan} if constraints.plan else _tile_plans(size, dtype, first_limits, device)
 
@@ -226,15 +237,16 @@ def _fastest_streaming(
     schedule, times = choose_schedule(
         size, dtype, tile_limit, rates, lambda free_bytes: product_seconds(free_bytes + limit - tile_limit)
     )
-    # A required plan may not be valid for fewer rows, so its products are launched as a whole.
-    choose_unit = limited_unit if constraints.plan is None else whole_unit
+    # A required plan may be invalid for fewer rows, so tile products with a required plan are launched as a whole.
+    choose_unit = limited_launch_unit if constraints.plan is None else whole_launch_unit
     free_bytes = limit - schedule.memory
     seconds, workspace = product_seconds(free_bytes), _tile_workspace(constraints, free_bytes)
     units = {tile: choose_unit(tile, seconds) for tile in {step.size for step in schedule.products}}
-    return Streaming(schedule, times, workspace, dtype, units)
+    return StreamedProduct(schedule, times, workspace, dtype, units)
 
 
-# Shares of m, k and n of tiles for which plans are chosen; these plans are compared for all other tiles.
+# Sample tiles, as shares of the product's m, k and n: plans are chosen for these tiles, and only these plans are
+# compared for all other tiles.
 SAMPLE_TILES = ((1, 1, 1), (1, 1 / 4, 1), (1, 1 / 16, 1), (1 / 4, 1, 1), (1 / 4, 1 / 4, 1), (1 / 2, 1 / 2, 1 / 2))
 
 
@@ -256,8 +268,8 @@ def _tile_limits(constraints: PlanConstraints, free_bytes: int, device: Device) 
     return Limits(workspace, growth, is_emulation_allowed(), constraints.componentwise)
 
 
-def _most_workspace(streaming: Streaming, device: Device, constraints: PlanConstraints) -> int:
-    """Return the workspace bytes of the tile product that needs most."""
+def _largest_workspace(streaming: StreamedProduct, device: Device, constraints: PlanConstraints) -> int:
+    """Return the largest workspace of the schedule's tile products, in bytes."""
     limits = _tile_limits(constraints, streaming.workspace, device)
     steps = streaming.schedule.products
     sizes = {(size, int(step.adds)) for step in steps for size in streaming.launch_sizes(step.size)}
@@ -269,37 +281,38 @@ def _most_workspace(streaming: Streaming, device: Device, constraints: PlanConst
 
 
 def _stream_product(
-    a: Array, b: Array, c: Array, dtype: str, machine: Machine, constraints: PlanConstraints, progress: Progress
+    a: Array, b: Array, c: Array, dtype: str, machine: StreamingDevice, constraints: PlanConstraints, progress: Progress
 ) -> None:
     """Multiply two matrices on the device; retry with less memory if the device runs out of memory."""
-    a, b, c = _row_major(a, b, c)
+    a, b, c = _with_row_major_result(a, b, c)
     size, done = (a.shape[0], a.shape[1], b.shape[1]), progress.done
     limit = memory_limit(machine)
-    for attempt in range(ATTEMPTS):
-        streaming = _plan_streaming(size, dtype, machine, constraints, limit)
+    for attempt in range(MAX_ATTEMPTS):
+        streaming = _plan_streamed_product(size, dtype, machine, constraints, limit)
         try:
             _run_schedule(streaming, a, b, c, machine, constraints, progress)
             return
         except machine.out_of_memory as error:
-            if attempt == ATTEMPTS - 1 or isinstance(error, DoesNotFitError):
+            if attempt == MAX_ATTEMPTS - 1 or isinstance(error, DoesNotFitError):
                 raise
-        progress.add(done - progress.done)  # the product begins again
-        limit = _rounded_down(int(limit * RETRY_SHARE))
+        # a negative number of multiply-adds: the product starts again from the beginning
+        progress.add(done - progress.done)
+        limit = _rounded_down(int(limit * RETRY_MEMORY_RATIO))
 
 
 def _run_schedule(
-    streaming: Streaming,
+    streaming: StreamedProduct,
     a: Array,
     b: Array,
     c: Array,
-    machine: Machine,
+    machine: StreamingDevice,
     constraints: PlanConstraints,
     progress: Progress,
 ) -> None:
     with machine.engine(constraints) as engine:
         transfers = Transfers(engine)
         try:
-            reserved = _most_workspace(streaming, machine.device, constraints)
+            reserved = _largest_workspace(streaming, machine.device, constraints)
             dtype = np.dtype(streaming.dtype)
             run = ScheduleRun(
                 streaming.schedule, engine, transfers, dtype, streaming.workspace, reserved, streaming.units
@@ -312,8 +325,8 @@ def _run_schedule(
 # ---- explaining it
 
 
-def _describe(streaming: Streaming, rates: Rates, memory: int) -> Iterator[str]:
-    """Yield the lines that explain a schedule."""
+def _schedule_text_lines(streaming: StreamedProduct, rates: CopyRates, memory: int) -> Iterator[str]:
+    """Yield the lines of text that explain a schedule."""
     schedule, times, gib = streaming.schedule, streaming.times, 1 << 30
     cut, (m, k, n) = schedule.cut, schedule.size
     blocks = -(-m // cut.rows) * -(-n // cut.cols)

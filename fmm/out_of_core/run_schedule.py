@@ -1,11 +1,12 @@
-"""Execution of a schedule on an engine: one thread loads tiles, one stores bands, the caller's thread multiplies.
+"""Execution of a schedule on an engine: one thread loads tiles, another stores bands, the caller's thread multiplies.
 
-Each thread takes its steps in order, as soon as the steps that they wait for are done. An exception in one thread,
-Ctrl-C included, ends all three before it is raised.
+Each thread executes its steps in order; a step starts when the steps that it waits for are done. An exception in one
+thread, including Ctrl-C, ends all three threads before the exception is raised.
 
-Launched products cannot be stopped, so Ctrl-C waits for them. Behind the running product at most a second of others is
-launched, or a single one. A product that takes longer (float64 on a card with few float64 units) is launched in bands
-of its rows, if the model predicts that the bands take no longer together.
+Launched products cannot be stopped, so Ctrl-C waits until they end. Products are launched at most one second ahead of
+the running product; one product may always be launched ahead. A product of more than a second (float64 on a card with
+few float64 units) is launched in bands of rows, if the model predicts that all bands together take no longer than the
+whole product.
 """
 
 from __future__ import annotations
@@ -18,67 +19,76 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fmm.out_of_core.choose_schedule import CUT_MULTIPLE
-from fmm.out_of_core.schedule import Load, Multiply, Range, Schedule, Store, Tile, cut_ranges, padded
-from fmm.out_of_core.transfers import Array, Engine, Event, Place, Transfers
+from fmm.out_of_core.choose_schedule import CUT_LENGTH_MULTIPLE
+from fmm.out_of_core.schedule import (
+    IndexRange,
+    LoadStep,
+    MultiplyStep,
+    Schedule,
+    StoreStep,
+    Tile,
+    cut_ranges,
+    padded_length,
+)
+from fmm.out_of_core.transfers import Array, DeviceEvent, DevicePlace, Engine, Transfers
 from fmm.problem import Shape
 
-MOST_SECONDS_AHEAD = 1.0  # of products that are launched behind the running one
-MOST_SLOWDOWN = 1.01  # most time of a product's bands together, relative to the whole product
-LEAST_ROWS = 256  # of a band
-UNKNOWN_SECONDS = MOST_SECONDS_AHEAD / 4  # of a product that the model cannot predict
+MAX_SECONDS_AHEAD = 1.0  # seconds of products that may be launched ahead of the running product
+MAX_BAND_SLOWDOWN = 1.01  # largest ratio of the seconds of all bands of a product to the seconds of the whole product
+MIN_BAND_ROWS = 256  # least number of rows of a band
+ASSUMED_PRODUCT_SECONDS = MAX_SECONDS_AHEAD / 4  # assumed seconds of a product that the model cannot predict
 
 
 # ---- launching products
 
 
 class LaunchUnit(NamedTuple):
-    """How a product of one size is launched: the rows of each launch, and its predicted seconds."""
+    """How a tile product of one size is launched: the rows of each launch, and the predicted seconds of a launch."""
 
     rows: int
     seconds: float
 
 
-def whole_unit(size: Shape, product_seconds: Callable[[Shape], float]) -> LaunchUnit:
-    """Return the unit that launches a product as a whole."""
-    return LaunchUnit(size[0], product_seconds(size) or UNKNOWN_SECONDS)
+def whole_launch_unit(size: Shape, product_seconds: Callable[[Shape], float]) -> LaunchUnit:
+    """Return the launch unit of a product that is launched as a whole."""
+    return LaunchUnit(size[0], product_seconds(size) or ASSUMED_PRODUCT_SECONDS)
 
 
-def limited_unit(size: Shape, product_seconds: Callable[[Shape], float]) -> LaunchUnit:
-    """Return the unit of the largest bands of at most a second; of larger bands where smaller ones cost time."""
-    unit = whole = whole_unit(size, product_seconds)
-    while unit.seconds > MOST_SECONDS_AHEAD:
-        rows = -(-unit.rows // (2 * CUT_MULTIPLE)) * CUT_MULTIPLE
+def limited_launch_unit(size: Shape, product_seconds: Callable[[Shape], float]) -> LaunchUnit:
+    """Return the largest band that takes at most a second; a larger band if smaller bands would cost too much time."""
+    unit = whole = whole_launch_unit(size, product_seconds)
+    while unit.seconds > MAX_SECONDS_AHEAD:
+        rows = -(-unit.rows // (2 * CUT_LENGTH_MULTIPLE)) * CUT_LENGTH_MULTIPLE
         seconds = product_seconds((rows, size[1], size[2]))
-        if not LEAST_ROWS <= rows < unit.rows or seconds * size[0] > MOST_SLOWDOWN * whole.seconds * rows:
+        if not MIN_BAND_ROWS <= rows < unit.rows or seconds * size[0] > MAX_BAND_SLOWDOWN * whole.seconds * rows:
             break
         unit = LaunchUnit(rows, seconds)
     return unit
 
 
 class LaunchQueue:
-    """Launched products that may still run; `done` receives the multiply-adds of each that has ended."""
+    """Queue of launched products that may still run; `done` is called with the multiply-adds of each ended product."""
 
     def __init__(self, done: Callable[[int], object]) -> None:
         self.done, self.seconds = done, 0.0
-        self.running: deque[tuple[Event, float, int]] = deque()
+        self.running: deque[tuple[DeviceEvent, float, int]] = deque()
 
     def wait_to_launch(self, seconds: float) -> None:
-        """Wait until a product of this duration may be launched: behind one product always, else within a second."""
-        while len(self.running) > 1 and self.seconds - self.running[0][1] + seconds > MOST_SECONDS_AHEAD:
-            self._end_first()
+        """Wait until at most one product is queued, or the queue and a product of `seconds` fit in a second."""
+        while len(self.running) > 1 and self.seconds - self.running[0][1] + seconds > MAX_SECONDS_AHEAD:
+            self._wait_for_first()
 
-    def add(self, event: Event, seconds: float, work: int) -> None:
+    def add_product(self, event: DeviceEvent, seconds: float, work: int) -> None:
         self.running.append((event, seconds, work))
         self.seconds += seconds
-        while self.running and self.running[0][0].happened():
-            self._end_first()
+        while self.running and self.running[0][0].has_happened():
+            self._wait_for_first()
 
-    def end_all(self) -> None:
+    def wait_for_all_products(self) -> None:
         while self.running:
-            self._end_first()
+            self._wait_for_first()
 
-    def _end_first(self) -> None:
+    def _wait_for_first(self) -> None:
         event, seconds, work = self.running[0]
         event.wait()
         self.running.popleft()
@@ -86,50 +96,50 @@ class LaunchQueue:
         self.done(work)
 
 
-# ---- running a schedule
+# ---- execution of a schedule
 
 ProgressCallback = Callable[[int], object]
 WHOLE_UNITS: Mapping[Shape, LaunchUnit] = MappingProxyType({})
 
 
-class EndedError(RuntimeError):
-    """Another thread has failed; its error is raised instead."""
+class OtherThreadFailedError(RuntimeError):
+    """Error of a thread that stops because another thread failed; the other thread's error is raised to the caller."""
 
 
 class _StepStates:
-    """For each step: whether it has started, and the event of its end."""
+    """The state of each step: whether the step has started, and the event that marks its end."""
 
     def __init__(self, count: int) -> None:
         self.started = [threading.Event() for _ in range(count)]
-        self.events: dict[int, Event] = {}
+        self.events: dict[int, DeviceEvent] = {}
         self.failure: BaseException | None = None
 
-    def set_started(self, step: int, event: Event | None = None) -> None:
-        """Record that the step is done, or will be when the event happens."""
+    def set_started(self, step: int, event: DeviceEvent | None = None) -> None:
+        """Record that the step has started; it is done when the event happens (without an event, now)."""
         if event is not None:
             self.events[step] = event
         self.started[step].set()
 
-    def wait(self, step: int) -> None:
+    def wait_for_step(self, step: int) -> None:
         self.started[step].wait()
         if self.failure is not None:
-            raise EndedError
+            raise OtherThreadFailedError
         if (event := self.events.get(step)) is not None:
             event.wait()
 
-    def fail(self, error: BaseException) -> None:
-        """Record the first error and wake all threads."""
-        if self.failure is None and not isinstance(error, EndedError):
+    def set_failure(self, error: BaseException) -> None:
+        """Record the error if it is the first, and wake all threads that wait for a step."""
+        if self.failure is None and not isinstance(error, OtherThreadFailedError):
             self.failure = error
         for flag in self.started:
             flag.set()
 
 
 class ScheduleRun:
-    """One product C = A B of host matrices; its transfers end with it.
+    """The execution of a schedule for one product C = A B of host matrices; `multiply` also closes `transfers`.
 
-    `workspace` is the limit in bytes of a tile's product, `reserved` the expected bytes of the largest one. `units`
-    says how products are launched, by their size; products of other sizes are launched as a whole.
+    `workspace` is the workspace limit of a tile product in bytes, `reserved` the expected bytes of the largest
+    workspace. `units` maps sizes of tile products to launch units; products of other sizes are launched as a whole.
     """
 
     def __init__(
@@ -147,12 +157,14 @@ class ScheduleRun:
         self.units, self.states = units, _StepStates(len(schedule.steps))
 
     def multiply(self, a: Array, b: Array, c: Array, done: ProgressCallback = lambda work: None) -> None:
-        """Run all steps; `done` receives multiply-adds as they end."""
+        """Run all steps; call `done` with the number of multiply-adds of each launch that has ended."""
         self.host = {"A": a, "B": b, "C": c}
         self.column_major = {name: is_column_major(x) for name, x in self.host.items() if name != "C"}
         self.addresses, memory = self._allocate_slots()
-        self.engine.reserve(self.reserved)
-        workers = [threading.Thread(target=self._run_steps, args=(kind,), daemon=True) for kind in (Load, Store)]
+        self.engine.reserve_workspace(self.reserved)
+        workers = [
+            threading.Thread(target=self._run_steps, args=(kind,), daemon=True) for kind in (LoadStep, StoreStep)
+        ]
         try:
             for worker in workers:
                 worker.start()
@@ -160,22 +172,22 @@ class ScheduleRun:
             for worker in workers:
                 worker.join()
         except BaseException as error:
-            self.states.fail(error)
+            self.states.set_failure(error)
             self.transfers.ended = True
             raise self.states.failure or error from None
         finally:
-            self.states.fail(EndedError())
+            self.states.set_failure(OtherThreadFailedError())
             for worker in workers:
                 if worker.ident is not None:
                     worker.join()
-            self.transfers.close()  # before memory is freed that they copy into
-            self.engine.finish()
+            self.transfers.close()  # closed before the device memory that the transfers use is freed
+            self.engine.wait_until_done()
             del memory
         if self.states.failure is not None:
             raise self.states.failure
 
     def _allocate_slots(self) -> tuple[dict[str, list[int]], Any]:
-        """Return the address of each slot, and the object that owns the memory."""
+        """Return the device address of each slot, and the object that owns the memory of all slots."""
         address, memory = self.engine.allocate(self.schedule.memory)
         addresses: dict[str, list[int]] = {}
         for name, sizes in self.schedule.slots.items():
@@ -187,70 +199,72 @@ class ScheduleRun:
 
     # ---- the threads that load and store
 
-    def _run_steps(self, kind: type[Load] | type[Store]) -> None:
-        """Run the steps of one kind; the target of a thread."""
+    def _run_steps(self, kind: type[LoadStep] | type[StoreStep]) -> None:
+        """Run all steps of one kind (LoadStep or StoreStep) in a thread of their own."""
         try:
             self.engine.begin_thread()
             for number, step in enumerate(self.schedule.steps):
                 if isinstance(step, kind):
                     for other in step.after:
-                        self.states.wait(other)
-                    self.states.set_started(number, self._load(step) if isinstance(step, Load) else self._store(step))
+                        self.states.wait_for_step(other)
+                    self.states.set_started(
+                        number, self._load(step) if isinstance(step, LoadStep) else self._store(step)
+                    )
         except BaseException as error:
-            self.states.fail(error)
+            self.states.set_failure(error)
 
-    def _load(self, step: Load) -> Event:
-        return self.transfers.load(*self._tile(step.tile, step.slot))
+    def _load(self, step: LoadStep) -> DeviceEvent:
+        return self.transfers.load(*self._host_tile_and_place(step.tile, step.slot))
 
-    def _store(self, step: Store) -> Event | None:
+    def _store(self, step: StoreStep) -> DeviceEvent | None:
         band = self.host["C"][slice(*step.rows), slice(*step.cols)]
-        self.transfers.store(self._place("C", step.slot, band.shape[1]).at_row(step.inside), band)
-        return None  # the band is on the host now
+        self.transfers.store(self._slot_place("C", step.slot, band.shape[1]).at_row(step.first_row_in_block), band)
+        return None  # no event: the copy to the host has ended
 
     # ---- the caller's thread
 
     def _run_products(self, done: ProgressCallback) -> None:
         queue = LaunchQueue(done)
         for number, step in enumerate(self.schedule.steps):
-            if isinstance(step, Multiply):
+            if isinstance(step, MultiplyStep):
                 for other in step.after:
-                    self.states.wait(other)
+                    self.states.wait_for_step(other)
                 rows, inner, cols = step.size
-                unit = self.units.get(step.size, LaunchUnit(rows, UNKNOWN_SECONDS))
+                unit = self.units.get(step.size, LaunchUnit(rows, ASSUMED_PRODUCT_SECONDS))
                 for first, last in cut_ranges(rows, (unit.rows,)):
                     queue.wait_to_launch(unit.seconds)
-                    event = self._launch(step, (first, last))
-                    queue.add(event, unit.seconds, (last - first) * inner * cols)
+                    event = self._launch_rows(step, (first, last))
+                    queue.add_product(event, unit.seconds, (last - first) * inner * cols)
                 self.states.set_started(number, event)
-        queue.end_all()
+        queue.wait_for_all_products()
 
-    def _launch(self, step: Multiply, rows: Range) -> Event:
-        """Launch the product of some of the step's rows."""
+    def _launch_rows(self, step: MultiplyStep, rows: IndexRange) -> DeviceEvent:
+        """Launch the product of a range of the step's rows."""
         left, right = (
             self._device_tile(tile, slot) for tile, slot in zip((step.left, step.right), step.slots, strict=False)
         )
-        cols, (first, last) = step.size[2], (step.inside + row for row in rows)
-        place = self._place("C", step.slots[2], cols).at_row(first)
-        dest = self.engine.matrix(place.address, (last - first, cols), place.leading, self.dtype)
+        cols, (first, last) = step.size[2], (step.first_row_in_block + row for row in rows)
+        place = self._slot_place("C", step.slots[2], cols).at_row(first)
+        dest = self.engine.matrix_at(place.address, (last - first, cols), place.leading, self.dtype)
         return self.engine.multiply(left[first:last], right, dest, step.adds, self.workspace)
 
     # ---- tiles
 
     def _device_tile(self, tile: Tile, slot: int) -> Any:
-        host, place = self._tile(tile, slot)
-        array = self.engine.matrix(place.address, host.shape, place.leading, self.dtype)
+        host, place = self._host_tile_and_place(tile, slot)
+        array = self.engine.matrix_at(place.address, host.shape, place.leading, self.dtype)
         return array.T if self.column_major[tile.name] else array
 
-    def _tile(self, tile: Tile, slot: int) -> tuple[Array, Place]:
-        """Return the tile on the host and its place on the device; a column-major tile is transposed in both."""
+    def _host_tile_and_place(self, tile: Tile, slot: int) -> tuple[Array, DevicePlace]:
+        """Return the tile's host array and its location on the device; a column-major tile is transposed in both."""
         host = self.host[tile.name][slice(*tile.rows), slice(*tile.cols)]
         host = host.T if self.column_major[tile.name] else host
-        return host, self._place(tile.name, slot, host.shape[1])
+        return host, self._slot_place(tile.name, slot, host.shape[1])
 
-    def _place(self, name: str, slot: int, length: int) -> Place:
-        return Place(self.addresses[name][slot], padded(length, self.dtype.itemsize), self.dtype)
+    def _slot_place(self, name: str, slot: int, length: int) -> DevicePlace:
+        return DevicePlace(self.addresses[name][slot], padded_length(length, self.dtype.itemsize), self.dtype)
 
 
 def is_column_major(x: Array) -> bool:
-    """Return True if the columns of x are closer to contiguous than its rows."""
+    """Return True if the stride along columns of x is smaller than the stride along rows."""
     return bool(abs(x.strides[0]) < abs(x.strides[1]))

@@ -1,12 +1,13 @@
 """The schedule of a streamed product: which tiles are loaded to the device, multiplied and stored back, and when.
 
-C is cut into blocks, as few as the device's memory allows. A block stays on the device while the tiles of A and B for
-its rows and columns are loaded, one piece of the inner dimension after the other. With the last piece the block is
-finished band by band, and each band is stored while the next ones are computed. A tile stays in its slot until the slot
-is needed; the tile that is needed latest is evicted first.
+C is cut into as few blocks as the device's memory allows. A block stays on the device while the tiles of A and B that
+contribute to the block are loaded, one piece of the inner dimension after the other. With the last piece the block is
+finished one band of rows at a time, and each band is stored while the next bands are computed. A tile stays in its slot
+until the slot is needed; the tile with the latest next use is evicted first.
 
-The same steps are counted, timed and described here, and executed by fmm.out_of_core.run_schedule. Each step lists the
-other steps that it waits for, besides the earlier steps of its own kind.
+This module counts, times and describes the steps of a schedule; fmm.out_of_core.run_schedule executes the same steps.
+Each step lists the steps of other kinds (LoadStep, MultiplyStep, StoreStep) that it waits for; it also waits for all
+earlier steps of its own kind.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from typing import Literal, NamedTuple
 
 from fmm.problem import Shape
 
-Range = tuple[int, int]  # start, stop
+IndexRange = tuple[int, int]  # start, stop
 ROW_ALIGNMENT = 16  # bytes to which the rows of tiles are aligned on the device
 SLOT_ALIGNMENT = 512  # bytes to which slots are aligned
 
 
 class Tile(NamedTuple):
-    """A rectangle of A or of B."""
+    """A rectangle of A or B that is loaded and multiplied as a unit."""
 
     name: Literal["A", "B"]
-    rows: Range
-    cols: Range
+    rows: IndexRange
+    cols: IndexRange
 
 
 @dataclass(frozen=True)
-class Load:
-    """Copy a tile into a slot, after the products that read the slot's previous tile."""
+class LoadStep:
+    """Step that copies a tile into a slot, after the products that read the slot's previous tile."""
 
     tile: Tile
     slot: int
@@ -43,8 +44,8 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Multiply:
-    """Multiply a band of rows of A's tile by B's tile, into the block of C, after the loads of both tiles.
+class MultiplyStep:
+    """Step that multiplies a band of rows of A's tile by B's tile, into a block of C, after the loads of both tiles.
 
     The first piece of the inner dimension overwrites the block, after the stores of the slot's previous block; later
     pieces add to the block.
@@ -52,8 +53,8 @@ class Multiply:
 
     left: Tile
     right: Tile
-    slots: tuple[int, int, int]  # of A's tile, B's tile, C's block
-    rows: Range  # the band's
+    slots: tuple[int, int, int]  # slot numbers of A's tile, B's tile and C's block
+    rows: IndexRange  # rows of the band in C
     adds: bool
     after: tuple[int, ...] = ()
 
@@ -63,44 +64,44 @@ class Multiply:
         return bottom - top, last - first, right - left
 
     @property
-    def inside(self) -> int:
-        """First row of the band, counted in the block."""
+    def first_row_in_block(self) -> int:
+        """First row of the band, relative to the first row of the block."""
         return self.rows[0] - self.left.rows[0]
 
 
 @dataclass(frozen=True)
-class Store:
-    """Copy a band of C to the host, after the product that finishes it."""
+class StoreStep:
+    """Step that copies a band of C to the host, after the product that finishes the band."""
 
-    rows: Range
-    cols: Range
+    rows: IndexRange
+    cols: IndexRange
     slot: int
-    inside: int  # first row of the band, counted in the block
+    first_row_in_block: int  # first row of the band, relative to the first row of the block
     after: tuple[int, ...] = ()
 
 
-Step = Load | Multiply | Store
+Step = LoadStep | MultiplyStep | StoreStep
 
 
-class Cut(NamedTuple):
+class ProductCut(NamedTuple):
     """The sizes into which a product is cut."""
 
-    rows: int  # of the largest block of C
+    rows: int  # rows of the largest block of C
     cols: int
-    pieces: tuple[int, ...]  # lengths along the inner dimension
-    bands: tuple[int, ...]  # rows of each band of a block that is finished
-    slots: tuple[int, int, int] = (2, 2, 1)  # tiles of A, tiles of B and blocks of C on the device at a time
+    pieces: tuple[int, ...]  # lengths of the pieces of the inner dimension
+    bands: tuple[int, ...]  # rows of each band in which a block is finished
+    slots: tuple[int, int, int] = (2, 2, 1)  # numbers of tiles of A, tiles of B and blocks of C on the device at a time
 
 
-class Rates(NamedTuple):
-    """Bytes a second of copies to the device and to the host, while it computes."""
+class CopyRates(NamedTuple):
+    """Bytes per second of copies to the device, and of copies to the host."""
 
     to_device: float
     to_host: float
 
 
-class Times(NamedTuple):
-    """Predicted seconds of a schedule: in all, and of its loads, products and stores."""
+class ScheduleTimes(NamedTuple):
+    """Predicted seconds of a schedule: from start to end, and the sums of its loads, products and stores."""
 
     seconds: float
     loading: float
@@ -110,27 +111,27 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """A product's steps in the order in which they are started."""
+    """The steps of a product, in the order in which they are started."""
 
     size: Shape
     itemsize: int
-    cut: Cut
+    cut: ProductCut
     steps: tuple[Step, ...] = field(repr=False)
 
     @cached_property
-    def products(self) -> tuple[Multiply, ...]:
-        return tuple(step for step in self.steps if isinstance(step, Multiply))
+    def products(self) -> tuple[MultiplyStep, ...]:
+        return tuple(step for step in self.steps if isinstance(step, MultiplyStep))
 
     @cached_property
     def slots(self) -> dict[str, tuple[int, ...]]:
-        """Bytes of each slot for tiles of A and B and blocks of C: those of its largest tile, in either layout."""
+        """Bytes of each slot for tiles of A and B and blocks of C: those of its largest tile in either layout."""
         largest: dict[tuple[str, int], int] = {}
         key: tuple[str, int]
         for step in self.steps:
-            if isinstance(step, Load):
+            if isinstance(step, LoadStep):
                 rows, cols = (last - first for first, last in (step.tile.rows, step.tile.cols))
                 key, needed = (step.tile.name, step.slot), tile_bytes(rows, cols, self.itemsize)
-            elif isinstance(step, Multiply):
+            elif isinstance(step, MultiplyStep):
                 top, bottom = step.left.rows
                 key, needed = ("C", step.slots[2]), block_bytes(bottom - top, step.size[2], self.itemsize)
             else:
@@ -145,77 +146,79 @@ class Schedule:
 
     @property
     def bytes_loaded(self) -> int:
-        return sum(self._area(s.tile.rows, s.tile.cols) for s in self.steps if isinstance(s, Load))
+        return sum(self._rectangle_bytes(s.tile.rows, s.tile.cols) for s in self.steps if isinstance(s, LoadStep))
 
     @property
     def bytes_stored(self) -> int:
-        return sum(self._area(s.rows, s.cols) for s in self.steps if isinstance(s, Store))
+        return sum(self._rectangle_bytes(s.rows, s.cols) for s in self.steps if isinstance(s, StoreStep))
 
-    def _area(self, rows: Range, cols: Range) -> int:
+    def _rectangle_bytes(self, rows: IndexRange, cols: IndexRange) -> int:
         return (rows[1] - rows[0]) * (cols[1] - cols[0]) * self.itemsize
 
-    def times(self, rates: Rates, product_seconds: Callable[[Shape], float]) -> Times:
-        """Return the predicted times: loads, products and stores each run in order, after the steps that they wait for.
+    def predict_times(self, rates: CopyRates, product_seconds: Callable[[Shape], float]) -> ScheduleTimes:
+        """Return the predicted times: loads, products and stores each run in order, after the steps they wait for.
 
-        The slowdown of products by copies (they share the device's memory) and the start-up time are left out.
+        The prediction ignores start-up time, and that products are slower during copies, which use the same device
+        memory.
         """
         ends: list[float] = []
         free, busy = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
         for step in self.steps:
-            if isinstance(step, Load):
-                queue, seconds = 0, self._area(step.tile.rows, step.tile.cols) / rates.to_device
-            elif isinstance(step, Multiply):
+            if isinstance(step, LoadStep):
+                queue, seconds = 0, self._rectangle_bytes(step.tile.rows, step.tile.cols) / rates.to_device
+            elif isinstance(step, MultiplyStep):
                 queue, seconds = 1, product_seconds(step.size)
             else:
-                queue, seconds = 2, self._area(step.rows, step.cols) / rates.to_host
+                queue, seconds = 2, self._rectangle_bytes(step.rows, step.cols) / rates.to_host
             free[queue] = max([free[queue], *(ends[i] for i in step.after)]) + seconds
             busy[queue] += seconds
             ends.append(free[queue])
-        return Times(max(free), *busy)
+        return ScheduleTimes(max(free), *busy)
 
 
 def tile_bytes(rows: int, cols: int, itemsize: int) -> int:
-    """Return the bytes of a slot for a tile of either layout, row-major or column-major."""
+    """Return the bytes of a slot that can hold a tile in row-major or column-major layout."""
     return max(block_bytes(rows, cols, itemsize), block_bytes(cols, rows, itemsize))
 
 
 def block_bytes(rows: int, cols: int, itemsize: int) -> int:
-    """Return the bytes of a slot for a row-major block."""
-    return -(-rows * padded(cols, itemsize) * itemsize // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
+    """Return the bytes of a slot that can hold a row-major block."""
+    return -(-rows * padded_length(cols, itemsize) * itemsize // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
 
 
-def padded(length: int, itemsize: int) -> int:
-    """Return the leading dimension of a tile with rows of this length."""
+def padded_length(length: int, itemsize: int) -> int:
+    """Return the leading dimension of a tile with `length` entries per row, so that rows are aligned."""
     step = max(ROW_ALIGNMENT // itemsize, 1)
     return -(-length // step) * step
 
 
-def cut_ranges(total: int, lengths: Sequence[int]) -> list[Range]:
-    """Cut 0 to `total` into ranges of these lengths; the last length repeats."""
+def cut_ranges(total: int, lengths: Sequence[int]) -> list[IndexRange]:
+    """Return the ranges into which 0 to `total` is cut by these lengths; the last length repeats."""
     ends = [0]
     while ends[-1] < total:
         ends.append(min(ends[-1] + lengths[min(len(ends), len(lengths)) - 1], total))
     return list(pairwise(ends))
 
 
-def build_schedule(size: Shape, itemsize: int, cut: Cut) -> Schedule:
-    """Return the steps of a product of this size with this cut."""
+def build_schedule(size: Shape, itemsize: int, cut: ProductCut) -> Schedule:
+    """Return the schedule of a product of this size with this cut."""
     return Schedule(size, itemsize, cut, tuple(_ScheduleBuilder(size, cut).steps))
 
 
 class _ScheduleBuilder:
-    """Generates the steps product by product, with the loads and stores that each needs."""
+    """Builds the list of steps: for each product of tiles its loads, the product, and its stores."""
 
-    def __init__(self, size: Shape, cut: Cut) -> None:
+    def __init__(self, size: Shape, cut: ProductCut) -> None:
         self.cut, self.steps = cut, list[Step]()
         products = list(_tile_products(size, cut))
         self.count = len(products)
-        self.uses: dict[Tile, list[int]] = {}  # numbers of the products that read each tile
+        self.uses: dict[Tile, list[int]] = {}  # indices of the products that read each tile
         for number, (_, _, _, left, right) in enumerate(products):
             for tile in (left, right):
                 self.uses.setdefault(tile, []).append(number)
         self.places = {name: _TileSlots(count) for name, count in zip("AB", cut.slots, strict=False)}
-        self.stores: dict[int, list[int]] = {}  # by block slot: the stores of the block that was there
+        # block slot -> indices of the StoreSteps of the block that last used the slot
+        self.stores: dict[int, list[int]] = {}
         for number, (block, first, last, left, right) in enumerate(products):
             slots = self._load(number, left), self._load(number, right), block % cut.slots[2]
             top, bottom = left.rows
@@ -223,37 +226,37 @@ class _ScheduleBuilder:
                 self._multiply(left, right, slots, (top + start, top + stop), first, last)
 
     def _load(self, number: int, tile: Tile) -> int:
-        """Return the tile's slot; load the tile if it is not on the device."""
+        """Return the tile's slot; add a LoadStep if the tile is not on the device."""
         place = self.places[tile.name]
         if tile not in place.slot:
             slot, readers = place.free_slot(lambda other: self._next_use(number, other))
             place.slot[tile], place.load[tile] = slot, len(self.steps)
-            self.steps.append(Load(tile, slot, readers))
+            self.steps.append(LoadStep(tile, slot, readers))
         return place.slot[tile]
 
     def _next_use(self, number: int, tile: Tile) -> int:
-        """Return the next product that reads the tile, from this product on."""
+        """Return the index of the next product that reads the tile, starting with product `number`."""
         uses = self.uses[tile]
         later = bisect_left(uses, number)
         return uses[later] if later < len(uses) else self.count
 
     def _multiply(
-        self, left: Tile, right: Tile, slots: tuple[int, int, int], rows: Range, first: bool, last: bool
+        self, left: Tile, right: Tile, slots: tuple[int, int, int], rows: IndexRange, first: bool, last: bool
     ) -> None:
         after = [self.places[tile.name].load[tile] for tile in (left, right)]
         after += self.stores.pop(slots[2], []) if first else []
         number = len(self.steps)
-        step = Multiply(left, right, slots, rows, not first, tuple(after))
+        step = MultiplyStep(left, right, slots, rows, not first, tuple(after))
         self.steps.append(step)
         for tile in (left, right):
             self.places[tile.name].readers[self.places[tile.name].slot[tile]] = (number,)
         if last:
             self.stores.setdefault(slots[2], []).append(len(self.steps))
-            self.steps.append(Store(rows, right.cols, slots[2], step.inside, (number,)))
+            self.steps.append(StoreStep(rows, right.cols, slots[2], step.first_row_in_block, (number,)))
 
 
 class _TileSlots:
-    """The slots for tiles of one matrix: which tile is where, its load, and the last product that reads each slot."""
+    """The slots for tiles of one matrix: each tile's slot and LoadStep, and the last product that reads each slot."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -262,7 +265,7 @@ class _TileSlots:
         self.readers: dict[int, tuple[int, ...]] = {}
 
     def free_slot(self, next_use: Callable[[Tile], int]) -> tuple[int, tuple[int, ...]]:
-        """Return a free slot and its last readers; evict the tile that is needed latest if all slots are full."""
+        """Return a slot and its last readers; if all slots are full, evict the tile with the latest next use."""
         if len(self.slot) < self.count:
             return len(self.slot), ()
         evicted = max(self.slot, key=next_use)
@@ -270,10 +273,11 @@ class _TileSlots:
         return slot, self.readers.get(slot, ())
 
 
-def _tile_products(size: Shape, cut: Cut) -> Iterator[tuple[int, bool, bool, Tile, Tile]]:
-    """Yield block number, whether the piece is the block's first or last, and the two tiles.
+def _tile_products(size: Shape, cut: ProductCut) -> Iterator[tuple[int, bool, bool, Tile, Tile]]:
+    """Yield for each product: block number, whether the piece is the block's first, whether its last, and two tiles.
 
-    Rows of blocks, and pieces, run forth and back, so that the tiles of the last product are needed next.
+    Blocks and pieces are traversed alternately forwards and backwards, so that each product uses a tile of the previous
+    product.
     """
     m, k, n = size
     block = 0

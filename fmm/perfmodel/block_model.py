@@ -230,11 +230,11 @@ def operand_bytes(w: Operands, shape: Shape, count: int) -> int:
     return FLOAT_BYTES * count * (w[0] * m * k + w[1] * k * n + w[2] * m * n)
 
 
-def count_computed_tiles(s: TileSizes, shape: Shape, count: int = 1, half: bool = False) -> int:
-    """Return the number of C's tiles in `count` products; with `half`, only of tiles on and below the diagonal."""
+def count_computed_tiles(s: TileSizes, shape: Shape, count: int = 1, triangle: bool = False) -> int:
+    """Return the number of C's tiles in `count` products; with `triangle`, only of tiles on and below the diagonal."""
     m, _, n = shape
     tiles = -(-m // s.m_s), -(-n // s.n_s)
-    return count * (count_triangle_tiles(tiles, s.m_s, s.n_s) if half else tiles[0] * tiles[1])
+    return count * (count_triangle_tiles(tiles, s.m_s, s.n_s) if triangle else tiles[0] * tiles[1])
 
 
 @lru_cache(maxsize=4096)  # deep plans have thousands of products of one shape
@@ -245,7 +245,7 @@ def launch_seconds(
     chip: Chip,
     count: int = 1,
     along: Alongs = ROW_MAJOR,
-    half: bool = False,
+    triangle: bool = False,
 ) -> float:
     """Return the seconds of `count` products of one shape in one launch; operands are in the cache if they fit.
 
@@ -256,7 +256,7 @@ def launch_seconds(
     if not most:
         raise ValueError(f"strategy {s.name} with operands {w} cannot be launched: no block fits on a multiprocessor")
     touched = operand_bytes(w, shape, count)
-    steps, tiles = -(-shape[1] // s.k_s), count_computed_tiles(s, shape, count, half)
+    steps, tiles = -(-shape[1] // s.k_s), count_computed_tiles(s, shape, count, triangle)
     # Products that add to several blocks of C read these blocks before they write them.
     written = FLOAT_BYTES * write_back(s) * (w[2] if w[2] == 1 else 2 * w[2]) / chip.writes
 
@@ -278,30 +278,30 @@ def fastest_float32_tile(
     chip: Chip,
     count: int = 1,
     along: Alongs = ROW_MAJOR,
-    half: bool = False,
+    triangle: bool = False,
     of: Sequence[TileSizes] = (*TUNED, *STRATEGIES),
 ) -> TileSizes:
-    """Return the fastest tile sizes for `count` products of float32; with `half`, for one triangle of each product."""
+    """Return the fastest tile sizes for `count` products of float32, or with `triangle` for one triangle of each."""
     fitting = [s for s in of if resident_blocks(s, GEMM, chip.limits)]
-    return min(fitting, key=lambda s: launch_seconds(s, GEMM, shape, chip, count, along, half))
+    return min(fitting, key=lambda s: launch_seconds(s, GEMM, shape, chip, count, along, triangle))
 
 
-def busiest_rounds(s: TileSizes, shape: Shape, count: int, multiprocessors: int, half: bool = False) -> float:
+def busiest_rounds(s: TileSizes, shape: Shape, count: int, multiprocessors: int, triangle: bool = False) -> float:
     """Return the entries of C that the multiprocessor with the most tiles computes, the model's measure in float64.
 
     The measure leaves out the cost of tiles before and after their multiply-adds, and all memory traffic.
     """
-    whole, last = divmod(-(-count_computed_tiles(s, shape, count, half) // multiprocessors), s.blocks)
+    whole, last = divmod(-(-count_computed_tiles(s, shape, count, triangle) // multiprocessors), s.blocks)
     # fewer thread blocks than keep a multiprocessor busy take as long as these
     alone = max(last, BUSY_THREADS / s.threads) if last else 0
     return (whole * s.blocks + alone) * s.m_s * s.n_s / s.rate
 
 
 def fastest_float64_tile(
-    shape: Shape, chip: Chip, count: int = 1, _: Alongs = ROW_MAJOR, half: bool = False
+    shape: Shape, chip: Chip, count: int = 1, _: Alongs = ROW_MAJOR, triangle: bool = False
 ) -> TileSizes:
     """Return the tile sizes with which `count` products of float64 take the least time."""
-    return min(DOUBLE, key=lambda s: busiest_rounds(s, shape, count, chip.multiprocessors, half))
+    return min(DOUBLE, key=lambda s: busiest_rounds(s, shape, count, chip.multiprocessors, triangle))
 
 
 FASTEST_TILE: Mapping[str, Callable[[Shape, Chip, int, Alongs, bool], TileSizes]] = {

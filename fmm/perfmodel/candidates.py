@@ -20,7 +20,7 @@ from math import ceil
 from typing import Final, NamedTuple
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.algorithms.text_files import ABOVE, ABOVE_AS_IT_IS, SEARCHED
+from fmm.kernels.algorithms.text_files import ABOVE_FORM, ABOVE_WITHOUT_OPTIONS, SEARCHED_FORM
 from fmm.kernels.plans.leaf import Leaf, plan_leaves
 from fmm.kernels.plans.level import LEVEL_KINDS, CandidateLevel, Level, parse_level
 from fmm.kernels.plans.lower import Sides
@@ -146,7 +146,7 @@ def compared_plans(batches: bool, gram: bool = False) -> tuple[Plan, ...]:
 @lru_cache(maxsize=4)
 def candidate_plans(device: str) -> tuple[Plan, ...]:
     """Return the plans that are compared on a device (`cpu` or `cuda`), the probed ones and the vendor first."""
-    more = [plan for name in _names_of_forms(device) for plan in _plans_of(name, device, lambda leaf: leaf.forms)]
+    more = [plan for name in _names_of_forms(device) for plan in _plans_of_forms(name, device, lambda leaf: leaf.forms)]
     plain = [plan for plan in dict.fromkeys([*probed_plans(device), *more])]
     above = [plan for level in candidate_levels() if level.above for plan in _plans_below(level, plain, device)]
     return tuple(dict.fromkeys([*plain, *above]))
@@ -157,7 +157,7 @@ def candidate_plans(device: str) -> tuple[Plan, ...]:
 def probed_plans(device: str) -> tuple[Plan, ...]:
     """Return the candidates that a tuning's probes measure: the vendor's product first, other bare leaves last."""
     names = _names_of_forms(device)
-    plans = [plan for name in names for plan in _plans_of(name, device, lambda leaf: leaf.probed)]
+    plans = [plan for name in names for plan in _plans_of_forms(name, device, lambda leaf: leaf.probed)]
     return tuple(dict.fromkeys([VENDOR, *plans]))
 
 
@@ -193,7 +193,7 @@ def _names_of_forms(device: str) -> tuple[str, ...]:
     return (*(form.name for form in _forms_on(device)), "alone")
 
 
-def _plans_of(name: str, device: str, leaf_forms: Callable[[Leaf], tuple[str, ...]]) -> list[Plan]:
+def _plans_of_forms(name: str, device: str, leaf_forms: Callable[[Leaf], tuple[str, ...]]) -> list[Plan]:
     """Return the plans of all forms of this name; `leaf_forms` returns the names of the forms that a leaf may end."""
     leaves = [x for leaf in device_leaves(device) if name in leaf_forms(leaf) for x in leaf.candidate_names]
     if name == "alone":
@@ -222,7 +222,7 @@ def gram_candidates(device: str) -> tuple[Plan, ...]:
     the diagonal. If the plan's leaf is the vendor's product, additional candidates compute the blocks on the diagonal
     by a leaf with a triangle kernel.
     """
-    inner = [VENDOR, *_plans_of("alone", device, lambda leaf: leaf.forms)]
+    inner = [VENDOR, *_plans_of_forms("alone", device, lambda leaf: leaf.forms)]
     for form in _forms_on(device):
         levels = [level for level in candidate_levels() if form.name in level.forms][:GRAM_LEVELS]
         names = [x for leaf in device_leaves(device) if form.name in leaf.forms for x in leaf.candidate_names]
@@ -258,7 +258,7 @@ def candidate_levels() -> tuple[CandidateLevel, ...]:
 
 def search_levels(device: str) -> tuple[CandidateLevel, ...]:
     """Return the levels that the tuner's search tries on a device, the levels of candidates first."""
-    forms = [form.name for form in _forms_on(device)] + ([SEARCHED] if device == "cpu" else [])
+    forms = [form.name for form in _forms_on(device)] + ([SEARCHED_FORM] if device == "cpu" else [])
 
     def first_form(level: CandidateLevel) -> int:
         return min((forms.index(form) for form in level.forms if form in forms), default=len(forms))
@@ -273,7 +273,9 @@ def outer_levels(device: str) -> tuple[Level, ...]:
     """Return the levels that may be put above any candidate that needs too much workspace."""
     levels: list[Level] = []
     for level in candidate_levels() if device == "cuda" else ():
-        patterns = OUTER_PATTERNS if ABOVE in level.forms else ("{a}",) if ABOVE_AS_IT_IS in level.forms else ()
+        patterns = (
+            OUTER_PATTERNS if ABOVE_FORM in level.forms else ("{a}",) if ABOVE_WITHOUT_OPTIONS in level.forms else ()
+        )
         for pattern in patterns:
             with suppress(PlanError):
                 levels.append(parse_level(pattern.format(a=level.text)))
@@ -331,7 +333,7 @@ class InnerPlan(NamedTuple):
 
 
 class Composition(NamedTuple):
-    """Outer levels above an inner plan; sorted by estimated seconds, then by the number of outer levels."""
+    """Outer levels above an inner plan; compositions are sorted by seconds, equally fast ones by their number."""
 
     seconds: float
     number: int

@@ -221,7 +221,7 @@ class EligiblePlan(NamedTuple):
 def filter_candidates(problem: Problem, calibration: Calibration, plans: Sequence[Plan] = ()) -> Iterator[Plan]:
     """Yield the plans that may be chosen for the problem on this device: of `plans`, or of all candidates if empty."""
     side = effective_side(problem.size)
-    for x in _eligible_of_plans(plans, problem, calibration) if plans else _eligible_candidates(problem, calibration):
+    for x in _eligible_among(plans, problem, calibration) if plans else _eligible_candidates(problem, calibration):
         within = x.accepts_operands(problem) and not x.exceeds_bounds(side)
         if within and not x.cuts_too_small(problem, calibration.least):
             yield x.plan
@@ -229,17 +229,17 @@ def filter_candidates(problem: Problem, calibration: Calibration, plans: Sequenc
 
 def _eligible_candidates(problem: Problem, calibration: Calibration) -> tuple[EligiblePlan, ...]:
     """Return the candidates for the problem's type with their requirements on its sides; cached."""
-    return _eligible_for_type(problem.dtype, problem.writes_triangle, calibration)
+    return _eligible_plans_for_type(problem.dtype, problem.writes_triangle, calibration)
 
 
 @clear_on_registration
 @lru_cache(maxsize=256)
-def _eligible_for_type(dtype: str, writes_triangle: bool, calibration: Calibration) -> tuple[EligiblePlan, ...]:
+def _eligible_plans_for_type(dtype: str, writes_triangle: bool, calibration: Calibration) -> tuple[EligiblePlan, ...]:
     plans = compared_plans(calibration.batches, writes_triangle)
     return tuple(x for plan in plans if (x := _eligible_plan(plan, dtype, writes_triangle, calibration)))
 
 
-def _eligible_of_plans(plans: Sequence[Plan], problem: Problem, calibration: Calibration) -> Iterator[EligiblePlan]:
+def _eligible_among(plans: Sequence[Plan], problem: Problem, calibration: Calibration) -> Iterator[EligiblePlan]:
     """Yield the plans that may be chosen for the problem's type, with their requirements."""
     for plan in plans:
         if (found := _eligible_plan(plan, problem.dtype, problem.writes_triangle, calibration)) is not None:
@@ -435,9 +435,9 @@ def _reason(best: Candidate, candidates: tuple[Candidate, ...], calibration: Cal
     fastest = candidates[0]
     if not any(c.wins for c in candidates if c.plan != VENDOR):
         least = min((c.margin for c in candidates if c.plan != VENDOR), default=calibration.margin)
-        return f"no plan is predicted to beat the vendor by {least:.1%} ({calibration.source})"
+        return f"no plan is predicted to take at most {1 - least:.3f} of the vendor's time ({calibration.source})"
     if fastest.plan == best.plan or not fastest.wins:
-        return f"least predicted time: {best.time:.2f} of the vendor's ({calibration.source})"
+        return f"least predicted time: {best.time:.3f} of the vendor's ({calibration.source})"
     what = "more workspace" if limits.allow(fastest.plan, fastest.error_growth) else "more error"
     if fastest.plan.emulates and not limits.emulation:
         what = "other types of numbers"

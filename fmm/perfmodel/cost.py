@@ -23,7 +23,7 @@ from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import batch_scratch
 from fmm.kernels.registry import clear_on_registration
-from fmm.perfmodel.level_counts import LevelCounts, Moved, count_level, count_opened_leaf
+from fmm.perfmodel.level_counts import LevelCounts, MovedElements, count_level, count_opened_leaf
 from fmm.problem import Fill, Operation, Shape
 
 Leaves = tuple[tuple[Shape, int], ...]  # (m, k, n) and the number of products of this shape
@@ -119,19 +119,21 @@ def cost(
 
 
 class _Units(NamedTuple):
-    itemsize: int
-    transaction: int
-    batched: bool
-    opened: bool
+    """The arguments of `cost` that apply to all levels of a plan."""
 
-    def traffic(self, rectangles: Mapping[Moved, int], itemsize_below: int) -> tuple[int, int]:
+    itemsize: int  # bytes of a number of the level's operands
+    transaction: int  # bytes of a memory transaction
+    batched: bool  # True if the leaf products of stacked levels count as one launch for every shape
+    opened: bool  # True if a level that one leaf runs as a whole is counted by its steps
+
+    def traffic(self, rectangles: Mapping[MovedElements, int], itemsize_below: int) -> tuple[int, int]:
         """Return the bytes and the transactions of rectangles."""
         sizes = [(n * (itemsize_below if below else self.itemsize), t) for (n, below), t in rectangles.items()]
         return sum(size * t for size, t in sizes), sum(-(-size // self.transaction) * t for size, t in sizes)
 
 
 class _Tally(NamedTuple):
-    """The counts of a cost while it is added up."""
+    """The counts of a part of a plan; the fields are those of `Cost`."""
 
     additions: int
     bytes_read: int
@@ -139,7 +141,7 @@ class _Tally(NamedTuple):
     leaf_bytes: int
     transactions: int
     launches: int
-    workspace: int
+    workspace: int  # bytes
     leaves: Leaves
     triangles: Leaves = ()
 

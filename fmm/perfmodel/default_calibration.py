@@ -32,22 +32,22 @@ from fmm.perfmodel.calibration import Calibration, Rate
 FLOPS_PER_BYTE = {"float64": 14.0, "float32": 28.0, "complex128": 14.0, "complex64": 28.0}
 CPU_STREAM = 10e9  # nominal bytes/s of the sums of one thread; a choice depends on ratios of rates only
 # NumPy's loops over every second number use no vectors: two cores with AVX-512 reach 0.49 to 0.73 of the rate.
-CPU_PARTS = 0.5
+CPU_PARTS_SHARE = 0.5
 # The time of syrk and fmm's copy of the triangle, as a share of gemm's. (Measured: float64 0.545 at 4096 and 0.51 at
 # 8192, float32 0.65 at 4096.)
-CPU_TRIANGLE = {"float64": 0.53, "float32": 0.65}
+CPU_SYRK_SHARES = {"float64": 0.53, "float32": 0.65}
 BUILT_IN_SOURCE = "built-in recursion point, device not tuned"
 
 
 def cpu_calibration(threads: int) -> Calibration:
     """Return the built-in calibration of a CPU: conservative ratios, nominal seconds."""
     rates = {
-        t: Rate(r * CPU_STREAM * threads, 64.0**2, 32.0, half=CPU_TRIANGLE.get(t, Rate.half))
+        t: Rate(r * CPU_STREAM * threads, 64.0**2, 32.0, half=CPU_SYRK_SHARES.get(t, Rate.half))
         for t, r in FLOPS_PER_BYTE.items()
     }
     stream = CPU_STREAM * min(threads, SUM_THREADS)
     name = f"cpu, {threads} threads"
-    return Calibration(name, BUILT_IN_SOURCE, MappingProxyType(rates), stream, 1e6, 20e-6, parts=CPU_PARTS)
+    return Calibration(name, BUILT_IN_SOURCE, MappingProxyType(rates), stream, 1e6, 20e-6, parts=CPU_PARTS_SHARE)
 
 
 LOOP_FLOPS = 2e9  # flop/s of NumPy's own integer products, on one thread, in every integer type
@@ -108,19 +108,19 @@ PRODUCT_SHARE = 0.8
 # for sgemm on compute capability 1.3, and by Nath, Tomov and Dongarra 2010 for dgemm on 2.0.)
 EARLY_PRODUCT_SHARES = {"1.3": 0.6, "2.0": 0.58}
 STREAM_SHARE = 0.75  # of the bandwidth
-MARGIN = 0.03  # share of the vendor's time; for a device without any measurement
-LEAST_SIDE = 512.0  # rows: plans with a shorter side of leaf products are not chosen
+DATASHEET_MARGIN = 0.03  # share of the vendor's time; for a device without any measurement
+MIN_LEAF_SIDE = 512.0  # rows: plans with a shorter side of leaf products are not chosen
 LAUNCH_SECONDS = 4e-6
 # Host seconds of a recurring call of torch or CuPy: of the vendor's product, of a plan with levels, of another leaf.
 # (Hosts of three H200s: the vendor 13 to 23 us, another leaf 43 to 60 us. A plan with levels 60 to 74 us in the first
 # few calls, which launch one kernel after the other. Later calls replay a graph: 17 to 31 us with all operands at their
 # old addresses, 35 to 60 us with operands at other addresses; table `host` of results/nvidia-h200/host.json.) No tuning
 # measures these numbers: on a slower host, choices for products below 0.1 ms may be poorer.
-CALL_OF_LIBRARY, CALL, CALL_OF_LEAF = 18e-6, 40e-6, 40e-6
+LIBRARY_CALL_SECONDS, PLAN_CALL_SECONDS, LEAF_CALL_SECONDS = 18e-6, 40e-6, 40e-6
 # Host seconds of a recurring call of fmm.gram by the leaf `small`. (The hosts of the three H200s: 17 to 30 us with 64
 # or 256 rows. By cuBLAS's syrk 66 to 78 us, of which the device works 42 us; 1024 rows of float64, the lower triangle,
 # results/nvidia-h200/host-transposed.json.)
-CALL_OF_SMALL = 25e-6
+SMALL_LEAF_CALL_SECONDS = 25e-6
 OVERLAP_SHARE = 0.25  # measured on an H200: an overlapped outer level saves 1 to 5 % of the time
 # Factors on the time of products with unaligned rows, and of TF32's products in a batch (measured on an H200).
 UNALIGNED_FACTOR = {"float16": 3.5, "bfloat16": 3.5, "float64": 1.4, "float32": 1.05, "tf32": 2.1, "complex128": 1.2}
@@ -136,20 +136,20 @@ TYPES_IN_ROUNDS = ("float32",)
 TILE_SIDE, TILE_ENTRIES, FILLING_TILES_PER_SM = 128.0, 128 * 128, 8
 PIPE_STEPS = 32.0  # steps along the inner dimension at which half of a product's time is start-up
 # The time of syrk as a share of gemm's, measured on an H200 at 8192 (in float64 0.63 at 16384).
-TRIANGLE = {"float32": 0.51, "float64": 0.57}
+SYRK_SHARES = {"float32": 0.51, "float64": 0.57}
 # For short inner dimensions cuBLAS's syrk runs another kernel. (float32: 3020 rows of 170 numbers took 2.2 times as
 # long as gemm and 3932 rows of 72 numbers 2.4 times, the copy of the triangle included: a third of gemm's rate.
 # float64: 16933 rows of 355 numbers took 1 / 1.4 of gemm's time; shorter inner dimensions were not measured, and the
 # model takes syrk to be no faster than gemm there.)
-TRIANGLE_LEAST, TRIANGLE_BELOW = 256.0, {"float32": 2.0}
+SYRK_MIN_STEPS, SHORT_SYRK_SHARES = 256.0, {"float32": 2.0}
 # The number of rows with which each of several triangles, one after the other, takes twice as long. (Measured: 0.65 of
 # gemm's time with 4096 rows, 0.69 with 2048 rows.)
-TRIANGLE_APART = {"float32": 800.0}
+SYRK_ROWS_IN_TURN = {"float32": 800.0}
 # (share, edge) of triangles by fmm's own kernels, as in `Rate.half_by_tiles`. Measured in bfloat16: 0.65, 0.52 and 0.53
 # of gemm's time at 4096, 8192 and 16384. Measured in float64: 0.58 at 8192 and 16384; about 0.75 for four triangles of
 # 2048 rows and 0.9 for sixteen of 1024, derived from the times of cuts. Measured in float32: 0.52 for two triangles of
 # 4096 rows that read a copy in the kernel's own layout.
-TRIANGLE_BY_TILES = {
+OWN_TRIANGLE_SHARES = {
     "float32": (0.49, 256.0),
     "float64": (0.55, 600.0),
     "float16": (0.5, 800.0),
@@ -173,12 +173,12 @@ def datasheet_calibration(name: str) -> Calibration:
         launch=LAUNCH_SECONDS,
         overlap=OVERLAP_SHARE,
         batches=True,
-        margin=MARGIN,
-        least=LEAST_SIDE,
-        call_of_library=CALL_OF_LIBRARY,
-        call=CALL,
-        call_of_leaf=CALL_OF_LEAF,
-        call_of_small=CALL_OF_SMALL,
+        margin=DATASHEET_MARGIN,
+        least=MIN_LEAF_SIDE,
+        call_of_library=LIBRARY_CALL_SECONDS,
+        call=PLAN_CALL_SECONDS,
+        call_of_leaf=LEAF_CALL_SECONDS,
+        call_of_small=SMALL_LEAF_CALL_SECONDS,
     )
 
 
@@ -197,7 +197,7 @@ def _vendor_rates(gpu: Datasheet) -> dict[str, Rate]:
     for t in DTYPES:
         if peak := _peak_flops(gpu, t):
             by_tiles, edge = (
-                TRIANGLE_BY_TILES.get(t, (1.0, 0.0)) if gpu.capability == WARPGROUP_CAPABILITY else (1.0, 0.0)
+                OWN_TRIANGLE_SHARES.get(t, (1.0, 0.0)) if gpu.capability == WARPGROUP_CAPABILITY else (1.0, 0.0)
             )
             rates[t] = Rate(
                 peak * PRODUCT_SHARES.get(t, EARLY_PRODUCT_SHARES.get(gpu.capability, PRODUCT_SHARE)),
@@ -208,10 +208,10 @@ def _vendor_rates(gpu: Datasheet) -> dict[str, Rate]:
                 batch=BATCH_FACTOR.get(t, 1.0),
                 tile=TILE_SIDE,
                 sms=gpu.sms if t in TYPES_IN_ROUNDS else 0.0,
-                half=TRIANGLE.get(t, Rate.half),
-                half_least=TRIANGLE_LEAST if t in TRIANGLE else 0.0,
-                half_below=TRIANGLE_BELOW.get(t, Rate.half_below),
-                half_apart=TRIANGLE_APART.get(t, Rate.half_apart),
+                half=SYRK_SHARES.get(t, Rate.half),
+                half_least=SYRK_MIN_STEPS if t in SYRK_SHARES else 0.0,
+                half_below=SHORT_SYRK_SHARES.get(t, Rate.half_below),
+                half_apart=SYRK_ROWS_IN_TURN.get(t, Rate.half_apart),
                 half_by_tiles=by_tiles,
                 half_edge=edge,
             )
@@ -240,20 +240,20 @@ F16X2_MIN_CAPABILITY = 8.0
 # One triangle by the leaf `small`: seconds of a thread block for SMALL_TILE steps of the inner dimension, with two
 # thread blocks on the multiprocessor. (Derived from the time for 512 rows and columns, without the launch: 26 us in
 # float32 and bfloat16, 37 us in float64.)
-SMALL_STEPS = {"float64": 2.07e-6, "float32": 1.38e-6, "float16": 1.38e-6, "bfloat16": 1.38e-6}
+SMALL_STEP_SECONDS = {"float64": 2.07e-6, "float32": 1.38e-6, "float16": 1.38e-6, "bfloat16": 1.38e-6}
 
 # The kernel `f16x3`: the beginning and end of a tile take the time of this number of steps of the inner dimension.
 # (Measured: 7 us for a tile, 0.9 us for 64 steps. The kernel also has tiles of half the width, so that half as many
 # wide tiles fill the device.)
-THREE_PIPE = 512.0
+F16X3_PIPE_STEPS = 512.0
 # Additional seconds of a start, and the rate as a multiple of a third of the vendor's float16 rate. (Fitted together
 # with the times of tiles in fmm.perfmodel.predict.)
-THREE_START, FULL_THREE = 7.7e-6, 1.08
+F16X3_START_SECONDS, F16X3_RATE_FACTOR = 7.7e-6, 1.08
 # Factor on the time of a batch of 7 or 49 products. (With this factor the predicted time of one level is 5 % too long,
 # and that of two levels exact; three levels with small products take 27 % longer than predicted.)
-THREE_BATCH = 1.08
+F16X3_BATCH_FACTOR = 1.08
 # (share, edge) of a triangle: the share of the whole product when very large, and the rows that double it.
-THREE_TRIANGLE = 0.5, 256.0
+F16X3_TRIANGLE = 0.5, 256.0
 PLANE_FILL_FACTOR = 12  # factor on `fill` where the vendor multiplies the planes
 
 # Constants of products of float64 and integers by residues follow.
@@ -265,26 +265,26 @@ MODULI_INNER_DIMENSION = 8192  # the inner dimension for which the number of mod
 SPLIT_BYTES, JOIN_BYTES = (28.0, 28.0, 59.0), (33.0, 45.0, 162.0)
 # The reduction of these bytes for each byte by which a number is shorter than 8: numbers of A and B are read two or
 # three times, numbers of C are written once.
-SPLIT_LESS, JOIN_LESS = 2.5, 1.0
+SPLIT_BYTES_PER_SHORTER_BYTE, JOIN_BYTES_PER_SHORTER_BYTE = 2.5, 1.0
 # Additional seconds of a product that do not grow with its sides, by the number of inner levels. (Measured with 14
 # moduli; the value for two levels is a guess.) A level halves the inner dimension of its products, and int8 products
 # lose 13, 5 and 0 % of their rate at 2048, 4096 and 8192.
-RESIDUE_STARTS, LEVEL_PIPE = (25e-6, 135e-6, 250e-6), 200.0
+RESIDUE_START_SECONDS, LEVEL_PIPE_STEPS = (25e-6, 135e-6, 250e-6), 200.0
 # Columns of a tile of int8 products. (The kernel also has narrower tiles, two of which take longer than a wide one.
 # With narrow tiles in the formula, predicted times of products with a half-empty last tile were 10 to 25 % too short.)
-BYTES_WIDTH = 256.0
-RESIDUE_TRIANGLE = 0.55, 256.0  # (share, edge) as THREE_TRIANGLE, with splitting and joining
+BYTE_TILE_COLUMNS = 256.0
+RESIDUE_TRIANGLE = 0.55, 256.0  # `Rate.half_by_tiles` and `Rate.half_edge`, with splitting and joining
 # Ratio of the rate of CuPy's own integer kernels to the vendor's float32 rate, by bytes of a number. (cupy.matmul.)
 INTEGER_KERNEL_SHARE = {1: 0.45, 2: 0.4, 4: 0.4, 8: 0.1}
 
 
 def _own_leaf_rates(gpu: Datasheet, rates: Mapping[str, Rate], stream: float) -> dict[str, Rate]:
     """Return the rates of the GPU's leaves with rates of their own, and of integers, by names as in a calibration."""
-    found = {SMALL_RATE.format(t): _small_rate(gpu, seconds) for t, seconds in SMALL_STEPS.items() if t in rates}
+    found = {SMALL_RATE.format(t): _small_rate(gpu, seconds) for t, seconds in SMALL_STEP_SECONDS.items() if t in rates}
     if gpu.capability == WARPGROUP_CAPABILITY:
-        three = _three_products(rates["float16"], stream)
-        faster = {name: FULL_THREE * getattr(three, name) for name in ("flops", "rows", "cols", "half_by_tiles")}
-        found[F16X3_RATE] = replace(three, **faster, start=THREE_START, blocks=float(gpu.sms))
+        three = _f16x3_rate(rates["float16"], stream)
+        faster = {name: F16X3_RATE_FACTOR * getattr(three, name) for name in ("flops", "rows", "cols", "half_by_tiles")}
+        found[F16X3_RATE] = replace(three, **faster, start=F16X3_START_SECONDS, blocks=float(gpu.sms))
         for name in INTEGERS:
             flops = rates["float32"].flops * INTEGER_KERNEL_SHARE[DTYPES[name].itemsize]
             found[name] = Rate(flops, rates["float16"].fill, PIPE_STEPS, tile=TILE_SIDE)
@@ -303,7 +303,7 @@ def _small_rate(gpu: Datasheet, seconds: float) -> Rate:
     return Rate(flops, 0.0, 0.0, tile=SMALL_TILE, slots=at_once, half_by_tiles=0.5)
 
 
-def _three_products(float16: Rate, stream: float) -> Rate:
+def _f16x3_rate(float16: Rate, stream: float) -> Rate:
     """Return the rate of float32 by three float16 products, each as fast as the vendor's product.
 
     Before the products every number is read twice and written once; this time grows with the operands and not with the
@@ -312,8 +312,10 @@ def _three_products(float16: Rate, stream: float) -> Rate:
     flops, split = float16.flops / 3, 3 * DTYPES["float32"].itemsize / stream
     lost = split * flops / DTYPES["float32"].flops
     slots = float16.fill / TILE_ENTRIES * FILLING_TILES_PER_SM / 2
-    share, edge = THREE_TRIANGLE
-    found = Rate(flops, float16.fill, THREE_PIPE, lost, lost, batch=THREE_BATCH, tile=TILE_SIDE, slots=slots)
+    share, edge = F16X3_TRIANGLE
+    found = Rate(
+        flops, float16.fill, F16X3_PIPE_STEPS, lost, lost, batch=F16X3_BATCH_FACTOR, tile=TILE_SIDE, slots=slots
+    )
     return replace(found, half_by_tiles=share, half_edge=edge)
 
 
@@ -324,7 +326,7 @@ def planes_by_vendor(float16: Rate, stream: float) -> Rate:
     (Measured on an H200: 0.61, 1.79 and 2.21 times SGEMM's speed at 1024, 4096 and 8192; predicted 0.6, 1.7 and 2.0.)
     """
     own, flop = (
-        _three_products(float16, stream),
+        _f16x3_rate(float16, stream),
         3 / float16.flops + DTYPES["float32"].itemsize / (VENDOR_PIECE * stream),
     )
     lost = own.rows / (flop * own.flops)
@@ -356,10 +358,10 @@ def _residue_rate(float16: Rate, stream: float, moduli: int, levels: int, item: 
     flops = 2 * float16.flops / moduli * (8 / STRASSEN_PRODUCTS) ** levels
     planes = moduli * (STRASSEN_PRODUCTS / 4) ** levels
     lost = flops / DTYPES["float64"].flops / stream
-    split = (SPLIT_BYTES[levels] - SPLIT_LESS * (8 - item) + planes) * lost
-    join = (JOIN_BYTES[levels] - JOIN_LESS * (8 - item) + planes) * lost
-    pipe, slots = join + levels * LEVEL_PIPE, float16.fill / TILE_ENTRIES * FILLING_TILES_PER_SM / 2
-    start, width = RESIDUE_STARTS[levels], BYTES_WIDTH
+    split = (SPLIT_BYTES[levels] - SPLIT_BYTES_PER_SHORTER_BYTE * (8 - item) + planes) * lost
+    join = (JOIN_BYTES[levels] - JOIN_BYTES_PER_SHORTER_BYTE * (8 - item) + planes) * lost
+    pipe, slots = join + levels * LEVEL_PIPE_STEPS, float16.fill / TILE_ENTRIES * FILLING_TILES_PER_SM / 2
+    start, width = RESIDUE_START_SECONDS[levels], BYTE_TILE_COLUMNS
     found = Rate(flops, float16.fill, pipe, split, split, tile=TILE_SIDE, width=width, slots=slots, start=start)
     share, edge = (1.0, 0.0) if levels else RESIDUE_TRIANGLE
     return replace(found, half_by_tiles=share, half_edge=edge)

@@ -23,10 +23,9 @@ from fmm.kernels.plans.sums import OPERANDS, LineExponents, Mirror, Place, Sum
 from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Shape
 
-Rectangle = tuple[int, int]  # rows, columns
-# number of elements, and True if the elements have the type of the level's products and this differs from the operands'
-# type
-Moved = tuple[int, bool]
+RectangleShape = tuple[int, int]  # rows, columns
+# The number of elements of a rectangle; True if their type is that of the level's products, not that of its operands.
+MovedElements = tuple[int, bool]
 Key = TypeVar("Key")
 
 # Counting calls the function without its cache: the cache of lowered steps serves plans that run, and must not be
@@ -35,15 +34,15 @@ _lower_uncached: Callable[..., LevelSteps | None] = lower_level.__wrapped__
 
 
 class LevelCounts(NamedTuple):
-    """The cost of one level without its products."""
+    """The cost of one level without its products, and the products that the level calls."""
 
-    additions: int
-    read: Mapping[Moved, int]  # number of reads by sums, by rectangle
-    written: Mapping[Moved, int]
-    launches: int
-    temporaries: Mapping[Rectangle, int]
-    calls: Mapping[tuple[Plan, Shape, GemmParams], int]  # products -> number
-    streams: int  # number of products that run at a time
+    additions: int  # elements added or subtracted by sums
+    read: Mapping[MovedElements, int]  # a rectangle that sums read -> the number of reads
+    written: Mapping[MovedElements, int]  # a rectangle that sums write -> the number of writes
+    launches: int  # of sums
+    temporaries: Mapping[RectangleShape, int]  # shape of a temporary -> the number of temporaries
+    calls: Mapping[tuple[Plan, Shape, GemmParams], int]  # a product -> the number of equal products
+    streams: int  # products that run at a time
 
 
 def count_level(plan: Plan, shape: Shape, params: GemmParams) -> LevelCounts | None:
@@ -73,8 +72,8 @@ def _count_steps(steps: LevelSteps) -> LevelCounts:
     exponents = [step for step in steps.steps if isinstance(step, LineExponents)]
     passes = (x for x in steps.steps if isinstance(x, Sum | ProductWithSums) and not isinstance(x, LineExponents))
     additions = launches = 0
-    read: Counter[Moved] = Counter()
-    written: Counter[Moved] = Counter()
+    read: Counter[MovedElements] = Counter()
+    written: Counter[MovedElements] = Counter()
     for key, times in Counter(map(_sum_key, passes)).items():
         added, loads, stores = _count_sum(key.program, key.reads, key.writes)
         additions += added * times
@@ -105,8 +104,8 @@ class _SumKey(NamedTuple):
 
     fused: bool  # True for a sum inside a product's kernel
     program: AdditionProgram
-    reads: tuple[Rectangle, ...]
-    writes: tuple[Rectangle, ...]
+    reads: tuple[RectangleShape, ...]
+    writes: tuple[RectangleShape, ...]
     reads_below: tuple[bool, ...]  # True for each array that has the type of the level's products
     writes_below: tuple[bool, ...]
 
@@ -125,7 +124,7 @@ def _of_product_type(places: Sequence[Place]) -> tuple[bool, ...]:
 
 
 def _count_sum(
-    program: AdditionProgram, reads: Sequence[Rectangle], writes: Sequence[Rectangle]
+    program: AdditionProgram, reads: Sequence[RectangleShape], writes: Sequence[RectangleShape]
 ) -> tuple[int, list[int], list[int]]:
     """Return the number of additions, the elements read from each input, and the elements written to each output."""
     additions, read, written = 0, [0] * len(reads), [rows * cols for rows, cols in writes]
@@ -139,7 +138,9 @@ def _count_sum(
     return additions, read, written
 
 
-def _written_regions(reads: Sequence[Rectangle], writes: Sequence[Rectangle]) -> Iterator[tuple[int, int, int]]:
+def _written_regions(
+    reads: Sequence[RectangleShape], writes: Sequence[RectangleShape]
+) -> Iterator[tuple[int, int, int]]:
     """Yield (top, left, area) of the rectangles into which the edges of all arrays cut the written area."""
     shapes = {*reads, *writes}
     ends = [max(w[axis] for w in writes) for axis in (0, 1)]
@@ -168,7 +169,7 @@ def _region_program(
 DIGIT_BASE = 1 << 24
 # exponents of DIGIT_BASE for the three sides; products of two sides have the exponents 4, 10 and 12, all different
 SIDE_DIGIT_POWERS = (1, 3, 9)
-Digits = tuple[tuple[int, int], ...]  # pairs (power of DIGIT_BASE, coefficient)
+BaseDigits = tuple[tuple[int, int], ...]  # pairs (power of DIGIT_BASE, coefficient)
 
 
 def _side_powers(cut: Cut, shape: Shape) -> tuple[int, ...] | None:
@@ -198,12 +199,12 @@ class _Formulas(NamedTuple):
 
     size: Shape
     powers: tuple[int, ...]
-    additions: Digits
-    read: tuple[tuple[Digits, bool, int], ...]
-    written: tuple[tuple[Digits, bool, int], ...]
+    additions: BaseDigits
+    read: tuple[tuple[BaseDigits, bool, int], ...]
+    written: tuple[tuple[BaseDigits, bool, int], ...]
     launches: int
-    temporaries: tuple[tuple[tuple[Digits, ...], int], ...]
-    calls: tuple[tuple[tuple[Digits, ...], GemmParams, int], ...]
+    temporaries: tuple[tuple[tuple[BaseDigits, ...], int], ...]
+    calls: tuple[tuple[tuple[BaseDigits, ...], GemmParams, int], ...]
     streams: int
 
     def evaluate(self, shape: Shape, inner: Plan) -> LevelCounts:
@@ -212,10 +213,10 @@ class _Formulas(NamedTuple):
         for x, y in combinations(range(3), 2):
             values[self.powers[x] + self.powers[y]] = blocks[x] * blocks[y]
 
-        def value(digits: Digits) -> int:
+        def value(digits: BaseDigits) -> int:
             return sum(c * values[power] for power, c in digits)
 
-        def sizes(sides: tuple[Digits, ...]) -> tuple[int, ...]:
+        def sizes(sides: tuple[BaseDigits, ...]) -> tuple[int, ...]:
             return tuple([value(side) for side in sides])
 
         temporaries = _merged((sizes(sides), times) for sides, times in self.temporaries)
@@ -266,7 +267,7 @@ def _level_formulas(
     )
 
 
-def _digits(value: int) -> Digits:
+def _digits(value: int) -> BaseDigits:
     """Return the nonzero digits of a number in base DIGIT_BASE, each from -DIGIT_BASE/2 to DIGIT_BASE/2."""
     found: list[tuple[int, int]] = []
     power = 0

@@ -2,24 +2,23 @@
 
     T = P + S + L + E - H
 
-    P  products  the sum over leaf products m x k x n (`count` of them, `batch` at a time) of
+    P  products  the sum over the shapes m x k x n of leaf products, `count` products of a shape, `batch` at a time:
                      count * max(F * s, M) + count / batch * start
-                 F = flops of the product / rate.flops, s the slowdown below, M = bytes of A, B and C of one product /
-                 rate.memory. s of the vendor's kernels is
+                 F = flops of one product / rate.flops
+                 M = bytes of A, B and C of one product / rate.memory
+                 s = the slowdown. For the vendor's kernels, with b products that run together:
                      (1 + fill / (b m n) + pipe / k + rows / m + cols / n) * (m and n in whole tiles) * factors
-                 with b the number of products that run together; s of the tiled kernel, of whole rounds of tiles and
-                 of the kernel of three float16 products have a function each.
+                 The tiled kernel, whole rounds of tiles, and the kernel of three float16 products have a function each.
     S  sums      (traffic * itemsize + small * passes) / stream. A share p of the traffic that moves at the share r of
                  the rate (sequential, ragged, scalar, parts, deep) multiplies the traffic by 1 - p + p / r.
-    H  hidden    overlap * min(P, the part of S below an overlapped level). Negative if sums delay products. L launches
-    max(launch * (starts + passes), host * calls - (P + S - H)); the second argument is the time by which the host's
-    starts of products exceed the device's work. E  ends      with several products at a time on a CPU: idle + min(spin,
-    (P + S + idle) (c - 1) / (c + 1)), where c is
-                 `Calibration.lanes`, the number of products at a time.
+    H  hidden    overlap * min(P, the part of S below an overlapped level). H is negative if sums delay products.
+    L  launches  max(launch * (starts + passes), host * calls - (P + S - H)). The second argument is the time by which
+                 the host takes longer to start the products than the device to do all its work.
+    E  ends      0, or with c products at a time on a CPU: idle + min(spin, (P + S + idle) (c - 1) / (c + 1)).
 
-Names are those of the fields of Rate and Calibration. With several products at a time on a CPU, a leaf product counts
-as one of a batch of c, P and S are the times in which all threads are busy, and the check of A and B for overflow
-counts as a sum.
+The names are fields of Rate and Calibration; c is `Calibration.lanes`. With several products at a time on a CPU, a leaf
+product counts as one of a batch of c, P and S are the times in which all threads are busy, and the check of A and B for
+overflow counts as a sum.
 """
 
 from __future__ import annotations
@@ -136,7 +135,7 @@ def hidden_share(plan: Plan, dtype: str, calibration: Calibration) -> float:
     0 the ratio is 0.93, and 1.0 from 5 ms on.)
     """
     rate = calibration.find_rate(plan.rate_name(dtype))
-    by_own_kernel = rate is not None and rate.blocks > 0  # without slots the vendor multiplies the leaf's planes
+    by_own_kernel = rate is not None and rate.blocks > 0  # else the vendor multiplies the leaf's planes
     return 0.0 if plan.leaf_use.leaf.fills_device and by_own_kernel else calibration.overlap
 
 

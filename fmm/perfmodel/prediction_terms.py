@@ -45,12 +45,12 @@ class PredictionTerms:
     overlapped: float  # share of S below an overlapped level
     overlap: float  # share of the overlapped sums that is hidden behind P
     launches: float  # number of launches of products and sums, each of which takes `launch` seconds
-    launch: float
+    launch: float  # seconds
     calls: float  # number of products that the host starts, each of which takes `host` seconds
-    host: float
-    lanes: int  # number of products that run at a time
-    idle: float
-    spin: float
+    host: float  # seconds
+    lanes: int  # products that run at a time
+    idle: float  # seconds
+    spin: float  # seconds
 
     def __str__(self) -> str:
         """Return one line for each term: its formula, its numbers with units, and its seconds."""

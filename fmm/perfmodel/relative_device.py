@@ -79,7 +79,7 @@ def _scaled_bounds(
 ) -> LevelBounds | None:
     """Return the crossovers times the ratio of alpha / pi, as in Equation 3 of D'Alberto and Nicolau.
 
-    The result is None without a rate of the baseline. NEVER_SIDE, for a number of levels that never wins, is not scaled.
+    The result is None without a rate of the baseline. NEVER_SIDE (a number of levels that never wins) is not scaled.
     """
     rate = Plan.parse(bounds.baseline).rate_name(dtype)
     if rate not in rates:

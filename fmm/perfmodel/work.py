@@ -135,7 +135,7 @@ def _product_work(plan: Plan, problem: Problem) -> Work:
         steps = lower_level(plan, *problem.size)
         direct = steps.in_place if steps and len(plan.levels) == 1 else 0.0
         return Work(*_exact_counts(plan, problem), **_row_shares(plan, problem, direct))
-    moves, direct = _sum_moves(plan, problem, footprints)
+    moves, direct = _sum_traffic(plan, problem, footprints)
     m, k, n = footprints[-1].sides if footprints else problem.size
     leaves = ((float(m), float(k), float(n), moves.products, _products_together(plan)),)
     whole = moves.traffic or 1.0
@@ -162,26 +162,26 @@ def _products_together(plan: Plan) -> float:
 
 
 @dataclass
-class _SumMoves:
-    """Counts of a plan's sums, from the outermost level inwards.
+class _SumTraffic:
+    """Counts of a plan's sums, added up level by level from the outermost level inwards.
 
-    The elements moved (all, and by each of TRAFFIC_SHARES), the passes, and the number of leaf products.
+    The six fields of TRAFFIC_SHARES are parts of `traffic` in elements; `Work` has the same fields as shares.
     """
 
-    traffic: float = 0.0
-    passes: float = 0.0
-    sequential: float = 0.0
-    ragged: float = 0.0
-    overlapped: float = 0.0
-    scalar: float = 0.0
-    deep: float = 0.0
-    parts: float = 0.0
-    products: float = 1.0
+    traffic: float = 0.0  # elements that sums read and write
+    passes: float = 0.0  # passes of sums over memory
+    sequential: float = 0.0  # elements moved by sequential levels
+    ragged: float = 0.0  # elements moved by the first level on rows that do not begin on cache lines
+    overlapped: float = 0.0  # elements moved below an overlapped level
+    scalar: float = 0.0  # elements moved by the first level one number at a time
+    deep: float = 0.0  # elements moved by three levels in one pass
+    parts: float = 0.0  # elements moved by levels that compute complex products by real ones
+    products: float = 1.0  # products below the levels so far
 
 
-def _sum_moves(plan: Plan, problem: Problem, footprints: Sequence[Footprint]) -> tuple[_SumMoves, float]:
+def _sum_traffic(plan: Plan, problem: Problem, footprints: Sequence[Footprint]) -> tuple[_SumTraffic, float]:
     """Return the counts of the sums, and the share of leaf products with A, B or C as an operand."""
-    found, direct, below_overlapped = _SumMoves(), 1.0, False
+    found, direct, below_overlapped = _SumTraffic(), 1.0, False
     itemsize = problem.itemsize
     for level, f in zip(plan.levels, footprints, strict=True):
         each = [found.products * x * itemsize / problem.itemsize for x in f.moved]

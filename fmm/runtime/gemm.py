@@ -29,7 +29,7 @@ from fmm.runtime.decisions.early_declines import (
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
 from fmm.runtime.matmul import describe_kernels, run_with_fallback
 from fmm.runtime.operands import byte_span, may_overlap
-from fmm.runtime.prepare import PreparedCall, plan_call, prepare_call, writes_there
+from fmm.runtime.prepare import PreparedCall, prepare_call, prepare_uncached, writes_there
 
 # Values of transpose_a and transpose_b, as SciPy's gemm, BLAS and Python write them; False is 0, True is 1.
 OPS: dict[Hashable, str] = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"}
@@ -44,7 +44,7 @@ class BlasGemmParams(NamedTuple):
     op_b: str = "N"
 
     @property
-    def params(self) -> GemmParams:
+    def plan_params(self) -> GemmParams:
         """alpha and beta as the parameters of plans."""
         return GemmParams(self.alpha, self.beta)
 
@@ -122,12 +122,12 @@ def explain_gemm(
         why = f"{library.name} answers: there is nothing to multiply"
         return Decision(VENDOR, None, why, kernels=(library.gemm_name or library.vendor_name,))
     constraints = _with_gemm_params(library, operands, params, constraints)
-    call = plan_call(library, operands.a, operands.b, operands.target, constraints)
+    call = prepare_uncached(library, operands.a, operands.b, operands.target, constraints)
     if any(operands.conjugates):
         plan = call.plan.with_conjugation(*operands.conjugates) if call.plan is not None else None
         operands = operands if plan is not None else _conjugate_copies(library, operands)
         constraints = constraints if plan is None else constraints._replace(plan=plan, replaceable=True)
-        call = plan_call(library, operands.a, operands.b, operands.target, constraints)
+        call = prepare_uncached(library, operands.a, operands.b, operands.target, constraints)
     if call.decision.plan == VENDOR and library.gemm_name:
         return replace(call.decision, kernels=(library.gemm_name,))
     return call.explained(describe_kernels(library, call, operands.a, operands.b, operands.target))
@@ -216,7 +216,7 @@ def _with_gemm_params(
     library: Library, operands: GemmOperands, params: BlasGemmParams, constraints: PlanConstraints
 ) -> PlanConstraints:
     strides = addend_strides(library, operands.addend)
-    return constraints._replace(params=params.params, addend_strides=strides)
+    return constraints._replace(params=params.plan_params, addend_strides=strides)
 
 
 def _check_broadcast(shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:

@@ -26,7 +26,7 @@ from fmm.runtime.decisions.early_declines import CallKey, OnDecline, find_declin
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, GramKey, PlanConstraints
 from fmm.runtime.matmul import describe_kernels, run_cached_gram, run_with_fallback
 from fmm.runtime.operands import may_overlap
-from fmm.runtime.prepare import PreparedCall, plan_call, prepare_call, writes_there
+from fmm.runtime.prepare import PreparedCall, prepare_call, prepare_uncached, writes_there
 
 Triangle = Literal["full", "lower", "upper"]
 TRIANGLES: tuple[Triangle, ...] = ("full", "lower", "upper")
@@ -203,7 +203,7 @@ def _select_call(
     library: Library, operands: GramOperands, constraints: PlanConstraints, cached: bool = True
 ) -> tuple[PreparedCall, GramOperands]:
     """Return the call and its operands: the result in `out`, else the whole product in a new array, to be copied."""
-    prepare = prepare_call if cached else plan_call
+    prepare = prepare_call if cached else prepare_uncached
     left, right, out = operands[:3]
     own = constraints._replace(params=operands.params)
     call = prepare(library, left, right, out, own)

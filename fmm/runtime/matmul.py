@@ -27,9 +27,9 @@ from fmm.runtime.prepare import (
     ProblemQuery,
     launches_at,
     launches_on,
-    plan_call,
     prepare_call,
     prepare_query,
+    prepare_uncached,
     writes_there,
 )
 
@@ -40,7 +40,11 @@ def run_matmul_any_library(library: Library, a: Any, b: Any, out: Any, constrain
     if adopt_arrays is None:
         return run_matmul(library, a, b, out, constraints)
     c = run_matmul(library, *adopt_arrays, constraints)
-    return library.to_callers_library(c, a, b) if out is None else out
+    if out is not None:
+        return out
+    from fmm.arrays.cupy_library import to_callers_library  # only CuPy adopts arrays
+
+    return to_callers_library(c, a, b)
 
 
 def run_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
@@ -94,8 +98,8 @@ class Failure:
     why: str = "no plan could run"
 
 
-OUT_OF_MEMORY = Failure(smaller_plans, "memory ran out")
-CANNOT_RUN = Failure(next_plans, "no plan can run on arrays with these memory layouts")
+MEMORY_FAILURE = Failure(smaller_plans, "memory ran out")
+LAYOUT_FAILURE = Failure(next_plans, "no plan can run on arrays with these memory layouts")
 
 
 def run_with_fallback(
@@ -131,11 +135,11 @@ def _attempt(
     except library.out_of_memory:
         if constraints.plan_required:
             raise
-        return OUT_OF_MEMORY
+        return MEMORY_FAILURE
     except PlanError:  # PlanError is raised before anything is computed
         if constraints.plan_required:
             raise
-        return CANNOT_RUN
+        return LAYOUT_FAILURE
     if RECORDING.on:
         record_call(call.decision, None if c is None else call.plan)
     return c
@@ -194,7 +198,7 @@ def _runner(processor: Processor) -> Any:
 def explain_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Decision:
     """Return the decision of `run_matmul` with the kernels that would run; nothing is computed."""
     arrays = library.adopt_arrays(a, b, out) or (a, b, out)
-    call = plan_call(library, *arrays, constraints)
+    call = prepare_uncached(library, *arrays, constraints)
     return call.explained(describe_kernels(library, call, *arrays))
 
 

@@ -45,7 +45,7 @@ class Matrices:
     problem: Problem
 
     @property
-    def count(self) -> int:
+    def product_count(self) -> int:
         """The number of products."""
         return 1 if self.flattens_stack else prod(self.c.shape[:-2])
 

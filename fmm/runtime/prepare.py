@@ -139,17 +139,17 @@ def prepare_call(
     constraints: PlanConstraints | GramKey,
     prepare: Prepare | None = None,
 ) -> PreparedCall:
-    """Return the cached call for this signature; prepare it on a miss, by `prepare` (default: plan_call).
+    """Return the cached call for this signature; prepare it on a miss, by `prepare` (default: prepare_uncached).
 
     Without b, the call multiplies a matrix by its own transpose.
     """
     signature = library.call_key(a, b, out)
     if signature is None:
-        return (prepare or plan_call)(library, a, b, out, constraints)  # type: ignore[arg-type]
+        return (prepare or prepare_uncached)(library, a, b, out, constraints)  # type: ignore[arg-type]
     key = constraints, signature, current_settings()
     cached = library.calls.get(key)
     if cached is None or cached.valid_until < time.monotonic():
-        cached = _fill_cache(library, key, a, b, out, constraints, prepare or plan_call)
+        cached = _fill_cache(library, key, a, b, out, constraints, prepare or prepare_uncached)
     call: PreparedCall = cached.call
     return call
 
@@ -211,7 +211,7 @@ def writes_there(library: Library, call: PreparedCall, a: object, b: object, out
 # ---- from arrays to a query
 
 
-def plan_call(library: Library, a: object, b: object, out: object, constraints: PlanConstraints) -> PreparedCall:
+def prepare_uncached(library: Library, a: object, b: object, out: object, constraints: PlanConstraints) -> PreparedCall:
     """Prepare a call without the cache. Calls that the library rejects are left to the library.
 
     PlanError if the caller's plan cannot run.
@@ -487,9 +487,9 @@ def _add_launches(call: PreparedCall, launches: LaunchList, work: Matrices, quer
     """Return the call with launches, offsets and memory needs."""
     from fmm.kernels.cuda.record import record_operations  # a program without a GPU does not load it
 
-    ops = work.count * len(record_operations(launches.plan, launches.problem).ops)
-    is_short = ops <= MAX_GRAPH_OPS and work.count * prod(work.problem.size) <= MAX_GRAPH_WORK
-    several = work.count * len(launches.steps) > 1
+    ops = work.product_count * len(record_operations(launches.plan, launches.problem).ops)
+    is_short = ops <= MAX_GRAPH_OPS and work.product_count * prod(work.problem.size) <= MAX_GRAPH_WORK
+    several = work.product_count * len(launches.steps) > 1
     with_graph = cublas_scratch(launches) + GRAPH_SCRATCH * launches.vendor_stream_count
     uses_graph = several and launches.stream_count == 1 and is_short and with_graph <= call.limits.workspace
     return replace(

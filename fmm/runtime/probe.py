@@ -30,7 +30,7 @@ from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.default_calibration import cpu_calibration
 
-SMALL, LARGE = 256, 4096  # first side of the timed products; the side is doubled step by step
+FIRST_SIDE, LAST_SIDE = 256, 4096  # first side of the timed products; the side is doubled step by step
 LONGEST = 0.02  # ... seconds; the last product is the largest one that takes less time
 REPEATS, ROUNDS = 7, 5  # number of repetitions of products, and of sums
 # time = flops / rate (1 + PIPE / side). Products with sides of 1000 or 2000 run 10 to 20 % below the asymptotic rate,
@@ -114,8 +114,8 @@ def _product_rate(dtype: np.dtype[Any], pipe: float) -> Rate:
 
     time = flops / rate (1 + pipe / side); each of the three sides takes a third of pipe.
     """
-    side, seconds = SMALL, _product_seconds(SMALL, dtype)
-    while side < LARGE and seconds * 8 < LONGEST:
+    side, seconds = FIRST_SIDE, _product_seconds(FIRST_SIDE, dtype)
+    while side < LAST_SIDE and seconds * 8 < LONGEST:
         side *= 2
         seconds = _product_seconds(side, dtype)
     return Rate(2 * side**3 / seconds * (1 + pipe / side), 0.0, pipe / 3, pipe / 3, pipe / 3)

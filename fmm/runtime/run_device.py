@@ -39,7 +39,7 @@ from fmm.runtime.prepare import PreparedCall, cublas_scratch
 
 GRAPHS = GraphCache()
 DEFAULT_STREAM = 0  # number of the legacy stream, which cannot be captured
-SPARE = 16  # number of launch parameter sets that the next stack can reuse
+MAX_REUSED_PARAMETER_SETS = 16  # number of launch parameter sets that the next stack can reuse
 MAX_STREAM_CALLS = 256  # number of cached calls for each stream and thread
 on_release(GRAPHS.clear)
 
@@ -250,7 +250,7 @@ class StreamCall:
             return
         prepared = [player.prepared_product(own, stream) for player, own in products]
         make_calls([call for calls, _ in prepared for call in calls])
-        for _, give_back in prepared[:SPARE]:
+        for _, give_back in prepared[:MAX_REUSED_PARAMETER_SETS]:
             give_back()
 
     def _capture(self, addresses: Addresses) -> _Replay | None:

@@ -1,1 +1,1 @@
-"""Min-plus products and all-pairs shortest paths: closure tables, kernels for the host and for CUDA, and the calls."""
+"""Min-plus products and all-pairs shortest paths: the public calls, closure tables, kernels for the host and CUDA."""

@@ -1,7 +1,7 @@
-"""A closure table's steps as launches on a CUDA device, and their predicted time.
+"""Conversion of a closure table's steps to launches on a CUDA device, and the predicted time of the launches.
 
 The matrix D and the temporaries are row-major, with rows that begin at multiples of 16 bytes. The predecessors of D and
-of the temporaries have the same layout in buffers of their own.
+of the temporaries are in separate buffers with the same layout.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import lru_cache
 from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.launch_list import Launch
 from fmm.kernels.plans.sums import Place
-from fmm.semirings.closure_steps import MATRIX, ClosureSteps, ProductStep, TileStep, closure_steps
+from fmm.semirings.closure_steps import MATRIX_NAME, ClosureSteps, ProductStep, TileStep, closure_steps
 from fmm.semirings.closure_table import closure_table
 from fmm.semirings.minplus_kernel import (
     VECTOR_BYTES,
@@ -29,49 +29,50 @@ from fmm.semirings.minplus_kernel import (
     tile_side,
 )
 
-ALIGNMENT = 256  # numbers: temporaries begin at multiples of it
-ARGS = "args of "  # prefix of a base's name: the buffer of its predecessors
-ARG_BYTES = 4  # of a node
+TEMPORARY_ALIGNMENT = 256  # temporaries begin at multiples of this number of entries
+ARGUMENTS_PREFIX = "args of "  # prefix of the name of a buffer that holds predecessors
+ARGUMENT_BYTES = 4  # bytes of a node or of a step k (int32)
 WORKSPACE, DOUBLED = "W", "doubled"
 
 
 @dataclass(frozen=True, eq=False)
 class ClosureLaunches:
-    """All launches for a matrix, and the memory that they need."""
+    """All launches that close a matrix, and the memory that the launches need."""
 
     steps: ClosureSteps
     launches: tuple[Launch, ...]
-    numbers: int  # of the temporaries
-    doubled_bytes: int  # of the operands that are written twice, for rings with two numbers in a word
+    numbers: int  # number of entries of all temporaries
+    doubled_bytes: int  # bytes of the operands with each entry written twice, for rings with two entries in a word
 
 
 @lru_cache(maxsize=64)
 def closure_launches(ring: Ring, n: int, with_predecessors: bool, multiprocessors: int) -> ClosureLaunches:
-    """Return all launches that close an n x n matrix."""
+    """Return all launches that compute the closure of an n x n matrix."""
     steps = closure_steps(closure_table(), n, tile_side(with_predecessors))
-    return _ClosureRecorder(ring, steps, with_predecessors, multiprocessors).record()
+    return _ClosureRecorder(ring, steps, with_predecessors, multiprocessors).record_launches()
 
 
-def padded(cols: int) -> int:
-    """Return the leading dimension with which every row begins at a multiple of 16 bytes, for every type."""
+def padded_columns(cols: int) -> int:
+    """Return the leading dimension with which each row begins at a multiple of 16 bytes, whatever the type."""
     return -(-cols // VECTOR_BYTES) * VECTOR_BYTES
 
 
 class _ClosureRecorder:
-    """Translates closure steps into launches; places the temporaries in one workspace."""
+    """Translates closure steps into launches, and places the temporaries in one workspace."""
 
     def __init__(self, ring: Ring, steps: ClosureSteps, with_predecessors: bool, multiprocessors: int) -> None:
         self.ring, self.steps = ring, steps
         self.with_predecessors, self.multiprocessors = with_predecessors, multiprocessors
-        self.places: dict[str, tuple[int, int]] = {}  # first number and leading dimension of each temporary
+        # for each temporary: index of its first entry in the workspace, and leading dimension
+        self.places: dict[str, tuple[int, int]] = {}
         self.numbers = 0
         for name, rows, cols in steps.temporaries:
-            self.places[name] = self.numbers, padded(cols)
-            self.numbers += -(-rows * padded(cols) // ALIGNMENT) * ALIGNMENT
-        sizes = (p.left.rows * padded(p.left.cols) for p in steps.products)
+            self.places[name] = self.numbers, padded_columns(cols)
+            self.numbers += -(-rows * padded_columns(cols) // TEMPORARY_ALIGNMENT) * TEMPORARY_ALIGNMENT
+        sizes = (p.left.rows * padded_columns(p.left.cols) for p in steps.products)
         self.doubled = max(sizes, default=0) if ring.per_word > 1 else 0
 
-    def record(self) -> ClosureLaunches:
+    def record_launches(self) -> ClosureLaunches:
         launches = tuple(x for step in self.steps.rounds for x in self._round_launches(step))
         return ClosureLaunches(self.steps, launches, self.numbers, 2 * self.doubled * self.ring.word_bytes)
 
@@ -79,11 +80,14 @@ class _ClosureRecorder:
         if isinstance(step, TileStep):
             yield close_launch(self.ring, self._device_matrix(step.place), self._argument_matrix(step.place))
             return
-        products = [self._product(p) for p in step]
+        products = [self._semiring_product(p) for p in step]
         if self.ring.per_word > 1:
             for i, product in enumerate(products):
                 dest = DeviceMatrix(
-                    DOUBLED, i * self.doubled * self.ring.word_bytes, *product.left[2:4], padded(product.left.cols)
+                    DOUBLED,
+                    i * self.doubled * self.ring.word_bytes,
+                    *product.left[2:4],
+                    padded_columns(product.left.cols),
                 )
                 yield doubling_launch(product.left, dest)
                 products[i] = product._replace(left=dest)
@@ -91,7 +95,7 @@ class _ClosureRecorder:
         sizes = fastest_sizes(self.ring, self.with_predecessors, product_sizes, self.multiprocessors)
         yield minplus_launch(self.ring, sizes, products)
 
-    def _product(self, p: ProductStep) -> SemiringProduct:
+    def _semiring_product(self, p: ProductStep) -> SemiringProduct:
         left, right, old, dest = (self._device_matrix(x) for x in p)
         if not self.with_predecessors:
             return SemiringProduct(left, right, dest, old)
@@ -109,11 +113,11 @@ class _ClosureRecorder:
         return self._located_matrix(place, "", self.ring.item_bytes)
 
     def _argument_matrix(self, place: Place) -> DeviceMatrix | None:
-        return self._located_matrix(place, ARGS, ARG_BYTES) if self.with_predecessors else None
+        return self._located_matrix(place, ARGUMENTS_PREFIX, ARGUMENT_BYTES) if self.with_predecessors else None
 
     def _located_matrix(self, place: Place, prefix: str, item: int) -> DeviceMatrix:
-        base, first, leading = MATRIX, 0, padded(self.steps.n)
-        if place.name != MATRIX:
+        base, first, leading = MATRIX_NAME, 0, padded_columns(self.steps.n)
+        if place.name != MATRIX_NAME:
             base, (first, leading) = WORKSPACE, self.places[place.name]
         offset = item * (first + place.row * leading + place.col)
         return DeviceMatrix(prefix + base, offset, place.rows, place.cols, leading)
@@ -121,19 +125,20 @@ class _ClosureRecorder:
 
 # ---- predicted time
 #
-# Each launch begins when the one before has ended. Left out are device memory (a product reads each number of its
-# operands tens of times from the second-level cache, which keeps up), the passes that convert operands and results, and
-# clocks that fall under load.
+# Each launch is assumed to begin when the previous launch has ended. The prediction ignores device memory (a product
+# reads each operand entry tens of times from the second-level cache, which is fast enough), the passes that convert
+# operands and results, and that the device lowers its clock frequency under load.
 
-# Clocks of one step of a tile closure. 128 nodes: 64 numbers a thread, two instructions each, and a barrier.
+# Measured clocks of one step of the closure of a tile. A tile has 128 nodes: in each step a thread updates 64 entries
+# by two instructions each, then waits at a barrier.
 STEP_CLOCKS = 510.0
-WIDE_STEP_CLOCKS = 1100.0  # of float64
-PREDECESSOR_STEP_CLOCKS = 500.0  # of 64 nodes, with predecessors
+FLOAT64_STEP_CLOCKS = 1100.0  # clocks of one step in float64
+PREDECESSOR_STEP_CLOCKS = 500.0  # clocks of one step of the closure of a tile of 64 nodes with predecessors
 
 
 def closure_seconds(ring: Ring, n: int, chip: Chip, with_predecessors: bool = False) -> float:
-    """Return the predicted seconds of the shortest paths between n nodes."""
-    step_clocks = WIDE_STEP_CLOCKS if ring.word_bytes > 4 else STEP_CLOCKS
+    """Return the predicted seconds of computing the shortest paths between n nodes."""
+    step_clocks = FLOAT64_STEP_CLOCKS if ring.word_bytes > 4 else STEP_CLOCKS
     if with_predecessors:
         step_clocks = PREDECESSOR_STEP_CLOCKS
     seconds = 0.0
@@ -147,7 +152,7 @@ def closure_seconds(ring: Ring, n: int, chip: Chip, with_predecessors: bool = Fa
 
 
 def product_seconds(ring: Ring, products: list[ProductSize], chip: Chip, with_arguments: bool = False) -> float:
-    """Return the predicted seconds of one launch of products."""
+    """Return the predicted seconds of one launch that computes these products."""
     sizes = fastest_sizes(ring, with_arguments, products, chip.multiprocessors)
     clocks = product_clocks(ring, with_arguments, sizes, products, chip.multiprocessors)
     return chip.fitted.launch + clocks / chip.clock

@@ -1,7 +1,7 @@
-"""The steps that carry out a closure table on an n x n matrix, read by the host, CUDA launches, counts and prediction.
+"""The steps of a closure table for an n x n matrix: the host and CUDA execute, count and time the same steps.
 
-A round is a set of steps that may run side by side: one tile to close, or products that do not read or overwrite each
-other's results.
+A round is a set of steps that may run concurrently: a single tile closure, or products that neither read nor overwrite
+each other's results.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import NamedTuple
 
 from fmm.kernels.algorithms.step_table import Step
 from fmm.kernels.plans.sums import Place
-from fmm.semirings.closure_table import Close, ClosureTable
+from fmm.semirings.closure_table import CloseStep, ClosureTable
 
-MATRIX = "D"
+MATRIX_NAME = "D"
 
 
 class TileStep(NamedTuple):
-    """A diagonal block that is closed as a whole."""
+    """The step that replaces a small diagonal block by its closure without further cuts."""
 
     place: Place
 
 
 class ProductStep(NamedTuple):
-    """dest = old + left right over the semiring; `old` may be `dest`."""
+    """The step dest = old + left right over the semiring; `old` and `dest` may be one block."""
 
     left: Place
     right: Place
@@ -33,15 +33,15 @@ class ProductStep(NamedTuple):
     dest: Place
 
 
-Round = TileStep | tuple[ProductStep, ...]
+StepRound = TileStep | tuple[ProductStep, ...]
 
 
 @dataclass(frozen=True)
 class ClosureSteps:
-    """All rounds that close an n x n matrix D in place, and the name, rows and columns of each temporary."""
+    """All rounds that replace an n x n matrix D by its closure, and the name, rows and columns of each temporary."""
 
     n: int
-    rounds: tuple[Round, ...]
+    rounds: tuple[StepRound, ...]
     temporaries: tuple[tuple[str, int, int], ...]
 
     @property
@@ -54,40 +54,41 @@ class ClosureSteps:
 
     @property
     def additions(self) -> int:
-        """Number of sums that are compared with the best one so far."""
+        """Number of sums that are compared with the best value so far."""
         products = sum(p.left.rows * p.left.cols * p.right.cols for p in self.products)
         return products + sum(tile.rows**3 for tile in self.tiles)
 
     @property
-    def moved(self) -> int:
-        """Numbers read and written if each step reads each of its operands once."""
+    def entries_moved(self) -> int:
+        """Number of entries read and written, if each step reads each of its operands once."""
         products = sum(sum(x.rows * x.cols for x in p) for p in self.products)
         return products + sum(2 * tile.rows**2 for tile in self.tiles)
 
     @property
-    def temporary_numbers(self) -> int:
+    def temporary_entries(self) -> int:
         return sum(rows * cols for _, rows, cols in self.temporaries)
 
 
 @lru_cache(maxsize=64)
 def closure_steps(table: ClosureTable, n: int, leaf: int) -> ClosureSteps:
-    """Return the steps for an n x n matrix.
+    """Return the table's steps for an n x n matrix.
 
-    Blocks are cut at the multiple of `leaf` nearest to the middle, until no block is larger than `leaf`.
+    Diagonal blocks are cut near the middle, at a multiple of `leaf` rows, until no diagonal block has more than `leaf`
+    rows.
     """
     cutting = _BlockRecursion(table, leaf)
-    rounds = tuple(cutting.close_rounds(Place(MATRIX, 0, 0, n, n), 0)) if n else ()
+    rounds = tuple(cutting.close_rounds(Place(MATRIX_NAME, 0, 0, n, n), 0)) if n else ()
     return ClosureSteps(n, rounds, tuple((name, *size) for name, size in cutting.sizes.items()))
 
 
 class _BlockRecursion:
-    """The recursion over diagonal blocks; `sizes` collects rows and columns of the temporaries."""
+    """The recursion over diagonal blocks; `sizes` maps each temporary to its rows and columns."""
 
     def __init__(self, table: ClosureTable, leaf: int) -> None:
         self.table, self.leaf = table, leaf
         self.sizes: dict[str, tuple[int, int]] = {}
 
-    def close_rounds(self, whole: Place, depth: int) -> Iterator[Round]:
+    def close_rounds(self, whole: Place, depth: int) -> Iterator[StepRound]:
         if whole.rows <= self.leaf:
             yield TileStep(whole)
             return
@@ -97,21 +98,21 @@ class _BlockRecursion:
         places = dict(zip(self.table.blocks, quarters, strict=True))
         together: list[ProductStep] = []
         for step in self.table.steps:
-            if isinstance(step, Close):
+            if isinstance(step, CloseStep):
                 yield from [tuple(together)] if together else []
                 together = []
                 yield from self.close_rounds(places[step.place], depth + 1)
                 continue
-            product = self._product(step, places, depth)
-            if any(_conflicts(product, other) for other in together):
+            product = self._product_step(step, places, depth)
+            if any(_products_conflict(product, other) for other in together):
                 yield tuple(together)
                 together = []
             together.append(product)
         yield from [tuple(together)] if together else []
 
-    def _product(self, step: Step, places: dict[str, Place], depth: int) -> ProductStep:
-        left, right = (places[step.bound[f]] for f in step.kernel.product or ())
-        (read,), (written,) = (step.bound[f] for f in step.kernel.reads), step.writes
+    def _product_step(self, step: Step, places: dict[str, Place], depth: int) -> ProductStep:
+        left, right = (places[step.blocks_by_formal[f]] for f in step.kernel.product or ())
+        (read,), (written,) = (step.blocks_by_formal[f] for f in step.kernel.reads), step.writes
         if written in self.table.temporaries:
             name = f"{written}.{depth}"
             places[written] = Place(name, 0, 0, left.rows, right.cols)
@@ -120,6 +121,6 @@ class _BlockRecursion:
         return ProductStep(left, right, places[read], places[written])
 
 
-def _conflicts(x: ProductStep, y: ProductStep) -> bool:
-    """Return True if one product writes a place that the other reads or writes."""
+def _products_conflict(x: ProductStep, y: ProductStep) -> bool:
+    """Return True if one of two products writes a block that the other product reads or writes."""
     return any(p.dest.shared(q) is not None for p, other in ((x, y), (y, x)) for q in other)

@@ -1,12 +1,13 @@
-"""Closure tables: sequences of block operations that compute D* = 1 + D + D D + ... over a semiring, as text files.
+"""Closure tables, as text files: block operations that compute the closure D* of a matrix D over a semiring.
 
-Over (min, +), where an entry of D is the length of an edge, D* holds the lengths of all shortest paths. A table cuts D
-into two by two blocks. Its steps are `close` on diagonal blocks (smaller problems of the same kind) and those kernels
-of step_tables/kernels.txt that subtract nothing.
+D* is the sum of all powers of D. Over (min, +), where an entry of D is the length of an edge, D* holds the lengths of
+all shortest paths. A closure table cuts D into 2 x 2 blocks. The steps of a table are `close` on diagonal blocks
+(closures of smaller matrices) and the kernels of step_tables/kernels.txt without subtractions.
 
-A table is proved when it is read. Blocks are letters that do not commute, and a result is a set of words over these
-letters. The set must equal the walks between the block's two sides. The proof holds for every closed semiring with
-idempotent addition and for blocks of any size.
+A closure table is proved to be correct when it is read. In the proof, blocks are letters that do not commute, and the
+result of a step is a set of words over these letters. For each block, the set of words must equal the set of walks
+between the block's two sides of the cut. The proof holds for every closed semiring with idempotent addition and for
+blocks of any size.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from fmm.kernels.algorithms.step_table import PRODUCT_SOURCE, Step, StepError, T
 
 TABLE_FOLDER: Final = resources.files("fmm.semirings") / "closure_tables"
 HEADER_FIELDS = ("name", "source", "blocks", "temps")
-# From which side of the cut to which side each block leads, in the order of the blocks.
+# For each of the four blocks, in order: the side of the cut (0 or 1) where its edges begin, and the side where its
+# edges end.
 BLOCK_SIDES = ((0, 0), (0, 1), (1, 0), (1, 1))
 
 
-class Close(NamedTuple):
+class CloseStep(NamedTuple):
     """The step that replaces a diagonal block by its closure."""
 
     place: str
@@ -36,13 +38,13 @@ class Close(NamedTuple):
 
 @dataclass(frozen=True)
 class ClosureTable:
-    """A named sequence of steps that turns the four blocks of D into those of D*."""
+    """A named sequence of steps that replaces the four blocks of D by the four blocks of D*."""
 
     name: str
     source: str
     blocks: tuple[str, ...]
     temporaries: tuple[str, ...]
-    steps: tuple[Step | Close, ...]
+    steps: tuple[Step | CloseStep, ...]
 
     @property
     def products(self) -> int:
@@ -51,12 +53,12 @@ class ClosureTable:
 
 @lru_cache(maxsize=8)
 def closure_table(name: str = "r-kleene") -> ClosureTable:
-    """Read and prove the closure table of this name; raise StepError if it is unknown or wrong."""
+    """Read and prove the closure table of this name; raise StepError if there is no such table or it is wrong."""
     names = sorted(file.name.removesuffix(".txt") for file in TABLE_FOLDER.iterdir())
     if name not in names:
         raise StepError(f"unknown closure table {name!r}; valid: {', '.join(names)}")
     table = parse_closure_table((TABLE_FOLDER / f"{name}.txt").read_text(encoding="utf-8"), f"{name}.txt")
-    if (defect := closure_defect(table)) is not None:
+    if (defect := closure_error(table)) is not None:
         raise StepError(f"{name}.txt does not compute the closure: {defect}")
     return table
 
@@ -65,7 +67,7 @@ def closure_table(name: str = "r-kleene") -> ClosureTable:
 
 
 def parse_closure_table(text: str, origin: str = "closure table") -> ClosureTable:
-    """Parse the text form of a closure table; StepError names the file and the line."""
+    """Parse the text form of a closure table; raise StepError with the file and the line of an error."""
     head, calls = table_text(text, origin, HEADER_FIELDS)
     blocks, temporaries = tuple(head["blocks"].split()), tuple(head["temps"].split())
     if len(blocks) != len(BLOCK_SIDES) or len({*blocks, *temporaries}) < len(blocks) + len(temporaries):
@@ -73,9 +75,9 @@ def parse_closure_table(text: str, origin: str = "closure table") -> ClosureTabl
     return ClosureTable(head["name"], head["source"], blocks, temporaries, tuple(map(_parse_step, calls)))
 
 
-def _parse_step(call: TableCall) -> Step | Close:
+def _parse_step(call: TableCall) -> Step | CloseStep:
     if call.name == "close" and len(call.places) == 1:
-        return Close(call.places[0])
+        return CloseStep(call.places[0])
     step, where = kernel_step(call), call.where
     kernel = step.kernel
     if kernel.product is None or len(kernel.writes) != 1:
@@ -90,14 +92,14 @@ def _parse_step(call: TableCall) -> Step | Close:
 # ---- the proof
 
 
-def closure_defect(table: ClosureTable) -> str | None:
-    """Return the table's first error; None if it computes the closure over every closed semiring."""
-    values: dict[str, Words] = {name: Letter(name) for name in table.blocks}
+def closure_error(table: ClosureTable) -> str | None:
+    """Return the table's first error as text; None if the table computes the closure over every closed semiring."""
+    values: dict[str, WordSet] = {name: LetterSet(name) for name in table.blocks}
     for step in table.steps:
-        places = (step.place,) if isinstance(step, Close) else step.reads
+        places = (step.place,) if isinstance(step, CloseStep) else step.reads
         if unknown := [p for p in places if p not in values]:
             return f"{step} reads {', '.join(unknown)}, which nothing has written"
-        if isinstance(step, Close):
+        if isinstance(step, CloseStep):
             if step.place not in (table.blocks[0], table.blocks[3]):
                 return f"{step}: only blocks of the diagonal are square"
             values[step.place] = repetition(values[step.place])
@@ -105,81 +107,84 @@ def closure_defect(table: ClosureTable) -> str | None:
             values[step.writes[0]] = _step_result(step, values)
     moves = dict(zip(table.blocks, BLOCK_SIDES, strict=True))
     for block, (begin, end) in moves.items():
-        if not same_walks(values[block], moves, begin, end):
+        if not is_set_of_walks(values[block], moves, begin, end):
             return f"{block} is not the closure's"
     return None
 
 
-def _step_result(step: Step, values: Mapping[str, Words]) -> Words:
-    left, right = (values[step.bound[f]] for f in step.kernel.product or ())
+def _step_result(step: Step, values: Mapping[str, WordSet]) -> WordSet:
+    left, right = (values[step.blocks_by_formal[f]] for f in step.kernel.product or ())
     total = EMPTY_SET
     for _, terms in step.kernel.assignments:
         for _, source in terms:
-            total = union(total, concatenation(left, right) if source == PRODUCT_SOURCE else values[step.bound[source]])
+            total = union(
+                total, concatenation(left, right) if source == PRODUCT_SOURCE else values[step.blocks_by_formal[source]]
+            )
     return total
 
 
 # ---- sets of words over letters that do not commute
 #
 # An identity of word sets (union, concatenation, repetition) holds in every closed semiring with idempotent addition,
-# and for matrices over it. Sets are compared by derivatives: the words that may follow a first letter (Brzozowski 1964,
-# Antimirov 1996). A set has finitely many derivatives.
+# and for matrices over such a semiring. Sets of words are compared by their derivatives: the derivative by a letter is
+# the set of words that may follow this letter as the first (Brzozowski 1964, Antimirov 1996). The comparison ends,
+# since a set of words has finitely many derivatives.
 
 
 @dataclass(frozen=True)
-class Letter:
-    """The set of one word of one letter."""
+class LetterSet:
+    """The set with a single word, which consists of one letter."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Union:
-    """The union of sets."""
+    """The union of several sets of words."""
 
-    parts: frozenset[Words]
+    parts: frozenset[WordSet]
 
 
 @dataclass(frozen=True)
 class Concatenation:
-    """The concatenations of a word of `first` and a word of `then`."""
+    """The set of all concatenations of a word of `first` and a word of `then`."""
 
-    first: Words
-    then: Words
+    first: WordSet
+    then: WordSet
 
 
 @dataclass(frozen=True)
 class Repetition:
-    """The concatenations of any number of words of `part`."""
+    """The set of all concatenations of any number of words of `part`, zero words included."""
 
-    part: Words
-
-
-Words = Letter | Union | Concatenation | Repetition
-EMPTY_SET: Words = Union(frozenset())
-EMPTY_WORD_SET: Words = Repetition(EMPTY_SET)  # the word without letters
+    part: WordSet
 
 
-def union(x: Words, y: Words) -> Words:
-    """Return the union of two sets in normal form."""
+WordSet = LetterSet | Union | Concatenation | Repetition
+EMPTY_SET: WordSet = Union(frozenset())
+EMPTY_WORD_SET: WordSet = Repetition(EMPTY_SET)  # the set with a single word, the word without letters
+
+
+def union(x: WordSet, y: WordSet) -> WordSet:
+    """Return the union of two sets of words, in normal form."""
     parts = (x.parts if isinstance(x, Union) else {x}) | (y.parts if isinstance(y, Union) else {y})
     return next(iter(parts)) if len(parts) == 1 else Union(frozenset(parts))
 
 
-def concatenation(x: Words, y: Words) -> Words:
-    """Return the concatenation of two sets in normal form."""
+def concatenation(x: WordSet, y: WordSet) -> WordSet:
+    """Return the concatenation of two sets of words, in normal form."""
     if EMPTY_SET in (x, y):
         return EMPTY_SET
     return y if x == EMPTY_WORD_SET else x if y == EMPTY_WORD_SET else Concatenation(x, y)
 
 
-def repetition(x: Words) -> Words:
-    """Return the repetition of a set in normal form."""
+def repetition(x: WordSet) -> WordSet:
+    """Return the repetition of a set of words, in normal form."""
     return x if isinstance(x, Repetition) else Repetition(x)
 
 
-def has_empty_word(x: Words) -> bool:
-    """Return True if the set contains the word without letters."""
+def has_empty_word(x: WordSet) -> bool:
+    """Return True if the set of words contains the word without letters."""
     if isinstance(x, Union):
         return any(has_empty_word(part) for part in x.parts)
     if isinstance(x, Concatenation):
@@ -188,29 +193,29 @@ def has_empty_word(x: Words) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def derivatives(x: Words, letter: str) -> frozenset[Words]:
-    """Return sets with this union: the rest of every word of x that begins with `letter`."""
-    if isinstance(x, Letter):
+def letter_derivatives(x: WordSet, letter: str) -> frozenset[WordSet]:
+    """Return sets with this union: the words that follow `letter` in the words of x that begin with `letter`."""
+    if isinstance(x, LetterSet):
         return frozenset([EMPTY_WORD_SET] if x.name == letter else [])
     if isinstance(x, Union):
-        return frozenset(y for part in x.parts for y in derivatives(part, letter))
+        return frozenset(y for part in x.parts for y in letter_derivatives(part, letter))
     if isinstance(x, Repetition):
-        return frozenset(concatenation(y, x) for y in derivatives(x.part, letter))
-    rest = frozenset(concatenation(y, x.then) for y in derivatives(x.first, letter))
-    return rest | derivatives(x.then, letter) if has_empty_word(x.first) else rest
+        return frozenset(concatenation(y, x) for y in letter_derivatives(x.part, letter))
+    rest = frozenset(concatenation(y, x.then) for y in letter_derivatives(x.first, letter))
+    return rest | letter_derivatives(x.then, letter) if has_empty_word(x.first) else rest
 
 
-def same_walks(x: Words, moves: Mapping[str, tuple[int, int]], begin: int, end: int) -> bool:
-    """Return True if x is the set of walks from `begin` to `end`; each letter is a move between two vertices."""
-    # A state is the sets that may follow and the vertex that a walk has come to (None: not a walk).
-    state: tuple[frozenset[Words], int | None] = (frozenset([x]), begin)
+def is_set_of_walks(x: WordSet, moves: Mapping[str, tuple[int, int]], begin: int, end: int) -> bool:
+    """Return True if x is the set of walks from vertex `begin` to vertex `end`; each letter is an edge."""
+    # A state has the sets of words that may follow, and the vertex that the walk has reached (None: not a walk).
+    state: tuple[frozenset[WordSet], int | None] = (frozenset([x]), begin)
     seen, waiting = {state}, [state]
     while waiting:
         rest, vertex = waiting.pop()
         if any(has_empty_word(y) for y in rest) != (vertex == end):
             return False
         for letter, (start, stop) in moves.items():
-            following = frozenset(z for y in rest for z in derivatives(y, letter))
+            following = frozenset(z for y in rest for z in letter_derivatives(y, letter))
             state = following, stop if vertex == start else None
             if state not in seen:
                 seen.add(state)

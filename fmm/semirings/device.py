@@ -1,4 +1,4 @@
-"""Semiring products and closures of CuPy arrays, on the current device and stream."""
+"""Semiring products and closures of CuPy arrays, computed on CuPy's current device and stream."""
 
 from __future__ import annotations
 
@@ -10,8 +10,15 @@ import numpy as np
 
 from fmm.kernels.cuda.launch.device_facts import chip_of
 from fmm.kernels.cuda.launch.player import LaunchSequence
-from fmm.semirings.closure_launches import ARG_BYTES, ARGS, DOUBLED, WORKSPACE, closure_launches, padded
-from fmm.semirings.closure_steps import MATRIX
+from fmm.semirings.closure_launches import (
+    ARGUMENT_BYTES,
+    ARGUMENTS_PREFIX,
+    DOUBLED,
+    WORKSPACE,
+    closure_launches,
+    padded_columns,
+)
+from fmm.semirings.closure_steps import MATRIX_NAME
 from fmm.semirings.minplus_kernel import (
     RINGS,
     VECTOR_BYTES,
@@ -25,74 +32,77 @@ from fmm.semirings.minplus_kernel import (
 
 
 def device_product(ring_name: str, a: Any, b: Any, with_arguments: bool) -> tuple[Any, Any]:
-    """Return the best sums, and the steps that they come from (None without arguments)."""
+    """Return the product, and for each entry the step k of its best sum (None without arguments)."""
     ring, (m, k), n = RINGS[ring_name], a.shape, b.shape[1]
     left, right = _aligned_rows(a), _aligned_rows(b)
-    c = cupy.empty((m, padded(n)), a.dtype)
-    args = cupy.empty((m, padded(n)) if with_arguments else (1,), np.int32)
+    c = cupy.empty((m, padded_columns(n)), a.dtype)
+    args = cupy.empty((m, padded_columns(n)) if with_arguments else (1,), np.int32)
     device = int(a.data.device_id)
     leading = int(left.strides[0] // left.itemsize), int(right.strides[0] // right.itemsize)
-    run = _product_run(ring, (m, k, n), leading, with_arguments, device)
+    run = _product_launches(ring, (m, k, n), leading, with_arguments, device)
     addresses = {"A": left.data.ptr, "B": right.data.ptr, "C": c.data.ptr}
-    addresses[ARGS] = args.data.ptr
+    addresses[ARGUMENTS_PREFIX] = args.data.ptr
     if ring.per_word > 1:
-        doubled = cupy.empty((m, padded(k)), np.uint32)
+        doubled = cupy.empty((m, padded_columns(k)), np.uint32)
         addresses[DOUBLED] = doubled.data.ptr
     run.play(addresses, cupy.cuda.get_current_stream().ptr)
     return _first_columns(c, n), _first_columns(args, n) if with_arguments else None
 
 
 def device_closure(ring_name: str, d: Any, missing: Any, predecessors: Any = None) -> tuple[Any, Any]:
-    """Return the closure of an n x n matrix, and the node before each path's end (None without `predecessors`).
+    """Return the closure of an n x n matrix, and the last node but one of each path (None without `predecessors`).
 
-    The matrix is row-major. It is overwritten if its rows begin at multiples of 16 bytes.
-    `predecessors` has the nodes before the ends of single edges.
+    The matrix `d` must be row-major. The matrix `d` is overwritten if its rows begin at multiples of 16 bytes.
+    `predecessors` must have, for each edge, the node where the edge begins.
     """
     n, ring = len(d), RINGS[ring_name]
-    run, numbers, doubled_bytes = _closure_run(ring, n, predecessors is not None, int(d.data.device_id))
+    run, numbers, doubled_bytes = _closure_launches(ring, n, predecessors is not None, int(d.data.device_id))
     values = d
-    if n != padded(n):
-        values = cupy.full((n, padded(n)), missing, d.dtype)
+    if n != padded_columns(n):
+        values = cupy.full((n, padded_columns(n)), missing, d.dtype)
         values[:, :n] = d
-    memory = {MATRIX: values, WORKSPACE: cupy.empty(max(numbers, 1), d.dtype)}
+    memory = {MATRIX_NAME: values, WORKSPACE: cupy.empty(max(numbers, 1), d.dtype)}
     if doubled_bytes:
         memory[DOUBLED] = cupy.empty(doubled_bytes, np.uint8)
     if predecessors is not None:
-        nodes = cupy.empty((n, padded(n)), np.int32)
+        nodes = cupy.empty((n, padded_columns(n)), np.int32)
         nodes[:, :n] = predecessors
-        memory |= {ARGS + MATRIX: nodes, ARGS + WORKSPACE: cupy.empty(max(numbers, 1) * ARG_BYTES, np.uint8)}
+        memory |= {
+            ARGUMENTS_PREFIX + MATRIX_NAME: nodes,
+            ARGUMENTS_PREFIX + WORKSPACE: cupy.empty(max(numbers, 1) * ARGUMENT_BYTES, np.uint8),
+        }
     run.play({base: array.data.ptr for base, array in memory.items()}, cupy.cuda.get_current_stream().ptr)
     return _first_columns(values, n), None if predecessors is None else _first_columns(nodes, n)
 
 
 @lru_cache(maxsize=256)
-def _product_run(
+def _product_launches(
     ring: Ring, size: tuple[int, int, int], leading: tuple[int, int], with_arguments: bool, device: int
 ) -> LaunchSequence:
-    """Return the compiled launches of a product."""
+    """Return the compiled launches of a semiring product."""
     m, k, n = size
     left, right = DeviceMatrix("A", 0, m, k, leading[0]), DeviceMatrix("B", 0, k, n, leading[1])
-    dest = DeviceMatrix("C", 0, m, n, padded(n))
+    dest = DeviceMatrix("C", 0, m, n, padded_columns(n))
     launches = []
     if ring.per_word > 1:
-        words = DeviceMatrix(DOUBLED, 0, m, k, padded(k))
+        words = DeviceMatrix(DOUBLED, 0, m, k, padded_columns(k))
         launches.append(doubling_launch(left, words))
         left = words
     sizes = fastest_sizes(ring, with_arguments, [size], chip_of(device).multiprocessors)
-    args = DeviceMatrix(ARGS, 0, m, n, padded(n)) if with_arguments else None
+    args = DeviceMatrix(ARGUMENTS_PREFIX, 0, m, n, padded_columns(n)) if with_arguments else None
     launches.append(minplus_launch(ring, sizes, [SemiringProduct(left, right, dest, args=args)]))
     return LaunchSequence(launches, device)
 
 
 @lru_cache(maxsize=64)
-def _closure_run(ring: Ring, n: int, with_predecessors: bool, device: int) -> tuple[LaunchSequence, int, int]:
-    """Return the compiled launches of a closure, its temporaries' numbers, and the bytes of doubled operands."""
+def _closure_launches(ring: Ring, n: int, with_predecessors: bool, device: int) -> tuple[LaunchSequence, int, int]:
+    """Return the compiled launches of a closure, the entries of its temporaries, and the bytes of doubled operands."""
     closure = closure_launches(ring, n, with_predecessors, chip_of(device).multiprocessors)
     return LaunchSequence(closure.launches, device), closure.numbers, closure.doubled_bytes
 
 
 def _aligned_rows(x: Any) -> Any:
-    """Return x, or a copy, with contiguous rows that begin at multiples of 16 bytes."""
+    """Return x if its rows are contiguous and begin at multiples of 16 bytes, else a copy with such rows."""
     rows, cols = x.shape
     contiguous = x.strides[1] == x.itemsize or cols == 1
     if (
@@ -102,7 +112,7 @@ def _aligned_rows(x: Any) -> Any:
         and x.data.ptr % VECTOR_BYTES == 0
     ):
         return x
-    copy = cupy.zeros((rows, padded(cols)), x.dtype)
+    copy = cupy.zeros((rows, padded_columns(cols)), x.dtype)
     copy[:, :cols] = x
     return copy[:, :cols]
 

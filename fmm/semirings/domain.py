@@ -1,8 +1,9 @@
-"""The ring in which a product over a semiring is computed, and conversion of arrays into it and back.
+"""The choice of the ring (number type and semiring) of a product, and the conversion of arrays to the ring and back.
 
-Floats are computed as they are. Integers saturate: the largest integer of a type is the missing value ("no edge"; in
-max-plus the smallest one), and a sum beyond the type's range becomes the nearest number in it. No ring saturates by an
-instruction. So the values are inspected first, and a ring is chosen in which no sum can overflow.
+Floating-point arrays are computed in their own type. Integers saturate: the largest integer of a type means "no edge"
+(in max-plus the smallest integer), and a sum beyond the type's range becomes the nearest integer in the range. Kernels
+have no saturating instructions. The values are therefore inspected first, and a ring is chosen in which no sum can
+overflow.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-INT32_RING_LIMIT = 1 << 28  # largest number of the ring "int32" (tropical_rings.cuh)
-# Sums from which a test for negative floats pays: a product without them takes a fifth less time, the test costs a pass
-# and a wait.
-SIGN_TEST_SUMS = 2048**3
+INT32_RING_LIMIT = 1 << 28  # largest magnitude in the ring "int32" (tropical_rings.cuh)
+# Number of sums from which a test for negative entries is worthwhile: without negative entries a product takes a fifth
+# less time, but the test costs a pass over memory and a wait for the device.
+MIN_SUMS_FOR_SIGN_TEST = 2048**3
 
 
-class Domain(NamedTuple):
-    """A ring's name, the type of its arrays and its missing value; with sign -1 numbers are negated on the way in."""
+class RingDomain(NamedTuple):
+    """A ring's name, its array type and the value for "no edge"; sign -1 negates all entries in the conversion."""
 
     ring: str
     dtype: str
@@ -27,7 +28,7 @@ class Domain(NamedTuple):
 
 
 def missing_value(dtype: Any, maximum: bool) -> Any:
-    """Return the number that means "no edge" in a user's array."""
+    """Return the value that means "no edge" in a user's array."""
     numpy_type = np.dtype(dtype)
     if numpy_type.kind == "f":
         return numpy_type.type(-np.inf if maximum else np.inf)
@@ -37,26 +38,26 @@ def missing_value(dtype: Any, maximum: bool) -> Any:
 
 def choose_domain(
     xp: Any, arrays: tuple[Any, ...], maximum: bool, device: bool, with_arguments: bool, terms: int, work: int
-) -> Domain:
-    """Return the fastest ring for `work` sums, each of `terms` numbers of one or two arrays of one type."""
+) -> RingDomain:
+    """Return the fastest ring for `work` sums of `terms` entries each; the arrays (one or two) have one type."""
     dtype = arrays[0].dtype
     if dtype.kind == "f":
-        tests_sign = device and dtype == np.float32 and not maximum and work >= SIGN_TEST_SUMS
-        suffix = ", greatest" if maximum else ", none negative" if tests_sign and _none_negative(arrays) else ""
-        return Domain(f"{dtype.name}{suffix}", dtype.name, missing_value(dtype, maximum))
-    natural = not maximum and _none_negative(arrays)
+        tests_sign = device and dtype == np.float32 and not maximum and work >= MIN_SUMS_FOR_SIGN_TEST
+        suffix = ", greatest" if maximum else ", none negative" if tests_sign and _has_no_negative(arrays) else ""
+        return RingDomain(f"{dtype.name}{suffix}", dtype.name, missing_value(dtype, maximum))
+    natural = not maximum and _has_no_negative(arrays)
     if natural and (dtype == np.int32 or (with_arguments and device)):
-        return Domain("int32, none negative", "uint32", np.uint32(2**31 - 1))
+        return RingDomain("int32, none negative", "uint32", np.uint32(2**31 - 1))
     if natural:
-        return Domain("int16, none negative", "uint16", np.uint16(2**15 - 1))
+        return RingDomain("int16, none negative", "uint16", np.uint16(2**15 - 1))
     sign = -1 if maximum else 1
     if device and all(_largest_magnitude(xp, x, maximum) * terms <= 2 * INT32_RING_LIMIT for x in arrays):
-        return Domain("int32", "int32", np.int32(2**30 - 1), sign)
-    return Domain("float64", "float64", np.float64(np.inf), sign)  # float64 adds integers exactly
+        return RingDomain("int32", "int32", np.int32(2**30 - 1), sign)
+    return RingDomain("float64", "float64", np.float64(np.inf), sign)  # float64 adds these integers exactly
 
 
-def _none_negative(arrays: tuple[Any, ...]) -> bool:
-    """Return True if no number is negative (NaN counts as negative); waits for the device."""
+def _has_no_negative(arrays: tuple[Any, ...]) -> bool:
+    """Return True if no entry is negative (NaN counts as negative); wait for the device."""
     return all(float(x.min()) >= 0 for x in arrays if x.size)
 
 
@@ -67,8 +68,8 @@ def _largest_magnitude(xp: Any, x: Any, maximum: bool) -> int:
     return max(int(edges.max()), -int(edges.min()))
 
 
-def to_domain(x: Any, domain: Domain, maximum: bool) -> Any:
-    """Return x in the domain's numbers; without a copy if the bits are the same."""
+def to_domain(x: Any, domain: RingDomain, maximum: bool) -> Any:
+    """Return x converted to the domain; without a copy if the bits do not change."""
     missing = missing_value(x.dtype, maximum)
     if x.dtype == domain.dtype and missing == domain.missing:
         return x
@@ -81,8 +82,8 @@ def to_domain(x: Any, domain: Domain, maximum: bool) -> Any:
     return values
 
 
-def from_domain(xp: Any, x: Any, domain: Domain, dtype: Any, maximum: bool) -> Any:
-    """Return a result of the domain in the user's type, saturated."""
+def from_domain(xp: Any, x: Any, domain: RingDomain, dtype: Any, maximum: bool) -> Any:
+    """Return a result of the domain converted to the user's type, with saturation."""
     target = np.dtype(dtype)
     if x.dtype == target and missing_value(target, maximum) == domain.missing:
         return x

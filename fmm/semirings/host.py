@@ -1,8 +1,8 @@
 """Semiring products and closures on the host by NumPy alone.
 
-A product takes one pass a step, over pieces that stay in a processor's second-level cache. All threads share the
-pieces; NumPy's loops release Python's lock. `close_matrix` carries out a closure table's steps, by NumPy or by Numba
-(numba_kernels.py).
+A product makes one pass over the result for each step k, in pieces of the result that stay in a processor's
+second-level cache. The pieces are distributed over all threads; NumPy's loops release the GIL. `close_matrix` executes
+a closure table's steps, by NumPy or by Numba (numba_kernels.py).
 """
 
 from __future__ import annotations
@@ -16,22 +16,24 @@ import numpy as np
 
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.sums import Place
-from fmm.semirings.closure_steps import MATRIX, TileStep, closure_steps
+from fmm.semirings.closure_steps import MATRIX_NAME, TileStep, closure_steps
 from fmm.semirings.closure_table import closure_table
 
 Array = np.ndarray[Any, np.dtype[Any]]
-PIECE_BYTES = 1 << 17  # bytes of a piece of the result; its sums need as many
-LONGEST_ROW = 1 << 13  # bytes of a piece's row
-# Limits on one piece (sums and steps of the inner dimension): an interrupt is handled between pieces.
+PIECE_BYTES = 1 << 17  # bytes of a piece of the result; the temporary sums of a piece need as many bytes again
+MAX_PIECE_ROW_BYTES = 1 << 13  # largest number of bytes of a row of a piece
+# Largest numbers of sums in one piece, and of steps k in one pass: an interrupt (Ctrl-C) is handled only between
+# pieces.
 PIECE_SUMS, PIECE_STEPS = 1 << 25, 1 << 14
-HOST_TILE_SIDE = 64  # nodes of a tile that is closed as a whole
+HOST_TILE_SIDE = 64  # largest number of nodes of a tile that is closed without further cuts
 
 
 class ArgumentRecord(NamedTuple):
-    """Where a product records the step (index of the inner dimension) that each of its numbers comes from.
+    """The arrays in which a product records the step k (inner index) of the best sum for each entry of the result.
 
-    `args` receives the step, or the number of `via` at that step (a predecessor). Where no step beats the old value,
-    `args` receives -1, or the number of `old`. `first` is the step at which this part of the product begins.
+    `args` receives the step k, or with `via` the entry of row k of `via` (a predecessor). Where no step beats the old
+    value, `args` receives the entry of `old`, or -1 without `old`. `first` is the step k at which this part of the
+    product begins.
     """
 
     args: Array
@@ -40,19 +42,19 @@ class ArgumentRecord(NamedTuple):
     first: int = 0
 
     def for_steps(self, steps: slice) -> ArgumentRecord:
-        """Return the arguments of some of the steps; earlier steps have been recorded."""
+        """Return the record for a range of steps, given that earlier steps have been recorded."""
         if not steps.start:
             return self if self.via is None else self._replace(via=self.via[steps])
         return ArgumentRecord(self.args, self.args, None if self.via is None else self.via[steps], steps.start)
 
     def for_block(self, rows: slice, cols: slice) -> ArgumentRecord:
-        """Return the arguments of a block of the result."""
+        """Return the record for a block of the result."""
         old, via = self.old, self.via
         old, via = None if old is None else old[rows, cols], None if via is None else via[:, cols]
         return ArgumentRecord(self.args[rows, cols], old, via, self.first)
 
-    def record(self, step: Array) -> None:
-        """Write `args` for the best steps, -1 where the old value stays."""
+    def record_steps(self, step: Array) -> None:
+        """Write `args` from the best steps; a step of -1 means that the old value stays."""
         if self.old is None:
             self.args[...] = step
             return
@@ -61,50 +63,57 @@ class ArgumentRecord(NamedTuple):
 
 
 class Semiring(Protocol):
-    """Products and closures of tiles, by NumPy or by Numba."""
+    """Interface of products and tile closures over a semiring, implemented by NumPy and by Numba."""
 
     def product(
         self, left: Array, right: Array, old: Array | None, dest: Array, arguments: ArgumentRecord | None = None
     ) -> None: ...
 
-    def close(self, d: Array, predecessors: Array | None = None) -> None: ...
+    def close_tile(self, d: Array, predecessors: Array | None = None) -> None: ...
 
 
 def close_matrix(
     semiring: Semiring, d: Array, predecessors: Array | None = None, tile_side: int = HOST_TILE_SIDE
 ) -> None:
-    """Replace D by its closure, in place, and update `predecessors` (the node before each path's end) with it."""
+    """Replace D by its closure, and update `predecessors` (the last node but one of each path) accordingly."""
     steps = closure_steps(closure_table(), len(d), tile_side)
-    values, nodes = {MATRIX: d}, {MATRIX: predecessors}
+    values, nodes = {MATRIX_NAME: d}, {MATRIX_NAME: predecessors}
     for name, rows, cols in steps.temporaries:
         values[name] = np.empty((rows, cols), d.dtype)
         nodes[name] = None if predecessors is None else np.empty((rows, cols), predecessors.dtype)
 
-    def at(place: Place, arrays: dict[str, Array]) -> Array:
+    def block_at(place: Place, arrays: dict[str, Array]) -> Array:
         return arrays[place.name][place.row : place.row + place.rows, place.col : place.col + place.cols]
 
     for step in steps.rounds:
         if isinstance(step, TileStep):
-            semiring.close(at(step.place, values), None if predecessors is None else at(step.place, nodes))  # type: ignore[arg-type]
+            tile_nodes = None if predecessors is None else block_at(step.place, nodes)  # type: ignore[arg-type]
+            semiring.close_tile(block_at(step.place, values), tile_nodes)
             continue
         for p in step:
             arguments = None
             if predecessors is not None:
-                arguments = ArgumentRecord(*(at(x, nodes) for x in (p.dest, p.old, p.right)))  # type: ignore[arg-type]
-            semiring.product(at(p.left, values), at(p.right, values), at(p.old, values), at(p.dest, values), arguments)
+                arguments = ArgumentRecord(*(block_at(x, nodes) for x in (p.dest, p.old, p.right)))  # type: ignore[arg-type]
+            semiring.product(
+                block_at(p.left, values),
+                block_at(p.right, values),
+                block_at(p.old, values),
+                block_at(p.dest, values),
+                arguments,
+            )
 
 
 @dataclass(frozen=True)
 class NumpySemiring:
-    """dest = the best of old and of all sums of left and right; no sum is worse than `missing`."""
+    """A semiring by NumPy: dest = the best of `old` and all sums of left and right; no sum is worse than `missing`."""
 
     maximum: bool
     missing: Any
     threads: int
 
     @property
-    def best(self) -> Any:
-        """The ufunc of the better of two numbers; NaN is never better."""
+    def better_of(self) -> Any:
+        """The ufunc that returns the better of two values; NaN is never better."""
         return np.fmax if self.maximum else np.fmin
 
     @property
@@ -119,11 +128,11 @@ class NumpySemiring:
             part = None if arguments is None else arguments.for_steps(steps)
             x, y, before = left[:, steps], right[steps], dest if first else old
             tasks: list[Callable[[], None]] = []
-            for rows, cols in _pieces(dest, x.shape[1]):
-                tasks.append(partial(self._piece, x[rows], y[:, cols], before, dest, part, rows, cols))
+            for rows, cols in _piece_ranges(dest, x.shape[1]):
+                tasks.append(partial(self._compute_piece, x[rows], y[:, cols], before, dest, part, rows, cols))
             Threads(self.threads).run_interruptibly(tasks)
 
-    def _piece(
+    def _compute_piece(
         self,
         left: Array,
         right: Array,
@@ -140,13 +149,13 @@ class NumpySemiring:
             sums = np.empty_like(c)
             for k in range(left.shape[1]):
                 np.add(left[:, k, None], right[k], out=sums)
-                self.best(c, sums, out=c)
+                self.better_of(c, sums, out=c)
         else:
-            arguments.for_block(rows, cols).record(self._best_steps(left, right, c))
+            arguments.for_block(rows, cols).record_steps(self._best_steps(left, right, c))
         dest[rows, cols] = c
 
     def _best_steps(self, left: Array, right: Array, c: Array) -> Array:
-        """Update c and return the first of the best steps; -1 where no step beats what c held."""
+        """Update c; return for each entry the first step with the best sum, or -1 if no sum beats the entry of c."""
         sums, won, step = np.empty_like(c), np.empty(c.shape, bool), np.full(c.shape, -1, np.int32)
         for k in range(left.shape[1]):
             np.add(left[:, k, None], right[k], out=sums)
@@ -155,23 +164,23 @@ class NumpySemiring:
             np.copyto(step, np.int32(k), where=won)
         return step
 
-    def close(self, d: Array, predecessors: Array | None = None) -> None:
-        """Run the Floyd-Warshall algorithm in place."""
+    def close_tile(self, d: Array, predecessors: Array | None = None) -> None:
+        """Replace d by its closure, by the Floyd-Warshall algorithm."""
         with np.errstate(all="ignore"):
             sums, won = np.empty_like(d), np.empty(d.shape, bool)
             for k in range(len(d)):
                 np.add(d[:, k, None], d[k], out=sums)
                 if predecessors is None:
-                    self.best(d, sums, out=d)
+                    self.better_of(d, sums, out=d)
                     continue
                 self.is_better(sums, d, out=won)
                 np.copyto(d, sums, where=won)
                 np.copyto(predecessors, np.broadcast_to(predecessors[k].copy(), predecessors.shape), where=won)
 
 
-def _pieces(x: Array, steps: int) -> Iterator[tuple[slice, slice]]:
-    """Yield rows and columns of the pieces of x, for a product of this many steps."""
-    wide = max(min(x.shape[1], LONGEST_ROW // x.itemsize), 1)
+def _piece_ranges(x: Array, steps: int) -> Iterator[tuple[slice, slice]]:
+    """Yield the rows and columns of each piece of x, for a product of `steps` steps."""
+    wide = max(min(x.shape[1], MAX_PIECE_ROW_BYTES // x.itemsize), 1)
     most = min(PIECE_BYTES // x.itemsize, PIECE_SUMS // max(steps, 1))
     high = max(most // wide, 1)
     for i in range(0, x.shape[0], high):

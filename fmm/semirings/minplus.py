@@ -10,18 +10,25 @@ from fmm.arrays.detect import check_dense
 from fmm.semirings import placement
 from fmm.semirings.domain import choose_domain, from_domain, missing_value, to_domain
 from fmm.semirings.host import ArgumentRecord
-from fmm.semirings.placement import TYPES, Placement, host_semiring, readable, writable_target, write_result
+from fmm.semirings.placement import (
+    COMPUTED_TYPES,
+    Placement,
+    as_readable_array,
+    host_semiring,
+    writable_target,
+    write_result,
+)
 
 
 def minplus_product(a: Any, b: Any, out: Any, maximum: bool, with_arguments: bool) -> Any:
-    """Return the smallest (or greatest) of all sums a[i, k] + b[k, j]; with arguments also the first best k."""
+    """Return the smallest (or greatest) sums a[i, k] + b[k, j] over k; with arguments also the first best k."""
     check_dense("fmm.minplus", a, b)
     with placement.placed_arrays(a=a, b=b, out=out) as place:
-        x, y = place.adopt(readable(a)), place.adopt(readable(b))
+        x, y = place.adopt(as_readable_array(a)), place.adopt(as_readable_array(b))
         dtype = _result_type(x, y)
-        x, y = _converted(place.xp, x, a, dtype, maximum), _converted(place.xp, y, b, dtype, maximum)
+        x, y = _as_result_type(place.xp, x, a, dtype, maximum), _as_result_type(place.xp, y, b, dtype, maximum)
         target = None if out is None else writable_target(place, out, (x.shape[0], y.shape[1]), dtype)
-        values, args = _product(place, x, y, maximum, with_arguments)
+        values, args = _compute_product(place, x, y, maximum, with_arguments)
         result = place.to_caller(values) if target is None else write_result(out, target, values)
         return (result, place.to_caller(args)) if with_arguments else result
 
@@ -31,14 +38,16 @@ def _result_type(x: Any, y: Any) -> Any:
         raise ValueError(f"fmm.minplus wants matrices m x k and k x n, not {x.shape} and {y.shape}")
     dtype = np.result_type(x.dtype, y.dtype)
     if dtype.kind not in "biuf":
-        raise TypeError(f"fmm.minplus takes real numbers and computes in {', '.join(TYPES)}, not in {dtype.name}")
-    return dtype if dtype.name in TYPES else np.dtype(np.float64)
+        raise TypeError(
+            f"fmm.minplus takes real numbers and computes in {', '.join(COMPUTED_TYPES)}, not in {dtype.name}"
+        )
+    return dtype if dtype.name in COMPUTED_TYPES else np.dtype(np.float64)
 
 
-def _converted(xp: Any, values: Any, original: Any, dtype: Any, maximum: bool) -> Any:
-    """Return values of the result's type; missing values and masked ones become that type's missing value."""
+def _as_result_type(xp: Any, values: Any, original: Any, dtype: Any, maximum: bool) -> Any:
+    """Return the values in the result's type; "no edge" and masked entries become the result type's missing value."""
     result = values.astype(dtype, copy=False)
-    if values.dtype != dtype and values.dtype.name in TYPES and values.dtype.kind != "f":
+    if values.dtype != dtype and values.dtype.name in COMPUTED_TYPES and values.dtype.kind != "f":
         is_missing = values == missing_value(values.dtype, maximum)
         result = xp.where(is_missing, missing_value(dtype, maximum), result)
     if not isinstance(original, np.ma.MaskedArray):
@@ -46,15 +55,15 @@ def _converted(xp: Any, values: Any, original: Any, dtype: Any, maximum: bool) -
     return np.where(np.ma.getmaskarray(original), missing_value(result.dtype, maximum), result)
 
 
-def _product(place: Placement, x: Any, y: Any, maximum: bool, with_arguments: bool) -> tuple[Any, Any]:
+def _compute_product(place: Placement, x: Any, y: Any, maximum: bool, with_arguments: bool) -> tuple[Any, Any]:
     xp, dtype, shape = place.xp, x.dtype, (x.shape[0], y.shape[1])
     if 0 in (*shape, x.shape[1]):
         return xp.full(shape, missing_value(dtype, maximum), dtype), xp.full(shape, -1, np.int32)
     work = x.shape[0] * x.shape[1] * y.shape[1]
-    domain = choose_domain(xp, (x, y), maximum, place.device, with_arguments, terms=2, work=work)
+    domain = choose_domain(xp, (x, y), maximum, place.is_on_device, with_arguments, terms=2, work=work)
     left, right = (to_domain(v, domain, maximum) for v in (x, y))
-    if place.device:
-        values, args = placement.device_kernels().device_product(domain.ring, left, right, with_arguments)
+    if place.is_on_device:
+        values, args = placement.device_module().device_product(domain.ring, left, right, with_arguments)
     else:
         values, args = np.empty(shape, left.dtype), np.empty(shape, np.int32) if with_arguments else None
         semiring = host_semiring(domain, maximum, work)
@@ -62,5 +71,6 @@ def _product(place: Placement, x: Any, y: Any, maximum: bool, with_arguments: bo
         semiring.product(np.ascontiguousarray(left), np.ascontiguousarray(right), None, values, arguments)
     result = from_domain(xp, values, domain, dtype, maximum)
     if with_arguments and result.dtype != values.dtype and dtype.kind == "i":
-        args[result == missing_value(dtype, maximum)] = -1  # a saturated sum is missing, so it has no argument
+        # a sum that saturates means "no edge", so the entry has no argument
+        args[result == missing_value(dtype, maximum)] = -1
     return result, args

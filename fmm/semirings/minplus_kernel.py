@@ -1,4 +1,4 @@
-"""CUDA launches over the semirings of shortest paths: products (minplus.cuh) and tile closures (close_tile.cuh).
+"""CUDA launches for the semirings of shortest paths: products (minplus.cuh) and closures of tiles (close_tile.cuh).
 
 `fastest_sizes` selects a product's tile sizes by the predicted clocks of its thread blocks.
 """
@@ -16,23 +16,23 @@ from fmm.kernels.cuda.launch_list import Kernel, Launch, Slot
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes
 from fmm.kernels.cuda.products.tiling import strategy_cpp
 
-ENTRY = "fmm_minplus"
-TILE_THREADS = 256  # threads of the block that closes a tile, and of blocks that write numbers twice
-VECTOR_BYTES = 16  # bytes of a vector access
+ENTRY_POINT = "fmm_minplus"
+TILE_THREADS = 256  # threads of a thread block that closes a tile, or that writes 16-bit entries twice
+VECTOR_BYTES = 16  # bytes of one vector load or store
 
 
 @dataclass(frozen=True)
 class Ring:
-    """A semiring on the device: its number type and how the better of two sums is found."""
+    """A semiring on the device: the number type, and the device code that finds the better of two sums."""
 
     name: str
-    cpp: str  # class of the ring in the device code
-    word: str  # C++ type of a word
+    cpp: str  # C++ class of the ring in the device code
+    word: str  # C++ type of a word, which holds `per_word` entries
     word_bytes: int
-    code: str  # format of a word in Python's struct
-    per_word: int = 1  # numbers of B and C in a word; a word of A repeats one number as often
-    tile_cpp: str = ""  # class of the ring in which a tile is closed, if another
-    stored: str = ""  # type of the numbers in memory, if not that of a word
+    code: str  # format character of a word in Python's module struct
+    per_word: int = 1  # number of entries of B or C in a word; a word of A repeats one entry `per_word` times
+    tile_cpp: str = ""  # C++ class of the ring in which a tile is closed, if it differs from `cpp`
+    stored: str = ""  # C++ type of the entries in memory, if it differs from `word`
 
     @property
     def item_bytes(self) -> int:
@@ -53,28 +53,29 @@ RINGS = {
     )
 }
 
-# From the fastest to the one that fills a device with the smallest products.
-WORD_SIZES = (
+# Tile sizes of kernels without arguments, for words of at most 4 bytes: from the fastest on large products to the one
+# that fills a device with the smallest products.
+SIZES_4_BYTES = (
     TileSizes("Square", 128, 128, 16, m_r=8, n_r=16, warp_m=8, warp_n=4, stages=3, blocks=2),
     TileSizes("Medium", 64, 64, 16, m_r=4, n_r=8, warp_m=8, warp_n=4, stages=3, blocks=4),
     TileSizes("Small", 32, 32, 16, m_r=2, n_r=4, warp_m=8, warp_n=4, stages=3, blocks=6),
 )
-# With arguments, or with numbers of two registers, a thread holds half as many numbers.
-HALF_SQUARE = replace(WORD_SIZES[0], name="Half", m_s=64, n_r=8)
-ARGUMENT_SIZES = (HALF_SQUARE, *WORD_SIZES[1:])
-DOUBLE_SIZES = (replace(HALF_SQUARE, stages=2), replace(WORD_SIZES[1], blocks=3), WORD_SIZES[2])
-ARGUMENT_DOUBLE_SIZES = (replace(WORD_SIZES[1], blocks=2), WORD_SIZES[2])
+# With arguments, or with 8-byte entries (two registers), a thread computes half as many entries.
+HALF_SQUARE_SIZES = replace(SIZES_4_BYTES[0], name="Half", m_s=64, n_r=8)
+SIZES_4_BYTES_WITH_ARGUMENTS = (HALF_SQUARE_SIZES, *SIZES_4_BYTES[1:])
+SIZES_8_BYTES = (replace(HALF_SQUARE_SIZES, stages=2), replace(SIZES_4_BYTES[1], blocks=3), SIZES_4_BYTES[2])
+SIZES_8_BYTES_WITH_ARGUMENTS = (replace(SIZES_4_BYTES[1], blocks=2), SIZES_4_BYTES[2])
 
 
-def sizes_for(ring: Ring, with_arguments: bool) -> tuple[TileSizes, ...]:
-    """Return the tile sizes with which a product's kernel may be compiled."""
+def kernel_tile_sizes(ring: Ring, with_arguments: bool) -> tuple[TileSizes, ...]:
+    """Return the tile sizes with which the kernel of products over this ring may be compiled."""
     if ring.word_bytes > 4:
-        return ARGUMENT_DOUBLE_SIZES if with_arguments else DOUBLE_SIZES
-    return ARGUMENT_SIZES if with_arguments else WORD_SIZES
+        return SIZES_8_BYTES_WITH_ARGUMENTS if with_arguments else SIZES_8_BYTES
+    return SIZES_4_BYTES_WITH_ARGUMENTS if with_arguments else SIZES_4_BYTES
 
 
 def tile_side(with_arguments: bool) -> int:
-    """Return the side of a tile that one thread block closes in its registers."""
+    """Return the side of the largest tile that one thread block can close in its registers."""
     return 64 if with_arguments else 128
 
 
@@ -83,34 +84,34 @@ def tile_side(with_arguments: bool) -> int:
 
 @dataclass(frozen=True)
 class MinplusKernel:
-    """The kernel of products over a ring."""
+    """The description of a kernel that computes products over a ring."""
 
     ring: str
     sizes: TileSizes
-    with_arguments: bool = False  # also record the step that each number of C comes from
+    with_arguments: bool = False  # True if the kernel also records the step k of the best sum for each entry of C
 
     @property
-    def shared(self) -> int:
-        """Bytes of shared memory: tiles of A with padded lines, and tiles of B."""
+    def shared_memory_bytes(self) -> int:
+        """Bytes of shared memory: tiles of A with padded rows, and tiles of B."""
         s, item = self.sizes, RINGS[self.ring].word_bytes
         return s.stages * item * (s.m_s * (s.k_s + VECTOR_BYTES // item) + s.k_s * s.n_s)
 
 
 class DeviceMatrix(NamedTuple):
-    """A row-major rectangle of numbers in memory."""
+    """A row-major matrix in device memory."""
 
     base: str
-    offset: int  # bytes
+    offset: int  # bytes from the base address to the first entry
     rows: int
     cols: int
-    leading: int  # numbers from one row to the next
+    leading: int  # leading dimension: entries from the start of a row to the start of the next row
 
 
 class SemiringProduct(NamedTuple):
-    """dest = the best of old and of the sums of left and right, number by number.
+    """Operands of a product: each entry of dest is the best of its old value and of the sums of left and right.
 
-    If the ring has two numbers in a word, those of left are written twice. `args` receives the step of the inner
-    dimension that each number comes from, or the number of `via` at that step.
+    If the ring has two entries in a word, each entry of `left` must be written twice. `args` receives the step k of the
+    best sum of each entry, or with `via` the entry of row k of `via`.
     """
 
     left: DeviceMatrix
@@ -123,7 +124,7 @@ class SemiringProduct(NamedTuple):
 
 
 def minplus_launch(ring: Ring, sizes: TileSizes, products: Sequence[SemiringProduct]) -> Launch:
-    """Return the launch of one product, or of two side by side."""
+    """Return the launch that computes one product, or two independent products."""
     with_arguments = products[0].args is not None
     kernel = MinplusKernel(ring.name, sizes, with_arguments)
     packed, slots, blocks = b"", [], []
@@ -133,13 +134,13 @@ def minplus_launch(ring: Ring, sizes: TileSizes, products: Sequence[SemiringProd
         packed += words
         blocks.append(count)
     packed += b"\0" * (len(packed) * (2 - len(products))) + struct.pack("<ii", blocks[0], 0)
-    compiled = Kernel(minplus_source, (kernel,), ENTRY, sizes.threads, kernel.shared)
+    compiled = Kernel(minplus_source, (kernel,), ENTRY_POINT, sizes.threads, kernel.shared_memory_bytes)
     label = f"minplus.{sizes.name.casefold()} over {ring.name}{', with arguments' * with_arguments}"
     return Launch("product", label, compiled, (sum(blocks), 1, 1), packed, tuple(slots))
 
 
 def _pack_product(ring: Ring, sizes: TileSizes, product: SemiringProduct) -> tuple[bytes, list[Slot], int]:
-    """Return a product's parameters, their address slots and its number of thread blocks."""
+    """Return a product's packed kernel parameters, the slots of their addresses, and the number of thread blocks."""
     left, right, dest, old, *arguments = product
     pairs = ring.per_word
     m, k, n = left.rows, left.cols, -(-dest.cols // pairs)
@@ -159,22 +160,22 @@ def _pack_product(ring: Ring, sizes: TileSizes, product: SemiringProduct) -> tup
 
 
 def close_launch(ring: Ring, tile: DeviceMatrix, args: DeviceMatrix | None = None) -> Launch:
-    """Return the launch that closes a tile in place; its side is at most `tile_side`."""
+    """Return the launch that replaces a tile by its closure; the tile's side is at most `tile_side`."""
     leading = args.leading if args else 0
     parameters = struct.pack("<4q2i", 0, tile.leading, 0, leading, tile.rows, 0)
     slots = [Slot(0, tile.base, tile.offset), *([Slot(2, args.base, args.offset)] if args else [])]
     side = tile_side(args is not None)
     shared = (2 * 2 * ring.word_bytes + 2 * 4) * side
-    kernel = Kernel(close_source, (ring.name, side, args is not None), ENTRY, TILE_THREADS, shared)
+    kernel = Kernel(close_source, (ring.name, side, args is not None), ENTRY_POINT, TILE_THREADS, shared)
     label = f"close_tile over {ring.name}{', with arguments' * (args is not None)}"
     return Launch("product", label, kernel, (1, 1, 1), parameters, tuple(slots))
 
 
 def doubling_launch(source: DeviceMatrix, dest: DeviceMatrix) -> Launch:
-    """Return the launch that writes each 16-bit number twice into a word."""
+    """Return the launch that writes each 16-bit entry twice into one 32-bit word."""
     parameters = struct.pack("<4q2i", 0, 0, source.leading, dest.leading, source.rows, source.cols)
     slots = Slot(0, source.base, source.offset), Slot(1, dest.base, dest.offset)
-    kernel = Kernel(doubling_source, (), ENTRY, TILE_THREADS)
+    kernel = Kernel(doubling_source, (), ENTRY_POINT, TILE_THREADS)
     blocks = min(max(-(-source.rows * source.cols // (8 * TILE_THREADS)), 1), 4096)
     return Launch("sums", "write_twice: numbers of 16 bits", kernel, (blocks, 1, 1), parameters, slots)
 
@@ -184,7 +185,7 @@ def doubling_launch(source: DeviceMatrix, dest: DeviceMatrix) -> Launch:
 
 @lru_cache(maxsize=64)
 def minplus_source(kernel: MinplusKernel) -> str:
-    """Return the CUDA source of a product's kernel."""
+    """Return the CUDA source of a kernel for products over a ring."""
     ring, s = RINGS[kernel.ring], kernel.sizes
     body = (
         f"using Sizes = {strategy_cpp(s)};",
@@ -193,7 +194,7 @@ def minplus_source(kernel: MinplusKernel) -> str:
         f"    p, reinterpret_cast<{ring.word}*>(memory));",
     )
     parameters = f"fmm::tropical::Tasks<{ring.word}>"
-    return entry_source(parameters, body, "minplus.cuh", (s.threads, s.blocks), entry=ENTRY)
+    return entry_source(parameters, body, "minplus.cuh", (s.threads, s.blocks), entry=ENTRY_POINT)
 
 
 @lru_cache(maxsize=64)
@@ -207,59 +208,62 @@ def close_source(ring_name: str, side: int, with_arguments: bool) -> str:
         f"fmm::tropical::close_tile<Ring, {stored}, {side}, {str(with_arguments).lower()}>(p, memory);",
     )
     parameters = f"fmm::tropical::DiagonalTile<{stored}>"
-    return entry_source(parameters, body, "close_tile.cuh", (TILE_THREADS, 1), entry=ENTRY)
+    return entry_source(parameters, body, "close_tile.cuh", (TILE_THREADS, 1), entry=ENTRY_POINT)
 
 
 @lru_cache(maxsize=1)
 def doubling_source() -> str:
-    """Return the CUDA source of the kernel that writes numbers twice."""
+    """Return the CUDA source of the kernel that writes each 16-bit entry twice."""
     body = ("fmm::tropical::write_twice(p);",)
-    return entry_source("fmm::tropical::Doubling", body, "minplus.cuh", (TILE_THREADS,), entry=ENTRY)
+    return entry_source("fmm::tropical::Doubling", body, "minplus.cuh", (TILE_THREADS,), entry=ENTRY_POINT)
 
 
 # ---- the fastest tile sizes
 
 ProductSize = tuple[int, int, int]  # m, k, n
-BLOCK_CLOCKS = 2500.0  # clocks of a thread block before its first and after its last step
+BLOCK_OVERHEAD_CLOCKS = 2500.0  # clocks that a thread block needs before its first step and after its last step
 
 
 class SumRate(NamedTuple):
-    """Sums of words a clock of one multiprocessor: with one thread block, and with as many as it holds."""
+    """Sums of words per clock on one multiprocessor: with a single thread block, and with as many as fit."""
 
     alone: float
     full: float
 
 
-# Measured on an H200 at 1.98 GHz, products of 128 to 4096 a side (results/nvidia-h200/tiles/minplus.json).
-FLOAT_RATES = {"Square": SumRate(21, 44), "Medium": SumRate(33, 45.5), "Small": SumRate(19, 38)}
-NONNEGATIVE_FLOAT_RATES = {"Square": SumRate(27, 53.5), "Medium": SumRate(38, 56), "Small": SumRate(20, 43)}
-INTEGER_RATES = {"Square": SumRate(45, 57), "Medium": SumRate(40, 54), "Small": SumRate(20, 43)}
-# With arguments three of four instructions run at half the rate. Only large products were measured.
-ARGUMENT_RATES = {"Half": SumRate(12, 15.5), "Medium": SumRate(10, 13.5), "Small": SumRate(8, 12)}
-DOUBLE_RATES = {"Half": SumRate(10, 18.3), "Medium": SumRate(10.7, 18.4), "Small": SumRate(9, 17)}
+# Measured on an H200 at 1.98 GHz on square products of side 128 to 4096 (results/nvidia-h200/tiles/minplus.json).
+FLOAT_SUM_RATES = {"Square": SumRate(21, 44), "Medium": SumRate(33, 45.5), "Small": SumRate(19, 38)}
+NONNEGATIVE_FLOAT_SUM_RATES = {"Square": SumRate(27, 53.5), "Medium": SumRate(38, 56), "Small": SumRate(20, 43)}
+INTEGER_SUM_RATES = {"Square": SumRate(45, 57), "Medium": SumRate(40, 54), "Small": SumRate(20, 43)}
+# In kernels with arguments three of four instructions run at half the rate. The rates of kernels with arguments were
+# measured on large products only.
+ARGUMENT_SUM_RATES = {"Half": SumRate(12, 15.5), "Medium": SumRate(10, 13.5), "Small": SumRate(8, 12)}
+DOUBLE_SUM_RATES = {"Half": SumRate(10, 18.3), "Medium": SumRate(10.7, 18.4), "Small": SumRate(9, 17)}
 
 
 def product_clocks(
     ring: Ring, with_arguments: bool, sizes: TileSizes, products: Sequence[ProductSize], multiprocessors: int
 ) -> float:
-    """Return the clocks until a launch's last thread block ends.
+    """Return the predicted clocks from the start of a launch until its last thread block ends.
 
-    Memory is left out, and so is the spread of the blocks' ends.
+    The prediction ignores memory, and that thread blocks of one wave end at different times.
     """
     tiles = sum(-(-m // sizes.m_s) * -(-n // (sizes.n_s * ring.per_word)) for m, _, n in products)
     steps = max(k for _, k, _ in products)
-    blocks = -(-tiles // multiprocessors)  # thread blocks of the busiest multiprocessor
-    floats = NONNEGATIVE_FLOAT_RATES if ring.cpp == "NonnegativeFloats" else FLOAT_RATES
+    blocks = -(-tiles // multiprocessors)  # number of thread blocks on the busiest multiprocessor
+    floats = NONNEGATIVE_FLOAT_SUM_RATES if ring.cpp == "NonnegativeFloats" else FLOAT_SUM_RATES
     rates = (
-        ARGUMENT_RATES if with_arguments else {"double": DOUBLE_RATES, "float": floats}.get(ring.word, INTEGER_RATES)
+        ARGUMENT_SUM_RATES
+        if with_arguments
+        else {"double": DOUBLE_SUM_RATES, "float": floats}.get(ring.word, INTEGER_SUM_RATES)
     )
     rate = rates[sizes.name]
-    return BLOCK_CLOCKS + blocks * sizes.m_s * sizes.n_s * steps / min(rate.alone * blocks, rate.full)
+    return BLOCK_OVERHEAD_CLOCKS + blocks * sizes.m_s * sizes.n_s * steps / min(rate.alone * blocks, rate.full)
 
 
 def fastest_sizes(ring: Ring, with_arguments: bool, products: Sequence[ProductSize], multiprocessors: int) -> TileSizes:
-    """Return the tile sizes with the fewest predicted clocks."""
+    """Return the tile sizes with the fewest predicted clocks for these products."""
     return min(
-        sizes_for(ring, with_arguments),
+        kernel_tile_sizes(ring, with_arguments),
         key=lambda sizes: product_clocks(ring, with_arguments, sizes, products, multiprocessors),
     )

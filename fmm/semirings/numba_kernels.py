@@ -1,9 +1,9 @@
 """Semiring products and the Floyd-Warshall algorithm compiled by Numba, where Numba is installed.
 
-The inner loops run along contiguous rows, so that the compiler uses vector instructions. A row of the result takes four
-steps at a time: with more rows the compiler would have to compare too many addresses first. INNER_STEPS rows of the
-right operand, ROW_BYTES long, stay in the first-level cache. Matrices are passed as flat memory with a leading
-dimension: Numba does not know that the rows of a submatrix are contiguous.
+The inner loops run along contiguous rows, so that the compiler uses vector instructions. A row of the result is updated
+with four steps k at a time: with more, the compiled code would check too many pairs of addresses for overlap.
+INNER_STEPS rows of the right operand, of TASK_ROW_BYTES each, stay in the first-level cache. Matrices are passed as
+one-dimensional arrays with a leading dimension, since Numba does not know that the rows of a submatrix are contiguous.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ from numpy.lib.stride_tricks import as_strided
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.semirings.host import ArgumentRecord, Array
 
-TASK_ROWS, INNER_STEPS = 128, 16  # rows of a task; steps of the inner dimension at a time
-ROW_BYTES = 1024  # bytes of a task's row
-TASK_SUMS, LEAST_ROWS = 1 << 26, 16  # most sums of a task, so that it ends soon: interrupts are handled between tasks
+# largest number of result rows of a task; steps k of the inner dimension for which rows stay in cache
+TASK_ROWS, INNER_STEPS = 128, 16
+TASK_ROW_BYTES = 1024  # bytes of a row of the part of the result that a task computes
+# largest number of sums of a task, since interrupts (Ctrl-C) are handled only between tasks; least rows of a task
+TASK_SUMS, MIN_TASK_ROWS = 1 << 26, 16
 
 
 def can_compile() -> bool:
-    """Return True if Numba is installed. (Numba is loaded at the first compilation.)"""
+    """Return True if Numba is installed. Numba itself is imported at the first compilation."""
     return find_spec("numba") is not None
 
 
 @dataclass(frozen=True)
 class CompiledSemiring:
-    """dest = the best of old and of all sums of left and right; no sum is worse than `missing`."""
+    """A semiring by Numba: dest = the best of `old` and all sums of left and right; no sum is worse than `missing`."""
 
     maximum: bool
     missing: Any
@@ -41,18 +43,18 @@ class CompiledSemiring:
     def product(
         self, left: Array, right: Array, old: Array | None, dest: Array, arguments: ArgumentRecord | None = None
     ) -> None:
-        kernels = _kernels(dest.dtype.name, self.maximum)
+        kernels = _compiled_functions(dest.dtype.name, self.maximum)
         if old is None:
             dest[...] = self.missing
         elif old is not dest:
             dest[...] = old
-        steps, wide = left.shape[1], ROW_BYTES // dest.itemsize
-        operands: tuple[Any, ...] = (*_flat(left), *_flat(right), *_flat(dest), steps)
+        steps, wide = left.shape[1], TASK_ROW_BYTES // dest.itemsize
+        operands: tuple[Any, ...] = (*_as_flat(left), *_as_flat(right), *_as_flat(dest), steps)
         kernel: Callable[..., None] = kernels.product
         step = np.full(dest.shape, -1, np.int32) if arguments else dest
         if arguments:
-            operands, kernel = (*operands, *_flat(step)), kernels.product_with_arguments
-        high = min(max(TASK_SUMS // (wide * max(steps, 1)), LEAST_ROWS), TASK_ROWS)
+            operands, kernel = (*operands, *_as_flat(step)), kernels.product_with_arguments
+        high = min(max(TASK_SUMS // (wide * max(steps, 1)), MIN_TASK_ROWS), TASK_ROWS)
         tasks = [
             partial(kernel, *operands, i, min(i + high, len(dest)), j, min(j + wide, dest.shape[1]))
             for i in range(0, len(dest), high)
@@ -60,75 +62,76 @@ class CompiledSemiring:
         ]
         Threads(self.threads).run_interruptibly(tasks)
         if arguments:
-            arguments.record(step)
+            arguments.record_steps(step)
 
-    def close(self, d: Array, predecessors: Array | None = None) -> None:
-        """Run the Floyd-Warshall algorithm in place."""
-        kernels, count = _kernels(d.dtype.name, self.maximum), len(d)
+    def close_tile(self, d: Array, predecessors: Array | None = None) -> None:
+        """Replace d by its closure, by the Floyd-Warshall algorithm."""
+        kernels, count = _compiled_functions(d.dtype.name, self.maximum), len(d)
         together = max(TASK_SUMS // max(count * count, 1), 1)
-        for first in range(0, count, together):  # nodes of one call
+        # first node k of each call of the compiled function, which handles `together` nodes
+        for first in range(0, count, together):
             last = min(first + together, count)
             if predecessors is None:
-                kernels.close(*_flat(d), count, first, last)
+                kernels.close_tile(*_as_flat(d), count, first, last)
             else:
-                kernels.close_with_predecessors(*_flat(d), *_flat(predecessors), count, first, last)
+                kernels.close_with_predecessors(*_as_flat(d), *_as_flat(predecessors), count, first, last)
 
 
-class _Flat(NamedTuple):
-    """The memory of a matrix and its leading dimension."""
+class _FlatMatrix(NamedTuple):
+    """The memory of a matrix as a one-dimensional array, and the leading dimension."""
 
     memory: Array
     leading: int
 
 
-def _flat(x: Array) -> _Flat:
-    """Return the flat memory of a matrix with contiguous rows."""
+def _as_flat(x: Array) -> _FlatMatrix:
+    """Return the one-dimensional memory of a matrix with contiguous rows; copy other matrices."""
     rows, cols = x.shape
     if rows * cols == 0 or x.strides[0] < cols * x.itemsize:
-        return _Flat(np.ascontiguousarray(x).ravel(), cols)
+        return _FlatMatrix(np.ascontiguousarray(x).ravel(), cols)
     leading = x.strides[0] // x.itemsize
-    return _Flat(as_strided(x, ((rows - 1) * leading + cols,), (x.itemsize,)), leading)
+    return _FlatMatrix(as_strided(x, ((rows - 1) * leading + cols,), (x.itemsize,)), leading)
 
 
-class _Kernels(NamedTuple):
-    """Functions of one type, each compiled at its first call."""
+class _CompiledFunctions(NamedTuple):
+    """The functions for one number type, each compiled at its first call."""
 
     product: Any
     product_with_arguments: Any
-    close: Any
+    close_tile: Any
     close_with_predecessors: Any
 
 
 @lru_cache(maxsize=16)
-def _kernels(dtype: str, maximum: bool) -> _Kernels:
+def _compiled_functions(dtype: str, maximum: bool) -> _CompiledFunctions:
     import numba
 
     number = getattr(numba, dtype)
     jit = numba.njit(nogil=True, error_model="numpy")
-    better, best = jit(_greater if maximum else _less), jit(_greatest if maximum else _least)
-    product, close = _make_product(best, number), _make_close(best, number)
+    better, best = jit(_is_greater if maximum else _is_less), jit(_larger if maximum else _smaller)
+    product, close_tile = _make_product(best, number), _make_close(best, number)
     product_with_arguments = _make_product_with_arguments(better, number)
     close_with_predecessors = _make_close_with_predecessors(better, number)
-    return _Kernels(jit(product), jit(product_with_arguments), jit(close), jit(close_with_predecessors))
+    return _CompiledFunctions(jit(product), jit(product_with_arguments), jit(close_tile), jit(close_with_predecessors))
 
 
 # ---- the functions that Numba compiles
 
 
-def _less(x: Any, y: Any) -> Any:
+def _is_less(x: Any, y: Any) -> Any:
     return x < y
 
 
-def _greater(x: Any, y: Any) -> Any:
+def _is_greater(x: Any, y: Any) -> Any:
     return x > y
 
 
-def _least(x: Any, y: Any) -> Any:
+def _smaller(x: Any, y: Any) -> Any:
     """Return the smaller number; y if x is NaN."""
     return x if x < y else y
 
 
-def _greatest(x: Any, y: Any) -> Any:
+def _larger(x: Any, y: Any) -> Any:
     return x if x > y else y
 
 
@@ -136,7 +139,7 @@ def _make_product(best: Any, number: Any) -> Any:
     def product(
         a: Any, lda: int, b: Any, ldb: int, c: Any, ldc: int, steps: int, top: int, end: int, left: int, right: int
     ) -> None:
-        """Take all steps for these rows and columns of c."""
+        """Update the rows top:end and columns left:right of c with the sums of all steps."""
         count = right - left
         for k in range(0, steps, INNER_STEPS):
             last = min(k + INNER_STEPS, steps)
@@ -181,7 +184,7 @@ def _make_product_with_arguments(better: Any, number: Any) -> Any:
         left: int,
         right: int,
     ) -> None:
-        """Take all steps; `arg` becomes the step where a sum beats the number that was there."""
+        """Update c with the sums of all steps; `arg` becomes the step wherever a sum is better than the entry of c."""
         count = right - left
         for k in range(0, steps, INNER_STEPS):
             for i in range(top, end):
@@ -199,7 +202,7 @@ def _make_product_with_arguments(better: Any, number: Any) -> Any:
 
 
 def _make_close(best: Any, number: Any) -> Any:
-    def close(d: Any, leading: int, count: int, first: int, last: int) -> None:
+    def close_tile(d: Any, leading: int, count: int, first: int, last: int) -> None:
         for k in range(first, last):
             line = d[k * leading : k * leading + count].copy()
             for i in range(count):
@@ -207,11 +210,11 @@ def _make_close(best: Any, number: Any) -> Any:
                 for j in range(count):
                     row[j] = best(number(f + line[j]), row[j])
 
-    return close
+    return close_tile
 
 
 def _make_close_with_predecessors(better: Any, number: Any) -> Any:
-    def close(d: Any, leading: int, predecessors: Any, ldn: int, count: int, first: int, last: int) -> None:
+    def close_tile(d: Any, leading: int, predecessors: Any, ldn: int, count: int, first: int, last: int) -> None:
         for k in range(first, last):
             line, past = d[k * leading : k * leading + count].copy(), predecessors[k * ldn : k * ldn + count].copy()
             for i in range(count):
@@ -223,4 +226,4 @@ def _make_close_with_predecessors(better: Any, number: Any) -> Any:
                     row[j] = s if won else row[j]
                     found[j] = past[j] if won else found[j]
 
-    return close
+    return close_tile

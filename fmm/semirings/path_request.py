@@ -1,4 +1,4 @@
-"""The options of fmm.shortest_paths, and its error for negative cycles."""
+"""The options of fmm.shortest_paths, and the error that fmm.shortest_paths raises for negative cycles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class NegativeCycleError(ValueError):
 
 
 class PathRequest(NamedTuple):
-    """The options of a call of fmm.shortest_paths."""
+    """The caller's options of fmm.shortest_paths."""
 
     directed: bool = True
     predecessors: bool = False

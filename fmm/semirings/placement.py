@@ -1,4 +1,4 @@
-"""Where the arrays of a semiring call are computed, and how results return to the caller's library."""
+"""The choice of the array library that computes a semiring call, and conversions from and to the caller's library."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fmm.arrays.numpy_library import tensor_as_numpy
 from fmm.arrays.select_library import cupy_library
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.semirings import numba_kernels
-from fmm.semirings.domain import Domain
+from fmm.semirings.domain import RingDomain
 from fmm.semirings.host import NumpySemiring, Semiring
 from fmm.semirings.numba_kernels import CompiledSemiring
 
-TYPES = ("float32", "float64", "int32", "int16")
-COMPILED_SUMS = 128**3  # sums from which Numba's compilation pays: it takes seconds, once
+COMPUTED_TYPES = ("float32", "float64", "int32", "int16")
+MIN_SUMS_TO_COMPILE = 128**3  # number of sums from which Numba is used: its compilation takes seconds once per process
 
 
 class Placement(NamedTuple):
@@ -30,13 +30,13 @@ class Placement(NamedTuple):
     to_caller: Callable[[Any], Any]
 
     @property
-    def device(self) -> bool:
+    def is_on_device(self) -> bool:
         return self.xp is not np
 
 
 @contextmanager
 def placed_arrays(**arrays: Any) -> Iterator[Placement]:
-    """Yield the placement of these arrays; on a device, that device and the library's stream are current meanwhile."""
+    """Yield the placement of these arrays; for device arrays, make their device and their library's stream current."""
     present = [x for x in arrays.values() if x is not None]
     kinds = {kind_of(x) for x in present}
     if kinds <= {"host"}:
@@ -61,7 +61,7 @@ def placed_arrays(**arrays: Any) -> Iterator[Placement]:
 
 
 def _cupy_stream(cuda: Any, stream: Any) -> Any:
-    """Return torch's stream as a CuPy stream; older CuPy versions accept the address alone."""
+    """Return torch's stream as a CuPy stream; older CuPy versions accept only the stream's address."""
     if hasattr(cuda.Stream, "from_external"):
         return cuda.Stream.from_external(stream)
     return cuda.ExternalStream(stream.cuda_stream)
@@ -70,11 +70,12 @@ def _cupy_stream(cuda: Any, stream: Any) -> Any:
 def _numpy_of_tensor(x: Any) -> Any:
     if kind_of(x) != "torch":
         return np.asarray(x)
-    return x.numpy() if x.requires_grad else tensor_as_numpy(x)  # x.numpy() raises torch's exception
+    # for tensors that require gradients x.numpy() raises torch's own exception
+    return x.numpy() if x.requires_grad else tensor_as_numpy(x)
 
 
-def readable(x: Any) -> Any:
-    """Return a tensor in a form that NumPy and CuPy can read; other arrays unchanged."""
+def as_readable_array(x: Any) -> Any:
+    """Return a torch tensor in a form that NumPy and CuPy can read; return other arrays unchanged."""
     if kind_of(x) != "torch":
         return x
     from fmm.arrays.torch_calls import as_plain_tensor
@@ -83,10 +84,10 @@ def readable(x: Any) -> Any:
 
 
 def writable_target(place: Placement, out: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    """Return `out` as a writable array of the computing library; raise if its shape or type is not the result's."""
+    """Return `out` as a writable array of the computing library; raise if the result's shape or type differs."""
     if kind_of(out) == "host" and not isinstance(out, np.ndarray):
         raise TypeError(f"out must be an array, not {type(out).__name__}")
-    out_type = str(out.dtype).removeprefix("torch.")  # NumPy lacks some of torch's types
+    out_type = str(out.dtype).removeprefix("torch.")  # compared by name, since NumPy lacks some of torch's types
     if tuple(out.shape) != tuple(shape) or out_type != np.dtype(dtype).name:
         raise ValueError(f"out is {tuple(out.shape)} of {out_type}, the result {tuple(shape)} of {np.dtype(dtype)}")
     target = place.adopt(out)
@@ -101,15 +102,15 @@ def write_result(out: Any, target: Any, result: Any) -> Any:
     return out
 
 
-def host_semiring(domain: Domain, maximum: bool, work: int) -> Semiring:
-    """Return the semiring that takes `work` sums fastest on the host: Numba's if compilation pays, else NumPy's."""
-    compiled = work >= COMPILED_SUMS and numba_kernels.can_compile()
+def host_semiring(domain: RingDomain, maximum: bool, work: int) -> Semiring:
+    """Return the host's fastest implementation of the semiring for `work` sums: by Numba or by NumPy."""
+    compiled = work >= MIN_SUMS_TO_COMPILE and numba_kernels.can_compile()
     chosen: type[CompiledSemiring] | type[NumpySemiring] = CompiledSemiring if compiled else NumpySemiring
     return chosen(maximum and domain.sign > 0, domain.missing, blas_threads())
 
 
-def device_kernels() -> Any:
-    """Import and return the module that computes on a device; it loads CuPy."""
+def device_module() -> Any:
+    """Import and return the module that computes on a CUDA device; the import loads CuPy."""
     from fmm.semirings import device
 
     return device

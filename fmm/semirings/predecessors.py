@@ -1,9 +1,9 @@
-"""Repair of predecessors that do not lead back to their path's start.
+"""Repair of predecessors that do not lead back to the start of their path.
 
-A product records for each entry the first of several paths of one length. Another entry of the same row may record
-another first path. On a cycle of length zero, or of a length that rounding absorbs, two nodes can then name each other.
-Rows with these nodes are found and rebuilt edge by edge: each new edge gives the path that exceeds the computed length
-least (by rounding alone).
+If several paths have one length, a product records the first path that it finds for an entry. For another entry of the
+same row, the product may find such paths in another order. On a cycle of length zero, or of a length that rounding
+absorbs, two nodes can then record each other as predecessors. Rows with such cycles are found and rebuilt edge by edge:
+each new edge gives the path that exceeds the computed length the least (only by rounding).
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import numpy as np
 from fmm.arrays.numpy_library import to_numpy
 
 Array = np.ndarray[Any, np.dtype[Any]]
-PIECE_NUMBERS = 1 << 24  # numbers that are inspected at a time
+PIECE_ENTRIES = 1 << 24  # number of entries that are inspected at a time
 
 
 def mend_predecessors(xp: Any, edges: Any, missing: Any, lengths: Any, predecessors: Any) -> None:
     """Repair `predecessors` in place; `missing` is the length that means "no edge"."""
     host_edges: Array | None = None
     count = len(predecessors)
-    step = max(PIECE_NUMBERS // max(count, 1), 1)
+    step = max(PIECE_ENTRIES // max(count, 1), 1)
     for first in range(0, count, step):
         rows = slice(first, min(first + step, count))
         nodes = predecessors[rows]
-        # A cycle has a node that is no farther than its predecessor; rows without this node are right.
+        # Every cycle has a node with a length not greater than its predecessor's; rows without such a node are correct.
         no_farther = (nodes >= 0) & (xp.take_along_axis(lengths[rows], xp.maximum(nodes, 0), 1) >= lengths[rows])
-        # The largest byte of a row: CuPy has this reduction compiled, and compiles `any` for seconds.
+        # The maximum of bytes replaces `any`: CuPy ships this reduction compiled, but compiles `any` for seconds.
         suspects = first + np.flatnonzero(to_numpy(no_farther.view(np.int8).max(axis=1)))
         if not len(suspects):
             continue
@@ -46,9 +46,9 @@ def mend_predecessors(xp: Any, edges: Any, missing: Any, lengths: Any, predecess
 
 
 def _lost_nodes(xp: Any, rows: Any, predecessors: Any) -> Any:
-    """Return the nodes from which the way back does not end at the row's start node.
+    """Return a mask of the nodes with a chain of predecessors that does not end at the row's start node.
 
-    Each round follows the way back twice as far as the round before.
+    Each iteration doubles the number of predecessors that are followed.
     """
     back = xp.where(predecessors < 0, xp.arange(predecessors.shape[1], dtype=predecessors.dtype), predecessors)
     for _ in range(max(predecessors.shape[1] - 1, 1).bit_length()):
@@ -57,7 +57,7 @@ def _lost_nodes(xp: Any, rows: Any, predecessors: Any) -> Any:
 
 
 def _rebuilt_row(start: int, edges: Array, lengths: Array, predecessors: Array, lost: Array) -> Array:
-    """Return a row of predecessors with new ones for the lost nodes, so that every way leads back to `start`."""
+    """Return a row with new predecessors for the lost nodes, so that every chain of predecessors ends at `start`."""
     predecessors, away = predecessors.copy(), np.flatnonzero(lost)
     fresh = np.flatnonzero((predecessors >= 0) & ~lost | (np.arange(len(predecessors)) == start))
     best, via = np.full(len(predecessors), np.inf), np.zeros(len(predecessors), predecessors.dtype)
@@ -69,13 +69,13 @@ def _rebuilt_row(start: int, edges: Array, lengths: Array, predecessors: Array, 
         best[away] = np.minimum(best[away], least)
         node = away[np.argmin(best[away] - lengths[away])]
         predecessors[node] = via[node]
-        fresh = _followers(node, predecessors, away)
+        fresh = _nodes_leading_to(node, predecessors, away)
         away = np.setdiff1d(away, fresh, assume_unique=True)
     return predecessors
 
 
-def _followers(node: Any, predecessors: Array, away: Array) -> Array:
-    """Return the node and all nodes of `away` from which the way back leads to it."""
+def _nodes_leading_to(node: Any, predecessors: Array, away: Array) -> Array:
+    """Return the node, and all nodes of `away` with a chain of predecessors that contains the node."""
     follows = np.zeros(len(predecessors), bool)
     follows[node] = True
     while True:
@@ -86,6 +86,6 @@ def _followers(node: Any, predecessors: Array, away: Array) -> Array:
 
 
 def _host_lengths(x: Any, missing: Any) -> Array:
-    """Return lengths as float64 on the host, inf where there is no edge."""
+    """Return the lengths as float64 on the host, with inf for "no edge"."""
     values = to_numpy(x)
     return np.where(values == missing, np.inf, values.astype(np.float64))

@@ -13,15 +13,23 @@ from fmm.semirings import placement
 from fmm.semirings.domain import choose_domain, from_domain, missing_value, to_domain
 from fmm.semirings.host import HOST_TILE_SIDE, close_matrix
 from fmm.semirings.path_request import METHODS, NegativeCycleError, PathRequest
-from fmm.semirings.placement import TYPES, Placement, host_semiring, readable, writable_target, write_result
+from fmm.semirings.placement import (
+    COMPUTED_TYPES,
+    Placement,
+    as_readable_array,
+    host_semiring,
+    writable_target,
+    write_result,
+)
 from fmm.semirings.predecessors import mend_predecessors
 
-NO_NODE = -9999  # SciPy's predecessor where there is no path
-NO_EDGE = 1e-8  # floats up to this magnitude are no edge: SciPy compares them with zero by numpy.isclose
+NO_PREDECESSOR = -9999  # predecessor that SciPy returns where there is no path
+# floating-point entries up to this magnitude are not edges, since SciPy compares entries with zero by numpy.isclose
+NO_EDGE_MAGNITUDE = 1e-8
 
 
 def all_shortest_paths(d: Any, out: Any, request: PathRequest) -> Any:
-    """Return the lengths of the shortest paths between all nodes; on request also the predecessors."""
+    """Return the lengths of the shortest paths between all pairs of nodes; on request also the predecessors."""
     if not isinstance(request.method, str) or request.method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, not {request.method!r}")
     with placement.placed_arrays(d=d, out=out) as place:
@@ -33,10 +41,10 @@ def all_shortest_paths(d: Any, out: Any, request: PathRequest) -> Any:
             raise ValueError("graph should be a square array")
         if weights.dtype.kind not in "biufcO":
             raise TypeError(f"fmm.shortest_paths takes lengths that are numbers, not {weights.dtype}")
-        dtype = np.dtype(weights.dtype.name if weights.dtype.name in TYPES else np.float64)
+        dtype = np.dtype(weights.dtype.name if weights.dtype.name in COMPUTED_TYPES else np.float64)
         result = d if out is None and request.overwrite and _can_be_overwritten(d, weights, dtype) else out
         target = None if result is None else writable_target(place, result, weights.shape, dtype)
-        lengths, predecessors = _closure(place, _edges(place.xp, graph, dtype, request), request)
+        lengths, predecessors = _close_graph(place, _edge_lengths(place.xp, graph, dtype, request), request)
         result = place.to_caller(lengths) if target is None else write_result(result, target, lengths)
         return (result, place.to_caller(predecessors)) if request.predecessors else result
 
@@ -45,7 +53,7 @@ def all_shortest_paths(d: Any, out: Any, request: PathRequest) -> Any:
 
 
 class _Graph(NamedTuple):
-    """A matrix of lengths; where edges are, if a mask says so; whether zero is a length."""
+    """A matrix of lengths, a mask of the entries that are edges (None: all), and whether zeros are edges."""
 
     lengths: Any
     stored: Any = None
@@ -56,7 +64,7 @@ def _read_graph(place: Placement, d: Any) -> _Graph:
     if isinstance(d, np.ma.MaskedArray):
         return _Graph(np.ma.getdata(d), ~np.ma.getmaskarray(d))
     if not hasattr(d, "tocsr"):
-        return _Graph(place.adopt(readable(d)))
+        return _Graph(place.adopt(as_readable_array(d)))
     if not type(d).__module__.startswith("scipy."):
         raise TypeError("fmm.shortest_paths takes dense matrices, and SciPy's sparse ones")
     from scipy.sparse.csgraph import csgraph_to_dense
@@ -64,30 +72,30 @@ def _read_graph(place: Placement, d: Any) -> _Graph:
     lengths = csgraph_to_dense(d.tocsr(), null_value=np.inf)
     stored = np.isfinite(lengths)
     lengths[~stored] = 0
-    return _Graph(lengths.astype(d.dtype) if d.dtype.name in TYPES else lengths, stored, zeros_are_edges=True)
+    return _Graph(lengths.astype(d.dtype) if d.dtype.name in COMPUTED_TYPES else lengths, stored, zeros_are_edges=True)
 
 
 def _can_be_overwritten(d: Any, weights: Any, dtype: Any) -> bool:
-    """Return True if d itself is a writable array of the result's type, not only convertible to one."""
+    """Return True if d itself is a writable array of the result's type, so that the result can overwrite d."""
     if isinstance(weights, np.ndarray):
-        own = (kind_of(d) == "torch" and readable(d) is d) or type(d) is np.ndarray
+        own = (kind_of(d) == "torch" and as_readable_array(d) is d) or type(d) is np.ndarray
         return own and weights.dtype == dtype and bool(weights.flags.writeable)
-    return bool(weights.dtype == dtype) and readable(d) is d
+    return bool(weights.dtype == dtype) and as_readable_array(d) is d
 
 
-def _edges(xp: Any, graph: _Graph, dtype: Any, request: PathRequest) -> Any:
-    """Return the edges' lengths as SciPy reads them, as a new row-major array.
+def _edge_lengths(xp: Any, graph: _Graph, dtype: Any, request: PathRequest) -> Any:
+    """Return the lengths of the edges, interpreted as SciPy does, as a new row-major array.
 
-    Zero, inf and NaN are no edge, nor is the largest integer of an integer type. Zeros that a sparse matrix stores are
-    edges. CuPy compiles a kernel for each kind of operation at the first call: an assignment by a mask or by index
-    arrays takes several kernels, so there is none.
+    Entries that are zero, inf, NaN or the largest integer of an integer type are not edges. Zeros that are stored in a
+    sparse matrix are edges. Assignments by a mask or by index arrays are avoided: CuPy compiles several kernels for
+    them at the first call.
     """
     values = graph.lengths
-    if values.dtype.kind == "c":  # with NumPy's warning, before anything is an edge
+    if values.dtype.kind == "c":  # with NumPy's warning about the lost imaginary part
         values = values.astype(np.float64)
     if values.dtype.kind == "f" and not graph.zeros_are_edges:
         sizes = abs(values)
-        is_edge = (sizes > NO_EDGE) & (sizes < np.inf)
+        is_edge = (sizes > NO_EDGE_MAGNITUDE) & (sizes < np.inf)
     elif values.dtype.kind == "f":
         is_edge = xp.isfinite(values)
     else:
@@ -105,24 +113,24 @@ def _edges(xp: Any, graph: _Graph, dtype: Any, request: PathRequest) -> Any:
 # ---- from edges to shortest paths
 
 
-def _closure(place: Placement, edges: Any, request: PathRequest) -> tuple[Any, Any]:
-    """Return the lengths of the shortest paths, and the predecessors if the request has them."""
+def _close_graph(place: Placement, edges: Any, request: PathRequest) -> tuple[Any, Any]:
+    """Return the lengths of the shortest paths, and the predecessors if they are requested (else None)."""
     xp, n, dtype = place.xp, len(edges), edges.dtype
     predecessors = None
     if request.predecessors:
         nodes = xp.arange(n, dtype=np.int32)
-        predecessors = xp.where(edges == missing_value(dtype, False), np.int32(NO_NODE), nodes[:, None])
+        predecessors = xp.where(edges == missing_value(dtype, False), np.int32(NO_PREDECESSOR), nodes[:, None])
         predecessors = xp.ascontiguousarray(predecessors)
-        predecessors.reshape(-1)[:: n + 1] = NO_NODE
+        predecessors.reshape(-1)[:: n + 1] = NO_PREDECESSOR
     if n == 0:
         return edges, predecessors
     original = edges if predecessors is None else edges.copy()
-    domain = choose_domain(xp, (edges,), False, place.device, request.predecessors, terms=2 * n, work=n**3)
+    domain = choose_domain(xp, (edges,), False, place.is_on_device, request.predecessors, terms=2 * n, work=n**3)
     values = to_domain(edges, domain, False)
-    if place.device:
+    if place.is_on_device:
         if request.method == "floyd-warshall":
             raise ValueError("on a CUDA device the method is r-kleene")
-        closure = placement.device_kernels().device_closure
+        closure = placement.device_module().device_closure
         values, predecessors = closure(domain.ring, values, domain.missing, predecessors)
     else:
         tile_side = n if request.method == "floyd-warshall" else HOST_TILE_SIDE
@@ -137,10 +145,11 @@ def _closure(place: Placement, edges: Any, request: PathRequest) -> tuple[Any, A
 
 
 def _check_negative_cycles(xp: Any, values: Any) -> None:
-    """Raise NegativeCycleError if a node's path to itself is negative.
+    """Raise NegativeCycleError if a node has a path of negative length to itself.
 
-    The diagonal is inspected on the host, since CuPy compiles the reduction `any` for seconds at the first call. Where
-    SciPy is loaded, the error is also SciPy's own, so that programs that catch SciPy's error need no change.
+    The diagonal is inspected on the host, since CuPy would compile the reduction `any` for seconds at its first call.
+    If SciPy is loaded, the error is also an instance of SciPy's NegativeCycleError, so that programs that catch SciPy's
+    error need no change.
     """
     negative = to_numpy(xp.diagonal(values)) < 0
     if not negative.any():

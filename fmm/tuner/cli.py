@@ -13,7 +13,7 @@ import fmm
 from fmm.tuner import tune
 from fmm.tuner.commands import bench, export, merge, paper, predict, refit, report, show, verify
 
-EXIT_BROKEN_PIPE = 128 + 13  # as after the signal SIGPIPE, which Python ignores
+EXIT_BROKEN_PIPE = 128 + 13  # the exit code after the signal SIGPIPE, which Python ignores
 
 
 def main(arguments: Sequence[str] | None = None, ignored: Mapping[str, str] = MappingProxyType({})) -> int:
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None, ignored: Mapping[str, str] = Ma
 
     `ignored` are variables of the environment that were removed before NumPy was loaded.
     """
-    for stream in ("stdout", "stderr"):  # None where the caller closed it, as `fmm-tune show >&-`
+    for stream in ("stdout", "stderr"):  # a stream is None if the caller closed it, as in `fmm-tune show >&-`
         if getattr(sys, stream) is None:
             setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     code = 0
@@ -35,10 +35,11 @@ def main(arguments: Sequence[str] | None = None, ignored: Mapping[str, str] = Ma
     except KeyboardInterrupt:
         print("fmm-tune: interrupted; finished results are written", file=sys.stderr)
         return tune.EXIT_INTERRUPTED
-    except BrokenPipeError:  # as after `| head`
+    except BrokenPipeError:  # the reader of the pipe has ended, as `head` does
         _drop_output()
         return EXIT_BROKEN_PIPE
-    except OSError as error:  # of stdout, such as a full disk; each command reports the errors of its own files
+    # an error of stdout, such as a full disk; each command reports the errors of its own files
+    except OSError as error:
         _drop_output()
         if not code:
             print(f"fmm-tune: cannot write the output: {error.strerror or error}", file=sys.stderr)

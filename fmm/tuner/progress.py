@@ -12,7 +12,7 @@ from fmm.config import schema
 from fmm.tuner.findings.model_in_use import first_gaining_side
 
 BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar:20}| {postfix}"
-SHOWN_SPEEDUPS = 4  # the latest speedups that fit in the line
+SHOWN_SPEEDUPS = 4  # number of the latest speedups in the line
 
 Section = dict[str, Any] | None  # of a config
 
@@ -59,8 +59,8 @@ class ProgressBar:
         self._to_come: float | None = None
         self._label = ""
         self._last = "", 0.0  # stage and seconds
-        self._gains: dict[str, str] = {}  # of the types that have ended
-        self._so_far: dict[str, str] = {}  # of the one that is being tuned
+        self._gains: dict[str, str] = {}  # seconds of the types that have ended
+        self._so_far: dict[str, str] = {}  # seconds of the type that is being tuned
 
     def to_come(self, seconds: float) -> None:
         self._to_come = seconds

@@ -36,7 +36,8 @@ from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import FIRST_LOOK_EFFORT, Header, RecordedTuning, Size, Trial, TrialFile, first_look_trials
 from fmm.tuner.tune_type import Outcome, tune_type
 
-REQUIRED_PACKAGES = ("scipy", "optuna", "tqdm")  # packages of the extra, checked before minutes of measuring
+# packages of the extra `tune`, which are imported before minutes of measuring
+REQUIRED_PACKAGES = ("scipy", "optuna", "tqdm")
 EXIT_INTERRUPTED = 130
 SAMPLING_SHARE = 0.75  # the share of a tuning's time that takes samples; the rest warms up, checks and fits
 PLANNED_SECONDS_KEY = "planned_seconds"  # the condition that records the seconds for which the stages were planned
@@ -95,7 +96,7 @@ def run_tune(options: argparse.Namespace) -> int:
     results = dict[DeviceType, dict[str, Any]]()
     try:
         with store.writer_lock(path):
-            pass  # fail before minutes of measuring
+            pass  # an error ends the command before minutes of measuring
         files.expect_config(path)
         try:
             return run_jobs(jobs, path, options, results)
@@ -143,7 +144,7 @@ def trials_path(path: Path) -> Path:
 def _jobs(options: argparse.Namespace) -> Iterator[Job]:
     """Yield the jobs; several types have a coarse pass each before the first is refined.
 
-    An early stop then leaves something for each type. (A quick tuning of a CPU is no more than that pass.)
+    If the tuning is stopped early, each type has a result. (A quick tuning of a CPU is no more than that pass.)
     """
     if options.time_limit is not None and not options.time_limit > 0:
         raise BadChoiceError(f"--time-limit must be a positive number of seconds, not {options.time_limit:g}")
@@ -204,7 +205,7 @@ class Job:
     dtype: str
     wanted: tuple[Size, ...]
     effort: str
-    again: bool = False  # continues the same job, which was stopped a moment ago
+    again: bool = False  # True if the job continues a job of this command that was stopped
 
     @property
     def planned(self) -> Effort:
@@ -278,7 +279,7 @@ def run_jobs(
             if end.code:
                 return end.code
             usable = not end.why_not or end.earlier_is_used
-            # The first pass's result counts too.
+            # The result of a first pass also counts.
             lacking[name] = end.why_not if lacking.get(name, "none yet") and not usable else ""
             if job.continues_later(end):
                 late.append(replace(job, again=True))
@@ -306,11 +307,11 @@ def _unfinished(jobs: Sequence[Job], trials: TrialFile) -> list[Job]:
 class JobEnd:
     """The end of a job."""
 
-    code: int  # the exit code if nothing more is to be done, else 0
+    code: int  # the exit code if the command must end, else 0
     why_not: str  # why fmm.matmul cannot use the result; empty if it can
     seconds: float
-    stopped: bool = False  # the time was up before all was measured
-    earlier_is_used: bool = False  # fmm.matmul uses the section of an earlier tuning, which has a better check
+    stopped: bool = False  # True if the time was up before everything was measured
+    earlier_is_used: bool = False  # True if the config keeps the section of an earlier tuning, which has a better check
     result: dict[str, Any] | None = None  # for --json
 
 
@@ -322,7 +323,7 @@ def tune_job(job: Job, path: Path, options: argparse.Namespace, left: float | No
     before = max((t.elapsed for t in past.trials), default=0.0) if past else 0.0
     limit = before + min(inf if left is None else left, job.planned.most)
     seconds = SAMPLING_SHARE * limit
-    if past and job.again:  # the same shapes as a moment ago
+    if past and job.again:  # a continued job has the shapes that it had before
         seconds = past.header.conditions.get(PLANNED_SECONDS_KEY, seconds)
     effort = job.planned.within(seconds)
     header = past.header if past else _header(job, effort)
@@ -354,7 +355,7 @@ def tune_job(job: Job, path: Path, options: argparse.Namespace, left: float | No
     if why_not and outcome.section is not None:
         end = replace(end, earlier_is_used=_check_quality(_present_section(job, path))[0])
     if not code and job.continues_later(end):
-        return end  # the summary follows then
+        return end  # the summary is printed after the message
     _print_summary(job, path, options, outcome, why_not)
     return replace(end, result=_result(job, path, outcome, why_not))
 

@@ -55,7 +55,7 @@ def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Siz
     except TimeUpError as error:
         stopped = "kernels are being compiled" if isinstance(error, NotReadyError) else "the time was up"
         if journal.patience < inf and not any(t.stage == HELD_OUT_STAGE for t in journal.recorded):
-            # it continues later; a fit takes seconds, and no held-out shape would check the fit
+            # the job continues later; a fit would take seconds, and no held-out shape would check it
             return Outcome(None, stopped)
     except KeyboardInterrupt:
         stopped = "interrupted"
@@ -112,12 +112,12 @@ def own_gram_plans(device: Device, problem: Problem) -> list[Plan]:
     return [plan for plan in plans if within_limits(device, plan, problem)]
 
 
-MAX_GRAM_PLANS = 3  # plans that race, the best by the model
+MAX_GRAM_PLANS = 3  # number of plans that race, the best ones by the model
 MAX_TIME_RATIO = 1.05  # a plan may win if its predicted time is below this multiple of the vendor's
 
 
 def may_win(journal: Journal, problem: Problem, calibration: Calibration) -> bool:
-    """Return True if a plan may win by the model."""
+    """Return True if the model does not exclude that the plan wins."""
     return (
         min(c.time for c in rank_candidates(problem, calibration, journal.device.candidates()) if c.plan != VENDOR)
         < MAX_TIME_RATIO

@@ -766,7 +766,7 @@ def test_a_decision_says_what_runs(runs: list[Any]) -> None:
     library: Any = Large()
     a = draw((8, 8))
     for constraints in (NO_CONSTRAINTS, PlanConstraints(LEVEL), PlanConstraints(Plan.parse("strassen.fused > tile"))):
-        call = prepare.plan_call(library, a, a, None, constraints)
+        call = prepare.prepare_uncached(library, a, a, None, constraints)
         found = product_call.explain_matmul(library, a, a, None, constraints)
         assert call.launches is not None and found.kernels == call.launches.describe() != ()
         text = str(found)

@@ -24,8 +24,8 @@ H200, H200_KEY = Path(__file__).parents[2] / "results" / "nvidia-h200", "cuda-9.
 
 def config(folder: Path, stream: float, *entries: object, noise: float = 0.02, thresholds: Any = None) -> str:
     rate = {"flops": 1e11, "fill": 2500.0, "pipe": 20.0}
-    known = {"calibration": {"stream": stream, "rate": rate}, "noise": noise, "thresholds": thresholds}
-    section = tuned.section(*entries, **known)  # type: ignore[arg-type]
+    fields = {"calibration": {"stream": stream, "rate": rate}, "noise": noise, "thresholds": thresholds}
+    section = tuned.section(*entries, **fields)  # type: ignore[arg-type]
     return str(tuned.write(folder / "config.json", KEY, "float64", section))
 
 
@@ -33,15 +33,15 @@ def test_a_config_agrees_with_itself(tmp_path: Path, capsys: pytest.CaptureFixtu
     one = config(tmp_path / "one", 1e10)
     assert main([one, one]) == 0
     shapes = len(SIDES) ** 3
-    said = capsys.readouterr().out
-    assert f"{shapes} of {shapes} choices are equal (100.0%), the others up to 0.0% apart" in said
-    assert said.splitlines()[-1].startswith("they choose alike: ")
+    printed = capsys.readouterr().out
+    assert f"{shapes} of {shapes} choices are equal (100.0%), the others up to 0.0% apart" in printed
+    assert printed.splitlines()[-1].startswith("they choose alike: ")
     other = config(tmp_path / "other", 4e10)
     assert main([one, other]) == 1
     assert capsys.readouterr().out.splitlines()[-1].startswith("they do not choose alike: ")
 
 
-def test_models_that_choose_otherwise_disagree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_with_different_choices_disagree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, two = config(tmp_path / "one", 1e10), config(tmp_path / "two", 4e10)
     assert main([one, two, "--json"]) == 1
     (found,) = json.loads(capsys.readouterr().out)
@@ -55,21 +55,24 @@ def test_models_that_choose_otherwise_disagree(tmp_path: Path, capsys: pytest.Ca
 def test_sizes_of_different_plans_are_named_the_largest_loss_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With both plans, and what each model predicts to be lost by the other's."""
+    """Each row has both plans, and the loss by the other plan that each model predicts."""
     one, two = config(tmp_path / "one", 1e10), config(tmp_path / "two", 4e10)
     assert main([one, two, "--json"]) == 1
     (found,) = json.loads(capsys.readouterr().out)
-    told = found["differences"]
-    assert len(told) == SHOWN_DIFFERENCES < found["shapes"] - found["equal"]
-    losses = [max(x["first_loss"], x["second_loss"]) for x in told]
+    differences = found["differences"]
+    assert len(differences) == SHOWN_DIFFERENCES < found["shapes"] - found["equal"]
+    losses = [max(x["first_loss"], x["second_loss"]) for x in differences]
     assert losses == sorted(losses, reverse=True) and 0 < losses[0] <= found["worst"]
-    assert all(x["first"] != x["second"] and set(x["size"]) <= set(SIDES) for x in told)
+    assert all(x["first"] != x["second"] and set(x["size"]) <= set(SIDES) for x in differences)
     assert main([one, two]) == 1
-    said = capsys.readouterr().out
-    assert f"where they choose otherwise, {SHOWN_DIFFERENCES} of {found['shapes'] - found['equal']} sizes" in said
-    size = " x ".join(map(str, told[0]["size"]))
-    (row,) = (line for line in said.splitlines() if line.split("  ")[1:2] == [size])
-    assert all(text in row for text in (told[0]["first"], told[0]["second"], f"{told[0]['first_loss']:+.1%}"))
+    printed = capsys.readouterr().out
+    assert f"where they choose otherwise, {SHOWN_DIFFERENCES} of {found['shapes'] - found['equal']} sizes" in printed
+    size = " x ".join(map(str, differences[0]["size"]))
+    (row,) = (line for line in printed.splitlines() if line.split("  ")[1:2] == [size])
+    assert all(
+        text in row
+        for text in (differences[0]["first"], differences[0]["second"], f"{differences[0]['first_loss']:+.1%}")
+    )
     assert main([one, one]) == 0
     assert "choose otherwise" not in capsys.readouterr().out
 
@@ -81,13 +84,15 @@ def test_certified_entries_are_choices(tmp_path: Path, capsys: pytest.CaptureFix
     assert main([one, two, "--json"]) in (0, 1)
     (found,) = json.loads(capsys.readouterr().out)
     assert found["equal"] == found["shapes"] - 1 and found["worst"] > 0
-    (told,) = found["differences"]
-    assert told["size"] == [side, side, side] and told["second"] == "dps > vendor" and told["second_loss"] < 0
+    (differences,) = found["differences"]
+    assert (
+        differences["size"] == [side, side, side]
+        and differences["second"] == "dps > vendor"
+        and differences["second_loss"] < 0
+    )
 
 
-def test_an_entry_that_the_runtime_would_pass_over_is_no_choice(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_entry_that_the_runtime_rejects_is_no_choice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     side, wild = SIDES[-1], "winograd^3 > winograd^2 > vendor"
     assert expected_error_growth(Plan.parse(wild), "float64") > CPU_ERROR_GROWTH
     one = config(tmp_path / "one", 1e10)
@@ -97,7 +102,7 @@ def test_an_entry_that_the_runtime_would_pass_over_is_no_choice(
     assert found["equal"] == found["shapes"]
 
 
-def test_nothing_in_common(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_configs_without_a_common_device_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = config(tmp_path / "one", 1e10)
     other = str(tuned.write(tmp_path / "other" / "config.json", "cpu-other-2t"))
     assert main([one, other]) == 1
@@ -107,7 +112,7 @@ def test_nothing_in_common(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def thresholds(intervals: dict[str, list[float | None]] | None = None, **found: float | None) -> dict[str, Any]:
-    """As a section has them; tau1 to tau3 by their values."""
+    """Return thresholds as a section has them; tau1 to tau3 by their values."""
     sides = {"tau1": 2000.0, "tau2": 4000.0, "tau3": None} | {x: y for x, y in found.items() if x.startswith("tau")}
     numbers = {"alpha": 1e-9, "pi": 1e-11, "n1": 750.0} | {x: y for x, y in found.items() if x not in sides}
     return tuned.raw_thresholds(sides, **numbers, **({"intervals": intervals} if intervals else {}))
@@ -117,7 +122,7 @@ WIDE: dict[str, list[float | None]] = {"tau1": [1500.0, 2700.0], "tau3": [30000.
 
 
 @pytest.mark.parametrize(
-    ("second", "said", "code"),
+    ("second", "printed", "code"),
     [
         (thresholds(n1=820.0), ["n1", "750", "820", "+9.3%", "agree"], 0),
         (thresholds(alpha=1.2e-9), ["alpha", "1e-09", "1.2e-09", "+20.0%", "differ"], 1),
@@ -127,15 +132,15 @@ WIDE: dict[str, list[float | None]] = {"tau1": [1500.0, 2700.0], "tau3": [30000.
     ],
     ids=["near", "apart", "both never", "the second alone pays", "the first alone pays"],
 )
-def test_thresholds_stand_side_by_side(
-    second: dict[str, Any], said: list[str], code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_thresholds_of_both_are_in_one_row(
+    second: dict[str, Any], printed: list[str], code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = config(tmp_path / "one", 1e10, thresholds=thresholds())
     two = config(tmp_path / "two", 1e10, thresholds=second)
     assert main([one, two]) == code
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:8]] == ["threshold", "alpha", "pi", "n1", "tau1", "tau2", "tau3"]
-    assert said in [line.split() for line in lines]
+    assert printed in [line.split() for line in lines]
     assert lines[-2].startswith("their thresholds do not agree: " if code else "their thresholds agree: ")
     assert lines[-1].startswith("they choose alike: ")
 
@@ -146,7 +151,7 @@ def test_thresholds_stand_side_by_side(
 def test_thresholds_whose_intervals_overlap_agree(
     interval: list[float | None] | None, agrees: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """3000 is half as much again as 2000, whose interval ends at 2700; an end that is null is beyond all sides."""
+    """3000 is 50 % more than 2000, whose interval ends at 2700; an end of null is larger than all sides."""
     one = config(tmp_path / "one", 1e10, thresholds=thresholds(WIDE))
     two = config(tmp_path / "two", 1e10, thresholds=thresholds({"tau1": interval} if interval else None, tau1=3000.0))
     assert main([one, two]) == int(not agrees)
@@ -158,18 +163,18 @@ def test_thresholds_whose_intervals_overlap_agree(
     assert tau1["first_interval"] == [1500.0, 2700.0] and tau1["second_interval"] == interval
 
 
-def test_thresholds_that_one_config_lacks_decide_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_thresholds_that_one_config_lacks_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, two = config(tmp_path / "one", 1e10, thresholds=thresholds()), config(tmp_path / "two", 1e10)
     assert main([one, two]) == 0
-    said = capsys.readouterr().out
-    assert "thresholds: not in both; `fmm-tune --refit --refit-part thresholds` makes" in said
-    assert "thresholds agree" not in said
+    printed = capsys.readouterr().out
+    assert "thresholds: not in both; `fmm-tune --refit --refit-part thresholds` makes" in printed
+    assert "thresholds agree" not in printed
 
 
 def test_choices_are_those_of_the_runtime_by_leaves_that_no_tuning_measured_too(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Two tunings of H200s, one from before `f16x3`: fmm.matmul takes that leaf by its rate in the datasheet."""
+    """One of two tunings of H200s is older than `f16x3`: fmm.matmul rates that leaf by the datasheet."""
     paths = [str(H200), str(H200 / "five-minutes")]
     main([*paths, "--json"])
     found = {x["dtype"]: x for x in json.loads(capsys.readouterr().out)}
@@ -186,7 +191,7 @@ def test_choices_are_those_of_the_runtime_by_leaves_that_no_tuning_measured_too(
 
 
 def test_thresholds_of_unlike_leaves_are_compared_without_emulation(capsys: pytest.CaptureFixture[str]) -> None:
-    """tau1 to tau3 are of the leaves that a tuning measured; the first one's knew none that emulates."""
+    """tau1 to tau3 belong to the measured leaves; the first tuning measured no leaf that emulates."""
     main([str(H200), str(H200 / "five-minutes"), "--json"])
     found = {x["dtype"]: {row["name"]: row for row in x["thresholds"]} for x in json.loads(capsys.readouterr().out)}
     assert "tau1" not in found["float32"] and found["float32"]["tau1 without emulation"]["agrees"]

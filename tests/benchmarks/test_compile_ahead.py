@@ -1,4 +1,4 @@
-"""The device's tests without a device: on NumPy's arrays, where their kernels are noted to be compiled ahead."""
+"""The device's tests without a device: on NumPy's arrays, where their kernels are written to be compiled ahead."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from fmm.kernels.plans.plan import Plan
 from tests.support import ROOT
 from tests.support.nvrtc import compile_cuda
 
-ON_NUMPY = [*compile_ahead.ON_NUMPY, "-p", "no:cacheprovider"]
-# What asks cuBLAS itself has no answer from NumPy.
+PYTEST_ON_NUMPY = [*compile_ahead.PYTEST_ON_NUMPY, "-p", "no:cacheprovider"]
+# These tests query cuBLAS, which NumPy does not have.
 DEVICES_ALONE = "not math_mode"
 
 
 def run_on_numpy(folder: Path, *arguments: str) -> list[Any]:
-    """Run tests so; what was noted of their kernels."""
+    """Run these tests on NumPy; return the kernels that they would launch."""
     environment = {**os.environ, "FMM_KERNELS": str(folder), "PYTHONPATH": str(ROOT)}
-    command = [*ON_NUMPY, *arguments]
+    command = [*PYTEST_ON_NUMPY, *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(path.read_text(encoding="utf-8")) for path in folder.iterdir()]
@@ -45,7 +45,7 @@ def test_a_few_tests_run_on_numpy_and_their_kernels_compile(tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["test_gpu_kernels.py", "products/test_gpu_tiled.py"])
 def test_the_tests_of_kernels_pass_on_numpy(path: str, tmp_path: Path) -> None:
-    """So a mistake in them is found where there is no device."""
+    """So a mistake in these tests shows without a device."""
     assert len(run_on_numpy(tmp_path, f"tests/kernels/cuda/{path}", "-k", DEVICES_ALONE)) > 500
 
 
@@ -62,12 +62,12 @@ def test_plans_that_raise_a_flag_are_those_of_the_tests_that_see_it() -> None:
     tests = [f"tests/{x}.py" for x in ("runtime/test_gpu_matmul", "kernels/cuda/recompute/test_gpu_recompute")]
     tests.append("tests/kernels/cuda/products/test_gpu_residues.py")
     text = "".join((ROOT / path).read_text(encoding="utf-8") for path in tests)
-    for plan in map(Plan.parse, compile_ahead.FLAGGED):
+    for plan in map(Plan.parse, compile_ahead.FLAGGED_PLANS):
         assert f'"{plan}"' in text or (plan.levels and str(plan.rest) in text), plan
 
 
 class Cupy:
-    """What compiling asks of CuPy: its compiler saves the code, and then loads it."""
+    """The part of CuPy that compiling uses: its compiler saves the code, and then loads it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.compiled: list[tuple[Any, ...]] = []

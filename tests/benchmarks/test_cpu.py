@@ -1,4 +1,4 @@
-"""The CPU benchmark: its rows on tiny problems, what it prints and writes, and files replaced whole or not at all."""
+"""The CPU benchmark: its rows on tiny problems, its output, and files that are replaced whole or not at all."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_the_effort_is_passed_on(arguments: list[str], effort: str, quick: list[
 def test_every_suite_has_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the rows that the suites really give, of tiny problems."""
+    """The rows come from the suites themselves, on tiny problems."""
     tiny = cpu.Effort(((40, 30, 50),), 1, PairedRoundLimits(1, 1, 0.0), 16)
     monkeypatch.setattr(cpu, "EFFORTS", {"quick": tiny, "full": tiny})
     monkeypatch.setattr(cpu, "random_shapes", lambda count: [(9, 8, 7)] * count)
@@ -203,7 +203,7 @@ def test_the_old_file_is_kept_when_writing_fails(
         with pytest.raises(type(error)):
             write_result(path, **NEW)
     assert json.loads(path.read_text(encoding="utf-8")) == OLD
-    write_result(path, **NEW)  # what lies around does not disturb the next time
+    write_result(path, **NEW)  # leftover files do not disturb the next write
     assert json.loads(path.read_text(encoding="utf-8")) == NEW
 
 

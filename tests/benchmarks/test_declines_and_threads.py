@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks import declines, threads
-from benchmarks.declines import Case, Pair, all_cases, decline_row, measured
+from benchmarks.declines import Case, ComparedCalls, all_cases, decline_row, measure_case
 from benchmarks.harness import recorded_failure
 from benchmarks.tables import products
 from fmm.kernels.plans.plan import Plan
@@ -26,17 +26,17 @@ class Decided:
         self.plan = Plan.parse(plan)
 
 
-def fake_pair(extra: float, plan: str = "vendor") -> tuple[Pair, Any]:
+def fake_pair(extra: float, plan: str = "vendor") -> tuple[ComparedCalls, Any]:
     """Return two calls, and a clock on which the library's takes 3 us and fmm's `extra` us more."""
     vendor, own = (lambda: "vendor"), (lambda: "fmm")
     seconds = {"vendor": 3e-6, "fmm": (3 + extra) * 1e-6}
-    return Pair(vendor, own, lambda: Decided(plan)), lambda call, repeats: seconds[call()]
+    return ComparedCalls(vendor, own, lambda: Decided(plan)), lambda call, repeats: seconds[call()]
 
 
 @pytest.mark.parametrize(("extra", "within"), [(0.5, True), (1.9, True), (2.5, False), (-1.0, True)])
 def test_the_extra_time_of_a_declined_call_is_compared_with_the_budget(extra: float, within: bool) -> None:
     pair, clock = fake_pair(extra)
-    row = measured(MATMUL, 5, clock, lambda case: pair)
+    row = measure_case(MATMUL, 5, clock, lambda case: pair)
     assert row["vendor_microseconds"] == pytest.approx(3.0)
     assert row["extra_microseconds"] == pytest.approx(extra)
     assert row["within_budget"] is within and len(row["samples"]["fmm"]) == 5
@@ -49,7 +49,7 @@ def test_the_median_is_of_the_differences_of_each_round() -> None:
 
 def test_a_call_that_runs_a_plan_is_a_failure_and_no_decline() -> None:
     pair, clock = fake_pair(0.0, plan="winograd > vendor")
-    row = recorded_failure(lambda case: measured(case, 3, clock, lambda _: pair), asdict)(MATMUL)
+    row = recorded_failure(lambda case: measure_case(case, 3, clock, lambda _: pair), asdict)(MATMUL)
     assert "not declined: winograd > vendor" in row["failure"] and row["side"] == 64
     assert "not declined" in declines.text_line(row)
 
@@ -60,10 +60,10 @@ def test_every_function_library_type_and_size_is_a_case() -> None:
     assert {case.function for case in cases if case.hooked} == {"matmul", "operator @", "addmm", "bmm"}
 
 
-@pytest.mark.parametrize("function", declines.PAIRS)
+@pytest.mark.parametrize("function", declines.CALLS_OF_FUNCTION)
 @pytest.mark.parametrize("dtype", declines.TYPES["numpy"])
 def test_both_calls_of_a_case_have_the_same_result(function: str, dtype: str) -> None:
-    pair = declines.PAIRS[function](Case(function, "numpy", dtype, 8))
+    pair = declines.CALLS_OF_FUNCTION[function](Case(function, "numpy", dtype, 8))
     vendor: Any = pair.vendor()
     assert abs(vendor - pair.own()).max() <= 1e-3 * abs(vendor).max()
 
@@ -107,7 +107,7 @@ def test_an_error_of_a_thread_is_raised() -> None:
 def test_the_ratio_of_threads_is_compared_with_the_goal(at_once: float, within: bool, tmp_path: Path) -> None:
     times = iter([1.0, at_once])
     case = threads.Case(4, "winograd > vendor", "float64", 16)
-    row = threads.measured(case, 1, lambda call, repeats: (call(), next(times))[1])
+    row = threads.measure_case(case, 1, lambda call, repeats: (call(), next(times))[1])
     ratio = row["ratio"]
     assert ratio in (pytest.approx(at_once), pytest.approx(1 / at_once)), "the rounds are shuffled"
     row = threads.thread_row(case, {"one by one": [1.0, 2.0], "at once": [at_once, 2 * at_once]})

@@ -1,4 +1,4 @@
-"""`make gpu-check` without a device: which steps it takes, in what time, and what it says of them."""
+"""`make gpu-check` without a device: its steps, their time, and their outcomes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from benchmarks.__main__ import BENCHMARKS
 from benchmarks.compile_ahead import with_cache, xdist_options
 from benchmarks.gpu_check import (
-    LEFT,
+    EXIT_STEPS_LEFT,
     Checks,
     batches,
     chosen_steps,
@@ -27,27 +27,27 @@ from benchmarks.gpu_check import (
     run_steps,
 )
 from benchmarks.gpu_steps import (
-    FEW,
+    FEW_LAUNCHES,
     LIMIT_SHARE,
-    MBARRIER,
-    SEVERAL,
-    TIMED,
-    Ended,
-    Places,
+    MBARRIER_TESTS,
+    SEVERAL_GPU_TESTS,
+    TIMED_TESTS,
+    CheckFolders,
+    EndedStep,
     Step,
+    parallel_pytest_options,
     run_together,
     several_steps,
-    side_by_side,
     steps,
 )
 
-PLACES = Places(Path("results/device"), Path("notes"))
+PLACES = CheckFolders(Path("results/device"), Path("notes"))
 CHECKS = ["tests", "hostile use", "random integers", "memcheck", "racecheck", "torch's tests", "cupy's tests"]
 MEASURED = ["regret", "default calls", "halves", "random structures", "complex", "integers", "out of core", "training"]
 
 
-def found_steps(sanitizer: str | None = None, **given: Any) -> dict[str, Step]:
-    return {step.name: step for step in steps(sanitizer, PLACES, **{"checkouts": {}, **given})}
+def found_steps(sanitizer: str | None = None, **more: Any) -> dict[str, Step]:
+    return {step.name: step for step in steps(sanitizer, PLACES, **{"checkouts": {}, **more})}
 
 
 # ---- which steps
@@ -61,9 +61,9 @@ def test_kernels_come_first_then_checks_beside_each_other_then_what_measures_alo
     assert [step.name for step in together] == CHECKS
     assert found["memcheck"].command == (
         *("/opt/compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "1"),
-        *(*FEW, *MBARRIER),
+        *(*FEW_LAUNCHES, *MBARRIER_TESTS),
     )
-    assert found["racecheck"].command[-len(FEW) :] == FEW
+    assert found["racecheck"].command[-len(FEW_LAUNCHES) :] == FEW_LAUNCHES
     assert {name for name, step in found.items() if step.missing} == {"torch's tests", "cupy's tests"}
 
 
@@ -82,13 +82,13 @@ def test_tests_run_side_by_side_but_for_those_that_measure(
     assert together == options
     found = found_steps(together=together)
     many, alone = found["tests"].command, found["timed tests"].command
-    assert many[-3:] == (f"--ignore={TIMED}", f"--ignore={SEVERAL}", "tests")
+    assert many[-3:] == (f"--ignore={TIMED_TESTS}", f"--ignore={SEVERAL_GPU_TESTS}", "tests")
     assert options == many[6 : 6 + len(options)] and str(PLACES.ended_tests) in many
-    assert alone[-1] == TIMED and "-n" not in alone
+    assert alone[-1] == TIMED_TESTS and "-n" not in alone
 
 
 def test_a_few_processors_are_left_to_the_device_and_its_driver() -> None:
-    options = side_by_side()
+    options = parallel_pytest_options()
     assert not options or 1 <= int(options[1]) <= 14
 
 
@@ -99,9 +99,9 @@ def test_other_projects_tests_run_where_their_checkouts_are_named() -> None:
     assert not found["cupy's tests"].missing and "FMM_TORCH_TESTS" in found["torch's tests"].missing
 
 
-def test_what_needs_several_devices_is_left_out_where_there_is_one() -> None:
+def test_steps_for_several_devices_are_left_out_on_one_device() -> None:
     tests, benchmark = several_steps(2, PLACES._replace(results=Path("results/device-x2")))
-    assert tests.command[-1] == SEVERAL and not tests.missing
+    assert tests.command[-1] == SEVERAL_GPU_TESTS and not tests.missing
     assert benchmark.command[4:6] == ("--nproc-per-node", "2") and not benchmark.missing
     assert benchmark.command[-1] == os.path.join("results", "device-x2", "distributed.json")
     assert {step.missing for step in several_steps(1, PLACES)} == {"there is one device"}
@@ -109,7 +109,7 @@ def test_what_needs_several_devices_is_left_out_where_there_is_one() -> None:
 
 @pytest.mark.parametrize("name", [*MEASURED, "papers"])
 def test_commands_of_benchmarks_are_understood(name: str) -> None:
-    """Their own parsers have these options, without a device."""
+    """The benchmarks' parsers have these options; no device is needed to check it."""
     step = found_steps()[name]
     assert step.command[1:3] == ("-m", "benchmarks")
     module = Path(*BENCHMARKS[step.command[3]].split(".")).with_suffix(".py")
@@ -128,12 +128,12 @@ def test_kernels_are_compiled_first_and_all_steps_find_them() -> None:
 # ---- how a step ends
 
 
-def ended(step: Step, status: int = 0, seconds: float = 5, allowed: float = 100, stopped: bool = False) -> Ended:
-    return Ended(step, status, seconds, allowed, stopped, Path("log"))
+def ended(step: Step, status: int = 0, seconds: float = 5, allowed: float = 100, stopped: bool = False) -> EndedStep:
+    return EndedStep(step, status, seconds, allowed, stopped, Path("log"))
 
 
-ALONE = Step("alone", (), most=100, limit_option="--time-limit")
-RESUMED = ALONE._replace(goes_on=True)
+ALONE = Step("alone", (), max_seconds=100, limit_option="--time-limit")
+RESUMED = ALONE._replace(continues=True)
 
 
 @pytest.mark.parametrize(
@@ -142,18 +142,18 @@ RESUMED = ALONE._replace(goes_on=True)
         (ended(ALONE), 500, "passed"),
         (ended(ALONE, 3), 500, "failed with status 3"),
         (ended(ALONE, -9, 100, 100, stopped=True), 500, "failed: stopped after 100 s"),
-        # It had less time than it may take, since others came first; or all that there ever is.
+        # The step had less than its own time, because earlier steps took it; or all the time of the call.
         (ended(ALONE, -9, 50, 50, stopped=True), 500, "time was up after 50 s"),
         (ended(ALONE, -9, 50, 50, stopped=True), 50, "failed: stopped after 50 s"),
         (ended(ALONE, 0, 95), 500, "passed"),
-        # What goes on has ended when it does so before its time.
+        # A step that can continue has ended if it ends before its limit.
         (ended(RESUMED, 0, 95), 500, "time was up after 95 s"),
         (ended(RESUMED, 0, 20), 500, "passed"),
         (ended(RESUMED, 2, 100, 100, stopped=True), 500, "time was up after 100 s"),
         (ended(RESUMED, 1, 20), 500, "failed with status 1"),
     ],
 )
-def test_a_step_says_how_it_ended(found: Ended, whole: float, outcome: str) -> None:
+def test_the_outcome_of_a_step_is_a_text(found: EndedStep, whole: float, outcome: str) -> None:
     assert found.outcome(whole) == outcome
 
 
@@ -161,8 +161,8 @@ def python(text: str) -> tuple[str, ...]:
     return sys.executable, "-c", text
 
 
-def test_steps_run_beside_each_other_and_keep_what_they_say(tmp_path: Path) -> None:
-    """Each waits until the other has begun."""
+def test_steps_run_at_the_same_time_and_their_output_is_kept(tmp_path: Path) -> None:
+    """Each step waits until the other one has begun."""
     wait = "import pathlib, sys, time\nmine, other = map(pathlib.Path, sys.argv[1:3])\nmine.touch()\n"
     wait += "while not other.exists(): time.sleep(0.01)\nprint('met', *sys.argv[3:])"
     places = [str(tmp_path / name) for name in "ab"]
@@ -174,7 +174,9 @@ def test_steps_run_beside_each_other_and_keep_what_they_say(tmp_path: Path) -> N
 
 def test_a_step_whose_time_is_up_is_ended_with_all_that_it_began(tmp_path: Path) -> None:
     child = "import signal, subprocess, sys, time\n"
-    child += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # jobs in the background are born deaf to it
+    child += (
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # jobs in the background start with SIGINT ignored
+    )
     child += f"x = subprocess.Popen([{sys.executable!r}, '-c', 'import time; time.sleep(60)'])\n"
     child += "print(x.pid, flush=True)\ntime.sleep(60)"
     (found,) = run_together([Step("hangs", python(child))], 1.0, tmp_path)
@@ -185,12 +187,12 @@ def test_a_step_whose_time_is_up_is_ended_with_all_that_it_began(tmp_path: Path)
             os.kill(number, 0)
             state = Path(f"/proc/{number}/stat")
             if state.exists() and state.read_text().rpartition(")")[2].split()[0] == "Z":
-                raise ProcessLookupError  # ended; whoever inherited it has not looked yet
+                raise ProcessLookupError  # the process ended; its new parent has not collected it yet
             time.sleep(0.02)
 
 
-def test_what_hears_no_signal_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.gpu_steps.GRACE", 0.3)
+def test_a_step_that_ignores_signals_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.gpu_steps.GRACE_SECONDS", 0.3)
     deaf = (
         "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('deaf', flush=True)\ntime.sleep(60)"
     )
@@ -201,41 +203,41 @@ def test_what_hears_no_signal_is_killed(tmp_path: Path, monkeypatch: pytest.Monk
 # ---- a call, and the next one
 
 
-class Fakes:
-    """In the place of processes: how steps end, by their names; it notes what was begun with how much time."""
+class FakeProcesses:
+    """Ends steps without processes, as `found` says by the step's name; it records the steps that began."""
 
     def __init__(self, clock: Any = None, **found: dict[str, Any]) -> None:
         self.found, self.begun, self.clock = found, list[str](), clock
 
-    def __call__(self, batch: Sequence[Step], left: float, notes: Path) -> list[Ended]:
+    def __call__(self, batch: Sequence[Step], left: float, notes: Path) -> list[EndedStep]:
         notes.mkdir(parents=True, exist_ok=True)
         made = []
         for step in batch:
             self.begun.append(step.name)
             log = notes / f"{step.name}.txt"
             log.write_text(f"{step.name} says so\n")
-            given = {"seconds": 1.0, "allowed": min(step.most, left), "status": 0, "stopped": False}
-            made.append(Ended(step, log=log, **(given | self.found.get(step.name, {}))))
+            more = {"seconds": 1.0, "allowed": min(step.max_seconds, left), "status": 0, "stopped": False}
+            made.append(EndedStep(step, log=log, **(more | self.found.get(step.name, {}))))
         return made
 
 
-def begun_checks(folder: Path, code: str = "code", **more: Any) -> tuple[Checks, Places]:
+def begun_checks(folder: Path, code: str = "code", **more: Any) -> tuple[Checks, CheckFolders]:
     order = ["first", "second", "third", "fourth"]
-    places = Places(folder / "results", folder / "notes")
+    places = CheckFolders(folder / "results", folder / "notes")
     return Checks(places.results / "checks.json", {"commit": "abc"}, code, order, places.notes, **more), places
 
 
 FOUR = [
     Step("first", ("python", "first")),
-    Step("second", ("python",), alone=False, goes_on=True),
+    Step("second", ("python",), alone=False, continues=True),
     Step("third", ("python",), alone=False),
-    Step("fourth", ("python",), least=50),
+    Step("fourth", ("python",), min_seconds=50),
 ]
 
 
 def test_a_step_that_fails_keeps_none_from_being_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checks, places = begun_checks(tmp_path)
-    run = Fakes(first={"status": 7})
+    run = FakeProcesses(first={"status": 7})
     assert run_steps(FOUR, checks, places, 1000, run) == []
     assert run.begun == ["first", "second", "third", "fourth"]
     content = json.loads(checks.path.read_text())
@@ -244,7 +246,7 @@ def test_a_step_that_fails_keeps_none_from_being_run(tmp_path: Path, capsys: pyt
     assert content["checks"][0]["command"] == "first" and content["checks"][0]["commit"] == "abc"
     assert report_outcomes(FOUR, [], checks) == 1
     assert "first says so" in capsys.readouterr().out
-    # Nothing of it is done again, unless somebody asks; nor if another tree has been put in the place of this one.
+    # No step runs again unless it is named, also after the tree was replaced.
     checks.path.write_text(json.dumps({"checks": [{"step": "first", "outcome": "passed", "commit": "old"}]}))
     assert chosen_steps(FOUR, [], False, checks) == [] and chosen_steps(FOUR, [], True, checks) == FOUR
     assert [step.name for step in chosen_steps(FOUR, ["third"], False, checks)] == ["third"]
@@ -252,22 +254,22 @@ def test_a_step_that_fails_keeps_none_from_being_run(tmp_path: Path, capsys: pyt
 
 def test_the_next_call_goes_on_with_what_is_left(tmp_path: Path) -> None:
     checks, places = begun_checks(tmp_path)
-    run = Fakes(second={"stopped": True, "status": 2})
+    run = FakeProcesses(second={"stopped": True, "status": 2})
     left = run_steps(FOUR, checks, places, 40, run)
     assert left == ["second", "fourth"] and run.begun == ["first", "second", "third"]
-    assert report_outcomes(FOUR, left, checks) == LEFT
+    assert report_outcomes(FOUR, left, checks) == EXIT_STEPS_LEFT
     again = chosen_steps(FOUR, [], False, checks)
     assert [step.name for step in again] == left
-    assert run_steps(again, checks, places, 40, second := Fakes()) == ["fourth"] and second.begun == ["second"]
-    # What comes first is begun, however little time there is: else it never would be.
+    assert run_steps(again, checks, places, 40, second := FakeProcesses()) == ["fourth"] and second.begun == ["second"]
+    # The first step begins with any time, because otherwise it would never begin.
     last = chosen_steps(FOUR, [], False, checks)
-    assert run_steps(last, checks, places, 40, third := Fakes()) == [] and third.begun == ["fourth"]
+    assert run_steps(last, checks, places, 40, third := FakeProcesses()) == [] and third.begun == ["fourth"]
     assert report_outcomes(FOUR, [], checks) == 0
 
 
 def test_other_code_is_checked_anew(tmp_path: Path) -> None:
     checks, places = begun_checks(tmp_path)
-    run_steps(FOUR, checks, places, 1000, Fakes())
+    run_steps(FOUR, checks, places, 1000, FakeProcesses())
     later, _ = begun_checks(tmp_path, code="changed")
     assert chosen_steps(FOUR, [], False, later) == FOUR
     tree = tmp_path / "fmm"
@@ -280,21 +282,21 @@ def test_other_code_is_checked_anew(tmp_path: Path) -> None:
     assert code_digest(tmp_path) != first
 
 
-def test_what_is_missing_is_said_each_time_and_never_done(tmp_path: Path) -> None:
+def test_a_step_that_lacks_something_is_reported_each_time_and_never_run(tmp_path: Path) -> None:
     checks, places = begun_checks(tmp_path)
     planned = [FOUR[0]._replace(missing="no such tool"), FOUR[3]]
-    assert run_steps(planned, checks, places, 1000, run := Fakes()) == [] and run.begun == ["fourth"]
+    assert run_steps(planned, checks, places, 1000, run := FakeProcesses()) == [] and run.begun == ["fourth"]
     assert checks.recorded[0] == {"step": "first", "outcome": "left out: no such tool", "commit": "abc", "code": "code"}
     assert chosen_steps(planned, [], False, checks) == planned[:1] and report_outcomes(planned, [], checks) == 0
 
 
-def test_what_was_written_is_copied_after_each_step(tmp_path: Path) -> None:
+def test_new_files_are_copied_after_each_step(tmp_path: Path) -> None:
     to = tmp_path / "fetched"
     checks, places = begun_checks(tmp_path, copy_to=to)
     places.results.mkdir()
     (places.results / "old.json").write_text("{}")
     os.utime(places.results / "old.json", (0, 0))
-    run_steps(FOUR[:1], checks, places, 1000, Fakes())
+    run_steps(FOUR[:1], checks, places, 1000, FakeProcesses())
     found = sorted(str(path.relative_to(to)) for path in to.rglob("*") if path.is_file())
     assert found == [os.path.join("notes", x) for x in ("first.txt", "results-checks.json")] + ["results/checks.json"]
 
@@ -306,10 +308,10 @@ def test_unknown_arguments_are_refused() -> None:
         parsed_options(["--quick"])
 
 
-def test_some_steps_again_leave_what_is_known_of_the_others() -> None:
-    known = [{"step": name, "commit": "old"} for name in ("tests", "memcheck", "benchmark", "of another day")]
+def test_running_some_steps_again_keeps_the_other_outcomes() -> None:
+    recorded = [{"step": name, "commit": "old"} for name in ("tests", "memcheck", "benchmark", "of another day")]
     found = merged_checks(
-        known, [{"step": name, "commit": "new"} for name in ("racecheck", "tests")], [*CHECKS, "benchmark"]
+        recorded, [{"step": name, "commit": "new"} for name in ("racecheck", "tests")], [*CHECKS, "benchmark"]
     )
     order = ["tests", "memcheck", "racecheck", "benchmark", "of another day"]
     assert found == [{"step": s, "commit": "new" if s in ("tests", "racecheck") else "old"} for s in order]

@@ -1,4 +1,4 @@
-"""Other projects' tests with fmm and without: what fails only with it is found."""
+"""Other projects' tests with fmm and without: a test that fails only with fmm is found."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow
 def test_what_fails_only_with_fmm_is_found(checkout: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = checkout / "out.json"
-    code = outside.main(["theirs", str(checkout), "--out", str(out), "--plan", "strassen>vendor"])
-    told: dict[str, Any] = json.loads(out.read_text())
-    assert code == 1 and told["plan"] == "strassen > vendor"
-    assert told["without fmm"] == {"passed": 2, "failed": 1}
-    assert told["with fmm"] == {"passed": 1, "failed": 2}
-    assert told["worse with fmm"] == ["test_of_theirs::test_that_fmm_breaks"]
+    code = outside.main(["theirs", str(checkout), "--output", str(out), "--plan", "strassen>vendor"])
+    report: dict[str, Any] = json.loads(out.read_text())
+    assert code == 1 and report["plan"] == "strassen > vendor"
+    assert report["without fmm"] == {"passed": 2, "failed": 1}
+    assert report["with fmm"] == {"passed": 1, "failed": 2}
+    assert report["worse with fmm"] == ["test_of_theirs::test_that_fmm_breaks"]
     said = capfd.readouterr().out
     assert "fmm decided 1 kinds of products to run strassen > vendor" in said
     assert "only with fmm: test_of_theirs::test_that_fmm_breaks" in said
@@ -56,18 +56,18 @@ def test_a_test_that_does_not_run_with_fmm_is_worse() -> None:
     assert found["worse with fmm"] == ["a", "c"]
 
 
-def test_a_folder_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        outside.main(["torch", str(tmp_path), "--out", str(tmp_path / "out.json")])
+        outside.main(["torch", str(tmp_path), "--output", str(tmp_path / "out.json")])
     assert "has no folder test" in capsys.readouterr().err
 
 
-def test_tests_that_all_fail_show_nothing(
+def test_a_suite_without_a_passing_test_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "test").mkdir()
     out = tmp_path / "out.json"
-    monkeypatch.setattr(outside, "run_suite", lambda *asked: {"test_mm": "failed", "test_bmm": "skipped"})
-    assert outside.main(["torch", str(tmp_path), "--out", str(out)]) == 1
+    monkeypatch.setattr(outside, "run_suite", lambda *arguments: {"test_mm": "failed", "test_bmm": "skipped"})
+    assert outside.main(["torch", str(tmp_path), "--output", str(out)]) == 1
     assert "no test of torch passed even without fmm" in capsys.readouterr().out
     assert json.loads(out.read_text())["worse with fmm"] == []

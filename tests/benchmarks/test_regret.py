@@ -1,4 +1,4 @@
-"""The command that measures regret on held-out shapes: a tiny run on this CPU, and what it makes of samples."""
+"""The command that measures regret on held-out shapes: a tiny run on this CPU, and its conclusions from samples."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pytest
 
 from benchmarks.held_out import (
     FILE,
+    GOAL_MEAN_SHARE,
     TYPES,
-    WANTED_MEAN,
     Row,
     Run,
     config_number,
@@ -27,9 +27,9 @@ from benchmarks.held_out import (
     representative_run,
     summary,
 )
-from benchmarks.regret import SAMPLE, WARM, comparable_plans, family, first_samples, shortlist
-from benchmarks.replay import limits_of, main, replayed, tuned_model
-from benchmarks.shipped import SHORTEST, SHORTEST_REPLAYED, WORTH_FITTING, whole_calls
+from benchmarks.regret import SAMPLE_SECONDS, WARM_UP_CALLS, comparable_plans, first_samples, plan_family, shortlist
+from benchmarks.replay import main, recorded_limits, replayed, tuned_model
+from benchmarks.shipped import MAX_FITTED_RATIO, SHORTEST_REPLAYED_SECONDS, SHORTEST_SECONDS, whole_calls
 from benchmarks.timed_machines import Cpu
 from fmm.config.files import SHIPPED_CONFIG
 from fmm.kernels import Plan
@@ -44,8 +44,8 @@ from tests.support import configs as tuned
 def run(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks", "regret", "--config", str(folder / "config.json")]
     command += ["--output", str(folder), "--largest", "320", "--rounds", "2", "--dtype", "float64", *more]
-    known = {**os.environ, "FMM_TUNING_MODE": "cache", "FMM_DISABLE": ""}
-    return subprocess.run(command, cwd=ROOT, check=False, text=True, capture_output=True, env=known)
+    recorded = {**os.environ, "FMM_TUNING_MODE": "cache", "FMM_DISABLE": ""}
+    return subprocess.run(command, cwd=ROOT, check=False, text=True, capture_output=True, env=recorded)
 
 
 @pytest.mark.slow
@@ -60,10 +60,10 @@ def test_a_run_is_recorded_and_goes_on_where_it_was(tmp_path: Path) -> None:
     assert sorted(row.kind for row in rows) == ["gram", "large", "middle", "thin"]
     assert all({"vendor", "default"} < row.seconds.keys() for row in rows), "no plan beside the call"
     assert all(len(own) == 2 for row in rows if row.kind != "gram" for own in row.seconds.values())
-    assert all(row.whole[:2] == ["vendor", "default"] for row in rows), "slow plans of tiny halves leave"
+    assert all(row.complete_calls[:2] == ["vendor", "default"] for row in rows), "slow plans of tiny halves leave"
     assert len([line for line in first.stdout.splitlines() if "of the best plan's speed" in line]) == 4
     with (tmp_path / FILE).open("a") as file:
-        file.write('{"config": ')  # torn
+        file.write('{"config": ')  # a line that an interrupt cut short
     again = run(tmp_path, "--count", "1", "--kind", "large")
     assert again.returncode == 0, again.stderr
     assert recorded_rows(tmp_path / FILE, config_number(path)) == rows
@@ -91,18 +91,18 @@ def test_shapes_are_drawn_by_a_seed(kind: str) -> None:
 
 def test_what_samples_come_to() -> None:
     vendor, fast, slow = [2.0, 4.0, 6.0], [1.0, 2.0, 3.0], [4.0, 8.0]
-    known = {"vendor": vendor, "one": fast}
-    best = Row(1, "float64", "large", (8, 8, 8), "one", "", {**known, "default": fast, "two": slow})
-    assert not best.poor
-    lost = Row(1, "float64", "large", (8, 8, 8), "vendor", "", {**known, "default": vendor})
+    recorded = {"vendor": vendor, "one": fast}
+    best = Row(1, "float64", "large", (8, 8, 8), "one", "", {**recorded, "default": fast, "two": slow})
+    assert not best.is_poor
+    lost = Row(1, "float64", "large", (8, 8, 8), "vendor", "", {**recorded, "default": vendor})
     assert (best.best, best.speedup, best.share_of_best) == ("one", 2.0, 1.0)
-    assert (lost.best, lost.speedup, lost.share_of_best, lost.poor) == ("one", 1.0, 0.5, True)
+    assert (lost.best, lost.speedup, lost.share_of_best, lost.is_poor) == ("one", 1.0, 0.5, True)
     found = summary([best, lost])
     assert (found["mean_share_of_best"], found["least_speedup"], found["by_plans"]) == (0.75, 1.0, 1)
 
 
 def write_runs(path: Path, *runs: tuple[int, int, dict[str, int]]) -> None:
-    """Runs of these configs and seeds, with so many rows of each type."""
+    """Write runs of these configs and seeds, with this number of rows of each type."""
     row = {"kind": "thin", "size": [9, 9, 9], "chosen": "vendor", "step": "", "seconds": {"vendor": [1.0]}}
     lines = list[str]()
     for i, (config, seed, counts) in enumerate(runs):
@@ -116,18 +116,18 @@ BOTH, ONE = {"float32": 5, "float64": 5}, {"float64": 9}
 
 
 @pytest.mark.parametrize(
-    ("runs", "told"),
+    ("runs", "expected"),
     [
         pytest.param([(1, 1, BOTH), (2, 2, BOTH), (3, 3, ONE)], (2, 2), id="the last with every type"),
         pytest.param([(1, 7, BOTH), (1, 8, BOTH)], (1, 8), id="another seed is another run"),
         pytest.param([(1, 1, {"float32": 1, "float64": 9}), (2, 2, ONE)], (1, 1), id="else the largest"),
     ],
 )
-def test_a_page_tells_of_one_run(tmp_path: Path, runs: Any, told: tuple[int, int]) -> None:
+def test_a_page_shows_one_run(tmp_path: Path, runs: Any, expected: tuple[int, int]) -> None:
     write_runs(tmp_path / FILE, *runs)
     found = representative_run(recorded_runs(tmp_path / FILE))
-    assert (found.config, found.seed) == told
-    assert len(found.rows) == sum(dict((run[:2], run[2]) for run in runs)[told].values()), "rows of another run"
+    assert (found.config, found.seed) == expected
+    assert len(found.rows) == sum(dict((run[:2], run[2]) for run in runs)[expected].values()), "rows of another run"
 
 
 def test_a_run_that_went_on_is_one_run(tmp_path: Path) -> None:
@@ -145,26 +145,28 @@ def test_a_run_that_went_on_is_one_run(tmp_path: Path) -> None:
     ],
 )
 def test_a_run_says_by_whose_seed_its_shapes_were_drawn(seed: int, command: str, said: str) -> None:
-    assert Run(1, seed, {"command": command}, []).drawn == said
+    assert Run(1, seed, {"command": command}, []).shapes_origin == said
 
 
-class Recording(Cpu):
-    """A machine on which a call takes so many seconds, whatever it is."""
+class RecordingCpu(Cpu):
+    """A CPU on which every call takes the same time; it records the repeats."""
 
     def __init__(self, each: float) -> None:
-        self.each, self.asked = each, list[int]()
+        self.each, self.repeats_seen = each, list[int]()
 
     def seconds(self, call: Callable[[], object], repeats: int) -> float:
-        self.asked.append(repeats)
+        self.repeats_seen.append(repeats)
         return self.each
 
 
-@pytest.mark.parametrize(("each", "repeats"), [(SAMPLE / 100, [1, WARM, WARM]), (2 * SAMPLE, [1, 1])])
+@pytest.mark.parametrize(
+    ("each", "repeats"), [(SAMPLE_SECONDS / 100, [1, WARM_UP_CALLS, WARM_UP_CALLS]), (2 * SAMPLE_SECONDS, [1, 1])]
+)
 def test_a_first_sample_of_short_calls_is_of_several(each: float, repeats: list[int]) -> None:
-    """What the processor takes before a call counts in one alone; where the next is waiting it does not."""
-    machine = Recording(each)
+    """The host's time before a call counts in a single call, and not while the next call waits."""
+    machine = RecordingCpu(each)
     assert first_samples(machine, {"vendor": lambda: None}) == ({"vendor": [each]}, ())
-    assert machine.asked == repeats
+    assert machine.repeats_seen == repeats
 
 
 # ---- what the models that ship are fitted to
@@ -172,13 +174,16 @@ def test_a_first_sample_of_short_calls_is_of_several(each: float, repeats: list[
 
 def test_a_fit_sees_plans_that_are_worth_a_choice_and_short_calls_only_as_graphs(tmp_path: Path) -> None:
     def line(size: int, **seconds: list[float]) -> str:
-        found = a_row("float32", (size, size, size), **seconds)
+        found = held_out_row("float32", (size, size, size), **seconds)
         return json.dumps({**asdict(found), "seconds": seconds})
 
-    slow = SHORTEST * WORTH_FITTING
-    long = line(2048, vendor=[SHORTEST] * 2, tile=[0.9 * slow], default=[1.0], f16x3=[SHORTEST] * 2)
-    rows = [long, line(2047, vendor=[SHORTEST] * 2, tile=[1.1 * slow])]
-    rows += [line(1024, vendor=[SHORTEST / 2] * 2, tile=[SHORTEST / 2]), line(256, vendor=[SHORTEST_REPLAYED / 2] * 2)]
+    slow = SHORTEST_SECONDS * MAX_FITTED_RATIO
+    long = line(2048, vendor=[SHORTEST_SECONDS] * 2, tile=[0.9 * slow], default=[1.0], f16x3=[SHORTEST_SECONDS] * 2)
+    rows = [long, line(2047, vendor=[SHORTEST_SECONDS] * 2, tile=[1.1 * slow])]
+    rows += [
+        line(1024, vendor=[SHORTEST_SECONDS / 2] * 2, tile=[SHORTEST_SECONDS / 2]),
+        line(256, vendor=[SHORTEST_REPLAYED_SECONDS / 2] * 2),
+    ]
     (tmp_path / FILE).write_text("\n".join(rows))
     found = [(o.problem.m, str(o.run.plan)) for o in whole_calls(tmp_path, "float32")]
     assert found == [(2048, "vendor"), (2048, "tile"), (2047, "vendor"), (1024, "vendor")]
@@ -190,16 +195,16 @@ def test_a_fit_sees_plans_that_are_worth_a_choice_and_short_calls_only_as_graphs
 def test_a_choice_is_looked_up_among_what_was_tried() -> None:
     size = (8192, 8192, 8192)
     shipped = tuned_model(SHIPPED_CONFIG, "float32")
-    choice = choose(Problem(*size, "float32"), shipped, limits_of(a_row("float32", size))).best
+    choice = choose(Problem(*size, "float32"), shipped, recorded_limits(held_out_row("float32", size))).best
     plan = str(choice.plan)
     assert plan != "vendor"
-    known = replayed(a_row("float32", size, **{plan: [1.0, 2.0], "other": [0.5, 1.0]}), shipped).as_chosen
-    assert known is not None and (known.chosen, known.speedup, known.share_of_best) == (plan, 2.0, 0.5)
-    slow = replayed(a_row("float32", size, **{plan: [4.0]}), shipped).as_chosen
-    assert slow is not None and (slow.speedup, slow.poor) == (0.75, True), "of one round"
-    unknown = replayed(a_row("float32", size), shipped)
+    recorded = replayed(held_out_row("float32", size, **{plan: [1.0, 2.0], "other": [0.5, 1.0]}), shipped).as_chosen
+    assert recorded is not None and (recorded.chosen, recorded.speedup, recorded.share_of_best) == (plan, 2.0, 0.5)
+    slow = replayed(held_out_row("float32", size, **{plan: [4.0]}), shipped).as_chosen
+    assert slow is not None and (slow.speedup, slow.is_poor) == (0.75, True), "of one round"
+    unknown = replayed(held_out_row("float32", size), shipped)
     assert (str(unknown.plan), unknown.as_chosen) == (plan, None)
-    own = replayed(a_row("float32-ieee", size), shipped).plan
+    own = replayed(held_out_row("float32-ieee", size), shipped).plan
     assert not own.leaf_use.leaf.emulates
 
 
@@ -210,10 +215,13 @@ def test_a_replay_tells_of_the_last_run_alone(tmp_path: Path, capsys: pytest.Cap
         return [json.dumps(begins), *(json.dumps(asdict(row)) for row in rows)]
 
     size = (8192, 8192, 8192)
-    plan = str(replayed(a_row("float32", size), tuned_model(SHIPPED_CONFIG, "float32")).plan)
-    poor = {"vendor": [2.0, 2.0], "default": [2.0, 2.0], plan: [1.0, 1.0]}
-    untried = a_row("float64", size)
-    text = [*lines(1, a_row("float32", size), untried), *lines(2, a_row("float32", size, **poor), untried)]
+    plan = str(replayed(held_out_row("float32", size), tuned_model(SHIPPED_CONFIG, "float32")).plan)
+    is_poor = {"vendor": [2.0, 2.0], "default": [2.0, 2.0], plan: [1.0, 1.0]}
+    untried = held_out_row("float64", size)
+    text = [
+        *lines(1, held_out_row("float32", size), untried),
+        *lines(2, held_out_row("float32", size, **is_poor), untried),
+    ]
     (tmp_path / FILE).write_text("\n".join(text))
     assert main([str(tmp_path / FILE)]) == 0
     before, _, after = capsys.readouterr().out.partition("The last run alone:\n")
@@ -226,7 +234,7 @@ def test_a_replay_tells_of_the_last_run_alone(tmp_path: Path, capsys: pytest.Cap
     assert float64.endswith("now: none timed, 1 not timed")
 
 
-def a_row(dtype: str, size: tuple[int, int, int], **more: list[float]) -> Row:
+def held_out_row(dtype: str, size: tuple[int, int, int], **more: list[float]) -> Row:
     vendor = {"vendor": [2.0, 4.0], "default": [2.0, 4.0]}
     return Row(1, dtype, "large", size, "vendor", "", {**vendor, **more})
 
@@ -244,30 +252,31 @@ def test_of_every_family_a_plan_is_tried(dtype: str) -> None:
     assert bool(emulated) == may, "what a call may not choose is nothing to regret"
     found = shortlist(everything[-1], dict.fromkeys(everything[:3], 1.0), everything)
     assert found[0] == everything[-1], "the chosen plan comes first"
-    families = {family(plan) for plan in everything if plan != Plan()}
-    assert {family(plan) for plan in found} >= families and len(found) <= len(families) + 3
+    families = {plan_family(plan) for plan in everything if plan != Plan()}
+    assert {plan_family(plan) for plan in found} >= families and len(found) <= len(families) + 3
     assert len(found) == len(set(found)) and Plan() not in found
 
 
 def test_the_model_says_which_plan_of_a_family() -> None:
     one, other, deep = (Plan.parse(f"{x} > vendor") for x in ("strassen", "winograd", "strassen^2"))
-    assert family(one) == family(other) != family(deep)
-    known, three = {other: 1.0, deep: 1.2, one: 1.3}, [one, other, deep]
-    assert shortlist(Plan(), known, three) == [other, deep, one], "two more of the first family"
+    assert plan_family(one) == plan_family(other) != plan_family(deep)
+    recorded, three = {other: 1.0, deep: 1.2, one: 1.3}, [one, other, deep]
+    assert shortlist(Plan(), recorded, three) == [other, deep, one], "two more of the first family"
     assert shortlist(deep, {}, [one, deep]) == [deep, one], "the model says nothing"
-    assert shortlist(Plan(), {**known, deep: 2.0}, three) == [other, one], "far behind"
+    assert shortlist(Plan(), {**recorded, deep: 2.0}, three) == [other, one], "far behind"
 
 
 @pytest.mark.parametrize("half", [0, 1])
 def test_few_known_choices_in_tf32_are_poor(half: int) -> None:
-    """All are thin, and the vendor's product takes the place of a faster plan once: 289 x 1281 x 1229, at 0.87 of the
-    best plan's speed. Others are copied to aligned rows and slower than the vendor (tried-choices.md).
+    """All poor choices are thin; in one the vendor replaces a faster plan: 289 x 1281 x 1229, at 0.87 of its speed.
+
+    The others are copied to aligned rows and slower than the vendor (tried-choices.md).
     """
     rows = [row for row in recorded_rows(ROOT / "results" / "nvidia-h200" / FILE) if row.dtype == "tf32"][half::2]
-    known = [
+    recorded = [
         again for row in rows if (again := replayed(row, tuned_model(SHIPPED_CONFIG, row.dtype)).as_chosen) is not None
     ]
-    poor = [row for row in known if row.poor]
-    assert len(known) > 20 and len(poor) <= len(known) / 50
-    assert all(row.kind == "thin" for row in poor) and [row.chosen for row in poor].count("vendor") <= 1
-    assert mean(row.share_of_best for row in known) >= WANTED_MEAN
+    is_poor = [row for row in recorded if row.is_poor]
+    assert len(recorded) > 20 and len(is_poor) <= len(recorded) / 50
+    assert all(row.kind == "thin" for row in is_poor) and [row.chosen for row in is_poor].count("vendor") <= 1
+    assert mean(row.share_of_best for row in recorded) >= GOAL_MEAN_SHARE

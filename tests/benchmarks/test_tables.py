@@ -1,4 +1,4 @@
-"""The tables of the pages, made of results that were made up for it."""
+"""The tables of the pages, from invented results."""
 
 from __future__ import annotations
 

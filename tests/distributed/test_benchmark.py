@@ -42,7 +42,7 @@ def test_it_runs_on_a_row_and_on_a_rectangle_of_processes(tmp_path: Path) -> Non
     out.parent.mkdir()
     cases = "float32:50:1,float64:50@2x2:1:torch+shared+shared-level+alone"
     run = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4")
-    command = (*run, "-m", "benchmarks.distributed", "--out", str(out), "--cases", cases)
+    command = (*run, "-m", "benchmarks.distributed", "--output", str(out), "--cases", cases)
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     reported = json.loads(out.read_text(encoding="utf-8"))

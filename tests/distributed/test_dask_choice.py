@@ -7,13 +7,13 @@ from collections.abc import Hashable
 
 import pytest
 
-from fmm.distributed.chunk_grid import combined_chunks, multiplied_chunks
+from fmm.distributed.chunk_grid import sum_of_chunk_products, weighted_chunk_sum
 from fmm.distributed.dask_choice import (
     ChunkCosts,
     ChunkTask,
     GridPlan,
     SimulatedRun,
-    Workers,
+    SimulatedWorkers,
     choose_grid_plan,
     default_products_per_task,
     simulate_tasks,
@@ -26,25 +26,25 @@ WINOGRAD = Plan.parse("winograd > vendor")
 
 def test_a_task_waits_for_what_it_reads() -> None:
     chain = [ChunkTask("a", ("x",), 2.0), ChunkTask("b", ("a",), 3.0), ChunkTask("c", ("x",), 4.0)]
-    assert simulate_tasks(chain, HOMES, Workers(1, 1, 1.0)) == SimulatedRun(9.0, 9.0, 0)
+    assert simulate_tasks(chain, HOMES, SimulatedWorkers(1, 1, 1.0)) == SimulatedRun(9.0, 9.0, 0)
     # Two threads: c beside a and b.
-    assert simulate_tasks(chain, HOMES, Workers(1, 2, 1.0)) == SimulatedRun(6.0, 9.0, 0)
+    assert simulate_tasks(chain, HOMES, SimulatedWorkers(1, 2, 1.0)) == SimulatedRun(6.0, 9.0, 0)
 
 
 def test_what_is_elsewhere_is_sent_once() -> None:
     """The first task fetches a chunk; later tasks find the chunk on that worker."""
     tasks = [ChunkTask("a", ("x", "y"), 5.0), ChunkTask("b", ("x", "y"), 5.0), ChunkTask("c", ("x", "y"), 5.0)]
-    assert simulate_tasks(tasks, HOMES, Workers(2, 1, 1.0)) == SimulatedRun(11.0, 15.0, 2)
+    assert simulate_tasks(tasks, HOMES, SimulatedWorkers(2, 1, 1.0)) == SimulatedRun(11.0, 15.0, 2)
     # A link so slow that both stay where x is.
     alone = [ChunkTask("a", ("x",), 5.0), ChunkTask("b", ("x",), 5.0)]
-    assert simulate_tasks(alone, HOMES, Workers(2, 1, 100.0)) == SimulatedRun(10.0, 10.0, 0)
+    assert simulate_tasks(alone, HOMES, SimulatedWorkers(2, 1, 100.0)) == SimulatedRun(10.0, 10.0, 0)
 
 
 def test_tasks_cost_products_passes_and_new_memory() -> None:
     costs = ChunkCosts(product=1.0, chunk=1e9, stream=1e10)
     four = [["a"] * 4, ["b"] * 4, 1.0, 0.0, None, None]
-    assert costs.seconds(multiplied_chunks, four) == pytest.approx(4 + 3 * 0.2 + 1.0)
-    assert costs.seconds(combined_chunks, [(1, 1, 1), ["a", "b", "c"]]) == pytest.approx(0.4 + 1.0)
+    assert costs.task_seconds(sum_of_chunk_products, four) == pytest.approx(4 + 3 * 0.2 + 1.0)
+    assert costs.task_seconds(weighted_chunk_sum, [(1, 1, 1), ["a", "b", "c"]]) == pytest.approx(0.4 + 1.0)
 
 
 @pytest.mark.parametrize(
@@ -80,11 +80,13 @@ def test_the_worker_is_chosen_as_if_all_were_asked(processes: int, threads: int,
     for i in range(150):
         tasks.append(ChunkTask(i, tuple(rng.sample(made, rng.randrange(4))), rng.choice((0.25, 1.0, 1.5))))
         made.append(i)
-    workers = Workers(processes, threads, fetching)
+    workers = SimulatedWorkers(processes, threads, fetching)
     assert simulate_tasks(tasks, homes, workers) == simulated_by_asking_all(tasks, homes, workers)
 
 
-def simulated_by_asking_all(tasks: list[ChunkTask], homes: dict[Hashable, int], workers: Workers) -> SimulatedRun:
+def simulated_by_asking_all(
+    tasks: list[ChunkTask], homes: dict[Hashable, int], workers: SimulatedWorkers
+) -> SimulatedRun:
     free = [[0.0] * workers.threads for _ in range(workers.processes)]
     places, ready = {key: {home} for key, home in homes.items()}, dict.fromkeys(homes, 0.0)
     sent = 0
@@ -104,5 +106,5 @@ def simulated_by_asking_all(tasks: list[ChunkTask], homes: dict[Hashable, int], 
 
 def test_thousands_of_workers_take_no_longer_to_be_told_apart() -> None:
     tasks = [ChunkTask(i, (("x", i % 8), ("x", 8 + i % 5)), 1.0) for i in range(300)]
-    found = simulate_tasks(tasks, {("x", i): i for i in range(16)}, Workers(20_000, 1, 0.1))
+    found = simulate_tasks(tasks, {("x", i): i for i in range(16)}, SimulatedWorkers(20_000, 1, 0.1))
     assert found.seconds > 0, "a search through all workers for each task would take minutes"

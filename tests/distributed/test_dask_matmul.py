@@ -13,8 +13,8 @@ import pytest
 
 import fmm
 from fmm.distributed import chunk_grid
-from fmm.distributed.chunk_grid import combined_chunks, multiplied_chunks, resized_chunk
-from fmm.distributed.dask_recompute import run_if_any, run_without_warnings, same_chunk
+from fmm.distributed.chunk_grid import resized_chunk, sum_of_chunk_products, weighted_chunk_sum
+from fmm.distributed.dask_recompute import return_chunk, run_if_any_condition, run_without_warnings
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.choose import default_error_growth
 from fmm.perfmodel.stability import expected_error_growth
@@ -116,13 +116,15 @@ def test_what_may_be_made_again_is_sent_no_chunk_in_vain() -> None:
     """The plain products read tasks that pass chunks on, on their own worker, and give None while chunks are finite."""
     x = da.ones((16, 16), chunks=4)
     graph = dict(products.matmul(x, x, plan="winograd").__dask_graph__())
-    spare = {key: task[2:] for key, task in graph.items() if isinstance(task, tuple) and task[0] is run_if_any}
-    handing = {key for key, (function, *_) in spare.items() if function is same_chunk}
+    spare = {
+        key: task[2:] for key, task in graph.items() if isinstance(task, tuple) and task[0] is run_if_any_condition
+    }
+    handing = {key for key, (function, *_) in spare.items() if function is return_chunk}
     assert len(handing) == 2 * 16 * 2  # of A and B, for each of two pairs of columns or of rows
     assert all(len(spare[key]) == 2 for key in handing)
     for function, *rest in spare.values():
-        assert function is same_chunk or handing.issuperset((*rest[0], *rest[1]))
-    assert run_if_any([False], combined_chunks, (1,), [None]) is None
+        assert function is return_chunk or handing.issuperset((*rest[0], *rest[1]))
+    assert run_if_any_condition([False], weighted_chunk_sum, (1,), [None]) is None
 
 
 @pytest.mark.parametrize("plan", ["winograd", "strassen", "strassen^2"])
@@ -137,7 +139,7 @@ def multiplying_tasks(product: Any) -> list[tuple[Any, ...]]:
     """Return the tasks of the computation by levels, without the recomputation."""
     tasks = [task for task in dict(product.__dask_graph__()).values() if isinstance(task, tuple)]
     own = [task[1:] if task[0] is run_without_warnings else task for task in tasks]
-    return [task for task in own if task[0] is multiplied_chunks]
+    return [task for task in own if task[0] is sum_of_chunk_products]
 
 
 def tasks_of(product: Any) -> list[int]:
@@ -179,7 +181,7 @@ def test_a_long_inner_side_is_not_one_chain_of_tasks() -> None:
     (a, x), (b, y) = drawn((3, 128), (3, 2), "float64", 1), drawn((128, 5), (2, 5), "float64", 2)
     found = products.matmul(x, y)
     graph = dict(found.__dask_graph__())
-    made = {key for key, task in graph.items() if isinstance(task, tuple) and task[0] is multiplied_chunks}
+    made = {key for key, task in graph.items() if isinstance(task, tuple) and task[0] is sum_of_chunk_products}
     assert len(made) >= 8
     assert not any(before in made for key in made for before in (*graph[key][1], *graph[key][2], graph[key][5]))
     np.testing.assert_allclose(found.compute(scheduler="sync"), a @ b, rtol=1e-12)
@@ -237,9 +239,9 @@ def test_integers_are_dasks(dtype: str) -> None:
 def test_tasks_leave_their_operands_alone() -> None:
     a, b = np.arange(6.0).reshape(2, 3), np.ones((3, 3))
     before = a.copy(), b.copy()
-    assert (combined_chunks((1.0, -2.0), [a, b]) == np.pad(a, ((0, 1), (0, 0))) - 2 * b).all()
+    assert (weighted_chunk_sum((1.0, -2.0), [a, b]) == np.pad(a, ((0, 1), (0, 0))) - 2 * b).all()
     one_row = np.ones((1, 3))
-    assert (multiplied_chunks([a], [b[:2]], 2, -1, one_row, None) == 2 * a[:, :2] @ b[:2] - [[1], [0]]).all()
+    assert (sum_of_chunk_products([a], [b[:2]], 2, -1, one_row, None) == 2 * a[:, :2] @ b[:2] - [[1], [0]]).all()
     assert (one_row == 1).all()
     assert (resized_chunk(a, 1, 4) == [[0, 1, 2, 0]]).all()
     assert (a == before[0]).all() and (b == before[1]).all()
@@ -253,7 +255,7 @@ def test_chunks_are_summed_in_their_order(weights: tuple[float, ...]) -> None:
     expected = chunks[0] * weights[0]
     for weight, chunk in zip(weights[1:], chunks[1:], strict=True):
         expected = expected + weight * chunk
-    np.testing.assert_array_equal(combined_chunks(weights, chunks), expected)
+    np.testing.assert_array_equal(weighted_chunk_sum(weights, chunks), expected)
     np.testing.assert_array_equal(chunks, copies)
 
 
@@ -408,6 +410,6 @@ def test_workers_with_devices_are_told_the_limit_of_errors(constraints: dict[str
 
 def test_chunks_are_multiplied_within_the_limit_of_errors(products_of_chunks: list[Any]) -> None:
     ones = np.ones((2, 2))
-    assert (multiplied_chunks([ones, ones], [ones, ones], 1, 1, None, None, 3.0) == 4).all()
-    assert (multiplied_chunks([ones], [ones], 1, 1, ones, None, 3.0) == 3).all()
+    assert (sum_of_chunk_products([ones, ones], [ones, ones], 1, 1, None, None, 3.0) == 4).all()
+    assert (sum_of_chunk_products([ones], [ones], 1, 1, ones, None, 3.0) == 3).all()
     assert products_of_chunks == [3.0, 3.0, 3.0]

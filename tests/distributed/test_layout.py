@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from fmm.distributed.layout import Box, Cuts, Holdings, K, Layout, M, N, Operand, Span, coordinate_of
+from fmm.distributed.layout import BlocksHeld, Box, CutAxes, K, Layout, M, N, Operand, Span, mesh_coordinates
 
 MESHES: list[tuple[int, ...]] = [(1,), (2,), (3,), (4,), (2, 2), (2, 3), (2, 1, 2)]
 SIZES = [(12, 12, 12), (7, 5, 9), (1, 13, 2), (3, 1, 8)]
@@ -23,15 +23,15 @@ def played(layout: Layout, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     c = np.zeros((layout.m, layout.n), dtype=a.dtype)
     whole: dict[Operand, np.ndarray] = {"A": a, "B": b}
     had: dict[Operand, np.ndarray] = {}
-    for rank, step in product(range(layout.ranks), range(layout.pieces)):
-        for operand, box in layout.needs(rank, step).items():
-            if step and layout.stays(operand):
+    for rank, step in product(range(layout.process_count), range(layout.pieces)):
+        for operand, box in layout.panels_needed(rank, step).items():
+            if step and layout.has_constant_panel(operand):
                 continue
             had[operand] = np.full((box.rows.size, box.cols.size), 10**6, dtype=a.dtype)  # what nobody writes shows
-            arrived = [t.box for t in layout.steps[step] if (t.dest, t.operand) == (rank, operand)]
-            for part in (*arrived, layout.holdings[operand].box(rank).shared(box)):
-                taken(had[operand], part.within(box))[:] = taken(whole[operand], part)
-        rows, _, cols = layout.portion(rank, step)
+            arrived = [t.box for t in layout.transfers_by_step[step] if (t.dest, t.operand) == (rank, operand)]
+            for part in (*arrived, layout.blocks_held[operand].box(rank).intersection(box)):
+                taken(had[operand], part.relative_to(box))[:] = taken(whole[operand], part)
+        rows, _, cols = layout.share_in_step(rank, step)
         taken(c, Box(rows, cols))[:] += had["A"] @ had["B"]
     return c
 
@@ -40,7 +40,7 @@ def some_layouts(mesh: tuple[int, ...], size: tuple[int, int, int], pieces: int,
     """Return a random sample of layouts."""
     draw = random.Random(f"{mesh} {size} {pieces}")
 
-    def cuts(*among: int | None) -> Cuts:
+    def cuts(*among: int | None) -> CutAxes:
         return tuple(draw.choice(among) for _ in mesh)
 
     return [
@@ -61,17 +61,17 @@ def test_layouts_multiply(mesh: tuple[int, ...], pieces: int, rng: np.random.Gen
 
 def test_who_sends_holds_what_he_sends() -> None:
     for layout in some_layouts((2, 3), (11, 7, 5), 3, 40):
-        for transfer in (t for step in layout.steps for t in step):
-            box = layout.holdings[transfer.operand].box(transfer.source)
-            assert transfer.box.shared(box) == transfer.box and transfer.box.size > 0
+        for transfer in (t for step in layout.transfers_by_step for t in step):
+            box = layout.blocks_held[transfer.operand].box(transfer.source)
+            assert transfer.box.intersection(box) == transfer.box and transfer.box.size > 0
             assert transfer.source != transfer.dest
 
 
 def test_rows_of_b_go_around() -> None:
     """Rows of A and B on four processes: each begins with its own part, then sends and receives one part a step."""
     layout = Layout(64, 64, 64, (4,), (0,), (0,), (M,), 4)
-    assert layout.steps[0] == ()
-    for step in layout.steps[1:]:
+    assert layout.transfers_by_step[0] == ()
+    for step in layout.transfers_by_step[1:]:
         assert sorted(t.source for t in step) == sorted(t.dest for t in step) == [0, 1, 2, 3]
         assert all(t.box.size == 16 * 64 for t in step)
 
@@ -79,7 +79,7 @@ def test_rows_of_b_go_around() -> None:
 def test_two_dimensions_send_and_receive_evenly() -> None:
     """As in Cannon's algorithm, no process sends to two others at a time."""
     layout = Layout(64, 64, 64, (4, 4), (0, 1), (0, 1), (M, N), 4)
-    for step in layout.steps:
+    for step in layout.transfers_by_step:
         for operand in ("A", "B"):
             sources = [t.source for t in step if t.operand == operand]
             assert len(sources) == len(set(sources)) == 12
@@ -88,13 +88,13 @@ def test_two_dimensions_send_and_receive_evenly() -> None:
 def test_each_process_receives_what_it_lacks_and_no_more() -> None:
     layout = Layout(60, 60, 60, (2, 3), (0, 1), (0, 1), (M, N), 6)
     for rank in range(6):
-        received = sum(t.box.size for step in layout.steps for t in step if t.dest == rank)
+        received = sum(t.box.size for step in layout.transfers_by_step for t in step if t.dest == rank)
         assert received == 30 * 60 - 30 * 20 + 60 * 20 - 30 * 20
 
 
 def test_parts_are_torchs_chunks() -> None:
-    assert [Span(0, 10).part(4, i) for i in range(4)] == [Span(0, 3), Span(3, 6), Span(6, 9), Span(9, 10)]
-    assert [Span(2, 5).part(4, i).size for i in range(4)] == [1, 1, 1, 0]
-    assert [coordinate_of(rank, (2, 3)) for rank in (0, 2, 3, 5)] == [(0, 0), (0, 2), (1, 0), (1, 2)]
-    nested = [Holdings((10, 4), (2, 2), (0, 0)).box(rank).rows for rank in range(4)]
+    assert [Span(0, 10).nth_part(4, i) for i in range(4)] == [Span(0, 3), Span(3, 6), Span(6, 9), Span(9, 10)]
+    assert [Span(2, 5).nth_part(4, i).size for i in range(4)] == [1, 1, 1, 0]
+    assert [mesh_coordinates(rank, (2, 3)) for rank in (0, 2, 3, 5)] == [(0, 0), (0, 2), (1, 0), (1, 2)]
+    nested = [BlocksHeld((10, 4), (2, 2), (0, 0)).box(rank).rows for rank in range(4)]
     assert nested == [Span(0, 3), Span(3, 5), Span(5, 8), Span(8, 10)]

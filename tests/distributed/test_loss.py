@@ -11,7 +11,7 @@ if not torch.distributed.is_available():
     pytest.skip("this torch has no torch.distributed", allow_module_level=True)
 shared_product = import_module("fmm.distributed.exchange")
 
-PROCESSES = shared_product.Processes(None, (5, 2, 7), 0)
+PROCESSES = shared_product.MeshProcesses(None, (5, 2, 7), 0)
 CLOSED = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:29500"
 LOST = {
     "of NCCL": torch.distributed.DistBackendError("NCCL communicator was aborted"),
@@ -31,7 +31,7 @@ OTHERS = {
 def test_errors_of_torch_distributed_name_the_other_processes(error: Exception) -> None:
     with (
         pytest.raises(shared_product.LostProcessError) as reported,
-        shared_product.reports_loss(PROCESSES, "step 1 of 2"),
+        shared_product.reports_lost_process(PROCESSES, "step 1 of 2"),
     ):
         raise error
     assert "one of the processes 2, 7 is lost or did not answer in time (step 1 of 2)" in str(reported.value)
@@ -40,6 +40,6 @@ def test_errors_of_torch_distributed_name_the_other_processes(error: Exception) 
 
 @pytest.mark.parametrize("error", OTHERS.values(), ids=OTHERS)
 def test_other_errors_stay_what_they_are(error: Exception) -> None:
-    with pytest.raises(type(error)) as reported, shared_product.reports_loss(PROCESSES, "step 1 of 2"):
+    with pytest.raises(type(error)) as reported, shared_product.reports_lost_process(PROCESSES, "step 1 of 2"):
         raise error
     assert reported.value is error

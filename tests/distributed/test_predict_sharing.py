@@ -8,7 +8,13 @@ import pytest
 
 from fmm.distributed import predict_sharing
 from fmm.distributed.layout import K, Layout, M, N
-from fmm.distributed.predict_sharing import Devices, choose_sharing, level_counts, predict_layout, rank_sharings
+from fmm.distributed.predict_sharing import (
+    Devices,
+    choose_sharing,
+    level_operation_counts,
+    predict_layout,
+    rank_sharings,
+)
 from fmm.distributed.quadrants import parse_level_above, quadrants
 from fmm.hardware.links import Link, Network, link, network_of
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
@@ -84,7 +90,7 @@ def test_parts_of_c_are_added_up() -> None:
 )
 def test_what_levels_above_count(text: str, products: int, additions: tuple[int, int, int] | None) -> None:
     """Winograd's variant needs 15 additions of quarter matrices, Strassen's algorithm 18."""
-    count, times = level_counts(parse_level_above(text))
+    count, times = level_operation_counts(parse_level_above(text))
     assert count == products
     if additions is not None:
         assert [round(4 * each, 9) for each in times] == list(additions)
@@ -140,7 +146,7 @@ def test_a_rectangle_of_a_row_needs_less_of_b_and_gives_back_blocks() -> None:
     ],
 )
 def test_what_is_no_rectangle(sizes: tuple[int, int, int], mesh: tuple[int, ...], cuts: tuple[int, ...]) -> None:
-    assert not list(predict_sharing.rectangles(Layout(*sizes, mesh, cuts, cuts, (M,) * len(mesh))))
+    assert not list(predict_sharing.rectangle_layouts(Layout(*sizes, mesh, cuts, cuts, (M,) * len(mesh))))
 
 
 def test_a_rectangle_is_taken_where_it_clearly_wins() -> None:
@@ -160,7 +166,7 @@ def replace_speed(original: Link, gigabytes: float) -> Link:
 
 def test_small_products_are_compared_in_one_piece_alone() -> None:
     found = rank_sharings(rows_of_four(64), devices())
-    assert found[0].seconds < predict_sharing.COMPARED_SECONDS and {way.layout.pieces for way in found} == {1}
+    assert found[0].seconds < predict_sharing.MIN_SECONDS_TO_COMPARE and {way.layout.pieces for way in found} == {1}
 
 
 def test_what_no_level_above_can_do() -> None:
@@ -179,11 +185,11 @@ def test_blocks_are_held_alike() -> None:
     block, padded to an even number."""
     found = quadrants(Layout(10, 7, 8, (3,), (0,), (0,), (M,)), WINOGRAD)
     assert (found.rows, found.cols, found.width) == (4, 8, 4)
-    block = found.block
+    block = found.block_layout
     assert (block.m, block.k, block.n) == (6, 6, 4)
     assert [block.share(rank).rows.size for rank in range(3)] == [2, 2, 2]
-    assert [group.size for group in found.groups("A", 0)] == [3, 3, 1]
-    assert [[group.size for group in found.groups("B", rank)] for rank in range(3)] == [[3], [3], [1]]
+    assert [group.size for group in found.inner_parts_held("A", 0)] == [3, 3, 1]
+    assert [[group.size for group in found.inner_parts_held("B", rank)] for rank in range(3)] == [[3], [3], [1]]
 
 
 def test_links_by_name() -> None:

@@ -136,13 +136,13 @@ OCCUPANCY = [
     ("6.1", 128, 32, 49152, 2),
     ("6.1", 128, 32, 49153, 0),  # no opt-in before Volta
     ("7.0", 64, 40, 2048, 24),
-    ("7.0", 64, 41, 2048, 20),  # registers go by eights ...
+    ("7.0", 64, 41, 2048, 20),  # registers of a thread are allocated in eights ...
     ("7.0", 64, 48, 2048, 20),
     ("7.0", 64, 56, 2048, 18),  # ... and whole warps fill each quarter of an SM: 36, not 37
     ("7.0", 256, 128, 8192, 2),
     ("7.0", 256, 129, 8192, 1),
     ("7.0", 64, 32, 3072, 32),
-    ("7.0", 64, 32, 3073, 29),  # shared memory goes by 256 bytes
+    ("7.0", 64, 32, 3073, 29),  # shared memory is allocated in units of 256 bytes
     ("7.0", 1024, 64, 0, 1),
     ("7.0", 1024, 65, 0, 0),
     ("7.0", 32, 16, 98304, 1),

@@ -11,7 +11,7 @@ def equation_2(m: int, n: int, p: int, ratio: float) -> bool:
     return left <= ratio / 2 * (5 * ceil(n / 2) * (ceil(m / 2) + ceil(p / 2)) + 3 * m * p)
 
 
-# The post's equations; where they are printed with a slip stands a name, with what is meant and what is printed.
+# The post's equations. A name in braces marks a misprint: MEANT has the corrected text, PRINTED the printed one.
 THE_POST = """
 name    blog
 source  D'Alberto's post: Brent's Strassen

@@ -13,14 +13,14 @@ from fmm.kernels.plans.plan import Plan
 from fmm.out_of_core import product as out_of_core
 from fmm.out_of_core import run_schedule as pacing
 from fmm.out_of_core.run_schedule import (
-    MOST_SECONDS_AHEAD,
-    UNKNOWN_SECONDS,
+    ASSUMED_PRODUCT_SECONDS,
+    MAX_SECONDS_AHEAD,
     LaunchUnit,
     ScheduleRun,
-    limited_unit,
-    whole_unit,
+    limited_launch_unit,
+    whole_launch_unit,
 )
-from fmm.out_of_core.schedule import Cut, build_schedule
+from fmm.out_of_core.schedule import ProductCut, build_schedule
 from fmm.out_of_core.transfers import Transfers
 from fmm.problem import Shape
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS
@@ -46,7 +46,7 @@ class CountingEngine(HostEngine):
 @pytest.mark.parametrize(("seconds", "most"), [(0.3, 3), (0.4, 2), (0.6, 1), (5.0, 1)])
 def test_a_second_of_products_is_launched_behind_the_one_that_runs(seconds: float, most: int) -> None:
     """The memory holds all tiles, so that no load waits for a product."""
-    schedule = build_schedule((100, 200, 150), 8, Cut(100, 150, (50,), (100,), (4, 4, 1)))
+    schedule = build_schedule((100, 200, 150), 8, ProductCut(100, 150, (50,), (100,), (4, 4, 1)))
     engine, done = CountingEngine(), list[int]()
     paces = {step.size: LaunchUnit(16, seconds) for step in schedule.products}
     a, b, c = np.random.default_rng(1).standard_normal((100, 200)), np.ones((200, 150)), np.zeros((100, 150))
@@ -73,25 +73,25 @@ def work_at(rate: float, start: float = 0.0) -> Any:
     ],
 )
 def test_long_products_are_launched_in_parts_where_that_costs_no_time(size: Shape, seconds: Any, rows: int) -> None:
-    found = limited_unit(size, seconds)
+    found = limited_launch_unit(size, seconds)
     assert found == (rows, seconds((rows, *size[1:])))
-    assert whole_unit(size, seconds) == (size[0], seconds(size))
+    assert whole_launch_unit(size, seconds) == (size[0], seconds(size))
 
 
 def test_of_an_unknown_device_a_few_are_launched_ahead() -> None:
     assert (
-        limited_unit((100, 100, 100), lambda size: 0.0) == (100, UNKNOWN_SECONDS)
-        and 0 < UNKNOWN_SECONDS < MOST_SECONDS_AHEAD
+        limited_launch_unit((100, 100, 100), lambda size: 0.0) == (100, ASSUMED_PRODUCT_SECONDS)
+        and 0 < ASSUMED_PRODUCT_SECONDS < MAX_SECONDS_AHEAD
     )
 
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(out_of_core, "SPARED_BYTES", 0)
-    monkeypatch.setattr(pacing, "MOST_SECONDS_AHEAD", 1e-9)
-    monkeypatch.setattr(pacing, "MOST_SLOWDOWN", 1e9)
-    monkeypatch.setattr(pacing, "LEAST_ROWS", 64)
-    out_of_core._cached_streaming.cache_clear()
+    monkeypatch.setattr(out_of_core, "ALWAYS_FREE_BYTES", 0)
+    monkeypatch.setattr(pacing, "MAX_SECONDS_AHEAD", 1e-9)
+    monkeypatch.setattr(pacing, "MAX_BAND_SLOWDOWN", 1e9)
+    monkeypatch.setattr(pacing, "MIN_BAND_ROWS", 64)
+    out_of_core._cached_streamed_product.cache_clear()
 
 
 def test_what_is_launched_in_parts_is_told_and_right(small_parts: None) -> None:
@@ -99,7 +99,7 @@ def test_what_is_launched_in_parts_is_told_and_right(small_parts: None) -> None:
     machine = HostMachine(10**9, CountingEngine())
     said = str(out_of_core.explain_streamed_matmul(NUMPY, a, b, None, machine, NO_CONSTRAINTS))
     found = out_of_core.streamed_matmul(NUMPY, a, b, None, machine, NO_CONSTRAINTS)
-    out_of_core._cached_streaming.cache_clear()
+    out_of_core._cached_streamed_product.cache_clear()
     np.testing.assert_allclose(found, a @ b, atol=1e-9)
     assert "launched in parts of 64 rows" in said and set(machine.made.rows) == {64}  # type: ignore[attr-defined]
 
@@ -109,6 +109,6 @@ def test_a_plan_that_is_given_multiplies_whole_tiles(small_parts: None) -> None:
     a, machine = np.ones((256, 256)), HostMachine(10**9, CountingEngine())
     constraints = NO_CONSTRAINTS._replace(plan=Plan.parse("strassen > vendor"))
     out_of_core.streamed_matmul(NUMPY, a, a, None, machine, constraints)
-    out_of_core._cached_streaming.cache_clear()
+    out_of_core._cached_streamed_product.cache_clear()
     assert "launched in parts" not in str(out_of_core.explain_streamed_matmul(NUMPY, a, a, None, machine, constraints))
     assert max(machine.made.rows) > 64  # type: ignore[attr-defined]

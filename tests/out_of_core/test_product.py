@@ -17,7 +17,7 @@ from fmm.arrays.numpy_library import NUMPY, NumpyLibrary
 from fmm.kernels.plans.plan import Plan
 from fmm.out_of_core import product as out_of_core
 from fmm.out_of_core.choose_schedule import DoesNotFitError
-from fmm.out_of_core.transfers import BUFFERS, MOST_THREADS, Place, Transfers, measure_rates
+from fmm.out_of_core.transfers import BUFFERS_PER_THREAD, MAX_COPY_THREADS, DevicePlace, Transfers, measure_rates
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import Decision
@@ -32,7 +32,7 @@ TYPES = ["float32", "float64", "complex64", "complex128", "float16", "int8", "in
 
 @pytest.fixture(autouse=True)
 def every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(out_of_core, "SPARED_BYTES", 0)
+    monkeypatch.setattr(out_of_core, "ALWAYS_FREE_BYTES", 0)
     monkeypatch.setattr("fmm.out_of_core.transfers.CHUNK_BYTES", 4096)
 
 
@@ -281,7 +281,10 @@ def test_buffers_are_no_larger_than_is_said_however_long_rows_are(
         monkeypatch.setattr("fmm.out_of_core.transfers.CHUNK_BYTES", chunk)
         machine, out = HostMachine(2_000_000), np.zeros((m, n), dtype, order=order)
         found.append(streamed(a, b, out, machine=machine))
-        assert set(machine.made.buffers) == {chunk} and len(machine.made.buffers) <= 2 * BUFFERS * MOST_THREADS
+        assert (
+            set(machine.made.buffers) == {chunk}
+            and len(machine.made.buffers) <= 2 * BUFFERS_PER_THREAD * MAX_COPY_THREADS
+        )
     np.testing.assert_array_equal(*found)
 
 
@@ -358,11 +361,11 @@ def test_a_matrix_is_there_when_all_of_its_chunks_are() -> None:
     transfers = Transfers(engine, threads=1)
     a, b = matrix((32, 64), "float64"), matrix((32, 64), "float64", 1)
     (start, memory), dtype = engine.allocate(2 * a.nbytes), a.dtype
-    places = [Place(start + i * a.nbytes, 64, dtype) for i in range(2)]
+    places = [DevicePlace(start + i * a.nbytes, 64, dtype) for i in range(2)]
     loads = [transfers.load(x, place) for x, place in zip((a, b), places, strict=True)]
     loads[0].wait()
-    assert loads[0].happened()
-    assert (engine.matrix(places[0].address, a.shape, 64, dtype) == a).all()
+    assert loads[0].has_happened()
+    assert (engine.matrix_at(places[0].address, a.shape, 64, dtype) == a).all()
     with pytest.raises(OSError, match="is gone"):
         loads[1].wait()
     transfers.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import astuple, replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ from fmm.hardware.datasheets import (
     datasheet_of,
     nearest_capability,
 )
-from fmm.kernels.cuda.products.kernel_sizes import STRATEGIES, TUNED, TileSizes, named_strategy
+from fmm.kernels.cuda.products.kernel_sizes import STRATEGIES, TMA_SIZES, TUNED, TileSizes, named_strategy
 from fmm.perfmodel import block_model
 from fmm.perfmodel.block_model import GEMM, Operands, Side, fastest_float32_tile, launch_seconds, resident_blocks
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
@@ -55,6 +57,19 @@ def test_what_nothing_is_added_to_is_the_papers(s: TileSizes, monkeypatch: pytes
     flop = tiles * block_model.kernel_flops(s, GEMM, k) / (2 * on.multiprocessors * on.limits.fp32_per_clock * on.clock)
     smop = tiles * 4 * block_model.shared_elements(s, k) / (on.multiprocessors * 128 * on.clock)
     assert launch_seconds(s, GEMM, (tiles * s.m_s, k, s.n_s), on) == pytest.approx(max(flop, smop))
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_whole_rounds_of_tiles_by_the_copy_engine_take_the_time_of_their_multiply_adds(rounds: int) -> None:
+    """Each of 132 multiprocessors computes `rounds` tiles of m_s x n_s entries, each in k multiply-adds at the rate.
+
+    With a long k the beginning and the end of a tile take less than 2 percent.
+    """
+    s, k = TMA_SIZES[0], 65536
+    op: Any = SimpleNamespace(m=s.m_s * 132 * rounds, n=s.n_s, k=k, count=1, kernel=SimpleNamespace(triangle=""))
+    rate = s.rate * block_model.full_rate(named_strategy("Square"), (op.m, k, op.n), H200)
+    expected = rounds * s.m_s * s.n_s * k / rate / H200.clock
+    assert block_model.tma_seconds(op, s, H200) - H200.fitted.launch == pytest.approx(expected, rel=0.02)
 
 
 def test_terms_written_out() -> None:
@@ -163,7 +178,7 @@ def test_products_with_sums_are_ranked_by_the_same_constants() -> None:
 
 
 def test_what_the_leaf_takes_is_near_the_best_of_all() -> None:
-    """Ten strategies, four of which no fit saw."""
+    """Ten strategies; four of them were not used in any fit."""
     shapes = recorded_blocks(FILE)
     taken = [
         x.seconds[fastest_float32_tile(x.shape, H200).name] / min(x.seconds[s.name] for s in EVERY) for x in shapes

@@ -55,7 +55,7 @@ def tuned(dtype: str, folder: str) -> Calibration:
 
 @lru_cache(maxsize=4)
 def space(levels: Sequence[str], most: int, leaves: Sequence[str]) -> tuple[Plan, ...]:
-    """Every plan of up to so many of these levels, then one pass or none, then a leaf; six levels at most."""
+    """Return every plan of up to `most` of these levels, then one pass or none, then a leaf; six levels at most."""
     found = [VENDOR]
     for count in range(most + 1):
         for outer, inner, leaf in product(product(levels, repeat=count), INSIDE, leaves):
@@ -82,7 +82,7 @@ def _roughly(c: Candidate) -> float:
 def losses(
     problem: Problem, known: Calibration, ranked: Sequence[Candidate], shares: Sequence[float], growth: float
 ) -> Iterator[tuple[float, str]]:
-    """For limits of so many times the three arrays: what the choice takes, as a multiple of the best of all."""
+    """Yield the time of the choice over that of the best plan, for workspace limits in multiples of A, B and C."""
     m, k, n = problem.size
     for share in shares:
         limits = Limits(int(share * (m * k + k * n + m * n) * problem.itemsize), growth)
@@ -223,7 +223,7 @@ def test_the_workspace_is_estimated_closely(text: str, size: tuple[int, int, int
 
 
 def test_compositions_far_within_the_room_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counting each takes longer than all else: a picture of what is chosen asks for thousands of choices."""
+    """Exact counts take longer than everything else, and a picture of choices needs thousands of choices."""
     problem, limits = Problem(40064, 40192, 40064, "float32"), Limits(1 << 62, 16.0)
 
     def counted(*asked: object) -> int:

@@ -365,7 +365,7 @@ FRINGES = ((), (), (), (), ("pad",), ("pad",), ("peel",))  # most often each alg
 
 
 def random_plan(draw: random.Random, depth: int = 3) -> Plan:
-    """Any scheme or table, any traversal and fringe, up to so many levels."""
+    """Return a random plan: any scheme or table, any traversal and fringe, up to `depth` levels."""
 
     def one() -> SchemeLevel | Balanced:
         if draw.random() < 0.1:

@@ -39,7 +39,7 @@ def product(dtype: str = "float32", **more: str) -> Problem:
     ("plan", "needed"),
     [
         ("strassen > vendor", MARGIN),
-        ("strassen.fused.pad4 > tile", TILED),  # by a kernel of ours, whose time is known less well
+        ("strassen.fused.pad4 > tile", TILED),  # by fmm's own kernel, whose predicted time is less certain
         ("strassen.batched.pad16 > f16x3", TILED),  # by a leaf with a rate of its own
         ("tile", 0.0),  # no sums that the model could be wrong about
         ("vendor", MARGIN),
@@ -50,7 +50,7 @@ def test_the_margin_of_a_device_without_tiles(plan: str, needed: float) -> None:
 
 
 def test_few_tiles_ask_for_more() -> None:
-    """A level's product on a GPU: the more, the fewer; less where the vendor's rounds are known."""
+    """On a GPU the margin of a plan with levels grows as C has fewer tiles; less if the vendor's rounds are counted."""
     plan = Plan.parse("strassen.batched.pad16 > vendor")
     assert required_margin(plan, product(), device(gpu=True)) == pytest.approx(MARGIN + FEW_TILES_MARGIN / TILES)
     known = required_margin(plan, product(), device(gpu=True, sms=132.0))

@@ -235,7 +235,7 @@ def test_rows_of_a_alone_that_are_not_aligned_are_a_case_of_their_own(k: int, n:
     ("plan", "unaligned"),
     [
         ("vendor", 1.0),
-        ("3m > vendor", 1.0),  # the parts of such rows are rows of as many real numbers
+        ("3m > vendor", 1.0),  # the real parts of a row are a row of equally many numbers
         ("3m.batched > vendor", 1.0),
         ("3m(strassen.pad16) > vendor", 0.0),  # which are padded
         ("3m > strassen.batched.pad16 > vendor", 0.0),
@@ -549,7 +549,7 @@ def test_rows_of_c_that_are_written_one_number_at_a_time(n: int, singly: bool) -
 def test_three_products_begin_late_and_read_their_operands_first() -> None:
     plain = _planes_seconds(1536, 640, 1408)
     assert _planes_seconds(1536, 640, 1408, start=1e-3) == pytest.approx(plain + 1e-3)
-    reading = 2 * 640 * 1408 * 100 / 1e12  # B, every number of which takes as long as 100 multiply-adds
+    reading = 2 * 640 * 1408 * 100 / 1e12  # each number of B takes as long as 100 multiply-adds
     assert _planes_seconds(1536, 640, 1408, rows=100.0) == pytest.approx(plain + reading)
 
 

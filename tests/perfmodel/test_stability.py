@@ -62,7 +62,7 @@ def repeated(algorithm: str, levels: int) -> Plan:
 )
 def test_which_algorithm_a_step_table_is(table: str, algorithm: str) -> None:
     found = table_scheme(step_table(table))
-    assert found.defect() is None
+    assert found.failed_brent_equation() is None
     assert same_algorithm(found, scheme(algorithm))
     other = {"strassen": "winograd", "winograd": "strassen"}[algorithm]
     assert not same_algorithm(found, scheme(other))
@@ -73,14 +73,14 @@ def test_every_step_table_is_a_matrix_multiplication() -> None:
         table = step_table(name)
         found = table_scheme(table)
         assert (found.rank, found.size) == (table.products, table.size)
-        assert found.defect() is None
+        assert found.failed_brent_equation() is None
 
 
 def test_algorithms_are_compared_up_to_order_and_scale() -> None:
     strassen = scheme("strassen")
     u, v, w = (reordered(x, c) for x, c in ((strassen.u, -2), (strassen.v, 1), (strassen.w, Fraction(-1, 2))))
     swapped = Scheme("swapped", "", 2, 2, 2, u, v, w)
-    assert swapped.defect() is None
+    assert swapped.failed_brent_equation() is None
     assert same_algorithm(swapped, strassen)
     assert same_algorithm(scheme("strassen-huang"), strassen)
     assert not same_algorithm(scheme("dps"), strassen)
@@ -192,7 +192,7 @@ def test_levels_may_be_mixed() -> None:
     outer = max(
         e * error_bound(repeated("winograd", 1), 32, 32, 32) + r * 32 for e, r in recurrence(scheme("strassen"))
     )
-    # Not the same to the digit: a product that stands in C is added first, whatever the order in the scheme.
+    # Not equal to the last digit: a product that is computed in C is added first, in any order of the scheme.
     assert error_bound(Plan.parse("strassen > winograd > vendor"), 64, 64, 64) == pytest.approx(outer, rel=2e-3)
     assert error_bound(Plan.parse("strassen.sequential > hasa > vendor"), 64, 64, 64) < outer
 
@@ -307,7 +307,7 @@ def to_bfloat16(x: Array) -> Array:
 
 
 def passes(schemes: Sequence[str], a: Array, b: Array, stored: Callable[[Array], Array]) -> Array:
-    """A product whose every pass rounds what it stores, and nothing else."""
+    """A product in which every pass rounds the numbers that it stores, and nothing else is rounded."""
     if not schemes:
         return stored(a @ b)
     x = scheme(schemes[0])
@@ -383,7 +383,7 @@ def test_numbers_of_one_sign_decide_where_they_have_more() -> None:
 @pytest.mark.parametrize("text", ["strassen > vendor", "winograd > winograd > vendor", "laderman > vendor"])
 @pytest.mark.parametrize("data", ["normal", "positive", "kaporin"])
 def test_growth_on_data(text: str, data: str, rng: np.random.Generator) -> None:
-    """Within a factor of two of what is measured, where what random data let expect is off by more."""
+    """The estimate is within a factor of two of the measured error; the estimate for random data is not."""
     n, plan = 192, Plan.parse(text)
     if data == "kaporin":
         u, v = 1 / np.arange(n, 0, -1), np.sqrt(np.arange(1, n + 1))
@@ -436,7 +436,7 @@ def of_all_sums(name: str, a: Array, b: Array, piece: int) -> float:
 def test_growth_on_data_is_that_of_all_sums(
     name: str, piece: int, positive: bool, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Up to what is left to chance by the vectors with which sums are estimated."""
+    """Equal up to the randomness of the vectors with which sums are estimated."""
     monkeypatch.setattr(data_growth, "RANDOM_VECTORS", 300)
     a, b = (np.abs(x) if positive else x for x in rng.standard_normal((2, 96, 96)))
     wanted = np.sqrt(of_all_sums(name, a, b, piece) / of_partial_sums(a, b, piece))

@@ -95,7 +95,7 @@ def test_what_few_tiles_leave_in_doubt() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_rows_that_are_not_aligned_are_slow_in_halves_too(dtype: str) -> None:
-    """The vendor has no function for a half of these: it is a whole product, and a mirror besides."""
+    """The vendor has no function for one triangle of these: it computes the whole product, and fmm mirrors it."""
     for n, k in ((4002, 246), (16933, 355), (2346, 3380)):
         half, whole = Problem(n, k, n, dtype, op="gram"), Problem(n, k, n, dtype)
         vendor = Plan.parse("vendor")
@@ -111,7 +111,7 @@ def test_halves_of_middle_size_are_left_to_syrk(size: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("size", [(272, 4558, 3224), (318, 9050, 4772)])
 def test_three_products_of_few_rows_and_a_long_inner_side(size: tuple[int, int, int]) -> None:
-    """The vendor cuts such products along their inner side: 12 and 2 % were lost."""
+    """The vendor cuts these products along the inner dimension: 12 and 2 % of the time were lost."""
     assert str(choose(Problem(*size, "complex128"), H200, LIMITS).best.plan) == "vendor"
 
 

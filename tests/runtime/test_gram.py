@@ -319,7 +319,7 @@ def test_leaner_calls_keep_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(run_host, "run_call", short_of_memory)
     first, second = (fmm.Plan.parse(text) for text in ("gram > strassen > vendor", "gram > vendor"))
     monkeypatch.setattr(prepare, "decide_plan", lambda problem, *rest: Decision(first, problem, "for the test"))
-    monkeypatch.setattr(matmul, "OUT_OF_MEMORY", matmul.Failure(lambda *rest: iter([second])))
+    monkeypatch.setattr(matmul, "MEMORY_FAILURE", matmul.Failure(lambda *rest: iter([second])))
     for side in ("SMALL_ROWS", "LONG_ROWS"):
         monkeypatch.setattr(gram, side, 50)
     a = np.random.default_rng(10).standard_normal((61, 53))
@@ -368,7 +368,7 @@ def test_what_is_explained_runs_where_a_plan_cannot_write_into_out(
         write_triangle=lambda *_: None,
         mark_written=lambda out: None,
     )
-    for name, put in (("plan_call", answered), ("prepare_call", answered), ("run_with_fallback", run)):
+    for name, put in (("prepare_uncached", answered), ("prepare_call", answered), ("run_with_fallback", run)):
         monkeypatch.setattr(gram, name, put)
     monkeypatch.setattr(gram, "describe_kernels", lambda library, ready, a, b, out: ())
     a, request = np.ones((3, 4)), gram.GramParams(beta=1.0)

@@ -14,7 +14,7 @@ import pytest
 import fmm
 from fmm.arrays.library import Operand, Setting
 from fmm.kernels.cuda.record import record_launches
-from fmm.kernels.leaves import F16X3, VENDOR
+from fmm.kernels.leaves import F16X3_LEAF, VENDOR_LEAF
 from fmm.kernels.plans.leaf import plan_leaves
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import chip_target
@@ -116,7 +116,7 @@ def test_tensors_on_the_host() -> None:
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_what_is_kept_is_what_a_product_reads(order: Any, side: Any) -> None:
     """The same lines, planes and exponents, behind the same matrix."""
-    made = _preparation_launches(F16X3, 0, (300, 500), "float32", order, "A" if side == "left" else "B")
+    made = _preparation_launches(F16X3_LEAF, 0, (300, 500), "float32", order, "A" if side == "left" else "B")
     assert made is not None and made.workspace == 0
     (split,) = made.steps
     base, at = ("A", 0) if side == "left" else ("B", 1)
@@ -129,8 +129,8 @@ def test_what_is_kept_is_what_a_product_reads(order: Any, side: Any) -> None:
     assert {slot.base for slot in other.slots} == {"B" if base == "A" else "A", "W"}  # type: ignore[union-attr]
     written = {(slot.base, slot.offset) for slot in split.slots if slot.offset}  # type: ignore[union-attr]
     read = {(slot.base, slot.offset) for slot in product.slots if slot.base == base}  # type: ignore[union-attr]
-    assert read == written and F16X3.prepared_layout is not None
-    room, more = F16X3.prepared_layout(4, 300, 500) if order == "C" else F16X3.prepared_layout(4, 500, 300)
+    assert read == written and F16X3_LEAF.prepared_layout is not None
+    room, more = F16X3_LEAF.prepared_layout(4, 300, 500) if order == "C" else F16X3_LEAF.prepared_layout(4, 500, 300)
     assert min(offset for _, offset in read) == room and max(offset for _, offset in read) < room + more
 
 
@@ -143,8 +143,8 @@ def _layouts(size: tuple[int, int, int], at: int, order: Any) -> tuple[Layout, .
 
 
 def test_leaves_that_keep_nothing() -> None:
-    assert _preparation_launches(VENDOR, 0, (300, 500), "float32", "C", "B") is None
-    assert _preparation_launches(F16X3, 0, (300, 500), "float64", "C", "B") is None
+    assert _preparation_launches(VENDOR_LEAF, 0, (300, 500), "float32", "C", "B") is None
+    assert _preparation_launches(F16X3_LEAF, 0, (300, 500), "float64", "C", "B") is None
 
 
 def question(

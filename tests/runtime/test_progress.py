@@ -47,7 +47,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
 
 @pytest.fixture(autouse=True)
 def every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(out_of_core, "SPARED_BYTES", 0)
+    monkeypatch.setattr(out_of_core, "ALWAYS_FREE_BYTES", 0)
 
 
 @pytest.fixture

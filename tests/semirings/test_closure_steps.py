@@ -59,8 +59,8 @@ def test_what_moves_and_what_is_needed() -> None:
     """Each level reads three and writes one block a product: 24 (n/2)^2; two temporaries a level of n^2/4 each."""
     n, leaf = 1024, 128
     levels = range(3)
-    assert steps_for(n, leaf).moved == sum(2**i * 24 * (n >> i + 1) ** 2 for i in levels) + 8 * 2 * leaf**2
-    assert steps_for(n, leaf).temporary_numbers == sum(2 * (n >> i + 1) ** 2 for i in levels)
+    assert steps_for(n, leaf).entries_moved == sum(2**i * 24 * (n >> i + 1) ** 2 for i in levels) + 8 * 2 * leaf**2
+    assert steps_for(n, leaf).temporary_entries == sum(2 * (n >> i + 1) ** 2 for i in levels)
 
 
 def test_a_node_of_the_recursion_is_four_launches() -> None:

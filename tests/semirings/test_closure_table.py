@@ -10,13 +10,13 @@ from fmm.kernels.algorithms.step_table import StepError, kernel_table, parse_ker
 from fmm.semirings.closure_table import (
     EMPTY_SET,
     EMPTY_WORD_SET,
-    Letter,
-    closure_defect,
+    LetterSet,
+    closure_error,
     closure_table,
     concatenation,
+    is_set_of_walks,
     parse_closure_table,
     repetition,
-    same_walks,
     union,
 )
 
@@ -31,14 +31,14 @@ temps   T
 def test_r_kleene_is_two_closures_and_six_products() -> None:
     table = closure_table("r-kleene")
     assert table.products == 6 and len(table.steps) == 8
-    assert closure_defect(table) is None
+    assert closure_error(table) is None
     assert "Nicolau" in table.source
 
 
 def test_each_step_is_needed() -> None:
     table = closure_table("r-kleene")
     for i in range(len(table.steps)):
-        assert closure_defect(replace(table, steps=table.steps[:i] + table.steps[i + 1 :])) is not None
+        assert closure_error(replace(table, steps=table.steps[:i] + table.steps[i + 1 :])) is not None
 
 
 def test_the_order_matters() -> None:
@@ -47,7 +47,7 @@ def test_the_order_matters() -> None:
     defects = []
     for i in range(len(steps) - 1):
         swapped = (*steps[:i], steps[i + 1], steps[i], *steps[i + 2 :])
-        defects.append(closure_defect(replace(closure_table("r-kleene"), steps=swapped)) is not None)
+        defects.append(closure_error(replace(closure_table("r-kleene"), steps=swapped)) is not None)
     assert defects == [True, False, True, True, True, False, True]
 
 
@@ -55,10 +55,10 @@ def test_it_matters_where_each_operand_stands() -> None:
     """Products do not commute."""
     table = closure_table("r-kleene")
     text = f"name x\nsource y\nblocks {' '.join(table.blocks)}\ntemps T1 T2\n" + "\n".join(map(str, table.steps))
-    assert closure_defect(parse_closure_table(text)) is None
+    assert closure_error(parse_closure_table(text)) is None
     for right, wrong in (("mulAdd(A, B, B, T1)", "mulAdd(B, A, B, T1)"), ("mulInc(T2, T1, E)", "mulInc(T1, T2, E)")):
         assert right in text
-        assert closure_defect(parse_closure_table(text.replace(right, wrong))) is not None
+        assert closure_error(parse_closure_table(text.replace(right, wrong))) is not None
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_steps_that_subtract_are_no_semirings(monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_nothing_has_written_is_told() -> None:
     table = parse_closure_table(TEXT + "mulInc(A, T, B)")
-    assert "nothing has written" in str(closure_defect(table))
-    assert "diagonal" in str(closure_defect(parse_closure_table(TEXT + "close(B)")))
+    assert "nothing has written" in str(closure_error(table))
+    assert "diagonal" in str(closure_error(parse_closure_table(TEXT + "close(B)")))
 
 
 def test_unknown_tables() -> None:
@@ -107,12 +107,12 @@ def test_unknown_tables() -> None:
 
 def test_words() -> None:
     """(a b)* a = a (b a)*, but not (a | b)* a."""
-    a, b = Letter("a"), Letter("b")
+    a, b = LetterSet("a"), LetterSet("b")
     moves = {"a": (0, 1), "b": (1, 0)}
-    assert same_walks(concatenation(repetition(concatenation(a, b)), a), moves, 0, 1)
-    assert same_walks(concatenation(a, repetition(concatenation(b, a))), moves, 0, 1)
-    assert not same_walks(concatenation(repetition(union(a, b)), a), moves, 0, 1)
-    assert same_walks(repetition(concatenation(b, a)), moves, 1, 1) and not same_walks(
+    assert is_set_of_walks(concatenation(repetition(concatenation(a, b)), a), moves, 0, 1)
+    assert is_set_of_walks(concatenation(a, repetition(concatenation(b, a))), moves, 0, 1)
+    assert not is_set_of_walks(concatenation(repetition(union(a, b)), a), moves, 0, 1)
+    assert is_set_of_walks(repetition(concatenation(b, a)), moves, 1, 1) and not is_set_of_walks(
         repetition(concatenation(a, b)), moves, 1, 1
     )
     assert (

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fmm.kernels.cuda.launch_list import PARAMETER_BYTES
-from fmm.semirings.closure_launches import ARGS, DOUBLED, WORKSPACE, closure_launches, padded
-from fmm.semirings.closure_steps import MATRIX
+from fmm.semirings.closure_launches import ARGUMENTS_PREFIX, DOUBLED, WORKSPACE, closure_launches, padded_columns
+from fmm.semirings.closure_steps import MATRIX_NAME
 from fmm.semirings.minplus_kernel import (
     RINGS,
     DeviceMatrix,
@@ -21,9 +21,9 @@ from fmm.semirings.minplus_kernel import (
     doubling_launch,
     doubling_source,
     fastest_sizes,
+    kernel_tile_sizes,
     minplus_launch,
     minplus_source,
-    sizes_for,
     tile_side,
 )
 from tests.support.host_compiler import required_compiler
@@ -32,12 +32,12 @@ from tests.support.minplus_on_host import lines_of, play
 from tests.support.nvrtc import ARCHITECTURES, in_parallel, report
 
 Matrix = np.ndarray[Any, Any]
-TYPES = {"float": np.float32, "double": np.float64, "int": np.int32, "unsigned": np.uint32}
+COMPUTED_TYPES = {"float": np.float32, "double": np.float64, "int": np.int32, "unsigned": np.uint32}
 POISON = 77
 
 
 def dtype_of(ring: Ring) -> Any:
-    return np.uint16 if ring.per_word > 1 else TYPES[ring.word]
+    return np.uint16 if ring.per_word > 1 else COMPUTED_TYPES[ring.word]
 
 
 def none_of(ring: Ring) -> Any:
@@ -48,7 +48,7 @@ def none_of(ring: Ring) -> Any:
 
 def matrix(rows: int, cols: int, ring: Ring, rng: np.random.Generator) -> Matrix:
     """Whole numbers, a fifth of them "no edge"; behind each row's end, numbers that would be the best."""
-    found = lines_of(rows, padded(cols), 0 if ring.per_word == 1 else none_of(ring), dtype_of(ring))
+    found = lines_of(rows, padded_columns(cols), 0 if ring.per_word == 1 else none_of(ring), dtype_of(ring))
     values = rng.integers(0 if "none negative" in ring.name else -50, 50, (rows, cols)).astype(float)
     values[rng.random((rows, cols)) < 0.2] = none_of(ring)
     found[:, :cols] = values
@@ -75,10 +75,12 @@ def launched(ring: Ring, sizes: Any, shape: tuple[int, int, int], with_arguments
     m, k, n = shape
     rng = np.random.default_rng(sum(shape))
     memory = {"A": matrix(m, k, ring, rng), "B": matrix(k, n, ring, rng), "O": matrix(m, n, ring, rng)}
-    memory |= {base: lines_of(m, padded(n), POISON, kind) for base, kind in (("C", dtype_of(ring)), ("G", np.int32))}
+    memory |= {
+        base: lines_of(m, padded_columns(n), POISON, kind) for base, kind in (("C", dtype_of(ring)), ("G", np.int32))
+    }
     left, launches = whole("A", memory["A"], k), []
     if ring.per_word > 1:
-        memory["A2"] = lines_of(m, padded(k), POISON, np.uint32)
+        memory["A2"] = lines_of(m, padded_columns(k), POISON, np.uint32)
         launches.append(doubling_launch(left, whole("A2", memory["A2"], k)))
         left = whole("A2", memory["A2"], k)
     old = whole("O", memory["O"], n) if with_old else None
@@ -106,7 +108,7 @@ def test_products_on_the_host(name: str, with_arguments: bool) -> None:
     """With every tile size on sizes that divide nothing; nothing beside the result is touched."""
     required_compiler()
     ring = RINGS[name]
-    for sizes in sizes_for(ring, with_arguments)[-1:]:
+    for sizes in kernel_tile_sizes(ring, with_arguments)[-1:]:
         for shape in ((1, 1, 1), (35, 21, 71), (33, 64, 40)):
             for with_old in (False, True):
                 launched(ring, sizes, shape, with_arguments, with_old)
@@ -116,21 +118,21 @@ def test_products_on_the_host(name: str, with_arguments: bool) -> None:
 @pytest.mark.parametrize(("name", "with_arguments"), VARIANTS)
 def test_the_larger_tiles_on_the_host(name: str, with_arguments: bool) -> None:
     required_compiler()
-    for sizes in sizes_for(RINGS[name], with_arguments)[:-1]:
+    for sizes in kernel_tile_sizes(RINGS[name], with_arguments)[:-1]:
         launched(RINGS[name], sizes, (130, 19, 263), with_arguments, True)
 
 
 @pytest.mark.parametrize("name", ["float32", "int16, none negative"])
 def test_an_empty_inner_dimension_is_no_edge(name: str) -> None:
     required_compiler()
-    launched(RINGS[name], sizes_for(RINGS[name], False)[-1], (3, 0, 5), False, False)
+    launched(RINGS[name], kernel_tile_sizes(RINGS[name], False)[-1], (3, 0, 5), False, False)
 
 
 def test_numbers_below_zero_are_compared_by_their_bits() -> None:
     """From the step on at which all that a warp has are negative: both infinities, NaN, and what is tiny too."""
     required_compiler()
     ring, (m, k, n), rng = RINGS["float32"], (33, 70, 40), np.random.default_rng(7)
-    memory = {base: lines_of(rows, padded(cols), np.float32(-9), np.float32) for base, rows, cols in
+    memory = {base: lines_of(rows, padded_columns(cols), np.float32(-9), np.float32) for base, rows, cols in
               (("A", m, k), ("B", k, n), ("C", m, n))}  # fmt: skip
     a, b = memory["A"][:, :k], memory["B"][:, :n]
     a[...], b[...] = rng.standard_normal((m, k)), rng.standard_normal((k, n))
@@ -138,7 +140,7 @@ def test_numbers_below_zero_are_compared_by_their_bits() -> None:
     a[1, 20:30], b[25, 5], b[40, 7], a[2, 50] = np.inf, -np.inf, np.nan, np.nan
     a[3:8, 1:], b[1:, 9:12] = abs(a[3:8, 1:]), 1
     product = SemiringProduct(whole("A", memory["A"], k), whole("B", memory["B"], n), whole("C", memory["C"], n))
-    play([minplus_launch(ring, sizes_for(ring, False)[-1], [product])], memory)
+    play([minplus_launch(ring, kernel_tile_sizes(ring, False)[-1], [product])], memory)
     with np.errstate(invalid="ignore"):
         sums = a[:, :, None] + b[None]
     np.testing.assert_array_equal(memory["C"][:, :n], np.fmin.reduce(sums, axis=1))
@@ -153,16 +155,19 @@ def closed_by_launches(name: str, n: int, with_arguments: bool) -> tuple[Matrix,
     edges[there] = rng.integers(1, 90, (n, n))[there]
     np.fill_diagonal(edges, 0)
     found = closure_launches(ring, n, with_arguments, 132)
-    d = lines_of(n, padded(n), none, dtype)
+    d = lines_of(n, padded_columns(n), none, dtype)
     d[:, :n] = edges
-    memory = {MATRIX: d, WORKSPACE: lines_of(1, max(found.numbers, 1), POISON, dtype)}
+    memory = {MATRIX_NAME: d, WORKSPACE: lines_of(1, max(found.numbers, 1), POISON, dtype)}
     memory[DOUBLED] = lines_of(1, max(found.doubled_bytes, 4), POISON, np.uint8)
     nodes = None
     if with_arguments:
-        nodes = lines_of(n, padded(n), -9999, np.int32)
+        nodes = lines_of(n, padded_columns(n), -9999, np.int32)
         nodes[:, :n] = np.where(edges == none, -9999, np.arange(n)[:, None])
         nodes[range(n), range(n)] = -9999
-        memory |= {ARGS + MATRIX: nodes, ARGS + WORKSPACE: lines_of(1, max(found.numbers, 1), POISON, np.int32)}
+        memory |= {
+            ARGUMENTS_PREFIX + MATRIX_NAME: nodes,
+            ARGUMENTS_PREFIX + WORKSPACE: lines_of(1, max(found.numbers, 1), POISON, np.int32),
+        }
     play(found.launches, memory)
     return edges, d[:, :n], None if nodes is None else nodes[:, :n]
 
@@ -203,7 +208,7 @@ def test_small_products_have_small_tiles() -> None:
 
 def compile_jobs(architecture: str, name: str, with_arguments: bool) -> list[tuple[str, str, str]]:
     """From the largest tiles to the smallest, then the kernel that closes a tile."""
-    kernels = [MinplusKernel(name, s, with_arguments) for s in sizes_for(RINGS[name], with_arguments)]
+    kernels = [MinplusKernel(name, s, with_arguments) for s in kernel_tile_sizes(RINGS[name], with_arguments)]
     jobs = [(f"{name} {kernel.sizes.name}", minplus_source(kernel), architecture) for kernel in kernels]
     return [*jobs, (f"close {name}", close_source(name, tile_side(with_arguments), with_arguments), architecture)]
 
@@ -254,6 +259,6 @@ def test_numbers_are_written_twice_everywhere() -> None:
 @pytest.mark.parametrize(("name", "with_arguments"), VARIANTS)
 def test_shared_memory_fits(name: str, with_arguments: bool) -> None:
     """On every architecture one thread block; on Hopper as many as the compiler leaves registers for."""
-    for s in sizes_for(RINGS[name], with_arguments):
-        shared = MinplusKernel(name, s, with_arguments).shared
+    for s in kernel_tile_sizes(RINGS[name], with_arguments):
+        shared = MinplusKernel(name, s, with_arguments).shared_memory_bytes
         assert shared <= 64 << 10 and s.blocks * (shared + 1024) <= 228 << 10

@@ -12,7 +12,7 @@ import pytest
 
 import fmm
 from fmm.semirings import numba_kernels
-from fmm.semirings.domain import Domain, choose_domain, from_domain, missing_value, to_domain
+from fmm.semirings.domain import RingDomain, choose_domain, from_domain, missing_value, to_domain
 from fmm.semirings.host import HOST_TILE_SIDE, close_matrix
 from tests.support.graphs import GRAPHS, as_lengths, check_predecessors, of_type, random_graph
 from tests.support.host_compiler import required_compiler
@@ -20,7 +20,7 @@ from tests.support.marks import quick_and_slow
 from tests.support.semiring_on_host import count_kernels, take_the_hosts_place
 
 csgraph = pytest.importorskip("scipy.sparse.csgraph", reason="no SciPy to compare with")
-TYPES = ("float32", "float64", "int32", "int16")
+COMPUTED_TYPES = ("float32", "float64", "int32", "int16")
 TOLERANCE = {"float32": 1e-5, "float64": 1e-13, "int32": 0, "int16": 0}
 Matrix = np.ndarray[Any, Any]
 
@@ -72,7 +72,7 @@ def test_predecessors_lead_back_where_cycles_have_no_length(graph: Any) -> None:
             assert abs(way - lengths[start, end]) <= 1e-5 * abs(way)
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("dtype", COMPUTED_TYPES)
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_the_same_as_scipys(kind: str, dtype: str) -> None:
     """Integers agree bit for bit. Sizes: zero, one, odd, prime, one more than a tile."""
@@ -85,7 +85,7 @@ def test_the_same_as_scipys(kind: str, dtype: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "dtype"), list(product(GRAPHS, TYPES)))
+@pytest.mark.parametrize(("kind", "dtype"), list(product(GRAPHS, COMPUTED_TYPES)))
 def test_the_same_for_larger_graphs(kind: str, dtype: str) -> None:
     rng = np.random.default_rng(12)
     for n in (257, 400):
@@ -153,7 +153,7 @@ def test_what_scipy_rejects(wrong: Any) -> None:
         fmm.shortest_paths(wrong)
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("dtype", COMPUTED_TYPES)
 def test_negative_cycles_raise(dtype: str) -> None:
     """Cycles of two or of a hundred nodes, also where lengths overflow the type on the way."""
     for n, step in ((2, 1), (100, 1), (100, 77)):
@@ -233,13 +233,13 @@ def sparse_graph(rng: np.random.Generator, dtype: str) -> Any:
 @pytest.mark.parametrize("form", ["csr", "csc", "lil", "coo"])
 def test_sparse_matrices(form: str) -> None:
     """Stored zeros are edges, as in SciPy (which takes no coo); types are preserved."""
-    for dtype in (*TYPES, "int64"):
+    for dtype in (*COMPUTED_TYPES, "int64"):
         graph = sparse_graph(np.random.default_rng(41), dtype).asformat(form)
         assert form == "lil" or (graph.data == 0).any()
         for options in OPTIONS:
             wanted = csgraph.floyd_warshall(graph.tocsr() if form == "coo" else graph, **options)
             found = fmm.shortest_paths(graph, **options)
-            assert found.dtype == (dtype if dtype in TYPES else "float64")
+            assert found.dtype == (dtype if dtype in COMPUTED_TYPES else "float64")
             np.testing.assert_array_equal(as_lengths(found), wanted)
     out = np.empty((40, 40))
     assert fmm.shortest_paths(graph, out=out) is out
@@ -279,7 +279,7 @@ def test_other_types_and_byte_orders(dtype: str) -> None:
     for options in (*OPTIONS[::3], {"return_predecessors": True}):
         found = fmm.shortest_paths(edges.copy(), **options)
         found = found[0] if isinstance(found, tuple) else found
-        assert found.dtype == (native if native.name in TYPES else np.float64) and found.dtype.isnative
+        assert found.dtype == (native if native.name in COMPUTED_TYPES else np.float64) and found.dtype.isnative
         np.testing.assert_array_equal(as_lengths(found), csgraph.floyd_warshall(edges.astype(float)))
 
 
@@ -321,7 +321,7 @@ def test_what_is_computed_on_lies_row_by_row(monkeypatch: pytest.MonkeyPatch) ->
         close_matrix(ring, d, nodes, side)
 
     monkeypatch.setattr("fmm.semirings.shortest_paths.close_matrix", with_predecessors)
-    for dtype in TYPES:
+    for dtype in COMPUTED_TYPES:
         for directed in (True, False):
             fmm.shortest_paths(np.asfortranarray(np.arange(25).reshape(5, 5).astype(dtype)), directed)
     assert seen == [True] * 8
@@ -335,7 +335,7 @@ def test_negative_cycles_through_several_nodes() -> None:
     edges[ring, np.roll(ring, -1)] = [5, 5, 5, -30, 5, 5, 4]
     with pytest.raises(csgraph.NegativeCycleError):
         csgraph.floyd_warshall(edges)
-    for dtype in TYPES:
+    for dtype in COMPUTED_TYPES:
         with pytest.raises(fmm.NegativeCycleError):
             fmm.shortest_paths(edges.astype(dtype), return_predecessors=True)
     edges[ring[-1], ring[0]] += 2
@@ -401,7 +401,8 @@ def defined(a: Matrix, b: Matrix, maximum: bool) -> tuple[Matrix, Matrix, Any]:
 @pytest.mark.parametrize(
     ("dtype", "maximum"),
     quick_and_slow(
-        [(t, False) for t in TYPES] + [("float32", True), ("int16", True)], [("float64", True), ("int32", True)]
+        [(t, False) for t in COMPUTED_TYPES] + [("float32", True), ("int16", True)],
+        [("float64", True), ("int32", True)],
     ),
 )
 def test_products_as_defined(dtype: str, maximum: bool) -> None:
@@ -420,7 +421,9 @@ def test_products_as_defined(dtype: str, maximum: bool) -> None:
         np.testing.assert_array_equal(step[i, j], first)
 
 
-def domain_of(*arrays: Matrix, device: bool, args: bool = False, greatest: bool = False, work: int = 2**40) -> Domain:
+def domain_of(
+    *arrays: Matrix, device: bool, args: bool = False, greatest: bool = False, work: int = 2**40
+) -> RingDomain:
     return choose_domain(np, arrays, greatest, device, args, terms=2, work=work)
 
 
@@ -545,7 +548,8 @@ def test_a_first_call_on_a_device_compiles_few_kernels(
 
 
 @pytest.mark.parametrize(
-    ("kind", "dtype"), quick_and_slow(DEVICE_CASES, [x for x in product(GRAPHS, TYPES) if x not in DEVICE_CASES])
+    ("kind", "dtype"),
+    quick_and_slow(DEVICE_CASES, [x for x in product(GRAPHS, COMPUTED_TYPES) if x not in DEVICE_CASES]),
 )
 def test_the_same_as_scipys_on_a_device(kind: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through the domain without overflow, its launches, and back."""
@@ -557,7 +561,7 @@ def test_the_same_as_scipys_on_a_device(kind: str, dtype: str, monkeypatch: pyte
     assert ("int32" if negative else f"{dtype}{', none negative' * (dtype[0] == 'i')}") in device.rings
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("dtype", COMPUTED_TYPES)
 def test_negative_cycles_raise_on_a_device(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lengths that double in magnitude at each step do not wrap around."""
     required_compiler()
@@ -573,7 +577,7 @@ def test_negative_cycles_raise_on_a_device(dtype: str, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("dtype", "maximum"),
-    quick_and_slow([("int32", False), ("int16", True)], [x for x in product(TYPES, (False, True))]),
+    quick_and_slow([("int32", False), ("int16", True)], [x for x in product(COMPUTED_TYPES, (False, True))]),
 )
 def test_products_as_defined_on_a_device(dtype: str, maximum: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     required_compiler()

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fmm.out_of_core.schedule import Rates
+from fmm.out_of_core.schedule import CopyRates
 from fmm.runtime.decisions.limits import PlanConstraints
 from fmm.runtime.devices import Device
 from tests.support.devices import H200
@@ -31,7 +31,7 @@ class HostEvent:
                 self.begin()
             self.over = True
 
-    def happened(self) -> bool:
+    def has_happened(self) -> bool:
         return self.over
 
 
@@ -87,15 +87,15 @@ class HostEngine:
         address = memory.ctypes.data
         return address + -address % 512, memory
 
-    def reserve(self, nbytes: int) -> None:
+    def reserve_workspace(self, nbytes: int) -> None:
         self.fails("reserve")
         self.reserved.append(nbytes)
 
-    def buffer(self, nbytes: int) -> HostBuffer:
+    def new_buffer(self, nbytes: int) -> HostBuffer:
         self.buffers.append(nbytes)
         return HostBuffer(nbytes)
 
-    def send(self, buffer: Any, nbytes: int, address: int) -> None:
+    def send_buffer(self, buffer: Any, nbytes: int, address: int) -> None:
         self.fails("send")
         self.late += self.finished
         source = buffer.bytes.ctypes.data
@@ -104,18 +104,18 @@ class HostEngine:
             self.sent_bytes += nbytes
             self.pending.append(event)
 
-    def sent(self) -> HostEvent:
+    def sent_event(self) -> HostEvent:
         with self.lock:
             events = list(self.pending)
         return HostEvent(lambda: all_over(events))
 
-    def fetch(self, address: int, nbytes: int, buffer: Any) -> None:
+    def fetch_to_buffer(self, address: int, nbytes: int, buffer: Any) -> None:
         self.fails("fetch")
         ctypes.memmove(buffer.bytes.ctypes.data, address, nbytes)
         with self.lock:
             self.fetched_bytes += nbytes
 
-    def matrix(self, address: int, shape: tuple[int, int], leading: int, dtype: np.dtype[Any]) -> Any:
+    def matrix_at(self, address: int, shape: tuple[int, int], leading: int, dtype: np.dtype[Any]) -> Any:
         nbytes = shape[0] * leading * dtype.itemsize
         memory: Any = (ctypes.c_char * nbytes).from_address(address)
         return np.ndarray(shape, dtype, memory, strides=(leading * dtype.itemsize, dtype.itemsize))
@@ -133,12 +133,12 @@ class HostEngine:
         self.latest = _after(self.latest, begin)  # in their turn
         return self.latest
 
-    def finish(self) -> None:
+    def wait_until_done(self) -> None:
         all_over([*self.pending, self.latest])
         self.finished = True
 
 
-RATES = Rates(40e9, 40e9)
+RATES = CopyRates(40e9, 40e9)
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class HostMachine:
     memory: int
     made: HostEngine = field(default_factory=HostEngine)
     device: Device = H200
-    rates: Rates = RATES
+    rates: CopyRates = RATES
     out_of_memory: type[BaseException] = MemoryError
 
     def free_bytes(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fmm.kernels.cuda.launch_list import Kernel, Launch
-from fmm.semirings.minplus_kernel import ENTRY
+from fmm.semirings.minplus_kernel import ENTRY_POINT as ENTRY
 from tests.support.host_launch import aligned, launch_words, told_words
 from tests.support.tiled_on_host import SHARED_BYTES, tiled_library
 

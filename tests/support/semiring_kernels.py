@@ -9,8 +9,8 @@ from fmm.semirings.minplus_kernel import (
     SemiringProduct,
     close_launch,
     doubling_launch,
+    kernel_tile_sizes,
     minplus_launch,
-    sizes_for,
 )
 
 
@@ -21,6 +21,8 @@ def every_kernel() -> set[Kernel]:
     for ring in RINGS.values():
         for with_arguments in (False, True)[: 3 - ring.per_word]:
             product = SemiringProduct(some, some, some, args=some if with_arguments else None)
-            found |= {minplus_launch(ring, sizes, [product]).kernel for sizes in sizes_for(ring, with_arguments)}
+            found |= {
+                minplus_launch(ring, sizes, [product]).kernel for sizes in kernel_tile_sizes(ring, with_arguments)
+            }
             found.add(close_launch(ring, some, some if with_arguments else None).kernel)
     return found

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from fmm.semirings import placement, predecessors, shortest_paths
-from fmm.semirings.closure_launches import ARGS, DOUBLED, WORKSPACE, closure_launches, padded
-from fmm.semirings.closure_steps import MATRIX
+from fmm.semirings.closure_launches import ARGUMENTS_PREFIX, DOUBLED, WORKSPACE, closure_launches, padded_columns
+from fmm.semirings.closure_steps import MATRIX_NAME
 from fmm.semirings.minplus_kernel import (
     RINGS,
     DeviceMatrix,
     SemiringProduct,
     doubling_launch,
+    kernel_tile_sizes,
     minplus_launch,
-    sizes_for,
 )
 from tests.support.minplus_on_host import lines_of, play
 
@@ -93,16 +93,18 @@ class HostDevice:
         self.rings.append(name)
         ring, (m, k), n = RINGS[name], a.shape, b.shape[1]
         memory = {base: self._wide(x) for base, x in (("A", a), ("B", b))}
-        memory |= {base: lines_of(m, padded(n), POISON, kind) for base, kind in (("C", a.dtype), ("args", np.int32))}
-        left, launches = DeviceMatrix("A", 0, m, k, padded(k)), []
+        memory |= {
+            base: lines_of(m, padded_columns(n), POISON, kind) for base, kind in (("C", a.dtype), ("args", np.int32))
+        }
+        left, launches = DeviceMatrix("A", 0, m, k, padded_columns(k)), []
         if ring.per_word > 1:
-            memory["twice"] = lines_of(m, padded(k), POISON, np.uint32)
+            memory["twice"] = lines_of(m, padded_columns(k), POISON, np.uint32)
             launches.append(doubling_launch(left, left._replace(base="twice")))
             left = left._replace(base="twice")
-        dest = DeviceMatrix("C", 0, m, n, padded(n))
+        dest = DeviceMatrix("C", 0, m, n, padded_columns(n))
         args = dest._replace(base="args") if with_arguments else None
-        product = SemiringProduct(left, DeviceMatrix("B", 0, k, n, padded(n)), dest, args=args)
-        play([*launches, minplus_launch(ring, sizes_for(ring, with_arguments)[-1], [product])], memory)
+        product = SemiringProduct(left, DeviceMatrix("B", 0, k, n, padded_columns(n)), dest, args=args)
+        play([*launches, minplus_launch(ring, kernel_tile_sizes(ring, with_arguments)[-1], [product])], memory)
         return memory["C"][:, :n].copy(), memory["args"][:, :n].copy() if with_arguments else None
 
     def device_closure(
@@ -111,20 +113,22 @@ class HostDevice:
         self.rings.append(name)
         n = len(d)
         found = closure_launches(RINGS[name], n, predecessors is not None, 132)
-        values, numbers = lines_of(n, padded(n), missing, d.dtype), max(found.numbers, 1)
+        values, numbers = lines_of(n, padded_columns(n), missing, d.dtype), max(found.numbers, 1)
         values[:, :n] = d
-        memory = {MATRIX: values, WORKSPACE: lines_of(1, numbers, POISON, d.dtype)}
+        memory = {MATRIX_NAME: values, WORKSPACE: lines_of(1, numbers, POISON, d.dtype)}
         memory[DOUBLED] = lines_of(1, max(found.doubled_bytes, 4), POISON, np.uint8)
         if predecessors is not None:
             memory |= {
-                ARGS + MATRIX: self._wide(predecessors),
-                ARGS + WORKSPACE: lines_of(1, numbers, POISON, np.int32),
+                ARGUMENTS_PREFIX + MATRIX_NAME: self._wide(predecessors),
+                ARGUMENTS_PREFIX + WORKSPACE: lines_of(1, numbers, POISON, np.int32),
             }
         play(found.launches, memory)
-        return values[:, :n].copy(), None if predecessors is None else memory[ARGS + MATRIX][:, :n].copy()
+        return values[:, :n].copy(), None if predecessors is None else memory[ARGUMENTS_PREFIX + MATRIX_NAME][
+            :, :n
+        ].copy()
 
     def _wide(self, x: Matrix) -> Matrix:
-        found = lines_of(x.shape[0], padded(x.shape[1]), 0, x.dtype)
+        found = lines_of(x.shape[0], padded_columns(x.shape[1]), 0, x.dtype)
         found[:, : x.shape[1]] = x
         return found
 
@@ -138,5 +142,5 @@ def take_the_hosts_place(monkeypatch: pytest.MonkeyPatch) -> HostDevice:
         yield place
 
     monkeypatch.setattr(placement, "placed_arrays", placed)
-    monkeypatch.setattr(placement, "device_kernels", lambda: device)
+    monkeypatch.setattr(placement, "device_module", lambda: device)
     return device

@@ -24,7 +24,7 @@ from benchmarks import forced_plan
 from benchmarks.forced_plan import force
 from fmm.distributed import predict_sharing, sharded_tensors
 from fmm.distributed.layout import K, Layout, M, N
-from fmm.distributed.predict_sharing import in_pieces, rectangles
+from fmm.distributed.predict_sharing import layouts_in_pieces, rectangle_layouts
 from fmm.distributed.sharded_tensors import placement_cuts
 from fmm.integrations.report import begin_report, end_report
 from fmm.kernels.plans.plan import PlanError
@@ -89,7 +89,7 @@ def every_way(device: str) -> None:
         a, b = drawn(21, 17, torch.float64, device, 1), drawn(17, 26, torch.float64, device, 2)
         x, y = (distribute_tensor(matrix, mesh, [Shard(cut) for cut in cuts]) for matrix in (a, b))
         for work in product((M, K, N), repeat=mesh.ndim):
-            for number, layout in enumerate(in_pieces(replace(start, work=work))):
+            for number, layout in enumerate(layouts_in_pieces(replace(start, work=work))):
                 if mesh.ndim == 1 or number % 4 == 0:
                     way = sharded_tensors.AgreedSharing("", layout, "vendor", 10.0)
                     check(sharded_tensors.shared_product(way, x, y), a, b, str(layout))
@@ -104,13 +104,13 @@ def rectangle(device: str) -> None:
         for places in product(PLACES, repeat=2):
             x, y = (distribute_tensor(matrix, mesh, [place]) for matrix, place in zip((a, b), places, strict=True))
             start = Layout(m, k, n, (count,), placement_cuts(x), placement_cuts(y), (M,))
-            found = [piece for whole in rectangles(start) for piece in in_pieces(whole)]
+            found = [piece for whole in rectangle_layouts(start) for piece in layouts_in_pieces(whole)]
             assert len(found) >= 4 and {layout.mesh for layout in found} == {(2, count // 2)}
             for layout in found:
                 c = sharded_tensors.shared_product(sharded_tensors.AgreedSharing("", layout, "vendor", 16.0), x, y)
                 check(c, a, b, f"{dtype} {places} {layout}")
                 assert c.placements == ((Shard(0),) if layout.work[0] == M else (Shard(1),))
-    predict_sharing.RECTANGLE_MARGIN, predict_sharing.COMPARED_SECONDS = -1e9, 0.0  # whatever is predicted
+    predict_sharing.RECTANGLE_MARGIN, predict_sharing.MIN_SECONDS_TO_COMPARE = -1e9, 0.0  # whatever is predicted
     a, b = drawn(24, 16, torch.float64, device, 5), drawn(16, 28, torch.float64, device, 6)
     gradients(mesh, a, b)
     x, y = (distribute_tensor(matrix, mesh, [Shard(0)]) for matrix in (a, b))

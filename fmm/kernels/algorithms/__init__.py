@@ -1,1 +1,1 @@
-"""Algorithms as data: schemes and step tables, which are proved when they are read, and the additions they need."""
+"""Algorithms as data: schemes and step tables, proved when they are read, and programs of their additions."""

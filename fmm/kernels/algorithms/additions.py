@@ -1,8 +1,9 @@
-"""Straight-line programs of additions: the sums of a scheme, with each shared sum formed once.
+"""Straight-line programs of additions: the sums of a scheme, with common sums computed once.
 
 A program reads `inputs` values, numbered 0, 1, ...; every line defines the next value as a linear combination of
-earlier ones; `outputs` names the values that are the result. A CPU runs it on panels, the counts count its lines, the
-symbolic proof runs it on symbols, and the CUDA generator prints it. There is no second description of the sums.
+earlier values; `outputs` lists the numbers of the values that the program returns. The CPU executes a program on panels
+of matrices, the cost model counts its lines, the symbolic proof executes it on symbols, and the CUDA generator prints
+it as source. This program is the only description of a scheme's sums.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 Coefficient = Fraction | int | float | complex
-Terms = tuple[tuple[Coefficient, int], ...]  # (coefficient, value) in the order they are added
+Terms = tuple[tuple[Coefficient, int], ...]  # (coefficient, number of the value) of each term, in the order of addition
 Rational = Fraction | int
 Matrix = tuple[tuple[Rational, ...], ...]
 
 
 @dataclass(frozen=True)
 class AdditionProgram:
-    """Lines of a linear straight-line program; line i defines value `inputs + i`."""
+    """A straight-line program of linear combinations; line i defines the value with number `inputs + i`."""
 
     inputs: int
     lines: tuple[Terms, ...]
@@ -31,7 +32,7 @@ class AdditionProgram:
         for number, terms in enumerate(self.lines, self.inputs):
             if any(source >= number or source < 0 for _, source in terms):
                 raise ValueError(f"line {number} reads a value that does not exist yet: {terms}")
-        # Programs are keys of caches: hashing a long program on every call would cost milliseconds.
+        # The hash is computed once: programs are keys of caches, and hashing a long program costs milliseconds.
         object.__setattr__(self, "_hash", hash((self.inputs, self.lines, self.outputs)))
 
     def __hash__(self) -> int:
@@ -39,11 +40,11 @@ class AdditionProgram:
 
     @property
     def additions(self) -> int:
-        """Additions and subtractions, one less than the terms of each line (scalings are not counted)."""
+        """Number of additions and subtractions: for each line, its number of terms less one (scalings do not count)."""
         return sum(max(len(terms) - 1, 0) for terms in self.lines)
 
     def matrix(self) -> tuple[tuple[Coefficient, ...], ...]:
-        """Return the linear map of the program: the outputs as rows of coefficients over the inputs."""
+        """Return the matrix of the program's linear map: for each output, its coefficients of the inputs."""
         rows: list[list[Coefficient]] = [[int(i == j) for j in range(self.inputs)] for i in range(self.inputs)]
         for terms in self.lines:
             rows.append([sum((c * rows[v][j] for c, v in terms), 0) for j in range(self.inputs)])
@@ -51,17 +52,17 @@ class AdditionProgram:
 
 
 def separate_sums(rows: Sequence[Sequence[Coefficient]], inputs: int) -> AdditionProgram:
-    """Return a program with one line per output and nothing shared, as a paper's equations print the additions."""
-    return _complete_program([{j: as_int(c) for j, c in enumerate(row) if c} for row in rows], inputs, [])
+    """Return a program with one line per output and no shared sums, as papers print the equations of a scheme."""
+    return _complete_program([{j: integral_as_int(c) for j, c in enumerate(row) if c} for row in rows], inputs, [])
 
 
 def shared_sums(rows: Sequence[Sequence[Coefficient]], inputs: int) -> AdditionProgram:
-    """Return a program that forms common sums once: repeatedly the pair that occurs most often (greedy).
+    """Return a program that computes common sums once: greedily, the most frequent pair of terms becomes a line.
 
-    Greedy pair elimination is not optimal in general, but it finds the known counts of the shipped schemes (15 for
-    Winograd's variant, 18 for Strassen's), and it is deterministic.
+    Greedy pair elimination is not optimal in general, but it is deterministic, and it finds the known numbers of
+    additions of the shipped schemes (15 for Winograd's variant, 18 for Strassen's).
     """
-    outputs = [{j: as_int(c) for j, c in enumerate(row) if c} for row in rows]
+    outputs = [{j: integral_as_int(c) for j, c in enumerate(row) if c} for row in rows]
     lines: list[Terms] = []
     while (pair := _commonest_pair(outputs)) is not None:
         x, y, ratio = pair
@@ -82,32 +83,32 @@ def _commonest_pair(outputs: Sequence[dict[int, Coefficient]]) -> tuple[int, int
             for y in values[i + 1 :]:
                 counts[x, y, _coefficient_ratio(terms[y], terms[x])] += 1
     repeated = [pair for pair, count in counts.items() if count > 1]
-    # Ties: the lowest numbers first, so that a file always has the same program.
+    # Of equally frequent pairs the one with the lowest numbers is chosen, so that a scheme always has the same program.
     return min(repeated, key=lambda pair: (-counts[pair], pair[:2], str(pair[2])), default=None)
 
 
 def _coefficient_ratio(y: Coefficient, x: Coefficient) -> Coefficient:
     if isinstance(x, int | Fraction) and isinstance(y, int | Fraction):
-        return as_int(Fraction(y) / x) if y % x else as_int(y // x)
+        return integral_as_int(Fraction(y) / x) if y % x else integral_as_int(y // x)
     return y / x
 
 
-def as_int(c: Coefficient) -> Coefficient:
-    """Return a whole number as an int: programs are hashed and compared often, and ints are fast at both."""
+def integral_as_int(c: Coefficient) -> Coefficient:
+    """Return an integral Fraction as an int: programs are hashed and compared often, which is faster with ints."""
     return c.numerator if isinstance(c, Fraction) and c.denominator == 1 else c
 
 
 def _complete_program(
     outputs: Sequence[dict[int, Coefficient]], inputs: int, lines: Iterable[Terms]
 ) -> AdditionProgram:
-    """Complete a program: an output that equals a value refers to it, any other output gets a line."""
+    """Add a line for each output that is not equal to an input or an earlier line; return the complete program."""
     done = list(lines)
     names: list[int] = []
     for terms in outputs:
         if len(terms) == 1 and next(iter(terms.values())) == 1:
             names.append(next(iter(terms)))
             continue
-        # A positive first term saves a negation when the line is run.
+        # A line that begins with a positive term needs no negation when it is executed.
         ordered = sorted(terms.items(), key=lambda term: (complex(term[1]).real < 0, term[0]))
         done.append(tuple((c, v) for v, c in ordered))
         names.append(inputs + len(done) - 1)
@@ -117,10 +118,10 @@ def _complete_program(
 def chained_programs(
     first: Sequence[AdditionProgram], then: Sequence[AdditionProgram], wiring: Sequence[Sequence[tuple[int, int]]]
 ) -> AdditionProgram:
-    """Return the programs of `first`, independent of each other, followed by those of `then`.
+    """Return one program: the programs of `first`, then the programs of `then`, which read the outputs of `first`.
 
-    The inputs of the chain are those of `first` in order; its outputs are those of `then` in order.
-    `wiring[j][i] = (p, o)`: input i of then[j] is output o of first[p].
+    The inputs of the result are the inputs of all programs of `first`; its outputs are the outputs of all programs of
+    `then`. `wiring[j][i] = (p, o)` means that input i of then[j] is output o of first[p].
     """
     total = sum(p.inputs for p in first)
     lines: list[Terms] = []
@@ -136,25 +137,25 @@ def chained_programs(
 
 
 def in_order_of_demand(program: AdditionProgram) -> AdditionProgram:
-    """Return the same lines, each as late as its first use allows: fewer values are alive at a time."""
+    """Return the program with each line as late as its first use allows, so that fewer values are alive at once."""
     rename = {v: v for v in range(program.inputs)}
     lines: list[Terms] = []
 
-    def emit(value: int) -> None:
+    def emit_line(value: int) -> None:
         if value not in rename:
             terms = program.lines[value - program.inputs]
             for _, source in terms:
-                emit(source)
+                emit_line(source)
             lines.append(tuple((c, rename[v]) for c, v in terms))
             rename[value] = program.inputs + len(lines) - 1
 
     for value in program.outputs:
-        emit(value)
+        emit_line(value)
     return AdditionProgram(program.inputs, tuple(lines), tuple(rename[v] for v in program.outputs))
 
 
 def _append_program(program: AdditionProgram, values: Sequence[int], total: int, lines: list[Terms]) -> list[int]:
-    """Append a program's lines, reading `values` for its inputs; return the numbers of its outputs."""
+    """Append a program's lines with `values` as its inputs; return the numbers of the program's outputs."""
     names = list(values)
     for terms in program.lines:
         lines.append(tuple((c, names[v]) for c, v in terms))
@@ -163,14 +164,14 @@ def _append_program(program: AdditionProgram, values: Sequence[int], total: int,
 
 
 def renumbered_inputs(program: AdditionProgram, order: Sequence[int]) -> AdditionProgram:
-    """Return the same program with its inputs renumbered: input i becomes input order[i]."""
+    """Return the program with renumbered inputs: input i becomes input order[i]."""
     rename = [*order, *range(program.inputs, program.inputs + len(program.lines))]
     lines = tuple(tuple((c, rename[v]) for c, v in terms) for terms in program.lines)
     return AdditionProgram(program.inputs, lines, tuple(rename[v] for v in program.outputs))
 
 
 def updating_program(program: AdditionProgram, alpha: Coefficient, beta: Coefficient) -> AdditionProgram:
-    """Return the program with outputs alpha * output + beta * one further input each (for C = alpha AB + beta C)."""
+    """Return the program with outputs alpha * output + beta * (a further input per output): C = alpha AB + beta C."""
     if (alpha, beta) == (1, 0):
         return program
     extra = len(program.outputs) if beta else 0
@@ -186,9 +187,10 @@ def updating_program(program: AdditionProgram, alpha: Coefficient, beta: Coeffic
 
 
 def restricted_program(program: AdditionProgram, present: Sequence[bool], wanted: Sequence[bool]) -> AdditionProgram:
-    """Return the program with absent inputs as zeros, without unwanted outputs and without unneeded lines.
+    """Return the program with zeros for absent inputs, and without unwanted outputs and unneeded lines.
 
-    Inputs keep their numbers, so that the caller's arrays need not move. An output that is zero gets an empty line.
+    Inputs keep their numbers, so that the caller's list of arrays stays valid. An output that becomes zero gets a line
+    without terms.
     """
     zero = {v for v in range(program.inputs) if not present[v]}
     lines: list[Terms] = []
@@ -204,7 +206,7 @@ def restricted_program(program: AdditionProgram, present: Sequence[bool], wanted
 def _without_unneeded_lines(
     inputs: int, lines: Sequence[Terms], outputs: Sequence[int], zero: set[int]
 ) -> AdditionProgram:
-    """Return the program of these lines without the lines that no output depends on."""
+    """Return the program of these lines, without lines that no output depends on."""
     needed = {v for v in outputs if v not in zero}
     for number in range(inputs + len(lines) - 1, inputs - 1, -1):
         if number in needed:

@@ -1,7 +1,8 @@
-"""The catalogue of schemes: their names, their permutations and their compositions.
+"""The catalogue of schemes: names, permutations of the sizes, and compositions.
 
-A scheme is a file in schemes/, or a text that a user registered. Either defines all six orders of its sizes, if its
-name ends in them; compositions are spelled `strassen^2` and `strassen*hk223`. A scheme is proved when it is read.
+A scheme is a file in schemes/, or a text that a user registered. A scheme with a name that ends in its sizes m, k, n
+(such as hk223) also defines the schemes for the other orders of these sizes. Compositions are written `strassen^2` and
+`strassen*hk223`. A scheme is proved by the Brent equations when it is read.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from fmm.kernels.algorithms.scheme_text import parse_scheme
 from fmm.kernels.algorithms.text_files import TextFiles
 from fmm.kernels.registry import clear_on_registration
 
-MAX_COMPOSED_PRODUCTS = 2500  # of a composition: strassen^4 has 2401, and takes seconds to compose
+# largest number of products of a composition: strassen^4 has 2401 products, and its composition takes seconds
+MAX_COMPOSED_PRODUCTS = 2500
 FILES: Final = TextFiles("schemes", "scheme")
 
 
 def register_scheme(text: str) -> Scheme:
-    """Let plans name the scheme of this text; raise SchemeError if it is no matrix multiplication."""
+    """Register the scheme of this text for use in plans; raise SchemeError unless it is a matrix multiplication."""
     found = parse_scheme(text)
     if found.name in _catalogue():
         raise SchemeError(f"there is a scheme {found.name!r} already")
@@ -33,17 +35,17 @@ def register_scheme(text: str) -> Scheme:
 
 
 def unregister_scheme(name: str) -> None:
-    """Remove a registered scheme."""
+    """Remove a scheme that a user registered."""
     FILES.remove(name)
 
 
 def scheme_names() -> tuple[str, ...]:
-    """Return every name of a scheme: the files, and the permutations of those named after their size."""
+    """Return all names of schemes: files, registered schemes, and permutations of schemes named by their sizes."""
     return tuple(sorted(_catalogue()))
 
 
 def candidate_schemes() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield each scheme with the forms of plans that it is a candidate in; skip files with an unreadable line."""
+    """Yield (name, forms of plans in which the scheme is a candidate); skip files with an invalid line `consider`."""
     for name, (file, _) in sorted(_catalogue().items()):
         if (forms := FILES.forms(file)) is not None:
             yield name, forms
@@ -52,14 +54,17 @@ def candidate_schemes() -> Iterator[tuple[str, tuple[str, ...]]]:
 @clear_on_registration
 @lru_cache(maxsize=1)
 def _catalogue() -> dict[str, tuple[str, str]]:
-    """Return name -> (file, permutation letters). A file named after its sizes, as hk223, has six orders."""
+    """Return a dict: name of a scheme -> (file, order of the sizes m, k, n).
+
+    A name that ends in three sizes, such as hk223, is listed in all orders of the sizes.
+    """
     files = sorted(FILES.names())
     names = {name: (name, "mkn") for name in files}
     for file in files:
         digits = re.fullmatch(r"(.*?)(\d)(\d)(\d)", file)
         if digits:
             sizes = dict(zip("mkn", digits.groups()[1:], strict=True))
-            for order in _PERMUTATIONS:
+            for order in _SIZE_PERMUTATIONS:
                 names.setdefault(digits[1] + "".join(sizes[x] for x in order), (file, order))
     return names
 
@@ -67,7 +72,10 @@ def _catalogue() -> dict[str, tuple[str, str]]:
 @clear_on_registration
 @lru_cache(maxsize=256)
 def scheme(expression: str) -> Scheme:
-    """Return a scheme by name: `strassen`, `strassen^2`, `strassen*hk223`. The first factor is the outermost level."""
+    """Return a scheme by name: `strassen`, `strassen^2`, `strassen*hk223`.
+
+    The first scheme of a composition is the outermost level.
+    """
     factors: list[Scheme] = []
     for part in expression.split("*"):
         name, caret, power = part.strip().partition("^")
@@ -84,7 +92,7 @@ def scheme(expression: str) -> Scheme:
 
 
 def short_spelling(expression: str) -> str:
-    """Return the short spelling of a composition: equal neighbours as a power, no spaces."""
+    """Return the expression of a composition in its short form: no spaces, repeated neighbours as a power."""
     names: list[tuple[str, int]] = []
     for part in expression.replace(" ", "").split("*"):
         name, _, power = part.partition("^")
@@ -105,7 +113,7 @@ def _read_scheme(name: str) -> Scheme:
     found = parse_scheme(FILES.text(file), f"{file}.txt")
     if found.name != file:
         raise SchemeError(f"{file}.txt: its name line says {found.name!r}; it must be {file!r}")
-    transpose, rotations = _PERMUTATIONS[order]
+    transpose, rotations = _SIZE_PERMUTATIONS[order]
     if transpose:
         found = transposed_scheme(found, name)
     for _ in range(rotations):
@@ -113,8 +121,8 @@ def _read_scheme(name: str) -> Scheme:
     return found
 
 
-# The letters of the new size in terms of the old <m,k,n>: whether to transpose first, and how often to rotate.
-_PERMUTATIONS = {
+# Order of the sizes m, k, n in the new scheme -> (whether the scheme is transposed first, number of rotations).
+_SIZE_PERMUTATIONS = {
     "mkn": (False, 0),
     "knm": (False, 1),
     "nmk": (False, 2),
@@ -124,11 +132,11 @@ _PERMUTATIONS = {
 }
 
 
-# ---- schemes from schemes
+# ---- schemes derived from other schemes
 
 
 def transposed_scheme(scheme: Scheme, name: str) -> Scheme:
-    """Return <n,k,m> from <m,k,n>: C^T = B^T A^T."""
+    """Return the scheme <n,k,m> made from a scheme <m,k,n> by the identity C^T = B^T A^T."""
     u = _transposed_grid(scheme.v, scheme.k, scheme.n)
     v = _transposed_grid(scheme.u, scheme.m, scheme.k)
     w = _transposed_grid(scheme.w, scheme.m, scheme.n)
@@ -136,19 +144,19 @@ def transposed_scheme(scheme: Scheme, name: str) -> Scheme:
 
 
 def rotated_scheme(scheme: Scheme, name: str) -> Scheme:
-    """Return <k,n,m> from <m,k,n>: the trilinear form sum A_ij B_jl C_li does not change when its factors rotate."""
+    """Return the scheme <k,n,m> made from <m,k,n> by rotating A, B and C in the trilinear form sum A_ij B_jl C_li."""
     v = _transposed_grid(scheme.w, scheme.m, scheme.n)
     w = _transposed_grid(scheme.u, scheme.m, scheme.k)
     return Scheme(name, f"rotation of {scheme.name}: {scheme.source}", scheme.k, scheme.n, scheme.m, scheme.v, v, w)
 
 
 def _transposed_grid(x: Matrix, rows: int, columns: int) -> Matrix:
-    """Return the coefficient rows of a grid of blocks, sorted for the transposed grid."""
+    """Return the rows of coefficients (one per block of a grid) in the order of the transposed grid."""
     return tuple(x[i * columns + j] for j in range(columns) for i in range(rows))
 
 
 def composed_scheme(factors: tuple[Scheme, ...], name: str) -> Scheme:
-    """Return the Kronecker product: the first factor's blocks are multiplied by the second's algorithm, and so on."""
+    """Return the Kronecker product of schemes: each scheme multiplies the blocks of the scheme before it."""
     first, *rest = factors
     for second in rest:
         first = _kronecker(first, second)

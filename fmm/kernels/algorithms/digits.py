@@ -1,24 +1,25 @@
-"""Digits: an exact product of integers by a few floating point products, for the BLAS of a CPU.
+"""Products by digits: an exact product of integer matrices by a few floating-point products, for the BLAS of a CPU.
 
-A sum of products of integers is exact in floating point, in any order of additions, if the sum of the magnitudes of all
-terms is at most 2^53 (float32: 2^24): every partial sum is then an integer that the type represents. So A and B are cut
-into small digits, with a plane of floating point numbers for each digit, K is cut into blocks of at most `inner` terms,
-and planes are multiplied.
+A sum of products of integers is exact in float64, in any order of additions, if the sum of the magnitudes of all terms
+is at most 2^53 (in float32: 2^24): every partial sum is then an integer that the type represents exactly. A and B are
+therefore cut into small digits, with a floating-point matrix (a plane) for each digit; the inner dimension K is cut
+into blocks of at most `inner` terms; and planes are multiplied by BLAS.
 
-Integer types keep the lowest bits of a product: C modulo 2^bits (in two's complement, so that unsigned numbers are read
-as signed ones). Digits are signed. With widths w_0, w_1, ..., offsets o_i = w_0 + ... + w_(i - 1), and
-H = sum of 2^(w_i - 1) 2^(o_i) over all digits but the last, x + H is cut at the offsets: the field at o_i, less
-2^(w_i - 1), is digit i, of magnitude at most 2^(w_i - 1); the bits above the last offset are the last digit. The sum of
-all digits, with weights 2^(o_i), is x, or differs from x by 2^bits where x + H wrapped around. The last digit, at
-offset o, is at most |x| / 2^o + 1 in magnitude, and at most 2^(bits - 1 - o).
+Integer types keep only the lowest bits of a product: C modulo 2^bits. (In two's complement, an unsigned integer may be
+read as the signed integer with the same bits.) Digits are signed. Let w_i be the width of digit i in bits, and o_i the
+offset of digit i, the sum of the widths of all lower digits. Let H be the sum of 2^(w_i - 1) 2^(o_i) over all digits
+but the last. Then x + H is cut at the offsets: the field at o_i, less 2^(w_i - 1), is digit i, of magnitude at most
+2^(w_i - 1); the bits above the last offset are the last digit. The sum of all digits, weighted by 2^(o_i), is x; or it
+differs from x by 2^bits, if x + H overflowed. The magnitude of the last digit, at offset o, is at most |x| / 2^o + 1,
+and at most 2^(bits - 1 - o).
 
-Two digits by two, a_0 + 2^w a_1 and b_0 + 2^w b_1, take three products (Karatsuba's
-a_0 b_1 + a_1 b_0 = (a_0 + a_1) (b_0 + b_1) - a_0 b_0 - a_1 b_1). Three by three are nine products. Those with a weight
-of 2^64 or more are not needed modulo 2^64: with widths 22, 20 and the rest, a_1 b_2 and a_2 b_1 (2^64) and a_2 b_2. The
-others are a_0 b_0, a_1 b_1, Karatsuba's one, and a_0 b_2 + a_2 b_0. The last two have one weight: as adjacent planes
-they are one product of twice the inner length. Together these are five products, as many as the product of two
-polynomials modulo x^3 takes over any field. (By residues, all 128 + log2 K bits of the whole product would have to be
-determined: seven products modulo primes of 21 bits.)
+Two digits by two digits, a_0 + 2^w a_1 and b_0 + 2^w b_1, need three products by Karatsuba's identity a_0 b_1 + a_1 b_0
+= (a_0 + a_1) (b_0 + b_1) - a_0 b_0 - a_1 b_1. Three digits by three digits are nine products. Products with a weight of
+2^64 or more vanish modulo 2^64: with digits of 22, 20 and 22 bits these are a_1 b_2, a_2 b_1 and a_2 b_2. The remaining
+products are a_0 b_0, a_1 b_1, (a_0 + a_1) (b_0 + b_1), and a_0 b_2 + a_2 b_0. The products a_0 b_2 and a_2 b_0 have
+equal weights: with adjacent planes both together are one product of twice the inner length. The total is five products,
+as many as a product of two polynomials modulo x^3 needs over any field. Residues would need seven products modulo
+primes of 21 bits, since they must determine all 128 + log2 K bits of the whole product.
 """
 
 from __future__ import annotations
@@ -28,31 +29,33 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, Literal
 
-Real = Literal["float32", "float64"]
-MANTISSA_BITS: Final[dict[Real, int]] = {
+RealType = Literal["float32", "float64"]
+MANTISSA_BITS: Final[dict[RealType, int]] = {
     "float32": 24,
     "float64": 53,
-}  # bits of the integers that the type represents exactly
-RELATIVE_TIME: Final[dict[Real, float]] = {"float32": 0.5, "float64": 1.0}  # of a product
-# Adding a product to C takes the time of ADDING_STEPS steps of the inner dimension: the cost of a block of few terms.
+}  # largest number of bits of integers that the type represents exactly
+# time of a product of planes, relative to float64
+RELATIVE_TIME: Final[dict[RealType, float]] = {"float32": 0.5, "float64": 1.0}
+# Adding a product of planes to C costs as much time as ADDING_STEPS further terms of the inner dimension, so short
+# blocks of the inner dimension are expensive.
 ADDING_STEPS: Final = 80
-LOW_BITS, MIDDLE_BITS = 22, 20  # widths of 64 bits: 2 LOW_BITS + MIDDLE_BITS = 64
-Plane = tuple[int, ...]  # the digits that it is the sum of
+LOW_BITS, MIDDLE_BITS = 22, 20  # widths of the digits of 64-bit integers, in bits: 2 LOW_BITS + MIDDLE_BITS = 64
+DigitSum = tuple[int, ...]  # indices of the digits that are added to form a plane
 
 
 @dataclass(frozen=True)
-class Planes:
-    """The digits of an operand: the widths of all digits but the last, and the planes in memory order."""
+class OperandPlanes:
+    """How an operand is cut: the widths of all digits but the last in bits, and the planes in memory order."""
 
     widths: tuple[int, ...] = ()
-    order: tuple[Plane, ...] = ((0,),)
+    order: tuple[DigitSum, ...] = ((0,),)
 
     @property
     def offsets(self) -> tuple[int, ...]:
         return tuple(sum(self.widths[:i]) for i in range(len(self.widths) + 1))
 
-    def bounds(self, magnitude: int, bits: int) -> tuple[int, ...]:
-        """Return the largest magnitude of each plane, for this largest magnitude of the operand."""
+    def plane_bounds(self, magnitude: int, bits: int) -> tuple[int, ...]:
+        """Return the largest magnitude in each plane, given the largest magnitude of the operand."""
         top = self.offsets[-1]
         last = min((magnitude >> top) + 1, 1 << (bits - 1 - top)) if self.widths else magnitude
         digits = (*(1 << (width - 1) for width in self.widths), last)
@@ -61,7 +64,7 @@ class Planes:
 
 @dataclass(frozen=True)
 class PlaneProduct:
-    """`count` neighbouring planes of A from `left` on, times those of B from `right` on; the sum has a weight in C."""
+    """The weighted sum over i < count of (plane left + i of A) times (plane right + i of B), as one BLAS product."""
 
     left: int
     right: int
@@ -71,11 +74,11 @@ class PlaneProduct:
 
 @dataclass(frozen=True)
 class DigitProducts:
-    """An exact product as products of planes."""
+    """An exact product of integer matrices, as products of planes."""
 
-    real: Real
-    left: Planes = field(default_factory=Planes)
-    right: Planes = field(default_factory=Planes)
+    real: RealType
+    left: OperandPlanes = field(default_factory=OperandPlanes)
+    right: OperandPlanes = field(default_factory=OperandPlanes)
     products: tuple[PlaneProduct, ...] = (PlaneProduct(0, 0, 1),)
 
     @property
@@ -83,9 +86,9 @@ class DigitProducts:
         """The number of products of planes."""
         return sum(p.count for p in self.products)
 
-    def inner(self, left: int, right: int, bits: int) -> int:
-        """Return how many terms a sum may have, for operands of these magnitudes; 0: not even one."""
-        x, y = self.left.bounds(left, bits), self.right.bounds(right, bits)
+    def max_inner_length(self, left: int, right: int, bits: int) -> int:
+        """Return the largest inner dimension (or 0) of exact products of planes for these magnitudes of A and B."""
+        x, y = self.left.plane_bounds(left, bits), self.right.plane_bounds(right, bits)
         largest = max(sum(x[p.left + i] * y[p.right + i] for i in range(p.count)) for p in self.products)
         return (1 << MANTISSA_BITS[self.real]) // max(largest, 1)
 
@@ -99,24 +102,26 @@ class DigitProducts:
 
 
 def _one_cut(width: int, digits: int, left: bool) -> DigitProducts:
-    """Return the product with one operand in digits, the other whole."""
-    cut = Planes((width,) * (digits - 1), tuple((i,) for i in range(digits)))
+    """Return the product with one operand cut into digits of `width` bits and the other operand uncut."""
+    cut = OperandPlanes((width,) * (digits - 1), tuple((i,) for i in range(digits)))
     products = tuple(PlaneProduct(i if left else 0, 0 if left else i, 1 << (width * i)) for i in range(digits))
-    return DigitProducts("float64", cut if left else Planes(), Planes() if left else cut, products)
+    return DigitProducts("float64", cut if left else OperandPlanes(), OperandPlanes() if left else cut, products)
 
 
 def _two_by_two(bits: int) -> DigitProducts:
-    """Return the product modulo 2^bits, where the product of the upper halves vanishes."""
+    """Return the product of two by two digits modulo 2^bits, in which the product of the upper digits vanishes."""
     half = bits // 2
     products = (PlaneProduct(0, 1, 1), PlaneProduct(0, 0, 1 << half, 2))
-    return DigitProducts("float64", Planes((half,), ((0,), (1,))), Planes((half,), ((1,), (0,))), products)
+    return DigitProducts(
+        "float64", OperandPlanes((half,), ((0,), (1,))), OperandPlanes((half,), ((1,), (0,))), products
+    )
 
 
 def _karatsuba(left: int, right: int) -> DigitProducts:
-    """Return the product modulo 2^64, of two or three digits each."""
+    """Return the product modulo 2^64 of operands with `left` and `right` digits (2 or 3), by Karatsuba's identity."""
     widths = {2: (LOW_BITS,), 3: (LOW_BITS, MIDDLE_BITS)}
-    x: tuple[Plane, ...] = ((0,), (2,), (1,), (0, 1)) if left == 3 else ((0,), (1,), (0, 1))
-    y: tuple[Plane, ...] = ((2,), (0,), (1,), (0, 1)) if right == 3 else ((0,), (1,), (0, 1))
+    x: tuple[DigitSum, ...] = ((0,), (2,), (1,), (0, 1)) if left == 3 else ((0,), (1,), (0, 1))
+    y: tuple[DigitSum, ...] = ((2,), (0,), (1,), (0, 1)) if right == 3 else ((0,), (1,), (0, 1))
     if (left, right) == (2, 3):
         y = ((2,), (0,), (1,), (0, 1))
     one, both, cross = 1 << LOW_BITS, (1,), (0, 1)
@@ -132,11 +137,11 @@ def _karatsuba(left: int, right: int) -> DigitProducts:
         products.append(PlaneProduct(x.index((2,)), y.index((0,)), top))
     elif right == 3:
         products.append(PlaneProduct(x.index((0,)), y.index((2,)), top))
-    return DigitProducts("float64", Planes(widths[left], x), Planes(widths[right], y), tuple(products))
+    return DigitProducts("float64", OperandPlanes(widths[left], x), OperandPlanes(widths[right], y), tuple(products))
 
 
 def _candidates(left: int, right: int, bits: int) -> Iterator[DigitProducts]:
-    """Yield the candidates for operands of these magnitudes modulo 2^bits."""
+    """Yield the candidate products modulo 2^bits, for these largest magnitudes of A and B."""
     yield DigitProducts("float32")
     yield DigitProducts("float64")
     for digits in (2, 3):
@@ -152,13 +157,13 @@ def _candidates(left: int, right: int, bits: int) -> Iterator[DigitProducts]:
 
 @lru_cache(maxsize=1024)
 def digit_products(left: int, right: int, k: int, bits: int) -> tuple[DigitProducts, int]:
-    """Return the fastest product for operands of these magnitudes modulo 2^bits, and the terms of a floating point sum.
+    """Return the fastest product modulo 2^bits for these magnitudes of A and B, and the length of its blocks of K.
 
-    `k`: terms of the whole sum. Bounds may replace the magnitudes.
+    `k` is the inner dimension of the whole product. `left` and `right` may be upper bounds of the magnitudes.
     """
     best: tuple[float, DigitProducts, int] | None = None
     for candidate in _candidates(left, right, bits):
-        inner = min(candidate.inner(left, right, bits), k)
+        inner = min(candidate.max_inner_length(left, right, bits), k)
         if inner:
             time = candidate.count * RELATIVE_TIME[candidate.real] + len(candidate.products) * ADDING_STEPS / inner
             if best is None or time < best[0]:
@@ -168,5 +173,5 @@ def digit_products(left: int, right: int, k: int, bits: int) -> tuple[DigitProdu
 
 
 def worst_case_digit_products(bits: int, k: int) -> tuple[DigitProducts, int]:
-    """Return the same for any numbers of a type."""
+    """Return the fastest product that is exact for any integers of `bits` bits, and the length of its blocks of K."""
     return digit_products(1 << (bits - 1), 1 << (bits - 1), max(k, 1), bits)

@@ -1,7 +1,7 @@
-"""Bilinear algorithms <m,k,n;r> as data: proved by the Brent equations, with their additions and error growth.
+"""Schemes: bilinear algorithms <m,k,n;r> as data, with proof by the Brent equations, additions, and error growth.
 
-A scheme multiplies an m x k grid of blocks by a k x n grid with r products: product p is
-(sum_b U[b][p] A_b) (sum_b V[b][p] B_b), and block c of the result is sum_p W[c][p] product_p.
+A scheme multiplies an m x k grid of blocks by a k x n grid of blocks with r products. Product p is (sum_b U[b][p] A_b)
+(sum_b V[b][p] B_b), and block c of the result is sum_p W[c][p] product_p.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import numpy as np
 from fmm.kernels.algorithms import additions as programs
 from fmm.kernels.algorithms.additions import AdditionProgram, Matrix, Rational, chained_programs, renumbered_inputs
 
-# Allowance for the rounding of a level's additions, as a factor of the error (on short products 1 % was measured
-# beyond the rest).
+# Factor by which the rounding of a level's additions increases the error (measured on short products: 1 % in addition
+# to the predicted growth).
 ADDITIONS_ERROR_FACTOR = 1.02
 
 
 class SchemeError(ValueError):
-    """A scheme that is unknown, malformed or not a matrix multiplication."""
+    """Error: a scheme is unknown, malformed or not a matrix multiplication."""
 
 
 @dataclass(frozen=True)
 class SchemePrograms:
-    """The additions of one scheme: forming the left operands, the right operands and the blocks of the result."""
+    """The additions of a scheme, as programs that compute left operands, right operands, and the result's blocks."""
 
     left: AdditionProgram
     right: AdditionProgram
@@ -42,7 +42,7 @@ class SchemePrograms:
 
 @dataclass(frozen=True)
 class Scheme:
-    """<m,k,n;r> with its coefficient matrices (blocks in row-major order x products) and, if composed, its factors."""
+    """A scheme <m,k,n;r>: coefficients (row-major blocks x products), and the factors if it is a composition."""
 
     name: str
     source: str
@@ -63,7 +63,7 @@ class Scheme:
 
     @property
     def rank(self) -> int:
-        """The number of products."""
+        """The number of products, r."""
         return len(self.u[0])
 
     def __str__(self) -> str:
@@ -73,7 +73,7 @@ class Scheme:
 
     @cached_property
     def programs(self) -> SchemePrograms:
-        """Additions with common sums shared; a composed scheme's are its factors' run level by level."""
+        """The additions, with common sums computed once; for a composition, its factors' additions level by level."""
         if self.factors:
             return _composed_programs(self.factors)
         columns = tuple(zip(*self.u, strict=True)), tuple(zip(*self.v, strict=True))
@@ -85,12 +85,12 @@ class Scheme:
 
     @property
     def additions(self) -> int:
-        """Block additions with common sums shared (15 for Winograd's variant)."""
+        """Number of block additions if common sums are computed once (15 for Winograd's variant)."""
         return self.programs.additions
 
     @property
     def additions_plain(self) -> int:
-        """Block additions when every operand and every block of C is formed on its own (18 for Strassen's)."""
+        """Number of block additions if each operand and each block of C is computed separately (18 for Strassen's)."""
         operands = [sum(1 for c in column if c) - 1 for x in (self.u, self.v) for column in zip(*x, strict=True)]
         return sum(operands) + sum(sum(1 for c in row if c) - 1 for row in self.w)
 
@@ -99,15 +99,18 @@ class Scheme:
         return tuple(sum(1 for row in x for c in row if c) for x in (self.u, self.v, self.w))  # type: ignore[return-value]
 
     def text(self) -> str:
-        """Return the scheme in the form of its data file (fmm.kernels.algorithms.scheme_text reads it)."""
+        """Return the scheme in the text form that fmm.kernels.algorithms.scheme_text reads."""
         return "\n".join(_text_lines(self)) + "\n"
 
-    # ---- error growth of one level; a composition multiplies the growths of its factors
+    # ---- error growth of one level; the growth of a composition is the product of its factors' growths
 
     @cached_property
     def stability_factor(self) -> Fraction:
-        """max over C blocks of sum_p |w_cp| |u_p|_1 |v_p|_1: the growth of the error bound per level (Ballard et al.
-        2016, after Bini and Lotti 1980): 12 for Strassen's, 18 for Winograd's."""
+        """The factor by which one level increases the error bound: 12 for Strassen's scheme, 18 for Winograd's.
+
+        The factor is the maximum over blocks c of C of sum_p |w_cp| |u_p|_1 |v_p|_1. The formula is from Ballard,
+        Benson, Druinsky, Lipshitz and Schwartz (2016), after Bini and Lotti (1980).
+        """
         if self.factors:
             return Fraction(prod((f.stability_factor for f in self.factors), start=Fraction(1)))
         left, right = _column_norms(self.u), _column_norms(self.v)
@@ -117,11 +120,12 @@ class Scheme:
 
     @cached_property
     def error_growth(self) -> float:
-        """Expected error of one level relative to the classical product's, on random data of one size.
+        """Expected error of one level, relative to the classical product's, on random entries of equal magnitude.
 
-        The error of a sum of length k is taken to grow like k (its variance like k^2), independently in each product:
-        then block c has variance sum_p w_cp^2 |u_p|_2^2 |v_p|_2^2 / k^2 relative to the classical one's. Left out: the
-        rounding of the additions themselves, the shorter sums' gain in blocked kernels, and structured data.
+        The error of a sum of length k is assumed to grow like k (its variance like k^2), independently in each product.
+        Block c then has the variance sum_p w_cp^2 |u_p|_2^2 |v_p|_2^2 / k^2, relative to the classical product's. The
+        estimate ignores the rounding of the additions themselves, the smaller errors of shorter sums in blocked
+        kernels, and structured data.
         """
         if self.factors:
             return prod(f.error_growth for f in self.factors)
@@ -129,9 +133,9 @@ class Scheme:
 
     @cached_property
     def error_growth_in_pieces(self) -> float:
-        """The same where a product adds long sums in pieces, as BLAS does on a CPU, on average over the blocks of C.
+        """Error growth if products add long sums in pieces, as BLAS does on a CPU; an average over the blocks of C.
 
-        The error of a sum of length k then grows like the square root of k.
+        With such sums the error of a sum of length k grows like the square root of k.
         """
         if self.factors:
             return prod(f.error_growth_in_pieces for f in self.factors)
@@ -140,10 +144,11 @@ class Scheme:
 
     @cached_property
     def positive_growth(self) -> float:
-        """Expected error of one level on numbers of one sign, with sums that grow with their length.
+        """Expected relative error of one level on entries of one sign, with partial sums that grow with their length.
 
-        The error of a sum of length k then has a variance like k^3, and a product's operands are as large as the sums
-        of their coefficients. (1.22 of Strassen's; 0.5 of Winograd's, where the sums cancel the mean.)
+        The error of a sum of length k then has a variance like k^3, and the entries of an operand are proportional to
+        the sum of its coefficients. The value is 1.22 for Strassen's scheme and 0.5 for Winograd's, in which the sums
+        cancel the mean.
         """
         if self.factors:
             return prod(f.positive_growth for f in self.factors)
@@ -151,8 +156,10 @@ class Scheme:
 
     @cached_property
     def positive_growth_in_pieces(self) -> float:
-        """The same where a product adds long sums in pieces: the variance is then like k. (Measured: Strassen's 2.45,
-        Winograd's 1.0.)"""
+        """Error growth on entries of one sign if products add long sums in pieces, with a variance like k.
+
+        The value is 2.45 for Strassen's scheme and 1.0 for Winograd's.
+        """
         if self.factors:
             return prod(f.positive_growth_in_pieces for f in self.factors)
         left, right = (tuple(map(sum, zip(*x, strict=True))) for x in (self.u, self.v))
@@ -161,15 +168,15 @@ class Scheme:
 
     @property
     def _variances(self) -> list[Fraction]:
-        """The variance of each block of C, if every product of numbers has a variance of one."""
+        """The variance of each block of C, if every product of two scalars has the variance one."""
         left, right = _column_squares(self.u), _column_squares(self.v)
         return [sum((c * c * x * y for c, x, y in zip(row, left, right, strict=True)), Fraction(0)) for row in self.w]
 
     # ---- the proof
 
-    def defect(self) -> str | None:
-        """Return None if the Brent equations hold exactly, else the first one that does not."""
-        (u, du), (v, dv), (w, dw) = (_integers(x) for x in (self.u, self.v, self.w))
+    def failed_brent_equation(self) -> str | None:
+        """Return the first Brent equation that fails, as text; None if all equations hold exactly."""
+        (u, du), (v, dv), (w, dw) = (_as_integer_matrix(x) for x in (self.u, self.v, self.w))
         found = np.einsum("ap,bp,cp->abc", u, v, w)
         expected = np.zeros(found.shape, dtype=np.int64)
         for i, j, q in product(range(self.m), range(self.k), range(self.n)):
@@ -192,14 +199,14 @@ def _column_squares(x: Matrix) -> list[Fraction]:
     return [sum((c * c for c in column), Fraction(0)) for column in zip(*x, strict=True)]
 
 
-def _integers(x: Matrix) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]], int]:
-    """Return the matrix times its common denominator: exact integer arithmetic is what makes the check a proof."""
+def _as_integer_matrix(x: Matrix) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]], int]:
+    """Return (x times its common denominator, the denominator): the proof is exact because all values are integers."""
     scale = lcm(*(c.denominator for row in x for c in row))
     return np.array([[int(c * scale) for c in row] for row in x], dtype=np.int64), scale
 
 
 def block_name(letter: str, index: int, columns: int) -> str:
-    """Return A23 for row 2, column 3; with a comma where a number has two digits."""
+    """Return the name of a block, A23 for row 2 and column 3; A2,13 if the row or the column has two digits."""
     row, column = index // columns + 1, index % columns + 1
     return f"{letter}{row}{column}" if max(row, column) < 10 else f"{letter}{row},{column}"
 
@@ -233,11 +240,11 @@ def _sum_text(letter: str, coefficients: list[Rational], columns: int | None) ->
 
 # ---- additions of a composition
 
-Grid = tuple[int, int]  # rows and columns of blocks
+GridSize = tuple[int, int]  # numbers of rows and columns of blocks
 
 
 def _composed_programs(factors: tuple[Scheme, ...]) -> SchemePrograms:
-    """Return the additions of the composition of these schemes, the outermost first."""
+    """Return the additions of the composition of these schemes; the first scheme is the outermost level."""
     outer, rest = factors[0], factors[1:]
     if not rest:
         return outer.programs
@@ -251,16 +258,20 @@ def _composed_programs(factors: tuple[Scheme, ...]) -> SchemePrograms:
     )
 
 
-def _split_twice(first: AdditionProgram, then: AdditionProgram, outer: Grid, inner: Grid, rank: int) -> AdditionProgram:
-    """Return the outer sums for every inner position, followed by the inner sums of each of the outer products."""
+def _split_twice(
+    first: AdditionProgram, then: AdditionProgram, outer: GridSize, inner: GridSize, rank: int
+) -> AdditionProgram:
+    """Return the program that forms outer sums for every inner block position, then inner sums per outer product."""
     places = prod(inner)
     wiring = [[(place, r) for place in range(places)] for r in range(rank)]
     program = chained_programs([first] * places, [then] * rank, wiring)
     return renumbered_inputs(program, _by_inner_position(outer, inner))
 
 
-def _join_twice(first: AdditionProgram, then: AdditionProgram, outer: Grid, inner: Grid, rank: int) -> AdditionProgram:
-    """Return the inner joins of each outer product, followed by the outer join for every inner position."""
+def _join_twice(
+    first: AdditionProgram, then: AdditionProgram, outer: GridSize, inner: GridSize, rank: int
+) -> AdditionProgram:
+    """Return the program that forms inner result blocks per outer product, then the result for every inner position."""
     wiring = [[(r, place) for r in range(rank)] for place in range(prod(inner))]
     program = chained_programs([first] * rank, [then] * prod(inner), wiring)
     order = _by_inner_position(outer, inner)
@@ -270,8 +281,8 @@ def _join_twice(first: AdditionProgram, then: AdditionProgram, outer: Grid, inne
     return AdditionProgram(program.inputs, program.lines, tuple(outputs))
 
 
-def _by_inner_position(outer: Grid, inner: Grid) -> list[int]:
-    """Return row-major block numbers of the composed grid, sorted by inner position first, then by outer block."""
+def _by_inner_position(outer: GridSize, inner: GridSize) -> list[int]:
+    """Return the row-major block indices of the composed grid, sorted by inner position, then by outer block."""
     columns = outer[1] * inner[1]
     return [
         (i * inner[0] + s) * columns + j * inner[1] + t

@@ -1,5 +1,6 @@
-"""The text form of a scheme: its head, its products, its blocks of C. A text is proved by the Brent equations when
-read.
+"""The text form of a scheme: head lines, products M1, M2, ..., and blocks of C.
+
+When a text is read, the scheme is proved by the Brent equations. An example:
 
 name    strassen
 source  V. Strassen, Gaussian elimination is not optimal, Numer. Math. 13 (1969) 354-356
@@ -19,15 +20,15 @@ from fmm.kernels.algorithms.scheme import Scheme, SchemeError, block_name
 from fmm.kernels.algorithms.text_files import candidate_forms
 
 HEAD_WORDS = ("name", "source", "size", "consider")
-_TERM = re.compile(r"\s*([+-]?)\s*(?:(\d+(?:/[1-9]\d*)?)\s*\*?\s*)?([ABCM]\d+(?:,\d+)?)")
+_TERM_PATTERN = re.compile(r"\s*([+-]?)\s*(?:(\d+(?:/[1-9]\d*)?)\s*\*?\s*)?([ABCM]\d+(?:,\d+)?)")
 
 
 def parse_scheme(text: str, origin: str = "scheme") -> Scheme:
-    """Return the scheme of a text, proved; raise SchemeError with the file and the fault."""
+    """Return the scheme of a text after its proof; raise SchemeError with the file and the error."""
     try:
         scheme = _read_scheme(text)
         candidate_forms(text)
-        if (defect := scheme.defect()) is not None:
+        if (defect := scheme.failed_brent_equation()) is not None:
             raise SchemeError(f"not a matrix multiplication: {defect}")
     except (KeyError, ValueError) as error:
         reason = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
@@ -55,7 +56,7 @@ def _read_scheme(text: str) -> Scheme:
 
 
 def _read_sections(text: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the words of the head with their values, and the equations by their left sides."""
+    """Return two dicts: head word -> value, and left side of an equation -> right side."""
     head: dict[str, str] = {}
     equations: dict[str, str] = {}
     for line in filter(None, (line.split("#")[0].strip() for line in text.splitlines())):
@@ -78,11 +79,11 @@ def _read_factors(name: str, equation: str) -> tuple[str, str]:
 
 
 def _read_sum(text: str, letter: str, rows: int, columns: int) -> dict[int, Fraction]:
-    """Return the coefficients of a sum, by the number of the block."""
+    """Return the coefficients of a sum of blocks, by block index."""
     terms: dict[int, Fraction] = {}
     position = 0
     while position < len(text.rstrip()):
-        match = _TERM.match(text, position)
+        match = _TERM_PATTERN.match(text, position)
         if match is None or match[3][0] != letter or (terms and not match[1]):
             raise SchemeError(f"cannot read {text.strip()!r} as a sum of {letter} blocks")
         position = match.end()
@@ -92,7 +93,7 @@ def _read_sum(text: str, letter: str, rows: int, columns: int) -> dict[int, Frac
 
 
 def _block_number(name: str, letter: str, rows: int, columns: int) -> int:
-    """Return the row-major number of a block, A23 or A2,3, or the number of a product, counted from M1."""
+    """Return the row-major index of a block (A23 or A2,3), or the index of a product (0 for M1)."""
     if letter == "M":
         row, column = 1, int(name[1:])
     else:
@@ -105,16 +106,16 @@ def _block_number(name: str, letter: str, rows: int, columns: int) -> int:
 
 
 def _coefficient_columns(sums: list[dict[int, Fraction]], rows: int) -> Matrix:
-    return tuple(tuple(_as_int(s.get(row, Fraction(0))) for s in sums) for row in range(rows))
+    return tuple(tuple(_integral_as_int(s.get(row, Fraction(0))) for s in sums) for row in range(rows))
 
 
 def _read_block(equations: dict[str, str], block: str, rank: int) -> tuple[Rational, ...]:
     terms = _read_sum(equations[block], "M", 1, rank)
     if terms and max(terms) >= rank:
         raise SchemeError(f"{block} uses M{max(terms) + 1}, but there are {rank} products")
-    return tuple(_as_int(terms.get(p, Fraction(0))) for p in range(rank))
+    return tuple(_integral_as_int(terms.get(p, Fraction(0))) for p in range(rank))
 
 
-def _as_int(c: Fraction) -> Rational:
-    """Return an int for a whole number: it is faster to compare and to hash."""
+def _integral_as_int(c: Fraction) -> Rational:
+    """Return an integral Fraction as an int, since ints are faster to compare and to hash."""
     return c.numerator if c.denominator == 1 else c

@@ -1,11 +1,12 @@
-"""Step tables: the papers' own orders of operations, as data.
+"""Step tables: sequences of block operations, in the order printed in papers, as data.
 
-A table calls kernels, `mulIncInc(C12, C21, C11, C22)`, on the blocks A11.., B11.., C11.. and its declared temporaries.
-step_tables/kernels.txt defines each kernel once: an optional product, and assignments. Two more lines may follow:
-`fringe unequal` (the table is correct where blocks differ by a row or column; without the line blocks are padded) and
-`consider`. A table is proved to compute AB on equal blocks when it is read. Unequal blocks are proved by the tests for
-the shipped tables, and at first use for a user's table. Lowering sizes the blocks of a table; the walk, the counts and
-the symbolic proof use the resulting steps.
+A step table calls kernels, such as `mulIncInc(C12, C21, C11, C22)`, on blocks of A, B and C (A11, A12 and so on) and
+on the temporaries that the table declares. step_tables/kernels.txt defines each kernel: an optional product, and
+assignments. Two optional lines of a table are `fringe unequal` (the table is correct if blocks differ by a row or
+column; otherwise blocks are padded) and `consider`. When a step table is read, it is proved to compute AB on blocks of
+equal size. Correctness on unequal blocks is proved by the tests for shipped tables, and at first use for a user's
+table. Lowering determines the sizes of a table's blocks; the walk, the cost model and the symbolic proof use the
+lowered steps.
 """
 
 from __future__ import annotations
@@ -18,35 +19,36 @@ from functools import cached_property, lru_cache
 from itertools import product
 from typing import Final, NamedTuple
 
-from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, as_int
+from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, integral_as_int
 from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.algorithms.text_files import TextFiles, candidate_forms
 from fmm.kernels.registry import clear_on_registration
 
 FRINGES = ("unequal", "pad")
-# Shipped tables that declare unequal blocks. The tests prove them, so that no user's process has to.
+# Names of the shipped tables that declare `fringe unequal`. The tests prove these tables, so that no user's process
+# spends time on the proof.
 PROVED_UNEQUAL: Final = ("adaptive-winograd", "hasa", "li-fig13", "li-fig23", "li-fig3")
-KERNELS = "kernels"  # the file of step_tables/ that defines the kernels
-FILES: Final = TextFiles("step_tables", "step table", except_for=KERNELS)
-PRODUCT_SOURCE = "*"  # the pseudo-source of a kernel's product in its assignments
-Assignment = tuple[str, tuple[tuple[Coefficient, str], ...]]
+KERNELS_FILE = "kernels"  # name of the file in step_tables/ that defines the kernels
+FILES: Final = TextFiles("step_tables", "step table", except_for=KERNELS_FILE)
+PRODUCT_SOURCE = "*"  # symbol that stands for a kernel's product in the kernel's assignments
+TableAssignment = tuple[str, tuple[tuple[Coefficient, str], ...]]
 
 
 class StepError(ValueError):
-    """A step table or kernel that is unknown, malformed or wrong."""
+    """Error: a step table or a kernel is unknown, malformed or wrong."""
 
 
 # ---- kernels
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """One kernel: an optional product of two formals, and assignments done in order, element by element."""
+class TableKernel:
+    """A named operation on blocks: an optional product of two formal blocks, and elementwise assignments in order."""
 
     name: str
     formals: tuple[str, ...]
     product: tuple[str, str] | None
-    assignments: tuple[Assignment, ...]
+    assignments: tuple[TableAssignment, ...]
 
     @property
     def writes(self) -> tuple[str, ...]:
@@ -54,7 +56,7 @@ class Kernel:
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
-        """Formals with an old value that is used (the product's operands not counted)."""
+        """Formal blocks with an old value that the assignments read (operands of the product do not count)."""
         written: set[str] = set()
         seen: dict[str, None] = {}
         for target, terms in self.assignments:
@@ -64,7 +66,7 @@ class Kernel:
 
     @cached_property
     def program(self) -> AdditionProgram:
-        """The assignments as a program over `sources`; its outputs are the `writes`."""
+        """The assignments as an addition program with inputs `sources` and outputs `writes`."""
         values = {name: i for i, name in enumerate(self.sources)}
         lines: list[tuple[tuple[Coefficient, int], ...]] = []
         for target, terms in self.assignments:
@@ -77,7 +79,7 @@ class Kernel:
 
     @cached_property
     def dependencies(self) -> tuple[tuple[int, ...], ...]:
-        """For each write, the numbers of the sources that it depends on."""
+        """For each block in `writes`, the indices of the `sources` that its new value depends on."""
         return tuple(tuple(i for i, c in enumerate(row) if c) for row in self.program.matrix())
 
     @property
@@ -85,24 +87,24 @@ class Kernel:
         return ((PRODUCT_SOURCE,) if self.product else ()) + self.reads
 
 
-_TERM = re.compile(r"\s*([+-]?)\s*(?:(\d+)\s+)?([A-Z]\d*)(?:\s*\*\s*([A-Z]\d*))?")
-_CALL = re.compile(r"(\w+)\(([^()]*)\)")
+_TERM_PATTERN = re.compile(r"\s*([+-]?)\s*(?:(\d+)\s+)?([A-Z]\d*)(?:\s*\*\s*([A-Z]\d*))?")
+_CALL_PATTERN = re.compile(r"(\w+)\(([^()]*)\)")
 
 
 @lru_cache(maxsize=1)
-def kernel_table() -> dict[str, Kernel]:
+def kernel_table() -> dict[str, TableKernel]:
     """Return the kernels of step_tables/kernels.txt by name."""
-    lines = (line.split("#")[0].strip() for line in FILES.text(KERNELS).splitlines())
+    lines = (line.split("#")[0].strip() for line in FILES.text(KERNELS_FILE).splitlines())
     return {kernel.name: kernel for kernel in map(parse_kernel, filter(None, lines))}
 
 
-def parse_kernel(line: str) -> Kernel:
+def parse_kernel(line: str) -> TableKernel:
     """Return the kernel of a line such as `mulStoreDec(W, X, Y, Z): Y = W * X; Z = Z - W * X`.
 
-    The product is computed once.
+    A product that occurs in several assignments is computed only once.
     """
     head, _, body = line.partition(":")
-    call = _CALL.fullmatch(head.strip())
+    call = _CALL_PATTERN.fullmatch(head.strip())
     if call is None:
         raise StepError(f"cannot read the kernel {line!r}")
     formals = tuple(f.strip() for f in call[2].split(","))
@@ -112,22 +114,22 @@ def parse_kernel(line: str) -> Kernel:
     assignments = tuple(_read_assignment(part, formals, products) for part in body.split(";"))
     if len(products) > 1:
         raise StepError(f"kernel {call[1]} has more than one product")
-    return Kernel(call[1], formals, next(iter(products), None), assignments)
+    return TableKernel(call[1], formals, next(iter(products), None), assignments)
 
 
-def _read_assignment(text: str, formals: tuple[str, ...], products: set[tuple[str, str]]) -> Assignment:
+def _read_assignment(text: str, formals: tuple[str, ...], products: set[tuple[str, str]]) -> TableAssignment:
     target, equals, sum_ = (part.strip() for part in text.partition("="))
     terms: list[tuple[Coefficient, str]] = []
     position = 0
     while equals and position < len(sum_):
-        match = _TERM.match(sum_, position)
+        match = _TERM_PATTERN.match(sum_, position)
         if match is None or {match[3], match[4] or match[3]} - set(formals) or (terms and not match[1]):
             raise StepError(f"cannot read the assignment {text.strip()!r}")
         position = match.end()
         if match[4]:
             products.add((match[3], match[4]))
         sign = -1 if match[1] == "-" else 1
-        terms.append((as_int(sign * Fraction(match[2] or 1)), PRODUCT_SOURCE if match[4] else match[3]))
+        terms.append((integral_as_int(sign * Fraction(match[2] or 1)), PRODUCT_SOURCE if match[4] else match[3]))
     if target not in formals or not terms:
         raise StepError(f"cannot read the assignment {text.strip()!r}")
     return target, tuple(terms)
@@ -138,29 +140,29 @@ def _read_assignment(text: str, formals: tuple[str, ...], products: set[tuple[st
 
 @dataclass(frozen=True)
 class Step:
-    """One call of a kernel: the blocks or temporaries for its formals."""
+    """One call of a kernel, with the blocks or temporaries that replace the kernel's formal blocks."""
 
-    kernel: Kernel
+    kernel: TableKernel
     places: tuple[str, ...]
 
     @cached_property
-    def bound(self) -> dict[str, str]:
-        """The place of each formal."""
+    def blocks_by_formal(self) -> dict[str, str]:
+        """A dict: formal block of the kernel -> block or temporary of this call."""
         return dict(zip(self.kernel.formals, self.places, strict=True))
 
     @property
     def reads(self) -> tuple[str, ...]:
         operands = self.kernel.product or ()
-        return tuple(dict.fromkeys(self.bound[f] for f in (*operands, *self.kernel.reads)))
+        return tuple(dict.fromkeys(self.blocks_by_formal[f] for f in (*operands, *self.kernel.reads)))
 
     @property
     def writes(self) -> tuple[str, ...]:
-        return tuple(self.bound[f] for f in self.kernel.writes)
+        return tuple(self.blocks_by_formal[f] for f in self.kernel.writes)
 
     @property
     def overwritten_operands(self) -> tuple[str, ...]:
-        """The operands of its product that it writes during the product: an error on any device."""
-        return tuple(sorted({self.bound[f] for f in self.kernel.product or ()} & set(self.writes)))
+        """The operands of the step's product that the step also writes, which is an error on any device."""
+        return tuple(sorted({self.blocks_by_formal[f] for f in self.kernel.product or ()} & set(self.writes)))
 
     def __str__(self) -> str:
         return f"{self.kernel.name}({', '.join(self.places)})"
@@ -168,14 +170,14 @@ class Step:
 
 @dataclass(frozen=True)
 class StepTable:
-    """A named sequence of steps that computes C = AB over 2 x 2 blocks, with its declared temporaries."""
+    """A named sequence of steps that computes C = AB on blocks, with the temporaries that the table declares."""
 
     name: str
     source: str
     size: tuple[int, int, int]
     temporaries: tuple[str, ...]
     steps: tuple[Step, ...]
-    fringe: str = "pad"  # as declared
+    fringe: str = "pad"  # the declared word, one of FRINGES
 
     def __hash__(self) -> int:
         return hash((self.name, len(self.steps)))
@@ -186,7 +188,7 @@ class StepTable:
 
     @property
     def kernel_counts(self) -> dict[str, int]:
-        """The number of calls of each kernel, in order of first use."""
+        """The number of calls of each kernel, in the order of first calls."""
         counts: dict[str, int] = {}
         for step in self.steps:
             counts[step.kernel.name] = counts.get(step.kernel.name, 0) + 1
@@ -203,7 +205,7 @@ REQUIRED_WORDS, OPTIONAL_WORDS = ("name", "source", "size", "temps"), ("fringe",
 
 
 def parse_step_table(text: str, origin: str = "step table") -> StepTable:
-    """Return the step table of a text; raise StepError with the file and the line."""
+    """Return the step table of a text; raise StepError with the file and the line of an error."""
     head, calls = table_text(text, origin, REQUIRED_WORDS, OPTIONAL_WORDS)
     steps = tuple(map(kernel_step, calls))
     fringe = head.get("fringe", "pad")
@@ -222,28 +224,28 @@ def parse_step_table(text: str, origin: str = "step table") -> StepTable:
 
 
 class TableCall(NamedTuple):
-    """A line of a table that calls something by name."""
+    """A line of a table that calls a kernel (or `close`) by name."""
 
     name: str
     places: tuple[str, ...]
-    where: str  # for messages: the file and the line
+    where: str  # the file and the line, for error messages
 
 
 class TableText(NamedTuple):
-    """The content of a table's lines: words with their values, and calls in order."""
+    """The parsed lines of a table: head words with their values, and calls in order."""
 
     head: Mapping[str, str]
     calls: tuple[TableCall, ...]
 
 
 def table_text(text: str, origin: str, words: Sequence[str], more: Sequence[str] = ()) -> TableText:
-    """Return a table's head, with all of `words` and perhaps some of `more`, and its calls; raise StepError."""
+    """Return a table's head (`words` are required, `more` optional) and its calls; raise StepError for other lines."""
     head: dict[str, str] = {}
     calls: list[TableCall] = []
     for number, line in enumerate((raw.split("#")[0].strip() for raw in text.splitlines()), 1):
         word, _, rest = line.partition(" ")
         where = f"{origin}, line {number}"
-        if call := _CALL.fullmatch(line):
+        if call := _CALL_PATTERN.fullmatch(line):
             calls.append(TableCall(call[1], tuple(p.strip() for p in call[2].split(",")), where))
         elif word in (*words, *more) and word not in head:
             head[word] = rest.strip()
@@ -256,7 +258,7 @@ def table_text(text: str, origin: str, words: Sequence[str], more: Sequence[str]
 
 
 def kernel_step(call: TableCall) -> Step:
-    """Return the step of a line's call; raise StepError for an unknown kernel or a wrong number of places."""
+    """Return the step of a call; raise StepError for an unknown kernel or a wrong number of blocks."""
     kernels = kernel_table()
     if call.name not in kernels:
         raise StepError(f"{call.where}: unknown kernel {call.name!r}; the kernels are {', '.join(kernels)}")
@@ -267,7 +269,7 @@ def kernel_step(call: TableCall) -> Step:
 
 
 def _check_places(table: StepTable, origin: str) -> None:
-    """Raise StepError unless places are declared, inputs stay unwritten, reads follow writes, and all are used."""
+    """Raise StepError for undeclared or unused blocks, reads before writes, and writes to A or B."""
     m, k, n = table.size
     grids = {"A": (m, k), "B": (k, n), "C": (m, n)}
     blocks = {f"{x}{i + 1}{j + 1}" for x, (r, c) in grids.items() for i in range(r) for j in range(c)}
@@ -299,21 +301,22 @@ def _check_step(step: Step, declared: set[str], inputs: set[str], written: set[s
 
 # ---- the bilinear algorithm of a step table
 
-Combination = Mapping[str, Fraction]  # of blocks of A, of blocks of B or of products, by name
+# a linear combination of blocks of A, blocks of B or products: name -> coefficient
+BlockCombination = Mapping[str, Fraction]
 
 
 @lru_cache(maxsize=64)
 def table_scheme(table: StepTable) -> Scheme:
-    """Return the coefficients of a step table's products and results, found by running it on formal sums."""
+    """Return the scheme that a step table computes, derived by executing the steps on formal linear combinations."""
     m, k, n = table.size
     grids = (("A", (m, k)), ("B", (k, n)), ("C", (m, n)))
     a, b, c = ([f"{x}{i + 1}{j + 1}" for i, j in product(range(r), range(s))] for x, (r, s) in grids)
-    held: dict[str, Combination] = {name: {name: Fraction(1)} for name in (*a, *b)}
-    products: list[tuple[Combination, Combination]] = []
+    held: dict[str, BlockCombination] = {name: {name: Fraction(1)} for name in (*a, *b)}
+    products: list[tuple[BlockCombination, BlockCombination]] = []
     for step in table.steps:
-        sources = [held[step.bound[f]] for f in step.kernel.reads]
+        sources = [held[step.blocks_by_formal[f]] for f in step.kernel.reads]
         if step.kernel.product:
-            left, right = (held[step.bound[f]] for f in step.kernel.product)
+            left, right = (held[step.blocks_by_formal[f]] for f in step.kernel.product)
             products.append((left, right))
             sources.insert(0, {f"M{len(products)}": Fraction(1)})
         rows = step.kernel.program.matrix()
@@ -326,7 +329,7 @@ def table_scheme(table: StepTable) -> Scheme:
     return Scheme(table.name, table.source, m, k, n, u, v, w)
 
 
-def _combine_terms(parts: Iterable[tuple[object, Combination]]) -> Combination:
+def _combine_terms(parts: Iterable[tuple[object, BlockCombination]]) -> BlockCombination:
     found: dict[str, Fraction] = {}
     for coefficient, terms in parts:
         for name, c in terms.items():
@@ -334,11 +337,11 @@ def _combine_terms(parts: Iterable[tuple[object, Combination]]) -> Combination:
     return {name: c for name, c in found.items() if c}
 
 
-# ---- the folder of step tables, and the users' own
+# ---- shipped step tables, and tables that users register
 
 
 def register_step_table(text: str) -> StepTable:
-    """Let plans name the table of this text; raise StepError if it does not compute AB."""
+    """Register the step table of this text for use in plans; raise StepError if it does not compute AB."""
     table = _require_proof(parse_step_table(text), "step table")
     if table.name in step_table_names():
         raise StepError(f"there is a step table {table.name!r} already")
@@ -347,21 +350,21 @@ def register_step_table(text: str) -> StepTable:
 
 
 def unregister_step_table(name: str) -> None:
-    """Remove a registered step table."""
+    """Remove a step table that a user registered."""
     FILES.remove(name)
 
 
 @clear_on_registration
 @lru_cache(maxsize=1)
 def step_table_names() -> tuple[str, ...]:
-    """Return every name of a step table: the shipped files, and the registered tables."""
+    """Return the names of all step tables: shipped files and registered tables."""
     return tuple(sorted(FILES.names()))
 
 
 @clear_on_registration
 @lru_cache(maxsize=64)
 def step_table(name: str) -> StepTable:
-    """Return a step table by name, proved to compute AB on equal blocks."""
+    """Return the step table of this name, after the proof that it computes AB on blocks of equal size."""
     if name not in step_table_names():
         raise StepError(f"unknown step table {name!r}; the step tables are {', '.join(step_table_names())}")
     table = parse_step_table(FILES.text(name), f"{name}.txt")
@@ -371,13 +374,13 @@ def step_table(name: str) -> StepTable:
 
 
 def _require_proof(table: StepTable, origin: str) -> StepTable:
-    if (defect := table_scheme(table).defect()) is not None:
+    if (defect := table_scheme(table).failed_brent_equation()) is not None:
         raise StepError(f"{origin}: the step table {table.name} does not compute AB: {defect}")
     return table
 
 
 def candidate_step_tables() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield each table with the forms of plans that it is a candidate in; skip files with an unreadable line."""
+    """Yield (name, forms of plans in which the table is a candidate); skip files with an invalid line `consider`."""
     for name in step_table_names():
         if (forms := FILES.forms(name)) is not None:
             yield name, forms

@@ -1,7 +1,8 @@
-"""Algorithms as texts: the files of a folder, the texts that users register, and the line `consider` of both.
+"""Algorithms in text form: the files of a folder, the texts that users register, and their line `consider`.
 
-The line `consider` says in which forms of plans the model compares an algorithm (fmm.perfmodel.candidates). A file
-without the line has the forms of DEFAULT_FORMS; with `consider nothing`, only plans that name the algorithm use it.
+The line `consider` lists the forms of plans in which an algorithm is a candidate (fmm.perfmodel.candidates). A file
+without the line `consider` has the forms of DEFAULT_FORMS. With `consider nothing`, the algorithm is used only in plans
+that name it.
 """
 
 from __future__ import annotations
@@ -13,16 +14,21 @@ from typing import NamedTuple
 from fmm.kernels.registry import Registry
 
 DEFAULT_FORMS = ("nested", "one pass")
-ABOVE = "above"  # above any candidate that needs too much workspace
-ABOVE_AS_IT_IS = "above as it is"  # the same, for a level without options that is no algorithm
-SEARCHED = "searched"  # only in the tuner's search, beyond the model's candidates
-FORM_NAMES = (*DEFAULT_FORMS, "outer", "in place", "copied", "inside", ABOVE, SEARCHED)
-_LINE = re.compile(r"^consider\s+([^#\n]*)", re.MULTILINE)
+ABOVE_FORM = "above"  # form: a level above any candidate that needs too much workspace
+ABOVE_WITHOUT_OPTIONS = (
+    "above as it is"  # form like ABOVE_FORM, for a level without options that is not defined by a text
+)
+SEARCHED_FORM = "searched"  # form: a candidate only in the tuner's search, not in the model's choice
+FORM_NAMES = (*DEFAULT_FORMS, "outer", "in place", "copied", "inside", ABOVE_FORM, SEARCHED_FORM)
+_CONSIDER_LINE = re.compile(r"^consider\s+([^#\n]*)", re.MULTILINE)
 
 
 def candidate_forms(text: str) -> tuple[str, ...]:
-    """Return the forms that a file's text names; raise ValueError for an unknown form. The rest is not read."""
-    line = _LINE.search(text)
+    """Return the forms that the line `consider` of a text names; raise ValueError for an unknown form.
+
+    Other lines of the text are ignored.
+    """
+    line = _CONSIDER_LINE.search(text)
     if line is None:
         return DEFAULT_FORMS
     named = tuple(form.strip() for form in line[1].split(","))
@@ -34,16 +40,16 @@ def candidate_forms(text: str) -> tuple[str, ...]:
 
 
 class RegisteredText(NamedTuple):
-    """An algorithm that a user registered."""
+    """The name and the text of an algorithm that a user registered."""
 
     name: str
     text: str
 
 
 class TextFiles:
-    """The .txt files of one folder here, each by its name without the ending, and the registered texts.
+    """The algorithms in text form: .txt files of a folder, by file name without the suffix, and registered texts.
 
-    `except_for` is the file of the folder that describes no algorithm.
+    `except_for` is the name of a file in the folder that is not an algorithm.
     """
 
     def __init__(self, folder: str, noun: str, except_for: str = "") -> None:
@@ -51,26 +57,26 @@ class TextFiles:
         self.except_for, self.registered = except_for, Registry[RegisteredText](noun)
 
     def names(self) -> tuple[str, ...]:
-        """Return the names of the files, then of the registered texts."""
+        """Return the names of the files, then the names of the registered texts."""
         files = sorted(f.name[:-4] for f in self.folder.iterdir() if f.name.endswith(".txt"))
         return (*(name for name in files if name != self.except_for), *(row.name for row in self.registered))
 
     def text(self, name: str) -> str:
-        """Return the text of the algorithm of this name."""
+        """Return the text of the algorithm with this name."""
         if name in self.registered:
             return self.registered[name].text
         return (self.folder / f"{name}.txt").read_text(encoding="utf-8")
 
     def add(self, name: str, text: str) -> None:
-        """Register a text; raise ValueError for a name that is registered already."""
+        """Register the text of an algorithm; raise ValueError if the name is already registered."""
         self.registered.add(RegisteredText(name, text))
 
     def remove(self, name: str) -> None:
-        """Remove a registered text."""
+        """Remove the registered text of this name."""
         self.registered.remove(name)
 
     def forms(self, name: str) -> tuple[str, ...] | None:
-        """Return the forms of plans that an algorithm is a candidate in; None if its line cannot be read."""
+        """Return the forms of plans in which an algorithm is a candidate; None if its line `consider` is invalid."""
         try:
             return candidate_forms(self.text(name))
         except ValueError:

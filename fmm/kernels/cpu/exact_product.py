@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from fmm.kernels.algorithms.digits import DigitProducts, Planes, digit_products, worst_case_digit_products
+from fmm.kernels.algorithms.digits import DigitProducts, OperandPlanes, digit_products, worst_case_digit_products
 from fmm.kernels.cpu.host_arrays import Arena, Array, matmul
 from fmm.kernels.cpu.parallel_products import CONCURRENT_PRODUCTS, threads_per_product
 from fmm.kernels.cpu.thread_pool import Threads
@@ -123,7 +123,7 @@ class _BlockedProduct:
             split_right = col, start
             self._multiply(self.c[rows, cols], depth, start == 0)
 
-    def _split(self, x: Array, cut: Planes, planes: Array, depth: int, axis: int) -> list[Task]:
+    def _split(self, x: Array, cut: OperandPlanes, planes: Array, depth: int, axis: int) -> list[Task]:
         """Return tasks that split the panels of an operand's block into planes, adjacent along the axis."""
         spans = [slice(i * depth, (i + 1) * depth) for i in range(len(cut.order))]
         outs = [planes[:, span] if axis else planes[span] for span in spans]
@@ -200,7 +200,7 @@ def _largest_magnitude(x: Array, threads: Threads) -> int:
     return max(max(int(high), -int(low)) for high, low in found)
 
 
-def _split_panel(x: Array, cut: Planes, outs: Sequence[Array]) -> None:
+def _split_panel(x: Array, cut: OperandPlanes, outs: Sequence[Array]) -> None:
     """Split a panel of integers into planes of digits."""
     if not cut.widths:
         np.copyto(outs[0], x, casting="unsafe")

@@ -40,18 +40,24 @@ def plan_table(plan: Plan, m: int, k: int, n: int, itemsize: int, params: GemmPa
     share = f"{done / classical:.1%} of the classical multiplications, " if classical else ""
     total = format_bytes(workspace(plan, m, k, n, itemsize, *params))
     only = f" and {sum(triangles.values())} of one triangle" if triangles else ""
-    return "\n".join([*text, f"{share}{sum(leaves.values())} leaf products{only}, workspace {total}"])
+    count = sum(leaves.values())
+    return "\n".join([*text, f"{share}{count} leaf product{'s' * (count != 1)}{only}, workspace {total}"])
 
 
 def plan_rows(
     plan: Plan, m: int, k: int, n: int, itemsize: int, params: GemmParams = PLAIN, dtype: str = ""
 ) -> Iterator[PlanRow]:
-    """Yield a row for each level from the outside in, each for the largest product of the level above."""
+    """Yield a row for each level from the outside in, each for the largest product of the level above.
+
+    The temporaries of the rows add up to the plan's workspace.
+    """
     name: str
+    remaining, streams = workspace(plan, m, k, n, itemsize, *params), 1
     while (steps := lower_level(plan, m, k, n, *params)) is not None:
         products = list(steps.products)
         itemsize = plan.itemsize_inside(itemsize, [p.plan for p in products])
-        held = 0 if plan.fused else sum(temporary_bytes(r, c, itemsize) for _, r, c in steps.temporaries)
+        held = 0 if plan.fused else sum(temporary_bytes(r, c, itemsize) for _, r, c in steps.temporaries) * streams
+        remaining, streams = remaining - held, streams * steps.streams
         mirrors = [step for step in steps.steps if isinstance(step, Mirror)]
         if mirrors:
             does = "lower triangle, then its mirror" if mirrors[0].fill == "full" else "lower triangle of a temporary"
@@ -65,20 +71,20 @@ def plan_rows(
         plan, (m, k, n), params = largest.plan, largest.size, largest.params
     steps = lower_leaf_level(plan, m, k, n, itemsize, params, dtype)
     if steps is None:
-        yield PlanRow(plan.leaf, f"{m} x {k} x {n}", plan.leaf_use.leaf.call_text, 1, 0)
+        yield PlanRow(plan.leaf, f"{m} x {k} x {n}", plan.leaf_use.leaf.call_text, 1, remaining)
     else:
-        yield from _rows_inside_leaf(plan, (m, k, n), itemsize, steps)
+        yield from _rows_inside_leaf(plan, (m, k, n), remaining, steps)
 
 
-def _rows_inside_leaf(plan: Plan, size: Shape, itemsize: int, steps: LevelSteps) -> Iterator[PlanRow]:
+def _rows_inside_leaf(plan: Plan, size: Shape, nbytes: int, steps: LevelSteps) -> Iterator[PlanRow]:
     """Yield the rows of a level that one leaf runs (with all memory), of the levels below it, and of the leaf."""
-    leaf, products = plan.leaf_use.leaf, list(steps.products)
+    products = list(steps.products)
     first, *inner, last = plan.leaf.split(" > ")
     counts = [parse_level(name).products for name in inner]
     problem = " x ".join(map(str, size))
     level = level_in_leaf(plan)
     does = level.describe(steps) if level else ""
-    yield PlanRow(first, problem, does, len(products) // prod(counts), leaf.workspace_bytes(itemsize, *size, 1))
+    yield PlanRow(first, problem, does, len(products) // prod(counts), nbytes)
     for name, count in zip(inner, counts, strict=True):
         yield PlanRow(name, problem, "sums in registers, exact", count, 0)
     yield PlanRow(last, " x ".join(map(str, products[0].size)), "one launch for all", 1, 0)

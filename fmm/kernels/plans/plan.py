@@ -265,7 +265,7 @@ def _parse(text: str) -> Plan:
         if meant is None:
             raise
         upper = " (plans are in lower case)" if text != text.lower() and _is_plan_text(text.lower()) else ""
-        raise PlanError(f"did you mean {meant!r}{upper}? {error}") from None
+        raise PlanError(f"{error}; did you mean {meant!r}{upper}?") from None
 
 
 def _plan_from_text(text: str) -> Plan:

@@ -48,7 +48,7 @@ ENTRIES: Final = (
     ),
     SourceEntry(LI, "Figures 20 to 22", "two to four levels: reductions", "computed", "li-fig20 li-fig21 li-fig22"),
     SourceEntry(LI, "Figure 23", "Winograd, recursive", "runs", "the step table li-fig23"),
-    SourceEntry(LI, "Figures 24, 25", "run time by size", "measured", "li-fig24 li-plans", BOTH),
+    SourceEntry(LI, "Figures 24, 25", "run time by size", "measured", "li-fig24 li-plans li-predicted", BOTH),
     SourceEntry(LI, "section 8.1.1", "the best threshold", "measured", "li-tau2 li-tau2-best", BOTH),
     SourceEntry(
         LI,

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Final, Literal, get_args
 
 from fmm.kernels.algorithms import additions as programs
-from fmm.kernels.algorithms.step_table import Kernel, StepTable, step_table
+from fmm.kernels.algorithms.step_table import StepTable, TableKernel, step_table
 from fmm.kernels.plans.plan import Plan
 
 Quantity = Literal["arithmetics", "transactions", "volume"]
@@ -33,7 +33,7 @@ class Polynomial:
     coefficients: tuple[Fraction, ...] = ()  # c0, c1, c2, ...
 
     @staticmethod
-    def of(*coefficients: Fraction | int) -> Polynomial:
+    def from_coefficients(*coefficients: Fraction | int) -> Polynomial:
         """Return the polynomial with these coefficients of 1, n, n^2, ..."""
         found = [Fraction(c) for c in coefficients]
         while found and not found[-1]:
@@ -42,7 +42,7 @@ class Polynomial:
 
     def __add__(self, other: Polynomial) -> Polynomial:
         length = max(len(self.coefficients), len(other.coefficients))
-        return Polynomial.of(*(self[i] + other[i] for i in range(length)))
+        return Polynomial.from_coefficients(*(self[i] + other[i] for i in range(length)))
 
     def __sub__(self, other: Polynomial) -> Polynomial:
         return self + other.times(-1)
@@ -52,11 +52,11 @@ class Polynomial:
 
     def times(self, factor: Fraction | int) -> Polynomial:
         """Return the polynomial times a number."""
-        return Polynomial.of(*(factor * c for c in self.coefficients))
+        return Polynomial.from_coefficients(*(factor * c for c in self.coefficients))
 
-    def at_half(self) -> Polynomial:
+    def with_half_argument(self) -> Polynomial:
         """Return the polynomial q with q(n) = p(n/2), where p is this polynomial."""
-        return Polynomial.of(*(c / 2**i for i, c in enumerate(self.coefficients)))
+        return Polynomial.from_coefficients(*(c / 2**i for i, c in enumerate(self.coefficients)))
 
     def __call__(self, n: Fraction | int) -> Fraction:
         return sum((c * Fraction(n) ** i for i, c in enumerate(self.coefficients)), Fraction(0))
@@ -78,7 +78,7 @@ class Polynomial:
             if term := term.replace(" ", ""):
                 power, c = _parse_term(term, text)
                 terms[power] = terms.get(power, Fraction(0)) + c
-        return Polynomial.of(*(terms.get(i, 0) for i in range(max(terms, default=-1) + 1)))
+        return Polynomial.from_coefficients(*(terms.get(i, 0) for i in range(max(terms, default=-1) + 1)))
 
 
 def _monomial(c: Fraction, variable: str, power: int) -> str:
@@ -104,7 +104,7 @@ def _parse_term(term: str, text: str) -> tuple[int, Fraction]:
 
 
 def _times_n_squared(c: Fraction | int) -> Polynomial:
-    return Polynomial.of(0, 0, c)
+    return Polynomial.from_coefficients(0, 0, c)
 
 
 # The counts for each m x m block that `add` or `sub` reads or writes (section 5). 16 threads access a float2 (8 bytes)
@@ -129,9 +129,9 @@ def _product_counts(transactions: Fraction, volume: Fraction) -> Mapping[Quantit
     `transactions` and `volume` are the coefficients of n^3 in the reads of A and B. C is written once.
     """
     return {
-        "arithmetics": Polynomial.of(0, 0, -1, 2),
-        "transactions": Polynomial.of(0, 0, 0, transactions) + BLOCK_IN_PRODUCT["transactions"],
-        "volume": Polynomial.of(0, 0, 0, volume) + BLOCK_IN_PRODUCT["volume"],
+        "arithmetics": Polynomial.from_coefficients(0, 0, -1, 2),
+        "transactions": Polynomial.from_coefficients(0, 0, 0, transactions) + BLOCK_IN_PRODUCT["transactions"],
+        "volume": Polynomial.from_coefficients(0, 0, 0, volume) + BLOCK_IN_PRODUCT["volume"],
     }
 
 
@@ -151,7 +151,7 @@ SCHEMES: Final = (*PRODUCT_COUNTS, *STEP_TABLES)
 
 
 @lru_cache(maxsize=256)
-def kernel_additions(kernel: Kernel) -> int:
+def kernel_additions(kernel: TableKernel) -> int:
     """Return the additions of a kernel for each element of a block; a sum that two outputs share is formed once.
 
     Section 7.2 counts 15 additions for a level of Figure 23. The kernel (C12, C11) = (C11 + C12 + T1, C11 + C21 + T1)
@@ -161,7 +161,7 @@ def kernel_additions(kernel: Kernel) -> int:
     return min(program.additions, programs.shared_sums(program.matrix(), program.inputs).additions)
 
 
-def kernel_count(kernel: Kernel, quantity: Quantity, product: Polynomial) -> Polynomial:
+def kernel_count(kernel: TableKernel, quantity: Quantity, product: Polynomial) -> Polynomial:
     """Return the count of one kernel call on m x m blocks, as a polynomial in m.
 
     `product` is the count of a classical product of two blocks.
@@ -186,9 +186,9 @@ def count_polynomial(quantity: Quantity, scheme: str, k: int, leaf: str = "gpu8"
     if not k:
         return PRODUCT_COUNTS[scheme if scheme in PRODUCT_COUNTS else leaf][quantity]
     innermost, above = STEP_TABLES[scheme]
-    found = table_count(step_table(innermost), quantity, PRODUCT_COUNTS[leaf][quantity]).at_half()
+    found = table_count(step_table(innermost), quantity, PRODUCT_COUNTS[leaf][quantity]).with_half_argument()
     for _ in range(k - 1):
-        found = table_count(step_table(above), quantity, found).at_half()
+        found = table_count(step_table(above), quantity, found).with_half_argument()
     return found
 
 

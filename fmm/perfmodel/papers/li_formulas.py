@@ -297,7 +297,7 @@ def li_section7() -> Table:
         moved = sum(len(s.kernel.reads) + len(s.kernel.writes) for s in outer.steps if not s.kernel.product)
         rows.append((method, "blocks read and written in a level", *number_cells(SECTION_7_BLOCKS[method], moved)))
         for q, printed in zip(QUANTITIES, SECTION_7_INCREMENTS[method], strict=True):
-            found = li_counts.table_count(outer, q, Polynomial()).at_half()
+            found = li_counts.table_count(outer, q, Polynomial()).with_half_argument()
             rows.append((method, f"{q} of a level", *formula_cells(printed, found)))
     rows += [_two_input_kernels("strassen", 12), _two_input_kernels("winograd", 10)]
     rows += _rounded_reductions("two levels, {} (about 20)", 20, (2,), PRINTED_SIZES[-1:])

@@ -7,7 +7,7 @@ name the plans to try if the decided plan cannot run, and the seconds that a pla
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -62,8 +62,8 @@ class Decision:
     trial: online.Trial | None = field(default=None, compare=False)  # the online measurement that is under way
     kernels: tuple[str, ...] = ()  # the kernels that run, a line each
     on_cpu: bool = False
-    # calibration of the model that decided
-    calibration: Calibration | None = field(default=None, compare=False, repr=False)
+    calibration: Calibration | None = field(default=None, compare=False, repr=False)  # of the model that decided
+    limits: Limits | None = field(default=None, compare=False, repr=False)  # that the candidates were filtered by
     # Bytes that the explained call allocates in addition to A, B and C: the workspace of its launches, copies of
     # operands, and on a device the memory of a graph. 0 if the vendor multiplies, and for fmm.plan.
     call_bytes: int = field(default=0, compare=False)
@@ -119,8 +119,8 @@ class Decision:
         if self.problem and self.problem.type.exact:
             lines += ["expected error: none, integers are exact"]
         else:
-            lines += [", ".join([f"expected error: {self.error_growth:.1f} times the vendor's", *notes])]
-            lines += [f"its bound: {error_bound_text(self.plan, self.problem.componentwise)}"] if self.problem else []
+            lines += [self._expected_error_line(notes)]
+            lines += [f"bound: {error_bound_text(self.plan, self.problem.componentwise)}"] if self.problem else []
         if self.candidates:
             lines += ["", *self._candidate_lines()]
         return "\n".join(lines)
@@ -128,10 +128,10 @@ class Decision:
     def _candidate_lines(self) -> list[str]:
         """Return the fastest candidates, the plan and the vendor, with their predicted times."""
         shown = [c for i, c in enumerate(self.candidates) if i < SHOWN_CANDIDATES or c.plan in (self.plan, VENDOR)]
-        times = [f"{c.time:.2f}" for c in shown]
+        times = [f"{c.time:.3f}" for c in shown]
         width = max(5, *map(len, times))
         lines = ["predicted time, the vendor's being 1:"]
-        lines += [f"  {time:>{width}}  {c.plan}" for time, c in zip(times, shown, strict=True)]
+        lines += [f"  {time:>{width}}  {c.plan}{self._exceeded_limit(c)}" for time, c in zip(times, shown, strict=True)]
         if len(shown) < len(self.candidates):
             lines += [f"  and {len(self.candidates) - len(shown)} slower ones"]
         if self.calibration:
@@ -140,6 +140,25 @@ class Decision:
             parts = ", ".join(f"{plan} {seconds[plan]:.4g} s" for plan in plans)
             lines += [f"predicted on the device: {parts} (each term: print(*fmm.explain(a, b).terms, sep='\\n'))"]
         return lines
+
+    def _expected_error_line(self, notes: Iterable[str]) -> str:
+        """Return the expected error growth with two digits or more, and whether it was measured or is modelled."""
+        growth, is_measured = self.error_growth, not any(level.bilinear for level in self.plan.levels)
+        text, origin = f"{growth:.1f}" if growth >= 1 else f"{growth:#.2g}", " (root mean square, by the model)"
+        if is_measured and self.plan.leaf_use.leaf.emulates:
+            text, origin = f"at most {text}", " (the largest that was measured, in the Frobenius norm)"
+        line = ", ".join([f"expected error: {text} times the vendor's", *notes])
+        return line if self.plan == VENDOR else f"{line}{origin}"
+
+    def _exceeded_limit(self, candidate: Candidate) -> str:
+        """Return the mark of a candidate that the limits forbid; empty if it is allowed."""
+        limits, plan = self.limits, candidate.plan
+        if limits is None or plan == VENDOR:
+            return ""
+        if not limits.allow(plan, candidate.error_growth):
+            is_type = plan.emulates and not limits.emulation
+            return f"  (forbidden: {'multiplies in another type' if is_type else 'more error'})"
+        return "" if candidate.fits(limits.workspace) else "  (forbidden: more workspace)"
 
 
 def decide_plan(problem: Problem, limits: Limits, device: Device) -> Decision:
@@ -276,7 +295,8 @@ def decide_by_model(
     plan, reason, on_cpu = choice.best.plan, choice.reason, not calibration.batches
     if calibration.source == BUILT_IN_SOURCE and plan == VENDOR and any(c.wins for c in choice.candidates):
         reason = f"{reason}; within wider limits this processor would be measured before it is chosen"
-    return Decision(plan, problem, reason, choice.candidates, source, on_cpu=on_cpu, calibration=calibration)
+    found = choice.candidates
+    return Decision(plan, problem, reason, found, source, on_cpu=on_cpu, calibration=calibration, limits=limits)
 
 
 def _decide_by_equation_2(problem: Problem, limits: Limits, device: Device) -> Decision:
@@ -348,7 +368,8 @@ def smaller_plans(problem: Problem, refused: Plan, limits: Limits, device: Devic
         if plan is None:
             return
         yield plan
-        nbytes = peak_workspace(plan, problem)
+        # The candidates' workspace is estimated: a tiny plan can need more than the limit, and would come up for ever.
+        nbytes = min(nbytes, peak_workspace(plan, problem))
 
 
 def decide_without_vendor(vendor: Decision, limits: Limits, device: Device) -> Decision:

@@ -92,10 +92,10 @@ def is_small_on_host(a: Any, b: Any) -> bool:
         return True
     if a.ndim == 2 and b.ndim == 2:
         (m, k), n = a.shape, b.shape[1]
-    elif a.ndim < 3 or b.ndim < 2:
+    elif a.ndim < 2 or b.ndim < 2:
         return True
-    else:  # a stack has many rows in total
-        m, k, n = SMALLEST_SIDE, a.shape[-1], b.shape[-1]
+    else:  # a stack of a has many rows in total
+        m, k, n = a.shape[0] if a.ndim == 2 else SMALLEST_SIDE, a.shape[-1], b.shape[-1]
     if m >= SMALLEST_SIDE and k >= SMALLEST_SIDE and n >= SMALLEST_SIDE:
         return False
     shortest = SMALLEST_INTEGER_SIDE

@@ -16,7 +16,8 @@ from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.tuner.findings.model_in_use import device_name
 from fmm.tuner.tune import path_argument
 
-# Options that may stand before the command or after it have no default here: a default would undo the earlier one.
+# Options that may be given before or after the command have no default here, since a default after the command would
+# replace the value before it.
 
 
 def add_json(parser: argparse._ActionsContainer, what: str = "JSON") -> None:
@@ -41,10 +42,10 @@ def with_one_line_errors(run: Callable[[argparse.Namespace], int | None]) -> Cal
         try:
             return int(run(options) or 0)
         except BrokenPipeError:
-            raise  # the reader of the output has closed it
+            raise  # the reader of the output has closed the pipe
         except (ConfigError, OSError, RuntimeError) as error:
             if isinstance(error, OSError) and error.filename is None:
-                raise  # an error of the output, since the errors of files name them
+                raise  # an error of the output: errors of files have a file name
             print(f"fmm-tune: {error}", file=sys.stderr)
             return 1
 

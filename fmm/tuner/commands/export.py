@@ -21,7 +21,7 @@ from fmm.tuner.devices.device import Run, cached_work, formula_seconds
 from fmm.tuner.trials.record import frame
 from fmm.tuner.tune import output_path, trials_path
 
-Sections = Mapping[tuple[str, str], Tuned]  # by device and type
+Sections = Mapping[tuple[str, str], Tuned]  # models by device and type
 ENTRY_COLUMNS = ["device", "dtype", "m", "k", "n", *(f.name for f in fields(Entry) if f.name != "size")]
 
 

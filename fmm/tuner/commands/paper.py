@@ -1,6 +1,6 @@
 """fmm-tune paper: the figures and tables of the papers, as published and as computed by the model.
 
-What of them is measured is a benchmark: `python -m benchmarks papers` in a checkout of the repository.
+Measurements for the papers are a benchmark: `python -m benchmarks papers` in a checkout of the repository.
 """
 
 from __future__ import annotations

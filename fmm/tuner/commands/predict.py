@@ -193,7 +193,7 @@ def _tuned_elsewhere(name: str, problem: Problem) -> str:
         named = datasheet_model(known.key, known.name)
         if named and named.name == gpu.name and trusted_calibration(known.key, problem.dtype) is not None:
             use = f"`--device {known.key}` predicts with it"
-            return f"on a {known.name} {_function(problem)} uses a tuning of such a card: {use}"
+            return f"on the {known.name} {_function(problem)} uses a tuning of such a card: {use}"
     return ""
 
 
@@ -298,7 +298,7 @@ def _text(found: dict[str, Any]) -> str:
     numbers = {
         "time by the model" if found["measured"] else "time": f"{best['seconds']:.4g} s",
         f"speedup over {found['library']}": f"{best['speedup']:.2f}",
-        "rate": f"{best['tflops']:.3g} TFLOPS",
+        "effective rate (2mkn / time)": f"{best['tflops']:.3g} TFLOPS",
         "limited by": best["dominant"],
         "memory traffic": format_bytes(best["traffic"]),
         "launches": str(best["launches"]),

@@ -178,7 +178,8 @@ def _results(path: Path, into: Path, refit: Refit, quiet: bool) -> Iterator[Refi
             result = RefitResult(key, dtype, len(tuning.trials) if tuning else 0, None)
             if found is not None:
                 store.merge_section(into, key, dtype, found)
-                after[dtype] = written = files.read_config(into)[key][dtype]  # with entries that were there before
+                # the section is written with the entries that it had before
+                after[dtype] = written = files.read_config(into)[key][dtype]
                 changes = section_changes(key, dtype, types, after)
                 result = replace(result, section=written, changes=changes, others=other_fields(raw, written))
             if not quiet:
@@ -198,7 +199,7 @@ def _copy_trials(path: Path, into: Path) -> str:
     return ", with the trials beside it" if own.files else ""
 
 
-Sections = Mapping[str, Raw]  # of a device, by type
+Sections = Mapping[str, Raw]  # sections of a device by type
 LEVEL_NAMES = dict(zip(TAU_NAMES, ("one level", "two levels", "three levels"), strict=True))
 COMPARED_FIELDS = (
     "calibration",
@@ -256,7 +257,7 @@ def other_fields(before: Raw, after: Raw) -> list[str]:
 
 
 def _values(key: str, dtype: str, sections: Sections) -> Iterator[tuple[str, ValueText]]:
-    """Yield each compared value by its name."""
+    """Yield the name and the value of each compared number."""
     used = model_in_use(key, dtype, sections)
     diagnostics, known = list(used.tuned.diagnostics), used.tuned.calibration
     yield "rejected", ValueText(diagnostics, "; ".join(diagnostics)) if diagnostics else NO_VALUE

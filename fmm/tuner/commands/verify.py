@@ -29,8 +29,9 @@ from fmm.tuner.devices.device import Device, Run
 from fmm.tuner.trials.journal import Journal, RoundLimits, paired_speedup
 from fmm.tuner.tune import output_path
 
-SECONDS, ROUNDS = 1.0, 3  # of the measurements of one type
-ALLOWED_LOSS = 0.02  # beside the noise, the loss of an entry's lower bound that still counts as the same gain
+SECONDS, ROUNDS = 1.0, 3  # planned seconds of the measurements of one type
+# the loss of an entry's lower bound, in addition to the noise, up to which the gain counts as unchanged
+ALLOWED_LOSS = 0.02
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

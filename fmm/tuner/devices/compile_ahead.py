@@ -2,8 +2,8 @@
 
 NVRTC takes up to ten seconds for a sum of three levels, and a tuning has a dozen of these for every type; fmm's own
 product kernels take seconds. The workers are processes, since recording plans and writing sources in Python would delay
-timed launches, and since a process ends at once. A kernel that is missing when needed is compiled then; a failure is a
-row of the trials.
+timed launches, and since a process ends at once. A kernel that is not yet compiled when a run needs it is compiled at
+once; a failure is recorded in the trials.
 """
 
 from __future__ import annotations
@@ -25,13 +25,11 @@ MAX_WORKERS = 16  # worker processes
 # A size of each kind with its own kernels: sides that every level divides, aligned sides whose blocks are padded, odd
 # sides.
 COMPILED_SIZES = ((4096, 4096, 4096), (5000, 4000, 3000), (4133, 2053, 3001))
-TILE_KERNEL_SIZES = (
-    *((side,) * 3 for side in (1024, 2048, 4096, 8192)),
-    (4133, 2053, 3001),
-)  # each has its own tile size
+# Sizes for each of which the model picks other tiles of fmm's own kernel.
+TILE_KERNEL_SIZES = (*((side,) * 3 for side in (1024, 2048, 4096, 8192)), (4133, 2053, 3001))
 # Each kernel of a level with this many products is a job, named by its label; the slowest compiles first.
 HEAVY_PRODUCTS = 7**3
-FIRST_TURN_PRODUCTS = 7  # most products of a level whose kernels compile first of all
+FIRST_TURN_PRODUCTS = 7  # the largest number of products of a level whose kernels compile first of all
 SUM_LABELS = ("join", "split A", "split B")
 WORKER_COMMAND = (sys.executable, "-m", "fmm.tuner.devices.compile_worker")
 
@@ -55,9 +53,7 @@ KernelPlace = tuple[str, str, bool]
 
 
 def compile_jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterator[CompileJob]:
-    """Yield the jobs of all plans: first a first look's kernels of every type, then quick ones, then heavy ones by
-    type.
-    """
+    """Yield the jobs of all plans: kernels of every type's first look, then quick kernels, then heavy ones by type."""
     seen: set[KernelPlace] = set()
     plans = list(plans)
     covering = {t: _covering([p for p in plans if p.is_candidate_for(t)], t, seen) for t in dtypes}

@@ -34,8 +34,8 @@ from fmm.tuner.devices.compile_ahead import CompileWorkers, compile_in_backgroun
 from fmm.tuner.devices.device import GPU_EFFORTS, SHORTEST_OF, SHORTEST_SAMPLE, Effort, FailedError, Run
 
 MIN_SAMPLE_MILLISECONDS = 5.0  # least milliseconds of a sample: shorter runs are repeated
-# An idle device first runs faster than its power limit allows for long (5 to 10 % on an H200). After IDLE seconds it is
-# therefore kept busy for HEAT milliseconds before a sample.
+# An idle device first runs faster than its power limit allows for long (5 to 10 % on an H200). After IDLE seconds
+# without work, the device is therefore kept busy for HEAT milliseconds before a sample.
 IDLE, HEAT = 0.004, 40.0
 CHECKED_ROWS = 16  # checked rows of a result
 STEPS_OF_PART: Mapping[str, StepKind] = {"sums": "sums", "products": "product"}
@@ -60,7 +60,7 @@ class CudaDevice:
     def conditions(self) -> Mapping[str, Any]:
         facts = cupy.cuda.runtime.getDeviceProperties(self.index)
         found = {"uuid": bytes(facts["uuid"]).hex() if "uuid" in facts else "", "memory": facts["totalGlobalMem"]}
-        if variables := vendor_variables():  # without them cuBLAS multiplies as usual
+        if variables := vendor_variables():  # without these variables cuBLAS multiplies as usual
             found["vendor_variables"] = variables
         with suppress(Exception):  # not every machine has nvidia-smi
             found |= _clocks(self.index)

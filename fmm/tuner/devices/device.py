@@ -36,7 +36,10 @@ class Run(NamedTuple):
 
 
 class FailedError(Exception):
-    """A run that fails: it does not compile, does not fit in memory, or gives a wrong result. A row of the trials."""
+    """A run that fails: it does not compile, does not fit in memory, or gives a wrong result.
+
+    The failure is recorded in the trials.
+    """
 
 
 class Session(Protocol):
@@ -101,18 +104,18 @@ MIN_HELD_OUT_SHAPES = 4  # the least number of held-out shapes
 class Effort:
     """How much is measured, per element type."""
 
-    seconds: float  # planned seconds of the stages
+    seconds: float  # planned seconds of the stages, for one type
     most: float  # seconds after which measuring ends
-    rounds: int  # rounds of the probes, the held-out shapes and each trial of the search
+    rounds: int  # rounds of the probes, of the held-out shapes, and of each trial of the search
     held_out: int  # held-out shapes
     trials: int  # trials of a shape's search
-    enqueued: int  # the model's best plans among these trials
+    enqueued: int  # number of the model's best plans among these trials
     certify: int  # rounds of a certification
-    stride: int = 1  # every stride-th square of the ladder is tuned
-    blocks: bool = False  # time the tile strategies of fmm's own kernel
-    heaviest: float = inf  # products of the largest level whose kernels the tuning waits for
-    spread: float = 4.0  # largest over smallest side of random shapes
-    look: bool = False  # a first look only: the known model of such devices, scaled by a few measurements
+    stride: int = 1  # step along the ladder of squares: with 2, every second square is tuned
+    blocks: bool = False  # True to time the tile strategies of fmm's own kernel
+    heaviest: float = inf  # largest number of products of a level for whose kernels the tuning waits
+    spread: float = 4.0  # ratio of the largest to the smallest side of random shapes
+    look: bool = False  # True for a first look only: the known model of such devices, scaled by a few measurements
 
     def within(self, seconds: float) -> Effort:
         """Return the effort planned for at most this many seconds, with smaller products and fewer held-out shapes.
@@ -126,8 +129,9 @@ class Effort:
 
 
 # On a CPU, plans take twice as long as the vendor on products of 0.1 s or less; the model's error there says nothing
-# about large products. So random shapes are few, large, and have few rounds. (Among sixty shapes with a spread of four,
-# 103 of 120 held-out float32 pairs took 1.6 times as long or more; of six in a quick tuning all did.)
+# about large products. So random shapes are few, large, and have few rounds. (Measured: among sixty shapes with a
+# spread of four, 103 of 120 held-out plans in float32 took 1.6 times the vendor's time or more; in a quick tuning all
+# six did.)
 CPU_QUICK = Effort(15, 21, 2, 4, 3, 2, 7, spread=1.5)
 # `coarse` is the first pass when several types are tuned: 90 seconds for all four types of a CPU.
 EFFORTS = {
@@ -157,7 +161,7 @@ def formula_seconds(run: Run, problem: Problem, counts: Work, calibration: Calib
     found = predict_from_work(run.plan, problem, counts, calibration)
     if run.part in ("whole", SHORTEST_SAMPLE):
         return found.seconds
-    if calibration.lanes > 1:  # the workers are timed without their start
+    if calibration.lanes > 1:  # threads are started before the time is taken
         return found.sums if run.part == "sums" else found.products
     starts = sum(count / together for *_, count, together in counts.leaves)
     if run.part == "sums":

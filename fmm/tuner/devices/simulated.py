@@ -97,7 +97,8 @@ class SimulatedDevice:
     identity: Identity = SIMULATED_IDENTITY
     conditions: Mapping[str, Any] = field(default_factory=lambda: {"load": 0.0})
     memory: int = 1 << 34
-    also: Mapping[str, float] = field(default_factory=dict)  # the vendor's other leaves: share of its time
+    # time of the vendor's other leaves as a share of the vendor's
+    also: Mapping[str, float] = field(default_factory=dict)
     gpu: bool = False
     chip: Chip | None = None
     asked: int = 0

@@ -43,7 +43,7 @@ from fmm.tuner.trials.record import DEFAULT_OPERATION, Size, Trial
 
 # The fit sees the trials of FITTED_STAGES; the held-out trials check the fit. The trials of the search are not fitted:
 # they are on few shapes, of plans by Optuna that no decision considers.
-SCALE_STAGE = "scale"  # rough products from which the sizes of all others follow
+SCALE_STAGE = "scale"  # stage of the rough products that determine the sizes of all others
 PROBE_STAGES = ("rates", "probe", "tiles")
 FITTED_STAGES = (SCALE_STAGE, *PROBE_STAGES)
 HELD_OUT_STAGE = "held out"
@@ -103,7 +103,7 @@ def with_unmeasured_rates(fitted: fitting.Fit, device: Device, trials: Sequence[
 
 
 def usable_trials(journal: Journal, dtype: str) -> tuple[Trial, ...]:
-    """Return the trials of the tuning, and those of the first look before it unless these are noisy."""
+    """Return the trials of the tuning, preceded by the trials of its first look unless the first look is noisy."""
     first = journal.first_look
     if not first or diagnose_machine(journal.device, first, dtype):
         return tuple(journal.recorded)

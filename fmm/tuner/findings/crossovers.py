@@ -1,9 +1,9 @@
 """Measure the crossovers tau1 to tau3: the effective sides from which plans with one, two and three levels win.
 
-Every timed pair of a plan and the vendor's product tells how far the model's prediction is off for plans with this
-number of levels. Where plans are measurably slower than predicted, their predictions are corrected by the median error
-before the crossover is computed. A plan that loses time although it is corrected to win raises the crossover of its
-number of levels to its own effective side. fmm.perfmodel.level_bounds has the use of the crossovers.
+Every timed pair of a plan and the vendor's product shows the error of the model's prediction for plans with this number
+of levels. Where plans are measurably slower than predicted, their predictions are corrected by the median error before
+the crossover is computed. A plan that loses time although it is corrected to win raises the crossover of its number of
+levels to its own effective side. fmm.perfmodel.level_bounds has the use of the crossovers.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from fmm.tuner.trials.record import DEFAULT_OPERATION, Trial
 MOST_LEVELS = LEVEL_COUNTS[-1]  # plans with more levels count as this number
 NEAR_TIME = 1.15  # predictions up to this multiple of the vendor's time show the error near a crossover
 FEWEST_FOR_TREND = 5  # samples for a regression of the error over the side
-MAX_DOUBLINGS = 2.0  # of the side, for which a trend is extrapolated
-FEWEST_NEAR = 3  # with fewer of these, the samples with the largest effective sides are taken
+MAX_DOUBLINGS = 2.0  # number of doublings of the side over which a trend is extrapolated
+FEWEST_NEAR = 3  # with fewer samples near the crossover, those with the largest effective sides are taken
 # The assumed standard deviation of log(measured / predicted) of one sample; an observed larger one replaces it.
 SAMPLE_DEVIATION = 0.015
 # The standard errors by which an error must be below 0 to be corrected: more where a sample with this number of levels
 # is faster than the vendor, fewer where a gain is only extrapolated.
 STANDARD_ERRORS, STANDARD_ERRORS_UNCONFIRMED = 2.5, 1.0
-SMALL_OPTIMISM = 0.025  # up to this error the model's extrapolation is trusted
+SMALL_OPTIMISM = 0.025  # error of the model up to which its extrapolation is trusted
 PROVEN_OPTIMISM = 0.04  # a larger error of excluded plans says nothing about the plans that may be chosen
 
 
@@ -49,7 +49,7 @@ class LevelSample:
     problem: Problem
     speedup: float
     predicted_time: float
-    few_tiles_margin: float = 0.0  # the margin that small products need beside the calibration's
+    few_tiles_margin: float = 0.0  # the margin that small products need in addition to the calibration's
 
     @property
     def levels(self) -> int:

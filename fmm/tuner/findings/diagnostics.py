@@ -21,8 +21,8 @@ from fmm.tuner.fit.model import Observation, PredictionError
 from fmm.tuner.trials.record import Size, Trial
 
 # The stage that times short products, the shortest of many samples each: their time on a quiet device. Steady other
-# work slows long products down without a difference between equal products. It slows the vendor's product more than
-# plans, so that plans seem faster than they are.
+# work slows long products down without a difference between equal products. Such work slows the vendor's product more
+# than plans, so that plans seem faster than they are.
 QUIET_STAGE = "undisturbed"
 # Two bounds of the fitted model's time over the quiet time: above the first the margin grows, above the second the
 # tuning is rejected.
@@ -102,7 +102,7 @@ def twin_differences(trials: Iterable[Trial]) -> dict[Size, float]:
 def slowdown_from_quiet(trials: Iterable[Trial], calibration: Calibration, dtype: str) -> float | None:
     """Return the fitted model's time over the quiet time of the largest product of the quiet stage.
 
-    None without that stage. The model's formula does not hold for the smaller products of the stage.
+    The result is None without that stage. The model's formula does not hold for the smaller products of the stage.
     """
     best: dict[Size, float] = {}
     for t in trials:
@@ -142,7 +142,7 @@ def margin_for_error(error: PredictionError) -> float:
 
 
 def margin_for_slowdown(slower: float | None) -> float:
-    """Return the apparent saving of a plan if the slowdown hit the vendor's product alone."""
+    """Return the saving that a plan seems to have if other work slows down only the vendor's product."""
     return max(1 - SOUND_SLOWDOWN / slower, 0.0) if slower else 0.0
 
 

@@ -40,12 +40,12 @@ class ModelInUse:
     """The model that decides for one element type of a device."""
 
     tuned: Tuned
-    calibration: Calibration | None  # None: the tuning is rejected, or holds no model
+    calibration: Calibration | None  # the calibration; None if the tuning is rejected or has no model
     guess: Calibration | None = None  # the datasheet's model of a GPU; None for a CPU
     assumed: tuple[str, ...] = ()  # leaves at the datasheet's rate that no tuning measures
     left_out: tuple[str, ...] = ()  # leaves at the datasheet's rate that this tuning skipped
     failed: tuple[str, ...] = ()  # leaves that failed in the tuning and are excluded
-    memory: int | None = None  # bytes of the device; None if unrecorded
+    memory: int | None = None  # bytes of the device's memory; None if they were not recorded
 
     @property
     def on_cpu(self) -> bool:
@@ -128,7 +128,7 @@ class SquareDecision:
     speedup: float  # over the vendor
     error_growth: float
     workspace: int  # bytes
-    entry: Entry | None = None  # the certified entry; None: the model predicts the speedup
+    entry: Entry | None = None  # the certified entry; None if the model predicts the speedup
 
     @property
     def gains(self) -> bool:
@@ -239,7 +239,8 @@ def entry_skip_reason(entry: Entry, problem: Problem, limits: Limits, tuned: Tun
 # ---- crossovers of the model
 
 ODD_SIDES = tuple(2**i + 1 for i in range(9, 15))  # no row of such a matrix is aligned
-ODD_COMPARED_ABOVE = 4096  # odd and even sides are compared above: below, the last wave of tiles decides as much
+# odd and even sides are compared beyond this side; on smaller sides, the last wave of tiles has as much influence
+ODD_COMPARED_ABOVE = 4096
 ODD_SIDE_GAIN = 1.25  # odd sides are shown if they gain by this factor more than the even side below
 
 

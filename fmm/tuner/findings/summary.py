@@ -51,7 +51,7 @@ class Table:
 
     @property
     def pairs(self) -> dict[str, str]:
-        """The second cell of each row by the first."""
+        """A dictionary of each row's second cell by its first cell."""
         return {row[0]: row[1] for row in self.rows}
 
     @property
@@ -282,7 +282,7 @@ class ThresholdColumn:
     head: str
     name: str  # of the threshold
     text: Callable[[float], str]
-    falls: bool = False  # the number falls as the threshold rises
+    falls: bool = False  # True if the number falls as the threshold rises
 
     def cell(self, found: Thresholds, intervals: bool) -> str:
         """Return the threshold, followed by its 95 % interval if `intervals`."""

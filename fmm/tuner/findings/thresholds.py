@@ -173,8 +173,8 @@ def measured_recursion_point(measured: Sequence[tuple[Size, float]]) -> float | 
 def fit_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tuple[Size, float]]) -> float | None:
     """Return the smallest addition to alpha / pi with which Equation 2 agrees with the most measurements.
 
-    None without measurements. None also if 0 is the best addition while all products gained, or all lost: epsilon is
-    then not determined.
+    None without measurements. The result is also None if 0 is the best addition while all products gained, or all lost,
+    since epsilon is then not determined.
     """
     if not measured:
         return None

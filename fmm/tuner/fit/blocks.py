@@ -24,7 +24,7 @@ from fmm.tuner.fit.model import observed_medians
 from fmm.tuner.trials.record import Size, Trial
 
 BLOCKS_STAGE = "blocks"
-BLOCKS_DTYPE = "float32"  # the type of the block model
+BLOCKS_DTYPE = "float32"  # the element type of the block model
 STRATEGY_SHAPES: tuple[Size, ...] = (
     (512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096),
     (8192, 1024, 256), (256, 1024, 8192), (512, 8192, 512), (4096, 128, 4096),

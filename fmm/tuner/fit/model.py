@@ -54,9 +54,9 @@ class Observation:
     def kind(self) -> str:
         """The kind of the run, by which parameters name the observations that determine them.
 
-        `vendor`, `products`, `sums` and `plan` are runs with the vendor's leaf. fmm's own kernel has `tile` (alone),
-        `odd tile` (alone, on rows that are not aligned) and `inside` (with sums inside). All other leaves have
-        `own rate`.
+        `vendor`, `products`, `sums` and `plan` are runs with the vendor's leaf. Runs with fmm's own kernel are `tile`
+        (no level), `odd tile` (no level, rows that are not aligned) and `inside` (sums inside the kernel). All other
+        leaves have `own rate`.
         """
         leaf = self.run.plan.leaf_use.leaf
         if leaf.rate:
@@ -108,8 +108,9 @@ class Fit:
 
 
 TILE_SIDES = (64.0, 128.0, 256.0)  # sides of the tiles of C in the vendor's kernels
-MAX_STEPS = 60  # evaluations of a fit: more steps only follow directions in which the residuals hardly change
-SCREENING_STEPS = 8  # evaluations of a fit that is compared with others
+# largest number of evaluations of a fit; more steps only follow directions in which the residuals hardly change
+MAX_STEPS = 60
+SCREENING_STEPS = 8  # largest number of evaluations of a fit that is compared with others
 # Parameters with a looseness above this are fixed together, the others one by one: of two parameters that stand in for
 # each other, one may be determined without the other.
 FAR_TOO_LOOSE = 3.0
@@ -123,7 +124,7 @@ def fit_calibration(start: Calibration, dtype: str, observed: Sequence[Observati
     by_vendor = [o for o in observed if o.by_vendor]
     start = _start_at_fastest(start, dtype, by_vendor)
     if start.batches:
-        without_rounds = with_parameters(start, dtype, {"rate.sms": 0.0})  # the vendor's kernel may not run in rounds
+        without_rounds = with_parameters(start, dtype, {"rate.sms": 0.0})  # a fit without rounds is compared, too
         starts = [
             TILE_PARAMETER.put(s, dtype, side) for s in dict.fromkeys((start, without_rounds)) for side in TILE_SIDES
         ]
@@ -221,12 +222,14 @@ def _with_median_rate(
 
 # ---- least squares
 
-ROBUST_RESIDUAL = 0.03  # residuals above this count linearly: outliers pull less
-PRIOR_WEIGHT = 0.002  # weight of the distance from the start, which decides only where the observations do not
-MIN_RESIDUAL = 0.01  # the least standard deviation that is assumed: two points on a line do not prove the line
+ROBUST_RESIDUAL = 0.03  # residuals above this value count linearly, so that outliers have less weight
+# weight of the distance from the start, which matters only where the observations determine nothing
+PRIOR_WEIGHT = 0.002
+# the least assumed standard deviation of residuals, since two points on a line do not prove the line
+MIN_RESIDUAL = 0.01
 MIN_SLOPE_SHARE = 1e-12  # the least singular value of the Jacobian, as a share of the largest
-# Sums and products timed alone run with other caches and clocks than inside a plan, and plans are what is predicted. On
-# a CPU with several lanes, sums are timed inside plans and have full weight.
+# Sums and products that are timed alone run with other caches and clocks than inside a plan, so that whole plans have
+# more weight. On a CPU with several lanes, sums are timed inside plans and have full weight.
 PART_WEIGHTS = {"sums": 0.1, "products": 0.1}
 # On a CPU the weights of whole plans with several levels are raised, at most by this factor, until these plans weigh as
 # much together as the vendor's products: they are what a choice needs, and a tuning has few of them.

@@ -33,7 +33,7 @@ class Parameter:
     high: float
     informed_by: frozenset[str]
     neutral: float | None = None  # the value if it is not determined; None: the value before the fit
-    linear: bool = False  # a share; all others are fitted by their logarithms
+    linear: bool = False  # True for a share; other parameters are fitted by their logarithms
 
     def get(self, calibration: Calibration, dtype: str) -> float:
         """Return the parameter's value in a calibration."""
@@ -79,7 +79,7 @@ PRODUCT_KINDS, SUM_KINDS, PLAN_KINDS = (
     frozenset({"plan"}),
 )
 TILE_KINDS = frozenset({"tile", "inside"})
-OWN_KERNEL_KINDS = TILE_KINDS | {"odd tile"}  # observations of fmm's own kernel
+OWN_KERNEL_KINDS = TILE_KINDS | {"odd tile"}  # kinds of observations of fmm's own kernel
 FLOPS_UNIT, ENTRIES_UNIT, SECONDS_UNIT = "flop/s", "entries of C", "s"
 # A new term of the formula is a new row here.
 PARAMETERS = (
@@ -120,11 +120,10 @@ PARAMETERS = (
 LEAF_RATE_PARAMETERS = tuple(replace(p, neutral=None) for p in PARAMETERS[:5])
 PARAMETERS_BY_NAME: Mapping[str, Parameter] = MappingProxyType({p.name: p for p in PARAMETERS})
 START_OF_OWN_KERNEL = {"rate.tiled": 1.0, "rate.waves": 50.0, "rate.inside": 1.0}
-TILE_PARAMETER = Parameter(
-    "rate.tile", "rows and columns of C", 1.0, 1024.0, frozenset()
-)  # chosen among a few sides, since it makes steps
+# The tile side is chosen among a few sides, since the predicted time is a step function of it.
+TILE_PARAMETER = Parameter("rate.tile", "rows and columns of C", 1.0, 1024.0, frozenset())
 GPU_ONLY = frozenset({"host", "scalar", "rate.copied"})
-CONCURRENT_ONLY = frozenset({"idle", "spin", "apart"})  # of a CPU that runs several products at a time
+CONCURRENT_ONLY = frozenset({"idle", "spin", "apart"})  # parameters of a CPU that runs several products at a time
 CPU_ONLY = frozenset({"parts"})  # only a CPU reads every second number more slowly
 
 
@@ -186,7 +185,7 @@ def _source(p: Parameter, value: float, dtype: str, guess: Calibration | None, g
     if value == p.neutral:
         return NEUTRAL
     start = guess if gpu else cpu_calibration(1)  # only its rates depend on the number of threads
-    with suppress(ValueError):  # no rate of this type
+    with suppress(ValueError):  # the calibration has no rate of this type
         if start is not None and p.get(start, dtype) == value:
             return f"datasheet of the {start.name}" if gpu else BUILT_IN
     return UNDETERMINED
@@ -241,7 +240,7 @@ def unit_of(name: str) -> str:
 
 
 UNIT_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"))
-PREFIXED_UNITS = ("flop/s", "bytes/s", "bytes", "s")  # units that take a prefix
+PREFIXED_UNITS = ("flop/s", "bytes/s", "bytes", "s")  # units that may have an SI prefix
 
 
 def scaled_text(unit: str, *values: float) -> tuple[list[str], str]:

@@ -19,7 +19,7 @@ from fmm.tuner.fit.model import LeastSquares, Observation
 from fmm.tuner.fit.parameters import LEAF_RATE_PARAMETERS, PARAMETERS, PARAMETERS_BY_NAME, with_parameters
 
 SAMPLE_COUNT = 399
-SLOW_SAMPLE_COUNT = 39  # samples of quantities that take long to compute
+SLOW_SAMPLE_COUNT = 39  # number of samples for quantities that take long to compute
 INTERVAL_DEVIATIONS = 1.96  # standard deviations on either side of a 95 % interval
 
 
@@ -81,7 +81,7 @@ def _groups(
 
 
 def _group(problem: LeastSquares, dtype: str) -> _ParameterGroup:
-    solution = problem.solve(1)  # its Jacobian at the end of the fit
+    solution = problem.solve(1)  # the problem's Jacobian at the end of the fit
     # An orthogonal transformation of the directions has the same covariance; the signs make the result unique.
     _, directions = np.linalg.qr(solution.directions)
     signs = np.where(np.diag(directions) < 0, -1.0, 1.0)

@@ -39,7 +39,7 @@ class TypeCase:
     tuned: Tuned
     tuning: RecordedTuning
     calibration: Calibration  # as fitted
-    sections: Mapping[str, Any]  # of the device, by type
+    sections: Mapping[str, Any]  # sections of the device by type
     used: ModelInUse  # the model of fmm.matmul, with the datasheet's rates of unmeasured leaves
     first_look: tuple[Trial, ...] = ()  # trials before the tuning
 
@@ -55,7 +55,7 @@ class TypeCase:
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
-        """The trials of the section: with the first look's, if the section's number of held-out times includes them."""
+        """The trials of the section, with those of the first look if the section's held-out times include them."""
         own = self.tuning.trials
         count = ((self.section["error"] or {}).get("time") or {}).get("count")
         return own if not self.first_look or _held_out_count(own) == count else self.first_look + own
@@ -137,7 +137,7 @@ def round_sides(low: float, high: float) -> list[int]:
     return [side for side in every if low <= side <= high]
 
 
-BLOCK_POINTS = 8  # points along a block
+BLOCK_POINTS = 8  # number of points along a side of a block
 
 
 def map_choices(chosen: Callable[[int, int], Any], count: int) -> dict[tuple[int, int], Any]:
@@ -171,6 +171,6 @@ def map_choices(chosen: Callable[[int, int], Any], count: int) -> dict[tuple[int
 
 
 def _split_range(points: range) -> Sequence[range]:
-    """Return two ranges that share the middle point; one range without a point between its ends."""
+    """Return two ranges that share the middle point, or the range itself if no point is between its ends."""
     middle = len(points) // 2
     return (points[: middle + 1], points[middle:]) if len(points) > 2 else (points,)

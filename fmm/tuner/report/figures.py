@@ -79,7 +79,7 @@ def save_figure(made: Any, stem: Path) -> tuple[list[Path], str]:
     pixels = io.BytesIO()
     FigureCanvasAgg(made).print_png(pixels)  # type: ignore[no-untyped-call]
     write_file(png, pixels.getvalue())
-    made.set_layout_engine("none")  # it stays as it is
+    made.set_layout_engine("none")  # the figure is not changed
     text = svg_text(made, stem.name)
     write_file(svg, text)
     return [png, svg], text
@@ -123,7 +123,7 @@ def label_at_right(
 
 
 def _spread(heights: Any, lines: Sequence[int]) -> Any:
-    """Return rising heights moved apart by the height of their lines of text, within 0 and 1."""
+    """Return label positions from 0 to 1, moved apart so that the lines of text do not overlap."""
     gaps = np.array([0.0, *((a + b) / 2 for a, b in pairwise(lines))])
     steps = np.cumsum(gaps) * min(TEXT_LINE_HEIGHT, 1 / max(gaps.sum(), 1.0))
     lowest = np.maximum.accumulate(heights - steps)

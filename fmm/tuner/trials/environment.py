@@ -53,7 +53,7 @@ def device_folder() -> str:
 def source_commit() -> str:
     """Return the commit of the source tree, marked `-dirty` if files changed since; empty for an installed wheel.
 
-    FMM_COMMIT overrides it, for a copy of a source tree without its repository.
+    FMM_COMMIT names the commit of a source tree that was copied without its repository.
     """
     if commit := os.environ.get("FMM_COMMIT"):
         return commit

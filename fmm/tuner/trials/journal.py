@@ -138,9 +138,10 @@ def _key(trial: Trial) -> SampleKey:
 class RoundLimits:
     """The number of rounds of a measurement.
 
-    There are `least` rounds, and up to `most` while they have taken less than `seconds`. There are up to `patient`
-    rounds while a median is uncertain by more than the share `steady`, and the rounds have taken less than `dear`
-    seconds. After two rounds, a third follows if one sample of a run is more than `unlike` times the other.
+    A measurement has `least` rounds, and up to `most` rounds while they have taken less than `seconds`. A measurement
+    has up to `patient` rounds while a median is uncertain by more than the share `steady`, and the rounds have taken
+    less than `dear` seconds. After two rounds, a third follows if one sample of a run is more than `unlike` times the
+    other.
     """
 
     least: int

@@ -206,7 +206,7 @@ def first_look_trials(tunings: Sequence[RecordedTuning], header: Header) -> tupl
     return found
 
 
-FIRST_LOOK_EFFORT = "coarse"  # the name of a first look's effort
+FIRST_LOOK_EFFORT = "coarse"  # name of the effort of a first look
 
 
 def _is_first_look_of(first: Header, then: Header) -> bool:
@@ -275,7 +275,7 @@ def tuning_of(
 ) -> RecordedTuning | None:
     """Return the tuning from which a section of a config was concluded; None without one.
 
-    `tuned` in the section names the run. Otherwise the last tuning of this type and device is returned.
+    `tuned` in the section names the run. Without a recorded run, return the last tuning of this type and device.
     """
     of_type = [t for t in tunings if t.header.settings.get("dtype") == dtype]
     own = [t for t in of_type if t.header.device == device]

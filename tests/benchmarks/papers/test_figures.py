@@ -1,4 +1,4 @@
-"""Figures: what is printed, what is measured at small sizes, tables, pictures, files."""
+"""Figures: printed numbers, measurements at small sizes, tables, pictures, files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_measured_is_what_can_be_measured() -> None:
 
 @pytest.mark.parametrize("entry", [x for x in ENTRIES if x.done == "measured"], ids=lambda x: f"{x.source} {x.figure}")
 def test_the_list_says_on_which_devices_a_figure_was_measured(entry: SourceEntry) -> None:
-    """All parts of its experiments, or some of them, as the files have it."""
+    """All parts of the experiments are in the device's files, or some of them."""
     said = []
     for name, folder, on_host in (("CPU", "cpu-*", True), ("H200", "nvidia-h200", False)):
         shares = [share_measured(x, folder, on_host) for x in entry.see.split() if x in FIGURES]
@@ -54,7 +54,7 @@ def test_the_list_says_on_which_devices_a_figure_was_measured(entry: SourceEntry
 
 
 def share_measured(name: str, folder: str, on_host: bool) -> float:
-    """The largest share of the parts of a figure's experiment that a folder of samples has."""
+    """Return the largest share of the parts of a figure's experiment that a folder of samples has."""
     experiment = FIGURES[name].experiment
     shares = [0.0]
     for path in (path for path in samples_of(experiment.name) if fnmatch(path.parent.parent.name, folder)):
@@ -120,9 +120,9 @@ def test_a_table_has_published_computed_and_measured_side_by_side() -> None:
 
 def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     write_results(RESULTS, made().experiment, tmp_path / "sub" / "e.json")
-    kept = Results(RESULTS.runs, 0.5, {key: {"key": list(key), **row} for key, row in RESULTS.rows.items()})
-    write_results(kept, made().experiment, tmp_path / "e.json")
-    assert read_results(tmp_path / "e.json") == kept
+    results = Results(RESULTS.runs, 0.5, {key: {"key": list(key), **row} for key, row in RESULTS.rows.items()})
+    write_results(results, made().experiment, tmp_path / "e.json")
+    assert read_results(tmp_path / "e.json") == results
 
 
 @pytest.mark.parametrize("name", ["li-fig43", "li-fig40", "li-fig42"])
@@ -143,12 +143,12 @@ def test_pictures_have_every_curve(name: str) -> None:
 def test_the_command_measures_writes_and_reads_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["li-fig43", "--measure", "--device", "cpu", "--side", "64", "--output", str(tmp_path), "--json"]
     assert main(command) == 0
-    told = json.loads(capsys.readouterr().out)
-    rows = {(row["error"], row["code"]): row for row in told["rows"]}
+    output = json.loads(capsys.readouterr().out)
+    rows = {(row["error"], row["code"]): row for row in output["rows"]}
     assert rows["maximum", "dgemm"]["published"] == 6.5e-13 and rows["maximum", "dgemm"]["measured"] > 0
     assert json.loads((tmp_path / "li-fig43.json").read_text())["scale"] == 64 / 8192
     assert main(["li-fig43", "--measured", str(tmp_path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == told
+    assert json.loads(capsys.readouterr().out) == output
     assert main(["li-fig43", "li-fig11", "--json"]) == 0
     assert [table["name"] for table in json.loads(capsys.readouterr().out)] == ["li-fig43", "li-fig11"]
 
@@ -177,7 +177,7 @@ def test_a_figure_without_samples_prints_what_is_published(capsys: pytest.Captur
 
 
 def test_no_table_is_printed_as_a_header_without_rows(capsys: pytest.CaptureFixture[str]) -> None:
-    """A figure that is measured alone says where its samples are."""
+    """A figure without published and computed numbers names the folder of its samples."""
     empty = [name for name in FIGURES if name not in TABLES and not figure_table(FIGURES[name]).rows]
     assert "error-growth" in empty
     for name in empty:
@@ -194,7 +194,7 @@ def test_tables_that_are_computed_need_no_samples() -> None:
 
 
 def test_a_figure_of_break_even_points_says_where_there_are_none() -> None:
-    """On a processor its rows are empty, which reads as if nothing had been found."""
+    """On a CPU its rows are empty, which would look like a missing measurement."""
     path = ROOT / "results" / "cpu-intel-r-xeon-r-processor-2t" / "paper" / "huang-fig8.json"
     notes = figure_table(FIGURES["huang-fig1"], read_results(path)).notes
     assert any(note.startswith("No break-even point here, up to ") and "2-level reference" in note for note in notes)

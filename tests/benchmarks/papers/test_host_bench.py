@@ -1,4 +1,4 @@
-"""This processor as a bench: products in the order of k, plans that cannot run."""
+"""The bench of this processor: products in the order of k, and plans that cannot run."""
 
 from __future__ import annotations
 

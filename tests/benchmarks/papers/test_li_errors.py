@@ -1,4 +1,4 @@
-"""Errors of Li, Ranka and Sahni's codes: what is printed of them, and how they grow at small sizes."""
+"""Errors of Li, Ranka and Sahni's codes: the printed numbers, and their growth at small sizes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.papers import li_errors
-from benchmarks.papers.li_codes import CPU, METHODS, SGEMM, li_plan
+from benchmarks.papers.li_codes import CPU, SCHEME_OF_CODE, SGEMM, li_plan
 from benchmarks.papers.matrices import kaporin
 from tests.support.laboratory import BENCH, measured_small
 
@@ -14,11 +14,11 @@ from tests.support.laboratory import BENCH, measured_small
 def test_errors_of_kaporins_matrix_grow_with_levels_and_more_by_winograds_variant() -> None:
     pair = kaporin(np, 256, "float32")
     errors = {
-        (code, depth): li_errors.off_identity(np, BENCH.multiply(li_plan(code, depth), *pair))["maximum"]
-        for code in METHODS
+        (code, depth): li_errors.errors_from_identity(np, BENCH.multiply(li_plan(code, depth), *pair))["maximum"]
+        for code in SCHEME_OF_CODE
         for depth in (0, 1, 2)
     }
-    for code in METHODS:
+    for code in SCHEME_OF_CODE:
         assert 2 * errors[code, 0] < errors[code, 1] < errors[code, 2] / 1.1
         assert errors[code, 2] < li_errors.kaporin_bound(code, 2, 256, "float32")
     assert errors["Winograd", 2] > 1.5 * errors["Strassen", 2]

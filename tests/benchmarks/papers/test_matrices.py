@@ -1,4 +1,4 @@
-"""The matrices on which errors are measured: each family is what it is called."""
+"""The matrices on which errors are measured: each family has the property of its name."""
 
 from __future__ import annotations
 

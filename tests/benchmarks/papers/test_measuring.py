@@ -1,4 +1,4 @@
-"""Experiments part by part: what is written when, what is measured again, what a time limit and Ctrl-C leave."""
+"""Experiments part by part: which rows are written and when, and what a time limit and Ctrl-C leave to measure."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ BENCH: Any = SimpleNamespace(
 )
 
 
-def counted(count: int, fail: tuple[int, ...] = (), calls: list[int] | None = None) -> Experiment:
-    """So many parts of two rows each, which note that they were measured; some fail."""
+def counted_experiment(count: int, fail: tuple[int, ...] = (), calls: list[int] | None = None) -> Experiment:
+    """Return an experiment of parts with two rows each that note their measurement; some parts fail."""
 
     def rows(n: int) -> Iterator[dict[str, Any]]:
         if calls is not None:
@@ -67,7 +67,7 @@ def measured(progress: Progress, limit: float | None = None, clock: Callable[[],
 
 
 def test_a_part_is_in_the_file_before_the_next_one_begins(tmp_path: Path) -> None:
-    progress = experiment_progress(counted(3), BENCH, tmp_path, None, anew=True)
+    progress = experiment_progress(counted_experiment(3), BENCH, tmp_path, None, anew=True)
     seen = []
     for _ in measured_parts(progress, BENCH, progress.parts, TimeLimit(None), ["x"]):
         seen.append(len(read_results(progress.path).rows))
@@ -75,9 +75,9 @@ def test_a_part_is_in_the_file_before_the_next_one_begins(tmp_path: Path) -> Non
 
 
 def test_what_is_on_record_is_not_measured_again(tmp_path: Path) -> None:
-    measured(experiment_progress(counted(2), BENCH, tmp_path, None, anew=False))
+    measured(experiment_progress(counted_experiment(2), BENCH, tmp_path, None, anew=False))
     calls: list[int] = []
-    experiment = counted(4, calls=calls)
+    experiment = counted_experiment(4, calls=calls)
     progress = experiment_progress(experiment, BENCH, tmp_path, None, anew=False)
     assert [part.about for part in progress.missing] == [(2,), (3,)]
     assert measured(progress) == ["2", "3"] == [str(n) for n in calls]
@@ -89,24 +89,24 @@ def test_what_is_on_record_is_not_measured_again(tmp_path: Path) -> None:
 
 def test_parts_that_are_measured_anew_replace_old_ones_and_old_runs_go(tmp_path: Path) -> None:
     for _ in range(2):
-        progress = experiment_progress(counted(3), BENCH, tmp_path, None, anew=True)
+        progress = experiment_progress(counted_experiment(3), BENCH, tmp_path, None, anew=True)
         list(measured_parts(progress, BENCH, progress.parts, TimeLimit(None), ["x"]))
     found = read_results(tmp_path / "counted.json")
     assert len(found.rows) == 6 and len(found.runs) == 1 and not any("run" in row for row in found.rows.values())
-    other = experiment_progress(counted(3), BENCH, tmp_path, 32, anew=True)
+    other = experiment_progress(counted_experiment(3), BENCH, tmp_path, 32, anew=True)
     assert other.results.scale == 0.5 and not other.results.rows
-    assert experiment_progress(counted(3), BENCH, tmp_path, 32, anew=False).results.scale == 1.0
+    assert experiment_progress(counted_experiment(3), BENCH, tmp_path, 32, anew=False).results.scale == 1.0
 
 
 def test_a_part_that_fails_is_said_and_stays_missing(tmp_path: Path) -> None:
-    experiment = counted(3, fail=(1,))
+    experiment = counted_experiment(3, fail=(1,))
     assert measured(experiment_progress(experiment, BENCH, tmp_path, None, anew=False)) == ["0", "1!", "2"]
     (left,) = missing_of([experiment], BENCH, tmp_path, None)
     assert [part.about for part in left.missing] == [(1,)]
 
 
 def test_nothing_is_begun_that_would_not_be_done_in_time(tmp_path: Path) -> None:
-    """Parts of 1 s by their work take 2.5 s: in ten seconds there are four, the fifth is not begun."""
+    """Parts of 1 s by their work take 2.5 s, so in ten seconds four are measured and the fifth does not begin."""
     now = [0.0]
 
     def clock() -> float:
@@ -125,13 +125,15 @@ def test_nothing_is_begun_that_would_not_be_done_in_time(tmp_path: Path) -> None
 
 
 def test_packed_samples_are_read_and_replaced_by_new_ones(tmp_path: Path) -> None:
-    experiment, path = counted(2), tmp_path / "counted.json"
+    experiment, path = counted_experiment(2), tmp_path / "counted.json"
     measured(experiment_progress(experiment, BENCH, tmp_path, None, anew=False))
-    kept = read_results(path)
+    results = read_results(path)
     packed(path).write_bytes(gzip.compress(path.read_bytes()))
     path.unlink()
-    assert read_results(path) == kept and not experiment_progress(experiment, BENCH, tmp_path, None, anew=False).missing
-    write_results(kept, experiment, path)
+    assert (
+        read_results(path) == results and not experiment_progress(experiment, BENCH, tmp_path, None, anew=False).missing
+    )
+    write_results(results, experiment, path)
     assert path.is_file() and not packed(path).exists()
 
 
@@ -145,8 +147,8 @@ def test_the_papers_figures_come_first_and_the_shortest_of_them(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", sorted(EXPERIMENTS))
-def test_every_part_is_told_apart(name: str) -> None:
-    """On a CPU and on a GPU, whose parts are known without one."""
+def test_no_two_parts_have_the_same_name(name: str) -> None:
+    """On a CPU and on a GPU; the parts of a GPU are known without the GPU."""
     experiment = EXPERIMENTS[name]
     for on_host in (True, False):
         parts = planned_parts(experiment, 0.03, on_host)
@@ -161,11 +163,11 @@ def test_every_part_is_told_apart(name: str) -> None:
 
 
 @pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One experiment alone is there to be missing."""
-    kept = {"li-fig32": EXPERIMENTS["li-fig32"]}
-    monkeypatch.setattr(figures, "EXPERIMENTS", kept)
-    monkeypatch.setattr("benchmarks.papers.command.EXPERIMENTS", kept)
+def one_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reduce the registry to one experiment."""
+    results = {"li-fig32": EXPERIMENTS["li-fig32"]}
+    monkeypatch.setattr(figures, "EXPERIMENTS", results)
+    monkeypatch.setattr("benchmarks.papers.command.EXPERIMENTS", results)
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any, str]:
@@ -175,11 +177,11 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any, 
 
 
 def interrupted_after(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C in the midst of the next part."""
+    """Raise KeyboardInterrupt during the next part."""
     measure, done = li_errors._of_levels, [0]
 
-    def rows(*given: Any) -> Iterator[Any]:
-        yield from measure(*given)
+    def rows(*arguments: Any) -> Iterator[Any]:
+        yield from measure(*arguments)
         done[0] += 1
         if done[0] > parts:
             raise KeyboardInterrupt
@@ -187,47 +189,58 @@ def interrupted_after(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(li_errors, "_of_levels", rows)
 
 
+def test_no_figure_is_measured_with_an_old_kernel_of_blas(
+    one_experiment: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.harness.slow_kernel_warning", lambda: "OpenBLAS runs its Haswell kernel")
+    command = ("li-fig32", "--measure", "--output", str(tmp_path), "--side", "64")
+    code, _, err = run(capsys, *command)
+    assert code == 2 and "Haswell kernel; or pass --any-blas-kernel" in err and not list(tmp_path.iterdir())
+    assert run(capsys, *command, "--any-blas-kernel")[0] == 0
+    assert read_results(tmp_path / "li-fig32.json").rows
+
+
 def test_ctrl_c_keeps_what_is_measured_and_missing_goes_on(
-    few: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    one_experiment: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = ("--output", str(tmp_path), "--side", "64")
     with monkeypatch.context() as patch:
         interrupted_after(3, patch)
-        code, told, err = run(capsys, "li-fig32", "--measure", *where)
+        code, output, err = run(capsys, "li-fig32", "--measure", *where)
     assert code == 130 and "finished parts are in" in err and str(tmp_path) in err
-    assert sum(row.get("measured") is not None for row in told["rows"]) == 3
+    assert sum(row.get("measured") is not None for row in output["rows"]) == 3
     assert len(read_results(tmp_path / "li-fig32.json").rows) == 3
-    code, told, err = run(capsys, "missing", *where)
+    code, output, err = run(capsys, "missing", *where)
     assert (code, err) == (0, "")
-    assert [(row["experiment"], row["parts"], row["missing"]) for row in told["rows"]] == [("li-fig32", 10, 7)]
-    code, told, err = run(capsys, "missing", "--measure", *where)
-    assert (code, err) == (0, "") and told["rows"][0]["measured now"] == 7
+    assert [(row["experiment"], row["parts"], row["missing"]) for row in output["rows"]] == [("li-fig32", 10, 7)]
+    code, output, err = run(capsys, "missing", "--measure", *where)
+    assert (code, err) == (0, "") and output["rows"][0]["measured now"] == 7
     assert run(capsys, "missing", *where)[1]["rows"] == []
-    code, told, _ = run(capsys, "li-fig33", "--measured", str(tmp_path))
-    assert all(row["measured"] > 0 for row in told["rows"]) and told["name"] == "li-fig32"
+    code, output, _ = run(capsys, "li-fig33", "--measured", str(tmp_path))
+    assert all(row["measured"] > 0 for row in output["rows"]) and output["name"] == "li-fig32"
 
 
 def test_what_is_missing_of_some_figures_comes_in_their_order(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Several figures of one experiment are one row; those that are not named are not there."""
+    """Figures of one experiment are one row; only named figures are listed."""
     where = ("--output", str(tmp_path), "--side", "64")
-    code, told, err = run(capsys, "missing", "li-fig36", "li-fig33", "li-fig24", "li-fig43", *where)
+    code, output, err = run(capsys, "missing", "li-fig36", "li-fig33", "li-fig24", "li-fig43", *where)
     assert (code, err) == (0, "")
-    assert [row["experiment"] for row in told["rows"]] == ["li-fig36", "li-fig32", "li-fig43"]
-    code, told, err = run(capsys, "missing", "li-fig33", "--measure", *where)
-    assert (code, err) == (0, "") and told["rows"][0]["measured now"] == 10
+    assert [row["experiment"] for row in output["rows"]] == ["li-fig36", "li-fig32", "li-fig43"]
+    code, output, err = run(capsys, "missing", "li-fig33", "--measure", *where)
+    assert (code, err) == (0, "") and output["rows"][0]["measured now"] == 10
     assert sorted(path.name for path in tmp_path.glob("*.json")) == ["li-fig32.json"]
     assert main(["missing", "li-fig11"]) == 2
     assert "li-fig11 is computed, not measured" in capsys.readouterr().err
 
 
 def test_a_time_limit_leaves_the_rest_for_the_next_call(
-    few: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    one_experiment: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ("missing", "--measure", "--output", str(tmp_path), "--side", "64", "--time-limit", "1e-9")
-    code, told, err = run(capsys, *arguments)
-    assert code == 0 and told["rows"][0]["measured now"] == 0 and "10 parts were not measured" in err
+    code, output, err = run(capsys, *arguments)
+    assert code == 0 and output["rows"][0]["measured now"] == 0 and "10 parts were not measured" in err
 
 
 @pytest.mark.parametrize(
@@ -262,9 +275,11 @@ def test_damaged_samples_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_a_folder_without_samples_of_a_figure_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, told, err = run(capsys, "li-fig32", "li-fig33", "--measured", str(tmp_path))
+    code, output, err = run(capsys, "li-fig32", "li-fig33", "--measured", str(tmp_path))
     assert (
-        code == 0 and told["name"] == "li-fig32" and err == f"benchmarks papers: no samples of li-fig32 in {tmp_path}\n"
+        code == 0
+        and output["name"] == "li-fig32"
+        and err == f"benchmarks papers: no samples of li-fig32 in {tmp_path}\n"
     )
 
 
@@ -284,9 +299,9 @@ def test_a_folder_without_samples_of_a_figure_is_said(tmp_path: Path, capsys: py
     ],
 )
 def test_every_figure_of_a_paper_can_be_named(name: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """By what shows it; of those that are neither computed nor measured the line of the list says what they became."""
-    code, told, err = run(capsys, name)
-    assert (code, err, told["name"]) == (0, "", shown) and told["notes"]
+    """The table that shows the figure is printed. For other figures the list says what became of them."""
+    code, output, err = run(capsys, name)
+    assert (code, err, output["name"]) == (0, "", shown) and output["notes"]
 
 
 def test_results_without_a_run_have_no_environment() -> None:
@@ -309,15 +324,14 @@ def on_simulated_device(folder: Path, *arguments: str) -> tuple[int, Any, str]:
 
 @pytest.mark.slow
 def test_one_command_measures_all_that_is_missing_on_a_device(tmp_path: Path) -> None:
-    """The laboratory's own code for arrays, kernels, times and plans, at a small size. Within a time limit, and the
-    rest by the next call; nothing fails, and nothing is left."""
-    code, told, err = on_simulated_device(tmp_path, "missing", "--measure", "--time-limit", "1e-9")
+    """One call stops at its time limit, the next call measures the rest; no part fails."""
+    code, output, err = on_simulated_device(tmp_path, "missing", "--measure", "--time-limit", "1e-9")
     assert code == 0 and "parts were not measured" in err
-    assert all(row["measured now"] == 0 for row in told["rows"])
-    code, told, err = on_simulated_device(tmp_path, "missing", "--measure")
+    assert all(row["measured now"] == 0 for row in output["rows"])
+    code, output, err = on_simulated_device(tmp_path, "missing", "--measure")
     assert (code, err) == (0, "")
-    assert {row["experiment"] for row in told["rows"]} == set(FIGURES_OF_A_DEVICE)
-    assert all(row["measured now"] == row["missing"] == row["parts"] > 0 for row in told["rows"])
+    assert {row["experiment"] for row in output["rows"]} == set(FIGURES_OF_A_DEVICE)
+    assert all(row["measured now"] == row["missing"] == row["parts"] > 0 for row in output["rows"])
     assert on_simulated_device(tmp_path, "missing")[1]["rows"] == []
     for name in FIGURES_OF_A_DEVICE:
         rows = read_results(tmp_path / f"{name}.json").rows
@@ -326,8 +340,8 @@ def test_one_command_measures_all_that_is_missing_on_a_device(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_what_fmm_would_choose_on_a_device_without_emulation() -> None:
-    """Not the vendor's product because it would have emulated; and the environment is as it was."""
-    asked = """
+    """The choice is a plan without emulation, and the environment is restored."""
+    code = """
 import os
 from tests.support import simulated_laboratory
 simulated_laboratory.install()
@@ -340,7 +354,7 @@ for emulation in (True, False, True):
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", asked], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     )
     first, second, third = done.stdout.splitlines()
     assert first == third == "f16x3 0 None"

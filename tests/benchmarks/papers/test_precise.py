@@ -1,4 +1,4 @@
-"""References: exact against rationals, and more precise than what they judge."""
+"""Precise products: exact against rationals, and more precise than the products that they judge."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNIT = 2.0**-53
 
 
 def wild(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    """Numbers of very different sizes."""
+    """Return numbers of very different sizes."""
     return np.asarray(rng.standard_normal(shape) * 2.0 ** rng.integers(-30, 30, shape))
 
 
@@ -40,7 +40,7 @@ def test_sums_and_products_lose_nothing(rng: np.random.Generator) -> None:
 
 
 def test_priests_sum_is_right_where_nearly_everything_cancels(rng: np.random.Generator) -> None:
-    """Within two roundings of the sum itself, as Priest proved; plain summation is not."""
+    """The sum is within two roundings, as Priest proved; plain summation is not."""
     terms = wild(rng, 500, 40)
     terms = np.concatenate((terms, -terms, rng.standard_normal((1, 40)) * 1e-12))
     terms = rng.permuted(terms, axis=0)
@@ -62,7 +62,7 @@ def test_priests_products_are_right_to_the_last_digit(shape: tuple[int, int, int
 
 @pytest.mark.parametrize("shape", [(5, 7, 4), (1, 1, 1), (3, 300, 5), (4, 2, 6)])
 def test_whole_products_have_twice_the_precision(shape: tuple[int, int, int], rng: np.random.Generator) -> None:
-    """Beside the largest of a row of A and a column of B."""
+    """The precision is relative to the largest of a row of A and a column of B."""
     m, k, n = shape
     a, b = wild(rng, m, k), wild(rng, k, n)
     found, exact = precise_product(np, a, b), exact_product(a, b)

@@ -1,4 +1,4 @@
-"""Run times of the papers' codes: their plans, the problems that are drawn, and every code measured at small sizes."""
+"""Run times of the papers' codes: their plans, the drawn problems, and every code measured at small sizes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.laboratory import measured_small
 
 
 def test_gemm_beside_sforzas_plans_multiplies_a_transpose_of_its_own() -> None:
-    """By rows, as a device reads what it is given; and no library can take it for syrk."""
+    """The transpose is a copy in rows, so no library recognises the product as syrk."""
     seen: list[tuple[Any, Any]] = []
 
     class Watched(HostBench):
@@ -46,8 +46,10 @@ def test_a_curve_over_sizes_is_in_their_order() -> None:
 
 def test_equation_2_per_problem_and_once_for_all() -> None:
     shape = (2900, 2900, 2900)
-    assert str(dalberto.hasa_dynamic(shape, 50, epsilon=0)) == "hasa > hasa > vendor"  # from 22 x 50 on
-    assert str(dalberto.hasa_dynamic(shape, 50)) == "hasa > vendor"  # from 22 (50 + 20) = 1540 on
+    assert (
+        str(dalberto.hasa_dynamic(shape, 50, epsilon=0)) == "hasa > hasa > vendor"
+    )  # one level from the side 22 x 50 on
+    assert str(dalberto.hasa_dynamic(shape, 50)) == "hasa > vendor"  # one level from the side 22 (50 + 20) = 1540 on
     assert str(dalberto.hasa_dynamic(shape, 10, epsilon=0)) == "hasa > hasa > hasa > hasa > vendor"
     assert str(dalberto.hasa_static((3000, 800, 3000), 900)) == "vendor"
     assert str(dalberto.balanced_hasa((8000, 1000, 1000), 900)) == "balanced(2) > hasa > vendor"
@@ -65,11 +67,11 @@ def test_the_drawn_problems_are_the_papers_sizes() -> None:
     [("dalberto-fig3", {"Balanced", "HASA", "HASA dynamic"}), ("dalberto-fig6", {"S-1", "S-2", "S-3", "HASA"})],
 )
 def test_speeds_of_dalberto(name: str, codes: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every code on each of a few small problems, beside dgemm and what fmm's model chooses."""
-    monkeypatch.setattr(dalberto, "SAMPLED", 6)
-    monkeypatch.setattr(dalberto, "SQUARES", dalberto.SQUARES[:4])
+    """Every code runs on each of a few small problems, with dgemm and the choice of fmm's model."""
+    monkeypatch.setattr(dalberto, "DRAWN_PROBLEMS", 6)
+    monkeypatch.setattr(dalberto, "SQUARE_SIDES", dalberto.SQUARE_SIDES[:4])
     monkeypatch.setattr(dalberto, "ROUNDS", 2)
-    results, codes = measured_small(name, 400), codes | {dalberto.DGEMM, dalberto.MODEL}
+    results, codes = measured_small(name, 400), codes | {dalberto.DGEMM, dalberto.FMM_MODEL}
     rows = {key: row for key, row in results.rows.items() if "n1" not in key}
     problems = {next(x for x in key if x not in codes) for key in rows}
     assert len(problems) == (6 if name == "dalberto-fig3" else 4) and len(rows) == len(problems) * len(codes)
@@ -84,13 +86,13 @@ def test_speeds_of_dalberto(name: str, codes: set[str], monkeypatch: pytest.Monk
 def test_all_plans_of_the_papers_codes_parse() -> None:
     texts = [text for n in SIZES for host in (False, True) for text in speed_plans(n, host).values()]
     texts += list(huang.DEVICE_CODES.values())
-    texts += [f"{level}tile.{s.lower()}" for level in huang.LEVELS.values() for s in huang.STRATEGIES]
+    texts += [f"{level}tile.{s.lower()}" for level in huang.PLAN_LEVELS.values() for s in huang.STRATEGIES]
     assert all(str(Plan.parse(text)) for text in texts)
     assert speed_plans(16384, False)["tWinograd", 4] == "li-fig23 > li-fig23 > li-fig23 > li-fig13 > tile.texture"
 
 
 def test_break_even_is_where_it_stays_faster() -> None:
-    sizes = huang.VARIED
+    sizes = huang.VARIED_SIDES
     rows: dict[Any, Any] = {("m=n=k", "cuBLAS", n): {"tflops": 10.0} for n in sizes}
     rows |= {("m=n=k", "1-level", n): {"tflops": 11.0 if n in (1536, *sizes[4:]) else 9.0} for n in sizes}
     found = FIGURES["huang-fig1"].measured["measured"](Results((), 1.0, rows))

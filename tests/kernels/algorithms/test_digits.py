@@ -9,13 +9,13 @@ import pytest
 from fmm.kernels.algorithms.digits import (
     MANTISSA_BITS,
     DigitProducts,
-    Planes,
+    OperandPlanes,
     digit_products,
     worst_case_digit_products,
 )
 
 
-def digits_of(x: int, planes: Planes, bits: int) -> list[int]:
+def digits_of(x: int, planes: OperandPlanes, bits: int) -> list[int]:
     """As the docstring cuts a number, in arithmetic modulo 2^bits."""
     offsets, widths = planes.offsets, planes.widths
     total = x + sum(1 << (o + w - 1) for o, w in zip(offsets, widths, strict=False))
@@ -35,7 +35,7 @@ def product_by(way: DigitProducts, a: list[int], b: list[int], bits: int) -> tup
     return total % (1 << bits), largest
 
 
-def _planes(x: int, cut: Planes, bits: int) -> list[int]:
+def _planes(x: int, cut: OperandPlanes, bits: int) -> list[int]:
     digits = digits_of(x, cut, bits)
     return [sum(digits[i] for i in plane) for plane in cut.order]
 
@@ -65,7 +65,7 @@ def _drawn(size: int, bits: int, draw: random.Random) -> int:
 def test_planes_are_within_their_bounds() -> None:
     for bits, way in ((bits, worst_case_digit_products(bits, 4096)[0]) for bits in (8, 16, 32, 64)):
         most = 1 << (bits - 1)
-        bounds = way.left.bounds(most, bits)
+        bounds = way.left.plane_bounds(most, bits)
         around = [s * (1 << e) + d for e in range(bits - 1) for s in (1, -1) for d in (-1, 0)]
         extremes = [-most, most - 1, 0, 1, -1, most // 3, *around]
         for x in extremes:

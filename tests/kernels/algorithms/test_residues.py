@@ -12,8 +12,8 @@ import pytest
 from fmm.kernels.algorithms.residues import (
     MOST_MODULI,
     moduli,
-    moduli_for,
-    moduli_needed,
+    moduli_count_for_bound,
+    moduli_count_for_product,
     remainder_weights,
     symmetric_residue,
 )
@@ -33,7 +33,7 @@ def test_moduli_are_pairwise_coprime_and_the_largest() -> None:
     [(7, 7, 1, 2), (7, 7, 1024, 4), (31, 31, 8192, 10), (63, 63, 1, 17), (63, 63, 8192, 18), (63, 63, 1 << 17, 19)],
 )
 def test_how_many_moduli_are_needed(bits_a: int, bits_b: int, k: int, expected: int) -> None:
-    assert moduli_needed(bits_a, bits_b, k) == expected
+    assert moduli_count_for_product(bits_a, bits_b, k) == expected
     assert prod(moduli(expected)) > 2 * k << (bits_a + bits_b)
     assert prod(moduli(expected - 1)) < 2.01 * (k << (bits_a + bits_b))
 
@@ -42,14 +42,14 @@ def test_more_moduli_than_there_are() -> None:
     with pytest.raises(ValueError, match="moduli"):
         moduli(MOST_MODULI + 1)
     with pytest.raises(ValueError, match="moduli"):
-        moduli_for(1 << 1000)
+        moduli_count_for_bound(1 << 1000)
 
 
 @pytest.mark.parametrize("count", [1, 2, 9, 18, MOST_MODULI])
 def test_numbers_are_found_again(count: int) -> None:
     known, draw = remainder_weights(count), random.Random(count)
-    most = known.product * 128 // 257  # what `moduli_for` leaves to them
-    while moduli_for(most) > count:
+    most = known.product * 128 // 257  # what `moduli_count_for_bound` leaves to them
+    while moduli_count_for_bound(most) > count:
         most -= most // 100 + 1
     for value in [0, 1, -1, most, -most, *(draw.randint(-most, most) for _ in range(50))]:
         residues = [symmetric_residue(value, p) for p in known.moduli]
@@ -71,5 +71,5 @@ def _modulo_two_to_the_64(count: int, residues: list[int]) -> int:
 def test_the_margin_is_what_the_docstring_says() -> None:
     """c / M is below 1/2 by more than what is lost where q is found."""
     for bound in (1, 10**3, 10**9, 10**18, 10**38, 10**42):
-        count = moduli_for(bound)
+        count = moduli_count_for_bound(bound)
         assert bound / prod(moduli(count)) < 0.5 - 2.0**-10

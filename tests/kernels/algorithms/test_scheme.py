@@ -53,7 +53,7 @@ def test_every_file_is_read_and_proved(name: str) -> None:
     found = parse_scheme((FOLDER / f"{name}.txt").read_text(encoding="utf-8"), f"{name}.txt")
     assert found.name == name
     assert found.source
-    assert found.defect() is None
+    assert found.failed_brent_equation() is None
     assert found == scheme(name)
 
 
@@ -75,7 +75,7 @@ def test_one_wrong_coefficient_is_rejected(name: str) -> None:
     mutants = list(mutations(scheme(name)))
     assert len(mutants) >= (36 if name != "aligned" else 3)  # three coefficients in all
     for mutant in mutants:
-        assert "is" in (mutant.defect() or "")
+        assert "is" in (mutant.failed_brent_equation() or "")
         with pytest.raises(SchemeError, match=r"^mutant\.txt: not a matrix multiplication: the coefficient of A"):
             parse_scheme(mutant.text(), "mutant.txt")
 
@@ -276,7 +276,7 @@ def test_all_orders_of_a_rectangular_file_are_proved(file: str, digits: tuple[st
     for name in sorted(family):
         found = scheme(name)
         assert "".join(map(str, found.size)) == name[-3:]
-        assert (found.rank, found.defect(), found.name) == (scheme(file).rank, None, name)
+        assert (found.rank, found.failed_brent_equation(), found.name) == (scheme(file).rank, None, name)
 
 
 @pytest.mark.parametrize("name", [*FILES, "hk223*winograd"])
@@ -288,11 +288,11 @@ def test_transposing_twice_and_rotating_thrice_are_the_identity(name: str) -> No
 
     once = transposed_scheme(base, "t")
     assert once.size == (base.n, base.k, base.m)
-    assert once.defect() is None
+    assert once.failed_brent_equation() is None
     assert coefficients(transposed_scheme(once, "tt")) == coefficients(base)
     turned = rotated_scheme(base, "r")
     assert turned.size == (base.k, base.n, base.m)
-    assert turned.defect() is None
+    assert turned.failed_brent_equation() is None
     assert coefficients(rotated_scheme(rotated_scheme(turned, "rr"), "rrr")) == coefficients(base)
 
 
@@ -305,7 +305,7 @@ def test_compositions_are_proved(expression: str) -> None:
     assert (*found.size, found.rank) == COMPOSED[expression]
     assert found.name == expression
     if found.rank < 200:  # the Brent equations of a larger one take a while; its factors are proved
-        assert found.defect() is None
+        assert found.failed_brent_equation() is None
 
 
 def test_the_leftmost_factor_is_the_outermost_level() -> None:
@@ -385,7 +385,7 @@ def test_text_round_trip_with_ten_block_rows() -> None:
     """Blocks are named by two numbers without a separator: A101 must not be read as block 1, 01."""
     unit = tuple(tuple(Fraction(i == p) for p in range(10)) for i in range(10))
     tall = Scheme("tall", "ten rows times one number", 10, 1, 1, unit, ((Fraction(1),) * 10,), unit)
-    assert tall.defect() is None
+    assert tall.failed_brent_equation() is None
     again = parse_scheme(tall.text(), "tall.txt")
     assert (again.u, again.v, again.w) == (tall.u, tall.v, tall.w)
 
@@ -402,7 +402,7 @@ SPELLINGS = [
 def test_other_spellings_mean_the_same(old: str, new: str) -> None:
     assert old in STRASSEN
     found = parse_scheme(STRASSEN.replace(old, new))
-    assert found.defect() is None
+    assert found.failed_brent_equation() is None
     assert found.w == scheme("strassen").w
 
 
@@ -500,7 +500,7 @@ def test_a_dropped_file_named_by_its_size_gives_all_its_orders(folder: Path) -> 
     MODULE._catalogue.cache_clear()
     assert scheme_names() == ("my223", "my232", "my322", "strassen")
     assert scheme("my322").size == (3, 2, 2)
-    assert scheme("my322").defect() is None
+    assert scheme("my322").failed_brent_equation() is None
 
 
 def test_a_file_of_its_own_wins_over_a_permutation(folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fmm.kernels.algorithms.text_files import ABOVE, ABOVE_AS_IT_IS, SEARCHED, candidate_forms
+from fmm.kernels.algorithms.text_files import ABOVE_FORM, ABOVE_WITHOUT_OPTIONS, SEARCHED_FORM, candidate_forms
 from fmm.kernels.algorithms.text_files import FORM_NAMES as NAMED
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.candidates import (
@@ -165,8 +165,8 @@ def test_strategies_are_searched_where_sums_are_inside() -> None:
 
 
 def test_every_form_that_a_file_may_name_is_one() -> None:
-    assert {*(form.name for form in CANDIDATE_FORMS), ABOVE, SEARCHED} == set(NAMED)
-    assert all(set(level.forms) <= {*NAMED, ABOVE_AS_IT_IS} for level in candidate_levels())
+    assert {*(form.name for form in CANDIDATE_FORMS), ABOVE_FORM, SEARCHED_FORM} == set(NAMED)
+    assert all(set(level.forms) <= {*NAMED, ABOVE_WITHOUT_OPTIONS} for level in candidate_levels())
 
 
 LINES = [

@@ -15,7 +15,7 @@ from fmm.arrays.numpy_library import BLAS_TYPES, NUMPY, same_memory_transposed
 from fmm.kernels.plans.plan import Plan
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
 from fmm.runtime.operands import byte_span, matrix_layout, tall_matrix
-from fmm.runtime.prepare import PreparedCall, plan_call
+from fmm.runtime.prepare import PreparedCall, prepare_uncached
 from fmm.runtime.run_host import _products
 
 Array = np.ndarray[Any, Any]
@@ -26,7 +26,7 @@ LEVEL = PlanConstraints(Plan.parse("winograd > vendor"))
 def prepared(
     a: Any, b: Any, out: Any = None, constraints: PlanConstraints = NO_CONSTRAINTS, **options: Any
 ) -> PreparedCall:
-    return plan_call(NUMPY.with_options(options), a, b, out, constraints)
+    return prepare_uncached(NUMPY.with_options(options), a, b, out, constraints)
 
 
 def new_result(a: Array, b: Array, order: str = "K") -> Any:

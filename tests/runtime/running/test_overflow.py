@@ -20,6 +20,7 @@ from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.sums import Mirror, Sum
 from fmm.kernels.plans.workspace import workspace
+from fmm.runtime import overflow
 from fmm.runtime.overflow import growth_bound, largest_magnitude, may_overflow, norm_bound
 
 Array = np.ndarray[Any, Any]
@@ -501,3 +502,22 @@ def test_the_check_uses_no_threads_of_blas(
         assert not may_overflow(Plan.parse("winograd > vendor"), view, view.T, ONE)
     assert norm_bound(x, Threads(2)) == pytest.approx(np.sqrt((x * x.conj()).real.sum()), rel=0.03)
     assert not np.isfinite(norm_bound(np.full((600, 600), np.inf), ONE))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
+def test_no_sum_of_squares_waits_for_threads_that_all_callers_share(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenBLAS shares a dot product of float64 among its threads; of float32 it computes it on the caller's."""
+    types: set[str] = set()
+
+    def dot(x: Any, y: Any) -> float:
+        types.add(x.dtype.name)
+        return float((x * y).sum())
+
+    monkeypatch.setattr(overflow, "dot", dot)
+    for name in ("dot", "vdot", "inner", "matmul", "tensordot"):
+        monkeypatch.setattr(np, name, lambda *operands, **options: pytest.fail("BLAS's threads take part"))
+    x = np.ones((600, 700), dtype)
+    assert norm_bound(x, Threads(2)) == pytest.approx(np.sqrt(x.size), rel=0.03)
+    assert types == ({"float32"} if dtype in ("float32", "complex64") else set())

@@ -11,7 +11,7 @@ from typing import Final
 
 from fmm.dtypes import INTEGERS
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.algorithms.text_files import ABOVE_AS_IT_IS
+from fmm.kernels.algorithms.text_files import ABOVE_WITHOUT_OPTIONS
 from fmm.kernels.plans.gemm_params import ACCUMULATE, PLAIN, GemmParams
 from fmm.kernels.plans.level import CandidateLevel, LevelKind, PlanError, register_level
 from fmm.kernels.plans.lower import Footprint, LevelWithSteps, Sides
@@ -141,7 +141,7 @@ def _parse_quarters(text: str) -> Quarters | None:
 
 
 def _candidates() -> Iterator[CandidateLevel]:
-    yield CandidateLevel(QUARTERS_TEXT, (ABOVE_AS_IT_IS,), 1, lean=True)
+    yield CandidateLevel(QUARTERS_TEXT, (ABOVE_WITHOUT_OPTIONS,), 1, lean=True)
 
 
 register_level(LevelKind(QUARTERS_TEXT, _parse_quarters, lambda: (QUARTERS_TEXT,), _candidates))

@@ -13,7 +13,7 @@ from typing import Final
 from fmm.dtypes import DTYPES, INTEGERS
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, updating_program
 from fmm.kernels.algorithms.catalogue import scheme
-from fmm.kernels.algorithms.residues import moduli_needed
+from fmm.kernels.algorithms.residues import moduli_count_for_product
 from fmm.kernels.algorithms.scheme import SchemePrograms
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.memory_layout import round_up
@@ -131,9 +131,9 @@ def integer_moduli(dtype: str, k: int) -> int:
     """
     kind = DTYPES[dtype]
     if dtype == "bool":
-        return moduli_needed(0, 0, k)
+        return moduli_count_for_product(0, 0, k)
     bits = 8 * kind.itemsize - 1
-    return 1 if kind.itemsize == 1 else moduli_needed(bits, bits, k)
+    return 1 if kind.itemsize == 1 else moduli_count_for_product(bits, bits, k)
 
 
 def integer_workspace_bytes(levels: int, itemsize: int, m: int, k: int, n: int, count: int) -> int:

@@ -216,8 +216,8 @@ class _SizedTable:
         return self.steps
 
     def _add(self, step: TableStep) -> None:
-        sources = [self.held[step.bound[f]] for f in step.kernel.reads]
-        kind = max((self.kind[step.bound[f]] for f in step.kernel.reads), default="C")
+        sources = [self.held[step.blocks_by_formal[f]] for f in step.kernel.reads]
+        kind = max((self.kind[step.blocks_by_formal[f]] for f in step.kernel.reads), default="C")
         product = self._product(step) if step.kernel.product else None
         if product is not None:
             sources.insert(0, product.dest)
@@ -236,11 +236,11 @@ class _SizedTable:
 
     def _product(self, step: TableStep) -> Product:
         """Return the product: into a place that the kernel overwrites if there is one, else into scratch."""
-        left, right = (self.held[step.bound[f]] for f in step.kernel.product or ())
+        left, right = (self.held[step.blocks_by_formal[f]] for f in step.kernel.product or ())
         width = min(left.cols, right.rows)
         free = [f for f in step.kernel.writes if f not in step.kernel.reads]
         if free:
-            dest = self._place(step.bound[free[0]], left.rows, right.cols, "C", step)
+            dest = self._place(step.blocks_by_formal[free[0]], left.rows, right.cols, "C", step)
         else:
             dest = whole_matrix(SCRATCH_NAME, left.rows, right.cols)
         return Product(left.cropped(dest.rows, width), right.cropped(width, dest.cols), dest, self.plan)

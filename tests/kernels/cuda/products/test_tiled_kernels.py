@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.algorithms.step_table import PRODUCT_SOURCE, Kernel, kernel_table
+from fmm.kernels.algorithms.step_table import PRODUCT_SOURCE, TableKernel, kernel_table
 from fmm.kernels.cuda.device_code.entry_source import ENTRY
 from fmm.kernels.cuda.ops import GemmOp, View
 from fmm.kernels.cuda.products.fused import tile_op_with_update
@@ -61,7 +61,7 @@ class Host:
 
 
 def operation(
-    kernel: Kernel, size: tuple[int, int, int], gap: int, way: tuple[Way, Way] = WAYS[0], dtype: str = "float32"
+    kernel: TableKernel, size: tuple[int, int, int], gap: int, way: tuple[Way, Way] = WAYS[0], dtype: str = "float32"
 ) -> TileOp:
     """Return the kernel's TileOp on separate matrices, each with its own leading dimension."""
     m, k, n = size
@@ -74,7 +74,7 @@ def operation(
     return replace(op, kernel=replace(op.kernel, strategy=SMALL, paths=way), open_strategy=False)
 
 
-def expected(kernel: Kernel, values: dict[str, Any]) -> dict[str, Any]:
+def expected(kernel: TableKernel, values: dict[str, Any]) -> dict[str, Any]:
     """Compute the assignments one after the other, as in the table of kernels."""
     assert kernel.product
     values, (left, right) = dict(values), kernel.product
@@ -84,7 +84,7 @@ def expected(kernel: Kernel, values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def check(kernel: Kernel, op: TileOp, host: Host, access: Access) -> None:
+def check(kernel: TableKernel, op: TileOp, host: Host, access: Access) -> None:
     """Exact on small integers; unwritten numbers stay as they are, and write-only numbers were NaN."""
     rng, memory, views = np.random.default_rng(3), {}, {}
     old = {piece.base for piece in (*op.left, *op.right)} | set(kernel.reads)
