@@ -100,7 +100,7 @@ def write_kernel(kernel: Kernel, folder: Path) -> None:
 
 
 def flagged_kernels(of: Chip) -> Iterator[Kernel]:
-    """Yield the kernels of the plans in FLAGGED."""
+    """Yield the kernels of the plans in FLAGGED_PLANS."""
     target = chip_target(of, flagged=True)
     for text, dtypes in FLAGGED_PLANS.items():
         for dtype, size in product(dtypes, FLAGGED_PLAN_SIZES):

@@ -108,7 +108,7 @@ def stacked_pair(case: Case) -> ComparedCalls:
 
 
 def gemm_pair(case: Case) -> ComparedCalls:
-    """Return A B + C; the baseline is torch.addmm, or the product and the sum where there is no such function."""
+    """Return A B + C; the baseline is torch.addmm, or the library's product and sum."""
     a = case_matrices(case, case.side, case.side)
     xp = library_module(case)
     vendor = partial(xp.addmm, a, a, a) if hasattr(xp, "addmm") else lambda: xp.matmul(a, a) + a

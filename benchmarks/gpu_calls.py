@@ -229,9 +229,9 @@ def compile_cases(cases: Sequence[Case]) -> None:
     for case in cases:
         for dtype in case.dtypes:
             m, k, n = case.size
-            beside = total - (m * k + k * n + m * n) * np.dtype(np.float32).itemsize
+            free_bytes = total - (m * k + k * n + m * n) * np.dtype(np.float32).itemsize
             for taken in case.taken:
-                limit = int(WORKSPACE_SHARE * (1 - taken) * max(beside, 0))
+                limit = int(WORKSPACE_SHARE * (1 - taken) * max(free_bytes, 0))
                 with Gpu().as_type(dtype):
                     found = fmm.plan(*case.size, dtype=dtype.removesuffix(OWN_ARITHMETIC), device=0, workspace=limit)
                 wanted.append((dtype.removesuffix(OWN_ARITHMETIC), found.plan, case.size))

@@ -75,7 +75,7 @@ def merged_checks(recorded: Iterable[Check], found: Iterable[Check], order: Sequ
 
 
 def batches(planned: Iterable[Step]) -> Iterator[list[Step]]:
-    """Yield each step that runs alone, and the steps between two such steps together."""
+    """Yield each step that runs alone, and the groups of steps between them."""
     for alone, found in groupby(planned, key=lambda step: step.alone):
         together = list(found)
         yield from ([step] for step in together) if alone else [together]

@@ -30,7 +30,7 @@ FEW_LAUNCHES_TESTS = (
 )
 FEW_LAUNCHES = (*PYTEST, "-k", "few_launches", *FEW_LAUNCHES_TESTS)
 SEVERAL_GPU_TESTS = "tests/distributed/test_gpu_sharded.py"
-# racecheck does not follow mbarriers: it reports every sum that such a kernel reads behind one as a race.
+# racecheck does not follow mbarriers: it reports every sum that a kernel reads after one as a race.
 MBARRIER_TESTS = (f"{KERNELS}/products/test_gpu_tma.py", f"{KERNELS}/products/test_gpu_wgmma.py")
 SANITIZER = "compute-sanitizer"
 SANITIZER_COMMANDS = {"memcheck": (*FEW_LAUNCHES, *MBARRIER_TESTS), "racecheck": FEW_LAUNCHES}

@@ -276,7 +276,8 @@ def benchmark_parser(
 ) -> argparse.ArgumentParser:
     """Return a parser with the options that benchmarks share.
 
-    These are --output, and where a default or a help text is given --time-limit, --device and --quick.
+    These are --output and --any-blas-kernel; and, if a default or a help text is passed, --time-limit, --device and
+    --quick.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks {name}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter

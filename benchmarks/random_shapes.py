@@ -82,7 +82,7 @@ class Case(NamedTuple):
 def random_sides(count: int, number: int, largest: int, seed: int) -> list[tuple[int, ...]]:
     """Return shapes of `number` sides, spread evenly by logarithm up to `largest`; every second shape is odd.
 
-    No side is more than ASPECT times another.
+    No side is more than MAX_ASPECT times another.
     """
     rng = random.Random(seed)
     shapes: list[tuple[int, ...]] = []

@@ -1,1 +1,1 @@
-"""The papers' experiments on the device at hand: published beside computed beside measured, a row for each figure."""
+"""The papers' experiments on this device: published, computed and measured numbers, a row for each figure."""

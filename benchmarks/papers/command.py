@@ -86,7 +86,7 @@ def parsed_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--output", type=Path, metavar="DIR", help="folder of samples and pictures (results/<device>/paper)")
     any_kernel = "measure on a CPU although BLAS runs a kernel for an older processor"
     add("--any-blas-kernel", action="store_true", help=any_kernel)
-    add("--measured", type=Path, metavar="DIR", help="print the samples of this folder beside the published numbers")
+    add("--measured", type=Path, metavar="DIR", help="print the samples of this folder with the published numbers")
     style = parser.add_mutually_exclusive_group()
     style.add_argument("--csv", action="store_true", help="print CSV")
     style.add_argument("--json", action="store_true", help="print JSON")

@@ -141,11 +141,11 @@ def _scaled_rows(bench: Bench, data: str, dtype: str, side: int) -> Iterator[Row
     a, b = (x.astype(dtype) for x in pair)
     left, right = (bench.widened(x, dtype) for x in (a, b))
     exact = reference(bench.xp, left, right, DTYPES[dtype].unit_roundoff)
-    beside = abs(a).astype("float64") @ abs(b).astype("float64")
+    entry_bounds = abs(a).astype("float64") @ abs(b).astype("float64")
 
     def errors(c: Array) -> tuple[float, float]:
         off = exact.distance(c.astype("float64"))
-        return frobenius(off), float((off / beside).max())
+        return frobenius(off), float((off / entry_bounds).max())
 
     vendor = errors(bench.multiply(VENDOR, a, b))
     for text, (name, scaling) in product(SCALED_PLANS, SCALINGS.items()):

@@ -23,7 +23,9 @@ from fmm.problem import Problem
 
 Key = tuple[str | int | float, ...]
 Numbers = Mapping[Key, float]
-Row = dict[str, Any]  # "key": the key as a list, and the quantities; "run": of which run, if it is not the first
+Row = dict[
+    str, Any
+]  # "key": the key as a list; "run": the number of the run, if it is not the first; and the quantities
 Products = tuple[tuple[Plan, Problem], ...]
 PACKED = ".gz"
 

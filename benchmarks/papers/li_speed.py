@@ -125,7 +125,7 @@ def _counted_37(what: li_counts.Quantity) -> Numbers:
     }
 
 
-# ---- Figures 26 to 29: the reduction in time beside that of counts
+# ---- Figures 26 to 29: the reductions in time and in counts
 
 CURVE_FIGURES: Final = ((26, "Strassen", 4096), (27, "Winograd", 4096), (28, "Strassen", 2048), (29, "Winograd", 2048))
 

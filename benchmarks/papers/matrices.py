@@ -49,21 +49,21 @@ def uniform(xp: Any, rng: Any, n: int) -> MatrixPair:
 
 
 def _graded(xp: Any, rng: Any, n: int) -> MatrixPair:
-    """Return matrices whose rows (A) and columns (B) fall from 1 to GRADED."""
+    """Return matrices whose rows (A) and columns (B) fall from 1 to GRADED_RATIO."""
     falls = GRADED_RATIO ** (xp.arange(n) / max(n - 1, 1))
     a, b = _normal(xp, rng, n)
     return a * falls[:, None], b * falls[None, :]
 
 
 def graded_inside(xp: Any, rng: Any, n: int) -> MatrixPair:
-    """Return A with columns that fall from 1 to GRADED, and B with rows that rise by the same factor."""
+    """Return A with columns that fall from 1 to GRADED_RATIO, and B with rows that rise by the same factor."""
     falls = GRADED_RATIO ** (xp.arange(n) / max(n - 1, 1))
     a, b = _normal(xp, rng, n)
     return a * falls[None, :], b / falls[:, None]
 
 
 def _low_rank(xp: Any, rng: Any, n: int) -> MatrixPair:
-    """Return two matrices of rank RANK with noise."""
+    """Return two matrices of rank LOW_RANK with noise."""
     return _low_rank_matrix(rng, n), _low_rank_matrix(rng, n)
 
 

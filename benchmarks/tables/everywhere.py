@@ -38,8 +38,8 @@ def _several_rows(results: Path) -> Iterator[tuple[object, ...]]:
         for row in rows:
             taken = {who: seconds for who, seconds in row["seconds"].items() if seconds}
             for who, seconds in taken.items():
-                beside = "alone" in taken and who in ("hook", "shared", "shared-level")
-                own = f"{paired(taken['alone'], seconds):.2f}" if beside else ""
+                has_own_part = "alone" in taken and who in ("hook", "shared", "shared-level")
+                own = f"{paired(taken['alone'], seconds):.2f}" if has_own_part else ""
                 speedup = f"**{paired(taken['torch'], seconds):.2f}**" if "torch" in taken and who != "torch" else ""
                 expected = _predicted_milliseconds(row["ways"].get(who, ()))
                 time = digits(1e3 * median(seconds))

@@ -288,7 +288,7 @@ def _small_table(rows: list[Row]) -> Iterator[str]:
 
 
 def cpu(results: Path) -> Iterator[str]:
-    """Yield large products, and a line for each other suite, of every CPU whose BLAS chose its own kernel."""
+    """Yield large products, and a line for each other suite, of every CPU."""
     for path, environment, rows in loaded(results, "*/speed.json"):
         versions = f"NumPy {environment['numpy']}", environment["blas"]
         yield from heading(path, environment, *versions)

@@ -86,9 +86,9 @@ def _ring_rows(folder: Path) -> Iterator[tuple[object, ...]]:
     )
 
 
-def _ring_row(what: str, count: int, seconds: float, beside: list[float]) -> tuple[object, ...]:
+def _ring_row(what: str, count: int, seconds: float, direct_seconds: list[float]) -> tuple[object, ...]:
     through = (digits(1e3 * share * count * seconds) for share in (1.0, STRASSEN_SHARE))
-    return what, count, *through, digits(1e3 * median(beside))
+    return what, count, *through, digits(1e3 * median(direct_seconds))
 
 
 def shortest_paths(results: Path) -> Iterator[str]:

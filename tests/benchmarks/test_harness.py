@@ -146,6 +146,29 @@ def test_every_benchmark_prints_its_help(name: str) -> None:
     assert done.returncode == 0 and done.stdout.startswith("usage: "), done.stderr
 
 
+LOADED_WITH_STUBS = """
+from importlib import import_module
+from tests.support.stub_modules import install_stubs
+install_stubs("cupy", "cupy_backends", "cupyx", "torch", "dask", "distributed")
+from benchmarks.__main__ import BENCHMARKS
+for name in NAMES:
+    try:
+        import_module(BENCHMARKS[name]).main(["--help"])
+    except SystemExit as end:
+        assert end.code == 0, name
+"""
+
+
+def test_benchmarks_of_missing_libraries_load_and_parse_their_options() -> None:
+    """A name that a benchmark imports from fmm and that is gone is found without CuPy, torch and Dask."""
+    names = [name for name, library in NEEDS.items() if library in ("cupy", "torch", "dask")]
+    command = [sys.executable, "-c", LOADED_WITH_STUBS.replace("NAMES", repr(names))]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("usage: ") == len(names)
+
+
 # ---- the kernel of BLAS
 
 

@@ -472,8 +472,10 @@ def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize(
     ("at", "error"),
-    [(1, KeyboardInterrupt), (3, KeyboardInterrupt), (7, KeyboardInterrupt)]
-    + [(1, RuntimeError), (3, SystemExit), (7, FloatingPointError)],
+    [
+        *((at, KeyboardInterrupt) for at in (1, 3, 7)),
+        *((1, RuntimeError), (3, SystemExit), (7, FloatingPointError)),
+    ],
 )
 @pytest.mark.parametrize("method", ["multiply", "sum"])
 @pytest.mark.parametrize("plan", PLANS)

@@ -10,6 +10,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -163,6 +164,24 @@ def test_what_stands_for_a_tensor_answers_itself() -> None:
 
     for pair in ((Answering(), torch.ones(3, 3)), (torch.ones(3, 3), Answering()), (Answering(), Answering())):
         assert fmm.matmul(*pair) == "matmul"
+
+
+def test_a_plan_that_torch_cannot_follow_is_refused_by_the_call_and_by_its_explanation() -> None:
+    """Tensors without memory are torch's own; the explanation says the same as the call."""
+    a = torch.empty(64, 64, device="meta")
+    pairs: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...] = (
+        (partial(fmm.matmul, a, a), partial(fmm.explain, a, a)),
+        (partial(fmm.gemm, a, a), partial(fmm.explain_gemm, a, a)),
+        (partial(fmm.gram, a), partial(fmm.explain_gram, a)),
+    )
+    for call, explanation in pairs:
+        assert call().shape == (64, 64) and explanation().plan == Plan()
+        messages = []
+        for function in (call, explanation):
+            with pytest.raises((PlanError, TypeError), match="here: this call is torch's own") as error:
+                function(plan=LEVEL)
+            messages.append((type(error.value), str(error.value)))
+        assert messages[0] == messages[1]
 
 
 # ---- recorded

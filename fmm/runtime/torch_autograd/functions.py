@@ -38,7 +38,7 @@ def matmul_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> An
         if constraints.plan not in (None, VENDOR):
             must_fail = out is not None and is_refused_out(out)
             TORCH.vendor(a, b, out if must_fail else None)  # raises torch's own error for a call that torch rejects
-            raise PlanError(f"the plan {constraints.plan} cannot run here: {explain_torch_fallback(a, b, out)}")
+            _decide_fallback(explain_torch_fallback(a, b, out), constraints)  # raises PlanError
         return TORCH.vendor(a, b, out)
     a, b = resolve_marks(a, b)
     library = torch_library_of(a)
@@ -53,12 +53,16 @@ def matmul_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> An
 def explain_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Decision:
     """Return the decision of `matmul_tensors`; nothing is computed."""
     if not is_plain_call(a, b, out):
-        why = explain_torch_fallback(a, b, out)
-        if constraints.plan not in (None, VENDOR):
-            raise PlanError(f"the plan {constraints.plan} cannot run here: {why}")
-        return Decision(VENDOR, None, f"torch answers: {why}", kernels=(TORCH.vendor_name,))
+        return _decide_fallback(explain_torch_fallback(a, b, out), constraints)
     a, b = resolve_marks(a, b)
     return array_matmul.explain_matmul(torch_library_of(a), a, b, out, constraints)
+
+
+def _decide_fallback(why: str, constraints: PlanConstraints, function: str = TORCH.vendor_name) -> Decision:
+    """Return the decision for a call that only torch can compute; PlanError if the caller named a plan."""
+    if constraints.plan not in (None, VENDOR):
+        raise PlanError(f"the plan {constraints.plan} cannot run here: {why}")
+    return Decision(VENDOR, None, f"torch answers: {why}", kernels=(function,))
 
 
 class Product(torch.autograd.Function):  # type: ignore[misc]
@@ -117,8 +121,7 @@ def recurring_gram_tensors(library: Library, a: Any, out: Any, rows: bool, fill:
 def _gram_by_torch(a: Any, b: Any, out: Any, params: GramParams, constraints: PlanConstraints) -> Any:
     """Return the product by torch's own functions, which torch may trace, transform or record."""
     if out is not None or constraints.plan not in (None, VENDOR):
-        why = explain_torch_fallback(a, a if b is None else b, out)
-        raise TypeError(f"fmm.gram takes neither out nor plan here: {why}")
+        _decide_gram_fallback(a, b, out, constraints)  # raises TypeError
     left, right = (a, b) if b is not None else (a, a.mH) if params.rows else (a.mH, a)
     if params.alpha == 0:  # with alpha = 0 the operands are not read, as in BLAS
         left, right = left[..., :0], right[..., :0, :]
@@ -132,12 +135,19 @@ def explain_gram_tensors(a: Any, b: Any, out: Any, params: GramParams, constrain
     """Return the decision of `gram_tensors`; nothing is computed."""
     other = a if b is None else b
     if not is_plain_call(a, other, out):
-        why = explain_torch_fallback(a, other, out)
-        return Decision(VENDOR, None, f"torch answers: {why}", kernels=(TORCH.vendor_name,))
+        return _decide_gram_fallback(a, b, out, constraints)
     a, other = resolve_marks(a, other)
     b = None if b is None else other
     decision: Decision = array_gram.explain_gram(torch_library_of(a), a, b, out, params, constraints)
     return decision
+
+
+def _decide_gram_fallback(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Decision:
+    """Return the decision for fmm.gram by torch's own functions; TypeError if `out` or a plan was passed."""
+    why = explain_torch_fallback(a, a if b is None else b, out)
+    if out is not None or constraints.plan not in (None, VENDOR):
+        raise TypeError(f"fmm.gram takes neither out nor plan here: {why}")
+    return _decide_fallback(why, constraints)
 
 
 class Gram(torch.autograd.Function):  # type: ignore[misc]
@@ -186,7 +196,7 @@ def gemm_tensors(
     """Return alpha op(a) op(b) + beta c; it records gradients if an operand requires them."""
     if not _is_plain_gemm(a, b, c, out):
         if constraints.plan not in (None, VENDOR):
-            raise PlanError(f"the plan {constraints.plan} cannot run here: {_explain_gemm_fallback(a, b, c, out)}")
+            _decide_fallback(_explain_gemm_fallback(a, b, c, out), constraints)  # raises PlanError
         return _gemm_by_torch(a, b, c, out, params)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (a, b, c)):
         return _differentiable_gemm(a, b, c, out, params, constraints, on_decline)
@@ -198,8 +208,7 @@ def explain_gemm_tensors(
 ) -> Decision:
     """Return the decision of `gemm_tensors`; nothing is computed."""
     if not _is_plain_gemm(a, b, c, out):
-        why = _explain_gemm_fallback(a, b, c, out)
-        return Decision(VENDOR, None, f"torch answers: {why}", kernels=(TORCH.gemm_name,))
+        return _decide_fallback(_explain_gemm_fallback(a, b, c, out), constraints, TORCH.gemm_name)
     a, b, params = _conjugate_marks_as_ops(a, b, params)
     return explain_gemm(torch_library_of(a), a, b, c, out, params, constraints)
 

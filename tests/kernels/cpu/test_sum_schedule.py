@@ -167,6 +167,11 @@ def test_scratch_panels_are_used_again() -> None:
     assert schedule_calls(program, (True, True), (True,), ()).scratch <= 2
 
 
+def test_scaled_terms_of_a_sum_share_one_scratch_panel() -> None:
+    program = AdditionProgram(4, (((1, 0), (2, 1), (3, 2), (5, 3)),), (4,))
+    assert schedule_calls(program, (True,) * 4, (True,), ()).scratch == 1
+
+
 # ---- any program, any aliases, any part of it present or wanted
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 import fmm
 from fmm.kernels.algorithms.catalogue import scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
-from fmm.kernels.plans.leaf import plan_leaves
+from fmm.kernels.plans.explain import format_bytes
+from fmm.kernels.plans.leaf import leaf_of_option, leaf_option_text, leaf_uses, plan_leaves
 from fmm.kernels.plans.levels.balanced import balanced_level
 from fmm.kernels.plans.levels.gram import gram_level
 from fmm.kernels.plans.levels.scheme_level import FRINGES, PAD_OPTIONS, SchemeLevel, level_with_options, scheme_level
@@ -210,6 +211,7 @@ BAD = [
     ("sforza(3,0) > vendor", r"sforza\(3,0\): write sforza\(recursion\) or sforza\(recursion,cutoff\)"),
     ("sforza(x) > vendor", r"sforza\(x\): write sforza\(recursion\)"),
     ("sforza(1,2,3) > vendor", r"sforza\(1,2,3\): write sforza\(recursion\)"),
+    ("winograd > strassen > sforza > strassen > vendor", r"sforza\(1\) cuts only Gram products"),
     ("balanced(1) > vendor", r"balanced\(1\): gamma must be at least 1.5"),
     ("balanced(-2) > vendor", "gamma must be at least 1.5"),
     ("balanced(nan) > vendor", "gamma must be at least 1.5"),
@@ -353,3 +355,25 @@ def test_halving_ends_almost_square(gamma: float, m: int, k: int, n: int) -> Non
 def test_an_unknown_dtype_names_the_valid_ones(dtype: object) -> None:
     with pytest.raises(TypeError, match=r"unknown dtype .*; valid: float64, float32, tf32, .*, bool"):
         fmm.plan(500, 500, 500, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (3 << 19, "1.5 MiB"),
+        ((1 << 30) - 1, "1024.0 MiB"),
+        (5 << 29, "2.5 GiB"),
+    ],
+)
+def test_bytes_are_shown_in_the_largest_unit_that_fits(nbytes: int, text: str) -> None:
+    assert format_bytes(nbytes) == text
+
+
+def test_each_leaf_is_found_by_its_text_in_an_option() -> None:
+    """A leaf with levels inside keeps its whole text: only `residues(14)` is short for `residues(14) > bytes`."""
+    uses = leaf_uses().values()
+    assert all(leaf_of_option(leaf_option_text(use)) == use for use in uses)
+    assert any(str(use).count(">") > 1 for use in uses)
