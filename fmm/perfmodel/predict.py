@@ -130,9 +130,9 @@ def hidden_share(plan: Plan, dtype: str, calibration: Calibration) -> float:
     """Return the share of the sums below an overlapped level that is hidden behind the plan's products.
 
     The share is 0 for a leaf with a kernel that occupies every multiprocessor until its last tile is done. (61 plans on
-    an H200 with `f16x3` below overlapped and batched levels, of 0.8 to 52 ms: the predicted time was 0.79 of the measured
-    one at the median with the share 0.58, which is right for the vendor's products and the tiled kernel. With the share
-    0 the ratio is 0.93, and 1.0 from 5 ms on.)
+    an H200 with `f16x3` below overlapped and batched levels, of 0.8 to 52 ms: the predicted time was 0.79 of the
+    measured one at the median with the share 0.58, which is right for the vendor's products and the tiled kernel. With
+    the share 0 the ratio is 0.93, and 1.0 from 5 ms on.)
     """
     rate = calibration.find_rate(plan.rate_name(dtype))
     by_own_kernel = rate is not None and rate.blocks > 0  # else the vendor multiplies the leaf's planes
