@@ -73,7 +73,7 @@ class Sharing:
 
     layout: Layout
     above: Plan
-    products: float  # seconds of one device's products
+    products: float  # seconds in which a device multiplies locally
     waiting: float  # seconds of waiting for panels
     sums: float  # seconds of the level's sums, and of adding products to C
     around: float  # seconds of redistributing A and B before the products, and C after them
@@ -148,8 +148,8 @@ def rank_sharings(layout: Layout, devices: Devices, above: Sequence[Plan] | None
 def choose_sharing(ranked: Sequence[Sharing], memory_limit: float) -> Sharing:
     """Return the fastest candidate that needs at most `memory_limit` bytes; if none fits, the smallest candidate.
 
-    A candidate with a level above must be faster than candidates without one by LEVEL_MARGIN, a rectangle by
-    RECTANGLE_MARGIN.
+    To be chosen, a candidate with a level above must be faster than the plain candidates by LEVEL_MARGIN, a rectangle
+    by RECTANGLE_MARGIN.
     """
     fitting = [sharing for sharing in ranked if sharing.memory <= memory_limit]
     if not fitting:
