@@ -70,7 +70,7 @@ check-format: $(READY_TEST)
 	$(BIN)/ruff format --check .
 
 check-types: $(READY_TEST)
-	MYPY_NUM_WORKERS=2 $(BIN)/mypy
+	$(BIN)/mypy
 
 # MARKS: pytest's -m option; empty for every test.
 MARKS :=

@@ -284,7 +284,7 @@ def to_callers_library(c: Any, a: Any, b: Any) -> Any:
 
         return cuda.as_cuda_array(c)
     if library in ("jax", "jaxlib"):
-        from jax import dlpack  # type: ignore[import-not-found]
+        from jax import dlpack
 
         return dlpack.from_dlpack(c)
     return c
