@@ -8,6 +8,7 @@ KIND ?=
 
 VENV := .venv
 VENV_TORCH := .venv-torch
+VENV_JAX := .venv-jax
 BIN := $(VENV)/bin
 
 # The CUDA version that device 0's driver supports, as a package extra; empty where no device answers.
@@ -16,10 +17,11 @@ CUDA := $(shell nvidia-smi -i 0 2>/dev/null | sed -n 's/.*CUDA[^0-9]*Version: *\
 READY_TEST := $(VENV)/.ready-test,notebooks
 READY_TUNE := $(VENV)/.ready-tune$(CUDA)
 READY_TORCH := $(VENV)/.ready-test,torch
+READY_JAX := $(VENV)/.ready-test,jax
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: docs test test-all test-torch lint tune bench gpu-check clean check-style check-format check-types check-tests check-torch
+.PHONY: docs test test-all test-torch test-jax lint tune bench gpu-check clean check-style check-format check-types check-tests check-torch check-jax
 
 CHECKS := check-style check-format check-types
 
@@ -35,6 +37,10 @@ test-all: $(READY_TEST)
 # large, and brings types that mypy would read in the other one.
 test-torch:
 	@$(MAKE) --no-print-directory VENV=$(VENV_TORCH) check-torch
+
+# The tests that need JAX, which runs on the host; in a .venv-jax of their own.
+test-jax:
+	@$(MAKE) --no-print-directory VENV=$(VENV_JAX) check-jax
 
 # The site, in build/site/; a warning fails it.
 docs: $(READY_TEST)
@@ -78,8 +84,11 @@ check-tests: $(READY_TEST)
 check-torch: $(READY_TORCH)
 	$(BIN)/python -m pytest -m 'not gpu' $(SHARED) $$(grep -rl --include='test_*.py' 'importorskip("torch' tests)
 
+check-jax: $(READY_JAX)
+	$(BIN)/python -m pytest $$(grep -rl --include='test_*.py' 'importorskip("jax' tests)
+
 clean:
-	rm -rf $(VENV) $(VENV_TORCH) .test-cache build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_TORCH) $(VENV_JAX) .test-cache build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One stamp per set of extras, written after the installation: an interrupted one is repeated. (Python compiles modules

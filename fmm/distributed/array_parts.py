@@ -88,7 +88,7 @@ def _check_parts(a: Any, b: Any) -> None:
 
 
 def _checked_mesh(mesh: Any, a: Any) -> Any:
-    """Return the mesh; for a process group, a mesh of one dimension."""
+    """Return the checked mesh; a process group becomes a mesh of one dimension."""
     kind = MESH_DEVICE_TYPES[kind_of(a)]
     if isinstance(mesh, dist.ProcessGroup):
         mesh = DeviceMesh.from_group(mesh, kind)
@@ -152,7 +152,7 @@ def _as_dtensor(x: Any, mesh: Any, placements: tuple[Any, ...], shape: tuple[int
 
 
 def _as_dlpack_exportable(x: Any) -> Any:
-    """Return the array, or a copy if DLPack cannot express it: read-only, another byte order, irregular strides."""
+    """Return x, or a copy if DLPack cannot express x: a read-only array, a foreign byte order, irregular strides."""
     regular = all(step >= 0 and step % x.itemsize == 0 for step in x.strides)
     if kind_of(x) == "host":
         x = np.asarray(x)

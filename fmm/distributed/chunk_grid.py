@@ -2,7 +2,7 @@
 
 `ChunkTasks` executes the walk's steps by recording tasks; it computes nothing. A task is a function of this module and
 the keys of the chunks that it reads. No task changes a chunk that it reads, so Dask may run a task again. Chunks may
-have unequal sizes: a sum pads the smaller ones with zeros, and a product uses the part of the inner dimension that both
+have unequal sizes: a sum pads smaller chunks with zeros, and a product uses the part of the inner dimension that both
 chunks have.
 """
 

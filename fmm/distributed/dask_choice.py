@@ -62,7 +62,7 @@ class ChunkCosts:
 def choose_grid_plan(
     grid: tuple[int, int, int], plans: Sequence[Plan], costs: ChunkCosts, workers: tuple[int, int]
 ) -> GridPlan:
-    """Return the candidate with the least predicted time; one with levels only if it saves LEVEL_MARGIN of the time.
+    """Return the candidate with the least predicted time; a candidate with levels must save LEVEL_MARGIN of the time.
 
     `workers` is (number of processes, number of threads in each process).
     """
@@ -172,8 +172,8 @@ def simulate_tasks(
     for task in tasks:
         reads = set(task.reads)
         start = max((ready_at[key] for key in reads), default=0.0)
-        # Of the workers that have none of the task's chunks, only the one that is free first is a candidate: all of
-        # them need the same transfers.
+        # All workers that have none of the task's chunks need the same transfers, so only the first free worker of
+        # these is a candidate.
         candidates = {_first_free_process(first_free_at, start)}.union(*(places[key] for key in reads))
         missing = {worker: sum(worker not in places[key] for key in reads) for worker in candidates}
         started = {x: max(first_free_at[x], start) + missing[x] * workers.fetch_seconds for x in candidates}

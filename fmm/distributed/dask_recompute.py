@@ -56,8 +56,8 @@ def _conditional_chunk_tasks(
 ) -> list[list[Cell]]:
     """Return, for each chunk of the result, cells that pass on a row of A's chunks (or a column of B's) if needed.
 
-    Chunks of the result at equal positions in the levels' blocks are computed at about the same time; they share these
-    tasks.
+    Chunks of the result at equal positions in the levels' blocks are computed at about the same time, so these chunks
+    share the tasks.
     """
     distance = -(-len(nonfinite) // parts)
     sets = [[cell.key for cell in nonfinite[first::distance]] for first in range(distance)]

@@ -201,10 +201,11 @@ def is_finite_everywhere(c: Any, processes: MeshProcesses) -> bool:
 #
 # With NCCL, a cached call is not compared again between processes; a process that then makes a different call waits
 # until NCCL's time-out. The following three ways to compare every call would be worse than this time-out. A digest sent
-# between GPUs arrives after all work launched before it; by then the host has launched messages that do not match,
-# unless it waits for its device in each call. A digest sent between hosts by gloo arrives when the last host has
-# reached the call, so each host would wait for all others; hosts should instead launch work ahead of their devices.
-# Checking the digest in the next call would be too late: a host that reads the first call's result hangs before.
+# between GPUs arrives after all work launched before the digest; by then the host has launched messages that do not
+# match, unless the host waits for its device in each call. A digest sent between hosts by gloo arrives when the last
+# host has reached the call, so each host would wait for all others; hosts should instead launch work ahead of their
+# devices. Checking the digest in the next call would be too late: a host that reads the first call's result hangs
+# before.
 
 DIGEST_WORDS = 4  # number of 64-bit words of the digest (SHA-256) of a call's description
 

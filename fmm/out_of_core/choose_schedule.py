@@ -103,8 +103,8 @@ def _cuts_that_fit(
 ) -> Iterator[ProductCut]:
     """Yield cuts with ever fewer tiles on the device; fewer tiles leave more memory for larger blocks of C.
 
-    If C has several columns of blocks, one candidate holds all of A's tiles of a row of blocks, so that they are loaded
-    only once. With one tile per matrix the device is idle while the next tile is loaded.
+    If C has several columns of blocks, one candidate holds all of A's tiles of a row of blocks on the device, so that
+    each of these tiles is loaded only once. With one tile per matrix the device is idle while the next tile is loaded.
     """
     count, cuts = len(cut_ranges(size[1], pieces)), list[ProductCut]()
     for slots_a, slots_b in (*((slots, slots) for slots in TILE_SLOT_COUNTS), (count, max(TILE_SLOT_COUNTS)), (1, 1)):
@@ -132,8 +132,8 @@ def _cut_with_fewest_blocks(
                 continue
             tiles = min(count * down, slots[0]), min(count * across, slots[1]), min(down * across, 2)
             cut = ProductCut(rows, cols, pieces, (rows,), tiles)
-            # A product of integers is written to a separate matrix, then added to C, so it needs memory for a further
-            # block.
+            # A product of integers is written to a separate matrix and then added to C, which needs memory for a
+            # further block.
             limit = memory_limit - (block_bytes(rows, cols, itemsize) if exact else 0)
             if _slot_bytes_estimate(size, cut, itemsize) > limit:
                 continue

@@ -200,7 +200,7 @@ class ScheduleRun:
     # ---- the threads that load and store
 
     def _run_steps(self, kind: type[LoadStep] | type[StoreStep]) -> None:
-        """Run all steps of one kind (LoadStep or StoreStep) in a thread of their own."""
+        """Run all steps of type `kind` (LoadStep or StoreStep), as the function of one thread."""
         try:
             self.engine.begin_thread()
             for number, step in enumerate(self.schedule.steps):

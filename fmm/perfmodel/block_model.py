@@ -97,7 +97,7 @@ def shared_tile(s: TileSizes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """The tile of A or of B: its size, the number of blocks whose sum it holds, and its layout.
+    """The tile of A or of B: its size, the number of blocks that are added up in it, and its layout.
 
     Blocks of a sum are copied to shared memory one by one, read again and added, and the sum is written to shared
     memory. Lines along the inner dimension are padded in shared memory, so that writing them takes two passes; a thread

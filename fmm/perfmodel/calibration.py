@@ -111,7 +111,7 @@ class Calibration:
     ragged: float = 1.0  # sums on rows that do not begin on cache lines
     scalar: float = 1.0  # sums on rows that a kernel must move one number at a time
     parts: float = 1.0  # sums of real or imaginary parts of complex numbers, every second number in memory
-    deep: float = 1.0  # sums of three levels in one pass, whose many values leave registers for few threads
+    deep: float = 1.0  # sums of three levels in one pass: their many values leave registers for few threads
     host: float = 0.0  # least seconds of the host to start one product
     # The next four fields are the least seconds of the host for a user's call. A recurring call takes at least this
     # time, however short the device's work is. The tuner measures launches; a user's call also runs Python code.

@@ -290,7 +290,7 @@ def outer_levels(device: str) -> tuple[Level, ...]:
 # in time, workspace and error at once.
 
 MAX_OUTER_LEVELS = 3
-MAX_COMPOSITIONS = 8  # the number of compositions whose time is predicted by the whole formula
+MAX_COMPOSITIONS = 8  # compositions for which the whole formula predicts the time
 # If the estimated workspace is above this share of the allowed one, the workspace is counted exactly. The second share
 # is for step tables, which need up to 1.4 times the estimate if the blocks at the edge are smaller.
 NEAR_LIMIT_SHARE, STEP_TABLE_NEAR_LIMIT_SHARE = 0.8, 0.25

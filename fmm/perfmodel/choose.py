@@ -37,7 +37,7 @@ from fmm.problem import Layout, Problem, without_layouts
 # Strassen's algorithm err about 14 times as much on numbers of one sign.
 CPU_ERROR_GROWTH, GPU_ERROR_GROWTH = 15.0, 16.0
 # From this number of flops on, compositions of levels are compared even if other candidates fit the workspace. Only
-# compositions have plans with six levels. Comparing them takes milliseconds, which such a large product hides.
+# compositions have plans with six levels. Comparing them takes milliseconds, which a product of this size hides.
 COMPOSITION_MIN_FLOPS = 2 * 24576**3
 
 
@@ -195,7 +195,7 @@ class EligiblePlan(NamedTuple):
     """A plan that may be chosen for one type on one device, and its requirements on the sides of a problem."""
 
     plan: Plan
-    alignment: int  # bytes at whose multiples every row must begin
+    alignment: int  # every row must begin at a multiple of this number of bytes
     longest: float  # rows: the longest side allowed
     parts: tuple[int, int, int] | None  # the numbers of parts into which all levels together cut m, k, n; None: no cut
     levels: int = 0  # levels of recursion
@@ -363,8 +363,8 @@ THIN_MARGIN = 12.8
 # Added for these plans in TF32: this number divided by the square of the shortest side, if that is more than by
 # THIN_MARGIN. The copies pay less in TF32, and the model is more optimistic for thinner products. (H200, TF32, shortest
 # sides of 129, 153, 203 and 205: 0.70, 0.76, 0.88 and 0.83 of the vendor's time are predicted; 1.39, 1.08, 1.20 and
-# 1.03 were measured. From 207 on no such plan was slower than the vendor, in bfloat16 and float16 none of 32 from 129
-# on.)
+# 1.03 were measured. From 207 on none of these plans was slower than the vendor, in bfloat16 and float16 none of 32
+# from 129 on.)
 TF32_THIN_MARGIN = 4000.0
 # Added on a GPU for cuts of a product that is its own adjoint. The vendor's syrk is faster relative to its gemm than
 # the model predicts, and the products below the diagonal are slower. (float64, H200: 0.93 and 0.92 of the vendor's time

@@ -94,7 +94,7 @@ def _linear_combination(coefficients: Sequence[Any], blocks: Sequence[Array]) ->
 
 
 def _classical_variance(a: Array, b: Array, piece: int, rng: Any) -> float:
-    """Return the variance of a classical product: the sum of its squared partial sums, of which some are estimated."""
+    """Return the variance of a classical product: the sum of its squared partial sums, some of them estimated."""
     if a.dtype.kind == "c":
         parts = product((a.real, a.imag), (b.real, b.imag))
         return sum(_classical_variance(x, y, piece // 2, rng) for x, y in parts)

@@ -118,7 +118,7 @@ LAUNCH_SECONDS = 4e-6
 # measures these numbers: on a slower host, choices for products below 0.1 ms may be poorer.
 LIBRARY_CALL_SECONDS, PLAN_CALL_SECONDS, LEAF_CALL_SECONDS = 18e-6, 40e-6, 40e-6
 # Host seconds of a recurring call of fmm.gram by the leaf `small`. (The hosts of the three H200s: 17 to 30 us with 64
-# or 256 rows. By cuBLAS's syrk 66 to 78 us, of which the device works 42 us; 1024 rows of float64, the lower triangle,
+# or 256 rows. By cuBLAS's syrk 66 to 78 us, while the device works for 42 us; 1024 rows of float64, the lower triangle,
 # results/nvidia-h200/host-transposed.json.)
 SMALL_LEAF_CALL_SECONDS = 25e-6
 OVERLAP_SHARE = 0.25  # measured on an H200: an overlapped outer level saves 1 to 5 % of the time
@@ -270,7 +270,7 @@ SPLIT_BYTES_PER_SHORTER_BYTE, JOIN_BYTES_PER_SHORTER_BYTE = 2.5, 1.0
 # moduli; the value for two levels is a guess.) A level halves the inner dimension of its products, and int8 products
 # lose 13, 5 and 0 % of their rate at 2048, 4096 and 8192.
 RESIDUE_START_SECONDS, LEVEL_PIPE_STEPS = (25e-6, 135e-6, 250e-6), 200.0
-# Columns of a tile of int8 products. (The kernel also has narrower tiles, two of which take longer than a wide one.
+# Columns of a tile of int8 products. (The kernel also has narrower tiles, but two of them take longer than a wide one.
 # With narrow tiles in the formula, predicted times of products with a half-empty last tile were 10 to 25 % too short.)
 BYTE_TILE_COLUMNS = 256.0
 RESIDUE_TRIANGLE = 0.55, 256.0  # `Rate.half_by_tiles` and `Rate.half_edge`, with splitting and joining

@@ -1,6 +1,6 @@
 """The cost of one level of a plan: its sums, its temporaries, and the products that it calls.
 
-At fringes a sum is cut into regions, in each of which every array is either present or absent; an absent array is
+At fringes a sum is cut into regions. In each region every array is either present or absent; an absent array is
 neither added nor read. Sizes without a remainder have one region. Where the steps of a level depend only on its cut,
 the counts are polynomials in the sides of the blocks, and these polynomials are computed once.
 """

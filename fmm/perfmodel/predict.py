@@ -129,10 +129,10 @@ def concurrent_products(plan: Plan, problem: Problem, calibration: Calibration) 
 def hidden_share(plan: Plan, dtype: str, calibration: Calibration) -> float:
     """Return the share of the sums below an overlapped level that is hidden behind the plan's products.
 
-    The share is 0 for a leaf whose kernel occupies every multiprocessor until its last tile is done. (61 plans on an
-    H200 with `f16x3` below overlapped and batched levels, of 0.8 to 52 ms: the predicted time was 0.79 of the measured
-    one at the median with the share 0.58, which is right for the vendor's products and the tiled kernel. With the share
-    0 the ratio is 0.93, and 1.0 from 5 ms on.)
+    The share is 0 for a leaf with a kernel that occupies every multiprocessor until its last tile is done. (61 plans on
+    an H200 with `f16x3` below overlapped and batched levels, of 0.8 to 52 ms: the predicted time was 0.79 of the
+    measured one at the median with the share 0.58, which is right for the vendor's products and the tiled kernel. With
+    the share 0 the ratio is 0.93, and 1.0 from 5 ms on.)
     """
     rate = calibration.find_rate(plan.rate_name(dtype))
     by_own_kernel = rate is not None and rate.blocks > 0  # else the vendor multiplies the leaf's planes
@@ -275,7 +275,7 @@ def vendor_slowdown(rate: Rate, m: float, k: float, n: float, together: float, u
     """Return the slowdown s of the vendor's product: its time is s * flops / rate.
 
     `unaligned` is the factor on the time of multiplying unaligned rows. The terms for repeated reads of operands do not
-    grow on unaligned rows. The beginning and end of a tile, of which half is writing, grow by the square root of
+    grow on unaligned rows. The beginning and end of a tile, half of them writing, grow by the square root of
     `unaligned`. (Median error of the predicted times of 72 thin products with unaligned rows on an H200: 5 % in TF32
     and 1 % in bfloat16; with the factor `unaligned` on both terms 13 and 7 %.)
     """
@@ -352,7 +352,7 @@ def tiled_slowdown(tiles: Tiles, rate: Rate, m: float, k: float, n: float, toget
     """Return the slowdown s of a product by the tiled kernel: its time is s * flops / rate.
 
     Sums inside the tiled kernel are instructions and not passes over memory: every row of tiles computes the sums of B
-    again, every column of tiles the sums of A. With `sms` known, the start of a tile is hidden behind the tile before
+    again, every column of tiles the sums of A. If `sms` is not 0, the start of a tile is hidden behind the tile before
     it on the same multiprocessor.
     """
     number = tiles.count_tiles(m, n)
@@ -380,7 +380,7 @@ NARROW_TILE_STEPS, NARROW_TILE_END = 0.70, 0.41
 # Factor on the time of a tile's beginning and end if rows of C do not begin at multiples of eight bytes, so that each
 # number is written separately.
 UNPAIRED_WRITE_FACTOR = 1.5
-# Factor on the time of a tile whose thread block shares no operands with a neighbour.
+# Factor on the time of a tile if its thread block shares no operands with a neighbour.
 UNSHARED_BLOCK_FACTOR = 1.05
 # Additional share of a product's time each time that C's sides double beyond NEAR_LINES_SIDE rows and columns: the
 # thread blocks of a round then read lines that are farther apart in memory. (Measured for 25 plans on an H200 with leaf
@@ -407,7 +407,7 @@ def plane_slowdown(rate: Rate, m: float, k: float, n: float, together: float, un
 
 
 def _triangle_terms(work: Work, rate: Rate, dtype: DType, calibration: Calibration, lanes: int) -> Iterator[LeafTerm]:
-    """Yield the leaf products of which one triangle is computed; a factor of their slowdown is the triangle's share."""
+    """Yield the leaf products with one computed triangle; a factor of their slowdown is the triangle's share."""
     for x in work.triangles:
         m, k = x.rows, x.k
         if m and k:

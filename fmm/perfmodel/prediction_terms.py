@@ -44,9 +44,9 @@ class PredictionTerms:
     stream: float  # rate of the sums in bytes/s
     overlapped: float  # share of S below an overlapped level
     overlap: float  # share of the overlapped sums that is hidden behind P
-    launches: float  # number of launches of products and sums, each of which takes `launch` seconds
+    launches: float  # launches of products and sums, each in `launch` seconds
     launch: float  # seconds
-    calls: float  # number of products that the host starts, each of which takes `host` seconds
+    calls: float  # products that the host starts, each in `host` seconds
     host: float  # seconds
     lanes: int  # products that run at a time
     idle: float  # seconds

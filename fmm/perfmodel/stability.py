@@ -222,7 +222,7 @@ SHORTER_PIECES_GROWTH: Final = _Growths(1.6, 2.7)
 def _error_variance(plan: Plan, level: Callable[[_Shares, float], float]) -> float:
     """Return the error's variance as a multiple of the vendor's, from the leaves up.
 
-    `level` returns the variance of one pass above products of a given variance.
+    `level` returns the variance of one pass from the shares of its scheme and the variance of its products.
     """
     variance = plan.leaf_use.leaf.relative_error**2
     for x in reversed(plan.levels):

@@ -31,7 +31,7 @@ Leaf = tuple[float, float, float, float, float]  # m, k, n, the number of these 
 
 
 class Triangle(NamedTuple):
-    """Equal leaf products C = A A^T, of which a leaf computes one triangle of C."""
+    """Equal leaf products C = A A^T; the leaf computes one triangle of C."""
 
     rows: float  # rows of A
     k: float  # columns of A
@@ -46,8 +46,8 @@ class Tiles(NamedTuple):
 
     height: int  # rows of C in a tile
     width: int  # columns of C in a tile
-    left: float = 1.0  # blocks of A whose sum is a product's left operand, on average
-    right: float = 1.0  # blocks of B whose sum is a product's right operand, on average
+    left: float = 1.0  # blocks of A that are added up for a product's left operand, on average
+    right: float = 1.0  # blocks of B that are added up for a product's right operand, on average
     dest: float = 1.0  # blocks of C to which a product is added, on average
     together: float = 1.0  # products that may fill the device together
 

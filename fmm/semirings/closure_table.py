@@ -133,7 +133,7 @@ def _step_result(step: Step, values: Mapping[str, WordSet]) -> WordSet:
 
 @dataclass(frozen=True)
 class LetterSet:
-    """The set with a single word, which consists of one letter."""
+    """The set with a single word of a single letter."""
 
     name: str
 

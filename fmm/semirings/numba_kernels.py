@@ -1,7 +1,7 @@
 """Semiring products and the Floyd-Warshall algorithm compiled by Numba, where Numba is installed.
 
 The inner loops run along contiguous rows, so that the compiler uses vector instructions. A row of the result is updated
-with four steps k at a time: with more, the compiled code would check too many pairs of addresses for overlap.
+with four steps k at a time: with more steps, the compiled code would check too many pairs of addresses for overlap.
 INNER_STEPS rows of the right operand, of TASK_ROW_BYTES each, stay in the first-level cache. Matrices are passed as
 one-dimensional arrays with a leading dimension, since Numba does not know that the rows of a submatrix are contiguous.
 """

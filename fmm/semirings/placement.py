@@ -19,7 +19,8 @@ from fmm.semirings.host import NumpySemiring, Semiring
 from fmm.semirings.numba_kernels import CompiledSemiring
 
 COMPUTED_TYPES = ("float32", "float64", "int32", "int16")
-MIN_SUMS_TO_COMPILE = 128**3  # number of sums from which Numba is used: its compilation takes seconds once per process
+# least number of sums for which Numba is used, since a compilation by Numba takes seconds once per process
+MIN_SUMS_TO_COMPILE = 128**3
 
 
 class Placement(NamedTuple):

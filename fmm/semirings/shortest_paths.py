@@ -87,8 +87,8 @@ def _edge_lengths(xp: Any, graph: _Graph, dtype: Any, request: PathRequest) -> A
     """Return the lengths of the edges, interpreted as SciPy does, as a new row-major array.
 
     Entries that are zero, inf, NaN or the largest integer of an integer type are not edges. Zeros that are stored in a
-    sparse matrix are edges. Assignments by a mask or by index arrays are avoided: CuPy compiles several kernels for
-    them at the first call.
+    sparse matrix are edges. Assignments by a mask or by index arrays are avoided, since CuPy compiles several kernels
+    for such an assignment at the first call.
     """
     values = graph.lengths
     if values.dtype.kind == "c":  # with NumPy's warning about the lost imaginary part

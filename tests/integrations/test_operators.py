@@ -25,7 +25,10 @@ if not hasattr(torch.library, "get_kernel"):
 from fmm.integrations import torch_answers, torch_hook, torch_install  # noqa: E402 - load torch
 from fmm.integrations.torch_kernels import OPERATORS, bypass_fmm  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("plans_run")
+pytestmark = [
+    pytest.mark.usefixtures("plans_run"),
+    pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning"),  # of torch itself, which loads what it deprecates
+]
 
 
 @pytest.fixture(params=["python", pytest.param("compiled", marks=pytest.mark.slow)])

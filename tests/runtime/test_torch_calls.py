@@ -25,7 +25,10 @@ from tests.support.torch_plans import LEVEL, N, drawn, same, shards_of_one_proce
 torch: Any = pytest.importorskip("torch")
 from fmm.runtime.torch_autograd import operator  # noqa: E402 - which loads torch
 
-pytestmark = pytest.mark.usefixtures("plans_run")
+pytestmark = [
+    pytest.mark.usefixtures("plans_run"),
+    pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning"),  # of torch itself, which loads what it deprecates
+]
 
 
 def test_a_plain_product_runs_a_plan(device: str, plans_run: list[Plan]) -> None:

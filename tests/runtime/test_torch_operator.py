@@ -16,7 +16,10 @@ from fmm.runtime.torch_autograd import operator  # noqa: E402 - which loads torc
 
 fake_tensor = import_module("torch._subclasses.fake_tensor")
 
-pytestmark = pytest.mark.usefixtures("plans_run")
+pytestmark = [
+    pytest.mark.usefixtures("plans_run"),
+    pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning"),  # of torch itself, which loads what it deprecates
+]
 
 
 SHAPES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [

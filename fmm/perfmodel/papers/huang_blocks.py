@@ -275,7 +275,7 @@ def block_time(
 def direct_seconds(
     s: TileSizes, counts: Mapping[Operands, int], split: Shape, shape: Shape, on: ModelledDevice
 ) -> float:
-    """Return the seconds of a direct fast multiplication, whose products run one after the other.
+    """Return the seconds of a direct fast multiplication; its products run one after the other.
 
     Each product has the shape of the largest blocks: shape / split, rounded up.
     """

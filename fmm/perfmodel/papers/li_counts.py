@@ -247,7 +247,7 @@ def threshold_plan(scheme: str, n: int, tau1: int, tau2: int, leaf: str = "tile.
     """Return the plan that the recursive code of a method (Figure 16 or 23) runs on n x n matrices.
 
     A product of at most tau1 rows is one classical product by `leaf`. A product of at most tau2 rows is one level of
-    Figure 12 or 13, whose product kernels have sums inside. A larger product is one level of Figure 16 or 23, and the
+    Figure 12 or 13, with sums inside the product kernels. A larger product is one level of Figure 16 or 23, and the
     same rule holds for its products; these have (n + 1)/2 rows for an odd n, since the step tables pad. The leaf of the
     paper's codes tStrassen and tWinograd is `tile.gpu8.texture`.
     """

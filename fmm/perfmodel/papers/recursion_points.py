@@ -289,7 +289,7 @@ def alpha_over_pi(calibration: Calibration, problem: Problem) -> float:
 
 
 def hasa_plan(depth: int) -> Plan:
-    """Return the plan with `depth` levels of HASA (Table 2), whose leaf products are the vendor's."""
+    """Return the plan with `depth` levels of HASA (Table 2) above the vendor's product."""
     return Plan.parse(" > ".join(["hasa"] * depth + ["vendor"]))
 
 

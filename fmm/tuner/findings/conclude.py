@@ -238,10 +238,11 @@ def section_thresholds(
 ) -> Thresholds:
     """Return the thresholds of a fitted model with their 95 % intervals, and the measured crossovers."""
     measured, trials = one_level_speedups(*looks), [t for look in looks for t in look]
-    calibration = replace(calibration, level_bounds=level_bounds(measure_crossovers(trials, calibration)))
+    calibration = replace(calibration, level_bounds=())
+    bounded = replace(calibration, level_bounds=level_bounds(measure_crossovers(trials, calibration)))
     observed = fitting.observed_medians(trials, FITTED_STAGES)
     sampled = sample_calibrations(calibration, dtype, intervals, observed)
-    return with_intervals(thresholds(calibration, dtype, measured, strategies), calibration, dtype, sampled, measured)
+    return with_intervals(thresholds(bounded, dtype, measured, strategies), calibration, dtype, sampled, measured)
 
 
 def one_level_speedups(*tunings: Sequence[Trial]) -> list[tuple[Size, float]]:

@@ -86,10 +86,11 @@ def thresholds(
     measured: Sequence[tuple[Size, float]] = (),
     strategies: Mapping[str, str] | None = None,
 ) -> Thresholds:
-    """Return the thresholds of a tuned model.
+    """Return the thresholds of a tuned model. Measured bounds on the number of levels are reported, and not applied.
 
     `measured` has pairs of size and speedup by one level, `strategies` the tile strategies of fmm's own kernel by side.
     """
+    bounds, calibration = calibration.level_bounds, replace(calibration, level_bounds=())
     tau1, tau2, tau3 = (level_spread(calibration, dtype, levels) for levels in LEVEL_COUNTS)
     return Thresholds(
         *alpha_and_pi(calibration, dtype),
@@ -102,9 +103,7 @@ def thresholds(
         strategies or {},
         square_speedups(measured),
         without_emulation=taus_without_emulation(calibration, dtype),
-        measured_taus={
-            bounds.baseline: dict(zip(TAU_NAMES, bounds.taus, strict=True)) for bounds in calibration.level_bounds
-        },
+        measured_taus={x.baseline: dict(zip(TAU_NAMES, x.taus, strict=True)) for x in bounds},
     )
 
 

@@ -159,5 +159,5 @@ def test_old_and_new_numbers_at_once_are_refused() -> None:
 
 def test_only_whole_products_with_beta_are_added_to_something() -> None:
     for wrong in ({"beta": 0}, {"beta": 1, "op": "gram"}):
-        with pytest.raises(ValueError, match="an addend apart from C needs beta"):
+        with pytest.raises(ValueError, match="an addend outside C needs beta"):
             Problem(8, 8, 8, addend_strides=(0, 1), **wrong)

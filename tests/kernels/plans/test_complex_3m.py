@@ -105,6 +105,14 @@ def test_infinite_and_nan_scalars(text: str, alpha: complex, beta: complex, rng:
             np.testing.assert_allclose(part, wanted, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("text", ["3m", "3m.sequential", "3m(strassen)"])
+def test_conjugating_an_operand_twice_changes_nothing(text: str) -> None:
+    conjugates = {(a, b): Plan.parse(f"{text}{'.conj-a' * a}{'.conj-b' * b} > vendor") for a in (0, 1) for b in (0, 1)}
+    for (a, b), plan in conjugates.items():
+        for (x, y), other in conjugates.items():
+            assert plan.with_conjugation(a != x, b != y) == other
+
+
 @pytest.mark.parametrize(
     ("text", "conjugated"), [("3m.conj-a", "a"), ("3m.sequential.conj-b", "b"), ("3m(strassen).conj-b", "b")]
 )

@@ -14,7 +14,7 @@ import fmm
 from fmm.kernels.algorithms.catalogue import scheme_names
 from fmm.kernels.algorithms.step_table import step_table_names
 from fmm.kernels.plans.explain import format_bytes
-from fmm.kernels.plans.leaf import plan_leaves
+from fmm.kernels.plans.leaf import leaf_of_option, leaf_option_text, leaf_uses, plan_leaves
 from fmm.kernels.plans.levels.balanced import balanced_level
 from fmm.kernels.plans.levels.gram import gram_level
 from fmm.kernels.plans.levels.scheme_level import FRINGES, PAD_OPTIONS, SchemeLevel, level_with_options, scheme_level
@@ -370,3 +370,11 @@ def test_an_unknown_dtype_names_the_valid_ones(dtype: object) -> None:
 )
 def test_bytes_are_shown_in_the_largest_unit_that_fits(nbytes: int, text: str) -> None:
     assert format_bytes(nbytes) == text
+
+
+def test_each_leaf_is_found_by_its_text_in_an_option() -> None:
+    """The text of a leaf with levels inside is whole: only `residues(14)` is short for `residues(14) > bytes`."""
+    uses = leaf_uses().values()
+    assert all(leaf_of_option(leaf_option_text(use)) == use for use in uses)
+    with_levels = [use for use in uses if str(use).count(">") > 1]
+    assert with_levels and all(leaf_option_text(use) == str(use) for use in with_levels)

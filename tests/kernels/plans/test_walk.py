@@ -424,3 +424,9 @@ def test_symbols_do_not_commute() -> None:
     assert "2 a0.0*b0.0" in repr(x * y * 2 + 1)
     with pytest.raises(TypeError, match="nothing was written"):
         x + None
+
+
+@pytest.mark.parametrize("name", step_table_names())
+def test_a_product_with_sums_inside_is_proved_as_a_product_and_sums(name: str) -> None:
+    """The prover has no kernel that multiplies and updates blocks of C at once."""
+    assert first_plan_defect(Plan.parse(f"{name} > tile"), [(2, 2, 2), (4, 4, 4)]) is None

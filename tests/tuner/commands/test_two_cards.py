@@ -44,7 +44,7 @@ def test_a_datasheet_names_the_card_that_is_tuned(
     files.clear_config_cache()
     for name, known in (("h200", True), ("h100", False)):
         assert main(["predict", "8192", "--dtype", "float32", "--device", name]) == 0
-        told = "on a NVIDIA H200 fmm.matmul uses a tuning of such a card: `--device cuda-9.0-132sm-nvidia-h200`"
+        told = "on the NVIDIA H200 fmm.matmul uses a tuning of such a card: `--device cuda-9.0-132sm-nvidia-h200`"
         assert (told in capsys.readouterr().out) == known
 
 

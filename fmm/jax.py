@@ -1,0 +1,422 @@
+"""Products of JAX arrays by fmm: fmm.jax.matmul, fmm.jax.gram, and jnp.matmul inside `with fmm.jax.installed():`.
+
+A product is a primitive of JAX with two lowerings: XLA's own dot, or a callback that runs fmm.matmul on the device's
+buffers. The choice is made when JAX lowers the product, so a product that fmm declines has no callback.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from math import prod
+from statistics import median
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental.buffer_callback import buffer_callback
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+import fmm
+from fmm.integrations.report import expected_speedup
+from fmm.kernels.plans.plan import VENDOR
+from fmm.problem import Operation
+
+__all__ = ["gram", "installed", "matmul"]
+
+# Multiply-adds from which a product on the host may be handed to NumPy's BLAS: a callback costs about 0.1 ms.
+LEAST_HOST_WORK = 1 << 26
+TRIAL_SIDE, TRIAL_ROUNDS = 384, 7  # of the products by which XLA's dot and NumPy's BLAS are compared on the host
+LEAST_HOST_GAIN = 1.15  # predicted speedup of fmm's product over XLA's dot on the host
+HOST_TYPES = "float32", "float64", "complex64", "complex128"
+CUDA_TYPES = (*HOST_TYPES, "float16")
+PLATFORMS = "cpu", "cuda"
+
+
+# ---- the public functions
+
+
+def matmul(a: Any, b: Any, *, precision: Any = "highest") -> jax.Array:
+    """Return the matrix product of two JAX arrays as jnp.matmul does, by fmm where that is faster.
+
+    Parameters
+    ----------
+    a, b : array_like
+        Matrices, vectors or stacks of matrices, as for jax.numpy.matmul.
+    precision : str or jax.lax.Precision, optional
+        "highest" computes float32 products in float32. On a GPU every other precision lets XLA round the operands to
+        TF32; such products stay XLA's.
+
+    Returns
+    -------
+    jax.Array
+        The product, in the type that jax.numpy.matmul returns.
+
+    Notes
+    -----
+    The function works under jit, grad, jvp, vmap, scan and shard_map; cotangents are products by fmm, too. Sizes and
+    types are known when JAX traces, and the choice is made then. On the host a product goes to fmm where NumPy's BLAS,
+    with fmm's plans, is faster than XLA's own dot; how much faster BLAS is, is measured once in a process.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, fmm.jax
+    >>> fmm.jax.matmul(jnp.ones((2, 3)), jnp.ones((3, 2)))
+    Array([[3., 3.],
+           [3., 3.]], dtype=float32)
+    """
+    a, b = jnp.asarray(a), jnp.asarray(b)
+    if a.ndim == 0 or b.ndim == 0 or a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
+        return jnp.matmul(a, b)  # raises JAX's exception
+    dtype = jnp.result_type(a, b)
+    left, right = a.astype(dtype), b.astype(dtype)
+    left = left[None] if a.ndim == 1 else left
+    right = right[:, None] if b.ndim == 1 else right
+    c = _stacked_product(left, right, _checked_precision(precision))
+    if a.ndim == 1:
+        c = c[..., 0, :]
+    return c[..., 0] if b.ndim == 1 else c
+
+
+def _checked_precision(precision: Any) -> lax.Precision:
+    try:
+        return lax.Precision(precision)
+    except ValueError:
+        valid = ", ".join(repr(x.name.lower()) for x in lax.Precision)
+        raise ValueError(f"precision is {precision!r}; valid: {valid}") from None
+
+
+def gram(a: Any) -> jax.Array:
+    """Return A^H A of a JAX matrix, for half the multiplications where fmm has a plan for it.
+
+    Parameters
+    ----------
+    a : array_like
+        A matrix.
+
+    Returns
+    -------
+    jax.Array
+        The Hermitian matrix A^H A.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, fmm.jax
+    >>> fmm.jax.gram(jnp.ones((3, 2)))
+    Array([[3., 3.],
+           [3., 3.]], dtype=float32)
+    """
+    a = jnp.asarray(a)
+    if a.ndim != 2:
+        raise ValueError(f"fmm.jax.gram takes a matrix, and the array has {a.ndim} axes")
+    return _gram_with_derivative(a)
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    """Let fmm compute jnp.matmul, `@`, dot, tensordot and einsum while the block runs, where that is faster.
+
+    Notes
+    -----
+    Functions that JAX compiled before are compiled again, inside the block and after it. On a GPU float32 products
+    come to fmm only with `precision="highest"` (also by jax.default_matmul_precision), since XLA's default is TF32.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, fmm.jax
+    >>> with fmm.jax.installed():
+    ...     print(jnp.ones((2, 3)) @ jnp.ones((3, 2)))
+    [[3. 3.]
+     [3. 3.]]
+    """
+    with _install_lock:
+        _replace_lowerings(+1)
+    try:
+        yield
+    finally:
+        with _install_lock:
+            _replace_lowerings(-1)
+
+
+# ---- the primitives
+
+
+def _stacked_product(a: jax.Array, b: jax.Array, precision: lax.Precision) -> jax.Array:
+    """Return the product of two stacks of matrices, whose leading axes are broadcast as jnp.matmul does."""
+    options = {"transpose_a": False, "transpose_b": False, "precision": precision}
+    if b.ndim == 2:  # one product of all rows
+        rows = a.reshape(prod(a.shape[:-1]), a.shape[-1])
+        c: jax.Array = PRODUCT.bind(rows, b, **options)
+        return c.reshape(*a.shape[:-1], b.shape[-1])
+    stack = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    a, b = (jnp.broadcast_to(x, (*stack, *x.shape[-2:])) for x in (a, b))
+    result: jax.Array = PRODUCT.bind(a, b, **options)
+    return result
+
+
+def _xla_product(a: Any, b: Any, *, transpose_a: bool, transpose_b: bool, precision: lax.Precision) -> jax.Array:
+    """Return op(A) op(B) of two equal stacks by XLA's own dot."""
+    stack = tuple(range(a.ndim - 2))
+    inner = (a.ndim - 2 if transpose_a else a.ndim - 1), (b.ndim - 1 if transpose_b else b.ndim - 2)
+    return lax.dot_general(a, b, (((inner[0],), (inner[1],)), (stack, stack)), precision=precision)
+
+
+def _product_sizes(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> tuple[int, int, int]:
+    m, k = reversed(a.shape[-2:]) if transpose_a else a.shape[-2:]
+    return m, k, b.shape[-2] if transpose_b else b.shape[-1]
+
+
+def _product_shape(a: Any, b: Any, *, transpose_a: bool, transpose_b: bool, **_: Any) -> Any:
+    m, _k, n = _product_sizes(a, b, transpose_a, transpose_b)
+    return a.update(shape=(*a.shape[:-2], m, n), weak_type=False)
+
+
+def _left_cotangent(cotangent: Any, a: Any, b: Any, *, transpose_a: bool, transpose_b: bool, **options: Any) -> Any:
+    """Return the cotangent of A, a product of the same kind."""
+    if isinstance(cotangent, ad.Zero):
+        return ad.Zero(a.aval)
+    if transpose_a:
+        return PRODUCT.bind(b, cotangent, transpose_a=transpose_b, transpose_b=True, **options)
+    return PRODUCT.bind(cotangent, b, transpose_a=False, transpose_b=not transpose_b, **options)
+
+
+def _right_cotangent(cotangent: Any, a: Any, b: Any, *, transpose_a: bool, transpose_b: bool, **options: Any) -> Any:
+    """Return the cotangent of B, a product of the same kind."""
+    if isinstance(cotangent, ad.Zero):
+        return ad.Zero(b.aval)
+    if transpose_b:
+        return PRODUCT.bind(cotangent, a, transpose_a=True, transpose_b=transpose_a, **options)
+    return PRODUCT.bind(a, cotangent, transpose_a=not transpose_a, transpose_b=False, **options)
+
+
+def _product_of_batch(operands: Any, axes: Any, **options: Any) -> tuple[jax.Array, int]:
+    """Return the product under vmap: a stack with one more axis, in front."""
+    size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
+    a, b = (batching.bdim_at_front(x, axis, size) for x, axis in zip(operands, axes, strict=True))
+    if axes[1] is None and operands[1].ndim == 2 and not options["transpose_a"]:
+        rows = PRODUCT.bind(a.reshape(-1, a.shape[-1]), operands[1], **options)
+        return rows.reshape(*a.shape[:2], rows.shape[-1]), 0
+    return PRODUCT.bind(a, b, **options), 0
+
+
+def _xla_gram(a: Any) -> jax.Array:
+    return _xla_product(a.conj(), a, transpose_a=True, transpose_b=False, precision=lax.Precision.HIGHEST)
+
+
+def _gram_of_batch(operands: Any, axes: Any) -> tuple[jax.Array, int]:
+    a = jnp.moveaxis(operands[0], axes[0], 0)
+    options = {"transpose_a": True, "transpose_b": False, "precision": lax.Precision.HIGHEST}
+    return PRODUCT.bind(a.conj(), a, **options), 0
+
+
+@lru_cache(maxsize=256)
+def _jitted(primitive: Primitive, **options: Any) -> Callable[..., Any]:
+    return jax.jit(partial(primitive.bind, **options))  # type: ignore[no-any-return]
+
+
+def _define(
+    name: str, shape: Callable[..., Any], xla: Callable[..., Any], by_fmm: Callable[..., Any], batch: Callable[..., Any]
+) -> Primitive:
+    """Return a new primitive, which is lowered to XLA's dot on platforms without fmm."""
+    primitive = Primitive(name)
+    primitive.def_impl(lambda *operands, **options: _jitted(primitive, **options)(*operands))
+    primitive.def_abstract_eval(shape)
+    batching.primitive_batchers[primitive] = batch
+    mlir.register_lowering(primitive, mlir.lower_fun(xla, multiple_results=False))
+    for platform in PLATFORMS:
+        mlir.register_lowering(primitive, partial(_lower, platform, xla, by_fmm), platform=platform)
+    return primitive
+
+
+# ---- the lowerings
+
+
+def _lower(
+    platform: str, xla: Callable[..., Any], by_fmm: Callable[..., Any], context: Any, *operands: Any, **options: Any
+) -> Any:
+    """Lower a primitive to fmm's callback where that is faster, else to XLA's dot."""
+    function = xla
+    if _is_on_one_device(context) and pays(platform, *context.avals_in, **options):
+        function = partial(by_fmm, platform)
+    return mlir.lower_fun(function, multiple_results=False)(context, *operands, **options)
+
+
+def _is_on_one_device(context: Any) -> bool:
+    """Return True unless XLA partitions the product over several devices: it cannot partition a callback."""
+    return getattr(context.module_context.axis_context, "num_devices", 1) in (1, None)
+
+
+def pays(
+    platform: str,
+    a: Any,
+    b: Any = None,
+    *,
+    transpose_a: bool = True,
+    transpose_b: bool = False,
+    precision: lax.Precision = lax.Precision.HIGHEST,
+) -> bool:
+    """Return True if fmm computes the product faster than XLA's dot; without B it is A^H A."""
+    m, k, n = _product_sizes(a, a if b is None else b, transpose_a, transpose_b)
+    dtype = str(a.dtype)
+    op: Operation = "gram" if b is None else "product"
+    if platform == "cpu":
+        if dtype not in HOST_TYPES or prod(a.shape[:-2]) * m * k * n < LEAST_HOST_WORK:
+            return False
+        speedup = expected_speedup(fmm.plan(m, k, n, op=op, dtype=dtype)) or 1.0
+        return host_gain(dtype) * speedup >= LEAST_HOST_GAIN
+    if dtype not in CUDA_TYPES or (dtype == "float32" and precision is not lax.Precision.HIGHEST):
+        return False
+    return min(m, k, n) > 0 and fmm.plan(m, k, n, op=op, dtype=dtype, device=0).plan != VENDOR
+
+
+@lru_cache(maxsize=len(HOST_TYPES))
+def host_gain(dtype: str) -> float:
+    """Return by which factor NumPy's BLAS is faster on the host than XLA's dot, measured once in a process."""
+    with jax.ensure_compile_time_eval(), jax.default_device(jax.devices("cpu")[0]):
+        a = np.random.default_rng(0).standard_normal((TRIAL_SIDE, TRIAL_SIDE)).astype(dtype)
+        x = jnp.asarray(a)
+        dot = jax.jit(partial(_xla_product, transpose_a=False, transpose_b=False, precision=lax.Precision.HIGHEST))
+
+        def seconds(product: Callable[[], Any]) -> float:
+            start = time.perf_counter()
+            product()
+            return time.perf_counter() - start
+
+        dot(x, x).block_until_ready()
+        rounds = [(seconds(lambda: dot(x, x).block_until_ready()), seconds(lambda: a @ a)) for _ in range(TRIAL_ROUNDS)]
+    return median(xla / blas for xla, blas in rounds)
+
+
+def _product_by_fmm(platform: str, a: Any, b: Any, *, transpose_a: bool, transpose_b: bool, **_: Any) -> Any:
+    """Return op(A) op(B) by a callback that writes XLA's output buffer."""
+    m, _k, n = _product_sizes(a, b, transpose_a, transpose_b)
+
+    def multiply(a: Any, b: Any, c: Any) -> None:
+        left, right = (x.swapaxes(-1, -2) if swap else x for x, swap in ((a, transpose_a), (b, transpose_b)))
+        fmm.matmul(left, right, out=c)
+
+    return _callback(platform, multiply, (*a.shape[:-2], m, n), a, b)
+
+
+def _gram_by_fmm(platform: str, a: Any) -> Any:
+    return _callback(platform, lambda a, c: fmm.gram(a, out=c), (a.shape[1], a.shape[1]), a)
+
+
+def _callback(platform: str, multiply: Callable[..., object], shape: tuple[int, ...], *operands: Any) -> Any:
+    """Return the result of `multiply(*operands, out)`, called with arrays of NumPy or CuPy in XLA's buffers."""
+
+    def run(context: Any, out: Any, *buffers: Any) -> None:
+        if platform == "cpu":
+            multiply(*(np.asarray(buffer) for buffer in (*buffers, out)))
+            return
+        import cupy
+
+        arrays = [cupy.asarray(buffer) for buffer in (*buffers, out)]
+        with arrays[-1].device, cupy.cuda.ExternalStream(context.stream):
+            multiply(*arrays)
+
+    return buffer_callback(run, jax.ShapeDtypeStruct(shape, operands[0].dtype))(*operands)
+
+
+PRODUCT = _define("fmm_product", _product_shape, _xla_product, _product_by_fmm, _product_of_batch)
+ad.defbilinear(PRODUCT, _left_cotangent, _right_cotangent)
+GRAM = _define(
+    "fmm_gram",
+    lambda a: a.update(shape=(a.shape[1], a.shape[1]), weak_type=False),
+    _xla_gram,
+    _gram_by_fmm,
+    _gram_of_batch,
+)
+
+
+def _gram_derivative(primals: tuple[Any], tangents: tuple[Any]) -> tuple[jax.Array, jax.Array]:
+    """Return A^H A, and its change by dA: A^H dA and the adjoint of that."""
+    (a,), (da,) = primals, tangents
+    change = PRODUCT.bind(a.conj(), da, transpose_a=True, transpose_b=False, precision=lax.Precision.HIGHEST)
+    return _gram_with_derivative(a), change + change.conj().T
+
+
+_gram_with_derivative = jax.custom_jvp(GRAM.bind)
+_gram_with_derivative.defjvp(_gram_derivative)
+
+
+# ---- installing: another lowering of lax.dot_general, to which all products of jax.numpy come down
+
+_install_lock = threading.Lock()
+_holders = 0  # running blocks of installed()
+_own_lowerings: dict[str, Any] = {}  # XLA's, by platform, while fmm's are registered
+
+
+def _replace_lowerings(change: int) -> None:
+    """Register fmm's lowerings for the first block, and put XLA's back after the last one."""
+    global _holders
+    from jax._src.interpreters.mlir import _lowerings, _platform_specific_lowerings
+
+    before, _holders = _holders, _holders + change
+    if bool(before) == bool(_holders):
+        return
+    for platform in PLATFORMS:
+        table = _platform_specific_lowerings[platform]
+        if _holders:
+            _own_lowerings[platform] = table.get(lax.dot_general_p)
+            default = _own_lowerings[platform] or _lowerings[lax.dot_general_p]
+            mlir.register_lowering(lax.dot_general_p, partial(_lower_dot, platform, default.rule), platform=platform)
+        elif (own := _own_lowerings.pop(platform)) is None:
+            table.pop(lax.dot_general_p, None)
+        else:
+            table[lax.dot_general_p] = own
+    jax.clear_caches()
+
+
+def _lower_dot(platform: str, own: Callable[..., Any], context: Any, a: Any, b: Any, **options: Any) -> Any:
+    """Lower lax.dot_general to fmm's callback where that is faster, else as XLA does."""
+    left, right = context.avals_in
+    if left.dtype == right.dtype == context.avals_out[0].dtype and _is_on_one_device(context):
+        dot = _Contraction(left.shape, right.shape, options["dimension_numbers"])
+        precision = lax.Precision.HIGHEST if _is_highest(options["precision"]) else lax.Precision.DEFAULT
+        stacks = (jax.ShapeDtypeStruct(shape, left.dtype) for shape in (dot.left_shape, dot.right_shape))
+        if pays(platform, *stacks, **dot.transposes, precision=precision):
+            return mlir.lower_fun(partial(dot.by_fmm, platform), multiple_results=False)(context, a, b)
+    return own(context, a, b, **options)
+
+
+def _is_highest(precision: Any) -> bool:
+    """Return True for lax.dot_general's precision of both operands, or its algorithm, that is float32's own."""
+    pair = precision if isinstance(precision, tuple) else (precision, precision)
+    return all(x in (lax.Precision.HIGHEST, lax.DotAlgorithmPreset.F32_F32_F32) for x in pair)
+
+
+class _Contraction:
+    """A lax.dot_general as a product of two stacks of matrices, with a copy only where the axes' order needs one."""
+
+    def __init__(self, left: tuple[int, ...], right: tuple[int, ...], dimension_numbers: Any) -> None:
+        (left_inner, right_inner), (left_stack, right_stack) = dimension_numbers
+        left_free = [axis for axis in range(len(left)) if axis not in (*left_inner, *left_stack)]
+        right_free = [axis for axis in range(len(right)) if axis not in (*right_inner, *right_stack)]
+        self.left_axes, transpose_a = _axes_in_order(left_stack, left_free, left_inner)
+        self.right_axes, swapped = _axes_in_order(right_stack, right_inner, right_free)
+        self.transposes = {"transpose_a": transpose_a, "transpose_b": swapped}
+        count = prod(left[axis] for axis in left_stack)
+        m, k = prod(left[axis] for axis in left_free), prod(left[axis] for axis in left_inner)
+        n = prod(right[axis] for axis in right_free)
+        self.left_shape = (count, k, m) if transpose_a else (count, m, k)
+        self.right_shape = (count, n, k) if swapped else (count, k, n)
+        sizes = [left[axis] for axis in (*left_stack, *left_free)] + [right[axis] for axis in right_free]
+        self.shape = tuple(sizes)
+
+    def by_fmm(self, platform: str, a: Any, b: Any) -> Any:
+        left = lax.transpose(a, self.left_axes).reshape(self.left_shape)
+        right = lax.transpose(b, self.right_axes).reshape(self.right_shape)
+        return _product_by_fmm(platform, left, right, **self.transposes).reshape(self.shape)
+
+
+def _axes_in_order(stack: Any, rows: Any, columns: Any) -> tuple[tuple[int, ...], bool]:
+    """Return the axes as stack, rows and columns; or with rows and columns swapped, and True, if that needs no copy."""
+    swapped = (*stack, *columns, *rows)
+    return (swapped, True) if list(swapped) == sorted(swapped) else ((*stack, *rows, *columns), False)
