@@ -103,7 +103,7 @@ def mesh_cells(row: Row) -> Sequence[str]:
     found = fastest_decision(row)
     best, layout = found.best, found.best.layout
     with_level, without = (
-        min(way.seconds for way in found.candidates if (way.above == VENDOR) == plain) for plain in (False, True)
+        min(way.seconds for way in found.candidates if (way.outer_plan == VENDOR) == plain) for plain in (False, True)
     )
     shared = _sharing_text(best)
     mesh = " x ".join(map(str, layout.mesh))
@@ -111,7 +111,7 @@ def mesh_cells(row: Row) -> Sequence[str]:
     ideal = f"{found.speedup / row.gpus:.2f}"
     level = f"{with_level / without:.2f}"
     level = f"**{level}**" if float(level) < 1 else level
-    taken = "no" if best.above == VENDOR else "yes"
+    taken = "no" if best.outer_plan == VENDOR else "yes"
     return *row.label, mesh, shared, *times, ideal, f"{best.received / 2**30:.3g} GiB", level, taken
 
 
@@ -119,7 +119,7 @@ def rectangle_cells(row: Row) -> Sequence[str]:
     """Return a line for a mesh of one dimension: the best row, the best rectangle, and whether fmm takes it."""
     found = decision_on(row, row.gpus)
     plain, rectangle = (
-        min((way for way in found.candidates if way.rectangle == wanted and way.above == VENDOR), key=_seconds)
+        min((way for way in found.candidates if way.rectangle == wanted and way.outer_plan == VENDOR), key=_seconds)
         for wanted in (False, True)
     )
     texts = [text for way in (plain, rectangle) for text in (_sharing_text(way), _time_text(way.seconds))]

@@ -11,7 +11,7 @@ from typing import Any
 
 from fmm.distributed.decide_sharing import ShardingQuery, SharedDecision, decide_sharing
 from fmm.distributed.layout import Layout
-from fmm.distributed.quadrants import parse_level_above
+from fmm.distributed.quadrants import parse_outer_level
 from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import datasheet_of as datasheet_row
 from fmm.hardware.links import Network, link, network_of
@@ -44,8 +44,8 @@ def matmul(
         Two DTensors on one mesh. With `mesh`, the arrays that are this process's parts of the two matrices.
         torch.matmul computes products of all other tensors (other ranks or types, different meshes).
     plan : str or Plan, optional
-        A level above the shared product: "winograd" or another scheme computes seven shared products of blocks instead
-        of eight; "vendor" selects no level. By default the candidate with the least predicted time.
+        The outer level of the shared product: "winograd" or another scheme computes seven shared products of blocks
+        instead of eight; "vendor" selects no level. By default the candidate with the least predicted time.
     placements : sequence of torch.distributed.tensor placements, optional
         The placements of the result, Shard or Replicate. By default the placements in which the result is computed; a
         result that was Partial is sharded by rows.
@@ -69,13 +69,13 @@ def matmul(
     ValueError
         If the processes make different calls, or a placement or a size is not valid.
     PlanError
-        If the plan cannot be a level above a shared product, or the layout does not allow the level.
+        If the plan is not one level that can enclose shared products, or the layout does not allow the level.
     fmm.distributed.exchange.LostProcessError
         If a process of the mesh has ended or does not answer.
 
     Notes
     -----
-    Gradients of DTensors are shared products too. A result with inf or NaN is computed again without the level above.
+    Gradients of DTensors are shared products too. A result with inf or NaN is computed again without the outer level.
     """
     module, arguments = _module_and_arguments(
         a, b, (plan, placements, max_error_growth), (mesh, operand_placements, sizes)
@@ -183,5 +183,5 @@ def plan(
     layout = Layout(m, k, n, sides, cuts, cuts, cuts)
     operands = sum(holdings.box(0).size for holdings in layout.blocks_held.values())
     memory_limit = row.memory_gb * 1e9 - (operands + m * n / layout.process_count) * DTYPES[dtype].itemsize
-    query = ShardingQuery(max(memory_limit, 0.0), max_error_growth, None if plan is None else parse_level_above(plan))
+    query = ShardingQuery(max(memory_limit, 0.0), max_error_growth, None if plan is None else parse_outer_level(plan))
     return decide_sharing(layout, dtype, gpu, network, query)

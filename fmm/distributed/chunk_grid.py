@@ -67,12 +67,12 @@ class ChunkTasks(DefaultMachine):
         results: list[tuple[ChunkGrid, tuple[int, ...], Cell | None]] = []
         values: dict[tuple[int, ...], list[Cell | None]] = {}
         for output, write in zip(step.program.outputs, writes, strict=True):
-            for spot in np.ndindex(write.shape):
-                if spot not in values:
-                    values[spot] = self._run_program(step.program, [_cell_at(read, spot) for read in reads])
-                results.append((write, spot, values[spot][output]))
-        for write, spot, cell in results:  # written after all outputs are computed, since a sum may overwrite an input
-            write[spot] = cell
+            for index in np.ndindex(write.shape):
+                if index not in values:
+                    values[index] = self._run_program(step.program, [_cell_at(read, index) for read in reads])
+                results.append((write, index, values[index][output]))
+        for write, index, cell in results:  # written after all outputs are computed, since a sum may overwrite an input
+            write[index] = cell
 
     def multiply(
         self, leaf: str, products: Sequence[Triple], dtype: str, alpha: Coefficient, beta: Coefficient
@@ -168,10 +168,10 @@ class ChunkTasks(DefaultMachine):
         return Cell(key, rows, cols)
 
 
-def _cell_at(grid: ChunkGrid, spot: tuple[int, ...]) -> Cell | None:
+def _cell_at(grid: ChunkGrid, index: tuple[int, ...]) -> Cell | None:
     """Return the grid's cell at this index; None (zeros) for an index outside the grid."""
-    inside = all(place < side for place, side in zip(spot, grid.shape, strict=True))
-    return grid[spot] if inside else None
+    inside = all(place < side for place, side in zip(index, grid.shape, strict=True))
+    return grid[index] if inside else None
 
 
 def _as_scalar(c: Coefficient) -> float | complex:

@@ -37,7 +37,7 @@ LEVEL_MARGIN = 0.1  # least share of the time that a level must be predicted to 
 class GridPlan(NamedTuple):
     """The levels over the grid of chunks, and how many products form one task."""
 
-    above: Plan
+    outer_plan: Plan
     products_per_task: int
 
 
@@ -75,7 +75,7 @@ def choose_grid_plan(
     ]
     seconds = {x: _simulate_product(simulated_grid, x, costs, fewer_workers).seconds for x in candidates}
     best = min(candidates, key=lambda candidate: seconds[candidate])
-    plain = [candidate for candidate in candidates if candidate.above == VENDOR]
+    plain = [candidate for candidate in candidates if candidate.outer_plan == VENDOR]
     best_plain = min(plain, key=lambda candidate: seconds[candidate], default=best)
     return best if seconds[best] <= (1 - LEVEL_MARGIN) * seconds[best_plain] else best_plain
 
@@ -101,7 +101,7 @@ def _simulate_product(
     m, k, n = grid
     tasks = ChunkTasks("part", products_per_task=candidate.products_per_task)
     operands = {"A": _unit_cells("A", m, k), "B": _unit_cells("B", k, n), "C": np.full((m, n), None, dtype=object)}
-    walk_plan(candidate.above, operands, tasks, "float64")
+    walk_plan(candidate.outer_plan, operands, tasks, "float64")
     homes = {**_chunk_workers("A", m, k, workers[0]), **_chunk_workers("B", k, n, workers[0])}
     chunk_tasks = [
         ChunkTask(key, _chunk_keys_read(rest), costs.task_seconds(function, rest))

@@ -92,24 +92,21 @@ def matmul(
     array([4., 4., 4., 4.])
     """
     growth = None if max_error_growth is None else check_error_growth(max_error_growth)
-    above = None if plan is None else parse_block_levels(plan, "over chunks")
+    outer_plan = None if plan is None else parse_block_levels(plan, "over chunks")
     x, y = da.asanyarray(x), da.asanyarray(y)
-    dtype = np.result_type(x.dtype, y.dtype)
     has_unknown_sizes = any(isnan(size) for array in (x, y) for sizes in array.chunks for size in sizes)
-    library = _chunk_library(x, y)
+    library, dtype = _chunk_library(x, y), np.result_type(x.dtype, y.dtype)
     are_matrices = x.ndim == y.ndim == 2 and x.shape[1] == y.shape[0]
     if not are_matrices or has_unknown_sizes or not library or dtype.name not in STORED:
-        _check_no_constraints(above, growth, dtype)
+        _check_no_constraints(outer_plan, growth, dtype)
         return da.matmul(x, y)
-    x, y = x.astype(dtype), y.astype(dtype)
-    if x.chunks[1] != y.chunks[0]:
-        y = y.rechunk({0: x.chunks[1]})
+    x, y = x.astype(dtype), y.astype(dtype).rechunk({0: x.chunks[1]})
     on_device = library == "cupy"
     limit = default_error_growth(on_device) if growth is None else growth
-    grid_plan = _choose_grid_plan(x, y, above, on_device, limit)
-    chunk_limit = limit / expected_error_growth(grid_plan.above, dtype.name)
+    grid_plan = _choose_grid_plan(x, y, outer_plan, on_device, limit)
+    chunk_limit = limit / expected_error_growth(grid_plan.outer_plan, dtype.name)
     if on_device:  # on GPUs the workers choose the plan of a product of two chunks
-        is_default = growth is None and grid_plan.above == VENDOR
+        is_default = growth is None and grid_plan.outer_plan == VENDOR
         return _product_graph(x, y, dtype, grid_plan, ChunkConstraints(None, None if is_default else chunk_limit))
     chunk_plan = plan_product(*_largest_chunks(x, y), dtype=dtype, max_error_growth=chunk_limit).plan
     return _product_graph(x, y, dtype, grid_plan, ChunkConstraints(str(chunk_plan), None))
@@ -184,19 +181,19 @@ def worker_counts() -> tuple[int, int]:
 
 def _product_graph(x: Any, y: Any, dtype: np.dtype[Any], grid_plan: GridPlan, constraints: ChunkConstraints) -> Any:
     """Return the product as a Dask array; its graph has the tasks of the plan over the grid of chunks."""
-    token = tokenize(x, y, str(grid_plan.above), grid_plan.products_per_task, constraints)
+    token = tokenize(x, y, str(grid_plan.outer_plan), grid_plan.products_per_task, constraints)
     tasks = ChunkTasks(f"fmm-part-{token}", constraints.plan, constraints.max_error_growth, grid_plan.products_per_task)
     grids = _array_cells(x), _array_cells(y)
     result: ChunkGrid = np.full((len(x.chunks[0]), len(y.chunks[1])), None, dtype=object)
-    walk_plan(grid_plan.above, dict(zip("ABC", (*grids, result), strict=True)), tasks, dtype.name)
+    walk_plan(grid_plan.outer_plan, dict(zip("ABC", (*grids, result), strict=True)), tasks, dtype.name)
     for (i, rows), (j, cols) in _chunk_sizes((x.chunks[0], y.chunks[1])):
         result[i, j] = tasks.resize(result[i, j], rows, cols)
-    if grid_plan.above != VENDOR:
+    if grid_plan.outer_plan != VENDOR:
         plain_tasks = replace(tasks, name=f"fmm-again-{token}")
-        result = with_recomputed_chunks(plain_tasks, *grids, result, grid_plan.above, dtype.name)
+        result = with_recomputed_chunks(plain_tasks, *grids, result, grid_plan.outer_plan, dtype.name)
     # each chunk of the result is computed by a separate task, so the task can take the key of the chunk
     name = f"fmm-matmul-{token}"
-    tasks.rename_chunks({cell.key: (name, *spot) for spot, cell in np.ndenumerate(result)})
+    tasks.rename_chunks({cell.key: (name, *index) for index, cell in np.ndenumerate(result)})
     graph = HighLevelGraph.from_collections(name, tasks.table, dependencies=[x, y])
     meta = x._meta.astype(dtype)[:0, :0]
     return da.Array(graph, name, (x.chunks[0], y.chunks[1]), dtype, meta)

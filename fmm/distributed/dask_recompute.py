@@ -22,7 +22,7 @@ from fmm.kernels.plans.walk import walk_plan
 
 
 def with_recomputed_chunks(
-    tasks: ChunkTasks, a: ChunkGrid, b: ChunkGrid, c: ChunkGrid, above: Plan, dtype: str
+    tasks: ChunkTasks, a: ChunkGrid, b: ChunkGrid, c: ChunkGrid, outer_plan: Plan, dtype: str
 ) -> ChunkGrid:
     """Return the cells of the final result: each chunk of c, computed by levels, if finite; else its plain product.
 
@@ -30,10 +30,10 @@ def with_recomputed_chunks(
     """
     for key, task in tasks.table.items():
         tasks.table[key] = (run_without_warnings, *task)
-    by_levels = {spot: cell for spot, cell in np.ndenumerate(c) if isinstance(cell, Cell)}
-    nonfinite = _make_grid(c.shape, lambda *spot: tasks.add_task(1, 1, has_inf_or_nan, by_levels[spot].key))
+    by_levels = {index: cell for index, cell in np.ndenumerate(c) if isinstance(cell, Cell)}
+    nonfinite = _make_grid(c.shape, lambda *index: tasks.add_task(1, 1, has_inf_or_nan, by_levels[index].key))
     # the result is correct for any number of parts; with 2 per level the fewest tasks wait for each other
-    parts = 2 ** len(above.levels)
+    parts = 2 ** len(outer_plan.levels)
     rows = [_conditional_chunk_tasks(tasks, a[i], nonfinite[i], parts) for i in range(len(a))]
     cols = [_conditional_chunk_tasks(tasks, b[:, j], nonfinite[:, j], parts) for j in range(b.shape[1])]
 
@@ -46,8 +46,8 @@ def with_recomputed_chunks(
 
 def _make_grid(shape: tuple[int, ...], cell: Callable[..., Cell]) -> ChunkGrid:
     grid: ChunkGrid = np.full(shape, None, dtype=object)
-    for spot in np.ndindex(shape):
-        grid[spot] = cell(*spot)
+    for index in np.ndindex(shape):
+        grid[index] = cell(*index)
     return grid
 
 

@@ -86,11 +86,11 @@ def _gib_text(nbytes: float) -> str:
 
 @dataclass(frozen=True)
 class ShardingQuery:
-    """The constraints of a decision: bytes on each device, error growth, a required level above the product."""
+    """The constraints of a decision: bytes on each device, error growth, a required outer level."""
 
     memory_limit: float = float("inf")  # of panels and blocks
     max_error_growth: float | None = None
-    above: Plan | None = None
+    outer_plan: Plan | None = None
     free_bytes: float | None = None  # free bytes of the device before panels are allocated; None: equal to memory_limit
 
 
@@ -119,8 +119,8 @@ def decide_sharing(
     devices = Devices(
         single.predict_seconds, stream, network, itemsize, lambda x: local_device(local_limits(x)).predict_seconds
     )
-    candidates = rank_sharings(layout, devices, None if query.above is None else (query.above,))
-    allowed = [x for x in candidates if query.above is not None or sharing_error_growth(x, dtype) <= growth_limit]
+    candidates = rank_sharings(layout, devices, None if query.outer_plan is None else (query.outer_plan,))
+    allowed = [x for x in candidates if query.outer_plan is not None or sharing_error_growth(x, dtype) <= growth_limit]
     best = choose_sharing(allowed, query.memory_limit)
     limits = local_limits(best.conditions)
     local = local_device(limits).choose_plan(*first_product_size(best))
@@ -131,19 +131,21 @@ def decide_sharing(
 
 def first_product_size(sharing: Sharing) -> tuple[int, int, int]:
     """Return m, k and n of the first local product on the device of rank 0."""
-    block = sharing.layout if sharing.above == VENDOR else quadrants(sharing.layout, sharing.above).block_layout
+    block = (
+        sharing.layout if sharing.outer_plan == VENDOR else quadrants(sharing.layout, sharing.outer_plan).block_layout
+    )
     panels = block.panels_needed(0, 0)
     return panels["A"].rows.size, panels["A"].cols.size, panels["B"].cols.size
 
 
 def sharing_error_growth(sharing: Sharing, dtype: str) -> float:
-    """Return the error growth of the level above, and of adding pieces of the inner dimension in a 16-bit type."""
+    """Return the error growth of the outer level, and of adding pieces of the inner dimension in a 16-bit type."""
     return _conditions_error_growth(sharing.conditions, dtype)
 
 
 def _conditions_error_growth(conditions: LocalConditions, dtype: str) -> float:
     pieces = conditions.pieces if DTYPES[dtype].sums_wider else 1
-    return float(expected_error_growth(conditions.above, dtype) * ((pieces + 1) / 2) ** 0.5)
+    return float(expected_error_growth(conditions.outer_plan, dtype) * ((pieces + 1) / 2) ** 0.5)
 
 
 class _SingleDeviceModel:

@@ -1,4 +1,4 @@
-"""A level above a shared product: sums of local blocks, and fewer shared products of smaller blocks.
+"""An outer level of a shared product: sums of local blocks, and fewer shared products of smaller blocks.
 
 The level is walked over a grid of blocks, as Dask products are walked over a grid of chunks
 (fmm.distributed.chunk_grid). The walk fills a table of tasks, and each task computes one block. Each process runs the
@@ -91,7 +91,7 @@ class _LiveBlocks:
         self, operands: dict[BlockKey, Any], table: Mapping[BlockKey, tuple[Any, ...]], result: ChunkGrid, c: Any
     ) -> None:
         self.live, self.table, self.c = operands, table, c
-        self.places = {cell.key: spot for spot, cell in np.ndenumerate(result)}
+        self.places = {cell.key: index for index, cell in np.ndenumerate(result)}
         self.last_reader = {read: key for key, (_, *arguments) in table.items() for read in _block_keys_read(arguments)}
         cell = result[0, 0]
         assert cell is not None, "a block of C that no step wrote"

@@ -22,10 +22,10 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.cost import cost
 
-DEFAULT_LEVELS_ABOVE = (
+DEFAULT_OUTER_LEVELS = (
     "winograd > vendor",
-)  # texts of the levels above a shared product that are candidates by default
-# A level above the shared product is chosen by default only if it is predicted to save this share of the time.
+)  # texts of the outer levels of a shared product that are candidates by default
+# An outer level of the shared product is chosen by default only if it is predicted to save this share of the time.
 # (Measured on two H200s with float32 at side 32768: a level took 1.17 times its predicted seconds, the sharing without
 # a level 1.04 times. With a level messages interfere with products more often, and small sums run slower than large
 # sums.)
@@ -42,10 +42,10 @@ ProductSeconds = Callable[[int, int, int], float]  # (m, k, n) -> seconds of an 
 
 
 class LocalConditions(NamedTuple):
-    """The conditions under which a device multiplies locally: bytes in use, level above, number of pieces."""
+    """The conditions under which a device multiplies locally: bytes in use, outer level, number of pieces."""
 
     held_bytes: float  # bytes of panels and blocks in the device's memory, in addition to the operands and C
-    above: Plan
+    outer_plan: Plan
     pieces: int
 
 
@@ -69,11 +69,11 @@ class Devices:
 
 @dataclass(frozen=True)
 class Sharing:
-    """A candidate way to share a product: the layout, the level above it, predicted seconds and bytes of one device."""
+    """A candidate way to share a product: the layout, its outer level, predicted seconds and bytes of one device."""
 
     layout: Layout
-    above: Plan
-    products: float  # seconds in which a device multiplies locally
+    outer_plan: Plan
+    products: float  # seconds of one device's products
     waiting: float  # seconds of waiting for panels
     sums: float  # seconds of the level's sums, and of adding products to C
     around: float  # seconds of redistributing A and B before the products, and C after them
@@ -86,7 +86,7 @@ class Sharing:
     @property
     def conditions(self) -> LocalConditions:
         """The conditions under which the device multiplies locally."""
-        return LocalConditions(self.held_bytes, self.above, self.layout.pieces)
+        return LocalConditions(self.held_bytes, self.outer_plan, self.layout.pieces)
 
     @property
     def seconds(self) -> float:
@@ -98,8 +98,8 @@ class Sharing:
         rectangle = ", as a rectangle" if self.rectangle else ""
         axis = ("rows", "inner dimension", "columns")[layout.along]
         pieces = "in one piece" if layout.pieces == 1 else f"{layout.pieces} pieces of the {axis}"
-        above = "" if self.above == VENDOR else f", below {' > '.join(map(str, self.above.levels))}"
-        return f"{describe_work(layout)}{rectangle}, {pieces}{above}"
+        outer_levels = "" if self.outer_plan == VENDOR else f", below {' > '.join(map(str, self.outer_plan.levels))}"
+        return f"{describe_work(layout)}{rectangle}, {pieces}{outer_levels}"
 
 
 def describe_work(layout: Layout) -> str:
@@ -109,21 +109,21 @@ def describe_work(layout: Layout) -> str:
     return ", ".join(cuts) or "everything on each"
 
 
-def predict_layout(layout: Layout, above: Plan, devices: Devices) -> Sharing:
-    """Return the prediction of one candidate; raise PlanError if the layout does not allow the level `above`."""
-    if above == VENDOR:
+def predict_layout(layout: Layout, outer_plan: Plan, devices: Devices) -> Sharing:
+    """Return the prediction of one candidate; raise PlanError if the layout does not allow the outer level."""
+    if outer_plan == VENDOR:
         panels = _panel_bytes(layout, devices.itemsize)
         local = devices.under_conditions(LocalConditions(panels, VENDOR, layout.pieces))
         return replace(_predict_steps(layout, local), around=_reduction_seconds(layout, devices))
-    return _predict_with_level(layout, above, devices)
+    return _predict_with_level(layout, outer_plan, devices)
 
 
-def rank_sharings(layout: Layout, devices: Devices, above: Sequence[Plan] | None = None) -> tuple[Sharing, ...]:
-    """Return the candidates with these levels above, sorted by predicted seconds; raise PlanError if there are none."""
+def rank_sharings(layout: Layout, devices: Devices, outer_plan: Sequence[Plan] | None = None) -> tuple[Sharing, ...]:
+    """Return the candidates with these outer levels, sorted by predicted seconds; raise PlanError if there are none."""
     works = [replace(layout, work=work, pieces=1) for work in product((M, N, K), repeat=len(layout.mesh))]
     first = [predict_layout(candidate, VENDOR, devices) for candidate in works]
     first.sort(key=lambda sharing: sharing.seconds)
-    plans = (VENDOR, *map(Plan.parse, DEFAULT_LEVELS_ABOVE)) if above is None else above
+    plans = (VENDOR, *map(Plan.parse, DEFAULT_OUTER_LEVELS)) if outer_plan is None else outer_plan
     candidates, plan_error = first if VENDOR in plans else [], None
     refined = (
         first[: SHARINGS_TRIED_IN_PIECES if first[0].seconds >= MIN_SECONDS_TO_COMPARE else 0]
@@ -148,17 +148,17 @@ def rank_sharings(layout: Layout, devices: Devices, above: Sequence[Plan] | None
 def choose_sharing(ranked: Sequence[Sharing], memory_limit: float) -> Sharing:
     """Return the fastest candidate that needs at most `memory_limit` bytes; if none fits, the smallest candidate.
 
-    To be chosen, a candidate with a level above must be faster than the plain candidates by LEVEL_MARGIN, a rectangle
-    by RECTANGLE_MARGIN.
+    A candidate with an outer level must be faster than candidates without one by LEVEL_MARGIN, a rectangle by
+    RECTANGLE_MARGIN.
     """
     fitting = [sharing for sharing in ranked if sharing.memory <= memory_limit]
     if not fitting:
         return min(ranked, key=lambda sharing: sharing.memory)
-    plain = next((sharing for sharing in fitting if sharing.above == VENDOR and not sharing.rectangle), None)
+    plain = next((sharing for sharing in fitting if sharing.outer_plan == VENDOR and not sharing.rectangle), None)
     if plain is None:
         return fitting[0]
     for sharing in fitting:
-        margin = RECTANGLE_MARGIN if sharing.rectangle else LEVEL_MARGIN if sharing.above != VENDOR else 0.0
+        margin = RECTANGLE_MARGIN if sharing.rectangle else LEVEL_MARGIN if sharing.outer_plan != VENDOR else 0.0
         if sharing.seconds <= (1 - margin) * plain.seconds:
             return sharing
     return plain
@@ -180,7 +180,7 @@ def layouts_in_pieces(layout: Layout) -> Iterator[Layout]:
 
 
 def canonical_layout(layout: Layout) -> Layout:
-    """Return the layout with the cuts that a level above needs: A cut as the rows of C, B as the columns of C."""
+    """Return the layout with the cuts that an outer level needs: A cut as the rows of C, B as the columns of C."""
 
     def canonical_cuts(operand: Operand, cuts: CutAxes) -> CutAxes:
         table, pairs = ALLOWED_CUTS[operand], zip(cuts, layout.work, strict=True)
@@ -309,27 +309,27 @@ def _predict_rectangle(layout: Layout, devices: Devices) -> Sharing:
     return replace(sharing, around=around, received=sharing.received + moved, memory=memory, rectangle=True)
 
 
-# ---- prediction of a sharing with a level above
+# ---- prediction of a sharing with an outer level
 
 
-def _predict_with_level(layout: Layout, above: Plan, devices: Devices) -> Sharing:
-    """Return the prediction with a level above: fewer products of blocks in sequence, and local sums of blocks."""
+def _predict_with_level(layout: Layout, outer_plan: Plan, devices: Devices) -> Sharing:
+    """Return the prediction with an outer level: fewer products of blocks in sequence, and local sums of blocks."""
     canonical = canonical_layout(layout)
-    cut = quadrants(canonical, above)
+    cut = quadrants(canonical, outer_plan)
     itemsize, stream = devices.itemsize, devices.stream
     held = {operand: canonical.blocks_held[operand].box(0).size for operand in canonical.blocks_held}
     share = canonical.share(0)
     block = share.rows.size * share.cols.size
-    count, additions = level_operation_counts(above)
+    count, additions = level_operation_counts(outer_plan)
     summed = 3.0 * sum(x * y for x, y in zip(additions, (held["A"], held["B"], block), strict=True))
     # entries read and written when blocks are copied out of A and B, and into C
     packed = 2.0 * (held["A"] + held["B"] + block)
     memory = 2 * _panel_bytes(cut.block_layout, itemsize) + packed * itemsize
-    local = devices.under_conditions(LocalConditions(memory, above, canonical.pieces))
+    local = devices.under_conditions(LocalConditions(memory, outer_plan, canonical.pieces))
     products = _predict_steps(cut.block_layout, local, count)
     return Sharing(
         canonical,
-        above,
+        outer_plan,
         products.products,
         products.waiting,
         sums=(summed + packed) * itemsize / stream + products.sums,
@@ -342,20 +342,20 @@ def _predict_with_level(layout: Layout, above: Plan, devices: Devices) -> Sharin
 
 @clear_on_registration
 @lru_cache(maxsize=64)
-def level_operation_counts(above: Plan) -> tuple[int, tuple[float, float, float]]:
+def level_operation_counts(outer_plan: Plan) -> tuple[int, tuple[float, float, float]]:
     """Return how many products of blocks the level has, and how many additions per entry of A, of B and of C.
 
     The additions are derived from the costs of the smallest product and of the products with one side doubled.
     """
-    parts = level_parts(above)
+    parts = level_parts(outer_plan)
     m, k, n = parts
-    once = cost(above, m, k, n, 1).additions
-    doubled = [cost(above, *size, 1).additions for size in ((2 * m, k, n), (m, 2 * k, n), (m, k, 2 * n))]
+    once = cost(outer_plan, m, k, n, 1).additions
+    doubled = [cost(outer_plan, *size, 1).additions for size in ((2 * m, k, n), (m, 2 * k, n), (m, k, 2 * n))]
     blocks = (m * k, k * n, m * n)  # entries of A, B and C if each block is a single entry
     # Doubling m doubles the additions on A and C; doubling k doubles those on A and B; doubling n doubles those on B
     # and C.
     times = [(2 * once - more) / size for more, size in zip((doubled[2], doubled[0], doubled[1]), blocks, strict=True)]
-    count = sum(times for _, times in cost(above, m, k, n, 1).leaves)
+    count = sum(times for _, times in cost(outer_plan, m, k, n, 1).leaves)
     return count, (times[0], times[1], times[2])
 
 

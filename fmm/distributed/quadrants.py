@@ -1,4 +1,4 @@
-"""The blocks of a level above a shared product: every process has an equal part of each block of A, B and C.
+"""The blocks of an outer level of a shared product: every process has an equal part of each block of A, B and C.
 
 The upper blocks of a level consist of the first half of each process's rows, not of the upper half of the matrix. Any
 assignment of rows to blocks is valid if it is the same in A and C; likewise columns in B and C, and the inner dimension
@@ -28,7 +28,7 @@ ALLOWED_CUTS: dict[Operand, dict[int | None, tuple[int | None, ...]]] = {
 
 @dataclass(frozen=True)
 class Quadrants:
-    """The blocks of a level above a shared product: sizes per process, and the layout of a product of two blocks."""
+    """The blocks of an outer level: sizes per process, and the layout of the shared product of two blocks."""
 
     whole: Layout
     parts: LevelParts
@@ -69,7 +69,7 @@ def quadrants(layout: Layout, plan: Plan) -> Quadrants:
     parts = level_parts(plan)
     shape, wanted = layout.mesh, zip(layout.a, layout.b, layout.work, strict=True)
     if not all(cut_a in ALLOWED_CUTS["A"][axis] and cut_b in ALLOWED_CUTS["B"][axis] for cut_a, cut_b, axis in wanted):
-        raise PlanError("a level above wants A cut like the rows of C, and B like the columns of C")
+        raise PlanError("an outer level requires A cut like the rows of C, and B cut like the columns of C")
     a_parts, b_parts = _parts_along(shape, layout.a, 1), _parts_along(shape, layout.b, 0)
     fine, coarse = ((layout.a, 1), (layout.b, 0)) if a_parts >= b_parts else ((layout.b, 0), (layout.a, 1))
     inner = _axis_spans(layout.k, *fine, shape)
@@ -90,12 +90,12 @@ def level_parts(plan: Plan) -> LevelParts:
     """Return the numbers of parts into which all levels of the plan together cut m, k and n."""
     cuts = [level.cut.parts for level in plan.levels if level.cut]
     if len(cuts) != len(plan.levels) or plan.leaf != "vendor":
-        raise PlanError(f"{plan}: above a shared product only schemes and step tables, for example 'winograd > vendor'")
+        raise PlanError(f"{plan}: an outer level is a scheme or a step table, for example 'winograd > vendor'")
     m, k, n = (prod(sides) for sides in zip((1, 1, 1), *cuts, strict=True))
     return m, k, n
 
 
-def parse_level_above(plan: Plan | Decision | str) -> Plan:
+def parse_outer_level(plan: Plan | Decision | str) -> Plan:
     """Return the levels of a plan or text ("vendor": no level); raise PlanError except for schemes and step tables."""
     levels = parse_block_levels(plan, "above")
     level_parts(levels)

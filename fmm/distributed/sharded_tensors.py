@@ -32,7 +32,7 @@ from fmm.distributed.exchange import (
 )
 from fmm.distributed.layout import BlocksHeld, CutAxes, K, Layout, M, N, interned_layout
 from fmm.distributed.level_over_blocks import multiply_blocks
-from fmm.distributed.quadrants import parse_level_above, quadrants
+from fmm.distributed.quadrants import parse_outer_level, quadrants
 from fmm.dtypes import STORED
 from fmm.hardware.links import Network, network_of
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
@@ -59,7 +59,7 @@ class AgreedSharing(NamedTuple):
 
     description: str
     layout: Layout
-    above: str
+    outer_plan: str
     local_error_growth: float  # limit of the error growth of each process's local products
     # workspace limit of local products in bytes, as in the prediction; None: each process's default limit
     local_workspace: int | None = None
@@ -81,10 +81,10 @@ def matmul(a: Any, b: Any, options: SharingOptions) -> Any:
 
 def explain(a: Any, b: Any, options: SharingOptions) -> SharedDecision:
     """Return the decision with which `matmul` would share the product, computed on this process alone."""
-    above = _required_level(options)
+    outer_plan = _required_level(options)
     if not _can_be_shared(a, b):
         raise TypeError("fmm.distributed shares products of two DTensors, matrices of one type on one mesh")
-    return _decide_on_this_process(a, b, above, options.max_error_growth)
+    return _decide_on_this_process(a, b, outer_plan, options.max_error_growth)
 
 
 class SharedProduct(torch.autograd.Function):  # type: ignore[misc]
@@ -117,7 +117,7 @@ def _adjoint(x: Any) -> Any:
 
 
 def _required_level(options: SharingOptions) -> Plan | None:
-    return None if options.plan is None else parse_level_above(options.plan)
+    return None if options.plan is None else parse_outer_level(options.plan)
 
 
 def _on_one_mesh(a: Any, b: Any) -> bool:
@@ -160,7 +160,7 @@ def _product_as_placed(a: Any, b: Any, options: SharingOptions, sharing: AgreedS
 
 def shared_product(sharing: AgreedSharing, a: Any, b: Any) -> Any:
     """Return the product as a DTensor with the placements in which the processes compute it."""
-    mesh, above, layout = a.device_mesh, Plan.parse(sharing.above), interned_layout(sharing.layout)
+    mesh, outer_plan, layout = a.device_mesh, Plan.parse(sharing.outer_plan), interned_layout(sharing.layout)
     processes, local = mesh_processes(mesh), partial(_multiply_local, sharing)
     with reports_lost_process(processes, "A and B are redistributed"):
         a, b = _local_part(a, layout.a[: mesh.ndim]), _local_part(b, layout.b[: mesh.ndim])
@@ -174,8 +174,10 @@ def shared_product(sharing: AgreedSharing, a: Any, b: Any) -> Any:
     # autocast is off, so that the product is computed in the operands' type
     with torch.no_grad(), torch.autocast(mesh.device_type, enabled=False):
         c = None
-        if above != VENDOR:
-            c = multiply_blocks(quadrants(layout, above), above, processes.place, a, b, start_product, finish_product)
+        if outer_plan != VENDOR:
+            c = multiply_blocks(
+                quadrants(layout, outer_plan), outer_plan, processes.place, a, b, start_product, finish_product
+            )
             # c becomes None if it has inf or NaN, which may come from sums of blocks; C is then computed without the
             # level
             c = c if is_finite_everywhere(c, processes) else None
@@ -327,11 +329,11 @@ def _describe_call(a: Any, b: Any, options: SharingOptions) -> tuple[str, Except
 def _call_error(a: Any, b: Any, options: SharingOptions) -> Exception | None:
     """Return an exception if the call is not valid, else None."""
     try:
-        above = _required_level(options)
+        outer_plan = _required_level(options)
     except PlanError as error:
         return error
     if not _can_be_shared(a, b):
-        return PlanError(NO_LEVEL_MESSAGE.format(plan=options.plan)) if above not in (None, VENDOR) else None
+        return PlanError(NO_LEVEL_MESSAGE.format(plan=options.plan)) if outer_plan not in (None, VENDOR) else None
     if options.placements is not None:
         invalid = placement_error(a.device_mesh, "the product", options.placements, RESULT_PLACEMENT_TYPES)
         if invalid is not None:
@@ -355,7 +357,7 @@ def _broadcast_decision(
         try:
             decision = _decide_on_this_process(a, b, _required_level(options), options.max_error_growth)
             best, limits = decision.best, (decision.local_error_growth, decision.local_workspace)
-            message[0] = AgreedSharing(description, best.layout, str(best.above), *limits)
+            message[0] = AgreedSharing(description, best.layout, str(best.outer_plan), *limits)
         except Exception as error:
             message[0] = error
     with reports_lost_process(processes, "how to share the product"):
@@ -366,7 +368,7 @@ def _broadcast_decision(
     return sharing
 
 
-def _decide_on_this_process(a: Any, b: Any, above: Plan | None, max_error_growth: float | None) -> SharedDecision:
+def _decide_on_this_process(a: Any, b: Any, outer_plan: Plan | None, max_error_growth: float | None) -> SharedDecision:
     """Return the decision that this process makes from its own device and free memory."""
     mesh, device = a.device_mesh, _device_of(a)
     (m, k), n = a.shape, b.shape[1]
@@ -377,7 +379,7 @@ def _decide_on_this_process(a: Any, b: Any, above: Plan | None, max_error_growth
     number = library.device_number(local)
     processes = count_gpu_processes(number) if library.processor == "cuda" else 1
     free_bytes = max(library.free_bytes(number) / processes - result_bytes, 0.0)
-    query = ShardingQuery(free_bytes * MEMORY_SHARE, max_error_growth, above, free_bytes)
+    query = ShardingQuery(free_bytes * MEMORY_SHARE, max_error_growth, outer_plan, free_bytes)
     return decide_sharing(layout, TYPE_NAMES[a.dtype], device, _mesh_network(mesh, device), query)
 
 

@@ -157,7 +157,7 @@ def candidate_plans(device: str) -> tuple[Plan, ...]:
 def probed_plans(device: str) -> tuple[Plan, ...]:
     """Return the candidates that a tuning's probes measure: the vendor's product first, other bare leaves last."""
     names = _names_of_forms(device)
-    plans = [plan for name in names for plan in _plans_of_forms(name, device, lambda leaf: leaf.probed)]
+    plans = [plan for name in names for plan in _plans_of_forms(name, device, lambda leaf: leaf.probed_forms)]
     return tuple(dict.fromkeys([VENDOR, *plans]))
 
 

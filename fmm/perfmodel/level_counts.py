@@ -177,7 +177,7 @@ def _side_powers(cut: Cut, shape: Shape) -> tuple[int, ...] | None:
 
     Where the steps depend on which blocks are larger, the sides keep their order of size.
     """
-    if cut.unit is not None and cut.unit > 1 and not cut.even(shape):
+    if cut.unit is not None and cut.unit > 1 and not cut.has_equal_blocks(shape):
         return None
     least, most = zip(*(_block_range(*side, cut.unit) for side in zip(shape, cut.parts, strict=True)), strict=True)
     if min(least) < 1:

@@ -114,14 +114,14 @@ class _ErrorWalk:
             if isinstance(step, Sum):
                 written = self.run_program(step.program, [self.read(p) for p in step.reads], step.aliases)
                 for place, value in zip(step.writes, written, strict=True):
-                    self.held[place.spot] = value
+                    self.held[place.origin] = value
             elif isinstance(step, Mirror):
-                self.held[step.dest.spot] = self.read(step.source)
+                self.held[step.dest.origin] = self.read(step.source)
             else:
                 inner = error_bound(step.plan, *step.size, step.params.op, step.params.fill)
                 value = self.multiply(self.read(step.left), self.read(step.right), step.left.cols, inner)
-                spot = step.dest.spot
-                self.held[spot] = self.add(self.held[spot], value) if step.accumulate else value
+                origin = step.dest.origin
+                self.held[origin] = self.add(self.held[origin], value) if step.accumulate else value
         errors: dict[tuple[int, int], float] = {}  # the real and the imaginary part together
         for (name, row, col, _), value in self.held.items():
             if name == "C":
@@ -132,8 +132,10 @@ class _ErrorWalk:
         """Return the value of a block; the one with the largest error if the block covers several values."""
         place = place.untransposed
         if place.name in ("A", "B"):
-            return self.atom(place.spot)
-        same = [(spot, value) for spot, value in self.held.items() if (spot[0], spot[3]) == (place.name, place.part)]
+            return self.atom(place.origin)
+        same = [
+            (origin, value) for origin, value in self.held.items() if (origin[0], origin[3]) == (place.name, place.part)
+        ]
         inside = [
             value
             for (_, row, col, _), value in same

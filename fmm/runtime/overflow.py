@@ -144,14 +144,14 @@ class _Sizes:
         found = 0.0
         newer: list[Place] = []
         for held, size in reversed(self._held.get(place.name, [])):
-            part = place.shared(held)
-            if part is not None and not any(part.within(other) for other in newer):
+            part = place.overlap(held)
+            if part is not None and not any(part.is_inside(other) for other in newer):
                 found = max(found, size)
             newer.append(held)
         return found
 
     def write(self, place: Place, size: float) -> None:
-        others = [(held, old) for held, old in self._held.get(place.name, []) if not held.within(place)]
+        others = [(held, old) for held, old in self._held.get(place.name, []) if not held.is_inside(place)]
         self._held[place.name] = [*others, (place, size)]
 
 

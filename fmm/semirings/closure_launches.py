@@ -78,7 +78,7 @@ class _ClosureRecorder:
 
     def _round_launches(self, step: TileStep | tuple[ProductStep, ...]) -> Iterator[Launch]:
         if isinstance(step, TileStep):
-            yield close_launch(self.ring, self._device_matrix(step.place), self._argument_matrix(step.place))
+            yield close_launch(self.ring, self._device_matrix(step.place), self._predecessor_matrix(step.place))
             return
         products = [self._semiring_product(p) for p in step]
         if self.ring.per_word > 1:
@@ -104,15 +104,15 @@ class _ClosureRecorder:
             right,
             dest,
             old,
-            self._argument_matrix(p.dest),
-            self._argument_matrix(p.old),
-            self._argument_matrix(p.right),
+            self._predecessor_matrix(p.dest),
+            self._predecessor_matrix(p.old),
+            self._predecessor_matrix(p.right),
         )
 
     def _device_matrix(self, place: Place) -> DeviceMatrix:
         return self._located_matrix(place, "", self.ring.item_bytes)
 
-    def _argument_matrix(self, place: Place) -> DeviceMatrix | None:
+    def _predecessor_matrix(self, place: Place) -> DeviceMatrix | None:
         return self._located_matrix(place, ARGUMENTS_PREFIX, ARGUMENT_BYTES) if self.with_predecessors else None
 
     def _located_matrix(self, place: Place, prefix: str, item: int) -> DeviceMatrix:

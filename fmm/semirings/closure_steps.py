@@ -123,4 +123,4 @@ class _BlockRecursion:
 
 def _products_conflict(x: ProductStep, y: ProductStep) -> bool:
     """Return True if one of two products writes a block that the other product reads or writes."""
-    return any(p.dest.shared(q) is not None for p, other in ((x, y), (y, x)) for q in other)
+    return any(p.dest.overlap(q) is not None for p, other in ((x, y), (y, x)) for q in other)

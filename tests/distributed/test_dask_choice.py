@@ -59,10 +59,10 @@ def test_levels_only_where_they_clearly_win() -> None:
     """A level saves an eighth of expensive products, and nothing of products as cheap as a chunk."""
     grid, plans = (8, 8, 8), (VENDOR, WINOGRAD)
     dear, cheap = ChunkCosts(100.0, 1e6, 1e10), ChunkCosts(0.1, 1e8, 1e10)
-    assert choose_grid_plan(grid, plans, dear, (1, 1)).above == WINOGRAD
+    assert choose_grid_plan(grid, plans, dear, (1, 1)).outer_plan == WINOGRAD
     assert choose_grid_plan(grid, plans, cheap, (1, 1)) == GridPlan(VENDOR, 4)
-    assert choose_grid_plan(grid, (WINOGRAD,), cheap, (1, 1)).above == WINOGRAD  # who asks for it has it
-    assert choose_grid_plan(grid, (WINOGRAD,), ChunkCosts(1e-9, 1e8, 1e10), (1, 1)).above == WINOGRAD
+    assert choose_grid_plan(grid, (WINOGRAD,), cheap, (1, 1)).outer_plan == WINOGRAD  # who asks for it has it
+    assert choose_grid_plan(grid, (WINOGRAD,), ChunkCosts(1e-9, 1e8, 1e10), (1, 1)).outer_plan == WINOGRAD
 
 
 def test_a_larger_grid_is_simulated_on_as_many_fewer_workers() -> None:

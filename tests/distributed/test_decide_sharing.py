@@ -28,10 +28,10 @@ def test_two_devices_are_nearly_twice_as_fast() -> None:
 
 def test_a_level_above_is_one_that_is_asked_for() -> None:
     found = fmm.distributed.plan(8192, 8192, 8192, mesh=(2, 2), plan="winograd")
-    assert {str(way.above) for way in found.candidates} == {"winograd > vendor"}
+    assert {str(way.outer_plan) for way in found.candidates} == {"winograd > vendor"}
     assert ", below winograd" in str(found)
     plain = fmm.distributed.plan(8192, 8192, 8192, mesh=(2, 2), plan="vendor")
-    assert {str(way.above) for way in plain.candidates} == {"vendor"}
+    assert {str(way.outer_plan) for way in plain.candidates} == {"vendor"}
 
 
 def test_the_error_limit_holds_for_the_level_above_too() -> None:
@@ -52,8 +52,8 @@ def test_what_is_too_large_is_not_chosen() -> None:
     """Half of B has 128 MiB; received panels come on top."""
     layout = Layout(8192, 8192, 8192, (2,), (0,), (0,), (M,))
     gpu, network = gpu_from_description("NVIDIA H200", "9.0", 132), network_of("9.0", 2)
-    free = decide_sharing(layout, "float32", gpu, network, ShardingQuery(above=VENDOR))
-    tight = decide_sharing(layout, "float32", gpu, network, ShardingQuery(memory_limit=100 << 20, above=VENDOR))
+    free = decide_sharing(layout, "float32", gpu, network, ShardingQuery(outer_plan=VENDOR))
+    tight = decide_sharing(layout, "float32", gpu, network, ShardingQuery(memory_limit=100 << 20, outer_plan=VENDOR))
     assert tight.best.memory <= 100 << 20 < free.best.memory
     assert "(too large)" not in str(free)
 
@@ -76,7 +76,7 @@ def test_the_part_is_predicted_by_the_plan_that_its_own_memory_allows(free: int)
     calibration = calibration_in_force(Problem(*size, "float64"), limits, GPU)
     assert calibration is not None
     seconds = quick_prediction(found.local, Problem(*size, "float64"), calibration).seconds
-    if best.layout.pieces == 1 and best.above == VENDOR:
+    if best.layout.pieces == 1 and best.outer_plan == VENDOR:
         assert best.products == pytest.approx(seconds)
 
 
@@ -84,7 +84,7 @@ def test_less_memory_is_never_predicted_faster() -> None:
     layout = Layout(65536, 65536, 65536, (4,), (0,), (0,), (M,))
     seconds = [
         decide_sharing(
-            layout, "float64", GPU, NETWORK, ShardingQuery(0.8 * free, above=VENDOR, free_bytes=free)
+            layout, "float64", GPU, NETWORK, ShardingQuery(0.8 * free, outer_plan=VENDOR, free_bytes=free)
         ).best.products
         for free in LIMITS_OF_MEMORY
     ]

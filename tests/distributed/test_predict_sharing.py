@@ -15,7 +15,7 @@ from fmm.distributed.predict_sharing import (
     predict_layout,
     rank_sharings,
 )
-from fmm.distributed.quadrants import parse_level_above, quadrants
+from fmm.distributed.quadrants import parse_outer_level, quadrants
 from fmm.hardware.links import Link, Network, link, network_of
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 
@@ -90,7 +90,7 @@ def test_parts_of_c_are_added_up() -> None:
 )
 def test_what_levels_above_count(text: str, products: int, additions: tuple[int, int, int] | None) -> None:
     """Winograd's variant needs 15 additions of quarter matrices, Strassen's algorithm 18."""
-    count, times = level_operation_counts(parse_level_above(text))
+    count, times = level_operation_counts(parse_outer_level(text))
     assert count == products
     if additions is not None:
         assert [round(4 * each, 9) for each in times] == list(additions)
@@ -101,24 +101,24 @@ def test_a_level_above_pays_where_products_take_longest() -> None:
     for the network."""
     layout = rows_of_four(32768)
     fast = rank_sharings(layout, devices(replace_speed(FAST, 1e5)))
-    assert fast[0].above == WINOGRAD and fast[0].products == pytest.approx(7 / 8 * cubic(32768, 32768, 8192))
+    assert fast[0].outer_plan == WINOGRAD and fast[0].products == pytest.approx(7 / 8 * cubic(32768, 32768, 8192))
     slow = rank_sharings(layout, devices(replace_speed(FAST, 0.1)))
-    assert slow[0].above == VENDOR
+    assert slow[0].outer_plan == VENDOR
 
 
 def test_a_level_above_must_win_clearly() -> None:
     """A sharing that does not fit is chosen only if none fits."""
     n = 4096
     plain = replace(predict_layout(rows_of_four(n), VENDOR, devices()), products=1.0, waiting=0.0)
-    level = replace(plain, above=WINOGRAD, memory=10.0)
+    level = replace(plain, outer_plan=WINOGRAD, memory=10.0)
     for share, wins in (
         (0.99, False),
         (1.001 - predict_sharing.LEVEL_MARGIN, False),
         (0.999 - predict_sharing.LEVEL_MARGIN, True),
     ):
         ways = replace(level, products=share), plain
-        assert (choose_sharing(ways, 1e12).above == WINOGRAD) == wins
-    assert choose_sharing((replace(level, products=0.99), plain), 10.0).above == WINOGRAD  # alone fits
+        assert (choose_sharing(ways, 1e12).outer_plan == WINOGRAD) == wins
+    assert choose_sharing((replace(level, products=0.99), plain), 10.0).outer_plan == WINOGRAD  # alone fits
     assert choose_sharing((level, plain), 1.0).memory == 10.0
 
 
@@ -172,7 +172,7 @@ def test_small_products_are_compared_in_one_piece_alone() -> None:
 def test_what_no_level_above_can_do() -> None:
     for text in ("3m", "gram", "strassen.fused > tile", "no-such-scheme"):
         with pytest.raises(PlanError):
-            parse_level_above(text)
+            parse_outer_level(text)
     uneven = Layout(64, 9, 64, (2, 4), (0, 1), (0, 1), (M, N))  # 4 parts of 3 and 2 parts of 5
     with pytest.raises(PlanError, match="do not match"):
         quadrants(uneven, WINOGRAD)

@@ -82,4 +82,4 @@ def test_what_runs_side_by_side_is_independent(n: int, leaf: int) -> None:
             assert (p.left.rows, p.right.cols) == (p.dest.rows, p.dest.cols) == (p.old.rows, p.old.cols)
             assert p.left.cols == p.right.rows
             others = [x for q in step if q is not p for x in q]
-            assert not any(p.dest.shared(x) for x in (p.left, p.right, *others))
+            assert not any(p.dest.overlap(x) for x in (p.left, p.right, *others))

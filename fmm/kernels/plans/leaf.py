@@ -132,8 +132,8 @@ class Leaf:
         return not (self.rate or self.only_below_levels) and self.time_formula == "vendor"
 
     @property
-    def probed(self) -> tuple[str, ...]:
-        """The forms in which the tuner's probes measure it."""
+    def probed_forms(self) -> tuple[str, ...]:
+        """The forms in which the tuner's probes measure the leaf."""
         return tuple(form for form in self.forms if form not in self.unprobed)
 
     @property

@@ -35,7 +35,7 @@ class Cut(NamedTuple):
     unit: int | None  # block sides are multiples of it, except at the edge; None: they differ by at most one
     ordered: bool = False  # True if the steps also depend on the order of the block sides by length
 
-    def even(self, sides: Iterable[int]) -> bool:
+    def has_equal_blocks(self, sides: Iterable[int]) -> bool:
         """Return True if all blocks have equal sides, those at the edge included."""
         return all(side % (parts * (self.unit or 1)) == 0 for side, parts in zip(sides, self.parts, strict=True))
 
@@ -77,9 +77,9 @@ class Level(ABC):
     number_below: Literal["same", "real", "byte"] = "same"  # the numbers of the products below
     conjugates: tuple[bool, bool] = (False, False)  # the level multiplies conj(A), conj(B)
     named_leaves: tuple[str, ...] = ()  # leaves that the level itself names for some of its products
-    error_growth: float = 1.0  # factor of the expected error, beside the growth of `bilinear`
+    error_growth: float = 1.0  # factor of the expected error, in addition to the growth of `bilinear`
     positive_growth: float = 1.0  # the same for numbers of one sign
-    error_note: str = ""  # what a user should know of the error, beside its size
+    error_note: str = ""  # a property of the error that a user should know, in addition to the error's size
 
     # The order of products and sums
     traversal: Traversal | None = None

@@ -54,8 +54,8 @@ class LevelWithSteps(Level):
         raise PlanError(f"{self} does not cut Gram products")
 
     @property
-    def has_same_steps_above_levels(self) -> bool:
-        """True if the steps of A B differ only in the plan of the products, above every plan that has levels."""
+    def has_same_steps_for_nested_plans(self) -> bool:
+        """True if every inner plan that has levels gives the same steps of A B, except for the plan in each product."""
         return False
 
     def needs(self, inner: Plan, sides: Shape) -> LevelNeeds | None:

@@ -186,8 +186,8 @@ def _is_unwritten_c(place: Place, written: list[Place]) -> bool:
     """Return True for a place of C of which no part has been written."""
     if place.name != "C" or not place.rows or not place.cols:
         return False
-    met = [w for w in written if place.shared(w) and (not place.part or not w.part or place.part == w.part)]
-    if met and not any(place.within(w) and w.part in (None, place.part) for w in met):
+    met = [w for w in written if place.overlap(w) and (not place.part or not w.part or place.part == w.part)]
+    if met and not any(place.is_inside(w) and w.part in (None, place.part) for w in met):
         raise PlanError("a step reads both old numbers of C and numbers that were written there")
     return not met
 

@@ -36,8 +36,8 @@ class Place:
     part: Part | None = None
 
     @property
-    def spot(self) -> tuple[str, int, int, Part | None]:
-        """The start of the place. Two places with the same spot overwrite each other."""
+    def origin(self) -> tuple[str, int, int, Part | None]:
+        """Matrix, first row, first column and part of the place. Two places of one origin overwrite each other."""
         return self.name, self.row, self.col, self.part
 
     def cropped(self, rows: int, cols: int) -> Place:
@@ -51,13 +51,13 @@ class Place:
             return self
         return Place(self.name, self.col, self.row, self.cols, self.rows)
 
-    def within(self, other: Place) -> bool:
+    def is_inside(self, other: Place) -> bool:
         """Return True if the other place of the same matrix contains this one."""
         down, right = self.row - other.row, self.col - other.col
         inside = 0 <= down <= other.rows - self.rows and 0 <= right <= other.cols - self.cols
         return inside and self.name == other.name
 
-    def shared(self, other: Place) -> Place | None:
+    def overlap(self, other: Place) -> Place | None:
         """Return the overlap of two rectangles of one matrix; None if they are disjoint."""
         top, left = max(self.row, other.row), max(self.col, other.col)
         bottom = min(self.row + self.rows, other.row + other.rows)
@@ -113,9 +113,11 @@ class Sum:
         The addend counts as C even in another matrix, so that the sums are done in the same order: results are equal
         bit for bit.
         """
-        spots = [("C", *p.spot[1:]) if p.name == ADDEND else p.spot for p in self.reads]
-        writes = [p.spot for p in self.writes]
-        return tuple((o, i) for o, write in enumerate(writes) for i, read in enumerate(spots) if read == write)
+        read_origins = [("C", *p.origin[1:]) if p.name == ADDEND else p.origin for p in self.reads]
+        write_origins = [p.origin for p in self.writes]
+        return tuple(
+            (o, i) for o, write in enumerate(write_origins) for i, read in enumerate(read_origins) if read == write
+        )
 
     @property
     def needed_reads(self) -> tuple[Place, ...]:

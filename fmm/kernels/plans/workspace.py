@@ -64,7 +64,7 @@ def _level_needs(plan: Plan, m: int, k: int, n: int, params: GemmParams) -> Leve
         first = require_level_with_steps(plan.levels[0])
         if (needs := first.needs(plan.rest, (m, k, n))) is not None:
             return needs
-        if first.has_same_steps_above_levels and plan.rest.levels:
+        if first.has_same_steps_for_nested_plans and plan.rest.levels:
             alone = _level_needs(Plan((first,)), m, k, n, params)
             assert alone is not None
             products = dict.fromkeys((plan.rest, size, product_params) for _, size, product_params in alone.products)

@@ -268,7 +268,7 @@ def decide_over_entry(
     decision = decide_by_model(problem, limits, calibration, True, tuned.identity)
     leaf, rate = decision.plan.leaf_use.leaf, decision.plan.rate_name(problem.dtype)
     measured = {*(tuned.calibration.rates if tuned.calibration else ()), *tuned.failed}
-    if entry is None or not leaf.rate or not leaf.probed or rate in measured:
+    if entry is None or not leaf.rate or not leaf.probed_forms or rate in measured:
         return None
     gain = 1 / next(c.time for c in decision.candidates if c.plan == decision.plan)
     gain /= entry[0].speedup if certified != VENDOR else 1.0

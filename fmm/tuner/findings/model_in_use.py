@@ -67,7 +67,7 @@ def model_in_use(key: str, dtype: str, sections: Mapping[str, Any]) -> ModelInUs
     measured = {rate for x in (tuned, real) if x and x.trusted for rate in x.trusted.rates}
     own = list(dict.fromkeys(_leaves_with_rates(dtype, guess)))
     guessed = [leaf for leaf, rate in own if rate in calibration.rates.keys() - measured]
-    assumed, left_out = ([x.name for x in guessed if bool(x.probed) == probed] for probed in (False, True))
+    assumed, left_out = ([x.name for x in guessed if bool(x.probed_forms) == probed] for probed in (False, True))
     failed = [leaf.name for leaf, rate in own if rate not in calibration.rates]
     return ModelInUse(tuned, calibration, guess, tuple(assumed), tuple(left_out), tuple(failed), memory)
 

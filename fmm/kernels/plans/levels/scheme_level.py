@@ -122,7 +122,7 @@ class SchemeLevel(LevelWithSteps):
         return replace(found, streams=self.streams)
 
     @property
-    def has_same_steps_above_levels(self) -> bool:
+    def has_same_steps_for_nested_plans(self) -> bool:
         return self.fringe != "peel"
 
     def needs(self, inner: Plan, sides: Shape) -> LevelNeeds | None:

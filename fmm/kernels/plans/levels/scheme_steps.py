@@ -260,8 +260,8 @@ class _SizedTable:
         """Return True if the leaf forms sums, and all places have C's layout and one size for reads and writes."""
         if self.plan.levels or not self.plan.leaf_use.leaf.sums_inside:
             return False
-        spots = {(p.name, p.row, p.col) for p in places}
-        return len(spots) == len(set(places)) and not any(p.name in "AB" for p in places)
+        corners = {(p.name, p.row, p.col) for p in places}
+        return len(corners) == len(set(places)) and not any(p.name in "AB" for p in places)
 
 
 # ---- the fringe peeled off
