@@ -104,8 +104,8 @@ def with_concurrent_products(found: Calibration, lanes: int) -> Calibration:
 PRODUCT_SHARES = {"bfloat16": 0.72, "float16": 0.72, "tf32": 0.7}
 PRODUCT_SHARE = 0.8
 # PRODUCT_SHARE by compute capability, on the GPUs of Li, Ranka and Sahni. Their cores read one operand of each
-# multiply-add from shared memory, which limits products to about 60 % of the peak. (Published by Volkov and Demmel 2008
-# for sgemm on compute capability 1.3, and by Nath, Tomov and Dongarra 2010 for dgemm on 2.0.)
+# multiply-add from shared memory, which limits products to about 60 % of the peak. (The values agree with the times of
+# sgemm and dgemm that Li, Ranka and Sahni print.)
 EARLY_PRODUCT_SHARES = {"1.3": 0.6, "2.0": 0.58}
 STREAM_SHARE = 0.75  # of the bandwidth
 DATASHEET_MARGIN = 0.03  # share of the vendor's time; for a device without any measurement

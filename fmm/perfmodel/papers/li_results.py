@@ -156,9 +156,9 @@ def li_predicted() -> Table:
         rows.append((device, code, n, text, printed, predicted, predicted / printed))
     columns = ("device", "code", "n", "plan", "printed", "predicted", "predicted / printed")
     notes = (
-        "Predicted by the model of today's GPUs, from peaks, bandwidths, and the share of the peak that other authors "
-        "published for products on these devices; nothing was fitted to the printed times. sgemm and dgemm are within "
-        "2 percent. The recursive codes are predicted 3 to 6 percent too long.",
+        "Predicted by the model of today's GPUs, from peaks, bandwidths, and the share of the peak that products reach. "
+        "This share agrees with the printed times of sgemm and dgemm, so their small difference is no evidence. The "
+        "recursive codes, to which nothing was fitted, are predicted 3 to 6 percent too long.",
         "The paper's leaf is GPU8, which is 3 percent faster than the sgemm of the prediction. Its innermost level has "
         "sums inside products, which the plans here compute in passes of their own.",
     )
