@@ -36,7 +36,7 @@ from fmm.kernels.cuda.products.kernel_sizes import (
 )
 from fmm.kernels.plans.leaf import Leaf, LeafOption, register_leaf
 
-F16X3_RATE, DIGITS_RATE, SMALL_RATE = "f16x3", "digits-{}", "small-{}"  # names of rates in a calibration
+F16X3_RATE, DIGITS_RATE, SMALL_RATE = "f16x3", "digits-{}", "small-{}"  # names of leaf rates in a calibration
 LT_SCRATCH_BYTES = 32 << 20  # bytes of workspace that a candidate of cuBLASLt may use
 
 # Types that the tiled kernel multiplies by gemm_simt.cuh (float64 by gemm_mma_f64.cuh), also with sums inside.
@@ -71,7 +71,7 @@ VENDOR3M_LEAF = Leaf(
     forms=("alone", "peer"),
     unprobed=("alone",),
     saves_products=True,
-    relative_error=sqrt(5),  # relative error like that of the level 3m on entries of one sign
+    relative_error=sqrt(5),  # error growth, like that of the level 3m on entries of one sign
 )
 LT_LEAF = Leaf(
     "lt",
@@ -93,8 +93,9 @@ TILE_LEAF = Leaf(
     loose_triangles=WARPGROUP_TYPES,
     mirrors=True,
     options=(TILE_STRATEGIES, TILE_COPY_OPTIONS),
-    # Types that the leaf `tile` multiplies faster than the vendor. (On an H200, float64 reaches 0.95 of cuBLAS's speed,
-    # with sums inside 0.78; TF32, which needs transposed sums, is slower than cuBLASLt's best candidate.)
+    # Types that the leaf `tile` multiplies faster than the vendor. (Measured on an H200: float64 by `tile` has 0.95 of
+    # cuBLAS's speed, 0.78 with sums inside; TF32, which needs transposed sums, is slower than cuBLASLt's best
+    # candidate.)
     candidate_types=("float32", "float16", "bfloat16"),
     alignment=16,  # bytes of an aligned read; rows that are not aligned to 16 bytes are read one entry at a time
     forms=("inside", "alone", "one pass", "outer"),

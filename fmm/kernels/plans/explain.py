@@ -18,7 +18,7 @@ from fmm.problem import Shape
 
 
 class PlanRow(NamedTuple):
-    """One line of the table. The next line shows the largest product of this one."""
+    """One line of the table. The next line of the table shows the largest product of this line's level."""
 
     level: str
     problem: str  # its size
@@ -47,7 +47,7 @@ def plan_table(plan: Plan, m: int, k: int, n: int, itemsize: int, params: GemmPa
 def plan_rows(
     plan: Plan, m: int, k: int, n: int, itemsize: int, params: GemmParams = PLAIN, dtype: str = ""
 ) -> Iterator[PlanRow]:
-    """Yield a row for each level from the outside in, each for the largest product of the level above.
+    """Yield a row for each level, the outermost first; each row shows the largest product of the row before.
 
     The temporaries of the rows add up to the plan's workspace.
     """
@@ -77,7 +77,7 @@ def plan_rows(
 
 
 def _rows_inside_leaf(plan: Plan, size: Shape, nbytes: int, steps: LevelSteps) -> Iterator[PlanRow]:
-    """Yield the rows of a level that one leaf runs (with all memory), of the levels below it, and of the leaf."""
+    """Yield the rows of a level that one leaf runs, with all memory, then of its inner levels and of the leaf."""
     products = list(steps.products)
     first, *inner, last = plan.leaf.split(" > ")
     counts = [parse_level(name).products for name in inner]

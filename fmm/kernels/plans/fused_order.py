@@ -14,9 +14,9 @@ from typing import Final
 from fmm.kernels.algorithms.scheme import Scheme
 
 FUSED_OPTIONS = ("streams", "atomic", "variants")  # options of a fused level in a plan
-MAX_STREAMS = 7  # for the products of one level
-Task = tuple[int, ...]  # products of one launch
-StreamTasks = tuple[Task, ...]  # launches one after the other
+MAX_STREAMS = 7  # the products of one level
+Task = tuple[int, ...]  # the products of one launch
+StreamTasks = tuple[Task, ...]  # launches that run one after the other
 Stage = tuple[StreamTasks, ...]  # concurrent streams, which all end before the next stage begins
 Blocks = frozenset[int]  # of C
 

@@ -1,4 +1,7 @@
-"""Parameters of a product beside its sizes and types. Kernels import them before any plan exists."""
+"""The parameters of a product other than its sizes and types.
+
+This module imports no plans, so that kernels can import it.
+"""
 
 from __future__ import annotations
 

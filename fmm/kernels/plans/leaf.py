@@ -1,8 +1,8 @@
-"""Leaves: the kernels that multiply below all levels of a plan. One row of a registry each.
+"""Leaves: the kernels that multiply below all levels of a plan. Each leaf is a row of a registry.
 
 In a plan's text a leaf is its name, then a number if the leaf is numbered, its options, and the operand order:
-`vendor`, `lt3`, `tile.huge.plain`, `vendor.inner`. Everything that the package needs to know of a leaf is a field of
-its row; no code looks into the name.
+`vendor`, `lt3`, `tile.huge.plain`, `vendor.inner`. All properties of a leaf are fields of its row; no code parses a
+leaf's name.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ PreparedLayout = Callable[[int, int, int], tuple[int, int]]  # layout(itemsize, 
 
 @dataclass(frozen=True)
 class LeafOption:
-    """A word that may follow a leaf's name."""
+    """A word that may follow a leaf's name in a plan's text."""
 
     name: str
-    types: tuple[str, ...] = ()  # the only types that the leaf multiplies with this option; empty: all of the leaf's
-    fused: bool = True  # a fused level may stand above a leaf with this option
-    searched: bool = False  # the tuner's search tries it (candidates never have options)
+    types: tuple[str, ...] = ()  # the types that the leaf multiplies with this option; empty: all types of the leaf
+    fused: bool = True  # True if the last level above a leaf with this option may be fused
+    searched: bool = False  # True if the tuner's search tries the option (candidates have no options)
 
 
 def _no_scratch_bytes(m: int, k: int, n: int, count: int) -> int:
@@ -47,67 +47,76 @@ class Leaf:
     """
 
     name: str
-    meaning: str  # one sentence for the user
+    meaning: str  # description for users, one sentence
     devices: tuple[str, ...]
 
-    # Types that it multiplies
+    # Types that the leaf multiplies
     types: tuple[str, ...]  # below any levels
-    types_with_sums: tuple[str, ...] = ()  # with sums inside its products, for fused levels and step tables
-    types_alone: tuple[str, ...] = ()  # further ones, without a level above
-    types_in_blocks: tuple[str, ...] = ()  # further ones, below levels that only cut A, B and C into blocks
+    types_with_sums: tuple[str, ...] = ()  # types with sums inside the products, for fused levels and step tables
+    types_alone: tuple[str, ...] = ()  # further types, in plans without levels
+    types_in_blocks: tuple[str, ...] = ()  # further types, below levels that only cut A, B and C into blocks
 
-    # Gram products of which it computes one triangle
+    # Gram products of which the leaf computes one triangle
     blas_triangles: tuple[str, ...] = ()  # types with a BLAS function for one triangle: syrk or herk
     kernel_triangles: tuple[str, ...] = ()  # types with a kernel for one triangle of a row-major C
     loose_triangles: tuple[str, ...] = ()  # types with a kernel that leaves arbitrary numbers in the other triangle
-    mirrors: bool = False  # that kernel can also write the other triangle
-    whole_product_rows: int = 0  # up to this many rows, a GPU multiplies a batch faster as whole products
+    mirrors: bool = False  # True if the triangle kernel can also write the other triangle
+    # number of rows up to which a GPU multiplies a batch of Gram products faster as whole products
+    whole_product_rows: int = 0
 
-    # One product by it
+    # One product by the leaf
     call_text: str = "one launch"  # in explain's table
-    launches: int = 1  # launches or library calls
+    launches: int = 1  # number of launches or library calls
     scratch: Scratch = _no_scratch_bytes  # bytes of workspace
-    typed_scratch: TypedScratch | None = None  # replaces `scratch` if the bytes depend on the type
+    typed_scratch: TypedScratch | None = None  # function instead of `scratch` if the bytes depend on the type
     host_product: HostProduct | None = None
-    host_product_with_scratch: HostProductWithScratch | None = None  # uses scratch, and threads of its own
+    # True if the leaf uses scratch and threads of its own
+    host_product_with_scratch: HostProductWithScratch | None = None
 
-    # Its text in a plan
+    # The leaf's text in a plan
     orders: tuple[Order, ...] = ORDERS
-    numbers: int = 0  # the name takes a number below this one; 0: none
-    options: tuple[tuple[LeafOption, ...], ...] = ()  # groups in order; a plan names at most one option of each
+    numbers: int = 0  # numbers 0 to below this limit may follow the name; 0: the leaf has no number
+    # groups of options in the order of the text; a plan names at most one option of each group
+    options: tuple[tuple[LeafOption, ...], ...] = ()
 
-    # When it is a candidate
+    # When the leaf is a candidate
     candidate_types: tuple[str, ...] | None = None  # None: all types
-    alignment: int = 1  # bytes: a candidate only where every row begins at a multiple of them
-    longest: int = 0  # a candidate only where no side is longer; 0: no limit. Its rate was measured on such products
-    # The forms of plans that it may end (fmm.perfmodel.candidates). `alone`: without levels; `peer`: alone, as a
-    # baseline that a plan must beat; `half`: alone, for Gram products only.
+    alignment: int = 1  # bytes; the leaf is a candidate only if every row begins at a multiple of this number
+    # The leaf is a candidate only if no side is longer; 0: no limit. The rate was measured only on products up to this
+    # side.
+    longest: int = 0
+    # The forms of plans that the leaf may end (fmm.perfmodel.candidates). `alone`: plans without levels; `peer`:
+    # without levels, as a baseline that a plan must beat; `half`: without levels, for Gram products only.
     forms: tuple[str, ...] = ("alone", "nested", "one pass")
-    unprobed: tuple[str, ...] = ()  # forms in which the tuner's probes do not measure it
-    tried: int = 4  # how many numbers of a numbered leaf are candidates
+    unprobed: tuple[str, ...] = ()  # forms in which the tuner's probes do not measure the leaf
+    tried: int = 4  # number of the first leaves of a numbered leaf that are candidates
 
     # Error
-    saves_products: bool = False  # it multiplies less: an inf or NaN can appear where the vendor has none
-    relative_error: float = 1.0  # as a multiple of the vendor's
-    # It multiplies in another type. The error is then small relative to the largest numbers of a row and a column, and
-    # not to each entry. FMM_EMULATION=0 forbids such leaves.
+    # True if the leaf saves multiplications, so that an inf or NaN can appear where the vendor has none
+    saves_products: bool = False
+    relative_error: float = 1.0  # error as a multiple of the vendor's
+    # True if the leaf multiplies in another type. The error of emulation is small relative to the largest numbers of a
+    # row and a column, and not relative to each entry. FMM_EMULATION=0 forbids such leaves.
     emulates: bool = False
-    norm_bound: str = ""  # if it emulates: the error of an entry relative to the norms of its row and column
-    checks_entries: bool = False  # it can raise a device flag where an entry may have too large a relative error
+    norm_bound: str = ""  # error of an emulating leaf: of an entry, relative to the norms of its row and column
+    # True if the leaf can raise a device flag where an entry may have too large a relative error
+    checks_entries: bool = False
 
     # Preparation of operands before the product
-    prepared_layout: PreparedLayout | None = None  # where prepared data stands behind an operand; None: nothing to keep
-    prepared_by_sums: bool = False  # the sums of a batched level above can write its operands in prepared form
+    # offset and bytes of the prepared data after an operand; None without prepared data
+    prepared_layout: PreparedLayout | None = None
+    prepared_by_sums: bool = False  # True if the sums of a batched level can write the leaf's operands in prepared form
 
     # Predicted time
-    rate: str = ""  # name of its rate in a calibration, `{}` for the type; empty: the type's name
-    relative_time: float = 1.0  # as a multiple of the vendor's, where nothing better is calibrated
+    rate: str = ""  # name of the leaf's rate in a calibration, with `{}` for the type; empty: the type's name
+    relative_time: float = 1.0  # rate as a multiple of the vendor's, if no calibration has the leaf's rate
     time_formula: Literal["vendor", "tiles"] = "vendor"
     slow_columns: tuple[str, ...] = ()  # types for which a column-major B takes far longer
-    fills_device: bool = False  # its thread blocks occupy every multiprocessor to the end: no sums run concurrently
+    # True if thread blocks occupy every multiprocessor to the end, so that no sums run concurrently
+    fills_device: bool = False
 
-    only_below_levels: bool = False  # it multiplies only as part of a level that one leaf runs
-    # The row may represent such a level with everything below it, down to the leaf `end`.
+    only_below_levels: bool = False  # True if the leaf multiplies only as part of a level that one leaf runs
+    # A row may represent a level with everything below it, down to the leaf `end`.
     level: Level | None = None
     end: str = ""
 
@@ -118,12 +127,12 @@ class Leaf:
 
     @property
     def sums_inside(self) -> bool:
-        """True if it can form sums inside its products."""
+        """True if the leaf can compute sums inside its products."""
         return bool(self.types_with_sums)
 
     @property
     def displayed_name(self) -> str:
-        """Its names without options, as messages list them: `lt0 to lt31`."""
+        """The leaf's names without options, as messages list them: `lt0 to lt31`."""
         return f"{self.name}0 to {self.name}{self.numbers - 1}" if self.numbers else self.name
 
     @property
@@ -138,20 +147,20 @@ class Leaf:
 
     @property
     def candidate_names(self) -> tuple[str, ...]:
-        """Its names in candidates: the first few of a numbered leaf."""
+        """The leaf's names in candidates: the first few of a numbered leaf."""
         if not self.numbers:
             return (self.name,)
         return tuple(f"{self.name}{number}" for number in range(min(self.tried, self.numbers)))
 
     @property
     def searched_names(self) -> tuple[str, ...]:
-        """Its names in the tuner's search: those of candidates, without options and with each of them."""
+        """The leaf's names in the tuner's search: those of candidates, without options and with each option."""
         options = [option.name for group in self.options for option in group if option.searched]
         return (*self.candidate_names, *(f"{name}.{option}" for name in self.candidate_names for option in options))
 
     @property
     def uses(self) -> Iterator[LeafUse]:
-        """Every way in which a plan may name it; those without an order come first."""
+        """Every text by which a plan may name the leaf; texts without an operand order come first."""
         numbers: tuple[int | None, ...] = tuple(range(self.numbers)) or (None,)
         for order in (None, *self.orders):
             for number in numbers:
@@ -165,12 +174,12 @@ class Leaf:
 
 @dataclass(frozen=True)
 class LeafUse:
-    """A leaf as a plan names it: with its number, options and operand order, if there are any."""
+    """A leaf as a plan names it: with its number, options and operand order, if any."""
 
     leaf: Leaf
     number: int | None = None
     options: tuple[str, ...] = ()
-    order: Order | None = None  # None: the order of the operands or of the sums
+    order: Order | None = None  # operand order; None for that of the operands or of the sums
 
     def __str__(self) -> str:
         return f"{self.product}.{self.order}" if self.order else self.product
@@ -181,7 +190,7 @@ class LeafUse:
         return ".".join([f"{self.leaf.name}{'' if self.number is None else self.number}", *self.options])
 
     def types(self, sums_inside: bool = False) -> tuple[str, ...]:
-        """Return the types that it multiplies with these options; with `sums_inside`, those with sums in its kernel."""
+        """Return the types that the leaf multiplies with these options; with `sums_inside`, with sums in its kernel."""
         multiplied = self.leaf.types_with_sums if sums_inside and self.leaf.sums_inside else self.leaf.types
         for option in self._named_options:
             multiplied = tuple(t for t in multiplied if t in option.types) if option.types else multiplied
@@ -189,7 +198,7 @@ class LeafUse:
 
     @property
     def fuses(self) -> bool:
-        """True if a fused level may stand above it."""
+        """True if the last level above the leaf may be fused."""
         return self.leaf.sums_inside and all(option.fused for option in self._named_options)
 
     @property
@@ -201,8 +210,8 @@ class LeafUse:
 class LeafFamily:
     """Levels of one kind, each of which one leaf runs with everything below it.
 
-    A plan treats them as leaves: `leaves` makes a row of each. In lists these rows replace `end`, the leaf at the end
-    of all of them.
+    A plan treats the levels of a family as leaves: `leaves` makes a row of each level. In lists of leaves these rows
+    replace `end`, the leaf at the end of all levels of the family.
     """
 
     name: str
@@ -262,7 +271,7 @@ def leaf_use(text: str) -> LeafUse:
 
 
 def leaf_of_option(text: str) -> LeafUse:
-    """Return the leaf that a level's option names. There `residues(14)` is short for `residues(14) > bytes`."""
+    """Return the leaf that a level's option names. In an option `residues(14)` is short for `residues(14) > bytes`."""
     family_rows = (row for row in plan_leaves() if row.level)
     full_names = (row.name for row in family_rows if row.name == f"{text} > {row.end}")
     return leaf_use(next(full_names, text))

@@ -2,8 +2,7 @@
 
 A level replaces a product by smaller products and by sums around them. Each kind of level is one module of
 plans/levels/ that registers a LevelKind: how its text is read, and which of its levels the model compares. The base
-class here holds plain facts, which plans and the model read. How a level becomes steps stands in
-fmm.kernels.plans.lower.
+class here holds plain facts, which plans and the model read. fmm.kernels.plans.lower turns levels into steps.
 """
 
 from __future__ import annotations
@@ -18,8 +17,9 @@ from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.plans.fused_order import count_launches
 from fmm.kernels.registry import Registry
 
-# stacked: all sums, all products, one join; overlapped: the same, two products at a time; batched: the same, the
-# products as one batch; sequential: one product at a time; fused: the same, with the sums inside the leaf's kernel.
+# stacked: all sums, all products, one join; overlapped: as stacked, with two products at a time; batched: as stacked,
+# with the products as one batch; sequential: one product at a time; fused: as sequential, with the sums inside the
+# leaf's kernel.
 Traversal = Literal["stacked", "overlapped", "batched", "fused", "sequential"]
 TRAVERSALS: tuple[Traversal, ...] = ("stacked", "overlapped", "batched", "fused", "sequential")
 
@@ -32,7 +32,8 @@ class Cut(NamedTuple):
     """The number of parts of m, k and n, for a level with steps that follow from this number alone."""
 
     parts: tuple[int, int, int]
-    unit: int | None  # block sides are multiples of it, except at the edge; None: they differ by at most one
+    # the unit of which block sides are multiples, except at the edge; None: sides differ by at most one
+    unit: int | None
     ordered: bool = False  # True if the steps also depend on the order of the block sides by length
 
     def has_equal_blocks(self, sides: Iterable[int]) -> bool:
@@ -44,7 +45,7 @@ class FusedProducts(NamedTuple):
     """Everything a kernel needs to form all sums of a level inside its products."""
 
     scheme: Scheme
-    unit: int | None  # block sides are multiples of it; None: they differ by at most one
+    unit: int | None  # the unit of which block sides are multiples; None: sides differ by at most one
     tasks: tuple[str, ...] = ()  # how products share launches and streams (fmm.kernels.plans.fused_order)
 
 
@@ -52,41 +53,44 @@ class FusedProducts(NamedTuple):
 class Level(ABC):
     """One level of a plan. Levels are equal if their texts are equal.
 
-    All levels are a fmm.kernels.plans.lower.LevelWithSteps. The classes differ, since steps refer to plans and plans
-    refer to levels, and imports run one way.
+    All levels are a fmm.kernels.plans.lower.LevelWithSteps. Level and LevelWithSteps are two classes to avoid a
+    circular import: steps import plans, and plans import levels.
     """
 
-    text: str  # as a plan writes the level
+    text: str  # the level's text in a plan
 
     # The products that replace one product
-    products: int  # at most; 1 if the level saves no multiplications
+    products: int  # largest share of the multiplications that remain; 1 if the level saves none
     depth: int = 1  # levels of recursion
-    splits: bool = True  # products are smaller than the problem
-    only_cuts: bool = False  # each product is a block of A times a block of B, and a block of C: there are no sums
-    saves_products: bool = True  # fewer multiplications: an inf or NaN can appear where the classical product has none
+    splits: bool = True  # True if products are smaller than the problem
+    # True if each product is a block of A times a block of B, and gives a block of C, without sums
+    only_cuts: bool = False
+    # True if the level saves multiplications, so that an inf or NaN can appear where the classical product has none
+    saves_products: bool = True
     bilinear: Scheme | None = None  # the algorithm, or the composition of algorithms, of one pass
     cut: Cut | None = None  # if set, counts are polynomials in the block sides
-    below: str = ""  # for a level that one leaf runs with everything below it: the valid endings, in words
+    below: str = ""  # the valid endings in words, for a level that one leaf runs with everything below it
 
     # Gram products, where C is its own adjoint
-    for_gram: bool = False  # the level cuts Gram products, and no others
-    keeps_upper_triangle: bool = True  # the steps leave the upper triangle of C unchanged if the leaf does
+    for_gram: bool = False  # True if the level cuts Gram products, and no others
+    # True if the steps leave the upper triangle of C unchanged, provided that the leaf does
+    keeps_upper_triangle: bool = True
 
     # Types and numbers
     types: tuple[str, ...] | None = None  # the types of the product; None: any type
-    number_below: Literal["same", "real", "byte"] = "same"  # the numbers of the products below
-    conjugates: tuple[bool, bool] = (False, False)  # the level multiplies conj(A), conj(B)
-    named_leaves: tuple[str, ...] = ()  # leaves that the level itself names for some of its products
+    number_below: Literal["same", "real", "byte"] = "same"  # the numbers that the inner products multiply
+    conjugates: tuple[bool, bool] = (False, False)  # True for each of A and B that the level conjugates
+    named_leaves: tuple[str, ...] = ()  # texts of leaves that the level itself names for some of its products
     error_growth: float = 1.0  # factor of the expected error, in addition to the growth of `bilinear`
-    positive_growth: float = 1.0  # the same for numbers of one sign
-    error_note: str = ""  # a property of the error that a user should know, in addition to the error's size
+    positive_growth: float = 1.0  # this factor for numbers of one sign
+    error_note: str = ""  # a note for users on the error, in addition to its size
 
     # The order of products and sums
     traversal: Traversal | None = None
     tasks: tuple[str, ...] = ()  # options of a fused level: streams, atomic, variants
-    takes_alpha_beta: bool = False  # the steps compute alpha A B + beta C; otherwise a further pass updates C
-    sums_inside: bool = False  # some sums are formed inside the products, if the leaf can do so
-    fused_products: FusedProducts | None = None  # all sums are formed inside the products
+    takes_alpha_beta: bool = False  # True if the steps compute alpha A B + beta C; otherwise a further pass updates C
+    sums_inside: bool = False  # True if some sums are computed inside the products, provided that the leaf can
+    fused_products: FusedProducts | None = None  # True if all sums are computed inside the products
 
     def __str__(self) -> str:
         return self.text
@@ -110,7 +114,7 @@ class Level(ABC):
     def with_conjugation(self, a: bool, b: bool) -> Level | None:
         """Return the level that multiplies conj(A) if `a`, and conj(B) if `b`, where this one multiplies A and B.
 
-        None: the operands must be conjugated before the product.
+        The result is None if the operands must be conjugated before the product.
         """
         return None
 
@@ -155,12 +159,12 @@ class Level(ABC):
 
     @property
     def side_by_side(self) -> bool:
-        """True if the level needs streams beside the caller's."""
+        """True if the level needs streams in addition to the caller's."""
         return self.traversal == "overlapped" or "streams" in self.tasks or self.atomic
 
     @property
     def batched(self) -> bool:
-        """True if the products are one batch of equal ones."""
+        """True if the products are one batch of equal products."""
         return self.traversal == "batched"
 
     @property
@@ -198,8 +202,8 @@ class CandidateLevel(NamedTuple):
     text: str
     forms: tuple[str, ...]
     products: int
-    lean: bool = False  # the level needs little workspace, and is listed last
-    above: bool = False  # the level changes the numbers: it stands above every plan for the new numbers
+    lean: bool = False  # True if the level needs little workspace, and is listed last
+    above: bool = False  # True if the level replaces the numbers by others, and every plan for these numbers may follow
 
 
 def _no_candidates() -> Iterable[CandidateLevel]:

@@ -20,7 +20,7 @@ from fmm.kernels.plans.sums import COPY, Mirror, Place, Sum, whole_matrix
 from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Fill, Operation, Shape
 
-Sides = tuple[float, float, float]  # m, k, n; averages, and no whole numbers, where a level cuts unevenly
+Sides = tuple[float, float, float]  # m, k, n; averages (not whole numbers) where a level cuts unevenly
 
 
 class Footprint(NamedTuple):
@@ -35,7 +35,7 @@ class Footprint(NamedTuple):
     moved: Sides = (0.0, 0.0, 0.0)  # elements of the blocks of A, B and C that sums read and write
     held: Sides = (0.0, 0.0, 0.0)  # elements of temporaries with the sides of blocks of A, of B and of C
     in_place: float = 1.0  # the share of products that read a block of A or B in place, or write a block of C
-    sequential: bool = False  # the sums are small passes between the products
+    sequential: bool = False  # True if the sums are small passes between the products
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -44,7 +44,10 @@ class LevelWithSteps(Level):
 
     @abstractmethod
     def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
-        """Return the steps of C = alpha A B + beta C. `plan` begins with this level; `plan.rest` computes products."""
+        """Return the steps of C = alpha A B + beta C.
+
+        `plan` begins with this level; `plan.rest` computes the products.
+        """
 
     def lower_triangle(self, plan: Plan, n: int, k: int, params: GemmParams) -> LevelSteps:
         """Return the steps of the lower triangle of an n x n Gram product, with fill `lower` or `loose`.
@@ -55,7 +58,7 @@ class LevelWithSteps(Level):
 
     @property
     def has_same_steps_for_nested_plans(self) -> bool:
-        """True if every inner plan that has levels gives the same steps of A B, except for the plan in each product."""
+        """True if all inner plans with levels give equal steps of A B, except for the plan in each product."""
         return False
 
     def needs(self, inner: Plan, sides: Shape) -> LevelNeeds | None:
@@ -75,7 +78,10 @@ class LevelWithSteps(Level):
         return f"{sum(1 for _ in steps.products)} products, {sums} passes of sums"
 
     def describe_launches(self) -> str:
-        """Return a line for explain: how products share launches and streams. Empty if there is nothing to say."""
+        """Return a line for explain: how products share launches and streams.
+
+        The line is empty unless the level is fused.
+        """
         return ""
 
 
@@ -108,8 +114,9 @@ def level_in_leaf(plan: Plan) -> LevelInLeaf | None:
 
 
 # A leaf that cannot update C computes A B in bands of rows, each of about BAND_ELEMENTS numbers, so that its scratch
-# stays small; but of no fewer than MIN_BAND_ROWS rows, since BLAS packs B again for each band. (One core, 4096 x 2048
-# x 4096 in bands of 64 to 256 rows: 1.27 to 1.39 times the time of all at once, of 512 rows 1.14, of 1024 rows 1.02.)
+# stays small; but of no fewer than MIN_BAND_ROWS rows, since BLAS packs B again for each band. (Measured on one core
+# for 4096 x 2048 x 4096, as a multiple of the time without bands: 1.27 to 1.39 with bands of 64 to 256 rows, 1.14 with
+# 512 rows, 1.02 with 1024 rows.)
 BAND_ELEMENTS, MIN_BAND_ROWS = 1 << 20, 1024
 
 
@@ -150,8 +157,8 @@ def lower_leaf_level(
 ) -> LevelSteps | None:
     """Return the steps of a level that one leaf runs, to count or explain them.
 
-    None for a plan with other levels or with an ordinary leaf, and for one triangle of a Gram product, which counts as
-    one operation.
+    The result is None for a plan with other levels or with an ordinary leaf, and for one triangle of a Gram product,
+    which counts as one operation.
     """
     level = level_in_leaf(plan)
     if plan.levels or level is None or params.op != "product":

@@ -24,7 +24,7 @@ from fmm.kernels.plans.level import LEVEL_KINDS, Level, parse_level
 from fmm.kernels.plans.level import PlanError as PlanError
 from fmm.kernels.registry import clear_on_registration
 
-MAX_TEXT_LENGTH = 1000  # characters of a plan's text: some forty levels, more than any product needs
+MAX_TEXT_LENGTH = 1000  # largest number of characters in a plan's text: about forty levels, more than any product needs
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Plan:
 
     @property
     def rest(self) -> Plan:
-        """The plan of the first level's products: this one without its first level."""
+        """The plan of the first level's products: this plan without its first level."""
         return _rest(self)
 
     @property
@@ -102,7 +102,7 @@ class Plan:
 
     @property
     def emulates(self) -> bool:
-        """True if one of its leaves multiplies in another type than the product's."""
+        """True if one of the plan's leaves multiplies in another type than the product's."""
         return any(use.leaf.emulates for use in self.leaf_uses)
 
     @property
@@ -112,7 +112,7 @@ class Plan:
 
     @property
     def conjugates(self) -> tuple[bool, bool]:
-        """Whether the plan multiplies conj(A), and whether conj(B)."""
+        """True for each of A and B that the plan conjugates."""
         a, b = (any(level.conjugates[i] for level in self.levels) for i in (0, 1))
         return a, b
 
@@ -173,13 +173,13 @@ class Plan:
     def type_inside(self, dtype: str, products: Iterable[Plan]) -> str:
         """Return the type of the first level's temporaries and products, in a product of `dtype`.
 
-        `products`: the plans of these products. A level may give a product to the whole plan again: then the type does
-        not change.
+        `products`: the plans of these products. If a level gives a product to the whole plan again, the type does not
+        change.
         """
         return dtype if not self.levels or self in products else self.levels[0].dtype_below(dtype)
 
     def itemsize_inside(self, itemsize: int, products: Iterable[Plan]) -> int:
-        """Return the same as `type_inside`, in bytes of a number."""
+        """Return the bytes of a number of the type that `type_inside` returns."""
         return itemsize if not self.levels or self in products else self.levels[0].itemsize_below(itemsize)
 
     def rate_name(self, dtype: str) -> str:

@@ -1,4 +1,4 @@
-"""Steps of a level: sums and products over named rectangles. The one description of what runs.
+"""Steps of a level: sums and products over named rectangles. Steps are the only description of what a plan runs.
 
 A walk executes them on arrays or records them for a GPU; workspace and counts are read from them; the symbolic proof
 executes them on symbols. `lower_level` in lower.py returns the steps of a plan's first level.
@@ -26,7 +26,7 @@ class Product:
     dest: Place
     plan: Plan
     params: GemmParams = PLAIN
-    has_addend: bool = False  # beta multiplies the operand ADDEND, and not dest
+    has_addend: bool = False  # True if beta multiplies the operand ADDEND, and not dest
 
     @property
     def size(self) -> Shape:
@@ -34,7 +34,7 @@ class Product:
 
     @property
     def accumulate(self) -> bool:
-        """True if it reads dest."""
+        """True if the product reads dest."""
         return self.params.beta != 0
 
 

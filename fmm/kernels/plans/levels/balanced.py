@@ -19,7 +19,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, Product
 from fmm.kernels.plans.sums import operand_blocks, whole_matrix
 
-HALVED_PARTS = {"m": (2, 1, 1), "k": (1, 2, 1), "n": (1, 1, 2)}  # of m, k and n, by the side that is halved
+HALVED_PARTS = {"m": (2, 1, 1), "k": (1, 2, 1), "n": (1, 1, 2)}  # parts of m, k and n, by the side that is halved
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -106,8 +106,8 @@ class Quarters(LevelWithSteps):
     """C in four blocks, one after the other: the rows of A and the columns of B are halved, if there are two of them.
 
     There are no sums, and no product is saved, but the plan below needs about half of its workspace or less, since it
-    prepares half of A and of B at a time. Levels of fast algorithms have the same effect, and save products. This level
-    serves integers, which only the host can form sums of.
+    prepares half of A and of B at a time. Levels of fast algorithms also need less workspace below, and in addition
+    save products. This level serves integers, since only the host computes sums of integers.
     """
 
     def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:

@@ -35,7 +35,7 @@ COMPLEX_PARTS: tuple[Part, Part] = ("re", "im")
 # Of P, Q and R: the shares of the real and the imaginary part in both operands, and the weight in the complex result.
 PRODUCT_OPERANDS: Final = ((1, 0), (0, 1), (1, 1))
 PRODUCT_WEIGHTS: Final = (1 - 1j, -1 - 1j, 1j)
-CONJUGATION_OPTIONS: Final = {"conj-a": 0, "conj-b": 1}  # by option, the number of the operand that is conjugated
+CONJUGATION_OPTIONS: Final = {"conj-a": 0, "conj-b": 1}  # index of the conjugated operand, by option
 # Facts of every level that replaces a complex product by three real ones.
 #
 # On random numbers, P - Q has the error of four real products. R - P - Q has three times its variance, since the
@@ -97,7 +97,7 @@ class ThreeProducts(ComplexLevel):
         return LevelSteps(temporary_sizes([*splits, *products]), (*splits, *middle, join), self.streams)
 
     def _one_by_one(self, inner: Plan, sides: Shape, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
-        """Return one real product at a time, each added to C at once. That takes a third of the temporaries."""
+        """Return one real product at a time, each added to C at once. This order needs a third of the temporaries."""
         m, k, n = sides
         left, right, dest = whole_matrix("S", m, k), whole_matrix("T", k, n), whole_matrix("M", m, n)
         steps: list[Sum | Product] = []
@@ -118,7 +118,7 @@ class ThreeProducts(ComplexLevel):
         return [whole_matrix(f"{letter}{i + 1}", rows, cols) for i in range(3)]
 
     def footprint(self, inner: Plan, sides: Sides) -> Footprint:
-        """Counted in complex numbers: a real number is half of one."""
+        """Elements are counted in complex numbers: a real number is half an element."""
         counts = _count_blocks_of_level(self, inner)
         moved, held = counts.elements(counts.moved, sides), counts.temporaries(sides, (True, True, True))
         halves = [(x / 2, y / 2, z / 2) for x, y, z in (moved, held)]

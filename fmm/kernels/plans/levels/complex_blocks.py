@@ -34,12 +34,13 @@ from fmm.kernels.plans.sums import Place, Sum, block_side, operand_blocks
 from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Shape
 
-MAX_SCHEME_PRODUCTS = 49  # of the scheme: its kernels hold at most three times as many operands in one pass
+# largest number of the scheme's products: kernels hold at most three times as many operands in one pass
+MAX_SCHEME_PRODUCTS = 49
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ThreeProductsOfBlocks(ComplexLevel):
-    """The level 3m and a scheme's level of each real product in one pass. All products are a batch."""
+    """The level 3m and a scheme's level of each real product in one pass. All real products are one batch."""
 
     scheme_level: SchemeLevel
 

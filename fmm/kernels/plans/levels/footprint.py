@@ -16,7 +16,8 @@ from fmm.problem import Shape
 # distinguished by their sides.
 COUNTING_SIDES = (97, 101, 103)
 
-BlockStack = tuple[int, int, int]  # number of blocks; the side (0, 1, 2 for m, k, n) of their rows and of their columns
+# number of blocks, and the sides (0, 1, 2 for m, k, n) that their rows and columns have
+BlockStack = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class BlockCounts:
 
     passes: int
     moved: Sides
-    held: tuple[tuple[BlockStack, ...], tuple[BlockStack, ...]]  # temporaries, grouped by their sides
+    # numbers of blocks in temporaries, grouped by the blocks' sides
+    held: tuple[tuple[BlockStack, ...], tuple[BlockStack, ...]]
     in_place: tuple[float, float]  # share of products that read a block of A or B in place, or write a block of C
 
     def elements(self, blocks: Sides, sides: Sides) -> Sides:
@@ -39,7 +41,7 @@ class BlockCounts:
     def temporaries(self, sides: Sides, whole: tuple[bool, bool, bool]) -> Sides:
         """Return the elements of temporaries like blocks of A, like blocks of B, and of others, for these block sides.
 
-        `whole`: whether A, B and C consist of whole blocks.
+        `whole`: for each of A, B and C, True if the matrix consists of whole blocks.
         """
         found = [0.0, 0.0, 0.0]
         for padded, stacks in enumerate(self.held):
@@ -97,7 +99,10 @@ def _count_in_blocks(shapes: Iterable[tuple[int, int]], marks: Shape) -> Sides:
 
 
 def block_sides(size: Shape, fringe: str, unit: int, sides: Sides) -> tuple[Sides, bool]:
-    """Return the block sides, and whether all blocks are whole. Padded sides are whole numbers, others are averages."""
+    """Return the block sides, and whether all blocks are whole.
+
+    Sides with padding are whole numbers, sides without padding are averages.
+    """
     (m, k, n), (rows, inner, cols) = sides, size
     if not fringe.startswith("pad"):
         blocks = m / rows, k / inner, n / cols

@@ -37,7 +37,7 @@ class Gram(LevelWithSteps):
     """
 
     cuts: int
-    diagonal_leaf: str  # empty: the plan's leaf
+    diagonal_leaf: str  # text of the leaf for blocks on the diagonal; empty for the plan's leaf
 
     @property
     def copies_b(self) -> bool:
@@ -51,7 +51,9 @@ class Gram(LevelWithSteps):
         """The largest product comes first, blocks on the diagonal last; products of equal sizes are a batch."""
         parts = 1 << self.cuts
         unit = next((unit for unit in BLOCK_UNITS if n >= MIN_BLOCK_UNITS * unit * parts), 1)
-        side = max(-(-n // (parts * unit)) * unit, 1)  # of equal blocks on the diagonal; the last may be smaller
+        side = max(
+            -(-n // (parts * unit)) * unit, 1
+        )  # rows of equal blocks on the diagonal; the last block may be smaller
         inner = plan
         while inner.for_gram:
             inner = inner.rest
@@ -75,7 +77,7 @@ class Gram(LevelWithSteps):
             if self.copies_b:
                 copies.append(row_major_copy(whole_matrix("B", k, n), whole_matrix("T", k, n)))
         blocks: list[Product] = []
-        for at in range(0, max(n, 1), side):  # at least one: an empty product is a block of nothing
+        for at in range(0, max(n, 1), side):  # at least one block, also for an empty product
             rows = min(side, n - at)
             left, right = Place("A", at, 0, rows, k), Place("T" if copies else "B", 0, at, k, rows)
             if copies and params.op == "gram":

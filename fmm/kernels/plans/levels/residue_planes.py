@@ -24,13 +24,14 @@ from fmm.problem import Shape
 
 FLOAT64_BYTES = 8
 EXPONENT_BYTES = 4
-LINE_BYTES = 16  # lines of planes are multiples of it
-PART_ALIGN = 256  # bytes: every part of the workspace begins at a multiple of it
-STRASSEN_PRODUCTS = 7  # of a level of recursion below the residues
+LINE_BYTES = 16  # bytes; lines of planes are multiples of this number
+PART_ALIGN = 256  # bytes; every part of the workspace begins at a multiple of this number
+STRASSEN_PRODUCTS = 7  # number of products of a level of recursion below the residues
 # Bytes of workspace above which only some planes of A and B exist at a time; A and B are then read several times.
 MAX_WORKSPACE = 52 << 30
 FAST_ALGORITHM: Final = "strassen"  # the algorithm of the levels of recursion below residues
-LEVELS_BELOW: Final = ("", FAST_ALGORITHM, f"{FAST_ALGORITHM}^2")  # by the number of these levels
+# text of these levels in a plan, by their number
+LEVELS_BELOW: Final = ("", FAST_ALGORITHM, f"{FAST_ALGORITHM}^2")
 
 
 # ---- the layout in the workspace
@@ -43,9 +44,9 @@ class PlaneLayout:
     m: int
     k: int
     n: int
-    count: int  # products in the batch
+    count: int  # number of products in the batch
     moduli: int
-    levels: int  # of Strassen's algorithm, below the residues
+    levels: int  # number of levels of Strassen's algorithm below the residues
     item: int = FLOAT64_BYTES  # bytes of a number
 
     @property
@@ -113,7 +114,7 @@ class PlaneLayout:
         return self.offsets[-1]
 
     def _after_planes(self, together: int) -> int:
-        """Return the bytes behind the planes of A and B."""
+        """Return the bytes of workspace after the planes of A and B."""
         result = round_up(self.moduli * self.planes[2], PART_ALIGN)
         return max(result, sum(self.transposed)) if together == self.moduli else result + sum(self.transposed)
 
@@ -150,7 +151,7 @@ def residue_workspace_bytes(item: int, moduli: int, levels: int, m: int, k: int,
 def prepared_plane_layout(moduli: int, item: int, lines: int, length: int) -> tuple[int, int]:
     """Return the bytes of a matrix, and of the prepared exponents and planes behind it, for either inner dimension.
 
-    No levels are below.
+    A prepared operand has no inner levels.
     """
     planes = moduli * round_up(lines, LINE_BYTES) * round_up(length, LINE_BYTES)
     exponents = round_up(EXPONENT_BYTES * max(lines, length), PART_ALIGN)
@@ -194,7 +195,8 @@ def residue_steps(size: Shape, depth: int, params: GemmParams, moduli: int, inne
     m, k, n = size
     operands = whole_matrix("A", m, k), whole_matrix("B", k, n), whole_matrix("C", m, n)
     if moduli == 1 and not depth and params[:2] == (1, 0) and not scaled:
-        return LevelSteps((), (Product(*operands, inner),))  # bytes are residues themselves
+        # 8-bit operands are residues themselves, so that nothing is split
+        return LevelSteps((), (Product(*operands, inner),))
     (rows, length, cols), programs = PlaneLayout(*size, 1, 1, depth).block, _programs_below(depth)
     count = moduli * len(programs.left.outputs)
     lefts, rights, dests = (
@@ -230,7 +232,7 @@ def _programs_below(depth: int) -> SchemePrograms:
 def _join_program(program: AdditionProgram, moduli: int) -> AdditionProgram:
     """Return the sums modulo every number, then the sums of the Chinese remainder theorem that give C.
 
-    The weights of the latter are no small integers, and are left out.
+    The sums of the Chinese remainder theorem are shown without weights, which are no small integers.
     """
     inputs = program.inputs * moduli
     lines: list[tuple[tuple[Coefficient, int], ...]] = []

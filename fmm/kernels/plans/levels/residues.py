@@ -7,9 +7,9 @@ columns are scaled by powers of two, as far as 14 numbers allow, and rounded to 
 Uchino and Imamura (2025), with bounds by norms; float32 takes 7 to 9 numbers.
 
 Below the level, arithmetic is modulo p and never rounds: one or two levels of Strassen's algorithm, and the leaf
-`bytes`. Their sums are formed in registers while residues are split off and while C is joined, and all planes are
-multiplied in one launch that reduces its sums to bytes. So one leaf runs this level with everything below it: the level
-ends a plan, and a Leaf row made here describes it.
+`bytes`. The sums of these levels are computed in registers while operands are split and while C is joined. One launch
+multiplies all planes and reduces its sums to bytes. One leaf therefore runs this level with everything below it: the
+level ends a plan, and this module makes a Leaf row of the level.
 """
 
 from __future__ import annotations
@@ -43,17 +43,18 @@ from fmm.kernels.plans.steps import LevelSteps
 from fmm.problem import Shape
 
 BYTES_LEAF: Final = "bytes"
-# By type: the valid numbers of moduli, and the most levels below. (With two, float32 would gain nothing.)
+# By type: the valid numbers of moduli, and the largest number of inner levels. (With two levels below, float32 would
+# gain nothing.)
 MODULI_BY_TYPE: Final = {"float64": (13, 14, 15, 16), "float32": (7, 8, 9)}
 MAX_LEVELS_BELOW: Final = {"float64": 2, "float32": 1}
 # Integers that allow a level below: sums of two fit in 64 bits, and they are larger than a byte.
 TYPES_WITH_LEVEL_BELOW: Final = ("int16", "int32", "uint16", "uint32")
-# The number of moduli of prepared operands. They have no level below: with levels there would be more planes, and
-# different ones for A and for B.
+# The number of moduli of prepared operands. Prepared operands have no level below: with levels the planes of A and of B
+# would differ.
 PREPARED_MODULI: Final = 14
-# Errors relative to DGEMM's and SGEMM's, in the Frobenius norm, on normal data on an H200: 0.5 to 0.7 with 14 moduli;
-# one modulus more or less is a factor of 15. (Uniform data: 0.03.) Of float32 0.17 to 0.26 with 7 and 0.013 to 0.023
-# with 8; with more, the rounding of C dominates.
+# Errors relative to DGEMM's and SGEMM's, in the Frobenius norm, on normal data on an H200. In float64: 0.5 to 0.7 with
+# 14 moduli; one modulus more or less is a factor of 15. (On uniform data: 0.03.) In float32: 0.17 to 0.26 with 7 moduli
+# and 0.013 to 0.023 with 8; with more moduli, the rounding of C dominates.
 USUAL_MODULI: Final = {"float64": (14,), "float32": (8,)}
 RELATIVE_ERRORS: Final = {13: 11.0, 7: 0.3, 8: 0.02, 9: 0.02}
 # Norms have at least 2^49.7, 2^53.5, ... units, and each operand's number is off by at most half a unit (2^26.2,
@@ -68,8 +69,8 @@ ERROR_BOUNDS: Final = {
 class Residues(LevelInLeaf):
     """The level `residues(moduli)`; `residues` has moduli 0: as many as the integers need.
 
-    It counts as a level that saves no products: the levels below save them modulo p, where nothing is rounded, and inf
-    and NaN are handled separately.
+    The level counts as one that saves no products: inner levels save products modulo p, where nothing is rounded, and
+    inf and NaN are handled separately.
     """
 
     moduli: int
@@ -79,7 +80,7 @@ class Residues(LevelInLeaf):
         return self.steps(plan, (m, k, n), GemmParams(alpha, beta), self.moduli_for("int64", k))
 
     def lower_in_leaf(self, plan: Plan, size: Shape, params: GemmParams, itemsize: int, dtype: str = "") -> LevelSteps:
-        """Return the same for numbers of `itemsize` bytes. bool needs its `dtype`."""
+        """Return the steps for numbers of `itemsize` bytes. bool needs its `dtype`."""
         return self.steps(plan, size, params, self.moduli_for(dtype or f"int{8 * itemsize}", size[1]))
 
     def moduli_for(self, dtype: str, k: int) -> int:
@@ -197,10 +198,12 @@ def _float_leaf(leaf: ResidueLeaf) -> Leaf:
         launches=4,
         scratch=partial(residue_workspace_bytes, DTYPES[dtype].itemsize, moduli, depth),
         orders=(),
-        # Fewer moduli than usual are less accurate than the vendor, more are slower. Two levels multiply less, but
-        # splitting and joining take longer by more (an H200, up to 16384): only plans that name them use them.
+        # With fewer moduli than usual, the product is less accurate than the vendor's; with more, it is slower. Two
+        # inner levels are no candidates: they save less time in products than they add in splitting and joining
+        # (measured on an H200, up to 16384).
         forms=("alone",) if moduli in USUAL_MODULI[dtype] and depth < 2 else (),
-        unprobed=("alone",) if dtype == "float32" else (),  # for calls that require less than the vendor's error
+        # numbers of moduli for calls that require less than the vendor's error
+        unprobed=("alone",) if dtype == "float32" else (),
         relative_error=leaf.level.error_growth,
         emulates=True,
         norm_bound=ERROR_BOUNDS[moduli],

@@ -2,9 +2,10 @@
 
 The error of a fast algorithm is relative to the largest entries, so badly scaled data lose digits that a classical
 product keeps. `inside` multiplies the columns of A and divides the rows of B by the same numbers, which cancel in the
-product. `outside` makes the rows of A and the columns of B similar, and scales the product back. Both, inside first, is
-the proposal of Ballard, Benson, Druinsky, Lipshitz and Schwartz (2016, section 6). Scaling rounds nothing (unless a
-number becomes subnormal), and needs no data on the host: exponents are computed and stored beside the matrices.
+product. `outside` makes the rows of A and the columns of B similar, and scales the product back. `scaled`, both kinds
+with `inside` first, is the proposal of Ballard, Benson, Druinsky, Lipshitz and Schwartz (2016, section 6). Scaling
+rounds nothing (unless a number becomes subnormal), and needs no data on the host: exponents are computed and stored
+beside the matrices.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Traversals of a scheme: `stacked` (the default: all sums, then the products, the
 a GPU two products run at a time, so that the sums of one run beside the leaf products of the other), `batched` (the
 same; every operand has a block of its own, and the products are one batch), `fused` (on a GPU, one product at a time
 with its sums inside the kernel of the leaf: no temporaries) and `sequential` (one product at a time, three
-temporaries). A step table has its own order.
+temporaries). A step table runs in its own order.
 
 The products of a fused level may run concurrently: on two `streams`, as far as they write different blocks, or with
 `atomic` updates of C (in any order, so that the last bits of C vary from run to run). Products that touch equally many
@@ -85,12 +85,12 @@ class SchemeLevel(LevelWithSteps):
 
     @property
     def unit(self) -> int:
-        """Block sides are multiples of it."""
+        """The unit of which block sides are multiples."""
         return int(self.fringe[3:] or 1) if self.fringe.startswith("pad") else 1
 
     @property
     def block_unit(self) -> int | None:
-        """The same; None if blocks are not padded, and differ by one row or column."""
+        """The unit of which block sides are multiples; None without padding, where blocks differ by a row or column."""
         return None if self.fringe == "unequal" else self.unit
 
     @property
@@ -126,7 +126,7 @@ class SchemeLevel(LevelWithSteps):
         return self.fringe != "peel"
 
     def needs(self, inner: Plan, sides: Shape) -> LevelNeeds | None:
-        """Return the needs of a batch of equal blocks: all operands of its products are in three temporaries."""
+        """Return the footprint of a batch of equal blocks: operands and products of the batch are three temporaries."""
         if not self.batched or self.scheme is None or (unit := self.block_unit) is None or self.fringe == "peel":
             return None
         m, k, n = (block_side(side, parts, unit) for side, parts in zip(sides, self.size, strict=True))
@@ -169,7 +169,10 @@ class SchemeLevel(LevelWithSteps):
         return f"{'x'.join(map(str, self.size))} blocks, {done}"
 
     def describe_launches(self) -> str:
-        """Return the launches of a fused level and their order. Launches in sequence may be one, if the device can."""
+        """Return the launches of a fused level and their order.
+
+        Consecutive launches are merged if the device can run them as one.
+        """
         if not self.needs_fusing_leaf or self.scheme is None:
             return ""
         stages = fused_order.launch_stages(self.scheme, self.tasks)
@@ -212,7 +215,7 @@ def build_scheme_level(
     name: str, scheme: Scheme | None, table: StepTable | None, traversal: Traversal | None, fringe: str,
     tasks: tuple[str, ...] = (),
 ) -> SchemeLevel:  # fmt: skip
-    """Return the level of this scheme or table, which need not be in the catalogue. Options are not checked."""
+    """Return the level of this scheme or table, which need not be in the catalogue. The options are not checked."""
     bilinear = table_scheme(table) if table else scheme
     assert bilinear is not None
     unit = None if fringe == "unequal" else int(fringe[3:] or 1) if fringe.startswith("pad") else 1

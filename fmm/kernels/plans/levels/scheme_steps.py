@@ -41,7 +41,7 @@ def stacked_steps(
     rights, split_b = _split_step("T", scheme.programs.right, scheme.v, b, right_shape, batched)
     products: list[Product] = []
     for p, (left, right) in enumerate(zip(lefts, rights, strict=True)):
-        width = min(left.cols, right.rows)  # columns or rows that the other operand lacks meet only zeros
+        width = min(left.cols, right.rows)  # columns or rows that the other operand lacks are multiplied by zeros only
         size = left.rows, right.cols
         dest = _tall_block("M", p, *size) if batched else whole_matrix(f"M{p + 1}", *size)
         products.append(Product(left.cropped(left.rows, width), right.cropped(width, right.cols), dest, inner))
@@ -65,7 +65,7 @@ def _split_step(
     """Return the places of the operands, and the pass that forms the sums.
 
     An operand that needs no sum is read in place. With a `shape`, all temporaries have this shape, and a smaller block
-    at the edge is copied too; in a batch every operand is copied into one tall temporary.
+    at the edge is also copied. In a batch every operand is copied into one tall temporary.
     """
     places: list[Place] = []
     for p, column in enumerate(zip(*matrix, strict=True)):
@@ -199,7 +199,7 @@ def table_steps(table: StepTable, unit: int | None, inner: Plan, sides: Shape) -
 
 
 class _SizedTable:
-    """Goes through a table once, and tracks the rectangle that every place holds at the moment."""
+    """One walk through a step table, which tracks the rectangle that every block of memory holds."""
 
     def __init__(
         self, table: StepTable, blocks: dict[str, Place], plan: Plan, full: dict[str, tuple[int, int]]

@@ -1,9 +1,9 @@
 """Sforza's AtA (2022, after Arrigoni and Massini 2019): A^T A as four smaller products of this kind, and two by
 Strassen.
 
-Unlike `gram`, it cuts the inner dimension too, and adds pairs of products. The paper's A is B here, and its transpose
-is A: C11 = A11^T A11 + A21^T A21, C22 = A12^T A12 + A22^T A22, C21 = A12^T A11 + A22^T A21, each term in one of two
-temporaries, W1 and W2. Odd sides are completed afterwards.
+Unlike the level `gram`, `sforza` also cuts the inner dimension, and adds pairs of products. The paper's A is B here,
+and its transpose is A: C11 = A11^T A11 + A21^T A21, C22 = A12^T A12 + A22^T A22, C21 = A12^T A11 + A22^T A21, each term
+in one of two temporaries, W1 and W2. Odd sides are completed afterwards.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Sforza(LevelWithSteps):
 
     @property
     def inner_level(self) -> Sforza:
-        """The level of its smaller products."""
+        """The level of the smaller products of this kind."""
         return sforza_level(self.recursion - 1, self.cutoff)
 
     def is_base_case(self, half: int, inner: int) -> bool:
@@ -90,7 +90,7 @@ class Sforza(LevelWithSteps):
             yield Sum("add", ADD_PROGRAM, reads, (Place("C", c.row + row, c.col + col, rows, cols),))
 
     def written_rectangles(self, n: int, k: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield the rectangles of C that it writes: whole blocks on the diagonal, and the blocks below it."""
+        """Yield the rectangles of C that the level writes: whole blocks on the diagonal, and all blocks below."""
         half, inner = n // 2, k // 2
         if not half or not inner:
             yield 0, 0, n, n
@@ -130,7 +130,8 @@ def sforza_level(recursion: int = 1, cutoff: int = 0) -> Sforza:
         strassen = _strassen_level()
         assert strassen.bilinear is not None
         products = 4 * sforza_level(recursion - 1, cutoff).products + 2 * strassen.products ** (recursion - 1)
-        growth = float(strassen.bilinear.error_growth) ** (recursion - 1)  # in the blocks below the diagonal
+        # a level inside the products below the diagonal
+        growth = float(strassen.bilinear.error_growth) ** (recursion - 1)
     return Sforza(
         text=f"sforza({recursion}{f',{cutoff}' if cutoff else ''})",
         recursion=recursion,
@@ -140,7 +141,7 @@ def sforza_level(recursion: int = 1, cutoff: int = 0) -> Sforza:
         saves_products=recursion > 1,
         error_growth=growth,
         for_gram=True,
-        keeps_upper_triangle=False,  # its sums write whole blocks on the diagonal
+        keeps_upper_triangle=False,  # the level's sums write whole blocks on the diagonal
     )
 
 
