@@ -44,7 +44,7 @@ class Kernel:
     threads: int  # per thread block
     shared: int = 0  # bytes of dynamic shared memory
     options: tuple[str, ...] = STANDARD_OPTIONS
-    architecture: str = ""  # such as sm_90a for architecture-specific instructions; empty for portable code
+    architecture: str = ""  # target such as sm_90a for architecture-specific instructions; empty for portable code
 
     @property
     def source(self) -> str:
@@ -71,10 +71,10 @@ class TensorMap(NamedTuple):
     dtype: str
     length: int
     lines: int
-    layers: int  # equal blocks of a batch
+    layers: int  # number of equal blocks in a batch
     leading: int  # elements from one line to the next
     layer: int  # elements from one block of the batch to the next
-    box: tuple[int, int]  # of a tile: numbers along a line, and lines
+    box: tuple[int, int]  # box of a tile: numbers along a line, and number of lines
     swizzle: int  # bytes of the swizzle pattern that spreads 16-byte chunks over the banks; 0: none
 
 
@@ -93,18 +93,19 @@ StepKind = Literal["sums", "product", "recompute"]
 
 @dataclass(frozen=True, eq=False)
 class Launch:
-    """One kernel launch, complete but for the addresses."""
+    """One kernel launch that is complete except for addresses."""
 
     does: StepKind
-    label: str  # what `explain` prints: which kernel, and how it is used
+    label: str  # text for `explain`: the kernel, and its use
     kernel: Kernel
     grid: tuple[int, int, int]
     parameters: bytes  # the kernel's parameter struct, in which every address and tensor map is zero
     slots: tuple[Slot, ...]
-    maps: tuple[tuple[int, TensorMap], ...] = ()  # each with the parameter word at which it begins
+    # tensor maps, each with the index of the parameter word at which it begins
+    maps: tuple[tuple[int, TensorMap], ...] = ()
     counters: int = 0  # 4-byte counters that the kernel uses; they are zero before and after the launch
-    overlaps: bool = False  # True if it may start before the launch in front of it has ended
-    aligned: bool = True  # True if it reads and writes 16 bytes at a time
+    overlaps: bool = False  # True if the launch may start before the previous launch has ended
+    aligned: bool = True  # True if the kernel reads and writes 16 bytes at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,20 +152,20 @@ class LaunchList:
     def vendor_bases(self) -> tuple[int, ...]:
         """Indices of the bases that vendor calls read or write.
 
-        A captured graph keeps their addresses, since the vendor's kernel parameters cannot be changed.
+        A captured graph keeps the addresses of these bases, since the vendor's kernel parameters cannot be changed.
         """
         calls = (step for step in self.steps if isinstance(step, VendorCall))
         return tuple(sorted({BASES.index(x.base) for call in calls for x in call.op.pieces}))
 
     @cached_property
     def vendor_uses_tf32(self) -> bool:
-        """Whether cuBLAS multiplies float32 in TF32. Its math mode is set for the whole list."""
+        """True if cuBLAS multiplies float32 in TF32. The math mode of cuBLAS is set for the whole list."""
         calls = (step for step in self.steps if isinstance(step, VendorCall))
         return any(call.op.dtype == "tf32" for call in calls)
 
     @property
     def reads_aligned(self) -> bool:
-        """Whether all of fmm's product kernels read and write 16 bytes at a time."""
+        """True if all of fmm's product kernels read and write 16 bytes at a time."""
         return all(launch.aligned for launch in self.launches if launch.does == "product")
 
     def describe(self) -> tuple[str, ...]:

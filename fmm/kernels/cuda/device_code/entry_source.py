@@ -1,7 +1,7 @@
 """CUDA source of a kernel: a header of this folder, and an entry point of a few lines that calls the header.
 
-The compiler gets one text with all headers in place. CuPy's disk cache is keyed by that text, so an edited header is
-compiled anew.
+The compiler gets one text with all headers in place. The key of CuPy's disk cache is the text of the source, so that an
+edited header is compiled again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 from importlib import resources
 
 ENTRY = "fmm_tile"  # name of the entry point of products, and of the kernels that run before and after them
-Body = str | Sequence[str]  # one call, written on the line of its entry point, or several lines
+Body = str | Sequence[str]  # code of an entry point: one call, written on the entry point's line, or several lines
 _INCLUDE = re.compile(r'^#include "(\w+\.cuh)"\n', re.MULTILINE)
 
 

@@ -5,14 +5,15 @@ Threads: whatever a call changes belongs to one thread at a time, so that no war
 - One thread and stream: `StreamFlag`, its prepared calls with their `Replays`, `MovableGraph`s and graph counters. The
   flags of a thread that ended pass to the next thread on the same stream.
 - One thread: a `Player`'s parameter blocks, the pooled streams with their events and cuBLAS handles, CuPy's handle.
-- All threads: `player_of`, `compile_kernel`, `record_launches` and `stream_counters`. Their entries are added and
-  dropped as a whole, and never change. Also the `GraphCache`, where one thread drops a graph from another thread's
+- All threads: `player_of`, `compile_kernel`, `record_launches` and `stream_counters`. Entries of these caches are added
+and dropped as a whole, and never change. Also the `GraphCache`, where one thread drops a graph from another thread's
   `Replays`.
 
-Dropping an entry does not end its use. A call holds its graph until the launch is made, a launch holds the code of its
-kernel, and CuPy destroys a graph or unloads code with the last reference. CUDA frees a graph that is still running once
-it has ended. So no two threads move, launch or destroy one executable graph at a time, which CUDA leaves undefined. All
-of this holds in free-threaded Python too: each step on a shared container is one atomic operation of a dict or deque.
+An object that is dropped from a cache stays alive while a call uses it. A call holds its graph until the launch is
+made, a launch holds the code of its kernel, and CuPy destroys a graph or unloads code with the last reference. If a
+destroyed graph is still running, CUDA frees it after its end. Therefore no two threads update, launch or destroy one
+executable graph at a time, which CUDA leaves undefined. All of this holds in free-threaded Python too: each step on a
+shared container is one atomic operation of a dict or deque.
 
 Streams of captures pass from capture to capture and are never destroyed: a thread that ends waits for the device, and
 CUDA's driver may crash if another thread destroys a stream meanwhile.

@@ -1,8 +1,8 @@
 """Calls of the CUDA libraries with all arguments bound, made one after the other by one C function.
 
-A signal handler (Ctrl-C) raises between two steps of Python code. So everything that may be interrupted happens
-before the first of these calls, and nothing can come between them: a product is launched as a whole or not at all,
-and every stream that another waits for is waited for.
+A signal handler (Ctrl-C) raises between two steps of Python code. Therefore all work that may be interrupted happens
+before the first of these calls, and no Python code runs between them: a product is launched as a whole or not at all,
+and no stream is left without its synchronization.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ BoundCall = Callable[[], Any]
 def make_calls(calls: Sequence[BoundCall]) -> None:
     """Make all of these calls in order.
 
-    A call that fails keeps no later one from being made, since some of them synchronize streams. Its exception is
-    raised at the end; an error status becomes a RuntimeError.
+    If a call fails, the later calls are still made, since some of them synchronize streams. The exception of the failed
+    call is raised at the end; an error status becomes a RuntimeError.
     """
     remaining, statuses = iter(calls), list[Any]()
     try:

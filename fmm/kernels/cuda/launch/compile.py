@@ -19,25 +19,25 @@ from cupy_backends.cuda.libs import nvrtc
 from fmm.kernels.cuda.launch_list import Kernel
 from fmm.kernels.long_waits import log_if_slow
 
-COMPILE_THREADS = 8  # that compile at a time
-MAX_LOADED = 2048  # kernels that are cached; launches hold theirs for as long as they exist
+COMPILE_THREADS = 8  # number of threads that compile at a time
+MAX_LOADED = 2048  # number of cached kernels; a launch holds its kernel as long as the launch exists
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-DIGEST_BYTES = hashlib.sha256().digest_size  # in front of cached code: they reveal a damaged file
+DIGEST_BYTES = hashlib.sha256().digest_size  # bytes of the digest before cached code, which reveals a damaged file
 COMPILING_MESSAGE = "kernels are being compiled for this device; they are cached on disk for the next time"
 
 
 class LoadedKernel(NamedTuple):
     """The address of a compiled kernel, and the module that keeps the code loaded.
 
-    Whoever holds the address holds this object too: the driver unloads the code with the module.
+    Every holder of the address must hold this object, since the driver unloads the code with the module.
     """
 
     address: int
     module: Any
 
 
-_loaded: dict[tuple[int, Kernel], LoadedKernel] = {}  # by device; the oldest goes first
-_compile_locks: dict[tuple[object, ...], threading.Lock] = {}  # of the sources that are being compiled
+_loaded: dict[tuple[int, Kernel], LoadedKernel] = {}  # loaded kernels by device; the oldest is dropped first
+_compile_locks: dict[tuple[object, ...], threading.Lock] = {}  # one lock for each source that is being compiled
 
 
 def compile_kernels(device: int, kernels: Collection[Kernel]) -> None:
@@ -65,7 +65,7 @@ def compile_kernel(device: int, kernel: Kernel) -> LoadedKernel:
     """Return a kernel compiled for the current device, which has the number `device`, and allow its shared memory.
 
     Threads that need the same source at once compile it once: the first compiles, the others wait. (Two kernels may be
-    entry points of one source; CuPy's memory or the disk then has its code.)
+    entry points of one source, whose code is then in CuPy's memory or on disk.)
     """
     key = device, kernel
     source = device, kernel.generate, kernel.source_arguments, kernel.options, kernel.architecture
@@ -126,7 +126,7 @@ def cache_folder() -> Path:
 
 
 def cached_code(inputs: tuple[str, ...], compile_code: Callable[[], bytes]) -> bytes:
-    """Return the cached machine code of these inputs, on which alone it depends; compile it on a miss.
+    """Return the cached machine code of these inputs; without cached code, compile and cache it.
 
     A damaged file counts as a miss. A folder that cannot be written to is no error: the code is compiled every time.
     """
@@ -141,5 +141,6 @@ def cached_code(inputs: tuple[str, ...], compile_code: Callable[[], bytes]) -> b
         path.parent.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=path.parent, prefix="fmm-", delete=False) as file:
             file.write(hashlib.sha256(code).digest() + code)
-        Path(file.name).replace(path)  # atomically: another process finds a whole file, or none
+        # the file is replaced atomically, so that another process finds a complete file or none
+        Path(file.name).replace(path)
     return code

@@ -13,7 +13,7 @@ from math import gcd
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
-from cupy_backends.cuda.libs import cublas as _cublas  # loads the library that CuPy uses
+from cupy_backends.cuda.libs import cublas as _cublas  # this import loads the library that CuPy uses
 
 from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cuda.launch.bound_calls import BoundCall
@@ -25,13 +25,13 @@ from fmm.kernels.plans.level import PlanError
 class StreamContext(NamedTuple):
     """A stream with the cuBLAS handle and the event that belong to it."""
 
-    handle: int  # of cuBLAS; 0 for a stream that never calls it
+    handle: int  # handle of cuBLAS; 0 for a stream that never calls cuBLAS
     stream: int
-    event: int  # that the other streams wait for
+    event: int  # event that other streams wait for
 
 
 class GemmCall(Protocol):
-    """A vendor's product with all arguments converted but the addresses and the stream."""
+    """A product of the vendor's library with all arguments converted, except addresses and stream."""
 
     def prepared(self, context: StreamContext, bases: Sequence[int]) -> BoundCall:
         """Bind the call to a stream and to addresses; `bases` begins with those of A, B, C and the workspace."""
@@ -82,7 +82,7 @@ class _Function(NamedTuple):
     """Names of cuBLAS's functions for products of one type."""
 
     plain: str  # for one product
-    batched: str  # for a batch at constant distances; empty if cuBLAS has none
+    batched: str  # name of the function for a batch at constant strides; empty if cuBLAS has none
     any_type: bool = False  # True if the function takes the type as an argument
 
 
@@ -144,7 +144,7 @@ def _argument_types(any_type: bool, batched: bool) -> list[Any]:
 def cublas_version() -> int:
     """Return the version of cuBLAS as cublasGetVersion does.
 
-    That function needs a handle, and none can be created while a stream is captured.
+    cublasGetVersion needs a handle, and no handle can be created while a stream is captured.
     """
     parts = []
     for number in range(3):
@@ -193,13 +193,14 @@ def workspace_call(context: StreamContext, pointer: int, size: int) -> BoundCall
 
 
 class _CublasCall:
-    """A GEMM or a batch, with all arguments converted but the handle and the three addresses."""
+    """A GEMM or a batch of GEMMs, with all arguments converted, except the handle and the three addresses."""
 
     def __init__(self, op: GemmOp, element: DType, call: _Function) -> None:
         batched = op.count > 1
         name = call.batched if batched else call.plain
-        self.function: Callable[..., int] = _library()[name]  # without argument types: its arguments are converted
-        self.scalars = host_scalars(op, element.scalar)  # the host's copies, read at the call
+        # the function without argument types, since its arguments are converted already
+        self.function: Callable[..., int] = _library()[name]
+        self.scalars = host_scalars(op, element.scalar)  # alpha and beta in host memory, which cuBLAS reads at the call
         alpha, beta = self.scalars.ctypes.data, self.scalars.ctypes.data + self.scalars.itemsize
 
         def after_address(x: GemmOperand, stored: DType) -> tuple[int, ...]:
@@ -219,7 +220,7 @@ class _CublasCall:
         types = iter(getattr(_library(), name).argtypes)
 
         def converted(values: tuple[int, ...]) -> list[Any]:
-            next(types)  # the handle or the address in front of these values
+            next(types)  # the handle or the address before these values
             return [next(types)(value) for value in values]
 
         self.parts = [converted(values) for values in parts]
@@ -237,7 +238,7 @@ class _RankCall:
 
     def __init__(self, op: RankOp, element: DType) -> None:
         self.function: Callable[..., int] = getattr(_library(), _RANK_FUNCTIONS[element.name])
-        # The host's copies of alpha and beta, read at the call.
+        # alpha and beta in host memory, which cuBLAS reads at the call.
         self.scalars = np.array([op.alpha, op.beta], element.real or element.name)
         triangle, transposed = _UPPER if op.upper else _LOWER, _ADJOINT if element.is_complex else _TRANSPOSED
         operation = transposed if op.factor.transposed else _NOT_TRANSPOSED
@@ -355,7 +356,7 @@ class CandidateCall:
             self.handle, self.operation, x, y, z, z, preference, REQUESTED_CANDIDATES, candidates, ctypes.byref(count)
         )
         self.library.cublasLtMatmulPreferenceDestroy(preference)
-        if status != _NOT_SUPPORTED:  # cuBLASLt's status where it has no candidate at all
+        if status != _NOT_SUPPORTED:  # cuBLASLt's status if it has no candidate
             check_status(status, "cuBLASLt")
         offered = 0 if status else count.value
         if number >= offered:

@@ -1,11 +1,12 @@
 """CUDA graphs of recurring calls: when a call is captured, and how its graph is replayed on other arrays.
 
-`Replays` and `GraphCache` decide which calls are captured and how many captures are held; `make` captures. A capture
-holds no memory of the call's. Everything that it depends on is in its key, which is compared at each call.
+`Replays` and `GraphCache` decide which calls are captured and how many captures are held; a function `make` captures a
+call. A capture holds no memory of the captured call. The key of a capture contains everything on which the capture
+depends; each call compares the key.
 
-`MovableGraph` gives the kernels of a captured graph other parameters, so that one graph serves all arrays of a shape.
-A kernel is found in the graph by its function and by the bytes of its parameters at capture. Kernels that are not
-found (cuBLAS's own) keep their parameters, so their memory must be where it was at capture.
+`MovableGraph` gives the kernels of a captured graph other parameters, so that one graph serves all arrays of a shape. A
+kernel is found in the graph by its function and by the bytes of its parameters at capture. cuBLAS's own kernels are not
+found and keep their parameters, so their memory must have the addresses that it had at capture.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, Final, NamedTuple
 # The call at which capturing pays: two may be chance, and a capture takes as long as some calls.
 CALLS_BEFORE_CAPTURE = 3
 MAX_CAPTURES = 64  # of all threads
-MAX_COUNTED_KEYS = 64  # of one call, counted or captured
+MAX_COUNTED_KEYS = 64  # number of keys of one call, counted or captured
 _NOT_CAPTURED: Final = object()
 
 
@@ -27,10 +28,10 @@ _NOT_CAPTURED: Final = object()
 
 
 class GraphCache:
-    """Holds at most `limit` captures of all threads; the oldest goes first.
+    """The captures of all threads, at most `limit`; the oldest is dropped first.
 
-    There is no lock, which an exception at the wrong moment could leave shut. Each step is one C function, and an
-    exception between two steps leaves at most a capture that is not found again.
+    There is no lock, which an exception at the wrong moment could leave shut. Each step is one C function; an exception
+    between two steps at most leaves a capture that no call finds.
     """
 
     def __init__(self, limit: int = MAX_CAPTURES) -> None:
@@ -42,7 +43,8 @@ class GraphCache:
         self._oldest_first.append((owner, key))
         owner.captured[key] = captured
         while len(self._oldest_first) > self.limit and self._drop_oldest():
-            self.calls_before_capture *= 2  # a program with more calls than the limit should not capture them in turns
+            # a program with more recurring calls than the limit must not capture them again and again
+            self.calls_before_capture *= 2
 
     def clear(self) -> int:
         """Drop all captures and return their number."""
@@ -67,19 +69,19 @@ class Replays:
     def __init__(self, make: Callable[..., Any], cache: GraphCache) -> None:
         """`make` captures a call; it returns None for a call that cannot be captured, and is not called again."""
         self.make, self.cache = make, cache
-        self.captured: dict[Hashable, Any] = {}  # None for a key that cannot be captured
-        self.counts: dict[Hashable, int] = {}  # calls so far, of keys that are not captured
+        self.captured: dict[Hashable, Any] = {}  # captures by key; None for a key that cannot be captured
+        self.counts: dict[Hashable, int] = {}  # numbers of calls of keys that are not captured yet
 
     def find(self, key: Hashable, *arguments: Any) -> Any:
         """Return the capture for this key; `make` captures it from these arguments once the key has recurred.
 
-        None if the call must be made without a graph.
+        The result is None if the call must be made without a graph.
         """
         captured = self.captured.get(key, _NOT_CAPTURED)
         return captured if captured is not _NOT_CAPTURED else self._count_call(key, arguments)
 
     def _count_call(self, key: Hashable, arguments: tuple[Any, ...]) -> Any:
-        """Count a call of a key that is not captured, and capture it at the CALLS_BEFORE_CAPTURE-th."""
+        """Count a call of a key that is not captured, and capture the CALLS_BEFORE_CAPTURE-th call."""
         count = self.counts.get(key, 0) + 1
         if count < self.cache.calls_before_capture:
             if len(self.counts) + len(self.captured) >= MAX_COUNTED_KEYS and key not in self.counts:
@@ -126,7 +128,7 @@ _MatchedNodes = list[tuple[ctypes.c_void_p, _Node, Any]]
 
 
 class _Driver(NamedTuple):
-    """The calls of the CUDA driver that CuPy does not wrap."""
+    """Functions of the CUDA driver that CuPy does not wrap."""
 
     nodes: Any  # cuGraphGetNodes
     kind: Any  # cuGraphNodeGetType
@@ -153,7 +155,7 @@ class MovableGraph:
     """A captured graph, with the node of each of fmm's kernels in launch order."""
 
     def __init__(self, graph: Any, kernels: Iterable[KernelNode], driver: _Driver | None = None) -> None:
-        """`kernels`: fmm's kernels with their parameters at capture; each is valid only until the next is drawn."""
+        """`kernels`: fmm's kernels with their parameters at capture; an item is valid until the next one is taken."""
         self.graph, self.executable = graph, graph.graphExec
         self.driver = driver or _driver_calls()
         self.nodes = None if self.driver is None else _matching_nodes(_kernel_nodes(graph.graph, self.driver), kernels)
@@ -161,7 +163,7 @@ class MovableGraph:
     def move(self, kernels: Iterable[KernelNode]) -> bool:
         """Give the kernels other parameters, in launch order.
 
-        Return False if that fails; then some kernels may have new parameters and others their old ones.
+        Return False after a failure, which may leave new parameters in some kernels and old ones in others.
         """
         if self.driver is None or self.nodes is None:
             return False

@@ -1,4 +1,4 @@
-"""One kernel launch prepared on a device: compiled, tensor maps encoded, the driver's call bound but for addresses."""
+"""One kernel launch prepared on a device: compiled kernel, encoded tensor maps, and a driver call without addresses."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from fmm.kernels.cuda.launch_list import MAP_BYTES, Launch, TensorMap
 
 PROGRAMMATIC_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 MAP_ALIGNMENT = 64  # bytes to which the driver needs a tensor map to be aligned
-MAP_DIMENSIONS = 3  # of a tensor map: along a line, across lines, and from one block of a batch to the next
+MAP_DIMENSIONS = 3  # dimensions of a tensor map: along a line, across lines, and across the matrices of a batch
 NO_INTERLEAVE, PROMOTE_256_BYTES, FILL_WITH_ZEROS = 0, 3, 0  # of CU_TENSOR_MAP_*
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes: CU_TENSOR_MAP_SWIZZLE_*
-PROBE_ADDRESS = 1 << 20  # for encoding a map before its address exists
+PROBE_ADDRESS = 1 << 20  # a placeholder address, with which a map is encoded before its address exists
 launch_kernel = driver.launchKernel
-BindLaunch = Callable[[int, int, int], BoundCall]  # of a stream, the address of the pointer to the parameters, and 0
+# argument types: a stream, the address of the pointer to the parameters, and 0
+BindLaunch = Callable[[int, int, int], BoundCall]
 
 
 class KernelCall:
-    """A launch complete but for addresses.
+    """A launch that is complete except for addresses.
 
     `bind` binds the driver's call to a stream and to the parameters' place; the driver reads the parameters when the
     call is made. `words` are the parameters with every address zero.
@@ -34,7 +35,7 @@ class KernelCall:
 
     def __init__(self, launch: Launch, device: int) -> None:
         self.launch = launch
-        self.kernel = compile_kernel(device, launch.kernel)  # keeps the code loaded
+        self.kernel = compile_kernel(device, launch.kernel)  # a reference, so that the code stays loaded
         self.function = self.kernel.address
         shape = *launch.grid, launch.kernel.threads, 1, 1, launch.kernel.shared
         overlapping = partial(_overlapping_launch, self.function, shape)
@@ -48,7 +49,8 @@ class KernelCall:
 
 
 # ---- cuLaunchKernelEx: a launch that only adds to what the one before it writes may start before that one has ended
-# (programmatic dependent launch), so that small products fill the device together. CuPy has no call for it.
+# (programmatic dependent launch), so that small products fill the device together. CuPy does not wrap this function of
+# the driver.
 
 
 class _Attribute(ctypes.Structure):

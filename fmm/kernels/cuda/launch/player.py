@@ -1,8 +1,8 @@
 """Play a launch list on a CUDA device: fill in the addresses, prepare the calls, then make all calls in order.
 
 A signal handler can raise at any step of this code, but not between the calls: one C function makes them all
-(`prepared_calls`), and nothing writes C before it. So an exception leaves either the whole product launched or C
-untouched, and the streams synchronized. The only launches made earlier are leading sums on the caller's stream that
+(`prepared_calls`), and nothing writes C before it. After an exception, either the whole product is launched or C is
+untouched, and the streams are synchronized. The only launches made earlier are leading sums on the caller's stream that
 write the workspace alone.
 
 cuBLAS handle, memory, streams and compiled code are CuPy's, so that both libraries share them.
@@ -46,8 +46,9 @@ from fmm.kernels.plans.sums import ADDEND
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH
 
 cublas_handle = cupy.cuda.device.get_cublas_handle
-MAX_LOOP_SLOTS = 32  # addresses up to which a loop is faster than NumPy
-# Bases that a launch may have without writing C. (All sums have the flag's address; only those that write C raise it.)
+MAX_LOOP_SLOTS = 32  # number of addresses up to which a loop is faster than NumPy
+# Bases that a launch may have without writing C. (All sums have the flag's address, but only sums that write C raise
+# the flag.)
 BASES_WITHOUT_C = frozenset(("A", "B", "W", ADDEND, FLAG))
 # Index of each base's address among the addresses of a call; the counters' addresses follow.
 ADDRESS_NUMBERS = {base: i for i, base in enumerate((*BASES, FLAG, HOST_COUNT, ADDEND))}
@@ -60,9 +61,9 @@ class Addresses(NamedTuple):
     b: int
     c: int
     workspace: int
-    flag: int = 0  # for inf and NaN
+    flag: int = 0  # address of the flag for inf and NaN
     host_count: int = 0  # of recomputed products
-    addend: int = 0  # 0 if C holds it
+    addend: int = 0  # address of the addend; 0 if C holds the addend
 
     @property
     def alignment(self) -> Alignment:
@@ -71,7 +72,7 @@ class Addresses(NamedTuple):
 
     @property
     def aligned(self) -> bool:
-        """Whether all operands and the workspace are aligned as libraries allocate memory."""
+        """True if all operands and the workspace have the alignment of memory that libraries allocate."""
         return not (self[0] | self[1] | self[2] | self[3] | self[6]) % ALIGNED[0]
 
     @property
@@ -85,7 +86,7 @@ class _OwnLaunch(NamedTuple):
 
     stream: int
     bind: BindLaunch
-    may_run_early: bool  # True if it may be launched before the other calls are prepared
+    may_run_early: bool  # True if the kernel may be launched before the other calls are prepared
 
 
 class _VendorProduct(NamedTuple):
@@ -108,17 +109,18 @@ class _Parameters:
         self.view: Any = self.words.data
         self.pointers = self.words.ctypes.data + starts[:-1].astype(np.int64)
         self.addresses = [self.pointers.ctypes.data + 8 * i for i in range(len(blocks))]
-        self.filled_with: tuple[int, ...] | None = None  # addresses and counters that the words hold
+        self.filled_with: tuple[int, ...] | None = None  # the addresses and counters that are filled in now
 
 
 class _SpareParameters(threading.local):
     """A thread's parameter blocks that are not in use.
 
-    A call takes a block out until all is launched, since a signal handler may play the same list in between. The
-    block of an interrupted call does not come back.
+    A call takes a block out until all is launched, since a signal handler may play the same list in between. The block
+    of an interrupted call is not used again.
 
     A thread that uses a player for the first time may have no CUDA context yet, if its memory comes from a pool and its
-    graph from a thread that has ended. The driver's calls need one: without it, setting a graph's parameters crashes.
+    graph from a thread that has ended. The driver's functions need a context: without one, setting a graph's parameters
+    crashes.
     """
 
     def __init__(self, device: int) -> None:
@@ -215,7 +217,8 @@ class Player:
         self, addresses: Addresses, stream: int, counters: tuple[int, ...] | None
     ) -> tuple[list[StreamContext], _Parameters]:
         """Return the streams of this call, and parameters that hold its addresses."""
-        handle = cublas_handle() if self.launches.vendor_stream_count else 0  # the thread's handle, which dies with it
+        # the thread's handle, which is destroyed with the thread
+        handle = cublas_handle() if self.launches.vendor_stream_count else 0
         streams = acquire_streams(self.launches, self.device, stream, handle)
         if counters is None:
             counters = self._stream_counters(streams) if self._counting else ()

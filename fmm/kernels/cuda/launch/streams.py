@@ -22,7 +22,7 @@ from fmm.kernels.cuda.launch_list import LaunchList, StreamSync
 def make_context_current(device: int) -> None:
     """Make the context of the device, which is the current one, the calling thread's current context.
 
-    CUDA's runtime does so by itself at a thread's first call that needs a context; the driver's own calls do not.
+    CUDA's runtime makes a context current at a thread's first call that needs one; the driver's own functions do not.
     """
     runtime.setDevice(device)
 
@@ -73,8 +73,8 @@ _streams_left: deque[tuple[int, _PooledStream]] = deque()
 class _OwnStreams:
     """One thread's streams, by device.
 
-    When the thread ends they are left to other threads, since cuBLAS handles are large. That takes no lock, since a
-    thread can end at any moment.
+    When the thread ends, its streams are left to other threads, since cuBLAS handles are large. Leaving them takes no
+    lock, since a thread can end at any moment.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ def _reuse_or_create(device: int) -> _PooledStream:
     for _ in range(len(_streams_left)):
         try:
             its_device, pooled = _streams_left.popleft()
-        except IndexError:  # another thread was quicker
+        except IndexError:  # another thread has taken the stream
             break
         if its_device == device:
             return pooled
@@ -107,7 +107,7 @@ def _reuse_or_create(device: int) -> _PooledStream:
 
 # ---- streams on which calls are captured
 
-_capture_streams: dict[int, deque[Any]] = {}  # by device: those that no capture uses now
+_capture_streams: dict[int, deque[Any]] = {}  # streams by device that no capture uses now
 
 
 def take_capture_stream(device: int) -> Any:
@@ -129,7 +129,7 @@ def return_capture_stream(device: int, stream: Any) -> None:
 
 # ---- counters by which thread blocks take turns: zero before and after every launch
 
-_counters: dict[tuple[int, int, int], int] = {}  # by device, stream and size
+_counters: dict[tuple[int, int, int], int] = {}  # counters by device, stream and size
 
 
 def stream_counters(device: int, stream: int, count: int) -> int:
@@ -142,7 +142,7 @@ def stream_counters(device: int, stream: int, count: int) -> int:
 def new_counters(count: int, stream: int) -> int:
     """Return the address of new counters, which are zero once the stream gets there.
 
-    They are never freed, since kernels may still write them.
+    The counters are never freed, since kernels may still write to them.
     """
     pointer = int(runtime.malloc(4 * count))
     runtime.memsetAsync(pointer, 0, 4 * count, stream)

@@ -29,16 +29,15 @@ from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, Along, row_major_oper
 from fmm.kernels.cuda.products.wgmma_tiles import LINE_BYTES
 from fmm.kernels.plans.memory_layout import round_up
 
-OPERAND_SIDES: tuple[OperandSide, OperandSide] = ("left", "right")  # the kernel's A, its B
+OPERAND_SIDES: tuple[OperandSide, OperandSide] = ("left", "right")  # sides of the kernel's operands A and B
 SPLIT_THREADS = 256  # threads of a thread block that splits
 SPLIT_CLUSTER = 8  # thread blocks that share the lines of 64 positions
 WARP_THREADS = 32
-MAX_REGISTER_LOADS = 16  # loads of a line that a thread holds in registers at most
-# How numbers are scaled, and how planes are arranged.
-# default: scaled by line or position; hi and lo alternate in chunks.
-# separate: the same scaling; all hi before all lo, as the vendor's products need; no clusters.
-# recorded: as default, and the spread of exponents along the inner dimension is recorded.
-# balanced: the inner dimension is scaled too, if the launches before have found that it must be.
+MAX_REGISTER_LOADS = 16  # largest number of number of loads of a line that a thread holds in registers
+# How numbers are scaled, and how planes are arranged. default: scaled by line or position; hi and lo alternate in
+# chunks. separate: scaled as default; all hi before all lo, as the vendor's products need; no clusters. recorded: as
+# default, and the spread of exponents along the inner dimension is recorded. balanced: the inner dimension is scaled
+# too, if the launches before have found that it must be.
 ScalingRule = Literal["default", "separate", "recorded", "balanced"]
 SCALING_RULES: Mapping[ScalingRule, str] = {
     "default": "LineScaling<fmm::planes::Alternating, fmm::planes::CLUSTER>",
@@ -53,7 +52,7 @@ class SplitKernel:
     """How one operand is split; `group` and `register_loads` count for lines along the inner dimension only."""
 
     along: Along
-    group: int  # threads that split one line
+    group: int  # number of threads that split one line
     register_loads: int  # loads of a line that a thread holds in registers
     wide: bool  # True if 16 bytes are read at a time
 
@@ -75,7 +74,7 @@ class OperandPlanes:
     along: Along  # the dimension along which the operand's lines run
     lines: int
     length: int  # numbers in a line
-    count: int  # products in the batch
+    count: int  # number of products in the batch
     offset: int
     base: str = "W"
 
@@ -174,7 +173,7 @@ def operand_planes(op: GemmOp) -> tuple[OperandPlanes, OperandPlanes]:
 
 
 def _prepared_or_new(op: GemmOp, x: OperandPlanes) -> OperandPlanes:
-    """Return these planes, or the prepared planes behind the operand if there are any."""
+    """Return these planes, or the prepared planes after the operand if there are any."""
     if op.prepared.prepared_matrix is None or op.prepared.prepared_matrix != x.source.base or op.checked:
         return x
     return replace(x, base=op.prepared.prepared_matrix, offset=matrix_bytes(x.lines, x.length))
@@ -232,7 +231,7 @@ def plane_split_launch(
 
 # ---- componentwise products: the spread of exponents, and a second split with the inner dimension balanced
 
-BALANCE_BLOCKS = 2  # thread blocks on a multiprocessor that compare exponents along the inner dimension
+BALANCE_BLOCKS = 2  # number of thread blocks on a multiprocessor that compare exponents along the inner dimension
 
 
 @dataclass(frozen=True)
@@ -258,7 +257,7 @@ class ExponentSpread:
 
     @property
     def end(self) -> int:
-        """Offset behind all of it, in bytes."""
+        """Offset of the end of these parts, in bytes."""
         return self.balanced + PLANE_ALIGN
 
     def parameters(self, kernels: tuple[SplitKernel, SplitKernel]) -> tuple[bytes, tuple[Slot, ...]]:

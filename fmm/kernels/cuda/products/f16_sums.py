@@ -1,8 +1,9 @@
 """Splits that write planes (f16_sums.cuh): sums of blocks leave as float16 hi and lo, for a batch of f16x3 products.
 
 The power of two that scales a sum depends on its largest number, which is unknown before the sum is formed. The largest
-numbers of its blocks bound it. So three launches replace the split and the pass that makes planes: the largest number
-of each line or position of every block, the exponents of all sums from these, and the split itself.
+numbers of a sum's blocks bound the largest number of the sum. Therefore three launches replace the split and the pass
+that writes planes: they find the largest number of each line or position of every block, then the exponents of all
+sums, and then split.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from fmm.kernels.cuda.sums.sum_kernel import SUM_THREADS, SumKernel, step_lines
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, GRID_LIMIT, BlockArray, SumOp
 
 EXTENT_THREADS, WARP_THREADS, STRIP = 256, 32, 32  # as in f16_sums.cuh: threads, a warp, positions of a thread block
-MASK_BITS = 64  # blocks that the mask of a sum can name
+MASK_BITS = 64  # number of blocks that the bit mask of a sum can name
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +74,7 @@ class PlaneSums:
 def plane_sums(split: SumOp, product: GemmOp, alignment: Mapping[str, int], separate: bool = False) -> PlaneSums | None:
     """Return the split that writes planes in place of an operand of a batch of products.
 
-    None if the split writes neither operand of the batch, or cannot write its planes.
+    The result is None if the split writes neither operand of the batch, or cannot write planes.
     """
     plain = product.alpha == 1 and not product.beta and not product.checked
     if product.count < 2 or not plain or product.left == product.right:

@@ -38,7 +38,7 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
     wgmma_instruction,
 )
 
-POINTERS = 5  # pointers of struct Product3, behind its maps
+POINTERS = 5  # number of pointers of struct Product3, after its maps
 # The sizes without clusters are for a C of so few rows that the lower thread block of a cluster would have no work.
 F16X3_SIZES = (WgmmaSizes(128, 128), WgmmaSizes(128, 64), WgmmaSizes(128, 128, 1), WgmmaSizes(128, 64, 1))
 
@@ -82,15 +82,15 @@ class F16x3Op:
     kernel: F16x3Kernel
     left: OperandPlanes
     right: OperandPlanes
-    missing: tuple[OperandPlanes, ...]  # planes that must be made before the product
+    missing: tuple[OperandPlanes, ...]  # planes that must be written before the product
     dest: GemmOperand
     m: int
     n: int
     k: int
     factor: float
     keep: float
-    clusters: int  # clusters that fit the device at a time
-    spread: ExponentSpread | None = None  # of a componentwise product
+    clusters: int  # number of clusters that are resident on the device at a time
+    spread: ExponentSpread | None = None  # the spread of exponents, for a componentwise product
     addend: View | None = None  # the matrix that `keep` multiplies instead of C, column-major as in the BLAS call
 
     def __hash__(self) -> int:
@@ -132,7 +132,7 @@ class F16x3Op:
 def f16x3_op(op: GemmOp, multiprocessors: int) -> F16x3Op | None:
     """Return the product of planes in the leaf's workspace, or prepared behind the operands.
 
-    None if alpha or beta is complex, or if a batch has a separate addend.
+    The result is None if alpha or beta is complex, or if a batch has a separate addend.
     """
     alpha, beta = complex(op.alpha), complex(op.beta)
     if alpha.imag or beta.imag or (op.addend is not None and op.count > 1):
@@ -185,9 +185,9 @@ FLOAT16_BYTES = 2
 class PlaneProduct(NamedTuple):
     """A product of planes over a piece of the inner dimension: C = factor (plane of A) (plane of B) + keep C."""
 
-    start: int  # along the inner dimension
+    start: int  # positions along the inner dimension
     length: int
-    lo_of_a: bool = False  # False: hi of A
+    lo_of_a: bool = False  # True for the plane lo of A, False for hi
     lo_of_b: bool = False
     factor: float = 1.0
     keep: float = 1.0

@@ -29,7 +29,8 @@ class TileSizes:
     warp_m: int
     warp_n: int
     stages: int = 2  # pipeline depth: tiles of each operand in shared memory at a time
-    blocks: int = 0  # thread blocks on a multiprocessor that registers must suffice for; 0: the compiler decides
+    # number of thread blocks on a multiprocessor for which registers must suffice; 0: the compiler decides
+    blocks: int = 0
     rate: float = 1.0  # measured over modelled rate (float32, H200): corrects what the block model leaves out
     # True if sums of K-major blocks are stored transposed in shared memory. Both variants were compiled for each size;
     # the value here is the one with fewer register bank conflicts.
@@ -85,8 +86,9 @@ TMA_SIZES = tuple(
     )
 )
 # GPU8 of Li, Ranka and Sahni (Figures 8 and 9): 16 x 8 threads, each of which computes one column of a 16 x 128 tile.
-# The paper reads 64 columns of A at a time. Here 32 are read, because B goes through shared memory too and both must
-# fit on every chip. Global memory traffic is the same, in the same pieces.
+# The paper reads 64 columns of A at a time. Here the kernel reads 32 columns of A at a time, because B also goes
+# through shared memory, and both must fit on every chip. Global memory traffic and the size of its accesses are as in
+# the paper.
 GPU8 = TileSizes("GPU8", m_s=16, n_s=128, k_s=32, m_r=16, n_r=1, warp_m=1, warp_n=32)
 # For float64 on the tensor cores. The threads of a warp are arranged 8 x 4, so that a warp computes 64 x 32 or 48 x 32
 # numbers. Smaller tiles read more for each number of C, and all thread blocks together must not read more than the L2
@@ -123,7 +125,8 @@ FUSED_SIZES = {"float32": named_strategy("Half"), "float64": named_strategy("Sol
 TMA_FUSED_SIZES = named_strategy("Long")
 
 # gemm_small.cuh: its types, and the most rows of a triangle for which it is used. With 480 rows each of the 120 tiles
-# has a multiprocessor of an H200 to itself. With 512 rows some share one: float64 takes 35 us, cuBLAS's syrk 16 us.
+# has a multiprocessor of an H200 to itself. With 512 rows some tiles share a multiprocessor: float64 takes 35 us,
+# cuBLAS's syrk 16 us.
 SMALL_TYPES = ("float16", "bfloat16", "float32", "float64")
 LARGEST_SMALL = 480
 
@@ -150,7 +153,7 @@ def exponent_bytes(count: int) -> int:
 
 
 def matrix_bytes(lines: int, length: int) -> int:
-    """Return the bytes of a contiguous matrix that has its planes behind it."""
+    """Return the bytes of a contiguous matrix that is followed by its planes."""
     return round_up(FLOAT32_BYTES * lines * length, PLANE_ALIGN)
 
 

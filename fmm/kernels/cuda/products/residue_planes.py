@@ -99,19 +99,20 @@ class ResidueOperand:
     """
 
     source: GemmOperand
-    along: Along  # the dimension along which it is contiguous
+    along: Along  # the dimension along which the operand is contiguous
     lines: int  # rows of A, or columns of B
     geometry: PlaneLayout
-    block: tuple[int, int]  # lines and length of a plane
+    block: tuple[int, int]  # number of lines of a plane, and their length
     exponents: int  # offset in bytes
     planes: int  # offset in bytes
     transposed_copy: int  # offset of the transposed copy in the workspace
-    bytes_from: BytesFrom | None = None  # None: its numbers are split into residues
+    # source of the bytes if the operand's numbers are residues themselves; None if they are split into residues
+    bytes_from: BytesFrom | None = None
     base: str = "W"  # base of exponents and planes
     is_prepared: bool = False  # True if the planes are prepared already
 
     def measure_kernel(self, aligned: bool, scaled: bool) -> MeasureKernel | None:
-        """Return the kernel that measures or transposes it; None for K-major integers, which need neither."""
+        """Return the kernel that measures or transposes the operand; None for K-major integers, which need neither."""
         if self.is_prepared or (self.along == "inner" and not scaled):
             return None
         group = WARP_THREADS if self.geometry.k <= WARP_LINE_LENGTH else RESIDUE_THREADS
@@ -128,7 +129,7 @@ class ResidueOperand:
         return self.is_prepared or self.along == "outer" or self.reads_wide(aligned)
 
     def measure_blocks(self, kernel: MeasureKernel | None) -> int:
-        """Return the number of thread blocks that measure it."""
+        """Return the number of thread blocks that measure the operand."""
         if kernel is None:
             return 0
         if self.along == "outer":
@@ -137,7 +138,7 @@ class ResidueOperand:
 
     @property
     def split_blocks(self) -> int:
-        """Thread blocks that split it."""
+        """The number of thread blocks that split the operand."""
         if self.bytes_from or self.is_prepared:
             return 0
         return -(-self.geometry.count * self.block[0] * (self.block[1] // 4) // RESIDUE_THREADS)

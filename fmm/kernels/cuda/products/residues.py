@@ -46,9 +46,9 @@ from fmm.kernels.plans.levels.residue_planes import EXPONENT_BYTES, PART_ALIGN, 
 from fmm.kernels.plans.memory_layout import round_up
 
 RESIDUE_SIZES = (WgmmaSizes(128, 256, stages=4), WgmmaSizes(128, 128, stages=5))
-TILE_OVERHEAD_COLUMNS = 24  # start and end of a tile take as long as computing this many columns
-EXACT_BITS = 52  # of integers that float64 holds exactly
-NO_ALIGNMENT: Mapping[str, int] = MappingProxyType({})  # no base is aligned
+TILE_OVERHEAD_COLUMNS = 24  # the start and end of a tile take the time of computing this number of columns
+EXACT_BITS = 52  # bits of integers that float64 holds exactly
+NO_ALIGNMENT: Mapping[str, int] = MappingProxyType({})  # alignments by base, if no base is known to be aligned
 
 
 # ---- a GEMM as a product by residues
@@ -105,7 +105,7 @@ def residue_op(
 ) -> ResidueOp | None:
     """Return the product by planes in the leaf's workspace, or by the operands' own bytes.
 
-    None if alpha or beta is complex. `alignment` maps a base to a power of two that divides its address.
+    The result is None if alpha or beta is complex. `alignment` maps a base to a power of two that divides its address.
     """
     alpha, beta = complex(op.alpha), complex(op.beta)
     if alpha.imag or beta.imag:
@@ -153,7 +153,7 @@ def _is_aligned(x: GemmOperand, alignment: Mapping[str, int]) -> bool:
 
 @lru_cache(maxsize=4096)
 def best_residue_sizes(m: int, n: int, count: int, multiprocessors: int, triangle: bool = False) -> WgmmaSizes:
-    """Return the sizes with which the last cluster ends first."""
+    """Return the tile sizes with the least time until the last cluster ends."""
 
     def end(s: WgmmaSizes) -> int:
         units = count_cluster_tiles(cluster_tiles(m, n, s), s, triangle) * count
@@ -201,7 +201,7 @@ def residue_preparation_launches(op: ResidueOp, alignment: Mapping[str, int]) ->
 
 
 def _aligned_sides(op: ResidueOp, alignment: Mapping[str, int]) -> tuple[bool, ...]:
-    """Return whether A and B begin at multiples of 16 bytes."""
+    """Return True for each of A and B that begins at a multiple of 16 bytes."""
     return tuple(alignment[x.source.base] % VECTOR_BYTES == 0 for x in op.sides)
 
 
@@ -267,7 +267,7 @@ class WeightPieces:
 
     @property
     def bits(self) -> int:
-        """Bits of a piece.
+        """Number of bits of a piece of a weight.
 
         A piece is multiplied by a residue of 7 bits, to which each level adds 2 bits, as it sums four residues. The
         products of all moduli are then added up.
@@ -297,7 +297,7 @@ class WeightPieces:
 
 
 def join_launch(op: ResidueOp, flagged: bool) -> Launch:
-    """Return the launch that makes C of its planes, of float64 or float32."""
+    """Return the launch that reconstructs C, in float64 or float32, from the planes of the product."""
     g, pieces = op.geometry, WeightPieces(op.geometry.moduli, op.geometry.levels)
     parameters = _result_bytes(op) + struct.pack("<3q2d", 0, 0, 0, op.factor, op.keep) + pieces.packed
     slots = [*_result_slots(op), *(Slot(7 + i, x.base, x.exponents) for i, x in enumerate(op.sides))]
@@ -308,7 +308,7 @@ def join_launch(op: ResidueOp, flagged: bool) -> Launch:
 
 
 def join_integer_launch(op: ResidueOp) -> Launch:
-    """Return the launch that makes C of its planes, of integers."""
+    """Return the launch that reconstructs an integer C from the planes of the product."""
     g, numbers = op.geometry, remainder_weights(op.geometry.moduli)
     padding = [0] * (MAX_MODULI - g.moduli)
     weights = [w % 2**64 for w in numbers.weights] + padding
@@ -359,6 +359,6 @@ def _join_grid(op: ResidueOp) -> tuple[int, int, int]:
     """Return the thread blocks of the join: a thread for the adjacent columns of every block of C."""
     g, (rows, _, columns) = op.geometry, op.geometry.block
     threads = g.count * rows * (columns // adjacent_columns(op.dtype))
-    if g.levels == 2:  # a warp for each block of the outer level
+    if g.levels == 2:  # one warp for each block of the outer level
         threads = 4 * round_up(threads, WARP_THREADS)
     return -(-threads // RESIDUE_THREADS), 1, 1

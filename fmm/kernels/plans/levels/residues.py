@@ -202,7 +202,7 @@ def _float_leaf(leaf: ResidueLeaf) -> Leaf:
         # inner levels are no candidates: they save less time in products than they add in splitting and joining
         # (measured on an H200, up to 16384).
         forms=("alone",) if moduli in USUAL_MODULI[dtype] and depth < 2 else (),
-        # numbers of moduli for calls that require less than the vendor's error
+        # Probes do not measure float32 by residues, which serves calls that require less than the vendor's error.
         unprobed=("alone",) if dtype == "float32" else (),
         relative_error=leaf.level.error_growth,
         emulates=True,
