@@ -156,7 +156,7 @@ def li_predicted() -> Table:
         rows.append((device, code, n, text, printed, predicted, predicted / printed))
     columns = ("device", "code", "n", "plan", "printed", "predicted", "predicted / printed")
     notes = (
-        "Predicted by the model of today's GPUs, from peaks, bandwidths, and the share of the peak that products reach. "
+        "Predicted by the model of today's GPUs, from peaks, bandwidths, and the share of the peak of products. "
         "This share agrees with the printed times of sgemm and dgemm, so their small difference is no evidence. The "
         "recursive codes, to which nothing was fitted, are predicted 3 to 6 percent too long.",
         "The paper's leaf is GPU8, which is 3 percent faster than the sgemm of the prediction. Its innermost level has "
