@@ -33,7 +33,7 @@ MESHES: dict[int, tuple[tuple[int, ...], ...]] = {
 FLOAT32_IEEE = "float32, FMM_EMULATION=0"
 COLUMNS = (
     *("type", "n", "GPUs", "mesh", "shared"),
-    *("predicted", "one GPU", "of ideal", "received", "level above", "taken"),
+    *("predicted", "one GPU", "of ideal", "received", "outer level", "taken"),
 )
 RECTANGLE_COLUMNS = (
     *("type", "n", "GPUs", "as a row", "predicted", "as a rectangle", "predicted, as a rectangle"),
@@ -97,7 +97,7 @@ def fastest_decision(row: Row) -> SharedDecision:
 def mesh_cells(row: Row) -> Sequence[str]:
     """Return a line of a table.
 
-    "Level above" is the time of the best sharing with a level over the best without; "taken" tells if fmm chooses the
+    "Outer level" is the time of the best sharing with a level over the best without; "taken" tells if fmm chooses the
     level.
     """
     found = fastest_decision(row)
