@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fmm.config.certify import median_interval, paired_ratios
+from fmm.config.certification import median_interval, paired_ratios
 from fmm.config.store import write_file
 from fmm.kernels.cpu.blas_kernel import slow_kernel_warning
 from fmm.tuner.trials.environment import device_folder, environment_record, source_commit, typed_command

@@ -117,13 +117,24 @@ def find_datasheet(name: str) -> datasheets.Datasheet | None:
 
 
 def find_identity(name: str) -> Identity:
-    """Return the identity of a device in the active configs; of any other, its name alone."""
+    """Return the identity of a tuned device by its key or its datasheet's name; of any other, its name alone."""
     if is_local_cpu(name):
         return identity.cpu_identity(blas_threads())
     if is_local_gpu(name):
         return _local_gpu(name).identity
-    section = _sections_by_key().get(name)
-    return Identity(name, name if section is None else device_name(name, section))
+    sections = _sections_by_key()
+    key = name if name in sections else _tuned_key_of(name, sections)
+    return Identity(key, device_name(key, sections[key]) if key in sections else key)
+
+
+def _tuned_key_of(name: str, sections: Mapping[str, Raw]) -> str:
+    """Return the key of the only tuned card with the datasheet of this name; the name itself without one."""
+    with suppress(ValueError):
+        wanted = datasheets.datasheet_of(name)
+        models = {key: datasheet_model(key, device_name(key, section)) for key, section in sections.items()}
+        found = [key for key, model in models.items() if model is not None and model.name == wanted.name]
+        return found[0] if len(found) == 1 else name
+    return name
 
 
 def config_tuning(name: str, dtype: str) -> Tuned | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from fmm.config import certify
+from fmm.config import certification
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.candidates import device_leaves
@@ -81,12 +81,15 @@ def measure_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[
         share = effort.seconds / len(problems)
         found = search_plans(journal, problem, calibration, effort, share * TIME_SHARES["search"])
         certify_best(
-            journal, found, RoundLimits(certify.MIN_ROUNDS + 1, effort.certify, share * TIME_SHARES["certify"]), noise
+            journal,
+            found,
+            RoundLimits(certification.MIN_ROUNDS + 1, effort.certify, share * TIME_SHARES["certify"]),
+            noise,
         )
     for problem in (Problem(*size, dtype) for size in ([] if wanted else shapes.squares_below(side, effort.stride))):
         if plans := leanest_plan(problem, calibration, journal.device):
             found = race_plans(journal, problem, plans, effort)
-            certify_best(journal, found, RoundLimits(certify.MIN_ROUNDS + 1, effort.certify), noise)
+            certify_best(journal, found, RoundLimits(certification.MIN_ROUNDS + 1, effort.certify), noise)
     tune_gram(journal, [] if wanted else problems, calibration, effort, noise)
 
 
@@ -101,7 +104,7 @@ def tune_gram(
         if plans and journal.spent < effort.seconds and min(c.time for c in known if c.plan != VENDOR) < MAX_TIME_RATIO:
             raced = dict.fromkeys([*plans[:MAX_GRAM_PLANS], *own_gram_plans(journal.device, problem)])
             found = race_plans(journal, problem, list(raced), effort)
-            certify_best(journal, found, RoundLimits(certify.MIN_ROUNDS + 1, effort.certify, share), noise)
+            certify_best(journal, found, RoundLimits(certification.MIN_ROUNDS + 1, effort.certify, share), noise)
 
 
 def own_gram_plans(device: Device, problem: Problem) -> list[Plan]:

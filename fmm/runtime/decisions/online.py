@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from fmm.config import certify, environment, files, schema, store
+from fmm.config import certification, environment, files, schema, store
 from fmm.config.identity import Identity
 from fmm.config.schema import Entry
 from fmm.kernels.cpu.worker_threads import ForkSafeLock
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.problem import Problem
 
-PAIRS = certify.MIN_ROUNDS
+PAIRS = certification.MIN_ROUNDS
 NOISE = 0.01  # an assumed noise floor, since an online measurement has no pair of equal plans
 
 
@@ -65,7 +65,9 @@ class Trial:
     def _conclude(self) -> None:
         pairs = list(zip(self._turns, self._seconds, strict=True))
         vendor, candidate = ([seconds for turn, seconds in pairs if turn == p][1:] for p in (VENDOR, self.plan))
-        self.entry = certify.entry_from_rounds(self.problem.size, str(self.plan), vendor, candidate, NOISE, "online")
+        self.entry = certification.entry_from_rounds(
+            self.problem.size, str(self.plan), vendor, candidate, NOISE, "online"
+        )
         self._save(self.entry)
 
     def _save(self, entry: Entry) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any
 
-from fmm.config import certify, files
+from fmm.config import certification, files
 from fmm.dtypes import FLOATS
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.choose import Limits, default_error_growth
@@ -95,7 +95,9 @@ def time_plans(device: Device, problem: Problem, plans: Sequence[Plan], rounds: 
 
 
 def _bench_row(problem: Problem, run: Run, samples: Samples, source: str) -> dict[str, Any]:
-    low, high = certify.median_interval(certify.paired_ratios(samples[Run()][: len(samples[run])], samples[run]))
+    low, high = certification.median_interval(
+        certification.paired_ratios(samples[Run()][: len(samples[run])], samples[run])
+    )
     seconds = median(samples[run])
     return {
         "plan": str(run.plan),

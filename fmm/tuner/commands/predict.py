@@ -39,16 +39,13 @@ from fmm.tuner.device_registry import (
     config_tuning,
     find_calibration,
     find_datasheet,
-    find_identity,
     is_local_cpu,
-    is_local_gpu,
     memory_in_config,
     rejection_reason,
     trusted_calibration,
-    tuned_keys,
     valid_names_text,
 )
-from fmm.tuner.findings.model_in_use import datasheet_model, entry_skip_reason
+from fmm.tuner.findings.model_in_use import entry_skip_reason
 from fmm.tuner.findings.summary import Table, growth_text, make_table, vendor_name
 
 NO_LIMIT = 1 << 62
@@ -111,7 +108,6 @@ def run_predict(options: argparse.Namespace) -> int:
     choice, notes = _by_tuning(name, _choice(problem, calibration, limits), problem, calibration, limits)
     found = prediction_fields(choice, calibration, limits) | notes
     found["not_used"] = rejection_reason(name, problem.dtype)
-    found["tuned_elsewhere"] = _tuned_elsewhere(name, problem)
     found["probed"] = _probed(name, problem, choice)
     print(json.dumps(found, indent=1) if options.json else _text(found))
     return 0
@@ -182,19 +178,6 @@ def _candidate(plan: Plan, choice: Choice, calibration: Calibration) -> Candidat
     own, base = (predict(x, problem, calibration) for x in (plan, VENDOR))
     growth = expected_error_growth(plan, problem.dtype, not calibration.batches)
     return Candidate(plan, own, own.seconds / base.seconds, growth, required_margin(plan, problem, calibration))
-
-
-def _tuned_elsewhere(name: str, problem: Problem) -> str:
-    """Return a note if an active config has a tuning of a card of this name."""
-    gpu = None if is_local_gpu(name) else find_datasheet(name)
-    if gpu is None:
-        return ""
-    for known in map(find_identity, tuned_keys()):
-        named = datasheet_model(known.key, known.name)
-        if named and named.name == gpu.name and trusted_calibration(known.key, problem.dtype) is not None:
-            use = f"`--device {known.key}` predicts with it"
-            return f"on the {known.name} {_function(problem)} uses a tuning of such a card: {use}"
-    return ""
 
 
 def _probed(name: str, problem: Problem, choice: Choice) -> str:
@@ -300,8 +283,8 @@ def _text(found: dict[str, Any]) -> str:
         f"speedup over {found['library']}": f"{best['speedup']:.2f}",
         "effective rate (2mkn / time)": f"{best['tflops']:.3g} TFLOPS",
         "limited by": best["dominant"],
-        "memory traffic": format_bytes(best["traffic"]),
-        "launches": str(best["launches"]),
+        "memory traffic, operands of products included": format_bytes(best["traffic"]),
+        "launches (a batch of products counts as one)": str(best["launches"]),
         "workspace": format_bytes(best["workspace"]),
         "error growth": growth_text(best["error_growth"]),
     }
@@ -309,7 +292,7 @@ def _text(found: dict[str, Any]) -> str:
         f"{m}x{k}x{n} {found['dtype']}{what} on {found['device']} ({found['source']})",
         f"plan: {best['plan']}",
         f"why: {found['reason']}",
-        *(found[note] for note in ("not_used", "tuned_elsewhere", "probed") if found[note]),
+        *(found[note] for note in ("not_used", "probed") if found[note]),
         *([f"entry of this size: {found['passed_over']}"] if found["passed_over"] else []),
         *(f"{name}: {value}" for name, value in numbers.items()),
         *([f"seconds: {found['seconds_are']}"] if found["seconds_are"] == NOMINAL_RATES_NOTE else []),
@@ -328,7 +311,14 @@ def _runners_up(rows: Sequence[dict[str, Any]]) -> Table:
     for row in rows:
         exceeds = ", ".join("FMM_EMULATION=0" if name == "emulation" else name for name in row["exceeds"])
         numbers = f"{row['seconds']:.4g}", f"{row['speedup']:.2f}", f"{row['tflops']:.3g}"
-        sizes = format_bytes(row["traffic"]), format_bytes(row["workspace"]), f"{row['error_growth']:.1f}"
+        sizes = format_bytes(row["traffic"]), format_bytes(row["workspace"]), _error_cell(row["error_growth"])
         cells.append((*numbers, *sizes, row["dominant"], row["plan"], exceeds))
-    columns = "seconds", "speedup", "TFLOPS", "traffic", "workspace", "error", "limited by", "plan", "exceeds"
+    columns = ["seconds", "speedup", "TFLOPS", "traffic", "workspace", "error", "limited by", "plan", "exceeds"]
+    if not any(row["exceeds"] for row in rows):
+        columns, cells = columns[:-1], [row[:-1] for row in cells]
     return make_table("runners-up, by estimated time", columns, cells)
+
+
+def _error_cell(growth: float) -> str:
+    """Return an error growth as text; with two significant digits below 1."""
+    return f"{growth:.1f}" if growth >= 1 else f"{growth:.2g}"

@@ -12,7 +12,7 @@ from functools import lru_cache
 from statistics import median
 from typing import Any
 
-from fmm.config import certify, schema
+from fmm.config import certification, schema
 from fmm.config.schema import Thresholds
 from fmm.kernels.plans.leaf import plan_leaves
 from fmm.kernels.plans.plan import Plan
@@ -254,7 +254,7 @@ def one_level_speedups(*tunings: Sequence[Trial]) -> list[tuple[Size, float]]:
             for size in dict.fromkeys(t.size for t in own):
                 for plan, base, seconds in paired_samples([t for t in own if t.size == size]):
                     if is_one_level_above_vendor(Plan.parse(plan)):
-                        speedup = median(certify.paired_ratios(base, seconds))
+                        speedup = median(certification.paired_ratios(base, seconds))
                         found[size] = max(found.get(size, 0.0), speedup)
     return list(found.items())
 

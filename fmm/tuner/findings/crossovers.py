@@ -15,7 +15,7 @@ from functools import partial
 from math import exp, inf, log, log2, sqrt
 from statistics import fmean, linear_regression, median, stdev
 
-from fmm.config.certify import MIN_SPEEDUP, paired_ratios
+from fmm.config.certification import MIN_SPEEDUP, paired_ratios
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.candidates import compared_plans

@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import exp, inf, log
 from statistics import median
 
-from fmm.config import certify
+from fmm.config import certification
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import rank_candidates
 from fmm.problem import Problem
@@ -96,7 +96,7 @@ def twin_differences(trials: Iterable[Trial]) -> dict[Size, float]:
     complete = {size: (a[: len(b)], b[: len(a)]) for size, (a, b) in pairs.items() if a and b}
     longest = max((median(a) for a, _ in complete.values()), default=0.0)
     relevant = {size: pair for size, pair in complete.items() if median(pair[0]) >= MIN_TWIN_SHARE * longest}
-    return {size: abs(median(certify.paired_ratios(*pair)) - 1) for size, pair in relevant.items()}
+    return {size: abs(median(certification.paired_ratios(*pair)) - 1) for size, pair in relevant.items()}
 
 
 def slowdown_from_quiet(trials: Iterable[Trial], calibration: Calibration, dtype: str) -> float | None:

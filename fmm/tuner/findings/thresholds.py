@@ -17,7 +17,7 @@ from math import inf, isfinite
 
 import numpy as np
 
-from fmm.config.certify import MIN_SPEEDUP
+from fmm.config.certification import MIN_SPEEDUP
 from fmm.config.schema import NAMES_IN_SECONDS, TAU_NAMES, Interval, Spread, Thresholds
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration

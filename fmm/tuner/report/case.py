@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fmm.config import certify
+from fmm.config import certification
 from fmm.config.schema import Tuned
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
@@ -115,8 +115,8 @@ class TypeCase:
         found = []
         for (_, _, size), trials in rounds.items():
             for plan, base, own in paired_samples(trials):
-                ratios = certify.paired_ratios(base, own)
-                low, high = certify.median_interval(ratios)
+                ratios = certification.paired_ratios(base, own)
+                low, high = certification.median_interval(ratios)
                 found.append((Problem(*size, self.dtype), Plan.parse(plan), float(np.median(ratios)), low, high))
         return found
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 
-from fmm.config import certify
+from fmm.config import certification
 from fmm.config.schema import Entry
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.problem import OPERATIONS, Problem
@@ -45,7 +45,7 @@ def _is_certified_over(
     base, run = Run(than), Run(plan)
     with journal.open(stage, problem, FRESH_SEED) as timed:
         samples = timed.rounds([base, run], limits)
-    return bool(samples[run] and samples[base]) and certify.is_certified(samples[base], samples[run], noise)
+    return bool(samples[run] and samples[base]) and certification.is_certified(samples[base], samples[run], noise)
 
 
 def searched_entries(trials: Sequence[Trial], noise: float | None) -> list[Entry]:
@@ -61,15 +61,19 @@ def searched_entries(trials: Sequence[Trial], noise: float | None) -> list[Entry
         if all(t.plan == "vendor" or needs_no_workspace(Plan.parse(t.plan), t.problem) for t in searched):
             found += lean_entry(searched, confirmed, noise)  # other plans were not tried
             continue
-        shown = [certify.entry_from_rounds(size, *pairs, noise, "certified") for pairs in paired_samples(confirmed)]
+        shown = [
+            certification.entry_from_rounds(size, *pairs, noise, "certified") for pairs in paired_samples(confirmed)
+        ]
         wins = unbeaten_plans(searched, [t for t in trials if t.stage == "peer" and t.size == size], noise)
         shown = [e for e in shown if e.plan == "vendor" or wins(e.plan)]
         best = next((e for e in shown if e.plan != "vendor"), None)
         if best is None and not confirmed:
-            seen = [certify.entry_from_rounds(size, *pairs, noise, "certified") for pairs in paired_samples(searched)]
+            seen = [
+                certification.entry_from_rounds(size, *pairs, noise, "certified") for pairs in paired_samples(searched)
+            ]
             shown = seen if seen and all(e.plan == "vendor" for e in seen) and not _has_faster_plan(searched) else []
         elif best is None:
-            shown = [e for e in shown if e.rounds >= certify.MIN_ROUNDS]
+            shown = [e for e in shown if e.rounds >= certification.MIN_ROUNDS]
         found += [best] if best else shown[-1:]
         if best and not needs_no_workspace(Plan.parse(best.plan), searched[0].problem):
             found += lean_entry(searched, confirmed, noise)
@@ -87,11 +91,11 @@ def lean_entry(searched: Sequence[Trial], confirmed: Sequence[Trial], noise: flo
     """Return a list of the entry for workspace=0: a certified plan's, or the vendor's if no plan gains."""
     for trials in (confirmed, searched):
         pairs = [x for x in paired_samples(trials) if needs_no_workspace(Plan.parse(x[0]), trials[0].problem)]
-        shown = [certify.entry_from_rounds(trials[0].size, *x, noise, "certified") for x in pairs]
+        shown = [certification.entry_from_rounds(trials[0].size, *x, noise, "certified") for x in pairs]
         if shown and trials is confirmed:
             best = max(shown, key=lambda e: e.speedup)
-            return [replace(best, lean=True)] if best.rounds >= certify.MIN_ROUNDS else []
-        if shown and all(median(certify.paired_ratios(*x[1:])) <= 1 for x in pairs):
+            return [replace(best, lean=True)] if best.rounds >= certification.MIN_ROUNDS else []
+        if shown and all(median(certification.paired_ratios(*x[1:])) <= 1 for x in pairs):
             return [replace(shown[0], lean=True)]
     return []
 
@@ -99,14 +103,14 @@ def lean_entry(searched: Sequence[Trial], confirmed: Sequence[Trial], noise: flo
 def unbeaten_plans(searched: Sequence[Trial], raced: Sequence[Trial], noise: float) -> Callable[[str], bool]:
     """Return a predicate that is true for plans that beat the peer, or for all plans if the vendor beats its peer."""
     leaves = {
-        p: median(certify.paired_ratios(base, own))
+        p: median(certification.paired_ratios(base, own))
         for p, base, own in paired_samples(searched)
         if not Plan.parse(p).levels
     }
     peer = max(leaves, key=lambda p: leaves[p], default="vendor")
     if leaves.get(peer, 0.0) <= 1:
         return lambda plan: True
-    won = {p for p, base, own in paired_samples(raced, peer) if certify.is_certified(base, own, noise)}
+    won = {p for p, base, own in paired_samples(raced, peer) if certification.is_certified(base, own, noise)}
     return lambda plan: plan in (peer, *won)
 
 
@@ -130,4 +134,4 @@ def paired_samples(trials: Sequence[Trial], peer: str = "vendor") -> Iterator[tu
 
 def _has_faster_plan(trials: Sequence[Trial]) -> bool:
     """Return True if any plan looked faster than the vendor."""
-    return any(median(certify.paired_ratios(base, own)) > 1 for _, base, own in paired_samples(trials))
+    return any(median(certification.paired_ratios(base, own)) > 1 for _, base, own in paired_samples(trials))

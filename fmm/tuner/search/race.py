@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fmm.config import certify
+from fmm.config import certification
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration
@@ -110,7 +110,8 @@ class Race:
         self.results[plan] = found
         if found and len(samples[run]) >= self.rounds:
             self.best_low = max(
-                self.best_low, certify.median_interval(certify.paired_ratios(samples[base], samples[run]))[0]
+                self.best_low,
+                certification.median_interval(certification.paired_ratios(samples[base], samples[run]))[0],
             )
         return found
 
@@ -119,7 +120,7 @@ class Race:
         if not samples[run] or not samples[base]:
             return (base, run)
         rounds = len(samples[run])
-        best = max(certify.paired_ratios(samples[base][:rounds], samples[run]))
+        best = max(certification.paired_ratios(samples[base][:rounds], samples[run]))
         return (base, run) if rounds >= 2 and best < self.best_low else ()
 
     def ranking(self) -> tuple[tuple[Plan, float], ...]:

@@ -6,7 +6,7 @@ with kernels that compile first take part; the others compile in the meantime fo
 
 from __future__ import annotations
 
-from fmm.config import certify
+from fmm.config import certification
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import rank_candidates
 from fmm.problem import Problem
@@ -80,7 +80,7 @@ def certify_one(journal: Journal, problem: Problem, effort: Effort) -> None:
     peers = [p for p in journal.device.vendor_alternatives() if p.accepts_type(problem.dtype)][: effort.enqueued]
     found = race_plans(journal, problem, [ready, *peers], effort)
     share = TIME_SHARES["certify"] * effort.seconds
-    limits = RoundLimits(certify.MIN_ROUNDS + 1, effort.certify, share)
+    limits = RoundLimits(certification.MIN_ROUNDS + 1, effort.certify, share)
     certify_best(journal, found, limits, noise_floor(journal.recorded) or 0.0)
 
 

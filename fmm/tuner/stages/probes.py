@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fmm.config.certify import MIN_SPEEDUP
+from fmm.config.certification import MIN_SPEEDUP
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.candidates import compared_plans

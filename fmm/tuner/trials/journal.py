@@ -16,7 +16,7 @@ from statistics import median
 
 import numpy as np
 
-from fmm.config import certify
+from fmm.config import certification
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Device, FailedError, Run, Session
@@ -261,4 +261,4 @@ class TimedProblem:
 def paired_speedup(samples: Samples, vendor: Run, run: Run) -> float:
     """Return the median paired ratio of a run over its rounds."""
     rounds = len(samples[run])
-    return median(certify.paired_ratios(samples[vendor][:rounds], samples[run]))
+    return median(certification.paired_ratios(samples[vendor][:rounds], samples[run]))

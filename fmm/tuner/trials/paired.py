@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from fmm.config.certify import median_interval, paired_ratios
+from fmm.config.certification import median_interval, paired_ratios
 
 Call = Callable[[], Any]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from fmm.config import certify, schema
+from fmm.config import certification, schema
 from fmm.config.identity import Identity
 from fmm.config.schema import read_thresholds
 from fmm.kernels.plans.plan import VENDOR, Plan
@@ -421,12 +421,12 @@ def test_out_of_memory_is_a_row() -> None:
 
 def test_the_rule_of_certification() -> None:
     base = [1.0] * 9
-    assert certify.is_certified(base, [0.9] * 9, 0.01)
-    assert not certify.is_certified(base, [0.99] * 9, 0.01)  # a gain of one per cent
-    assert not certify.is_certified(base, [0.95] * 9, 0.08)  # within the noise floor
-    assert not certify.is_certified(base, [0.8] * 5 + [1.01] * 4, 0.01)  # the interval reaches below 1
-    assert certify.is_certified(base, [0.8] * 8 + [1.01], 0.01)
-    assert certify.median_interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
+    assert certification.is_certified(base, [0.9] * 9, 0.01)
+    assert not certification.is_certified(base, [0.99] * 9, 0.01)  # a gain of one per cent
+    assert not certification.is_certified(base, [0.95] * 9, 0.08)  # within the noise floor
+    assert not certification.is_certified(base, [0.8] * 5 + [1.01] * 4, 0.01)  # the interval reaches below 1
+    assert certification.is_certified(base, [0.8] * 8 + [1.01], 0.01)
+    assert certification.median_interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
 
 
 def test_the_noise_floor_is_what_twins_show() -> None:

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from fmm.config.certify import (
+from fmm.config.certification import (
     CONFIDENCE,
     MIN_ROUNDS,
     MIN_SPEEDUP,
