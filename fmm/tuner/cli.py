@@ -67,13 +67,14 @@ def build_parsers() -> tuple[argparse.ArgumentParser, argparse._SubParsersAction
     """Return the parser of the whole command, and the parsers of its commands."""
     parser = argparse.ArgumentParser(
         prog="fmm-tune",
-        description="Measure this device once and write the config by which fmm.matmul chooses.",
+        description="Without a COMMAND: measure this device, which takes minutes, and write the config by which "
+        "fmm.matmul chooses.",
     )
     parser.add_argument("--version", action="version", version=f"fmm-tune {fmm.__version__}")
     tune.add_options(parser)
     refit.add_options(parser)
     parser.set_defaults(run=tune.run_tune)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    commands = parser.add_subparsers(title="commands", metavar="[COMMAND]", dest="command")
     for module in (show, predict, bench, verify, report, export, merge, paper):
         module.add_parser(commands)
     return parser, commands
