@@ -172,7 +172,7 @@ def shipped_model(identity: Identity, dtype: str) -> Calibration | None:
 _expected_files: set[Path] = set()
 
 
-def expect_config(path: Path) -> None:
+def expect_missing_config(path: Path) -> None:
     """Suppress warnings about a missing or damaged file that this process is going to write."""
     _expected_files.add(path)
 

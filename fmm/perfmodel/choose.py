@@ -263,7 +263,7 @@ def _eligible_plan(plan: Plan, dtype: str, writes_triangle: bool, calibration: C
         if not supported or rate is None or rate.half_by_tiles >= 1:
             return None
         return EligiblePlan(plan, leaf.alignment, leaf.longest or inf, parts)
-    if not plan.is_candidate_for(dtype) or (writes_triangle and not _transposes_for_slow_types(plan, dtype)):
+    if not plan.is_candidate_for(dtype) or (writes_triangle and not _copies_columns_where_slow(plan, dtype)):
         return None
     rate, tiled = calibration.find_rate(plan.rate_name(dtype)), plan.uses_tile_model
     inside = plan.leaf_type(dtype) in leaf.types_with_sums
@@ -276,7 +276,7 @@ def _eligible_plan(plan: Plan, dtype: str, writes_triangle: bool, calibration: C
     return EligiblePlan(plan, 1 if reads_any_rows else leaf.alignment, inf, parts, levels, bounds)
 
 
-def _transposes_for_slow_types(plan: Plan, dtype: str) -> bool:
+def _copies_columns_where_slow(plan: Plan, dtype: str) -> bool:
     """Return True if leaves for diagonal blocks read transposed copies in exactly the types in which copies pay."""
     return all((dtype in use.leaf.slow_columns) == (use.order is not None) for use in _diagonal_leaves(plan))
 

@@ -108,7 +108,9 @@ def cost(
         raise ValueError(f"itemsize = {itemsize} and transaction = {transaction} must be positive")
     if 0 in (m, k, n):
         return Cost(0, 0, 0, 0, 0, 0, 0, (), 0, plan.depth)
-    t = _tally(plan, (m, k, n), GemmParams(alpha, beta, op, fill), _Units(itemsize, transaction, batched, opened))
+    t = _tally(
+        plan, (m, k, n), GemmParams(alpha, beta, op, fill), _CountingRules(itemsize, transaction, batched, opened)
+    )
     flops = 2 * sum(prod(shape) * times for shape, times in t.leaves)
     flops += 2 * sum(triangle_elements(rows) * inner * times for (rows, inner, _), times in t.triangles)
     numbers = (t.additions, t.bytes_read, t.bytes_written, t.leaf_bytes, t.transactions, t.launches)
@@ -118,7 +120,7 @@ def cost(
 # ---- adding up the levels
 
 
-class _Units(NamedTuple):
+class _CountingRules(NamedTuple):
     """The arguments of `cost` that apply to all levels of a plan."""
 
     itemsize: int  # bytes of a number of the level's operands
@@ -148,7 +150,7 @@ class _Tally(NamedTuple):
 
 @clear_on_registration
 @lru_cache(maxsize=4096)
-def _tally(plan: Plan, shape: Shape, params: GemmParams, units: _Units) -> _Tally:
+def _tally(plan: Plan, shape: Shape, params: GemmParams, units: _CountingRules) -> _Tally:
     level = _fused_counts(plan, shape, params.beta) if plan.fused else count_level(plan, shape, params)
     if level is None:
         if units.opened and (opened := _opened_tally(plan, shape, params, units)) is not None:
@@ -169,7 +171,7 @@ def _tally(plan: Plan, shape: Shape, params: GemmParams, units: _Units) -> _Tall
     return total
 
 
-def _opened_tally(plan: Plan, shape: Shape, params: GemmParams, units: _Units) -> _Tally | None:
+def _opened_tally(plan: Plan, shape: Shape, params: GemmParams, units: _CountingRules) -> _Tally | None:
     """Return the tally of a level that a leaf runs as a whole, its planes as one batch; None for another leaf."""
     leaf = plan.leaf_use.leaf
     level = count_opened_leaf(plan, shape, units.itemsize, params)
@@ -196,7 +198,7 @@ def _fused_counts(plan: Plan, shape: Shape, beta: Coefficient) -> LevelCounts:
     return level._replace(read=read, written={(c, False): 1} if scaled else {}, launches=scaled, temporaries={})
 
 
-def _leaf_tally(shape: Shape, units: _Units, scratch: int, *, is_triangle: bool) -> _Tally:
+def _leaf_tally(shape: Shape, units: _CountingRules, scratch: int, *, is_triangle: bool) -> _Tally:
     m, k, n = shape
     found: tuple[Leaves, Leaves] = ((), ((shape, 1),)) if is_triangle else (((shape, 1),), ())
     if not m * k * n:

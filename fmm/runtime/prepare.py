@@ -321,7 +321,7 @@ def _prepare_own_operation(query: ProblemQuery) -> PreparedCall:
     call = PreparedCall(decision, query.setting, limits, query.device, shape=result.shape, dtype=result.dtype)
     if launches is not None:
         call = _add_launches(call, launches, work, query)
-    elif on_host and (decision.plan != VENDOR or _needs_host_run(query, work)):
+    elif on_host and (decision.plan != VENDOR or _vendor_needs_several_calls(query, work)):
         plan, problem = decision.plan, work.problem
         copies = copied if plan != VENDOR or problem.writes_triangle else 0
         params = problem.alpha, problem.beta, problem.op, problem.fill
@@ -383,7 +383,7 @@ def _remaining_limits(limits: Limits, problem: Problem, copied: int) -> Limits:
     return replace(limits, workspace=nbytes, emulation=emulation, componentwise=componentwise)
 
 
-def _needs_host_run(query: ProblemQuery, work: Matrices) -> bool:
+def _vendor_needs_several_calls(query: ProblemQuery, work: Matrices) -> bool:
     """Return True if the vendor's product needs more than a call of the library's own function."""
     problem, setting = work.problem, query.setting
     # NumPy's own product computes one triangle of a small matrix times its transpose in place.

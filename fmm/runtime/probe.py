@@ -37,7 +37,9 @@ REPEATS, ROUNDS = 7, 5  # number of repetitions of products, and of sums
 # which is as much as a level saves. A measurement of PIPE takes too long; two cores with AVX-512 have 200 to 250 in
 # float64 and 200 to 400 in float32. Two concurrent products, each on one thread, are closer to the asymptotic rate.
 PIPE, SIDE_BY_SIDE = 200.0, 150.0
-SUMMED = 1536  # side of the float64 operand of the timed sums: about 40 MB in total, more than a core's own caches
+SUM_OPERAND_SIDE = (
+    1536  # side of the float64 operand of the timed sums: about 40 MB in total, more than a core's own caches
+)
 CONCURRENT_SHAPE = (640, 1024)  # rows of A in the concurrent product, which takes longer than the sums and is not split
 # The share of the sums' measured rate where sums and products alternate: the overflow check takes time, and caches are
 # colder inside a product. Products take less time in float32, so that the slower sums weigh more.
@@ -129,12 +131,14 @@ def _product_seconds(side: int, dtype: np.dtype[Any]) -> float:
 
 def _sum_rate(threads: int) -> float:
     """Return the bytes per second of a plan's sums, which run after a product or concurrently with one."""
-    plan, a = Plan.parse("winograd > vendor"), np.ones((SUMMED, SUMMED))
-    recipe = lower_level(plan, SUMMED, SUMMED, SUMMED)
+    plan, a = Plan.parse("winograd > vendor"), np.ones((SUM_OPERAND_SIDE, SUM_OPERAND_SIDE))
+    recipe = lower_level(plan, SUM_OPERAND_SIDE, SUM_OPERAND_SIDE, SUM_OPERAND_SIDE)
     assert recipe is not None
     split = recipe.steps[0]
     assert isinstance(split, Sum)
-    arena = Arena(aligned_block(workspace(plan, SUMMED, SUMMED, SUMMED, a.itemsize)), a.dtype)
+    arena = Arena(
+        aligned_block(workspace(plan, SUM_OPERAND_SIDE, SUM_OPERAND_SIDE, SUM_OPERAND_SIDE, a.itemsize)), a.dtype
+    )
     places: dict[str, Array] = {"A": a}
     places |= {place.name: arena.take(place.rows, place.cols) for place in split.writes}
     reads, writes = (

@@ -97,7 +97,7 @@ def run_tune(options: argparse.Namespace) -> int:
     try:
         with store.writer_lock(path):
             pass  # an error ends the command before minutes of measuring
-        files.expect_config(path)
+        files.expect_missing_config(path)
         try:
             return run_jobs(jobs, path, options, results)
         finally:

@@ -19,7 +19,7 @@ from fmm.perfmodel.choose import Limits, default_error_growth
 from fmm.perfmodel.predict import predict
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import decide_by_model, find_certified_entry
-from fmm.tuner.devices.device import SHORTEST_OF, SHORTEST_SAMPLE, Run
+from fmm.tuner.devices.device import SHORTEST_OF, SHORTEST_SAMPLE_PART, Run
 from fmm.tuner.devices.simulated import SimulatedDevice, SimulatedSession
 from fmm.tuner.trials.record import Size
 
@@ -75,13 +75,13 @@ class BusySession(SimulatedSession):
         self.sample(Run(run.plan))
 
     def sample(self, run: Run) -> float:
-        return min(self._passed(run) for _ in range(SHORTEST_OF if run.part == SHORTEST_SAMPLE else 1))
+        return min(self._passed(run) for _ in range(SHORTEST_OF if run.part == SHORTEST_SAMPLE_PART else 1))
 
     def _passed(self, run: Run) -> float:
         device = self.device
         assert isinstance(device, BusyDevice)
-        seconds = self._seconds(Run(run.plan) if run.part == SHORTEST_SAMPLE else run)
-        if run.part in ("whole", SHORTEST_SAMPLE):
+        seconds = self._seconds(Run(run.plan) if run.part == SHORTEST_SAMPLE_PART else run)
+        if run.part in ("whole", SHORTEST_SAMPLE_PART):
             seconds *= (
                 device.true_seconds(run.plan, self.problem) / predict(run.plan, self.problem, device.truth).seconds
             )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.level import parse_level
-from fmm.kernels.plans.lower import level_in_leaf, lower_leaf_level, lower_level, require_level_with_steps
+from fmm.kernels.plans.lower import level_run_by_leaf, lower_leaf_level, lower_level, require_level_with_steps
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps
@@ -82,7 +82,7 @@ def _rows_inside_leaf(plan: Plan, size: Shape, nbytes: int, steps: LevelSteps) -
     first, *inner, last = plan.leaf.split(" > ")
     counts = [parse_level(name).products for name in inner]
     problem = " x ".join(map(str, size))
-    level = level_in_leaf(plan)
+    level = level_run_by_leaf(plan)
     does = level.describe(steps) if level else ""
     yield PlanRow(first, problem, does, len(products) // prod(counts), nbytes)
     for name, count in zip(inner, counts, strict=True):

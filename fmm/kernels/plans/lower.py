@@ -107,7 +107,7 @@ def require_level_with_steps(level: Level) -> LevelWithSteps:
     return level
 
 
-def level_in_leaf(plan: Plan) -> LevelInLeaf | None:
+def level_run_by_leaf(plan: Plan) -> LevelInLeaf | None:
     """Return the level that the plan's leaf runs; None if the leaf only multiplies."""
     level = plan.leaf_use.leaf.level
     return level if isinstance(level, LevelInLeaf) else None
@@ -160,7 +160,7 @@ def lower_leaf_level(
     The result is None for a plan with other levels or with an ordinary leaf, and for one triangle of a Gram product,
     which counts as one operation.
     """
-    level = level_in_leaf(plan)
+    level = level_run_by_leaf(plan)
     if plan.levels or level is None or params.op != "product":
         return None
     return level.lower_in_leaf(plan, (m, k, n), params, itemsize, dtype)

@@ -12,7 +12,7 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.leaf import plan_leaves
-from fmm.kernels.plans.lower import level_in_leaf, lower_leaf_level, lower_level, require_level_with_steps
+from fmm.kernels.plans.lower import level_run_by_leaf, lower_leaf_level, lower_level, require_level_with_steps
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.steps import LevelNeeds, level_needs
@@ -124,7 +124,7 @@ def multiplications(plan: Plan, m: int, k: int, n: int, params: GemmParams = PLA
         return m * k * n * 1.0 if params.op == "product" else m * (m + 1) / 2 * k
     products = list(steps.products)
     own = plan.levels[0].work_below if plan.levels and all(p.plan != plan for p in products) else 1.0
-    if inside is not None and (level := level_in_leaf(plan)) is not None:
+    if inside is not None and (level := level_run_by_leaf(plan)) is not None:
         own = level.work_share(inside)
     return own * sum(multiplications(p.plan, *p.size, p.params) for p in products)
 

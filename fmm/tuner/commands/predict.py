@@ -108,7 +108,7 @@ def run_predict(options: argparse.Namespace) -> int:
     choice, notes = _by_tuning(name, _choice(problem, calibration, limits), problem, calibration, limits)
     found = prediction_fields(choice, calibration, limits) | notes
     found["not_used"] = rejection_reason(name, problem.dtype)
-    found["probed"] = _probed(name, problem, choice)
+    found["probed"] = _untuned_cpu_note(name, problem, choice)
     print(json.dumps(found, indent=1) if options.json else _text(found))
     return 0
 
@@ -180,7 +180,7 @@ def _candidate(plan: Plan, choice: Choice, calibration: Calibration) -> Candidat
     return Candidate(plan, own, own.seconds / base.seconds, growth, required_margin(plan, problem, calibration))
 
 
-def _probed(name: str, problem: Problem, choice: Choice) -> str:
+def _untuned_cpu_note(name: str, problem: Problem, choice: Choice) -> str:
     """Return a note if this CPU is not tuned: a call decides by its own probe."""
     applies = is_local_cpu(name) and problem.op == PRODUCT and choice.best.plan != VENDOR
     if not applies or trusted_calibration(name, problem.dtype) is not None:

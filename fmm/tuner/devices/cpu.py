@@ -32,7 +32,7 @@ from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.runtime.decisions.limits import default_workspace_bytes
 from fmm.runtime.overflow import may_overflow
-from fmm.tuner.devices.device import EFFORTS, SHORTEST_OF, SHORTEST_SAMPLE, Effort, FailedError, Run
+from fmm.tuner.devices.device import EFFORTS, SHORTEST_OF, SHORTEST_SAMPLE_PART, Effort, FailedError, Run
 
 MIN_SAMPLE_SECONDS = 2e-3  # least seconds of a sample: shorter calls are repeated
 CHECKED_ROWS = 8  # checked rows of a result
@@ -157,7 +157,7 @@ class CpuSession:
             raise FailedError(f"wrong result: error {found:.3g}, at most {allowed:.3g} is expected")
 
     def sample(self, run: Run) -> float:
-        if run.part == SHORTEST_SAMPLE:
+        if run.part == SHORTEST_SAMPLE_PART:
             return self._shortest()
         if run.part != "whole":
             return self._part(run)
@@ -178,7 +178,7 @@ class CpuSession:
         return found
 
     def _call(self, run: Run) -> Callable[[], Any]:
-        if run.part not in ("whole", SHORTEST_SAMPLE):
+        if run.part not in ("whole", SHORTEST_SAMPLE_PART):
             return partial(self._part, run)
         if (
             self.problem.writes_triangle

@@ -31,7 +31,7 @@ from fmm.problem import Layout, Layouts, Problem
 from fmm.runtime import devices
 from fmm.runtime.device_backend import DeviceBackend, record_for_device
 from fmm.tuner.devices.compile_ahead import CompileWorkers, compile_in_background
-from fmm.tuner.devices.device import GPU_EFFORTS, SHORTEST_OF, SHORTEST_SAMPLE, Effort, FailedError, Run
+from fmm.tuner.devices.device import GPU_EFFORTS, SHORTEST_OF, SHORTEST_SAMPLE_PART, Effort, FailedError, Run
 
 MIN_SAMPLE_MILLISECONDS = 5.0  # least milliseconds of a sample: shorter runs are repeated
 # An idle device first runs faster than its power limit allows for long (5 to 10 % on an H200). After IDLE seconds
@@ -171,7 +171,7 @@ class CudaSession:
     def sample(self, run: Run) -> float:
         if time.perf_counter() - self._busy > IDLE:
             self._heat(run)
-        if run.part == SHORTEST_SAMPLE:
+        if run.part == SHORTEST_SAMPLE_PART:
             found = min(self._milliseconds(run, 1) for _ in range(SHORTEST_OF))
         else:
             found = self._milliseconds(run, self._repeats[run])

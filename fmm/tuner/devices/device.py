@@ -20,7 +20,7 @@ from fmm.perfmodel.predict import predict_from_work
 from fmm.perfmodel.work import Work, counted_work
 from fmm.problem import Problem
 
-SHORTEST_SAMPLE = "best"  # a part: the shortest of TRIES samples, the time on a quiet device
+SHORTEST_SAMPLE_PART = "best"  # value of Run.part: the shortest of SHORTEST_OF samples, as on a quiet device
 SHORTEST_OF = 15
 
 
@@ -159,7 +159,7 @@ def cached_work(plan: Plan, problem: Problem) -> Work:
 def formula_seconds(run: Run, problem: Problem, counts: Work, calibration: Calibration) -> float:
     """Return the model's seconds for a run, or for its timed part."""
     found = predict_from_work(run.plan, problem, counts, calibration)
-    if run.part in ("whole", SHORTEST_SAMPLE):
+    if run.part in ("whole", SHORTEST_SAMPLE_PART):
         return found.seconds
     if calibration.lanes > 1:  # threads are started before the time is taken
         return found.sums if run.part == "sums" else found.products

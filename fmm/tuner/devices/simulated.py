@@ -24,7 +24,7 @@ from fmm.tuner.devices.device import (
     EFFORTS,
     GPU_EFFORTS,
     SHORTEST_OF,
-    SHORTEST_SAMPLE,
+    SHORTEST_SAMPLE_PART,
     Effort,
     FailedError,
     Run,
@@ -149,7 +149,7 @@ class SimulatedSession:
 
     def sample(self, run: Run) -> float:
         self.device.asked += 1
-        if run.part == SHORTEST_SAMPLE:
+        if run.part == SHORTEST_SAMPLE_PART:
             return min(self._seconds(Run(run.plan)) for _ in range(SHORTEST_OF))
         seconds = self._seconds(run)
         if self.device.real_time:

@@ -27,18 +27,20 @@ from fmm.tuner.findings.thresholds import LEVEL_COUNTS, ranked_plans, side_from_
 from fmm.tuner.search.certify import paired_samples
 from fmm.tuner.trials.record import DEFAULT_OPERATION, Trial
 
-MOST_LEVELS = LEVEL_COUNTS[-1]  # plans with more levels count as this number
-NEAR_TIME = 1.15  # predictions up to this multiple of the vendor's time show the error near a crossover
-FEWEST_FOR_TREND = 5  # samples for a regression of the error over the side
+MAX_COUNTED_LEVELS = LEVEL_COUNTS[-1]  # plans with more levels count as this number
+MAX_TIME_NEAR_CROSSOVER = 1.15  # predictions up to this multiple of the vendor's time show the error near a crossover
+MIN_SAMPLES_FOR_TREND = 5  # samples for a regression of the error over the side
 MAX_DOUBLINGS = 2.0  # number of doublings of the side over which a trend is extrapolated
-FEWEST_NEAR = 3  # with fewer samples near the crossover, those with the largest effective sides are taken
+MIN_SAMPLES_NEAR_CROSSOVER = (
+    3  # with fewer samples near the crossover, those with the largest effective sides are taken
+)
 # The assumed standard deviation of log(measured / predicted) of one sample; an observed larger one replaces it.
 SAMPLE_DEVIATION = 0.015
 # The standard errors by which an error must be below 0 to be corrected: more where a sample with this number of levels
 # is faster than the vendor, fewer where a gain is only extrapolated.
 STANDARD_ERRORS, STANDARD_ERRORS_UNCONFIRMED = 2.5, 1.0
-SMALL_OPTIMISM = 0.025  # error of the model up to which its extrapolation is trusted
-PROVEN_OPTIMISM = 0.04  # a larger error of excluded plans says nothing about the plans that may be chosen
+MAX_TRUSTED_OPTIMISM = 0.025  # error of the model up to which its extrapolation is trusted
+MIN_REJECTED_OPTIMISM = 0.04  # a larger error of excluded plans says nothing about the plans that may be chosen
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,8 @@ class LevelSample:
 
     @property
     def levels(self) -> int:
-        """The number of levels, at most MOST_LEVELS."""
-        return min(count_levels(self.plan), MOST_LEVELS)
+        """The number of levels, at most MAX_COUNTED_LEVELS."""
+        return min(count_levels(self.plan), MAX_COUNTED_LEVELS)
 
     @property
     def side(self) -> float:
@@ -95,7 +97,10 @@ class Crossovers:
 
     def is_optimistic_about(self, plan: Plan, problem: Problem) -> bool:
         """Return True if the model promises far too much for plans with this number of levels at this size."""
-        return self.optimism[min(count_levels(plan), MOST_LEVELS)].at(effective_side(problem.size)) < -PROVEN_OPTIMISM
+        return (
+            self.optimism[min(count_levels(plan), MAX_COUNTED_LEVELS)].at(effective_side(problem.size))
+            < -MIN_REJECTED_OPTIMISM
+        )
 
 
 def measure_crossovers(trials: Sequence[Trial], calibration: Calibration) -> dict[str, Crossovers]:
@@ -135,7 +140,7 @@ def _crossovers_above(baseline: str, samples: Sequence[LevelSample], calibration
         confirmed = any(s.levels == levels and s.speedup > 1 for s in samples)
         gain = MIN_SPEEDUP if confirmed else 1 + EXTRAPOLATION_MARGIN
         predicted = side_from_which(partial(_levels_win, baseline, levels, dtype, calibration, optimism, gain))
-        measured = any(s.levels == levels for s in samples) and optimism[levels].at(predicted) > -SMALL_OPTIMISM
+        measured = any(s.levels == levels for s in samples) and optimism[levels].at(predicted) > -MAX_TRUSTED_OPTIMISM
         least = tau if confirmed or measured else 2 * tau
         tau = min(max([least, predicted, *(s.side for s in losing if s.levels == levels)]), NEVER_SIDE)
         taus.append(float(f"{tau:.4g}") if tau < NEVER_SIDE else NEVER_SIDE)
@@ -183,8 +188,10 @@ def proven_error(samples: Sequence[LevelSample], standard_errors: float) -> floa
 
     `samples` are sorted by effective side, the largest first.
     """
-    near = [s for s in samples if s.predicted_time <= NEAR_TIME]
-    errors = [s.error for s in (near if len(near) >= FEWEST_NEAR else samples[:FEWEST_NEAR])]
+    near = [s for s in samples if s.predicted_time <= MAX_TIME_NEAR_CROSSOVER]
+    errors = [
+        s.error for s in (near if len(near) >= MIN_SAMPLES_NEAR_CROSSOVER else samples[:MIN_SAMPLES_NEAR_CROSSOVER])
+    ]
     deviation = max(SAMPLE_DEVIATION, stdev(errors) if len(errors) > 1 else 0.0)
     middle = median(errors)
     return middle if middle + standard_errors * deviation / sqrt(len(errors)) < 0 else 0.0
@@ -193,7 +200,7 @@ def proven_error(samples: Sequence[LevelSample], standard_errors: float) -> floa
 def proven_trend(samples: Sequence[LevelSample], standard_errors: float) -> Optimism | None:
     """Return the regression of the errors over log2 of the side; None unless they fall by enough standard errors."""
     sides, errors = [log2(s.side) for s in samples], [s.error for s in samples]
-    if len(samples) < FEWEST_FOR_TREND or stdev(sides) == 0:
+    if len(samples) < MIN_SAMPLES_FOR_TREND or stdev(sides) == 0:
         return None
     slope, intercept = linear_regression(sides, errors)
     rest = [error - slope * side - intercept for side, error in zip(sides, errors, strict=True)]
@@ -243,7 +250,7 @@ def _levels_win(
     fewer, more = 1 / gain, inf
     for plan, time in ranked_plans(with_margin(calibration, 0.0), Problem(side, side, side, dtype)):
         if baseline_of(plan) == baseline:
-            own = min(count_levels(plan), MOST_LEVELS)
+            own = min(count_levels(plan), MAX_COUNTED_LEVELS)
             corrected = time * exp(-optimism[own].at(side))
             fewer, more = (fewer, min(more, corrected)) if own >= levels else (min(fewer, corrected), more)
     return more <= fewer

@@ -305,9 +305,9 @@ class LeastSquares:
         )
         self._begin = np.clip(solved.x, *bounds)
         unweighted = tuple(solved.fun[: len(self.observed)] / self._weights)
-        return Solution(solved.x, float(solved.cost), unweighted, self._directions(solved))
+        return Solution(solved.x, float(solved.cost), unweighted, self._uncertainty(solved))
 
-    def _directions(self, solved: Any) -> Any:
+    def _uncertainty(self, solved: Any) -> Any:
         """Return the uncertainty of a minimum from the singular values of its Jacobian, for normal residuals.
 
         An observation adds as many degrees of freedom as its squared weight.

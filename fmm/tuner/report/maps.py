@@ -34,7 +34,7 @@ def draw_plan_map(case: TypeCase) -> Any:
     coloured = _coloured(met)
     plans = list(coloured)
     every = range(len(sides))
-    index = np.array([[plans.index(_shown(chosen[i, j], coloured)) for i in every] for j in every])
+    index = np.array([[plans.index(_plan_if_coloured(chosen[i, j], coloured)) for i in every] for j in every])
     cells = ListedColormap(list(coloured.values())), BoundaryNorm(np.arange(len(plans) + 1) - 0.5, len(plans))
     axes.pcolormesh(sides, sides, index, cmap=cells[0], norm=cells[1], shading="nearest", rasterized=True)
     for plan, colour in coloured.items():
@@ -80,5 +80,5 @@ def _points_coloured(best: Counter[Plan], coloured: dict[Plan | None, str]) -> d
     return dict(zip(often, free, strict=False))
 
 
-def _shown(plan: Plan, coloured: dict[Plan | None, str]) -> Plan | None:
+def _plan_if_coloured(plan: Plan, coloured: dict[Plan | None, str]) -> Plan | None:
     return plan if plan in coloured else None

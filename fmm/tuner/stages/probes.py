@@ -13,7 +13,7 @@ from fmm.perfmodel.level_bounds import count_levels
 from fmm.perfmodel.work import are_rows_aligned, estimated_work
 from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import OWN_KERNELS, SOON, TURNS, compile_turn, compile_weight
-from fmm.tuner.devices.device import SHORTEST_SAMPLE, Device, Effort, Run
+from fmm.tuner.devices.device import SHORTEST_SAMPLE_PART, Device, Effort, Run
 from fmm.tuner.findings.conclude import HELD_OUT_STAGE, starting_calibration
 from fmm.tuner.findings.diagnostics import QUIET_STAGE, twin_differences
 from fmm.tuner.findings.thresholds import LEVEL_COUNTS, side_choosing_levels, with_margin
@@ -34,7 +34,7 @@ NOISY_SAMPLE_RATIO = 1.1  # samples of one run with a larger ratio are noisy
 MAX_TWIN_DIFFERENCE = 0.03  # equal products with a larger relative difference get more rounds ...
 TWIN_TIME_SHARE = 0.08  # ... for this share of the planned seconds
 TWIN_RUNS = Run(), Run(twin=1)
-OWN_KERNEL_STRIDE = 2  # every second random shape, with round sides, also has a plan with fmm's own kernel
+SHAPES_PER_OWN_KERNEL = 2  # every second random shape, with round sides, also has a plan with fmm's own kernel
 PATIENT_TIME_SHARE = 0.4  # uncertain medians get more rounds until this share of the planned seconds is spent ...
 LONG_ROUNDS_SHARE = 0.03  # ... and while the rounds of the shape have taken less than this share
 CROSSOVER_STRIDE = 4  # on a CPU every 4th held-out shape is around a crossover
@@ -51,7 +51,7 @@ def time_quiet_products(journal: Journal, dtype: str) -> None:
         problem = Problem(side, side, side, dtype)
         with journal.open(QUIET_STAGE, problem) as timed:
             seconds = min(
-                timed.rounds([Run(part=SHORTEST_SAMPLE)], RoundLimits(1))[Run(part=SHORTEST_SAMPLE)],
+                timed.rounds([Run(part=SHORTEST_SAMPLE_PART)], RoundLimits(1))[Run(part=SHORTEST_SAMPLE_PART)],
                 default=MAX_QUIET_SECONDS,
             )
         side *= 2
@@ -186,7 +186,7 @@ def probe_scattered(
             usual = [p for p in light if not p.leaf_use.leaf.rate]
             plans, above = plans_worth_probing(device, problem, usual), plans_of_other_numbers(device, problem)
             others = plans[1:] or plans  # a GPU may have a single plan for a small product
-            beside = plans_of_own_kernel(device, problem, effort)[:1] if i % OWN_KERNEL_STRIDE == 0 else []
+            beside = plans_of_own_kernel(device, problem, effort)[:1] if i % SHAPES_PER_OWN_KERNEL == 0 else []
             beside += plans_of_own_rate(device, problem, effort)
             found = plans[:2] if stage == HELD_OUT_STAGE else [plans[0], others[i % len(others)]]
             if not gpu:  # plans like those that will be chosen have several levels

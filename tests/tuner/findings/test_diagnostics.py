@@ -20,7 +20,7 @@ from fmm.perfmodel.work import counted_work
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import decide_plan
 from fmm.runtime.devices import Device
-from fmm.tuner.devices.device import EFFORTS, SHORTEST_SAMPLE, Run, formula_seconds
+from fmm.tuner.devices.device import EFFORTS, SHORTEST_SAMPLE_PART, Run, formula_seconds
 from fmm.tuner.devices.simulated import SIMULATED_CALIBRATION, SIMULATED_IDENTITY, SimulatedDevice
 from fmm.tuner.findings.conclude import check_model
 from fmm.tuner.findings.diagnostics import (
@@ -154,7 +154,7 @@ def test_what_nobody_measured_is_no_number() -> None:
     problem = Problem(512, 512, 512)
     seconds = formula_seconds(Run(), problem, counted_work(VENDOR, problem), SIMULATED_CALIBRATION)
     trials = [
-        Trial("r", QUIET_STAGE, problem.size, "float64", "vendor", SHORTEST_SAMPLE, 0, 0, 0.0, s / 2)
+        Trial("r", QUIET_STAGE, problem.size, "float64", "vendor", SHORTEST_SAMPLE_PART, 0, 0, 0.0, s / 2)
         for s in (seconds, 9.0)
     ]
     assert slowdown_from_quiet(trials, SIMULATED_CALIBRATION, "float64") == pytest.approx(

@@ -15,7 +15,7 @@ from fmm.problem import Problem
 from fmm.runtime import devices
 from fmm.runtime.decisions.decide import decide_plan
 from fmm.tuner.cli import main
-from fmm.tuner.devices.device import GPU_EFFORTS, SHORTEST_SAMPLE, Run
+from fmm.tuner.devices.device import GPU_EFFORTS, SHORTEST_SAMPLE_PART, Run
 from fmm.tuner.fit.blocks import fit_block_model
 from fmm.tuner.stages.probes import probe_strategies
 from fmm.tuner.trials.journal import Journal, RoundLimits
@@ -39,7 +39,7 @@ def test_every_type_and_part_is_measured(dtype: str) -> None:
         Run(PLAN, "sums"),
         Run(PLAN, "products"),
         Run(VENDOR, "whole", 1),
-        Run(part=SHORTEST_SAMPLE),
+        Run(part=SHORTEST_SAMPLE_PART),
     ]
     with journal.open("probe", Problem(515, 521, 530, dtype)) as timed:
         samples = timed.rounds(runs, RoundLimits(3))
