@@ -1,6 +1,9 @@
 """Matrix multiplication that beats the vendor's BLAS, and knows beforehand when it will."""
 
-# First: a thread that imports fmm.kernels meanwhile must find no lock of a module below it held by this thread.
+# NumPy first: with FMM_INSTALL set, its import runs fmm_install, which needs fmm.kernels whole or not yet begun.
+# Then fmm.kernels: a thread that imports it meanwhile must find no lock of a module below it held by this thread.
+import numpy  # noqa: F401
+
 from fmm import kernels  # noqa: F401
 from fmm.api import explain, explain_gemm, explain_gram, gemm, gram, matmul, minplus, plan, prepare, shortest_paths
 from fmm.arrays.host_memory import release_workspace

@@ -72,6 +72,12 @@ def test_a_library_that_has_loaded_numpy_is_known_to_be_loaded(site: Path) -> No
     assert done.stderr.startswith("fmm: nothing is installed for torch: ")
 
 
+def test_a_program_that_imports_fmm_first_has_it_installed(site: Path) -> None:
+    """fmm imports NumPy, whose import loads the hook, while fmm itself is being imported."""
+    done = python(site, "import fmm, numpy; print(type(numpy.dot).__name__)")
+    assert done.stdout == "ReplacedFunction\n" and "cannot be imported" not in done.stderr
+
+
 def test_an_import_that_fails_is_tried_again(site: Path) -> None:
     (site / "cupy.py").write_text("raise ImportError('no device')\n")
     program = "try:\n    import cupy\nexcept ImportError as error:\n    print(error)\n"
@@ -100,4 +106,5 @@ def test_without_a_working_fmm_the_program_runs(defect: str, site: Path) -> None
 def test_a_line_that_is_left_alone_says_nothing(site: Path) -> None:
     (site / "fmm_install.py").unlink()
     done = python(site, "import numpy; print(1)")
-    assert (done.stdout, done.stderr) == ("1\n", "")
+    others = [line for line in done.stderr.splitlines() if "is being compiled" not in line]  # on a busy machine
+    assert (done.stdout, others) == ("1\n", [])
