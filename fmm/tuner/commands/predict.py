@@ -307,7 +307,7 @@ def _text(found: dict[str, Any]) -> str:
 
 
 def _runners_up(rows: Sequence[dict[str, Any]]) -> Table:
-    cells = []
+    cells: list[tuple[str, ...]] = []
     for row in rows:
         exceeds = ", ".join("FMM_EMULATION=0" if name == "emulation" else name for name in row["exceeds"])
         numbers = f"{row['seconds']:.4g}", f"{row['speedup']:.2f}", f"{row['tflops']:.3g}"
