@@ -23,7 +23,7 @@ from jax.experimental.buffer_callback import buffer_callback
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-import fmm
+from fmm import api
 from fmm.integrations.report import expected_speedup
 from fmm.kernels.plans.plan import VENDOR
 from fmm.problem import Operation
@@ -268,11 +268,11 @@ def pays(
     if platform == "cpu":
         if dtype not in HOST_TYPES or prod(a.shape[:-2]) * m * k * n < LEAST_HOST_WORK:
             return False
-        speedup = expected_speedup(fmm.plan(m, k, n, op=op, dtype=dtype)) or 1.0
+        speedup = expected_speedup(api.plan(m, k, n, op=op, dtype=dtype)) or 1.0
         return host_gain(dtype) * speedup >= LEAST_HOST_GAIN
     if dtype not in CUDA_TYPES or (dtype == "float32" and precision is not lax.Precision.HIGHEST):
         return False
-    return min(m, k, n) > 0 and fmm.plan(m, k, n, op=op, dtype=dtype, device=0).plan != VENDOR
+    return min(m, k, n) > 0 and api.plan(m, k, n, op=op, dtype=dtype, device=0).plan != VENDOR
 
 
 @lru_cache(maxsize=len(HOST_TYPES))
@@ -299,13 +299,13 @@ def _product_by_fmm(platform: str, a: Any, b: Any, *, transpose_a: bool, transpo
 
     def multiply(a: Any, b: Any, c: Any) -> None:
         left, right = (x.swapaxes(-1, -2) if swap else x for x, swap in ((a, transpose_a), (b, transpose_b)))
-        fmm.matmul(left, right, out=c)
+        api.matmul(left, right, out=c)
 
     return _callback(platform, multiply, (*a.shape[:-2], m, n), a, b)
 
 
 def _gram_by_fmm(platform: str, a: Any) -> Any:
-    return _callback(platform, lambda a, c: fmm.gram(a, out=c), (a.shape[1], a.shape[1]), a)
+    return _callback(platform, lambda a, c: api.gram(a, out=c), (a.shape[1], a.shape[1]), a)
 
 
 def _callback(platform: str, multiply: Callable[..., object], shape: tuple[int, ...], *operands: Any) -> Any:

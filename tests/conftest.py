@@ -26,6 +26,8 @@ from tests.support.torch_plans import DEVICES, plans_for_all, usable
 os.environ["FMM_TUNING_MODE"] = "off"
 # Nor what an earlier test measured of it: a process that has probed the processor decides by the probe from then on.
 vars(devices)["measured_calibration"] = lambda threads, dtype: None
+# JAX takes three quarters of a GPU's memory otherwise; other processes' tests need it.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 # Compiled kernels are kept where all processes and later runs find them.
 os.environ.setdefault("CUPY_CACHE_DIR", str(ROOT / ".cupy-cache"))
 

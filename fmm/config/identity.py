@@ -12,6 +12,7 @@ from types import MappingProxyType
 import numpy as np
 
 from fmm.config.reader import Raw
+from fmm.kernels.cpu.blas_kernel import cpuinfo_field
 from fmm.kernels.cpu.compiled_sums import compiler_installed
 
 
@@ -52,11 +53,7 @@ def _key_words(name: str) -> list[str]:
 @lru_cache(maxsize=1)
 def processor_name() -> str:
     """Return the processor's name from the system."""
-    try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as lines:
-            return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    return cpuinfo_field("model name") or platform.processor() or platform.machine()
 
 
 def _blas_version() -> str:

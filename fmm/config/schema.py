@@ -83,10 +83,6 @@ EntryKey = tuple[str, Size, str, bool]
 Interval = tuple[float | None, float | None]  # a side; None if it is beyond 65536, or if no side has the property
 TAU_NAMES = ("tau1", "tau2", "tau3")
 NAMES_IN_SECONDS = ("alpha", "pi")
-EPSILON_MEANING = (
-    "the least that must be added to alpha / pi so that D'Alberto and Nicolau's Equation 2 says what was measured"
-)
-NO_EPSILON_MEANING = "it is not determined where all products gained by one level, or none did"
 
 
 # ---- dataclasses

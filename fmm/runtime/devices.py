@@ -12,7 +12,7 @@ from fmm.arrays.library import Processor
 from fmm.config import identity
 from fmm.config.environment import tuning_mode
 from fmm.config.files import active_configs
-from fmm.config.identity import Identity, gpu_key
+from fmm.config.identity import Identity, gpu_key, gpu_parts
 from fmm.hardware import datasheets
 from fmm.hardware.chip import Chip
 from fmm.perfmodel.calibration import Calibration
@@ -141,6 +141,12 @@ def find_datasheet(name: str, capability: str, sms: int) -> Calibration | None:
         if named and (sheet.capability, sheet.sms) == (capability, sms):
             found.append(listed)
     return datasheet_calibration(max(found, key=lambda listed: len(listed.split()))) if found else None
+
+
+def datasheet_model(key: str, name: str) -> Calibration | None:
+    """Return the datasheet's model of the GPU with this key and name; None for a CPU or a GPU without a datasheet."""
+    parts = gpu_parts(key)
+    return find_datasheet(name, *parts) if parts else None
 
 
 def tuned_chip(device: Device) -> Chip | None:

@@ -21,7 +21,7 @@ from fmm.runtime import devices
 from fmm.runtime.decisions.calibration_in_force import complete_calibration, untuned_gpu_calibration
 from fmm.tuner.devices.cpu import CpuDevice
 from fmm.tuner.devices.device import Device
-from fmm.tuner.findings.model_in_use import datasheet_model, device_memory, device_name, fallback_model
+from fmm.tuner.findings.model_in_use import device_memory, device_name, fallback_model
 
 # ---- devices that can be tuned
 
@@ -131,7 +131,7 @@ def _tuned_key_of(name: str, sections: Mapping[str, Raw]) -> str:
     """Return the key of the only tuned card with the datasheet of this name; the name itself without one."""
     with suppress(ValueError):
         wanted = datasheets.datasheet_of(name)
-        models = {key: datasheet_model(key, device_name(key, section)) for key, section in sections.items()}
+        models = {key: devices.datasheet_model(key, device_name(key, section)) for key, section in sections.items()}
         found = [key for key, model in models.items() if model is not None and model.name == wanted.name]
         return found[0] if len(found) == 1 else name
     return name
@@ -147,7 +147,7 @@ def memory_in_config(name: str) -> int | None:
     """Return the bytes of a device in the active configs; None for others."""
     known = find_identity(name)
     section = _sections_by_key().get(known.key)
-    return None if section is None else device_memory(section, datasheet_model(known.key, known.name))
+    return None if section is None else device_memory(section, devices.datasheet_model(known.key, known.name))
 
 
 def rejection_reason(name: str, dtype: str) -> str:
@@ -176,7 +176,7 @@ def trusted_calibration(name: str, dtype: str) -> Calibration | None:
     """Return the model of a device's tuning as decisions use it; None if there is none, or if it is rejected."""
     tuned, known = config_tuning(name, dtype), find_identity(name)
     real = config_tuning(name, DTYPES[dtype].real) if DTYPES[dtype].real else None
-    return complete_calibration(tuned, real, datasheet_model(known.key, known.name)) if tuned else None
+    return complete_calibration(tuned, real, devices.datasheet_model(known.key, known.name)) if tuned else None
 
 
 def find_calibration(name: str, dtype: str) -> Calibration:
@@ -189,7 +189,7 @@ def find_calibration(name: str, dtype: str) -> Calibration:
         return with_integer_rates(built_in) if exact else built_in
     if is_local_gpu(name) or name in _sections_by_key():
         found = find_identity(name)
-        guess = datasheet_model(found.key, found.name)
+        guess = devices.datasheet_model(found.key, found.name)
         if guess is None:
             raise ValueError(f"{found.name} has no tuning in use for {dtype}, and no datasheet")
         return untuned_gpu_calibration(guess, dtype)

@@ -16,8 +16,8 @@ pytest.importorskip("jax.experimental.buffer_callback", exc_type=ImportError)
 
 import jax.numpy as jnp  # noqa: E402
 
-import fmm  # noqa: E402
 import fmm.jax as fmm_jax  # noqa: E402
+from fmm import api  # noqa: E402
 from tests.support import ROOT  # noqa: E402
 
 TYPES = ("float32", "float64", "complex64", "complex128")
@@ -36,13 +36,13 @@ def _double_precision() -> Iterator[None]:
 def products(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
     """The shapes of the results that fmm computed, with every product handed to fmm."""
     shapes: list[tuple[int, ...]] = []
-    own = fmm.matmul
+    own = api.matmul
 
     def recorded(a: Any, b: Any, **options: Any) -> Any:
         shapes.append((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]))
         return own(a, b, **options)
 
-    monkeypatch.setattr(fmm, "matmul", recorded)
+    monkeypatch.setattr(api, "matmul", recorded)
     monkeypatch.setattr(fmm_jax, "LEAST_HOST_WORK", 1)
     monkeypatch.setattr(fmm_jax, "host_gain", lambda dtype: 2.0)
     jax.clear_caches()
@@ -192,10 +192,11 @@ SHARDED = """
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import fmm.jax
+from fmm import api
 
 fmm.jax.LEAST_HOST_WORK, fmm.jax.host_gain = 1, lambda dtype: 2.0
-calls, own = [], fmm.matmul
-fmm.matmul = lambda a, b, **options: (calls.append(a.shape), own(a, b, **options))[1]
+calls, own = [], api.matmul
+api.matmul = lambda a, b, **options: (calls.append(a.shape), own(a, b, **options))[1]
 mesh = Mesh(np.array(jax.devices()), ("x",))
 rows, whole = PartitionSpec("x"), PartitionSpec()
 a = np.arange(16 * 12.0, dtype="float32").reshape(16, 12)

@@ -62,9 +62,13 @@ def warning_text(kernel: str, flags: frozenset[str], forced: str = "") -> str:
 
 def processor_flags() -> frozenset[str]:
     """Return the flags of this x86 processor as Linux lists them; none on other systems."""
+    return frozenset(cpuinfo_field("flags").split())
+
+
+def cpuinfo_field(name: str) -> str:
+    """Return the first value of a field of Linux's /proc/cpuinfo; empty on other systems."""
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="replace") as lines:
-            flags = (frozenset(line.partition(":")[2].split()) for line in lines if line.startswith("flags"))
-            return next(flags, frozenset())
+            return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
     except OSError:
-        return frozenset()
+        return ""

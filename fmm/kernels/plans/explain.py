@@ -90,6 +90,11 @@ def _rows_inside_leaf(plan: Plan, size: Shape, nbytes: int, steps: LevelSteps) -
     yield PlanRow(last, " x ".join(map(str, products[0].size)), "one launch for all", 1, 0)
 
 
+def format_error_growth(growth: float) -> str:
+    """Return an error growth, a multiple of the vendor's error: `3.2`, `0.087`."""
+    return f"{growth:.1f}" if growth >= 1 else f"{growth:#.2g}"
+
+
 def format_bytes(n: int) -> str:
     """Return a number of bytes in the largest unit that fits: `1.5 MiB`."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):

@@ -11,7 +11,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from fmm.config import environment, files
-from fmm.config.identity import Identity, gpu_parts
+from fmm.config.identity import Identity
 from fmm.config.schema import Tuned
 from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import datasheet_of
@@ -23,7 +23,7 @@ from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.default_calibration import datasheet_calibration, with_integer_rates
 from fmm.perfmodel.relative_device import scale_to_relative
 from fmm.problem import Problem, without_layouts
-from fmm.runtime.devices import Device, find_datasheet
+from fmm.runtime.devices import Device, datasheet_model
 
 
 def calibration_in_force(problem: Problem, limits: Limits, device: Device) -> Calibration | None:
@@ -143,8 +143,7 @@ def _scaled_shipped_model(name: str, dtype: str) -> Calibration | None:
         return None
     guess, shipped = datasheet_calibration(relative), files.Configs((files.SHIPPED_CONFIG,), False)
     for key in (key for devices in shipped.files.values() for key in devices):
-        parts = gpu_parts(key)
-        measured = find_datasheet(key, *parts) if parts else None
+        measured = datasheet_model(key, key)
         if measured is not None and measured.name == guess.name and (tuned := shipped.tuned(Identity(key, key), dtype)):
             completed = complete_calibration(tuned, None, guess)
             return scale_to_relative(completed, relative, name, dtype) if completed else None

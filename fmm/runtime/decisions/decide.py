@@ -17,7 +17,7 @@ from fmm.config.files import active_configs
 from fmm.config.identity import Identity
 from fmm.config.schema import Tuned
 from fmm.kernels.cpu.blas_kernel import slow_kernel_warning
-from fmm.kernels.plans.explain import plan_table
+from fmm.kernels.plans.explain import format_error_growth, plan_table
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import check_products, check_type, workspace
@@ -144,7 +144,7 @@ class Decision:
     def _expected_error_line(self, notes: Iterable[str]) -> str:
         """Return the expected error growth with two digits or more, and whether it was measured or is modelled."""
         growth, is_measured = self.error_growth, not any(level.bilinear for level in self.plan.levels)
-        text, origin = f"{growth:.1f}" if growth >= 1 else f"{growth:#.2g}", " (root mean square, by the model)"
+        text, origin = format_error_growth(growth), " (root mean square, by the model)"
         if is_measured and self.plan.leaf_use.leaf.emulates:
             text, origin = f"at most {text}", " (the largest that was measured, in the Frobenius norm)"
         line = ", ".join([f"expected error: {text} times the vendor's", *notes])

@@ -13,7 +13,7 @@ from typing import Any
 
 from fmm.config.schema import ANY_LAYOUT, PRODUCT, Entry, Tuned
 from fmm.dtypes import DTYPES
-from fmm.kernels.plans.explain import format_bytes, plan_table
+from fmm.kernels.plans.explain import format_bytes, format_error_growth, plan_table
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
@@ -46,7 +46,7 @@ from fmm.tuner.device_registry import (
     valid_names_text,
 )
 from fmm.tuner.findings.model_in_use import entry_skip_reason
-from fmm.tuner.findings.summary import Table, growth_text, make_table, vendor_name
+from fmm.tuner.findings.summary import Table, make_table, vendor_name
 
 NO_LIMIT = 1 << 62
 SIDES_HELP = "M alone is a square, M K N an M x K by K x N product"
@@ -286,7 +286,7 @@ def _text(found: dict[str, Any]) -> str:
         "memory traffic, operands of products included": format_bytes(best["traffic"]),
         "launches (a batch of products counts as one)": str(best["launches"]),
         "workspace": format_bytes(best["workspace"]),
-        "error growth": growth_text(best["error_growth"]),
+        "error growth": format_error_growth(best["error_growth"]),
     }
     lines = [
         f"{m}x{k}x{n} {found['dtype']}{what} on {found['device']} ({found['source']})",
@@ -311,14 +311,9 @@ def _runners_up(rows: Sequence[dict[str, Any]]) -> Table:
     for row in rows:
         exceeds = ", ".join("FMM_EMULATION=0" if name == "emulation" else name for name in row["exceeds"])
         numbers = f"{row['seconds']:.4g}", f"{row['speedup']:.2f}", f"{row['tflops']:.3g}"
-        sizes = format_bytes(row["traffic"]), format_bytes(row["workspace"]), _error_cell(row["error_growth"])
+        sizes = format_bytes(row["traffic"]), format_bytes(row["workspace"]), format_error_growth(row["error_growth"])
         cells.append((*numbers, *sizes, row["dominant"], row["plan"], exceeds))
     columns = ["seconds", "speedup", "TFLOPS", "traffic", "workspace", "error", "limited by", "plan", "exceeds"]
     if not any(row["exceeds"] for row in rows):
         columns, cells = columns[:-1], [row[:-1] for row in cells]
     return make_table("runners-up, by estimated time", columns, cells)
-
-
-def _error_cell(growth: float) -> str:
-    """Return an error growth as text; with two significant digits below 1."""
-    return f"{growth:.1f}" if growth >= 1 else f"{growth:.2g}"

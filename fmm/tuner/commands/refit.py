@@ -17,10 +17,11 @@ from fmm.config.schema import TAU_NAMES, ConfigError, Entry, Raw, Thresholds, Tu
 from fmm.hardware.datasheets import datasheet_of
 from fmm.perfmodel.default_calibration import cpu_calibration, with_concurrent_products
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
+from fmm.runtime.devices import datasheet_model
 from fmm.tuner.commands.config_file import check_section, group_by_device, required_sections, with_one_line_errors
 from fmm.tuner.devices.simulated import RecordedDevice
 from fmm.tuner.findings.conclude import conclude_section, section_thresholds, trials_by_look, usable_trials
-from fmm.tuner.findings.model_in_use import ModelInUse, datasheet_model, device_name, model_in_use
+from fmm.tuner.findings.model_in_use import ModelInUse, device_name, model_in_use
 from fmm.tuner.findings.summary import TypeSummary, entry_size, threshold_text
 from fmm.tuner.fit.blocks import BlockFit, chosen_strategies, fit_block_model
 from fmm.tuner.trials.journal import Journal

@@ -15,7 +15,7 @@ from typing import Any
 
 from fmm.config.environment import environment_value
 from fmm.config.files import shipped_model
-from fmm.config.identity import Identity, gpu_parts, recorded_device_name
+from fmm.config.identity import Identity, recorded_device_name
 from fmm.config.schema import ConfigError, Entry, Raw, Tuned, read_section
 from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import datasheet_of
@@ -29,7 +29,7 @@ from fmm.problem import Problem
 from fmm.runtime.decisions.calibration_in_force import complete_calibration
 from fmm.runtime.decisions.decide import Decision, check_runnable, decide_by_tuning
 from fmm.runtime.decisions.limits import workspace_share
-from fmm.runtime.devices import find_datasheet
+from fmm.runtime.devices import datasheet_model
 from fmm.tuner.findings.thresholds import ROUND_SIDES, side_from_which
 
 NO_WORKSPACE_LIMIT = 1 << 62  # bytes
@@ -85,12 +85,6 @@ def _leaves_with_rates(dtype: str, guess: Calibration) -> Iterator[tuple[Leaf, s
 
 
 # ---- the device of a section
-
-
-def datasheet_model(key: str, name: str) -> Calibration | None:
-    """Return the datasheet's model of a GPU; None for a CPU or a GPU without a datasheet."""
-    parts = gpu_parts(key)
-    return find_datasheet(name, *parts) if parts else None
 
 
 def device_name(key: str, section: Raw) -> str:

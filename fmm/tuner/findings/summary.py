@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from fmm.config.schema import NAMES_IN_SECONDS, TAU_NAMES, Entry, Interval, Raw, Thresholds, read_thresholds
+from fmm.kernels.plans.explain import format_error_growth
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import default_error_growth
@@ -85,11 +86,6 @@ def threshold_text(name: str, value: float | None) -> str:
 def interval_text(name: str, interval: Interval | None) -> str:
     """Return the 95 % interval of a threshold; empty where none was recorded."""
     return f"[{', '.join(threshold_text(name, end) for end in interval)}]" if interval else ""
-
-
-def growth_text(growth: float) -> str:
-    """Return an error growth, a multiple of the vendor's error."""
-    return f"{growth:.1f}" if growth >= 0.1 else f"{growth:.1g}"
 
 
 def gibibytes_text(count: int) -> str:
@@ -269,7 +265,7 @@ class SectionText:
 
 def _answer_row(x: SquareDecision) -> tuple[str, ...]:
     speedup = f"{x.speedup:.2f}" if x.gains else "1"
-    return str(x.side), speedup, x.basis, growth_text(x.error_growth), gibibytes_text(x.workspace), str(x.plan)
+    return str(x.side), speedup, x.basis, format_error_growth(x.error_growth), gibibytes_text(x.workspace), str(x.plan)
 
 
 # ---- D'Alberto and Nicolau's Table 3

@@ -17,9 +17,8 @@ from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import decide_plan
-from fmm.runtime.devices import gpu_from_description
+from fmm.runtime.devices import datasheet_model, gpu_from_description
 from fmm.tuner.findings.model_in_use import (
-    datasheet_model,
     decide_square,
     default_limits,
     device_name,

@@ -24,11 +24,11 @@ from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import GEMM, chip_target, launch_seconds
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.problem import Problem
-from fmm.runtime.devices import tuned_chip
+from fmm.runtime.devices import datasheet_model, tuned_chip
 from fmm.tuner.devices.device import EFFORTS, GPU_EFFORTS
 from fmm.tuner.devices.simulated import SimulatedDevice
 from fmm.tuner.findings.conclude import conclude_section
-from fmm.tuner.findings.model_in_use import datasheet_model, device_name
+from fmm.tuner.findings.model_in_use import device_name
 from fmm.tuner.fit import blocks
 from fmm.tuner.fit.blocks import compare_strategies, fit_block_terms, root_mean_square
 from fmm.tuner.stages.probes import probe_strategies
