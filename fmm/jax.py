@@ -317,8 +317,10 @@ def _callback(platform: str, multiply: Callable[..., object], shape: tuple[int, 
             return
         import cupy
 
+        from fmm.arrays.cupy_library import stream_at
+
         arrays = [cupy.asarray(buffer) for buffer in (*buffers, out)]
-        with arrays[-1].device, cupy.cuda.ExternalStream(context.stream):
+        with arrays[-1].device, stream_at(context.stream):
             multiply(*arrays)
 
     return buffer_callback(run, jax.ShapeDtypeStruct(shape, operands[0].dtype))(*operands)

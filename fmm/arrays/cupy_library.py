@@ -275,6 +275,23 @@ def as_cupy(x: Any) -> Any:
     return cupy.from_dlpack(x) if hasattr(x, "__dlpack__") else cupy.asarray(x)
 
 
+class _Stream:
+    """A CUDA stream at an address, by the protocol that CuPy reads."""
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.address  # the protocol's version is 0
+
+
+def stream_at(address: int) -> Any:
+    """Return another library's CUDA stream as a CuPy stream."""
+    if hasattr(cupy.cuda.Stream, "from_external"):
+        return cupy.cuda.Stream.from_external(_Stream(address))
+    return cupy.cuda.ExternalStream(address)  # deprecated in newer versions of CuPy
+
+
 def to_callers_library(c: Any, a: Any, b: Any) -> Any:
     """Return the product of adopted arrays as an array of Numba or JAX, if the first foreign operand is one."""
     foreign = next((x for x in (a, b) if kind_of(x) == "other"), None)

@@ -172,7 +172,7 @@ def _local_array(c: Any, kind: str) -> Any:
 
 @contextmanager
 def _use_cupy_stream(a: Any) -> Iterator[None]:
-    """Make CuPy's current stream torch's current stream, so that work of CuPy and torch is ordered without waiting."""
+    """Run torch on CuPy's current stream, so that work of CuPy and torch is ordered without waiting."""
     if kind_of(a) != "cupy":
         yield
         return

@@ -52,20 +52,15 @@ def placed_arrays(**arrays: Any) -> Iterator[Placement]:
     cupy_library()
     import cupy
 
+    from fmm.arrays.cupy_library import stream_at
+
     if kinds != {"torch"}:
         with present[0].device if kinds == {"cupy"} else cupy.cuda.Device():
             yield Placement(cupy, cupy.asarray, lambda x: x)
         return
     torch, number = sys.modules["torch"], present[0].device.index
-    with cupy.cuda.Device(number), _cupy_stream(cupy.cuda, torch.cuda.current_stream(number)):
+    with cupy.cuda.Device(number), stream_at(torch.cuda.current_stream(number).cuda_stream):
         yield Placement(cupy, lambda x: cupy.from_dlpack(x), torch.from_dlpack)
-
-
-def _cupy_stream(cuda: Any, stream: Any) -> Any:
-    """Return torch's stream as a CuPy stream; older CuPy versions accept only the stream's address."""
-    if hasattr(cuda.Stream, "from_external"):
-        return cuda.Stream.from_external(stream)
-    return cuda.ExternalStream(stream.cuda_stream)
 
 
 def _numpy_of_tensor(x: Any) -> Any:
