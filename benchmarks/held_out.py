@@ -196,6 +196,8 @@ def packed(path: Path) -> Path:
 
 
 def _recorded_lines(path: Path) -> list[str]:
+    """Return the packed lines and those after them; `path` may name the packed file, too."""
+    path = path.with_suffix("") if path.suffix == ".gz" else path
     before = gzip.decompress(packed(path).read_bytes()).decode() if packed(path).exists() else ""
     return [*before.splitlines(), *(path.read_text(encoding="utf-8").splitlines() if path.exists() else ())]
 

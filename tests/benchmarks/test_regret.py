@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -224,7 +225,7 @@ def test_a_replay_tells_of_the_last_run_alone(tmp_path: Path, capsys: pytest.Cap
     ]
     (tmp_path / FILE).write_text("\n".join(text))
     assert main([str(tmp_path / FILE)]) == 0
-    before, _, after = capsys.readouterr().out.partition("The last run alone:\n")
+    before, between, after = capsys.readouterr().out.partition("The last run alone:\n")
     assert "1 of 4 timed: 1.000 of the best plan's speed" in before
     float32, float64 = after.splitlines()
     assert " ".join(float32.split()) == (
@@ -232,6 +233,11 @@ def test_a_replay_tells_of_the_last_run_alone(tmp_path: Path, capsys: pytest.Cap
         "now: 1.000 of the best plan's speed, 0 below 0.9, 0 below 0.98 of the vendor's"
     )
     assert float64.endswith("now: none timed, 1 not timed")
+    whole = before + between + after
+    packed = tmp_path / f"{FILE}.gz"
+    packed.write_bytes(gzip.compress((tmp_path / FILE).read_bytes()))
+    (tmp_path / FILE).unlink()
+    assert main([str(packed)]) == 0 and capsys.readouterr().out == whole
 
 
 def held_out_row(dtype: str, size: tuple[int, int, int], **more: list[float]) -> Row:
