@@ -52,16 +52,16 @@ class ChunkTasks(DefaultMachine):
 
     # ---- the steps of a walk
 
-    def take(self, rows: int, cols: int, fortran: bool, dtype: str) -> ChunkGrid:
+    def allocate(self, rows: int, cols: int, fortran: bool, dtype: str) -> ChunkGrid:
         return np.full((rows, cols), None, dtype=object)
 
-    def release(self, mark: int) -> None:
+    def free_since(self, mark: int) -> None:
         """Do nothing: Dask frees a chunk after the last task that reads the chunk."""
 
-    def part(self, x: ChunkGrid, place: Place) -> ChunkGrid:
+    def submatrix(self, x: ChunkGrid, place: Place) -> ChunkGrid:
         return x[place.row : place.row + place.rows, place.col : place.col + place.cols]
 
-    def sum(self, step: Sum, reads: Sequence[ChunkGrid], writes: Sequence[ChunkGrid]) -> None:
+    def compute_sums(self, step: Sum, reads: Sequence[ChunkGrid], writes: Sequence[ChunkGrid]) -> None:
         if isinstance(step, LineExponents | Rescaled):
             raise PlanError("a matrix of chunks cannot be scaled as a whole; put the level scaled into chunk_plan")
         results: list[tuple[ChunkGrid, tuple[int, ...], Cell | None]] = []
@@ -85,7 +85,7 @@ class ChunkTasks(DefaultMachine):
     def multiply_triangle(self, leaf: str, products: Sequence[Triple], dtype: str, params: object) -> None:
         raise NotImplementedError("one triangle of a product of chunks")
 
-    def mirror(self, step: Mirror, source: ChunkGrid, dest: ChunkGrid) -> None:
+    def mirror_triangle(self, step: Mirror, source: ChunkGrid, dest: ChunkGrid) -> None:
         raise NotImplementedError("one triangle of a product of chunks")
 
     # ---- tasks

@@ -140,7 +140,7 @@ def _sum_rate(threads: int) -> float:
         aligned_block(workspace(plan, SUM_OPERAND_SIDE, SUM_OPERAND_SIDE, SUM_OPERAND_SIDE, a.itemsize)), a.dtype
     )
     places: dict[str, Array] = {"A": a}
-    places |= {place.name: arena.take(place.rows, place.cols) for place in split.writes}
+    places |= {place.name: arena.allocate(place.rows, place.cols) for place in split.writes}
     reads, writes = (
         [places[p.name][p.row : p.row + p.rows, p.col : p.col + p.cols] for p in side]
         for side in (split.reads, split.writes)
@@ -149,7 +149,7 @@ def _sum_rate(threads: int) -> float:
 
     def steps(backend: NumpyBackend) -> None:
         backend.multiply("vendor", left, right, dest)
-        backend.sum(split, reads, writes)
+        backend.compute_sums(split, reads, writes)
 
     time_steps(threads, MIN_CONCURRENT_FLOPS, steps)  # the first run touches fresh pages
     seconds = median(time_steps(threads, MIN_CONCURRENT_FLOPS, steps).sums for _ in range(ROUNDS))

@@ -93,7 +93,7 @@ class Counting:
     def multiply_triangle(self, leaf: str, left: Any, right: Any, dest: Any, asked: GemmParams) -> None:
         raise AssertionError("only whole products are counted here")
 
-    def mirror(self, step: Mirror, source: Any, dest: Any) -> None:
+    def mirror_triangle(self, step: Mirror, source: Any, dest: Any) -> None:
         raise AssertionError("only whole products are counted here")
 
     def multiply_batch(self, leaf: str, lefts: list[Any], rights: list[Any], dests: list[Any]) -> None:
@@ -102,7 +102,7 @@ class Counting:
             self.multiply(leaf, *operands)
         self.launches = min(self.launches, before + 1)
 
-    def sum(self, step: Sum, reads: list[Any], writes: list[Any]) -> None:
+    def compute_sums(self, step: Sum, reads: list[Any], writes: list[Any]) -> None:
         touched = Counter[int]()
         for i, j in np.ndindex(*(max(w.shape[axis] for w in writes) for axis in (0, 1))):
             present = [i < x.shape[0] and j < x.shape[1] for x in reads]
@@ -111,7 +111,7 @@ class Counting:
         self.read += sum(self._moved(x) for x in touched.values())
         self.written += sum(self._moved(w.size) for w in writes)
         self.launches += any(w.size for w in writes)
-        NumpyBackend(Threads(1)).sum(step, reads, writes)
+        NumpyBackend(Threads(1)).compute_sums(step, reads, writes)
         for w in writes:  # what the backend cleared is to count again
             w[w == 0] = Number(0, self.tally)
 
@@ -144,10 +144,10 @@ class ObjectArena:
     def __init__(self, tally: Tally) -> None:
         self.tally = tally
 
-    def take(self, rows: int, cols: int, fortran: bool = False, dtype: str = "") -> Any:
+    def allocate(self, rows: int, cols: int, fortran: bool = False, dtype: str = "") -> Any:
         return numbers(rows, cols, self.tally)
 
-    def release(self, mark: int) -> None:
+    def free_since(self, mark: int) -> None:
         pass
 
 

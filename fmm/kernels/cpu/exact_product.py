@@ -102,10 +102,10 @@ class _BlockedProduct:
         counts = [len(cut.order) for cut in (digits.left, digits.right)]
         self.depth = _equal_part_length(self.k, min(inner, PLANE_DEPTH // max(counts)))
         arena = Arena(memory, np.dtype(digits.real))
-        self.left = arena.take(self.rows, counts[0] * self.depth, fortran=_by_columns(self.a))
-        self.right = arena.take(counts[1] * self.depth, self.cols, fortran=_by_columns(self.b))
+        self.left = arena.allocate(self.rows, counts[0] * self.depth, fortran=_by_columns(self.a))
+        self.right = arena.allocate(counts[1] * self.depth, self.cols, fortran=_by_columns(self.b))
         high = min(self.rows, TILE_ROWS if at_once > 1 else CONCURRENT_PRODUCTS * TILE_ROWS)
-        self.tiles = deque(arena.take(high, self.cols) for _ in range(at_once))
+        self.tiles = deque(arena.allocate(high, self.cols) for _ in range(at_once))
 
     def run(self) -> None:
         (m, n), split_right = self.c.shape, None

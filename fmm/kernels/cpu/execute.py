@@ -25,18 +25,18 @@ class Workspace(Protocol):
 
     used: int
 
-    def take(self, rows: int, cols: int, fortran: bool = False, dtype: str = "") -> Array: ...
-    def release(self, mark: int) -> None: ...
+    def allocate(self, rows: int, cols: int, fortran: bool = False, dtype: str = "") -> Array: ...
+    def free_since(self, mark: int) -> None: ...
 
 
 class Backend(Protocol):
     """Adds and multiplies arrays."""
 
-    def sum(self, step: Sum, reads: list[Array], writes: list[Array]) -> None: ...
+    def compute_sums(self, step: Sum, reads: list[Array], writes: list[Array]) -> None: ...
     def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None: ...
     def multiply_batch(self, leaf: str, lefts: list[Array], rights: list[Array], dests: list[Array]) -> None: ...
     def multiply_triangle(self, leaf: str, left: Array, right: Array, dest: Array, params: GemmParams) -> None: ...
-    def mirror(self, step: Mirror, source: Array, dest: Array) -> None: ...
+    def mirror_triangle(self, step: Mirror, source: Array, dest: Array) -> None: ...
 
 
 def execute_plan(
@@ -78,19 +78,19 @@ class ArrayMachine(DefaultMachine):
     def used(self) -> int:
         return self.workspace.used
 
-    def take(self, rows: int, cols: int, fortran: bool, dtype: str) -> Array:
-        return self.workspace.take(rows, cols, fortran, dtype)
+    def allocate(self, rows: int, cols: int, fortran: bool, dtype: str) -> Array:
+        return self.workspace.allocate(rows, cols, fortran, dtype)
 
-    def release(self, mark: int) -> None:
-        self.workspace.release(mark)
+    def free_since(self, mark: int) -> None:
+        self.workspace.free_since(mark)
 
-    def part(self, x: Array, place: Place) -> Array:
+    def submatrix(self, x: Array, place: Place) -> Array:
         stored = place.untransposed
         block = x[stored.row : stored.row + stored.rows, stored.col : stored.col + stored.cols]
         return getattr(block, _PART_ATTRIBUTES[place.part]) if place.part else block
 
-    def sum(self, step: Sum, reads: Sequence[Array], writes: Sequence[Array]) -> None:
-        self.backend.sum(step, list(reads), list(writes))
+    def compute_sums(self, step: Sum, reads: Sequence[Array], writes: Sequence[Array]) -> None:
+        self.backend.compute_sums(step, list(reads), list(writes))
 
     def multiply(
         self, leaf: str, products: Sequence[Triple], dtype: str, alpha: Coefficient, beta: Coefficient
@@ -111,11 +111,11 @@ class ArrayMachine(DefaultMachine):
         needed = leaf_use(leaf).leaf.workspace_bytes(dest.itemsize, m, k, n, 1)
         assert isinstance(self.workspace, Arena)
         backend.multiply_with_scratch(leaf, left, right, dest, self.workspace.take_bytes(needed))
-        self.release(mark)
+        self.free_since(mark)
 
     def multiply_triangle(self, leaf: str, products: Sequence[Triple], dtype: str, params: GemmParams) -> None:
         for left, right, dest in products:
             self.backend.multiply_triangle(leaf, left, right, dest, params)
 
-    def mirror(self, step: Mirror, source: Array, dest: Array) -> None:
-        self.backend.mirror(step, source, dest)
+    def mirror_triangle(self, step: Mirror, source: Array, dest: Array) -> None:
+        self.backend.mirror_triangle(step, source, dest)

@@ -33,10 +33,10 @@ class Arena:
         self.memory, self.dtype = memory, dtype
         self.used = self.peak = 0
 
-    def take(self, rows: int, cols: int, fortran: bool = False, dtype: str = "") -> Array:
+    def allocate(self, rows: int, cols: int, fortran: bool = False, dtype: str = "") -> Array:
         """Return an uninitialised rows x cols array, column-major if `fortran`; `dtype` names another type."""
         if fortran:
-            return self.take(cols, rows, dtype=dtype).T
+            return self.allocate(cols, rows, dtype=dtype).T
         kind = np.dtype(dtype) if dtype else self.dtype
         start, item = self.used, kind.itemsize
         self.used += temporary_bytes(rows, cols, item)
@@ -53,7 +53,7 @@ class Arena:
         assert self.used <= self.memory.nbytes, "the plan's workspace was counted too small"
         return self.memory[start : start + nbytes]
 
-    def release(self, mark: int) -> None:
+    def free_since(self, mark: int) -> None:
         """Free everything taken since `used` was `mark`."""
         self.used = mark
 

@@ -71,10 +71,10 @@ class NumpyBackend:
         """Compute the lower triangle by BLAS; the leaf does not matter."""
         self.with_progress(partial(triangle_product, params=params))(left, right, dest)
 
-    def mirror(self, step: Mirror, source: Array, dest: Array) -> None:
+    def mirror_triangle(self, step: Mirror, source: Array, dest: Array) -> None:
         self.threads.run(list(mirror_tasks(step, source, dest)))
 
-    def sum(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
+    def compute_sums(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
         """Run a program of sums. A read that is smaller than the writes counts as padded with zeros."""
         if isinstance(step, LineExponents | Rescaled):
             rescale_arrays(step, reads, writes[0])

@@ -226,21 +226,21 @@ class ConcurrentBackend(NumpyBackend):
         work = partial(self.with_progress(partial(triangle_product, params=params)), left, right, dest)
         self.queue.add(PlanTask((left, right), (dest,), work, flops=dest.size * left.shape[1]))
 
-    def mirror(self, step: Mirror, source: Array, dest: Array) -> None:
+    def mirror_triangle(self, step: Mirror, source: Array, dest: Array) -> None:
         for top in range(0, len(dest), MIRROR_BAND_ROWS):
             rows, cols = slice(top, top + MIRROR_BAND_ROWS), slice(0, top + MIRROR_BAND_ROWS)
             read, written = source[rows, cols], [dest[rows, cols], *([dest[cols, rows]] if step.fill == "full" else [])]
             self.queue.add(PlanTask((read,), written, partial(mirror_band, step, source, dest, top)))
 
-    def sum(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
+    def compute_sums(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
         if isinstance(step, LineExponents | Rescaled):
-            self.queue.add(PlanTask(reads, writes, partial(super().sum, step, reads, writes)))
+            self.queue.add(PlanTask(reads, writes, partial(super().compute_sums, step, reads, writes)))
             return
         rows = max(x.shape[0] for x in writes)
         height = max(-(-rows // BANDS_PER_SUM), 1)
         for top in range(0, rows, height):
             ins, outs = ([x[top : top + height] for x in arrays] for arrays in (reads, writes))
-            self.queue.add(PlanTask(ins, outs, partial(super().sum, step, ins, outs)))
+            self.queue.add(PlanTask(ins, outs, partial(super().compute_sums, step, ins, outs)))
 
 
 @contextmanager
@@ -334,7 +334,7 @@ class _TimedBackend(NumpyBackend):
         super().multiply(leaf, left, right, dest)
         self.spent.products += time.perf_counter() - start
 
-    def sum(self, step: Sum, reads: Sequence[Array], writes: Sequence[Array]) -> None:
+    def compute_sums(self, step: Sum, reads: Sequence[Array], writes: Sequence[Array]) -> None:
         start = time.perf_counter()
-        super().sum(step, list(reads), list(writes))
+        super().compute_sums(step, list(reads), list(writes))
         self.spent.sums += time.perf_counter() - start

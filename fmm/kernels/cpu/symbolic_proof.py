@@ -79,10 +79,10 @@ class _SymbolicArena:
 
     used = 0
 
-    def take(self, rows: int, cols: int, fortran: bool = False, dtype: str = "") -> Array:
+    def allocate(self, rows: int, cols: int, fortran: bool = False, dtype: str = "") -> Array:
         return np.full((rows, cols), None, dtype=object)
 
-    def release(self, mark: int) -> None:
+    def free_since(self, mark: int) -> None:
         pass
 
 

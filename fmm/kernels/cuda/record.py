@@ -210,17 +210,17 @@ class Recorder:
 
     # ---- memory
 
-    def take(self, rows: int, cols: int, fortran: bool, dtype: str) -> View:
+    def allocate(self, rows: int, cols: int, fortran: bool, dtype: str) -> View:
         stored = DTYPES[DTYPES[dtype].stored]
         offset, self.used = self.used, self.used + temporary_bytes(rows, cols, stored.itemsize)
         self.peak = max(self.peak, self.used)
         step = leading_dimension(rows if fortran else cols, stored.itemsize, spaced=False)
         return View("W", offset, rows, cols, *((1, step) if fortran else (step, 1)), stored.name)
 
-    def release(self, mark: int) -> None:
+    def free_since(self, mark: int) -> None:
         self.used = mark
 
-    def part(self, x: View, place: Place) -> View:
+    def submatrix(self, x: View, place: Place) -> View:
         return x.block(place)
 
     # ---- sums
@@ -228,7 +228,7 @@ class Recorder:
     def column_major_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
         return column_major_sums(steps)
 
-    def sum(self, step: Sum, reads: Sequence[View], writes: Sequence[View]) -> None:
+    def compute_sums(self, step: Sum, reads: Sequence[View], writes: Sequence[View]) -> None:
         if isinstance(step, LineExponents | Rescaled):
             self._record(scaling_op(step, reads, writes[0]))
         elif (op := self._sum_op(step, reads, writes)) is not None:
@@ -344,12 +344,12 @@ class Recorder:
         has_kernel = dtype in (*row.kernel_triangles, *row.loose_triangles)
         for left, right, dest in products:
             mark, first = self.used, len(self.ops)
-            temporary = self.take(dest.rows, dest.cols, is_column_major(dest) and not has_kernel, dtype)
+            temporary = self.allocate(dest.rows, dest.cols, is_column_major(dest) and not has_kernel, dtype)
             self.multiply(leaf, [(left, right, temporary)], dtype, 1, 0)
             if has_kernel:
                 self._write_triangles(first, params._replace(fill="loose"))
             self._record(MirrorOp(temporary, dest, alpha, beta, full=False))
-            self.release(mark)
+            self.free_since(mark)
 
     def _write_triangles(self, first: int, params: GemmParams) -> None:
         """Change the products recorded from number `first` on: the lower triangle of each result is enough."""
@@ -357,7 +357,7 @@ class Recorder:
         products = self.ops[first:]
         self.ops[first:] = [replace(op, triangle=triangle) if isinstance(op, GemmOp) else op for op in products]
 
-    def mirror(self, step: Mirror, source: View, dest: View) -> None:
+    def mirror_triangle(self, step: Mirror, source: View, dest: View) -> None:
         if not dest.rows:
             return
         op = MirrorOp(source, dest, complex(step.alpha).real, complex(step.beta).real, step.fill == "full")
@@ -371,7 +371,7 @@ class Recorder:
     def multiply_and_update(self, step: ProductWithSums, operands: Operands) -> bool:
         """Record a kernel of a step table, product and sums in one launch."""
         factors, reads, writes = (
-            [self.part(operands[p.name], p) for p in places]
+            [self.submatrix(operands[p.name], p) for p in places]
             for places in ((step.product.left, step.product.right), step.update.reads[1:], step.update.writes)
         )
         if any(x.rows and x.cols for x in writes):
@@ -391,7 +391,7 @@ class Recorder:
         m, k, n = level.scheme.size
         grids = zip("ABC", ((m, k), (k, n), (m, n)), strict=True)
         places = [operand_blocks(x, operands[x].rows, operands[x].cols, grid, level.unit) for x, grid in grids]
-        views = [[self.part(operands[p.name], p) for p in blocks] for blocks in places]
+        views = [[self.submatrix(operands[p.name], p) for p in blocks] for blocks in places]
         dtype = operands["C"].dtype
         fused = FusedLaunches(level, strategy, dtype, Blocks(*views), complex(alpha).real, complex(beta).real)
         if fused.atomic:

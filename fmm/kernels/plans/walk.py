@@ -39,13 +39,13 @@ class Machine(Protocol):
         """Bytes of the workspace in use at the moment."""
         ...
 
-    def take(self, rows: int, cols: int, fortran: bool, dtype: str) -> Matrix:
+    def allocate(self, rows: int, cols: int, fortran: bool, dtype: str) -> Matrix:
         """Allocate a temporary in the workspace: column-major if `fortran`, else row-major."""
 
-    def release(self, mark: int) -> None:
+    def free_since(self, mark: int) -> None:
         """Free every temporary that was allocated since `used` was `mark`."""
 
-    def part(self, x: Matrix, place: Place) -> Matrix:
+    def submatrix(self, x: Matrix, place: Place) -> Matrix:
         """Return the rectangle of the matrix that `place` names, or the real or imaginary parts in it."""
 
     def column_major_sums(self, steps: LevelSteps) -> Mapping[str, bool]:
@@ -55,7 +55,7 @@ class Machine(Protocol):
         """
         ...
 
-    def sum(self, step: Sum, reads: Sequence[Matrix], writes: Sequence[Matrix]) -> None:
+    def compute_sums(self, step: Sum, reads: Sequence[Matrix], writes: Sequence[Matrix]) -> None:
         """Execute the additions of a step: `reads` and `writes` are the matrices at its places."""
 
     def multiply(
@@ -71,7 +71,7 @@ class Machine(Protocol):
     def multiply_triangle(self, leaf: str, products: Sequence[Triple], dtype: str, params: GemmParams) -> None:
         """Compute the lower triangles of Gram products. Several are a batch, as in `multiply`."""
 
-    def mirror(self, step: Mirror, source: Matrix, dest: Matrix) -> None:
+    def mirror_triangle(self, step: Mirror, source: Matrix, dest: Matrix) -> None:
         """Complete a Gram product from the lower triangle of `source`."""
 
     def multiply_and_update(self, step: ProductWithSums, operands: Operands) -> bool:
@@ -152,7 +152,7 @@ def _run_level(level: LevelSteps, operands: Operands, machine: Machine, dtype: s
         else:
             for step in group:
                 _run_step(step, operands, machine, dtype)
-    machine.release(mark)
+    machine.free_since(mark)
 
 
 def _allocate_temporaries(level: LevelSteps, operands: Operands, machine: Machine, dtype: str) -> None:
@@ -161,27 +161,29 @@ def _allocate_temporaries(level: LevelSteps, operands: Operands, machine: Machin
     copies = {step.copy.name: step for step in level.steps if isinstance(step, RowMajorCopy)}
     for name, rows, cols in level.temporaries:
         if name in copies and not is_column_major(operands[copies[name].source.name]):
-            operands[name] = machine.part(operands[copies[name].source.name], copies[name].source)
+            operands[name] = machine.submatrix(operands[copies[name].source.name], copies[name].source)
             continue
         like = level.layouts[name]
         fortran = name not in copies and (
             column_major[like] if like in column_major else is_column_major(operands[like])
         )
-        operands[name] = machine.take(rows, cols, fortran, dtype)
+        operands[name] = machine.allocate(rows, cols, fortran, dtype)
 
 
 def _run_step(step: Step, operands: Operands, machine: Machine, dtype: str) -> None:
     if isinstance(step, RowMajorCopy) and not is_column_major(operands[step.source.name]):
         return  # the operand serves as the copy
     if isinstance(step, Sum):
-        machine.sum(step, *([machine.part(operands[p.name], p) for p in ps] for ps in (step.reads, step.writes)))
+        machine.compute_sums(
+            step, *([machine.submatrix(operands[p.name], p) for p in ps] for ps in (step.reads, step.writes))
+        )
     elif isinstance(step, ProductWithSums):
         if not machine.multiply_and_update(step, operands):
             _run_product_then_sums(step, operands, machine, dtype)
     elif isinstance(step, Product):
         _run_product(step, operands, machine, dtype)
     elif isinstance(step, Mirror):
-        machine.mirror(step, *(machine.part(operands[p.name], p) for p in (step.source, step.dest)))
+        machine.mirror_triangle(step, *(machine.submatrix(operands[p.name], p) for p in (step.source, step.dest)))
     else:
         _run_batch(step, operands, machine, dtype)
 
@@ -205,21 +207,21 @@ def _run_product_then_sums(step: ProductWithSums, operands: Operands, machine: M
     """Compute the product first, into scratch if it has no place of its own, and then the sums."""
     mark, dest = machine.used, step.product.dest
     if dest.name not in operands:
-        operands = operands | {dest.name: machine.take(dest.rows, dest.cols, False, dtype)}
+        operands = operands | {dest.name: machine.allocate(dest.rows, dest.cols, False, dtype)}
     for part in step.as_two_steps:
         _run_step(part, operands, machine, dtype)
-    machine.release(mark)
+    machine.free_since(mark)
 
 
 def _run_product(product: Product, operands: Operands, machine: Machine, dtype: str) -> None:
     below = dict(zip("ABC", _product_matrices(product, operands, machine), strict=True))
     if product.has_addend:
-        below[ADDEND] = machine.part(operands[ADDEND], product.dest)
+        below[ADDEND] = machine.submatrix(operands[ADDEND], product.dest)
     walk_plan(product.plan, below, machine, dtype, *product.params)
 
 
 def _product_matrices(product: Product, operands: Operands, machine: Machine) -> Triple:
-    left, right, dest = (machine.part(operands[p.name], p) for p in (product.left, product.right, product.dest))
+    left, right, dest = (machine.submatrix(operands[p.name], p) for p in (product.left, product.right, product.dest))
     return left, right, dest
 
 

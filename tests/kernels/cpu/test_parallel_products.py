@@ -141,13 +141,13 @@ def sums_of_the_tuner() -> None:
 @pytest.mark.parametrize("timer", [sums_of_the_probe, sums_of_the_tuner])
 def test_sums_are_timed_as_they_run_within_a_plan(timer: Any, eager: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each sum has one thread while BLAS has one for each product, as in a plan."""
-    seen, original = set(), NumpyBackend.sum
+    seen, original = set(), NumpyBackend.compute_sums
 
     def watched(self: NumpyBackend, *arguments: Any) -> None:
         seen.add((self.threads.count, openblas.paused_blas_threads(), threading.current_thread().name[:3]))
         original(self, *arguments)
 
-    monkeypatch.setattr(NumpyBackend, "sum", watched)
+    monkeypatch.setattr(NumpyBackend, "compute_sums", watched)
     timer()
     assert seen == {(1, 2, "fmm")}
 
@@ -261,7 +261,7 @@ def test_an_error_is_raised_after_all_writes_have_ended(
     error: type[BaseException], at: int, eager: None, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
     calls: list[int] = []
-    run = NumpyBackend.sum
+    run = NumpyBackend.compute_sums
 
     def failing(self: NumpyBackend, *arguments: Any) -> None:
         calls.append(1)
@@ -269,7 +269,7 @@ def test_an_error_is_raised_after_all_writes_have_ended(
             raise error
         run(self, *arguments)
 
-    monkeypatch.setattr(NumpyBackend, "sum", failing)
+    monkeypatch.setattr(NumpyBackend, "compute_sums", failing)
     a, b, out = whole_numbers(rng, 200, 200), whole_numbers(rng, 200, 200), np.full((200, 200), 0.5)
     with pytest.raises(error):
         fmm.matmul(a, b, out=out, plan="winograd > vendor")

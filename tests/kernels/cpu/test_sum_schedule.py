@@ -231,7 +231,7 @@ def test_sums_on_arrays_of_unequal_sizes(
         wanted.append(total[: place.rows, : place.cols])
     step = Sum("test", program, tuple(reads), tuple(writes))
     views = [x[: p.rows, : p.cols] for x, p in zip([*rooms, *arrays], [*reads, *writes], strict=True)]
-    BACKEND.sum(step, views[: len(reads)], views[len(reads) :])
+    BACKEND.compute_sums(step, views[: len(reads)], views[len(reads) :])
     for view, total in zip(views[len(reads) :], wanted, strict=True):
         assert np.array_equal(view, total)
 
@@ -241,7 +241,7 @@ def test_two_reads_of_one_place_keep_its_old_value() -> None:
     x, y = np.array([[3.0]]), np.array([[5.0]])
     spot, other = Place("X", 0, 0, 1, 1), Place("Y", 0, 0, 1, 1)
     program = AdditionProgram(2, (((2, 0),), ((3, 1),)), (2, 3))  # X, Y = 2 X, 3 X
-    BACKEND.sum(Sum("test", program, (spot, spot), (spot, other)), [x, x], [x, y])
+    BACKEND.compute_sums(Sum("test", program, (spot, spot), (spot, other)), [x, x], [x, y])
     assert (x[0, 0], y[0, 0]) == (6, 9)
 
 
@@ -250,7 +250,7 @@ def test_writes_without_a_common_corner() -> None:
     m = np.ones((1, 1))
     tall, wide = np.full((2, 1), np.nan), np.full((1, 2), np.nan)
     places = Place("M", 0, 0, 1, 1), Place("C12", 0, 0, 2, 1), Place("C21", 0, 0, 1, 2)
-    BACKEND.sum(Sum("add", AdditionProgram(1, (), (0, 0)), places[:1], places[1:]), [m], [tall, wide])
+    BACKEND.compute_sums(Sum("add", AdditionProgram(1, (), (0, 0)), places[:1], places[1:]), [m], [tall, wide])
     assert tall.tolist() == [[1], [0]]
     assert wide.tolist() == [[1, 0]]
 
@@ -267,7 +267,7 @@ def test_every_operation_on_every_stride(dtype: str) -> None:
             rows = [strided(dtype, stride, value) for value in (1, 10)]
             (c, d), (old, other) = program.matrix()[0], rows
             wanted = scalar(c) * old + scalar(d) * other
-            BACKEND.sum(Sum("test", program, (x, y), (x,)), rows, rows[:1])
+            BACKEND.compute_sums(Sum("test", program, (x, y), (x,)), rows, rows[:1])
             assert np.array_equal(rows[0], wanted), (stride, program)
 
 

@@ -370,9 +370,9 @@ def test_blocks_on_the_diagonal_read_a_copy_that_lies_row_by_row(
     made: list[str] = []
 
     class Noting(NumpyBackend):
-        def sum(self, step: Sum, reads: list[Matrix], writes: list[Matrix]) -> None:
+        def compute_sums(self, step: Sum, reads: list[Matrix], writes: list[Matrix]) -> None:
             made.append(step.label)
-            super().sum(step, reads, writes)
+            super().compute_sums(step, reads, writes)
 
     c, needed = np.full((13, 13), np.nan), workspace(plan, 13, 7, 13, 8, 1, 0, op, "full")
     arena = Arena(aligned_block(needed), c.dtype)

@@ -316,15 +316,15 @@ def test_rows_of_temporaries(rows: int, cols: int, item: int) -> None:
 
 def test_arena_gives_aligned_views_in_either_order() -> None:
     arena = Arena(aligned_block(1 << 16), np.dtype("f4"))
-    first, second = arena.take(5, 7), arena.take(5, 7, fortran=True)
+    first, second = arena.allocate(5, 7), arena.allocate(5, 7, fortran=True)
     assert first.shape == second.shape == (5, 7)
     assert first.strides == second.strides[::-1] == (64, 4)
     assert first.ctypes.data % ALIGN == second.ctypes.data % ALIGN == 0
     assert not np.shares_memory(first, second)
     mark = arena.used
-    third = arena.take(100, 20)
-    arena.release(mark)
-    assert np.shares_memory(third, arena.take(3, 3))
+    third = arena.allocate(100, 20)
+    arena.free_since(mark)
+    assert np.shares_memory(third, arena.allocate(3, 3))
     assert arena.peak == mark + temporary_bytes(100, 20, 4)
 
 

@@ -404,9 +404,9 @@ def test_the_prover_rejects_a_wrong_scheme(letter: str, traversal: Traversal) ->
 class Forgetful(NumpyBackend):
     """A backend that leaves out one step."""
 
-    def sum(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
+    def compute_sums(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
         if step.label != "split A":
-            super().sum(step, reads, writes)
+            super().compute_sums(step, reads, writes)
 
 
 def test_the_prover_rejects_a_backend_that_skips_a_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -320,7 +320,7 @@ class Magnitudes:
     def __init__(self) -> None:
         self.largest = 0.0
 
-    def sum(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
+    def compute_sums(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
         shape = tuple(max(x.shape[axis] for x in (*reads, *writes)) for axis in (0, 1))
         values = [np.pad(x, [(0, n - have) for n, have in zip(shape, x.shape, strict=True)]) for x in reads]
         for terms in step.program.lines:
@@ -336,7 +336,7 @@ class Magnitudes:
     def multiply_triangle(self, leaf: str, left: Array, right: Array, dest: Array, asked: GemmParams) -> None:
         self.multiply(leaf, left, right, dest)
 
-    def mirror(self, step: Mirror, source: Array, dest: Array) -> None:
+    def mirror_triangle(self, step: Mirror, source: Array, dest: Array) -> None:
         dest[...] = np.tril(source) + np.tril(source, -1).T
 
     def multiply_batch(self, leaf: str, lefts: list[Array], rights: list[Array], dests: list[Array]) -> None:

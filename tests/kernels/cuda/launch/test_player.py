@@ -199,11 +199,11 @@ class Watched(Recorder):
         self.alive: list[Taken] = []
         self.seen: list[tuple[Any, tuple[Taken, ...]]] = []
 
-    def take(self, rows: int, cols: int, fortran: bool, dtype: str) -> View:
+    def allocate(self, rows: int, cols: int, fortran: bool, dtype: str) -> View:
         # What lies beyond the top of the stack has been given back; the other lane's temporaries lie beyond it too.
         start = self.used
         self.alive = [t for t in self.alive if t.stop <= start]
-        view = super().take(rows, cols, fortran, dtype)
+        view = super().allocate(rows, cols, fortran, dtype)
         self.alive.append(Taken(self.stream, start, self.used))
         return view
 
