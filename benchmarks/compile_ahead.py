@@ -43,9 +43,8 @@ from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.problem import Problem
 
 CACHE_FOLDER = Path(".cupy-cache")
-PAPER_SAMPLES = (
-    Path(__file__).parents[1] / "results" / "nvidia-h200" / "paper"
-)  # samples of the papers; only experiments without samples are compiled
+# samples of the papers; only experiments without samples are compiled
+PAPER_SAMPLES = Path(__file__).parents[1] / "results" / "nvidia-h200" / "paper"
 # These tests run on NumPy instead of a device.
 KERNEL_TESTS = ("tests/kernels/cuda/test_gpu_kernels.py", "tests/kernels/cuda/products")
 PYTEST_ON_NUMPY = (sys.executable, "-m", "pytest", "-q", "-p", "tests.support.numpy_device", "-m", "gpu")

@@ -42,10 +42,8 @@ class Case(NamedTuple):
     quick: bool = False
 
 
-ONE_LEVEL_EACH, TWO_LEVELS_EACH = (
-    "3m(strassen.pad16) > vendor",
-    "3m(strassen^2.pad16) > vendor",
-)  # with one and two levels of each real product, in one pass
+# one and two levels of each real product, in one pass
+ONE_LEVEL_EACH, TWO_LEVELS_EACH = "3m(strassen.pad16) > vendor", "3m(strassen^2.pad16) > vendor"
 ONE_PASS_1, ONE_PASS_2, ONE_PASS_3 = (f"strassen{power}.batched.pad16 > vendor" for power in ("", "^2", "^3"))
 OUTER_AND_PASS_3 = f"strassen.overlapped.pad16 > {ONE_PASS_3}"
 CASES = (

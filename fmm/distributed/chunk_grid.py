@@ -20,9 +20,8 @@ from fmm.kernels.plans.plan import PlanError
 from fmm.kernels.plans.sums import LineExponents, Mirror, Place, Rescaled, Sum
 from fmm.kernels.plans.walk import DefaultMachine, Triple
 
-ChunkGrid = np.ndarray[
-    Any, np.dtype[np.object_]
-]  # an array of Cell objects; None for a chunk that no step has written yet
+# an array of Cell objects; None for a chunk that no step has written yet
+ChunkGrid = np.ndarray[Any, np.dtype[np.object_]]
 ChunkKey = Any
 
 SUMMANDS_PER_TASK = 8  # largest number of chunks that one task adds

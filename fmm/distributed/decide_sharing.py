@@ -39,7 +39,7 @@ class SharedDecision:
     local_workspace: int  # workspace limit in bytes
     local_error_growth: float
     single_device_seconds: float  # predicted seconds of the whole product on one device
-    memory_limit: float  # limit of the bytes limit of the bytes of panels and blocks on a device on a device
+    memory_limit: float  # limit of the bytes of panels and blocks on a device
     max_error_growth: float
 
     @property

@@ -20,9 +20,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.walk import walk_plan
 
 BlockKey = Any
-StartProduct = Callable[
-    [Layout, Any, Any], Any
-]  # starts a shared product of two blocks and returns the product in progress
+StartProduct = Callable[[Layout, Any, Any], Any]  # starts a shared product of two blocks; returns it, in progress
 FinishProduct = Callable[[Any], Any]  # finishes a product in progress and returns this process's block of C
 
 

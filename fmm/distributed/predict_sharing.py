@@ -22,9 +22,8 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.cost import cost
 
-DEFAULT_OUTER_LEVELS = (
-    "winograd > vendor",
-)  # texts of the outer levels of a shared product that are candidates by default
+# texts of the outer levels of a shared product that are candidates by default
+DEFAULT_OUTER_LEVELS = ("winograd > vendor",)
 # An outer level of the shared product is chosen by default only if it is predicted to save this share of the time.
 # (Measured on two H200s with float32 at side 32768: a level took 1.17 times its predicted seconds, the sharing without
 # a level 1.04 times. With a level messages interfere with products more often, and small sums run slower than large

@@ -11,7 +11,7 @@ from typing import Any
 
 from fmm.kernels.cpu.worker_threads import ForkSafeLock
 
-Callback = Callable[[str], None]  # called with the module's name
+Callback = Callable[[str], None]  # is called with the name of the imported module
 
 _waiting: dict[str, list[Callback]] = {}
 _finished: set[str] = set()  # modules that are loaded and whose callbacks have all run

@@ -71,7 +71,7 @@ VENDOR3M_LEAF = Leaf(
     forms=("alone", "peer"),
     unprobed=("alone",),
     saves_products=True,
-    relative_error=sqrt(5),  # error growth, like that of the level 3m on entries of one sign
+    relative_error=sqrt(5),  # as the level 3m has on entries of one sign
 )
 LT_LEAF = Leaf(
     "lt",

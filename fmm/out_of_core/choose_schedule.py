@@ -19,9 +19,8 @@ from fmm.problem import Shape
 
 # candidate counts of parts into which a side of C is cut
 CANDIDATE_SIDE_PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-MIN_PIECE_LENGTH = (
-    2048  # least length of equal pieces of the inner dimension; shorter pieces only if longer ones do not fit
-)
+# least length of equal pieces of the inner dimension; shorter pieces only if longer ones do not fit
+MIN_PIECE_LENGTH = 2048
 CUT_LENGTH_MULTIPLE = 64  # lengths of pieces (of the inner dimension) and bands (of rows) are multiples of this
 # Cuts of the inner dimension into growing pieces: candidate ratios of consecutive lengths, and candidate counts of
 # pieces. A short first piece is loaded quickly; while a piece is multiplied, the next, longer piece is loaded.

@@ -306,7 +306,7 @@ class OuterLevels:
     sides: Sides
     products: float = 1.0
     seconds: float = 0.0
-    # the part of `seconds` that a second stream may hide; `InnerPlan.hidden` is the share that is hidden
+    # the part of `seconds` that a second stream may hide; `InnerPlan.hidden_share` is the share that is hidden
     overlappable: float = 0.0
     workspace: float = 0.0  # bytes of temporaries
     error_growth: float = 1.0

@@ -121,7 +121,9 @@ LIBRARY_CALL_SECONDS, PLAN_CALL_SECONDS, LEAF_CALL_SECONDS = 18e-6, 40e-6, 40e-6
 # or 256 rows. By cuBLAS's syrk 66 to 78 us, while the device works for 42 us; 1024 rows of float64, the lower triangle,
 # results/nvidia-h200/host-transposed.json.)
 SMALL_LEAF_CALL_SECONDS = 25e-6
-OVERLAP_SHARE = 0.25  # measured on an H200: an overlapped outer level saves 1 to 5 % of the time
+OVERLAP_SHARE = (
+    0.25  # of the overlapped sums, hidden behind products: on an H200 such a level saves 1 to 5 % of the time
+)
 # Factors on the time of products with unaligned rows, and of TF32's products in a batch (measured on an H200).
 UNALIGNED_FACTOR = {"float16": 3.5, "bfloat16": 3.5, "float64": 1.4, "float32": 1.05, "tf32": 2.1, "complex128": 1.2}
 ODD_FACTOR = {"float16": 5.7, "bfloat16": 5.7}

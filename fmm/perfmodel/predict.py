@@ -204,9 +204,8 @@ def leaf_terms(plan: Plan, problem: Problem, work: Work, calibration: Calibratio
     unaligned = (work.unaligned * (rate.unaligned - 1) + work.odd * (rate.odd - 1)) * (rate.alone if work.alone else 1)
     unaligned, copied = 1 + unaligned, 1 + work.copied * (rate.copied - 1)
     unaligned_tiles = 1 + (work.unaligned + work.odd) * ((rate.tiled_odd or 1.0) - 1)
-    if (
-        leaf.prepared_layout and problem.prepared_side and not plan.levels
-    ):  # a prepared operand is not split during the call
+    if leaf.prepared_layout and problem.prepared_side and not plan.levels:
+        # a prepared operand is not split during the call
         rate = replace(rate, **{"rows" if problem.prepared_side == "B" else "cols": 0.0})
     if leaf.prepared_by_sums and plan.levels and not (work.scalar and len(plan.levels) == 1):
         rate = _rate_prepared_by_sums(rate, plan.levels[-1])

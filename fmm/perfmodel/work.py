@@ -235,7 +235,7 @@ def level_footprint(level: Level, sides: Sides) -> Footprint | None:
 WIDE_ACCESS_BYTES = 16  # bytes of one access of a GPU's sums, on rows that begin at multiples of this number
 DEEP_ACCESS_BYTES = 8  # bytes of one access in three levels in one pass
 DEEP_PRODUCTS = 7**3  # number of products of three levels in one pass
-WORD_BYTES = 4  # alignment of rows in bytes below which the vendor uses its slowest kernels
+WORD_BYTES = 4  # bytes: rows with less alignment are multiplied by the vendor's slowest kernels
 
 
 def are_rows_aligned(problem: Problem, unit: int) -> bool:

@@ -25,7 +25,7 @@ from fmm.runtime.probe import measured_calibration, probed_calibration
 class Device:
     """A CPU or a GPU. Devices of the same identity get the same decisions."""
 
-    identity: Identity  # key of the device's tuning in a config
+    identity: Identity  # has the key of the device's tuning in a config
     guess: Calibration | None = field(compare=False)  # the calibration without a tuning
     # Measures rates for a type in this process, if only a guess proposes a plan.
     probe: Callable[[str], Calibration] | None = field(default=None, compare=False)

@@ -325,7 +325,7 @@ def _as_real(factor: Coefficient) -> float:
 #
 # No plan for triangles wins there, and preparing a call takes 50 microseconds.
 
-SMALL_ROWS = 1024  # largest number of rows of such a product, and largest number of entries of A without further checks
+SMALL_ROWS = 1024  # rows of such a product at most; also the entries of A up to which nothing else is checked
 # largest number of rows of a product whose inner side is at most as long as this
 LONG_ROWS, SHORT_INNER_SIDE = 4096, 64
 ndarray = np.ndarray
@@ -339,9 +339,8 @@ def small_gram(a: Any, rows: bool, out: Any) -> Any:
     NumPy's product of a real matrix and a view of its transpose calls BLAS's syrk.
     """
     dtype = a.dtype
-    if a.ndim != 2 or (
-        a.size > SMALL_ROWS and not _has_few_rows(a, rows)
-    ):  # most small arrays need only the first test
+    # most small arrays need only the comparison of their size
+    if a.ndim != 2 or (a.size > SMALL_ROWS and not _has_few_rows(a, rows)):
         return None
     if out is not None and (type(out) is not ndarray or out.dtype is not dtype or out.ndim != 2):
         return None

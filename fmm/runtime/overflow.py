@@ -31,12 +31,12 @@ from fmm.kernels.plans.steps import Product
 from fmm.kernels.plans.sums import Mirror, Place, Sum, whole_matrix
 from fmm.problem import Fill, Operation
 
-SAFETY = 0.99  # factor for rounding, which can carry a sum just below the largest number beyond the largest number
+SAFETY = 0.99  # a factor on the largest number, since rounding can carry a sum beyond it
 SUM_LENGTH = 1 << 18  # number of squares in a sum, so that rounding stays within SLACK
-SLACK = 1.05
+SLACK = 1.05  # factor by which a computed sum of squares may be too small
 TASK_LENGTH = 1 << 21  # number of squares in a task of a thread
 SHORT_ROW = 1024  # entries; addressing a shorter row takes longer than summing it
-PANEL_BYTES = 256 * 1024  # entries that are scanned at a time, so that the second reduction finds its data in cache
+PANEL_BYTES = 256 * 1024  # bytes that are scanned at a time, so that the second reduction finds its data in cache
 
 
 def may_overflow(

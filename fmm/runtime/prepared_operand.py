@@ -28,7 +28,7 @@ from fmm.runtime.devices import cuda_device
 from fmm.runtime.operands import matrix_layout
 
 Side = Literal["left", "right"]
-LEAST_SIDE = 64  # least bytes of a matrix for which a leaf stores a prepared form
+LEAST_SIDE = 64  # the least side of a matrix for which a leaf stores a prepared form
 
 
 @dataclass(frozen=True, eq=False)

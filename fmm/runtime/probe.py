@@ -30,17 +30,17 @@ from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration, Rate
 from fmm.perfmodel.default_calibration import cpu_calibration
 
-FIRST_SIDE, LAST_SIDE = 256, 4096  # first side of the timed products; the side is doubled step by step
-LONGEST = 0.02  # ... seconds; the last product is the largest one that takes less time
-REPEATS, ROUNDS = 7, 5  # number of repetitions of products, and of sums
+FIRST_SIDE, LAST_SIDE = 256, 4096  # the first and the last side of the timed products; the side is doubled ...
+MAX_PRODUCT_SECONDS = 0.02  # ... until the next product would take longer than this
+REPEATS, ROUNDS = 7, 5  # how often each product, and the sums, are timed
 # time = flops / rate (1 + PIPE / side). Products with sides of 1000 or 2000 run 10 to 20 % below the asymptotic rate,
 # which is as much as a level saves. A measurement of PIPE takes too long; two cores with AVX-512 have 200 to 250 in
 # float64 and 200 to 400 in float32. Two concurrent products, each on one thread, are closer to the asymptotic rate.
 PIPE, SIDE_BY_SIDE = 200.0, 150.0
-SUM_OPERAND_SIDE = (
-    1536  # side of the float64 operand of the timed sums: about 40 MB in total, more than a core's own caches
-)
-CONCURRENT_SHAPE = (640, 1024)  # rows of A in the concurrent product, which takes longer than the sums and is not split
+# side of the float64 operand of the timed sums: about 40 MB in total, more than a core's own caches
+SUM_OPERAND_SIDE = 1536
+# rows and columns of A in the concurrent product, which takes longer than the sums and is not split
+CONCURRENT_SHAPE = (640, 1024)
 # The share of the sums' measured rate where sums and products alternate: the overflow check takes time, and caches are
 # colder inside a product. Products take less time in float32, so that the slower sums weigh more.
 SUM_RATE_SHARE = {"float64": 0.75, "float32": 0.65}
@@ -117,7 +117,7 @@ def _product_rate(dtype: np.dtype[Any], pipe: float) -> Rate:
     time = flops / rate (1 + pipe / side); each of the three sides takes a third of pipe.
     """
     side, seconds = FIRST_SIDE, _product_seconds(FIRST_SIDE, dtype)
-    while side < LAST_SIDE and seconds * 8 < LONGEST:
+    while side < LAST_SIDE and seconds * 8 < MAX_PRODUCT_SECONDS:
         side *= 2
         seconds = _product_seconds(side, dtype)
     return Rate(2 * side**3 / seconds * (1 + pipe / side), 0.0, pipe / 3, pipe / 3, pipe / 3)
@@ -136,9 +136,8 @@ def _sum_rate(threads: int) -> float:
     assert recipe is not None
     split = recipe.steps[0]
     assert isinstance(split, Sum)
-    arena = Arena(
-        aligned_block(workspace(plan, SUM_OPERAND_SIDE, SUM_OPERAND_SIDE, SUM_OPERAND_SIDE, a.itemsize)), a.dtype
-    )
+    needed = workspace(plan, SUM_OPERAND_SIDE, SUM_OPERAND_SIDE, SUM_OPERAND_SIDE, a.itemsize)
+    arena = Arena(aligned_block(needed), a.dtype)
     places: dict[str, Array] = {"A": a}
     places |= {place.name: arena.allocate(place.rows, place.cols) for place in split.writes}
     reads, writes = (

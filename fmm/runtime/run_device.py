@@ -170,10 +170,9 @@ class StreamCall:
         self.scratch = cublas_scratch(call.launches)
         self.replays = Replays(self._capture, GRAPHS) if call.uses_graph else None
         self._latest: Hashable = None  # key of the last replay: addresses usually recur
-        self._players: dict[Alignment, Player | str] = {}  # the reason why the plan cannot run; None if it can
-        self._single: Player | None = (
-            None  # the player of a call of one product, on addresses with the libraries' alignment
-        )
+        self._players: dict[Alignment, Player | str] = {}  # the player, or the reason why the plan cannot run
+        # the player of a call of one product, on addresses with the libraries' alignment
+        self._single: Player | None = None
         self._fixed: dict[Alignment, tuple[int, ...]] = {}  # the addresses that a graph of vendor calls depends on
 
     def run(self, *bases: int, visible: bool = True) -> None:
@@ -263,7 +262,7 @@ class StreamCall:
             return None
         counters = {player: player.new_counters(self.stream) for player, _ in products}
         if any(counters.values()):
-            runtime.streamSynchronize(self.stream)  # all counters are zero after this launch
+            runtime.streamSynchronize(self.stream)  # the memory of new counters is filled with zeros by then
         stream = take_capture_stream(self.device)
         try:
             try:

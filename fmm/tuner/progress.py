@@ -59,8 +59,8 @@ class ProgressBar:
         self._to_come: float | None = None
         self._label = ""
         self._last = "", 0.0  # stage and seconds
-        self._gains: dict[str, str] = {}  # seconds of the types that have ended
-        self._so_far: dict[str, str] = {}  # seconds of the type that is being tuned
+        self._gains: dict[str, str] = {}  # by type: the speedups so far, as text, of the types that have ended ...
+        self._so_far: dict[str, str] = {}  # ... and of the type that is being tuned
 
     def to_come(self, seconds: float) -> None:
         self._to_come = seconds

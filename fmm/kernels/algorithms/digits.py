@@ -30,10 +30,8 @@ from functools import lru_cache
 from typing import Final, Literal
 
 RealType = Literal["float32", "float64"]
-MANTISSA_BITS: Final[dict[RealType, int]] = {
-    "float32": 24,
-    "float64": 53,
-}  # largest number of bits of integers that the type represents exactly
+# largest number of bits of integers that the type represents exactly
+MANTISSA_BITS: Final[dict[RealType, int]] = {"float32": 24, "float64": 53}
 # time of a product of planes, relative to float64
 RELATIVE_TIME: Final[dict[RealType, float]] = {"float32": 0.5, "float64": 1.0}
 # Adding a product of planes to C costs as much time as ADDING_STEPS further terms of the inner dimension, so short

@@ -15,9 +15,7 @@ from fmm.kernels.registry import Registry
 
 DEFAULT_FORMS = ("nested", "one pass")
 ABOVE_FORM = "above"  # form: a level above any candidate that needs too much workspace
-ABOVE_WITHOUT_OPTIONS = (
-    "above as it is"  # form like ABOVE_FORM, for a level without options that is not defined by a text
-)
+ABOVE_WITHOUT_OPTIONS = "above as it is"  # the same for a level without options that no text defines
 SEARCHED_FORM = "searched"  # form: a candidate only in the tuner's search, not in the model's choice
 FORM_NAMES = (*DEFAULT_FORMS, "outer", "in place", "copied", "inside", ABOVE_FORM, SEARCHED_FORM)
 _CONSIDER_LINE = re.compile(r"^consider\s+([^#\n]*)", re.MULTILINE)

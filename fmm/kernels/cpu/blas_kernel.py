@@ -21,16 +21,8 @@ INSTRUCTION_SETS: dict[str, tuple[str, ...]] = {
 # OpenBLAS's kernels by their instructions. Kernels of other architectures are in no row: nothing is known of them.
 KERNELS = {
     "SSE": (
-        "Katmai",
-        "Coppermine",
-        "Northwood",
-        "Prescott",
-        "Banias",
-        "Core2",
-        "Penryn",
-        "Dunnington",
-        "Nehalem",
-        "Atom",
+        *("Katmai", "Coppermine", "Northwood", "Prescott", "Banias"),
+        *("Core2", "Penryn", "Dunnington", "Nehalem", "Atom"),
     ),
     "AVX": ("Sandybridge", "Bulldozer", "Piledriver", "Steamroller"),
     "AVX2": ("Haswell", "Zen", "Excavator"),

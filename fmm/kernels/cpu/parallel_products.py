@@ -123,7 +123,7 @@ class TaskQueue:
         self.check: PlanTask | None = None  # the check of A and B that large products wait for
         self.closed = False
         self.error: BaseException | None = None
-        self.seconds = {False: 0.0, True: 0.0}  # the workers' time: on sums, on products
+        self.seconds = {False: 0.0, True: 0.0}  # the workers' time, by whether a task is a product
 
     def add(self, task: PlanTask) -> None:
         """Append a task as soon as fewer than MAX_QUEUED_TASKS tasks are unfinished."""

@@ -14,7 +14,7 @@ from typing import Final
 from fmm.kernels.algorithms.scheme import Scheme
 
 FUSED_OPTIONS = ("streams", "atomic", "variants")  # options of a fused level in a plan
-MAX_STREAMS = 7  # the products of one level
+MAX_STREAMS = 7  # streams at most: one for each product of a level of seven
 Task = tuple[int, ...]  # the products of one launch
 StreamTasks = tuple[Task, ...]  # launches that run one after the other
 Stage = tuple[StreamTasks, ...]  # concurrent streams, which all end before the next stage begins

@@ -98,7 +98,7 @@ class Leaf:
     # True if the leaf multiplies in another type. The error of emulation is small relative to the largest numbers of a
     # row and a column, and not relative to each entry. FMM_EMULATION=0 forbids such leaves.
     emulates: bool = False
-    norm_bound: str = ""  # error of an emulating leaf: of an entry, relative to the norms of its row and column
+    norm_bound: str = ""  # of an emulating leaf: the error of an entry, relative to the norms of its row and column
     # True if the leaf can raise a device flag where an entry may have too large a relative error
     checks_entries: bool = False
 
@@ -109,7 +109,7 @@ class Leaf:
 
     # Predicted time
     rate: str = ""  # name of the leaf's rate in a calibration, with `{}` for the type; empty: the type's name
-    relative_time: float = 1.0  # rate as a multiple of the vendor's, if no calibration has the leaf's rate
+    relative_time: float = 1.0  # time as a multiple of the vendor's, where no calibration has the leaf's rate
     time_formula: Literal["vendor", "tiles"] = "vendor"
     slow_columns: tuple[str, ...] = ()  # types for which a column-major B takes far longer
     # True if thread blocks occupy every multiprocessor to the end, so that no sums run concurrently

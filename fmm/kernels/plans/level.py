@@ -60,7 +60,7 @@ class Level(ABC):
     text: str  # the level's text in a plan
 
     # The products that replace one product
-    products: int  # largest share of the multiplications that remain; 1 if the level saves none
+    products: int  # the largest number of products in place of one; 1 if the level saves no multiplications
     depth: int = 1  # levels of recursion
     splits: bool = True  # True if products are smaller than the problem
     # True if each product is a block of A times a block of B, and gives a block of C, without sums
@@ -82,7 +82,7 @@ class Level(ABC):
     conjugates: tuple[bool, bool] = (False, False)  # True for each of A and B that the level conjugates
     named_leaves: tuple[str, ...] = ()  # texts of leaves that the level itself names for some of its products
     error_growth: float = 1.0  # factor of the expected error, in addition to the growth of `bilinear`
-    positive_growth: float = 1.0  # this factor for numbers of one sign
+    positive_growth: float = 1.0  # the same factor for numbers of one sign
     error_note: str = ""  # a note for users on the error, in addition to its size
 
     # The order of products and sums
@@ -90,7 +90,7 @@ class Level(ABC):
     tasks: tuple[str, ...] = ()  # options of a fused level: streams, atomic, variants
     takes_alpha_beta: bool = False  # True if the steps compute alpha A B + beta C; otherwise a further pass updates C
     sums_inside: bool = False  # True if some sums are computed inside the products, provided that the leaf can
-    fused_products: FusedProducts | None = None  # True if all sums are computed inside the products
+    fused_products: FusedProducts | None = None  # set if all sums are computed inside the products
 
     def __str__(self) -> str:
         return self.text

@@ -27,9 +27,8 @@ from fmm.perfmodel.papers.huang_blocks import FOOTNOTE_14, FOOTNOTE_15, Modelled
 from fmm.perfmodel.papers.table import Cell, Table
 
 CACHE_MULTIPLIER: Final = 0.2  # lambda of footnote 12, the multiplier "adjusted to match the GEMM performance"
-FIGURE_9_SHARED_BANDWIDTH: Final = (
-    15.30e12  # tau_smop in bytes/s as Figure 9 prints it; footnote 13 and the text have 15.67e12
-)
+# tau_smop in bytes/s as Figure 9 prints it; footnote 13 and the text have 15.67e12
+FIGURE_9_SHARED_BANDWIDTH: Final = 15.30e12
 
 # Figure 3: strategy -> threads of a thread block in two dimensions, (t_x, t_y).
 FIGURE_3_THREADS: Final[Mapping[str, tuple[int, int]]] = {

@@ -18,9 +18,8 @@ class SourceEntry(NamedTuple):
     figure: str
     what: str
     done: Status
-    see: (
-        str  # names of tables, separated by blanks, if it is computed or can be measured; else the part of fmm in words
-    )
+    # names of tables, separated by blanks, if it is computed or can be measured; else the part of fmm in words
+    see: str
     on: str = ""  # devices with samples of it in results/
 
 

@@ -1,7 +1,7 @@
 """The decision for a product on a device: a certified entry of exactly this shape, else the model's choice.
 
-`decide_plan` takes a problem, limits and a device, and touches no array. Other functions
-name the plans to try if the decided plan cannot run, and the seconds that a plan is expected to take.
+`decide_plan` takes a problem, limits and a device, and touches no array. Other functions name the plans to try if the
+decided plan cannot run, and the seconds that a plan is expected to take.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Trial:
         self._lock = threading.Lock()
         shuffled = random.Random(0)
         pairs = [shuffled.sample([VENDOR, plan], 2) for _ in range(PAIRS)]
-        # number of the first products, which are not counted
+        # the first two products warm up, and are not counted
         self._turns = [plan, VENDOR, *(p for pair in pairs for p in pair)]
         self._seconds: list[float] = []  # seconds of the finished products, in their order
 

@@ -29,7 +29,7 @@ COMPILED_SIZES = ((4096, 4096, 4096), (5000, 4000, 3000), (4133, 2053, 3001))
 TILE_KERNEL_SIZES = (*((side,) * 3 for side in (1024, 2048, 4096, 8192)), (4133, 2053, 3001))
 # Each kernel of a level with this many products is a job, named by its label; the slowest compiles first.
 HEAVY_PRODUCTS = 7**3
-FIRST_TURN_PRODUCTS = 7  # the largest number of products of a level whose kernels compile first of all
+FIRST_TURN_PRODUCTS = 7  # kernels of levels with at most this number of products compile first
 SUM_LABELS = ("join", "split A", "split B")
 WORKER_COMMAND = (sys.executable, "-m", "fmm.tuner.devices.compile_worker")
 

@@ -180,9 +180,8 @@ class CpuSession:
     def _call(self, run: Run) -> Callable[[], Any]:
         if run.part not in ("whole", SHORTEST_SAMPLE_PART):
             return partial(self._part, run)
-        if (
-            self.problem.writes_triangle
-        ):  # the vendor's way is BLAS's syrk, mirrored by who does that faster, NumPy or we
+        if self.problem.writes_triangle:
+            # the vendor's way is BLAS's syrk, mirrored by whichever is faster at it, NumPy or fmm
             return partial(fmm.gram, self.a, None, self.c, rows=True, plan=run.plan)
         if run.plan == VENDOR:
             return partial(matmul, self.a, self.b, out=self.c)

@@ -109,7 +109,7 @@ class Effort:
     rounds: int  # rounds of the probes, of the held-out shapes, and of each trial of the search
     held_out: int  # held-out shapes
     trials: int  # trials of a shape's search
-    enqueued: int  # number of the model's best plans among these trials
+    enqueued: int  # how many of these trials are of the model's best plans
     certify: int  # rounds of a certification
     stride: int = 1  # step along the ladder of squares: with 2, every second square is tuned
     blocks: bool = False  # True to time the tile strategies of fmm's own kernel

@@ -31,9 +31,8 @@ MAX_COUNTED_LEVELS = LEVEL_COUNTS[-1]  # plans with more levels count as this nu
 MAX_TIME_NEAR_CROSSOVER = 1.15  # predictions up to this multiple of the vendor's time show the error near a crossover
 MIN_SAMPLES_FOR_TREND = 5  # samples for a regression of the error over the side
 MAX_DOUBLINGS = 2.0  # number of doublings of the side over which a trend is extrapolated
-MIN_SAMPLES_NEAR_CROSSOVER = (
-    3  # with fewer samples near the crossover, those with the largest effective sides are taken
-)
+# with fewer samples near the crossover, those with the largest effective sides are taken
+MIN_SAMPLES_NEAR_CROSSOVER = 3
 # The assumed standard deviation of log(measured / predicted) of one sample; an observed larger one replaces it.
 SAMPLE_DEVIATION = 0.015
 # The standard errors by which an error must be below 0 to be corrected: more where a sample with this number of levels

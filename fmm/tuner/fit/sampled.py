@@ -51,7 +51,7 @@ class _ParameterGroup:
 
     problem: LeastSquares
     dtype: str
-    x: Any  # coordinates of the fit
+    x: Any  # the fitted parameters, in the coordinates of the fit
     directions: Any
 
     def draw(self, calibration: Calibration, random: np.random.Generator) -> Calibration:

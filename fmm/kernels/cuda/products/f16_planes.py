@@ -33,7 +33,7 @@ OPERAND_SIDES: tuple[OperandSide, OperandSide] = ("left", "right")  # sides of t
 SPLIT_THREADS = 256  # threads of a thread block that splits
 SPLIT_CLUSTER = 8  # thread blocks that share the lines of 64 positions
 WARP_THREADS = 32
-MAX_REGISTER_LOADS = 16  # largest number of number of loads of a line that a thread holds in registers
+MAX_REGISTER_LOADS = 16  # largest number of loads of a line that a thread holds in registers
 # How numbers are scaled, and how planes are arranged. default: scaled by line or position; hi and lo alternate in
 # chunks. separate: scaled as default; all hi before all lo, as the vendor's products need; no clusters. recorded: as
 # default, and the spread of exponents along the inner dimension is recorded. balanced: the inner dimension is scaled

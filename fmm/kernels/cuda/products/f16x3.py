@@ -185,8 +185,8 @@ FLOAT16_BYTES = 2
 class PlaneProduct(NamedTuple):
     """A product of planes over a piece of the inner dimension: C = factor (plane of A) (plane of B) + keep C."""
 
-    start: int  # positions along the inner dimension
-    length: int
+    start: int  # first position along the inner dimension
+    length: int  # number of positions
     lo_of_a: bool = False  # True for the plane lo of A, False for hi
     lo_of_b: bool = False
     factor: float = 1.0

@@ -58,9 +58,8 @@ class TileOp:
     n: int
     k: int
     count: int = 1  # products in the batch
-    may_overlap: bool = (
-        False  # True if it may overlap the previous launch, because it only adds to that launch's results
-    )
+    # True if the launch may overlap the previous one, because it only adds to that launch's results
+    may_overlap: bool = False
     open_strategy: bool = False  # True if the strategy may be replaced by a faster one
 
     def __hash__(self) -> int:

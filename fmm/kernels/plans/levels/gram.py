@@ -51,9 +51,8 @@ class Gram(LevelWithSteps):
         """The largest product comes first, blocks on the diagonal last; products of equal sizes are a batch."""
         parts = 1 << self.cuts
         unit = next((unit for unit in BLOCK_UNITS if n >= MIN_BLOCK_UNITS * unit * parts), 1)
-        side = max(
-            -(-n // (parts * unit)) * unit, 1
-        )  # rows of equal blocks on the diagonal; the last block may be smaller
+        # rows of the equal blocks on the diagonal; the last block may be smaller
+        side = max(-(-n // (parts * unit)) * unit, 1)
         inner = plan
         while inner.for_gram:
             inner = inner.rest
