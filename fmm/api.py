@@ -24,7 +24,7 @@ from fmm.runtime.decisions import early_declines
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.early_declines import call_key, is_small_on_host, was_declined
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS
-from fmm.runtime.gemm import run_declined_gemm
+from fmm.runtime.gemm import run_declined_gemm, run_small_gemm
 from fmm.runtime.gram import TRIANGLES, Triangle, run_declined_gram, small_gram
 from fmm.runtime.prepared_operand import PreparedOperand, Side, prepare_operand
 
@@ -387,6 +387,11 @@ def gemm(
     key = None
     if plan is None and max_error_growth is None and workspace is None and not unknown:
         library = NUMPY if type(a) is ndarray else PLAIN_TYPES.get(type(a))
+        is_plain = library is not None and library is not NUMPY and out is None
+        if is_plain and transpose_a is transpose_b is False:
+            small = run_small_gemm(library, a, b, c, alpha, beta)  # type: ignore[arg-type]
+            if small is not None:
+                return small
         key = call_key(library, (a, b, c, out), alpha, beta, "gemm", transpose_a, transpose_b)
         if key is not None and (declined := run_declined_gemm(key, a, b, c, out)) is not None:
             return declined

@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 
 from fmm.arrays.detect import is_complex
 from fmm.arrays.library import Library, product_shape
+from fmm.arrays.select_library import PLAIN_TYPES
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.early_declines import (
+    SMALL_BYTES,
     CallKey,
     OnDecline,
     are_small_matrices,
@@ -87,6 +89,30 @@ def run_gemm(
         return result
     library.copy(result, out)
     return out
+
+
+def run_small_gemm(library: Library, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:
+    """Return A B, or A B + C, of small matrices of CuPy or torch by the library's own function.
+
+    Few checks come before it, since a small product takes less time than the checks of a large one. The result is None
+    for all other calls, and for those that the library rejects.
+    """
+    if type(alpha) not in (int, float) or type(beta) not in (int, float):
+        return None
+    if alpha != 1 or (c is None if beta == 1 else beta != 0):
+        return None
+    if PLAIN_TYPES.get(type(b)) is not library or not (c is None or PLAIN_TYPES.get(type(c)) is library):
+        return None
+    if (is_tracing := library.is_tracing) is not None and is_tracing():
+        return None
+    try:
+        if not a.ndim == 2 == b.ndim or a.nbytes * b.nbytes >= SMALL_BYTES or (dtype := a.dtype) != b.dtype:
+            return None
+        if not beta:
+            return library.quick_vendor(a, b)
+        return library.quick_gemm(a, b, c, 1, 1, None) if c.dtype == dtype else None
+    except (RuntimeError, TypeError, ValueError):  # run_gemm raises its own error, or multiplies after all
+        return None
 
 
 def run_declined_gemm(key: CallKey, a: Any, b: Any, c: Any, out: Any) -> Any:

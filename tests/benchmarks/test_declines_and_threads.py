@@ -47,11 +47,11 @@ def test_the_median_is_of_the_differences_of_each_round() -> None:
     assert row["extra_microseconds"] == 1.0, "drift meets both calls"
 
 
-def test_a_call_that_runs_a_plan_is_a_failure_and_no_decline() -> None:
-    pair, clock = fake_pair(0.0, plan="winograd > vendor")
+def test_a_call_that_runs_a_plan_is_named_and_has_no_budget() -> None:
+    pair, clock = fake_pair(9.0, plan="winograd > vendor")
     row = recorded_failure(lambda case: measure_case(case, 3, clock, lambda _: pair), asdict)(MATMUL)
-    assert "not declined: winograd > vendor" in row["failure"] and row["side"] == 64
-    assert "not declined" in declines.text_line(row)
+    assert row["plan"] == "winograd > vendor" and row["within_budget"]
+    assert declines.text_line(row).endswith("+9.00 us  by winograd > vendor")
 
 
 def test_every_function_library_type_and_size_is_a_case() -> None:

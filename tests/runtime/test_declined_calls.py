@@ -52,6 +52,66 @@ def test_a_declined_gemm_enters_few_functions(library: str) -> None:
         assert len(names) <= MOST, (name, names)
 
 
+def test_a_small_gemm_of_tensors_is_torch_s_after_few_checks() -> None:
+    a, c = operands("torch")
+    b = a.T
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: fmm.gemm(a, b),
+        lambda: fmm.gemm(a, b, c, beta=1),
+        lambda: fmm.gemm(a, b, c[0], beta=1.0),
+        lambda: fmm.gemm(a, b, c, beta=0),
+    )
+    for call in calls:
+        names = overhead(call)
+        assert len(names) <= 4, names  # fmm.gemm, run_small_gemm, and two that ask whether calls are recorded
+
+
+def test_a_small_gemm_of_tensors_is_computed_or_rejected_as_a_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch: Any = pytest.importorskip("torch")
+    x = torch.arange(12.0).reshape(3, 4)
+    square, nan = torch.eye(3), torch.full((3, 3), float("nan"))
+    grad = torch.ones(3, 4, requires_grad=True)
+    parameter = torch.nn.Parameter(torch.ones(4, 3))
+    calls: dict[str, Callable[[], Any]] = {
+        "shapes": lambda: fmm.gemm(x, x),
+        "addend of another shape": lambda: fmm.gemm(x, x.T, torch.ones(2, 3), beta=1),
+        "addend of a stack": lambda: fmm.gemm(x, x.T, torch.ones(2, 3, 3), beta=1),
+        "addend as a column": lambda: fmm.gemm(x, x.T, torch.ones(3, 1), beta=1),
+        "addend of another type": lambda: fmm.gemm(x, x.T, square.double(), beta=1),
+        "factor of another type": lambda: fmm.gemm(x, x.T.double(), square, beta=1),
+        "no addend": lambda: fmm.gemm(x, x.T, beta=1),
+        "NaN that is not read": lambda: fmm.gemm(x, x.T, nan, beta=0),
+        "vectors": lambda: fmm.gemm(x[0], x[0]),
+        "a complex factor": lambda: fmm.gemm(x, x.T, alpha=1 + 0j),
+        "bool": lambda: fmm.gemm(x, x.T, alpha=True),
+        "a tensor as factor": lambda: fmm.gemm(x, x.T, square, beta=torch.tensor(1.0)),
+        "integers": lambda: fmm.gemm(x.long(), x.T.long(), square.long(), beta=1),
+        "bool matrices": lambda: fmm.gemm(x.bool(), x.T.bool(), square.bool(), beta=1),
+        "bfloat16": lambda: fmm.gemm(x.bfloat16(), x.T.bfloat16(), square.bfloat16(), beta=1),
+        "an array of NumPy's": lambda: fmm.gemm(x, x.T, np.eye(3), beta=1),
+        "a parameter": lambda: fmm.gemm(x, parameter, square, beta=1),
+        "a gradient": lambda: torch.autograd.grad(fmm.gemm(grad, x.T, square, beta=1).sum(), grad)[0],
+        "empty": lambda: fmm.gemm(x[:, :0], x.T[:0], square, beta=1),
+        "sparse": lambda: fmm.gemm(x, x.T.to_sparse(), square, beta=1),
+        "a conjugate": lambda: fmm.gemm(x.cfloat().conj(), x.T.cfloat(), square.cfloat(), beta=1),
+    }
+
+    def outcome(call: Callable[[], Any]) -> tuple[str, Any]:
+        try:
+            c = call()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}", None
+        return f"{type(c).__name__} {c.dtype} {c.requires_grad}", c.detach().resolve_conj()
+
+    fmm.gemm(x, x.T)  # torch's type is known from now on
+    found = {name: outcome(call) for name, call in calls.items()}
+    monkeypatch.setattr("fmm.api.run_small_gemm", lambda *arguments: None)
+    for name, call in calls.items():
+        text, c = outcome(call)
+        assert found[name][0] == text, name
+        assert c is None or torch.equal(found[name][1], c), name
+
+
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 def test_a_declined_gram_enters_few_functions(library: str) -> None:
     a, c = operands(library)
