@@ -31,7 +31,7 @@ from typing import Any
 
 from benchmarks.papers.experiment import Results, has_results, planned_parts, read_results
 from benchmarks.papers.figures import EXPERIMENTS
-from fmm.dtypes import STORED
+from fmm.dtypes import STORED_TYPES
 from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import datasheet_of
 from fmm.kernels.cuda.launch_list import Kernel
@@ -52,9 +52,9 @@ PYTEST_ON_NUMPY = (sys.executable, "-m", "pytest", "-q", "-p", "tests.support.nu
 # What fmm.matmul launches in tests/runtime/test_gpu_matmul.py and tests/kernels/cuda/recompute/: what writes C raises a
 # flag. On rows that are aligned, on those that are not, and with the outer level's blocks of several sizes.
 FLAGGED_PLANS = {
-    "strassen.batched.pad16 > vendor": (*STORED, "tf32"),
-    "winograd.pad16 > strassen.batched.pad16 > vendor": tuple(STORED),
-    "li-fig3.peel > vendor": tuple(STORED),
+    "strassen.batched.pad16 > vendor": (*STORED_TYPES, "tf32"),
+    "winograd.pad16 > strassen.batched.pad16 > vendor": tuple(STORED_TYPES),
+    "li-fig3.peel > vendor": tuple(STORED_TYPES),
     "strassen.fused.pad4 > tile": ("float32",),
     "strassen.pad4 > strassen.fused.pad4 > tile": ("float32",),
     "strassen.batched.pad16 > tile.half": ("float32",),

@@ -195,7 +195,7 @@ def measure_case(case: Case, rounds: int, clock: Clock, pair_of: Callable[[Case]
 
 
 def decline_row(case: Case, samples: dict[str, list[float]], plan: str = "") -> Row:
-    """Return the medians in microseconds, and whether the extra time is within the budget; `plan`: empty if declined."""
+    """Return the medians in microseconds, and whether the extra time is within the budget (a `plan` has none)."""
     extra = median(own - vendor for own, vendor in zip(samples["fmm"], samples["vendor"], strict=True))
     return {
         **asdict(case),

@@ -101,12 +101,12 @@ def fixed_decision(plan: str) -> Iterator[None]:
 @contextmanager
 def graphs_allowed(allowed: bool) -> Iterator[None]:
     """Replay recurring calls as CUDA graphs, or never."""
-    run_device.GRAPHS.clear()
-    run_device.GRAPHS.calls_before_capture = CALLS_BEFORE_CAPTURE if allowed else NEVER_CAPTURED
+    run_device.GRAPH_CACHE.clear()
+    run_device.GRAPH_CACHE.calls_before_capture = CALLS_BEFORE_CAPTURE if allowed else NEVER_CAPTURED
     try:
         yield
     finally:
-        run_device.GRAPHS.clear()
+        run_device.GRAPH_CACHE.clear()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 import fmm
-from fmm.integrations.install_targets import VARIABLE
+from fmm.integrations.install_targets import INSTALL_VARIABLE
 
-if names := [name for name in os.environ.get(VARIABLE, "").split(",") if name]:
+if names := [name for name in os.environ.get(INSTALL_VARIABLE, "").split(",") if name]:
     fmm.install(*names)

@@ -85,7 +85,7 @@ class Gpu(Cpu):
         """Free the pool's memory and all graphs: graphs of earlier shapes would keep new ones from being captured."""
         import cupy
 
-        from fmm.runtime.run_device import GRAPHS
+        from fmm.runtime.run_device import GRAPH_CACHE
 
-        GRAPHS.clear()
+        GRAPH_CACHE.clear()
         cupy.get_default_memory_pool().free_all_blocks()

@@ -18,7 +18,7 @@ from fmm.arrays.select_library import PLAIN_TYPES
 from fmm.kernels.cpu.host_arrays import matmul as numpy_matmul
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Operation
-from fmm.request import REQUIRED, check_flag, check_side, public_signature
+from fmm.request import REQUIRED_ARGUMENT, check_flag, check_side, public_signature
 from fmm.runtime import matmul as array_matmul
 from fmm.runtime.decisions import early_declines
 from fmm.runtime.decisions.decide import Decision
@@ -40,8 +40,8 @@ ZERO: Any = 0
 
 @public_signature
 def matmul(
-    a: Any = REQUIRED,
-    b: Any = REQUIRED,
+    a: Any = REQUIRED_ARGUMENT,
+    b: Any = REQUIRED_ARGUMENT,
     /,
     out: Any = None,
     *,
@@ -141,8 +141,8 @@ def matmul(
 
 @public_signature
 def explain(
-    a: Any = REQUIRED,
-    b: Any = REQUIRED,
+    a: Any = REQUIRED_ARGUMENT,
+    b: Any = REQUIRED_ARGUMENT,
     /,
     out: Any = None,
     *,
@@ -189,7 +189,7 @@ def explain(
 
 @public_signature
 def gram(
-    a: Any = REQUIRED,
+    a: Any = REQUIRED_ARGUMENT,
     b: Any = None,
     /,
     out: Any = None,
@@ -266,7 +266,7 @@ def gram(
 
 @public_signature
 def explain_gram(
-    a: Any = REQUIRED,
+    a: Any = REQUIRED_ARGUMENT,
     b: Any = None,
     /,
     out: Any = None,
@@ -305,8 +305,8 @@ def explain_gram(
 
 @public_signature
 def gemm(
-    a: Any = REQUIRED,
-    b: Any = REQUIRED,
+    a: Any = REQUIRED_ARGUMENT,
+    b: Any = REQUIRED_ARGUMENT,
     c: Any = None,
     /,
     *,
@@ -402,8 +402,8 @@ def gemm(
 
 @public_signature
 def explain_gemm(
-    a: Any = REQUIRED,
-    b: Any = REQUIRED,
+    a: Any = REQUIRED_ARGUMENT,
+    b: Any = REQUIRED_ARGUMENT,
     c: Any = None,
     /,
     *,
@@ -441,7 +441,7 @@ def explain_gemm(
 
 
 @public_signature
-def prepare(x: Any = REQUIRED, /, *, side: Side = "right", **unknown: Any) -> PreparedOperand:
+def prepare(x: Any = REQUIRED_ARGUMENT, /, *, side: Side = "right", **unknown: Any) -> PreparedOperand:
     """Return a copy of a matrix, prepared for many products: fmm.matmul(a, p), or fmm.matmul(p, b) for side="left".
 
     Parameters
@@ -480,8 +480,8 @@ def prepare(x: Any = REQUIRED, /, *, side: Side = "right", **unknown: Any) -> Pr
 
 @public_signature
 def minplus(
-    a: Any = REQUIRED,
-    b: Any = REQUIRED,
+    a: Any = REQUIRED_ARGUMENT,
+    b: Any = REQUIRED_ARGUMENT,
     /,
     out: Any = None,
     *,

@@ -73,9 +73,10 @@ def _integers() -> Iterator[DType]:
 
 DTYPES: Mapping[str, DType] = MappingProxyType({row.name: row for row in (*_ROWS, *_integers())})
 FLOATS: tuple[str, ...] = tuple(row.name for row in _ROWS)  # real, complex and TF32
-STORED: tuple[str, ...] = tuple(row.name for row in _ROWS if not row.stored_as)  # float types of arrays
+STORED_TYPES: tuple[str, ...] = tuple(row.name for row in _ROWS if not row.stored_as)  # float types of arrays
 COMPLEX: tuple[str, ...] = tuple(row.name for row in _ROWS if row.is_complex)
-RINGS: tuple[str, ...] = tuple(name for name, row in DTYPES.items() if row.exact and name != "bool")  # modulo 2^bits
-INTEGERS: tuple[str, ...] = (*RINGS, "bool")
+# integers modulo 2^bits
+RING_TYPES: tuple[str, ...] = tuple(name for name, row in DTYPES.items() if row.exact and name != "bool")
+INTEGERS: tuple[str, ...] = (*RING_TYPES, "bool")
 # The type of residue planes inside kernels; no array has it.
 BYTE = DType("byte", 1, 0.0, "fmm::byte", 3, 72, "int32", 10, tensor_map=0, mma="s8")

@@ -152,11 +152,11 @@ def _stacked_product(a: jax.Array, b: jax.Array, precision: lax.Precision) -> ja
     options = {"transpose_a": False, "transpose_b": False, "precision": precision}
     if b.ndim == 2:  # one product of all rows
         rows = a.reshape(prod(a.shape[:-1]), a.shape[-1])
-        c: jax.Array = PRODUCT.bind(rows, b, **options)
+        c: jax.Array = PRODUCT_PRIMITIVE.bind(rows, b, **options)
         return c.reshape(*a.shape[:-1], b.shape[-1])
     stack = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     a, b = (jnp.broadcast_to(x, (*stack, *x.shape[-2:])) for x in (a, b))
-    result: jax.Array = PRODUCT.bind(a, b, **options)
+    result: jax.Array = PRODUCT_PRIMITIVE.bind(a, b, **options)
     return result
 
 
@@ -182,8 +182,8 @@ def _left_cotangent(cotangent: Any, a: Any, b: Any, *, transpose_a: bool, transp
     if isinstance(cotangent, ad.Zero):
         return ad.Zero(a.aval)
     if transpose_a:
-        return PRODUCT.bind(b, cotangent, transpose_a=transpose_b, transpose_b=True, **options)
-    return PRODUCT.bind(cotangent, b, transpose_a=False, transpose_b=not transpose_b, **options)
+        return PRODUCT_PRIMITIVE.bind(b, cotangent, transpose_a=transpose_b, transpose_b=True, **options)
+    return PRODUCT_PRIMITIVE.bind(cotangent, b, transpose_a=False, transpose_b=not transpose_b, **options)
 
 
 def _right_cotangent(cotangent: Any, a: Any, b: Any, *, transpose_a: bool, transpose_b: bool, **options: Any) -> Any:
@@ -191,8 +191,8 @@ def _right_cotangent(cotangent: Any, a: Any, b: Any, *, transpose_a: bool, trans
     if isinstance(cotangent, ad.Zero):
         return ad.Zero(b.aval)
     if transpose_b:
-        return PRODUCT.bind(cotangent, a, transpose_a=True, transpose_b=transpose_a, **options)
-    return PRODUCT.bind(a, cotangent, transpose_a=not transpose_a, transpose_b=False, **options)
+        return PRODUCT_PRIMITIVE.bind(cotangent, a, transpose_a=True, transpose_b=transpose_a, **options)
+    return PRODUCT_PRIMITIVE.bind(a, cotangent, transpose_a=not transpose_a, transpose_b=False, **options)
 
 
 def _product_of_batch(operands: Any, axes: Any, **options: Any) -> tuple[jax.Array, int]:
@@ -200,9 +200,9 @@ def _product_of_batch(operands: Any, axes: Any, **options: Any) -> tuple[jax.Arr
     size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
     a, b = (batching.bdim_at_front(x, axis, size) for x, axis in zip(operands, axes, strict=True))
     if axes[1] is None and operands[1].ndim == 2 and not options["transpose_a"]:
-        rows = PRODUCT.bind(a.reshape(-1, a.shape[-1]), operands[1], **options)
+        rows = PRODUCT_PRIMITIVE.bind(a.reshape(-1, a.shape[-1]), operands[1], **options)
         return rows.reshape(*a.shape[:2], rows.shape[-1]), 0
-    return PRODUCT.bind(a, b, **options), 0
+    return PRODUCT_PRIMITIVE.bind(a, b, **options), 0
 
 
 def _xla_gram(a: Any) -> jax.Array:
@@ -212,7 +212,7 @@ def _xla_gram(a: Any) -> jax.Array:
 def _gram_of_batch(operands: Any, axes: Any) -> tuple[jax.Array, int]:
     a = jnp.moveaxis(operands[0], axes[0], 0)
     options = {"transpose_a": True, "transpose_b": False, "precision": lax.Precision.HIGHEST}
-    return PRODUCT.bind(a.conj(), a, **options), 0
+    return PRODUCT_PRIMITIVE.bind(a.conj(), a, **options), 0
 
 
 @lru_cache(maxsize=256)
@@ -269,14 +269,14 @@ def pays(
         if dtype not in HOST_TYPES or prod(a.shape[:-2]) * m * k * n < LEAST_HOST_WORK:
             return False
         speedup = expected_speedup(api.plan(m, k, n, op=op, dtype=dtype)) or 1.0
-        return host_gain(dtype) * speedup >= LEAST_HOST_GAIN
+        return numpy_speedup_over_xla(dtype) * speedup >= LEAST_HOST_GAIN
     if dtype not in CUDA_TYPES or (dtype == "float32" and precision is not lax.Precision.HIGHEST):
         return False
     return min(m, k, n) > 0 and api.plan(m, k, n, op=op, dtype=dtype, device=0).plan != VENDOR
 
 
 @lru_cache(maxsize=len(HOST_TYPES))
-def host_gain(dtype: str) -> float:
+def numpy_speedup_over_xla(dtype: str) -> float:
     """Return by which factor NumPy's BLAS is faster on the host than XLA's dot, measured once in a process."""
     with jax.ensure_compile_time_eval(), jax.default_device(jax.devices("cpu")[0]):
         a = np.random.default_rng(0).standard_normal((TRIAL_SIDE, TRIAL_SIDE)).astype(dtype)
@@ -326,9 +326,9 @@ def _callback(platform: str, multiply: Callable[..., object], shape: tuple[int, 
     return buffer_callback(run, jax.ShapeDtypeStruct(shape, operands[0].dtype))(*operands)
 
 
-PRODUCT = _define("fmm_product", _product_shape, _xla_product, _product_by_fmm, _product_of_batch)
-ad.defbilinear(PRODUCT, _left_cotangent, _right_cotangent)
-GRAM = _define(
+PRODUCT_PRIMITIVE = _define("fmm_product", _product_shape, _xla_product, _product_by_fmm, _product_of_batch)
+ad.defbilinear(PRODUCT_PRIMITIVE, _left_cotangent, _right_cotangent)
+GRAM_PRIMITIVE = _define(
     "fmm_gram",
     lambda a: a.update(shape=(a.shape[1], a.shape[1]), weak_type=False),
     _xla_gram,
@@ -340,11 +340,11 @@ GRAM = _define(
 def _gram_derivative(primals: tuple[Any], tangents: tuple[Any]) -> tuple[jax.Array, jax.Array]:
     """Return A^H A, and its change by dA: A^H dA and the adjoint of that."""
     (a,), (da,) = primals, tangents
-    change = PRODUCT.bind(a.conj(), da, transpose_a=True, transpose_b=False, precision=lax.Precision.HIGHEST)
+    change = PRODUCT_PRIMITIVE.bind(a.conj(), da, transpose_a=True, transpose_b=False, precision=lax.Precision.HIGHEST)
     return _gram_with_derivative(a), change + change.conj().T
 
 
-_gram_with_derivative = jax.custom_jvp(GRAM.bind)
+_gram_with_derivative = jax.custom_jvp(GRAM_PRIMITIVE.bind)
 _gram_with_derivative.defjvp(_gram_derivative)
 
 

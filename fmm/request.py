@@ -23,7 +23,7 @@ from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.early_declines import OnDecline, no_action
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
-from fmm.runtime.gemm import OPS, BlasGemmParams
+from fmm.runtime.gemm import TRANSPOSE_MODES, BlasGemmParams
 from fmm.runtime.gram import TRIANGLES, GramParams
 
 P = ParamSpec("P")
@@ -83,7 +83,7 @@ def check_matmul(
     `options`: casting, order, dtype and numpy.matmul's other options by name. `constraints`: plan, max_error_growth,
     workspace, componentwise.
     """
-    if a is REQUIRED or b is REQUIRED:
+    if a is REQUIRED_ARGUMENT or b is REQUIRED_ARGUMENT:
         raise missing_operands(function, ("a", "b"), (a, b), options[-1])
     checked, changed = check_constraints(*constraints), matmul_options(*options)
     shown = progress is not False and check_progress(progress)
@@ -122,7 +122,7 @@ def check_gemm(
 def _gemm_params(alpha: Any, beta: Any, transpose_a: Any, transpose_b: Any) -> BlasGemmParams:
     ops = []
     for name, value in (("transpose_a", transpose_a), ("transpose_b", transpose_b)):
-        op = OPS.get(value) if isinstance(value, str | int | np.integer | np.bool_) else None
+        op = TRANSPOSE_MODES.get(value) if isinstance(value, str | int | np.integer | np.bool_) else None
         if op is None:
             raise ValueError(f"{name} must be 'N', 'T' or 'C', False or True, or 0, 1 or 2, not {value!r}")
         ops.append(op)
@@ -338,14 +338,14 @@ class _Required:
         return "<required>"
 
 
-REQUIRED: Final[Any] = _Required()
+REQUIRED_ARGUMENT: Final[Any] = _Required()
 # The names that torch, NumPy's documentation and fmm use for operands.
 OPERAND_NAMES = ("a", "b", "input", "other", "mat1", "mat2", "self", "tensor", "x1", "x2", "x", "y")
 
 
 def check_operands(function: str, names: Collection[str], operands: tuple[Any, ...], options: Collection[str]) -> None:
     """Raise TypeError if a required operand is missing or an unknown option is passed."""
-    if any(x is REQUIRED for x in operands):
+    if any(x is REQUIRED_ARGUMENT for x in operands):
         raise missing_operands(function, names, operands, options)
     for name in options:
         raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
@@ -359,7 +359,7 @@ def missing_operands(
     if named:
         call = f"fmm.{function}({', '.join(names)})"
         return TypeError(f"fmm.{function} takes its operands by position: write {call}, without {named}")
-    missing = [repr(name) for name, x in zip(names, operands, strict=True) if x is REQUIRED]
+    missing = [repr(name) for name, x in zip(names, operands, strict=True) if x is REQUIRED_ARGUMENT]
     noun = "arguments" if len(missing) > 1 else "argument"
     return TypeError(f"{function}() missing {len(missing)} required positional {noun}: {' and '.join(missing)}")
 
@@ -368,7 +368,7 @@ def public_signature(function: Callable[P, R]) -> Callable[P, R]:
     """Set the function's documented signature, without defaults of required operands; return the function."""
     signature = inspect.signature(function)
     shown = [
-        parameter.replace(default=parameter.empty) if parameter.default is REQUIRED else parameter
+        parameter.replace(default=parameter.empty) if parameter.default is REQUIRED_ARGUMENT else parameter
         for parameter in signature.parameters.values()
         if parameter.name != "unknown"
     ]

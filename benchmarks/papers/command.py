@@ -36,13 +36,13 @@ from benchmarks.papers.figure import Figure, draw_figure, figure_table
 from benchmarks.papers.figures import EXPERIMENTS, FIGURES
 from fmm.perfmodel.papers.inventory import inventory
 from fmm.perfmodel.papers.table import Table
-from fmm.tuner.commands.paper import TABLES, UnknownTableError, computed_table, format_tables, table_name
+from fmm.tuner.commands.paper import PAPER_TABLES, UnknownTableError, computed_table, format_tables, table_name
 from fmm.tuner.trials.environment import typed_command
 from fmm.tuner.tune import EXIT_INTERRUPTED
 
 COMMAND = "benchmarks papers"
 MISSING = "missing"
-NAMES = {**TABLES, **FIGURES}
+NAMES = {**PAPER_TABLES, **FIGURES}
 
 
 class BadRequestError(Exception):
@@ -144,7 +144,7 @@ def recorded_tables(names: Sequence[str], options: argparse.Namespace) -> tuple[
 
 def table_of(name: str, results: Results | None = None) -> Table:
     """Return a figure's table with these results; without results the computed table, if there is one."""
-    if name in FIGURES and (results is not None or name not in TABLES):
+    if name in FIGURES and (results is not None or name not in PAPER_TABLES):
         return figure_table(FIGURES[name], results)
     return computed_table(name)
 

@@ -13,7 +13,7 @@ from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import datasheet_of
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.semirings.closure_launches import closure_seconds
-from fmm.semirings.minplus_kernel import RINGS
+from fmm.semirings.minplus_kernel import TROPICAL_RINGS
 
 CALLERS = {
     "float32": "float32, normal numbers",
@@ -101,7 +101,7 @@ def shortest_paths(results: Path) -> Iterator[str]:
 
 def _path_row(row: Row, chip: Chip) -> tuple[object, ...]:
     n, seconds = row["n"], row["seconds"]
-    predicted = closure_seconds(RINGS[row["ring"]], n, chip)
+    predicted = closure_seconds(TROPICAL_RINGS[row["ring"]], n, chip)
     rate = f"{n**3 / seconds / 1e12:.1f}"
     return n, row["ring"], digits(1e3 * seconds), rate, row["launches"], digits(1e3 * predicted)
 

@@ -26,7 +26,7 @@ from fmm.arrays.library import (
     product_shape,
 )
 from fmm.arrays.numpy_library import NumpyLike
-from fmm.dtypes import DTYPES, INTEGERS, STORED, DType
+from fmm.dtypes import DTYPES, INTEGERS, STORED_TYPES, DType
 
 try:
     from cupy._core import _routines_linalg as _linalg
@@ -61,7 +61,7 @@ def _gemm_type(row: DType) -> _GemmType:
 
 
 # NumPy has no bfloat16.
-_GEMM_TYPES = {np.dtype(name): _gemm_type(DTYPES[name]) for name in STORED if name != "bfloat16"}
+_GEMM_TYPES = {np.dtype(name): _gemm_type(DTYPES[name]) for name in STORED_TYPES if name != "bfloat16"}
 
 
 def cublas_product(a: Any, b: Any) -> Any:
@@ -97,7 +97,7 @@ except ImportError:  # other versions of CuPy have no such attribute
     matmul = cupy.matmul
 
 # NumPy has no bfloat16.
-_NUMPY_TYPES = {name: np.dtype(name) for name in (*STORED, *INTEGERS) if name != "bfloat16"}
+_NUMPY_TYPES = {name: np.dtype(name) for name in (*STORED_TYPES, *INTEGERS) if name != "bfloat16"}
 NO_OPTIONS: Mapping[str, Any] = {}
 
 
@@ -183,7 +183,7 @@ class CupyLibrary(NumpyLike):
             return Setting(current, refusal=f"the arrays are not on the current device, cuda:{current}")
         dtype = np.promote_types(a.dtype, b.dtype) if a.dtype != b.dtype else a.dtype
         common = _common_type(a, b)
-        mode = get_compute_type(dtype) if get_compute_type is not None and dtype.name in STORED else 0
+        mode = get_compute_type(dtype) if get_compute_type is not None and dtype.name in STORED_TYPES else 0
         is_gram = _same_memory_transposed(a, b)
         if mode == TF32 and dtype.name == "float32":
             return Setting(current, common, "tf32", b_is_transposed_a=is_gram)

@@ -11,7 +11,7 @@ import numpy as np
 
 from fmm.arrays import host_memory
 from fmm.arrays.library import Operand, Processor, Setting, contiguous_operand, occupied_bytes
-from fmm.dtypes import DTYPES, INTEGERS, STORED
+from fmm.dtypes import DTYPES, INTEGERS, STORED_TYPES
 from fmm.kernels.cpu.host_arrays import Array, dot, matmul
 from fmm.kernels.cpu.thread_pool import blas_threads
 
@@ -118,7 +118,7 @@ def to_numpy(x: Any) -> Any:
 
 
 # types that NumPy multiplies by BLAS
-BLAS_TYPES = tuple(np.dtype(name) for name in STORED if not DTYPES[name].sums_wider)
+BLAS_TYPES = tuple(np.dtype(name) for name in STORED_TYPES if not DTYPES[name].sums_wider)
 INTEGER_TYPES = tuple(np.dtype(name) for name in INTEGERS)  # types that NumPy multiplies by its own loops
 TYPE_NAMES = {dtype: dtype.name for dtype in (*BLAS_TYPES, *INTEGER_TYPES)}
 TYPE_CHARS = frozenset(dtype.char for dtype in TYPE_NAMES)  # without `long long`, which has the name of another type

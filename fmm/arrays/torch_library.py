@@ -14,7 +14,7 @@ from fmm.arrays import host_memory
 from fmm.arrays.library import MemoryNeeds, Operand, Processor, Setting, contiguous_operand, product_shape
 from fmm.arrays.numpy_library import as_integer_factor, tensor_as_numpy
 from fmm.arrays.torch_calls import MATMUL, is_observed, is_plain_call, is_tracing
-from fmm.dtypes import DTYPES, INTEGERS, STORED
+from fmm.dtypes import DTYPES, INTEGERS, STORED_TYPES
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.cpu.triangle_product import MIRROR_IN_PLACE, mirror_tasks
 
@@ -87,9 +87,9 @@ def _address_range(x: Any) -> tuple[int, int]:
 
 
 # Older versions of torch have no unsigned types but uint8.
-TYPE_NAMES = {getattr(torch, name): name for name in (*STORED, *INTEGERS) if hasattr(torch, name)}
+TYPE_NAMES = {getattr(torch, name): name for name in (*STORED_TYPES, *INTEGERS) if hasattr(torch, name)}
 TYPES = {name: dtype for dtype, name in TYPE_NAMES.items()}
-HOST_TYPES = tuple(TYPES[name] for name in STORED if not DTYPES[name].sums_wider)  # multiplied by NumPy's BLAS
+HOST_TYPES = tuple(TYPES[name] for name in STORED_TYPES if not DTYPES[name].sums_wider)  # multiplied by NumPy's BLAS
 
 float32 = torch.float32
 # The getter of newer versions of torch, where the older switch `allow_tf32` can raise an error.

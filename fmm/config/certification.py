@@ -9,7 +9,7 @@ from statistics import median
 from fmm.config.schema import Entry, Size
 
 MIN_SPEEDUP = 1.02  # the least median speedup of a certified plan
-CONFIDENCE = 0.95
+CONFIDENCE_LEVEL = 0.95
 MIN_ROUNDS = 6  # rounds; with fewer rounds even the whole range of samples has less than 95 % confidence
 
 
@@ -20,7 +20,7 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float]:
     """
     ordered = sorted(samples)
     n = len(ordered)
-    rank = max((r for r in range(1, n // 2 + 1) if _coverage(n, r) >= CONFIDENCE), default=1)
+    rank = max((r for r in range(1, n // 2 + 1) if _coverage(n, r) >= CONFIDENCE_LEVEL), default=1)
     return ordered[rank - 1], ordered[n - rank]
 
 

@@ -29,19 +29,24 @@ SWITCH_VALUES = {
 log = logging.getLogger("fmm")
 
 # os.environ.get takes 0.7 us for each of five names at every product; the dictionary behind os.environ is faster.
-_DATA: Any = getattr(os.environ, "_data", None)
+_ENVIRONMENT_BYTES: Any = getattr(os.environ, "_data", None)
 _VARIABLES = ("FMM_COMPONENTWISE", "FMM_CONFIG", "FMM_DISABLE", "FMM_EMULATION", "FMM_TUNING_MODE")
-_KEYS: dict[str, Any] = {name: os.environ.encodekey(name) if _DATA is not None else name for name in _VARIABLES}
+_ENVIRONMENT_KEYS: dict[str, Any] = {
+    name: os.environ.encodekey(name) if _ENVIRONMENT_BYTES is not None else name for name in _VARIABLES
+}
 # Read all variables as they are stored, undecoded: `map(raw_value, RAW_NAMES)`. The result is None for a variable that
 # is not set.
-raw_value, RAW_NAMES = (os.environ if _DATA is None else _DATA).get, tuple(_KEYS.values())
+raw_value, RAW_NAMES = (
+    (os.environ if _ENVIRONMENT_BYTES is None else _ENVIRONMENT_BYTES).get,
+    tuple(_ENVIRONMENT_KEYS.values()),
+)
 
 
 def environment_value(name: str) -> str:
     """Return the value of one of these variables; empty if the variable is not set."""
-    if _DATA is None:
+    if _ENVIRONMENT_BYTES is None:
         return os.environ.get(name, "")
-    raw = _DATA.get(_KEYS[name])
+    raw = _ENVIRONMENT_BYTES.get(_ENVIRONMENT_KEYS[name])
     return "" if raw is None else os.environ.decodevalue(raw)
 
 
@@ -93,21 +98,24 @@ def log_once(message: str) -> None:
 
 # By element type: variables by which cuBLAS multiplies in another arithmetic, in another time. The values of this table
 # are the settings that change nothing.
-_EMULATION = {"CUBLAS_EMULATION_STRATEGY": ("default",)}
-_DOUBLE: dict[str, tuple[str, ...]] = {"CUBLAS_EMULATE_DOUBLE_PRECISION": ("0",)}
-_SINGLE: dict[str, tuple[str, ...]] = {"CUBLAS_EMULATE_SINGLE_PRECISION": ("0",), "NVIDIA_TF32_OVERRIDE": ("0",)}
+_EMULATION_VARIABLES = {"CUBLAS_EMULATION_STRATEGY": ("default",)}
+_DOUBLE_VARIABLES: dict[str, tuple[str, ...]] = {"CUBLAS_EMULATE_DOUBLE_PRECISION": ("0",)}
+_SINGLE_VARIABLES: dict[str, tuple[str, ...]] = {
+    "CUBLAS_EMULATE_SINGLE_PRECISION": ("0",),
+    "NVIDIA_TF32_OVERRIDE": ("0",),
+}
 VENDOR_VARIABLES: dict[str, dict[str, tuple[str, ...]]] = {
-    "float64": _DOUBLE,
-    "complex128": _DOUBLE,
-    "float32": _SINGLE,
-    "complex64": _SINGLE,
+    "float64": _DOUBLE_VARIABLES,
+    "complex128": _DOUBLE_VARIABLES,
+    "float32": _SINGLE_VARIABLES,
+    "complex64": _SINGLE_VARIABLES,
     "tf32": {"NVIDIA_TF32_OVERRIDE": ("1",)},
 }
 
 
 def vendor_variables() -> dict[str, str]:
     """Return the variables that are set and can change cuBLAS's arithmetic: a condition of each tuning."""
-    names = (*_DOUBLE, *_SINGLE, *_EMULATION)
+    names = (*_DOUBLE_VARIABLES, *_SINGLE_VARIABLES, *_EMULATION_VARIABLES)
     return {name: value for name in names if (value := os.environ.get(name, "").strip())}
 
 
@@ -116,5 +124,5 @@ def vendor_arithmetic(dtype: str, variables: Mapping[str, str]) -> str:
     relevant = VENDOR_VARIABLES.get(dtype, {})
     found = {name: variables[name] for name, usual in relevant.items() if variables.get(name, usual[0]) not in usual}
     if any("EMULATE" in name for name in found):
-        found |= {name: variables[name] for name in _EMULATION if name in variables}
+        found |= {name: variables[name] for name in _EMULATION_VARIABLES if name in variables}
     return ", ".join(f"{name}={value}" for name, value in found.items())

@@ -74,7 +74,7 @@ __all__ = [
     "read_thresholds",
 ]
 
-PRODUCT: Operation = "product"  # the operation of most entries
+DEFAULT_OPERATION: Operation = "product"  # the operation of most entries
 # origins of entries: measured by the tuner, or by the runtime on the user's own products
 ENTRY_ORIGINS = "certified", "online"
 ANY_LAYOUT = "any"  # the layout of entries that hold for row-major and column-major matrices alike
@@ -105,7 +105,7 @@ class Entry:
     verified: bool = True
     origin: str = "certified"
     lean: bool = False  # the best plan without workspace, stored beside the entry of a plan with workspace
-    op: Operation = PRODUCT  # written only if the operation is not the default one
+    op: Operation = DEFAULT_OPERATION  # written only if the operation is not the default one
 
     @property
     def key(self) -> EntryKey:
@@ -115,7 +115,7 @@ class Entry:
     @property
     def fields(self) -> dict[str, Any]:
         """The entry as it is written to a section."""
-        return {name: value for name, value in asdict(self).items() if (name, value) != ("op", PRODUCT)}
+        return {name: value for name, value in asdict(self).items() if (name, value) != ("op", DEFAULT_OPERATION)}
 
     @property
     def text(self) -> str:
@@ -215,7 +215,7 @@ class Tuned:
         return None if self.diagnostics else self.calibration
 
     def entry(
-        self, size: Size, layout: str = ANY_LAYOUT, lean: bool = False, op: str = PRODUCT
+        self, size: Size, layout: str = ANY_LAYOUT, lean: bool = False, op: str = DEFAULT_OPERATION
     ) -> tuple[Entry, Plan] | None:
         """Return the entry of exactly this shape and its plan; None without an entry, or if it is not trusted."""
         found = self.entries.get((op, size, layout, lean)) or self.entries.get((op, size, ANY_LAYOUT, lean))

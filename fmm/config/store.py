@@ -16,7 +16,7 @@ from fmm.config.identity import Identity
 from fmm.config.reader import ConfigError, Raw, config_text
 from fmm.config.schema import Entry, empty_section, read_entry
 
-STREAMS = tuple(("/", "dev", name) for name in ("stdin", "stdout", "stderr", "fd"))
+STREAM_PATHS = tuple(("/", "dev", name) for name in ("stdin", "stdout", "stderr", "fd"))
 
 
 def merge_section(path: Path, device: str, dtype: str, section: dict[str, Raw]) -> None:
@@ -106,7 +106,7 @@ def _is_special(path: Path) -> bool:
     with suppress(OSError):
         mode = path.stat().st_mode
         is_plain = stat.S_ISREG(mode) or stat.S_ISDIR(mode)
-        return not is_plain or path.is_relative_to("/proc") or path.parts[:3] in STREAMS
+        return not is_plain or path.is_relative_to("/proc") or path.parts[:3] in STREAM_PATHS
     return False
 
 

@@ -26,7 +26,7 @@ from fmm.distributed.sharded_tensors import (
     SharingOptions,
     checked_placements,
 )
-from fmm.dtypes import STORED
+from fmm.dtypes import STORED_TYPES
 
 # torch's device type of the mesh, by the kind of the arrays (fmm.arrays.detect)
 MESH_DEVICE_TYPES = {"host": "cpu", "cupy": "cuda"}
@@ -80,7 +80,7 @@ def _check_parts(a: Any, b: Any) -> None:
             raise TypeError(f"fmm.distributed.matmul takes DTensors, or with mesh= plain arrays, not {operand}")
         if x.ndim != 2:
             raise ValueError(f"fmm.distributed.matmul takes parts of matrices, not arrays of shape {x.shape}")
-    if a.dtype.newbyteorder("=") != b.dtype.newbyteorder("=") or a.dtype.name not in STORED:
+    if a.dtype.newbyteorder("=") != b.dtype.newbyteorder("=") or a.dtype.name not in STORED_TYPES:
         types = f"{a.dtype.name} and {b.dtype.name}"
         raise TypeError(f"fmm.distributed.matmul takes arrays of one type, floating-point or complex, not {types}")
     if kind_of(a) == "cupy" and a.device != b.device:

@@ -30,7 +30,7 @@ from fmm.distributed.chunk_grid import Cell, ChunkGrid, ChunkTasks
 from fmm.distributed.dask_choice import ChunkCosts, GridPlan, choose_grid_plan, default_products_per_task
 from fmm.distributed.dask_recompute import with_recomputed_chunks
 from fmm.distributed.quadrants import parse_block_levels
-from fmm.dtypes import DTYPES, STORED
+from fmm.dtypes import DTYPES, STORED_TYPES
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.walk import walk_plan
 from fmm.perfmodel.choose import default_error_growth
@@ -97,7 +97,7 @@ def matmul(
     has_unknown_sizes = any(isnan(size) for array in (x, y) for sizes in array.chunks for size in sizes)
     library, dtype = _chunk_library(x, y), np.result_type(x.dtype, y.dtype)
     are_matrices = x.ndim == y.ndim == 2 and x.shape[1] == y.shape[0]
-    if not are_matrices or has_unknown_sizes or not library or dtype.name not in STORED:
+    if not are_matrices or has_unknown_sizes or not library or dtype.name not in STORED_TYPES:
         _check_no_constraints(outer_plan, growth, dtype)
         return da.matmul(x, y)
     x, y = x.astype(dtype), y.astype(dtype).rechunk({0: x.chunks[1]})

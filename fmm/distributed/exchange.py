@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from fmm.distributed.layout import BlocksHeld, Box, K, Layout, M, Operand
+from fmm.distributed.layout import K_AXIS, M_AXIS, BlocksHeld, Box, Layout, Operand
 
 # arguments: left panel, right panel, C, whether the product is added to C
 MultiplyPanels = Callable[[Any, Any, Any, bool], object]
@@ -61,7 +61,7 @@ class ProductInProgress:
             rows, _, cols = layout.share_in_step(self.place, step)
             dest = submatrix(c, Box(rows, cols).relative_to(Box(share.rows, share.cols)))
             if 0 not in (*left.shape, *right.shape):
-                multiply(left, right, dest, written and layout.along == K)
+                multiply(left, right, dest, written and layout.along == K_AXIS)
                 written = True
         return c if written else c.zero_()
 
@@ -158,7 +158,7 @@ def redistribute_to_row(c: Any, layout: Layout, processes: MeshProcesses) -> Any
     The result is cut along one axis of C, the axis that the rectangle's first side cuts, into one part for each process
     in rank order.
     """
-    me, axis = processes.place, 0 if layout.work[0] == M else 1
+    me, axis = processes.place, 0 if layout.work[0] == M_AXIS else 1
     target = BlocksHeld((layout.m, layout.n), layout.mesh, (axis, axis))
     blocks = [Box(share.rows, share.cols) for share in map(layout.share, range(layout.process_count))]
     mine, copies, messages = target.box(me), list[tuple[Any, Any]](), list[Any]()

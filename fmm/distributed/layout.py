@@ -123,7 +123,7 @@ def _overlapping_spans(spans: Sequence[Span], wanted: Span) -> list[Span]:
 
 
 Operand = Literal["A", "B"]
-M, K, N = 0, 1, 2  # the axes of the cube of multiply-adds: rows of C, inner dimension, columns of C
+M_AXIS, K_AXIS, N_AXIS = 0, 1, 2  # the axes of the cube of multiply-adds: rows of C, inner dimension, columns of C
 
 
 class Transfer(NamedTuple):
@@ -155,7 +155,7 @@ class Layout:
     b: CutAxes  # for each dimension of the mesh, the axis of B that it cuts
     work: CutAxes  # for each dimension of the mesh, the axis (M, K or N) of the cube of multiply-adds that it cuts
     pieces: int = 1  # number of steps
-    along: int = K  # the axis (M, K or N) of the cube of multiply-adds that the steps cut
+    along: int = K_AXIS  # the axis (M, K or N) of the cube of multiply-adds that the steps cut
 
     @property
     def process_count(self) -> int:
@@ -164,7 +164,7 @@ class Layout:
     @property
     def summand_processes(self) -> int:
         """Number of processes that compute summands of one block of C, each over its part of the inner dimension."""
-        return prod(side for side, axis in zip(self.mesh, self.work, strict=True) if axis == K)
+        return prod(side for side, axis in zip(self.mesh, self.work, strict=True) if axis == K_AXIS)
 
     @cached_property
     def blocks_held(self) -> dict[Operand, BlocksHeld]:
@@ -186,7 +186,7 @@ class Layout:
     def share_in_step(self, rank: int, step: int) -> Share:
         """Return the part of a process's share that the process computes in this step."""
         share = self._shares[rank]
-        first = self._first_pieces[rank] if self.along == K else 0
+        first = self._first_pieces[rank] if self.along == K_AXIS else 0
         piece = share[self.along].nth_part(self.pieces, (first + step) % self.pieces)
         return Share(*(piece if axis == self.along else span for axis, span in enumerate(share)))
 
@@ -197,7 +197,7 @@ class Layout:
 
     def has_constant_panel(self, operand: Operand) -> bool:
         """Return True if a process multiplies the same panel of this operand in all steps."""
-        return self.along == (N if operand == "A" else M)
+        return self.along == (N_AXIS if operand == "A" else M_AXIS)
 
     @cached_property
     def transfers_by_step(self) -> tuple[tuple[Transfer, ...], ...]:

@@ -15,7 +15,7 @@ from itertools import product
 from math import isqrt, prod
 from typing import NamedTuple
 
-from fmm.distributed.layout import CutAxes, K, Layout, M, N, Operand
+from fmm.distributed.layout import K_AXIS, M_AXIS, N_AXIS, CutAxes, Layout, Operand
 from fmm.distributed.quadrants import ALLOWED_CUTS, level_parts, quadrants
 from fmm.hardware.links import Link, Network
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
@@ -103,7 +103,7 @@ class Sharing:
 
 def describe_work(layout: Layout) -> str:
     """Return how the mesh cuts the multiply-adds as text, for example "rows by 2, columns by 4"."""
-    names = {M: "rows", K: "inner dimension", N: "columns"}
+    names = {M_AXIS: "rows", K_AXIS: "inner dimension", N_AXIS: "columns"}
     cuts = [f"{names[axis]} by {side}" for side, axis in zip(layout.mesh, layout.work, strict=True) if axis is not None]
     return ", ".join(cuts) or "everything on each"
 
@@ -119,7 +119,9 @@ def predict_layout(layout: Layout, outer_plan: Plan, devices: Devices) -> Sharin
 
 def rank_sharings(layout: Layout, devices: Devices, outer_plan: Sequence[Plan] | None = None) -> tuple[Sharing, ...]:
     """Return the candidates with these outer levels, sorted by predicted seconds; raise PlanError if there are none."""
-    works = [replace(layout, work=work, pieces=1) for work in product((M, N, K), repeat=len(layout.mesh))]
+    works = [
+        replace(layout, work=work, pieces=1) for work in product((M_AXIS, N_AXIS, K_AXIS), repeat=len(layout.mesh))
+    ]
     first = [predict_layout(candidate, VENDOR, devices) for candidate in works]
     first.sort(key=lambda sharing: sharing.seconds)
     plans = (VENDOR, *map(Plan.parse, DEFAULT_OUTER_LEVELS)) if outer_plan is None else outer_plan
@@ -170,8 +172,13 @@ def layouts_in_pieces(layout: Layout) -> Iterator[Layout]:
     are cut into 2, 4 or 8 pieces; then the panel of one operand is the same in all steps.
     """
     held = max(_parts_along(layout.mesh, layout.a, 1), _parts_along(layout.mesh, layout.b, 0))
-    local = max(held // max(_parts_along(layout.mesh, layout.work, K), 1), 1)
-    counts = {(K, 1), (K, local), (K, 2 * local), *((axis, count) for axis in (M, N) for count in ROW_OR_COLUMN_PIECES)}
+    local = max(held // max(_parts_along(layout.mesh, layout.work, K_AXIS), 1), 1)
+    counts = {
+        (K_AXIS, 1),
+        (K_AXIS, local),
+        (K_AXIS, 2 * local),
+        *((axis, count) for axis in (M_AXIS, N_AXIS) for count in ROW_OR_COLUMN_PIECES),
+    }
     sides = layout.m, layout.k, layout.n
     for along, pieces in sorted(counts):
         if pieces <= sides[along]:
@@ -220,7 +227,7 @@ def _step_seconds(layout: Layout, step: int, devices: Devices) -> tuple[float, f
         panels = layout.panels_needed(rank, step)
         sizes.add((panels["A"].rows.size, panels["A"].cols.size, panels["B"].cols.size))
     seconds = max(devices.product_seconds(*sides) if 0 not in sides else 0.0 for sides in sizes)
-    adding = 3 * max(m * n for m, _, n in sizes) * devices.itemsize / devices.stream if layout.along == K else 0.0
+    adding = 3 * max(m * n for m, _, n in sizes) * devices.itemsize / devices.stream if layout.along == K_AXIS else 0.0
     return seconds, adding if step else 0.0, _exchange_seconds(layout, step, devices)
 
 
@@ -283,7 +290,7 @@ def rectangle_layouts(layout: Layout) -> Iterator[Layout]:
     ranks, (a,), (b,) = layout.process_count, layout.a, layout.b
     short = max(side for side in range(1, isqrt(ranks) + 1) if ranks % side == 0)
     held = (layout.m, layout.k, 0)[2 if a is None else a], (layout.k, layout.n, 0)[2 if b is None else b]
-    for (outer, inner), side in (((M, N), layout.m), ((N, M), layout.n)):
+    for (outer, inner), side in (((M_AXIS, N_AXIS), layout.m), ((N_AXIS, M_AXIS), layout.n)):
         if short > 1 and not any(size % ranks for size in (*held, side)):
             yield replace(layout, mesh=(short, ranks // short), a=(a, a), b=(b, b), work=(outer, inner), pieces=1)
 

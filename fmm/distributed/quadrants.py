@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from fmm.distributed.layout import CutAxes, K, Layout, M, N, Operand, Span, cut_span, mesh_coordinates
+from fmm.distributed.layout import K_AXIS, M_AXIS, N_AXIS, CutAxes, Layout, Operand, Span, cut_span, mesh_coordinates
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.request import parse_plan
 from fmm.runtime.decisions.decide import Decision
@@ -21,8 +21,8 @@ LevelParts = tuple[int, int, int]  # numbers of parts into which a level cuts m,
 # The axes of A and B (0, 1, or None) that a dimension of the mesh may cut, by the axis (M, K, N) of the multiply-adds
 # that the same dimension of the mesh cuts.
 ALLOWED_CUTS: dict[Operand, dict[int | None, tuple[int | None, ...]]] = {
-    "A": {M: (0,), K: (1,), N: (1, None)},
-    "B": {M: (0, None), K: (0,), N: (1,)},
+    "A": {M_AXIS: (0,), K_AXIS: (1,), N_AXIS: (1, None)},
+    "B": {M_AXIS: (0, None), K_AXIS: (0,), N_AXIS: (1,)},
 }
 
 
@@ -41,7 +41,7 @@ class Quadrants:
     def block_layout(self) -> Layout:
         """The layout of each product of two blocks."""
         (m_parts, k_parts, n_parts), whole = self.parts, self.whole
-        m, n = self.rows * _processes_along(whole, M), self.cols * _processes_along(whole, N)
+        m, n = self.rows * _processes_along(whole, M_AXIS), self.cols * _processes_along(whole, N_AXIS)
         k = len(self.inner) * self.width
         return replace(whole, m=m // m_parts, k=k // k_parts, n=n // n_parts)
 

@@ -30,10 +30,10 @@ from fmm.distributed.exchange import (
     redistribute_to_row,
     reports_lost_process,
 )
-from fmm.distributed.layout import BlocksHeld, CutAxes, K, Layout, M, N, interned_layout
+from fmm.distributed.layout import K_AXIS, M_AXIS, N_AXIS, BlocksHeld, CutAxes, Layout, interned_layout
 from fmm.distributed.level_over_blocks import multiply_blocks
 from fmm.distributed.quadrants import parse_outer_level, quadrants
-from fmm.dtypes import STORED
+from fmm.dtypes import STORED_TYPES
 from fmm.hardware.links import Network, network_of
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.runtime.decisions.limits import count_gpu_processes
@@ -43,7 +43,7 @@ NO_LEVEL_MESSAGE = "the plan {plan} is one for two matrices of one floating-poin
 MAX_CACHED_DECISIONS = 256  # number of cached decisions per mesh
 MEMORY_SHARE = 0.8  # share of a device's free memory that panels and blocks may use
 # placement of the result along a mesh dimension, by the axis (M, N, K) of the multiply-adds that the dimension cuts
-RESULT_PLACEMENT = {M: Shard(0), N: Shard(1), K: Partial()}
+RESULT_PLACEMENT = {M_AXIS: Shard(0), N_AXIS: Shard(1), K_AXIS: Partial()}
 
 
 class SharingOptions(NamedTuple):
@@ -132,7 +132,7 @@ def _can_be_shared(a: Any, b: Any) -> bool:
     if not _on_one_mesh(a, b) or (a.dim(), b.dim()) != (2, 2):
         return False
     plain = all(type(place) in (Shard, Replicate, Partial) for place in (*a.placements, *b.placements))
-    same_type = a.dtype is b.dtype and TYPE_NAMES.get(a.dtype) in STORED
+    same_type = a.dtype is b.dtype and TYPE_NAMES.get(a.dtype) in STORED_TYPES
     return bool(plain and same_type and a.shape[1] == b.shape[0] and 0 not in (*a.shape, *b.shape))
 
 
@@ -372,7 +372,7 @@ def _decide_on_this_process(a: Any, b: Any, outer_plan: Plan | None, max_error_g
     """Return the decision that this process makes from its own device and free memory."""
     mesh, device = a.device_mesh, _device_of(a)
     (m, k), n = a.shape, b.shape[1]
-    layout = Layout(m, k, n, tuple(mesh.mesh.shape), placement_cuts(a), placement_cuts(b), (M,) * mesh.ndim)
+    layout = Layout(m, k, n, tuple(mesh.mesh.shape), placement_cuts(a), placement_cuts(b), (M_AXIS,) * mesh.ndim)
     local = a.to_local()
     library = torch_library_of(local)
     result_bytes = layout.m * layout.n / layout.process_count * local.element_size()

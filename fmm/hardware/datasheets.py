@@ -12,7 +12,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, TypeVar
 
-Record = TypeVar("Record")
+RecordT = TypeVar("RecordT")
 
 
 # Annotation of a field -> parser of its cells. (Annotations are strings, because of the __future__ import.)
@@ -25,7 +25,7 @@ _CELL_PARSERS: dict[str, Callable[[str], object]] = {
 }
 
 
-def read_records(record: type[Record], package: str, file: str) -> list[Record]:
+def read_records(record: type[RecordT], package: str, file: str) -> list[RecordT]:
     """Return the rows of a CSV table as records; each field is read from the column of its name."""
     text = (resources.files(package) / file).read_text(encoding="utf-8")
     columns: Any = fields(record)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fmm.hardware.datasheets import Capability
 
-WARP = 32
+THREADS_PER_WARP = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class BlockResources:
     @property
     def warps(self) -> int:
         """Warps of the thread block; the last one may be incomplete."""
-        return -(-self.threads // WARP)
+        return -(-self.threads // THREADS_PER_WARP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def _rounded_up(value: int, unit: int) -> int:
 def _by_threads(limits: Capability, launch: BlockResources) -> int:
     if launch.threads > limits.max_threads_per_block:
         return 0
-    return limits.max_threads_per_sm // WARP // launch.warps
+    return limits.max_threads_per_sm // THREADS_PER_WARP // launch.warps
 
 
 def _by_registers(limits: Capability, launch: BlockResources) -> int:
@@ -110,9 +110,9 @@ def _by_registers(limits: Capability, launch: BlockResources) -> int:
     # The check for a block, and on 1.x also the allocation, rounds the warps up to fill all partitions evenly.
     even_warps = _rounded_up(launch.warps, limits.warp_granularity)
     if limits.register_granularity == "block":
-        per_block = _rounded_up(even_warps * launch.registers * WARP, limits.register_unit)
+        per_block = _rounded_up(even_warps * launch.registers * THREADS_PER_WARP, limits.register_unit)
         return limits.registers_per_sm // per_block
-    per_warp = _rounded_up(launch.registers * WARP, limits.register_unit)
+    per_warp = _rounded_up(launch.registers * THREADS_PER_WARP, limits.register_unit)
     if per_warp * even_warps > limits.registers_per_block:
         return 0
     # Each partition has its own share of the register file and holds whole warps.

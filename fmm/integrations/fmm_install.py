@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-LIBRARIES = "numpy", "torch", "cupy"
+DEFAULT_LIBRARIES = "numpy", "torch", "cupy"
 
 
 class Finder:
@@ -25,7 +25,7 @@ class Finder:
     def find_spec(
         cls, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name not in LIBRARIES:
+        if name not in DEFAULT_LIBRARIES:
             return None
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from contextlib import _GeneratorContextManager
 
 Undo = Callable[[], None]
-VARIABLE = "FMM_INSTALL"
+INSTALL_VARIABLE = "FMM_INSTALL"
 
 
 class CannotInstallError(RuntimeError):
@@ -171,9 +171,9 @@ def install_from_env() -> None:
 
     Unknown names are logged in one line: a typo must not end a job, nor prevent the other names.
     """
-    names = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
+    names = [name.strip() for name in os.environ.get(INSTALL_VARIABLE, "").split(",") if name.strip()]
     if unknown := [name for name in names if name not in INSTALL_TARGETS]:
-        log_once(f"{VARIABLE}: {_unknown_names_message(unknown)}")
+        log_once(f"{INSTALL_VARIABLE}: {_unknown_names_message(unknown)}")
     if valid := [name for name in names if name in INSTALL_TARGETS]:
         install(*valid)
 

@@ -32,7 +32,7 @@ from fmm.runtime.matmul import run_matmul
 
 ndarray = np.ndarray
 # NumPy functions whose modules import dot and inner by name; the names of these modules differ between versions.
-CALLERS = "einsum", "tensordot", "cov", "polyfit", "linalg.multi_dot"
+CALLING_FUNCTIONS = "einsum", "tensordot", "cov", "polyfit", "linalg.multi_dot"
 
 
 def install() -> Callable[[], None]:
@@ -64,7 +64,7 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
 
 def _calling_modules() -> Iterator[Any]:
     """Yield the modules of this NumPy version that import dot and inner by name."""
-    for caller in CALLERS:
+    for caller in CALLING_FUNCTIONS:
         function: Any = np
         for name in caller.split("."):
             function = getattr(function, name, None)

@@ -36,8 +36,8 @@ from fmm.runtime.decisions.limits import NO_CONSTRAINTS
 from fmm.runtime.matmul import explain_matmul, run_matmul
 from fmm.runtime.prepare import prepare_call
 
-SOURCE = Path(__file__).with_suffix(".cpp")
-NEVER = 0  # a type's shortest side with this value: NumPy computes all products of the type
+CPP_SOURCE = Path(__file__).with_suffix(".cpp")
+NEVER_SIDE = 0  # a type's shortest side with this value: NumPy computes all products of the type
 # Multiply-adds from which fmm decides already the first product of new sizes. A decision takes a millisecond, far less
 # than such a product; integer products are slower in NumPy, so their limit is lower. NumPy computes the first smaller
 # product of new sizes, and fmm decides the second one.
@@ -65,7 +65,7 @@ def install() -> Callable[[], None]:
         stop_watching()
         _installed.remove(loops)
         for number in DTYPES_BY_NUMBER:
-            loops.set_limits(number, NEVER, 0.0)
+            loops.set_limits(number, NEVER_SIDE, 0.0)
         loops.restore()
 
     try:
@@ -131,7 +131,7 @@ def compiled_loops() -> CompiledLoops:
         raise OSError("numpy.matmul is not NumPy's own")
     options = ["-std=c++17", "-O2", "-shared", "-fPIC"]
     options += ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
-    return CompiledLoops(CompiledLibrary("fmm's loop for numpy.matmul", SOURCE, options).load(needs_cache=False))
+    return CompiledLoops(CompiledLibrary("fmm's loop for numpy.matmul", CPP_SOURCE, options).load(needs_cache=False))
 
 
 def numpy_function(number: int) -> int:

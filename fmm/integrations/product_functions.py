@@ -14,7 +14,7 @@ from fmm.integrations.report import ProductKind, count_product, is_reporting
 
 # ---- replacing functions
 
-ABSENT = object()  # value of a name that the module or class did not define itself
+NOT_DEFINED = object()  # value of a name that the module or class did not define itself
 
 
 def replaced_function(own: Any, answer: Callable[..., Any]) -> ReplacedFunction:
@@ -85,16 +85,16 @@ def replace_attributes(values: Iterable[tuple[Any, str, Any]]) -> Callable[[], N
 
     def undo() -> None:
         for owner, name, before, ours in reversed(replaced):
-            if vars(owner).get(name, ABSENT) is not ours:
+            if vars(owner).get(name, NOT_DEFINED) is not ours:
                 continue
-            if before is ABSENT:
+            if before is NOT_DEFINED:
                 delattr(owner, name)
             else:
                 setattr(owner, name, before)
 
     try:
         for owner, name, value in values:
-            before = vars(owner).get(name, ABSENT)
+            before = vars(owner).get(name, NOT_DEFINED)
             setattr(owner, name, value)
             replaced.append((owner, name, before, value))
     except BaseException:

@@ -22,20 +22,20 @@ from fmm.config.store import write_file
 from fmm.integrations.install_targets import INSTALL_TARGETS
 from fmm.kernels.cpu.worker_threads import ForkSafeLock, after_fork_in_child
 from fmm.kernels.plans.plan import VENDOR
-from fmm.runtime.call_record import RECORDING, CallRecord, clear_record, last_record
+from fmm.runtime.call_record import RECORDING_SWITCH, CallRecord, clear_record, last_record
 from fmm.runtime.decisions.decide import Decision
 
 REPORT_LINES = 30  # number of lines in the table of a report; products with the most flops come first
-GENERATED_PRODUCTS = "products for which torch.compile generates code of its own"
+GENERATED_PRODUCTS_NOTE = "products for which torch.compile generates code of its own"
 # For each install target: the library's products that a report does not count, and the targets that would count them.
 UNCOUNTED_PRODUCTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "numpy": (("methods (a.dot(b)) of NumPy's arrays, numpy.einsum without optimize, functions in C", ()),),
     "cupy": (("methods (a.dot(b)) of CuPy's arrays", ()),),
-    "torch": (("torch's products on the host", ("torch-cpu",)), (GENERATED_PRODUCTS, ())),
-    "torch-cpu": (("torch's products on CUDA devices", ("torch",)), (GENERATED_PRODUCTS, ())),
+    "torch": (("torch's products on the host", ("torch-cpu",)), (GENERATED_PRODUCTS_NOTE, ())),
+    "torch-cpu": (("torch's products on CUDA devices", ("torch",)), (GENERATED_PRODUCTS_NOTE, ())),
     "torch-inductor": (
         ("torch's products but for those of fmm's candidate in Inductor", ("torch", "torch-cpu")),
-        (GENERATED_PRODUCTS, ()),
+        (GENERATED_PRODUCTS_NOTE, ()),
     ),
 }
 
@@ -227,7 +227,7 @@ def watch_counting(callback: Callable[[], None]) -> Callable[[], None]:
 
 
 def _notify_watchers() -> None:
-    RECORDING.on = is_reporting()
+    RECORDING_SWITCH.on = is_reporting()
     for callback in tuple(_watchers):
         callback()
 
@@ -301,9 +301,9 @@ def unrecorded_outcome(decision: Decision) -> Outcome:
 
 # ---- reports at the end of a process
 
-VARIABLE = "FMM_REPORT"
+REPORT_VARIABLE = "FMM_REPORT"
 PROCESS_MARK = "%p"  # in a file name, stands for the process id
-STDERR = ""
+STDERR_NAME = ""
 EXIT_PRIORITY = -100  # multiprocessing runs this finalizer last
 
 _destinations: dict[str, int] = {}  # ids of the processes that requested reports, by file name
@@ -311,18 +311,18 @@ _destinations: dict[str, int] = {}  # ids of the processes that requested report
 
 def report_from_env() -> None:
     """Report at exit to the file in the environment variable FMM_REPORT, if the variable is set."""
-    if name := os.environ.get(VARIABLE, ""):
+    if name := os.environ.get(REPORT_VARIABLE, ""):
         report_at_exit(name)
 
 
-def report_at_exit(name: str = STDERR) -> None:
+def report_at_exit(name: str = STDERR_NAME) -> None:
     """Start counting, and write the report when the process ends.
 
     The report is written after the process's threads have ended, and after what the program registers with atexit
     later: atexit runs the first registered function last.
     """
     with suppress(FileNotFoundError):  # the working directory was removed; write_report logs the error
-        name = os.path.abspath(name) if name else STDERR  # the program may change its working directory
+        name = os.path.abspath(name) if name else STDERR_NAME  # the program may change its working directory
     if not is_reporting():
         begin_report()
     if name not in _destinations:
@@ -334,7 +334,7 @@ def _write(name: str) -> None:
     """Write the report to a file or to stderr; forked processes write nothing to stderr."""
     if name:
         write_report(Path(name.replace(PROCESS_MARK, str(os.getpid()))))
-    elif _destinations[STDERR] == os.getpid():
+    elif _destinations[STDERR_NAME] == os.getpid():
         print(report(), file=sys.stderr)
 
 

@@ -21,9 +21,8 @@ from types import ModuleType, TracebackType
 from typing import Any
 from zipfile import is_zipfile
 
-from fmm.integrations.install_targets import INSTALL_TARGETS, VARIABLE, default_targets, install
-from fmm.integrations.report import PROCESS_MARK, STDERR, report_at_exit
-from fmm.integrations.report import VARIABLE as REPORT_VARIABLE
+from fmm.integrations.install_targets import INSTALL_TARGETS, INSTALL_VARIABLE, default_targets, install
+from fmm.integrations.report import PROCESS_MARK, REPORT_VARIABLE, STDERR_NAME, report_at_exit
 
 USAGE = "python -m fmm [--report[=FILE]] [--install NAMES] (script.py | -m module | -c code | -) [its arguments]"
 
@@ -37,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.environ[REPORT_VARIABLE] = os.path.abspath(options.report)
     names = _split_names(options.install)
     install(*names)
-    os.environ[VARIABLE] = ",".join(names)  # for child processes
+    os.environ[INSTALL_VARIABLE] = ",".join(names)  # for child processes
     run_program = _prepare_program(options, program, rest)
     try:
         run_program()
@@ -167,6 +166,6 @@ def _with_report_file(arguments: Sequence[str], parser: argparse.ArgumentParser)
         if words[i] == "--report=":
             parser.error("--report=: no file is named; --report alone prints the report to stderr")
         if words[i] == "--report":
-            words[i] = f"--report={STDERR}"
+            words[i] = f"--report={STDERR_NAME}"
         i += 2 if words[i] == "--install" else 1
     return words

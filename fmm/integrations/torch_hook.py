@@ -12,7 +12,7 @@ import torch
 from fmm.config.environment import log_once
 from fmm.integrations.compiled_library import CompiledLibrary
 
-SOURCE = Path(__file__).with_suffix(".cpp")
+CPP_SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 class CompiledHook:
@@ -61,4 +61,4 @@ def _library() -> CompiledLibrary:
     folders = [f"-I{home}/include", f"-I{home}/include/torch/csrc/api/include", f"-L{home}/lib"]
     libraries = ["-ltorch_cpu", "-lc10"]
     version = torch.__version__
-    return CompiledLibrary(f"the hook for torch {version}", SOURCE, [*options, *folders], libraries, version)
+    return CompiledLibrary(f"the hook for torch {version}", CPP_SOURCE, [*options, *folders], libraries, version)

@@ -21,7 +21,7 @@ from fmm.integrations.torch_kernels import vendor_matmul
 from fmm.runtime import matmul
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS
 
-WHERE = "torch.compile, mm"
+REPORTED_PLACE = "torch.compile, mm"
 
 
 def fmm_product(a: Any, b: Any, *, out: Any) -> Any:
@@ -29,13 +29,13 @@ def fmm_product(a: Any, b: Any, *, out: Any) -> Any:
     is_counted = is_reporting() and not _is_compiling_here()
     if not (plain_operands(a, b) and is_valid_out(out, a, b)):
         if is_counted:
-            count_outcome(product_kind(WHERE, a, b), Outcome("", decline_reason(a, b, out)))
+            count_outcome(product_kind(REPORTED_PLACE, a, b), Outcome("", decline_reason(a, b, out)))
         return vendor_matmul(a, b, out)
     arguments = torch_library_of(a), *resolve_marks(a, b), out, NO_CONSTRAINTS
     if not is_counted:
         return matmul.run_matmul(*arguments)
     product, decide = partial(matmul.run_matmul, *arguments), partial(matmul.explain_matmul, *arguments)
-    return count_product(product_kind(WHERE, a, b), product, decide)
+    return count_product(product_kind(REPORTED_PLACE, a, b), product, decide)
 
 
 def _is_compiling_here() -> bool:

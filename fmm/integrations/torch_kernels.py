@@ -36,19 +36,19 @@ class Operator:
         return f"torch.{self.name.removesuffix('.out')}"
 
 
-_FACTORS = "Tensor a, Tensor b, Scalar beta, Scalar alpha"
-_ADDEND = f"Tensor addend, {_FACTORS}"
+_FACTORS_SCHEMA = "Tensor a, Tensor b, Scalar beta, Scalar alpha"
+_ADDEND_SCHEMA = f"Tensor addend, {_FACTORS_SCHEMA}"
 OPERATORS = (
     Operator("mm", 2, "mm(Tensor a, Tensor b) -> Tensor?"),
     Operator("mm.out", 2, "mm_out(Tensor a, Tensor b, Tensor(a!) out) -> Tensor?"),
     Operator("bmm", 3, "bmm(Tensor a, Tensor b) -> Tensor?"),
     Operator("bmm.out", 3, "bmm_out(Tensor a, Tensor b, Tensor(a!) out) -> Tensor?"),
-    Operator("addmm", 2, f"addmm({_ADDEND}) -> Tensor?", 1),
-    Operator("addmm.out", 2, f"addmm_out({_ADDEND}, Tensor(a!) out) -> Tensor?", 1),
-    Operator("addmm_", 2, f"addmm_(Tensor(a!) addend, {_FACTORS}) -> Tensor?", 1, True),
-    Operator("baddbmm", 3, f"baddbmm({_ADDEND}) -> Tensor?", 1),
-    Operator("baddbmm.out", 3, f"baddbmm_out({_ADDEND}, Tensor(a!) out) -> Tensor?", 1),
-    Operator("baddbmm_", 3, f"baddbmm_(Tensor(a!) addend, {_FACTORS}) -> Tensor?", 1, True),
+    Operator("addmm", 2, f"addmm({_ADDEND_SCHEMA}) -> Tensor?", 1),
+    Operator("addmm.out", 2, f"addmm_out({_ADDEND_SCHEMA}, Tensor(a!) out) -> Tensor?", 1),
+    Operator("addmm_", 2, f"addmm_(Tensor(a!) addend, {_FACTORS_SCHEMA}) -> Tensor?", 1, True),
+    Operator("baddbmm", 3, f"baddbmm({_ADDEND_SCHEMA}) -> Tensor?", 1),
+    Operator("baddbmm.out", 3, f"baddbmm_out({_ADDEND_SCHEMA}, Tensor(a!) out) -> Tensor?", 1),
+    Operator("baddbmm_", 3, f"baddbmm_(Tensor(a!) addend, {_FACTORS_SCHEMA}) -> Tensor?", 1, True),
 )
 
 

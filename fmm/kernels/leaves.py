@@ -21,16 +21,16 @@ from __future__ import annotations
 
 from math import sqrt
 
-from fmm.dtypes import BYTE, COMPLEX, FLOATS, INTEGERS, RINGS
+from fmm.dtypes import BYTE, COMPLEX, FLOATS, INTEGERS, RING_TYPES
 from fmm.kernels.cpu.exact_product import exact_product, exact_workspace
 from fmm.kernels.cpu.numpy_backend import numpy_product
 from fmm.kernels.cuda.products.kernel_sizes import (
     FUSED_SIZES,
+    H200_STRATEGIES,
     LARGEST_SMALL,
     PRESETS,
     SMALL_TYPES,
     STRATEGIES,
-    TUNED,
     f16x3_workspace,
     prepared_bytes,
 )
@@ -45,7 +45,9 @@ WARPGROUP_TYPES = ("float16", "bfloat16", "tf32")  # types that gemm_wgmma.cuh m
 # Block strategies of the tiled kernel (gemm_simt.cuh), as options of the leaf `tile`. The tuner's search tries the
 # strategies of Huang, Yu and van de Geijn and the strategies that fill the registers of current GPUs; the leaf `tile`
 # without an option selects strategies of the copy engine (TMA).
-TILE_STRATEGIES = tuple(LeafOption(s.name.lower(), s.types, searched=s in (*STRATEGIES, *TUNED)) for s in PRESETS)
+TILE_STRATEGIES = tuple(
+    LeafOption(s.name.lower(), s.types, searched=s in (*STRATEGIES, *H200_STRATEGIES)) for s in PRESETS
+)
 # Options for copying tiles to shared memory, in addition to the default (asynchronous copies, or the copy engine):
 # those of tStrassen and tWinograd of Li, Ranka and Sahni.
 TILE_COPY_OPTIONS = (LeafOption("plain", TILED_TYPES, fused=False), LeafOption("texture", TILED_TYPES, fused=False))
@@ -139,7 +141,7 @@ DIGITS_LEAF = Leaf(
     "digits",
     "integers exactly, by BLAS's products of planes of digits",
     ("cpu",),
-    types=RINGS,
+    types=RING_TYPES,
     types_alone=("bool",),
     types_in_blocks=("bool",),
     call_text="products of digits",

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-PATIENCE = 1.0  # seconds
+WAIT_SECONDS_BEFORE_LOG = 1.0  # seconds
 log = logging.getLogger("fmm")
 _logged: set[str] = set()
 
@@ -21,7 +21,7 @@ def log_if_slow(message: str) -> Iterator[None]:
     if message in _logged:
         yield
         return
-    timer = threading.Timer(PATIENCE, _log_once, (message,))
+    timer = threading.Timer(WAIT_SECONDS_BEFORE_LOG, _log_once, (message,))
     timer.daemon = True
     timer.start()
     try:

@@ -18,8 +18,15 @@ from math import ceil, prod
 
 from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import Capability
-from fmm.hardware.occupancy import WARP, active_blocks, max_registers
-from fmm.kernels.cuda.products.kernel_sizes import DOUBLE, STRATEGIES, TMA_SIZES, TUNED, TileSizes, named_strategy
+from fmm.hardware.occupancy import THREADS_PER_WARP, active_blocks, max_registers
+from fmm.kernels.cuda.products.kernel_sizes import (
+    DOUBLE,
+    H200_STRATEGIES,
+    STRATEGIES,
+    TMA_SIZES,
+    TileSizes,
+    named_strategy,
+)
 from fmm.kernels.cuda.products.simt_tiles import TileOp
 from fmm.kernels.cuda.products.split_k import (
     ORDERED_STORE_STEPS,
@@ -30,7 +37,7 @@ from fmm.kernels.cuda.products.split_k import (
     split_tail,
 )
 from fmm.kernels.cuda.products.tiling import Along, count_triangle_tiles
-from fmm.kernels.cuda.target import ALIGNED, Alignment, Target
+from fmm.kernels.cuda.target import LIBRARY_ALIGNMENT, Alignment, Target
 
 Operands = tuple[int, int, int]  # (W_A, W_B, W_C): blocks of A, of B and of C that one product touches
 Alongs = tuple[Along, Along]  # how A and B are contiguous
@@ -173,7 +180,7 @@ def issue_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip) -> float:
     """
     adds = s.m_r * s.n_r * s.k_s
     slots = adds + LOOP_INSTRUCTIONS + sum(x.fragment_reads(s.k_s) + x.instructions for x in operand_tiles(s, w, along))
-    return max(slots, adds * chip.schedulers * WARP / chip.limits.fp32_per_clock) / s.rate
+    return max(slots, adds * chip.schedulers * THREADS_PER_WARP / chip.limits.fp32_per_clock) / s.rate
 
 
 def wait_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: float) -> float:
@@ -182,7 +189,7 @@ def wait_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: f
     Fragments of four steps that are read at once must all arrive during one step of multiply-adds. The warp waits for
     shared memory where shared memory takes longer than the copy from global memory.
     """
-    step = ceil(s.threads / WARP / chip.schedulers) * s.m_r * s.n_r
+    step = ceil(s.threads / THREADS_PER_WARP / chip.schedulers) * s.m_r * s.n_r
     burst = 0.0
     for side, elements in zip(operand_tiles(s, w, along), fragment_loads(s, WIDE_ACCESS), strict=True):
         if side.reads_bursts:
@@ -206,7 +213,7 @@ def tile_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: f
     wait at once during the share p^v.
     """
     issue, wait = issue_cycles(s, w, along, chip), wait_cycles(s, w, along, chip, touched)
-    warps = ceil(blocks * s.threads / WARP / chip.schedulers)
+    warps = ceil(blocks * s.threads / THREADS_PER_WARP / chip.schedulers)
     busy: float = 1 - (wait / (wait + issue)) ** warps if warps else 1
     return max(warps * issue / busy, blocks * shared_cycles(s, w, along, chip))
 
@@ -279,7 +286,7 @@ def fastest_float32_tile(
     count: int = 1,
     along: Alongs = ROW_MAJOR,
     triangle: bool = False,
-    of: Sequence[TileSizes] = (*TUNED, *STRATEGIES),
+    of: Sequence[TileSizes] = (*H200_STRATEGIES, *STRATEGIES),
 ) -> TileSizes:
     """Return the fastest tile sizes for `count` products of float32, or with `triangle` for one triangle of each."""
     fitting = [s for s in of if resident_blocks(s, GEMM, chip.limits)]
@@ -352,6 +359,6 @@ BLOCK_MODEL = BlockModel()
 
 
 @lru_cache(maxsize=256)
-def chip_target(chip: Chip, alignment: Alignment = ALIGNED, flagged: bool = False) -> Target:
+def chip_target(chip: Chip, alignment: Alignment = LIBRARY_ALIGNMENT, flagged: bool = False) -> Target:
     """Return the target for which a plan is recorded on this chip; the block model picks the tiles of open leaves."""
     return Target(chip, BLOCK_MODEL, alignment, flagged)

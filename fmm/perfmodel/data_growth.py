@@ -43,7 +43,7 @@ def growth_on_data(plan: Plan | str, a: Array, b: Array, piece: int = PARTIAL_SU
     a, b = a[: len(a) // m * m, : a.shape[1] // k * k], b[: len(b) // k * k, : b.shape[1] // n * n]
     rng = np.random.default_rng(seed)
     whole = _variance((), a, b, piece, rng)
-    own = plan.leaf_use.leaf.relative_error * prod(x.error_growth for x in plan.levels if not _in_parts(x))
+    own = plan.leaf_use.leaf.relative_error * prod(x.error_growth for x in plan.levels if not _multiplies_real_parts(x))
     return own * sqrt(_variance(stages, a, b, piece, rng) / whole) if whole else own
 
 
@@ -51,12 +51,12 @@ def plan_stages(plan: Plan) -> tuple[Stage, ...]:
     """Return each level's transformation of the data, outermost first, without levels that only cut or scale."""
     found: list[Stage] = []
     for level in plan.levels:
-        found += [None] if _in_parts(level) else []
+        found += [None] if _multiplies_real_parts(level) else []
         found += plan_schemes(Plan((level,), VENDOR.leaf))
     return tuple(found)
 
 
-def _in_parts(level: Level) -> bool:
+def _multiplies_real_parts(level: Level) -> bool:
     """Return True if the level multiplies the real and imaginary parts of complex numbers."""
     return level.dtype_below("complex128") != "complex128"
 

@@ -26,7 +26,7 @@ from fmm.problem import Shape
 RectangleShape = tuple[int, int]  # rows, columns
 # The number of elements of a rectangle; True if their type is that of the level's products, not that of its operands.
 MovedElements = tuple[int, bool]
-Key = TypeVar("Key")
+KeyT = TypeVar("KeyT")
 
 # Counting calls the function without its cache: the cache of lowered steps serves plans that run, and must not be
 # filled with other sizes.
@@ -227,9 +227,9 @@ class _Formulas(NamedTuple):
         return LevelCounts(*counts)  # type: ignore[arg-type]
 
 
-def _merged(pairs: Iterator[tuple[Key, int]]) -> dict[Key, int]:
+def _merged(pairs: Iterator[tuple[KeyT, int]]) -> dict[KeyT, int]:
     """Add up the counts of equal keys, since different formulas may evaluate to equal sizes."""
-    found: dict[Key, int] = {}
+    found: dict[KeyT, int] = {}
     for key, times in pairs:
         found[key] = found.get(key, 0) + times
     return found

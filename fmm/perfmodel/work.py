@@ -14,7 +14,7 @@ from functools import lru_cache
 from math import ceil
 from typing import Any, NamedTuple
 
-from fmm.kernels.cuda.products.kernel_sizes import DOUBLE, FUSED_SIZES, PRESETS, TUNED
+from fmm.kernels.cuda.products.kernel_sizes import DOUBLE, FUSED_SIZES, H200_STRATEGIES, PRESETS
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.level import Level
 from fmm.kernels.plans.lower import Footprint, Sides, lower_level, require_level_with_steps
@@ -262,7 +262,7 @@ def _unaligned_elements(moved: Sequence[float], aligned: Sequence[bool]) -> floa
     return sum([x for x, is_aligned in zip(moved, aligned, strict=True) if not is_aligned])
 
 
-def _vendor_access(itemsize: int) -> int:
+def _vendor_row_alignment(itemsize: int) -> int:
     """Return the alignment in bytes that the vendor's fast kernels need for rows: at least two numbers.
 
     (complex128 on an H200: the ratio of measured to predicted time is 1.21 times larger for 28 products with an odd
@@ -277,12 +277,15 @@ def _row_shares(plan: Plan, problem: Problem, direct: float) -> dict[str, Any]:
     `direct` is the share of leaf products with A, B or C as an operand. A batch reads only temporaries, whose rows are
     aligned.
     """
-    vectors, words = aligned_operands(problem, _vendor_access(problem.itemsize)), aligned_operands(problem, WORD_BYTES)
+    vectors, words = (
+        aligned_operands(problem, _vendor_row_alignment(problem.itemsize)),
+        aligned_operands(problem, WORD_BYTES),
+    )
     if plan.levels and all(level.splits_complex for level in plan.levels):
         # The real products multiply real and imaginary parts, in matrices with the sides of the complex product,
         # without padding.
         parts, direct = replace(problem, dtype=plan.leaf_type(problem.dtype)), 1.0
-        vectors = aligned_operands(parts, _vendor_access(parts.itemsize))
+        vectors = aligned_operands(parts, _vendor_row_alignment(parts.itemsize))
     elif plan.batched:
         direct = 0.0
     unaligned, odd = float(False in vectors), float(False in words)
@@ -307,7 +310,7 @@ def _leaf_tiles(plan: Plan, dtype: str) -> Tiles | None:
         return None
     products = plan.levels[-1].fused_products if plan.levels else None
     scheme = products.scheme if products else None
-    usual = DOUBLE[0] if dtype == "float64" else FUSED_SIZES["float32"] if scheme else TUNED[0]
+    usual = DOUBLE[0] if dtype == "float64" else FUSED_SIZES["float32"] if scheme else H200_STRATEGIES[0]
     sizes = next((s for s in PRESETS if s.name.lower() in plan.leaf_use.options), usual)
     if scheme is None:
         return Tiles(sizes.m_s, sizes.n_s)

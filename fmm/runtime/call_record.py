@@ -29,7 +29,7 @@ class _Latest(threading.local):
     why = ""
 
 
-RECORDING = _Switch()  # on while any thread counts products; every product reads it, so it is a plain attribute
+RECORDING_SWITCH = _Switch()  # on while any thread counts products; every product reads it, so it is a plain attribute
 _latest = _Latest()
 
 
@@ -58,5 +58,5 @@ def record_measured_call(decision: Decision) -> None:
 
 def record_fallback(why: str) -> None:
     """Record why the library computes a product although a plan was decided."""
-    if RECORDING.on:
+    if RECORDING_SWITCH.on:
         _latest.why = why

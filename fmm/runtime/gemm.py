@@ -34,7 +34,7 @@ from fmm.runtime.operands import byte_span, may_overlap
 from fmm.runtime.prepare import PreparedCall, prepare_call, prepare_uncached, writes_there
 
 # Values of transpose_a and transpose_b, as SciPy's gemm, BLAS and Python write them; False is 0, True is 1.
-OPS: dict[Hashable, str] = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"}
+TRANSPOSE_MODES: dict[Hashable, str] = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"}
 
 
 class BlasGemmParams(NamedTuple):

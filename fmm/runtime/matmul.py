@@ -17,7 +17,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime import run_host
-from fmm.runtime.call_record import RECORDING, record_call, record_fallback, record_measured_call
+from fmm.runtime.call_record import RECORDING_SWITCH, record_call, record_fallback, record_measured_call
 from fmm.runtime.decisions.decide import Decision, decide_plan, next_plans, smaller_plans
 from fmm.runtime.decisions.early_declines import remember_decline
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
@@ -58,7 +58,7 @@ def run_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanCons
             call,
             lambda plan: run_matmul(library, a, b, out, constraints._replace(plan=plan, replaceable=True)),
         )
-        if RECORDING.on:
+        if RECORDING_SWITCH.on:
             record_measured_call(call.decision)
         return c
     there = out is not None and writes_there(library, call, a, b, out)
@@ -79,7 +79,7 @@ def _run_vendor(library: Library, call: PreparedCall, a: Any, b: Any, out: Any, 
     if call.plan_refusal:
         library.vendor(a, b)
         raise PlanError(call.plan_refusal)
-    if RECORDING.on:
+    if RECORDING_SWITCH.on:
         record_call(call.decision, None)
     # A decision without a problem may be caused by an unusual `out`, so that the next call must be decided again.
     if constraints is NO_CONSTRAINTS and (out is None or call.decision.problem is not None):
@@ -119,7 +119,7 @@ def run_with_fallback(
     if isinstance(c, Failure):  # no exception object is held here, so the memory of the failed attempt is free
         failure = c
         c = _run_other_plans(library, call, a, b, target, constraints, failure, addend)
-        if c is None and RECORDING.on:
+        if c is None and RECORDING_SWITCH.on:
             record_fallback(failure.why)
             record_call(call.decision, None)
     return c
@@ -140,7 +140,7 @@ def _attempt(
         if constraints.plan_required:
             raise
         return LAYOUT_FAILURE
-    if RECORDING.on:
+    if RECORDING_SWITCH.on:
         record_call(call.decision, None if c is None else call.plan)
     return c
 

@@ -31,9 +31,9 @@ from fmm.kernels.plans.steps import Product
 from fmm.kernels.plans.sums import Mirror, Place, Sum, whole_matrix
 from fmm.problem import Fill, Operation
 
-SAFETY = 0.99  # a factor on the largest number, since rounding can carry a sum beyond it
+OVERFLOW_SAFETY_FACTOR = 0.99  # a factor on the largest number, since rounding can carry a sum beyond it
 SUM_LENGTH = 1 << 18  # number of squares in a sum, so that rounding stays within SLACK
-SLACK = 1.05  # factor by which a computed sum of squares may be too small
+SUM_ROUNDING_FACTOR = 1.05  # factor by which a computed sum of squares may be too small
 TASK_LENGTH = 1 << 21  # number of squares in a task of a thread
 SHORT_ROW = 1024  # entries; addressing a shorter row takes longer than summing it
 PANEL_BYTES = 256 * 1024  # bytes that are scanned at a time, so that the second reduction finds its data in cache
@@ -57,7 +57,7 @@ def may_overflow(
     def is_safe(left: float, right: float, terms: int) -> bool:
         # sums of blocks of A, and sums of blocks of B, can also overflow
         largest = max(left, right, left * right * terms)
-        return largest * growth < limit * SAFETY and left < limit and right < limit
+        return largest * growth < limit * OVERFLOW_SAFETY_FACTOR and left < limit and right < limit
 
     def both(bound: Callable[[Array, Threads], float]) -> tuple[float, float]:
         left = bound(a, threads)
@@ -79,7 +79,7 @@ def norm_bound(x: Array, threads: Threads) -> float:
     threads.run([partial(_add_squares, parts[i : i + each], found) for i in range(0, len(parts), each)])
     total = sum(found)
     lost = float(np.finfo(real).tiny)  # bound of a square that underflows
-    return math.sqrt(total * SLACK + lost * 2 * x.size)
+    return math.sqrt(total * SUM_ROUNDING_FACTOR + lost * 2 * x.size)
 
 
 def _add_squares(parts: Sequence[Array], found: list[float]) -> None:

@@ -397,7 +397,7 @@ def _vendor_needs_several_calls(query: ProblemQuery, work: Matrices) -> bool:
 
 # With any plan, inf and NaN appear exactly where the vendor has them. The means for this on the host (True) and on a
 # device (False):
-SECOND_COMPUTATION = {
+NONFINITE_HANDLING_TEXTS = {
     True: "where numbers may overflow or are not finite, and where NumPy is set to report underflow, NumPy multiplies",
     False: "where the result has inf or NaN, it is computed again in the classical order",
 }
@@ -436,7 +436,7 @@ def _check_required_plan(
     check_runnable(plan, problem, on_host)
     if limits.componentwise and not (has_entrywise_bound(plan) and (limits.emulation or not plan.emulates)):
         raise PlanError(f"the plan {plan} does not bound each entry's error, as componentwise=True requires")
-    unless = "" if plan == VENDOR else f"; {SECOND_COMPUTATION[on_host]}"
+    unless = "" if plan == VENDOR else f"; {NONFINITE_HANDLING_TEXTS[on_host]}"
     decision = Decision(plan, problem, f"this plan was passed{unless}", on_cpu=on_host)
     return decision, launches_on(plan, problem, device, True)
 

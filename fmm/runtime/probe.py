@@ -36,7 +36,7 @@ REPEATS, ROUNDS = 7, 5  # how often each product, and the sums, are timed
 # time = flops / rate (1 + PIPE / side). Products with sides of 1000 or 2000 run 10 to 20 % below the asymptotic rate,
 # which is as much as a level saves. A measurement of PIPE takes too long; two cores with AVX-512 have 200 to 250 in
 # float64 and 200 to 400 in float32. Two concurrent products, each on one thread, are closer to the asymptotic rate.
-PIPE, SIDE_BY_SIDE = 200.0, 150.0
+PIPE_STEPS, CONCURRENT_PIPE_STEPS = 200.0, 150.0
 # side of the float64 operand of the timed sums: about 40 MB in total, more than a core's own caches
 SUM_OPERAND_SIDE = 1536
 # rows and columns of A in the concurrent product, which takes longer than the sums and is not split
@@ -56,7 +56,7 @@ LEAST_COMPLEX_GAIN = 0.13
 # levels down to sides of 1250 lost 1 %, with 8 % of predicted gain.)
 LEAST_SIDE = 2000.0
 
-MEASURED = "measured in this process"
+PROBE_SOURCE = "measured in this process"
 
 _lock = ForkSafeLock()
 _callbacks: list[Callable[[], None]] = []
@@ -97,17 +97,17 @@ def probed_calibration(threads: int, dtype: str) -> Calibration:
 
 def _measure(threads: int, dtypes: tuple[str, ...]) -> Calibration:
     built_in, stream = cpu_calibration(threads), _sum_rate(threads)
-    rate, least = _product_rate(np.dtype(dtypes[0]), PIPE), 0.0
+    rate, least = _product_rate(np.dtype(dtypes[0]), PIPE_STEPS), 0.0
     with threads_per_product(threads) as (at_a_time, _):
         if at_a_time > 1:  # other programs disturb products on one thread less than products on all threads
             least = LEAST_SIDE
-            alone = _product_rate(np.dtype(dtypes[0]), SIDE_BY_SIDE)
+            alone = _product_rate(np.dtype(dtypes[0]), CONCURRENT_PIPE_STEPS)
             rate = replace(alone, flops=max(rate.flops, at_a_time * alone.flops))
         else:
             stream *= SUM_RATE_SHARE[dtypes[0]]
     rates = MappingProxyType({t: replace(rate, half=built_in.rates[t].half) for t in dtypes})
     terms = built_in.small, built_in.launch
-    found = Calibration(built_in.name, MEASURED, rates, stream, *terms, margin=LEAST_GAIN, least=least)
+    found = Calibration(built_in.name, PROBE_SOURCE, rates, stream, *terms, margin=LEAST_GAIN, least=least)
     return replace(found, parts=built_in.parts)
 
 

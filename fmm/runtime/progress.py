@@ -14,9 +14,9 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-LONG = 10.0  # seconds, predicted or elapsed, before progress is shown
-LABEL = "fmm.matmul"
-BAR = "{desc} {percentage:3.0f}%|{bar:30}| {elapsed}<{remaining}"
+MIN_SHOWN_SECONDS = 10.0  # seconds, predicted or elapsed, before progress is shown
+BAR_LABEL = "fmm.matmul"
+BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar:30}| {elapsed}<{remaining}"
 BAR_EVERY, LINE_EVERY = 0.5, 10.0  # seconds
 
 
@@ -51,7 +51,7 @@ class Progress:
             self._thread.join()
 
     def _show(self) -> None:
-        if self.predicted < LONG and self._over.wait(LONG):
+        if self.predicted < MIN_SHOWN_SECONDS and self._over.wait(MIN_SHOWN_SECONDS):
             return
         with suppress(OSError, ValueError):  # stderr is closed
             display = _new_display(self.total)
@@ -81,7 +81,7 @@ class _Bar:
     every = BAR_EVERY
 
     def __init__(self, tqdm: Any, total: int) -> None:
-        self.bar = tqdm(total=total, desc=LABEL, bar_format=BAR, file=sys.stderr, leave=False)
+        self.bar = tqdm(total=total, desc=BAR_LABEL, bar_format=BAR_FORMAT, file=sys.stderr, leave=False)
 
     def show(self, done: int, total: int, elapsed: float) -> None:
         self.bar.n, self.bar.total = done, total
@@ -99,7 +99,7 @@ class _Lines:
 
     def show(self, done: int, total: int, elapsed: float) -> None:
         left = clock_time(elapsed * (total - done) / done) if done else "?"
-        print(f"{LABEL} {100 * done / total:3.0f}% {clock_time(elapsed)}<{left}", file=sys.stderr, flush=True)
+        print(f"{BAR_LABEL} {100 * done / total:3.0f}% {clock_time(elapsed)}<{left}", file=sys.stderr, flush=True)
 
     def close(self) -> None: ...
 

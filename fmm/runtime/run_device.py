@@ -37,11 +37,11 @@ from fmm.runtime.call_record import record_fallback
 from fmm.runtime.devices import cuda_device, tuned_chip
 from fmm.runtime.prepare import PreparedCall, cublas_scratch
 
-GRAPHS = GraphCache()
+GRAPH_CACHE = GraphCache()
 DEFAULT_STREAM = 0  # number of the legacy stream, which cannot be captured
 MAX_REUSED_PARAMETER_SETS = 16  # number of launch parameter sets that the next stack can reuse
 MAX_STREAM_CALLS = 256  # number of cached calls for each stream and thread
-on_release(GRAPHS.clear)
+on_release(GRAPH_CACHE.clear)
 
 
 def run_call(
@@ -168,7 +168,7 @@ class StreamCall:
         self.is_flagged = may_create_nonfinite(call.launches.plan)
         self.flag_addresses = (flag.address, flag.count_address) if self.is_flagged else (0, 0)
         self.scratch = cublas_scratch(call.launches)
-        self.replays = Replays(self._capture, GRAPHS) if call.uses_graph else None
+        self.replays = Replays(self._capture, GRAPH_CACHE) if call.uses_graph else None
         self._latest: Hashable = None  # key of the last replay: addresses usually recur
         self._players: dict[Alignment, Player | str] = {}  # the player, or the reason why the plan cannot run
         # the player of a call of one product, on addresses with the libraries' alignment

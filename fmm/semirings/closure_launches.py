@@ -32,7 +32,7 @@ from fmm.semirings.minplus_kernel import (
 TEMPORARY_ALIGNMENT = 256  # temporaries begin at multiples of this number of entries
 ARGUMENTS_PREFIX = "args of "  # prefix of the name of a buffer that holds predecessors
 ARGUMENT_BYTES = 4  # bytes of a node or of a step k (int32)
-WORKSPACE, DOUBLED = "W", "doubled"
+WORKSPACE_BUFFER, DOUBLED_BUFFER = "W", "doubled"
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +84,7 @@ class _ClosureRecorder:
         if self.ring.per_word > 1:
             for i, product in enumerate(products):
                 dest = DeviceMatrix(
-                    DOUBLED,
+                    DOUBLED_BUFFER,
                     i * self.doubled * self.ring.word_bytes,
                     *product.left[2:4],
                     padded_columns(product.left.cols),
@@ -118,7 +118,7 @@ class _ClosureRecorder:
     def _located_matrix(self, place: Place, prefix: str, item: int) -> DeviceMatrix:
         base, first, leading = MATRIX_NAME, 0, padded_columns(self.steps.n)
         if place.name != MATRIX_NAME:
-            base, (first, leading) = WORKSPACE, self.places[place.name]
+            base, (first, leading) = WORKSPACE_BUFFER, self.places[place.name]
         offset = item * (first + place.row * leading + place.col)
         return DeviceMatrix(prefix + base, offset, place.rows, place.cols, leading)
 

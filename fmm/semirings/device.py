@@ -13,14 +13,14 @@ from fmm.kernels.cuda.launch.player import LaunchSequence
 from fmm.semirings.closure_launches import (
     ARGUMENT_BYTES,
     ARGUMENTS_PREFIX,
-    DOUBLED,
-    WORKSPACE,
+    DOUBLED_BUFFER,
+    WORKSPACE_BUFFER,
     closure_launches,
     padded_columns,
 )
 from fmm.semirings.closure_steps import MATRIX_NAME
 from fmm.semirings.minplus_kernel import (
-    RINGS,
+    TROPICAL_RINGS,
     VECTOR_BYTES,
     DeviceMatrix,
     Ring,
@@ -33,7 +33,7 @@ from fmm.semirings.minplus_kernel import (
 
 def device_product(ring_name: str, a: Any, b: Any, with_arguments: bool) -> tuple[Any, Any]:
     """Return the product, and for each entry the step k of its best sum (None without arguments)."""
-    ring, (m, k), n = RINGS[ring_name], a.shape, b.shape[1]
+    ring, (m, k), n = TROPICAL_RINGS[ring_name], a.shape, b.shape[1]
     left, right = _aligned_rows(a), _aligned_rows(b)
     c = cupy.empty((m, padded_columns(n)), a.dtype)
     args = cupy.empty((m, padded_columns(n)) if with_arguments else (1,), np.int32)
@@ -44,7 +44,7 @@ def device_product(ring_name: str, a: Any, b: Any, with_arguments: bool) -> tupl
     addresses[ARGUMENTS_PREFIX] = args.data.ptr
     if ring.per_word > 1:
         doubled = cupy.empty((m, padded_columns(k)), np.uint32)
-        addresses[DOUBLED] = doubled.data.ptr
+        addresses[DOUBLED_BUFFER] = doubled.data.ptr
     run.play(addresses, cupy.cuda.get_current_stream().ptr)
     return _first_columns(c, n), _first_columns(args, n) if with_arguments else None
 
@@ -55,21 +55,21 @@ def device_closure(ring_name: str, d: Any, missing: Any, predecessors: Any = Non
     The matrix `d` must be row-major. The matrix `d` is overwritten if its rows begin at multiples of 16 bytes.
     `predecessors` must have, for each edge, the node where the edge begins.
     """
-    n, ring = len(d), RINGS[ring_name]
+    n, ring = len(d), TROPICAL_RINGS[ring_name]
     run, numbers, doubled_bytes = _closure_launches(ring, n, predecessors is not None, int(d.data.device_id))
     values = d
     if n != padded_columns(n):
         values = cupy.full((n, padded_columns(n)), missing, d.dtype)
         values[:, :n] = d
-    memory = {MATRIX_NAME: values, WORKSPACE: cupy.empty(max(numbers, 1), d.dtype)}
+    memory = {MATRIX_NAME: values, WORKSPACE_BUFFER: cupy.empty(max(numbers, 1), d.dtype)}
     if doubled_bytes:
-        memory[DOUBLED] = cupy.empty(doubled_bytes, np.uint8)
+        memory[DOUBLED_BUFFER] = cupy.empty(doubled_bytes, np.uint8)
     if predecessors is not None:
         nodes = cupy.empty((n, padded_columns(n)), np.int32)
         nodes[:, :n] = predecessors
         memory |= {
             ARGUMENTS_PREFIX + MATRIX_NAME: nodes,
-            ARGUMENTS_PREFIX + WORKSPACE: cupy.empty(max(numbers, 1) * ARGUMENT_BYTES, np.uint8),
+            ARGUMENTS_PREFIX + WORKSPACE_BUFFER: cupy.empty(max(numbers, 1) * ARGUMENT_BYTES, np.uint8),
         }
     run.play({base: array.data.ptr for base, array in memory.items()}, cupy.cuda.get_current_stream().ptr)
     return _first_columns(values, n), None if predecessors is None else _first_columns(nodes, n)
@@ -85,7 +85,7 @@ def _product_launches(
     dest = DeviceMatrix("C", 0, m, n, padded_columns(n))
     launches = []
     if ring.per_word > 1:
-        words = DeviceMatrix(DOUBLED, 0, m, k, padded_columns(k))
+        words = DeviceMatrix(DOUBLED_BUFFER, 0, m, k, padded_columns(k))
         launches.append(doubling_launch(left, words))
         left = words
     sizes = fastest_sizes(ring, with_arguments, [size], chip_of(device).multiprocessors)

@@ -39,7 +39,7 @@ class Ring:
         return self.word_bytes // self.per_word
 
 
-RINGS = {
+TROPICAL_RINGS = {
     ring.name: ring
     for ring in (
         Ring("float32", "SignedFloats", "float", 4, "f", tile_cpp="Floats<false>"),
@@ -93,7 +93,7 @@ class MinplusKernel:
     @property
     def shared_memory_bytes(self) -> int:
         """Bytes of shared memory: tiles of A with padded rows, and tiles of B."""
-        s, item = self.sizes, RINGS[self.ring].word_bytes
+        s, item = self.sizes, TROPICAL_RINGS[self.ring].word_bytes
         return s.stages * item * (s.m_s * (s.k_s + VECTOR_BYTES // item) + s.k_s * s.n_s)
 
 
@@ -186,7 +186,7 @@ def doubling_launch(source: DeviceMatrix, dest: DeviceMatrix) -> Launch:
 @lru_cache(maxsize=64)
 def minplus_source(kernel: MinplusKernel) -> str:
     """Return the CUDA source of a kernel for products over a ring."""
-    ring, s = RINGS[kernel.ring], kernel.sizes
+    ring, s = TROPICAL_RINGS[kernel.ring], kernel.sizes
     body = (
         f"using Sizes = {strategy_cpp(s)};",
         "extern __shared__ float4 memory[];",
@@ -200,7 +200,7 @@ def minplus_source(kernel: MinplusKernel) -> str:
 @lru_cache(maxsize=64)
 def close_source(ring_name: str, side: int, with_arguments: bool) -> str:
     """Return the CUDA source of the kernel that closes a tile."""
-    ring = RINGS[ring_name]
+    ring = TROPICAL_RINGS[ring_name]
     stored = ring.stored or ring.word
     body = (
         "extern __shared__ float4 memory[];",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple, get_args
 
 Method = Literal["auto", "r-kleene", "floyd-warshall"]
-METHODS: tuple[str, ...] = get_args(Method)
+METHOD_NAMES: tuple[str, ...] = get_args(Method)
 
 
 class NegativeCycleError(ValueError):

@@ -12,7 +12,7 @@ from fmm.arrays.numpy_library import to_numpy
 from fmm.semirings import placement
 from fmm.semirings.domain import choose_domain, from_domain, missing_value, to_domain
 from fmm.semirings.host import HOST_TILE_SIDE, close_matrix
-from fmm.semirings.path_request import METHODS, NegativeCycleError, PathRequest
+from fmm.semirings.path_request import METHOD_NAMES, NegativeCycleError, PathRequest
 from fmm.semirings.placement import (
     COMPUTED_TYPES,
     Placement,
@@ -30,8 +30,8 @@ NO_EDGE_MAGNITUDE = 1e-8
 
 def all_shortest_paths(d: Any, out: Any, request: PathRequest) -> Any:
     """Return the lengths of the shortest paths between all pairs of nodes; on request also the predecessors."""
-    if not isinstance(request.method, str) or request.method not in METHODS:
-        raise ValueError(f"method must be one of {', '.join(METHODS)}, not {request.method!r}")
+    if not isinstance(request.method, str) or request.method not in METHOD_NAMES:
+        raise ValueError(f"method must be one of {', '.join(METHOD_NAMES)}, not {request.method!r}")
     with placement.placed_arrays(d=d, out=out) as place:
         graph = _read_graph(place, d)
         weights = graph.lengths

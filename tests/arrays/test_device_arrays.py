@@ -968,7 +968,7 @@ def test_a_quick_no_by_bytes_says_no_to_nothing_that_could_win(m: int, k: int, n
     if (m * k * itemsize) * (k * n * itemsize) < early_declines.SMALL_BYTES:
         work = m * k * n
         assert k < early_declines.SHORT_SIDE or work < (
-            early_declines.SMALL_16_BIT_UNALIGNED if itemsize == 2 else early_declines.SMALL
+            early_declines.SMALL_WORK_16_BIT_UNALIGNED if itemsize == 2 else early_declines.SMALL_WORK
         )
 
 

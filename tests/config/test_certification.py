@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from fmm.config.certification import (
-    CONFIDENCE,
+    CONFIDENCE_LEVEL,
     MIN_ROUNDS,
     MIN_SPEEDUP,
     entry_from_rounds,
@@ -60,5 +60,5 @@ def test_the_interval_is_the_narrowest_that_is_sure_enough(n: int) -> None:
     low, high = median_interval([float(i) for i in range(n, 0, -1)])
     rank = int(low)
     assert high == n + 1 - rank
-    assert covered(n, rank) >= CONFIDENCE or (n < MIN_ROUNDS and rank == 1)
-    assert 2 * (rank + 1) > n + 1 or covered(n, rank + 1) < CONFIDENCE
+    assert covered(n, rank) >= CONFIDENCE_LEVEL or (n < MIN_ROUNDS and rank == 1)
+    assert 2 * (rank + 1) > n + 1 or covered(n, rank + 1) < CONFIDENCE_LEVEL

@@ -264,7 +264,7 @@ def test_online_measures_the_first_products_and_keeps_the_decision(
     monkeypatch.setattr(matmul, "run_matmul", slow_vendor)
     monkeypatch.setattr("fmm.runtime.decisions.online.time.perf_counter", lambda: clock[0])
     best = str(fmm.explain(a, b).plan)
-    products = 2 + 2 * online.PAIRS
+    products = 2 + 2 * online.MEASURED_PAIRS
     for _ in range(products):
         assert fmm.explain(a, b).source == "being measured"
         assert np.allclose(fmm.matmul(a, b), a @ b)

@@ -8,7 +8,18 @@ from itertools import product
 import numpy as np
 import pytest
 
-from fmm.distributed.layout import BlocksHeld, Box, CutAxes, K, Layout, M, N, Operand, Span, mesh_coordinates
+from fmm.distributed.layout import (
+    K_AXIS,
+    M_AXIS,
+    N_AXIS,
+    BlocksHeld,
+    Box,
+    CutAxes,
+    Layout,
+    Operand,
+    Span,
+    mesh_coordinates,
+)
 
 MESHES: list[tuple[int, ...]] = [(1,), (2,), (3,), (4,), (2, 2), (2, 3), (2, 1, 2)]
 SIZES = [(12, 12, 12), (7, 5, 9), (1, 13, 2), (3, 1, 8)]
@@ -44,7 +55,15 @@ def some_layouts(mesh: tuple[int, ...], size: tuple[int, int, int], pieces: int,
         return tuple(draw.choice(among) for _ in mesh)
 
     return [
-        Layout(*size, mesh, cuts(0, 1, None), cuts(0, 1, None), cuts(M, K, N), pieces, draw.choice((M, K, N)))
+        Layout(
+            *size,
+            mesh,
+            cuts(0, 1, None),
+            cuts(0, 1, None),
+            cuts(M_AXIS, K_AXIS, N_AXIS),
+            pieces,
+            draw.choice((M_AXIS, K_AXIS, N_AXIS)),
+        )
         for _ in range(count)
     ]
 
@@ -69,7 +88,7 @@ def test_who_sends_holds_what_he_sends() -> None:
 
 def test_rows_of_b_go_around() -> None:
     """Rows of A and B on four processes: each begins with its own part, then sends and receives one part a step."""
-    layout = Layout(64, 64, 64, (4,), (0,), (0,), (M,), 4)
+    layout = Layout(64, 64, 64, (4,), (0,), (0,), (M_AXIS,), 4)
     assert layout.transfers_by_step[0] == ()
     for step in layout.transfers_by_step[1:]:
         assert sorted(t.source for t in step) == sorted(t.dest for t in step) == [0, 1, 2, 3]
@@ -78,7 +97,7 @@ def test_rows_of_b_go_around() -> None:
 
 def test_two_dimensions_send_and_receive_evenly() -> None:
     """As in Cannon's algorithm, no process sends to two others at a time."""
-    layout = Layout(64, 64, 64, (4, 4), (0, 1), (0, 1), (M, N), 4)
+    layout = Layout(64, 64, 64, (4, 4), (0, 1), (0, 1), (M_AXIS, N_AXIS), 4)
     for step in layout.transfers_by_step:
         for operand in ("A", "B"):
             sources = [t.source for t in step if t.operand == operand]
@@ -86,7 +105,7 @@ def test_two_dimensions_send_and_receive_evenly() -> None:
 
 
 def test_each_process_receives_what_it_lacks_and_no_more() -> None:
-    layout = Layout(60, 60, 60, (2, 3), (0, 1), (0, 1), (M, N), 6)
+    layout = Layout(60, 60, 60, (2, 3), (0, 1), (0, 1), (M_AXIS, N_AXIS), 6)
     for rank in range(6):
         received = sum(t.box.size for step in layout.transfers_by_step for t in step if t.dest == rank)
         assert received == 30 * 60 - 30 * 20 + 60 * 20 - 30 * 20

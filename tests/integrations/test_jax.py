@@ -44,7 +44,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]
 
     monkeypatch.setattr(api, "matmul", recorded)
     monkeypatch.setattr(fmm_jax, "LEAST_HOST_WORK", 1)
-    monkeypatch.setattr(fmm_jax, "host_gain", lambda dtype: 2.0)
+    monkeypatch.setattr(fmm_jax, "numpy_speedup_over_xla", lambda dtype: 2.0)
     jax.clear_caches()
     yield shapes
     jax.clear_caches()
@@ -164,7 +164,7 @@ def test_installed_holds_while_a_block_runs(products: list[Any]) -> None:
 
 
 def test_declined_products_have_no_callback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fmm_jax, "host_gain", lambda dtype: 1.0)
+    monkeypatch.setattr(fmm_jax, "numpy_speedup_over_xla", lambda dtype: 1.0)
     a, b = operands("float32", (600, 600), (600, 600))
     jax.clear_caches()
     for small in (a[:20, :20], a):  # too small; large, but no faster
@@ -194,7 +194,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import fmm.jax
 from fmm import api
 
-fmm.jax.LEAST_HOST_WORK, fmm.jax.host_gain = 1, lambda dtype: 2.0
+fmm.jax.LEAST_HOST_WORK, fmm.jax.numpy_speedup_over_xla = 1, lambda dtype: 2.0
 calls, own = [], api.matmul
 api.matmul = lambda a, b, **options: (calls.append(a.shape), own(a, b, **options))[1]
 mesh = Mesh(np.array(jax.devices()), ("x",))

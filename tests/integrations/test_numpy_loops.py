@@ -156,7 +156,7 @@ def classical_by_numpy(a: Any) -> Any:
     fmm.uninstall("numpy")
     loops = numpy_loops.compiled_loops()
     for number in numpy_loops.DTYPES_BY_NUMBER:
-        loops.set_limits(number, numpy_loops.NEVER, 0)
+        loops.set_limits(number, numpy_loops.NEVER_SIDE, 0)
     try:
         return a @ a
     finally:

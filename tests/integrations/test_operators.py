@@ -599,7 +599,7 @@ def test_a_torch_that_hands_out_no_kernels_is_left_alone(monkeypatch: pytest.Mon
 def test_a_compiler_that_takes_long_is_not_silent(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Any
 ) -> None:
-    monkeypatch.setattr(long_waits, "PATIENCE", 0.01)
+    monkeypatch.setattr(long_waits, "WAIT_SECONDS_BEFORE_LOG", 0.01)
     monkeypatch.setattr(long_waits, "_logged", set())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     slow = tmp_path / "compiler"

@@ -163,15 +163,15 @@ def test_uninstalling_what_a_with_statement_holds_says_that_it_stays(caplog: pyt
 def test_what_the_environment_names_is_installed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv(install_targets.VARIABLE, " numpy ,")
+    monkeypatch.setenv(install_targets.INSTALL_VARIABLE, " numpy ,")
     install_targets.install_from_env()
     assert np.dot is not DOT
     fmm.uninstall()
-    monkeypatch.setenv(install_targets.VARIABLE, "nunpy")
+    monkeypatch.setenv(install_targets.INSTALL_VARIABLE, "nunpy")
     with caplog.at_level(logging.WARNING, "fmm"):
         install_targets.install_from_env()  # a job does not end because of it
     assert "FMM_INSTALL: fmm knows no 'nunpy' to install for; valid: torch, torch-cpu" in caplog.text
-    monkeypatch.setenv(install_targets.VARIABLE, "typo,numpy,other")
+    monkeypatch.setenv(install_targets.INSTALL_VARIABLE, "typo,numpy,other")
     with caplog.at_level(logging.WARNING, "fmm"):
         for _ in range(2):
             install_targets.install_from_env()

@@ -32,7 +32,7 @@ from fmm.integrations.report import (
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.choose import Candidate
 from fmm.runtime import run_host
-from fmm.runtime.call_record import RECORDING, CallRecord, clear_record, last_record
+from fmm.runtime.call_record import RECORDING_SWITCH, CallRecord, clear_record, last_record
 from fmm.runtime.decisions import decide
 from tests.support import ROOT
 
@@ -178,7 +178,7 @@ def test_nothing_is_noted_while_nobody_counts(eager: None, rng: numpy.random.Gen
     clear_record()
     with fmm.installed("numpy"):
         np.matmul(a, a)
-    assert not RECORDING.on and last_record() is None
+    assert not RECORDING_SWITCH.on and last_record() is None
 
 
 def test_who_watches_is_told_when_counting_begins_and_ends() -> None:

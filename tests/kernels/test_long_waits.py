@@ -27,7 +27,7 @@ def empty_log(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Set the patience to zero; the returned function waits until every message is logged."""
     before = set(threading.enumerate())
-    monkeypatch.setattr(long_waits, "PATIENCE", 0.0)
+    monkeypatch.setattr(long_waits, "WAIT_SECONDS_BEFORE_LOG", 0.0)
 
     def wait() -> None:
         for thread in set(threading.enumerate()) - before:

@@ -316,7 +316,7 @@ def test_a_bar_where_it_is_asked_for_and_takes_long(
     a = matrix((100, 100), "float32")
 
     def shown(long: float, progress: bool) -> str:
-        monkeypatch.setattr("fmm.runtime.progress.LONG", long)
+        monkeypatch.setattr("fmm.runtime.progress.MIN_SHOWN_SECONDS", long)
         close(out_of_core.streamed_matmul(NUMPY, a, a, None, HostMachine(60_000), NO_CONSTRAINTS, progress), a, a)
         return capfd.readouterr().err
 

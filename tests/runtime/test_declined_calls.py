@@ -135,9 +135,13 @@ def test_a_large_declined_product_of_host_tensors_enters_few_functions(
     torch: Any = pytest.importorskip("torch")
     from fmm import dispatch
 
-    for module, name in ((early_declines, "SMALL"), (early_declines, "SMALL_16_BIT"), (dispatch, "SMALL_BYTES")):
+    for module, name in (
+        (early_declines, "SMALL_WORK"),
+        (early_declines, "SMALL_WORK_16_BIT"),
+        (dispatch, "SMALL_BYTES"),
+    ):
         monkeypatch.setattr(module, name, 0)
-    monkeypatch.setattr(early_declines, "SMALL_16_BIT_UNALIGNED", 0)
+    monkeypatch.setattr(early_declines, "SMALL_WORK_16_BIT_UNALIGNED", 0)
     monkeypatch.setitem(early_declines.DECLINE_MEMORY, "cpu", early_declines.DeclineMemory(10.0, 0))
     monkeypatch.setattr(
         "fmm.runtime.prepare.decide_plan", lambda problem, *rest: Decision(VENDOR, problem, "", (), "model")

@@ -66,7 +66,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
         return Decision(plan, problem, "for the test")
 
     monkeypatch.setattr(prepare, "decide_plan", decide)
-    for name in ("SMALL", "SMALL_16_BIT", "SMALL_16_BIT_UNALIGNED"):
+    for name in ("SMALL_WORK", "SMALL_WORK_16_BIT", "SMALL_WORK_16_BIT_UNALIGNED"):
         monkeypatch.setattr(early_declines, name, 256**3)
     monkeypatch.setattr("fmm.dispatch.SMALL_BYTES", 0)
     forget()
@@ -489,12 +489,12 @@ def test_threads_and_streams_at_once(library: Any, eager: list[Plan]) -> None:
 def graphs(eager: list[Plan]) -> Iterator[Any]:
     """The graphs that calls are replayed as; none are left of other tests."""
     from fmm.kernels.cuda.recompute import flags
-    from fmm.runtime.run_device import GRAPHS
+    from fmm.runtime.run_device import GRAPH_CACHE
 
-    GRAPHS.clear()
+    GRAPH_CACHE.clear()
     flags.reset_flags()  # no plan rests because of what other tests multiplied
-    yield GRAPHS
-    GRAPHS.clear()
+    yield GRAPH_CACHE
+    GRAPH_CACHE.clear()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex128"])

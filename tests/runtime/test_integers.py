@@ -11,7 +11,7 @@ import pytest
 
 import fmm
 from fmm.arrays.numpy_library import NUMPY
-from fmm.dtypes import INTEGERS, RINGS
+from fmm.dtypes import INTEGERS, RING_TYPES
 from fmm.kernels.cpu import exact_product
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.kernels.registry import clear_caches
@@ -52,7 +52,7 @@ def forget() -> None:
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))
-@pytest.mark.parametrize("dtype", RINGS)
+@pytest.mark.parametrize("dtype", RING_TYPES)
 def test_numbers_of_each_kind(dtype: str, kind: int) -> None:
     draw = np.random.default_rng(kind)
     a, b = drawn(draw, dtype, (9, 37), kind), drawn(draw, dtype, (37, 11), kind)

@@ -40,7 +40,7 @@ def fresh() -> Iterator[None]:
 
 def rates(flops: float, stream: float) -> Calibration:
     """A processor that multiplies and adds so fast."""
-    both = MappingProxyType(dict.fromkeys(("float64", "float32"), Rate(flops, 0.0, probe.PIPE)))
+    both = MappingProxyType(dict.fromkeys(("float64", "float32"), Rate(flops, 0.0, probe.PIPE_STEPS)))
     return Calibration("for tests", "for tests", both, stream)
 
 

@@ -69,7 +69,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[progress.Progress]:
 
 def test_it_appears_at_once_where_the_product_is_predicted_to_take_long(seen: Seen) -> None:
     with progress.show_progress(True) as told:
-        told.begin(100, progress.LONG)
+        told.begin(100, progress.MIN_SHOWN_SECONDS)
         assert seen.some.wait(10)
         told.add(40)
         seen.some.clear()
@@ -79,7 +79,7 @@ def test_it_appears_at_once_where_the_product_is_predicted_to_take_long(seen: Se
 
 def test_it_appears_when_the_product_has_taken_long(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though nothing of it was done so far, as where a file is read first."""
-    monkeypatch.setattr(progress, "LONG", 0.02)
+    monkeypatch.setattr(progress, "MIN_SHOWN_SECONDS", 0.02)
     with progress.show_progress(True) as told:
         told.begin(100, 0.0)
         assert seen.some.wait(10)
@@ -194,7 +194,7 @@ def test_whole_numbers_in_the_digits_of_one_product_tell_nothing(made: list[prog
 
 
 def test_of_the_librarys_own_product_nothing_is_shown(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "LONG", 0.0)
+    monkeypatch.setattr(progress, "MIN_SHOWN_SECONDS", 0.0)
     for device in (None, "cpu"):
         np.testing.assert_array_equal(fmm.matmul(M, M, plan="vendor", device=device, progress=True), M @ M)
     assert not seen.shown

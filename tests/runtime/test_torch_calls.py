@@ -500,7 +500,7 @@ SAVING: list[tuple[str, Callable[[Any, Any], Any]]] = [
     ("matmul", lambda a, b: fmm.matmul(a, b, plan=LEVEL)),
     ("gemm", lambda a, b: fmm.gemm(a, b, alpha=2, plan=LEVEL)),
     ("gram", lambda a, b: fmm.gram(a, b, plan="gram > vendor")),
-    ("operator", lambda a, b: operator.OPERATOR(a, b, str(LEVEL))),
+    ("operator", lambda a, b: operator.MATMUL_OPERATOR(a, b, str(LEVEL))),
 ]
 
 

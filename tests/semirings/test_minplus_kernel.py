@@ -9,10 +9,16 @@ import numpy as np
 import pytest
 
 from fmm.kernels.cuda.launch_list import PARAMETER_BYTES
-from fmm.semirings.closure_launches import ARGUMENTS_PREFIX, DOUBLED, WORKSPACE, closure_launches, padded_columns
+from fmm.semirings.closure_launches import (
+    ARGUMENTS_PREFIX,
+    DOUBLED_BUFFER,
+    WORKSPACE_BUFFER,
+    closure_launches,
+    padded_columns,
+)
 from fmm.semirings.closure_steps import MATRIX_NAME
 from fmm.semirings.minplus_kernel import (
-    RINGS,
+    TROPICAL_RINGS,
     DeviceMatrix,
     MinplusKernel,
     Ring,
@@ -98,7 +104,9 @@ def launched(ring: Ring, sizes: Any, shape: tuple[int, int, int], with_arguments
 
 
 VARIANTS = [
-    (name, with_arguments) for name, ring in RINGS.items() for with_arguments in (False, True)[: 3 - ring.per_word]
+    (name, with_arguments)
+    for name, ring in TROPICAL_RINGS.items()
+    for with_arguments in (False, True)[: 3 - ring.per_word]
 ]
 QUICK = [("float32, none negative", False), ("float64", True), ("int16, none negative", False)]
 
@@ -107,7 +115,7 @@ QUICK = [("float32, none negative", False), ("float64", True), ("int16, none neg
 def test_products_on_the_host(name: str, with_arguments: bool) -> None:
     """With every tile size on sizes that divide nothing; nothing beside the result is touched."""
     required_compiler()
-    ring = RINGS[name]
+    ring = TROPICAL_RINGS[name]
     for sizes in kernel_tile_sizes(ring, with_arguments)[-1:]:
         for shape in ((1, 1, 1), (35, 21, 71), (33, 64, 40)):
             for with_old in (False, True):
@@ -118,20 +126,20 @@ def test_products_on_the_host(name: str, with_arguments: bool) -> None:
 @pytest.mark.parametrize(("name", "with_arguments"), VARIANTS)
 def test_the_larger_tiles_on_the_host(name: str, with_arguments: bool) -> None:
     required_compiler()
-    for sizes in kernel_tile_sizes(RINGS[name], with_arguments)[:-1]:
-        launched(RINGS[name], sizes, (130, 19, 263), with_arguments, True)
+    for sizes in kernel_tile_sizes(TROPICAL_RINGS[name], with_arguments)[:-1]:
+        launched(TROPICAL_RINGS[name], sizes, (130, 19, 263), with_arguments, True)
 
 
 @pytest.mark.parametrize("name", ["float32", "int16, none negative"])
 def test_an_empty_inner_dimension_is_no_edge(name: str) -> None:
     required_compiler()
-    launched(RINGS[name], kernel_tile_sizes(RINGS[name], False)[-1], (3, 0, 5), False, False)
+    launched(TROPICAL_RINGS[name], kernel_tile_sizes(TROPICAL_RINGS[name], False)[-1], (3, 0, 5), False, False)
 
 
 def test_numbers_below_zero_are_compared_by_their_bits() -> None:
     """From the step on at which all that a warp has are negative: both infinities, NaN, and what is tiny too."""
     required_compiler()
-    ring, (m, k, n), rng = RINGS["float32"], (33, 70, 40), np.random.default_rng(7)
+    ring, (m, k, n), rng = TROPICAL_RINGS["float32"], (33, 70, 40), np.random.default_rng(7)
     memory = {base: lines_of(rows, padded_columns(cols), np.float32(-9), np.float32) for base, rows, cols in
               (("A", m, k), ("B", k, n), ("C", m, n))}  # fmt: skip
     a, b = memory["A"][:, :k], memory["B"][:, :n]
@@ -148,7 +156,7 @@ def test_numbers_below_zero_are_compared_by_their_bits() -> None:
 
 def closed_by_launches(name: str, n: int, with_arguments: bool) -> tuple[Matrix, Matrix, Matrix | None]:
     """A random graph, its closure, and the nodes before the ends of the ways."""
-    ring, rng = RINGS[name], np.random.default_rng(n)
+    ring, rng = TROPICAL_RINGS[name], np.random.default_rng(n)
     none, dtype = none_of(ring), dtype_of(ring)
     edges = np.full((n, n), float(none))
     there = rng.random((n, n)) < min(1, 4 / n)
@@ -157,8 +165,8 @@ def closed_by_launches(name: str, n: int, with_arguments: bool) -> tuple[Matrix,
     found = closure_launches(ring, n, with_arguments, 132)
     d = lines_of(n, padded_columns(n), none, dtype)
     d[:, :n] = edges
-    memory = {MATRIX_NAME: d, WORKSPACE: lines_of(1, max(found.numbers, 1), POISON, dtype)}
-    memory[DOUBLED] = lines_of(1, max(found.doubled_bytes, 4), POISON, np.uint8)
+    memory = {MATRIX_NAME: d, WORKSPACE_BUFFER: lines_of(1, max(found.numbers, 1), POISON, dtype)}
+    memory[DOUBLED_BUFFER] = lines_of(1, max(found.doubled_bytes, 4), POISON, np.uint8)
     nodes = None
     if with_arguments:
         nodes = lines_of(n, padded_columns(n), -9999, np.int32)
@@ -166,7 +174,7 @@ def closed_by_launches(name: str, n: int, with_arguments: bool) -> tuple[Matrix,
         nodes[range(n), range(n)] = -9999
         memory |= {
             ARGUMENTS_PREFIX + MATRIX_NAME: nodes,
-            ARGUMENTS_PREFIX + WORKSPACE: lines_of(1, max(found.numbers, 1), POISON, np.int32),
+            ARGUMENTS_PREFIX + WORKSPACE_BUFFER: lines_of(1, max(found.numbers, 1), POISON, np.int32),
         }
     play(found.launches, memory)
     return edges, d[:, :n], None if nodes is None else nodes[:, :n]
@@ -181,7 +189,7 @@ def closed_by_launches(name: str, n: int, with_arguments: bool) -> tuple[Matrix,
 )
 def test_closures_on_the_host(name: str, with_arguments: bool) -> None:
     required_compiler()
-    none = none_of(RINGS[name])
+    none = none_of(TROPICAL_RINGS[name])
     for n in (1, 5, tile_side(with_arguments) + 3):
         edges, found, nodes = closed_by_launches(name, n, with_arguments)
         wanted = np.where(edges == none, np.inf, edges)
@@ -195,20 +203,20 @@ def test_closures_on_the_host(name: str, with_arguments: bool) -> None:
 
 
 def test_a_launch_is_told_what_fits() -> None:
-    launches = closure_launches(RINGS["float64"], 300, True, 132).launches
+    launches = closure_launches(TROPICAL_RINGS["float64"], 300, True, 132).launches
     assert max(len(launch.parameters) for launch in launches) <= PARAMETER_BYTES
     assert {launch.grid[1:] for launch in launches} == {(1, 1)}
 
 
 def test_small_products_have_small_tiles() -> None:
-    ring = RINGS["int32"]
+    ring = TROPICAL_RINGS["int32"]
     names = [fastest_sizes(ring, False, [(n, n, n)], 132).name for n in (128, 1024, 16384)]
     assert names == ["Small", "Medium", "Square"]
 
 
 def compile_jobs(architecture: str, name: str, with_arguments: bool) -> list[tuple[str, str, str]]:
     """From the largest tiles to the smallest, then the kernel that closes a tile."""
-    kernels = [MinplusKernel(name, s, with_arguments) for s in kernel_tile_sizes(RINGS[name], with_arguments)]
+    kernels = [MinplusKernel(name, s, with_arguments) for s in kernel_tile_sizes(TROPICAL_RINGS[name], with_arguments)]
     jobs = [(f"{name} {kernel.sizes.name}", minplus_source(kernel), architecture) for kernel in kernels]
     return [*jobs, (f"close {name}", close_source(name, tile_side(with_arguments), with_arguments), architecture)]
 
@@ -218,7 +226,7 @@ def compiled_jobs(architecture: str, name: str, with_arguments: bool) -> list[tu
     jobs = compile_jobs(architecture, name, with_arguments)
     if architecture == "sm_90" or os.environ.get("FMM_ALL_KERNELS") == "1":
         return jobs
-    turn = list(RINGS).index(name) + ARCHITECTURES.index(architecture)
+    turn = list(TROPICAL_RINGS).index(name) + ARCHITECTURES.index(architecture)
     return [jobs[turn % len(jobs)]]
 
 
@@ -243,12 +251,12 @@ def test_every_architecture_compiles_all(name: str, with_arguments: bool, archit
 def test_kernels_of_every_kind_are_compiled_everywhere(architecture: str) -> None:
     """With and without arguments, of every type, tiles of every size and the closing of one."""
     found = {
-        (with_arguments, RINGS[name].word, job[0].removeprefix(f"{name} ").split()[0])
+        (with_arguments, TROPICAL_RINGS[name].word, job[0].removeprefix(f"{name} ").split()[0])
         for name, with_arguments in VARIANTS
         for job in compiled_jobs(architecture, name, with_arguments)
     }
     assert {kind for _, _, kind in found} == {"Square", "Medium", "Small", "Half", "close"}
-    assert {word for _, word, _ in found} == {ring.word for ring in RINGS.values()}
+    assert {word for _, word, _ in found} == {ring.word for ring in TROPICAL_RINGS.values()}
     assert {with_arguments for with_arguments, _, _ in found} == {False, True}
 
 
@@ -259,6 +267,6 @@ def test_numbers_are_written_twice_everywhere() -> None:
 @pytest.mark.parametrize(("name", "with_arguments"), VARIANTS)
 def test_shared_memory_fits(name: str, with_arguments: bool) -> None:
     """On every architecture one thread block; on Hopper as many as the compiler leaves registers for."""
-    for s in kernel_tile_sizes(RINGS[name], with_arguments):
+    for s in kernel_tile_sizes(TROPICAL_RINGS[name], with_arguments):
         shared = MinplusKernel(name, s, with_arguments).shared_memory_bytes
         assert shared <= 64 << 10 and s.blocks * (shared + 1024) <= 228 << 10

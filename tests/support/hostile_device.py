@@ -122,7 +122,7 @@ class HostileDevice(HostileUse):
                 raise RuntimeError("for the test")
             return make(prepared)
 
-        run_device.GRAPHS.clear()
+        run_device.GRAPH_CACHE.clear()
         vars(bound_calls)["call"] = failing
         try:
             each.multiply(out)

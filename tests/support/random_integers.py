@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fmm
-from fmm.dtypes import INTEGERS, RINGS
+from fmm.dtypes import INTEGERS, RING_TYPES
 from fmm.kernels.plans.levels.residues import TYPES_WITH_LEVEL_BELOW
 from tests.support.integers import Array, by_python, drawn, laid_out
 
@@ -29,7 +29,7 @@ PLANS = {
     "cuda": ("residues > bytes", "residues > strassen > bytes", "quarters > residues > bytes"),
 }
 TYPES = {
-    "winograd > digits": RINGS,
+    "winograd > digits": RING_TYPES,
     "residues > strassen > bytes": TYPES_WITH_LEVEL_BELOW,
 }  # of those that do not multiply all integers
 SMALL, ENTRIES = 20_000, 40  # multiplications up to which all entries are computed by Python; else so many are

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fmm.kernels.cuda.launch_list import Kernel
 from fmm.semirings.minplus_kernel import (
-    RINGS,
+    TROPICAL_RINGS,
     DeviceMatrix,
     SemiringProduct,
     close_launch,
@@ -18,7 +18,7 @@ def every_kernel() -> set[Kernel]:
     """Return the kernels of launches over each ring, with each tile size, with and without arguments."""
     some = DeviceMatrix("A", 0, 8, 8, 16)
     found = {doubling_launch(some, some).kernel}
-    for ring in RINGS.values():
+    for ring in TROPICAL_RINGS.values():
         for with_arguments in (False, True)[: 3 - ring.per_word]:
             product = SemiringProduct(some, some, some, args=some if with_arguments else None)
             found |= {

@@ -10,10 +10,16 @@ import numpy as np
 import pytest
 
 from fmm.semirings import placement, predecessors, shortest_paths
-from fmm.semirings.closure_launches import ARGUMENTS_PREFIX, DOUBLED, WORKSPACE, closure_launches, padded_columns
+from fmm.semirings.closure_launches import (
+    ARGUMENTS_PREFIX,
+    DOUBLED_BUFFER,
+    WORKSPACE_BUFFER,
+    closure_launches,
+    padded_columns,
+)
 from fmm.semirings.closure_steps import MATRIX_NAME
 from fmm.semirings.minplus_kernel import (
-    RINGS,
+    TROPICAL_RINGS,
     DeviceMatrix,
     SemiringProduct,
     doubling_launch,
@@ -91,7 +97,7 @@ class HostDevice:
 
     def device_product(self, name: str, a: Matrix, b: Matrix, with_arguments: bool) -> tuple[Matrix, Matrix | None]:
         self.rings.append(name)
-        ring, (m, k), n = RINGS[name], a.shape, b.shape[1]
+        ring, (m, k), n = TROPICAL_RINGS[name], a.shape, b.shape[1]
         memory = {base: self._wide(x) for base, x in (("A", a), ("B", b))}
         memory |= {
             base: lines_of(m, padded_columns(n), POISON, kind) for base, kind in (("C", a.dtype), ("args", np.int32))
@@ -112,15 +118,15 @@ class HostDevice:
     ) -> tuple[Matrix, Any]:
         self.rings.append(name)
         n = len(d)
-        found = closure_launches(RINGS[name], n, predecessors is not None, 132)
+        found = closure_launches(TROPICAL_RINGS[name], n, predecessors is not None, 132)
         values, numbers = lines_of(n, padded_columns(n), missing, d.dtype), max(found.numbers, 1)
         values[:, :n] = d
-        memory = {MATRIX_NAME: values, WORKSPACE: lines_of(1, numbers, POISON, d.dtype)}
-        memory[DOUBLED] = lines_of(1, max(found.doubled_bytes, 4), POISON, np.uint8)
+        memory = {MATRIX_NAME: values, WORKSPACE_BUFFER: lines_of(1, numbers, POISON, d.dtype)}
+        memory[DOUBLED_BUFFER] = lines_of(1, max(found.doubled_bytes, 4), POISON, np.uint8)
         if predecessors is not None:
             memory |= {
                 ARGUMENTS_PREFIX + MATRIX_NAME: self._wide(predecessors),
-                ARGUMENTS_PREFIX + WORKSPACE: lines_of(1, numbers, POISON, np.int32),
+                ARGUMENTS_PREFIX + WORKSPACE_BUFFER: lines_of(1, numbers, POISON, np.int32),
             }
         play(found.launches, memory)
         return values[:, :n].copy(), None if predecessors is None else memory[ARGUMENTS_PREFIX + MATRIX_NAME][

@@ -23,12 +23,12 @@ import fmm.distributed
 from benchmarks import forced_plan
 from benchmarks.forced_plan import force
 from fmm.distributed import predict_sharing, sharded_tensors
-from fmm.distributed.layout import K, Layout, M, N
+from fmm.distributed.layout import K_AXIS, M_AXIS, N_AXIS, Layout
 from fmm.distributed.predict_sharing import layouts_in_pieces, rectangle_layouts
 from fmm.distributed.sharded_tensors import placement_cuts
 from fmm.integrations.report import begin_report, end_report
 from fmm.kernels.plans.plan import PlanError
-from fmm.runtime.torch_autograd.operator import OPERATOR
+from fmm.runtime.torch_autograd.operator import MATMUL_OPERATOR
 from tests.support.array_ranks import ARRAYS
 from tests.support.hostile_ranks import GROUP_TIMEOUT, HOSTILE
 
@@ -88,7 +88,7 @@ def every_way(device: str) -> None:
         start = Layout(21, 17, 26, tuple(mesh.mesh.shape), cuts, cuts, cuts)
         a, b = drawn(21, 17, torch.float64, device, 1), drawn(17, 26, torch.float64, device, 2)
         x, y = (distribute_tensor(matrix, mesh, [Shard(cut) for cut in cuts]) for matrix in (a, b))
-        for work in product((M, K, N), repeat=mesh.ndim):
+        for work in product((M_AXIS, K_AXIS, N_AXIS), repeat=mesh.ndim):
             for number, layout in enumerate(layouts_in_pieces(replace(start, work=work))):
                 if mesh.ndim == 1 or number % 4 == 0:
                     way = sharded_tensors.AgreedSharing("", layout, "vendor", 10.0)
@@ -103,13 +103,13 @@ def rectangle(device: str) -> None:
         a, b = drawn(m, k, dtype, device, 3), drawn(k, n, dtype, device, 4)
         for places in product(PLACES, repeat=2):
             x, y = (distribute_tensor(matrix, mesh, [place]) for matrix, place in zip((a, b), places, strict=True))
-            start = Layout(m, k, n, (count,), placement_cuts(x), placement_cuts(y), (M,))
+            start = Layout(m, k, n, (count,), placement_cuts(x), placement_cuts(y), (M_AXIS,))
             found = [piece for whole in rectangle_layouts(start) for piece in layouts_in_pieces(whole)]
             assert len(found) >= 4 and {layout.mesh for layout in found} == {(2, count // 2)}
             for layout in found:
                 c = sharded_tensors.shared_product(sharded_tensors.AgreedSharing("", layout, "vendor", 16.0), x, y)
                 check(c, a, b, f"{dtype} {places} {layout}")
-                assert c.placements == ((Shard(0),) if layout.work[0] == M else (Shard(1),))
+                assert c.placements == ((Shard(0),) if layout.work[0] == M_AXIS else (Shard(1),))
     predict_sharing.RECTANGLE_MARGIN, predict_sharing.MIN_SECONDS_TO_COMPARE = -1e9, 0.0  # whatever is predicted
     a, b = drawn(24, 16, torch.float64, device, 5), drawn(16, 28, torch.float64, device, 6)
     gradients(mesh, a, b)
@@ -207,14 +207,14 @@ def operator(device: str) -> None:
         for places in product(product(PLACES, repeat=mesh.ndim), repeat=2):
             pairs = list(zip((a, b), places, strict=True))
             x, y = (distribute_tensor(matrix, mesh, place).requires_grad_() for matrix, place in pairs)
-            found = OPERATOR(x, y)
+            found = MATMUL_OPERATOR(x, y)
             check(found, a, b, f"{places} {mesh}")
             assert found.placements == torch.mm(x, y).placements, (places, found.placements)
             found.sum().backward()
             assert relative(x.grad.full_tensor(), b.sum(1).expand(24, 20)) < 1e-12, places
             assert relative(y.grad.full_tensor(), a.sum(0)[:, None].expand(20, 28)) < 1e-12, places
         stack = distribute_tensor(torch.stack([a, -a]), mesh, [Shard(1)] * mesh.ndim)
-        assert relative(OPERATOR(stack, y).full_tensor(), torch.stack([a @ b, -a @ b])) < 1e-12
+        assert relative(MATMUL_OPERATOR(stack, y).full_tensor(), torch.stack([a @ b, -a @ b])) < 1e-12
 
 
 def large(device: str) -> None:
@@ -231,8 +231,8 @@ def large(device: str) -> None:
         for plan in (None, "vendor", "winograd"):
             found = fmm.distributed.matmul(x, y, plan=plan, placements=[Shard(0)]).to_local()
             assert relative(found[:32], expected) < bound, f"{dtype} {plan}"
-        start = Layout(n, n, n, (count,), (0,), (0,), (M,))
-        for work, along in product((M, N, K), (M, N, K)):
+        start = Layout(n, n, n, (count,), (0,), (0,), (M_AXIS,))
+        for work, along in product((M_AXIS, N_AXIS, K_AXIS), (M_AXIS, N_AXIS, K_AXIS)):
             way = sharded_tensors.AgreedSharing(
                 "", replace(start, work=(work,), pieces=count, along=along), "vendor", 16.0
             )

@@ -76,7 +76,7 @@ def patch() -> None:
         (run_device, "cuda_device", lambda device: H200),
     ):
         vars(module)[name] = value
-    run_device.GRAPHS.calls_before_capture = 1 << 30
+    run_device.GRAPH_CACHE.calls_before_capture = 1 << 30
 
 
 def drawn(*shape: int, dtype: str = "float32") -> Any:

@@ -292,12 +292,12 @@ def check_evicted_graphs() -> None:
 
     def replay_evicted() -> None:
         multiply_until_replayed(call, ADDRESSES[:1])
-        at_write.append(lambda: at_once([run_device.GRAPHS.clear]))
+        at_write.append(lambda: at_once([run_device.GRAPH_CACHE.clear]))
         check_addresses(call, ADDRESSES[1], multiply(call, ADDRESSES[1]))
         at_write.clear()
 
     at_once([replay_evicted])
-    assert not run_device.GRAPHS.clear()
+    assert not run_device.GRAPH_CACHE.clear()
 
 
 def check_interleaved_moves() -> None:
@@ -353,7 +353,7 @@ def check_capture_streams() -> None:
     call = prepared_call(PLANS[0])
     for _ in range(5):
         at_once([partial(multiply_until_replayed, call, ADDRESSES[:1])])
-        assert run_device.GRAPHS.clear()
+        assert run_device.GRAPH_CACHE.clear()
     assert len(executables) == 5 and (Stream.created, Stream.destroyed) == (1, 0)
 
 

@@ -95,14 +95,14 @@ class Stress:
     def evict(self) -> None:
         """Drop all graphs now and then, and let calls be captured that came three times."""
         from fmm.kernels.cuda.launch.graphs import CALLS_BEFORE_CAPTURE
-        from fmm.runtime.run_device import GRAPHS
+        from fmm.runtime.run_device import GRAPH_CACHE
 
         rng = random.Random(0)
         while self.goes_on():
             time.sleep(rng.random() / 50)
-            GRAPHS.calls_before_capture = CALLS_BEFORE_CAPTURE
+            GRAPH_CACHE.calls_before_capture = CALLS_BEFORE_CAPTURE
             if rng.random() < 0.1:
-                self.evictions += GRAPHS.clear()
+                self.evictions += GRAPH_CACHE.clear()
 
 
 def run_half(stress: Stress, threads: int, stream: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fmm.kernels.cuda.device_code.entry_source import ENTRY
+from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME
 from fmm.kernels.cuda.products.simt_kernel import Access, TileKernel, simt_source
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, pointer_words
 from tests.support.host_compiler import SANITIZER, header, shared_library
@@ -45,7 +45,7 @@ def compiled_for_the_host(made: TileKernel, access: Access) -> Any:
     counts = ", ".join(map(str, (*made.operands, made.products)))
     params = f"fmm::Parameters<Number, {counts}>"
     params = f"fmm::Again<{params}>" if made.flag == "obeys" else params
-    driver = DRIVER.format(params=params, threads=made.strategy.threads, entry=ENTRY)
+    driver = DRIVER.format(params=params, threads=made.strategy.threads, entry=ENTRY_NAME)
     assert made.shared <= SHARED_BYTES
     return tiled_library(simt_source(made, access) + driver)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fmm.kernels.cuda.device_code.entry_source import ENTRY, header_text
+from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, header_text
 from fmm.kernels.cuda.launch_list import Launch, TensorMap
 from fmm.kernels.cuda.products.wgmma_tiles import LINE_BYTES
 from tests.support.host_compiler import SANITIZER, header, required_compiler, shared_library
@@ -102,7 +102,7 @@ def compiled(source: str, threads: int, cluster: int, multiplies: bool) -> Any:
     text = for_the_host(source, cluster, multiplies)
     params = re.search(r"const __grid_constant__ ([\w:<>, ]+) p\)", text)
     assert params is not None
-    return shared_library(text + DRIVER.format(params=params[1], threads=threads, entry=ENTRY), FLAGS)
+    return shared_library(text + DRIVER.format(params=params[1], threads=threads, entry=ENTRY_NAME), FLAGS)
 
 
 def play(launch: Launch, memory: Mapping[str, Array]) -> None:

@@ -31,7 +31,7 @@ from typing import Final
 LARGEST_MODULUS: Final = 256  # the largest modulus, with residues from -128 to 127
 MOST_MODULI: Final = 48  # largest number of moduli for which the error bound in the module's docstring holds
 # M must exceed 2 bound by this ratio, so that rounding finds q in spite of rounding errors
-MARGIN: Final = Fraction(1, 256)
+ROUNDING_MARGIN: Final = Fraction(1, 256)
 
 
 @lru_cache(maxsize=1)
@@ -53,7 +53,7 @@ def moduli(count: int) -> tuple[int, ...]:
 
 def moduli_count_for_bound(bound: int) -> int:
     """Return how many moduli determine integers of magnitude up to `bound`, with the margin for rounding q."""
-    needed, modulus_product = 2 * bound * (1 + MARGIN), 1
+    needed, modulus_product = 2 * bound * (1 + ROUNDING_MARGIN), 1
     for count, modulus in enumerate(_all_moduli(), 1):
         modulus_product *= modulus
         if modulus_product >= needed:

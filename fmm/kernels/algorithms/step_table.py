@@ -24,12 +24,12 @@ from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.algorithms.text_files import TextFiles, candidate_forms
 from fmm.kernels.registry import clear_on_registration
 
-FRINGES = ("unequal", "pad")
+FRINGE_WORDS = ("unequal", "pad")
 # Names of the shipped tables that declare `fringe unequal`. The tests prove these tables, so that no user's process
 # spends time on the proof.
 PROVED_UNEQUAL: Final = ("adaptive-winograd", "hasa", "li-fig13", "li-fig23", "li-fig3")
 KERNELS_FILE = "kernels"  # name of the file in step_tables/ that defines the kernels
-FILES: Final = TextFiles("step_tables", "step table", except_for=KERNELS_FILE)
+STEP_TABLE_FILES: Final = TextFiles("step_tables", "step table", except_for=KERNELS_FILE)
 PRODUCT_SOURCE = "*"  # symbol that stands for a kernel's product in the kernel's assignments
 TableAssignment = tuple[str, tuple[tuple[Coefficient, str], ...]]
 
@@ -94,7 +94,7 @@ _CALL_PATTERN = re.compile(r"(\w+)\(([^()]*)\)")
 @lru_cache(maxsize=1)
 def kernel_table() -> dict[str, TableKernel]:
     """Return the kernels of step_tables/kernels.txt by name."""
-    lines = (line.split("#")[0].strip() for line in FILES.text(KERNELS_FILE).splitlines())
+    lines = (line.split("#")[0].strip() for line in STEP_TABLE_FILES.text(KERNELS_FILE).splitlines())
     return {kernel.name: kernel for kernel in map(parse_kernel, filter(None, lines))}
 
 
@@ -209,8 +209,8 @@ def parse_step_table(text: str, origin: str = "step table") -> StepTable:
     head, calls = table_text(text, origin, REQUIRED_WORDS, OPTIONAL_WORDS)
     steps = tuple(map(kernel_step, calls))
     fringe = head.get("fringe", "pad")
-    if fringe not in FRINGES:
-        raise StepError(f"{origin}: unknown fringe {fringe!r}; valid: {', '.join(FRINGES)}")
+    if fringe not in FRINGE_WORDS:
+        raise StepError(f"{origin}: unknown fringe {fringe!r}; valid: {', '.join(FRINGE_WORDS)}")
     try:
         candidate_forms(text)
     except ValueError as error:
@@ -345,20 +345,20 @@ def register_step_table(text: str) -> StepTable:
     table = _require_proof(parse_step_table(text), "step table")
     if table.name in step_table_names():
         raise StepError(f"there is a step table {table.name!r} already")
-    FILES.add(table.name, text)
+    STEP_TABLE_FILES.add(table.name, text)
     return table
 
 
 def unregister_step_table(name: str) -> None:
     """Remove a step table that a user registered."""
-    FILES.remove(name)
+    STEP_TABLE_FILES.remove(name)
 
 
 @clear_on_registration
 @lru_cache(maxsize=1)
 def step_table_names() -> tuple[str, ...]:
     """Return the names of all step tables: shipped files and registered tables."""
-    return tuple(sorted(FILES.names()))
+    return tuple(sorted(STEP_TABLE_FILES.names()))
 
 
 @clear_on_registration
@@ -367,7 +367,7 @@ def step_table(name: str) -> StepTable:
     """Return the step table of this name, after the proof that it computes AB on blocks of equal size."""
     if name not in step_table_names():
         raise StepError(f"unknown step table {name!r}; the step tables are {', '.join(step_table_names())}")
-    table = parse_step_table(FILES.text(name), f"{name}.txt")
+    table = parse_step_table(STEP_TABLE_FILES.text(name), f"{name}.txt")
     if table.name != name:
         raise StepError(f"{name}.txt: its name line says {table.name!r}; it must be {name!r}")
     return _require_proof(table, f"{name}.txt")
@@ -382,5 +382,5 @@ def _require_proof(table: StepTable, origin: str) -> StepTable:
 def candidate_step_tables() -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield (name, forms of plans in which the table is a candidate); skip files with an invalid line `consider`."""
     for name in step_table_names():
-        if (forms := FILES.forms(name)) is not None:
+        if (forms := STEP_TABLE_FILES.forms(name)) is not None:
             yield name, forms

@@ -19,7 +19,7 @@ INSTRUCTION_SETS: dict[str, tuple[str, ...]] = {
     "AVX-512": ("avx512f", "avx512bw", "avx512dq", "avx512vl"),
 }
 # OpenBLAS's kernels by their instructions. Kernels of other architectures are in no row: nothing is known of them.
-KERNELS = {
+OPENBLAS_KERNELS = {
     "SSE": (
         *("Katmai", "Coppermine", "Northwood", "Prescott", "Banias"),
         *("Core2", "Penryn", "Dunnington", "Nehalem", "Atom"),
@@ -28,7 +28,7 @@ KERNELS = {
     "AVX2": ("Haswell", "Zen", "Excavator"),
     "AVX-512": ("SkylakeX", "Cooperlake", "Sapphirerapids"),
 }
-SLOWDOWN = {("AVX2", "AVX-512"): "about half the speed"}
+SLOWDOWN_TEXTS = {("AVX2", "AVX-512"): "about half the speed"}
 
 
 @lru_cache(maxsize=1)
@@ -43,11 +43,11 @@ def slow_kernel_warning() -> str:
 def warning_text(kernel: str, flags: frozenset[str], forced: str = "") -> str:
     """Return the warning for this kernel on a processor with these flags; `forced`: the value of OPENBLAS_CORETYPE."""
     order = list(INSTRUCTION_SETS)
-    used = next((name for name, kernels in KERNELS.items() if kernel.lower() in map(str.lower, kernels)), None)
+    used = next((name for name, kernels in OPENBLAS_KERNELS.items() if kernel.lower() in map(str.lower, kernels)), None)
     newest = [name for name, needed in INSTRUCTION_SETS.items() if flags and flags.issuperset(needed)]
     if used is None or not newest or order.index(used) >= order.index(newest[-1]):
         return ""
-    speed = SLOWDOWN.get((used, newest[-1]), "far below its speed")
+    speed = SLOWDOWN_TEXTS.get((used, newest[-1]), "far below its speed")
     remedy = "unset OPENBLAS_CORETYPE" if forced else f"install a NumPy whose OpenBLAS has kernels for {newest[-1]}"
     return f"OpenBLAS runs its {kernel} kernel on an {newest[-1]} processor: {speed}; {remedy}"
 

@@ -30,8 +30,8 @@ PANEL_ROWS = 64  # rows of a panel of `hermitian_product`
 # Multiply-adds of complex numbers up to which one triangle saves less than its panels cost.
 MIN_TRIANGLE_WORK = 1 << 19
 
-ANYWHERE = Place("C", 0, 0, 0, 0)  # the arrays are passed separately
-MIRROR_IN_PLACE = Mirror(ANYWHERE, ANYWHERE)
+UNNAMED_PLACE = Place("C", 0, 0, 0, 0)  # the arrays are passed separately
+MIRROR_IN_PLACE = Mirror(UNNAMED_PLACE, UNNAMED_PLACE)
 
 RankFunction = Callable[["GramFactor", Array, bool, Any, Any], None]
 
@@ -75,7 +75,7 @@ def _add_triangle(product: Array, dest: Array, lower: bool, params: GemmParams) 
     if not lower:
         product, dest = product.T, dest.T
     for top in range(0, len(dest), MIRROR_BAND_ROWS):
-        mirror_band(Mirror(ANYWHERE, ANYWHERE, params.alpha, params.beta, "lower"), product, dest, top)
+        mirror_band(Mirror(UNNAMED_PLACE, UNNAMED_PLACE, params.alpha, params.beta, "lower"), product, dest, top)
 
 
 def _rows_contiguous(x: Array) -> bool:

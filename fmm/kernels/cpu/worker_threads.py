@@ -29,7 +29,7 @@ from operator import call
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-Result = TypeVar("Result")
+ResultT = TypeVar("ResultT")
 Job = Callable[[], object]  # raises nothing
 
 START_TIMEOUT_SECONDS = 1.0  # seconds to wait for a new thread to start
@@ -190,7 +190,7 @@ _unused_gates: list[Gate] = []  # shut and unused
 # ---- a caller's task
 
 
-def run_on_worker(work: Callable[[], Result], last: Sequence[Callable[[], object]] = ()) -> Result:
+def run_on_worker(work: Callable[[], ResultT], last: Sequence[Callable[[], object]] = ()) -> ResultT:
     """Run `work` on a worker thread and return its result; an exception of a signal handler never interrupts `work`.
 
     `last` is a list that `work` may change. When `work` has ended, the functions in `last` are called in the caller's
@@ -215,11 +215,11 @@ def run_uninterrupted(steps: Iterable[Callable[[], object]]) -> None:
     deque(map(call, list(steps)), maxlen=0)
 
 
-class Task(Generic[Result]):
+class Task(Generic[ResultT]):
     """A caller's work and its outcome."""
 
-    def __init__(self, work: Callable[[], Result], last: Sequence[Callable[[], object]]) -> None:
-        self.work: Callable[[], Result] | None = work
+    def __init__(self, work: Callable[[], ResultT], last: Sequence[Callable[[], object]]) -> None:
+        self.work: Callable[[], ResultT] | None = work
         self.last = last
         self.gate, self.claim, self.ended = Gate.acquire(), [True], False
         self.caller = threading.get_ident()
@@ -277,14 +277,14 @@ class Task(Generic[Result]):
             _unused_gates.append(self.gate)
         return True
 
-    def outcome(self) -> Result:
+    def outcome(self) -> ResultT:
         error, self.error = self.error, None
         try:
             if error is not None:
                 raise error
         finally:
             del error  # its traceback refers to the work's arrays
-        result: Result = self.result
+        result: ResultT = self.result
         return result
 
 

@@ -24,8 +24,8 @@ BASES = ("A", "B", "C", "W")
 FLAG, HOST_COUNT, COUNTERS = "flag", "host count", "counters"
 PARAMETER_BYTES = 4096  # the largest parameter that every driver passes to a kernel
 STANDARD_OPTIONS = ("--std=c++17",)  # NVRTC options
-MAP_BYTES = 128  # of a CUtensorMap
-MAP_WORDS = MAP_BYTES // 8
+TENSOR_MAP_BYTES = 128  # of a CUtensorMap
+MAP_WORDS = TENSOR_MAP_BYTES // 8
 
 
 # ---- kernels and their parameters

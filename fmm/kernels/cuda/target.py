@@ -14,14 +14,14 @@ from fmm.kernels.cuda.products.simt_tiles import TileOp
 from fmm.kernels.plans.sums import ADDEND
 
 Alignment = tuple[int, int, int, int]  # powers of two that divide the addresses of A, B, C and the workspace
-ALIGNED: Alignment = (256, 256, 256, 256)  # to which libraries align what they allocate
+LIBRARY_ALIGNMENT: Alignment = (256, 256, 256, 256)  # to which libraries align what they allocate
 
 
 def alignment_of(a: int, b: int, c: int, workspace: int) -> Alignment:
     """Return the powers of two that divide these addresses, at most those of ALIGNED."""
-    most = ALIGNED[0]
+    most = LIBRARY_ALIGNMENT[0]
     if not (a | b | c | workspace) % most:
-        return ALIGNED
+        return LIBRARY_ALIGNMENT
     x, y, z, w = (min(address & -address, most) or most for address in (a, b, c, workspace))
     return x, y, z, w
 
@@ -44,7 +44,7 @@ class Target:
 
     chip: Chip
     tiles: TileModel
-    alignment: Alignment = ALIGNED
+    alignment: Alignment = LIBRARY_ALIGNMENT
     flagged: bool = False  # True if kernels raise the flag where they store an inf or NaN in C
 
     @cached_property

@@ -16,7 +16,7 @@ from fmm.perfmodel.papers.recursion_points import first_level_speedup, recursion
 from fmm.perfmodel.papers.table import Cell, Table
 from fmm.perfmodel.stability import classical_bound, error_bound, expected_error_growth, plan_schemes
 
-HALF: Final = Fraction(1, 2)
+ROUNDING_HALF: Final = Fraction(1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class MeasuredSystem:
     def is_consistent(self, below: Fraction, above: Fraction) -> bool:
         """Return True if the printed n_1, a rounded number, is in the range `recursion_point_range(below, above)`."""
         low, high = self.recursion_point_range(below, above)
-        return low < self.theoretical + HALF and self.theoretical - HALF < high
+        return low < self.theoretical + ROUNDING_HALF and self.theoretical - ROUNDING_HALF < high
 
 
 TABLE_3: Final = (
@@ -81,15 +81,16 @@ def dalberto_table3() -> Table:
 
 def inconsistent_systems() -> tuple[MeasuredSystem, ...]:
     """Return the systems with a printed n_1 that does not follow from the printed rates, rounded to whole MFLOPS."""
-    return tuple(s for s in TABLE_3 if not s.is_consistent(HALF, HALF))
+    return tuple(s for s in TABLE_3 if not s.is_consistent(ROUNDING_HALF, ROUNDING_HALF))
 
 
 def _table_3_row(s: MeasuredSystem) -> tuple[Cell, ...]:
     computed = recursion_point(float(s.ratio))
-    low, high = s.recursion_point_range(HALF, HALF)
+    low, high = s.recursion_point_range(ROUNDING_HALF, ROUNDING_HALF)
     # Equation 3 with epsilon: measured = 22 (alpha/pi + epsilon).
     epsilon = None if s.measured is None else (s.measured - s.theoretical) / 22
-    fits = (s.is_consistent(HALF, HALF), s.is_consistent(Fraction(0), Fraction(1)))  # rates rounded, rates truncated
+    # with rounded rates, and with truncated ones
+    fits = (s.is_consistent(ROUNDING_HALF, ROUNDING_HALF), s.is_consistent(Fraction(0), Fraction(1)))
     rates = (s.product_rate, s.addition_rate, s.theoretical)
     return (
         *(s.name, s.processor, *rates, computed, computed - s.theoretical),
@@ -165,4 +166,4 @@ def dalberto_bounds() -> Table:
     return Table("dalberto-bounds", "Equation 1: error bounds, n1 = 900", columns, tuple(rows), notes)
 
 
-TABLES: Final = (dalberto_table3, dalberto_bounds)
+DALBERTO_TABLES: Final = (dalberto_table3, dalberto_bounds)

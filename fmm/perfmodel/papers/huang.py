@@ -300,4 +300,4 @@ def _modelled_tflops(name: str, size: int) -> tuple[float, float, float]:
     return at(0), at(1), at(2)
 
 
-TABLES: Final = (huang_fig3, huang_fig6, huang_fig7, huang_bounds, huang_admitted, huang_footnote15, huang_fig10)
+HUANG_TABLES: Final = (huang_fig3, huang_fig6, huang_fig7, huang_bounds, huang_admitted, huang_footnote15, huang_fig10)

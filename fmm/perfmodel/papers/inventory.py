@@ -29,7 +29,7 @@ LI, HUANG, DALBERTO, SFORZA, POSTS, OWN = (
 
 CPU, H200, BOTH = "CPU", "H200", "CPU, H200"
 
-ENTRIES: Final = (
+INVENTORY_ROWS: Final = (
     SourceEntry(LI, "Figure 1", "blocks of A, B and C", "runs", "the blocks of every scheme <2,2,2>"),
     SourceEntry(LI, "Figure 2", "steps of Strassen's algorithm", "runs", "the step table li-fig2"),
     SourceEntry(LI, "Figure 3", "steps of Winograd's variant (Douglas et al.)", "runs", "the step table li-fig3"),
@@ -122,7 +122,7 @@ ENTRIES: Final = (
 )
 
 
-def table_names(entries: Iterable[SourceEntry] = ENTRIES) -> frozenset[str]:
+def table_names(entries: Iterable[SourceEntry] = INVENTORY_ROWS) -> frozenset[str]:
     """Return the names of the tables in `see` of these entries."""
     with_names = ("measured", "measurable", "computed")
     return frozenset(name for x in entries if x.done in with_names for name in x.see.split())
@@ -139,7 +139,7 @@ def find_entry(name: str) -> SourceEntry | None:
     found = FIGURE_NAME.fullmatch(name)
     if found is None or found["source"] not in SOURCE_PREFIXES:
         return None
-    for entry in ENTRIES:
+    for entry in INVENTORY_ROWS:
         if entry.source == SOURCE_PREFIXES[found["source"]] and entry.figure.startswith(KIND_WORDS[found["kind"]]):
             first, *last = map(int, re.findall(r"\d+", entry.figure))
             if first <= int(found["number"]) <= (last or [first])[-1]:
@@ -162,11 +162,13 @@ def entry_table(name: str) -> Table:
     """Return the entry of a figure that is neither computed nor measured, as a table."""
     entry = find_entry(name)
     assert entry is not None, name
-    return Table(name, f"{entry.source}, {entry.figure}: {entry.what}", COLUMNS, (entry,), NOTES[:1])
+    return Table(
+        name, f"{entry.source}, {entry.figure}: {entry.what}", INVENTORY_COLUMNS, (entry,), INVENTORY_NOTES[:1]
+    )
 
 
-COLUMNS: Final = ("source", "figure", "what it shows", "done", "see", "measured on")
-NOTES: Final = (
+INVENTORY_COLUMNS: Final = ("source", "figure", "what it shows", "done", "see", "measured on")
+INVENTORY_NOTES: Final = (
     "measured: there are samples in results/, and `python -m benchmarks papers NAME --measure` takes new ones. "
     "measurable: the same without samples so far. computed: `fmm-tune paper NAME` prints what follows from the model. "
     "runs: it is an algorithm or a kernel, which any plan may name.",
@@ -177,4 +179,4 @@ NOTES: Final = (
 def inventory() -> Table:
     """Return the list of all entries as a table."""
     what = "every figure and table of the five sources, and what was done about it"
-    return Table("paper", what, COLUMNS, ENTRIES, NOTES)
+    return Table("paper", what, INVENTORY_COLUMNS, INVENTORY_ROWS, INVENTORY_NOTES)

@@ -39,12 +39,12 @@ from fmm.runtime.decisions.calibration_in_force import (
     untuned_calibration,
 )
 from fmm.runtime.devices import Device
-from fmm.runtime.probe import MEASURED
+from fmm.runtime.probe import PROBE_SOURCE
 
 # The decision's source without a config, by the source of the calibration.
-MODEL_SOURCES = {BUILT_IN_SOURCE: "built-in model", MEASURED: "probed model"}
+MODEL_SOURCES = {BUILT_IN_SOURCE: "built-in model", PROBE_SOURCE: "probed model"}
 SHOWN_CANDIDATES = 6  # number of the fastest candidates that the text of a decision lists
-ENTRY = " entry"  # last word of `Decision.source` if a tuned entry decided
+ENTRY_SOURCE_SUFFIX = " entry"  # last word of `Decision.source` if a tuned entry decided
 WORTH_TUNING = 2 * 2048**3  # flops of the smallest product that logs a missing tuning or is measured online
 ENTRY_OVERRIDE_GAIN = 1.25  # least predicted speedup over an entry's plan at which another plan replaces that plan
 SMALLEST_INTEGER_SIDE = 129  # with a shorter side, NumPy multiplies integers on the host, within two milliseconds
@@ -77,7 +77,7 @@ class Decision:
     @property
     def by_entry(self) -> bool:
         """True if an entry of exactly this shape decided."""
-        return self.source.endswith(ENTRY)
+        return self.source.endswith(ENTRY_SOURCE_SUFFIX)
 
     @property
     def terms(self) -> tuple[PredictionTerms, ...]:
@@ -251,7 +251,7 @@ def find_certified_entry(problem: Problem, limits: Limits, tuned: Tuned, on_cpu:
     if not is_allowed or needed > limits.workspace:
         return None
     why = f"measured on this device: {entry.text}"
-    return Decision(plan, problem, why, (), f"{entry.origin}{ENTRY}", on_cpu=on_cpu)
+    return Decision(plan, problem, why, (), f"{entry.origin}{ENTRY_SOURCE_SUFFIX}", on_cpu=on_cpu)
 
 
 @lru_cache(maxsize=4096)

@@ -29,18 +29,20 @@ from fmm.runtime.decisions.decide import SMALLEST_INTEGER_SIDE, Decision
 # With fewer multiply-adds a product takes less time than the launches of a plan, on any device: SMALL for any type,
 # SMALL_16_BIT for 16-bit types on tensor cores, SMALL_16_BIT_UNALIGNED for 16-bit types with unaligned rows, which
 # vendors multiply several times slower.
-SMALL, SMALL_16_BIT, SMALL_16_BIT_UNALIGNED = 1 << 29, 1 << 33, 1 << 31
+SMALL_WORK, SMALL_WORK_16_BIT, SMALL_WORK_16_BIT_UNALIGNED = 1 << 29, 1 << 33, 1 << 31
 
 # The same test by bytes alone: bytes(A) bytes(B) = (m k n) k itemsize^2. If k < SHORT_SIDE, the product is bound by
 # writing C, and no plan helps; if not, fewer bytes than SMALL_BYTES mean fewer multiply-adds than the limits above.
 SHORT_SIDE = 144
-SMALL_BYTES = SHORT_SIDE * min(SMALL * 4**2, SMALL_16_BIT_UNALIGNED * 2**2)
+SMALL_BYTES = SHORT_SIDE * min(SMALL_WORK * 4**2, SMALL_WORK_16_BIT_UNALIGNED * 2**2)
 
 
 def is_small_on_device(m: int, k: int, n: int, itemsize: int) -> bool:
     """Return True if a product of two matrices on a CUDA device is too small for any plan."""
     work = m * k * n
-    return work < SMALL or (itemsize == 2 and work < (SMALL_16_BIT_UNALIGNED if (k | n) & 7 else SMALL_16_BIT))
+    return work < SMALL_WORK or (
+        itemsize == 2 and work < (SMALL_WORK_16_BIT_UNALIGNED if (k | n) & 7 else SMALL_WORK_16_BIT)
+    )
 
 
 def is_declined_on_device(library: Library, a: Any, b: Any, nbytes_product: int) -> bool:
@@ -58,11 +60,11 @@ def is_declined_on_device(library: Library, a: Any, b: Any, nbytes_product: int)
         return False
     itemsize, tensors = a.itemsize, library.differentiable  # torch rejects operands of two types
     work = nbytes_product // (k * itemsize * (itemsize if tensors else b.itemsize))
-    if work < SMALL:
+    if work < SMALL_WORK:
         return True
     # Tensor cores multiply 16-bit floats, and no integers (torch has no integer products at all).
-    is_small_16_bit = itemsize == 2 and work < SMALL_16_BIT and (tensors or a.dtype.kind not in "iu")
-    if is_small_16_bit and (work < SMALL_16_BIT_UNALIGNED or not (k | b.shape[-1]) & 7):
+    is_small_16_bit = itemsize == 2 and work < SMALL_WORK_16_BIT and (tensors or a.dtype.kind not in "iu")
+    if is_small_16_bit and (work < SMALL_WORK_16_BIT_UNALIGNED or not (k | b.shape[-1]) & 7):
         return True
     expiry: float | None = library.calls.get((nbytes_product, shape, b.ndim, library.type_key(a, b)))
     return expiry is not None and expiry > time.monotonic()

@@ -19,8 +19,8 @@ from fmm.kernels.cpu.worker_threads import ForkSafeLock
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.problem import Problem
 
-PAIRS = certification.MIN_ROUNDS
-NOISE = 0.01  # an assumed noise floor, since an online measurement has no pair of equal plans
+MEASURED_PAIRS = certification.MIN_ROUNDS
+ASSUMED_NOISE = 0.01  # an assumed noise floor, since an online measurement has no pair of equal plans
 
 
 class Trial:
@@ -31,7 +31,7 @@ class Trial:
         self.entry: Entry | None = None
         self._lock = threading.Lock()
         shuffled = random.Random(0)
-        pairs = [shuffled.sample([VENDOR, plan], 2) for _ in range(PAIRS)]
+        pairs = [shuffled.sample([VENDOR, plan], 2) for _ in range(MEASURED_PAIRS)]
         # the first two products warm up, and are not counted
         self._turns = [plan, VENDOR, *(p for pair in pairs for p in pair)]
         self._seconds: list[float] = []  # seconds of the finished products, in their order
@@ -66,7 +66,7 @@ class Trial:
         pairs = list(zip(self._turns, self._seconds, strict=True))
         vendor, candidate = ([seconds for turn, seconds in pairs if turn == p][1:] for p in (VENDOR, self.plan))
         self.entry = certification.entry_from_rounds(
-            self.problem.size, str(self.plan), vendor, candidate, NOISE, "online"
+            self.problem.size, str(self.plan), vendor, candidate, ASSUMED_NOISE, "online"
         )
         self._save(self.entry)
 

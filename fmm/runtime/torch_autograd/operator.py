@@ -18,24 +18,26 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from fmm.arrays.torch_calls import MATMUL, PLAIN_TENSORS, is_compiling, is_exporting
 from fmm.arrays.torch_library import HOST_TYPES, TYPE_NAMES
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.runtime.decisions.early_declines import SMALL
+from fmm.runtime.decisions.early_declines import SMALL_WORK
 from fmm.runtime.decisions.limits import PlanConstraints
 from fmm.runtime.torch_autograd.functions import gradients, matmul_tensors, save_factors
 
-SCHEMA = "matmul(Tensor a, Tensor b, str? plan=None, float? max_error_growth=None, int? workspace=None) -> Tensor"
+OPERATOR_SCHEMA = (
+    "matmul(Tensor a, Tensor b, str? plan=None, float? max_error_growth=None, int? workspace=None) -> Tensor"
+)
 # No plan runs while a stream is captured (fmm/runtime/run_device.py), so Inductor keeps this operator between the CUDA
 # graphs that it captures. A torch without this tag captures the operator as torch's own product.
-TAGS = tuple(getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name))
+OPERATOR_TAGS = tuple(getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name))
 _LIBRARY = torch.library.Library("fmm", "FRAGMENT")
-_LIBRARY.define(SCHEMA, tags=TAGS)
-OPERATOR: Any = torch.ops.fmm.matmul.default
+_LIBRARY.define(OPERATOR_SCHEMA, tags=OPERATOR_TAGS)
+MATMUL_OPERATOR: Any = torch.ops.fmm.matmul.default
 
 
 def traced_matmul(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
     """Return the product while torch's calls are traced: the operator in a compiled graph, else torch's own."""
     if out is None and not constraints.componentwise and _is_worth_an_operator(a, b):
         plan = None if constraints.plan is None else str(constraints.plan)
-        return OPERATOR(a, b, plan, constraints.error_growth, constraints.workspace)
+        return MATMUL_OPERATOR(a, b, plan, constraints.error_growth, constraints.workspace)
     if constraints.plan not in (None, VENDOR):
         return matmul_tensors(a, b, out, constraints)  # raises PlanError with the reason
     return MATMUL(a, b) if out is None else MATMUL(a, b, out=out)
@@ -52,7 +54,7 @@ def _is_worth_an_operator(a: Any, b: Any) -> bool:
         return False
     if torch.is_autocast_enabled(kind):
         return False
-    return bool(statically_known_true(a.shape[-2] * a.shape[-1] * b.shape[-1] >= SMALL))
+    return bool(statically_known_true(a.shape[-2] * a.shape[-1] * b.shape[-1] >= SMALL_WORK))
 
 
 # ---- the operator: product, shape, gradients
@@ -89,7 +91,7 @@ def _backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
     if len(of_b) == 1:
         grad = grad.unsqueeze(-1)
     needed = ctx.needs_input_grad
-    found = gradients((rows, columns), shapes, grad, needed, lambda x, y: OPERATOR(x, y, None, *limits))
+    found = gradients((rows, columns), shapes, grad, needed, lambda x, y: MATMUL_OPERATOR(x, y, None, *limits))
     left, right = (None if g is None else g.reshape(of) for g, of in zip(found, (of_a, of_b), strict=True))
     return left, right, None, None, None
 
@@ -105,7 +107,7 @@ def _under_autocast(kind: str) -> Callable[..., Any]:
             return x.to(dtype) if is_cast else x
 
         with torch.autocast(kind, enabled=False):
-            return OPERATOR(cast(a), cast(b), *limits)
+            return MATMUL_OPERATOR(cast(a), cast(b), *limits)
 
     return multiply
 
@@ -121,7 +123,7 @@ def _vmap(info: Any, batch_axes: tuple[int | None, ...], a: Any, b: Any, *limits
     row, column = of_a == 1, of_b == 1
     left = _as_stack(a, at_a, axes, -2 if row else None)
     right = _as_stack(b, at_b, axes, -1 if column else None)
-    c = OPERATOR(left, right, *limits)
+    c = MATMUL_OPERATOR(left, right, *limits)
     c = c.squeeze(-1) if column else c
     return (c.squeeze(-1 if column else -2) if row else c), 0
 
@@ -149,7 +151,7 @@ def _add_autograd_kernels() -> None:
     get_kernel = getattr(torch.library, "get_kernel", None)
     if get_kernel is not None:
         for key in AUTOGRAD_KEYS:
-            _LIBRARY.impl("matmul", partial(_autograd_kernel, get_kernel(OPERATOR, key)), key, with_keyset=True)
+            _LIBRARY.impl("matmul", partial(_autograd_kernel, get_kernel(MATMUL_OPERATOR, key)), key, with_keyset=True)
 
 
 def _autograd_kernel(generated: Any, keys: Any, a: Any, b: Any, *rest: Any) -> Any:
@@ -186,7 +188,7 @@ def _register_sharding() -> None:
             ways += [(Partial(), Shard(1), Shard(0))]
         return [([c], [left, right, *[None] * len(rest)]) for c, left, right in ways]
 
-    register_sharding(OPERATOR)(placements)
+    register_sharding(MATMUL_OPERATOR)(placements)
 
 
 for _key in ("CPU", "CUDA"):

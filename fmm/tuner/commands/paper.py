@@ -19,9 +19,9 @@ from fmm.tuner.commands.config_file import add_json
 from fmm.tuner.commands.render import as_csv, json_fields, text_table
 
 # A table's name is its function's: huang_fig3 makes huang-fig3.
-PAPERS = (li, huang, dalberto, sforza)
-TABLES: Mapping[str, Callable[..., Table]] = {
-    make.__name__.replace("_", "-"): make for paper in PAPERS for make in paper.TABLES
+PAPER_MODULES = (li, huang, dalberto, sforza)
+PAPER_TABLES: Mapping[str, Callable[..., Table]] = {
+    make.__name__.replace("_", "-"): make for paper in PAPER_MODULES for make in paper.TABLES
 }
 
 
@@ -42,7 +42,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run_paper(options: argparse.Namespace) -> int:
     """Print the named tables, all tables, or the list of them; return the exit code."""
     try:
-        names = list(TABLES) if options.tables == ["all"] else [table_name(name, TABLES) for name in options.tables]
+        names = (
+            list(PAPER_TABLES)
+            if options.tables == ["all"]
+            else [table_name(name, PAPER_TABLES) for name in options.tables]
+        )
         tables = [computed_table(name) for name in dict.fromkeys(names)] or [inventory()]
     except UnknownTableError as error:
         print(f"fmm-tune paper: {error}", file=sys.stderr)
@@ -64,8 +68,8 @@ def table_name(name: str, known: Mapping[str, object]) -> str:
 
 def computed_table(name: str) -> Table:
     """Return a table as published and computed, or the list's line of a figure that fmm runs as an algorithm."""
-    if name in TABLES:
-        return TABLES[name]()
+    if name in PAPER_TABLES:
+        return PAPER_TABLES[name]()
     if name in table_names():
         raise UnknownTableError(f"{name} is measured, not computed: `python -m benchmarks papers {name}` prints it")
     return entry_table(name)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fmm.config.schema import ANY_LAYOUT, PRODUCT, Entry, Tuned
+from fmm.config.schema import ANY_LAYOUT, DEFAULT_OPERATION, Entry, Tuned
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.explain import format_bytes, format_error_growth, plan_table
 from fmm.kernels.plans.gemm_params import GemmParams
@@ -182,7 +182,7 @@ def _candidate(plan: Plan, choice: Choice, calibration: Calibration) -> Candidat
 
 def _untuned_cpu_note(name: str, problem: Problem, choice: Choice) -> str:
     """Return a note if this CPU is not tuned: a call decides by its own probe."""
-    applies = is_local_cpu(name) and problem.op == PRODUCT and choice.best.plan != VENDOR
+    applies = is_local_cpu(name) and problem.op == DEFAULT_OPERATION and choice.best.plan != VENDOR
     if not applies or trusted_calibration(name, problem.dtype) is not None:
         return ""
     m, k, n = problem.size

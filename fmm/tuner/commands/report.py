@@ -23,14 +23,12 @@ from fmm.tuner.commands.config_file import (
 from fmm.tuner.device_registry import rejection_lines
 from fmm.tuner.findings.model_in_use import model_in_use
 from fmm.tuner.report.case import TypeCase
-from fmm.tuner.report.figures import STYLE, save_figure
-from fmm.tuner.report.overview import NARROW, WIDE, draw_all_types, shown_gains
+from fmm.tuner.report.figures import FIGURE_STYLE, save_figure
+from fmm.tuner.report.overview import PHONE_SIZE, SCREEN_SIZE, draw_all_types, shown_gains
 from fmm.tuner.report.page import report_page
-from fmm.tuner.report.type_figures import PICTURES, case_pictures, draw_roofline
+from fmm.tuner.report.type_figures import case_pictures
 from fmm.tuner.trials.record import TrialFile, first_look_trials, tuning_of
 from fmm.tuner.tune import output_path, trials_path
-
-__all__ = ["PICTURES", "STYLE", "draw_roofline", "tuned_cases", "write_report"]
 
 
 def tuned_cases(path: Path) -> Iterator[TypeCase]:
@@ -97,8 +95,8 @@ def write_report(found: Sequence[TypeCase], output: Path) -> list[Path]:
         paths.extend(files)
         return svg
 
-    with rc_context(STYLE):
-        sizes = ("speedup", WIDE), ("speedup-narrow", NARROW)
+    with rc_context(FIGURE_STYLE):
+        sizes = ("speedup", SCREEN_SIZE), ("speedup-narrow", PHONE_SIZE)
         wide, narrow = (saved(draw_all_types(found, gains, size), name) for name, size in sizes)
         drawn = [
             (case, {name: saved(draw(case), f"{case.device}-{case.dtype}-{name}") for name, draw in own.items()})

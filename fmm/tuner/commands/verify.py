@@ -29,7 +29,7 @@ from fmm.tuner.devices.device import Device, Run
 from fmm.tuner.trials.journal import Journal, RoundLimits, paired_speedup
 from fmm.tuner.tune import output_path
 
-SECONDS, ROUNDS = 1.0, 3  # planned seconds of the measurements of one type
+PLANNED_SECONDS, VERIFY_ROUNDS = 1.0, 3  # planned seconds of the measurements of one type
 # the loss of an entry's lower bound, in addition to the noise, up to which the gain counts as unchanged
 ALLOWED_LOSS = 0.02
 
@@ -107,14 +107,14 @@ def measure_entries(journal: Journal, dtype: str, entries: Sequence[Entry]) -> t
     fast = sorted((entry for entry in entries if entry.plan != "vendor"), key=lambda entry: entry.vendor_seconds)
     if not fast:
         return True, "verified; no entry has a gain to measure"
-    left, tried = SECONDS, 0
+    left, tried = PLANNED_SECONDS, 0
     for entry in fast:
-        cost = (entry.vendor_seconds + entry.seconds) * (ROUNDS + 1)
+        cost = (entry.vendor_seconds + entry.seconds) * (VERIFY_ROUNDS + 1)
         if tried and cost > left:
             break
         run = Run(Plan.parse(entry.plan))
         with journal.open("canary", Problem(*entry.size, dtype, op=entry.op)) as timed:
-            samples = timed.rounds([Run(), run], RoundLimits(ROUNDS if cost <= left else 1))
+            samples = timed.rounds([Run(), run], RoundLimits(VERIFY_ROUNDS if cost <= left else 1))
         left, tried = left - cost, tried + 1
         gain = paired_speedup(samples, Run(), run) if samples[run] else 0.0
         if gain < max(1.0, entry.low - entry.noise - ALLOWED_LOSS):

@@ -34,7 +34,7 @@ SUM_LABELS = ("join", "split A", "split B")
 WORKER_COMMAND = (sys.executable, "-m", "fmm.tuner.devices.compile_worker")
 
 # The order of compiling kernels and probing plans: quick kernels, fmm's own product kernels, heavy sums.
-SOON, OWN_KERNELS, LAST = TURNS = range(3)
+FIRST_TURN, OWN_KERNELS_TURN, LAST_TURN = COMPILE_TURNS = range(3)
 
 
 class CompileJob(NamedTuple):
@@ -60,37 +60,37 @@ def compile_jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterator[Compi
     ranked = [(_compiled_when(p, rank), t, p) for t, found in covering.items() for rank, p in enumerate(found)]
     for _, dtype, plan in sorted(ranked, key=lambda x: x[0]):
         turn = compile_turn(plan)
-        for size in TILE_KERNEL_SIZES if turn == OWN_KERNELS else COMPILED_SIZES:
-            for label in SUM_LABELS if turn == LAST else ("",):
+        for size in TILE_KERNEL_SIZES if turn == OWN_KERNELS_TURN else COMPILED_SIZES:
+            for label in SUM_LABELS if turn == LAST_TURN else ("",):
                 yield CompileJob(dtype, str(plan), size, label)
 
 
 def _compiled_when(plan: Plan, rank: int) -> tuple[bool, int, int]:
     """Return the sort key of a plan; quick kernels alternate between the types."""
     turn, first = compile_turn(plan), needed_first(plan)
-    return not first, turn, rank if first or turn == SOON else 0
+    return not first, turn, rank if first or turn == FIRST_TURN else 0
 
 
 def needed_first(plan: Plan) -> bool:
     """Return True if a first look needs the plan: a batch of few vendor products, or a lone leaf with its own rate."""
     if plan.leaf_use.leaf.rate:
         return not plan.levels
-    light = compile_turn(plan) == SOON and compile_weight(plan) <= FIRST_TURN_PRODUCTS
+    light = compile_turn(plan) == FIRST_TURN and compile_weight(plan) <= FIRST_TURN_PRODUCTS
     return light and plan.batched and len(plan.levels) == 1
 
 
 def call_jobs(calls: Iterable[tuple[str, Plan, tuple[int, int, int]]]) -> Iterator[CompileJob]:
     """Yield the jobs of calls of fmm.matmul by type, plan and size, the slowest first."""
     for dtype, plan, size in sorted(dict.fromkeys(calls), key=lambda call: -compile_weight(call[1])):
-        for label in (*SUM_LABELS, "") if compile_turn(plan) == LAST else ("",):
+        for label in (*SUM_LABELS, "") if compile_turn(plan) == LAST_TURN else ("",):
             yield CompileJob(dtype, str(plan), size, label, True)
 
 
 def compile_turn(plan: Plan) -> int:
     """Return the turn in which the plan's kernels compile."""
     if compile_weight(plan) >= HEAVY_PRODUCTS:
-        return LAST
-    return OWN_KERNELS if has_own_kernel(plan) else SOON
+        return LAST_TURN
+    return OWN_KERNELS_TURN if has_own_kernel(plan) else FIRST_TURN
 
 
 def has_own_kernel(plan: Plan) -> bool:

@@ -31,7 +31,7 @@ def launched_kernels(job: CompileJob, chip: Chip) -> Iterator[Kernel]:
     yield from dict.fromkeys(chosen)
 
 
-def chip_here(device: int) -> Chip:
+def chip_from_driver(device: int) -> Chip:
     """Return the chip of a device from the driver alone, without loading the libraries of products."""
     from fmm.kernels.cuda.launch.device_facts import chip_of
 
@@ -89,7 +89,7 @@ def compile_requested_jobs(arguments: list[str]) -> int:
     for line in sys.stdin:
         try:
             dtype, plan, size, *how = json.loads(line)
-            for kernel in launched_kernels(CompileJob(dtype, plan, tuple(size), *how), chip_here(device)):
+            for kernel in launched_kernels(CompileJob(dtype, plan, tuple(size), *how), chip_from_driver(device)):
                 if claim_source(text := kernel.source, folder):
                     compile_to_disk(kernel, text, device)
             said = "done"

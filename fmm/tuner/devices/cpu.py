@@ -216,10 +216,10 @@ def _awake() -> None:
 
     Without this call a plan's time depends on the measurement before.
     """
-    matmul(SMALL, SMALL)
+    matmul(WARM_UP_MATRIX, WARM_UP_MATRIX)
 
 
-SMALL = np.ones((256, 256))
+WARM_UP_MATRIX = np.ones((256, 256))
 
 
 def _distance(found: Array, exact: Array) -> float:

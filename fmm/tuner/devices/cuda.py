@@ -36,7 +36,7 @@ from fmm.tuner.devices.device import GPU_EFFORTS, SHORTEST_OF, SHORTEST_SAMPLE_P
 MIN_SAMPLE_MILLISECONDS = 5.0  # least milliseconds of a sample: shorter runs are repeated
 # An idle device first runs faster than its power limit allows for long (5 to 10 % on an H200). After IDLE seconds
 # without work, the device is therefore kept busy for HEAT milliseconds before a sample.
-IDLE, HEAT = 0.004, 40.0
+IDLE_SECONDS, HEAT = 0.004, 40.0
 CHECKED_ROWS = 16  # checked rows of a result
 STEPS_OF_PART: Mapping[str, StepKind] = {"sums": "sums", "products": "product"}
 
@@ -169,7 +169,7 @@ class CudaSession:
             raise FailedError(f"{type(error).__name__}: {error}") from None
 
     def sample(self, run: Run) -> float:
-        if time.perf_counter() - self._busy > IDLE:
+        if time.perf_counter() - self._busy > IDLE_SECONDS:
             self._heat(run)
         if run.part == SHORTEST_SAMPLE_PART:
             found = min(self._milliseconds(run, 1) for _ in range(SHORTEST_OF))

@@ -34,7 +34,7 @@ from fmm.tuner.findings.model_in_use import (
 from fmm.tuner.findings.thresholds import LEVEL_COUNTS, ROUND_SIDES, finite_or_none, side_choosing_levels
 from fmm.tuner.fit.parameters import fixed_parameters, scaled_text, unit_of
 
-NEVER, UNDETERMINED, NOT_MEASURED, NOISY = "never", "not determined", "not measured", "noisy"
+NEVER_TEXT, UNDETERMINED_TEXT, NOT_MEASURED_TEXT, NOISY_TEXT = "never", "not determined", "not measured", "noisy"
 SUMMARY_SIDE = 16000  # side of the square that the row of a type shows; the first side that gains if larger
 MAX_ODD_ROWS = 4  # odd sides in the table of squares
 RESUME_NOTE = "--resume continues"
@@ -77,7 +77,7 @@ def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
 def threshold_text(name: str, value: float | None) -> str:
     """Return a threshold as text: seconds with four digits, sides as whole numbers, epsilon with its sign."""
     if value is None:
-        return UNDETERMINED if name == "epsilon" else NEVER
+        return UNDETERMINED_TEXT if name == "epsilon" else NEVER_TEXT
     if name == "epsilon":
         return f"{value:+.4g}" if value else "0"
     return f"{value:.4g}" if name in NAMES_IN_SECONDS else f"{value:.0f}"
@@ -96,7 +96,7 @@ def gibibytes_text(count: int) -> str:
 
 def share_text(value: float | None) -> str:
     """Return a share in percent, or `not measured`."""
-    return NOT_MEASURED if value is None else f"{value:.1%}"
+    return NOT_MEASURED_TEXT if value is None else f"{value:.1%}"
 
 
 def entry_size(entry: Entry) -> str:
@@ -204,7 +204,7 @@ class SectionText:
         """Return the measured crossovers that bound the levels of every choice, as effective sides."""
 
         def cell(tau: float | None) -> str:
-            return "no bound" if tau is None else NEVER if tau >= NEVER_SIDE else f"{tau:.0f}"
+            return "no bound" if tau is None else NEVER_TEXT if tau >= NEVER_SIDE else f"{tau:.0f}"
 
         rows = [(bounds.baseline, *map(cell, bounds.taus)) for bounds in found.level_bounds]
         note = "up to tau1 no level is chosen, up to tau2 one, up to tau3 two" if rows else ""
@@ -258,7 +258,7 @@ class SectionText:
         rows = []
         for parameter in fixed_parameters(self.section["intervals"] or {}, fitted, self.dtype, self.used.guess):
             (text,), unit = scaled_text(unit_of(parameter.name), parameter.value)
-            determined = parameter.source != UNDETERMINED
+            determined = parameter.source != UNDETERMINED_TEXT
             rows.append((parameter.name, *((text, unit) if determined else ("", "")), parameter.source))
         return make_table("fixed parameters", ("parameter", "value", "unit", "source"), rows)
 
@@ -290,7 +290,7 @@ class ThresholdColumn:
         interval = found.intervals.get(self.name) if intervals else None
         if not interval:
             return self.text(value)
-        ends = [NEVER if end is None else self.text(end) for end in interval]
+        ends = [NEVER_TEXT if end is None else self.text(end) for end in interval]
         return f"{self.text(value)} [{', '.join(reversed(ends) if self.falls else ends)}]"
 
 
@@ -316,7 +316,9 @@ def thresholds_of_types(types: Iterable[tuple[str, Raw]], intervals: bool = Fals
         found = read_thresholds(section["thresholds"])
         if found is not None:
             noisy = is_noisy(section.get("doubts") or ())
-            rows.append((dtype, *(NOISY if noisy else column.cell(found, intervals) for column in THRESHOLD_COLUMNS)))
+            rows.append(
+                (dtype, *(NOISY_TEXT if noisy else column.cell(found, intervals) for column in THRESHOLD_COLUMNS))
+            )
     return make_table("thresholds", ("type", *(column.head for column in THRESHOLD_COLUMNS)), rows)
 
 
@@ -325,7 +327,7 @@ def measured_point(found: Thresholds) -> str:
     if found.n1_measured is not None:
         return f"{found.n1_measured:.0f}"
     if not found.one_level:
-        return NOT_MEASURED
+        return NOT_MEASURED_TEXT
     sides = [int(side) for side in found.one_level]
     return f"< {min(sides)}" if list(found.one_level.values())[-1] > 1 else f"> {max(sides)}"
 
@@ -367,7 +369,7 @@ class TypeSummary:
         """Type, status, first side that gains, speedup of a large square, largest certified speedup."""
         best, timed = self.large, self.timed
         status = "in use" if self.used.calibration else "rejected" if self.used.tuned.diagnostics else "no model"
-        start = str(self.first or NEVER) if self.used.calibration else ""
+        start = str(self.first or NEVER_TEXT) if self.used.calibration else ""
         gain = f"{best.speedup:.2f} at {best.side} ({best.basis})" if best else ""
         return self.dtype, status, start, gain, f"{timed.speedup:.2f} at {timed.size[0]}" if timed else ""
 

@@ -14,7 +14,7 @@ from statistics import mean
 from typing import Any
 
 from fmm.hardware.chip import BlockTerms, Chip
-from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES, STRATEGIES, TUNED, TileSizes
+from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES, H200_STRATEGIES, STRATEGIES, TileSizes
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import GEMM, Operands, Shape, chip_target, launch_seconds
@@ -31,8 +31,10 @@ STRATEGY_SHAPES: tuple[Size, ...] = (
 )  # fmt: skip
 MAX_BUILT_IN_ERROR = 0.05  # root mean square error up to which the built-in terms are taken without a fit
 SHOWN_SIDES = (512, 1024, 2048, 4096, 8192)  # sides of the squares for which a tuning shows the launched strategy
-STRATEGY_PLANS: Mapping[str, Plan] = {s.name: Plan(leaf=f"tile.{s.name.lower()}") for s in (*STRATEGIES, *TUNED)}
-AUTOMATIC_TILES = Plan(leaf="tile")  # the block model selects the strategy
+STRATEGY_PLANS: Mapping[str, Plan] = {
+    s.name: Plan(leaf=f"tile.{s.name.lower()}") for s in (*STRATEGIES, *H200_STRATEGIES)
+}
+AUTOMATIC_TILE_PLAN = Plan(leaf="tile")  # the block model selects the strategy
 
 
 def strategy_runs() -> list[Run]:
@@ -201,6 +203,6 @@ def chosen_strategies(dtype: str, chip: Chip | None, fit: BlockFit | None) -> di
 
 def launched_strategy(problem: Problem, chip: Chip) -> TileSizes:
     """Return the strategy of the recorded launch of fmm's own kernel for this problem."""
-    (product,) = record_launches(AUTOMATIC_TILES, problem, chip_target(chip)).launches
+    (product,) = record_launches(AUTOMATIC_TILE_PLAN, problem, chip_target(chip)).launches
     strategy: TileSizes = product.kernel.spec.strategy
     return strategy

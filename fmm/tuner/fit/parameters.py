@@ -158,7 +158,7 @@ class FixedParameter:
     source: str
 
 
-NEUTRAL, BUILT_IN, UNDETERMINED = "neutral", "built in", "not determined"
+NEUTRAL_SOURCE, BUILT_IN_PARAMETER_SOURCE, UNDETERMINED_SOURCE = "neutral", "built in", "not determined"
 
 
 def fixed_parameters(
@@ -183,17 +183,17 @@ def fixed_parameters(
 def _source(p: Parameter, value: float, dtype: str, guess: Calibration | None, gpu: bool) -> str:
     """Return the source of a fixed parameter's value."""
     if value == p.neutral:
-        return NEUTRAL
+        return NEUTRAL_SOURCE
     start = guess if gpu else cpu_calibration(1)  # only its rates depend on the number of threads
     with suppress(ValueError):  # the calibration has no rate of this type
         if start is not None and p.get(start, dtype) == value:
-            return f"datasheet of the {start.name}" if gpu else BUILT_IN
-    return UNDETERMINED
+            return f"datasheet of the {start.name}" if gpu else BUILT_IN_PARAMETER_SOURCE
+    return UNDETERMINED_SOURCE
 
 
 # ---- text
 
-MEANINGS: Mapping[str, str] = MappingProxyType(
+PARAMETER_MEANINGS: Mapping[str, str] = MappingProxyType(
     {
         "rate.flops": "rate of the vendor's product of very large matrices (1/pi)",
         "rate.fill": "entries of C that keep half of the device busy",
@@ -230,7 +230,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
 
 def meaning_of(name: str) -> str:
     """Return the meaning of a parameter; a config may name a parameter that the model no longer has."""
-    return MEANINGS.get(name, "unknown to this version")
+    return PARAMETER_MEANINGS.get(name, "unknown to this version")
 
 
 def unit_of(name: str) -> str:

@@ -21,9 +21,9 @@ BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#222222",
 )  # fmt: skip
 PLAN_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, "#8A6D00", "#5D3A9B")  # with a darker yellow and violet
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # for grey prints and overlapping points
+POINT_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # for grey prints and overlapping points
 GREY, PALE, LIGHT = "#999999", "#d0c8b8", "#eeeeee"
-STYLE: Any = {
+FIGURE_STYLE: Any = {
     "font.size": 9.5,
     "axes.spines.top": False,
     "axes.spines.right": False,

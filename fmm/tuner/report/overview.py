@@ -21,11 +21,19 @@ from fmm.tuner.findings.model_in_use import (
 )
 from fmm.tuner.findings.summary import vendor_name
 from fmm.tuner.report.case import SHOWN_SIDE_RATIO, TypeCase
-from fmm.tuner.report.figures import BLACK, GREY, MARKERS, PLAN_COLOURS, label_at_right, new_figure, set_side_ticks
+from fmm.tuner.report.figures import (
+    BLACK,
+    GREY,
+    PLAN_COLOURS,
+    POINT_MARKERS,
+    label_at_right,
+    new_figure,
+    set_side_ticks,
+)
 
 TABLE_SIDES = tuple(1024 << i for i in range(7))
-MEASURED, PREDICTED, LEFT = "measured", "predicted", "vendor"
-BEYOND = "beyond"  # predicted beyond REACH times the largest measured side
+MEASURED_BASIS, PREDICTED_BASIS, VENDOR_BASIS = "measured", "predicted", "vendor"
+BEYOND_BASIS = "beyond"  # predicted beyond REACH times the largest measured side
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,7 @@ def shown_gains(cases: Sequence[TypeCase]) -> list[Gain]:
 def product_gains(gains: Sequence[Gain], dtype: str) -> list[Gain]:
     """Return the speedups of a type on round sides where a plan multiplies."""
     own = (gain for gain in gains if gain.op == "product" and gain.dtype == dtype and not gain.beside)
-    return [gain for gain in own if gain.kind != LEFT]
+    return [gain for gain in own if gain.kind != VENDOR_BASIS]
 
 
 def odd_side_gains(case: TypeCase) -> list[Gain]:
@@ -77,7 +85,7 @@ def gains_beyond(case: TypeCase, shown: Sequence[Gain]) -> list[Gain]:
     last = max((gain.side for gain in shown), default=0)
     found = [(side, case.choice(side, side, side)) for side in TABLE_SIDES if side > last]
     gains = [(side, best.plan, 1 / best.time) for side, best in found if best.plan != VENDOR][:2]
-    return [_gain(case, side, BEYOND, plan, (gain, gain, gain)) for side, plan, gain in gains]
+    return [_gain(case, side, BEYOND_BASIS, plan, (gain, gain, gain)) for side, plan, gain in gains]
 
 
 def gram_gain_at(case: TypeCase, side: int) -> Gain | None:
@@ -86,7 +94,7 @@ def gram_gain_at(case: TypeCase, side: int) -> Gain | None:
     if known is None:
         return None
     entry, plan = known
-    kind = LEFT if plan == VENDOR else MEASURED
+    kind = VENDOR_BASIS if plan == VENDOR else MEASURED_BASIS
     return _gain(case, side, kind, plan, (entry.speedup, entry.low, entry.high), "gram")
 
 
@@ -98,10 +106,10 @@ def gain_at(case: TypeCase, side: int) -> Gain | None:
     best = case.choice(side, side, side)
     predicted = 1 / best.time
     if known is None or skip_reason(case.used, known[0]) == UNTIMED_REASON:
-        kind = LEFT if best.plan == VENDOR else PREDICTED
+        kind = VENDOR_BASIS if best.plan == VENDOR else PREDICTED_BASIS
         return _gain(case, side, kind, best.plan, (predicted, predicted, predicted))
     entry, plan = known
-    kind = LEFT if plan == VENDOR else MEASURED
+    kind = VENDOR_BASIS if plan == VENDOR else MEASURED_BASIS
     more = predicted if case.tuned.trusted is not None and predicted > ODD_SIDE_GAIN * entry.high else 0.0
     return _gain(case, side, kind, plan, (entry.speedup, entry.low, entry.high), untried=more)
 
@@ -147,19 +155,19 @@ def crossover_side(case: TypeCase) -> int | None:
     return first_gaining_side(case.choosing, case.dtype) if case.tuned.trusted is not None else None
 
 
-WIDE, NARROW = (7.6, 3.7), (3.8, 3.4)  # inches, on a screen and on a phone
+SCREEN_SIZE, PHONE_SIZE = (7.6, 3.7), (3.8, 3.4)  # inches, on a screen and on a phone
 ALL_TYPES_CAPTION = (
     "Lines: the model's choice, dashed beyond twice the largest measured side. Points: certified entries with 95 % "
     "intervals. Each type has one colour and one shape of points."
 )
 
 
-def draw_all_types(cases: Sequence[TypeCase], gains: Sequence[Gain], size: tuple[float, float] = WIDE) -> Any:
+def draw_all_types(cases: Sequence[TypeCase], gains: Sequence[Gain], size: tuple[float, float] = SCREEN_SIZE) -> Any:
     """Return the figure of all types: the model's choice as lines, certified entries as points."""
     made, axes = new_figure(*size)
     ends, colours = [], {}
     for i, case in enumerate(cases):
-        colour, shape = PLAN_COLOURS[i % len(PLAN_COLOURS)], MARKERS[i % len(MARKERS)]
+        colour, shape = PLAN_COLOURS[i % len(PLAN_COLOURS)], POINT_MARKERS[i % len(POINT_MARKERS)]
         colours[case.dtype] = colour
         own = [gain for gain in gains if gain.dtype == case.dtype and gain.op == "product" and not gain.beside]
         known, beyond = speedup_curves(case, own)
@@ -221,7 +229,7 @@ def speedup_curves(case: TypeCase, own: Sequence[Gain]) -> tuple[list[tuple[floa
     """Return side and speedup of the model's choice: up to REACH times the measured sides, and up to shown gains."""
     if case.tuned.trusted is None:
         return [], []
-    last = max((gain.side for gain in own if gain.kind == BEYOND), default=0)
+    last = max((gain.side for gain in own if gain.kind == BEYOND_BASIS), default=0)
     further = case.curve_to(last)[len(case.curve) :]
     return [(float(side), gain) for side, gain in case.curve], [(float(side), gain) for side, gain in further]
 

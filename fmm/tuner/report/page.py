@@ -11,7 +11,7 @@ from typing import Any
 
 from fmm.tuner.findings.diagnostics import is_noisy
 from fmm.tuner.findings.summary import (
-    NOISY,
+    NOISY_TEXT,
     RESUME_NOTE,
     SectionText,
     Table,
@@ -24,8 +24,8 @@ from fmm.tuner.findings.summary import (
 from fmm.tuner.fit.parameters import is_determined, meaning_of, scaled_text, unit_of
 from fmm.tuner.report.case import TypeCase
 from fmm.tuner.report.overview import (
-    LEFT,
-    MEASURED,
+    MEASURED_BASIS,
+    VENDOR_BASIS,
     Gain,
     all_types_caption,
     crossover_side,
@@ -37,7 +37,7 @@ from fmm.tuner.report.overview import (
 from fmm.tuner.report.plan_names import plan_names_table, plans_in
 from fmm.tuner.report.type_figures import caption_text
 
-NARROW, LONG = 14, ' class="whole"'  # letters of a cell that shares a row on a phone
+MAX_NARROW_LETTERS, WHOLE_ROW_CLASS = 14, ' class="whole"'  # letters of a cell that shares a row on a phone
 EARLIER_GAIN_MARK = " *"  # marks a first side below which measured squares gain too
 NEXT_COMMANDS = (
     ("fmm.matmul(a, b)", "the product, decided by this config"),
@@ -106,7 +106,7 @@ def html_table(table: Table, code: bool = False) -> str:
 def _html_row(columns: Sequence[str], row: Sequence[str], code: bool) -> str:
     first, *cells = row
     found = "".join(
-        f'<td{LONG if len(cell) > NARROW else ""} data-side="{escape(name)}">{escape(cell)}</td>'
+        f'<td{WHOLE_ROW_CLASS if len(cell) > MAX_NARROW_LETTERS else ""} data-side="{escape(name)}">{escape(cell)}</td>'
         for name, cell in zip(columns[1:], cells, strict=True)
     )
     name = f"<code>{escape(first)}</code>" if code else escape(first)
@@ -163,7 +163,7 @@ def _legend(gains: Sequence[Gain], base: str, starts: Mapping[str, str], timed: 
 
 def _first_gain(own: Any) -> str:
     """Return the first side that gains."""
-    sides = own[own["kind"] != LEFT]["side"]
+    sides = own[own["kind"] != VENDOR_BASIS]["side"]
     return str(min(sides)) if len(sides) else ""
 
 
@@ -179,9 +179,9 @@ def _gain_cell(gain: Any, column: int, base: str) -> str:
     if gain is None:
         return f'<td class="none" data-side="{side}"></td>'
     text = escape(base)
-    if gain.kind == MEASURED:
+    if gain.kind == MEASURED_BASIS:
         text = f"{gain.speedup:.2f}<small>{gain.low:.2f} to {gain.high:.2f}</small>"
-    elif gain.kind != LEFT:
+    elif gain.kind != VENDOR_BASIS:
         text = f"≈ {gain.speedup:.2f}"
     if gain.untried:
         text += f"<small>untried ≈ {gain.untried:.2f}</small>"
@@ -201,7 +201,7 @@ def crossover_text(case: TypeCase, side: int | None, won: Sequence[Gain]) -> str
 
 
 def _folded_tables(cases: Sequence[TypeCase], gains: Sequence[Gain]) -> Iterator[str]:
-    won = [gain for gain in gains if gain.kind != LEFT]
+    won = [gain for gain in gains if gain.kind != VENDOR_BASIS]
     if won:
         columns = "type", "side", "speedup", "error growth", "workspace [GiB]", "plan"
         yield _folded("Plans", html_table(make_table("plans", columns, map(_plan_row, won))))
@@ -212,7 +212,7 @@ def _folded_tables(cases: Sequence[TypeCase], gains: Sequence[Gain]) -> Iterator
 
 def _plan_row(g: Gain) -> tuple[str, ...]:
     name = g.dtype if g.op == "product" else f"{g.dtype}, {g.op}"
-    gained = f"{g.speedup:.2f}" if g.kind == MEASURED else f"≈ {g.speedup:.2f}"
+    gained = f"{g.speedup:.2f}" if g.kind == MEASURED_BASIS else f"≈ {g.speedup:.2f}"
     return name, f"{g.side}", gained, f"{g.error_growth:.2g}", f"{g.workspace / 2**30:.2f}", g.plan
 
 
@@ -245,7 +245,7 @@ def _type_details(case: TypeCase, pictures: Mapping[str, str]) -> str:
 def parameters_table(case: TypeCase) -> str:
     """Return the fitted parameters with their meanings, values and 95 % intervals."""
     if is_noisy(case.tuned.diagnostics):
-        return f"<p>{NOISY}</p>"
+        return f"<p>{NOISY_TEXT}</p>"
     calibration = case.section["calibration"]
     values = {**calibration, **{f"rate.{k}": v for k, v in calibration["rate"].items()}}
     rows = []

@@ -47,7 +47,7 @@ NAME_MEANINGS: Mapping[str, str] = MappingProxyType(
     }
 )
 # The author of a scheme by the beginning of its name; the longest beginning counts.
-AUTHORS: Mapping[str, str] = MappingProxyType(
+ALGORITHM_AUTHORS: Mapping[str, str] = MappingProxyType(
     {
         "strassen": "Strassen's algorithm (1969)",
         "strassen-huang": "Strassen's algorithm in Huang, Yu and van de Geijn's order",
@@ -95,8 +95,8 @@ def _names_of(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _scheme_meaning(name: str) -> str:
-    found, begins = scheme(name), [begin for begin in AUTHORS if name.startswith(begin)]
-    by = f"{AUTHORS[max(begins, key=len)]}: " if begins else ""
+    found, begins = scheme(name), [begin for begin in ALGORITHM_AUTHORS if name.startswith(begin)]
+    by = f"{ALGORITHM_AUTHORS[max(begins, key=len)]}: " if begins else ""
     classical = found.m * found.k * found.n
     return f"{by}<{found.m}, {found.k}, {found.n}> with {found.rank} products instead of {classical}"
 

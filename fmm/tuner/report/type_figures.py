@@ -21,9 +21,9 @@ from fmm.tuner.report.figures import (
     BLACK,
     BLUE,
     GREY,
-    MARKERS,
     PALE,
     PLAN_COLOURS,
+    POINT_MARKERS,
     RED,
     SKY,
     label_at_right,
@@ -208,7 +208,7 @@ def draw_roofline(case: TypeCase) -> Any:
     return made
 
 
-PICTURES: dict[str, Callable[[TypeCase], Any]] = {
+PICTURE_FUNCTIONS: dict[str, Callable[[TypeCase], Any]] = {
     "speedup": draw_speedup,
     "plans": draw_plan_map,
     "error": draw_time_and_error,
@@ -217,7 +217,7 @@ PICTURES: dict[str, Callable[[TypeCase], Any]] = {
     "rates": draw_rates,
     "roofline": draw_roofline,
 }
-CAPTIONS = {
+CAPTION_TEXTS = {
     "speedup": "Measured speedup of every plan over the vendor, with 95 % intervals; pale points are other plans. "
     "Line: the model's choice for squares; its teeth are sides that are no whole tiles.",
     "plans": "The model's choice for m x k by k x m products: areas are plans. Points: the fastest measured plan.",
@@ -234,7 +234,7 @@ PAIRED_PICTURES = frozenset({"speedup", "error"})  # need plans that were timed 
 
 def case_pictures(case: TypeCase) -> dict[str, Callable[[TypeCase], Any]]:
     """Return the figures that have data."""
-    return {name: draw for name, draw in PICTURES.items() if case.speedups or name not in PAIRED_PICTURES}
+    return {name: draw for name, draw in PICTURE_FUNCTIONS.items() if case.speedups or name not in PAIRED_PICTURES}
 
 
 def _groups(
@@ -248,13 +248,13 @@ def _groups(
         yield "vendor", GREY, "o", frozenset({VENDOR})
     if rest:
         yield f"{len(rest)} other plan{'s' * (len(rest) > 1)}", PALE, "o", rest
-    for plan, colour, shape in zip(own, PLAN_COLOURS, MARKERS, strict=False):
+    for plan, colour, shape in zip(own, PLAN_COLOURS, POINT_MARKERS, strict=False):
         yield legend_name(plan), colour, shape, frozenset({plan})
 
 
 def caption_text(name: str, case: TypeCase) -> str:
     """Return the caption of a figure."""
-    text = CAPTIONS[name]
+    text = CAPTION_TEXTS[name]
     if name == "predicted-measured":
         return f"{text} {count_held_out_points(case)}"
     slow = sum(x[2] < MIN_DRAWN_SPEEDUP for x in case.speedups)

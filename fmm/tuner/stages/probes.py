@@ -12,7 +12,7 @@ from fmm.perfmodel.choose import rank_candidates
 from fmm.perfmodel.level_bounds import count_levels
 from fmm.perfmodel.work import are_rows_aligned, estimated_work
 from fmm.problem import Problem
-from fmm.tuner.devices.compile_ahead import OWN_KERNELS, SOON, TURNS, compile_turn, compile_weight
+from fmm.tuner.devices.compile_ahead import COMPILE_TURNS, FIRST_TURN, OWN_KERNELS_TURN, compile_turn, compile_weight
 from fmm.tuner.devices.device import SHORTEST_SAMPLE_PART, Device, Effort, Run
 from fmm.tuner.findings.conclude import HELD_OUT_STAGE, starting_calibration
 from fmm.tuner.findings.diagnostics import QUIET_STAGE, twin_differences
@@ -91,22 +91,22 @@ def probe_rates(journal: Journal, dtype: str, side: int, effort: Effort) -> None
     squares, last = (squares, []) if gpu else (squares[2:], squares[1:2])
     probe_leaves(journal, squares[::2], effort)
     scattered = list(probe_scattered(device, dtype, side, effort))
-    for turn in TURNS:
+    for turn in COMPILE_TURNS:
         probe_squares(journal, squares, [p for p in plans if probing_turn(p, gpu) == turn], turn, side, effort)
-        if turn == OWN_KERNELS:
+        if turn == OWN_KERNELS_TURN:
             probe_own_kernel(journal, squares[::2], effort)
         for stage, problem, found in scattered:
             runnable = [p for p in found if within_limits(device, p, problem)]
             runs = [Run(p) for p in runnable if probing_turn(p, gpu) == turn]
-            if runs or (turn == SOON and not runnable):
+            if runs or (turn == FIRST_TURN and not runnable):
                 measure_runs(journal, stage, problem, [Run(), *runs], effort)
-    probe_squares(journal, last, plans, SOON, side, effort)
+    probe_squares(journal, last, plans, FIRST_TURN, side, effort)
     repeat_noisy_twins(journal, dtype, effort)
 
 
 def probing_turn(plan: Plan, gpu: bool) -> int:
     """Return the turn in which a plan is probed: a leaf with its own rate alone, and every CPU plan, in the first."""
-    return SOON if not gpu or (plan.leaf_use.leaf.rate and not plan.levels) else compile_turn(plan)
+    return FIRST_TURN if not gpu or (plan.leaf_use.leaf.rate and not plan.levels) else compile_turn(plan)
 
 
 def probe_squares(
@@ -122,7 +122,7 @@ def probe_squares(
         runs = [Run(p, part) for p in own for part in ("sums", "products")]
         if (side // 2 <= problem.m + shapes.SIDE_STEP < side) if gpu else (side // 3 <= problem.m < 2 * side // 3):
             runs += [Run(p) for p in (*own, *plans_of_other_numbers(journal.device, problem)[:2])]
-        measure_runs(journal, "probe", problem, [*(TWIN_RUNS if turn == SOON else ()), *runs], effort)
+        measure_runs(journal, "probe", problem, [*(TWIN_RUNS if turn == FIRST_TURN else ()), *runs], effort)
 
 
 def repeat_noisy_twins(journal: Journal, dtype: str, effort: Effort) -> None:
@@ -195,7 +195,7 @@ def probe_scattered(
             if above:  # one plan that changes the numbers, and one other plan
                 found = [above[0], found[0]] if stage == HELD_OUT_STAGE else [above[i % len(above)], found[i % 2]]
             if gpu:  # plans of later turns may find no time
-                found += [p for p in plans if probing_turn(p, True) == SOON][:1]
+                found += [p for p in plans if probing_turn(p, True) == FIRST_TURN][:1]
             yield stage, problem, [*dict.fromkeys([*found, *beside])]
 
 

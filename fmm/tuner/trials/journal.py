@@ -37,7 +37,7 @@ class ReplayedError(Exception):
 
 SampleKey = tuple[str, Problem, int, Run]
 Samples = dict[Run, list[float]]
-Drop = Callable[[Samples], Iterable[Run]]
+DropPlans = Callable[[Samples], Iterable[Run]]
 
 
 class Journal:
@@ -241,7 +241,7 @@ class TimedProblem:
             self._session = self._stack.enter_context(self.journal.device.open(self.problem, self.seed))
         return self._session
 
-    def rounds(self, runs: Sequence[Run], limits: RoundLimits, drop: Drop = lambda samples: ()) -> Samples:
+    def rounds(self, runs: Sequence[Run], limits: RoundLimits, drop: DropPlans = lambda samples: ()) -> Samples:
         """Return samples of all runs in shuffled rounds; runs that fail or that `drop` returns are timed no more."""
         samples: Samples = {run: [] for run in runs}
         racing, done = self._prepare_runs(samples), 0

@@ -14,8 +14,8 @@ from benchmarks.papers.command import NAMES, main
 from benchmarks.papers.experiment import Experiment, Results, planned_parts, read_results, write_results
 from benchmarks.papers.figure import Figure, draw_figure, figure_table, quantity
 from benchmarks.papers.figures import EXPERIMENTS, FIGURES
-from fmm.perfmodel.papers.inventory import ENTRIES, SourceEntry, inventory, table_names
-from fmm.tuner.commands.paper import TABLES
+from fmm.perfmodel.papers.inventory import INVENTORY_ROWS, SourceEntry, inventory, table_names
+from fmm.tuner.commands.paper import PAPER_TABLES
 from tests.support import ROOT
 from tests.support.laboratory import measured_small, samples_of
 
@@ -32,7 +32,7 @@ def test_every_table_and_figure_is_in_the_list_and_the_list_names_no_other() -> 
 
 
 def test_measured_is_what_can_be_measured() -> None:
-    for entry in ENTRIES:
+    for entry in INVENTORY_ROWS:
         figures = [FIGURES[name] for name in entry.see.split() if name in FIGURES]
         if entry.done in ("measured", "measurable"):
             assert figures, entry
@@ -42,7 +42,9 @@ def test_measured_is_what_can_be_measured() -> None:
             assert not any(name in FIGURES for name in entry.see.split()), entry
 
 
-@pytest.mark.parametrize("entry", [x for x in ENTRIES if x.done == "measured"], ids=lambda x: f"{x.source} {x.figure}")
+@pytest.mark.parametrize(
+    "entry", [x for x in INVENTORY_ROWS if x.done == "measured"], ids=lambda x: f"{x.source} {x.figure}"
+)
 def test_the_list_says_on_which_devices_a_figure_was_measured(entry: SourceEntry) -> None:
     """All parts of the experiments are in the device's files, or some of them."""
     said = []
@@ -69,7 +71,7 @@ def share_measured(name: str, folder: str, on_host: bool) -> float:
 def test_no_figure_of_a_paper_is_left_out(source: str, figures: int, tables: int) -> None:
     for kind, count in (("Figure", figures), ("Table", tables)):
         found: list[int] = []
-        for entry in ENTRIES:
+        for entry in INVENTORY_ROWS:
             if entry.source.startswith(source) and entry.figure.startswith(kind):
                 first, *last = map(int, re.findall(r"\d+", entry.figure))
                 found += range(first, (last or [first])[-1] + 1)
@@ -79,7 +81,7 @@ def test_no_figure_of_a_paper_is_left_out(source: str, figures: int, tables: int
 def test_the_list_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     out = capsys.readouterr().out
-    assert all(name in out for name in NAMES) and len(inventory().rows) == len(ENTRIES)
+    assert all(name in out for name in NAMES) and len(inventory().rows) == len(INVENTORY_ROWS)
 
 
 # ---- measuring, at small sizes
@@ -178,7 +180,7 @@ def test_a_figure_without_samples_prints_what_is_published(capsys: pytest.Captur
 
 def test_no_table_is_printed_as_a_header_without_rows(capsys: pytest.CaptureFixture[str]) -> None:
     """A figure without published and computed numbers names the folder of its samples."""
-    empty = [name for name in FIGURES if name not in TABLES and not figure_table(FIGURES[name]).rows]
+    empty = [name for name in FIGURES if name not in PAPER_TABLES and not figure_table(FIGURES[name]).rows]
     assert "error-growth" in empty
     for name in empty:
         assert main([name]) == 0
@@ -190,7 +192,7 @@ def test_no_table_is_printed_as_a_header_without_rows(capsys: pytest.CaptureFixt
 
 
 def test_tables_that_are_computed_need_no_samples() -> None:
-    assert TABLES["li-fig11"]().rows
+    assert PAPER_TABLES["li-fig11"]().rows
 
 
 def test_a_figure_of_break_even_points_says_where_there_are_none() -> None:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_point_lines, entry_source, whole_source, with_headers
+from fmm.kernels.cuda.device_code.entry_source import (
+    ENTRY_NAME,
+    entry_point_lines,
+    entry_source,
+    whole_source,
+    with_headers,
+)
 
 HEADER = "nonfinite_flag.cuh"
 
@@ -23,7 +29,7 @@ def test_lines_are_indented_and_directives_are_not() -> None:
 def test_one_call_is_on_the_line_of_its_entry_point() -> None:
     assert entry_point_lines("Told", "call(p);", (32,)) == (
         'extern "C" __global__ void __launch_bounds__(32)',
-        f"{ENTRY}(const __grid_constant__ Told p) {{ call(p); }}",
+        f"{ENTRY_NAME}(const __grid_constant__ Told p) {{ call(p); }}",
     )
 
 

@@ -12,7 +12,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Problem
 from fmm.semirings.closure_launches import closure_launches
-from fmm.semirings.minplus_kernel import RINGS
+from fmm.semirings.minplus_kernel import TROPICAL_RINGS
 from tests.support.chips import H200
 from tests.support.nvrtc import compile_cuda, nvrtc
 
@@ -47,6 +47,6 @@ def test_a_first_product_compiles_few_small_units(
 
 @pytest.mark.parametrize(("with_predecessors", "units", "most"), [(False, 3, 210_000), (True, 4, 225_000)])
 def test_first_shortest_paths_compile_few_small_units(with_predecessors: bool, units: int, most: int) -> None:
-    launches = closure_launches(RINGS["float32"], 2000, with_predecessors, H200.multiprocessors).launches
+    launches = closure_launches(TROPICAL_RINGS["float32"], 2000, with_predecessors, H200.multiprocessors).launches
     found = ptx_bytes(launches)
     assert len(found) <= units and max(found) <= most, found

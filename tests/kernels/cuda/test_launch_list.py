@@ -15,7 +15,7 @@ from fmm.kernels.cuda.device_code.entry_source import header_text
 from fmm.kernels.cuda.launch_list import LaunchList, StreamSync, VendorCall
 from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.record import record_launches
-from fmm.kernels.cuda.target import ALIGNED, Alignment
+from fmm.kernels.cuda.target import LIBRARY_ALIGNMENT, Alignment
 from fmm.kernels.plans.leaf import LeafUse, plan_leaves
 from fmm.kernels.plans.levels.residues import residue_leaves
 from fmm.kernels.plans.plan import Plan, PlanError
@@ -47,7 +47,7 @@ class Case:
     dtype: str
     lines: tuple[str, ...]
     on: Chip = H200
-    alignment: Alignment = ALIGNED
+    alignment: Alignment = LIBRARY_ALIGNMENT
     flagged: bool = False
     given: tuple[tuple[str, Any], ...] = ()  # what else the problem says
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fmm.dtypes import DTYPES, STORED
+from fmm.dtypes import DTYPES, STORED_TYPES
 from fmm.kernels.algorithms.step_table import step_table, step_table_names
 from fmm.kernels.cpu.execute import execute_plan
 from fmm.kernels.cpu.host_arrays import Arena, aligned_block
@@ -423,6 +423,6 @@ def test_unrecordable_plans_raise_with_the_reason(make: Any, message: str) -> No
 
 
 def test_the_types_are_those_of_the_kernel() -> None:
-    assert {name: e.itemsize for name, e in DTYPES.items() if name in STORED and name != "bfloat16"} == {
+    assert {name: e.itemsize for name, e in DTYPES.items() if name in STORED_TYPES and name != "bfloat16"} == {
         name: np.dtype(name).itemsize for name in ("float16", "float32", "float64", "complex64", "complex128")
     }

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import pytest
 
-from fmm.dtypes import INTEGERS, RINGS
+from fmm.dtypes import INTEGERS, RING_TYPES
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.leaf import (
     Leaf,
@@ -169,7 +169,7 @@ TYPES = [
     ("li-fig12 > tile.gpu8", {"float32", "float64"}),
     ("quarters > residues > bytes", set(INTEGERS)),  # without sums
     ("quarters > quarters > digits", set(INTEGERS)),
-    ("quarters > strassen > digits", set(RINGS)),
+    ("quarters > strassen > digits", set(RING_TYPES)),
     ("quarters > vendor", set(Plan.parse("strassen > vendor").types)),
 ]
 

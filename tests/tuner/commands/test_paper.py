@@ -33,7 +33,7 @@ from fmm.perfmodel.predict import LEAVES_OUT, predict
 from fmm.problem import OPERATIONS, Operation, Problem
 from fmm.runtime import devices
 from fmm.tuner.cli import main
-from fmm.tuner.commands.paper import TABLES, computed_table
+from fmm.tuner.commands.paper import PAPER_TABLES, computed_table
 from fmm.tuner.commands.render import as_html, cell_text, notes_as_html
 from tests.support import ROOT, configs
 from tests.support.devices import H200
@@ -86,12 +86,12 @@ def test_the_list_as_text_json_and_csv(run: Run) -> None:
     ],
 )
 def test_what_must_be_there(name: str) -> None:
-    assert TABLES[name]().name == name and TABLES[name]().rows
+    assert PAPER_TABLES[name]().name == name and PAPER_TABLES[name]().rows
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", PAPER_TABLES)
 def test_text(name: str, run: Run) -> None:
-    table = TABLES[name]()
+    table = PAPER_TABLES[name]()
     lines = run("paper", name).splitlines()
     assert lines[0] == f"{name}: {table.title}"
     spans = [match.span() for match in re.finditer("-+", lines[3])]
@@ -102,9 +102,9 @@ def test_text(name: str, run: Run) -> None:
     assert below == " ".join(f"* {' '.join(note.split())}" for note in table.notes)
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", PAPER_TABLES)
 def test_csv(name: str, run: Run) -> None:
-    check_csv(list(csv.reader(StringIO(run("paper", name, "--csv")))), TABLES[name]())
+    check_csv(list(csv.reader(StringIO(run("paper", name, "--csv")))), PAPER_TABLES[name]())
 
 
 def check_csv(rows: Sequence[Sequence[str]], table: Table) -> None:
@@ -123,9 +123,9 @@ def back(text: str, like: Cell) -> Cell:
     return type(like)(text)
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", PAPER_TABLES)
 def test_json(name: str, run: Run) -> None:
-    check_json(json.loads(run("paper", name, "--json")), TABLES[name]())
+    check_json(json.loads(run("paper", name, "--json")), PAPER_TABLES[name]())
 
 
 def check_json(found: dict[str, Any], table: Table) -> None:
@@ -136,18 +136,18 @@ def check_json(found: dict[str, Any], table: Table) -> None:
 
 
 def test_all_as_text(run: Run) -> None:
-    separately = [run("paper", name) for name in TABLES]
+    separately = [run("paper", name) for name in PAPER_TABLES]
     assert run("paper", "all") == "\n".join(separately)
 
 
 def test_all_as_json_is_one_list(run: Run) -> None:
-    for found, name in zip(json.loads(run("paper", "all", "--json")), TABLES, strict=True):
+    for found, name in zip(json.loads(run("paper", "all", "--json")), PAPER_TABLES, strict=True):
         check_json(found, computed_table(name))
 
 
 def test_all_as_csv_has_each_name_above_its_table(run: Run) -> None:
     parts = run("paper", "all", "--csv").rstrip("\n").split("\n\n")
-    for part, name in zip(parts, TABLES, strict=True):
+    for part, name in zip(parts, PAPER_TABLES, strict=True):
         first, rest = part.split("\n", 1)
         assert first == name
         check_csv(list(csv.reader(StringIO(rest))), computed_table(name))
@@ -162,7 +162,7 @@ def test_json_before_the_command(run: Run) -> None:
 def test_an_unknown_table(name: str, refused: Run) -> None:
     message = refused("paper", name)
     assert repr(name) in message
-    assert all(known in message for known in (*TABLES, "all"))
+    assert all(known in message for known in (*PAPER_TABLES, "all"))
 
 
 def test_csv_and_json_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,16 +175,16 @@ def test_in_an_interpreter_of_its_own() -> None:
     command = [sys.executable, "-m", "fmm.tuner.cli", "paper", "li-fig17", "--json"]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
-    check_json(json.loads(done.stdout), TABLES["li-fig17"]())
+    check_json(json.loads(done.stdout), PAPER_TABLES["li-fig17"]())
     assert not done.stderr
 
 
 # ---- HTML, for notebooks
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", PAPER_TABLES)
 def test_html_has_every_cell(name: str) -> None:
-    table = TABLES[name]()
+    table = PAPER_TABLES[name]()
     found = [re.findall(r"<t[hd] style[^>]*>(.*?)</t[hd]>", line) for line in as_html(table).splitlines()[1:-1]]
     plain = [[unescape(re.sub(r"<sup>(.*?)</sup>", r"^\1", cell)) for cell in row] for row in found]
     assert plain == [list(table.columns), *([cell_text(cell) for cell in row] for row in table.rows)]

@@ -15,15 +15,16 @@ import pytest
 
 from fmm.tuner import tune
 from fmm.tuner.cli import main
-from fmm.tuner.commands.report import PICTURES, STYLE, draw_roofline, tuned_cases
+from fmm.tuner.commands.report import tuned_cases
 from fmm.tuner.devices.device import EFFORTS
 from fmm.tuner.devices.simulated import SimulatedDevice
 from fmm.tuner.report.case import map_choices
+from fmm.tuner.report.figures import FIGURE_STYLE
 from fmm.tuner.report.overview import (
-    LEFT,
-    NARROW,
-    PREDICTED,
-    WIDE,
+    PHONE_SIZE,
+    PREDICTED_BASIS,
+    SCREEN_SIZE,
+    VENDOR_BASIS,
     all_types_caption,
     certified_squares,
     draw_all_types,
@@ -32,7 +33,7 @@ from fmm.tuner.report.overview import (
 )
 from fmm.tuner.report.page import crossover_text, gains_table, parameters_table, suggested_tunings
 from fmm.tuner.report.plan_names import names_in, plan_names, plans_in
-from fmm.tuner.report.type_figures import caption_text
+from fmm.tuner.report.type_figures import PICTURE_FUNCTIONS, caption_text, draw_roofline
 from tests.support import ROOT
 from tests.support import configs as tuned
 
@@ -62,10 +63,10 @@ def report(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_report_is_drawn(report: Path) -> None:
     drawn = {p.name for p in (report / "report").iterdir()}
-    stems = {"speedup", "speedup-narrow", *(f"cpu-fake-2t-float64-{name}" for name in PICTURES)}
+    stems = {"speedup", "speedup-narrow", *(f"cpu-fake-2t-float64-{name}" for name in PICTURE_FUNCTIONS)}
     assert drawn == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")}
     page = (report / "report.html").read_text(encoding="utf-8")
-    assert page.count("<svg") == len(PICTURES) + 2 and "<script" not in page
+    assert page.count("<svg") == len(PICTURE_FUNCTIONS) + 2 and "<script" not in page
     assert not re.search(r'(src|href)="(?!#)(?!data:)', page), "the page is not self-contained"
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
@@ -84,8 +85,8 @@ def test_of_a_tuning_that_was_cut_short_what_there_is_is_drawn(
     assert 0 < len(early) < len(lines)
     (tmp_path / "trials.jsonl").write_text("".join(early), encoding="utf-8")
     assert main(["report", str(tmp_path), "--json"]) == 0
-    assert len(list((tmp_path / "report").iterdir())) == 2 * len(PICTURES)
-    assert len(json.loads(capsys.readouterr().out)) == 1 + 2 * len(PICTURES)
+    assert len(list((tmp_path / "report").iterdir())) == 2 * len(PICTURE_FUNCTIONS)
+    assert len(json.loads(capsys.readouterr().out)) == 1 + 2 * len(PICTURE_FUNCTIONS)
 
 
 def test_a_tuning_that_is_not_used_is_drawn_and_said_to_be_none(folder: Path, tmp_path: Path) -> None:
@@ -110,7 +111,7 @@ def test_the_roofs_names_touch_nothing(folder: Path, decades: float) -> None:
     from matplotlib.text import Text
     from matplotlib.transforms import Bbox
 
-    with rc_context(STYLE):
+    with rc_context(FIGURE_STYLE):
         (case,) = tuned_cases(folder / "config.json")
         made = draw_roofline(case)
     (axes,) = made.axes
@@ -152,7 +153,7 @@ def test_of_an_entry_that_is_passed_over_the_choice_is_shown() -> None:
     found = {gain.side: gain for gain in shown_gains([float32]) if gain.op == "product"}
     for side in (4096, 8192, 16384):
         assert float32.tuned.entry((side,) * 3) is not None
-        assert (found[side].kind, found[side].plan.split()[-1]) == (PREDICTED, "f16x3")
+        assert (found[side].kind, found[side].plan.split()[-1]) == (PREDICTED_BASIS, "f16x3")
         assert found[side].error_growth < 4 and found[side].speedup > 3
 
 
@@ -163,7 +164,8 @@ def test_odd_sides_have_a_row_of_their_own(folder: Path) -> None:
     assert not any(gain.beside for gain in gains), "the fake CPU is as fast on odd sides"
     even = next(gain for gain in gains if gain.side == 4096)
     odd = [
-        replace(even, side=side, beside=1, speedup=4.0, kind=kind) for side, kind in ((2049, LEFT), (4097, "predicted"))
+        replace(even, side=side, beside=1, speedup=4.0, kind=kind)
+        for side, kind in ((2049, VENDOR_BASIS), (4097, "predicted"))
     ]
     page = gains_table([*gains, *odd], starts={"float64": "4096"})
     (row,) = re.findall(r'<tr><th scope="row">float64, side \+ 1</th>(.*?)</tr>', page)
@@ -314,16 +316,16 @@ def shown_labels(axis: Any) -> list[Any]:
     return [tick.label1 for tick in ticks if low <= tick.get_loc() <= high]
 
 
-@pytest.mark.parametrize("name", [*PICTURES, "wide", "narrow"])
+@pytest.mark.parametrize("name", [*PICTURE_FUNCTIONS, "wide", "narrow"])
 def test_no_text_of_a_picture_touches_another(name: str, folder: Path) -> None:
     from matplotlib import rc_context
 
-    with rc_context(STYLE):
+    with rc_context(FIGURE_STYLE):
         (case,) = tuned_cases(folder / "config.json")
-        if name in PICTURES:
-            made = PICTURES[name](case)
+        if name in PICTURE_FUNCTIONS:
+            made = PICTURE_FUNCTIONS[name](case)
         else:
-            made = draw_all_types([case], shown_gains([case]), WIDE if name == "wide" else NARROW)
+            made = draw_all_types([case], shown_gains([case]), SCREEN_SIZE if name == "wide" else PHONE_SIZE)
         assert not texts_that_touch(made)
 
 

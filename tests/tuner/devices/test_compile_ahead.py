@@ -19,8 +19,8 @@ from fmm.perfmodel.candidates import probed_plans
 from fmm.problem import Problem
 from fmm.tuner.devices import compile_worker
 from fmm.tuner.devices.compile_ahead import (
+    COMPILE_TURNS,
     COMPILED_SIZES,
-    TURNS,
     CompileJob,
     CompileWorkers,
     call_jobs,
@@ -75,7 +75,7 @@ def test_light_kernels_come_first() -> None:
     """Before all others what a first look needs."""
     plans = [Plan.parse(job.plan) for job in compile_jobs(["float32"], probed_plans("cuda"))]
     turns = [(not needed_first(plan), compile_turn(plan)) for plan in plans]
-    assert turns == sorted(turns) and {turn for _, turn in turns} == set(TURNS)
+    assert turns == sorted(turns) and {turn for _, turn in turns} == set(COMPILE_TURNS)
     sums = [p for p in plans if p.leaf == "vendor"]
     heavy = [max(step.products for step in p.levels if isinstance(step, SchemeLevel)) for p in sums]
     assert heavy == sorted(heavy) and heavy[0] < 49 and heavy[-1] == 343
@@ -137,7 +137,7 @@ def test_a_job_that_fails_is_said_and_the_next_is_done(
     compiled: list[str] = []
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines) + "\n"))
     monkeypatch.setattr(compile_worker, "compile_to_disk", lambda kernel, text, device: compiled.append(text))
-    monkeypatch.setattr(compile_worker, "chip_here", lambda device: H200)
+    monkeypatch.setattr(compile_worker, "chip_from_driver", lambda device: H200)
     monkeypatch.setattr("os.nice", lambda more: 0)
     monkeypatch.setattr("signal.signal", lambda *arguments: None)
     assert compile_worker.compile_requested_jobs(["0", str(tmp_path)]) == 0

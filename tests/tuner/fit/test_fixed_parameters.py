@@ -13,7 +13,7 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.default_calibration import cpu_calibration, datasheet_calibration
 from fmm.tuner.findings.summary import SectionText
 from fmm.tuner.fit.parameters import (
-    MEANINGS,
+    PARAMETER_MEANINGS,
     PARAMETERS,
     TILE_PARAMETER,
     fixed_parameters,
@@ -74,7 +74,7 @@ def test_the_table_has_no_value_that_no_source_gave() -> None:
 
 
 def test_every_parameter_has_a_meaning() -> None:
-    assert set(MEANINGS) == {p.name for p in (*PARAMETERS, TILE_PARAMETER)}
+    assert set(PARAMETER_MEANINGS) == {p.name for p in (*PARAMETERS, TILE_PARAMETER)}
     assert unit_of("frayed") == ""
 
 

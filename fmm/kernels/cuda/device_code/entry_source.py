@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
 from importlib import resources
 
-ENTRY = "fmm_tile"  # name of the entry point of products, and of the kernels that run before and after them
+ENTRY_NAME = "fmm_tile"  # name of the entry point of products, and of the kernels that run before and after them
 Body = str | Sequence[str]  # code of an entry point: one call, written on the entry point's line, or several lines
 _INCLUDE = re.compile(r'^#include "(\w+\.cuh)"\n', re.MULTILINE)
 
@@ -24,7 +24,7 @@ def entry_source(
     *,
     clusters: int = 0,
     before: Iterable[str] = (),
-    entry: str = ENTRY,
+    entry: str = ENTRY_NAME,
 ) -> str:
     """Return the whole CUDA source of a kernel with one parameter `p`, a struct of type `parameters`.
 
@@ -36,7 +36,7 @@ def entry_source(
 
 
 def entry_point_lines(
-    parameters: str, body: Body, bounds: Sequence[object], *, clusters: int = 0, entry: str = ENTRY
+    parameters: str, body: Body, bounds: Sequence[object], *, clusters: int = 0, entry: str = ENTRY_NAME
 ) -> tuple[str, ...]:
     """Return the lines of one entry point; the arguments are those of `entry_source`."""
     cluster = f"__cluster_dims__({clusters}, 1, 1) " if clusters else ""

@@ -13,7 +13,7 @@ from cupy_backends.cuda.api import driver
 from fmm.dtypes import BYTE, DTYPES
 from fmm.kernels.cuda.launch.bound_calls import BoundCall
 from fmm.kernels.cuda.launch.compile import compile_kernel
-from fmm.kernels.cuda.launch_list import MAP_BYTES, Launch, TensorMap
+from fmm.kernels.cuda.launch_list import TENSOR_MAP_BYTES, Launch, TensorMap
 
 PROGRAMMATIC_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 MAP_ALIGNMENT = 64  # bytes to which the driver needs a tensor map to be aligned
@@ -107,7 +107,7 @@ def _encoded_for(x: TensorMap, address: int) -> Any:
     """Return the words of a map of a matrix at this address. The variables are named as in the driver's manual."""
     element = DTYPES.get(x.dtype, BYTE)
     layer = x.layer if x.layers > 1 else x.leading * x.lines
-    memory = np.zeros(2 * MAP_BYTES, np.uint8)
+    memory = np.zeros(2 * TENSOR_MAP_BYTES, np.uint8)
     start = -memory.ctypes.data % MAP_ALIGNMENT
     tensor_map, global_address = ctypes.c_void_p(memory.ctypes.data + start), ctypes.c_void_p(address)
     global_dim = (ctypes.c_uint64 * MAP_DIMENSIONS)(x.length, x.lines, x.layers)
@@ -130,4 +130,4 @@ def _encoded_for(x: TensorMap, address: int) -> Any:
     )
     if status:
         raise RuntimeError(f"cuTensorMapEncodeTiled failed with status {status} for {x}")
-    return memory[start : start + MAP_BYTES].view(np.int64).copy()
+    return memory[start : start + TENSOR_MAP_BYTES].view(np.int64).copy()

@@ -41,7 +41,7 @@ from fmm.kernels.cuda.launch.streams import (
     sync_calls,
 )
 from fmm.kernels.cuda.launch_list import BASES, COUNTERS, FLAG, HOST_COUNT, Launch, LaunchList, StreamSync, VendorCall
-from fmm.kernels.cuda.target import ALIGNED, Alignment, alignment_of
+from fmm.kernels.cuda.target import LIBRARY_ALIGNMENT, Alignment, alignment_of
 from fmm.kernels.plans.sums import ADDEND
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH
 
@@ -73,7 +73,7 @@ class Addresses(NamedTuple):
     @property
     def aligned(self) -> bool:
         """True if all operands and the workspace have the alignment of memory that libraries allocate."""
-        return not (self[0] | self[1] | self[2] | self[3] | self[6]) % ALIGNED[0]
+        return not (self[0] | self[1] | self[2] | self[3] | self[6]) % LIBRARY_ALIGNMENT[0]
 
     @property
     def places(self) -> tuple[int, ...]:

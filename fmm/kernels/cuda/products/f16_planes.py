@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
-from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
+from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
 from fmm.kernels.cuda.launch_list import Kernel, Launch, Slot, TensorMap
 from fmm.kernels.cuda.ops import BlockTerm, GemmOp, GemmOperand, OperandSide
 from fmm.kernels.cuda.products.kernel_sizes import (
@@ -191,7 +191,7 @@ def missing_planes(op: GemmOp, planes: tuple[OperandPlanes, OperandPlanes]) -> l
 
 @lru_cache(maxsize=64)
 def plane_split_source(kernels: tuple[SplitKernel, ...], rule: ScalingRule) -> str:
-    """Return the whole CUDA source of the kernel that splits one operand or two, entry point `ENTRY`."""
+    """Return the whole CUDA source of the kernel that splits one operand or two, entry point `ENTRY_NAME`."""
     records_spread = rule in ("recorded", "balanced")
     names = [f"x{i}" for i in range(len(kernels))]
     operands = f"    fmm::planes::{'SpreadOperand' if records_spread else 'Operand'} {', '.join(names)};"
@@ -223,7 +223,7 @@ def plane_split_launch(
     slots = tuple(slot for i, x in enumerate(operands) for slot in x.slots(i * len(parameters[0]) // 8))
     grid = sum(x.blocks(kernel, rule) for x, kernel in zip(operands, kernels, strict=True)), 1, 1
     architecture = "" if rule == "separate" else "sm_90a"
-    kernel = Kernel(plane_split_source, (kernels, rule), ENTRY, SPLIT_THREADS, architecture=architecture)
+    kernel = Kernel(plane_split_source, (kernels, rule), ENTRY_NAME, SPLIT_THREADS, architecture=architecture)
     names = " and ".join("AB"[i] if len(operands) > 1 else operands[i].source.base for i in range(len(operands)))
     label = f"f16_planes: splits {names} in two float16 numbers each"
     return Launch("sums", label, kernel, grid, b"".join(parameters), slots)
@@ -277,7 +277,7 @@ class ExponentSpread:
 
 @lru_cache(maxsize=16)
 def balance_source(left: Along, right: Along) -> str:
-    """Return the whole CUDA source of the kernel that decides whether to balance, entry point `ENTRY`."""
+    """Return the whole CUDA source of the kernel that decides whether to balance, entry point `ENTRY_NAME`."""
     along = ", ".join(str(x == "inner").lower() for x in (left, right))
     call = f"fmm::planes::balance<{along}>(p);"
     return entry_source("fmm::planes::Balance", call, "f16_spread.cuh", (SPLIT_THREADS,))
@@ -292,10 +292,10 @@ def checked_split_launches(
     grid = x.left.blocks(kernels[0]) + x.right.blocks(kernels[1]), 1, 1
 
     def split(rule: ScalingRule, label: str) -> Launch:
-        kernel = Kernel(plane_split_source, (kernels, rule), ENTRY, SPLIT_THREADS, architecture="sm_90a")
+        kernel = Kernel(plane_split_source, (kernels, rule), ENTRY_NAME, SPLIT_THREADS, architecture="sm_90a")
         return Launch("sums", f"f16_spread: {label}", kernel, grid, parameters, slots)
 
-    source = Kernel(balance_source, (x.left.along, x.right.along), ENTRY, SPLIT_THREADS, architecture="sm_90a")
+    source = Kernel(balance_source, (x.left.along, x.right.along), ENTRY_NAME, SPLIT_THREADS, architecture="sm_90a")
     balance = Launch(
         "sums",
         "f16_spread: decides whether to balance the inner dimension",

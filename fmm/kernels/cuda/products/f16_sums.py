@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
+from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
 from fmm.kernels.cuda.launch_list import PARAMETER_BYTES, Kernel, Launch, Slot
 from fmm.kernels.cuda.ops import GemmOp, OperandSide
 from fmm.kernels.cuda.products.f16_planes import OPERAND_SIDES, OperandPlanes, operand_planes
@@ -118,20 +118,20 @@ def _can_write(split: SumOp, x: OperandPlanes) -> bool:
 
 @lru_cache(maxsize=4)
 def extent_source(lines: bool, wide: bool) -> str:
-    """Return the whole CUDA source of the kernel that finds the largest numbers of blocks, entry point `ENTRY`."""
+    """Return the whole CUDA source of the kernel that finds the largest numbers of blocks, entry point `ENTRY_NAME`."""
     call = f"{'line' if lines else 'position'}_maxima<{str(wide).lower()}>"
     return _source("fmm::planes::Extent", f"fmm::planes::{call}(p)", EXTENT_THREADS)
 
 
 @lru_cache(maxsize=16)
 def bounds_source(sums: int) -> str:
-    """Return the whole CUDA source of the kernel that bounds the exponents of sums, entry point `ENTRY`."""
+    """Return the whole CUDA source of the kernel that bounds the exponents of sums, entry point `ENTRY_NAME`."""
     return _source(f"fmm::planes::Bounds<{sums}>", "fmm::planes::bound_sums(p)", EXTENT_THREADS)
 
 
 @lru_cache(maxsize=64)
 def plane_sum_source(kernel: SumKernel, lines: bool, separate: bool) -> str:
-    """Return the whole CUDA source of the kernel that forms sums and writes their planes, entry point `ENTRY`."""
+    """Return the whole CUDA source of the kernel that forms sums and writes their planes, entry point `ENTRY_NAME`."""
     parameters = f"fmm::planes::PlaneSumParams<fmm::Parameters<{kernel.arrays}, {kernel.scalars}>>"
     arrangement = f"fmm::planes::{'Separate' if separate else 'Alternating'}"
     call = f"fmm::planes::sum_to_planes<Step, {arrangement}, {kernel.vector_width}, {str(lines).lower()}>(p.sums, p.to)"
@@ -163,7 +163,7 @@ def _extent_launch(x: PlaneSums, alignment: Mapping[str, int]) -> Launch:
     wide = wide and a.offset % VECTOR_BYTES == 0 and alignment[a.base] % VECTOR_BYTES == 0
     blocks = down * across
     grid = -(-blocks * a.height // (EXTENT_THREADS // WARP_THREADS)) if x.lines else blocks * -(-a.width // STRIP)
-    kernel = Kernel(extent_source, (x.lines, wide), ENTRY, EXTENT_THREADS)
+    kernel = Kernel(extent_source, (x.lines, wide), ENTRY_NAME, EXTENT_THREADS)
     label = f"f16_sums: largest numbers of {blocks} blocks of {a.base}"
     slots = Slot(0, a.base, a.offset), _extents_slot(x, 1)
     return Launch("sums", label, kernel, (grid, 1, 1), parameters, slots)
@@ -174,7 +174,7 @@ def _bound_launch(x: PlaneSums) -> Launch:
     down, across = x.blocks
     parameters = struct.pack(f"<2q2i{x.planes.count}Q", 0, 0, x.planes.outer, down * across, *x.masks)
     grid = -(-x.planes.outer // EXTENT_THREADS), x.planes.count, 1
-    kernel = Kernel(bounds_source, (x.planes.count,), ENTRY, EXTENT_THREADS)
+    kernel = Kernel(bounds_source, (x.planes.count,), ENTRY_NAME, EXTENT_THREADS)
     slots = _extents_slot(x, 0), Slot(1, x.planes.base, x.planes.exponents)
     return Launch("sums", f"f16_sums: exponents of {x.planes.count} sums", kernel, grid, parameters, slots)
 
@@ -192,6 +192,6 @@ def _sum_launch(x: PlaneSums) -> Launch:
     slots = [Slot(words * i, a.base, a.offset) for i, a in enumerate(op.arrays)]
     slots += [Slot(after, planes.base, planes.offset), Slot(after + 1, planes.base, planes.exponents)]
     grid = planes.lines, -(-planes.pitch // (SUM_THREADS * x.kernel.vector_width)), 1
-    kernel = Kernel(plane_sum_source, (x.kernel, x.lines, x.separate), ENTRY, SUM_THREADS)
+    kernel = Kernel(plane_sum_source, (x.kernel, x.lines, x.separate), ENTRY_NAME, SUM_THREADS)
     label = f"f16_sums, {op.label}: {planes.count} sums of {len(x.kernel.reads)} blocks as two float16 numbers each"
     return Launch("sums", label, kernel, grid, parameters, tuple(slots))

@@ -13,8 +13,8 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
-from fmm.kernels.cuda.launch_list import FLAG, MAP_BYTES, MAP_WORDS, Kernel, Launch, Slot, TensorMap, VendorCall
+from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
+from fmm.kernels.cuda.launch_list import FLAG, MAP_WORDS, TENSOR_MAP_BYTES, Kernel, Launch, Slot, TensorMap, VendorCall
 from fmm.kernels.cuda.ops import GemmOp, GemmOperand, View
 from fmm.kernels.cuda.products.f16_planes import (
     SPLIT_THREADS,
@@ -38,7 +38,7 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
     wgmma_instruction,
 )
 
-POINTERS = 5  # number of pointers of struct Product3, after its maps
+POINTER_COUNT = 5  # number of pointers of struct Product3, after its maps
 # The sizes without clusters are for a C of so few rows that the lower thread block of a cluster would have no work.
 F16X3_SIZES = (WgmmaSizes(128, 128), WgmmaSizes(128, 64), WgmmaSizes(128, 128, 1), WgmmaSizes(128, 64, 1))
 
@@ -61,7 +61,7 @@ class F16x3Kernel:
 
 @lru_cache(maxsize=64)
 def f16x3_source(kernel: F16x3Kernel) -> str:
-    """Return the whole CUDA source of a product, entry point `ENTRY`."""
+    """Return the whole CUDA source of a product, entry point `ENTRY_NAME`."""
     s = kernel.sizes
     left, right = along_cpp(kernel.along)
     sizes = f"{s.m_s}, {s.n_s}, {s.cluster}, {s.stages}"
@@ -122,7 +122,7 @@ class F16x3Op:
     @cached_property
     def parameters(self) -> bytes:
         """struct Product3 of gemm_f16x3.cuh; maps and addresses are zero."""
-        maps = bytes(MAP_BYTES * len(self.maps) + POINTERS * 8)
+        maps = bytes(TENSOR_MAP_BYTES * len(self.maps) + POINTER_COUNT * 8)
         lines = self.dest.leading, self.dest.stride, self.addend.right if self.addend else self.dest.leading
         counts = self.m, self.n, -(-self.k // PLANE_CHUNK), *self.tiles, raster_rows(self.kernel.sizes), self.units
         numbers = struct.pack("<3q7i2f", *lines, *counts, self.factor, self.keep)
@@ -164,7 +164,7 @@ def f16x3_launch(op: F16x3Op, flagged: bool) -> Launch:
     addend = op.addend or op.dest
     slots += [Slot(after + 4, addend.base, addend.offset)] if op.keep else []
     s = op.kernel.sizes
-    kernel = Kernel(f16x3_source, (op.kernel,), ENTRY, s.threads, op.kernel.shared, architecture="sm_90a")
+    kernel = Kernel(f16x3_source, (op.kernel,), ENTRY_NAME, s.threads, op.kernel.shared, architecture="sm_90a")
     extra = f", a batch of {op.count}" if op.count > 1 else ""
     extra += f", {TRIANGLE_LABELS[op.kernel.triangle]}" if op.kernel.triangle else ""
     label = f"gemm_f16x3: three float16 products, tiles of {s.m_s} x {s.n_s}, clusters of {s.cluster}{extra}"
@@ -240,12 +240,12 @@ def _unscale_launch(op: GemmOp, a: OperandPlanes, b: OperandPlanes, multiprocess
     slots = [Slot(0, c.base, c.offset), Slot(1, c.base, c.offset)]
     slots += [Slot(2, a.base, a.exponents), Slot(3, b.base, b.exponents), *([Slot(4, FLAG)] if flagged else [])]
     grid = min(m * op.count, 8 * multiprocessors), 1, 1
-    kernel = Kernel(unscale_source, (), ENTRY, SPLIT_THREADS)
+    kernel = Kernel(unscale_source, (), ENTRY_NAME, SPLIT_THREADS)
     label = "f16_unscale: undoes the scaling of rows and columns"
     return Launch("product", label, kernel, grid, parameters, tuple(slots))
 
 
 @lru_cache(maxsize=1)
 def unscale_source() -> str:
-    """Return the whole CUDA source of the unscaling, entry point `ENTRY`."""
+    """Return the whole CUDA source of the unscaling, entry point `ENTRY_NAME`."""
     return entry_source("fmm::planes::Unscaled", "fmm::planes::unscale(p);", "f16_unscale.cuh", (SPLIT_THREADS,))

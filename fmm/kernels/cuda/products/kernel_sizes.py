@@ -64,7 +64,7 @@ STRATEGIES = (  # Huang, Yu and van de Geijn, Figure 3: the presets of CUTLASS 0
 
 
 # For the H200: accumulators fill the registers, so that few reads of shared memory feed many multiply-adds.
-TUNED = tuple(
+H200_STRATEGIES = tuple(
     replace(s, types=("float32",))
     for s in (
         TileSizes("Square", m_s=128, n_s=128, k_s=8, m_r=8, n_r=16, warp_m=8, warp_n=4, blocks=2),
@@ -103,7 +103,7 @@ DOUBLE = tuple(
         ),
     )
 )
-PRESETS = (*STRATEGIES, *TUNED, *TMA_SIZES, GPU8, *DOUBLE)
+PRESETS = (*STRATEGIES, *H200_STRATEGIES, *TMA_SIZES, GPU8, *DOUBLE)
 
 
 def named_strategy(name: str) -> TileSizes:

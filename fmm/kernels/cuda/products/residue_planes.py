@@ -16,12 +16,12 @@ from fmm.dtypes import BYTE, DTYPES
 from fmm.kernels.algorithms.additions import Matrix
 from fmm.kernels.algorithms.catalogue import scheme
 from fmm.kernels.algorithms.residues import remainder_weights, symmetric_residue
-from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
+from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
 from fmm.kernels.cuda.launch_list import Kernel, Launch, Slot, TensorMap
 from fmm.kernels.cuda.ops import BlockTerm, GemmOperand
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, Along
 from fmm.kernels.cuda.products.wgmma_tiles import LINE_BYTES
-from fmm.kernels.plans.levels.residue_planes import FAST_ALGORITHM, PlaneLayout
+from fmm.kernels.plans.levels.residue_planes import INNER_ALGORITHM, PlaneLayout
 from fmm.kernels.plans.memory_layout import round_up
 
 MAX_MODULI, MAX_PIECES = 20, 4  # as in residue_join.cuh
@@ -194,7 +194,7 @@ def source_byte_map(x: GemmOperand, lines: int, length: int, layers: int, most: 
 
 @lru_cache(maxsize=64)
 def measure_source(left: MeasureKernel | None, right: MeasureKernel | None, dtype: str) -> str:
-    """Return the whole CUDA source that measures and transposes, entry point `ENTRY`; None skips an operand."""
+    """Return the whole CUDA source that measures and transposes, entry point `ENTRY_NAME`; None skips an operand."""
     body = (
         "const int block = blockIdx.x;",
         "if (block < p.left.blocks) {",
@@ -209,7 +209,7 @@ def measure_source(left: MeasureKernel | None, right: MeasureKernel | None, dtyp
 
 @lru_cache(maxsize=64)
 def residue_split_source(levels: int, left_wide: bool, right_wide: bool, dtype: str) -> str:
-    """Return the whole CUDA source that splits both operands, entry point `ENTRY`."""
+    """Return the whole CUDA source that splits both operands, entry point `ENTRY_NAME`."""
     wide = f"{str(left_wide).lower()}, {str(right_wide).lower()}"
     bounds = tuple(filter(None, (str(RESIDUE_THREADS), SPLIT_MIN_BLOCKS[levels])))
     body = (f"{NAMESPACE}split_both<Sums, {levels}, {wide}>(p);",)
@@ -226,7 +226,7 @@ def read_type_cpp(dtype: str) -> str:
 @lru_cache(maxsize=1)
 def fast_sums_cpp() -> str:
     """Return the coefficients of the fast scheme below the residues, as a type for fast_sums.cuh."""
-    found = scheme(FAST_ALGORITHM)
+    found = scheme(INNER_ALGORITHM)
     code = {0: 0, 1: 1, -1: 2}
 
     def packed(table: Matrix) -> int:
@@ -251,7 +251,7 @@ def measure_launch(sides: Operands, dtype: str, aligned: tuple[bool, ...]) -> La
     kernels = [x.measure_kernel(wide, scaled) for x, wide in zip(sides, aligned, strict=True)]
     blocks = [x.measure_blocks(kernel) for x, kernel in zip(sides, kernels, strict=True)]
     parameters = b"".join(x.parameters(count) for x, count in zip(sides, blocks, strict=True))
-    kernel = Kernel(measure_source, (*kernels, dtype), ENTRY, RESIDUE_THREADS, architecture="sm_90a")
+    kernel = Kernel(measure_source, (*kernels, dtype), ENTRY_NAME, RESIDUE_THREADS, architecture="sm_90a")
     slots = (*sides[0].slots(0), *sides[1].slots(OPERAND_WORDS))
     does = "how large A's rows and B's columns are" if scaled else "transposes operands that are not K-major"
     return Launch("sums", f"residue_planes: {does}", kernel, (sum(blocks), 1, 1), parameters, slots)
@@ -263,7 +263,7 @@ def residue_split_launch(sides: Operands, dtype: str, aligned: tuple[bool, ...],
     wide = tuple(x.splits_wide(each) for x, each in zip(sides, aligned, strict=True))
     parameters = b"".join(x.parameters(x.split_blocks) for x in sides) + moduli_table(moduli)
     parameters += struct.pack("<i", len(moduli))
-    kernel = Kernel(residue_split_source, (levels, *wide, dtype), ENTRY, RESIDUE_THREADS)
+    kernel = Kernel(residue_split_source, (levels, *wide, dtype), ENTRY_NAME, RESIDUE_THREADS)
     slots = (*sides[0].slots(0), *sides[1].slots(OPERAND_WORDS))
     sums = f", sums of {'two levels' if levels == 2 else 'a level'} of Strassen's algorithm" if levels else ""
     label = f"residue_planes: residues of A and B modulo {len(moduli)} numbers{sums}"

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from types import MappingProxyType
 
-from fmm.dtypes import BYTE, DTYPES, RINGS
+from fmm.dtypes import BYTE, DTYPES, RING_TYPES
 from fmm.kernels.algorithms.residues import remainder_weights
-from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
+from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
 from fmm.kernels.cuda.launch_list import FLAG, MAP_WORDS, Kernel, Launch, Slot, StepKind
 from fmm.kernels.cuda.ops import BlockTerm, GemmOp, GemmOperand, TriangleExtent
 from fmm.kernels.cuda.products.residue_planes import (
@@ -115,7 +115,7 @@ def residue_op(
     g = PlaneLayout(m, k, n, op.count, moduli, levels, DTYPES[dtype].itemsize)
     rows, inner, columns = g.block
     left_exponents, right_exponents, a, b, c, copies, _ = (op.scratch + x for x in g.offsets)
-    are_residues = dtype in RINGS and g.item == 1 and moduli == 1
+    are_residues = dtype in RING_TYPES and g.item == 1 and moduli == 1
     first, second = (
         _bytes_from(source, dimension, alignment) if are_residues else None
         for source, dimension in zip((left, right), along, strict=True)
@@ -224,7 +224,7 @@ class ResidueKernel:
 
 @lru_cache(maxsize=64)
 def residue_product_source(kernel: ResidueKernel) -> str:
-    """Return the whole CUDA source of the products of planes, entry point `ENTRY`."""
+    """Return the whole CUDA source of the products of planes, entry point `ENTRY_NAME`."""
     s, sizes = kernel.sizes, "LowerSizes" if kernel.triangle else "Sizes"
     body = (
         f"using Sizes = fmm::{sizes}<{BYTE.cpp}, {s.m_s}, {s.n_s}, {s.cluster}, {s.stages}>;",
@@ -246,7 +246,7 @@ def residue_product_launch(op: ResidueOp, first: int, moduli: tuple[int, ...]) -
     parameters += bytes(-len(parameters) % 64)
     s, spec = product.kernel.sizes, product.kernel
     does: StepKind = "product" if op.writes_c else "sums"
-    kernel = Kernel(residue_product_source, (spec,), ENTRY, s.threads, spec.shared, architecture="sm_90a")
+    kernel = Kernel(residue_product_source, (spec,), ENTRY_NAME, s.threads, spec.shared, architecture="sm_90a")
     count = f"{product.count} product{'s' * (product.count > 1)}"
     products = f"{op.dtype} by {count}" if op.writes_c else f"{product.count} products"
     products += ", the lower triangle" if op.lower_only else ""
@@ -302,7 +302,7 @@ def join_launch(op: ResidueOp, flagged: bool) -> Launch:
     parameters = _result_bytes(op) + struct.pack("<3q2d", 0, 0, 0, op.factor, op.keep) + pieces.packed
     slots = [*_result_slots(op), *(Slot(7 + i, x.base, x.exponents) for i, x in enumerate(op.sides))]
     slots += [Slot(9, FLAG)] if flagged else []
-    kernel = Kernel(join_source, (g.levels, g.moduli, pieces.count, op.dtype), ENTRY, RESIDUE_THREADS)
+    kernel = Kernel(join_source, (g.levels, g.moduli, pieces.count, op.dtype), ENTRY_NAME, RESIDUE_THREADS)
     label = f"residue_join: {op.dtype} by {g.moduli} products of 8-bit integers"
     return Launch("product", label, kernel, _join_grid(op), parameters, tuple(slots))
 
@@ -315,21 +315,21 @@ def join_integer_launch(op: ResidueOp) -> Launch:
     shares = [w / numbers.product for w in numbers.weights] + padding
     scalars = struct.pack("<2q", int(op.factor), int(op.keep))
     parameters = _result_bytes(op) + scalars + struct.pack("<21Q20d", numbers.product % 2**64, *weights, *shares)
-    kernel = Kernel(join_integer_source, (g.levels, g.moduli, op.dtype), ENTRY, RESIDUE_THREADS)
+    kernel = Kernel(join_integer_source, (g.levels, g.moduli, op.dtype), ENTRY_NAME, RESIDUE_THREADS)
     label = f"residue_join: {op.dtype} by {g.moduli} products of 8-bit integers"
     return Launch("product", label, kernel, _join_grid(op), parameters, _result_slots(op))
 
 
 @lru_cache(maxsize=64)
 def join_source(levels: int, moduli: int, pieces: int, dtype: str) -> str:
-    """Return the whole CUDA source of the join to float64 or float32, entry point `ENTRY`."""
+    """Return the whole CUDA source of the join to float64 or float32, entry point `ENTRY_NAME`."""
     body = (f"{NAMESPACE}join<Sums, {levels}, {adjacent_columns(dtype)}, {moduli}, {pieces}>(p);",)
     return _join_entry(f"Join<{DTYPES[dtype].cpp}>", body)
 
 
 @lru_cache(maxsize=64)
 def join_integer_source(levels: int, moduli: int, dtype: str) -> str:
-    """Return the whole CUDA source of the join to integers, entry point `ENTRY`."""
+    """Return the whole CUDA source of the join to integers, entry point `ENTRY_NAME`."""
     body = (f"{NAMESPACE}join_integers<Sums, {levels}, {adjacent_columns(dtype)}, {moduli}>(p);",)
     return _join_entry(f"JoinIntegers<{DTYPES[dtype].cpp}>", body)
 

@@ -175,7 +175,7 @@ class TileKernel:
 
 @lru_cache(maxsize=512)
 def simt_source(kernel: TileKernel, access: Access) -> str:
-    """Return the whole CUDA source of a kernel, entry point `ENTRY`."""
+    """Return the whole CUDA source of a kernel, entry point `ENTRY_NAME`."""
     s, element = kernel.strategy, DTYPES[kernel.element].cpp
     counts = *kernel.operands, kernel.products
     paths = (f"fmm::Path::{path.upper()}" for path in kernel.paths)

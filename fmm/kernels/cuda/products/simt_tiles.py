@@ -16,7 +16,7 @@ from typing import Literal
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
 from fmm.kernels.algorithms.additions import AdditionProgram, Terms
-from fmm.kernels.cuda.device_code.entry_source import ENTRY
+from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME
 from fmm.kernels.cuda.launch_list import FLAG, PARAMETER_BYTES, Kernel, Launch, Slot
 from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, View
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes, named_strategy
@@ -282,7 +282,7 @@ def _tile_launch(op: TileOp | TileGroup, chip: Chip, alignment: Mapping[str, int
     if raises:
         slots.append(Slot(len(op.parameters) // 8 - 1, FLAG))
     fills_chip = prod(op.grid) >= OVERLAP_MIN_WAVES * chip.multiprocessors
-    kernel = Kernel(simt_source, (spec, access), ENTRY, spec.strategy.threads, spec.shared, COMPILER_OPTIONS)
+    kernel = Kernel(simt_source, (spec, access), ENTRY_NAME, spec.strategy.threads, spec.shared, COMPILER_OPTIONS)
     return Launch(
         "product",
         tile_label(spec, access, op.largest.count, by_warps=spec.mma_depth > 0 and chip.has_warp_float64),

@@ -14,13 +14,13 @@ from functools import lru_cache
 from math import prod
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
+from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
 from fmm.kernels.cuda.launch_list import (
     COUNTERS,
     FLAG,
-    MAP_BYTES,
     MAP_WORDS,
     PARAMETER_BYTES,
+    TENSOR_MAP_BYTES,
     Kernel,
     Launch,
     Slot,
@@ -80,7 +80,7 @@ class TmaKernel:
 
 @lru_cache(maxsize=256)
 def tma_source(kernel: TmaKernel) -> str:
-    """Return the whole CUDA source of a kernel, entry point `ENTRY`."""
+    """Return the whole CUDA source of a kernel, entry point `ENTRY_NAME`."""
     s, element = kernel.strategy, DTYPES[kernel.element].cpp
     left, right = along_cpp(kernel.along)
     shapes = sum(1 << (2 * a + b) for a, b in kernel.shapes)
@@ -142,7 +142,7 @@ class TmaOp:
         vector = vector and all(x.offset % VECTOR_BYTES == 0 for x in self.dest)
         sizes = struct.pack("<4q5i", 0, 0, *self.lines, *self.tiles, RASTER_ROWS, vector, self.blocks)
         unused = bytes(len(self.tasks) // len(self.parts) * (self.kernel.tasks - len(self.parts)))
-        parameters = bytes(MAP_BYTES * len(self.maps)) + blocks + sizes + self.tasks + unused
+        parameters = bytes(TENSOR_MAP_BYTES * len(self.maps)) + blocks + sizes + self.tasks + unused
         return parameters + bytes(-len(parameters) % 64)
 
     @property
@@ -310,7 +310,7 @@ def tma_launch(op: TmaOp, alignment: Mapping[str, int], flagged: bool) -> Launch
     if flagged and any(x.base == "C" for x in op.dest):
         slots.append(Slot(op.flag_word, FLAG))
     s = op.kernel.strategy
-    kernel = Kernel(tma_source, (op.kernel,), ENTRY, s.threads, op.kernel.shared, COMPILER_OPTIONS)
+    kernel = Kernel(tma_source, (op.kernel,), ENTRY_NAME, s.threads, op.kernel.shared, COMPILER_OPTIONS)
     maps = tuple(zip(op.map_words, op.maps, strict=True))
     return Launch("product", _tma_label(op), kernel, op.grid, op.packed(vector_writes), tuple(slots), maps, op.turns)
 

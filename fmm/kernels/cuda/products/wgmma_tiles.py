@@ -13,8 +13,8 @@ from math import prod
 from typing import Generic, Protocol, TypeVar
 
 from fmm.dtypes import DTYPES, DType
-from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_source
-from fmm.kernels.cuda.launch_list import MAP_BYTES, MAP_WORDS, Kernel, Launch, Slot, TensorMap
+from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
+from fmm.kernels.cuda.launch_list import MAP_WORDS, TENSOR_MAP_BYTES, Kernel, Launch, Slot, TensorMap
 from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, GemmOperand, TriangleExtent, View
 from fmm.kernels.cuda.products.tiling import (
     RASTER_ROWS,
@@ -83,7 +83,7 @@ class WgmmaKernel:
 
 @lru_cache(maxsize=64)
 def wgmma_source(kernel: WgmmaKernel) -> str:
-    """Return the whole CUDA source of a kernel, entry point `ENTRY`."""
+    """Return the whole CUDA source of a kernel, entry point `ENTRY_NAME`."""
     s, element = kernel.sizes, DTYPES[kernel.element]
     left, right = along_cpp(kernel.along)
     sizes = f"Element, {s.m_s}, {s.n_s}, {s.cluster}, {s.stages}"
@@ -185,7 +185,7 @@ class WgmmaOp(Generic[KernelType]):
         old_values = 0, *lines, *self.sides, self.keep
         product = self.steps, *self.tiles, raster_rows(self.kernel.sizes), self.units, self.adds, self.factor
         numbers = struct.pack("<3q2if6if", *old_values, *product)
-        parameters = bytes(MAP_BYTES * len(self.maps)) + numbers
+        parameters = bytes(TENSOR_MAP_BYTES * len(self.maps)) + numbers
         return parameters + bytes(-len(parameters) % 64)
 
 
@@ -298,7 +298,7 @@ def wgmma_launch(op: WgmmaOp[WgmmaKernel]) -> Launch:
     dest = op.addend or op.maps[2].piece
     slots += (Slot(len(op.maps) * MAP_WORDS, dest.base, dest.offset),) if op.keep else ()
     s = op.kernel.sizes
-    kernel = Kernel(wgmma_source, (op.kernel,), ENTRY, s.threads, op.kernel.shared, architecture="sm_90a")
+    kernel = Kernel(wgmma_source, (op.kernel,), ENTRY_NAME, s.threads, op.kernel.shared, architecture="sm_90a")
     extra = f", a batch of {op.count}" if op.count > 1 else ""
     triangle = triangle_tiles(op.kernel.triangle)
     extra += f", {TRIANGLE_LABELS[triangle]}" if triangle else ""

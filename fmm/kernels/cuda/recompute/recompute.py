@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from fmm.dtypes import DTYPES, STORED
+from fmm.dtypes import DTYPES, STORED_TYPES
 from fmm.hardware.chip import Chip
-from fmm.kernels.cuda.device_code.entry_source import ENTRY, entry_point_lines, whole_source
+from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_point_lines, whole_source
 from fmm.kernels.cuda.launch_list import FLAG, HOST_COUNT, Kernel, Launch, Slot
 from fmm.kernels.cuda.ops import View, gemm_op, is_column_major, operand_views
 from fmm.kernels.cuda.products.kernel_sizes import named_strategy
@@ -97,7 +97,7 @@ def _tiled_launch(problem: Problem, chip: Chip, alignment: Mapping[str, int]) ->
     slots += [Slot(words - 2, FLAG), Slot(words - 1, HOST_COUNT)]
     s = op.kernel.strategy
     source_arguments = op.kernel, op.access if aligned else "scalar"
-    kernel = Kernel(simt_source, source_arguments, ENTRY, s.threads, op.kernel.shared, COMPILER_OPTIONS)
+    kernel = Kernel(simt_source, source_arguments, ENTRY_NAME, s.threads, op.kernel.shared, COMPILER_OPTIONS)
     grid = min(op.grid[0], chip.multiprocessors * s.blocks), 1, 1
     return Launch(
         "recompute", "recompute_tiled: computes again if C has inf or NaN", kernel, grid, parameters, tuple(slots)
@@ -114,7 +114,7 @@ def recomputed_product(problem: Problem) -> TileOp:
     return replace(product, kernel=replace(product.kernel, flag="obeys", triangle=triangle))
 
 
-@lru_cache(maxsize=len(STORED))
+@lru_cache(maxsize=len(STORED_TYPES))
 def simple_source(dtype: str) -> str:
     """Return the whole CUDA source for one element type: entry points `RECOMPUTE_ENTRY` and `SCAN_ENTRY`."""
     element = DTYPES[dtype]

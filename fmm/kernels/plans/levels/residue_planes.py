@@ -29,9 +29,9 @@ PART_ALIGN = 256  # bytes; every part of the workspace begins at a multiple of t
 STRASSEN_PRODUCTS = 7  # number of products of a level of recursion below the residues
 # Bytes of workspace above which only some planes of A and B exist at a time; A and B are then read several times.
 MAX_WORKSPACE = 52 << 30
-FAST_ALGORITHM: Final = "strassen"  # the algorithm of the levels of recursion below residues
+INNER_ALGORITHM: Final = "strassen"  # the algorithm of the levels of recursion below residues
 # text of these levels in a plan, by their number
-LEVELS_BELOW: Final = ("", FAST_ALGORITHM, f"{FAST_ALGORITHM}^2")
+LEVELS_BELOW: Final = ("", INNER_ALGORITHM, f"{INNER_ALGORITHM}^2")
 
 
 # ---- the layout in the workspace

@@ -27,7 +27,7 @@ from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.leaf import Leaf, LeafFamily, register_leaf_family
 from fmm.kernels.plans.level import LevelKind, PlanError, register_level
 from fmm.kernels.plans.levels.residue_planes import (
-    FAST_ALGORITHM,
+    INNER_ALGORITHM,
     LEVELS_BELOW,
     STRASSEN_PRODUCTS,
     FromPlanes,
@@ -110,7 +110,7 @@ def residues_level(moduli: int = 0) -> Residues:
     return Residues(
         text=f"residues({moduli})" if moduli else "residues",
         moduli=moduli,
-        below=f"{FAST_ALGORITHM}, or {FAST_ALGORITHM}^2 in float64, or no level, and then {BYTES_LEAF}",
+        below=f"{INNER_ALGORITHM}, or {INNER_ALGORITHM}^2 in float64, or no level, and then {BYTES_LEAF}",
         types=next(((dtype,) for dtype, counts in MODULI_BY_TYPE.items() if moduli in counts), INTEGERS),
         number_below="byte",
         products=max(moduli, 1),

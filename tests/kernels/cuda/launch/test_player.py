@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fmm.dtypes import DTYPES, STORED
+from fmm.dtypes import DTYPES, STORED_TYPES
 from fmm.kernels.cuda.launch_list import StreamSync
 from fmm.kernels.cuda.ops import GemmOp, GemmOperand, View, operand_views
 from fmm.kernels.cuda.record import OperationList, Recorder, record_operations
@@ -54,7 +54,7 @@ def problems(draw: st.DrawFn) -> Problem:
         order = draw(st.sampled_from("CF"))
         layouts.append(Layout(order, (cols if order == "C" else rows) + draw(st.sampled_from((0, 1, 4, 8)))))  # type: ignore[arg-type]
     beta = draw(st.sampled_from((0, 1, 0.5)))
-    return Problem(m, k, n, draw(st.sampled_from(sorted(STORED))), tuple(layouts), 1, beta)  # type: ignore[arg-type]
+    return Problem(m, k, n, draw(st.sampled_from(sorted(STORED_TYPES))), tuple(layouts), 1, beta)  # type: ignore[arg-type]
 
 
 def sums(tape: OperationList) -> list[SumOp]:
@@ -76,7 +76,7 @@ def columns(op: SumOp, access: str) -> Any:
 @given(
     rows=st.one_of(st.integers(1, 3 * GRID_LIMIT), st.integers(1, 2**31 - 1)),
     cols=st.integers(1, 5000),
-    dtype=st.sampled_from(sorted(STORED)),
+    dtype=st.sampled_from(sorted(STORED_TYPES)),
     access=st.sampled_from(("vector", "scalar")),
 )
 def test_every_element_has_one_thread(rows: int, cols: int, dtype: str, access: str) -> None:
@@ -100,7 +100,7 @@ def tile(op: SumOp) -> tuple[Any, Any]:
     ) * op.kernel.vector_width
 
 
-@given(rows=st.integers(1, 300), cols=st.integers(1, 300), dtype=st.sampled_from(sorted(STORED)))
+@given(rows=st.integers(1, 300), cols=st.integers(1, 300), dtype=st.sampled_from(sorted(STORED_TYPES)))
 def test_every_element_has_one_thread_in_transposing_splits(rows: int, cols: int, dtype: str) -> None:
     split = sums(record_operations(CROSSED, Problem(64, 64, 64, dtype)))[1]
     assert split.kernel.column_major

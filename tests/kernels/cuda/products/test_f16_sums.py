@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fmm.hardware.chip import Chip
-from fmm.kernels.cuda.device_code.entry_source import ENTRY
+from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME
 from fmm.kernels.cuda.launch_list import Launch
 from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.products.f16_sums import EXTENT_THREADS, PlaneSums, plane_sum_launches, plane_sums
@@ -21,7 +21,7 @@ from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.select import fuse_plane_sums
 from fmm.kernels.cuda.sums.sum_kernel import SUM_THREADS
 from fmm.kernels.cuda.sums.sum_launch import SumOp
-from fmm.kernels.cuda.target import ALIGNED
+from fmm.kernels.cuda.target import LIBRARY_ALIGNMENT
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Layout, Problem
@@ -76,7 +76,7 @@ def test_other_splits_write_no_planes() -> None:
     # Products of another operand, or of fewer.
     elsewhere = [op for op in record_operations(Plan.parse("strassen.batched.pad16 > f16x3"), square(2048)).ops[:2]]
     assert plane_sums(elsewhere[1], gemm, DIVIDES) is None  # type: ignore[arg-type]
-    assert ALIGNED and other is not split
+    assert LIBRARY_ALIGNMENT and other is not split
 
 
 SLOW = pytest.mark.slow
@@ -124,7 +124,7 @@ def run_on_host(launch: Launch, bases: dict[str, Array]) -> None:
     text = for_the_host(launch.kernel.source)
     params = re.search(r"const __grid_constant__ ([\w:<>, ]+) p\)", text)
     assert params is not None
-    driver = DRIVER.format(entry=ENTRY, params=params[1])
+    driver = DRIVER.format(entry=ENTRY_NAME, params=params[1])
     before = "".join(map(header, ("sum_host.h", "single_threads.h", "f16_host.h")))
     library = shared_library(before + text + driver, FLAGS)
     words = told_words(launch.parameters, launch.slots, bases)

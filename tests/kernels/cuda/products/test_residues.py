@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.dtypes import DTYPES, INTEGERS, RINGS
+from fmm.dtypes import DTYPES, INTEGERS, RING_TYPES
 from fmm.kernels.algorithms.residues import moduli, remainder_weights
 from fmm.kernels.cuda.products.residue_planes import (
     MeasureKernel,
@@ -432,7 +432,7 @@ def test_launches_of_bytes() -> None:
         assert found.launches[-1].does == "product" and "int8 by 1 product" in found.launches[-1].label
 
 
-@pytest.mark.parametrize("dtype", RINGS)
+@pytest.mark.parametrize("dtype", RING_TYPES)
 def test_extreme_integers(dtype: str) -> None:
     """The smallest and the largest integers, with equal and with alternating signs."""
     info = np.iinfo(dtype)

@@ -14,7 +14,14 @@ from fmm.hardware.datasheets import Capability, capability_limits
 from fmm.hardware.occupancy import active_blocks
 from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, View
 from fmm.kernels.cuda.products.fused import tile_op_with_sums
-from fmm.kernels.cuda.products.kernel_sizes import DOUBLE, FUSED_SIZES, STRATEGIES, TUNED, TileSizes, named_strategy
+from fmm.kernels.cuda.products.kernel_sizes import (
+    DOUBLE,
+    FUSED_SIZES,
+    H200_STRATEGIES,
+    STRATEGIES,
+    TileSizes,
+    named_strategy,
+)
 from fmm.kernels.cuda.products.simt_kernel import (
     COMPILER_OPTIONS,
     Access,
@@ -39,7 +46,7 @@ from tests.support.nvrtc import ARCHITECTURES, EACH_ARCHITECTURE, in_parallel, n
 from tests.support.tiled_on_host import Memory, compiled_for_the_host, floats, tile_words
 from tests.support.tiles import tiled_product
 
-FLOAT32 = (*STRATEGIES, *TUNED)
+FLOAT32 = (*STRATEGIES, *H200_STRATEGIES)
 MOST_BESIDE = 100  # registers beside those of (16): addresses, counters, coefficients, four steps of a line at once
 
 
@@ -75,13 +82,13 @@ def test_every_strategy_stays_in_registers(s: TileSizes, operands: Any, architec
         assert blocks >= s.blocks, r
 
 
-@pytest.mark.parametrize("s", quick_and_slow(TUNED[:1], TUNED[1:]), ids=lambda s: s.name)
+@pytest.mark.parametrize("s", quick_and_slow(H200_STRATEGIES[:1], H200_STRATEGIES[1:]), ids=lambda s: s.name)
 def test_every_variant_of_one_level_stays_in_registers(s: TileSizes) -> None:
     """Huang's Var#1 to Var#3 (Var#0 is above), and batches of them, each on one architecture."""
     nvrtc()
     variants = [w for level, number, w, _ in FIGURE_6 if level == 1 and number]
     jobs: list[tuple[Any, ...]] = []
-    for i, w in enumerate(variants, TUNED.index(s)):
+    for i, w in enumerate(variants, H200_STRATEGIES.index(s)):
         made, architecture = replace(kernel(s, *w), products=1 + i % 2), ARCHITECTURES[i % len(ARCHITECTURES)]
         jobs.append((f"{s.name} {w} {architecture}", simt_source(made, "vector"), architecture, COMPILER_OPTIONS))
     assert all(r.local == 0 for r in in_parallel(report, jobs))

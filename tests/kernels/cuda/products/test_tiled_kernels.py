@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fmm.kernels.algorithms.step_table import PRODUCT_SOURCE, TableKernel, kernel_table
-from fmm.kernels.cuda.device_code.entry_source import ENTRY
+from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME
 from fmm.kernels.cuda.ops import GemmOp, View
 from fmm.kernels.cuda.products.fused import tile_op_with_update
 from fmm.kernels.cuda.products.kernel_sizes import GPU8, PRESETS, TileSizes, named_strategy
@@ -52,8 +52,10 @@ class Host:
     def _part(self, number: int, made: TileKernel, access: Access) -> str:
         stub = "struct Product {" + simt_source(made, access).partition("struct Product {")[2]
         counts = ", ".join(map(str, (*made.operands, made.products)))
-        driver = DRIVER.format(params=f"fmm::Parameters<Number, {counts}>", threads=made.strategy.threads, entry=ENTRY)
-        return re.sub(rf"\b(Product|Number|{ENTRY}|launch)\b", rf"\g<1>{number}", stub + driver)
+        driver = DRIVER.format(
+            params=f"fmm::Parameters<Number, {counts}>", threads=made.strategy.threads, entry=ENTRY_NAME
+        )
+        return re.sub(rf"\b(Product|Number|{ENTRY_NAME}|launch)\b", rf"\g<1>{number}", stub + driver)
 
     def launch(self, op: TileOp, memory: Memory, access: Access) -> None:
         function = getattr(self.library, f"launch{self.numbers[op.kernel, access]}")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.cuda.device_code.entry_source import ENTRY
+from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME
 from fmm.kernels.cuda.launch_list import PARAMETER_BYTES
 from fmm.kernels.cuda.ops import BlockStrides, GemmOp, MirroredOp
 from fmm.kernels.cuda.products.kernel_sizes import TMA_FUSED_SIZES, TMA_SIZES, TileSizes
@@ -88,7 +88,7 @@ SHARED_BYTES = 4 * (1 << 16)  # of host_cuda/tma_memory.h
 def compiled(kernel: TmaKernel) -> Any:
     assert kernel.shared <= SHARED_BYTES
     scheduler()
-    driver = DRIVER.format(params="Launch", threads=kernel.strategy.threads, entry=ENTRY)
+    driver = DRIVER.format(params="Launch", threads=kernel.strategy.threads, entry=ENTRY_NAME)
     text = for_the_host(kernel, header("emulated_block.h") + header("tma_memory.h"), header("tma_barriers.h")) + driver
     return shared_library(text, tuple(flag.replace("-O0", "-O1") for flag in FLAGS))
 

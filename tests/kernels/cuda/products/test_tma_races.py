@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.cuda.device_code.entry_source import ENTRY
+from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME
 from fmm.kernels.cuda.products.tma_tiles import TmaKernel, TmaOp
 from tests.support.host_compiler import COMPILER, compiled_file, header
 from tests.support.tma_on_host import SMALL, check, described, for_the_host
@@ -132,7 +132,7 @@ def host() -> Watched:
         }.items():
             assert text.count(old) == 1, old
             text = text.replace(old, new)
-        driver = DRIVER.format(threads=kernel.strategy.threads, entry=ENTRY)
+        driver = DRIVER.format(threads=kernel.strategy.threads, entry=ENTRY_NAME)
         return compiled_file("races", text + driver, FLAGS)
 
     def launch(

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.cuda.device_code.entry_source import ENTRY
+from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME
 from fmm.kernels.cuda.ops import GemmOp, MirroredOp
 from fmm.kernels.cuda.products.tiling import Along
 from fmm.kernels.cuda.products.wgmma_tiles import (
@@ -213,7 +213,7 @@ def test_it_raises_no_flag() -> None:
 
 
 def test_the_entry_point() -> None:
-    assert f"{ENTRY}(const __grid_constant__ fmm::Product p)" in wgmma_source(KERNELS[0])
+    assert f"{ENTRY_NAME}(const __grid_constant__ fmm::Product p)" in wgmma_source(KERNELS[0])
 
 
 # ---- the lower triangle
