@@ -126,7 +126,7 @@ def matmul(
         if kind is not ndarray:
             library = PLAIN_TYPES.get(kind) if defaults else None
             if library is not None and (out is None or library.differentiable):
-                return dispatch.multiply_plain(library, a, b, out)
+                return dispatch.multiply_without_options(library, a, b, out)
         elif not defaults:
             return dispatch.multiply_with_options(a, b, out, casting, order, dtype)
         elif a.size < early_declines.FEW_NUMBERS or is_small_on_host(a, b) or was_declined(NUMPY, a, b):

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 # ---- matmul
 
 
-def multiply_plain(library: Library, a: Any, b: Any, out: Any = None) -> Any:
+def multiply_without_options(library: Library, a: Any, b: Any, out: Any = None) -> Any:
     """Return the product of two CuPy arrays or torch tensors, without options or constraints.
 
     `out` is for tensors only. A product that no plan can make faster is left to the vendor after as few checks as
@@ -103,11 +103,11 @@ def _multiply_in_place(request: MatmulRequest) -> Any:
         a, b, constraints = unwrap_operands(request.a, request.b, request.constraints)
         library = library_of(a, b, request.out).with_options(request.options)
         if library.is_observed():
-            # After the first call of a process, fmm.matmul calls multiply_plain directly. torch.jit.trace compares two
-            # calls, so the first call must be traced in the same way.
+            # After the first call of a process, fmm.matmul calls multiply_without_options directly. torch.jit.trace
+            # compares two calls, so the first call must be traced in the same way.
             plain = constraints is NO_CONSTRAINTS and not request.options and type(a) is type(b) in PLAIN_TYPES
             if plain:
-                return multiply_plain(library, a, b, request.out)
+                return multiply_without_options(library, a, b, request.out)
             return _traced_matmul(a, b, request.out, constraints)
         if constraints is NO_CONSTRAINTS and library.processor == "cpu" and is_small_on_host(a, b):
             return library.vendor(a, b, request.out)

@@ -300,7 +300,7 @@ def _number_checks(kind: type[Calibration] | type[Rate]) -> tuple[dict[str, Chec
     return {f.name: _BY_NAME.get(f.name, _BY_TYPE[str(f.type)]) for f in numbers}, optional
 
 
-def _finite(raw: Raw) -> float | None:
+def _parse_finite(raw: Raw) -> float | None:
     if raw is None:
         return None
     if isinstance(raw, bool) or not isinstance(raw, int | float) or not isfinite(raw):
@@ -308,44 +308,46 @@ def _finite(raw: Raw) -> float | None:
     return float(raw)
 
 
-def _above_zero(raw: Raw) -> float:
-    found = _finite(raw)
+def _parse_above_zero(raw: Raw) -> float:
+    found = _parse_finite(raw)
     if found is None or found <= 0:
         raise ValueError("no positive number")
     return found
 
 
-def _by_name(raw: Raw, parse: Callable[[Raw], Any]) -> dict[str, Any]:
+def _parse_by_name(raw: Raw, parse: Callable[[Raw], Any]) -> dict[str, Any]:
     """Parse every value of an object; null is an empty object."""
     return {str(name): parse(value) for name, value in ({} if raw is None else raw).items()}
 
 
-def _interval(raw: Raw) -> Interval:
-    low, high = map(_finite, raw)
+def _parse_interval(raw: Raw) -> Interval:
+    low, high = map(_parse_finite, raw)
     return low, high
 
 
-def _spread(raw: Raw) -> Spread:
-    return Spread(*(_finite(raw[end]) for end in ("value", "low", "high")))
+def _parse_spread(raw: Raw) -> Spread:
+    return Spread(*(_parse_finite(raw[end]) for end in ("value", "low", "high")))
 
 
-def _taus(raw: Raw) -> dict[str, float | None]:
-    return {name: _finite(raw[name]) for name in TAU_NAMES}
+def _parse_taus(raw: Raw) -> dict[str, float | None]:
+    return {name: _parse_finite(raw[name]) for name in TAU_NAMES}
 
 
-def _speedups(raw: Raw) -> dict[str, float]:
-    return {str(int(side)): gain for side, gain in _by_name(raw, _above_zero).items()}
+def _parse_speedups(raw: Raw) -> dict[str, float]:
+    return {str(int(side)): gain for side, gain in _parse_by_name(raw, _parse_above_zero).items()}
 
 
 THRESHOLD_CHECKS: Mapping[str, Check] = {
-    **dict.fromkeys(NAMES_IN_SECONDS, parser_check("a number above 0", _above_zero)),
-    **dict.fromkeys(("n1", "n1_measured", "epsilon"), parser_check("a number or null", _finite)),
-    **dict.fromkeys(TAU_NAMES, parser_check("an object of value, low and high, each a number or null", _spread)),
-    "block_strategy": parser_check("an object of names, by sides", partial(_by_name, parse=str)),
-    "one_level": parser_check("an object of numbers above 0, by sides", _speedups),
-    "intervals": parser_check("an object of pairs of numbers or null", partial(_by_name, parse=_interval)),
-    "without_emulation": parser_check("an object of numbers or null", partial(_by_name, parse=_finite)),
-    "measured_taus": parser_check("an object of objects of tau1, tau2 and tau3", partial(_by_name, parse=_taus)),
+    **dict.fromkeys(NAMES_IN_SECONDS, parser_check("a number above 0", _parse_above_zero)),
+    **dict.fromkeys(("n1", "n1_measured", "epsilon"), parser_check("a number or null", _parse_finite)),
+    **dict.fromkeys(TAU_NAMES, parser_check("an object of value, low and high, each a number or null", _parse_spread)),
+    "block_strategy": parser_check("an object of names, by sides", partial(_parse_by_name, parse=str)),
+    "one_level": parser_check("an object of numbers above 0, by sides", _parse_speedups),
+    "intervals": parser_check("an object of pairs of numbers or null", partial(_parse_by_name, parse=_parse_interval)),
+    "without_emulation": parser_check("an object of numbers or null", partial(_parse_by_name, parse=_parse_finite)),
+    "measured_taus": parser_check(
+        "an object of objects of tau1, tau2 and tau3", partial(_parse_by_name, parse=_parse_taus)
+    ),
 }
 OPTIONAL_THRESHOLDS = frozenset({"measured_taus"})  # absent from older configs
 

@@ -345,11 +345,11 @@ def fastest_tma_tile(op: TileOp, chip: Chip) -> tuple[float, TileSizes]:
 class BlockModel:
     """The block model as `fmm.kernels.cuda.target.TileModel`."""
 
-    def fastest(self, op: TileOp, chip: Chip) -> TileSizes:
+    def fastest_tile_sizes(self, op: TileOp, chip: Chip) -> TileSizes:
         kernel = op.kernel
         return FASTEST_TILE[kernel.element]((op.m, op.k, op.n), chip, op.count, kernel.along, bool(kernel.triangle))
 
-    def fastest_by_engine(self, op: TileOp, chip: Chip) -> TileSizes | None:
+    def fastest_tma_tile_sizes(self, op: TileOp, chip: Chip) -> TileSizes | None:
         (time, s), kernel, shape = fastest_tma_tile(op, chip), op.kernel, (op.m, op.k, op.n)
         tiled = launch_seconds(kernel.strategy, GEMM, shape, chip, op.count, kernel.along, bool(kernel.triangle))
         return s if time < tiled else None

@@ -131,7 +131,7 @@ class Calibration:
     # in a config contain these bounds.
     level_bounds: tuple[LevelBounds, ...] = ()
 
-    def bounds_of(self, plan: Plan) -> LevelBounds | None:
+    def level_bounds_of(self, plan: Plan) -> LevelBounds | None:
         """Return the measured bounds on the levels above the plan's baseline; None if they were not measured."""
         if not self.level_bounds:
             return None
@@ -140,7 +140,7 @@ class Calibration:
 
     def exceeds_bounds(self, plan: Plan, problem: Problem) -> bool:
         """Return True if the measured bounds exclude the plan's number of levels for this problem."""
-        bounds = self.bounds_of(plan)
+        bounds = self.level_bounds_of(plan)
         return bounds is not None and count_levels(plan) > bounds.max_levels(effective_side(problem.size))
 
     def rate(self, dtype: str) -> Rate:

@@ -123,7 +123,7 @@ def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice
         candidates = _sorted_by_time([*candidates, *compose_candidates(problem, calibration, limits)])
     best = pick_candidate(candidates, limits)
     reason = _reason(best, candidates, calibration, limits)
-    bounds = None if problem.writes_triangle else calibration.bounds_of(best.plan)
+    bounds = None if problem.writes_triangle else calibration.level_bounds_of(best.plan)
     if bounds is not None and (bound := bounds.explain(effective_side(problem.size))):
         reason = f"{reason}; {bound}"
     return Choice(best, reason, candidates)
@@ -272,7 +272,7 @@ def _eligible_plan(plan: Plan, dtype: str, writes_triangle: bool, calibration: C
     # The products of a batch read only temporaries, which have aligned rows.
     reads_any_rows = plan.batched or (tiled and rate.tiled_odd > 0)
     # The crossovers were measured on whole products, not on blocks of a triangle.
-    levels, bounds = count_levels(plan), None if writes_triangle else calibration.bounds_of(plan)
+    levels, bounds = count_levels(plan), None if writes_triangle else calibration.level_bounds_of(plan)
     return EligiblePlan(plan, 1 if reads_any_rows else leaf.alignment, inf, parts, levels, bounds)
 
 

@@ -292,7 +292,7 @@ def _own_leaf_rates(gpu: Datasheet, rates: Mapping[str, Rate], stream: float) ->
             found[name] = Rate(flops, rates["float16"].fill, PIPE_STEPS, tile=TILE_SIDE)
         found |= dict(_residue_rates(rates["float16"], stream))
     elif "float16" in rates and float(gpu.capability) >= F16X2_MIN_CAPABILITY:
-        planes = planes_by_vendor(rates["float16"], stream)
+        planes = f16x3_rate_on_vendor_gemm(rates["float16"], stream)
         if planes.flops > rates["float32"].flops:
             found[F16X3_RATE] = planes
     return found
@@ -321,7 +321,7 @@ def _f16x3_rate(float16: Rate, stream: float) -> Rate:
     return replace(found, half_by_tiles=share, half_edge=edge)
 
 
-def planes_by_vendor(float16: Rate, stream: float) -> Rate:
+def f16x3_rate_on_vendor_gemm(float16: Rate, stream: float) -> Rate:
     """Return the rate of float32 products made of three float16 products of the vendor.
 
     C is read and written for every section of the inner dimension, and each call of the vendor fills the device anew.

@@ -221,7 +221,7 @@ def prepare_uncached(library: Library, a: object, b: object, out: object, constr
     try:
         if setting.refusal:
             raise (VendorEvenWithPlanError if setting.refuses_plans else VendorOnlyError)(setting.refusal)
-        return prepare_query(_query_of_arrays(library, setting, a, b, out, constraints))
+        return prepare_query(_make_query(library, setting, a, b, out, constraints))
     except VendorOnlyError as reason:
         why = reason
     except PlanError as reason:
@@ -236,7 +236,7 @@ def prepare_uncached(library: Library, a: object, b: object, out: object, constr
     return PreparedCall(Decision(VENDOR, None, f"{library.name} answers: {why}"), setting, plan_refusal=refusal)
 
 
-def _query_of_arrays(
+def _make_query(
     library: Library, setting: Setting, a: object, b: object, out: object, constraints: PlanConstraints
 ) -> ProblemQuery:
     device = devices.get_device(library.processor, setting.device)
@@ -367,7 +367,7 @@ def _full_problem(query: ProblemQuery, work: Matrices) -> Problem:
         problem = replace(problem, addend_strides=(query.addend_strides[-2], query.addend_strides[-1]))
     if problem.writes_triangle or problem.type.exact or not (side or query.limits.componentwise):
         return problem
-    usable = side is not None and side.is_of(problem) and not work.packs["AB".index(side.base)]
+    usable = side is not None and side.matches_operand_of(problem) and not work.packs["AB".index(side.base)]
     base = side.base if side is not None and usable and not query.limits.componentwise else None
     return replace(problem, componentwise=query.limits.componentwise, prepared_side=base)
 

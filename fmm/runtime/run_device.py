@@ -235,7 +235,7 @@ class StreamCall:
         fixed = self._fixed.get(alignment)
         if fixed is None:
             fixed = self._fixed[alignment] = self.player(alignment).launches.vendor_bases
-        aligned = alignment if len(self.call.offsets) == 1 else tuple(x % 256 for x in addresses.places)
+        aligned = alignment if len(self.call.offsets) == 1 else tuple(x % 256 for x in addresses.memory_addresses)
         return aligned, *[addresses[i] for i in fixed]
 
     def _launch(self, addresses: Addresses, stream: int, visible: bool) -> None:
@@ -292,12 +292,12 @@ class _Replay:
     ) -> None:
         self.call, self.counters = call, counters
         # None after a failed update, which may leave nodes with different addresses
-        self.bases: tuple[int, ...] | None = addresses.places
+        self.bases: tuple[int, ...] | None = addresses.memory_addresses
         self.graph = MovableGraph(graph, call.nodes(addresses, counters))
 
     def move_to(self, addresses: Addresses) -> bool:
         """Give the graph's nodes these addresses; return True if that succeeded."""
         self.bases = None
         if self.graph.move(self.call.nodes(addresses, self.counters)):
-            self.bases = addresses.places
+            self.bases = addresses.memory_addresses
         return self.bases is not None

@@ -29,7 +29,7 @@ from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.cpu.worker_threads import NoThreadError, run_on_worker
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.kernels.plans.workspace import leaf_products, leaf_triangles
+from fmm.kernels.plans.workspace import count_leaf_triangles, leaf_products
 from fmm.problem import Problem, without_layouts
 from fmm.runtime.call_record import record_fallback
 from fmm.runtime.decisions.decide import expected_seconds
@@ -226,7 +226,7 @@ class _Multiplier:
         """Report each leaf product, unless there is only one. `size`: entries of C."""
         problem, device = self.call.decision.problem, self.call.device
         assert problem is not None and device is not None
-        products = [kind(self.plan, *problem.size, self.params) for kind in (leaf_products, leaf_triangles)]
+        products = [kind(self.plan, *problem.size, self.params) for kind in (leaf_products, count_leaf_triangles)]
         count = size // (problem.m * problem.n)
         if count * sum(sum(found.values()) for found in products) > 1:
             work = sum(prod(leaf) * times for found in products for leaf, times in found.items())

@@ -20,7 +20,7 @@ Section = dict[str, Any] | None  # of a config
 class Progress(Protocol):
     """The events of a tuning that the progress bar shows."""
 
-    def to_come(self, seconds: float) -> None:
+    def set_remaining_seconds(self, seconds: float) -> None:
         """Set the seconds planned for all types after the next one."""
 
     def begin(self, label: str, seconds: float) -> None:
@@ -39,7 +39,7 @@ class Progress(Protocol):
 class NoProgress:
     """Progress that shows nothing."""
 
-    def to_come(self, seconds: float) -> None: ...
+    def set_remaining_seconds(self, seconds: float) -> None: ...
 
     def begin(self, label: str, seconds: float) -> None: ...
 
@@ -62,7 +62,7 @@ class ProgressBar:
         self._gains: dict[str, str] = {}  # by type: the speedups so far, as text, of the types that have ended ...
         self._so_far: dict[str, str] = {}  # ... and of the type that is being tuned
 
-    def to_come(self, seconds: float) -> None:
+    def set_remaining_seconds(self, seconds: float) -> None:
         self._to_come = seconds
 
     def begin(self, label: str, seconds: float) -> None:

@@ -271,7 +271,7 @@ def run_jobs(
         while queue:
             job = queue.popleft()
             name = job.device.identity.key, job.dtype
-            progress.to_come(sum(other.expected for other in (*queue, *late)))
+            progress.set_remaining_seconds(sum(other.expected for other in (*queue, *late)))
             same_pass = 1 + sum(other.effort == job.effort for other in queue)
             end = tune_job(job, path, options, None if left is None else left / same_pass, progress)
             if end.result is not None:

@@ -32,7 +32,7 @@ from fmm.tuner.stages.probes import (
     probe_strategies,
     time_quiet_products,
 )
-from fmm.tuner.trials.journal import Journal, NotReadyError, RoundLimits, TimeUpError
+from fmm.tuner.trials.journal import Journal, KernelsNotReadyError, RoundLimits, TimeUpError
 from fmm.tuner.trials.record import Size
 
 
@@ -53,7 +53,7 @@ def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Siz
         else:
             measure_type(journal, dtype, effort, wanted)
     except TimeUpError as error:
-        stopped = "kernels are being compiled" if isinstance(error, NotReadyError) else "the time was up"
+        stopped = "kernels are being compiled" if isinstance(error, KernelsNotReadyError) else "the time was up"
         if journal.patience < inf and not any(t.stage == HELD_OUT_STAGE for t in journal.recorded):
             # the job continues later; a fit would take seconds, and no held-out shape would check it
             return Outcome(None, stopped)

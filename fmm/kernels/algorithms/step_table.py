@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, integral_as_int
 from fmm.kernels.algorithms.scheme import Scheme
-from fmm.kernels.algorithms.text_files import TextFiles, candidate_forms
+from fmm.kernels.algorithms.text_files import TextFiles, parse_considered_forms
 from fmm.kernels.registry import clear_on_registration
 
 FRINGE_WORDS = ("unequal", "pad")
@@ -212,7 +212,7 @@ def parse_step_table(text: str, origin: str = "step table") -> StepTable:
     if fringe not in FRINGE_WORDS:
         raise StepError(f"{origin}: unknown fringe {fringe!r}; valid: {', '.join(FRINGE_WORDS)}")
     try:
-        candidate_forms(text)
+        parse_considered_forms(text)
     except ValueError as error:
         raise StepError(f"{origin}: {error}") from None
     if not re.fullmatch(r"[1-9] [1-9] [1-9]", head["size"]):

@@ -21,7 +21,7 @@ FORM_NAMES = (*DEFAULT_FORMS, "outer", "in place", "copied", "inside", ABOVE_FOR
 _CONSIDER_LINE = re.compile(r"^consider\s+([^#\n]*)", re.MULTILINE)
 
 
-def candidate_forms(text: str) -> tuple[str, ...]:
+def parse_considered_forms(text: str) -> tuple[str, ...]:
     """Return the forms that the line `consider` of a text names; raise ValueError for an unknown form.
 
     Other lines of the text are ignored.
@@ -76,6 +76,6 @@ class TextFiles:
     def forms(self, name: str) -> tuple[str, ...] | None:
         """Return the forms of plans in which an algorithm is a candidate; None if its line `consider` is invalid."""
         try:
-            return candidate_forms(self.text(name))
+            return parse_considered_forms(self.text(name))
         except ValueError:
             return None

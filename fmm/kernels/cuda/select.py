@@ -187,7 +187,7 @@ def _tile_op(op: GemmOp) -> TileOp:
 
 def _with_best_strategy(op: TileOp, target: Target) -> TileOp:
     """Return the product with the fastest strategy if the leaf leaves the strategy open."""
-    return op.with_strategy(target.tiles.fastest(op, target.chip)) if op.open_strategy else op
+    return op.with_strategy(target.tiles.fastest_tile_sizes(op, target.chip)) if op.open_strategy else op
 
 
 def _warpgroup_launch(op: GemmOp, target: Target) -> Launch | str:
@@ -218,7 +218,7 @@ def _as_tma(op: TileOp | TileGroup, target: Target) -> TmaOp | None:
     if strategy is None and isinstance(op, TileGroup):
         strategy = TMA_FUSED_SIZES if op.order == "turns" else None
     elif strategy is None and isinstance(op, TileOp) and op.open_strategy:
-        strategy = target.tiles.fastest_by_engine(op, chip)
+        strategy = target.tiles.fastest_tma_tile_sizes(op, chip)
     tma = tma_op(op, strategy, chip.multiprocessors) if strategy else None
     return tma if tma and tma.kernel.shared <= chip.shared_per_block else None
 

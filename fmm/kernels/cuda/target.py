@@ -29,11 +29,11 @@ def alignment_of(a: int, b: int, c: int, workspace: int) -> Alignment:
 class TileModel(Protocol):
     """Predicts which tile sizes are the fastest, as fmm.perfmodel.block_model does."""
 
-    def fastest(self, op: TileOp, chip: Chip) -> TileSizes:
+    def fastest_tile_sizes(self, op: TileOp, chip: Chip) -> TileSizes:
         """Return the fastest strategy of the SIMT kernel for a product."""
         ...
 
-    def fastest_by_engine(self, op: TileOp, chip: Chip) -> TileSizes | None:
+    def fastest_tma_tile_sizes(self, op: TileOp, chip: Chip) -> TileSizes | None:
         """Return the strategy with which the TMA kernel is faster than the SIMT kernel; None if it is not."""
         ...
 

@@ -94,7 +94,7 @@ def leaf_products(
     }
 
 
-def leaf_triangles(plan: Plan, m: int, k: int, n: int, params: GemmParams) -> dict[Shape, int]:
+def count_leaf_triangles(plan: Plan, m: int, k: int, n: int, params: GemmParams) -> dict[Shape, int]:
     """Return the number of leaf Gram products of each size; a leaf computes one triangle of them."""
     return {size: count for (size, is_gram), count in _count_leaf_products(plan, m, k, n, params, 8) if is_gram}
 

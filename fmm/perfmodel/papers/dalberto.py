@@ -166,4 +166,4 @@ def dalberto_bounds() -> Table:
     return Table("dalberto-bounds", "Equation 1: error bounds, n1 = 900", columns, tuple(rows), notes)
 
 
-DALBERTO_TABLES: Final = (dalberto_table3, dalberto_bounds)
+TABLES: Final = (dalberto_table3, dalberto_bounds)

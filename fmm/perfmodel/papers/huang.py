@@ -292,12 +292,12 @@ def _modelled_tflops(name: str, size: int) -> tuple[float, float, float]:
     """Return the effective TFLOPS of a strategy by name for m = k = n = size, with 0, 1 and 2 levels."""
     s, on, shape = named_strategy(name), paper_v100(), (size, size, size)
 
-    def at(level: int) -> float:
+    def tflops_with_levels(level: int) -> float:
         split = (2**level,) * 3
         seconds = huang_blocks.direct_seconds(s, operand_counts(level), (split[0], split[1], split[2]), shape, on)
         return huang_blocks.effective_tflops(shape, seconds)
 
-    return at(0), at(1), at(2)
+    return tflops_with_levels(0), tflops_with_levels(1), tflops_with_levels(2)
 
 
-HUANG_TABLES: Final = (huang_fig3, huang_fig6, huang_fig7, huang_bounds, huang_admitted, huang_footnote15, huang_fig10)
+TABLES: Final = (huang_fig3, huang_fig6, huang_fig7, huang_bounds, huang_admitted, huang_footnote15, huang_fig10)

@@ -302,7 +302,7 @@ def li_section7() -> Table:
     rows += [_two_input_kernels("strassen", 12), _two_input_kernels("winograd", 10)]
     rows += _rounded_reductions("two levels, {} (about 20)", 20, (2,), PRINTED_SIZES[-1:])
     for k, least, most in SECTION_7_EXPECTATIONS:
-        rows += [_extreme_reduction(k, "least", least), _extreme_reduction(k, "most", most)]
+        rows += [_extreme_reduction_row(k, "least", least), _extreme_reduction_row(k, "most", most)]
     return Table(
         "li-section7", "Section 7: the text", ("method", "number", *COMPARED_COLUMNS), tuple(rows), _SECTION_7_NOTES
     )
@@ -315,7 +315,7 @@ def _two_input_kernels(method: str, printed: int) -> tuple[Cell, ...]:
     return method, "kernels that read two blocks and write one", *number_cells(printed, found)
 
 
-def _extreme_reduction(k: int, which: Literal["least", "most"], printed: int) -> tuple[Cell, ...]:
+def _extreme_reduction_row(k: int, which: Literal["least", "most"], printed: int) -> tuple[Cell, ...]:
     """Return the row with the least or the largest of the three reductions of Strassen's method at n = 16384."""
     found = sorted(li_counts.percent_reduction(q, "strassen", k, PRINTED_SIZES[-1]) for q in QUANTITIES)
     computed = found[0 if which == "least" else -1]

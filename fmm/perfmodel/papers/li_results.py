@@ -1,7 +1,7 @@
 """Li, Ranka and Sahni (2011), section 8: reductions by size, ratios of run times and of errors, and runs as plans.
 
 Each table compares the printed numbers with numbers that follow from the counts of li_counts or from other printed
-numbers. `LI_TABLES` lists every table about this paper, those of li_formulas included.
+numbers. `TABLES` lists every table about this paper, those of li_formulas included.
 """
 
 from __future__ import annotations
@@ -318,7 +318,7 @@ def _speedup_ratios() -> list[tuple[str, str, float]]:
     return rows
 
 
-LI_TABLES: Final = (
+TABLES: Final = (
     *FORMULA_TABLES,
     *(li_fig26, li_fig27, li_fig28, li_fig29, li_plans, li_predicted),
     *(li_section8, li_errors, li_exchanged),

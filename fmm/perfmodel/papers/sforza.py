@@ -57,7 +57,7 @@ def sforza_stop() -> Table:
     return Table("sforza-stop", f"Algorithm 1's cutoff criteria, CUTOFF = {EXAMPLE_CUTOFF}", columns, rows, notes)
 
 
-SFORZA_TABLES: Final = (sforza_stop,)
+TABLES: Final = (sforza_stop,)
 
 
 # ---- section 3: speedups over cuBLAS's gemm on a GTX 1050, printed and computed

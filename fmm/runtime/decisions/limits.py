@@ -24,7 +24,7 @@ class PreparedSide(NamedTuple):
     cols: int
     layout: Layout
 
-    def is_of(self, problem: Problem) -> bool:
+    def matches_operand_of(self, problem: Problem) -> bool:
         """Return True if the problem's operand has the same size and layout."""
         i = "AB".index(self.base)
         return problem.shapes[i] == (self.rows, self.cols) and problem.layouts[i] == self.layout

@@ -132,23 +132,23 @@ class SectionText:
     def tables(self) -> Iterator[Table]:
         """Yield the tables that have rows: decisions first, then measurements, then the model's parameters."""
         noisy = is_noisy(self.used.tuned.diagnostics)
-        found = [self.diagnostics(), self.squares(), self.certified(), self.unmeasured()]
+        found = [self.diagnostics_table(), self.squares_table(), self.certified_table(), self.unmeasured_table()]
         if self.fitted is not None:
             thresholds = None if noisy else read_thresholds(self.section["thresholds"])
             if thresholds is not None:
-                found += [self.crossovers(thresholds, self.fitted), self.level_bounds(thresholds)]
-                found += [self.thresholds(thresholds)]
-                found += [self.one_level(thresholds), self.tiles(thresholds)]
-            found += [self.model(self.fitted, noisy), *([] if noisy else [self.fixed(self.fitted)])]
+                found += [self.crossovers_table(thresholds, self.fitted), self.level_bounds_table(thresholds)]
+                found += [self.thresholds_table(thresholds)]
+                found += [self.one_level_table(thresholds), self.tiles_table(thresholds)]
+            found += [self.model_table(self.fitted, noisy), *([] if noisy else [self.fixed_table(self.fitted)])]
         yield from (table for table in found if table.rows)
 
-    def diagnostics(self) -> Table:
+    def diagnostics_table(self) -> Table:
         """Return why the tuning is rejected, and what fmm.matmul uses instead."""
         instead = fallback_model(self.used.tuned.identity, self.dtype)
         rows = [(diagnostic, instead) for diagnostic in self.used.tuned.diagnostics]
         return make_table("rejected", ("diagnostic", "used instead"), rows)
 
-    def squares(self) -> Table:
+    def squares_table(self) -> Table:
         """Return what fmm.matmul does with square products, from the first side that gains."""
         model = self.used.calibration
         first = None if model is None else first_gaining_side(model, self.dtype)
@@ -160,7 +160,7 @@ class SectionText:
         beyond = f", odd sides from {odd[0]}" if odd else ""
         return make_table("squares", columns, rows, f"{start}{beyond}" if rows else "")
 
-    def certified(self) -> Table:
+    def certified_table(self) -> Table:
         """Return the entries: the certified plan of exactly these sizes, and why fmm.matmul skips an entry."""
         rows = []
         for entry in self.used.tuned.entries.values():
@@ -173,7 +173,7 @@ class SectionText:
         keep = len(columns) if any(row[-1] for row in rows) else len(columns) - 1
         return make_table("certified entries", columns[:keep], (row[:keep] for row in rows))
 
-    def unmeasured(self) -> Table:
+    def unmeasured_table(self) -> Table:
         """Return the leaves that a decision uses at the datasheet's rate, and those that failed."""
         chosen, rows = unmeasured_leaves(self.used), list[tuple[str, str]]()
         rows += [(leaf, "datasheet; no tuning measures this leaf") for leaf in chosen if leaf in self.used.assumed]
@@ -181,7 +181,7 @@ class SectionText:
         rows += [(leaf, "none; the leaf failed and is excluded") for leaf in self.used.failed]
         return make_table("leaves without a measured rate", ("leaf", "rate"), rows)
 
-    def crossovers(self, found: Thresholds, fitted: Calibration) -> Table:
+    def crossovers_table(self, found: Thresholds, fitted: Calibration) -> Table:
         """Return the sides from which 1, 2 and 3 levels pay: Li, Ranka and Sahni's tau1, tau2, tau3."""
         model, rows = self.used.calibration, []
         for levels, name in zip(LEVEL_COUNTS, TAU_NAMES, strict=True):
@@ -200,7 +200,7 @@ class SectionText:
         keep = len(columns) if found.without_emulation else len(columns) - 1
         return make_table("crossover sides of squares", columns[:keep], (row[:keep] for row in rows))
 
-    def level_bounds(self, found: Thresholds) -> Table:
+    def level_bounds_table(self, found: Thresholds) -> Table:
         """Return the measured crossovers that bound the levels of every choice, as effective sides."""
 
         def cell(tau: float | None) -> str:
@@ -210,7 +210,7 @@ class SectionText:
         note = "up to tau1 no level is chosen, up to tau2 one, up to tau3 two" if rows else ""
         return make_table("measured crossovers, effective sides", ("without levels", *TAU_NAMES), rows, note)
 
-    def thresholds(self, found: Thresholds) -> Table:
+    def thresholds_table(self, found: Thresholds) -> Table:
         """Return alpha, pi and the recursion point of D'Alberto and Nicolau's model."""
         rows = [
             (name, threshold_text(name, found.value(name)), unit, interval_text(name, found.intervals.get(name)))
@@ -220,16 +220,16 @@ class SectionText:
         columns = "threshold", "value", "unit", "95 % interval"
         return make_table("recursion point", columns, rows, f"Equation 3: n1 = {N1_PER_RATIO:g} alpha / pi")
 
-    def one_level(self, found: Thresholds) -> Table:
+    def one_level_table(self, found: Thresholds) -> Table:
         """Return the measured speedup of one level over the vendor by the side of the square."""
         rows = [(side, f"{gain:.2f}") for side, gain in found.one_level.items()]
         return make_table("one level, measured", ("side", "speedup"), rows)
 
-    def tiles(self, found: Thresholds) -> Table:
+    def tiles_table(self, found: Thresholds) -> Table:
         """Return the tiles of fmm's own float32 kernel by the side of the square."""
         return make_table("tiles of fmm's own kernel", ("side", "strategy"), found.block_strategy.items())
 
-    def model(self, fitted: Calibration, noisy: bool) -> Table:
+    def model_table(self, fitted: Calibration, noisy: bool) -> Table:
         """Return the fitted model's rates and its error on held-out products."""
         rows = []
         if not noisy:
@@ -253,7 +253,7 @@ class SectionText:
                 rows.append(("block model error, fitted terms", f"{blocks['error']:.1%}", ""))
         return make_table("model", ("quantity", "value", "unit"), rows)
 
-    def fixed(self, fitted: Calibration) -> Table:
+    def fixed_table(self, fitted: Calibration) -> Table:
         """Return the parameters that the samples do not determine, and where their values come from."""
         rows = []
         for parameter in fixed_parameters(self.section["intervals"] or {}, fitted, self.dtype, self.used.guess):

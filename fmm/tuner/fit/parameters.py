@@ -228,7 +228,7 @@ PARAMETER_MEANINGS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def meaning_of(name: str) -> str:
+def meaning_of_parameter(name: str) -> str:
     """Return the meaning of a parameter; a config may name a parameter that the model no longer has."""
     return PARAMETER_MEANINGS.get(name, "unknown to this version")
 

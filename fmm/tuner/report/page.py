@@ -21,7 +21,7 @@ from fmm.tuner.findings.summary import (
     thresholds_of_types,
     tuning_command,
 )
-from fmm.tuner.fit.parameters import is_determined, meaning_of, scaled_text, unit_of
+from fmm.tuner.fit.parameters import is_determined, meaning_of_parameter, scaled_text, unit_of
 from fmm.tuner.report.case import TypeCase
 from fmm.tuner.report.overview import (
     MEASURED_BASIS,
@@ -258,7 +258,7 @@ def parameters_table(case: TypeCase) -> str:
             value = f"{text} {unit}".rstrip()
             texts, unit = scaled_text(unit_of(name), low, high)
             ends = f"{' to '.join(texts)} {unit}".rstrip()
-        rows.append((name, value, ends, meaning_of(name)))
+        rows.append((name, value, ends, meaning_of_parameter(name)))
     return html_table(make_table("fitted parameters", ("parameter", "value", "95 % interval", "meaning"), rows))
 
 

@@ -27,11 +27,11 @@ class TimeUpError(Exception):
     """The tuning's time is over."""
 
 
-class NotReadyError(TimeUpError):
+class KernelsNotReadyError(TimeUpError):
     """The next kernels are still compiling; another type can be measured in the meantime."""
 
 
-class ReplayedError(Exception):
+class SampleNotRecordedError(Exception):
     """A replay needs a sample that was not recorded."""
 
 
@@ -110,9 +110,9 @@ class Journal:
         return queue.popleft()
 
     def start_clock(self) -> None:
-        """Start the clock at the end of the recorded trials; raise ReplayedError if the journal is not live."""
+        """Start the clock after the recorded trials; raise SampleNotRecordedError if the journal is not live."""
         if not self.live:
-            raise ReplayedError("the recorded tuning ends here")
+            raise SampleNotRecordedError("the recorded tuning ends here")
         if self._began is None:
             self._began = self.clock()
 
@@ -220,7 +220,7 @@ class TimedProblem:
         ]
 
     def _wait_for_kernels(self, run: Run) -> None:
-        """Wait until the plan's kernels are compiled; raise NotReadyError or TimeUpError if that takes too long."""
+        """Wait for the plan's kernels; raise KernelsNotReadyError or TimeUpError if that takes too long."""
         journal = self.journal
         if run.plan == VENDOR:
             return
@@ -230,7 +230,7 @@ class TimedProblem:
         free = min(journal.elapsed - before, journal.waits)
         journal.limit, journal.waits = journal.limit + free, journal.waits - free
         if not ready:
-            raise NotReadyError if seconds > journal.patience else TimeUpError
+            raise KernelsNotReadyError if seconds > journal.patience else TimeUpError
 
     def release_operands(self) -> None:
         """Release the operands, since the next problem needs the memory."""

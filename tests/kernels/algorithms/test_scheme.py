@@ -477,7 +477,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         for cached in (MODULE._catalogue, MODULE._read_scheme, MODULE.scheme):
             cached.cache_clear()
 
-    monkeypatch.setattr(MODULE.FILES, "folder", tmp_path)
+    monkeypatch.setattr(MODULE.SCHEME_FILES, "folder", tmp_path)
     forget()
     yield tmp_path
     monkeypatch.undo()

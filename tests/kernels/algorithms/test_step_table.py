@@ -24,10 +24,10 @@ from fmm.kernels.algorithms.step_table import (
 from fmm.kernels.cpu.symbolic_proof import (
     Polynomial,
     first_plan_defect,
+    is_right_with_unequal_blocks,
     plan_defect,
     prove_fringe,
     symbolic_matrix,
-    unequal_blocks,
 )
 from fmm.kernels.plans.levels.scheme_level import build_scheme_level, scheme_level
 from fmm.kernels.plans.lower import lower_level
@@ -98,7 +98,7 @@ UNEQUAL = {
 
 @pytest.mark.parametrize("name", UNEQUAL)
 def test_which_tables_bear_unequal_blocks(name: str) -> None:
-    assert unequal_blocks(name) is UNEQUAL[name]
+    assert is_right_with_unequal_blocks(name) is UNEQUAL[name]
     assert prove_fringe(name) == step_table(name).fringe
     assert (name in PROVED_UNEQUAL) is UNEQUAL[name]  # at run time, these tables are not proved again
     # The proof looks at sides of 2 and 3; its claim is for every size.
@@ -530,9 +530,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
     def forget() -> None:
         registry.clear_caches()
-        unequal_blocks.cache_clear()
+        is_right_with_unequal_blocks.cache_clear()
 
-    monkeypatch.setattr(MODULE.FILES, "folder", tmp_path)
+    monkeypatch.setattr(MODULE.STEP_TABLE_FILES, "folder", tmp_path)
     forget()
     yield tmp_path
     monkeypatch.undo()

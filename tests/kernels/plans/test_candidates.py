@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fmm.kernels.algorithms.text_files import ABOVE_FORM, ABOVE_WITHOUT_OPTIONS, SEARCHED_FORM, candidate_forms
+from fmm.kernels.algorithms.text_files import ABOVE_FORM, ABOVE_WITHOUT_OPTIONS, SEARCHED_FORM, parse_considered_forms
 from fmm.kernels.algorithms.text_files import FORM_NAMES as NAMED
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.candidates import (
@@ -180,9 +180,9 @@ LINES = [
 
 @pytest.mark.parametrize(("text", "forms"), LINES)
 def test_the_line_consider(text: str, forms: tuple[str, ...]) -> None:
-    assert candidate_forms(text) == forms
+    assert parse_considered_forms(text) == forms
 
 
 def test_a_form_that_there_is_not_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot consider it 'sideways'; valid: nothing, or some of nested, one pass"):
-        candidate_forms("consider  nested, sideways\n")
+        parse_considered_forms("consider  nested, sideways\n")

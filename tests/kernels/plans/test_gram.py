@@ -22,7 +22,7 @@ from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.steps import Product, ProductBatch
 from fmm.kernels.plans.sums import Mirror, Place, Sum
-from fmm.kernels.plans.workspace import leaf_products, leaf_triangles, workspace
+from fmm.kernels.plans.workspace import count_leaf_triangles, leaf_products, workspace
 from fmm.perfmodel.candidates import gram_candidates
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.stability import error_bound, expected_error_growth
@@ -176,7 +176,7 @@ def test_grams_products_in_blocks_of_a_quarter(text: str, share: float) -> None:
     n = 256
     plan = Plan.parse(text)
     whole = sum(m * k * j * times for (m, k, j), times in leaf_products(plan, n, n, n, FULL).items())
-    half = sum(m * m * k * times for (m, k, _), times in leaf_triangles(plan, n, n, n, FULL).items()) / 2
+    half = sum(m * m * k * times for (m, k, _), times in count_leaf_triangles(plan, n, n, n, FULL).items()) / 2
     assert 64 * (whole + half) / n**3 == share
 
 

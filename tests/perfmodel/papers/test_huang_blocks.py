@@ -320,7 +320,7 @@ def test_the_model_answers_for_every_device(name: str, element_bytes: int) -> No
 
 
 def test_every_table_has_a_name_of_its_own() -> None:
-    tables = [make() for make in huang.HUANG_TABLES]
+    tables = [make() for make in huang.TABLES]
     assert len({t.name for t in tables}) == len(tables)
     assert all(t.name.startswith("huang-") and t.rows for t in tables)
 

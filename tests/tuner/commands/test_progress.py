@@ -54,13 +54,13 @@ def test_what_has_a_second_go_is_planned_for() -> None:
     """What is left is what the type that begins takes, and all behind it, whatever was planned at first."""
     line = Line(total=90.0)
     bar = ProgressBar(line, limit=200.0)
-    bar.to_come(60.0)
+    bar.set_remaining_seconds(60.0)
     bar.begin("float32 (coarse):", 30.0)
     bar.sample("rates", 10.0)
-    bar.to_come(60.0)
+    bar.set_remaining_seconds(60.0)
     bar.begin("float32 (coarse):", 30.0)  # again, for its kernels are there
     assert line.total == 120.0 and line.rest == "about 90 s left"
-    bar.to_come(500.0)
+    bar.set_remaining_seconds(500.0)
     bar.begin("float64 (coarse):", 30.0)
     assert line.total == 200.0, "the limit"
 

@@ -98,7 +98,7 @@ def test_a_leaf_that_a_tuning_skipped_has_the_datasheets_rate() -> None:
     beside = used.calibration.rates["float32"].flops / sheet.rates["float32"].flops
     for name in (F16X3_RATE, "residues(8) > bytes"):
         assert used.calibration.rates[name].flops == pytest.approx(beside * sheet.rates[name].flops)
-    rows = SectionText(section, "float32", KEY).unmeasured().pairs
+    rows = SectionText(section, "float32", KEY).unmeasured_table().pairs
     assert rows["f16x3"] == "datasheet; this tuning skipped the leaf"
     commands = next_steps(KEY, [TypeSummary("float32", used)], True, "x").pairs
     assert tuning_command(KEY, ["float32"]) in commands
@@ -110,19 +110,22 @@ def test_a_leaf_that_failed_is_excluded() -> None:
     used = model_in_use(KEY, "float32", {"float32": section})
     assert used.failed == ("f16x3",) and used.left_out == ()
     assert used.calibration is not None and F16X3_RATE not in used.calibration.rates
-    assert SectionText(section, "float32", KEY).unmeasured().pairs["f16x3"] == "none; the leaf failed and is excluded"
+    assert (
+        SectionText(section, "float32", KEY).unmeasured_table().pairs["f16x3"]
+        == "none; the leaf failed and is excluded"
+    )
 
 
 def test_a_leaf_that_no_tuning_measures_is_listed_if_it_is_chosen() -> None:
     """If a plan by it is chosen: float64's by residues are, float32's are not."""
     assert "residues(8) > bytes" in model_in_use(KEY, "float32", {"float32": without_three_products()}).assumed
     assert model_in_use(KEY, "bfloat16", TYPES).assumed == ()
-    rows = SectionText(without_three_products(), "float32", KEY).unmeasured().pairs
+    rows = SectionText(without_three_products(), "float32", KEY).unmeasured_table().pairs
     assert not any("residues" in leaf for leaf in rows)
     used = model_in_use(KEY, "float64", TYPES)
     chosen = unmeasured_leaves(used)
     assert set(chosen) <= {*used.assumed, *used.left_out}
-    rows = SectionText(TYPES["float64"], "float64", KEY).unmeasured().pairs
+    rows = SectionText(TYPES["float64"], "float64", KEY).unmeasured_table().pairs
     assert all((leaf in rows) == (leaf in chosen) for leaf in used.assumed)
 
 

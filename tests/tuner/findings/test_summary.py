@@ -51,7 +51,7 @@ def titles(text: SectionText) -> set[str]:
 
 def squares(text: SectionText) -> dict[int, tuple[str, ...]]:
     """Speedup, basis, error growth, workspace and plan by the side."""
-    return {int(side): tuple(cells) for side, *cells in text.squares().rows}
+    return {int(side): tuple(cells) for side, *cells in text.squares_table().rows}
 
 
 # ---- squares
@@ -97,7 +97,7 @@ def test_a_measured_side_has_the_speedup_of_its_entry() -> None:
     rows = squares(text)
     assert rows[32000][:2] == ("1.31", "measured") and rows[32000][-1] == plan
     assert rows[64000][1] == "predicted"
-    entries = {row[0]: row for row in text.certified().rows}
+    entries = {row[0]: row for row in text.certified_table().rows}
     assert entries["40000"][1] == "1" and entries["1024"][1:3] == ("1.20", "[1.19, 1.21]")
 
 
@@ -188,7 +188,7 @@ def test_a_noisy_tuning_shows_no_rates_and_no_thresholds() -> None:
         assert names <= titles(text) if shown else not names & titles(text)
         quantities = {name: value for name, value, _ in table_of(text, "model").rows}
         assert ("sums of blocks" in quantities) == shown and quantities["noise of equal products"] == "34.0%"
-        assert text.diagnostics().rows == ((diagnostic, "a short probe in each process"),)
+        assert text.diagnostics_table().rows == ((diagnostic, "a short probe in each process"),)
 
 
 # ---- all types of a device

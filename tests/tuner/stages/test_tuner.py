@@ -38,7 +38,7 @@ from fmm.tuner.search.space import build_plan, choices_of_plans, search_space
 from fmm.tuner.stages import shapes
 from fmm.tuner.stages.probes import probe_scattered, repeat_noisy_twins
 from fmm.tuner.stages.shapes import ShapesError
-from fmm.tuner.trials.journal import Journal, ReplayedError, RoundLimits, paired_speedup
+from fmm.tuner.trials.journal import Journal, RoundLimits, SampleNotRecordedError, paired_speedup
 from fmm.tuner.trials.record import Header, Trial, TrialFile
 from fmm.tuner.tune_type import Outcome, tune_type
 from tests.support.configs import SMALL
@@ -233,7 +233,7 @@ def test_a_recorded_tuning_is_replayed_without_a_device() -> None:
 
 def test_a_replay_of_half_a_tuning_says_where_it_ends() -> None:
     journal, _ = tuned()
-    with pytest.raises(ReplayedError, match="ends here"):
+    with pytest.raises(SampleNotRecordedError, match="ends here"):
         tune_type(Journal("run", SimulatedDevice(), journal.recorded[:100], live=False), "float64", SMALL, BIG)
 
 

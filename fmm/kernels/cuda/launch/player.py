@@ -76,7 +76,7 @@ class Addresses(NamedTuple):
         return not (self[0] | self[1] | self[2] | self[3] | self[6]) % LIBRARY_ALIGNMENT[0]
 
     @property
-    def places(self) -> tuple[int, ...]:
+    def memory_addresses(self) -> tuple[int, ...]:
         """The addresses of the caller's memory and the workspace."""
         return (*self[:4], self.addend)
 

@@ -109,7 +109,7 @@ class OperandPlanes:
         return self.offset + plane_bytes(self.count * self.lines, self.length)
 
     @property
-    def end(self) -> int:
+    def end_offset(self) -> int:
         """Offset behind the exponents in bytes."""
         return self.exponents + exponent_bytes(self.count * self.outer)
 
@@ -159,7 +159,7 @@ def operand_planes(op: GemmOp) -> tuple[OperandPlanes, OperandPlanes]:
     left = (m, k) if along[0] == "inner" else (k, m)
     right = (n, k) if along[1] == "inner" else (k, n)
     a = _prepared_or_new(op, OperandPlanes(first, along[0], *left, op.count, op.scratch))
-    after = op.scratch if a.is_prepared else a.end
+    after = op.scratch if a.is_prepared else a.end_offset
     b = _prepared_or_new(op, OperandPlanes(second, along[1], *right, op.count, after))
     # In a Gram product the rows of A are the columns of B, so one set of planes serves both. A checked product records
     # different things of rows and of columns, and needs two sets.
@@ -246,23 +246,23 @@ class ExponentSpread:
     offset: int
 
     @property
-    def right_exponents(self) -> int:
+    def right_exponents_offset(self) -> int:
         """Offset of B's exponents in bytes."""
         return self.offset + exponent_bytes(self.left.count * self.left.depth)
 
     @property
-    def balanced(self) -> int:
+    def balance_offset(self) -> int:
         """Offset of the decision whether to balance, in bytes."""
-        return self.right_exponents + exponent_bytes(self.right.count * self.right.depth)
+        return self.right_exponents_offset + exponent_bytes(self.right.count * self.right.depth)
 
     @property
-    def end(self) -> int:
+    def end_offset(self) -> int:
         """Offset of the end of these parts, in bytes."""
-        return self.balanced + PLANE_ALIGN
+        return self.balance_offset + PLANE_ALIGN
 
     def parameters(self, kernels: tuple[SplitKernel, SplitKernel]) -> tuple[bytes, tuple[Slot, ...]]:
         """Return both structs SpreadOperand of f16_spread.cuh, and the slots of their addresses."""
-        inner = (self.offset, self.right_exponents)
+        inner = (self.offset, self.right_exponents_offset)
         parts: list[bytes] = []
         slots: list[Slot] = []
         for i, (x, kernel) in enumerate(zip((self.left, self.right), kernels, strict=True)):
@@ -271,7 +271,7 @@ class ExponentSpread:
             after = first + len(operand) // 8
             parts.append(operand + struct.pack("<3q2i", 0, 0, 0, x.depth, -1 if i else 1))
             slots += [*x.slots(first), Slot(after, "W", inner[i]), Slot(after + 1, "W", inner[1 - i])]
-            slots.append(Slot(after + 2, "W", self.balanced))
+            slots.append(Slot(after + 2, "W", self.balance_offset))
         return b"".join(parts), tuple(slots)
 
 
@@ -302,7 +302,7 @@ def checked_split_launches(
         source,
         (BALANCE_BLOCKS * multiprocessors, 1, 1),
         parameters + bytes(8),
-        (*slots, Slot(len(parameters) // 8, "W", x.balanced)),
+        (*slots, Slot(len(parameters) // 8, "W", x.balance_offset)),
     )
     first = split("recorded", "splits A and B in two float16 numbers each, records how rows and columns are spread")
     return first, balance, split("balanced", "splits again if the inner dimension is to be balanced")

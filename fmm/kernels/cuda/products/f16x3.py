@@ -139,7 +139,7 @@ def f16x3_op(op: GemmOp, multiprocessors: int) -> F16x3Op | None:
         return None
     m, n, k = op.n, op.m, op.k
     a, b = operand_planes(op)
-    spread = ExponentSpread(a, b, b.end) if op.checked else None
+    spread = ExponentSpread(a, b, b.end_offset) if op.checked else None
     s = best_wgmma_sizes(m, n, op.count, multiprocessors, F16X3_SIZES, op.triangle is not None)
     clusters = max(multiprocessors // s.cluster, 1)
     kernel = F16x3Kernel(s, (a.along, b.along), op.checked, triangle_tiles(op.extent))

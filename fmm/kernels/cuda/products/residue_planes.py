@@ -203,7 +203,7 @@ def measure_source(left: MeasureKernel | None, right: MeasureKernel | None, dtyp
         *([f"    {right.call('p.right', 'block - p.left.blocks')}"] if right else []),
         "}",
     )
-    parameters = f"{NAMESPACE}Operands<{read_type_cpp(dtype)}>"
+    parameters = f"{NAMESPACE}ResidueOperandPair<{read_type_cpp(dtype)}>"
     return entry_source(parameters, body, "residue_planes.cuh", (RESIDUE_THREADS,), clusters=RESIDUE_CLUSTER)
 
 
@@ -239,10 +239,10 @@ def fast_sums_cpp() -> str:
 
 # ---- launches
 
-Operands = tuple[ResidueOperand, ResidueOperand]  # A and B
+ResidueOperandPair = tuple[ResidueOperand, ResidueOperand]  # A and B
 
 
-def measure_launch(sides: Operands, dtype: str, aligned: tuple[bool, ...]) -> Launch:
+def measure_launch(sides: ResidueOperandPair, dtype: str, aligned: tuple[bool, ...]) -> Launch:
     """Return the launch that finds the exponents of both operands, and transposes MN-major ones.
 
     `aligned` says whether A and B begin at multiples of 16 bytes.
@@ -257,7 +257,9 @@ def measure_launch(sides: Operands, dtype: str, aligned: tuple[bool, ...]) -> La
     return Launch("sums", f"residue_planes: {does}", kernel, (sum(blocks), 1, 1), parameters, slots)
 
 
-def residue_split_launch(sides: Operands, dtype: str, aligned: tuple[bool, ...], moduli: tuple[int, ...]) -> Launch:
+def residue_split_launch(
+    sides: ResidueOperandPair, dtype: str, aligned: tuple[bool, ...], moduli: tuple[int, ...]
+) -> Launch:
     """Return the launch that makes the planes of both operands modulo these numbers."""
     levels = sides[0].geometry.levels
     wide = tuple(x.splits_wide(each) for x, each in zip(sides, aligned, strict=True))

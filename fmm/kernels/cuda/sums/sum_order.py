@@ -103,10 +103,10 @@ def _forwarded(program: AdditionProgram, aliases: Aliases) -> tuple[Statement, .
     free = _Forwarding(program, aliases).free
     factors = _prime_factors(len(free))
     systems = dict.fromkeys((tuple(factors), tuple(reversed(factors))))
-    return min((_search_order(program, aliases, free, system) for system in systems), key=_register_pressure)
+    return min((_find_best_order(program, aliases, free, system) for system in systems), key=_register_pressure)
 
 
-def _search_order(
+def _find_best_order(
     program: AdditionProgram, aliases: Aliases, free: Sequence[int], system: Sequence[int]
 ) -> tuple[Statement, ...]:
     """Return the best order found by swapping digits of the inputs' numbers in this system of radices.

@@ -140,8 +140,8 @@ def _parse_quarters(text: str) -> Quarters | None:
     )
 
 
-def _candidates() -> Iterator[CandidateLevel]:
+def _candidate_levels() -> Iterator[CandidateLevel]:
     yield CandidateLevel(QUARTERS_TEXT, (ABOVE_WITHOUT_OPTIONS,), 1, lean=True)
 
 
-register_level(LevelKind(QUARTERS_TEXT, _parse_quarters, lambda: (QUARTERS_TEXT,), _candidates))
+register_level(LevelKind(QUARTERS_TEXT, _parse_quarters, lambda: (QUARTERS_TEXT,), _candidate_levels))

@@ -233,11 +233,11 @@ def _parse(text: str) -> ThreeProducts | None:
     return complex_3m_level(order, ("conj-a" in options, "conj-b" in options))
 
 
-def _candidates() -> Iterator[CandidateLevel]:
+def _candidate_levels() -> Iterator[CandidateLevel]:
     """Yield the fastest first; one product at a time needs a third of the temporaries."""
     for order in ("", ".batched", ".overlapped"):
         yield CandidateLevel(f"3m{order}", (), 3, above=True)
     yield CandidateLevel("3m.sequential", (), 3, lean=True, above=True)
 
 
-register_level(LevelKind("3m", _parse, lambda: ("3m",), _candidates))
+register_level(LevelKind("3m", _parse, lambda: ("3m",), _candidate_levels))

@@ -179,7 +179,7 @@ def _parse(text: str) -> ThreeProductsOfBlocks | None:
     return complex_blocks_level(level, ("conj-a" in options, "conj-b" in options))
 
 
-def _candidates() -> Iterator[CandidateLevel]:
+def _candidate_levels() -> Iterator[CandidateLevel]:
     """Yield one level and two of the schemes that are candidates in one pass."""
     for name, forms in candidate_schemes():
         if "one pass" in forms:
@@ -189,4 +189,4 @@ def _candidates() -> Iterator[CandidateLevel]:
                     yield CandidateLevel(f"3m({text}.pad16)", (), 3 * count, above=True)
 
 
-register_level(LevelKind("3m()", _parse, lambda: (), _candidates))
+register_level(LevelKind("3m()", _parse, lambda: (), _candidate_levels))

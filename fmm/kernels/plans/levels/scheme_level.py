@@ -369,7 +369,7 @@ def _parse(text: str) -> SchemeLevel | None:
     return level_with_options(name, *options) if set(_factor_names(name)) & set(_algorithm_names()) else None
 
 
-def _candidates() -> Iterator[CandidateLevel]:
+def _candidate_levels() -> Iterator[CandidateLevel]:
     """Yield schemes, the fewest additions first; then the papers' tables, which need the least workspace."""
     found: list[tuple[int, CandidateLevel]] = []
     for name, forms in candidate_schemes():
@@ -385,4 +385,4 @@ def _candidates() -> Iterator[CandidateLevel]:
                 yield CandidateLevel(name, forms, step_table(name).products, lean=True)
 
 
-register_level(LevelKind("scheme", _parse, _algorithm_names, _candidates))
+register_level(LevelKind("scheme", _parse, _algorithm_names, _candidate_levels))

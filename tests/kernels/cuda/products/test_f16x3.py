@@ -41,7 +41,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.choose import Limits, choose
-from fmm.perfmodel.default_calibration import datasheet_calibration, planes_by_vendor
+from fmm.perfmodel.default_calibration import datasheet_calibration, f16x3_rate_on_vendor_gemm
 from fmm.perfmodel.predict import quick_prediction
 from fmm.problem import Layout, Problem
 from fmm.runtime.devices import Device
@@ -341,7 +341,7 @@ def test_planes_written_by_splits_save_passes() -> None:
 def test_how_fast_the_vendors_products_of_planes_are() -> None:
     """The model's time agrees with the one measured on an H200 at 1024, 4096 and 8192, relative to SGEMM."""
     calibration = datasheet_calibration("h200")
-    planes = planes_by_vendor(calibration.rates["float16"], calibration.stream)
+    planes = f16x3_rate_on_vendor_gemm(calibration.rates["float16"], calibration.stream)
     other = replace(calibration, rates={**calibration.rates, "f16x3": planes})
     for n, measured in ((1024, 0.61), (4096, 1.79), (8192, 2.21)):
         problem = Problem(n, n, n, "float32")

@@ -121,7 +121,7 @@ WITHOUT_EXACT_NUMBERS = (
 
 @pytest.mark.parametrize(
     "make",
-    [make for make in li_results.LI_TABLES if make.__name__ not in WITHOUT_EXACT_NUMBERS],
+    [make for make in li_results.TABLES if make.__name__ not in WITHOUT_EXACT_NUMBERS],
     ids=lambda make: make.__name__,
 )
 def test_every_cell_of_the_figures_matches(make: Callable[[], Table]) -> None:
