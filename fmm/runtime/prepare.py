@@ -120,11 +120,11 @@ class CachedCall(NamedTuple):
     """A prepared call in a library's cache."""
 
     call: PreparedCall
-    valid_until: float  # time.monotonic()
+    valid_until: float  # time.monotonic() at which the call expires
     workspace_share: int = 0  # the default workspace limit, in bytes, for which the call was prepared
 
 
-CACHED_CALLS = 4096  # per library
+CACHED_CALLS = 4096  # largest number of cached calls of a library
 Prepare = Callable[[Library, Any, Any, Any, Any], PreparedCall]
 
 
@@ -456,7 +456,7 @@ def launches_on(plan: Plan, problem: Problem, device: Device, required: bool) ->
     except PlanError:
         if required:
             raise
-        return None  # a sum has more blocks than a launch has parameters
+        return None  # the parameters of a launch cannot hold all blocks of a sum
     emulates = plan.leaf_use.leaf.emulates
     if not required and emulates and not any(x.does == "product" for x in launches.launches):
         return None  # on this GPU the leaf calls the vendor for this problem
