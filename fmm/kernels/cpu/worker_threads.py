@@ -34,9 +34,9 @@ Job = Callable[[], object]  # raises nothing
 
 START_TIMEOUT_SECONDS = 1.0  # seconds to wait for a new thread to start
 RETRY_AFTER_SECONDS = 10.0  # seconds until another thread is tried after one that did not start
-MAX_IDLE_WORKERS = max(os.cpu_count() or 1, 2)  # further workers end after their job
+MAX_IDLE_WORKERS = max(os.cpu_count() or 1, 2)  # largest number of idle workers; further ones end after their job
 MAX_EXIT_WAIT_SECONDS = 60.0  # seconds for which an exiting interpreter waits for running tasks
-EXIT_CHECK_SECONDS = 0.002  # seconds between two looks at the running tasks
+EXIT_CHECK_SECONDS = 0.002  # seconds between two checks of the running tasks at exit
 MEMORY_PAUSE_SECONDS = 0.001  # seconds between attempts for which there is no memory
 
 

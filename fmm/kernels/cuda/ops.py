@@ -33,7 +33,7 @@ class View(NamedTuple):
     cols: int
     down: int  # from one row to the next
     right: int  # from one column to the next
-    dtype: str  # as stored
+    dtype: str  # the type in memory
     unit: int = 1  # elements between neighbours along the contiguous axis: 2 for parts of complex numbers
 
     @property

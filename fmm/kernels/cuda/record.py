@@ -63,7 +63,7 @@ class OperationList:
     problem: Problem
     ops: tuple[RecordedOp, ...]
     streams: tuple[int, ...]  # index of each operation's stream
-    workspace: int  # bytes
+    workspace: int  # bytes of workspace
 
     @cached_property
     def stream_count(self) -> int:

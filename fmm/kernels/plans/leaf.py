@@ -65,9 +65,9 @@ class Leaf:
     whole_product_rows: int = 0
 
     # One product by the leaf
-    call_text: str = "one launch"  # in explain's table
+    call_text: str = "one launch"  # the text for one product in explain's table
     launches: int = 1  # number of launches or library calls
-    scratch: Scratch = _no_scratch_bytes  # bytes of workspace
+    scratch: Scratch = _no_scratch_bytes  # function that returns the bytes of workspace
     typed_scratch: TypedScratch | None = None  # function instead of `scratch` if the bytes depend on the type
     host_product: HostProduct | None = None
     # True if the leaf uses scratch and threads of its own
@@ -80,7 +80,7 @@ class Leaf:
     options: tuple[tuple[LeafOption, ...], ...] = ()
 
     # When the leaf is a candidate
-    candidate_types: tuple[str, ...] | None = None  # None: all types
+    candidate_types: tuple[str, ...] | None = None  # types for which the leaf is a candidate; None: all types
     alignment: int = 1  # bytes; the leaf is a candidate only if every row begins at a multiple of this number
     # The leaf is a candidate only if no side is longer; 0: no limit. The rate was measured only on products up to this
     # side.
@@ -89,7 +89,7 @@ class Leaf:
     # without levels, as a baseline that a plan must beat; `half`: without levels, for Gram products only.
     forms: tuple[str, ...] = ("alone", "nested", "one pass")
     unprobed: tuple[str, ...] = ()  # forms in which the tuner's probes do not measure the leaf
-    tried: int = 4  # number of the first leaves of a numbered leaf that are candidates
+    tried: int = 4  # number of candidates of a numbered leaf: those with the smallest numbers
 
     # Error
     # True if the leaf saves multiplications, so that an inf or NaN can appear where the vendor has none

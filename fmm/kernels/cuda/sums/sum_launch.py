@@ -22,8 +22,8 @@ from fmm.kernels.plans.plan import PlanError
 from fmm.kernels.plans.sums import ADDEND, COPY, Place, whole_matrix
 
 PlacedView = tuple[Place, View]  # a block's place in the plan, and its memory
-ARRAY_BYTES = 56  # of struct Array in block_sums.cuh
-GRID_LIMIT = 65535  # thread blocks along the second and third axis of a grid
+ARRAY_BYTES = 56  # bytes of struct Array in block_sums.cuh
+GRID_LIMIT = 65535  # largest number of thread blocks along the second and third axis of a grid
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class PlaneLayout:
     count: int  # number of products in the batch
     moduli: int
     levels: int  # number of levels of Strassen's algorithm below the residues
-    item: int = FLOAT64_BYTES  # bytes of a number
+    item: int = FLOAT64_BYTES  # bytes of a number of A, B and C
 
     @property
     def block(self) -> Shape:
