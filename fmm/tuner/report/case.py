@@ -90,7 +90,7 @@ class TypeCase:
 
     @cached_property
     def curve(self) -> list[tuple[int, float]]:
-        """Side and speedup of the model's choice for squares, up to REACH times the measured sides."""
+        """Side and speedup of the model's choice for squares, up to SHOWN_SIDE_RATIO times the measured sides."""
         return self.curve_to(SHOWN_SIDE_RATIO * self.largest)
 
     def curve_to(self, last: float) -> list[tuple[int, float]]:
