@@ -89,7 +89,7 @@ def _address_range(x: Any) -> tuple[int, int]:
 # Older versions of torch have no unsigned types but uint8.
 TYPE_NAMES = {getattr(torch, name): name for name in (*STORED, *INTEGERS) if hasattr(torch, name)}
 TYPES = {name: dtype for dtype, name in TYPE_NAMES.items()}
-HOST_TYPES = tuple(TYPES[name] for name in STORED if not DTYPES[name].sums_wider)  # multiplied by NumPy's BLAS
+HOST_TYPES = tuple(TYPES[name] for name in STORED if not DTYPES[name].sums_wider)  # types that NumPy's BLAS multiplies
 
 float32 = torch.float32
 # The getter of newer versions of torch, where the older switch `allow_tf32` can raise an error.
