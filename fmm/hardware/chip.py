@@ -26,7 +26,7 @@ class Chip:
 
     limits: Capability
     multiprocessors: int
-    clock: float  # Hz
+    clock: float  # cycles per second
     bandwidth: float  # bytes/s of global memory
     cache: float  # bytes of the second-level cache
     fitted: BlockTerms = BlockTerms()

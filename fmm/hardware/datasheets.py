@@ -95,13 +95,13 @@ class Datasheet:
 
     name: str
     capability: str  # compute capability, such as "9.0"
-    sms: int  # multiprocessors
+    sms: int  # number of multiprocessors
     boost_mhz: float
     fp32_tflops: float  # peak of the ordinary cores, in 1e12 flop/s
     fp64_tflops: float | None  # peak of the ordinary cores
     fp64_tensor_tflops: float | None  # peak of the tensor cores; all tensor peaks are without structured sparsity
     tf32_tflops: float | None
-    fp16_tflops: float | None  # with float32 accumulation, which halves the rate on GeForce cards
+    fp16_tflops: float | None  # peak with float32 accumulation, which halves the rate on GeForce cards
     int8_tops: float | None
     bandwidth_gbs: float  # GB/s of global memory
     memory_gb: float  # advertised size, in units of 1e9 bytes

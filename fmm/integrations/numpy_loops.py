@@ -52,7 +52,7 @@ FIRST_PRODUCT = "NumPy answers the first product of these sizes, since deciding 
 # for a second, and forget DECLINED_NOW.
 DECLINED, WRITTEN, DECLINED_NOW = range(3)
 
-_installed: list[CompiledLoops] = []  # at most one
+_installed: list[CompiledLoops] = []  # the installed loops, at most one
 
 
 def install() -> Callable[[], None]:

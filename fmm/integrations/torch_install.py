@@ -58,7 +58,7 @@ def install_at(key: str, compiled: bool = True) -> Undo:
 
 
 _active: dict[str, DispatcherProducts] = {}  # the installed products by dispatch key
-_hook_library: list[Any] = []  # at most one: torch's library fmm_hook, after its definition
+_hook_library: list[Any] = []  # torch's library fmm_hook, once it is defined
 _implemented_keys: set[str] = set()  # dispatch keys for which fmm_hook has kernels
 
 

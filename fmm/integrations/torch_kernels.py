@@ -26,7 +26,7 @@ class Operator:
 
     name: str  # the operator's name in aten
     axes: int  # number of axes of each operand
-    schema: str  # of the operator in torch's library fmm_hook
+    schema: str  # schema of the operator in torch's library fmm_hook
     left_index: int = 0  # position of the left operand among the arguments
     in_place: bool = False  # True if the result overwrites the addend
 

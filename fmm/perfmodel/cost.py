@@ -143,7 +143,7 @@ class _Tally(NamedTuple):
     leaf_bytes: int
     transactions: int
     launches: int
-    workspace: int  # bytes
+    workspace: int  # bytes of temporaries at the peak
     leaves: Leaves
     triangles: Leaves = ()
 

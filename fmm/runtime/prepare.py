@@ -85,7 +85,7 @@ class PreparedCall:
     addend_offsets: tuple[int, ...] = ()
     spans: tuple[Span | None, Span | None, Span | None] = (None, None, None)
     copies: bool = False  # True if A or B is copied
-    workspace: int = 0  # bytes
+    workspace: int = 0  # bytes of workspace
     call_bytes: int = 0  # bytes of the workspace and, on a device, of copies of operands
     uses_graph: bool = False  # True if the call is captured as a CUDA graph once it recurs
     plan_refusal: str = ""  # the reason why the caller's plan cannot run, if the library probably rejects the call, too

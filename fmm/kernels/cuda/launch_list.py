@@ -23,7 +23,7 @@ from fmm.problem import Problem
 BASES = ("A", "B", "C", "W")
 FLAG, HOST_COUNT, COUNTERS = "flag", "host count", "counters"
 PARAMETER_BYTES = 4096  # the largest parameter that every driver passes to a kernel
-STANDARD_OPTIONS = ("--std=c++17",)  # NVRTC options
+STANDARD_OPTIONS = ("--std=c++17",)  # options of the compiler NVRTC
 MAP_BYTES = 128  # bytes of a CUtensorMap
 MAP_WORDS = MAP_BYTES // 8
 

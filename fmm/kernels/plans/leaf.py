@@ -51,7 +51,7 @@ class Leaf:
     devices: tuple[str, ...]
 
     # Types that the leaf multiplies
-    types: tuple[str, ...]  # below any levels
+    types: tuple[str, ...]  # types below any levels
     types_with_sums: tuple[str, ...] = ()  # types with sums inside the products, for fused levels and step tables
     types_alone: tuple[str, ...] = ()  # further types, in plans without levels
     types_in_blocks: tuple[str, ...] = ()  # further types, below levels that only cut A, B and C into blocks
@@ -98,7 +98,7 @@ class Leaf:
     # True if the leaf multiplies in another type. The error of emulation is small relative to the largest numbers of a
     # row and a column, and not relative to each entry. FMM_EMULATION=0 forbids such leaves.
     emulates: bool = False
-    norm_bound: str = ""  # of an emulating leaf: the error of an entry, relative to the norms of its row and column
+    norm_bound: str = ""  # if the leaf emulates: the error of an entry relative to the norms of its row and column
     # True if the leaf can raise a device flag where an entry may have too large a relative error
     checks_entries: bool = False
 

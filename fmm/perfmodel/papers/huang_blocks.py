@@ -64,7 +64,7 @@ class ModelledDevice:
     flop: float  # tau_flop, flop/s
     gmop: float  # tau_gmop, bytes/s of global memory
     smop: float  # tau_smop, bytes/s of the shared memory of all multiprocessors
-    sms: int  # multiprocessors
+    sms: int  # number of multiprocessors
     limits: Capability
     element_bytes: int = 4
 

@@ -38,7 +38,7 @@ class TypeCase:
     section: dict[str, Any]
     tuned: Tuned
     tuning: RecordedTuning
-    calibration: Calibration  # as fitted
+    calibration: Calibration  # the fitted calibration of the section
     sections: Mapping[str, Any]  # sections of the device by type
     used: ModelInUse  # the model of fmm.matmul, with the datasheet's rates of unmeasured leaves
     first_look: tuple[Trial, ...] = ()  # trials before the tuning

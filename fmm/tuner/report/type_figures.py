@@ -86,7 +86,7 @@ def draw_residuals(case: TypeCase) -> Any:
     return made
 
 
-MIN_DRAWN_SPEEDUP = 0.5  # of the vendor's speed: slower plans are not drawn
+MIN_DRAWN_SPEEDUP = 0.5  # least speedup over the vendor of a plan that is drawn
 
 
 def draw_speedup(case: TypeCase) -> Any:

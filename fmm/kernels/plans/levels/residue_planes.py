@@ -236,7 +236,7 @@ def _join_program(program: AdditionProgram, moduli: int) -> AdditionProgram:
     """
     inputs = program.inputs * moduli
     lines: list[tuple[tuple[Coefficient, int], ...]] = []
-    residues: list[list[int]] = [[] for _ in program.outputs]  # for each block of C, a value for every modulus
+    residues: list[list[int]] = [[] for _ in program.outputs]  # for each block of C: one value for each modulus
     for i in range(moduli):
         number = list(range(i * program.inputs, (i + 1) * program.inputs))
         for terms in program.lines:
