@@ -109,7 +109,8 @@ class Leaf:
 
     # Predicted time
     rate: str = ""  # name of the leaf's rate in a calibration, with `{}` for the type; empty: the type's name
-    relative_time: float = 1.0  # time as a multiple of the vendor's, where no calibration has the leaf's rate
+    # factor on the time that the rate predicts; for a leaf without its own rate: time as a multiple of the vendor's
+    relative_time: float = 1.0
     time_formula: Literal["vendor", "tiles"] = "vendor"
     slow_columns: tuple[str, ...] = ()  # types for which a column-major B takes far longer
     # True if thread blocks occupy every multiprocessor to the end, so that no sums run concurrently
