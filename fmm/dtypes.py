@@ -22,10 +22,10 @@ class DType:
     compute_type: int  # cublasComputeType_t
     scalar: str  # NumPy type of alpha and beta
     scalar_type: int  # cudaDataType of alpha and beta
-    flops: int = 2  # per multiply-add
-    registers: int = 1  # 32-bit registers per accumulator
+    flops: int = 2  # flops of a multiply-add
+    registers: int = 1  # 32-bit registers of an accumulator
     stored_as: str = ""  # the type in memory if `name` is a precision of another type's products (TF32)
-    real: str = ""  # type of a complex number's real and imaginary parts
+    real: str = ""  # type of a complex number's real and imaginary parts; empty for other types
     tensor_map: int | None = None  # CU_TENSOR_MAP_DATA_TYPE_*; None if the copy engine is not used
     mma: str = ""  # name in the tensor cores' instructions
     sums_wider: bool = False  # True if sums are accumulated in a wider type

@@ -32,8 +32,9 @@ __all__ = ["gram", "installed", "matmul"]
 
 # Multiply-adds from which a product on the host may be handed to NumPy's BLAS: a callback costs about 0.1 ms.
 LEAST_HOST_WORK = 1 << 26
-TRIAL_SIDE, TRIAL_ROUNDS = 384, 7  # of the products by which XLA's dot and NumPy's BLAS are compared on the host
-LEAST_HOST_GAIN = 1.15  # predicted speedup of fmm's product over XLA's dot on the host
+# side and rounds of the products by which XLA's dot and NumPy's BLAS are compared on the host
+TRIAL_SIDE, TRIAL_ROUNDS = 384, 7
+LEAST_HOST_GAIN = 1.15  # least predicted speedup over XLA's dot for which fmm multiplies on the host
 HOST_TYPES = "float32", "float64", "complex64", "complex128"
 CUDA_TYPES = (*HOST_TYPES, "float16")
 PLATFORMS = "cpu", "cuda"
@@ -351,8 +352,8 @@ _gram_with_derivative.defjvp(_gram_derivative)
 # ---- installing: another lowering of lax.dot_general, to which all products of jax.numpy come down
 
 _install_lock = threading.Lock()
-_holders = 0  # running blocks of installed()
-_own_lowerings: dict[str, Any] = {}  # XLA's, by platform, while fmm's are registered
+_holders = 0  # number of running `with installed()` blocks
+_own_lowerings: dict[str, Any] = {}  # XLA's lowerings by platform, while fmm's are registered
 
 
 def _replace_lowerings(change: int) -> None:

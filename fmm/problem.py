@@ -16,7 +16,7 @@ OPERATIONS: tuple[Operation, ...] = ("product", "gram", "symmetric")
 # The part of a self-adjoint C that is written. "full": all of C. "lower": the lower triangle; the upper is unchanged.
 # "loose" occurs inside plans only: the lower triangle is written, and the upper triangle is undefined.
 Fill = Literal["full", "lower", "loose"]
-FILLS: tuple[Fill, ...] = ("full", "lower")  # of a whole problem
+FILLS: tuple[Fill, ...] = ("full", "lower")  # the valid fills of a whole problem
 
 
 class Layout(NamedTuple):

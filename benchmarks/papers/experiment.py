@@ -23,9 +23,8 @@ from fmm.problem import Problem
 
 Key = tuple[str | int | float, ...]
 Numbers = Mapping[Key, float]
-Row = dict[
-    str, Any
-]  # "key": the key as a list; "run": the number of the run, if it is not the first; and the quantities
+# "key": the key as a list; "run": the number of the run, if it is not the first; and the quantities
+Row = dict[str, Any]
 Products = tuple[tuple[Plan, Problem], ...]
 PACKED = ".gz"
 

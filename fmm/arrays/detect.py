@@ -14,7 +14,7 @@ import numpy as np
 from fmm.dtypes import DTYPES
 
 Kind = Literal["host", "cupy", "torch", "other"]  # other: a CUDA array of another library than CuPy and torch
-DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
+DLPACK_CUDA = (2, 13)  # device types kDLCUDA and kDLCUDAManaged
 
 # The kind of array by class; None if each object of the class must be examined.
 _kinds: dict[type, Kind | None] = {np.ndarray: "host", list: "host", tuple: "host", int: "host", float: "host"}

@@ -37,7 +37,7 @@ class Operand(NamedTuple):
 class Setting(NamedTuple):
     """The device and type of a library's own product, and whether a plan may compute the call instead."""
 
-    device: int  # index of the CUDA device; on the host, the count of BLAS threads
+    device: int  # index of the CUDA device; on the host, the number of BLAS threads
     # element type of the product; None if the library rejects the types, or casts by a rule of its own
     dtype: str | None = None
     math: Literal["ieee", "tf32"] = "ieee"

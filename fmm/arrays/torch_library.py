@@ -89,7 +89,8 @@ def _address_range(x: Any) -> tuple[int, int]:
 # Older versions of torch have no unsigned types but uint8.
 TYPE_NAMES = {getattr(torch, name): name for name in (*STORED_TYPES, *INTEGERS) if hasattr(torch, name)}
 TYPES = {name: dtype for dtype, name in TYPE_NAMES.items()}
-HOST_TYPES = tuple(TYPES[name] for name in STORED_TYPES if not DTYPES[name].sums_wider)  # multiplied by NumPy's BLAS
+# types that NumPy's BLAS multiplies
+HOST_TYPES = tuple(TYPES[name] for name in STORED_TYPES if not DTYPES[name].sums_wider)
 
 float32 = torch.float32
 # The getter of newer versions of torch, where the older switch `allow_tf32` can raise an error.

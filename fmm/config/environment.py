@@ -79,7 +79,7 @@ def _is_on(name: str, default: bool) -> bool:
 
 
 def tuning_mode() -> str:
-    """Return the tuning mode, one of MODES."""
+    """Return the tuning mode, one of TUNING_MODES."""
     value = environment_value("FMM_TUNING_MODE")
     if value in TUNING_MODES:
         return value

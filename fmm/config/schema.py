@@ -80,7 +80,8 @@ ENTRY_ORIGINS = "certified", "online"
 ANY_LAYOUT = "any"  # the layout of entries that hold for row-major and column-major matrices alike
 Size = tuple[int, int, int]  # (m, k, n)
 EntryKey = tuple[str, Size, str, bool]
-Interval = tuple[float | None, float | None]  # a side; None if it is beyond 65536, or if no side has the property
+# the ends of a 95 % interval of a threshold; None for a side beyond 65536, or for no side
+Interval = tuple[float | None, float | None]
 TAU_NAMES = ("tau1", "tau2", "tau3")
 NAMES_IN_SECONDS = ("alpha", "pi")
 
@@ -94,8 +95,8 @@ class Entry:
 
     size: Size
     plan: str
-    speedup: float  # over the vendor
-    low: float  # bounds of the 95 % interval of the paired speedup
+    speedup: float  # median paired speedup over the vendor
+    low: float  # lower end of the 95 % interval of the paired speedup; `high` is the upper end
     high: float
     rounds: int
     seconds: float
@@ -155,10 +156,12 @@ class Thresholds:
     # measured.
     n1: float | None
     n1_measured: float | None
-    epsilon: float | None  # EPSILON; None: UNDETERMINED_EPSILON
-    tau1: Spread  # the sides of squares up to which the tuned model takes no level (Li, Ranka and Sahni)
-    tau2: Spread  # one level
-    tau3: Spread  # two levels
+    # The least addition to alpha / pi, in flops, with which Equation 2 agrees with the most measured shapes; None if
+    # the measurements do not determine it.
+    epsilon: float | None
+    tau1: Spread  # the side of squares up to which the tuned model takes no level (Li, Ranka and Sahni)
+    tau2: Spread  # the side up to which the model takes at most one level
+    tau3: Spread  # the side up to which the model takes at most two levels
     # The strategy of the tiled kernel by the side of the product (Huang, Yu and van de Geijn); empty without the
     # kernel.
     block_strategy: Mapping[str, str] = field(default_factory=dict)

@@ -88,7 +88,7 @@ def _gib_text(nbytes: float) -> str:
 class ShardingQuery:
     """The constraints of a decision: bytes on each device, error growth, a required outer level."""
 
-    memory_limit: float = float("inf")  # of panels and blocks
+    memory_limit: float = float("inf")  # limit of the bytes of panels and blocks on a device
     max_error_growth: float | None = None
     outer_plan: Plan | None = None
     free_bytes: float | None = None  # free bytes of the device before panels are allocated; None: equal to memory_limit

@@ -154,7 +154,7 @@ class Layout:
     a: CutAxes  # for each dimension of the mesh, the axis of A that it cuts
     b: CutAxes  # for each dimension of the mesh, the axis of B that it cuts
     work: CutAxes  # for each dimension of the mesh, the axis (M, K or N) of the cube of multiply-adds that it cuts
-    pieces: int = 1  # number of steps
+    pieces: int = 1  # number of steps of the exchange of panels
     along: int = K_AXIS  # the axis (M, K or N) of the cube of multiply-adds that the steps cut
 
     @property

@@ -53,7 +53,7 @@ class Devices:
     """The devices of a mesh, all equal, and their network."""
 
     product_seconds: ProductSeconds
-    stream: float  # bytes per second that sums read and write
+    stream: float  # bytes per second that the sums of a device read and write
     network: Network
     itemsize: int  # bytes of an entry of A, B or C
     # None: no limits on local products

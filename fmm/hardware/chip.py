@@ -17,7 +17,7 @@ class BlockTerms:
     wait: float = 412.0  # cycles that a warp waits at every tile: for the barrier, copies and first fragments
     far: float = 455.0  # additional cycles of this wait if tiles are not read from the second-level cache
     share: float = 0.859  # reads of shared memory over those of Equation 9: one read may serve several threads
-    launch: float = 2.5e-6  # seconds before the first tile and after the last
+    launch: float = 2.5e-6  # seconds of a launch before its first tile and after its last
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Chip:
 
     limits: Capability
     multiprocessors: int
-    clock: float  # Hz
+    clock: float  # cycles per second
     bandwidth: float  # bytes/s of global memory
     cache: float  # bytes of the second-level cache
     fitted: BlockTerms = BlockTerms()

@@ -37,7 +37,7 @@ def read_records(record: type[RecordT], package: str, file: str) -> list[RecordT
 class Capability:
     """Limits and rates of all devices of one compute capability."""
 
-    capability: str  # such as "9.0"
+    capability: str  # compute capability, such as "9.0"
     max_threads_per_block: int
     max_threads_per_sm: int
     max_blocks_per_sm: int
@@ -95,18 +95,18 @@ class Datasheet:
 
     name: str
     capability: str  # compute capability, such as "9.0"
-    sms: int  # multiprocessors
+    sms: int  # number of multiprocessors
     boost_mhz: float
-    fp32_tflops: float  # of the ordinary cores
-    fp64_tflops: float | None  # of the ordinary cores
-    fp64_tensor_tflops: float | None  # tensor rates are dense, without structured sparsity
+    fp32_tflops: float  # peak of the ordinary cores, in 1e12 flop/s
+    fp64_tflops: float | None  # peak of the ordinary cores
+    fp64_tensor_tflops: float | None  # peak of the tensor cores; all tensor peaks are without structured sparsity
     tf32_tflops: float | None
-    fp16_tflops: float | None  # with float32 accumulation, which halves the rate on GeForce cards
+    fp16_tflops: float | None  # peak with float32 accumulation, which halves the rate on GeForce cards
     int8_tops: float | None
     bandwidth_gbs: float  # GB/s of global memory
     memory_gb: float  # advertised size, in units of 1e9 bytes
     l2_kib: int | None  # second-level cache in KiB; 0 without a cache
-    relative_of: str  # the measured device of the same architecture with a model that is scaled to this one; or empty
+    relative_of: str  # the measured device of this architecture whose model is scaled to this device; empty: none
     source: str  # documents, and what was computed from other numbers
 
     @property

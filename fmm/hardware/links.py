@@ -19,7 +19,7 @@ class Link:
     kind: str  # "inside" a machine, or "between" machines
     capability: str  # compute capability of the devices with this link; "cpu" for links of processors; or empty
     gigabytes: float  # GB/s in each direction, while both directions are used
-    microseconds: float  # latency of a message
+    microseconds: float  # latency of a message in microseconds
     source: str
 
     def seconds(self, sent: float) -> float:
@@ -31,9 +31,9 @@ class Link:
 class Network:
     """Equal machines with several devices each; devices with consecutive numbers share a machine."""
 
-    inside: Link  # between devices of one machine
-    between: Link  # between devices of two machines
-    together: int = 8  # devices of a machine
+    inside: Link  # link between devices of one machine
+    between: Link  # link between devices of two machines
+    together: int = 8  # number of devices of a machine
 
     def link(self, source: int, dest: int) -> Link:
         """Return the link between two devices, by their numbers."""

@@ -18,7 +18,7 @@ class BlockResources:
     """The resources that one thread block of a kernel needs."""
 
     threads: int
-    registers: int  # of each thread
+    registers: int  # registers of each thread
     shared_bytes: int = 0
 
     def __post_init__(self) -> None:

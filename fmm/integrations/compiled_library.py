@@ -21,7 +21,7 @@ from pathlib import Path
 
 from fmm.kernels.long_waits import log_if_slow
 
-COMPILE_TIMEOUT = 300  # seconds
+COMPILE_TIMEOUT = 300  # seconds after which a compiler is stopped
 WRITABLE_BY_OTHERS = 0o022  # mode bits of a file that its group and all other users can write
 
 

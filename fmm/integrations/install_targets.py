@@ -38,10 +38,10 @@ class InstallTarget:
     library: str
     module: str
     function: str = "install"  # name of the module's function that installs fmm and returns the function that undoes it
-    permanent: bool = False  # held by install()
+    permanent: bool = False  # True after install(), until uninstall()
     holders: int = 0  # number of running `with installed(...)` blocks
-    undo: Undo | None = field(default=None, repr=False)  # None: not installed
-    was_installed: bool = False  # at any time in this process
+    undo: Undo | None = field(default=None, repr=False)  # the function that uninstalls fmm; None: not installed
+    was_installed: bool = False  # True if fmm was installed at any time in this process
 
     @property
     def is_wanted(self) -> bool:

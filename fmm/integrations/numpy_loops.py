@@ -52,7 +52,7 @@ FIRST_PRODUCT = "NumPy answers the first product of these sizes, since deciding 
 # for a second, and forget DECLINED_NOW.
 DECLINED, WRITTEN, DECLINED_NOW = range(3)
 
-_installed: list[CompiledLoops] = []  # at most one
+_installed: list[CompiledLoops] = []  # the installed loops, at most one
 
 
 def install() -> Callable[[], None]:
@@ -105,7 +105,7 @@ class CompiledLoops:
         exchange = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.py_object)  # under the GIL
         self._replace, self._restore = exchange(("fmm_replace", library)), exchange(("fmm_restore", library))
         self._replace_loop = numpy_function(REPLACE_LOOP)
-        self._replaced: set[int] = set()  # type numbers
+        self._replaced: set[int] = set()  # numbers of the types whose loops are replaced
         library.fmm_python_function(computed_by_plan)
         self._find_main_thread()
         after_fork_in_child(self._find_main_thread)

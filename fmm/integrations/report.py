@@ -66,7 +66,7 @@ class Outcome(NamedTuple):
 
     plan: str  # text of the plan that ran; empty if the library's own product ran
     reason: str  # the expected speedup, or the reason why no plan ran
-    speedup: float | None = None  # predicted
+    speedup: float | None = None  # predicted speedup over the vendor; None if unknown
 
     def __str__(self) -> str:
         return f"{self.plan or 'left alone'}: {self.reason}"
@@ -173,7 +173,7 @@ def unseen_products(targets: Collection[str]) -> str:
 
 # ---- counting
 
-_lock = ForkSafeLock()  # of all counts
+_lock = ForkSafeLock()  # guards all counts
 
 
 @dataclass
@@ -306,7 +306,7 @@ PROCESS_MARK = "%p"  # in a file name, stands for the process id
 STDERR_NAME = ""
 EXIT_PRIORITY = -100  # multiprocessing runs this finalizer last
 
-_destinations: dict[str, int] = {}  # ids of the processes that requested reports, by file name
+_destinations: dict[str, int] = {}  # by file name: the id of the process that requested the report
 
 
 def report_from_env() -> None:

@@ -57,9 +57,9 @@ def install_at(key: str, compiled: bool = True) -> Undo:
 # ---- with the hook in C++
 
 
-_active: dict[str, DispatcherProducts] = {}  # by dispatch key
-_hook_library: list[Any] = []  # at most one: torch's library fmm_hook, after its definition
-_implemented_keys: set[str] = set()  # of fmm_hook
+_active: dict[str, DispatcherProducts] = {}  # the installed products by dispatch key
+_hook_library: list[Any] = []  # torch's library fmm_hook, once it is defined
+_implemented_keys: set[str] = set()  # dispatch keys for which fmm_hook has kernels
 
 
 def install_compiled(answers: DispatcherProducts, key: str) -> Undo:

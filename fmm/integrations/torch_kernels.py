@@ -24,11 +24,11 @@ from fmm.integrations.install_targets import CannotInstallError, Undo
 class Operator:
     """An operator of aten, and its schema in fmm_hook: the result is a tensor, or None if torch's kernel must run."""
 
-    name: str  # in aten
-    axes: int  # of both operands
-    schema: str  # of the operator in torch's library fmm_hook
+    name: str  # the operator's name in aten
+    axes: int  # number of axes of each operand
+    schema: str  # schema of the operator in torch's library fmm_hook
     left_index: int = 0  # position of the left operand among the arguments
-    in_place: bool = False  # the result overwrites the addend
+    in_place: bool = False  # True if the result overwrites the addend
 
     @property
     def python_name(self) -> str:

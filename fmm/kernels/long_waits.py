@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-WAIT_SECONDS_BEFORE_LOG = 1.0  # seconds
+WAIT_SECONDS_BEFORE_LOG = 1.0  # seconds of waiting after which a message is logged
 log = logging.getLogger("fmm")
 _logged: set[str] = set()
 

@@ -38,7 +38,7 @@ from fmm.runtime.progress import Progress, show_progress
 
 MEMORY_SHARE = 0.9  # share of the device's free memory that a product may use
 ALWAYS_FREE_BYTES = 64 << 20  # bytes of the device's memory that are never allocated
-# number of leading bits that a memory limit keeps when rounded down, so that similar limits share a cached schedule
+# bits that a memory limit keeps after its leading bit when rounded down, so that similar limits share a cached schedule
 LIMIT_SIGNIFICANT_BITS = 3
 # candidate shares of the memory limit for tiles, tried in order if a required plan needs more workspace than its limit
 TILE_MEMORY_SHARES = 1.0, 0.7, 0.5, 0.35, 0.25

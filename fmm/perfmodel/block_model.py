@@ -40,7 +40,7 @@ from fmm.kernels.cuda.products.tiling import Along, count_triangle_tiles
 from fmm.kernels.cuda.target import LIBRARY_ALIGNMENT, Alignment, Target
 
 Operands = tuple[int, int, int]  # (W_A, W_B, W_C): blocks of A, of B and of C that one product touches
-Alongs = tuple[Along, Along]  # how A and B are contiguous
+Alongs = tuple[Along, Along]  # the dimensions along which A and B are contiguous
 Shape = tuple[int, int, int]  # (m, k, n)
 
 GEMM: Operands = (1, 1, 1)
@@ -111,8 +111,8 @@ class Side:
     reads four steps of a line at once.
     """
 
-    tile: int  # elements
-    piece: int  # of a thread
+    tile: int  # elements of the tile
+    piece: int  # rows (of A's tile) or columns (of B's) that one thread multiplies
     blocks: int
     inner: bool  # True if lines of the tile are contiguous along the inner dimension
     transposed: bool  # True if `inner` is True and sums are stored transposed, contiguous along the outer dimension

@@ -115,11 +115,11 @@ class Calibration:
     host: float = 0.0  # least seconds of the host to start one product
     # The next four fields are the least seconds of the host for a user's call. A recurring call takes at least this
     # time, however short the device's work is. The tuner measures launches; a user's call also runs Python code.
-    call_of_library: float = 0.0  # of the library's own product
-    # of plans with levels, or with a leaf of several launches: a replayed CUDA graph with the operands' new addresses
+    call_of_library: float = 0.0  # seconds for the library's own product
+    # seconds for plans with levels, or with a leaf of several launches: a replayed CUDA graph with new addresses
     call: float = 0.0
-    call_of_leaf: float = 0.0  # of a leaf of one launch
-    # of the leaf for small triangles: a look-up, and one launch without the vendor's library
+    call_of_leaf: float = 0.0  # seconds for a leaf of one launch
+    # seconds for the leaf for small triangles: a look-up, and one launch without the vendor's library
     call_of_small: float = 0.0
     # least side of leaf products; for shorter sides the formula is wrong, so that plans with these are not chosen
     least: float = 0.0

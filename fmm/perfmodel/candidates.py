@@ -327,7 +327,7 @@ class InnerPlan(NamedTuple):
     plan: Plan
     seconds: float
     overlappable: float  # the part of `seconds` that a second stream may hide
-    hidden_share: float  # the share of the outer levels' hideable seconds that this plan hides
+    hidden_share: float  # the share of the overlappable seconds, with those of the outer levels, that is hidden
     workspace: float
     error_growth: float
 

@@ -74,7 +74,7 @@ class Candidate:
     plan: Plan
     prediction: Prediction
     time: float  # predicted time of a recurring call over that of the vendor's call
-    error_growth: float  # expected error over the vendor's
+    error_growth: float  # expected error as a multiple of the vendor's
     margin: float  # the candidate wins if `time` is at most 1 - margin
 
     @property
@@ -196,7 +196,7 @@ class EligiblePlan(NamedTuple):
 
     plan: Plan
     alignment: int  # every row must begin at a multiple of this number of bytes
-    longest: float  # rows: the longest side allowed
+    longest: float  # rows of the longest side allowed; inf: no limit
     parts: tuple[int, int, int] | None  # the numbers of parts into which all levels together cut m, k, n; None: no cut
     levels: int = 0  # levels of recursion
     bounds: LevelBounds | None = None  # measured bounds on the number of levels; None: no bound

@@ -36,8 +36,8 @@ class Cost:
     # sum of 2mkn over the leaf products, whatever their type; about half of 2mkn where one triangle of C is computed
     flops: int
     additions: int  # elements added or subtracted by the sums
-    bytes_read: int  # by the sums
-    bytes_written: int  # by the sums
+    bytes_read: int  # bytes that the sums read
+    bytes_written: int  # bytes that the sums write
     leaf_bytes: int  # bytes of A, B and C of the leaf products, each counted once per product
     transactions: int  # bytes / transaction, rounded up for every rectangle read or written
     launches: int  # number of launches of sums and leaf products
@@ -123,7 +123,7 @@ def cost(
 class _CountingRules(NamedTuple):
     """The arguments of `cost` that apply to all levels of a plan."""
 
-    itemsize: int  # bytes of a number of the level's operands
+    itemsize: int  # bytes of a number of the operands
     transaction: int  # bytes of a memory transaction
     batched: bool  # True if the leaf products of stacked levels count as one launch for every shape
     opened: bool  # True if a level that one leaf runs as a whole is counted by its steps
@@ -143,7 +143,7 @@ class _Tally(NamedTuple):
     leaf_bytes: int
     transactions: int
     launches: int
-    workspace: int  # bytes
+    workspace: int  # bytes of temporaries at the peak
     leaves: Leaves
     triangles: Leaves = ()
 

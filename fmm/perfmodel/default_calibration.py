@@ -107,7 +107,7 @@ PRODUCT_SHARE = 0.8
 # multiply-add from shared memory, which limits products to about 60 % of the peak. (The values agree with the times of
 # sgemm and dgemm that Li, Ranka and Sahni print.)
 EARLY_PRODUCT_SHARES = {"1.3": 0.6, "2.0": 0.58}
-STREAM_SHARE = 0.75  # of the bandwidth
+STREAM_SHARE = 0.75  # share of the bandwidth that the sums reach
 DATASHEET_MARGIN = 0.03  # share of the vendor's time; for a device without any measurement
 MIN_LEAF_SIDE = 512.0  # rows: plans with a shorter side of leaf products are not chosen
 LAUNCH_SECONDS = 4e-6
@@ -121,9 +121,9 @@ LIBRARY_CALL_SECONDS, PLAN_CALL_SECONDS, LEAF_CALL_SECONDS = 18e-6, 40e-6, 40e-6
 # or 256 rows. By cuBLAS's syrk 66 to 78 us, while the device works for 42 us; 1024 rows of float64, the lower triangle,
 # results/nvidia-h200/host-transposed.json.)
 SMALL_LEAF_CALL_SECONDS = 25e-6
-OVERLAP_SHARE = (
-    0.25  # of the overlapped sums, hidden behind products: on an H200 such a level saves 1 to 5 % of the time
-)
+# The share of the overlapped sums that is hidden behind products. (On an H200 an overlapped outer level saves 1 to 5 %
+# of the time.)
+OVERLAP_SHARE = 0.25
 # Factors on the time of products with unaligned rows, and of TF32's products in a batch (measured on an H200).
 UNALIGNED_FACTOR = {"float16": 3.5, "bfloat16": 3.5, "float64": 1.4, "float32": 1.05, "tf32": 2.1, "complex128": 1.2}
 ODD_FACTOR = {"float16": 5.7, "bfloat16": 5.7}
@@ -261,9 +261,7 @@ PLANE_FILL_FACTOR = 12  # factor on `fill` where the vendor multiplies the plane
 # Constants of products of float64 and integers by residues follow.
 MODULI_INNER_DIMENSION = 8192  # the inner dimension for which the number of moduli is determined
 # The time to split and join one number, in addition to its residues, as bytes of memory traffic, by the number of inner
-# levels. (Measured in float64 at 8192; with two levels many sums share few registers.) The last value is subtracted for
-# each byte by which a number is shorter than float64: numbers of A and B are read two or three times, numbers of C are
-# written once.
+# levels. (Measured in float64 at 8192; with two levels many sums share few registers.)
 SPLIT_BYTES, JOIN_BYTES = (28.0, 28.0, 59.0), (33.0, 45.0, 162.0)
 # The reduction of these bytes for each byte by which a number is shorter than 8: numbers of A and B are read two or
 # three times, numbers of C are written once.

@@ -39,10 +39,10 @@ class LevelCounts(NamedTuple):
     additions: int  # elements added or subtracted by sums
     read: Mapping[MovedElements, int]  # a rectangle that sums read -> the number of reads
     written: Mapping[MovedElements, int]  # a rectangle that sums write -> the number of writes
-    launches: int  # of sums
+    launches: int  # number of launches of sums
     temporaries: Mapping[RectangleShape, int]  # shape of a temporary -> the number of temporaries
     calls: Mapping[tuple[Plan, Shape, GemmParams], int]  # a product -> the number of equal products
-    streams: int  # products that run at a time
+    streams: int  # number of products that may run at a time
 
 
 def count_level(plan: Plan, shape: Shape, params: GemmParams) -> LevelCounts | None:

@@ -56,7 +56,7 @@ class Prediction:
     products: float  # P
     sums: float  # S
     launches: float  # L
-    hidden: float  # H
+    hidden: float  # H, negative if sums and products slow each other down
     ends: float = 0.0  # E
 
     @property
@@ -154,7 +154,7 @@ def sum_bytes(plan: Plan, problem: Problem, work: Work, calibration: Calibration
     ):
         traffic *= 1 - moved_share + moved_share / rate_share
     if plan.levels and calibration.lanes > 1:
-        traffic += (problem.m + problem.n) * problem.k  # bytes of A and B, which the check for overflow reads
+        traffic += (problem.m + problem.n) * problem.k  # entries of A and B, which the check for overflow reads
         traffic /= 1.0 if lanes > 1 else calibration.apart
     return traffic * problem.itemsize
 
@@ -173,15 +173,15 @@ class LeafTerm(NamedTuple):
     """Equal leaf products in P: number * max(flops / rate * slowdown, moved / memory) + number / batch * start."""
 
     size: tuple[float, float, float]  # m, k, n
-    number: float  # of these products
-    batch: float  # the number of products that start together
-    flops: float  # of one product
+    number: float  # number of these products
+    batch: float  # number of products that start together
+    flops: float  # flops of one product
     rate: float  # flop/s of a very large product
-    slowdown: float  # s
-    moved: float  # bytes of A, B and C
-    memory: float  # bytes/s
+    slowdown: float  # s, the factor on flops / rate
+    moved: float  # bytes of A, B and C of one product
+    memory: float  # bytes/s of reading and writing A, B and C
     start: float  # seconds of each start
-    launches: int  # of each start
+    launches: int  # number of launches of each start
 
     @property
     def calls(self) -> float:

@@ -39,18 +39,18 @@ class PredictionTerms:
     rate: Mapping[str, float]
     alignment: Mapping[str, float]  # shares of the products on unaligned rows: p_unaligned, p_odd, p_copied
     moved: float  # bytes of the traffic, t * w, in which slower kinds of sums count more
-    passes: float  # of the sums
-    small: float  # additional bytes for each pass
+    passes: float  # passes of the sums over memory
+    small: float  # additional bytes for each pass, as in Calibration
     stream: float  # rate of the sums in bytes/s
     overlapped: float  # share of S below an overlapped level
     overlap: float  # share of the overlapped sums that is hidden behind P
-    launches: float  # launches of products and sums, each in `launch` seconds
-    launch: float  # seconds
-    calls: float  # products that the host starts, each in `host` seconds
-    host: float  # seconds
+    launches: float  # number of launches of products and sums
+    launch: float  # seconds of each launch on the device
+    calls: float  # number of starts of products by the host
+    host: float  # seconds of the host for each start
     lanes: int  # products that run at a time
-    idle: float  # seconds
-    spin: float  # seconds
+    idle: float  # seconds in which threads are idle at the beginning and end
+    spin: float  # most seconds lost to spinning threads of BLAS
 
     def __str__(self) -> str:
         """Return one line for each term: its formula, its numbers with units, and its seconds."""

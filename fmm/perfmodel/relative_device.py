@@ -64,7 +64,8 @@ def _scaled_rate(
 
     `bandwidth` and `multiprocessors` are the ratios for the numbers that datasheets do not have.
     """
-    reads = of_relative.flops / of_measured.flops / bandwidth  # rows of C at which reading takes as long as multiplying
+    # the factor on the rows or columns of C at which reading an operand takes as long as multiplying
+    reads = of_relative.flops / of_measured.flops / bandwidth
     without_datasheet = {"memory": bandwidth, "rows": reads, "cols": reads, "waves": multiprocessors}
     scaled = {}
     for field in fields(Rate):

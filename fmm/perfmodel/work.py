@@ -35,8 +35,8 @@ class Triangle(NamedTuple):
 
     rows: float  # rows of A
     k: float  # columns of A
-    number: float  # of these products
-    together: float  # products that start together
+    number: float  # number of these products
+    together: float  # number of products that start together
     leaf: str  # text of the leaf, as in a plan
     loose: bool  # True if the leaf may write any values to the other triangle
 
@@ -49,7 +49,7 @@ class Tiles(NamedTuple):
     left: float = 1.0  # blocks of A that are added up for a product's left operand, on average
     right: float = 1.0  # blocks of B that are added up for a product's right operand, on average
     dest: float = 1.0  # blocks of C to which a product is added, on average
-    together: float = 1.0  # products that may fill the device together
+    together: float = 1.0  # number of products that may fill the device together
 
     def count_tiles(self, m: float, n: float) -> int:
         """Return the number of tiles of an m x n matrix."""
@@ -73,7 +73,7 @@ class Work:
     # The next three fields are shares of the leaf products, from 0 to 1:
     unaligned: float = 0.0  # on rows of A, B or C that begin at multiples of 4 bytes, but not all at multiples of 16
     odd: float = 0.0  # on rows of A, B or C that do not all begin at multiples of 4 bytes
-    copied: float = 0.0  # on aligned copies of rows of these two kinds
+    copied: float = 0.0  # on temporaries with aligned rows, where A, B or C has unaligned rows
     alone: bool = False  # True if only rows of A are unaligned
     tiles: Tiles | None = None  # how the tiled kernel computes the leaf products; None without the tiled kernel
     triangles: tuple[Triangle, ...] = ()
@@ -176,7 +176,7 @@ class _SumTraffic:
     scalar: float = 0.0  # elements moved by the first level one number at a time
     deep: float = 0.0  # elements moved by three levels in one pass
     parts: float = 0.0  # elements moved by levels that compute complex products by real ones
-    products: float = 1.0  # products below the levels so far
+    products: float = 1.0  # number of products that the levels so far leave
 
 
 def _sum_traffic(plan: Plan, problem: Problem, footprints: Sequence[Footprint]) -> tuple[_SumTraffic, float]:

@@ -24,7 +24,7 @@ from fmm.kernels.plans.workspace import GRAPH_SCRATCH
 from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Layout, Problem
 
-MAX_GRAPHS = 16  # per backend
+MAX_GRAPHS = 16  # largest number of cached graphs of a backend
 
 
 def record_for_device(

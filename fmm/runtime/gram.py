@@ -325,8 +325,9 @@ def _as_real(factor: Coefficient) -> float:
 #
 # No plan for triangles wins there, and preparing a call takes 50 microseconds.
 
-SMALL_ROWS = 1024  # rows of such a product at most; also the entries of A up to which nothing else is checked
-# largest number of rows of a product whose inner side is at most as long as this
+# largest number of rows of such a product; an A with at most this number of entries needs no check of its sides
+SMALL_ROWS = 1024
+# A product of up to LONG_ROWS rows is computed in this way, too, if its inner side is at most SHORT_INNER_SIDE.
 LONG_ROWS, SHORT_INNER_SIDE = 4096, 64
 ndarray = np.ndarray
 # NumPy's own dtype object of each type. A product of an array whose dtype is another object goes to run_gram.

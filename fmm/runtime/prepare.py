@@ -85,7 +85,7 @@ class PreparedCall:
     addend_offsets: tuple[int, ...] = ()
     spans: tuple[Span | None, Span | None, Span | None] = (None, None, None)
     copies: bool = False  # True if A or B is copied
-    workspace: int = 0  # bytes
+    workspace: int = 0  # bytes of workspace
     call_bytes: int = 0  # bytes of the workspace and, on a device, of copies of operands
     uses_graph: bool = False  # True if the call is captured as a CUDA graph once it recurs
     plan_refusal: str = ""  # the reason why the caller's plan cannot run, if the library probably rejects the call, too
@@ -120,11 +120,11 @@ class CachedCall(NamedTuple):
     """A prepared call in a library's cache."""
 
     call: PreparedCall
-    valid_until: float  # time.monotonic()
+    valid_until: float  # time.monotonic() at which the call expires
     workspace_share: int = 0  # the default workspace limit, in bytes, for which the call was prepared
 
 
-CACHED_CALLS = 4096  # per library
+CACHED_CALLS = 4096  # largest number of cached calls of a library
 Prepare = Callable[[Library, Any, Any, Any, Any], PreparedCall]
 
 
@@ -456,7 +456,7 @@ def launches_on(plan: Plan, problem: Problem, device: Device, required: bool) ->
     except PlanError:
         if required:
             raise
-        return None  # a sum has more blocks than a launch has parameters
+        return None  # the parameters of a launch cannot hold all blocks of a sum
     emulates = plan.leaf_use.leaf.emulates
     if not required and emulates and not any(x.does == "product" for x in launches.launches):
         return None  # on this GPU the leaf calls the vendor for this problem

@@ -32,7 +32,7 @@ from fmm.perfmodel.default_calibration import cpu_calibration
 
 FIRST_SIDE, LAST_SIDE = 256, 4096  # the first and the last side of the timed products; the side is doubled ...
 MAX_PRODUCT_SECONDS = 0.02  # ... until the next product would take longer than this
-REPEATS, ROUNDS = 7, 5  # how often each product, and the sums, are timed
+REPEATS, ROUNDS = 7, 5  # number of timings of each product, number of timings of the sums
 # time = flops / rate (1 + PIPE / side). Products with sides of 1000 or 2000 run 10 to 20 % below the asymptotic rate,
 # which is as much as a level saves. A measurement of PIPE takes too long; two cores with AVX-512 have 200 to 250 in
 # float64 and 200 to 400 in float32. Two concurrent products, each on one thread, are closer to the asymptotic rate.
@@ -112,7 +112,7 @@ def _measure(threads: int, dtypes: tuple[str, ...]) -> Calibration:
 
 
 def _product_rate(dtype: np.dtype[Any], pipe: float) -> Rate:
-    """Return the asymptotic rate in flop/s by the largest product that LONGEST permits.
+    """Return the asymptotic rate in flop/s by the largest product that MAX_PRODUCT_SECONDS permits.
 
     time = flops / rate (1 + pipe / side); each of the three sides takes a third of pipe.
     """

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 MIN_SHOWN_SECONDS = 10.0  # seconds, predicted or elapsed, before progress is shown
 BAR_LABEL = "fmm.matmul"
 BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar:30}| {elapsed}<{remaining}"
-BAR_EVERY, LINE_EVERY = 0.5, 10.0  # seconds
+BAR_EVERY, LINE_EVERY = 0.5, 10.0  # seconds between two updates of the bar, and between two lines
 
 
 class Progress:
@@ -26,7 +26,7 @@ class Progress:
     def __init__(self, wanted: bool) -> None:
         self.wanted = wanted
         self.total = self.done = 0
-        self.predicted = self.began = 0.0  # seconds
+        self.predicted = self.began = 0.0  # predicted seconds, and time.monotonic() at the start
         self._lock, self._over = threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None
 

@@ -68,7 +68,7 @@ def run_call(
     multiplier = _Multiplier(call, None if addend is None else library.as_numpy(addend))
     try:
         if call.plan == VENDOR and not (multiplier.writes_triangle or multiplier.updates):
-            multiplier.fill(x, y, z)  # a single product runs on the caller's thread, under the caller's numpy.errstate
+            multiplier.fill(x, y, z)  # the vendor's products run on the caller's thread, under its numpy.errstate
         elif max(x.nbytes, y.nbytes, z.nbytes) > SMALL_ARRAY_BYTES and _threads_are_equal():
             completes = out is not None and multiplier.can_be_completed
             completion = _vendor_steps(library.vendor_call(a, b, out), z, multiplier) if completes else []

@@ -74,7 +74,7 @@ def _why_no_gpu() -> str:
 
 # ---- devices whose decisions can be predicted
 
-LOCAL_DEVICE_NAMES = ("cpu", "0")  # 0 for any GPU here
+LOCAL_DEVICE_NAMES = ("cpu", "0")  # names of devices of this machine; 0 for any of its GPUs
 
 
 def valid_names() -> tuple[str, ...]:

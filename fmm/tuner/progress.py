@@ -14,7 +14,7 @@ from fmm.tuner.findings.model_in_use import first_gaining_side
 BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar:20}| {postfix}"
 SHOWN_SPEEDUPS = 4  # number of the latest speedups in the line
 
-Section = dict[str, Any] | None  # of a config
+Section = dict[str, Any] | None  # a section of a config
 
 
 class Progress(Protocol):

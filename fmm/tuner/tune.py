@@ -41,7 +41,7 @@ REQUIRED_PACKAGES = ("scipy", "optuna", "tqdm")
 EXIT_INTERRUPTED = 130
 SAMPLING_SHARE = 0.75  # the share of a tuning's time that takes samples; the rest warms up, checks and fits
 PLANNED_SECONDS_KEY = "planned_seconds"  # the condition that records the seconds for which the stages were planned
-COMPILE_SECONDS = 20.0  # seconds in which several processors compile the kernels of the first passes of all types
+COMPILE_SECONDS = 20.0  # seconds in which several processors compile the kernels of all types' first passes
 KERNEL_WAIT_SECONDS = 0.1  # seconds that a first pass waits for kernels before another type's turn
 
 
@@ -312,7 +312,7 @@ class JobEnd:
     seconds: float
     stopped: bool = False  # True if the time was up before everything was measured
     earlier_is_used: bool = False  # True if the config keeps the section of an earlier tuning, which has a better check
-    result: dict[str, Any] | None = None  # for --json
+    result: dict[str, Any] | None = None  # the output of --json
 
 
 def tune_job(job: Job, path: Path, options: argparse.Namespace, left: float | None, progress: Progress) -> JobEnd:

@@ -174,9 +174,8 @@ def test_steps_run_at_the_same_time_and_their_output_is_kept(tmp_path: Path) -> 
 
 def test_a_step_whose_time_is_up_is_ended_with_all_that_it_began(tmp_path: Path) -> None:
     child = "import signal, subprocess, sys, time\n"
-    child += (
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # jobs in the background start with SIGINT ignored
-    )
+    # jobs in the background start with SIGINT ignored
+    child += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     child += f"x = subprocess.Popen([{sys.executable!r}, '-c', 'import time; time.sleep(60)'])\n"
     child += "print(x.pid, flush=True)\ntime.sleep(60)"
     (found,) = run_together([Step("hangs", python(child))], 1.0, tmp_path)

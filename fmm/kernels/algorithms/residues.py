@@ -30,7 +30,7 @@ from typing import Final
 
 LARGEST_MODULUS: Final = 256  # the largest modulus, with residues from -128 to 127
 MOST_MODULI: Final = 48  # largest number of moduli for which the error bound in the module's docstring holds
-# M must exceed 2 bound by this ratio, so that rounding finds q in spite of rounding errors
+# M must exceed twice the bound by this share of it, so that rounding finds q in spite of rounding errors
 ROUNDING_MARGIN: Final = Fraction(1, 256)
 
 
@@ -71,7 +71,7 @@ class RemainderWeights:
     """The weights of the Chinese remainder theorem for the first few moduli of the list, as exact integers."""
 
     moduli: tuple[int, ...]
-    product: int  # M
+    product: int  # M, the product of the moduli
     weights: tuple[int, ...]  # weight i is 1 modulo moduli[i], and 0 modulo all other moduli
 
 

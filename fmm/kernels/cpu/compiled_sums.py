@@ -37,7 +37,7 @@ REAL_TYPES = {"float32": "float32", "float64": "float64", "complex64": "float32"
 Window = tuple[slice, slice]
 Pairs = tuple[tuple[int, int], ...]
 
-_function_numbers = counted()  # for the names of the functions
+_function_numbers = counted()  # numbers in the names of compiled functions
 
 
 def sum_tasks(schedule: CallSchedule, slots: Sequence[Array | None], window: Window) -> list[Callable[[], None]]:

@@ -31,8 +31,8 @@ PLANE_DEPTH = 4096  # columns of all planes of A together that are in memory at 
 TILE_ROWS = 512  # rows of a tile that one thread multiplies
 MIN_TILE_SIDE = 64  # least rows or columns of a tile
 PANEL_BYTES = 256 * 1024  # bytes of one array that are split or added at a time
-MIN_THREADED_NUMBERS = 1 << 18  # numbers of A and B from which other threads help
-MAX_PLANES = 4  # of an operand
+MIN_THREADED_NUMBERS = 1 << 18  # entries of A and B together from which several threads are used
+MAX_PLANES = 4  # largest number of planes of an operand
 WIDEST_ITEMSIZE = 8  # bytes of the widest type of the planes
 
 Task = Callable[[], None]

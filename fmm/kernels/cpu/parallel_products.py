@@ -29,7 +29,7 @@ from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.leaf import HostProduct
 from fmm.kernels.plans.sums import LineExponents, Mirror, Rescaled, Sum
 
-CONCURRENT_PRODUCTS = 2  # measured with two; with more, a plan would have too few products to share
+CONCURRENT_PRODUCTS = 2  # number of products that run at a time; with more, a plan would have too few to share
 MIN_CONCURRENT_FLOPS = 2 * 1024**3  # flops of a whole product from which handing tasks over pays
 MAX_QUEUED_TASKS = 32  # tasks in the queue: the products of a level, and the sums of the next that can run concurrently
 # A product with at most 1/32 of the flops of the whole starts before the check of A and B is done: a failed check then
@@ -47,9 +47,9 @@ class PlanTask:
     reads: Sequence[Array]
     writes: Sequence[Array]
     work: Callable[[], object]
-    flops: int = 0  # of a product; 0 for a sum
+    flops: int = 0  # flops of a product; 0 for a sum
     after: set[PlanTask] = field(default_factory=set)
-    multiply: HostProduct | None = None  # of a product that may be cut: the function that multiplies a part
+    multiply: HostProduct | None = None  # the function that multiplies a part, if the task is a product that may be cut
 
     def __post_init__(self) -> None:
         self.read, self.written = [_byte_span(x) for x in self.reads], [_byte_span(x) for x in self.writes]
@@ -116,14 +116,14 @@ class TaskQueue:
     """Tasks that wait or run, in the order in which the walk added them."""
 
     def __init__(self, flops: int = 0) -> None:
-        self.flops = flops  # of the whole product
+        self.flops = flops  # flops of the whole product
         self.changed = threading.Condition()
         self.waiting: list[PlanTask] = []
         self.running: set[PlanTask] = set()
         self.check: PlanTask | None = None  # the check of A and B that large products wait for
         self.closed = False
         self.error: BaseException | None = None
-        self.seconds = {False: 0.0, True: 0.0}  # the workers' time, by whether a task is a product
+        self.seconds = {False: 0.0, True: 0.0}  # the workers' CPU seconds: False for sums, True for products
 
     def add(self, task: PlanTask) -> None:
         """Append a task as soon as fewer than MAX_QUEUED_TASKS tasks are unfinished."""

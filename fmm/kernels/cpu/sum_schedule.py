@@ -41,7 +41,7 @@ def schedule_calls(
 ) -> CallSchedule:
     """Return the calls that compute the wanted outputs from the reads that are present; absent reads count as zero."""
     outputs = [o for o, want in enumerate(wanted) if want]
-    shared: dict[int, set[int]] = {}  # by output, the reads in the same memory
+    shared: dict[int, set[int]] = {}  # the reads in the memory of each output, by output
     for o, read in aliases:
         if wanted[o] and present[read]:
             shared.setdefault(outputs.index(o), set()).add(read)

@@ -201,7 +201,7 @@ def _keep_off_callers_processor(workers: Sequence[Worker]) -> None:
         for worker in workers if others else ():
             os.sched_setaffinity(worker.number, others)
     except (OSError, ValueError, IndexError):
-        pass  # where the system forbids it, the workers run on any processor
+        pass  # the system forbids the call: the workers run on any processor
 
 
 def _pin_to_processors(workers: Sequence[Worker]) -> None:

@@ -21,7 +21,7 @@ from fmm.kernels.cpu.worker_threads import run_uninterrupted
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.sums import Mirror, Place
 
-ROW_MAJOR, UPPER, LOWER, NOT_TRANSPOSED, TRANSPOSED, ADJOINT = 101, 121, 122, 111, 112, 113  # of cblas.h
+ROW_MAJOR, UPPER, LOWER, NOT_TRANSPOSED, TRANSPOSED, ADJOINT = 101, 121, 122, 111, 112, 113  # enumerators of cblas.h
 RANK_FUNCTIONS = {"float32": "ssyrk", "float64": "dsyrk", "complex64": "cherk", "complex128": "zherk"}
 TRANSPOSED_ROWS = 128  # rows that are transposed at a time
 # Rows that one task mirrors, and columns of a tile: the cache holds a tile's lines until they are full.

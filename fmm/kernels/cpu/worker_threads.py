@@ -30,14 +30,14 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 ResultT = TypeVar("ResultT")
-Job = Callable[[], object]  # raises nothing
+Job = Callable[[], object]  # work that raises no exception
 
 START_TIMEOUT_SECONDS = 1.0  # seconds to wait for a new thread to start
-RETRY_AFTER_SECONDS = 10.0  # seconds until another thread is tried after one that did not start
-MAX_IDLE_WORKERS = max(os.cpu_count() or 1, 2)  # further workers end after their job
+RETRY_AFTER_SECONDS = 10.0  # seconds after a failed start of a thread until the next start is tried
+MAX_IDLE_WORKERS = max(os.cpu_count() or 1, 2)  # largest number of idle workers; further ones end after their job
 MAX_EXIT_WAIT_SECONDS = 60.0  # seconds for which an exiting interpreter waits for running tasks
-EXIT_CHECK_SECONDS = 0.002  # seconds between two looks at the running tasks
-MEMORY_PAUSE_SECONDS = 0.001  # seconds between attempts for which there is no memory
+EXIT_CHECK_SECONDS = 0.002  # seconds between two checks of the running tasks at exit
+MEMORY_PAUSE_SECONDS = 0.001  # seconds between two attempts of a step that lacks memory
 
 
 class NoThreadError(RuntimeError):
@@ -62,7 +62,7 @@ class _ThreadState(threading.local):
 _this_thread = _ThreadState()
 _thread_numbers = count()
 _idle: list[Callable[[Job], None]] = []  # inboxes of idle workers for any caller: `pop` acquires, `append` releases
-_failed_start_times: list[float] = []  # the time when a thread last did not start
+_failed_start_times: list[float] = []  # time.monotonic() of the last failed start of a thread, at most one
 after_fork_in_child(_idle.clear)
 after_fork_in_child(_failed_start_times.clear)
 
@@ -184,7 +184,7 @@ class Gate:
             return Gate()
 
 
-_unused_gates: list[Gate] = []  # shut and unused
+_unused_gates: list[Gate] = []  # shut gates for the next tasks
 
 
 # ---- a caller's task

@@ -23,8 +23,8 @@ from fmm.problem import Problem
 BASES = ("A", "B", "C", "W")
 FLAG, HOST_COUNT, COUNTERS = "flag", "host count", "counters"
 PARAMETER_BYTES = 4096  # the largest parameter that every driver passes to a kernel
-STANDARD_OPTIONS = ("--std=c++17",)  # NVRTC options
-TENSOR_MAP_BYTES = 128  # of a CUtensorMap
+STANDARD_OPTIONS = ("--std=c++17",)  # options of the compiler NVRTC
+TENSOR_MAP_BYTES = 128  # bytes of a CUtensorMap
 MAP_WORDS = TENSOR_MAP_BYTES // 8
 
 
@@ -41,7 +41,7 @@ class Kernel:
     generate: Callable[..., str]
     source_arguments: tuple[Hashable, ...]
     entry: str  # name of the __global__ function
-    threads: int  # per thread block
+    threads: int  # threads of a thread block
     shared: int = 0  # bytes of dynamic shared memory
     options: tuple[str, ...] = STANDARD_OPTIONS
     architecture: str = ""  # target such as sm_90a for architecture-specific instructions; empty for portable code
@@ -131,7 +131,7 @@ class LaunchList:
     problem: Problem
     steps: tuple[Step, ...]
     streams: tuple[int, ...]  # index of each step's stream; stream 0 is the caller's
-    workspace: int  # bytes
+    workspace: int  # bytes of workspace
     alignment: tuple[int, ...]  # powers of two that must divide the bases' addresses, in the order of BASES
 
     @cached_property

@@ -31,9 +31,9 @@ class View(NamedTuple):
     offset: int
     rows: int
     cols: int
-    down: int  # from one row to the next
-    right: int  # from one column to the next
-    dtype: str  # as stored
+    down: int  # elements from one row to the next
+    right: int  # elements from one column to the next
+    dtype: str  # the type in memory
     unit: int = 1  # elements between neighbours along the contiguous axis: 2 for parts of complex numbers
 
     @property
@@ -65,7 +65,7 @@ class BlockTerm(NamedTuple):
     """A block of A, B or C in a tiled product, with its coefficient."""
 
     base: str
-    offset: int  # bytes
+    offset: int  # bytes from the base
     rows: int
     cols: int
     factor: float = 1  # coefficient in a sum of blocks (1 for the first); for a destination, of the product
@@ -75,15 +75,15 @@ class BlockTerm(NamedTuple):
 class BlockStrides(NamedTuple):
     """Strides of an operand's blocks, in elements."""
 
-    leading: int  # from one line to the next
-    layer: int = 0  # from one product of a batch to the next
+    leading: int  # elements from one line to the next
+    layer: int = 0  # elements from one product of a batch to the next
 
 
 class GemmOperand(NamedTuple):
     """One operand of a GEMM as BLAS reads it, column-major."""
 
     base: str
-    offset: int  # bytes
+    offset: int  # bytes from the base
     leading: int  # elements from one column to the next
     transposed: bool
     stride: int  # elements from one matrix of a batch to the next

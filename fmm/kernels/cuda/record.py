@@ -63,7 +63,7 @@ class OperationList:
     problem: Problem
     ops: tuple[RecordedOp, ...]
     streams: tuple[int, ...]  # index of each operation's stream
-    workspace: int  # bytes
+    workspace: int  # bytes of workspace
 
     @cached_property
     def stream_count(self) -> int:
@@ -186,7 +186,7 @@ class _RecordedSum(NamedTuple):
     """A step of sums with the launch for its first occurrence; None if there is nothing to write."""
 
     step: Sum  # held so that its id, which is the key, is not reused
-    origins: dict[str, int]  # by base, the offset of the step's first view
+    origins: dict[str, int]  # by base: the offset in bytes of the step's first view
     op: SumOp | None
 
 

@@ -30,7 +30,7 @@ from fmm.kernels.plans.level import PlanError
 from fmm.kernels.plans.levels.residues import residue_leaves
 
 Op = TypeVar("Op")
-SelectedSteps = tuple[Launch | VendorCall, ...]  # in order
+SelectedSteps = tuple[Launch | VendorCall, ...]  # steps in the order of execution
 Selector = Callable[[GemmOp, Target], SelectedSteps]
 Preparation = tuple[tuple[Launch, ...], int]  # the launches, and the bytes of workspace that they use
 BATCHED_3M = ("complex64",)  # types for which cuBLAS has a batched product by three real ones

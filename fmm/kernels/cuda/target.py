@@ -14,7 +14,7 @@ from fmm.kernels.cuda.products.simt_tiles import TileOp
 from fmm.kernels.plans.sums import ADDEND
 
 Alignment = tuple[int, int, int, int]  # powers of two that divide the addresses of A, B, C and the workspace
-LIBRARY_ALIGNMENT: Alignment = (256, 256, 256, 256)  # to which libraries align what they allocate
+LIBRARY_ALIGNMENT: Alignment = (256, 256, 256, 256)  # the alignment of memory that libraries allocate
 
 
 def alignment_of(a: int, b: int, c: int, workspace: int) -> Alignment:

@@ -21,10 +21,10 @@ class PlanRow(NamedTuple):
     """One line of the table. The next line of the table shows the largest product of this line's level."""
 
     level: str
-    problem: str  # its size
+    problem: str  # size of the product, m x k x n
     does: str
     products: int
-    temporaries: int  # bytes
+    temporaries: int  # bytes of the level's temporaries
 
 
 def plan_table(plan: Plan, m: int, k: int, n: int, itemsize: int, params: GemmParams = PLAIN, dtype: str = "") -> str:

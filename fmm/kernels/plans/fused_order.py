@@ -18,7 +18,7 @@ MAX_STREAMS = 7  # streams at most: one for each product of a level of seven
 Task = tuple[int, ...]  # the products of one launch
 StreamTasks = tuple[Task, ...]  # launches that run one after the other
 Stage = tuple[StreamTasks, ...]  # concurrent streams, which all end before the next stage begins
-Blocks = frozenset[int]  # of C
+Blocks = frozenset[int]  # indices of blocks of C
 
 
 @lru_cache(maxsize=256)

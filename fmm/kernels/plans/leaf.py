@@ -51,7 +51,7 @@ class Leaf:
     devices: tuple[str, ...]
 
     # Types that the leaf multiplies
-    types: tuple[str, ...]  # below any levels
+    types: tuple[str, ...]  # types below any levels
     types_with_sums: tuple[str, ...] = ()  # types with sums inside the products, for fused levels and step tables
     types_alone: tuple[str, ...] = ()  # further types, in plans without levels
     types_in_blocks: tuple[str, ...] = ()  # further types, below levels that only cut A, B and C into blocks
@@ -65,9 +65,9 @@ class Leaf:
     whole_product_rows: int = 0
 
     # One product by the leaf
-    call_text: str = "one launch"  # in explain's table
+    call_text: str = "one launch"  # the text for one product in explain's table
     launches: int = 1  # number of launches or library calls
-    scratch: Scratch = _no_scratch_bytes  # bytes of workspace
+    scratch: Scratch = _no_scratch_bytes  # function that returns the bytes of workspace
     typed_scratch: TypedScratch | None = None  # function instead of `scratch` if the bytes depend on the type
     host_product: HostProduct | None = None
     # True if the leaf uses scratch and threads of its own
@@ -80,7 +80,7 @@ class Leaf:
     options: tuple[tuple[LeafOption, ...], ...] = ()
 
     # When the leaf is a candidate
-    candidate_types: tuple[str, ...] | None = None  # None: all types
+    candidate_types: tuple[str, ...] | None = None  # types for which the leaf is a candidate; None: all types
     alignment: int = 1  # bytes; the leaf is a candidate only if every row begins at a multiple of this number
     # The leaf is a candidate only if no side is longer; 0: no limit. The rate was measured only on products up to this
     # side.
@@ -89,7 +89,7 @@ class Leaf:
     # without levels, as a baseline that a plan must beat; `half`: without levels, for Gram products only.
     forms: tuple[str, ...] = ("alone", "nested", "one pass")
     unprobed: tuple[str, ...] = ()  # forms in which the tuner's probes do not measure the leaf
-    tried: int = 4  # number of the first leaves of a numbered leaf that are candidates
+    tried: int = 4  # number of candidates of a numbered leaf: those with the smallest numbers
 
     # Error
     # True if the leaf saves multiplications, so that an inf or NaN can appear where the vendor has none
@@ -98,7 +98,7 @@ class Leaf:
     # True if the leaf multiplies in another type. The error of emulation is small relative to the largest numbers of a
     # row and a column, and not relative to each entry. FMM_EMULATION=0 forbids such leaves.
     emulates: bool = False
-    norm_bound: str = ""  # of an emulating leaf: the error of an entry, relative to the norms of its row and column
+    norm_bound: str = ""  # if the leaf emulates: the error of an entry relative to the norms of its row and column
     # True if the leaf can raise a device flag where an entry may have too large a relative error
     checks_entries: bool = False
 
@@ -109,7 +109,8 @@ class Leaf:
 
     # Predicted time
     rate: str = ""  # name of the leaf's rate in a calibration, with `{}` for the type; empty: the type's name
-    relative_time: float = 1.0  # time as a multiple of the vendor's, where no calibration has the leaf's rate
+    # factor on the time that the rate predicts; for a leaf without its own rate: time as a multiple of the vendor's
+    relative_time: float = 1.0
     time_formula: Literal["vendor", "tiles"] = "vendor"
     slow_columns: tuple[str, ...] = ()  # types for which a column-major B takes far longer
     # True if thread blocks occupy every multiprocessor to the end, so that no sums run concurrently

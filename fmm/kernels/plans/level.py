@@ -45,7 +45,8 @@ class FusedProducts(NamedTuple):
     """Everything a kernel needs to form all sums of a level inside its products."""
 
     scheme: Scheme
-    unit: int | None  # the unit of which block sides are multiples; None: sides differ by at most one
+    # the unit of which block sides are multiples, except at the edge; None: sides differ by at most one
+    unit: int | None
     tasks: tuple[str, ...] = ()  # how products share launches and streams (fmm.kernels.plans.fused_order)
 
 
@@ -60,7 +61,8 @@ class Level(ABC):
     text: str  # the level's text in a plan
 
     # The products that replace one product
-    products: int  # the largest number of products in place of one; 1 if the level saves no multiplications
+    # the largest number of products in place of one; 1 if this number depends on the sizes and no product is saved
+    products: int
     depth: int = 1  # levels of recursion
     splits: bool = True  # True if products are smaller than the problem
     # True if each product is a block of A times a block of B, and gives a block of C, without sums
@@ -68,7 +70,7 @@ class Level(ABC):
     # True if the level saves multiplications, so that an inf or NaN can appear where the classical product has none
     saves_products: bool = True
     bilinear: Scheme | None = None  # the algorithm, or the composition of algorithms, of one pass
-    cut: Cut | None = None  # if set, counts are polynomials in the block sides
+    cut: Cut | None = None  # the parts of m, k and n; if set, counts are polynomials in the block sides
     below: str = ""  # the valid endings in words, for a level that one leaf runs with everything below it
 
     # Gram products, where C is its own adjoint

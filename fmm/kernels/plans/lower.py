@@ -30,8 +30,8 @@ class Footprint(NamedTuple):
     """
 
     products: float
-    sides: Sides  # of each product
-    passes: int = 0  # of sums
+    sides: Sides  # m, k and n of each product
+    passes: int = 0  # passes of sums over memory
     moved: Sides = (0.0, 0.0, 0.0)  # elements of the blocks of A, B and C that sums read and write
     held: Sides = (0.0, 0.0, 0.0)  # elements of temporaries with the sides of blocks of A, of B and of C
     in_place: float = 1.0  # the share of products that read a block of A or B in place, or write a block of C

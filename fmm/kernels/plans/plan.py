@@ -290,7 +290,7 @@ def _is_plan_text(text: str) -> bool:
     return True
 
 
-_NAME_PATTERN = re.compile(r"(^|\*\s*)([\w-]+)")  # at the start of a level, and behind the * of a composition
+_NAME_PATTERN = re.compile(r"(^|\*\s*)([\w-]+)")  # a name begins a level, or follows the * of a composition
 _SEPARATOR_PATTERN = re.compile(r"\s*[-=]*>\s*|\s*→\s*|(?<![*\s])\s+(?![*\s])")
 
 

@@ -136,9 +136,10 @@ def leaf_flops(plan: Plan, m: int, k: int, n: int) -> int:
 
 # ---- checks
 
-# Types that plans multiply on the host: sums of the others are wider there than the numbers, or do not exist.
+# Types that plans multiply on the host: not types whose sums are wider than the numbers, and not TF32, which no array
+# has.
 HOST_TYPES = tuple(name for name, row in DTYPES.items() if not (row.sums_wider or row.stored_as))
-ALWAYS_ALLOWED_PRODUCTS = 4096  # for any plan, however small the problem is
+ALWAYS_ALLOWED_PRODUCTS = 4096  # number of leaf products that any plan may have, however small the problem is
 
 
 def check_type(plan: Plan, dtype: str, device: Literal["cpu", "cuda"] | None = None) -> None:

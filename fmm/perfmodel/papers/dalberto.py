@@ -129,7 +129,7 @@ def _table_3_notes() -> tuple[str, ...]:
 # ---- error bounds in units of u |A| |B|, where u is the unit roundoff and |A| the largest absolute entry of A
 
 FIGURE_2_POINT: Final = 900  # n_1 of Figure 2: rows of the products below the last level
-BOUND_DEPTHS: Final = (0, 1, 2, 3, 4)  # levels l
+BOUND_DEPTHS: Final = (0, 1, 2, 3, 4)  # numbers l of levels for which bounds are shown
 
 
 def printed_bounds(depth: int, n: int) -> tuple[float, float, float]:

@@ -64,7 +64,7 @@ class ModelledDevice:
     flop: float  # tau_flop, flop/s
     gmop: float  # tau_gmop, bytes/s of global memory
     smop: float  # tau_smop, bytes/s of the shared memory of all multiprocessors
-    sms: int  # multiprocessors
+    sms: int  # number of multiprocessors
     limits: Capability
     element_bytes: int = 4
 
@@ -201,9 +201,9 @@ def max_square_piece(w: Operands, on: ModelledDevice, extra: int = 0) -> float:
 class RegisterModel:
     """Registers of a thread beyond those of (16)."""
 
-    per_pointer: int = 1  # for each block of A and B (footnote 14); 2 with addresses of 64 bits
-    loop: int = 5  # for the loop (footnote 14)
-    unprinted: int = 0  # which no formula of the paper has
+    per_pointer: int = 1  # registers for each block of A and B (footnote 14); 2 with addresses of 64 bits
+    loop: int = 5  # registers for the loop (footnote 14)
+    unprinted: int = 0  # registers that no formula of the paper has
     least_blocks: int = 0  # the compiler spills until this number of thread blocks fits on a multiprocessor; 0: never
 
     def count(self, s: TileSizes, w: Operands, on: ModelledDevice) -> int:

@@ -62,8 +62,8 @@ class Decision:
     trial: online.Trial | None = field(default=None, compare=False)  # the online measurement that is under way
     kernels: tuple[str, ...] = ()  # the kernels that run, a line each
     on_cpu: bool = False
-    calibration: Calibration | None = field(default=None, compare=False, repr=False)  # of the model that decided
-    limits: Limits | None = field(default=None, compare=False, repr=False)  # that the candidates were filtered by
+    calibration: Calibration | None = field(default=None, compare=False, repr=False)  # the model that decided
+    limits: Limits | None = field(default=None, compare=False, repr=False)  # the limits that filtered the candidates
     # Bytes that the explained call allocates in addition to A, B and C: the workspace of its launches, copies of
     # operands, and on a device the memory of a graph. 0 if the vendor multiplies, and for fmm.plan.
     call_bytes: int = field(default=0, compare=False)

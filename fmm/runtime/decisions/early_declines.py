@@ -155,8 +155,10 @@ def remember_decline(library: Library, a: Any, b: Any, decision: Decision) -> No
 
 # ---- calls of gemm and gram that were declined a moment ago
 
-CALL_DECLINE_SECONDS = 1.0  # of small calls: a changed config is noticed within a second
-MAX_DECLINED_FACTOR = 1 << 62  # torch takes no int beyond 64 bits, unless as a float
+# seconds for which a declined small call is remembered; a changed config is then noticed
+CALL_DECLINE_SECONDS = 1.0
+# largest magnitude of an int alpha or beta in a remembered call; torch takes no int beyond 64 bits, unless as a float
+MAX_DECLINED_FACTOR = 1 << 62
 MAX_CALLS = 4096  # largest number of prepared and declined calls in a library's cache
 PYTHON_NUMBERS = (int, float, complex)  # bool raises an error; NumPy's scalars could change the result's type
 
@@ -174,7 +176,7 @@ class DeclinedCall(NamedTuple):
     expiry: float  # time.monotonic() at which the answer expires
     params: Any  # the checked parameters: alpha, beta and others
     library: Library
-    vendor_mirrors: bool  # the library's product of a matrix and its transpose is symmetric bit for bit
+    vendor_mirrors: bool  # True if the library's product of a matrix and its transpose is symmetric bit for bit
 
 
 def call_key(

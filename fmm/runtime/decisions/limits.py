@@ -38,9 +38,9 @@ class PlanConstraints(NamedTuple):
     workspace: int | None = None  # upper limit in bytes; None: a share of the free memory
     params: GemmParams = PLAIN  # alpha, beta, op and fill of the product
     replaceable: bool = False  # True if fmm chose the plan, so that another plan may replace it
-    componentwise: bool = False  # True to bound the error of each entry
+    componentwise: bool = False  # True to bound the error of each entry relative to (|A| |B|)ij
     prepared_side: PreparedSide | None = None
-    # strides of the addend, broadcast to C's shape; None if C holds the addend
+    # strides in elements of the addend, broadcast to C's shape; None if C holds the addend
     addend_strides: tuple[int, ...] | None = None
 
     @property
@@ -68,7 +68,7 @@ def limits_without_arrays(op: Operation, dtype: str, workspace: int, error_growt
 
 # ---- the default workspace limit
 
-WORKSPACE_SHARE = 0.5  # of the free memory
+WORKSPACE_SHARE = 0.5  # largest workspace as a share of the free memory
 FREE_MEMORY_SECONDS = 1.0  # seconds for which a reading of the free memory is used
 # readings of the free memory by library and device: time of expiry, bytes
 _shares: dict[tuple[str, int], tuple[float, int]] = {}

@@ -50,7 +50,7 @@ class Trial:
 
     def _timed(self, multiply: Callable[[Plan], Any], settle: Callable[[], None]) -> Any:
         done = len(self._seconds)
-        if done == len(self._turns):  # the last measurement ended in another thread, or by an exception
+        if done == len(self._turns):  # another thread timed the last product, or an exception came before _conclude
             self._conclude()
             return multiply(self.plan)
         settle()

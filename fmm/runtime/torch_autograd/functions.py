@@ -121,7 +121,7 @@ def recurring_gram_tensors(library: Library, a: Any, out: Any, rows: bool, fill:
 def _gram_by_torch(a: Any, b: Any, out: Any, params: GramParams, constraints: PlanConstraints) -> Any:
     """Return the product by torch's own functions, which torch may trace, transform or record."""
     if out is not None or constraints.plan not in (None, VENDOR):
-        _decide_gram_fallback(a, b, out, constraints)  # raises TypeError
+        _decide_gram_fallback(a, b, out, constraints)  # raises TypeError with the reason
     left, right = (a, b) if b is not None else (a, a.mH) if params.rows else (a.mH, a)
     if params.alpha == 0:  # with alpha = 0 the operands are not read, as in BLAS
         left, right = left[..., :0], right[..., :0, :]

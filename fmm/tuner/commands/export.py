@@ -1,6 +1,6 @@
 """fmm-tune export: the entries or thresholds of a config, or all trials beside it, as CSV or JSON.
 
-The same tables are pandas DataFrames for notebooks (`exported_table`).
+The same tables are pandas DataFrames for notebooks (`export_table`).
 """
 
 from __future__ import annotations

@@ -198,11 +198,11 @@ def _limits(options: argparse.Namespace, name: str, problem: Problem, usual: flo
     if workspace < 0:
         raise ValueError(f"--workspace must be 0 or more, not {workspace}")
     growth = usual if options.max_error_growth is None else options.max_error_growth
-    if not growth > 0:  # nan too
+    if not growth > 0:  # also for NaN
         raise ValueError(f"--max-error-growth must be a number above 0, not {growth}")
     left = _left(name, problem)
     if options.workspace is None and left != NO_LIMIT and find_datasheet(name) is None:
-        left = workspace_share(left)  # as fmm.matmul and `fmm-tune show` with this tuning
+        left = workspace_share(left)  # the same limit as in fmm.matmul and `fmm-tune show` with this tuning
     return limits_without_arrays(problem.op, problem.dtype, min(workspace, left), growth)
 
 

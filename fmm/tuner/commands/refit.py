@@ -120,7 +120,7 @@ def _tiles(recorded: RecordedSection) -> tuple[BlockFit | None, dict[str, str]]:
     """Return the block model of the trials, if they have one, and the tiles of fmm's own kernel."""
     chip = recorded.device.chip
     found = fit_block_model((*recorded.first_look, *recorded.tuning.trials), chip)
-    if found is None and chip is not None and recorded.tuned.fitted is not None:  # of another tuning
+    if found is None and chip is not None and recorded.tuned.fitted is not None:  # terms that another tuning fitted
         chip = replace(chip, fitted=recorded.tuned.fitted)
     return found, chosen_strategies(recorded.dtype, chip, found)
 

@@ -21,13 +21,13 @@ from typing import NamedTuple
 
 from fmm.kernels.plans.plan import Plan
 
-MAX_WORKERS = 16  # worker processes
+MAX_WORKERS = 16  # largest number of worker processes
 # A size of each kind with its own kernels: sides that every level divides, aligned sides whose blocks are padded, odd
 # sides.
 COMPILED_SIZES = ((4096, 4096, 4096), (5000, 4000, 3000), (4133, 2053, 3001))
 # Sizes for each of which the model picks other tiles of fmm's own kernel.
 TILE_KERNEL_SIZES = (*((side,) * 3 for side in (1024, 2048, 4096, 8192)), (4133, 2053, 3001))
-# Each kernel of a level with this many products is a job, named by its label; the slowest compiles first.
+# Each kernel of a level with at least this number of products is a job, named by its label; the slowest compiles first.
 HEAVY_PRODUCTS = 7**3
 FIRST_TURN_PRODUCTS = 7  # kernels of levels with at most this number of products compile first
 SUM_LABELS = ("join", "split A", "split B")
@@ -44,7 +44,7 @@ class CompileJob(NamedTuple):
     plan: str
     size: tuple[int, int, int]
     label: str = ""
-    flagged: bool = False  # as fmm.matmul launches them, with a flag for inf or NaN
+    flagged: bool = False  # True if the kernels raise the flag for inf and NaN, as fmm.matmul's do
 
 
 # A type, a level, and whether the level is the last of its plan; or a leaf with fmm's own kernel, and whether sums are

@@ -35,7 +35,7 @@ from fmm.runtime.overflow import may_overflow
 from fmm.tuner.devices.device import EFFORTS, SHORTEST_OF, SHORTEST_SAMPLE_PART, Effort, FailedError, Run
 
 MIN_SAMPLE_SECONDS = 2e-3  # least seconds of a sample: shorter calls are repeated
-CHECKED_ROWS = 8  # checked rows of a result
+CHECKED_ROWS = 8  # number of checked rows of a result
 
 
 class CpuDevice:

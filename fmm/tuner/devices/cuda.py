@@ -37,7 +37,7 @@ MIN_SAMPLE_MILLISECONDS = 5.0  # least milliseconds of a sample: shorter runs ar
 # An idle device first runs faster than its power limit allows for long (5 to 10 % on an H200). After IDLE seconds
 # without work, the device is therefore kept busy for HEAT milliseconds before a sample.
 IDLE_SECONDS, HEAT = 0.004, 40.0
-CHECKED_ROWS = 16  # checked rows of a result
+CHECKED_ROWS = 16  # number of checked rows of a result
 STEPS_OF_PART: Mapping[str, StepKind] = {"sums": "sums", "products": "product"}
 
 
@@ -148,7 +148,7 @@ class CudaSession:
         self.workspace = cupy.empty(1, cupy.uint8)
         self._launches: dict[Run, LaunchList] = {}
         self._repeats: dict[Run, int] = {}
-        self._busy = 0.0  # time of the last sample
+        self._busy = 0.0  # time.perf_counter() at the end of the last sample
 
     def prepare(self, run: Run) -> None:
         try:
@@ -214,7 +214,7 @@ def event_milliseconds(call: Callable[[int], object], repeats: int) -> float:
     return float(cupy.cuda.get_elapsed_time(start, stop)) / repeats
 
 
-OPERAND_BYTES = 192 << 20  # bytes of all sets: larger than any cache
+OPERAND_BYTES = 192 << 20  # bytes of all sets of operands together: larger than any cache
 MAX_OPERAND_SETS = 8
 CONVERTED_ROWS = 2048  # rows of B that are converted at a time
 

@@ -25,8 +25,9 @@ SHORTEST_OF = 15
 
 
 class Run(NamedTuple):
-    """A timed run: a plan on the problem of a session, whole, only its sums or its leaf products, or BEST.
+    """A timed run of a plan on the problem of a session: whole, only its sums, or only its leaf products.
 
+    With SHORTEST_SAMPLE_PART as `part`, the sample of the whole run is the shortest of SHORTEST_OF samples.
     A `twin` is the same run under another name: a pair of twins shows the noise.
     """
 
@@ -97,7 +98,7 @@ class Device(Protocol):
         """Wait until the kernels of a plan are compiled; return False after this many seconds."""
 
 
-MIN_HELD_OUT_SHAPES = 4  # the least number of held-out shapes
+MIN_HELD_OUT_SHAPES = 4  # least number of held-out shapes of an effort with fewer planned seconds
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,8 @@ class Effort:
     seconds: float  # planned seconds of the stages, for one type
     most: float  # seconds after which measuring ends
     rounds: int  # rounds of the probes, of the held-out shapes, and of each trial of the search
-    held_out: int  # held-out shapes
-    trials: int  # trials of a shape's search
+    held_out: int  # number of held-out shapes
+    trials: int  # number of trials of a shape's search
     enqueued: int  # how many of these trials are of the model's best plans
     certify: int  # rounds of a certification
     stride: int = 1  # step along the ladder of squares: with 2, every second square is tuned

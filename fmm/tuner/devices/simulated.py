@@ -101,7 +101,7 @@ class SimulatedDevice:
     also: Mapping[str, float] = field(default_factory=dict)
     gpu: bool = False
     chip: Chip | None = None
-    asked: int = 0
+    asked: int = 0  # number of samples taken
     before: Calibration | None = None  # the known model of such devices
 
     @property

@@ -30,12 +30,12 @@ SOUND_SLOWDOWN, MAX_SLOWDOWN = 1.25, 1.5
 # The largest upper decile of |log(predicted / measured)| of the vendor's products; 5 to 13 % on an idle device, up to
 # 21 % for TF32 on an H200.
 MAX_DEVIATION = 0.25
-MAX_NOISE_FLOOR = 0.08  # the largest noise floor; 0.2 to 4 % on idle machines
-MIN_TWIN_SHARE = 0.01  # twins shorter than this share of the longest do not count: too short to be tuned
+MAX_NOISE_FLOOR = 0.08  # the largest noise floor of a valid tuning; idle machines have 0.002 to 0.04
+MIN_TWIN_SHARE = 0.01  # twins with less than this share of the longest twin's time are too short to be tuned
 MIN_MARGIN = 0.01
 MAX_MODEL_ERROR = 0.2  # a model with a larger error is rejected
 MIN_HELD_OUT_PAIRS = 5
-UNCHECKED_MARGIN = 0.08  # the margin with fewer held-out pairs
+UNCHECKED_MARGIN = 0.08  # the margin with fewer than MIN_HELD_OUT_PAIRS held-out pairs
 # The least margin if plans pay only for sides beyond EXTRAPOLATION_FACTOR times the largest side measured with a plan.
 EXTRAPOLATION_MARGIN, EXTRAPOLATION_FACTOR = 0.05, 3
 MIN_ACCEPTED_SPEED = 0.98  # a chosen plan below this share of the vendor's speed was a wrong choice

@@ -32,7 +32,7 @@ from fmm.runtime.decisions.limits import workspace_share
 from fmm.runtime.devices import datasheet_model
 from fmm.tuner.findings.thresholds import ROUND_SIDES, side_from_which
 
-NO_WORKSPACE_LIMIT = 1 << 62  # bytes
+NO_WORKSPACE_LIMIT = 1 << 62  # bytes, more than any device has
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class ModelInUse:
     assumed: tuple[str, ...] = ()  # leaves at the datasheet's rate that no tuning measures
     left_out: tuple[str, ...] = ()  # leaves at the datasheet's rate that this tuning skipped
     failed: tuple[str, ...] = ()  # leaves that failed in the tuning and are excluded
-    memory: int | None = None  # bytes of the device's memory; None if they were not recorded
+    memory: int | None = None  # bytes of the device's memory; None if neither the tuning nor a datasheet has them
 
     @property
     def on_cpu(self) -> bool:
@@ -121,7 +121,7 @@ class SquareDecision:
     plan: Plan
     speedup: float  # over the vendor
     error_growth: float
-    workspace: int  # bytes
+    workspace: int  # bytes of workspace
     entry: Entry | None = None  # the certified entry; None if the model predicts the speedup
 
     @property
@@ -232,7 +232,7 @@ def entry_skip_reason(entry: Entry, problem: Problem, limits: Limits, tuned: Tun
 
 # ---- crossovers of the model
 
-ODD_SIDES = tuple(2**i + 1 for i in range(9, 15))  # no row of such a matrix is aligned
+ODD_SIDES = tuple(2**i + 1 for i in range(9, 15))  # rows of such matrices are not aligned
 # odd and even sides are compared beyond this side; on smaller sides, the last wave of tiles has as much influence
 ODD_COMPARED_ABOVE = 4096
 ODD_SIDE_GAIN = 1.25  # odd sides are shown if they gain by this factor more than the even side below

@@ -1,7 +1,7 @@
 """The summary of a tuning as tables of text cells, for the terminal and for the report.
 
 `SectionText` is one section of a config (one device and element type) as tables. `TypeSummary` is one section as one
-row, and `device_tables` summarizes all sections of a device.
+row, and `speedup_table` and `rejected_table` have all types of a device.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from fmm.tuner.fit.parameters import fixed_parameters, scaled_text, unit_of
 
 NEVER_TEXT, UNDETERMINED_TEXT, NOT_MEASURED_TEXT, NOISY_TEXT = "never", "not determined", "not measured", "noisy"
 SUMMARY_SIDE = 16000  # side of the square that the row of a type shows; the first side that gains if larger
-MAX_ODD_ROWS = 4  # odd sides in the table of squares
+MAX_ODD_ROWS = 4  # largest number of odd sides in the table of squares
 RESUME_NOTE = "--resume continues"
-N1_PER_RATIO = recursion_point(1.0, WINOGRAD)  # n1 over alpha / pi in Equation 3
+N1_PER_RATIO = recursion_point(1.0, WINOGRAD)  # n1 / (alpha / pi) in Equation 3
 
 
 @dataclass(frozen=True)
@@ -276,7 +276,7 @@ class ThresholdColumn:
     """A column of the table of thresholds."""
 
     head: str
-    name: str  # of the threshold
+    name: str  # name of the threshold
     text: Callable[[float], str]
     falls: bool = False  # True if the number falls as the threshold rises
 

@@ -30,8 +30,8 @@ from fmm.problem import Problem
 from fmm.tuner.fit.sampled import SLOW_SAMPLE_COUNT, central_interval_95
 from fmm.tuner.trials.record import Size
 
-# Crossovers are searched on this grid of sides, which contains the round sides that are shown, and then between two
-# grid points by bisection, up to a ratio of SIDE_TOLERANCE.
+# Crossovers are searched on SIDE_GRID, which contains the ROUND_SIDES that are shown, and then between two grid points
+# by bisection, up to a ratio of SIDE_TOLERANCE.
 ROUND_SIDES = tuple(1000 << i for i in range(7))
 SIDE_GRID = tuple(sorted({*(round(256 * 2 ** (i / 8) / 32) * 32 for i in range(65)), *ROUND_SIDES}))
 ALIGNED_SIDE_STEP = 16  # sides that are multiples of this have aligned rows

@@ -107,10 +107,10 @@ class Fit:
     residuals: tuple[float, ...]
 
 
-TILE_SIDES = (64.0, 128.0, 256.0)  # sides of the tiles of C in the vendor's kernels
+TILE_SIDES = (64.0, 128.0, 256.0)  # candidate sides of the tiles of C in the vendor's kernels
 # largest number of evaluations of a fit; more steps only follow directions in which the residuals hardly change
 MAX_STEPS = 60
-SCREENING_STEPS = 8  # largest number of evaluations of a fit that is compared with others
+SCREENING_STEPS = 8  # largest number of evaluations of a fit that is only compared, or repeated later
 # Parameters with a looseness above this are fixed together, the others one by one: of two parameters that stand in for
 # each other, one may be determined without the other.
 FAR_TOO_LOOSE = 3.0
@@ -227,7 +227,7 @@ ROBUST_RESIDUAL = 0.03  # residuals above this value count linearly, so that out
 PRIOR_WEIGHT = 0.002
 # the least assumed standard deviation of residuals, since two points on a line do not prove the line
 MIN_RESIDUAL = 0.01
-MIN_SLOPE_SHARE = 1e-12  # the least singular value of the Jacobian, as a share of the largest
+MIN_SLOPE_SHARE = 1e-12  # smaller singular values of the Jacobian count as this share of the largest
 # Sums and products that are timed alone run with other caches and clocks than inside a plan, so that whole plans have
 # more weight. On a CPU with several lanes, sums are timed inside plans and have full weight.
 PART_WEIGHTS = {"sums": 0.1, "products": 0.1}

@@ -28,7 +28,7 @@ class Parameter:
     """A fitted number of a calibration: its field, its bounds, and the kinds of observations that depend on it."""
 
     name: str  # a field of Calibration, or "rate." and a field of Rate
-    unit: str  # empty for factors
+    unit: str  # unit of the value; empty for factors and shares
     low: float
     high: float
     informed_by: frozenset[str]
@@ -103,7 +103,7 @@ PARAMETERS = (
     # `parts` stays at its start without a measured plan for complex numbers.
     Parameter("parts", "", 0.1, 2.0, PLAN_KINDS),
     Parameter("deep", "", 0.1, 10.0, SUM_KINDS, 1.0),
-    Parameter("launch", SECONDS_UNIT, 1e-8, 1e-2, SUM_KINDS, 0.0),  # `small` may explain all
+    Parameter("launch", SECONDS_UNIT, 1e-8, 1e-2, SUM_KINDS, 0.0),  # 0 if undetermined: `small` may explain all
     Parameter("host", SECONDS_UNIT, 1e-8, 1e-2, frozenset({"products", "plan"})),
     Parameter("overlap", "", -1.0, 1.0, PLAN_KINDS, linear=True),  # below 0: sums and products slow each other down
     Parameter("idle", SECONDS_UNIT, 1e-5, 1.0, PLAN_KINDS),

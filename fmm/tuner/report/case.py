@@ -38,7 +38,7 @@ class TypeCase:
     section: dict[str, Any]
     tuned: Tuned
     tuning: RecordedTuning
-    calibration: Calibration  # as fitted
+    calibration: Calibration  # the fitted calibration of the section
     sections: Mapping[str, Any]  # sections of the device by type
     used: ModelInUse  # the model of fmm.matmul, with the datasheet's rates of unmeasured leaves
     first_look: tuple[Trial, ...] = ()  # trials before the tuning
@@ -90,7 +90,7 @@ class TypeCase:
 
     @cached_property
     def curve(self) -> list[tuple[int, float]]:
-        """Side and speedup of the model's choice for squares, up to REACH times the measured sides."""
+        """Side and speedup of the model's choice for squares, up to SHOWN_SIDE_RATIO times the measured sides."""
         return self.curve_to(SHOWN_SIDE_RATIO * self.largest)
 
     def curve_to(self, last: float) -> list[tuple[int, float]]:

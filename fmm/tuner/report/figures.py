@@ -20,8 +20,8 @@ from fmm.kernels.plans.plan import Plan
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#222222",
 )  # fmt: skip
-PLAN_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, "#8A6D00", "#5D3A9B")  # with a darker yellow and violet
-POINT_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # for grey prints and overlapping points
+PLAN_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, "#8A6D00", "#5D3A9B")  # the last two: dark yellow, violet
+POINT_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # marks that differ in grey prints and at overlapping points
 GREY, PALE, LIGHT = "#999999", "#d0c8b8", "#eeeeee"
 FIGURE_STYLE: Any = {
     "font.size": 9.5,
@@ -35,7 +35,7 @@ FIGURE_STYLE: Any = {
     "axes.titlelocation": "left",
     "legend.frameon": False,
     "svg.fonttype": "none",
-    "svg.hashsalt": "fmm",  # reproducible files
+    "svg.hashsalt": "fmm",  # fixed, so that equal figures are equal files
 }
 MAX_TICKS = 6
 DOTS_PER_INCH = 150  # dots per inch of a PNG file

@@ -33,7 +33,7 @@ from fmm.tuner.report.figures import (
 
 TABLE_SIDES = tuple(1024 << i for i in range(7))
 MEASURED_BASIS, PREDICTED_BASIS, VENDOR_BASIS = "measured", "predicted", "vendor"
-BEYOND_BASIS = "beyond"  # predicted beyond REACH times the largest measured side
+BEYOND_BASIS = "beyond"  # predicted beyond SHOWN_SIDE_RATIO times the largest measured side
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Gain:
     workspace: int
     op: Operation = "product"
     untried: float = 0.0  # the predicted speedup of a plan that was not tried, if clearly larger
-    beside: int = 0  # rows beyond the side of its column
+    beside: int = 0  # difference between `side` and the side of the column that shows the gain: 1 for odd sides
 
 
 def shown_gains(cases: Sequence[TypeCase]) -> list[Gain]:
@@ -226,7 +226,7 @@ def _shares(known: Sequence[float]) -> str:
 
 
 def speedup_curves(case: TypeCase, own: Sequence[Gain]) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    """Return side and speedup of the model's choice: up to REACH times the measured sides, and up to shown gains."""
+    """Return side and speedup of the model's choice: the curve of the case, and its continuation to shown gains."""
     if case.tuned.trusted is None:
         return [], []
     last = max((gain.side for gain in own if gain.kind == BEYOND_BASIS), default=0)

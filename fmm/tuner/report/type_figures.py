@@ -34,9 +34,9 @@ from fmm.tuner.report.figures import (
 )
 from fmm.tuner.report.maps import draw_plan_map, fastest_measured
 
-FEW_TICKS = 3  # of an axis in half of a figure
+FEW_TICKS = 3  # number of ticks of an axis in half of a figure
 SIDE_STEP = 128  # lines are evaluated at multiples of this side
-WIDE_RANGE = 60  # a longer axis labels powers of ten alone
+WIDE_RANGE = 60  # an axis with a larger ratio of its ends labels powers of ten alone
 
 
 def draw_predicted_over_measured(case: TypeCase) -> Any:
@@ -86,7 +86,7 @@ def draw_residuals(case: TypeCase) -> Any:
     return made
 
 
-MIN_DRAWN_SPEEDUP = 0.5  # of the vendor's speed: slower plans are not drawn
+MIN_DRAWN_SPEEDUP = 0.5  # least speedup over the vendor of a plan that is drawn
 
 
 def draw_speedup(case: TypeCase) -> Any:

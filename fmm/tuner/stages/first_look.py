@@ -29,7 +29,7 @@ from fmm.tuner.stages.probes import (
 )
 from fmm.tuner.trials.journal import Journal, RoundLimits
 
-PLANS_PER_HELD_OUT_SHAPE = 2  # plans on each held-out shape
+PLANS_PER_HELD_OUT_SHAPE = 2  # number of plans that are timed on each held-out shape
 # The sides (m, k, n) of the vendor's timed products, as shares of the largest side that the effort affords.
 VENDOR_SIDE_SHARES = ((1, 1, 1), (1 / 2, 1 / 2, 1 / 2), (1 / 4, 1 / 4, 1 / 4), (1, 1 / 4, 1), (1 / 2, 1, 1 / 2))
 

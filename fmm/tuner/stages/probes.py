@@ -23,22 +23,24 @@ from fmm.tuner.stages import shapes
 from fmm.tuner.trials.journal import Journal, RoundLimits
 
 SHAPE_SEEDS = {"probe": 5, HELD_OUT_STAGE: 11}  # seeds of the random shapes
+# shares of the planned seconds, by stage
 TIME_SHARES = {
     "probe": 0.15,
     HELD_OUT_STAGE: 0.2,
     "search": 0.2,
     "certify": 0.25,
     "halves": 0.1,
-}  # of the planned seconds
-NOISY_SAMPLE_RATIO = 1.1  # samples of one run with a larger ratio are noisy
+}
+NOISY_SAMPLE_RATIO = 1.1  # two samples of one run with a larger ratio are noisy: a third sample follows
 MAX_TWIN_DIFFERENCE = 0.03  # equal products with a larger relative difference get more rounds ...
 TWIN_TIME_SHARE = 0.08  # ... for this share of the planned seconds
 TWIN_RUNS = Run(), Run(twin=1)
 SHAPES_PER_OWN_KERNEL = 2  # every second random shape, with round sides, also has a plan with fmm's own kernel
 PATIENT_TIME_SHARE = 0.4  # uncertain medians get more rounds until this share of the planned seconds is spent ...
-LONG_ROUNDS_SHARE = 0.03  # ... and while the rounds of the shape have taken less than this share
+LONG_ROUNDS_SHARE = 0.03  # ... but only while the rounds of the shape have taken less than this share of them
 CROSSOVER_STRIDE = 4  # on a CPU every 4th held-out shape is around a crossover
-FIRST_QUIET_SIDE, MAX_QUIET_SECONDS = 256, 4e-3  # of the first quiet product, and of the last
+# side of the first quiet product; the side is doubled until the next product would take longer than these seconds
+FIRST_QUIET_SIDE, MAX_QUIET_SECONDS = 256, 4e-3
 
 
 def time_quiet_products(journal: Journal, dtype: str) -> None:
@@ -64,7 +66,7 @@ def find_scale(journal: Journal, dtype: str, effort: Effort) -> int:
         problem = Problem(side, side, side, dtype)
         with journal.open("scale", problem) as timed:
             samples = timed.rounds([Run()], RoundLimits(3, 20, 0.5))[Run()]
-            seconds = min(samples, default=0.0)  # the shortest, since other work may run
+            seconds = min(samples, default=0.0)  # the shortest sample, since other work may disturb some
         found = shapes.largest_side(problem, seconds, journal.device, effort) if seconds else side
         if found <= 4 * side or not seconds:
             return found

@@ -41,14 +41,14 @@ DEFAULT_OPERATION: Operation = "product"  # the operation of most trials; it is 
 class Trial:
     """One sample, or the reason of its failure."""
 
-    run: str  # identifies the tuning
+    run: str  # identifier of the tuning
     stage: str
     size: Size
     dtype: str
     plan: str
     part: str
     twin: int
-    seed: int  # of the operands
+    seed: int  # seed of the operands
     elapsed: float  # seconds since the tuning began
     seconds: float | None = None
     failed: str | None = None

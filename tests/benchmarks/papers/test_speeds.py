@@ -46,9 +46,8 @@ def test_a_curve_over_sizes_is_in_their_order() -> None:
 
 def test_equation_2_per_problem_and_once_for_all() -> None:
     shape = (2900, 2900, 2900)
-    assert (
-        str(dalberto.hasa_dynamic(shape, 50, epsilon=0)) == "hasa > hasa > vendor"
-    )  # one level from the side 22 x 50 on
+    # one level from the side 22 x 50 on
+    assert str(dalberto.hasa_dynamic(shape, 50, epsilon=0)) == "hasa > hasa > vendor"
     assert str(dalberto.hasa_dynamic(shape, 50)) == "hasa > vendor"  # one level from the side 22 (50 + 20) = 1540 on
     assert str(dalberto.hasa_dynamic(shape, 10, epsilon=0)) == "hasa > hasa > hasa > hasa > vendor"
     assert str(dalberto.hasa_static((3000, 800, 3000), 900)) == "vendor"

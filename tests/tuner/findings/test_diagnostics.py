@@ -157,9 +157,8 @@ def test_what_nobody_measured_is_no_number() -> None:
         Trial("r", QUIET_STAGE, problem.size, "float64", "vendor", SHORTEST_SAMPLE_PART, 0, 0, 0.0, s / 2)
         for s in (seconds, 9.0)
     ]
-    assert slowdown_from_quiet(trials, SIMULATED_CALIBRATION, "float64") == pytest.approx(
-        2.0
-    )  # the model's time over the shortest
+    # the model's time over the shortest sample
+    assert slowdown_from_quiet(trials, SIMULATED_CALIBRATION, "float64") == pytest.approx(2.0)
 
 
 # ---- who is doubted is not used

@@ -65,9 +65,8 @@ def test_no_square_with_aligned_rows_beyond_the_first_side_is_the_vendors(dtype:
     assert first is not None and first % 16 == 0
     for side in (round(first * (1.2 + i / 8) / 256) * 256 for i in range(24)):  # below, tiles decide
         assert choose_square(known, dtype, side).plan != VENDOR, side
-    just_below = range(
-        first - ALIGNED_SIDE_STEP, round(first / SIDE_TOLERANCE) - ALIGNED_SIDE_STEP, -ALIGNED_SIDE_STEP
-    )  # further below, some sides have lucky tiles
+    # further below, some sides have lucky tiles
+    just_below = range(first - ALIGNED_SIDE_STEP, round(first / SIDE_TOLERANCE) - ALIGNED_SIDE_STEP, -ALIGNED_SIDE_STEP)
     assert any(choose_square(known, dtype, side).plan == VENDOR for side in just_below)
 
 

@@ -677,9 +677,8 @@ def test_plans_that_do_not_fit_are_not_proposed() -> None:
     plan, problem = Plan.parse("winograd > vendor"), Problem(1000, 1000, 1000)
     assert within_limits(SimulatedDevice(), plan, problem)
     assert not within_limits(SimulatedDevice(memory=30_000_000), plan, problem)
-    assert not within_limits(
-        SimulatedDevice(), Plan.parse(" > ".join(["strassen"] * 6 + ["vendor"])), problem
-    )  # its error
+    # the error of six levels exceeds the limit
+    assert not within_limits(SimulatedDevice(), Plan.parse(" > ".join(["strassen"] * 6 + ["vendor"])), problem)
 
 
 # ---- shapes

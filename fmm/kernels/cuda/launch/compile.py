@@ -36,7 +36,7 @@ class LoadedKernel(NamedTuple):
     module: Any
 
 
-_loaded: dict[tuple[int, Kernel], LoadedKernel] = {}  # loaded kernels by device; the oldest is dropped first
+_loaded: dict[tuple[int, Kernel], LoadedKernel] = {}  # by device and description; the oldest is dropped first
 _compile_locks: dict[tuple[object, ...], threading.Lock] = {}  # one lock for each source that is being compiled
 
 

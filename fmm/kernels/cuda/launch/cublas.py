@@ -81,7 +81,7 @@ def vendor_call(op: GemmOp | RankOp, divides: Mapping[str, int]) -> GemmCall:
 class _Function(NamedTuple):
     """Names of cuBLAS's functions for products of one type."""
 
-    plain: str  # for one product
+    plain: str  # name of the function for one product
     batched: str  # name of the function for a batch at constant strides; empty if cuBLAS has none
     any_type: bool = False  # True if the function takes the type as an argument
 
@@ -256,7 +256,7 @@ class _RankCall:
 
 # ---- cuBLASLt
 
-REQUESTED_CANDIDATES = 32  # requested of cuBLASLt
+REQUESTED_CANDIDATES = 32  # number of candidates that are requested of cuBLASLt
 
 # Attribute numbers of cublasLt.h.
 _TRANSPOSE_A, _TRANSPOSE_B = 3, 4

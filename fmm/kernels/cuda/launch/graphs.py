@@ -19,8 +19,8 @@ from typing import Any, Final, NamedTuple
 
 # The call at which capturing pays: two may be chance, and a capture takes as long as some calls.
 CALLS_BEFORE_CAPTURE = 3
-MAX_CAPTURES = 64  # of all threads
-MAX_COUNTED_KEYS = 64  # number of keys of one call, counted or captured
+MAX_CAPTURES = 64  # largest number of captures of all threads together
+MAX_COUNTED_KEYS = 64  # largest number of keys of one call, counted or captured
 _NOT_CAPTURED: Final = object()
 
 

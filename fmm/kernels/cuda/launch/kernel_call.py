@@ -18,8 +18,8 @@ from fmm.kernels.cuda.launch_list import TENSOR_MAP_BYTES, Launch, TensorMap
 PROGRAMMATIC_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 MAP_ALIGNMENT = 64  # bytes to which the driver needs a tensor map to be aligned
 MAP_DIMENSIONS = 3  # dimensions of a tensor map: along a line, across lines, and across the matrices of a batch
-NO_INTERLEAVE, PROMOTE_256_BYTES, FILL_WITH_ZEROS = 0, 3, 0  # of CU_TENSOR_MAP_*
-SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes: CU_TENSOR_MAP_SWIZZLE_*
+NO_INTERLEAVE, PROMOTE_256_BYTES, FILL_WITH_ZEROS = 0, 3, 0  # enumerators CU_TENSOR_MAP_*
+SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes of a swizzle pattern -> enumerator CU_TENSOR_MAP_SWIZZLE_*
 PROBE_ADDRESS = 1 << 20  # a placeholder address, with which a map is encoded before its address exists
 launch_kernel = driver.launchKernel
 # argument types: a stream, the address of the pointer to the parameters, and 0

@@ -1,7 +1,7 @@
 """Play a launch list on a CUDA device: fill in the addresses, prepare the calls, then make all calls in order.
 
 A signal handler can raise at any step of this code, but not between the calls: one C function makes them all
-(`prepared_calls`), and nothing writes C before it. After an exception, either the whole product is launched or C is
+(`make_calls`), and nothing writes C before it. After an exception, either the whole product is launched or C is
 untouched, and the streams are synchronized. The only launches made earlier are leading sums on the caller's stream that
 write the workspace alone.
 
@@ -62,7 +62,7 @@ class Addresses(NamedTuple):
     c: int
     workspace: int
     flag: int = 0  # address of the flag for inf and NaN
-    host_count: int = 0  # of recomputed products
+    host_count: int = 0  # address of the host's count of recomputed products
     addend: int = 0  # address of the addend; 0 if C holds the addend
 
     @property

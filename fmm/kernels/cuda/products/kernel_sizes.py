@@ -53,7 +53,8 @@ class TileSizes:
         return self.threads_m * self.threads_n
 
 
-STRATEGIES = (  # Huang, Yu and van de Geijn, Figure 3: the presets of CUTLASS 0.1
+# Huang, Yu and van de Geijn, Figure 3: the presets of CUTLASS 0.1
+STRATEGIES = (
     TileSizes("Small", m_s=16, n_s=16, k_s=16, m_r=2, n_r=2, warp_m=4, warp_n=8),
     TileSizes("Medium", m_s=32, n_s=32, k_s=8, m_r=4, n_r=4, warp_m=4, warp_n=8),
     TileSizes("Large", m_s=64, n_s=64, k_s=8, m_r=8, n_r=8, warp_m=4, warp_n=8),

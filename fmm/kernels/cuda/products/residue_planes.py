@@ -24,7 +24,7 @@ from fmm.kernels.cuda.products.wgmma_tiles import LINE_BYTES
 from fmm.kernels.plans.levels.residue_planes import INNER_ALGORITHM, PlaneLayout
 from fmm.kernels.plans.memory_layout import round_up
 
-MAX_MODULI, MAX_PIECES = 20, 4  # as in residue_join.cuh
+MAX_MODULI, MAX_PIECES = 20, 4  # largest numbers of moduli and of pieces of a weight, as in residue_join.cuh
 BYTE_SUMS = 2**18 + 2**9  # bound of sums of bytes in modulus.cuh
 FLOAT_2_23_BITS = 0x4B000000  # the bits of 2^23 as a float32 number
 MAX_NORM = 2.0**60  # upper bound of scaled norms: sums of four of them have 62 bits

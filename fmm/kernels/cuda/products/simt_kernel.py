@@ -126,10 +126,11 @@ class TileKernel:
     left: int = 1
     right: int = 1
     epilogue: Epilogue = DEFAULT_EPILOGUE
-    along: tuple[Along, Along] = ("inner", "outer")  # dimensions along which A and B are contiguous; here: both by rows
+    # dimensions along which A and B are contiguous; default: both row-major
+    along: tuple[Along, Along] = ("inner", "outer")
     products: int = 1
     flag: FlagUse | None = None
-    paths: tuple[CopyPath, CopyPath] = ASYNC_PATHS  # of A's tiles and of B's
+    paths: tuple[CopyPath, CopyPath] = ASYNC_PATHS  # how A's tiles and B's tiles get to shared memory
     triangle: TriangleTiles | None = None
 
     @property

@@ -53,7 +53,7 @@ class TileOp:
     left: tuple[BlockTerm, ...]
     right: tuple[BlockTerm, ...]
     dest: tuple[BlockTerm, ...]
-    lines: tuple[BlockStrides, ...]  # of A's blocks, of B's blocks, and of each destination
+    lines: tuple[BlockStrides, ...]  # strides of A's blocks, of B's blocks, and of each destination
     m: int
     n: int
     k: int

@@ -13,7 +13,7 @@ from fmm.kernels.cuda.ops import GemmOp, GemmOperand, TriangleExtent
 from fmm.kernels.cuda.products.tiling import row_major_operands
 
 SMALL_TILE, SMALL_THREADS = 32, 256  # of gemm_small.cuh: rows and columns of a tile, threads of a thread block
-SMALL_BLOCKS_PER_SM = 2  # thread blocks on a multiprocessor that registers must suffice for
+SMALL_BLOCKS_PER_SM = 2  # number of thread blocks on a multiprocessor for which registers must suffice
 SMALL_ENTRY = "fmm_small"
 # By extent, the enumerator of fmm::Part; and by enumerator, the words that the launch's label ends with.
 TRIANGLE_PARTS: Mapping[TriangleExtent | None, str] = {

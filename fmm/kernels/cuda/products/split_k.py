@@ -12,9 +12,9 @@ from functools import lru_cache
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-MIN_PART_STEPS = 16  # a shorter part costs more than the idle time that it fills
+MIN_PART_STEPS = 16  # least number of steps of a part: a shorter part costs more than the idle time that it fills
 TASK_COUNTS = (1, 8, 24)  # task counts that kernels are compiled for; a launch takes the smallest sufficient one
-MAX_PARTS = 16  # parts of one tile
+MAX_PARTS = 16  # largest number of parts of one tile
 # Times of a thread block in units of one step of the inner dimension: to start, to store a tile of C, and to store a
 # tile in order with other thread blocks. On an H200 an ordered store took 45 where all thread blocks store at about the
 # same time. With 30 the model finds the best of the cuts that were measured, because parts store at other times than

@@ -44,8 +44,8 @@ from fmm.kernels.cuda.products.tiling import (
     triangle_cpp,
 )
 
-SM90_SHARED_BYTES = 227 << 10  # shared memory that a thread block can have on compute capability 9.0
-BlockCounts = tuple[int, int, int]  # of A, B, C
+SM90_SHARED_BYTES = 227 << 10  # bytes of shared memory that a thread block can have on compute capability 9.0
+BlockCounts = tuple[int, int, int]  # numbers of blocks of A, of B and of C
 
 
 @dataclass(frozen=True)
@@ -104,11 +104,11 @@ class TmaOp:
     """One launch: tasks, which are parts of products, all described in its parameters."""
 
     kernel: TmaKernel
-    maps: tuple[TensorMap, ...]  # of all blocks of A, then of B
+    maps: tuple[TensorMap, ...]  # tensor maps of all blocks of A, then of B
     dest: tuple[BlockTerm, ...]  # all blocks of C
     parts: tuple[ProductPart, ...]
     tasks: bytes  # struct Task of gemm_tma.cuh for every part
-    lines: BlockStrides  # of C's blocks
+    lines: BlockStrides  # strides of C's blocks
     tiles: tuple[int, int]  # rows and columns of tiles in a block of C
     count: int  # products in the batch
 

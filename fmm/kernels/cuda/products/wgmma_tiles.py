@@ -27,9 +27,9 @@ from fmm.kernels.cuda.products.tiling import (
     triangle_tiles,
 )
 
-LINE_BYTES = 128  # of a line of a tile along the inner dimension
-MMA_K_BYTES = 32  # of a row of A that one wgmma instruction multiplies
-BARRIER_BYTES = 8  # of an mbarrier in shared memory
+LINE_BYTES = 128  # bytes of a line of a tile along the inner dimension
+MMA_K_BYTES = 32  # bytes of a row of A that one wgmma instruction multiplies
+BARRIER_BYTES = 8  # bytes of an mbarrier in shared memory
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class WgmmaSizes:
 WGMMA_SIZES = (WgmmaSizes(128, 256), WgmmaSizes(128, 128))
 # For a triangle of C also 192 columns: with 256, most of the last round would be idle, as at 4096 rows on an H200.
 TRIANGLE_SIZES = (*WGMMA_SIZES, WgmmaSizes(128, 192, stages=4))
-MAX_BETA_RATIO = 2.0**60  # of |beta / alpha|
+MAX_BETA_RATIO = 2.0**60  # largest |beta / alpha| that the kernel multiplies
 UNSHARED_SLOWDOWN = 1.15  # time of a thread block without a cluster, over that of one that shares loads
-TILE_OVERHEAD_COLUMNS = 24  # start and end of a tile take as long as computing this many columns
+TILE_OVERHEAD_COLUMNS = 24  # the start and end of a tile take the time of computing this number of columns
 
 
 @dataclass(frozen=True)
@@ -154,15 +154,15 @@ class WgmmaOp(Generic[KernelType]):
     """One launch: C = factor (A B + keep C) for each product of a batch."""
 
     kernel: KernelType
-    maps: tuple[TensorMap, TensorMap, TensorMap]  # of A, B and C
-    steps: int  # of the inner dimension
+    maps: tuple[TensorMap, TensorMap, TensorMap]  # tensor maps of A, B and C
+    steps: int  # number of steps of the inner dimension
     tiles: tuple[int, int]  # rows and columns of clusters' tiles in C
     count: int  # products in the batch
     adds: bool  # True if the copy engine adds to C's old value; `keep` is then zero
     factor: float
     keep: float
     sides: tuple[int, int]  # rows and columns of C
-    clusters: int  # clusters that fit the device at a time
+    clusters: int  # number of clusters that are resident on the device at a time
     addend: View | None = None  # the matrix that `keep` multiplies instead of C, column-major as in the BLAS call
 
     def __hash__(self) -> int:

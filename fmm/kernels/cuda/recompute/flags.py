@@ -21,8 +21,8 @@ from cupy_backends.cuda.api import runtime
 
 from fmm.kernels.cuda.recompute.recompute import Backoff
 
-FLAG_BYTES = 16  # of struct Slot in nonfinite_flag.cuh, rounded up
-FLAGS_PER_CHUNK = 4096  # flags that are allocated together
+FLAG_BYTES = 16  # bytes of struct Slot in nonfinite_flag.cuh, rounded up
+FLAGS_PER_CHUNK = 4096  # number of flags that are allocated together
 MAX_FLAGS_PER_THREAD = 256
 StreamKey = tuple[int, int]  # a device and a stream on it
 
@@ -49,7 +49,7 @@ class StreamFlag:
         self.count_address = chunk.host_memory.ptr + 4 * number
         self.stream = stream
         self._counts, self._number = memoryview(chunk.counts), number
-        self._before = int(self._counts[number])  # counted for earlier users of this place
+        self._before = int(self._counts[number])  # products that were counted for earlier users of this place
         self._backoff = Backoff(self._before)
         self.prepared: dict[int, Any] = {}  # the runtime's prepared calls for this stream and thread
         runtime.memsetAsync(self.address, 0, FLAG_BYTES, stream)
@@ -69,7 +69,7 @@ class StreamFlag:
 _flags_left: deque[tuple[StreamKey, StreamFlag]] = deque()  # flags of threads that ended or went on to other streams
 _idle: dict[StreamKey, list[StreamFlag]] = {}  # the same, sorted by device and stream by _collect
 _free: dict[int, list[_Place]] = {}
-_lock = threading.Lock()  # around the latter two
+_lock = threading.Lock()  # guards _idle and _free
 
 
 class _OwnFlags:

@@ -141,10 +141,10 @@ class Backoff:
     Data with inf or NaN tend to recur, and computing a product twice costs more than the vendor's product.
     """
 
-    recomputed: int = 0  # products recomputed up to the last call
-    next_backoff: int = MIN_BACKOFF  # products that go to the vendor after the next recomputed one
-    vendor_products_left: int = 0  # products that still go to the vendor
-    plan_products: int = 0  # products by plans since then
+    recomputed: int = 0  # number of products recomputed up to the last call
+    next_backoff: int = MIN_BACKOFF  # number of products that go to the vendor after the next recomputed one
+    vendor_products_left: int = 0  # number of products that still go to the vendor
+    plan_products: int = 0  # number of products by plans since the last recomputed one
 
     def allows_plan(self, recomputed: int) -> bool:
         """Return True if the next product may run by a plan; `recomputed` is the present count."""

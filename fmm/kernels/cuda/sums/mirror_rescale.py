@@ -14,7 +14,7 @@ from fmm.kernels.cuda.launch_list import FLAG, Kernel, Launch, Slot
 from fmm.kernels.cuda.ops import MirrorOp, View
 from fmm.kernels.plans.sums import LineExponents, Rescaled
 
-MIRROR_THREADS = 256  # as in mirror_triangle.cuh
+MIRROR_THREADS = 256  # threads of a thread block, as in mirror_triangle.cuh
 MIRROR_ENTRY = "fmm_mirror"
 
 

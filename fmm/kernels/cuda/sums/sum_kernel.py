@@ -19,7 +19,7 @@ from fmm.kernels.cuda.device_code.entry_source import entry_source
 from fmm.kernels.cuda.sums.sum_order import LaunchCoefficient, Statement, best_order, peak_values
 
 Access = Literal["vector", "scalar"]
-SUM_THREADS, WARP_THREADS = 128, 32  # of a thread block, as in block_sums.cuh
+SUM_THREADS, WARP_THREADS = 128, 32  # threads of a thread block and of a warp, as in block_sums.cuh
 SECTOR_BYTES = 32  # bytes of the smallest memory transaction
 CROSSWISE_WARP_ROWS = 4  # warps of a thread block along the rows, where a kernel transposes
 MAX_ACCESS_BYTES = 16  # bytes of the widest memory access
@@ -46,7 +46,7 @@ class BlockIndex(NamedTuple):
     array: int
     i: int
     j: int
-    part: int = 0  # of an array of complex numbers: 0 for the real parts, 1 for the imaginary ones
+    part: int = 0  # 1 for the imaginary parts of an array of complex numbers, 0 for real parts and whole numbers
 
 
 @dataclass(frozen=True)

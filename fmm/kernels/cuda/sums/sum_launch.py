@@ -22,8 +22,8 @@ from fmm.kernels.plans.plan import PlanError
 from fmm.kernels.plans.sums import ADDEND, COPY, Place, whole_matrix
 
 PlacedView = tuple[Place, View]  # a block's place in the plan, and its memory
-ARRAY_BYTES = 56  # of struct Array in block_sums.cuh
-GRID_LIMIT = 65535  # thread blocks along the second and third axis of a grid
+ARRAY_BYTES = 56  # bytes of struct Array in block_sums.cuh
+GRID_LIMIT = 65535  # largest number of thread blocks along the second and third axis of a grid
 
 
 @dataclass(frozen=True)
@@ -192,14 +192,14 @@ class BlockArray(NamedTuple):
     """One array of a sum kernel: a grid of blocks of a matrix, or equal layers. Strides and sizes count elements."""
 
     base: str
-    offset: int  # bytes
-    row: int  # from one row to the next
-    col: int  # from one column to the next
-    down: int  # from one block to the one below it
-    right: int  # from one block to the one right of it
-    rows: int  # of the whole array
+    offset: int  # bytes from the base
+    row: int  # elements from one row to the next
+    col: int  # elements from one column to the next
+    down: int  # elements from one block to the block below it
+    right: int  # elements from one block to the block right of it
+    rows: int  # rows of the whole array
     cols: int
-    height: int  # of a block
+    height: int  # rows of a block; `width` is the number of its columns
     width: int
 
 

@@ -47,7 +47,7 @@ class PlaneLayout:
     count: int  # number of products in the batch
     moduli: int
     levels: int  # number of levels of Strassen's algorithm below the residues
-    item: int = FLOAT64_BYTES  # bytes of a number
+    item: int = FLOAT64_BYTES  # bytes of a number of A, B and C
 
     @property
     def block(self) -> Shape:
@@ -236,7 +236,7 @@ def _join_program(program: AdditionProgram, moduli: int) -> AdditionProgram:
     """
     inputs = program.inputs * moduli
     lines: list[tuple[tuple[Coefficient, int], ...]] = []
-    residues: list[list[int]] = [[] for _ in program.outputs]  # for each block of C, a value for every modulus
+    residues: list[list[int]] = [[] for _ in program.outputs]  # for each block of C: one value for each modulus
     for i in range(moduli):
         number = list(range(i * program.inputs, (i + 1) * program.inputs))
         for terms in program.lines:
