@@ -180,6 +180,19 @@ def doubling_launch(source: DeviceMatrix, dest: DeviceMatrix) -> Launch:
     return Launch("sums", "write_twice: numbers of 16 bits", kernel, (blocks, 1, 1), parameters, slots)
 
 
+LENGTH_TYPES = {"float32": "float", "float64": "double", "int32": "int", "int16": "short"}  # C++ type by element type
+
+
+def edges_launch(
+    dtype: str, n: int, strides: tuple[int, int], missing: float, smallest: float, unweighted: bool
+) -> Launch:
+    """Return the launch that writes the edges of the n x n matrix "A" of lengths, with strides in entries, to "C"."""
+    parameters = struct.pack("<4q2d2i", 0, 0, *strides, missing, smallest, n, unweighted)
+    kernel = Kernel(edges_source, (LENGTH_TYPES[dtype],), ENTRY_POINT, TILE_THREADS)
+    label = f"edges: entries of {dtype} that are no edges become {missing:g}"
+    return Launch("sums", label, kernel, (min(n, 4096), 1, 1), parameters, (Slot(0, "A", 0), Slot(1, "C", 0)))
+
+
 # ---- CUDA sources, each with the entry point ENTRY
 
 
@@ -216,6 +229,13 @@ def doubling_source() -> str:
     """Return the CUDA source of the kernel that writes each 16-bit entry twice."""
     body = ("fmm::tropical::write_twice(p);",)
     return entry_source("fmm::tropical::Doubling", body, "minplus.cuh", (TILE_THREADS,), entry=ENTRY_POINT)
+
+
+@lru_cache(maxsize=len(LENGTH_TYPES))
+def edges_source(cpp: str) -> str:
+    """Return the CUDA source of the kernel that writes the edges of a graph."""
+    parameters, body = f"fmm::tropical::Lengths<{cpp}>", "fmm::tropical::write_edges(p);"
+    return entry_source(parameters, body, "edges.cuh", (TILE_THREADS,), entry=ENTRY_POINT)
 
 
 # ---- the fastest tile sizes

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fmm.arrays.detect import kind_of
-from fmm.arrays.numpy_library import to_numpy
 from fmm.semirings import placement
 from fmm.semirings.domain import choose_domain, from_domain, missing_value, to_domain
 from fmm.semirings.host import HOST_TILE_SIDE, close_matrix
@@ -44,7 +43,7 @@ def all_shortest_paths(d: Any, out: Any, request: PathRequest) -> Any:
         dtype = np.dtype(weights.dtype.name if weights.dtype.name in COMPUTED_TYPES else np.float64)
         result = d if out is None and request.overwrite and _can_be_overwritten(d, weights, dtype) else out
         target = None if result is None else writable_target(place, result, weights.shape, dtype)
-        lengths, predecessors = _close_graph(place, _edge_lengths(place.xp, graph, dtype, request), request)
+        lengths, predecessors = _close_graph(place, _find_edges(place, graph, dtype, request), request)
         result = place.to_caller(lengths) if target is None else write_result(result, target, lengths)
         return (result, place.to_caller(predecessors)) if request.predecessors else result
 
@@ -81,6 +80,17 @@ def _can_be_overwritten(d: Any, weights: Any, dtype: Any) -> bool:
         own = (kind_of(d) == "torch" and as_readable_array(d) is d) or type(d) is np.ndarray
         return own and weights.dtype == dtype and bool(weights.flags.writeable)
     return bool(weights.dtype == dtype) and as_readable_array(d) is d
+
+
+def _find_edges(place: Placement, graph: _Graph, dtype: Any, request: PathRequest) -> Any:
+    """Return the lengths of the edges as `_edge_lengths` does; on a device by one kernel if the types allow that."""
+    values, is_plain = graph.lengths, graph.stored is None and not graph.zeros_are_edges
+    is_aligned = not any(step % values.itemsize for step in values.strides)
+    if not (place.is_on_device and is_plain and is_aligned and values.dtype == dtype and len(values)):
+        return _edge_lengths(place.xp, graph, dtype, request)
+    missing, find_edges = missing_value(dtype, False), placement.device_module().device_edges
+    edges = find_edges(values, missing, NO_EDGE_MAGNITUDE, request.unweighted)
+    return edges if request.directed else place.xp.minimum(edges, edges.T)
 
 
 def _edge_lengths(xp: Any, graph: _Graph, dtype: Any, request: PathRequest) -> Any:
@@ -131,27 +141,27 @@ def _close_graph(place: Placement, edges: Any, request: PathRequest) -> tuple[An
         if request.method == "floyd-warshall":
             raise ValueError("on a CUDA device the method is r-kleene")
         closure = placement.device_module().device_closure
-        values, predecessors = closure(domain.ring, values, domain.missing, predecessors)
+        values, predecessors = closure(domain.ring, values, predecessors)
     else:
         tile_side = n if request.method == "floyd-warshall" else HOST_TILE_SIDE
         with np.errstate(all="ignore"):
             close_matrix(host_semiring(domain, False, n**3), values, predecessors, tile_side)
     if domain.dtype[0] != "u":
-        _check_negative_cycles(xp, values)
+        diagonal = placement.device_module().device_diagonal if place.is_on_device else np.diagonal
+        _check_negative_cycles(diagonal(values))
     lengths = from_domain(xp, values, domain, dtype, False)
     if predecessors is not None:
         mend_predecessors(xp, original, missing_value(dtype, False), lengths, predecessors)
     return lengths, predecessors
 
 
-def _check_negative_cycles(xp: Any, values: Any) -> None:
-    """Raise NegativeCycleError if a node has a path of negative length to itself.
+def _check_negative_cycles(diagonal: Any) -> None:
+    """Raise NegativeCycleError if a node has a path of negative length to itself, by the diagonal on the host.
 
-    The diagonal is inspected on the host, since CuPy would compile the reduction `any` for seconds at its first call.
     If SciPy is loaded, the error is also an instance of SciPy's NegativeCycleError, so that programs that catch SciPy's
     error need no change.
     """
-    negative = to_numpy(xp.diagonal(values)) < 0
+    negative = diagonal < 0
     if not negative.any():
         return
     error: type[NegativeCycleError] = NegativeCycleError

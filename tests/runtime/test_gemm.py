@@ -12,7 +12,13 @@ import pytest
 
 import fmm
 from fmm.kernels.cuda.launch_list import Launch
-from fmm.kernels.cuda.recompute.recompute import RECOMPUTE_ENTRY, SCAN_ENTRY, may_create_nonfinite, recompute_launches, simple_source
+from fmm.kernels.cuda.recompute.recompute import (
+    RECOMPUTE_ENTRY,
+    SCAN_ENTRY,
+    may_create_nonfinite,
+    recompute_launches,
+    simple_source,
+)
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from fmm.kernels.cuda.launch_list import Kernel
 from fmm.semirings.minplus_kernel import (
+    LENGTH_TYPES,
     RINGS,
     DeviceMatrix,
     SemiringProduct,
     close_launch,
     doubling_launch,
+    edges_launch,
     kernel_tile_sizes,
     minplus_launch,
 )
@@ -18,6 +20,7 @@ def every_kernel() -> set[Kernel]:
     """Return the kernels of launches over each ring, with each tile size, with and without arguments."""
     some = DeviceMatrix("A", 0, 8, 8, 16)
     found = {doubling_launch(some, some).kernel}
+    found |= {edges_launch(dtype, 8, (8, 1), 0, 0, False).kernel for dtype in LENGTH_TYPES}
     for ring in RINGS.values():
         for with_arguments in (False, True)[: 3 - ring.per_word]:
             product = SemiringProduct(some, some, some, args=some if with_arguments else None)
