@@ -156,10 +156,8 @@ __device__ __forceinline__ void measure_lines(const Operand<Element>& p, int blo
     if (GROUP > 32) {
         if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = sum;
         __syncthreads();
-        if (mine == 0) {
-#pragma unroll 1
+        if (mine == 0)
             for (int i = 1; i < THREADS / 32; ++i) sum.add(shared[i]);
-        }
     }
     if (mine == 0) p.exponents[number] = exponent_for(sum.root(), p.top);
 }
@@ -244,10 +242,7 @@ __device__ __forceinline__ void transpose_numbers(const Operand<Element>& p, int
             const bool inside = k + i < end && first + across < p.lines;
             const Element x = inside ? from[(k + i) * p.leading + first + across] : Element();
             tile[i][across] = x;
-        }
-        if constexpr (SCALED<Element>) {  // a loop of its own, since NVRTC takes long to unroll the addition
-#pragma unroll 2
-            for (int i = down; i < POSITIONS; i += DOWN) sum.add(tile[i][across]);
+            if constexpr (SCALED<Element>) sum.add(x);
         }
         __syncthreads();
 #pragma unroll
