@@ -165,17 +165,9 @@ __device__ __forceinline__ void multiply_planes(const Product3& p, half* memory,
             const auto left = a + round.stage * WORDS, right = b + round.stage * WORDS;
             wait_barrier(barriers.full + round.stage, round.parity);
             wgmma_fence();
-#pragma unroll
-            for (int k = 0; k < S::DEPTH / Left::DEEP; ++k)
-                Step::template multiply<!Left::INNER, !Right::INNER>(high, left + k * Left::NEXT, right + k * Right::NEXT, k);
+            Step::template multiply<!Left::INNER, !Right::INNER, Left::NEXT, Right::NEXT>(high, left, right, 0);
             wgmma_commit();
-#pragma unroll
-            for (int k = 0; k < S::DEPTH / Left::DEEP; ++k) {
-                Step::template multiply<!Left::INNER, !Right::INNER>(low, left + k * Left::NEXT,
-                                                                     right + LOW_B + k * Right::NEXT, t || k);
-                Step::template multiply<!Left::INNER, !Right::INNER>(low, left + LOW_A + k * Left::NEXT,
-                                                                     right + k * Right::NEXT, 1);
-            }
+            Step::template multiply_low<!Left::INNER, !Right::INNER, Left::NEXT, Right::NEXT, LOW_A, LOW_B>(low, left, right, t);
             wgmma_commit();
             wgmma_wait<1>();  // hi hi of this step, and all of the previous stage
             if (t && thread < S::CLUSTER) arrive_remote(barriers.empty + before, thread);

@@ -388,10 +388,8 @@ __device__ __forceinline__ void multiply_all(const Product& p, const Finish& fin
         for (int t = 0; t < p.steps; ++t, round.next()) {
             wait_barrier(barriers.full + round.stage, round.parity);
             wgmma_fence();
-#pragma unroll
-            for (int k = 0; k < S::DEPTH / Left::DEEP; ++k)
-                Step::template multiply<!Left::INNER, !Right::INNER>(sum, a + round.stage * WORDS + k * Left::NEXT,
-                                                                     b + round.stage * WORDS + k * Right::NEXT, t || k);
+            Step::template multiply<!Left::INNER, !Right::INNER, Left::NEXT, Right::NEXT>(sum, a + round.stage * WORDS,
+                                                                                          b + round.stage * WORDS, t);
             wgmma_commit();
             wgmma_wait<1>();  // so that the previous stage is free
             if (t && thread < S::CLUSTER) arrive_remote(barriers.empty + before, thread);

@@ -40,7 +40,7 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
     WgmmaSizes,
     cluster_tiles,
     count_cluster_tiles,
-    wgmma_instruction,
+    wgmma_instructions,
 )
 from fmm.kernels.plans.levels.residue_planes import EXPONENT_BYTES, PART_ALIGN, PlaneLayout, prepared_plane_layout
 from fmm.kernels.plans.memory_layout import round_up
@@ -234,7 +234,7 @@ def residue_product_source(kernel: ResidueKernel) -> str:
         f"fmm::multiply_by_groups<Step, {BYTE.cpp}, Sizes, fmm::Along::INNER, fmm::Along::INNER>(",
         f"    p.product, fmm::ByModulus<{str(kernel.reduces).lower()}>{{p.moduli, p.each}}, memory);",
     )
-    before = [*wgmma_instruction(BYTE, s.n_s), ""]
+    before = [*wgmma_instructions(BYTE, s.n_s), ""]
     bounds = s.threads, 1
     return entry_source("fmm::ResidueProduct", body, "gemm_residues.cuh", bounds, clusters=s.cluster, before=before)
 
