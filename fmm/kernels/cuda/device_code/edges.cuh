@@ -25,6 +25,7 @@ __device__ __forceinline__ void write_edges(const Lengths<Number>& p) {
     constexpr bool FLOATING = static_cast<Number>(0.5) != 0;
     const Number missing = static_cast<Number>(p.missing), smallest = static_cast<Number>(p.smallest);
     for (int r = blockIdx.x; r < p.n; r += gridDim.x)
+#pragma unroll 1
         for (int s = threadIdx.x; s < p.n; s += 256) {
             const Number x = p.source[r * p.row + s * p.col], size = x < 0 ? -x : x;
             const bool is_edge = FLOATING ? size > smallest && size < missing : x != 0 && x != missing;
