@@ -35,6 +35,7 @@ from fmm.semirings.minplus_kernel import (
     fastest_sizes,
     minplus_launch,
 )
+from fmm.semirings.path_request import EdgeRule
 
 
 def device_product(ring_name: str, a: Any, b: Any, with_arguments: bool) -> tuple[Any, Any]:
@@ -55,17 +56,21 @@ def device_product(ring_name: str, a: Any, b: Any, with_arguments: bool) -> tupl
     return _first_columns(c, n), _first_columns(args, n) if with_arguments else None
 
 
-def device_edges(lengths: Any, missing: Any, smallest: float, unweighted: bool) -> Any:
-    """Return the edges of a graph as a new matrix: `missing` where an entry is no edge, and zeros on the diagonal.
+def device_edges(lengths: Any, rule: EdgeRule) -> tuple[Any, Any]:
+    """Return the edges of a graph as a new matrix, and the predecessors of paths of one edge (None if not requested).
 
-    Floating-point entries up to the magnitude `smallest`, zeros, inf, NaN and `missing` are no edges.
+    Zeros, inf, NaN and `rule.missing` are no edges, nor are floating-point entries up to the magnitude `rule.smallest`.
+    Where there is no edge, the matrix has `rule.missing`; the diagonal is zero.
     """
     rows, cols = (int(step) // lengths.itemsize for step in lengths.strides)
     n, dtype, device = len(lengths), lengths.dtype.name, int(lengths.data.device_id)
-    edges = cupy.empty((n, n), dtype)
-    run = _edges_launch(dtype, n, (rows, cols), float(missing), smallest, unweighted, device)
-    run.play({"A": lengths.data.ptr, "C": edges.data.ptr}, cupy.cuda.get_current_stream().ptr)
-    return edges
+    edges, predecessors = cupy.empty((n, n), dtype), None
+    addresses = {"A": lengths.data.ptr, "C": edges.data.ptr}
+    if rule.no_predecessor is not None:
+        predecessors = cupy.empty((n, n), np.int32)
+        addresses["P"] = predecessors.data.ptr
+    _edges_launch(dtype, n, (rows, cols), rule, device).play(addresses, cupy.cuda.get_current_stream().ptr)
+    return edges, predecessors
 
 
 def device_diagonal(x: Any) -> Any:
@@ -118,11 +123,9 @@ def _product_launches(
 
 
 @lru_cache(maxsize=64)
-def _edges_launch(
-    dtype: str, n: int, strides: tuple[int, int], missing: float, smallest: float, unweighted: bool, device: int
-) -> LaunchSequence:
+def _edges_launch(dtype: str, n: int, strides: tuple[int, int], rule: EdgeRule, device: int) -> LaunchSequence:
     """Return the compiled launch that writes the edges of a graph."""
-    return LaunchSequence([edges_launch(dtype, n, strides, missing, smallest, unweighted)], device)
+    return LaunchSequence([edges_launch(dtype, n, strides, rule)], device)
 
 
 @lru_cache(maxsize=64)

@@ -11,7 +11,7 @@ from fmm.arrays.detect import kind_of
 from fmm.semirings import placement
 from fmm.semirings.domain import choose_domain, from_domain, missing_value, to_domain
 from fmm.semirings.host import HOST_TILE_SIDE, close_matrix
-from fmm.semirings.path_request import METHODS, NegativeCycleError, PathRequest
+from fmm.semirings.path_request import METHODS, EdgeRule, NegativeCycleError, PathRequest
 from fmm.semirings.placement import (
     COMPUTED_TYPES,
     Placement,
@@ -43,7 +43,8 @@ def all_shortest_paths(d: Any, out: Any, request: PathRequest) -> Any:
         dtype = np.dtype(weights.dtype.name if weights.dtype.name in COMPUTED_TYPES else np.float64)
         result = d if out is None and request.overwrite and _can_be_overwritten(d, weights, dtype) else out
         target = None if result is None else writable_target(place, result, weights.shape, dtype)
-        lengths, predecessors = _close_graph(place, _find_edges(place, graph, dtype, request), request)
+        edges, predecessors = _find_edges(place, graph, dtype, request)
+        lengths, predecessors = _close_graph(place, edges, predecessors, request)
         result = place.to_caller(lengths) if target is None else write_result(result, target, lengths)
         return (result, place.to_caller(predecessors)) if request.predecessors else result
 
@@ -82,15 +83,27 @@ def _can_be_overwritten(d: Any, weights: Any, dtype: Any) -> bool:
     return bool(weights.dtype == dtype) and as_readable_array(d) is d
 
 
-def _find_edges(place: Placement, graph: _Graph, dtype: Any, request: PathRequest) -> Any:
-    """Return the lengths of the edges as `_edge_lengths` does; on a device by one kernel if the types allow that."""
+def _find_edges(place: Placement, graph: _Graph, dtype: Any, request: PathRequest) -> tuple[Any, Any]:
+    """Return the lengths of the edges, and on request the predecessors of paths of one edge (else None).
+
+    On a device, one kernel finds the edges of a dense matrix of the result's type.
+    """
+    xp, missing, predecessors = place.xp, missing_value(dtype, False), None
     values, is_plain = graph.lengths, graph.stored is None and not graph.zeros_are_edges
     is_aligned = not any(step % values.itemsize for step in values.strides)
     if not (place.is_on_device and is_plain and is_aligned and values.dtype == dtype and len(values)):
-        return _edge_lengths(place.xp, graph, dtype, request)
-    missing, find_edges = missing_value(dtype, False), placement.device_module().device_edges
-    edges = find_edges(values, missing, NO_EDGE_MAGNITUDE, request.unweighted)
-    return edges if request.directed else place.xp.minimum(edges, edges.T)
+        edges = _edge_lengths(xp, graph, dtype, request)
+    else:
+        no_predecessor = NO_PREDECESSOR if request.predecessors and request.directed else None
+        rule = EdgeRule(float(missing), NO_EDGE_MAGNITUDE, request.unweighted, no_predecessor)
+        edges, predecessors = placement.device_module().device_edges(values, rule)
+    edges = edges if request.directed else xp.minimum(edges, edges.T)
+    if request.predecessors and predecessors is None:
+        nodes = xp.arange(len(edges), dtype=np.int32)
+        predecessors = xp.where(edges == missing, np.int32(NO_PREDECESSOR), nodes[:, None])
+        predecessors = xp.ascontiguousarray(predecessors)
+        predecessors.reshape(-1)[:: len(edges) + 1] = NO_PREDECESSOR
+    return edges, predecessors
 
 
 def _edge_lengths(xp: Any, graph: _Graph, dtype: Any, request: PathRequest) -> Any:
@@ -117,21 +130,18 @@ def _edge_lengths(xp: Any, graph: _Graph, dtype: Any, request: PathRequest) -> A
     lengths = dtype.type(1) if request.unweighted else values.astype(dtype, copy=False)
     edges = xp.ascontiguousarray(xp.where(is_edge, lengths, missing_value(dtype, False)))
     edges.reshape(-1)[:: len(edges) + 1] = 0
-    return edges if request.directed else xp.minimum(edges, edges.T)
+    return edges
 
 
 # ---- from edges to shortest paths
 
 
-def _close_graph(place: Placement, edges: Any, request: PathRequest) -> tuple[Any, Any]:
-    """Return the lengths of the shortest paths, and the predecessors if they are requested (else None)."""
+def _close_graph(place: Placement, edges: Any, predecessors: Any, request: PathRequest) -> tuple[Any, Any]:
+    """Return the lengths of the shortest paths, and the predecessors if they are requested (else None).
+
+    `predecessors` are those of paths of one edge.
+    """
     xp, n, dtype = place.xp, len(edges), edges.dtype
-    predecessors = None
-    if request.predecessors:
-        nodes = xp.arange(n, dtype=np.int32)
-        predecessors = xp.where(edges == missing_value(dtype, False), np.int32(NO_PREDECESSOR), nodes[:, None])
-        predecessors = xp.ascontiguousarray(predecessors)
-        predecessors.reshape(-1)[:: n + 1] = NO_PREDECESSOR
     if n == 0:
         return edges, predecessors
     original = edges if predecessors is None else edges.copy()

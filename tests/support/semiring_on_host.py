@@ -21,6 +21,7 @@ from fmm.semirings.minplus_kernel import (
     kernel_tile_sizes,
     minplus_launch,
 )
+from fmm.semirings.path_request import EdgeRule
 from tests.support.minplus_on_host import lines_of, play
 
 Matrix = np.ndarray[Any, Any]
@@ -107,12 +108,13 @@ class HostDevice:
         play([*launches, minplus_launch(ring, kernel_tile_sizes(ring, with_arguments)[-1], [product])], memory)
         return memory["C"][:, :n].copy(), memory["args"][:, :n].copy() if with_arguments else None
 
-    def device_edges(self, lengths: Matrix, missing: Any, smallest: float, unweighted: bool) -> Matrix:
+    def device_edges(self, lengths: Matrix, rule: EdgeRule) -> tuple[Matrix, Matrix | None]:
         n, item = len(lengths), lengths.itemsize
         rows, cols = (step // item for step in lengths.strides)
-        memory = {"A": lengths, "C": lines_of(n, n, POISON, lengths.dtype)}
-        play([edges_launch(lengths.dtype.name, n, (rows, cols), float(missing), smallest, unweighted)], memory)
-        return memory["C"].copy().view(type(lengths))
+        memory = {"A": lengths, "C": lines_of(n, n, POISON, lengths.dtype), "P": lines_of(n, n, POISON, np.int32)}
+        play([edges_launch(lengths.dtype.name, n, (rows, cols), rule)], memory)
+        edges, predecessors = (memory[base].copy().view(type(lengths)) for base in "CP")
+        return edges, None if rule.no_predecessor is None else predecessors
 
     def device_diagonal(self, x: Matrix) -> Matrix:
         return np.array(np.diagonal(x))

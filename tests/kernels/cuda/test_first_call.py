@@ -15,6 +15,7 @@ from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Problem
 from fmm.semirings.closure_launches import closure_launches
 from fmm.semirings.minplus_kernel import RINGS, edges_launch
+from fmm.semirings.path_request import EdgeRule
 from tests.support.chips import H200
 from tests.support.compiler_on_mock import compiler_on_a_mock
 from tests.support.nvrtc import compile_cuda, nvrtc
@@ -60,7 +61,7 @@ def test_a_first_product_compiles_few_small_units(
 @pytest.mark.parametrize(("with_predecessors", "units", "most"), [(False, 4, 210_000), (True, 5, 225_000)])
 @pytest.mark.parametrize("n", [1000, 2000])
 def test_first_shortest_paths_compile_few_small_units(n: int, with_predecessors: bool, units: int, most: int) -> None:
-    edges = edges_launch("float32", n, (n, 1), float("inf"), 1e-8, False)
+    edges = edges_launch("float32", n, (n, 1), EdgeRule(float("inf"), 1e-8))
     closure = closure_launches(RINGS["float32"], n, with_predecessors, H200.multiprocessors)
     found = ptx_bytes((edges, *closure.launches))
     assert len(found) <= units and max(found) <= most, found
