@@ -1,4 +1,8 @@
-"""Semiring products and closures of CuPy arrays, computed on CuPy's current device and stream."""
+"""Semiring products and closures of CuPy arrays, computed on CuPy's current device and stream.
+
+A first call compiles kernels of this package side by side. CuPy compiles a kernel of its own for each operation on
+arrays, one after the other. Edges are therefore found by one kernel, and rows and diagonals are copied by the driver.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from typing import Any
 
 import cupy
 import numpy as np
+from cupy_backends.cuda.api import runtime
 
 from fmm.kernels.cuda.launch.device_facts import chip_of
 from fmm.kernels.cuda.launch.player import LaunchSequence
@@ -26,9 +31,11 @@ from fmm.semirings.minplus_kernel import (
     Ring,
     SemiringProduct,
     doubling_launch,
+    edges_launch,
     fastest_sizes,
     minplus_launch,
 )
+from fmm.semirings.path_request import EdgeRule
 
 
 def device_product(ring_name: str, a: Any, b: Any, with_arguments: bool) -> tuple[Any, Any]:
@@ -49,24 +56,45 @@ def device_product(ring_name: str, a: Any, b: Any, with_arguments: bool) -> tupl
     return _first_columns(c, n), _first_columns(args, n) if with_arguments else None
 
 
-def device_closure(ring_name: str, d: Any, missing: Any, predecessors: Any = None) -> tuple[Any, Any]:
+def device_edges(lengths: Any, rule: EdgeRule) -> tuple[Any, Any]:
+    """Return the edges of a graph as a new matrix, and the predecessors of paths of one edge (None if not requested).
+
+    Zeros, inf, NaN and `rule.missing` are no edges, nor are floating-point entries up to the magnitude `rule.smallest`.
+    Where there is no edge, the matrix has `rule.missing`; the diagonal is zero.
+    """
+    rows, cols = (int(step) // lengths.itemsize for step in lengths.strides)
+    n, dtype, device = len(lengths), lengths.dtype.name, int(lengths.data.device_id)
+    edges, predecessors = cupy.empty((n, n), dtype), None
+    addresses = {"A": lengths.data.ptr, "C": edges.data.ptr}
+    if rule.no_predecessor is not None:
+        predecessors = cupy.empty((n, n), np.int32)
+        addresses["P"] = predecessors.data.ptr
+    _edges_launch(dtype, n, (rows, cols), rule, device).play(addresses, cupy.cuda.get_current_stream().ptr)
+    return edges, predecessors
+
+
+def device_diagonal(x: Any) -> Any:
+    """Return the diagonal of a row-major square matrix as a NumPy array."""
+    n, item = len(x), x.itemsize
+    diagonal = cupy.empty(n, x.dtype)
+    _copy_lines(diagonal.data.ptr, item, x.data.ptr, x.strides[0] + item, item, n)
+    return diagonal.get()
+
+
+def device_closure(ring_name: str, d: Any, predecessors: Any = None) -> tuple[Any, Any]:
     """Return the closure of an n x n matrix, and the last node but one of each path (None without `predecessors`).
 
-    The matrix `d` must be row-major. The matrix `d` is overwritten if its rows begin at multiples of 16 bytes.
+    Both matrices must be row-major. The matrix `d` is overwritten if its rows begin at multiples of 16 bytes.
     `predecessors` must have, for each edge, the node where the edge begins.
     """
     n, ring = len(d), TROPICAL_RINGS[ring_name]
     run, numbers, doubled_bytes = _closure_launches(ring, n, predecessors is not None, int(d.data.device_id))
-    values = d
-    if n != padded_columns(n):
-        values = cupy.full((n, padded_columns(n)), missing, d.dtype)
-        values[:, :n] = d
+    values = d if n == padded_columns(n) else _with_padded_rows(d)
     memory = {MATRIX_NAME: values, WORKSPACE_BUFFER: cupy.empty(max(numbers, 1), d.dtype)}
     if doubled_bytes:
         memory[DOUBLED_BUFFER] = cupy.empty(doubled_bytes, np.uint8)
     if predecessors is not None:
-        nodes = cupy.empty((n, padded_columns(n)), np.int32)
-        nodes[:, :n] = predecessors
+        nodes = _with_padded_rows(predecessors)
         memory |= {
             ARGUMENTS_PREFIX + MATRIX_NAME: nodes,
             ARGUMENTS_PREFIX + WORKSPACE_BUFFER: cupy.empty(max(numbers, 1) * ARGUMENT_BYTES, np.uint8),
@@ -95,6 +123,12 @@ def _product_launches(
 
 
 @lru_cache(maxsize=64)
+def _edges_launch(dtype: str, n: int, strides: tuple[int, int], rule: EdgeRule, device: int) -> LaunchSequence:
+    """Return the compiled launch that writes the edges of a graph."""
+    return LaunchSequence([edges_launch(dtype, n, strides, rule)], device)
+
+
+@lru_cache(maxsize=64)
 def _closure_launches(ring: Ring, n: int, with_predecessors: bool, device: int) -> tuple[LaunchSequence, int, int]:
     """Return the compiled launches of a closure, the entries of its temporaries, and the bytes of doubled operands."""
     closure = closure_launches(ring, n, with_predecessors, chip_of(device).multiprocessors)
@@ -117,5 +151,23 @@ def _aligned_rows(x: Any) -> Any:
     return copy[:, :cols]
 
 
+def _with_padded_rows(x: Any) -> Any:
+    """Return a copy with rows that begin at multiples of 16 bytes; kernels read nothing of the padding."""
+    rows, cols = x.shape
+    copy = cupy.empty((rows, padded_columns(cols)), x.dtype)
+    _copy_lines(copy.data.ptr, copy.strides[0], x.data.ptr, x.strides[0], cols * x.itemsize, rows)
+    return copy
+
+
 def _first_columns(x: Any, cols: int) -> Any:
-    return x if x.shape[1] == cols else cupy.ascontiguousarray(x[:, :cols])
+    if x.shape[1] == cols:
+        return x
+    copy = cupy.empty((len(x), cols), x.dtype)
+    _copy_lines(copy.data.ptr, copy.strides[0], x.data.ptr, x.strides[0], cols * x.itemsize, len(x))
+    return copy
+
+
+def _copy_lines(dest: int, dest_step: int, source: int, source_step: int, nbytes: int, lines: int) -> None:
+    """Copy `nbytes` of each line on the current stream; steps are bytes from one line to the next."""
+    kind, stream = runtime.memcpyDeviceToDevice, cupy.cuda.get_current_stream().ptr
+    runtime.memcpy2DAsync(dest, dest_step, source, source_step, nbytes, lines, kind, stream)

@@ -15,6 +15,7 @@ from fmm.kernels.cuda.device_code.entry_source import entry_source
 from fmm.kernels.cuda.launch_list import Kernel, Launch, Slot
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes
 from fmm.kernels.cuda.products.tiling import strategy_cpp
+from fmm.semirings.path_request import EdgeRule
 
 ENTRY_POINT = "fmm_minplus"
 TILE_THREADS = 256  # threads of a thread block that closes a tile, or that writes 16-bit entries twice
@@ -180,7 +181,25 @@ def doubling_launch(source: DeviceMatrix, dest: DeviceMatrix) -> Launch:
     return Launch("sums", "write_twice: numbers of 16 bits", kernel, (blocks, 1, 1), parameters, slots)
 
 
-# ---- CUDA sources, each with the entry point ENTRY
+LENGTH_TYPES = {"float32": "float", "float64": "double", "int32": "int", "int16": "short"}  # C++ type by element type
+
+
+def edges_launch(dtype: str, n: int, strides: tuple[int, int], rule: EdgeRule) -> Launch:
+    """Return the launch that writes the edges of the n x n matrix "A" of lengths to "C", and predecessors to "P".
+
+    `strides` are those of A, in entries.
+    """
+    none, predecessors = rule.no_predecessor, () if rule.no_predecessor is None else (Slot(2, "P", 0),)
+    parameters = struct.pack(
+        "<5q2d4i", 0, 0, 0, *strides, rule.missing, rule.smallest, n, rule.unweighted, none or 0, 0
+    )
+    kernel = Kernel(edges_source, (LENGTH_TYPES[dtype],), ENTRY_POINT, TILE_THREADS)
+    label = f"edges: entries of {dtype} that are no edges become {rule.missing:g}"
+    slots = Slot(0, "A", 0), Slot(1, "C", 0), *predecessors
+    return Launch("sums", label, kernel, (min(n, 4096), 1, 1), parameters, slots)
+
+
+# ---- CUDA sources, each with the entry point ENTRY_POINT
 
 
 @lru_cache(maxsize=64)
@@ -216,6 +235,13 @@ def doubling_source() -> str:
     """Return the CUDA source of the kernel that writes each 16-bit entry twice."""
     body = ("fmm::tropical::write_twice(p);",)
     return entry_source("fmm::tropical::Doubling", body, "minplus.cuh", (TILE_THREADS,), entry=ENTRY_POINT)
+
+
+@lru_cache(maxsize=len(LENGTH_TYPES))
+def edges_source(cpp: str) -> str:
+    """Return the CUDA source of the kernel that writes the edges of a graph."""
+    parameters, body = f"fmm::tropical::Lengths<{cpp}>", "fmm::tropical::write_edges(p);"
+    return entry_source(parameters, body, "edges.cuh", (TILE_THREADS,), entry=ENTRY_POINT)
 
 
 # ---- the fastest tile sizes

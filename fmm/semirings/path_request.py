@@ -1,4 +1,4 @@
-"""The options of fmm.shortest_paths, and the error that fmm.shortest_paths raises for negative cycles."""
+"""The options of fmm.shortest_paths, the rule for edges, and the error that is raised for negative cycles."""
 
 from __future__ import annotations
 
@@ -20,3 +20,12 @@ class PathRequest(NamedTuple):
     unweighted: bool = False
     overwrite: bool = False
     method: Method = "auto"
+
+
+class EdgeRule(NamedTuple):
+    """Which entries of a matrix of lengths are edges, and how edges are written."""
+
+    missing: float  # the value for "no edge"
+    smallest: float  # floating-point entries up to this magnitude are no edges
+    unweighted: bool = False  # True if every edge has length 1
+    no_predecessor: int | None = None  # the predecessor where there is no edge; None if no predecessors are written

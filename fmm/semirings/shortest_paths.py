@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fmm.arrays.detect import kind_of
-from fmm.arrays.numpy_library import to_numpy
 from fmm.semirings import placement
 from fmm.semirings.domain import choose_domain, from_domain, missing_value, to_domain
 from fmm.semirings.host import HOST_TILE_SIDE, close_matrix
-from fmm.semirings.path_request import METHOD_NAMES, NegativeCycleError, PathRequest
+from fmm.semirings.path_request import METHOD_NAMES, EdgeRule, NegativeCycleError, PathRequest
 from fmm.semirings.placement import (
     COMPUTED_TYPES,
     Placement,
@@ -44,7 +43,8 @@ def all_shortest_paths(d: Any, out: Any, request: PathRequest) -> Any:
         dtype = np.dtype(weights.dtype.name if weights.dtype.name in COMPUTED_TYPES else np.float64)
         result = d if out is None and request.overwrite and _can_be_overwritten(d, weights, dtype) else out
         target = None if result is None else writable_target(place, result, weights.shape, dtype)
-        lengths, predecessors = _close_graph(place, _edge_lengths(place.xp, graph, dtype, request), request)
+        edges, predecessors = _find_edges(place, graph, dtype, request)
+        lengths, predecessors = _close_graph(place, edges, predecessors, request)
         result = place.to_caller(lengths) if target is None else write_result(result, target, lengths)
         return (result, place.to_caller(predecessors)) if request.predecessors else result
 
@@ -83,6 +83,29 @@ def _can_be_overwritten(d: Any, weights: Any, dtype: Any) -> bool:
     return bool(weights.dtype == dtype) and as_readable_array(d) is d
 
 
+def _find_edges(place: Placement, graph: _Graph, dtype: Any, request: PathRequest) -> tuple[Any, Any]:
+    """Return the lengths of the edges, and on request the predecessors of paths of one edge (else None).
+
+    On a device, one kernel finds the edges of a dense matrix of the result's type.
+    """
+    xp, missing, predecessors = place.xp, missing_value(dtype, False), None
+    values, is_plain = graph.lengths, graph.stored is None and not graph.zeros_are_edges
+    is_aligned = not any(step % values.itemsize for step in values.strides)
+    if not (place.is_on_device and is_plain and is_aligned and values.dtype == dtype and len(values)):
+        edges = _edge_lengths(xp, graph, dtype, request)
+    else:
+        no_predecessor = NO_PREDECESSOR if request.predecessors and request.directed else None
+        rule = EdgeRule(float(missing), NO_EDGE_MAGNITUDE, request.unweighted, no_predecessor)
+        edges, predecessors = placement.device_module().device_edges(values, rule)
+    edges = edges if request.directed else xp.minimum(edges, edges.T)
+    if request.predecessors and predecessors is None:
+        nodes = xp.arange(len(edges), dtype=np.int32)
+        predecessors = xp.where(edges == missing, np.int32(NO_PREDECESSOR), nodes[:, None])
+        predecessors = xp.ascontiguousarray(predecessors)
+        predecessors.reshape(-1)[:: len(edges) + 1] = NO_PREDECESSOR
+    return edges, predecessors
+
+
 def _edge_lengths(xp: Any, graph: _Graph, dtype: Any, request: PathRequest) -> Any:
     """Return the lengths of the edges, interpreted as SciPy does, as a new row-major array.
 
@@ -107,21 +130,18 @@ def _edge_lengths(xp: Any, graph: _Graph, dtype: Any, request: PathRequest) -> A
     lengths = dtype.type(1) if request.unweighted else values.astype(dtype, copy=False)
     edges = xp.ascontiguousarray(xp.where(is_edge, lengths, missing_value(dtype, False)))
     edges.reshape(-1)[:: len(edges) + 1] = 0
-    return edges if request.directed else xp.minimum(edges, edges.T)
+    return edges
 
 
 # ---- from edges to shortest paths
 
 
-def _close_graph(place: Placement, edges: Any, request: PathRequest) -> tuple[Any, Any]:
-    """Return the lengths of the shortest paths, and the predecessors if they are requested (else None)."""
+def _close_graph(place: Placement, edges: Any, predecessors: Any, request: PathRequest) -> tuple[Any, Any]:
+    """Return the lengths of the shortest paths, and the predecessors if they are requested (else None).
+
+    `predecessors` are those of paths of one edge.
+    """
     xp, n, dtype = place.xp, len(edges), edges.dtype
-    predecessors = None
-    if request.predecessors:
-        nodes = xp.arange(n, dtype=np.int32)
-        predecessors = xp.where(edges == missing_value(dtype, False), np.int32(NO_PREDECESSOR), nodes[:, None])
-        predecessors = xp.ascontiguousarray(predecessors)
-        predecessors.reshape(-1)[:: n + 1] = NO_PREDECESSOR
     if n == 0:
         return edges, predecessors
     original = edges if predecessors is None else edges.copy()
@@ -131,27 +151,27 @@ def _close_graph(place: Placement, edges: Any, request: PathRequest) -> tuple[An
         if request.method == "floyd-warshall":
             raise ValueError("on a CUDA device the method is r-kleene")
         closure = placement.device_module().device_closure
-        values, predecessors = closure(domain.ring, values, domain.missing, predecessors)
+        values, predecessors = closure(domain.ring, values, predecessors)
     else:
         tile_side = n if request.method == "floyd-warshall" else HOST_TILE_SIDE
         with np.errstate(all="ignore"):
             close_matrix(host_semiring(domain, False, n**3), values, predecessors, tile_side)
     if domain.dtype[0] != "u":
-        _check_negative_cycles(xp, values)
+        diagonal = placement.device_module().device_diagonal if place.is_on_device else np.diagonal
+        _check_negative_cycles(diagonal(values))
     lengths = from_domain(xp, values, domain, dtype, False)
     if predecessors is not None:
         mend_predecessors(xp, original, missing_value(dtype, False), lengths, predecessors)
     return lengths, predecessors
 
 
-def _check_negative_cycles(xp: Any, values: Any) -> None:
-    """Raise NegativeCycleError if a node has a path of negative length to itself.
+def _check_negative_cycles(diagonal: Any) -> None:
+    """Raise NegativeCycleError if a node has a path of negative length to itself, by the diagonal on the host.
 
-    The diagonal is inspected on the host, since CuPy would compile the reduction `any` for seconds at its first call.
     If SciPy is loaded, the error is also an instance of SciPy's NegativeCycleError, so that programs that catch SciPy's
     error need no change.
     """
-    negative = to_numpy(xp.diagonal(values)) < 0
+    negative = diagonal < 0
     if not negative.any():
         return
     error: type[NegativeCycleError] = NegativeCycleError

@@ -837,8 +837,9 @@ def test_after_rescues_plans_rest_ever_longer_and_come_back() -> None:
 
 def test_every_type_has_a_rescue() -> None:
     for dtype in ("float16", "bfloat16", "float32", "float64", "complex64", "complex128"):
-        text = recompute.simple_source(dtype)
-        assert text.count(recompute.RECOMPUTE_ENTRY + "(") == 1 and text.count(recompute.SCAN_ENTRY + "(") == 1
+        for entry in (recompute.RECOMPUTE_ENTRY, recompute.SCAN_ENTRY):
+            text = recompute.simple_source(dtype, entry)
+            assert text.count(entry + "(") == 1 and text.count("__global__") == 1
 
 
 # ---- torch's tensors on the host

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import ModuleType
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 
-from fmm.kernels import cuda, long_waits
+from fmm.kernels import long_waits
 from fmm.kernels.cuda.launch_list import Kernel
 from fmm.kernels.long_waits import log_if_slow
-
-COMPILE = "fmm.kernels.cuda.launch.compile"
+from tests.support.compiler_on_mock import compiler_on_a_mock
 
 
 @pytest.fixture(autouse=True)
@@ -67,17 +62,8 @@ def test_fast_block_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The module that compiles, on a mock of CuPy."""
-    names = "cupy", "cupy_backends", "cupy_backends.cuda.api", "cupy_backends.cuda.libs"
-    for name in (*names, "cupy_backends.cuda"):
-        monkeypatch.setitem(sys.modules, name, MagicMock())
-    package = ModuleType(COMPILE.rpartition(".")[0])
-    if package.__name__ not in sys.modules:
-        package.__path__ = [f"{path}/launch" for path in cuda.__path__]
-        monkeypatch.setitem(sys.modules, package.__name__, package)
-    monkeypatch.delitem(sys.modules, COMPILE, raising=False)
-    yield importlib.import_module(COMPILE)
-    sys.modules.pop(COMPILE, None)
+    with compiler_on_a_mock(monkeypatch) as module:
+        yield module
 
 
 def kernels(count: int) -> list[Kernel]:

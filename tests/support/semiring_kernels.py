@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from fmm.kernels.cuda.launch_list import Kernel
 from fmm.semirings.minplus_kernel import (
+    LENGTH_TYPES,
     TROPICAL_RINGS,
     DeviceMatrix,
     SemiringProduct,
     close_launch,
     doubling_launch,
+    edges_launch,
     kernel_tile_sizes,
     minplus_launch,
 )
+from fmm.semirings.path_request import EdgeRule
 
 
 def every_kernel() -> set[Kernel]:
     """Return the kernels of launches over each ring, with each tile size, with and without arguments."""
     some = DeviceMatrix("A", 0, 8, 8, 16)
     found = {doubling_launch(some, some).kernel}
+    found |= {edges_launch(dtype, 8, (8, 1), EdgeRule(0, 0)).kernel for dtype in LENGTH_TYPES}
     for ring in TROPICAL_RINGS.values():
         for with_arguments in (False, True)[: 3 - ring.per_word]:
             product = SemiringProduct(some, some, some, args=some if with_arguments else None)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from fmm.semirings import placement, predecessors, shortest_paths
+from fmm.semirings import placement, predecessors
 from fmm.semirings.closure_launches import (
     ARGUMENTS_PREFIX,
     DOUBLED_BUFFER,
@@ -23,9 +23,11 @@ from fmm.semirings.minplus_kernel import (
     DeviceMatrix,
     SemiringProduct,
     doubling_launch,
+    edges_launch,
     kernel_tile_sizes,
     minplus_launch,
 )
+from fmm.semirings.path_request import EdgeRule
 from tests.support.minplus_on_host import lines_of, play
 
 Matrix = np.ndarray[Any, Any]
@@ -83,8 +85,7 @@ def count_kernels(monkeypatch: pytest.MonkeyPatch) -> set[tuple[object, ...]]:
         yield place
 
     monkeypatch.setattr(placement, "placed_arrays", placed)
-    for module in (shortest_paths, predecessors):
-        monkeypatch.setattr(module, "to_numpy", lambda x: x.view(np.ndarray))
+    monkeypatch.setattr(predecessors, "to_numpy", lambda x: x.view(np.ndarray))
     monkeypatch.setattr(CountedArray, "kernels", set())
     return CountedArray.kernels
 
@@ -113,14 +114,22 @@ class HostDevice:
         play([*launches, minplus_launch(ring, kernel_tile_sizes(ring, with_arguments)[-1], [product])], memory)
         return memory["C"][:, :n].copy(), memory["args"][:, :n].copy() if with_arguments else None
 
-    def device_closure(
-        self, name: str, d: Matrix, missing: Any, predecessors: Matrix | None = None
-    ) -> tuple[Matrix, Any]:
+    def device_edges(self, lengths: Matrix, rule: EdgeRule) -> tuple[Matrix, Matrix | None]:
+        n, item = len(lengths), lengths.itemsize
+        rows, cols = (step // item for step in lengths.strides)
+        memory = {"A": lengths, "C": lines_of(n, n, POISON, lengths.dtype), "P": lines_of(n, n, POISON, np.int32)}
+        play([edges_launch(lengths.dtype.name, n, (rows, cols), rule)], memory)
+        edges, predecessors = (memory[base].copy().view(type(lengths)) for base in "CP")
+        return edges, None if rule.no_predecessor is None else predecessors
+
+    def device_diagonal(self, x: Matrix) -> Matrix:
+        return np.array(np.diagonal(x))
+
+    def device_closure(self, name: str, d: Matrix, predecessors: Matrix | None = None) -> tuple[Matrix, Any]:
         self.rings.append(name)
         n = len(d)
         found = closure_launches(TROPICAL_RINGS[name], n, predecessors is not None, 132)
-        values, numbers = lines_of(n, padded_columns(n), missing, d.dtype), max(found.numbers, 1)
-        values[:, :n] = d
+        values, numbers = self._wide(d), max(found.numbers, 1)
         memory = {MATRIX_NAME: values, WORKSPACE_BUFFER: lines_of(1, numbers, POISON, d.dtype)}
         memory[DOUBLED_BUFFER] = lines_of(1, max(found.doubled_bytes, 4), POISON, np.uint8)
         if predecessors is not None:
@@ -134,7 +143,7 @@ class HostDevice:
         ].copy()
 
     def _wide(self, x: Matrix) -> Matrix:
-        found = lines_of(x.shape[0], padded_columns(x.shape[1]), 0, x.dtype)
+        found = lines_of(x.shape[0], padded_columns(x.shape[1]), POISON, x.dtype)
         found[:, : x.shape[1]] = x
         return found
 

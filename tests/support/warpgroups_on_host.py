@@ -36,14 +36,26 @@ NUMBERS = (
     (r'asm volatile\("bar\.sync %0, 128;".*?"memory"\);', "warpgroup_meets();"),
     (r'asm volatile\("" : "\+[fr]"\(x\)::"memory"\);', ""),
 )
-# Replaces the wgmma instruction, which names all registers of a tile.
+# Replaces the wgmma instructions of a tile, which name all its registers.
 STEP = """
 struct Step {
     using Sum = SUM_OF_STEP;
     template <bool LEFT_TRANSPOSED, bool RIGHT_TRANSPOSED, int COUNT>
-    static void multiply(Sum (&x)[COUNT], unsigned long long a, unsigned long long b, int keeps) {
+    static void queue(Sum (&x)[COUNT], unsigned long long a, unsigned long long b, int keeps) {
         fmm::Queue& q = fmm::queues[thread_number()];
         q.asked[q.end++ % 64] = {x, a, b, COUNT, keeps, LEFT_TRANSPOSED, RIGHT_TRANSPOSED, 0};
+    }
+    template <bool LEFT_TRANSPOSED, bool RIGHT_TRANSPOSED, int NEXT_A, int NEXT_B, int COUNT>
+    static void multiply(Sum (&x)[COUNT], unsigned long long a, unsigned long long b, int keeps) {
+        for (int k = 0; k < 4; ++k)
+            queue<LEFT_TRANSPOSED, RIGHT_TRANSPOSED>(x, a + k * NEXT_A, b + k * NEXT_B, keeps || k);
+    }
+    template <bool LEFT_TRANSPOSED, bool RIGHT_TRANSPOSED, int NEXT_A, int NEXT_B, int LOW_A, int LOW_B, int COUNT>
+    static void multiply_low(Sum (&x)[COUNT], unsigned long long a, unsigned long long b, int keeps) {
+        for (int k = 0; k < 4; ++k) {
+            queue<LEFT_TRANSPOSED, RIGHT_TRANSPOSED>(x, a + k * NEXT_A, b + k * NEXT_B + LOW_B, keeps || k);
+            queue<LEFT_TRANSPOSED, RIGHT_TRANSPOSED>(x, a + k * NEXT_A + LOW_A, b + k * NEXT_B, 1);
+        }
     }
 };
 """

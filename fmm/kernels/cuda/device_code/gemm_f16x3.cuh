@@ -85,44 +85,66 @@ __device__ __forceinline__ void load_planes(const Product3& p, half* memory, con
 
 // Store a thread's numbers of a tile, in rows `first` and `first` + 8, to C. Returns true if all are finite, and
 // (CHECKED) if each is accurate relative to its own size (f16_spread.cuh).
+//
+// The loop over parts of 16 columns stays a loop, since NVRTC needs twice the time for the unrolled code. The words of
+// the next part's columns are loaded a part ahead, so that no part waits for memory.
 template <class S, bool CHECKED, int COUNT>
-__device__ __forceinline__ bool store_result(const Product3& p, const Place& place, int first, const float (&sum)[COUNT],
-                                        const float (&low)[COUNT]) {
+__device__ __forceinline__ bool store_result(const Product3& p, const Place& place, int first, float (&sum)[COUNT]) {
+    constexpr int PART = 16, NUMBERS = PART / 2, WORDS = PART / 4;
     float* const dest = p.dest + place.layer * p.layer;
     const float* const old = p.old + place.layer * p.layer;
     const bool wide = p.leading % 2 == 0 && reinterpret_cast<unsigned long long>(dest) % 8 == 0;
+    const int left = place.col + threadIdx.x % 4 * 2;
+    int rows[2], columns[WORDS], next[WORDS];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) rows[r] = first + r * 8 < p.m ? p.rows[place.layer * p.m + first + r * 8] : 0;
+    const auto load_words = [&](int from) {
+#pragma unroll
+        for (int i = 0; i < WORDS; ++i) {
+            const int col = from + i / 2 * 8 + i % 2;
+            next[i] = col < p.n ? p.columns[place.layer * p.n + col] : 0;
+        }
+    };
+    load_words(left);
     bool right = true;
+#pragma unroll 1
+    for (int part = 0; part < S::WIDTH / PART; ++part) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        // end of the columns to write in this row
-        const int line = first + r * 8, end = LOWER_ONLY<S> ? min(p.n, line + 1) : p.n;
-        if (line >= p.m) continue;
-        float* const to = dest + line * p.leading;
-        const int noted = p.rows[place.layer * p.m + line], e = CHECKED ? planes::exponent_of(noted) : noted;
+        for (int i = 0; i < WORDS; ++i) columns[i] = next[i];
+        load_words(left + (part + 1) * PART);
 #pragma unroll
-        for (int j = 0; j < S::WIDTH; j += 8) {
-            const int col = place.col + j + threadIdx.x % 4 * 2, i = j / 2 + r * 2;
-            float x[2];
+        for (int r = 0; r < 2; ++r) {
+            // end of the columns to write in this row
+            const int line = first + r * 8, end = LOWER_ONLY<S> ? min(p.n, line + 1) : p.n;
+            if (line >= p.m) continue;
+            float* const to = dest + line * p.leading;
+            const int e = CHECKED ? planes::exponent_of(rows[r]) : rows[r];
 #pragma unroll
-            for (int c = 0; c < 2; ++c) {
-                const bool wanted = col + c < end;
-                int f = wanted ? p.columns[place.layer * p.n + col + c] : 0;
-                if (CHECKED) {
-                    right = right && (!wanted || planes::is_accurate(noted, f));
-                    f = planes::exponent_of(f);
+            for (int j = 0; j < PART; j += 8) {
+                const int col = left + part * PART + j, i = j / 2 + r * 2;
+                float x[2];
+#pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    const bool wanted = col + c < end;
+                    int f = columns[j / 4 + c];
+                    if (CHECKED) {
+                        right = right && (!wanted || planes::is_accurate(rows[r], f));
+                        f = planes::exponent_of(f);
+                    }
+                    x[c] = p.factor * planes::scaled_by(sum[i + c], -e - f);
+                    if (p.keep != 0 && wanted) x[c] += p.keep * old[line * p.old_leading + col + c];
+                    right = right && (!wanted || fabsf(x[c]) < __int_as_float(0x7f800000));
+                    if (MIRRORED<S> && wanted && col + c < line) dest[(col + c) * p.leading + line] = x[c];
                 }
-                x[c] = p.factor * planes::scaled_by(sum[i + c] + low[i + c] / planes::BELOW, -e - f);
-                if (p.keep != 0 && wanted) x[c] += p.keep * old[line * p.old_leading + col + c];
-                right = right && (!wanted || fabsf(x[c]) < __int_as_float(0x7f800000));
-                if (MIRRORED<S> && wanted && col + c < line) dest[(col + c) * p.leading + line] = x[c];
-            }
-            if (wide && col + 1 < end)
-                *reinterpret_cast<float2*>(to + col) = {x[0], x[1]};
-            else {
-                if (col < end) to[col] = x[0];
-                if (col + 1 < end) to[col + 1] = x[1];
+                if (wide && col + 1 < end)
+                    *reinterpret_cast<float2*>(to + col) = {x[0], x[1]};
+                else {
+                    if (col < end) to[col] = x[0];
+                    if (col + 1 < end) to[col + 1] = x[1];
+                }
             }
         }
+        next_part<NUMBERS>(sum, part);
     }
     return right;
 }
@@ -143,17 +165,9 @@ __device__ __forceinline__ void multiply_planes(const Product3& p, half* memory,
             const auto left = a + round.stage * WORDS, right = b + round.stage * WORDS;
             wait_barrier(barriers.full + round.stage, round.parity);
             wgmma_fence();
-#pragma unroll
-            for (int k = 0; k < S::DEPTH / Left::DEEP; ++k)
-                Step::template multiply<!Left::INNER, !Right::INNER>(high, left + k * Left::NEXT, right + k * Right::NEXT, k);
+            Step::template multiply<!Left::INNER, !Right::INNER, Left::NEXT, Right::NEXT>(high, left, right, 0);
             wgmma_commit();
-#pragma unroll
-            for (int k = 0; k < S::DEPTH / Left::DEEP; ++k) {
-                Step::template multiply<!Left::INNER, !Right::INNER>(low, left + k * Left::NEXT,
-                                                                     right + LOW_B + k * Right::NEXT, t || k);
-                Step::template multiply<!Left::INNER, !Right::INNER>(low, left + LOW_A + k * Left::NEXT,
-                                                                     right + k * Right::NEXT, 1);
-            }
+            Step::template multiply_low<!Left::INNER, !Right::INNER, Left::NEXT, Right::NEXT, LOW_A, LOW_B>(low, left, right, t);
             wgmma_commit();
             wgmma_wait<1>();  // hi hi of this step, and all of the previous stage
             if (t && thread < S::CLUSTER) arrive_remote(barriers.empty + before, thread);
@@ -166,9 +180,12 @@ __device__ __forceinline__ void multiply_planes(const Product3& p, half* memory,
         }
         wgmma_wait<0>();
 #pragma unroll
-        for (float& x : low) read_after_wait(x);
+        for (int i = 0; i < COUNT; ++i) {
+            read_after_wait(low[i]);
+            sum[i] += low[i] / planes::BELOW;
+        }
         if (thread < S::CLUSTER) arrive_remote(barriers.empty + before, thread);
-        const bool right = store_result<S, CHECKED>(p, place, place.row + row, sum, low);
+        const bool right = store_result<S, CHECKED>(p, place, place.row + row, sum);
         if (p.flag && !right) *static_cast<volatile int*>(p.flag) = 1;
     });
 }

@@ -24,9 +24,12 @@ __device__ __forceinline__ void store_pair(byte* to, int x, int y) {
 }
 
 // Epilogue: the sum modulo p. Residues are between -128 and 127, so the products of 2^16 steps sum to 2^30 at most.
+// Only an inner dimension that LONG needs code that reduces sums on the way, for which NVRTC takes long.
+template <bool LONG>
 struct ByModulus {
-    static constexpr int MAX_STEPS = 512;  // tiles of 128 steps; sums are reduced after that many
+    static constexpr int MAX_STEPS = LONG ? 512 : 0;  // tiles of 128 steps; sums are reduced after that many
     static constexpr bool ADDS = false;
+    static constexpr int COLUMNS = 64;  // the loop is short, so that NVRTC takes less time
     const Modulus* moduli;
     int each;
     __device__ __forceinline__ Modulus of(int layer) const { return moduli[layer / each]; }

@@ -257,6 +257,7 @@ __device__ __forceinline__ void load_tiles(const Product& p, Element* memory, co
 struct ByFactor {
     static constexpr int MAX_STEPS = 0;  // 0: any number of steps can be accumulated
     static constexpr bool ADDS = true;    // C may be added to the product
+    static constexpr int COLUMNS = 0;     // columns in an iteration of the loop over C's columns; 0: no loop
     float factor;
     __device__ __forceinline__ const ByFactor& of(int) const { return *this; }
     __device__ __forceinline__ float operator()(float x) const { return factor * x; }
@@ -265,6 +266,20 @@ struct ByFactor {
 // Compiler barrier: x is not read before the wgmma instructions that wrote it have been waited for.
 __device__ __forceinline__ void read_after_wait(float& x) { asm volatile("" : "+f"(x)::"memory"); }
 __device__ __forceinline__ void read_after_wait(int& x) { asm volatile("" : "+r"(x)::"memory"); }
+
+// Move the numbers of the next part of PART numbers to the first registers, for a loop over all parts that is not
+// unrolled. (Registers have no index at run time.) Part i + 1 is PART 2^z numbers away, where 2^z divides i + 1, and the
+// following parts come with it: a number moves log2(parts) times at most.
+template <int PART, int STEP = PART, class Number, int COUNT>
+__device__ __forceinline__ void next_part(Number (&x)[COUNT], int part) {
+    if constexpr (STEP < COUNT) {
+        if (((part + 1) * PART & (2 * STEP - 1)) == STEP) {
+#pragma unroll
+            for (int i = 0; i < STEP && i + STEP < COUNT; ++i) x[i] = x[i + STEP];
+        }
+        next_part<PART, 2 * STEP>(x, part);
+    }
+}
 
 // Make the 64 x 64 diagonal block of a warpgroup's rows symmetric in shared memory: the numbers below the diagonal
 // replace those above.
@@ -340,10 +355,26 @@ __device__ __forceinline__ void add_old(const Product& p, float (&x)[COUNT], int
     }
 }
 
+// Write a thread's numbers of COLUMNS columns, from column `from` of the staged part on, to shared memory.
+template <class S, int COLUMNS, class Element, class Sum, class Finished>
+__device__ __forceinline__ void stage_part(Element* staging, const Sum* sum, const Finished& finished, int from) {
+    constexpr int WIDE = 16 / static_cast<int>(sizeof(Element));
+    const int thread = threadIdx.x % 128, lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+#pragma unroll
+    for (int i = 0; i < COLUMNS; i += 8)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const Sum* const x = sum + i / 2 + r * 2;
+            const int j = from + i, line = row + r * 8, col = j % S::LINE + lane % 4 * 2, chunk = col / WIDE ^ line % 8;
+            store_pair(staging + j / S::LINE * 64 * S::LINE + line * S::LINE + chunk * WIDE + col % WIDE,
+                       finished(x[0]), finished(x[1]));
+        }
+}
+
 template <class Step, class S, class Left, class Right, class Element, class Finish>
 __device__ __forceinline__ void multiply_all(const Product& p, const Finish& finish, Element* memory, const Barriers& barriers,
                                              int group) {
-    constexpr int WORDS = S::STAGE * static_cast<int>(sizeof(Element)) / 16, WIDE = 16 / static_cast<int>(sizeof(Element));
+    constexpr int WORDS = S::STAGE * static_cast<int>(sizeof(Element)) / 16;
     const auto a = Left::descriptor(memory + group * 64 * S::LINE), b = Right::descriptor(memory + Left::SIZE);
     const int thread = threadIdx.x % 128, lane = thread % 32, row = thread / 32 * 16 + lane / 4;
     Element* const staging = memory + S::STAGES * S::STAGE + group * S::STAGED;
@@ -357,10 +388,8 @@ __device__ __forceinline__ void multiply_all(const Product& p, const Finish& fin
         for (int t = 0; t < p.steps; ++t, round.next()) {
             wait_barrier(barriers.full + round.stage, round.parity);
             wgmma_fence();
-#pragma unroll
-            for (int k = 0; k < S::DEPTH / Left::DEEP; ++k)
-                Step::template multiply<!Left::INNER, !Right::INNER>(sum, a + round.stage * WORDS + k * Left::NEXT,
-                                                                     b + round.stage * WORDS + k * Right::NEXT, t || k);
+            Step::template multiply<!Left::INNER, !Right::INNER, Left::NEXT, Right::NEXT>(sum, a + round.stage * WORDS,
+                                                                                          b + round.stage * WORDS, t);
             wgmma_commit();
             wgmma_wait<1>();  // so that the previous stage is free
             if (t && thread < S::CLUSTER) arrive_remote(barriers.empty + before, thread);
@@ -387,15 +416,16 @@ __device__ __forceinline__ void multiply_all(const Product& p, const Finish& fin
 #pragma unroll
         for (int from = 0; from < S::WIDTH; from += S::PART, staged.next()) {
             wait_barrier(barriers.sent + group, staged.parity ^ 1);
-#pragma unroll
-            for (int j = 0; j < S::PART; j += 8)
-#pragma unroll
-                for (int r = 0; r < 2; ++r) {
-                    const auto* const x = sum + (from + j) / 2 + r * 2;
-                    const int line = row + r * 8, col = j % S::LINE + lane % 4 * 2, chunk = col / WIDE ^ line % 8;
-                    store_pair(staging + j / S::LINE * 64 * S::LINE + line * S::LINE + chunk * WIDE + col % WIDE,
-                             finished(x[0]), finished(x[1]));
+            if constexpr (Finish::COLUMNS == 0) {
+                stage_part<S, S::PART>(staging, sum + from / 2, finished, 0);
+            } else {
+                static_assert(S::PASSES == 1, "parts of all columns");
+#pragma unroll 1
+                for (int part = 0; part < S::WIDTH / Finish::COLUMNS; ++part) {
+                    stage_part<S, Finish::COLUMNS>(staging, sum, finished, part * Finish::COLUMNS);
+                    next_part<Finish::COLUMNS / 2>(sum, part);
                 }
+            }
             if constexpr (MIRRORED<S>) {
                 const int diagonal = place.row + group * 64 - place.col;
                 if (diagonal >= 0 && diagonal < S::WIDTH) make_symmetric<S>(staging + diagonal * 64, group);

@@ -35,7 +35,7 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
     cluster_tiles,
     count_cluster_tiles,
     raster_rows,
-    wgmma_instruction,
+    wgmma_instructions,
 )
 
 POINTER_COUNT = 5  # number of pointers of struct Product3, after its maps
@@ -71,7 +71,7 @@ def f16x3_source(kernel: F16x3Kernel) -> str:
         "extern __shared__ __align__(1024) fmm::half memory[];",
         f"fmm::multiply_f16x3<Step, Sizes, {left}, {right}, {str(kernel.checked).lower()}>(p, memory);",
     )
-    before = [*wgmma_instruction(DTYPES["float16"], s.n_s), ""]
+    before = [*wgmma_instructions(DTYPES["float16"], s.n_s, planes=True), ""]
     return entry_source("fmm::Product3", body, "gemm_f16x3.cuh", (s.threads, 1), clusters=s.cluster, before=before)
 
 

@@ -40,13 +40,14 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
     WgmmaSizes,
     cluster_tiles,
     count_cluster_tiles,
-    wgmma_instruction,
+    wgmma_instructions,
 )
 from fmm.kernels.plans.levels.residue_planes import EXPONENT_BYTES, PART_ALIGN, PlaneLayout, prepared_plane_layout
 from fmm.kernels.plans.memory_layout import round_up
 
 RESIDUE_SIZES = (WgmmaSizes(128, 256, stages=4), WgmmaSizes(128, 128, stages=5))
 TILE_OVERHEAD_COLUMNS = 24  # the start and end of a tile take the time of computing this number of columns
+REDUCED_STEPS = 512  # sums are reduced after that many steps of 128 numbers, as in gemm_residues.cuh
 EXACT_BITS = 52  # bits of integers that float64 holds exactly
 NO_ALIGNMENT: Mapping[str, int] = MappingProxyType({})  # alignments by base, if no base is known to be aligned
 
@@ -96,7 +97,7 @@ class ResidueOp:
         clusters = max(self.multiprocessors // s.cluster, 1)
         tiles = cluster_tiles(rows, columns, s)
         steps, sides = -(-inner // LINE_BYTES), (rows, columns)
-        kernel = ResidueKernel(s, "lower" if self.lower_only else None)
+        kernel = ResidueKernel(s, "lower" if self.lower_only else None, steps >= REDUCED_STEPS)
         return WgmmaOp(kernel, (left, right, dest), steps, tiles, layers, False, 0.0, 0.0, sides, clusters)
 
 
@@ -214,6 +215,7 @@ class ResidueKernel:
 
     sizes: WgmmaSizes
     triangle: TriangleExtent | None = None  # if set, only tiles that touch the lower triangle are computed
+    reduces: bool = False  # True if sums are reduced modulo p on the way, since they could exceed 32 bits
 
     @property
     def shared(self) -> int:
@@ -230,9 +232,9 @@ def residue_product_source(kernel: ResidueKernel) -> str:
         f"using Sizes = fmm::{sizes}<{BYTE.cpp}, {s.m_s}, {s.n_s}, {s.cluster}, {s.stages}>;",
         f"extern __shared__ __align__(1024) {BYTE.cpp} memory[];",
         f"fmm::multiply_by_groups<Step, {BYTE.cpp}, Sizes, fmm::Along::INNER, fmm::Along::INNER>(",
-        "    p.product, fmm::ByModulus{p.moduli, p.each}, memory);",
+        f"    p.product, fmm::ByModulus<{str(kernel.reduces).lower()}>{{p.moduli, p.each}}, memory);",
     )
-    before = [*wgmma_instruction(BYTE, s.n_s), ""]
+    before = [*wgmma_instructions(BYTE, s.n_s), ""]
     bounds = s.threads, 1
     return entry_source("fmm::ResidueProduct", body, "gemm_residues.cuh", bounds, clusters=s.cluster, before=before)
 

@@ -195,6 +195,7 @@ def simt_source(kernel: TileKernel, access: Access) -> str:
         "struct Product {",
         "    static constexpr int LEFT = {}, RIGHT = {}, DEST = {}, PRODUCTS = {};".format(*counts),
         f"    static constexpr bool RAISES = {str(kernel.flag == 'raises').lower()};",
+        f"    static constexpr bool SHORT = {str(obeys).lower()};",
         f"    static constexpr fmm::Triangle TRIANGLE = {triangle_cpp(kernel.triangle)};",
         "    static constexpr fmm::Path LEFT_PATH = {}, RIGHT_PATH = {};".format(*paths),
         *_epilogue_struct(kernel.epilogue),

@@ -7,6 +7,7 @@ sizes; `wgmma_launch`. gemm_f16x3.cuh and gemm_residues.cuh use the same tiles a
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
@@ -29,6 +30,7 @@ from fmm.kernels.cuda.products.tiling import (
 
 LINE_BYTES = 128  # bytes of a line of a tile along the inner dimension
 MMA_K_BYTES = 32  # bytes of a row of A that one wgmma instruction multiplies
+TILE_STEPS = LINE_BYTES // MMA_K_BYTES  # instructions along the inner dimension of a tile
 BARRIER_BYTES = 8  # bytes of an mbarrier in shared memory
 
 
@@ -94,44 +96,65 @@ def wgmma_source(kernel: WgmmaKernel) -> str:
         "extern __shared__ __align__(1024) Element memory[];",
         f"fmm::multiply_by_groups<Step, Element, Sizes, {left}, {right}>(p, fmm::ByFactor{{p.factor}}, memory);",
     )
-    before = [*wgmma_instruction(element, s.n_s), ""]
+    before = [*wgmma_instructions(element, s.n_s), ""]
     return entry_source("fmm::Product", body, "gemm_wgmma.cuh", (s.threads, 1), clusters=s.cluster, before=before)
 
 
-def wgmma_instruction(element: DType, width: int) -> list[str]:
-    """Return `struct Step`; its `multiply` is one wgmma instruction: 64 rows of A times `width` columns of B.
+def wgmma_instructions(element: DType, width: int, planes: bool = False) -> list[str]:
+    """Return `struct Step`; its `multiply` multiplies a tile of 64 rows of A and one of `width` columns of B by wgmma.
 
-    With `keeps` = 0 the instruction overwrites the accumulators, else it adds to them. 16-bit operands may be
-    transposed, that is, contiguous along the outer dimension. Bytes accumulate as integers. The instruction must name
-    all its registers, so its text depends on the width.
+    With `keeps` = 0 the first instruction overwrites the accumulators, else it adds to them; the others add. 16-bit
+    operands may be transposed, that is, contiguous along the outer dimension. Bytes accumulate as integers. An
+    instruction must name all its registers, so its text depends on the width. The instructions of a tile are one asm
+    statement: NVRTC takes long for each statement with so many registers.
+
+    With `planes`, `multiply_low` alternately multiplies A by the plane that follows B, and the plane that follows A by
+    B; both are given by their distances.
     """
-    count, is_integer = width // 2, element.itemsize == 1
-    sums, number, register = ("s32", "int", "r") if is_integer else ("f32", "float", "f")
+    sums, number, register = ("s32", "int", "r") if element.itemsize == 1 else ("f32", "float", "f")
+    accumulators = ", ".join(f'"+{register}"(x[{i}])' for i in range(width // 2))
+    lines = ["struct Step {", f"    using Sum = {number};"]
+    functions = {"multiply": (("0", "0"),), **({"multiply_low": (("0", "LOW_B"), ("LOW_A", "0"))} if planes else {})}
+    for name, distances in functions.items():
+        offsets = [(f"{k} * NEXT_A + {a}", f"{k} * NEXT_B + {b}") for k in range(TILE_STEPS) for a, b in distances]
+        more = ", int LOW_A, int LOW_B" if len(distances) > 1 else ""
+        lines += [
+            f"    template <bool LEFT_TRANSPOSED, bool RIGHT_TRANSPOSED, int NEXT_A, int NEXT_B{more}>",
+            f"    __device__ static __forceinline__ void {name}(Sum (&x)[{width // 2}], unsigned long long a,",
+            "                                                    unsigned long long b, int keeps) {",
+            *_wgmma_statement(element, width, sums, offsets),
+            f"                     : {accumulators}",
+            f"                     : {_wgmma_inputs(element, offsets)});",
+            "    }",
+        ]
+    return [*lines, "};"]
+
+
+def _wgmma_statement(element: DType, width: int, sums: str, offsets: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """Yield the instructions, one for each pair of offsets from the descriptors of A and B."""
+    count, transposable = width // 2, element.itemsize == 2
     names = ", ".join(f"%{i}" for i in range(count))
-    accumulators = ", ".join(f'"+{register}"(x[{i}])' for i in range(count))
+    signs = "" if element.itemsize == 1 else ", 1, 1"
+    transposes = f", %{count + 3}, %{count + 4}" if transposable else ""
     depth = MMA_K_BYTES // element.itemsize
-    signs = "" if is_integer else ", 1, 1"
-    transposes = f", %{count + 3}, %{count + 4}" if element.itemsize == 2 else ""
+    instruction = f"wgmma.mma_async.sync.aligned.m64n{width}k{depth}.{sums}.{element.mma}.{element.mma}"
+    yield '        asm volatile("{.reg .pred keeps, adds; .reg .b64 a, b; "'
+    yield f'                     "setp.ne.b32 keeps, %{count + 2}, 0; setp.eq.b32 adds, 0, 0; "'
+    offset = count + (5 if transposable else 3)
+    for i in range(len(offsets)):
+        places = f"add.s64 a, %{count}, %{offset + 2 * i}; add.s64 b, %{count + 1}, %{offset + 2 * i + 1}; "
+        yield f'                     "{places}"'
+        yield f'                     "{instruction} "'
+        yield f'                     "{{{names}}}, "'
+        yield f'                     "a, b, {"adds" if i else "keeps"}{signs}{transposes}; "'
+    yield '                     "}"'
+
+
+def _wgmma_inputs(element: DType, offsets: Sequence[tuple[str, str]]) -> str:
     inputs = '"l"(a), "l"(b), "r"(keeps)'
-    if transposes:
+    if element.itemsize == 2:
         inputs += ', "n"(int(LEFT_TRANSPOSED)), "n"(int(RIGHT_TRANSPOSED))'
-    name = f"wgmma.mma_async.sync.aligned.m64n{width}k{depth}.{sums}.{element.mma}.{element.mma}"
-    return [
-        "struct Step {",
-        f"    using Sum = {number};",
-        "    template <bool LEFT_TRANSPOSED, bool RIGHT_TRANSPOSED>",
-        f"    __device__ static __forceinline__ void multiply(Sum (&x)[{count}], unsigned long long a,",
-        "                                                    unsigned long long b, int keeps) {",
-        '        asm volatile("{.reg .pred keeps; "',
-        f'                     "setp.ne.b32 keeps, %{count + 2}, 0; "',
-        f'                     "{name} "',
-        f'                     "{{{names}}}, "',
-        f'                     "%{count}, %{count + 1}, keeps{signs}{transposes};}}"',
-        f"                     : {accumulators}",
-        f"                     : {inputs});",
-        "    }",
-        "};",
-    ]
+    return ", ".join((inputs, *(f'"n"({x})' for pair in offsets for x in pair)))
 
 
 # ---- a GEMM as one launch

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from fmm.dtypes import DTYPES, STORED_TYPES
 from fmm.hardware.chip import Chip
-from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_point_lines, whole_source
+from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
 from fmm.kernels.cuda.launch_list import FLAG, HOST_COUNT, Kernel, Launch, Slot
 from fmm.kernels.cuda.ops import View, gemm_op, is_column_major, operand_views
 from fmm.kernels.cuda.products.kernel_sizes import named_strategy
@@ -79,7 +79,7 @@ def _simple_launch(problem: Problem, entry: str, chip: Chip, addend: View | None
     label = "recompute_simple: " + (
         "looks for inf and NaN" if entry == SCAN_ENTRY else "computes again if there is any"
     )
-    kernel = Kernel(simple_source, (problem.stored,), entry, SIMPLE_THREADS)
+    kernel = Kernel(simple_source, (problem.stored, entry), entry, SIMPLE_THREADS)
     return Launch("recompute", label, kernel, (chip.multiprocessors, 1, 1), parameters, tuple(slots))
 
 
@@ -114,18 +114,18 @@ def recomputed_product(problem: Problem) -> TileOp:
     return replace(product, kernel=replace(product.kernel, flag="obeys", triangle=triangle))
 
 
-@lru_cache(maxsize=len(STORED_TYPES))
-def simple_source(dtype: str) -> str:
-    """Return the whole CUDA source for one element type: entry points `RECOMPUTE_ENTRY` and `SCAN_ENTRY`."""
+@lru_cache(maxsize=2 * len(STORED_TYPES))
+def simple_source(dtype: str, entry: str) -> str:
+    """Return the whole CUDA source of one simple kernel: `RECOMPUTE_ENTRY` or `SCAN_ENTRY`.
+
+    Each kernel has its own source, so that a first product compiles both side by side, or only the one that it needs.
+    """
     element = DTYPES[dtype]
     # Sums per thread along either side of its tile: as many as 64 registers hold, with 16 threads a side.
     each = 8 if element.registers == 1 else 4
     parameters, bounds = "fmm::classical::Rescue", (SIMPLE_THREADS, 1)
-    rescue, scan = f"fmm::classical::rescue<{element.cpp}, {each}>(p);", f"fmm::classical::scan<{element.cpp}>(p);"
-    again = entry_point_lines(parameters, rescue, bounds, entry=RECOMPUTE_ENTRY)
-    return whole_source(
-        "recompute_simple.cuh", [*again, "", *entry_point_lines(parameters, scan, bounds, entry=SCAN_ENTRY)]
-    )
+    calls = {RECOMPUTE_ENTRY: f"rescue<{element.cpp}, {each}>", SCAN_ENTRY: f"scan<{element.cpp}>"}
+    return entry_source(parameters, f"fmm::classical::{calls[entry]}(p);", "recompute_simple.cuh", bounds, entry=entry)
 
 
 # ---- after a recomputed product

@@ -18,7 +18,7 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
     WgmmaSizes,
     best_wgmma_sizes,
     cluster_tiles,
-    wgmma_instruction,
+    wgmma_instructions,
     wgmma_op,
     wgmma_source,
 )
@@ -78,12 +78,23 @@ def test_products_stay_in_registers(kernels: list[WgmmaKernel]) -> None:
     check_warpgroups(kernels, wgmma_source, f"static_assert(sizeof(fmm::Product) == {struct_bytes});")
 
 
-def test_the_instruction_names_every_register_once() -> None:
-    text = "\n".join(wgmma_instruction(DTYPES["bfloat16"], 128))
-    assert "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16" in text
-    assert [f'"+f"(x[{i}])' in text for i in range(65)] == [True] * 64 + [False]
-    assert "%64, %65, keeps, 1, 1, %67, %68;" in text  # descriptors, then which operands are turned
-    assert "k8.f32.tf32.tf32" in "\n".join(wgmma_instruction(DTYPES["tf32"], 128))
+def test_the_instructions_of_a_tile_name_every_register_once() -> None:
+    text = "\n".join(wgmma_instructions(DTYPES["bfloat16"], 128))
+    assert text.count("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16") == 4
+    assert [text.count(f'"+f"(x[{i}])') for i in range(65)] == [1] * 64 + [0]
+    # descriptors, whether to add, signs, and which operands are transposed
+    assert text.count("a, b, keeps, 1, 1, %67, %68;") == 1 and text.count("a, b, adds, 1, 1, %67, %68;") == 3
+    assert [f"add.s64 a, %64, %{69 + 2 * i}; add.s64 b, %65, %{70 + 2 * i};" in text for i in range(4)] == [True] * 4
+    assert text.count("asm volatile") == 1 and "multiply_low" not in text
+    assert "k8.f32.tf32.tf32" in "\n".join(wgmma_instructions(DTYPES["tf32"], 128))
+
+
+def test_products_of_planes_alternate_between_the_low_planes() -> None:
+    text = "\n".join(wgmma_instructions(DTYPES["float16"], 128, planes=True)).partition("multiply_low")[2]
+    assert text.count("wgmma.mma_async") == 8 and text.count("asm volatile") == 1
+    for k in range(4):
+        offsets = (f"{k} * NEXT_A + 0", f"{k} * NEXT_B + LOW_B", f"{k} * NEXT_A + LOW_A", f"{k} * NEXT_B + 0")
+        assert ", ".join(f'"n"({x})' for x in offsets) in text
 
 
 # ---- launches

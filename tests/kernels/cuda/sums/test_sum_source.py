@@ -273,7 +273,7 @@ def test_sums_keep_subnormal_numbers(dtype: str) -> None:
     """CuPy compiles with -ftz=true, which no option of fmm's undoes."""
     sums = (op for plan in ("strassen.batched.pad16", "dps.sequential") for op in launches(plan, dtype, 576, 0.3, -7.0))
     texts = [sum_source(op.kernel, access) for op in sums for access in ("vector", "scalar")]
-    for text in (*texts, recompute.simple_source(dtype)):
+    for text in (*texts, recompute.simple_source(dtype, recompute.RECOMPUTE_ENTRY)):
         _, ptx = compile_cuda(text, "compute_90", "--std=c++17", "-ftz=true")
         assert "ret;" in ptx and "f32" in ptx
         assert set(re.findall(r"\w+[.\w]*\.ftz[.\w]*", ptx)) <= {"cvt.rn.ftz.f32.f64"}  # of alpha and beta themselves
