@@ -203,7 +203,7 @@ def measure_source(left: MeasureKernel | None, right: MeasureKernel | None, dtyp
         *([f"    {right.call('p.right', 'block - p.left.blocks')}"] if right else []),
         "}",
     )
-    parameters = f"{NAMESPACE}ResidueOperandPair<{read_type_cpp(dtype)}>"
+    parameters = f"{NAMESPACE}Operands<{read_type_cpp(dtype)}>"
     return entry_source(parameters, body, "residue_planes.cuh", (RESIDUE_THREADS,), clusters=RESIDUE_CLUSTER)
 
 
