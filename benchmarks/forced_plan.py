@@ -44,7 +44,7 @@ def force(text: str) -> None:
 
     changes: list[tuple[Any, str, Any]] = [
         (prepare, "decide_plan", decide),
-        *((early_declines, name, 0) for name in ("SMALL", "SMALL_16_BIT", "SMALL_16_BIT_UNALIGNED")),
+        *((early_declines, name, 0) for name in ("SMALL_WORK", "SMALL_WORK_16_BIT", "SMALL_WORK_16_BIT_UNALIGNED")),
         (early_declines, "SMALLEST_SIDE", 2),
         (dispatch, "SMALL_BYTES", 0),
         (early_declines, "FEW_NUMBERS", 0),
@@ -75,7 +75,7 @@ def force_torch(_: str = "") -> None:
     answers: Any = import_module(f"{folder}.torch_answers")
     answers.small_enough = never
     dispatcher = import_module(f"{folder}.torch_install")
-    for name in ("SMALL", "SMALL_16_BIT", "SMALL_16_BIT_UNALIGNED"):
+    for name in ("SMALL_WORK", "SMALL_WORK_16_BIT", "SMALL_WORK_16_BIT_UNALIGNED"):
         setattr(dispatcher, name, 0)
 
 

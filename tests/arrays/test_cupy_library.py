@@ -54,7 +54,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(prepare, "decide_plan", lambda problem, limits, device: Decision(PLAN, problem, "for the test"))
     monkeypatch.setattr(product_call, "_runner", lambda processor: Runner)
-    monkeypatch.setattr(early_declines, "SMALL", 100**3)
+    monkeypatch.setattr(early_declines, "SMALL_WORK", 100**3)
     monkeypatch.setattr("fmm.dispatch.SMALL_BYTES", 100**2)
     return ran
 

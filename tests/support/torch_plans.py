@@ -61,7 +61,7 @@ def plans_for_all(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
     monkeypatch.setattr(
         prepare, "decide_plan", lambda problem, limits, device: Decision(LEVEL, problem, "for the test")
     )
-    for name in ("SMALL", "SMALL_16_BIT", "SMALL_16_BIT_UNALIGNED"):
+    for name in ("SMALL_WORK", "SMALL_WORK_16_BIT", "SMALL_WORK_16_BIT_UNALIGNED"):
         monkeypatch.setattr(early_declines, name, 16**3)
     monkeypatch.setattr("fmm.dispatch.SMALL_BYTES", 0)
     for name in ("is_small_on_host", "are_small_matrices"):

@@ -177,7 +177,7 @@ class StepTable:
     size: tuple[int, int, int]
     temporaries: tuple[str, ...]
     steps: tuple[Step, ...]
-    fringe: str = "pad"  # the declared word, one of FRINGES
+    fringe: str = "pad"  # the declared word, one of FRINGE_WORDS
 
     def __hash__(self) -> int:
         return hash((self.name, len(self.steps)))
