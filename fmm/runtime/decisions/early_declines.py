@@ -26,9 +26,9 @@ from fmm.runtime.decisions.decide import SMALLEST_INTEGER_SIDE, Decision
 
 # ---- on CUDA devices
 
-# With fewer multiply-adds a product takes less time than the launches of a plan, on any device: SMALL_WORK for any type,
-# SMALL_WORK_16_BIT for 16-bit types on tensor cores, SMALL_WORK_16_BIT_UNALIGNED for those with unaligned rows, which
-# vendors multiply several times slower.
+# With fewer multiply-adds a product takes less time than the launches of a plan, on any device: SMALL_WORK for any
+# type, SMALL_WORK_16_BIT for 16-bit types on tensor cores, SMALL_WORK_16_BIT_UNALIGNED for those with unaligned rows,
+# which vendors multiply several times slower.
 SMALL_WORK, SMALL_WORK_16_BIT, SMALL_WORK_16_BIT_UNALIGNED = 1 << 29, 1 << 33, 1 << 31
 
 # The same test by bytes alone: bytes(A) bytes(B) = (m k n) k itemsize^2. If k < SHORT_SIDE, the product is bound by

@@ -1,4 +1,4 @@
-"""The figures of one type: PICTURE_FUNCTIONS has a function for each, CAPTION_TEXTS its caption; nothing is measured."""
+"""The figures of one type: PICTURE_FUNCTIONS has a function for each, CAPTION_TEXTS a caption; nothing is measured."""
 
 from __future__ import annotations
 
