@@ -14,6 +14,7 @@ from fmm.problem import Problem
 from fmm.semirings.closure_launches import closure_launches
 from fmm.semirings.minplus_kernel import RINGS
 from tests.support.chips import H200
+from tests.support.marks import quick_and_slow
 from tests.support.nvrtc import compile_cuda, nvrtc
 
 # Plans of first products: sizes, operation, and limits of the units and of the largest unit's PTX. NVRTC makes about
@@ -36,7 +37,10 @@ def ptx_bytes(launches: tuple[Launch, ...]) -> list[int]:
     return [len(compile_cuda(*unit)[1]) for unit in units]
 
 
-@pytest.mark.parametrize(("text", "dtype", "n", "op", "units", "most"), PRODUCTS)
+@pytest.mark.parametrize(
+    ("text", "dtype", "n", "op", "units", "most"),
+    quick_and_slow(PRODUCTS[::3], [x for x in PRODUCTS if x not in PRODUCTS[::3]]),
+)
 def test_a_first_product_compiles_few_small_units(
     text: str, dtype: Any, n: int, op: Any, units: int, most: int
 ) -> None:
@@ -45,7 +49,9 @@ def test_a_first_product_compiles_few_small_units(
     assert len(found) <= units and max(found) <= most, found
 
 
-@pytest.mark.parametrize(("with_predecessors", "units", "most"), [(False, 3, 210_000), (True, 4, 225_000)])
+@pytest.mark.parametrize(
+    ("with_predecessors", "units", "most"), quick_and_slow([(False, 3, 210_000)], [(True, 4, 225_000)])
+)
 def test_first_shortest_paths_compile_few_small_units(with_predecessors: bool, units: int, most: int) -> None:
     launches = closure_launches(RINGS["float32"], 2000, with_predecessors, H200.multiprocessors).launches
     found = ptx_bytes(launches)
