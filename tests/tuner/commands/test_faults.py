@@ -72,7 +72,7 @@ def test_json_is_the_result_even_of_a_quiet_tuning_and_each_type_is_tuned_once(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [60])
+@pytest.mark.parametrize("kills", [30])
 def test_kills_leave_a_whole_config_and_repeat_nothing(kills: int, tmp_path: Path) -> None:
     """However many are tried: more until enough different configs were seen."""
     found = nursery("kill", tmp_path, str(kills))

@@ -162,8 +162,7 @@ GPU_TRUTH = Calibration(
 
 @pytest.mark.parametrize(
     ("leaf", "certified"),
-    [(1.1, "levels"), (0.97, "levels"), (0.4, "lt0")],
-    ids=["no better than the vendor", "a little better", "the best of all"],
+    quick_and_slow([(0.97, "levels"), (0.4, "lt0")], [(1.1, "levels")]),  # a little better, far better, worse
 )
 def test_on_a_gpu_a_plan_must_beat_all_that_the_vendor_has(leaf: float, certified: str) -> None:
     device = SimulatedDevice(truth=GPU_TRUTH, gpu=True, memory=1 << 40, noise=0.002, also={"lt0": leaf, "lt1": 1.2})
@@ -651,7 +650,7 @@ CPU_SPACE, GPU_SPACE = search_space("cpu"), search_space("cuda")
 def test_choices_make_plans(space: dict[str, tuple[str, ...]], least: int) -> None:
     plans = choices_of_plans(tuple((name, tuple(values)) for name, values in space.items()))
     assert len(plans) >= least
-    for plan, choices in plans.items():
+    for plan, choices in list(plans.items())[::5]:
         assert build_plan(choices) == plan and Plan.parse(str(plan)) == plan
 
 
