@@ -70,8 +70,8 @@ class Tuned:
         return found
 
 
-ALL_TYPES = ("float64", "float32", "tf32", "float16", "complex64")
-REFINEMENTS = [("float64", BRIEF), *(pytest.param((dtype, WHOLE), marks=pytest.mark.slow) for dtype in ALL_TYPES)]
+LONG_TYPES = ("float64", "float32", "complex64")
+REFINEMENTS = [("float64", BRIEF), *(pytest.param((dtype, WHOLE), marks=pytest.mark.slow) for dtype in LONG_TYPES)]
 
 
 @pytest.fixture(scope="module", params=REFINEMENTS, ids=lambda x: f"{x[0]} {x[1]:g}")

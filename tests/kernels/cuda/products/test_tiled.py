@@ -59,8 +59,16 @@ def limits(architecture: str) -> Capability:
     return capability_limits(f"{digits[:-1]}.{digits[-1]}")
 
 
-@pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
-@pytest.mark.parametrize("s", quick_and_slow(QUICK, [s for s in FLOAT32 if s not in QUICK]), ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    ("s", "architecture"),
+    quick_and_slow(
+        [(s, "sm_90") for s in QUICK],
+        [
+            *((s, "sm_90") for s in FLOAT32 if s not in QUICK),
+            *product(QUICK, [a for a in ARCHITECTURES if a != "sm_90"]),
+        ],
+    ),
+)
 @pytest.mark.parametrize("operands", [(1, 1, 1), (2, 2, 2)], ids=["gemm", "fused"])
 def test_every_strategy_stays_in_registers(s: TileSizes, operands: Any, architecture: str) -> None:
     """No local memory; registers close to equation (16); about the thread blocks that the model expects."""

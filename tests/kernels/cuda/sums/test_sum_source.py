@@ -174,7 +174,7 @@ QUICK = {
 }
 # One representative at least of every kind of kernel; one of three levels takes seconds.
 USUAL = {
-    "one level": Case(batched("winograd"), 5, ("float32", "bfloat16"), ARCHITECTURES),
+    "one level": Case(batched("winograd"), 5, ("float32", "bfloat16"), ("sm_75", "sm_90")),
     "one level, more types": Case(batched("strassen"), 5, ("float64", "float16", "complex64"), ("sm_90",)),
     "other schemes": Case(batched("laderman", "hk223"), 3, ("float32",), ("sm_90",)),
     "step tables": Case(TABLES, 5, ("float32",), ("sm_90",)),
@@ -183,7 +183,7 @@ USUAL = {
     "alpha, beta, flag": Case(ONE, 4, ("float16", "complex64"), ("sm_100",), (2.5, 0.5), True),
     "complex alpha": Case(ONE, 3, ("complex128",), ("sm_80",), (1j, 0), True),
     "complex alpha and beta": Case(ONE, 3, ("complex128",), ("sm_90",), (1j, 0.5 - 2j), True),
-    "complex by three": Case(("3m", "3m.sequential.conj-b"), 5, ("complex64", "complex128"), ARCHITECTURES),
+    "complex by three": Case(("3m", "3m.sequential.conj-b"), 5, ("complex64", "complex128"), ("sm_75", "sm_90")),
     "complex by three, alpha, beta, flag": Case(
         ("3m", "3m(strassen.pad16)"), 5, ("complex64",), ("sm_90",), (2.5 - 1j, 0.7j), True
     ),
@@ -192,9 +192,9 @@ USUAL = {
     "two levels": Case(TWO, 3, ("float32",), ("sm_90",)),
     "sums that turn": Case(TURNED[:1], 3, ("float32",), ("sm_90",)),
     "sums that turn, two levels": Case(TURNED[1:], 3, ("float32",), ("sm_90",)),
-    "two levels, joins": Case(TWO[:1], 3, ("float32", "bfloat16"), ARCHITECTURES, only="join"),
+    "two levels, joins": Case(TWO[:1], 3, ("float32", "bfloat16"), ("sm_75", "sm_90"), only="join"),
     "three levels, split": Case(THREE[:1], 2, ("float64",), ("sm_90",), only="split A"),
-    "three levels, join": Case(THREE[:1], 2, ("float64",), ("sm_80", "sm_90", "sm_100"), only="join"),
+    "three levels, join": Case(THREE[:1], 2, ("float64",), ("sm_90",), only="join"),
     "three levels, join, flag": Case(THREE[1:], 2, ("float64",), ("sm_90",), flag=True, only="join"),
 }
 # FMM_ALL_KERNELS=1: every kernel of every shipped scheme and step table that the runtime or a user can ask for.
