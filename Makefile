@@ -77,12 +77,16 @@ MARKS :=
 # Each process takes the next test of its own share, then from the other's share.
 SHARED := --numprocesses logical --maxprocesses 8 --dist worksteal
 
+# Compiling modules takes half of a short process, and the tests start many. Where nothing is to be written beside the
+# modules, the compiled ones go into the tests' cache.
+COMPILED := $(if $(PYTHONDONTWRITEBYTECODE),env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX='$(abspath .test-cache/python)')
+
 check-tests: $(READY_TEST)
-	$(BIN)/python -m pytest $(MARKS) $(SHARED)
+	$(COMPILED) $(BIN)/python -m pytest $(MARKS) $(SHARED)
 
 # Those that ask for a CUDA device are `make gpu-check`'s.
 check-torch: $(READY_TORCH)
-	$(BIN)/python -m pytest -m 'not gpu' $(SHARED) $$(grep -rl --include='test_*.py' 'importorskip("torch' tests)
+	$(COMPILED) $(BIN)/python -m pytest -m 'not gpu' $(SHARED) $$(grep -rl --include='test_*.py' 'importorskip("torch' tests)
 
 check-jax: $(READY_JAX)
 	$(BIN)/python -m pytest $$(grep -rl --include='test_*.py' 'importorskip("jax' tests)

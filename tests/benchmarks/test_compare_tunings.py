@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.compare_tunings import SHOWN_DIFFERENCES, SIDES, main
+from benchmarks import compare_tunings
+from benchmarks.compare_tunings import SHOWN_DIFFERENCES, main
 from fmm.config import files
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.choose import CPU_ERROR_GROWTH, Limits, default_error_growth
@@ -19,7 +20,13 @@ from fmm.tuner.findings.model_in_use import model_in_use
 from tests.support import configs as tuned
 
 KEY = "cpu-test-2t"
+SIDES = (1000, 2048, 6000, 16384)
 H200, H200_KEY = Path(__file__).parents[2] / "results" / "nvidia-h200", "cuda-9.0-132sm-nvidia-h200"
+
+
+@pytest.fixture(autouse=True)
+def few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare_tunings, "SIDES", SIDES)
 
 
 def config(folder: Path, stream: float, *entries: object, noise: float = 0.02, thresholds: Any = None) -> str:

@@ -33,8 +33,9 @@ def run_on_numpy(folder: Path, *arguments: str) -> list[Any]:
 
 
 def test_a_few_tests_run_on_numpy_and_their_kernels_compile(tmp_path: Path) -> None:
-    few = "tests/kernels/cuda/test_gpu_kernels.py", "tests/kernels/cuda/products"
-    noted = run_on_numpy(tmp_path, *few, "-k", "few_launches and not li")
+    few = "test_gpu_kernels.py", "products/test_gpu_wgmma.py"
+    paths = [f"tests/kernels/cuda/{name}" for name in few]
+    noted = run_on_numpy(tmp_path, *paths, "-k", "few_launches and not li")
     assert len(noted) > 20
     assert {x["architecture"] for x in noted} == {"", "sm_90a"}
     shortest = min(noted, key=lambda x: len(x["source"]))

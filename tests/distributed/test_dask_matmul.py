@@ -18,6 +18,7 @@ from fmm.distributed.dask_recompute import return_chunk, run_if_any_condition, r
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.choose import default_error_growth
 from fmm.perfmodel.stability import expected_error_growth
+from tests.support.marks import quick_and_slow
 
 da = pytest.importorskip("dask.array", reason="Dask is not installed")
 distributed = pytest.importorskip("distributed", reason="Dask's distributed is not installed")
@@ -45,9 +46,15 @@ def drawn(shape: tuple[int, int], chunks: Any, dtype: str, seed: int) -> tuple[A
     return values.astype(dtype), da.from_array(values.astype(dtype), chunks=chunks)
 
 
-@pytest.mark.parametrize("plan", [None, "vendor", "winograd", "strassen^2", "strassen.peel", "winograd.pad", "hasa"])
-@pytest.mark.parametrize("dtype", ["float64", "complex64"])
-@pytest.mark.parametrize(("size", "chunks"), GRIDS)
+PLANS = (None, "vendor", "winograd", "strassen^2", "strassen.peel", "winograd.pad", "hasa")
+CASES = [(*grid, dtype, plan) for grid in GRIDS for dtype in ("float64", "complex64") for plan in PLANS]
+# In the quick run, every grid by three plans, and every plan and type on unequal chunks.
+QUICK = [x for x in CASES if x[:2] == GRIDS[4] or (x[2] == "float64" and x[3] in (None, "winograd", "strassen.peel"))]
+
+
+@pytest.mark.parametrize(
+    ("size", "chunks", "dtype", "plan"), quick_and_slow(QUICK, [x for x in CASES if x not in QUICK])
+)
 def test_products_of_all_grids(size: tuple[int, int, int], chunks: Any, dtype: str, plan: str | None) -> None:
     m, k, n = size
     (a, x), (b, y) = drawn((m, k), chunks, dtype, 1), drawn((k, n), chunks, dtype, 2)

@@ -25,6 +25,7 @@ from fmm.runtime.decisions.limits import NO_CONSTRAINTS
 from fmm.runtime.matmul import planned_call_bytes
 from tests.support.device_arrays import EPS, draw
 from tests.support.host_engine import HostEngine, HostMachine
+from tests.support.marks import quick_and_slow
 
 WATCHDOG_SECONDS = 120  # ends a test that hangs; no test waits this long otherwise
 ROOMS = [10**9, 200_000, 60_000]
@@ -270,7 +271,7 @@ def test_far_too_little_memory() -> None:
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("dtype", ["float64", "complex128", "int8"])
+@pytest.mark.parametrize("dtype", quick_and_slow(["float64"], ["complex128", "int8"]))
 @pytest.mark.parametrize("size", [(4, 20001, 4), (1, 50001, 1), (20001, 2, 3), (3, 2, 20001), (64, 5000, 64)])
 def test_buffers_are_no_larger_than_is_said_however_long_rows_are(
     size: tuple[int, int, int], dtype: str, order: Any, monkeypatch: pytest.MonkeyPatch

@@ -203,7 +203,7 @@ def test_small_halves_of_what_blas_cannot_read_are_explained_as_copies() -> None
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
-@pytest.mark.parametrize("shape", [(1, 4), (4, 1), (3, 4), (0, 3), (3, 0), (40, 30), (5000, 0)])
+@pytest.mark.parametrize("shape", [(1, 4), (4, 1), (3, 4), (0, 3), (3, 0), (40, 30), (1200, 0)])
 def test_a_place_that_does_not_fit_is_refused_in_the_same_words(dtype: str, shape: tuple[int, int]) -> None:
     """Small halves are written there by NumPy, which would take some of them, and says other things of the rest."""
     x = np.ones(shape, dtype)

@@ -70,7 +70,9 @@ def test_values(plan: str | None, dtype: str, rng: np.random.Generator) -> None:
         pytest.skip("for complex numbers")
     scalars: list[tuple[complex, complex]] = [(1, 0), (-0.5, 3), (0, 2)]
     scalars += [(1 + 2j, 0.5j)] if complex_ones else [(2, 1)]
-    for (left, right), (op_a, op_b) in product(SHAPES, product((False, True, "C"), repeat=2)):
+    ops = list(product((False, True, "C"), repeat=2))
+    cases = [*product(SHAPES[:1], ops), *product(SHAPES[1:], ops[::3])]
+    for (left, right), (op_a, op_b) in cases:
         a = np.ascontiguousarray(turned(draw(rng, left, dtype), bool(op_a)))
         b = np.ascontiguousarray(turned(draw(rng, right, dtype), bool(op_b)))
         whole = wide(turned(a, op_a)) @ wide(turned(b, op_b))

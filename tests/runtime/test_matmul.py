@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -319,9 +320,18 @@ def arranged(x: Any, how: str) -> Any:
 ARRANGEMENTS = ("C", "F", "last two swapped", "batch swapped", "rows outermost", "every second", "backwards")
 
 
-@pytest.mark.parametrize("order", ["C", "F", "A", "K", "c", "X", None, 3])
-@pytest.mark.parametrize("right", [*ARRANGEMENTS, "part of wider"])
-@pytest.mark.parametrize("left", ARRANGEMENTS)
+ORDERS = ("C", "F", "A", "K")
+PAIRS = list(product(ARRANGEMENTS, (*ARRANGEMENTS, "part of wider")))
+
+
+# Each pair by one of the orders, and by all of them where they differ most.
+@pytest.mark.parametrize(
+    ("left", "right", "order"),
+    [
+        *((*pair, ORDERS[i % len(ORDERS)]) for i, pair in enumerate(PAIRS)),
+        *product(("C", "F"), ("C", "F", "backwards"), (*ORDERS, "c", "X", None, 3)),
+    ],
+)
 @pytest.mark.usefixtures("eager")
 def test_order(left: str, right: str, order: Any) -> None:
     for shapes in (((6, 4), (4, 5)), ((2, 6, 4), (2, 4, 5)), ((2, 3, 6, 4), (4, 5)), ((2, 1, 6, 4), (3, 4, 5))):

@@ -257,10 +257,8 @@ def _epsilons(sampled: Sequence[Calibration], dtype: str, measured: Sequence[tup
 
 def _gains_from(calibration: Calibration, sample: Calibration, dtype: str, levels: int) -> float | None:
     """Return the side from which `levels` levels gain 2 % by a sampled calibration; None if never."""
-    required = with_margin(sample, MIN_SPEEDUP - 1)
-    return finite_or_none(
-        side_from_which(lambda side: _depth(with_margin(calibration, 0.0), required, dtype, side) >= levels)
-    )
+    free, required = with_margin(calibration, 0.0), with_margin(sample, MIN_SPEEDUP - 1)
+    return finite_or_none(side_from_which(lambda side: _depth(free, required, dtype, side) >= levels))
 
 
 @lru_cache(maxsize=1 << 14)

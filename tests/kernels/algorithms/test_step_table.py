@@ -33,6 +33,7 @@ from fmm.kernels.plans.levels.scheme_level import build_scheme_level, scheme_lev
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan, PlanError
 from tests.oracles import li
+from tests.support.marks import quick_and_slow
 
 MODULE = importlib.import_module("fmm.kernels.algorithms.step_table")
 FOLDER = Path(MODULE.__file__ or "").parent / "step_tables"
@@ -294,7 +295,7 @@ def rejected(table: StepTable, calls: list[Call]) -> bool:
     return plan_defect(plan_of(mutant), 2, 2, 2) is not None
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", quick_and_slow(NAMES[::4], [name for name in NAMES if name not in NAMES[::4]]))
 def test_any_change_of_a_step_is_caught(name: str) -> None:
     """By the parser or by the proof. Changes that leave AB right (operands of an add swapped, ...) are no mistakes;
     which they are is decided by the second evaluator above."""

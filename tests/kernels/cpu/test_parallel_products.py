@@ -25,6 +25,7 @@ from fmm.runtime import probe, run_host
 from fmm.tuner.devices.cpu import CpuDevice
 from fmm.tuner.devices.device import Run
 from tests.support import ROOT
+from tests.support.marks import quick_and_slow
 
 Array = np.ndarray[Any, Any]
 
@@ -66,8 +67,10 @@ PLANS = (
 )
 
 
-@pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(
+    ("plan", "order"),
+    quick_and_slow(zip(PLANS, ("C", "F") * 4, strict=True), zip(PLANS, ("F", "C") * 4, strict=True)),
+)
 def test_every_plan_is_exact(plan: str, order: Any, eager: None, rng: np.random.Generator) -> None:
     """Integers reveal a step that starts too early or overwrites another step's input."""
     a, b = (np.asarray(whole_numbers(rng, *shape), order=order) for shape in ((203, 301), (301, 155)))

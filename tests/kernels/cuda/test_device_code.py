@@ -7,6 +7,7 @@ from importlib import resources
 import pytest
 
 from fmm.kernels.cuda.device_code.entry_source import with_headers
+from tests.support.marks import quick_and_slow
 from tests.support.nvrtc import ARCHITECTURES, CPP17, compile_cuda
 
 # Those that need more than the oldest architecture: what a copy engine and warpgroups that multiply are asked.
@@ -22,8 +23,15 @@ NOBODY_USES_IT = "--diag-suppress=177"  # of a constant: no kernel stands behind
 HEADERS = sorted(x.name for x in resources.files("fmm.kernels.cuda.device_code").iterdir() if x.name.endswith(".cuh"))
 
 
+HOPPER_FIRST = {name: sorted(NEEDS.get(name, ARCHITECTURES), key="sm_90".__ne__) for name in HEADERS}
+
+
 @pytest.mark.parametrize(
-    ("name", "architecture"), [(name, a) for name in HEADERS for a in NEEDS.get(name, ARCHITECTURES)]
+    ("name", "architecture"),
+    quick_and_slow(
+        [(name, known[0]) for name, known in HOPPER_FIRST.items()],
+        [(name, a) for name, known in HOPPER_FIRST.items() for a in known[1:]],
+    ),
 )
 def test_a_header_compiles_alone(name: str, architecture: str) -> None:
     """A header includes all that it uses, so that an editor can parse it and it needs no other include."""

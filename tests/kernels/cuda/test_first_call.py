@@ -18,6 +18,7 @@ from fmm.semirings.minplus_kernel import TROPICAL_RINGS, edges_launch
 from fmm.semirings.path_request import EdgeRule
 from tests.support.chips import H200
 from tests.support.compiler_on_mock import compiler_on_a_mock
+from tests.support.marks import quick_and_slow
 from tests.support.nvrtc import compile_cuda, nvrtc
 
 # Plans of first products: sizes, operation, and limits of the units and of the largest unit's PTX. NVRTC makes about
@@ -50,7 +51,10 @@ def ptx_bytes(launches: tuple[Launch, ...]) -> list[int]:
     return [len(compile_cuda(*unit)[1]) for unit in units]
 
 
-@pytest.mark.parametrize(("text", "dtype", "n", "op", "units", "most"), PRODUCTS)
+@pytest.mark.parametrize(
+    ("text", "dtype", "n", "op", "units", "most"),
+    quick_and_slow(PRODUCTS[::3], [x for x in PRODUCTS if x not in PRODUCTS[::3]]),
+)
 def test_a_first_product_compiles_few_small_units(
     text: str, dtype: Any, n: int, op: Any, units: int, most: int
 ) -> None:
@@ -58,8 +62,12 @@ def test_a_first_product_compiles_few_small_units(
     assert len(found) <= units and max(found) <= most, found
 
 
-@pytest.mark.parametrize(("with_predecessors", "units", "most"), [(False, 4, 210_000), (True, 5, 225_000)])
-@pytest.mark.parametrize("n", [1000, 2000])
+@pytest.mark.parametrize(
+    ("n", "with_predecessors", "units", "most"),
+    quick_and_slow(
+        [(1000, False, 4, 210_000)], [(1000, True, 5, 225_000), (2000, False, 4, 210_000), (2000, True, 5, 225_000)]
+    ),
+)
 def test_first_shortest_paths_compile_few_small_units(n: int, with_predecessors: bool, units: int, most: int) -> None:
     edges = edges_launch("float32", n, (n, 1), EdgeRule(float("inf"), 1e-8))
     closure = closure_launches(TROPICAL_RINGS["float32"], n, with_predecessors, H200.multiprocessors)

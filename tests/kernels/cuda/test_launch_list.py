@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,13 +17,14 @@ from fmm.kernels.cuda.launch_list import LaunchList, StreamSync, VendorCall
 from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.target import LIBRARY_ALIGNMENT, Alignment
-from fmm.kernels.plans.leaf import LeafUse, plan_leaves
+from fmm.kernels.plans.leaf import LeafUse, leaf_use, plan_leaves
 from fmm.kernels.plans.levels.residues import residue_leaves
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.problem import Layout, Problem
 from tests.support.chips import H200
+from tests.support.marks import quick_and_slow
 
 A100, V100 = datasheet_chip(datasheet_of("A100")), datasheet_chip(datasheet_of("V100"))
 SPLITS = ("block_sums, split A: ", "block_sums, split B: ")
@@ -235,9 +237,16 @@ def lists(use: LeafUse, on: Chip) -> Iterator[LaunchList]:
                     continue
 
 
-@pytest.mark.parametrize("on", [H200, A100, V100], ids=lambda on: on.limits.capability)
-@pytest.mark.parametrize("use", USES, ids=str)
-def test_every_kernel_is_named(use: LeafUse, on: Chip) -> None:
+# In the quick run, each leaf without options on each chip, and some of its options on one.
+CHIPS = {chip.limits.capability: chip for chip in (H200, A100, V100)}
+PLAIN_USES = [str(use) for use in USES if str(use) == use.leaf.name]
+QUICK_USES = [*product(PLAIN_USES, CHIPS), *((str(use), H200.limits.capability) for use in USES[::8])]
+OTHER_USES = [x for x in product(map(str, USES), CHIPS) if x not in QUICK_USES]
+
+
+@pytest.mark.parametrize(("text", "capability"), quick_and_slow(dict.fromkeys(QUICK_USES), OTHER_USES))
+def test_every_kernel_is_named(text: str, capability: str) -> None:
+    use, on = leaf_use(text), CHIPS[capability]
     found = list(lists(use, on))
     assert found or (use.leaf.name in residue_leaves() and on is not H200)  # integers, of which no vendor has all
     for launches in found:

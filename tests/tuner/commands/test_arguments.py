@@ -9,7 +9,7 @@ import pytest
 from fmm.tuner.cli import main
 from tests.support import ROOT
 
-RECORDED = ROOT / "results" / "nvidia-h200" / "five-minutes" / "config.json"
+RECORDED = ROOT / "results" / "cpu-intel-r-xeon-r-processor-2t" / "quick" / "config.json"
 
 
 @pytest.mark.parametrize(

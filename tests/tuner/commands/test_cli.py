@@ -286,11 +286,12 @@ def test_help_measures_and_imports_nothing_large() -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="a shell closes the streams")
 @pytest.mark.parametrize(
-    ("streams", "code", "message"),
+    ("command", "streams", "code", "message"),
     [
-        (">&-", 0, ""),
-        (">&- 2>&-", 0, ""),
+        ("paper", ">&-", 0, ""),
+        ("verify", ">&- 2>&-", 0, ""),
         pytest.param(
+            "predict 64",
             ">/dev/full",
             1,
             "fmm-tune: cannot write the output: No space left on device\n",
@@ -298,7 +299,6 @@ def test_help_measures_and_imports_nothing_large() -> None:
         ),
     ],
 )
-@pytest.mark.parametrize("command", ["paper", "predict 64", "verify"])
 def test_closed_and_full_outputs_show_no_traceback(command: str, streams: str, code: int, message: str) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "FMM_CONFIG": str(files.SHIPPED_CONFIG)}
     line = f"{sys.executable} -m fmm.tuner.cli {command} {streams}"

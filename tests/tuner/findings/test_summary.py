@@ -25,6 +25,7 @@ from fmm.tuner.findings.summary import SectionText, Table, TypeSummary, next_ste
 from fmm.tuner.findings.thresholds import ALIGNED_SIDE_STEP, SIDE_TOLERANCE, li_plan, side_from_which
 from tests.support import ROOT
 from tests.support import configs as tuned
+from tests.support.marks import quick_and_slow
 
 KEY, TYPES = next(iter(files.read_config(SHIPPED_CONFIG).items()))  # an H200
 RECORDED = sorted((ROOT / "results").glob("*/**/config.json"))
@@ -126,7 +127,14 @@ def test_a_side_between_those_of_the_grid_is_found(side: int) -> None:
     assert side <= found <= max(SIDE_TOLERANCE * side, side + ALIGNED_SIDE_STEP)
 
 
-@pytest.mark.parametrize("path", RECORDED, ids=lambda path: str(path.relative_to(ROOT / "results").parent))
+LONG = [path for path in RECORDED if path.parent.name in ("five-minutes", "nvidia-h100-80gb-hbm3")]
+
+
+@pytest.mark.parametrize(
+    "path",
+    quick_and_slow([path for path in RECORDED if path not in LONG], LONG),
+    ids=lambda path: str(path.relative_to(ROOT / "results").parent),
+)
 def test_the_tables_of_a_recorded_tuning_agree(path: Path) -> None:
     """Crossovers rise with the gain; the chosen one begins where gains do, or later if plans without levels gain first;
     no plan needs more than the device has."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 from math import log
 from types import MappingProxyType
 
@@ -65,19 +66,23 @@ def fresh_problems(count: int, seed: int = 7) -> list[Problem]:
     return [Problem(m, k, n) for m, k, n in sides]
 
 
+TRUTHS = {"two lanes": TWO_LANES, "one lane": ONE_LANE}
 # A quick tuning measures no product so large that it could see what happens to larger ones.
 QUICK = [name for name in SLOWDOWNS if name != "a little more on large products"]
+WORLDS = list(product(TRUTHS, QUICK, (1,)))
+# Without bounds of levels and margins for losses, a plan that loses is chosen in these two.
+BOUNDED = [("two lanes", "of every level", 1), ("one lane", "from two levels on", 1)]
 
 
-@pytest.mark.parametrize("truth", [TWO_LANES, ONE_LANE], ids=["two lanes", "one lane"])
-@pytest.mark.parametrize("slowdown", QUICK)
-@pytest.mark.parametrize("seed", quick_and_slow([1], [2, 3]))
-def test_a_quick_tuning_chooses_no_plan_slower_than_the_vendor(truth: Calibration, slowdown: str, seed: int) -> None:
-    assert worst_speedup(truth, slowdown, "quick", seed) >= 0.98
+@pytest.mark.parametrize(
+    ("lanes", "slowdown", "seed"), quick_and_slow(BOUNDED, [x for x in WORLDS if x not in BOUNDED])
+)
+def test_a_quick_tuning_chooses_no_plan_slower_than_the_vendor(lanes: str, slowdown: str, seed: int) -> None:
+    assert worst_speedup(TRUTHS[lanes], slowdown, "quick", seed) >= 0.98
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slowdown", SLOWDOWNS)
+@pytest.mark.parametrize("slowdown", ["from two levels on", "a little more on large products", "not at all"])
 def test_a_default_tuning_chooses_no_plan_slower_than_the_vendor(slowdown: str) -> None:
     assert worst_speedup(TWO_LANES, slowdown, "default", 1) >= 0.98
 

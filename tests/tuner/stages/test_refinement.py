@@ -22,11 +22,11 @@ from fmm.tuner.trials.record import Trial
 from fmm.tuner.tune_type import tune_type
 from tests.support.chips import H200
 from tests.support.cold_gpu import SHEET, TYPES, ColdGpu, scaled
-from tests.support.marks import quick_and_slow
 
 SIDES = (2048, 4096, 8192, 16384)
 LOST = 0.97  # of the first look's speed: what noise may cost
 WHOLE = 400.0  # seconds, of which the compiler takes some
+BRIEF = 90.0  # seconds of the refinement in the quick run
 
 
 def with_faster_leaves(known: Calibration, by: float) -> Calibration:
@@ -70,22 +70,27 @@ class Tuned:
         return found
 
 
-@pytest.fixture(scope="module", params=quick_and_slow(["float64"], ["float32", "tf32", "float16", "complex64"]))
+LONG_TYPES = ("float64", "float32", "complex64")
+REFINEMENTS = [("float64", BRIEF), *(pytest.param((dtype, WHOLE), marks=pytest.mark.slow) for dtype in LONG_TYPES)]
+
+
+@pytest.fixture(scope="module", params=REFINEMENTS, ids=lambda x: f"{x[0]} {x[1]:g}")
 def tuned(request: pytest.FixtureRequest) -> Iterator[Tuned]:
+    dtype, limit = request.param
     truth = with_faster_leaves(scaled(SHEET, 0.93, 1.1), 1.15)
     device = ColdGpu(truth=truth, noise=0.01, gpu=True, chip=H200, memory=1 << 37, before=None)
     first = Journal("first", device, clock=device.clock)
-    assert tune_type(first, request.param, GPU_EFFORTS["coarse"]).stopped == ""
-    after = Journal("refined", device, clock=device.clock, limit=WHOLE, first_look=first.recorded)
-    tune_type(after, request.param, GPU_EFFORTS["default"])
-    yield Tuned(device, request.param, tuple(first.recorded), tuple(after.recorded))
+    assert tune_type(first, dtype, GPU_EFFORTS["coarse"]).stopped == ""
+    after = Journal("refined", device, clock=device.clock, limit=limit, first_look=first.recorded)
+    tune_type(after, dtype, GPU_EFFORTS["default"])
+    yield Tuned(device, dtype, tuple(first.recorded), tuple(after.recorded))
 
 
 def test_a_refinement_that_is_cut_short_is_used_and_loses_nothing(tuned: Tuned) -> None:
     """At moments when as many more samples were taken, from the first one on."""
     before, count = tuned.speeds(tuned.first_section()), len(tuned.refined)
-    moments = [tuned.refined[min(i, count - 1)].elapsed for i in (5, 60, 130, 180, 300, 600, 1200, 2500, count)]
-    for seconds in moments:
+    counts = {min(i, count - 1) for i in (5, 60, 130, 180, 300, 600, 1200, 2500, count)}
+    for seconds in (tuned.refined[i].elapsed for i in sorted(counts)):
         section = tuned.section_at(seconds)
         if section is not None:  # else the first look's stands
             assert section["doubts"] == [], (seconds, section["doubts"])
@@ -97,4 +102,5 @@ def test_leaves_with_rates_of_their_own_are_measured_early(tuned: Tuned) -> None
     """Before any plan with levels."""
     plans = list(dict.fromkeys(t.plan for t in tuned.refined))
     own = [i for i, text in enumerate(plans) if Plan.parse(text).leaf_use.leaf.rate and not Plan.parse(text).levels]
-    assert not own or max(own) < min(i for i, text in enumerate(plans) if Plan.parse(text).levels)
+    with_levels = [i for i, text in enumerate(plans) if Plan.parse(text).levels]
+    assert max(own, default=-1) < min(with_levels, default=len(plans))

@@ -61,7 +61,7 @@ def test_a_quick_tuning_of_an_idle_processor_is_used(
         assert plan != VENDOR and device.true_speedup(plan, problem) > 1
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", quick_and_slow(["float64"], ["float32"]))
 def test_a_tuning_that_has_little_time_is_planned_for_it(dtype: str) -> None:
     """A quarter of four minutes, after first passes: as it is planned without a limit, nothing would be held out."""
     found = {}
@@ -94,6 +94,7 @@ class SlowlyAskedDevice(BusyDevice):
         return {**EFFORTS, "default": replace(EFFORTS["quick"], held_out=5)}
 
 
+@pytest.mark.slow
 def test_every_type_is_checked_before_one_is_refined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A first pass that is stopped goes on when all types had theirs, on the same shapes; refinements that are stopped
     leave what it found."""
@@ -136,9 +137,9 @@ def test_a_model_is_checked_where_plans_are_a_choice(dtype: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
 def test_two_tunings_of_one_kind_agree_within_a_tenth(dtype: str) -> None:
-    """Twenty quick ones, equal products off by 2 % as on the recorded processor: any two of them."""
+    """Eight quick ones, equal products off by 2 % as on the recorded processor: any two of them."""
     found: dict[str, list[float]] = {"n1": [], "tau1": [], "tau2": []}
-    for seed in range(20):
+    for seed in range(8):
         device = BusyDevice(truth=TWO_CORES, noise=0.02, seed=seed, memory=1 << 33)
         section = tune_type(Journal("run", device, clock=device.clock), dtype, device.efforts["quick"]).section
         thresholds = read_thresholds(section and section["thresholds"])

@@ -68,8 +68,8 @@ SHAPES = [(1, 1, 1), (130, 70, 129), (5, 200, 260), (257, 64, 66)]
 @pytest.mark.parametrize(
     ("orders", "sizes"),
     quick_and_slow(
-        [("CCC", WIDE_PAIR), ("FFF", NARROW)],
-        [(orders, s) for orders in ("CCC", "FCC", "CFC", "FFF") for s in (WIDE, NARROW_PAIR)],
+        [("FFF", NARROW)],
+        [("CCC", WIDE_PAIR), *((orders, s) for orders in ("CCC", "FCC", "CFC", "FFF") for s in (WIDE, NARROW_PAIR))],
     ),
 )
 def test_every_memory_order_agrees_with_numpy(orders: str, sizes: Any) -> None:

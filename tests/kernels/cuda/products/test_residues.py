@@ -45,6 +45,7 @@ from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Layout, Problem
 from tests.support.chips import H200
+from tests.support.marks import quick_and_slow
 from tests.support.nvrtc import in_parallel, nvrtc, report
 from tests.support.residue_products import (
     ALIGNED,
@@ -553,7 +554,7 @@ def test_measuring_and_transposing_compile() -> None:
         assert r.local == 0 and r.registers <= 64, r
 
 
-@pytest.mark.parametrize(("levels", "registers"), [(0, 64), (1, 112), (2, 128)])
+@pytest.mark.parametrize(("levels", "registers"), quick_and_slow([(0, 64)], [(1, 112), (2, 128)]))
 def test_splitting_and_joining_compile(levels: int, registers: int) -> None:
     """For the one architecture on which they run."""
     nvrtc()

@@ -47,6 +47,7 @@ from tests.support.tiled_on_host import Memory, compiled_for_the_host, floats, t
 from tests.support.tiles import tiled_product
 
 FLOAT32 = (*STRATEGIES, *H200_STRATEGIES)
+QUICK = tuple(map(named_strategy, ("Square", "Large")))
 MOST_BESIDE = 100  # registers beside those of (16): addresses, counters, coefficients, four steps of a line at once
 
 
@@ -65,8 +66,16 @@ def limits(architecture: str) -> Capability:
     return capability_limits(f"{digits[:-1]}.{digits[-1]}")
 
 
-@pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
-@pytest.mark.parametrize("s", FLOAT32, ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    ("s", "architecture"),
+    quick_and_slow(
+        [(s, "sm_90") for s in QUICK],
+        [
+            *((s, "sm_90") for s in FLOAT32 if s not in QUICK),
+            *product(QUICK, [a for a in ARCHITECTURES if a != "sm_90"]),
+        ],
+    ),
+)
 @pytest.mark.parametrize("operands", [(1, 1, 1), (2, 2, 2)], ids=["gemm", "fused"])
 def test_every_strategy_stays_in_registers(s: TileSizes, operands: Any, architecture: str) -> None:
     """No local memory; registers close to equation (16); about the thread blocks that the model expects."""
@@ -82,7 +91,8 @@ def test_every_strategy_stays_in_registers(s: TileSizes, operands: Any, architec
         assert blocks >= s.blocks, r
 
 
-@pytest.mark.parametrize("s", quick_and_slow(H200_STRATEGIES[:1], H200_STRATEGIES[1:]), ids=lambda s: s.name)
+@pytest.mark.slow
+@pytest.mark.parametrize("s", H200_STRATEGIES, ids=lambda s: s.name)
 def test_every_variant_of_one_level_stays_in_registers(s: TileSizes) -> None:
     """Huang's Var#1 to Var#3 (Var#0 is above), and batches of them, each on one architecture."""
     nvrtc()
@@ -95,7 +105,7 @@ def test_every_variant_of_one_level_stays_in_registers(s: TileSizes) -> None:
 
 
 @pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
-@pytest.mark.parametrize("s", [named_strategy("Huge"), *DOUBLE], ids=lambda s: s.name)
+@pytest.mark.parametrize("s", quick_and_slow(DOUBLE[:1], [named_strategy("Huge"), *DOUBLE[1:]]), ids=lambda s: s.name)
 @pytest.mark.parametrize("operands", [(1, 1, 1), (2, 2, 2)], ids=["gemm", "fused"])
 def test_float64_stays_in_registers(s: TileSizes, operands: Any, architecture: str) -> None:
     """Two registers for each number; small tiles where there is no float64 mma instruction."""
@@ -218,14 +228,16 @@ def test_float64_on_the_host(plan: str, orders: str, gap: int, shift: int, host:
 
 @pytest.mark.parametrize(
     "plan",
-    ["tile.solo", "tile.trio", "tile.small", "tile.gpu8.texture", "tile.duo.plain", "strassen.fused > tile.solo"],
+    quick_and_slow(
+        ["tile.solo", "tile.small", "tile.gpu8.texture"], ["tile.trio", "tile.duo.plain", "strassen.fused > tile.solo"]
+    ),
 )
 def test_float64_strategies_on_the_host(plan: str, host: Any) -> None:
     """Tiles at every edge, more tiles than stages, also through registers; threads that multiply alone."""
     check(plan, whole_problem(36, 85, 44, "CCC", 0, 1.0, 0.0, "float64"), host, 0)
 
 
-@pytest.mark.parametrize("s", FLOAT32, ids=lambda s: s.name)
+@pytest.mark.parametrize("s", quick_and_slow(QUICK, [s for s in FLOAT32 if s not in QUICK]), ids=lambda s: s.name)
 def test_every_strategy_on_the_host(s: TileSizes, host: Any) -> None:
     """With sums and without, tiles at every edge."""
     for plan in (f"tile.{s.name.lower()}", f"strassen.fused > tile.{s.name.lower()}"):

@@ -46,7 +46,7 @@ DEEPER = TileSizes("Deeper128", m_s=32, n_s=64, k_s=16, m_r=4, n_r=4, warp_m=4, 
 
 @pytest.mark.parametrize("architecture", quick_and_slow(["sm_90"], ["sm_100"]))
 @pytest.mark.parametrize(
-    ("plan", "s"), [("strassen.fused > tile", TMA_FUSED_SIZES), ("tile", TMA_SIZES[1])], ids=["sums in it", "plain"]
+    ("plan", "s"), quick_and_slow([("strassen.fused > tile", TMA_FUSED_SIZES)], [("tile", TMA_SIZES[1])])
 )
 def test_products_stay_in_registers(plan: str, s: TileSizes, architecture: str) -> None:
     """For chips with a copy engine; gemm_simt.cuh does the same on others. Registers: at least Huang's Eq. 16."""
@@ -55,7 +55,7 @@ def test_products_stay_in_registers(plan: str, s: TileSizes, architecture: str) 
     stays_in_registers(made, s, architecture)
 
 
-@pytest.mark.parametrize("fill", ["lower", "full"])
+@pytest.mark.parametrize("fill", quick_and_slow(["full"], ["lower"]))
 def test_triangles_stay_in_registers(fill: Fill) -> None:
     nvrtc()
     layouts = Layout("C", 2560), Layout("F", 2560), Layout("C", 2560)
@@ -118,8 +118,10 @@ def host() -> Any:
     return launch
 
 
-@pytest.mark.parametrize("s", [SMALL, DEEPER], ids=lambda s: s.name)
-@pytest.mark.parametrize("orders", ["CCC", "FFC", "CFF"])
+@pytest.mark.parametrize(
+    ("orders", "s"),
+    quick_and_slow([("CCC", SMALL), ("FFC", SMALL), ("CFF", DEEPER)], [("CFF", SMALL), ("CCC", DEEPER)]),
+)
 def test_a_product_on_the_host(s: TileSizes, orders: str, host: Any) -> None:
     for size, scalars in (((67, 45, 70), (1.0, 0.0)), ((8, 5, 7), (-2.0, 3.0))):
         check("tile", size, orders, scalars, s, host)

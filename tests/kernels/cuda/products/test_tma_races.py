@@ -7,7 +7,6 @@ import struct
 import subprocess
 from collections.abc import Callable
 from functools import cache, partial
-from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME
 from fmm.kernels.cuda.products.tma_tiles import TmaKernel, TmaOp
 from tests.support.host_compiler import COMPILER, compiled_file, header
+from tests.support.marks import quick_and_slow
 from tests.support.tma_on_host import SMALL, check, described, for_the_host
 
 FLAGS = ("-std=c++20", "-O1", "-g", "-w", "-Wno-psabi", "-pthread", "-fsanitize=thread")
@@ -168,14 +168,10 @@ TILE, LEVEL = "tile", "strassen.fused.pad8 > tile"  # the level: sums of A alone
 # For 6 stages: one step, six steps, more; for a level 3 and 10.
 @pytest.mark.parametrize(
     ("plan", "orders", "inner"),
-    [
-        (TILE, "CCC", 7),
-        (TILE, "CCC", 45),
-        (TILE, "CCC", 150),
-        (TILE, "FFC", 150),
-        (LEVEL, "CCC", 45),
-        (LEVEL, "CCC", 150),
-    ],
+    quick_and_slow(
+        [(TILE, "CCC", 45), (LEVEL, "CCC", 45)],
+        [(TILE, "CCC", 7), (TILE, "CCC", 150), (TILE, "FFC", 150), (LEVEL, "CCC", 150)],
+    ),
 )
 def test_barriers_order_all_shared_data(plan: str, orders: str, inner: int, host: Watched) -> None:
     op = check(plan, (72, inner, 40), orders, (1.0, 0.0), SMALL, host)
@@ -186,11 +182,10 @@ def test_barriers_order_all_shared_data(plan: str, orders: str, inner: int, host
 
 @pytest.mark.parametrize(
     ("plan", "left_out", "early"),
-    [
-        *product((TILE, LEVEL), ("copies", "sums", "warps"), [0]),
-        (LEVEL, "turns", 0),
-        *product((TILE, LEVEL), ["nothing"], [2]),
-    ],
+    quick_and_slow(
+        [(TILE, "copies", 0), (LEVEL, "sums", 0), (TILE, "warps", 0), (LEVEL, "turns", 0), (LEVEL, "nothing", 2)],
+        [(LEVEL, "copies", 0), (TILE, "sums", 0), (LEVEL, "warps", 0), (TILE, "nothing", 2)],
+    ),
 )
 def test_missing_order_is_found(plan: str, left_out: str, early: int, host: Watched) -> None:
     """Each barrier without its memory order, and stages that are filled again too early."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -141,7 +141,6 @@ class Case(NamedTuple):
     scalars: tuple[complex, complex] = (1, 0)
     flag: bool = False
     only: str = ""  # launches with this label
-    slow: bool = False  # for all architectures; else only those beside sm_90, if that is one of them
 
 
 def batched(*names: str) -> tuple[str, ...]:
@@ -160,9 +159,22 @@ TURNED = (
     "strassen^2.batched.pad16 > vendor.inner",
 )
 
+# One kernel, or a few, of each kind of program and option; older and newer architectures than sm_90 have one each.
+QUICK = {
+    "one level": Case(batched("winograd"), 5, ("float32",), ("sm_90",)),
+    "one level, complex": Case(batched("strassen"), 5, ("complex64",), ("sm_90",)),
+    "another scheme": Case(batched("hk223"), 3, ("float32",), ("sm_90",)),
+    "a step table": Case(("dps",), 5, ("float32",), ("sm_90",)),
+    "unequal blocks, peeled strips": Case(("winograd", "strassen.peel"), 5, ("float64",), ("sm_80",)),
+    "alpha, beta, flag": Case(batched("strassen"), 4, ("float16",), ("sm_100",), (2.5, 0.5), True, "join"),
+    "complex alpha and beta": Case(batched("strassen"), 3, ("complex128",), ("sm_90",), (1j, 0.5 - 2j), True),
+    "complex by three": Case(("3m",), 5, ("complex64",), ("sm_90",)),
+    "sums that turn": Case(TURNED[:1], 3, ("float32",), ("sm_90",)),
+    "two levels, join": Case(TWO[:1], 3, ("float32",), ("sm_90",), only="join"),
+}
 # One representative at least of every kind of kernel; one of three levels takes seconds.
 USUAL = {
-    "one level": Case(batched("winograd"), 5, ("float32", "bfloat16"), ARCHITECTURES),
+    "one level": Case(batched("winograd"), 5, ("float32", "bfloat16"), ("sm_75", "sm_90")),
     "one level, more types": Case(batched("strassen"), 5, ("float64", "float16", "complex64"), ("sm_90",)),
     "other schemes": Case(batched("laderman", "hk223"), 3, ("float32",), ("sm_90",)),
     "step tables": Case(TABLES, 5, ("float32",), ("sm_90",)),
@@ -171,21 +183,19 @@ USUAL = {
     "alpha, beta, flag": Case(ONE, 4, ("float16", "complex64"), ("sm_100",), (2.5, 0.5), True),
     "complex alpha": Case(ONE, 3, ("complex128",), ("sm_80",), (1j, 0), True),
     "complex alpha and beta": Case(ONE, 3, ("complex128",), ("sm_90",), (1j, 0.5 - 2j), True),
-    "complex by three": Case(("3m", "3m.sequential.conj-b"), 5, ("complex64", "complex128"), ARCHITECTURES),
+    "complex by three": Case(("3m", "3m.sequential.conj-b"), 5, ("complex64", "complex128"), ("sm_75", "sm_90")),
     "complex by three, alpha, beta, flag": Case(
         ("3m", "3m(strassen.pad16)"), 5, ("complex64",), ("sm_90",), (2.5 - 1j, 0.7j), True
     ),
     "complex by three, one level": Case(("3m(strassen.pad16)",), 5, ("complex128",), ARCHITECTURES),
-    "complex by three, two levels": Case(
-        ("3m(strassen^2.pad16)",), 2, ("complex64", "complex128"), ("sm_90",), slow=True
-    ),
-    "two levels": Case(TWO, 3, ("float32",), ("sm_90",), slow=True),
+    "complex by three, two levels": Case(("3m(strassen^2.pad16)",), 2, ("complex64",), ("sm_90",), only="join"),
+    "two levels": Case(TWO, 3, ("float32",), ("sm_90",)),
     "sums that turn": Case(TURNED[:1], 3, ("float32",), ("sm_90",)),
-    "sums that turn, two levels": Case(TURNED[1:], 3, ("float32",), ("sm_90",), slow=True),
-    "two levels, joins": Case(TWO[:1], 3, ("float32", "bfloat16"), ARCHITECTURES, only="join"),
-    "three levels, split": Case(THREE[:1], 2, ("float64",), ("sm_90",), only="split A", slow=True),
-    "three levels, join": Case(THREE[:1], 2, ("float64",), ("sm_80", "sm_90", "sm_100"), only="join", slow=True),
-    "three levels, join, flag": Case(THREE[1:], 2, ("float64",), ("sm_90",), flag=True, only="join", slow=True),
+    "sums that turn, two levels": Case(TURNED[1:], 3, ("float32",), ("sm_90",)),
+    "two levels, joins": Case(TWO[:1], 3, ("float32", "bfloat16"), ("sm_75", "sm_90"), only="join"),
+    "three levels, split": Case(THREE[:1], 2, ("float64",), ("sm_90",), only="split A"),
+    "three levels, join": Case(THREE[:1], 2, ("float64",), ("sm_90",), only="join"),
+    "three levels, join, flag": Case(THREE[1:], 2, ("float64",), ("sm_90",), flag=True, only="join"),
 }
 # FMM_ALL_KERNELS=1: every kernel of every shipped scheme and step table that the runtime or a user can ask for.
 ALL = {
@@ -215,7 +225,7 @@ ALL |= {
         ("3m", "3m.sequential"), 5, TYPES[4:], ARCHITECTURES, (2.5 - 1j, 0.7j), True
     ),
 }
-CASES = ALL if os.environ.get("FMM_ALL_KERNELS") == "1" else USUAL
+LONG = ALL if os.environ.get("FMM_ALL_KERNELS") == "1" else USUAL
 
 
 def sources(case: Case, architecture: str) -> Iterator[tuple[str, str]]:
@@ -233,22 +243,20 @@ def sources(case: Case, architecture: str) -> Iterator[tuple[str, str]]:
                         yield f"{plan} {dtype} {architecture} {access} {op.label}", text
 
 
-def is_slow(case: Case, architecture: str) -> bool:
-    return case.slow or (architecture != "sm_90" and "sm_90" in case.architectures)
+def each_architecture(cases: Mapping[str, Case], *marks: Any) -> list[Any]:
+    return [
+        pytest.param(case, architecture, id=f"{name}-{architecture}", marks=marks)
+        for name, case in cases.items()
+        for architecture in case.architectures
+    ]
 
 
 @pytest.mark.parametrize(
-    ("name", "architecture"),
-    [
-        pytest.param(name, architecture, marks=pytest.mark.slow if is_slow(case, architecture) else ())
-        for name, case in CASES.items()
-        for architecture in case.architectures
-    ],
+    ("case", "architecture"), [*each_architecture(QUICK), *each_architecture(LONG, pytest.mark.slow)]
 )
-def test_every_kernel_compiles_and_stays_in_registers(name: str, architecture: str) -> None:
+def test_every_kernel_compiles_and_stays_in_registers(case: Case, architecture: str) -> None:
     """No local memory, and few enough registers that several thread blocks hide memory latency."""
     nvrtc()
-    case = CASES[name]
     jobs: list[tuple[Any, ...]] = [(*job, architecture) for job in sources(case, architecture)]
     assert jobs
     reports = in_parallel(report, jobs)
@@ -271,8 +279,8 @@ def blocks(architecture: str, kernel: Report) -> int:
 @pytest.mark.parametrize("dtype", quick_and_slow(["float32"], ["float16", "bfloat16", "complex64"]))
 def test_sums_keep_subnormal_numbers(dtype: str) -> None:
     """CuPy compiles with -ftz=true, which no option of fmm's undoes."""
-    sums = (op for plan in ("strassen.batched.pad16", "dps.sequential") for op in launches(plan, dtype, 576, 0.3, -7.0))
-    texts = [sum_source(op.kernel, access) for op in sums for access in ("vector", "scalar")]
+    sums = (launches(plan, dtype, 576, 0.3, -7.0)[-1] for plan in ("strassen.batched.pad16", "dps.sequential"))
+    texts = [sum_source(op.kernel, access) for op, access in zip(sums, ("vector", "scalar"), strict=True)]
     for text in (*texts, recompute.simple_source(dtype, recompute.RECOMPUTE_ENTRY)):
         _, ptx = compile_cuda(text, "compute_90", "--std=c++17", "-ftz=true")
         assert "ret;" in ptx and "f32" in ptx
