@@ -172,6 +172,8 @@ class _TorchBase:
         return torch_gemm(a, b, c, alpha, beta, c)
 
     def quick_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
+        if alpha == 1 == beta and out is None and c is not None and a.dim() == 2 == b.dim():
+            return torch.addmm(c, a, b)  # torch takes a microsecond to read named factors
         if alpha == 0:  # with alpha = 0, a and b are not read
             a, b, alpha = a[..., :0], b[..., :0, :], 1
         if c is None and alpha == 1:
