@@ -50,7 +50,7 @@ def _kind_of_object(x: Any) -> Kind:
 
 
 def _kind_of_type(cls: type) -> Kind | None:
-    """Return the kind by the modules of the class and its base classes."""
+    """Return the kind of array library that defines the class or one of its base classes; None if none does."""
     for base in cls.__mro__:
         root = base.__module__.partition(".")[0]
         if base.__name__ == "ndarray" and root in ("numpy", "cupy"):

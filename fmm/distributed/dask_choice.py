@@ -24,11 +24,11 @@ from fmm.kernels.plans.walk import walk_plan
 LINK_RATE, NEW_MEMORY_RATE = 1e9, 1e9
 CANDIDATE_PRODUCTS_PER_TASK = (1, 2, 4)  # larger values would have more chunks in memory at once than Dask's own matmul
 MIN_TASKS_PER_THREAD = 4  # least number of tasks per thread, so that no thread waits long for the last task
-# least predicted seconds of a product for which candidates are compared, since the comparison itself takes time
+# Candidates are compared only for products that are predicted to take this long: the comparison takes time.
 MIN_SECONDS_TO_COMPARE = 1.0
 # largest side of a simulated grid, in chunks; a larger grid is simulated at this size, on proportionally fewer workers
 LARGEST_SIMULATED_SIDE = 8
-LEVEL_MARGIN = 0.1  # least share of the time that a level must be predicted to save to be chosen
+LEVEL_MARGIN = 0.1  # a level is chosen only if it is predicted to save this share of the time
 
 
 # ---- the choice

@@ -29,9 +29,9 @@ DEFAULT_OUTER_LEVELS = ("winograd > vendor",)
 # a level 1.04 times. With a level messages interfere with products more often, and small sums run slower than large
 # sums.)
 LEVEL_MARGIN = 0.15
-# least share of the time that a one-dimensional mesh must be predicted to save by multiplying as a rectangle
+# A one-dimensional mesh multiplies as a two-dimensional one only if that is predicted to save this share of the time.
 RECTANGLE_MARGIN = 0.15
-# least predicted seconds of a product for which pieces and levels are compared, since the comparison itself takes time
+# Pieces and levels are compared only for products that are predicted to take this long: the comparison takes time.
 MIN_SECONDS_TO_COMPARE = 1e-3
 SHARINGS_TRIED_IN_PIECES = 3  # number of the fastest one-piece sharings that are also compared in several pieces
 ROW_OR_COLUMN_PIECES = (2, 4, 8)  # candidate counts of pieces into which rows or columns are cut

@@ -51,7 +51,7 @@ class Quadrants:
         return len(self.inner) // _parts_along(self.whole.mesh, cuts, axis)
 
     def inner_parts_held(self, operand: Operand, place: int) -> tuple[Span, ...]:
-        """Return the ranges of the inner dimension that a process holds of A or B, relative to the first range."""
+        """Return the ranges of the inner dimension in a process's part of A or B, from the start of that part."""
         cuts, axis = self._inner_cuts(operand)
         number = 0
         for side, index, cut in zip(self.whole.mesh, mesh_coordinates(place, self.whole.mesh), cuts, strict=True):

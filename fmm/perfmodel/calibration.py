@@ -90,8 +90,8 @@ def _without_tiled_kernel(rate: Rate) -> Rate:
 class Calibration:
     """A device: rates for each element type, the cost of sums, launches and threads, and the margins of a choice.
 
-    On a CPU a plan runs `lanes` products at a time, each on its share of the threads, and sums at the same time
-    (`Rate.batch` is the slowdown of a product by this). Small plans run one step after the other.
+    On a CPU a plan runs `lanes` products concurrently, each on its share of the threads, while other threads compute
+    sums. `Rate.batch` is the factor by which a product is slower when it runs so. Small plans run one step at a time.
     """
 
     name: str

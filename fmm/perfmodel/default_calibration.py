@@ -60,8 +60,8 @@ DIGIT_CUT_MULTIPLY_ADDS, DIGIT_ADD_MULTIPLY_ADDS = 40.0, 90.0
 def with_integer_rates(found: Calibration) -> Calibration:
     """Return a CPU's calibration with rates for integers, derived from the calibration's floating-point rates.
 
-    NumPy multiplies integers in a loop. Products of digits take the time of BLAS's products in the floating-point type
-    of the digits.
+    NumPy multiplies integers in a loop. The leaf `digits` cuts integers into floating-point matrices of small integers
+    instead; their products take the time of BLAS's products of that type.
     """
     rates, loop = dict(found.rates), LOOP_FLOPS * (NOMINAL_RATE_FACTOR if found.source == BUILT_IN_SOURCE else 1.0)
     for name in INTEGERS:

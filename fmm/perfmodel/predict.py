@@ -237,9 +237,9 @@ PREPARATION_PASSES = 3  # number of passes over an operand to prepare it: two th
 def _rate_prepared_by_sums(rate: Rate, last: Level) -> Rate:
     """Return the rate of a leaf if the splits of the last level write the operands in the leaf's own form.
 
-    Instead of the leaf's passes that prepare its operands, one pass over the blocks remains. Three levels in one pass
-    cannot write that form, since each of their threads has one number. Left out: the layouts and coefficients with
-    which splits cannot.
+    One pass over the operand's blocks takes the place of the leaf's own PREPARATION_PASSES over each operand. Three
+    levels in one pass cannot write that form, since each of their threads has one number. Layouts and coefficients for
+    which other splits cannot write it are not modelled.
     """
     scheme = last.bilinear
     splits_complex = last.itemsize_below(1) != 1  # splits of real or imaginary parts do not write the leaf's form

@@ -116,7 +116,7 @@ def run_small_gemm(library: Library, a: Any, b: Any, c: Any, alpha: Any, beta: A
 
 
 def run_declined_gemm(key: CallKey, a: Any, b: Any, c: Any, out: Any) -> Any:
-    """Return the result of a call that was declined a moment ago, by the library's own functions; else None."""
+    """Return the library's own result of a call that was declined within the last second; None for any other call."""
     declined = find_declined_call(key)
     if declined is None:
         return None

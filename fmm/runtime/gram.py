@@ -70,7 +70,7 @@ def run_gram(
 
 
 def run_declined_gram(key: CallKey, a: Any, b: Any, out: Any) -> Any:
-    """Return the result of a call that was declined a moment ago, by the library's own functions; else None."""
+    """Return the library's own result of a call that was declined within the last second; None for any other call."""
     declined = find_declined_call(key)
     if declined is None or not key.library.is_plain_product(a, a if b is None else b, out):
         return None

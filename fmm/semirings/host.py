@@ -31,9 +31,9 @@ HOST_TILE_SIDE = 64  # largest number of nodes of a tile that is closed without 
 class ArgumentRecord(NamedTuple):
     """The arrays in which a product records the step k (inner index) of the best sum for each entry of the result.
 
-    `args` receives the step k, or with `via` the entry of row k of `via` (a predecessor). Where no step beats the old
-    value, `args` receives the entry of `old`, or -1 without `old`. `first` is the step k at which this part of the
-    product begins.
+    `args` receives the step k, or with `via` the entry of row k of `via` (a predecessor). Where no sum is
+    better than the previous value, `args` receives the entry of `old`, or -1 if `old` is None. `first` is the step k at
+    which this part of the product begins.
     """
 
     args: Array

@@ -21,7 +21,7 @@ class Progress(Protocol):
     """The events of a tuning that the progress bar shows."""
 
     def set_remaining_seconds(self, seconds: float) -> None:
-        """Set the seconds planned for all types after the next one."""
+        """Set the planned seconds of the types that follow the one that the next call of `begin` starts."""
 
     def begin(self, label: str, seconds: float) -> None:
         """Begin a type with these planned seconds."""

@@ -108,7 +108,7 @@ def tune_gram(
 
 
 def own_gram_plans(device: Device, problem: Problem) -> list[Plan]:
-    """Return fmm's own kernel alone for one triangle, for types whose time the model cannot predict."""
+    """Return plans of fmm's own triangle kernels alone, of those whose time the model cannot predict for this type."""
     leaves = device_leaves("cuda" if device.untuned_model().batches else "cpu")
     silent = [leaf for leaf in leaves if leaf.time_formula == "tiles" and problem.dtype not in leaf.types_with_sums]
     plans = [Plan(leaf=leaf.name) for leaf in silent]

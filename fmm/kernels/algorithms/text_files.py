@@ -33,7 +33,8 @@ def parse_considered_forms(text: str) -> tuple[str, ...]:
     if named == ("nothing",):
         return ()
     if unknown := [form for form in named if form not in FORM_NAMES]:
-        raise ValueError(f"cannot consider it {unknown[0]!r}; valid: nothing, or some of {', '.join(FORM_NAMES)}")
+        valid = ", ".join(FORM_NAMES)
+        raise ValueError(f"unknown form {unknown[0]!r} in the line consider; valid: nothing, or some of {valid}")
     return named
 
 

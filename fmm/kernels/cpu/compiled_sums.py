@@ -3,7 +3,7 @@
 NumPy adds two arrays at a time, so the terms of a longer sum pass through the cache repeatedly, and every line of a
 result is fetched before it is written. Here a schedule of elementwise calls becomes one LLVM function. It loads one
 64-byte line of each array, computes in registers, and stores. Results that begin on cache lines and exceed the caches
-are written directly to memory. The operations are NumPy's in its order, so the results are the same bit for bit.
+are written directly to memory. The operations and their order are NumPy's, so the results are equal bit for bit.
 
 Real and imaginary parts of one complex matrix are loaded together and separated in registers; likewise for stores.
 

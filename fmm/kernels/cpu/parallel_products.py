@@ -1,8 +1,8 @@
 """Two products at a time: a plan's steps as tasks, each started as soon as its inputs are ready.
 
 Each product runs on one thread. So a sum, which is memory-bound, runs concurrently with a product, which is not, and no
-BLAS thread spins while the sums run. The walk adds the tasks in its usual order. Dependencies follow from the memory
-that the tasks read and write, so that temporaries are reused as always.
+BLAS thread spins while the sums run. The walk puts the tasks into a queue in their serial order. Dependencies follow
+from the memory that the tasks read and write, so that temporaries are reused as always.
 
 Worker threads walk the plan and run the tasks, since no signal interrupts them. A Condition is entered by Python code,
 and an exception from a signal handler there would leave its lock shut for ever.

@@ -189,7 +189,7 @@ def _run_step(step: Step, operands: Operands, machine: Machine, dtype: str) -> N
 
 
 def _run_batch(step: ProductBatch, operands: Operands, machine: Machine, dtype: str) -> None:
-    """Pass the batch to the machine as one if a leaf computes all of it, else product by product."""
+    """Run the batch as one call of a leaf if the plan is a leaf that can; otherwise product by product."""
     plan, params = step.products[0].plan, step.products[0].params
     is_gram, update = params.op != "product", (params.alpha, params.beta)
     if plan.levels or not (is_gram or machine.leaf_updates or update == (1, 0)):

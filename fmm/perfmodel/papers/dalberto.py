@@ -135,7 +135,8 @@ BOUND_DEPTHS: Final = (0, 1, 2, 3, 4)  # numbers l of levels for which bounds ar
 def printed_bounds(depth: int, n: int) -> tuple[float, float, float]:
     """Return the printed bounds for `depth` levels l and n = 2^l n_1 rows.
 
-    They are the two lines of Equation 1, and Equation 7 of D'Alberto's post on Brent's analysis, 4^l n^2.
+    The first two are the lines of Equation 1; the third, 4^l n^2, is Equation 7 of D'Alberto's post on Brent's
+    analysis.
     """
     first = 12.0**depth * (FIGURE_2_POINT**2 + 5 * FIGURE_2_POINT) - 5 * n
     return first, 3.0**depth * n**2, 4.0**depth * n**2

@@ -316,7 +316,7 @@ def _two_input_kernels(method: str, printed: int) -> tuple[Cell, ...]:
 
 
 def _extreme_reduction_row(k: int, which: Literal["least", "most"], printed: int) -> tuple[Cell, ...]:
-    """Return the row with the least or the largest of the three reductions of Strassen's method at n = 16384."""
+    """Return the row of the smallest or largest of the reductions of T, V and A by Strassen's method at n = 16384."""
     found = sorted(li_counts.percent_reduction(q, "strassen", k, PRINTED_SIZES[-1]) for q in QUANTITIES)
     computed = found[0 if which == "least" else -1]
     name = f"{LEVEL_WORDS[k]} levels, {which} of the three percents"

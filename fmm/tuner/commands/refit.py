@@ -32,7 +32,7 @@ REFIT_PARTS = "all", "thresholds", "blocks"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add --refit and --refit-part to the command without a name."""
+    """Add --refit and --refit-part to the options of `fmm-tune` without a command."""
     what = "fit CONFIG (the one that fmm reads) again from its trials; write it, or --output; measure nothing"
     parser.add_argument("--refit", nargs="?", type=path_argument, const=Path(), metavar="CONFIG", help=what)
     parts = "what to fit again: all, the thresholds of the present model, or the block model and its tiles"

@@ -248,7 +248,7 @@ MAX_PROBED_TIME = 1.5
 
 
 def compilable_candidates(device: Device, effort: Effort) -> list[Plan]:
-    """Return the device's candidates with kernels light enough to compile within the effort."""
+    """Return the device's candidates whose kernels take no longer to compile than this effort allows."""
     return [p for p in device.candidates() if not p.levels or compile_weight(p) <= effort.heaviest]
 
 

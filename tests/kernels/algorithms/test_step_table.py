@@ -570,7 +570,10 @@ def test_a_table_that_says_too_much_of_its_fringe_is_refused(folder: Path) -> No
     assert plan_defect(Plan.parse("naive.pad > vendor"), 3, 5, 3) is None
 
 
-WORDS = [("fringe  peel", "unknown fringe 'peel'; valid: unequal, pad"), ("consider  all", "cannot consider it 'all'")]
+WORDS = [
+    ("fringe  peel", "unknown fringe 'peel'; valid: unequal, pad"),
+    ("consider  all", "unknown form 'all' in the line consider"),
+]
 
 
 @pytest.mark.parametrize(("line", "message"), WORDS)

@@ -184,5 +184,5 @@ def test_the_line_consider(text: str, forms: tuple[str, ...]) -> None:
 
 
 def test_a_form_that_there_is_not_is_refused() -> None:
-    with pytest.raises(ValueError, match="cannot consider it 'sideways'; valid: nothing, or some of nested, one pass"):
+    with pytest.raises(ValueError, match="unknown form 'sideways' in the line consider; valid: nothing, or some of"):
         parse_considered_forms("consider  nested, sideways\n")

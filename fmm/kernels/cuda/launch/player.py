@@ -99,8 +99,8 @@ class _VendorProduct(NamedTuple):
 class _Parameters:
     """The parameters of all launches of a list, in memory that does not move; the driver copies them at each launch.
 
-    `pointers` holds the address of each launch's block. `addresses` are the addresses of these pointers, which the
-    driver is called with.
+    `pointers[i]` is the address of the parameters of launch i; `addresses[i]` is the address of `pointers[i]`, which
+    the driver takes.
     """
 
     def __init__(self, blocks: list[Any]) -> None:
@@ -115,8 +115,8 @@ class _Parameters:
 class _SpareParameters(threading.local):
     """A thread's parameter blocks that are not in use.
 
-    A call takes a block out until all is launched, since a signal handler may play the same list in between. The block
-    of an interrupted call is not used again.
+    A call removes a parameter block from the list, and returns it when all kernels are launched, because a signal
+    handler may play the same list meanwhile. The block of an interrupted call is not used again.
 
     A thread that uses a player for the first time may have no CUDA context yet, if its memory comes from a pool and its
     graph from a thread that has ended. The driver's functions need a context: without one, setting a graph's parameters

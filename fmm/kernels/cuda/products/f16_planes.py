@@ -34,10 +34,11 @@ SPLIT_THREADS = 256  # threads of a thread block that splits
 SPLIT_CLUSTER = 8  # thread blocks that share the lines of 64 positions
 WARP_THREADS = 32
 MAX_REGISTER_LOADS = 16  # largest number of loads of a line that a thread holds in registers
-# How numbers are scaled, and how planes are arranged. default: scaled by line or position; hi and lo alternate in
-# chunks. separate: scaled as default; all hi before all lo, as the vendor's products need; no clusters. recorded: as
-# default, and the spread of exponents along the inner dimension is recorded. balanced: the inner dimension is scaled
-# too, if the launches before have found that it must be.
+# How numbers are scaled, and how the planes hi and lo are arranged. A line is a row of A or a column of B.
+# default: each line has one exponent; hi and lo alternate in chunks.
+# separate: scaled as by default; all of hi comes before all of lo, as the vendor's products need; no clusters.
+# recorded: as by default, and the spread of exponents along the inner dimension is recorded.
+# balanced: positions of the inner dimension are scaled too, if the earlier launches have found that they must be.
 ScalingRule = Literal["default", "separate", "recorded", "balanced"]
 SCALING_RULES: Mapping[ScalingRule, str] = {
     "default": "LineScaling<fmm::planes::Alternating, fmm::planes::CLUSTER>",

@@ -261,8 +261,8 @@ def tile_launches(
 def fit_to_chip(op: TileOp | TileGroup, chip: Chip) -> TileOp | TileGroup:
     """Return the same products with a smaller strategy if their own does not fit the chip.
 
-    A strategy does not fit if shared memory is too small. Without a float64 mma instruction, the strategies for it do
-    not fit either, because a single thread has registers for small tiles only.
+    A strategy does not fit if its tiles exceed the shared memory. On a chip without a float64 mma instruction,
+    strategies made for that instruction do not fit either: a thread would need more registers than it has.
     """
     if isinstance(op, TileGroup):
         return replace(op, ops=tuple(x for y in op.ops if isinstance(x := fit_to_chip(y, chip), TileOp)))

@@ -1,8 +1,8 @@
 """A sum kernel: which blocks a thread loads, adds and stores, how many numbers at a time, and its CUDA source.
 
 One thread owns one position of every block. sum_order.py orders its statements; sum_launch.py places the blocks in
-memory. The source is a straight-line program, written as a short stub for the one kernel in block_sums.cuh. The stub is
-all that depends on a scheme's coefficients. Its statements are ordered so that few values are live at a time: a value
+memory. The source is a short stub of statements without branches, which the kernel in block_sums.cuh includes. Only
+the stub depends on a scheme's coefficients. Its statements are ordered so that few values are live at a time: a value
 that does not fit in a register would go through memory, which these kernels wait for.
 """
 

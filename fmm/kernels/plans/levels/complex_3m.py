@@ -97,7 +97,10 @@ class ThreeProducts(ComplexLevel):
         return LevelSteps(temporary_sizes([*splits, *products]), (*splits, *middle, join), self.streams)
 
     def _one_by_one(self, inner: Plan, sides: Shape, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
-        """Return one real product at a time, each added to C at once. This order needs a third of the temporaries."""
+        """Return steps that add each real product to C before the next one begins.
+
+        This order needs a third of the temporaries.
+        """
         m, k, n = sides
         left, right, dest = whole_matrix("S", m, k), whole_matrix("T", k, n), whole_matrix("M", m, n)
         steps: list[Sum | Product] = []
