@@ -97,7 +97,7 @@ def has_inf_or_nan(chunk: Any) -> bool:
 
 
 def run_if_any_condition(conditions: Sequence[bool], function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return function(*arguments) if a condition is true; else None without a call (the chunks are then None)."""
+    """Return function(*arguments) if a condition is true; otherwise call nothing and return None."""
     return function(*arguments) if any(conditions) else None
 
 

@@ -177,12 +177,12 @@ def scheme_error_bounds(scheme: Scheme, k: float, inner: float) -> list[float]:
 def expected_error_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = False) -> float:
     """Return the expected (root mean square) error as a multiple of the vendor's product of this type.
 
-    The data are assumed to be random and of equal size, and the rounding errors independent. If numbers of one
-    sign have a larger expected error, the result is that larger growth. They have for Strassen's levels on a CPU
+    The data are assumed to be random and of equal size, and the rounding errors independent. If numbers of one sign
+    have a larger expected error, the result is that larger growth. They have for Strassen's levels on a CPU
     (Scheme.positive_growth), and for complex products that are made of three real ones. The growth does not depend on
-    the sizes, so that the thin strips of a fringe count as if their error grew, too. In types that are summed up in their own precision, the growth is the
-    product of the levels' growths (Scheme.error_growth), which include the rounding inside the products. In other types
-    this rounding is small compared with that of stored numbers.
+    the sizes, so that the thin strips of a fringe count as if their error grew, too. In types that are summed up in
+    their own precision, the growth is the product of the levels' growths (Scheme.error_growth), which include the
+    rounding inside the products. In other types this rounding is small compared with that of stored numbers.
 
     `in_pieces` says that the vendor's product adds up long sums in pieces, as BLAS does on a CPU. The vendor's error
     then grows slowly with k, and the shorter products of a plan gain less accuracy. (Three levels of Winograd's variant

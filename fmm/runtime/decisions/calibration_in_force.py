@@ -37,7 +37,7 @@ def calibration_in_force(problem: Problem, limits: Limits, device: Device) -> Ca
 
 
 def tuning_in_force(dtype: str, device: Device) -> Tuned | None:
-    """Return the tuning of this type on the device; None without one, or with FMM_TUNING_MODE=off."""
+    """Return the tuning of this type on the device; None if there is none, and with FMM_TUNING_MODE=off."""
     if environment.tuning_mode() == "off":
         return None
     return files.active_configs().tuned(device.identity, dtype)
@@ -137,7 +137,7 @@ def untuned_gpu_calibration(guess: Calibration, dtype: str) -> Calibration:
 @clear_on_registration
 @lru_cache(maxsize=64)
 def _scaled_shipped_model(name: str, dtype: str) -> Calibration | None:
-    """Return the shipped model of this type of a datasheet's measured relative, scaled; None without one."""
+    """Return this type's shipped model of the datasheet's measured relative, scaled; None if none ships."""
     relative = datasheet_of(name).relative_of
     if not relative:
         return None

@@ -216,7 +216,7 @@ def _decide_integers(problem: Problem, limits: Limits, device: Device) -> Decisi
 def decide_by_tuning(
     problem: Problem, limits: Limits, tuned: Tuned, calibration: Calibration | None, on_cpu: bool
 ) -> Decision | None:
-    """Return the decision by the certified entry of exactly this shape; None without one.
+    """Return the decision from the certified entry of exactly this shape; None if there is none.
 
     On a GPU a plan by a leaf that the tuning never measured may replace the entry. `calibration`: the tuning's, with
     the rates of those leaves.

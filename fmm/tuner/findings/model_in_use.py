@@ -210,7 +210,7 @@ def skip_reason(used: ModelInUse, entry: Entry) -> str:
 def entry_skip_reason(entry: Entry, problem: Problem, limits: Limits, tuned: Tuned, decision: Decision | None) -> str:
     """Return why fmm.matmul skips the entry of this product; empty if it uses the entry.
 
-    `decision` is the decision of the tuning within these limits, None without one.
+    `decision` is the decision of the tuning within these limits; None if there is none.
     """
     if not entry.verified:
         return UNVERIFIED_REASON

@@ -273,7 +273,7 @@ def _trial(record: dict[str, Any]) -> Trial:
 def tuning_of(
     tunings: Sequence[RecordedTuning], device: str, dtype: str, section: Mapping[str, Any]
 ) -> RecordedTuning | None:
-    """Return the tuning from which a section of a config was concluded; None without one.
+    """Return the tuning from which a section of a config was concluded; None if there is none.
 
     `tuned` in the section names the run. Without a recorded run, return the last tuning of this type and device.
     """
