@@ -70,7 +70,7 @@ def _reduction_figure(figure: int, method: str, tau2: int) -> Table:
 
 
 def _measured_reduction(method: str, tau2: int, i: int) -> float | None:
-    """Return the printed reduction in run time in percent, from Figures 24 and 36, at the i-th n; None if none is printed."""
+    """Return the reduction in run time at the i-th n in percent, as Figures 24 and 36 print it; None if they do not."""
     last = FIGURE_36_SECONDS[method] if FIGURE_24_SIZES[i] == PRINTED_SIZES[-1] else None
     seconds = FIGURE_24_SECONDS[method][i] if tau2 == 4096 else last
     return None if seconds is None else 100 * (1 - seconds / FIGURE_24_SECONDS["gpu8"][i])
