@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import inf, isfinite
 
 import numpy as np
@@ -229,8 +229,9 @@ def with_intervals(
     epsilons = _epsilons(sampled[:SLOW_SAMPLE_COUNT], dtype, measured)
     if found.epsilon is not None and epsilons:
         intervals["epsilon"] = central_interval_95([found.epsilon, *epsilons])
+    choices = [_level_choices(calibration, sample, dtype) for sample in sampled[:SLOW_SAMPLE_COUNT]]
     for tau, levels in zip(TAU_NAMES, LEVEL_COUNTS, strict=True):
-        sides = [_gains_from(calibration, sample, dtype, levels) for sample in sampled[:SLOW_SAMPLE_COUNT]]
+        sides = [_side_of_levels(chosen, levels) for chosen in choices]
         intervals[tau] = central_interval_95([found.value(tau), *sides])
     varying = {
         name: _rounded(name, ends) for name, ends in intervals.items() if name in TAU_NAMES or ends[0] != ends[1]
@@ -255,18 +256,25 @@ def _epsilons(sampled: Sequence[Calibration], dtype: str, measured: Sequence[tup
     return found
 
 
-def _gains_from(calibration: Calibration, sample: Calibration, dtype: str, levels: int) -> float | None:
-    """Return the side from which `levels` levels gain 2 % by a sampled calibration; None if never."""
+def _side_of_levels(levels_chosen: Callable[[int], int], levels: int) -> float | None:
+    """Return the side from which at least `levels` levels are chosen; None if never."""
+    return finite_or_none(side_from_which(lambda side: levels_chosen(side) >= levels))
+
+
+def _level_choices(calibration: Calibration, sample: Calibration, dtype: str) -> Callable[[int], int]:
+    """Return the number of levels that gain most by a sampled calibration, 2 % at least, as a function of the side.
+
+    The function remembers its results: the searches for tau1 to tau3 visit the same sides.
+    """
     free, required = with_margin(calibration, 0.0), with_margin(sample, MIN_SPEEDUP - 1)
-    return finite_or_none(side_from_which(lambda side: _depth(free, required, dtype, side) >= levels))
 
+    @cache
+    def levels_chosen(side: int) -> int:
+        first = _first_plans(free, dtype, SIDE_GRID[bisect_left(SIDE_GRID, side)])
+        candidates = rank_candidates(Problem(side, side, side, dtype), required, first) if first else ()
+        return next((count_levels(candidate.plan) for candidate in candidates if candidate.wins), 0)
 
-@lru_cache(maxsize=1 << 14)
-def _depth(calibration: Calibration, required: Calibration, dtype: str, side: int) -> int:
-    """Return the number of levels that the sampled calibration chooses for a square."""
-    first = _first_plans(calibration, dtype, SIDE_GRID[bisect_left(SIDE_GRID, side)])
-    candidates = rank_candidates(Problem(side, side, side, dtype), required, first) if first else ()
-    return next((count_levels(candidate.plan) for candidate in candidates if candidate.wins), 0)
+    return levels_chosen
 
 
 @lru_cache(maxsize=1024)
