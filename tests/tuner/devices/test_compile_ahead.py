@@ -31,6 +31,7 @@ from fmm.tuner.devices.compile_ahead import (
     needed_first,
 )
 from tests.support.chips import H200
+from tests.support.marks import quick_and_slow
 
 WORKERS = {
     "done": "for line in sys.stdin: print('done', flush=True)",
@@ -171,7 +172,7 @@ def test_all_jobs_are_waited_for() -> None:
             made.close()
 
 
-@pytest.mark.parametrize(("does", "least"), [("sums", 20), ("product", 7)])
+@pytest.mark.parametrize(("does", "least"), quick_and_slow([("product", 7)], [("sums", 20)]))
 def test_the_jobs_make_the_kernels_that_a_tuning_meets(does: str, least: int) -> None:
     """On random shapes, round and odd, of the candidates in float32; those of two levels and less, to be quick."""
     plans = [p for p in probed_plans("cuda") if "^3" not in str(p) and p.is_candidate_for("float32")]

@@ -200,7 +200,10 @@ ORDERS = ("CCC", "FFF", "CFC")
 
 
 @pytest.mark.parametrize(("orders", "gap", "shift"), [*product(ORDERS, (4,), (0,)), ("CCC", 3, 1), ("FCF", 1, 3)])
-@pytest.mark.parametrize("plan", ["tile.medium", "strassen.fused.pad4 > tile.medium", "winograd.fused > tile.medium"])
+@pytest.mark.parametrize(
+    "plan",
+    quick_and_slow(["tile.medium", "winograd.fused > tile.medium"], ["strassen.fused.pad4 > tile.medium"]),
+)
 def test_products_on_the_host(plan: str, orders: str, gap: int, shift: int, host: Any) -> None:
     """Any size, any layout, aligned or not, with alpha and beta."""
     for (m, k, n), (alpha, beta) in zip(SIZES, ((1.0, 0.0), (0.5, 2.0), (1.0, 0.0)), strict=True):

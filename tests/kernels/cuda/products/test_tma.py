@@ -147,12 +147,10 @@ def test_parts_of_products_on_the_host(host: Any, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("plan", "size", "multiprocessors"),
-    [
-        ("tile", (130, 800, 70), 8),
-        ("tile", (260, 500, 130), 24),
-        ("strassen.fused.pad8 > tile", (130, 800, 70), 25),
-        ("strassen.fused.pad8 > tile", (130, 1600, 70), 11),
-    ],
+    quick_and_slow(
+        [("tile", (130, 800, 70), 8), ("strassen.fused.pad8 > tile", (130, 800, 70), 25)],
+        [("tile", (260, 500, 130), 24), ("strassen.fused.pad8 > tile", (130, 1600, 70), 11)],
+    ),
 )
 def test_parts_of_the_last_tiles_on_the_host(
     plan: str, size: tuple[int, int, int], multiprocessors: int, host: Any
