@@ -248,6 +248,7 @@ class Pressed(importlib.abc.MetaPathFinder):
             except BaseException as error:
                 raise ImportError("as extension modules have it") from error
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background start with SIGINT ignored
 sys.meta_path.insert(0, Pressed())
 from {module} import {function}
 sys.exit({function}())
