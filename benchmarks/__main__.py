@@ -56,6 +56,11 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     try:
         return int(import_module(BENCHMARKS[name]).main(others))
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("benchmarks", "fmm"):
+            raise
+        print(f"benchmarks {name}: needs {error.name}, which is not installed", file=sys.stderr)
+        return 2
     except SlowKernelError as error:
         print(f"benchmarks {name}: {error}", file=sys.stderr)
         return 2

@@ -131,6 +131,13 @@ def test_the_names_are_listed_and_an_unknown_one_is_refused(capsys: pytest.Captu
     assert "no benchmark 'nothing'; valid: cpu, " in capsys.readouterr().err
 
 
+def test_a_missing_library_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "benchmarks.distributed", raising=False)
+    assert main(["distributed", "--help"]) == 2
+    assert capsys.readouterr().err == "benchmarks distributed: needs torch, which is not installed\n"
+
+
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_every_benchmark_has_a_module_and_a_main(name: str) -> None:
     path = ROOT.joinpath(*BENCHMARKS[name].split(".")).with_suffix(".py")
