@@ -55,7 +55,7 @@ _ROWS = (
 )
 
 
-def _integers() -> Iterator[DType]:
+def _integer_types() -> Iterator[DType]:
     """Yield the integer types. cuBLAS multiplies int8 only, with sums in int32."""
     for name, itemsize, cpp, number in (
         ("int8", 1, "signed char", 3),
@@ -71,7 +71,7 @@ def _integers() -> Iterator[DType]:
         yield DType(name, itemsize, 0.0, cpp, number, 72, "int32", 10, exact=True)
 
 
-DTYPES: Mapping[str, DType] = MappingProxyType({row.name: row for row in (*_ROWS, *_integers())})
+DTYPES: Mapping[str, DType] = MappingProxyType({row.name: row for row in (*_ROWS, *_integer_types())})
 FLOATS: tuple[str, ...] = tuple(row.name for row in _ROWS)  # real, complex and TF32
 STORED_TYPES: tuple[str, ...] = tuple(row.name for row in _ROWS if not row.stored_as)  # float types of arrays
 COMPLEX: tuple[str, ...] = tuple(row.name for row in _ROWS if row.is_complex)

@@ -217,28 +217,28 @@ def _gram_of_batch(operands: Any, axes: Any) -> tuple[jax.Array, int]:
 
 
 @lru_cache(maxsize=256)
-def _jitted(primitive: Primitive, **options: Any) -> Callable[..., Any]:
+def _jitted_primitive(primitive: Primitive, **options: Any) -> Callable[..., Any]:
     return jax.jit(partial(primitive.bind, **options))  # type: ignore[no-any-return]
 
 
-def _define(
+def _define_primitive(
     name: str, shape: Callable[..., Any], xla: Callable[..., Any], by_fmm: Callable[..., Any], batch: Callable[..., Any]
 ) -> Primitive:
     """Return a new primitive, which is lowered to XLA's dot on platforms without fmm."""
     primitive = Primitive(name)
-    primitive.def_impl(lambda *operands, **options: _jitted(primitive, **options)(*operands))
+    primitive.def_impl(lambda *operands, **options: _jitted_primitive(primitive, **options)(*operands))
     primitive.def_abstract_eval(shape)
     batching.primitive_batchers[primitive] = batch
     mlir.register_lowering(primitive, mlir.lower_fun(xla, multiple_results=False))
     for platform in PLATFORMS:
-        mlir.register_lowering(primitive, partial(_lower, platform, xla, by_fmm), platform=platform)
+        mlir.register_lowering(primitive, partial(_lower_primitive, platform, xla, by_fmm), platform=platform)
     return primitive
 
 
 # ---- the lowerings
 
 
-def _lower(
+def _lower_primitive(
     platform: str, xla: Callable[..., Any], by_fmm: Callable[..., Any], context: Any, *operands: Any, **options: Any
 ) -> Any:
     """Lower a primitive to fmm's callback where that is faster, else to XLA's dot."""
@@ -302,14 +302,14 @@ def _product_by_fmm(platform: str, a: Any, b: Any, *, transpose_a: bool, transpo
         left, right = (x.swapaxes(-1, -2) if swap else x for x, swap in ((a, transpose_a), (b, transpose_b)))
         api.matmul(left, right, out=c)
 
-    return _callback(platform, multiply, (*a.shape[:-2], m, n), a, b)
+    return _callback_product(platform, multiply, (*a.shape[:-2], m, n), a, b)
 
 
 def _gram_by_fmm(platform: str, a: Any) -> Any:
-    return _callback(platform, lambda a, c: api.gram(a, out=c), (a.shape[1], a.shape[1]), a)
+    return _callback_product(platform, lambda a, c: api.gram(a, out=c), (a.shape[1], a.shape[1]), a)
 
 
-def _callback(platform: str, multiply: Callable[..., object], shape: tuple[int, ...], *operands: Any) -> Any:
+def _callback_product(platform: str, multiply: Callable[..., object], shape: tuple[int, ...], *operands: Any) -> Any:
     """Return the result of `multiply(*operands, out)`, called with arrays of NumPy or CuPy in XLA's buffers."""
 
     def run(context: Any, out: Any, *buffers: Any) -> None:
@@ -327,9 +327,9 @@ def _callback(platform: str, multiply: Callable[..., object], shape: tuple[int, 
     return buffer_callback(run, jax.ShapeDtypeStruct(shape, operands[0].dtype))(*operands)
 
 
-PRODUCT_PRIMITIVE = _define("fmm_product", _product_shape, _xla_product, _product_by_fmm, _product_of_batch)
+PRODUCT_PRIMITIVE = _define_primitive("fmm_product", _product_shape, _xla_product, _product_by_fmm, _product_of_batch)
 ad.defbilinear(PRODUCT_PRIMITIVE, _left_cotangent, _right_cotangent)
-GRAM_PRIMITIVE = _define(
+GRAM_PRIMITIVE = _define_primitive(
     "fmm_gram",
     lambda a: a.update(shape=(a.shape[1], a.shape[1]), weak_type=False),
     _xla_gram,

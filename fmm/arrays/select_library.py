@@ -25,13 +25,13 @@ def library_of(a: Any, b: Any, out: Any = None, third: str = "out") -> Library:
     cached = _libraries.get(cls)
     if cached is not None and type(b) is cls and (out is None or type(out) is cls):
         return cached
-    found = _select(a, b, out, third)
+    found = _select_library(a, b, out, third)
     if found is not NUMPY and type(b) is cls and (kind := kind_of(a)) in ("cupy", "torch") and may_cache_type(kind):
         _libraries[cls] = found
     return found
 
 
-def _select(a: Any, b: Any, out: Any, third: str) -> Library:
+def _select_library(a: Any, b: Any, out: Any, third: str) -> Library:
     if out is None and kind_of(a) == "host" == kind_of(b):
         return NUMPY
     arrays = (a, b) if out is None else (a, b, out)
@@ -42,7 +42,7 @@ def _select(a: Any, b: Any, out: Any, third: str) -> Library:
     if any(isinstance(x, np.ndarray) for x in arrays) or ("torch" in kinds and kinds - {"torch", "host"}):
         raise mixed_arrays_error(a=a, b=b, **{third: out})
     if "torch" in kinds:
-        return _torch()
+        return _load_torch_library()
     try:
         return cupy_library()
     except ImportError as error:
@@ -58,7 +58,7 @@ def cupy_library() -> Library:
     return CUPY
 
 
-def _torch() -> Library:
+def _load_torch_library() -> Library:
     from fmm.arrays.torch_calls import PLAIN_TENSORS
     from fmm.arrays.torch_library import TORCH
 

@@ -20,11 +20,11 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float]:
     """
     ordered = sorted(samples)
     n = len(ordered)
-    rank = max((r for r in range(1, n // 2 + 1) if _coverage(n, r) >= CONFIDENCE_LEVEL), default=1)
+    rank = max((r for r in range(1, n // 2 + 1) if _median_coverage(n, r) >= CONFIDENCE_LEVEL), default=1)
     return ordered[rank - 1], ordered[n - rank]
 
 
-def _coverage(n: int, rank: int) -> float:
+def _median_coverage(n: int, rank: int) -> float:
     """Return the probability that the true median is between the rank-th smallest and rank-th largest of n samples."""
     return float(1 - 2 * sum(comb(n, i) for i in range(rank)) / 2**n)
 

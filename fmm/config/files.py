@@ -110,16 +110,16 @@ class Configs:
         """Return the tuning of a type on a device from the first file that has one; None if no file has."""
         key = identity.key, identity.name, dtype  # plain strings are looked up faster than the identity
         if key not in self._tuned:
-            self._tuned[key] = self._find(identity, dtype)
+            self._tuned[key] = self._find_section(identity, dtype)
         return self._tuned[key]
 
-    def _find(self, identity: Identity, dtype: str) -> Tuned | None:
+    def _find_section(self, identity: Identity, dtype: str) -> Tuned | None:
         """Return the section of the first file, with the model of a later file if its own model is not trusted.
 
         An interrupted tuning must not be worse than no tuning.
         """
         first: Tuned | None = None
-        for found in self._sections(identity, dtype):
+        for found in self._valid_sections(identity, dtype):
             if first is None:
                 first = found
             elif found.trusted is not None:
@@ -132,7 +132,7 @@ class Configs:
                 return first
         return first
 
-    def _sections(self, identity: Identity, dtype: str) -> Iterator[Tuned]:
+    def _valid_sections(self, identity: Identity, dtype: str) -> Iterator[Tuned]:
         """Yield the section of each file that has a valid section of this device and type."""
         for path, devices in self.files.items():
             raw = devices.get(identity.key, {}).get(dtype)

@@ -63,7 +63,7 @@ __all__ = [
     "Entry",
     "Raw",
     "Size",
-    "Spread",
+    "ThresholdRange",
     "Thresholds",
     "Tuned",
     "calibration_fields",
@@ -127,7 +127,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Spread:
+class ThresholdRange:
     """A threshold with its range; None for a side beyond 65536, or for no side."""
 
     value: float | None
@@ -159,9 +159,9 @@ class Thresholds:
     # The least addition to alpha / pi, in flops, with which Equation 2 agrees with the most measured shapes; None if
     # the measurements do not determine it.
     epsilon: float | None
-    tau1: Spread  # the side of squares up to which the tuned model takes no level (Li, Ranka and Sahni)
-    tau2: Spread  # the side up to which the model takes at most one level
-    tau3: Spread  # the side up to which the model takes at most two levels
+    tau1: ThresholdRange  # the side of squares up to which the tuned model takes no level (Li, Ranka and Sahni)
+    tau2: ThresholdRange  # the side up to which the model takes at most one level
+    tau3: ThresholdRange  # the side up to which the model takes at most two levels
     # The strategy of the tiled kernel by the side of the product (Huang, Yu and van de Geijn); empty without the
     # kernel.
     block_strategy: Mapping[str, str] = field(default_factory=dict)
@@ -194,7 +194,7 @@ class Thresholds:
     def value(self, name: str) -> float | None:
         """Return a threshold that is a number, or the number in the middle of a spread."""
         found = getattr(self, name)
-        return found.value if isinstance(found, Spread) else found
+        return found.value if isinstance(found, ThresholdRange) else found
 
 
 @dataclass(frozen=True, eq=False)
@@ -328,8 +328,8 @@ def _parse_interval(raw: Raw) -> Interval:
     return low, high
 
 
-def _parse_spread(raw: Raw) -> Spread:
-    return Spread(*(_parse_finite(raw[end]) for end in ("value", "low", "high")))
+def _parse_spread(raw: Raw) -> ThresholdRange:
+    return ThresholdRange(*(_parse_finite(raw[end]) for end in ("value", "low", "high")))
 
 
 def _parse_taus(raw: Raw) -> dict[str, float | None]:

@@ -89,7 +89,7 @@ class ChunkTasks(DefaultMachine):
 
     # ---- tasks
 
-    def resize(self, cell: Cell | None, rows: int, cols: int) -> Cell:
+    def resize_chunk(self, cell: Cell | None, rows: int, cols: int) -> Cell:
         """Return the cell of a chunk of exactly this size; add a task that resizes the chunk if its size differs."""
         assert cell is not None, "a chunk that no step wrote"
         if (cell.rows, cell.cols) == (rows, cols):

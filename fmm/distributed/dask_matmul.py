@@ -187,7 +187,7 @@ def _product_graph(x: Any, y: Any, dtype: np.dtype[Any], grid_plan: GridPlan, co
     result: ChunkGrid = np.full((len(x.chunks[0]), len(y.chunks[1])), None, dtype=object)
     walk_plan(grid_plan.outer_plan, dict(zip("ABC", (*grids, result), strict=True)), tasks, dtype.name)
     for (i, rows), (j, cols) in _chunk_sizes((x.chunks[0], y.chunks[1])):
-        result[i, j] = tasks.resize(result[i, j], rows, cols)
+        result[i, j] = tasks.resize_chunk(result[i, j], rows, cols)
     if grid_plan.outer_plan != VENDOR:
         plain_tasks = replace(tasks, name=f"fmm-again-{token}")
         result = with_recomputed_chunks(plain_tasks, *grids, result, grid_plan.outer_plan, dtype.name)

@@ -73,10 +73,10 @@ def mesh_coordinates(rank: int, mesh: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(places))
 
 
-def cut_span(size: int, axis: int, cuts: CutAxes, mesh: Sequence[int], coordinate: Sequence[int]) -> Span:
+def cut_span(size: int, axis: int, cuts: CutAxes, mesh: Sequence[int], fit_coordinate: Sequence[int]) -> Span:
     """Return the range of an axis that the process at `coordinate` of the mesh holds or computes."""
     span = Span(0, size)
-    for cut, side, place in zip(cuts, mesh, coordinate, strict=True):
+    for cut, side, place in zip(cuts, mesh, fit_coordinate, strict=True):
         if cut == axis:
             span = span.nth_part(side, place)
     return span
@@ -126,7 +126,7 @@ Operand = Literal["A", "B"]
 M_AXIS, K_AXIS, N_AXIS = 0, 1, 2  # the axes of the cube of multiply-adds: rows of C, inner dimension, columns of C
 
 
-class Transfer(NamedTuple):
+class RectangleTransfer(NamedTuple):
     """A rectangle of A or B that one process sends to another."""
 
     operand: Operand
@@ -135,7 +135,7 @@ class Transfer(NamedTuple):
     box: Box
 
 
-class Share(NamedTuple):
+class ProcessShare(NamedTuple):
     """The share of the product that one process computes: rows and columns of C, and a range of the inner dimension."""
 
     rows: Span
@@ -174,21 +174,23 @@ class Layout:
             "B": BlocksHeld((self.k, self.n), self.mesh, self.b),
         }
 
-    def share(self, rank: int) -> Share:
+    def share(self, rank: int) -> ProcessShare:
         return self._shares[rank]
 
     @cached_property
-    def _shares(self) -> tuple[Share, ...]:
+    def _shares(self) -> tuple[ProcessShare, ...]:
         sides = tuple(enumerate((self.m, self.k, self.n)))
         places = (mesh_coordinates(rank, self.mesh) for rank in range(self.process_count))
-        return tuple(Share(*(cut_span(n, axis, self.work, self.mesh, place) for axis, n in sides)) for place in places)
+        return tuple(
+            ProcessShare(*(cut_span(n, axis, self.work, self.mesh, place) for axis, n in sides)) for place in places
+        )
 
-    def share_in_step(self, rank: int, step: int) -> Share:
+    def share_in_step(self, rank: int, step: int) -> ProcessShare:
         """Return the part of a process's share that the process computes in this step."""
         share = self._shares[rank]
         first = self._first_pieces[rank] if self.along == K_AXIS else 0
         piece = share[self.along].nth_part(self.pieces, (first + step) % self.pieces)
-        return Share(*(piece if axis == self.along else span for axis, span in enumerate(share)))
+        return ProcessShare(*(piece if axis == self.along else span for axis, span in enumerate(share)))
 
     def panels_needed(self, rank: int, step: int) -> dict[Operand, Box]:
         """Return the panels of A and B that a process multiplies in this step."""
@@ -200,11 +202,11 @@ class Layout:
         return self.along == (N_AXIS if operand == "A" else M_AXIS)
 
     @cached_property
-    def transfers_by_step(self) -> tuple[tuple[Transfer, ...], ...]:
+    def transfers_by_step(self) -> tuple[tuple[RectangleTransfer, ...], ...]:
         """The transfers between processes in each step."""
         return tuple(tuple(self._transfers_in_step(step)) for step in range(self.pieces))
 
-    def _transfers_in_step(self, step: int) -> Iterator[Transfer]:
+    def _transfers_in_step(self, step: int) -> Iterator[RectangleTransfer]:
         for rank in range(self.process_count):
             needs = self.panels_needed(rank, step)
             if all(box.size for box in needs.values()):
@@ -213,7 +215,7 @@ class Layout:
                         continue
                     for source, part in self.blocks_held[operand].find_sources(rank, box):
                         if source != rank:
-                            yield Transfer(operand, source, rank, part)
+                            yield RectangleTransfer(operand, source, rank, part)
 
     @cached_property
     def _first_pieces(self) -> tuple[int, ...]:

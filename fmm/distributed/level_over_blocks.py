@@ -15,7 +15,7 @@ import torch
 
 from fmm.distributed.chunk_grid import Cell, ChunkGrid, ChunkTasks, sum_of_chunk_products, weighted_chunk_sum
 from fmm.distributed.layout import Layout, Operand, Span
-from fmm.distributed.quadrants import Quadrants
+from fmm.distributed.quadrants import OuterLevelBlocks
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.walk import walk_plan
 
@@ -24,7 +24,7 @@ StartProduct = Callable[[Layout, Any, Any], Any]  # starts a shared product of t
 FinishProduct = Callable[[Any], Any]  # finishes a product in progress and returns this process's block of C
 
 
-def level_tasks(cut: Quadrants, plan: Plan, dtype: str) -> tuple[dict[BlockKey, tuple[Any, ...]], ChunkGrid]:
+def level_tasks(cut: OuterLevelBlocks, plan: Plan, dtype: str) -> tuple[dict[BlockKey, tuple[Any, ...]], ChunkGrid]:
     """Return the level's tasks for one process, in the order of execution, and the cells of C's blocks."""
     m, k, n = cut.parts
     rows, cols, width = cut.rows // m, cut.cols // n, cut.width // k
@@ -44,7 +44,7 @@ def _named_cells(name: str, shape: tuple[int, int], rows: int, cols: int) -> Chu
 
 
 def multiply_blocks(
-    cut: Quadrants, plan: Plan, place: int, a: Any, b: Any, start: StartProduct, finish: FinishProduct
+    cut: OuterLevelBlocks, plan: Plan, place: int, a: Any, b: Any, start: StartProduct, finish: FinishProduct
 ) -> Any:
     """Return this process's block of C from its parts of A and B.
 
@@ -131,7 +131,7 @@ def _block_keys_read(arguments: Sequence[Any]) -> list[BlockKey]:
 # ---- a process's parts of A and B, cut into blocks
 
 
-def _operand_blocks(cut: Quadrants, operand: Operand, place: int, held: Any) -> dict[BlockKey, Any]:
+def _operand_blocks(cut: OuterLevelBlocks, operand: Operand, place: int, held: Any) -> dict[BlockKey, Any]:
     """Return this process's part of each block of A or B; a copy if the part is not a single submatrix."""
     m, _, n = cut.parts
     if operand == "B":
@@ -142,7 +142,7 @@ def _operand_blocks(cut: Quadrants, operand: Operand, place: int, held: Any) -> 
 
 
 def _cut_blocks(
-    held: Any, cut: Quadrants, parts: int, groups: tuple[Span, ...], rows: int
+    held: Any, cut: OuterLevelBlocks, parts: int, groups: tuple[Span, ...], rows: int
 ) -> dict[tuple[int, int], Any]:
     """Return (row, inner index) -> block for a matrix with the inner dimension along its columns."""
     inner, width, count = cut.parts[1], cut.width, len(groups)

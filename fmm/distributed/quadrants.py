@@ -27,7 +27,7 @@ ALLOWED_CUTS: dict[Operand, dict[int | None, tuple[int | None, ...]]] = {
 
 
 @dataclass(frozen=True)
-class Quadrants:
+class OuterLevelBlocks:
     """The blocks of an outer level: sizes per process, and the layout of the shared product of two blocks."""
 
     whole: Layout
@@ -64,7 +64,7 @@ class Quadrants:
         return (self.whole.a, 1) if operand == "A" else (self.whole.b, 0)
 
 
-def quadrants(layout: Layout, plan: Plan) -> Quadrants:
+def quadrants(layout: Layout, plan: Plan) -> OuterLevelBlocks:
     """Return the blocks of this plan's levels; raise PlanError if the processes' parts of A, B and C do not match."""
     parts = level_parts(plan)
     shape, wanted = layout.mesh, zip(layout.a, layout.b, layout.work, strict=True)
@@ -83,7 +83,7 @@ def quadrants(layout: Layout, plan: Plan) -> Quadrants:
     width = max(span.size for span in inner)
     padded = (_round_up(size, part) for size, part in zip((rows, width, cols), parts, strict=True))
     rows, width, cols = padded
-    return Quadrants(layout, parts, rows, cols, inner, width)
+    return OuterLevelBlocks(layout, parts, rows, cols, inner, width)
 
 
 def level_parts(plan: Plan) -> LevelParts:

@@ -54,21 +54,21 @@ class CompiledLibrary:
                     raise CannotCompileError("there is no folder for it that only this user can write")
                 with tempfile.TemporaryDirectory(prefix="fmm-") as temporary:
                     return self._compile(command, Path(temporary), self.source.stem)
-            prefix = f"{self.source.stem}-{self._fingerprint(command)}"
-            return self._cached(folder, prefix) or self._compile(command, folder, prefix)
+            prefix = f"{self.source.stem}-{self._build_fingerprint(command)}"
+            return self._cached_library(folder, prefix) or self._compile(command, folder, prefix)
         except subprocess.SubprocessError as error:
             raise CannotCompileError(str(error)) from error
 
-    def _fingerprint(self, command: Sequence[str]) -> str:
+    def _build_fingerprint(self, command: Sequence[str]) -> str:
         """Return a hash of the source, the compiler's command, the platform, and the version."""
         text = "\0".join([self.version, sysconfig.get_platform(), *command]).encode() + self.source.read_bytes()
         return hashlib.sha256(text).hexdigest()[:16]
 
-    def _cached(self, folder: Path, prefix: str) -> ctypes.CDLL | None:
+    def _cached_library(self, folder: Path, prefix: str) -> ctypes.CDLL | None:
         """Return the cached library; its file name ends with its digest."""
         for path in sorted(folder.glob(f"{prefix}-*.so")):
             with suppress(OSError):
-                if is_private(path) and path.name == f"{prefix}-{_digest(path)}.so":
+                if is_private(path) and path.name == f"{prefix}-{_library_digest(path)}.so":
                     return ctypes.CDLL(str(path))
                 path.unlink()
         return None
@@ -89,7 +89,7 @@ class CompiledLibrary:
                 lines = done.stderr.strip().splitlines()
                 raise CannotCompileError(lines[-1] if lines else "the compiler failed")
             output.chmod(0o700)
-            path = folder / f"{prefix}-{_digest(output)}.so"
+            path = folder / f"{prefix}-{_library_digest(output)}.so"
             os.replace(output, path)
         return ctypes.CDLL(str(path))
 
@@ -107,7 +107,7 @@ def private_cache_folder() -> Path | None:
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "fmm"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if _owner(folder) == _user():
+        if _owner_of_file(folder) == _current_user():
             folder.chmod(folder.stat().st_mode & 0o7777 & ~WRITABLE_BY_OTHERS)
         return folder if is_private(folder) and os.access(folder, os.W_OK) else None
     except (OSError, RuntimeError):  # RuntimeError: no home directory
@@ -116,16 +116,16 @@ def private_cache_folder() -> Path | None:
 
 def is_private(path: Path) -> bool:
     """Return True if nobody but this user and root can write a file, or create files in a folder."""
-    return _owner(path) in (0, _user()) and not path.stat().st_mode & WRITABLE_BY_OTHERS
+    return _owner_of_file(path) in (0, _current_user()) and not path.stat().st_mode & WRITABLE_BY_OTHERS
 
 
-def _owner(path: Path) -> int:
+def _owner_of_file(path: Path) -> int:
     return path.stat().st_uid
 
 
-def _user() -> int:
+def _current_user() -> int:
     return os.getuid() if hasattr(os, "getuid") else 0  # Windows has no user ids
 
 
-def _digest(path: Path) -> str:
+def _library_digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()

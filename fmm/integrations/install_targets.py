@@ -94,10 +94,10 @@ def install(*names: str) -> tuple[str, ...]:
     True
     >>> fmm.uninstall("numpy")
     """
-    for target in _targets(names):
+    for target in _targets_by_name(names):
         with _lock.now:
             target.permanent = True
-            _settle(target)
+            _settle_installation(target)
     return tuple(name for name, target in INSTALL_TARGETS.items() if target.undo is not None)
 
 
@@ -116,12 +116,12 @@ def uninstall(*names: str) -> None:
     ValueError
         If a name is unknown.
     """
-    for target in _targets(names or tuple(INSTALL_TARGETS)):
+    for target in _targets_by_name(names or tuple(INSTALL_TARGETS)):
         with _lock.now:
             if target.holders and not target.permanent:
                 log_once(f"nothing is uninstalled for {target.library} as long as fmm.installed holds it")
             target.permanent = False
-            _settle(target)
+            _settle_installation(target)
 
 
 def installed(*names: str) -> _GeneratorContextManager[None]:
@@ -153,17 +153,17 @@ def installed(*names: str) -> _GeneratorContextManager[None]:
 def _installed_in_block(*names: str) -> Iterator[None]:
     held: list[InstallTarget] = []
     try:
-        for target in _targets(names):  # an installation may take seconds, and Ctrl-C may interrupt it
+        for target in _targets_by_name(names):  # an installation may take seconds, and Ctrl-C may interrupt it
             with _lock.now:
                 target.holders += 1
                 held.append(target)
-                _settle(target)
+                _settle_installation(target)
         yield
     finally:
         for target in held:
             with _lock.now:
                 target.holders -= 1
-                _settle(target)
+                _settle_installation(target)
 
 
 def install_from_env() -> None:
@@ -196,7 +196,7 @@ def _unknown_names_message(names: Sequence[object]) -> str:
     return f"{message}; did you mean {', '.join(map(repr, meant))}? (separate words, in lower case)"
 
 
-def _targets(names: tuple[str, ...]) -> list[InstallTarget]:
+def _targets_by_name(names: tuple[str, ...]) -> list[InstallTarget]:
     check_names(names)
     return [INSTALL_TARGETS[name] for name in dict.fromkeys(names or default_targets())]
 
@@ -213,7 +213,7 @@ def _is_importable(library: str) -> bool:
 # ---- installing
 
 
-def _settle(target: InstallTarget, loaded: bool = False) -> None:
+def _settle_installation(target: InstallTarget, loaded: bool = False) -> None:
     """Install or uninstall, as the holders require; `loaded`: the library is certainly loaded.
 
     If another thread is loading the library, the other thread installs afterwards. Waiting here for the other thread
@@ -239,7 +239,7 @@ def settle_loaded(library: str) -> None:
     for target in INSTALL_TARGETS.values():
         with _lock.now:
             if target.library == library:
-                _settle(target, loaded=True)
+                _settle_installation(target, loaded=True)
 
 
 def _install_target(target: InstallTarget) -> None:

@@ -164,8 +164,8 @@ def computed_by_plan(
     try:
         if _is_called_by_fmm():
             return DECLINED_NOW
-        a, b, c = _operands(DTYPES_BY_NUMBER[number], addresses, sizes, steps)
-        return _compute(a, b, c, pays)
+        a, b, c = _loop_operands(DTYPES_BY_NUMBER[number], addresses, sizes, steps)
+        return _compute_by_plan(a, b, c, pays)
     except Exception as error:
         if _comes_from_a_signal_handler(error.__traceback__):
             raise
@@ -192,7 +192,7 @@ def _comes_from_a_signal_handler(trace: TracebackType | None) -> bool:
     return False
 
 
-def _operands(
+def _loop_operands(
     dtype: np.dtype[Any], addresses: tuple[int, int, int], sizes: tuple[int, int, int, int], steps: tuple[int, ...]
 ) -> list[Any]:
     """Return A, B and C as arrays in the loop's memory: matrices, or stacks of matrices."""
@@ -221,7 +221,7 @@ class _LoopMemory:
         }
 
 
-def _compute(a: Any, b: Any, c: Any, pays: bool) -> int:
+def _compute_by_plan(a: Any, b: Any, c: Any, pays: bool) -> int:
     """Compute C = A B by a plan where one pays, and count the product if a report is active."""
     if not is_reporting():
         return _multiply(a, b, c) if pays else DECLINED_NOW

@@ -33,13 +33,13 @@ class ReplacedFunction:
 
     def __init__(self, own: Any, answer: Callable[..., Any]) -> None:
         update_wrapper(self, own, assigned=("__doc__", "__name__", "__qualname__", "__module__"), updated=())
-        self.__wrapped__, self._answer = own, answer
+        self.__wrapped__, self._torch_answer = own, answer
         # Ufuncs of NumPy 1.26 have no __module__; with None, pickle searches all modules instead of this one.
         own_module: Any = getattr(own, "__module__", None)
         self.__module__ = own_module
 
     def __call__(self, *operands: Any, **options: Any) -> Any:
-        return self._answer(*operands, **options)
+        return self._torch_answer(*operands, **options)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__wrapped__, name)

@@ -57,7 +57,7 @@ class DispatcherProducts:
 
     def product(self, where: str, a: Any, b: Any, out: Any = None) -> Any:
         """Return the product of two matrices, or of two equal stacks."""
-        return None if self._must_decline(where, a, b) else self._answer(a, b, out, where)
+        return None if self._must_decline(where, a, b) else self._torch_answer(a, b, out, where)
 
     def gemm(self, where: str, addend: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any = None) -> Any:
         """Return beta * addend + alpha * a @ b.
@@ -70,7 +70,7 @@ class DispatcherProducts:
         if not (is_valid_addend(addend, a, b) and are_valid_factors(alpha, beta, a)):
             _count_decline(where, a, b, INVALID_ADDEND_REASON)
             return None
-        return self._answer(a, b, out, where, BlasGemmParams(alpha, beta), addend if beta else None)
+        return self._torch_answer(a, b, out, where, BlasGemmParams(alpha, beta), addend if beta else None)
 
     def gemm_in_place(self, where: str, addend: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any = None) -> Any:
         """Overwrite the addend with beta * addend + alpha * a @ b."""
@@ -89,7 +89,7 @@ class DispatcherProducts:
             _count_decline(where, a, b, RECORDED_REASON)
         return declined
 
-    def _answer(
+    def _torch_answer(
         self, a: Any, b: Any, out: Any, where: str, update: BlasGemmParams = PLAIN_PRODUCT, addend: Any = None
     ) -> Any:
         """Return alpha a b + beta addend, or None for torch's own kernel."""

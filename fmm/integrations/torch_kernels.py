@@ -92,7 +92,7 @@ _installed: list[Undo] = []
 def bypass_for_vendor(undo: Undo) -> Undo:
     """Let fmm.matmul's fallback to torch bypass fmm while anything is installed; return the extended `undo`."""
 
-    def leave() -> None:
+    def leave_to_torch() -> None:
         undo()
         _installed.remove(undo)
         for library in (TORCH, TORCH_ON_HOST) if not _installed else ():
@@ -101,7 +101,7 @@ def bypass_for_vendor(undo: Undo) -> Undo:
     _installed.append(undo)
     for library in (TORCH, TORCH_ON_HOST):
         library.quick_vendor = vendor_matmul
-    return leave
+    return leave_to_torch
 
 
 # ---- the libraries of tensors that come from the dispatcher

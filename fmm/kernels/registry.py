@@ -36,7 +36,7 @@ def clear_caches() -> None:
         clear()
 
 
-class Registry(Generic[RegistryRow]):
+class RowRegistry(Generic[RegistryRow]):
     """Rows by name, in the order of registration."""
 
     def __init__(self, noun: str) -> None:

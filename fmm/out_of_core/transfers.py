@@ -119,7 +119,7 @@ class Transfers:
         The caller may start further loads before the first load has ended. Chunks of later loads are queued behind the
         chunks of earlier loads, and no thread waits for another.
         """
-        return _Loading(self.engine, self._submit_chunks(self.load_pool, self._load_chunk, host, place))
+        return _LoadedEvent(self.engine, self._submit_chunks(self.load_pool, self._load_chunk, host, place))
 
     def store(self, place: DevicePlace, host: Array) -> None:
         """Copy a matrix from the device to the host and wait for the copy."""
@@ -168,7 +168,7 @@ class Transfers:
         return buffers[-1]
 
 
-class _Loading:
+class _LoadedEvent:
     """The event that happens when all chunks of a matrix have arrived; `wait` raises a failed thread's error."""
 
     def __init__(self, engine: Engine, tasks: list[Future[None]]) -> None:

@@ -33,7 +33,7 @@ from fmm.kernels.cuda.products.split_k import (
     START_STEPS,
     STORE_STEPS,
     ProductPart,
-    makespan,
+    last_job_end,
     split_tail,
 )
 from fmm.kernels.cuda.products.tiling import Along, count_triangle_tiles
@@ -124,7 +124,7 @@ class Side:
         return -(-self.tile // WIDE_ACCESS // self.threads)
 
     @property
-    def instructions(self) -> int:
+    def thread_instructions(self) -> int:
         """Instructions of a thread: copies, and for sums reads, additions and writes."""
         stores = WIDE_ACCESS if self.inner and self.transposed else 1
         sums = self.blocks + WIDE_ACCESS * (self.blocks - 1) + stores if self.blocks > 1 else 0
@@ -179,7 +179,11 @@ def issue_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip) -> float:
     multiply-adds than its schedulers could feed.
     """
     adds = s.m_r * s.n_r * s.k_s
-    slots = adds + LOOP_INSTRUCTIONS + sum(x.fragment_reads(s.k_s) + x.instructions for x in operand_tiles(s, w, along))
+    slots = (
+        adds
+        + LOOP_INSTRUCTIONS
+        + sum(x.fragment_reads(s.k_s) + x.thread_instructions for x in operand_tiles(s, w, along))
+    )
     return max(slots, adds * chip.schedulers * THREADS_PER_WARP / chip.limits.fp32_per_clock) / s.rate
 
 
@@ -329,7 +333,7 @@ def tma_seconds(op: TileOp, s: TileSizes, chip: Chip) -> float:
         parts = split_tail(1, prod(sides), op.count, steps, s.k_s, 1, chip.multiprocessors)
     edge = (START_STEPS + (STORE_STEPS if len(parts) == 1 else ORDERED_STORE_STEPS)) / s.k_s
     groups = [(part.tiles * op.count, part.steps + edge) for part in parts]
-    adds = makespan(groups, chip.multiprocessors) * s.m_s * s.n_s * s.k_s
+    adds = last_job_end(groups, chip.multiprocessors) * s.m_s * s.n_s * s.k_s
     rate = s.rate * full_rate(named_strategy("Square"), (op.m, op.k, op.n), chip, op.count)
     return chip.fitted.launch + adds / rate / chip.clock
 

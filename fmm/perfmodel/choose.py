@@ -113,7 +113,7 @@ class Choice:
 def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice:
     """Return the candidate with the least predicted time within the limits; the vendor if none wins by its margin."""
     candidates = all_candidates(problem, calibration, limits)
-    winners = _winners(candidates, limits)
+    winners = _winning_candidates(candidates, limits)
     if (
         winners
         and not winners[0].fits(limits.workspace)
@@ -122,7 +122,7 @@ def choose(problem: Problem, calibration: Calibration, limits: Limits) -> Choice
     ):  # the fastest winner needs more workspace than allowed: a composition of levels may need less
         candidates = _sorted_by_time([*candidates, *compose_candidates(problem, calibration, limits)])
     best = pick_candidate(candidates, limits)
-    reason = _reason(best, candidates, calibration, limits)
+    reason = _reason_text(best, candidates, calibration, limits)
     bounds = None if problem.writes_triangle else calibration.level_bounds_of(best.plan)
     if bounds is not None and (bound := bounds.explain(effective_side(problem.size))):
         reason = f"{reason}; {bound}"
@@ -422,15 +422,15 @@ def pick_candidate(candidates: Sequence[Candidate], limits: Limits) -> Candidate
     The candidates are sorted by time.
     """
     vendor = next(c for c in candidates if c.plan == VENDOR)
-    return next((c for c in _winners(candidates, limits) if c.fits(limits.workspace)), vendor)
+    return next((c for c in _winning_candidates(candidates, limits) if c.fits(limits.workspace)), vendor)
 
 
-def _winners(candidates: Sequence[Candidate], limits: Limits) -> list[Candidate]:
+def _winning_candidates(candidates: Sequence[Candidate], limits: Limits) -> list[Candidate]:
     """Return the candidates that win and respect the limits, except the limit on the workspace, which takes longer."""
     return [c for c in candidates if c.wins and limits.allow(c.plan, c.error_growth)]
 
 
-def _reason(best: Candidate, candidates: tuple[Candidate, ...], calibration: Calibration, limits: Limits) -> str:
+def _reason_text(best: Candidate, candidates: tuple[Candidate, ...], calibration: Calibration, limits: Limits) -> str:
     """Return why `best` was picked, and which limit a faster candidate exceeds."""
     fastest = candidates[0]
     if not any(c.wins for c in candidates if c.plan != VENDOR):

@@ -108,7 +108,7 @@ def cost(
         raise ValueError(f"itemsize = {itemsize} and transaction = {transaction} must be positive")
     if 0 in (m, k, n):
         return Cost(0, 0, 0, 0, 0, 0, 0, (), 0, plan.depth)
-    t = _tally(
+    t = _tally_of_level(
         plan, (m, k, n), GemmParams(alpha, beta, op, fill), _CountingRules(itemsize, transaction, batched, opened)
     )
     flops = 2 * sum(prod(shape) * times for shape, times in t.leaves)
@@ -134,7 +134,7 @@ class _CountingRules(NamedTuple):
         return sum(size * t for size, t in sizes), sum(-(-size // self.transaction) * t for size, t in sizes)
 
 
-class _Tally(NamedTuple):
+class _CostTally(NamedTuple):
     """The counts of a part of a plan; the fields are those of `Cost`."""
 
     additions: int
@@ -150,7 +150,7 @@ class _Tally(NamedTuple):
 
 @clear_on_registration
 @lru_cache(maxsize=4096)
-def _tally(plan: Plan, shape: Shape, params: GemmParams, units: _CountingRules) -> _Tally:
+def _tally_of_level(plan: Plan, shape: Shape, params: GemmParams, units: _CountingRules) -> _CostTally:
     level = _fused_counts(plan, shape, params.beta) if plan.fused else count_level(plan, shape, params)
     if level is None:
         if units.opened and (opened := _opened_tally(plan, shape, params, units)) is not None:
@@ -161,9 +161,11 @@ def _tally(plan: Plan, shape: Shape, params: GemmParams, units: _CountingRules) 
     read, loads = units.traffic(level.read, inside.itemsize)
     written, stores = units.traffic(level.written, inside.itemsize)
     own = sum(temporary_bytes(*size, inside.itemsize) * times for size, times in level.temporaries.items())
-    inner = [(_tally(p, size, below, inside), times) for (p, size, below), times in level.calls.items()]
+    inner = [(_tally_of_level(p, size, below, inside), times) for (p, size, below), times in level.calls.items()]
     launches = level.launches - _batched_launches(plan, level, inner, units.batched)
-    total = _total(_Tally(level.additions, read, written, 0, loads + stores, launches, own, ()), inner, level.streams)
+    total = _total(
+        _CostTally(level.additions, read, written, 0, loads + stores, launches, own, ()), inner, level.streams
+    )
     if plan.levels and plan.levels[0].batched:
         sizes = [(p, inside.itemsize, *size, times) for (p, size, _), times in level.calls.items()]
         scratch = max((batch_scratch(*size) for size in sizes), default=0)
@@ -171,7 +173,7 @@ def _tally(plan: Plan, shape: Shape, params: GemmParams, units: _CountingRules) 
     return total
 
 
-def _opened_tally(plan: Plan, shape: Shape, params: GemmParams, units: _CountingRules) -> _Tally | None:
+def _opened_tally(plan: Plan, shape: Shape, params: GemmParams, units: _CountingRules) -> _CostTally | None:
     """Return the tally of a level that a leaf runs as a whole, its planes as one batch; None for another leaf."""
     leaf = plan.leaf_use.leaf
     level = count_opened_leaf(plan, shape, units.itemsize, params)
@@ -181,8 +183,10 @@ def _opened_tally(plan: Plan, shape: Shape, params: GemmParams, units: _Counting
     read, loads = units.traffic(level.read, inside.itemsize)
     written, stores = units.traffic(level.written, inside.itemsize)
     launches, scratch = level.launches + 1 - sum(level.calls.values()), leaf.workspace_bytes(units.itemsize, *shape, 1)
-    start = _Tally(level.additions, read, written, 0, loads + stores, launches, scratch, ())
-    return _total(start, [(_tally(p, size, x, inside), times) for (p, size, x), times in level.calls.items()], 1)
+    start = _CostTally(level.additions, read, written, 0, loads + stores, launches, scratch, ())
+    return _total(
+        start, [(_tally_of_level(p, size, x, inside), times) for (p, size, x), times in level.calls.items()], 1
+    )
 
 
 def _fused_counts(plan: Plan, shape: Shape, beta: Coefficient) -> LevelCounts:
@@ -198,19 +202,19 @@ def _fused_counts(plan: Plan, shape: Shape, beta: Coefficient) -> LevelCounts:
     return level._replace(read=read, written={(c, False): 1} if scaled else {}, launches=scaled, temporaries={})
 
 
-def _leaf_tally(shape: Shape, units: _CountingRules, scratch: int, *, is_triangle: bool) -> _Tally:
+def _leaf_tally(shape: Shape, units: _CountingRules, scratch: int, *, is_triangle: bool) -> _CostTally:
     m, k, n = shape
     found: tuple[Leaves, Leaves] = ((), ((shape, 1),)) if is_triangle else (((shape, 1),), ())
     if not m * k * n:
-        return _Tally(0, 0, 0, 0, 0, 0, scratch, *found)
+        return _CostTally(0, 0, 0, 0, 0, 0, scratch, *found)
     sizes = (m * k, triangle_elements(n)) if is_triangle else (m * k, k * n, m * n)
     moved, moves = units.traffic(Counter((size, False) for size in sizes), units.itemsize)
-    return _Tally(0, 0, 0, moved, moves, 1, scratch, *found)
+    return _CostTally(0, 0, 0, moved, moves, 1, scratch, *found)
 
 
-def _total(start: _Tally, inner: Sequence[tuple[_Tally, int]], streams: int) -> _Tally:
+def _total(start: _CostTally, inner: Sequence[tuple[_CostTally, int]], streams: int) -> _CostTally:
     """Add the tallies of a level's products; workspace is that of the products that run at the same time."""
-    return _Tally(
+    return _CostTally(
         start.additions + sum([t.additions * times for t, times in inner]),
         start.bytes_read + sum([t.bytes_read * times for t, times in inner]),
         start.bytes_written + sum([t.bytes_written * times for t, times in inner]),
@@ -231,7 +235,7 @@ def _merged_leaves(found: Sequence[tuple[Leaves, int]]) -> Leaves:
     return tuple(leaves.items())
 
 
-def _batched_launches(plan: Plan, level: LevelCounts, inner: Sequence[tuple[_Tally, int]], batched: bool) -> int:
+def _batched_launches(plan: Plan, level: LevelCounts, inner: Sequence[tuple[_CostTally, int]], batched: bool) -> int:
     """Return the launches that batching saves where a level's products are leaves: all but one for every shape."""
     if not plan.levels or plan.rest.levels:
         return 0
@@ -239,6 +243,6 @@ def _batched_launches(plan: Plan, level: LevelCounts, inner: Sequence[tuple[_Tal
     if first.fused:  # blocks without elements are not launched
         calls = sum(times for (_, size, _), times in level.calls.items() if 0 not in size)
         return max(calls - first.launches, 0)
-    if not (first.batched or (batched and first.independent)):
+    if not (first.batched or (batched and first.has_independent_products)):
         return 0
     return sum((times - 1) * tally.launches for tally, times in inner)

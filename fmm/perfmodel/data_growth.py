@@ -42,9 +42,9 @@ def growth_on_data(plan: Plan | str, a: Array, b: Array, piece: int = PARTIAL_SU
     m, k, n = (prod(s.size[axis] for s in stages if s) for axis in range(3))
     a, b = a[: len(a) // m * m, : a.shape[1] // k * k], b[: len(b) // k * k, : b.shape[1] // n * n]
     rng = np.random.default_rng(seed)
-    whole = _variance((), a, b, piece, rng)
+    whole = _variance_of_error((), a, b, piece, rng)
     own = plan.leaf_use.leaf.relative_error * prod(x.error_growth for x in plan.levels if not _multiplies_real_parts(x))
-    return own * sqrt(_variance(stages, a, b, piece, rng) / whole) if whole else own
+    return own * sqrt(_variance_of_error(stages, a, b, piece, rng) / whole) if whole else own
 
 
 def plan_stages(plan: Plan) -> tuple[Stage, ...]:
@@ -61,14 +61,14 @@ def _multiplies_real_parts(level: Level) -> bool:
     return level.dtype_below("complex128") != "complex128"
 
 
-def _variance(stages: Sequence[Stage], a: Array, b: Array, piece: int, rng: Any) -> float:
+def _variance_of_error(stages: Sequence[Stage], a: Array, b: Array, piece: int, rng: Any) -> float:
     """Return the variance of the error, summed over C, in units of the square of a rounding."""
     if not stages:
         return _classical_variance(a, b, piece, rng)
     first, rest = stages[0], stages[1:]
     if first is None:
         pairs = (a.real, b.real), (a.imag, b.imag), (a.real + a.imag, b.real + b.imag)
-        p, q, r = (_variance(rest, *pair, piece, rng) for pair in pairs)
+        p, q, r = (_variance_of_error(rest, *pair, piece, rng) for pair in pairs)
         return 2 * p + 2 * q + r  # P - Q, and R - P - Q
     lefts, rights = _blocks(a, first.m, first.k), _blocks(b, first.k, first.n)
     additions = [sum(1 for c in row if c) - 1 for row in first.w]
@@ -77,7 +77,7 @@ def _variance(stages: Sequence[Stage], a: Array, b: Array, piece: int, rng: Any)
     for u, v, w in columns:
         left, right = _linear_combination(u, lefts), _linear_combination(v, rights)
         squares = [float(c) ** 2 for c in w]
-        found += sum(squares) * _variance(rest, left, right, piece, rng)
+        found += sum(squares) * _variance_of_error(rest, left, right, piece, rng)
         vectors = rng.choice((-1.0, 1.0), (right.shape[1], RANDOM_VECTORS))
         size = _squared_norm(left @ (right @ vectors))
         found += size * sum(x * n for x, n in zip(squares, additions, strict=True))

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, restricted_program
 from fmm.kernels.plans.gemm_params import GemmParams
-from fmm.kernels.plans.level import Cut, Level
+from fmm.kernels.plans.level import Level, LevelCut
 from fmm.kernels.plans.lower import lower_leaf_level, lower_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.steps import LevelSteps, ProductWithSums
@@ -172,7 +172,7 @@ SIDE_DIGIT_POWERS = (1, 3, 9)
 BaseDigits = tuple[tuple[int, int], ...]  # pairs (power of DIGIT_BASE, coefficient)
 
 
-def _side_powers(cut: Cut, shape: Shape) -> tuple[int, ...] | None:
+def _side_powers(cut: LevelCut, shape: Shape) -> tuple[int, ...] | None:
     """Return the power of DIGIT_BASE of each side; None with padding or empty blocks, which have no polynomials.
 
     Where the steps depend on which blocks are larger, the sides keep their order of size.
@@ -194,7 +194,7 @@ def _block_range(side: int, parts: int, unit: int | None) -> tuple[int, int]:
     return (side // parts if unit is None else side - (parts - 1) * full), full
 
 
-class _Formulas(NamedTuple):
+class _LevelFormulas(NamedTuple):
     """The counts of a level as polynomials; the plan of its products is filled in when they are evaluated."""
 
     size: Shape
@@ -219,15 +219,15 @@ class _Formulas(NamedTuple):
         def sizes(sides: tuple[BaseDigits, ...]) -> tuple[int, ...]:
             return tuple([value(side) for side in sides])
 
-        temporaries = _merged((sizes(sides), times) for sides, times in self.temporaries)
-        calls = _merged(((inner, sizes(sides), params), times) for sides, params, times in self.calls)
-        read = _merged(((value(digits), below), times) for digits, below, times in self.read)
-        written = _merged(((value(digits), below), times) for digits, below, times in self.written)
+        temporaries = _merged_counts((sizes(sides), times) for sides, times in self.temporaries)
+        calls = _merged_counts(((inner, sizes(sides), params), times) for sides, params, times in self.calls)
+        read = _merged_counts(((value(digits), below), times) for digits, below, times in self.read)
+        written = _merged_counts(((value(digits), below), times) for digits, below, times in self.written)
         counts = value(self.additions), read, written, self.launches, temporaries, calls, self.streams
         return LevelCounts(*counts)  # type: ignore[arg-type]
 
 
-def _merged(pairs: Iterator[tuple[KeyT, int]]) -> dict[KeyT, int]:
+def _merged_counts(pairs: Iterator[tuple[KeyT, int]]) -> dict[KeyT, int]:
     """Add up the counts of equal keys, since different formulas may evaluate to equal sizes."""
     found: dict[KeyT, int] = {}
     for key, times in pairs:
@@ -244,7 +244,7 @@ def _level_formulas(
     residues: tuple[int, ...],
     alpha: Coefficient,
     beta: Coefficient,
-) -> _Formulas | None:
+) -> _LevelFormulas | None:
     """Return the polynomials of a level; None if the level rejects blocks in this order of size."""
     assert level.cut is not None
     sides = [p * DIGIT_BASE**power + r for p, power, r in zip(level.cut.parts, powers, residues, strict=True)]
@@ -254,20 +254,20 @@ def _level_formulas(
         return None
     assert steps is not None
     counts = _count_steps(steps)
-    return _Formulas(
+    return _LevelFormulas(
         level.cut.parts,
         powers,
-        _digits(counts.additions),
-        tuple((_digits(size), below, times) for (size, below), times in counts.read.items()),
-        tuple((_digits(size), below, times) for (size, below), times in counts.written.items()),
+        _base_digits(counts.additions),
+        tuple((_base_digits(size), below, times) for (size, below), times in counts.read.items()),
+        tuple((_base_digits(size), below, times) for (size, below), times in counts.written.items()),
         counts.launches,
-        tuple((tuple(map(_digits, size)), times) for size, times in counts.temporaries.items()),
-        tuple((tuple(map(_digits, size)), params, times) for (_, size, params), times in counts.calls.items()),
+        tuple((tuple(map(_base_digits, size)), times) for size, times in counts.temporaries.items()),
+        tuple((tuple(map(_base_digits, size)), params, times) for (_, size, params), times in counts.calls.items()),
         counts.streams,
     )
 
 
-def _digits(value: int) -> BaseDigits:
+def _base_digits(value: int) -> BaseDigits:
     """Return the nonzero digits of a number in base DIGIT_BASE, each from -DIGIT_BASE/2 to DIGIT_BASE/2."""
     found: list[tuple[int, int]] = []
     power = 0

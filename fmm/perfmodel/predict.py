@@ -65,7 +65,7 @@ class Prediction:
         return self.products + self.sums + self.launches + self.ends - self.hidden
 
     @property
-    def dominant(self) -> str:
+    def dominant_term(self) -> str:
         """The name of the term that takes most of the time."""
         terms = {"products": self.products, "sums": self.sums, "launches": self.launches}
         return max(terms, key=lambda name: terms[name])
@@ -80,7 +80,7 @@ class Prediction:
         hidden = f", {self.hidden:.3g} s of it hidden" if self.hidden > 0 else ""
         hidden = f", {-self.hidden:.3g} s in each other's way" if self.hidden < 0 else hidden
         ends = f", beginning and end {self.ends:.3g} s" if self.ends else ""
-        return f"{self.seconds:.4g} s ({parts}{ends}{hidden}; mostly {self.dominant}; leaves out {LEAVES_OUT})"
+        return f"{self.seconds:.4g} s ({parts}{ends}{hidden}; mostly {self.dominant_term}; leaves out {LEAVES_OUT})"
 
 
 def predict(plan: Plan, problem: Problem, calibration: Calibration) -> Prediction:

@@ -60,7 +60,7 @@ class _ErrorWalk:
         self.atoms: dict[object, tuple[float, float]] = {}
         self.held: dict[PlaceKey, _Value] = {}
 
-    def atom(self, key: object, size: float = 1.0, error: float = 0.0) -> _Value:
+    def add_atom(self, key: object, size: float = 1.0, error: float = 0.0) -> _Value:
         self.atoms[key] = (size, error)
         return _Value({key: 1.0})
 
@@ -88,7 +88,7 @@ class _ErrorWalk:
         """Return a product over an inner size of k by an algorithm with the bound `inner`."""
         x, y = self.size(left), self.size(right)
         error = inner * x * y + k * (left.rounding * y + x * right.rounding)
-        return self.atom(("product", len(self.atoms)), k * x * y, error)
+        return self.add_atom(("product", len(self.atoms)), k * x * y, error)
 
     def run_program(
         self, program: AdditionProgram, values: Sequence[_Value], aliases: tuple[tuple[int, int], ...]
@@ -130,9 +130,9 @@ class _ErrorWalk:
 
     def read(self, place: Place) -> _Value:
         """Return the value of a block; the one with the largest error if the block covers several values."""
-        place = place.untransposed
+        place = place.untransposed_place
         if place.name in ("A", "B"):
-            return self.atom(place.origin)
+            return self.add_atom(place.origin)
         same = [
             (origin, value) for origin, value in self.held.items() if (origin[0], origin[3]) == (place.name, place.part)
         ]
@@ -163,8 +163,8 @@ def error_bound(plan: Plan, m: int, k: int, n: int, op: Operation = "product", f
 def scheme_error_bounds(scheme: Scheme, k: float, inner: float) -> list[float]:
     """Return the bounds of the blocks of C for one level of a scheme; its products over k have the bound `inner`."""
     walk, p = _ErrorWalk(), scheme.programs
-    lefts = walk.run_program(p.left, [walk.atom(("A", i)) for i in range(p.left.inputs)], ())
-    rights = walk.run_program(p.right, [walk.atom(("B", i)) for i in range(p.right.inputs)], ())
+    lefts = walk.run_program(p.left, [walk.add_atom(("A", i)) for i in range(p.left.inputs)], ())
+    rights = walk.run_program(p.right, [walk.add_atom(("B", i)) for i in range(p.right.inputs)], ())
     products = [walk.multiply(x, y, k, inner) for x, y in zip(lefts, rights, strict=True)]
     return [walk.error(value) for value in walk.run_program(p.join, products, ())]
 
@@ -205,7 +205,7 @@ def expected_error_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = 
     return float(plan.leaf_use.leaf.relative_error * max(random, positive))
 
 
-class _Growths(NamedTuple):
+class _ErrorGrowths(NamedTuple):
     """Error growth on random numbers, and on numbers of one sign."""
 
     random: float
@@ -216,10 +216,10 @@ class _Growths(NamedTuple):
 # shorter pieces. (Measured at k = 32 to 2048: complex products by four real ones have up to 1.6 times the error on
 # random numbers and 2.3 times on positive ones. By three real products it is up to 5.9 times on positive numbers, at k
 # = 291, where a complex product adds in two pieces and a real one in a single sum.)
-SHORTER_PIECES_GROWTH: Final = _Growths(1.6, 2.7)
+SHORTER_PIECES_GROWTH: Final = _ErrorGrowths(1.6, 2.7)
 
 
-def _error_variance(plan: Plan, level: Callable[[_Shares, float], float]) -> float:
+def _error_variance(plan: Plan, level: Callable[[_VarianceShares, float], float]) -> float:
     """Return the error's variance as a multiple of the vendor's, from the leaves up.
 
     `level` returns the variance of one pass from the shares of its scheme and the variance of its products.
@@ -232,12 +232,12 @@ def _error_variance(plan: Plan, level: Callable[[_Shares, float], float]) -> flo
     return max(variance, 1.0)
 
 
-def _rounded_in_products(pass_: _Shares, inner: float) -> float:
+def _rounded_in_products(pass_: _VarianceShares, inner: float) -> float:
     """Variance of a pass in TF32: products round their operands; rounding of float32 results is negligible."""
     return pass_.all * inner
 
 
-def _rounded_in_memory(pass_: _Shares, inner: float) -> float:
+def _rounded_in_memory(pass_: _VarianceShares, inner: float) -> float:
     """Variance of a pass in 16 bits, where the vendor rounds once, at the end.
 
     Each pass rounds three times: the operands of its products that are sums (once for any number of terms), then the
@@ -246,7 +246,7 @@ def _rounded_in_memory(pass_: _Shares, inner: float) -> float:
     return pass_.sums + pass_.all * (inner + 2) - pass_.plain_left - pass_.plain_right
 
 
-class _Shares(NamedTuple):
+class _VarianceShares(NamedTuple):
     """The variance of C's relative error, averaged over its blocks, if every product of a scheme has the variance 1.
 
     `plain_left` and `plain_right` are the parts of the variance from products whose left or right operand is a single
@@ -260,18 +260,20 @@ class _Shares(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _shares(scheme: Scheme) -> _Shares:
+def _shares(scheme: Scheme) -> _VarianceShares:
     """Return the shares of a scheme; for a composition, the products of its factors' shares."""
     if scheme.factors:
         parts = [_shares(f) for f in scheme.factors]
         every, left, right, _ = (prod(column) for column in zip(*parts, strict=True))
-        return _Shares(every, left, right, 1 - prod(1 - p.sums for p in parts))
+        return _VarianceShares(every, left, right, 1 - prod(1 - p.sums for p in parts))
     sizes = [[sum(float(c) ** 2 for c in column) for column in zip(*x, strict=True)] for x in (scheme.u, scheme.v)]
     terms = [nonzero_counts(zip(*x, strict=True)) for x in (scheme.u, scheme.v)]
     uses = [sum(float(c) ** 2 for c in column) for column in zip(*scheme.w, strict=True)]
     weights = [w * x * y / (len(scheme.w) * scheme.k) for w, x, y in zip(uses, *sizes, strict=True)]
     left, right = (sum(w for w, count in zip(weights, counts, strict=True) if count == 1) for counts in terms)
-    return _Shares(sum(weights), left, right, sum(count > 1 for count in nonzero_counts(scheme.w)) / len(scheme.w))
+    return _VarianceShares(
+        sum(weights), left, right, sum(count > 1 for count in nonzero_counts(scheme.w)) / len(scheme.w)
+    )
 
 
 def nonzero_counts(rows: Iterable[Iterable[Fraction | int]]) -> list[int]:

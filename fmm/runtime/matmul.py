@@ -53,7 +53,7 @@ def run_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanCons
     if call.plan is None:
         return _run_vendor(library, call, a, b, out, constraints)
     if call.decision.trial is not None:
-        c = _runner(library.processor).run_trial(
+        c = _runner_module(library.processor).run_trial(
             library,
             call,
             lambda plan: run_matmul(library, a, b, out, constraints._replace(plan=plan, replaceable=True)),
@@ -91,15 +91,15 @@ def _run_vendor(library: Library, call: PreparedCall, a: Any, b: Any, out: Any, 
 
 
 @dataclass(frozen=True)
-class Failure:
+class PlanFailure:
     """Why a plan produced no result, and the plans to try instead."""
 
     other_plans: Callable[[Problem, Plan, Limits, Device], Iterator[Plan]]
     why: str = "no plan could run"
 
 
-MEMORY_FAILURE = Failure(smaller_plans, "memory ran out")
-LAYOUT_FAILURE = Failure(next_plans, "no plan can run on arrays with these memory layouts")
+MEMORY_FAILURE = PlanFailure(smaller_plans, "memory ran out")
+LAYOUT_FAILURE = PlanFailure(next_plans, "no plan can run on arrays with these memory layouts")
 
 
 def run_with_fallback(
@@ -115,8 +115,8 @@ def run_with_fallback(
 
     `target`: the array for C, if any. `addend`: the addend in C's shape, where C does not hold it.
     """
-    c = _attempt(library, call, a, b, target, constraints, addend)
-    if isinstance(c, Failure):  # no exception object is held here, so the memory of the failed attempt is free
+    c = _attempt_plan(library, call, a, b, target, constraints, addend)
+    if isinstance(c, PlanFailure):  # no exception object is held here, so the memory of the failed attempt is free
         failure = c
         c = _run_other_plans(library, call, a, b, target, constraints, failure, addend)
         if c is None and RECORDING_SWITCH.on:
@@ -125,13 +125,13 @@ def run_with_fallback(
     return c
 
 
-def _attempt(
+def _attempt_plan(
     library: Library, call: PreparedCall, a: Any, b: Any, out: Any, constraints: PlanConstraints, addend: Any
 ) -> Any:
     """Return C by the call's plan, None if the library must multiply, or a Failure unless the plan is required."""
     extra = () if addend is None else (addend,)
     try:
-        c = _runner(library.processor).run_call(library, call, a, b, out, constraints.plan is not None, *extra)
+        c = _runner_module(library.processor).run_call(library, call, a, b, out, constraints.plan is not None, *extra)
     except library.out_of_memory:
         if constraints.plan_required:
             raise
@@ -152,7 +152,7 @@ def _run_other_plans(
     b: Any,
     out: Any,
     constraints: PlanConstraints,
-    failure: Failure,
+    failure: PlanFailure,
     addend: Any,
 ) -> Any:
     """Return C by the model's other plans; None if the library must multiply."""
@@ -163,8 +163,8 @@ def _run_other_plans(
         for plan in failure.other_plans(problem, call.decision.plan, call.limits, call.device):
             own = constraints._replace(plan=plan, replaceable=True, params=params)
             other = prepare_call(library, a, b, out, own)
-            c = failure if other.plan is None else _attempt(library, other, a, b, out, own, addend)
-            if not isinstance(c, Failure):
+            c = failure if other.plan is None else _attempt_plan(library, other, a, b, out, own, addend)
+            if not isinstance(c, PlanFailure):
                 return c
     except MemoryError:
         pass  # choosing a plan takes memory too
@@ -177,13 +177,13 @@ def run_cached_gram(library: Library, call: PreparedCall, a: Any, out: Any) -> A
     The call needs only the address of A: creating a transposed view would take a microsecond.
     """
     try:
-        return _runner(library.processor).run_call(library, call, a, a, out, False)
+        return _runner_module(library.processor).run_call(library, call, a, a, out, False)
     except (library.out_of_memory, PlanError):
         return None
 
 
 @lru_cache(maxsize=2)
-def _runner(processor: Processor) -> Any:
+def _runner_module(processor: Processor) -> Any:
     """Return the module that runs plans on this processor; the one for devices loads CuPy."""
     if processor == "cpu":
         return run_host

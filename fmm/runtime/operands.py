@@ -33,7 +33,7 @@ Offsets = tuple[int, int, int]  # offsets in bytes from the first elements of A,
 
 
 @dataclass(frozen=True)
-class Matrices:
+class CallMatrices:
     """The equal products of a call; `problem` is one of them."""
 
     a: Operand  # operands with two axes or more, in the layout that is multiplied
@@ -78,7 +78,7 @@ def arrange_matrices(
     dtype: str = "",
     packs_whole: bool = True,
     params: GemmParams = PLAIN,
-) -> Matrices:
+) -> CallMatrices:
     """Return the matrices of a product of a and b; `result` describes the product as a new array.
 
     `dtype`: the type of the multiplication if it is not the result's (TF32). `packs_whole`: copies are made of whole
@@ -106,7 +106,7 @@ def arrange_matrices(
     of_a, of_b, of_c = (matrix_layout(x) or Layout("C", max(x.shape[-1], 1)) for x in (left, right, dest))
     factors = _as_number(params.alpha), _as_number(params.beta)
     problem = Problem(*size, dtype or result.dtype, (of_a, of_b, of_c), *factors, params.op, fill=params.fill)
-    return Matrices(a, b, c, packs, writes_out, flattens_stack, problem)
+    return CallMatrices(a, b, c, packs, writes_out, flattens_stack, problem)
 
 
 def _as_number(c: Coefficient) -> complex:

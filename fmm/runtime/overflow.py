@@ -118,7 +118,7 @@ def growth_bound(plan: Plan, m: int, k: int, n: int, op: Operation = "product", 
     recipe = lower_level(plan, m, k, n, 1, 0, op, fill)
     if recipe is None:
         return 1.0
-    sizes = _Sizes((whole_matrix("A", m, k), whole_matrix("B", k, n)))
+    sizes = _NumberBounds((whole_matrix("A", m, k), whole_matrix("B", k, n)))
     largest = 1.0
     for step in recipe.flat:
         if isinstance(step, Product):
@@ -133,7 +133,7 @@ def growth_bound(plan: Plan, m: int, k: int, n: int, op: Operation = "product", 
     return largest
 
 
-class _Sizes:
+class _NumberBounds:
     """Bounds of the numbers in rectangles of matrices; a write replaces the bounds of all rectangles that it covers."""
 
     def __init__(self, operands: Sequence[Place]) -> None:
@@ -155,7 +155,7 @@ class _Sizes:
         self._held[place.name] = [*others, (place, size)]
 
 
-def _sum_bound(step: Sum, sizes: _Sizes) -> float:
+def _sum_bound(step: Sum, sizes: _NumberBounds) -> float:
     """Return the largest bound of a sum's reads, partial sums and writes; record the writes in `sizes`."""
     values = [sizes.read(place) for place in step.reads]
     for terms in step.program.lines:

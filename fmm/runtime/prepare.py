@@ -47,7 +47,7 @@ from fmm.runtime.decisions.limits import (
 )
 from fmm.runtime.devices import Device, tuned_chip
 from fmm.runtime.operands import (
-    Matrices,
+    CallMatrices,
     Offsets,
     VendorEvenWithPlanError,
     VendorOnlyError,
@@ -317,7 +317,7 @@ def _prepare_own_operation(query: ProblemQuery) -> PreparedCall:
     work = replace(work, problem=_full_problem(query, work))
     copied = work.copied_bytes(whole=not on_host)
     limits = _remaining_limits(query.limits, work.problem, copied)
-    decision, launches = _decide(query, work.problem, limits)
+    decision, launches = _decide_launches(query, work.problem, limits)
     call = PreparedCall(decision, query.setting, limits, query.device, shape=result.shape, dtype=result.dtype)
     if launches is not None:
         call = _add_launches(call, launches, work, query)
@@ -360,7 +360,7 @@ def _check_query(query: ProblemQuery) -> Operand:
     return query.result or contiguous_operand(shape, setting.dtype)
 
 
-def _full_problem(query: ProblemQuery, work: Matrices) -> Problem:
+def _full_problem(query: ProblemQuery, work: CallMatrices) -> Problem:
     """Return the problem with the addend's strides, the error constraint and the prepared side of the query."""
     problem, side = work.problem, query.prepared_side
     if query.addend_strides is not None:
@@ -383,7 +383,7 @@ def _remaining_limits(limits: Limits, problem: Problem, copied: int) -> Limits:
     return replace(limits, workspace=nbytes, emulation=emulation, componentwise=componentwise)
 
 
-def _vendor_needs_several_calls(query: ProblemQuery, work: Matrices) -> bool:
+def _vendor_needs_several_calls(query: ProblemQuery, work: CallMatrices) -> bool:
     """Return True if the vendor's product needs more than a call of the library's own function."""
     problem, setting = work.problem, query.setting
     # NumPy's own product computes one triangle of a small matrix times its transpose in place.
@@ -403,7 +403,7 @@ NONFINITE_HANDLING_TEXTS = {
 }
 
 
-def _decide(query: ProblemQuery, problem: Problem, limits: Limits) -> tuple[Decision, LaunchList | None]:
+def _decide_launches(query: ProblemQuery, problem: Problem, limits: Limits) -> tuple[Decision, LaunchList | None]:
     """Return the decision and its launches; skip plans whose launches need more workspace than the limit."""
     device = query.device
     if query.plan is not None:
@@ -483,7 +483,7 @@ def launches_at(call: PreparedCall, a: int | None, b: int | None, c: int | None)
 MAX_GRAPH_OPS, MAX_GRAPH_WORK = 64, 1 << 36
 
 
-def _add_launches(call: PreparedCall, launches: LaunchList, work: Matrices, query: ProblemQuery) -> PreparedCall:
+def _add_launches(call: PreparedCall, launches: LaunchList, work: CallMatrices, query: ProblemQuery) -> PreparedCall:
     """Return the call with launches, offsets and memory needs."""
     from fmm.kernels.cuda.record import record_operations  # a program without a GPU does not load it
 

@@ -137,7 +137,7 @@ def _size_in_bytes(x: Any) -> int:
     """Return the size; of a sparse tensor, of its values and indices."""
     if not getattr(x, "is_sparse", False):
         return int(x.nbytes)
-    return int(x._values().nbytes + x._indices().nbytes)
+    return int(x._compared_values().nbytes + x._indices().nbytes)
 
 
 # ---- the preparation on a device

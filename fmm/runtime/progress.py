@@ -64,7 +64,7 @@ class Progress:
                 display.close()
 
 
-class _Display(Protocol):
+class _ProgressText(Protocol):
     """The text on stderr."""
 
     @property
@@ -75,13 +75,13 @@ class _Display(Protocol):
     def close(self) -> None: ...
 
 
-class _Bar:
+class _TqdmBar:
     """tqdm's progress bar."""
 
     every = BAR_EVERY
 
     def __init__(self, tqdm: Any, total: int) -> None:
-        self.bar = tqdm(total=total, desc=BAR_LABEL, bar_format=BAR_FORMAT, file=sys.stderr, leave=False)
+        self.bar = tqdm(total=total, desc=BAR_LABEL, bar_format=BAR_FORMAT, file=sys.stderr, leave_to_torch=False)
 
     def show(self, done: int, total: int, elapsed: float) -> None:
         self.bar.n, self.bar.total = done, total
@@ -92,7 +92,7 @@ class _Bar:
         self.bar.close()
 
 
-class _Lines:
+class _LineProgress:
     """Progress as a line every ten seconds."""
 
     every = LINE_EVERY
@@ -104,12 +104,12 @@ class _Lines:
     def close(self) -> None: ...
 
 
-def _new_display(total: int) -> _Display:
+def _new_display(total: int) -> _ProgressText:
     try:
         from tqdm import tqdm
     except ImportError:
-        return _Lines()
-    return _Bar(tqdm, total)
+        return _LineProgress()
+    return _TqdmBar(tqdm, total)
 
 
 def clock_time(seconds: float) -> str:

@@ -23,7 +23,7 @@ from fmm.arrays.library import DeviceLibrary
 from fmm.kernels.cuda.launch.bound_calls import make_calls
 from fmm.kernels.cuda.launch.cublas import StreamContext, set_stream
 from fmm.kernels.cuda.launch.device_facts import chip_of
-from fmm.kernels.cuda.launch.graphs import GraphCache, KernelNode, MovableGraph, Replays
+from fmm.kernels.cuda.launch.graphs import GraphCache, GraphCaptures, KernelNode, MovableGraph
 from fmm.kernels.cuda.launch.player import Addresses, Player, cublas_handle, player_of
 from fmm.kernels.cuda.launch.streams import return_capture_stream, take_capture_stream
 from fmm.kernels.cuda.launch_list import LaunchList
@@ -168,7 +168,7 @@ class StreamCall:
         self.is_flagged = may_create_nonfinite(call.launches.plan)
         self.flag_addresses = (flag.address, flag.count_address) if self.is_flagged else (0, 0)
         self.scratch = cublas_scratch(call.launches)
-        self.replays = Replays(self._capture, GRAPH_CACHE) if call.uses_graph else None
+        self.replays = GraphCaptures(self._capture, GRAPH_CACHE) if call.uses_graph else None
         self._latest: Hashable = None  # key of the last replay: addresses usually recur
         self._players: dict[Alignment, Player | str] = {}  # the player, or the reason why the plan cannot run
         # the player of a call of one product, on addresses with the libraries' alignment
@@ -182,7 +182,7 @@ class StreamCall:
         """
         if self.replays is not None:
             replay = self.replays.captured.get(self._latest)
-            if type(replay) is not _Replay or replay.bases != bases:
+            if type(replay) is not _GraphReplay or replay.bases != bases:
                 replay = self._find_replay(bases)
             if replay is not None:
                 runtime.graphLaunch(replay.graph.executable, self.stream)
@@ -196,12 +196,12 @@ class StreamCall:
     def _addresses(self, bases: tuple[int, ...]) -> Addresses:
         return Addresses(*bases[:4], *self.flag_addresses, *bases[4:])
 
-    def _find_replay(self, bases: tuple[int, ...]) -> _Replay | None:
+    def _find_replay(self, bases: tuple[int, ...]) -> _GraphReplay | None:
         """Return the graph for these addresses, if the call came often enough and the graph can take them."""
         assert self.replays is not None
         addresses = self._addresses(bases)
         key = self._latest = self._replay_key(addresses)
-        replay: _Replay | None = self.replays.find(key, addresses)
+        replay: _GraphReplay | None = self.replays.find(key, addresses)
         return replay if replay is not None and (replay.bases == bases or replay.move_to(addresses)) else None
 
     def player(self, alignment: Alignment) -> Player:
@@ -252,7 +252,7 @@ class StreamCall:
         for _, give_back in prepared[:MAX_REUSED_PARAMETER_SETS]:
             give_back()
 
-    def _capture(self, addresses: Addresses) -> _Replay | None:
+    def _capture(self, addresses: Addresses) -> _GraphReplay | None:
         """Return the launches as a graph, captured on a private stream.
 
         None if the driver refuses, or if cuBLAS needs more memory of its own than the call reserved.
@@ -276,7 +276,7 @@ class StreamCall:
         finally:
             set_stream(StreamContext(cublas_handle(), self.stream, 0))  # later captures may use the private stream
             return_capture_stream(self.device, stream)
-        return _Replay(self, graph, addresses, counters)
+        return _GraphReplay(self, graph, addresses, counters)
 
     def nodes(self, addresses: Addresses, counters: dict[Player, tuple[int, ...]]) -> Iterator[KernelNode]:
         """Yield fmm's own kernels with their addresses, in the order of their launches."""
@@ -284,7 +284,7 @@ class StreamCall:
             yield from player.nodes(own, counters[player])
 
 
-class _Replay:
+class _GraphReplay:
     """A call's graph, and the addresses of A, B, C and the workspace in it now."""
 
     def __init__(

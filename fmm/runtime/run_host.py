@@ -65,7 +65,7 @@ def run_call(
     x, y, z = (library.as_numpy(v) for v in (a, b, c))
     if out is not None:
         library.mark_written(out)
-    multiplier = _Multiplier(call, None if addend is None else library.as_numpy(addend))
+    multiplier = _PlanMultiplier(call, None if addend is None else library.as_numpy(addend))
     try:
         if call.plan == VENDOR and not (multiplier.writes_triangle or multiplier.updates):
             multiplier.fill(x, y, z)  # the vendor's products run on the caller's thread, under its numpy.errstate
@@ -114,7 +114,7 @@ def _threads_are_equal() -> bool:
     return loaded_openblas() is not None
 
 
-def _vendor_steps(multiply: Callable[[], Any], c: Array, multiplier: _Multiplier) -> list[Callable[[], Any]]:
+def _vendor_steps(multiply: Callable[[], Any], c: Array, multiplier: _PlanMultiplier) -> list[Callable[[], Any]]:
     """Return steps that compute C = alpha A B, plus or minus the addend; each is one C call and allocates nothing."""
     alpha, beta, addend = complex(multiplier.params.alpha), multiplier.params.beta, multiplier.addend
     steps = [multiply]
@@ -126,7 +126,7 @@ def _vendor_steps(multiply: Callable[[], Any], c: Array, multiplier: _Multiplier
 
 
 def _fill_on_worker(
-    multiplier: _Multiplier, x: Array, y: Array, z: Array, completion: Sequence[Callable[[], Any]], required: bool
+    multiplier: _PlanMultiplier, x: Array, y: Array, z: Array, completion: Sequence[Callable[[], Any]], required: bool
 ) -> None:
     """Fill C on a worker thread; NoThreadError if no thread starts.
 
@@ -158,7 +158,7 @@ def _fill_on_worker(
         record_fallback("memory ran out")
 
 
-def _fill_here(multiplier: _Multiplier, x: Array, y: Array, z: Array, visible: bool, required: bool) -> None:
+def _fill_here(multiplier: _PlanMultiplier, x: Array, y: Array, z: Array, visible: bool, required: bool) -> None:
     """Fill C on the caller's thread. If the caller can see C, fill a private copy and copy it to C in one C call."""
     if not visible:
         multiplier.fill(x, y, z)
@@ -171,7 +171,7 @@ def _fill_here(multiplier: _Multiplier, x: Array, y: Array, z: Array, visible: b
     np.copyto(z, c)
 
 
-class _Multiplier:
+class _PlanMultiplier:
     """Multiplies the matrices of a call by its plan."""
 
     def __init__(self, call: PreparedCall, addend: Array | None = None) -> None:
@@ -236,9 +236,9 @@ class _Multiplier:
 
     def _readable_operands(self, a: Array, b: Array, arena: Arena) -> tuple[Array, Array]:
         packs = self.call.packs
-        return self._readable(a, packs[0], arena), self._readable(b, packs[1], arena)
+        return self._readable_by_blas(a, packs[0], arena), self._readable_by_blas(b, packs[1], arena)
 
-    def _readable(self, x: Array, pack: bool, arena: Arena) -> Array:
+    def _readable_by_blas(self, x: Array, pack: bool, arena: Arena) -> Array:
         """Return the matrix as BLAS reads it: a copy for another type, negative strides or gaps along both axes."""
         if not pack:
             return x

@@ -108,7 +108,7 @@ def _compiled_functions(dtype: str, maximum: bool) -> _CompiledFunctions:
 
     number = getattr(numba, dtype)
     jit = numba.njit(nogil=True, error_model="numpy")
-    better, best = jit(_is_greater if maximum else _is_less), jit(_larger if maximum else _smaller)
+    better, best = jit(_is_greater if maximum else _is_less), jit(_larger_number if maximum else _smaller_number)
     product, close_tile = _make_product(best, number), _make_close(best, number)
     product_with_arguments = _make_product_with_arguments(better, number)
     close_with_predecessors = _make_close_with_predecessors(better, number)
@@ -126,12 +126,12 @@ def _is_greater(x: Any, y: Any) -> Any:
     return x > y
 
 
-def _smaller(x: Any, y: Any) -> Any:
+def _smaller_number(x: Any, y: Any) -> Any:
     """Return the smaller number; y if x is NaN."""
     return x if x < y else y
 
 
-def _larger(x: Any, y: Any) -> Any:
+def _larger_number(x: Any, y: Any) -> Any:
     return x if x > y else y
 
 

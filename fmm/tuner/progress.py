@@ -59,7 +59,7 @@ class ProgressBar:
         self._to_come: float | None = None
         self._label = ""
         self._last = "", 0.0  # stage and seconds
-        self._gains: dict[str, str] = {}  # by type: the speedups so far, as text, of the types that have ended ...
+        self._gain_lines: dict[str, str] = {}  # by type: the speedups so far, as text, of the types that have ended ...
         self._so_far: dict[str, str] = {}  # ... and of the type that is being tuned
 
     def set_remaining_seconds(self, seconds: float) -> None:
@@ -77,7 +77,7 @@ class ProgressBar:
         self.bar.n = self._before + min(elapsed, self._planned)
         self.bar.set_description_str(f"{self._label} {stage}".strip(), refresh=False)
         left = f"about {duration_text(self.bar.total - self.bar.n)} left"
-        others = [gain for dtype, gain in self._gains.items() if dtype not in self._so_far]
+        others = [gain for dtype, gain in self._gain_lines.items() if dtype not in self._so_far]
         gains = ", ".join([*others, *self._so_far.values()][-SHOWN_SPEEDUPS:])
         self.bar.set_postfix_str(f"{left}; speedup: {gains}" if gains else left)
 
@@ -89,8 +89,8 @@ class ProgressBar:
     def gained(self, dtype: str, section: Section) -> None:
         self._so_far = {}
         if gain := best_gain(section, dtype):
-            self._gains.pop(dtype, None)
-            self._gains[dtype] = f"{dtype} {gain}"
+            self._gain_lines.pop(dtype, None)
+            self._gain_lines[dtype] = f"{dtype} {gain}"
 
 
 def best_gain(section: Section, dtype: str) -> str:
@@ -120,5 +120,5 @@ def open_progress(planned: Sequence[float], limit: float | None, shown: bool) ->
     from tqdm import tqdm
 
     total = min(sum(planned), limit or inf)
-    with tqdm(total=total, bar_format=BAR_FORMAT, file=sys.stderr, leave=False) as bar:
+    with tqdm(total=total, bar_format=BAR_FORMAT, file=sys.stderr, leave_to_torch=False) as bar:
         yield ProgressBar(bar, limit or inf)

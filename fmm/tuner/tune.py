@@ -77,7 +77,7 @@ class BadChoiceError(ValueError):
 def run_tune(options: argparse.Namespace) -> int:
     """Tune; the exit code is 2 for bad arguments, 1 if a required section was not written, 130 after Ctrl-C."""
     try:
-        jobs = list(_jobs(options))
+        jobs = list(_tuning_jobs(options))
         if not jobs:
             raise BadChoiceError(f"{options.shapes} has no shapes of the types that would be tuned")
         path = output_path(options.output)
@@ -141,7 +141,7 @@ def trials_path(path: Path) -> Path:
     return path.with_name("trials.jsonl")
 
 
-def _jobs(options: argparse.Namespace) -> Iterator[Job]:
+def _tuning_jobs(options: argparse.Namespace) -> Iterator[Job]:
     """Yield the jobs; several types have a coarse pass each before the first is refined.
 
     If the tuning is stopped early, each type has a result. (A quick tuning of a CPU is no more than that pass.)
@@ -261,7 +261,7 @@ def run_jobs(
     At the end one line for each type without a usable result says why.
     """
     if options.resume:
-        jobs = _unfinished(jobs, TrialFile(trials_path(path))) or jobs
+        jobs = _unfinished_jobs(jobs, TrialFile(trials_path(path))) or jobs
     left, lacking, planned = options.time_limit, dict[DeviceType, str](), [job.expected for job in jobs]
     with ExitStack() as stack:
         for device in {id(job.device): job.device for job in jobs}.values():
@@ -294,7 +294,7 @@ def run_jobs(
     return int(any(lacking.values()))
 
 
-def _unfinished(jobs: Sequence[Job], trials: TrialFile) -> list[Job]:
+def _unfinished_jobs(jobs: Sequence[Job], trials: TrialFile) -> list[Job]:
     """Return the jobs that were interrupted or never began."""
     last = [job.last_tuning(trials) for job in jobs]
     return [job for job, tuning in zip(jobs, last, strict=True) if tuning is None or not tuning.finished]
@@ -340,7 +340,7 @@ def tune_job(job: Job, path: Path, options: argparse.Namespace, left: float | No
     progress.begin(f"{job.dtype} ({job.effort}):", job.expected)
     journal.on_sample = progress.sample
     journal.on_finding = lambda: progress.gained_so_far(job.dtype, partial(conclude_section, journal, job.dtype))
-    outcome, full = _measured(journal, job, effort, trials, None if past else header)
+    outcome, full = _measured_outcome(journal, job, effort, trials, None if past else header)
     progress.gained(job.dtype, outcome.section)
     why_not = _why_not_written(job, path, outcome)
     if not why_not:
@@ -357,7 +357,7 @@ def tune_job(job: Job, path: Path, options: argparse.Namespace, left: float | No
     if not code and job.continues_later(end):
         return end  # the summary is printed after the message
     _print_summary(job, path, options, outcome, why_not)
-    return replace(end, result=_result(job, path, outcome, why_not))
+    return replace(end, result=_json_result(job, path, outcome, why_not))
 
 
 def _first_look(job: Job, trials: TrialFile, header: Header) -> tuple[Trial, ...]:
@@ -376,7 +376,7 @@ def _header(job: Job, effort: Effort) -> Header:
     return Header(run, identity.key, dict(identity.versions), conditions, job.settings, command, now)
 
 
-def _measured(
+def _measured_outcome(
     journal: Journal, job: Job, effort: Effort, trials: TrialFile, header: Header | None
 ) -> tuple[Outcome, bool]:
     """Return the outcome, and True if the trials could not be written."""
@@ -465,7 +465,7 @@ def _print_summary(job: Job, path: Path, options: argparse.Namespace, outcome: O
     print(f"fmm-tune: {job.dtype}: {outcome.stopped}; {result}", file=sys.stderr)
 
 
-def _result(job: Job, path: Path, outcome: Outcome, why_not: str) -> dict[str, Any]:
+def _json_result(job: Job, path: Path, outcome: Outcome, why_not: str) -> dict[str, Any]:
     """Return the result for --json."""
     found = {"device": job.device.identity.key, "dtype": job.dtype, "config": str(path), "stopped": outcome.stopped}
     return {**found, "not_written": why_not, "section": outcome.section}

@@ -53,7 +53,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             return library.vendor(a, b, out)
 
     monkeypatch.setattr(prepare, "decide_plan", lambda problem, limits, device: Decision(PLAN, problem, "for the test"))
-    monkeypatch.setattr(product_call, "_runner", lambda processor: Runner)
+    monkeypatch.setattr(product_call, "_runner_module", lambda processor: Runner)
     monkeypatch.setattr(early_declines, "SMALL_WORK", 100**3)
     monkeypatch.setattr("fmm.dispatch.SMALL_BYTES", 100**2)
     return ran
@@ -196,7 +196,7 @@ def test_halves_that_are_known_are_asked_no_question(cupy: Any, monkeypatch: pyt
             ran.append((str(call.plan), a.shape, b.shape))
             return cupy.ndarray(np.zeros(call.shape, a.dtype)) if out is None else out
 
-    monkeypatch.setattr(product_call, "_runner", lambda processor: Runner)
+    monkeypatch.setattr(product_call, "_runner_module", lambda processor: Runner)
     cupy.swapaxes = lambda x, i, j: cupy.ndarray(x.host.swapaxes(i, j))
     flat = cupy.ndarray(np.ones((70, 30), np.float32))
     x, larger, out = drawn(cupy, 70), drawn(cupy, 6144), drawn(cupy, 70)
@@ -240,7 +240,7 @@ def test_a_known_half_whose_launch_fails_is_completed(
                 raise failure.pop()
             return cupy.ndarray(np.zeros(call.shape, a.dtype)) if out is None else out
 
-    monkeypatch.setattr(product_call, "_runner", lambda processor: Runner)
+    monkeypatch.setattr(product_call, "_runner_module", lambda processor: Runner)
     a, numbers = cupy.ndarray(np.arange(12, dtype=np.float32).reshape(4, 3)), np.arange(12).reshape(4, 3)
     product = numbers @ numbers.T if rows else numbers.T @ numbers
     out = cupy.ndarray(np.zeros(product.shape, np.float32))

@@ -565,7 +565,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
                 raise Runner.error("for the test")
             return np.matmul(a, b, out=out)
 
-    monkeypatch.setattr(product_call, "_runner", lambda processor: Runner)
+    monkeypatch.setattr(product_call, "_runner_module", lambda processor: Runner)
     calls.append(Runner)
     return calls
 

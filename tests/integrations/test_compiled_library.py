@@ -80,8 +80,8 @@ def test_a_library_of_another_user_is_not_loaded(
     library: CompiledLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library.load()
-    monkeypatch.setattr(compiled_library, "_user", lambda: 12345)
-    monkeypatch.setattr(compiled_library, "_owner", lambda path: 54321)
+    monkeypatch.setattr(compiled_library, "_current_user", lambda: 12345)
+    monkeypatch.setattr(compiled_library, "_owner_of_file", lambda path: 54321)
     with pytest.raises(CannotCompileError, match="no folder for it that only this user can write"):
         library.load()
     compiled = count_compilations(monkeypatch)

@@ -48,7 +48,7 @@ def requested(
 ) -> Iterator[list[tuple[int, ...]]]:
     """Installed at the device's key; of which left operands Python was asked."""
     questions: list[tuple[int, ...]] = []
-    own = torch_answers.DispatcherProducts._answer
+    own = torch_answers.DispatcherProducts._torch_answer
 
     def answer(self: Any, a: Any, *rest: Any) -> Any:
         questions.append(tuple(a.shape))
@@ -57,7 +57,7 @@ def requested(
     for name in ("SMALL_WORK", "SMALL_WORK_16_BIT", "SMALL_WORK_16_BIT_UNALIGNED"):
         monkeypatch.setattr(torch_install, name, 16**3)
     monkeypatch.setattr(torch_answers, "small_enough", lambda m, k, n, itemsize: m * k * n < 16**3)
-    monkeypatch.setattr(torch_answers.DispatcherProducts, "_answer", answer)
+    monkeypatch.setattr(torch_answers.DispatcherProducts, "_torch_answer", answer)
     undo = torch_install.install_at("CUDA" if device == "cuda" else "CPU", compiled)
     try:
         yield questions

@@ -90,7 +90,7 @@ def test_terms_written_out() -> None:
 def test_a_sum_is_copied_read_added_and_written() -> None:
     """Two blocks of A, turned: two copies of five, two reads, four additions, four stores; B's lines stay."""
     a, b = block_model.operand_tiles(named_strategy("Huge"), (2, 2, 2))
-    assert (a.instructions, b.instructions) == (10 + 2 + 4 + 4, 10 + 2 + 4 + 1)
+    assert (a.thread_instructions, b.thread_instructions) == (10 + 2 + 4 + 4, 10 + 2 + 4 + 1)
     assert (a.shared_elements, b.shared_elements) == (1024 * (2 * 4 + 1), 1024 * (4 + 1))
     assert (a.reads_bursts, b.reads_bursts) == (False, False)
 

@@ -18,7 +18,7 @@ from fmm.kernels.cpu.host_arrays import Arena, aligned_block
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.gemm_params import GemmParams
-from fmm.kernels.plans.levels.balanced import Balanced, balanced_level
+from fmm.kernels.plans.levels.balanced import BalancedLevel, balanced_level
 from fmm.kernels.plans.levels.scheme_level import SchemeLevel, level_with_options
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.sums import Mirror, Sum
@@ -367,7 +367,7 @@ FRINGES = ((), (), (), (), ("pad",), ("pad",), ("peel",))  # most often each alg
 def random_plan(draw: random.Random, depth: int = 3) -> Plan:
     """Return a random plan: any scheme or table, any traversal and fringe, up to `depth` levels."""
 
-    def one() -> SchemeLevel | Balanced:
+    def one() -> SchemeLevel | BalancedLevel:
         if draw.random() < 0.1:
             return balanced_level(draw.choice((1.5, 2, 3)))
         name = draw.choice(ALGORITHMS)

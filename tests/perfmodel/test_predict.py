@@ -163,9 +163,9 @@ def test_sums_launches_and_overlap() -> None:
     assert found.launches == pytest.approx((6 / 3 + 4) * 1e-3)
     assert found.hidden == pytest.approx(0.5 * min(found.sums / 4, found.products))
     assert found.seconds == pytest.approx(found.products + found.sums + found.launches - found.hidden)
-    assert found.dominant == max(("products", "sums", "launches"), key=lambda name: getattr(found, name))
+    assert found.dominant_term == max(("products", "sums", "launches"), key=lambda name: getattr(found, name))
     assert "leaves out" in str(found)
-    assert found.dominant in str(found)
+    assert found.dominant_term in str(found)
 
 
 def test_nothing_is_hidden_behind_thread_blocks_that_hold_the_device() -> None:

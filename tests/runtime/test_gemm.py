@@ -322,7 +322,7 @@ def test_no_other_plan_takes_the_place_of_one_that_conjugates(
 ) -> None:
     chosen, instead = Plan.parse("3m > vendor"), Plan.parse("winograd > vendor")
     monkeypatch.setattr(prepare, "decide_plan", lambda problem, *rest: Decision(chosen, problem, "for the test"))
-    monkeypatch.setattr(matmul, "MEMORY_FAILURE", matmul.Failure(lambda *rest: iter([instead])))
+    monkeypatch.setattr(matmul, "MEMORY_FAILURE", matmul.PlanFailure(lambda *rest: iter([instead])))
     monkeypatch.setattr(gemm, "is_small_on_host", lambda a, b: False)
     run, tried = run_host.run_call, list[str]()
 

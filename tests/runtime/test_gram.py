@@ -319,7 +319,7 @@ def test_leaner_calls_keep_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(run_host, "run_call", short_of_memory)
     first, second = (fmm.Plan.parse(text) for text in ("gram > strassen > vendor", "gram > vendor"))
     monkeypatch.setattr(prepare, "decide_plan", lambda problem, *rest: Decision(first, problem, "for the test"))
-    monkeypatch.setattr(matmul, "MEMORY_FAILURE", matmul.Failure(lambda *rest: iter([second])))
+    monkeypatch.setattr(matmul, "MEMORY_FAILURE", matmul.PlanFailure(lambda *rest: iter([second])))
     for side in ("SMALL_ROWS", "LONG_ROWS"):
         monkeypatch.setattr(gram, side, 50)
     a = np.random.default_rng(10).standard_normal((61, 53))

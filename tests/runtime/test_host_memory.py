@@ -209,12 +209,12 @@ def test_the_kept_block_counts_as_available(monkeypatch: pytest.MonkeyPatch) -> 
     with host_memory.borrowed_block(1 << 20):
         pass
     lines = ["MemTotal: 4000 kB\n", "MemAvailable: 1000 kB\n"]
-    monkeypatch.setattr(host_memory, "open", lambda *a, **k: _Lines(lines), raising=False)
+    monkeypatch.setattr(host_memory, "open", lambda *a, **k: _LineProgress(lines), raising=False)
     assert host_memory.available_bytes() == 1000 * 1024 + sum(x.nbytes for x in host_memory._cached_blocks) > 1 << 20
 
 
-class _Lines(list[str]):
-    def __enter__(self) -> _Lines:
+class _LineProgress(list[str]):
+    def __enter__(self) -> _LineProgress:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -225,10 +225,10 @@ class _Lines(list[str]):
 def test_without_the_systems_answer_half_of_the_memory_is_available(
     lines: list[str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def opened(*arguments: Any, **options: Any) -> _Lines:
+    def opened(*arguments: Any, **options: Any) -> _LineProgress:
         if lines is None:
             raise PermissionError("not here")
-        return _Lines(lines)
+        return _LineProgress(lines)
 
     monkeypatch.setattr(host_memory, "open", opened, raising=False)
     assert host_memory.available_bytes() == host_memory.total_bytes() // 2

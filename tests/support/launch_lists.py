@@ -195,7 +195,7 @@ def buffer(nbytes: int) -> Matrix:
     return memory
 
 
-def _integers(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> Matrix:
+def _integer_types(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> Matrix:
     """Return small integers, so that all products and sums are exact in any order."""
     x = rng.integers(-3, 4, shape).astype(dtype)
     return x + 1j * rng.integers(-3, 4, shape) if dtype.startswith("complex") else x
@@ -210,6 +210,6 @@ def matrices(problem: Problem, rng: np.random.Generator) -> tuple[Memory, list[M
         strides = (layout.leading, 1) if layout.order == "C" else (1, layout.leading)
         view = _strided(memory[name], 0, (rows, cols), strides, kind)
         if name != "C" or problem.beta:
-            view[...] = _integers(rng, (rows, cols), problem.dtype)
+            view[...] = _integer_types(rng, (rows, cols), problem.dtype)
         views.append(view)
     return memory, views

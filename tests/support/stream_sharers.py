@@ -209,7 +209,7 @@ def patch() -> None:
         setattr(runtime, name, contexts.attach)
     runtime.graphLaunch, runtime.streamIsCapturing = launch_graph, lambda stream: False
     cupy.cuda.Stream, cupy.cuda.alloc_pinned_memory, cupy.cuda.Device = Stream, PinnedMemory, nullcontext
-    driver = graphs._Driver(list_nodes, kernel_type, read_node, write_node)
+    driver = graphs._DriverFunctions(list_nodes, kernel_type, read_node, write_node)
     for module, name, value in (
         (compiler, "_load", load),
         (kernel_call, "launch_kernel", launch_kernel),

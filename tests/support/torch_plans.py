@@ -57,7 +57,7 @@ def plans_for_all(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
     from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST
 
     run: list[Plan] = []
-    runner = product_call._runner
+    runner = product_call._runner_module
     monkeypatch.setattr(
         prepare, "decide_plan", lambda problem, limits, device: Decision(LEVEL, problem, "for the test")
     )

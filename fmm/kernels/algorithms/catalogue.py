@@ -28,7 +28,7 @@ SCHEME_FILES: Final = TextFiles("schemes", "scheme")
 def register_scheme(text: str) -> Scheme:
     """Register the scheme of this text for use in plans; raise SchemeError unless it is a matrix multiplication."""
     found = parse_scheme(text)
-    if found.name in _catalogue():
+    if found.name in _scheme_catalogue():
         raise SchemeError(f"there is a scheme {found.name!r} already")
     SCHEME_FILES.add(found.name, text)
     return found
@@ -41,19 +41,19 @@ def unregister_scheme(name: str) -> None:
 
 def scheme_names() -> tuple[str, ...]:
     """Return all names of schemes: files, registered schemes, and permutations of schemes named by their sizes."""
-    return tuple(sorted(_catalogue()))
+    return tuple(sorted(_scheme_catalogue()))
 
 
 def candidate_schemes() -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield (name, forms of plans in which the scheme is a candidate); skip files with an invalid line `consider`."""
-    for name, (file, _) in sorted(_catalogue().items()):
+    for name, (file, _) in sorted(_scheme_catalogue().items()):
         if (forms := SCHEME_FILES.forms(file)) is not None:
             yield name, forms
 
 
 @clear_on_registration
 @lru_cache(maxsize=1)
-def _catalogue() -> dict[str, tuple[str, str]]:
+def _scheme_catalogue() -> dict[str, tuple[str, str]]:
     """Return a dict: name of a scheme -> (file, order of the sizes m, k, n).
 
     A name that ends in three sizes, such as hk223, is listed in all orders of the sizes.
@@ -107,9 +107,9 @@ def short_spelling(expression: str) -> str:
 @clear_on_registration
 @lru_cache(maxsize=256)
 def _read_scheme(name: str) -> Scheme:
-    if name not in _catalogue():
+    if name not in _scheme_catalogue():
         raise SchemeError(f"unknown scheme {name!r}; the schemes are {', '.join(scheme_names())}")
-    file, order = _catalogue()[name]
+    file, order = _scheme_catalogue()[name]
     found = parse_scheme(SCHEME_FILES.text(file), f"{file}.txt")
     if found.name != file:
         raise SchemeError(f"{file}.txt: its name line says {found.name!r}; it must be {file!r}")
@@ -159,12 +159,12 @@ def composed_scheme(factors: tuple[Scheme, ...], name: str) -> Scheme:
     """Return the Kronecker product of schemes: each scheme multiplies the blocks of the scheme before it."""
     first, *rest = factors
     for second in rest:
-        first = _kronecker(first, second)
+        first = _kronecker_power(first, second)
     source = " (x) ".join(f.name for f in factors)
     return Scheme(name, source, first.m, first.k, first.n, first.u, first.v, first.w, factors)
 
 
-def _kronecker(x: Scheme, y: Scheme) -> Scheme:
+def _kronecker_power(x: Scheme, y: Scheme) -> Scheme:
     def grid(p: Matrix, q: Matrix, columns: int, inner_rows: int, inner_columns: int) -> Matrix:
         rows = []
         for i, s, j, t in product(range(len(p) // columns), range(inner_rows), range(columns), range(inner_columns)):

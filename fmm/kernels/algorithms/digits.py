@@ -115,7 +115,7 @@ def _two_by_two(bits: int) -> DigitProducts:
     )
 
 
-def _karatsuba(left: int, right: int) -> DigitProducts:
+def _karatsuba_sums(left: int, right: int) -> DigitProducts:
     """Return the product modulo 2^64 of operands with `left` and `right` digits (2 or 3), by Karatsuba's identity."""
     widths = {2: (LOW_BITS,), 3: (LOW_BITS, MIDDLE_BITS)}
     x: tuple[DigitSum, ...] = ((0,), (2,), (1,), (0, 1)) if left == 3 else ((0,), (1,), (0, 1))
@@ -148,7 +148,7 @@ def _candidates(left: int, right: int, bits: int) -> Iterator[DigitProducts]:
             if width > 1 and width * (digits - 1) < bits:
                 yield _one_cut(width, digits, first)
     if bits == 64:
-        yield from (_karatsuba(x, y) for x, y in ((2, 2), (2, 3), (3, 2), (3, 3)))
+        yield from (_karatsuba_sums(x, y) for x, y in ((2, 2), (2, 3), (3, 2), (3, 3)))
     else:
         yield _two_by_two(bits)
 

@@ -129,7 +129,7 @@ class Scheme:
         """
         if self.factors:
             return prod(f.error_growth for f in self.factors)
-        return max(1.0, sqrt(max(self._variances)) / self.k)
+        return max(1.0, sqrt(max(self._block_variances)) / self.k)
 
     @cached_property
     def error_growth_in_pieces(self) -> float:
@@ -139,7 +139,7 @@ class Scheme:
         """
         if self.factors:
             return prod(f.error_growth_in_pieces for f in self.factors)
-        found = sqrt(sum(self._variances) / len(self.w) / self.k)
+        found = sqrt(sum(self._block_variances) / len(self.w) / self.k)
         return ADDITIONS_ERROR_FACTOR * found if found > 1 else 1.0
 
     @cached_property
@@ -167,7 +167,7 @@ class Scheme:
         return sqrt(variance / len(self.w) / self.k)
 
     @property
-    def _variances(self) -> list[Fraction]:
+    def _block_variances(self) -> list[Fraction]:
         """The variance of each block of C, if every product of two scalars has the variance one."""
         left, right = _column_squares(self.u), _column_squares(self.v)
         return [sum((c * c * x * y for c, x, y in zip(row, left, right, strict=True)), Fraction(0)) for row in self.w]

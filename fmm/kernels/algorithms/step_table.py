@@ -78,7 +78,7 @@ class TableKernel:
         return AdditionProgram(len(self.sources), tuple(lines), tuple(values[w] for w in self.writes))
 
     @cached_property
-    def dependencies(self) -> tuple[tuple[int, ...], ...]:
+    def write_dependencies(self) -> tuple[tuple[int, ...], ...]:
         """For each block in `writes`, the indices of the `sources` that its new value depends on."""
         return tuple(tuple(i for i, c in enumerate(row) if c) for row in self.program.matrix())
 

@@ -11,7 +11,7 @@ import re
 from importlib import resources
 from typing import NamedTuple
 
-from fmm.kernels.registry import Registry
+from fmm.kernels.registry import RowRegistry
 
 DEFAULT_FORMS = ("nested", "one pass")
 ABOVE_FORM = "above"  # form: a level above any candidate that needs too much workspace
@@ -53,7 +53,7 @@ class TextFiles:
 
     def __init__(self, folder: str, noun: str, except_for: str = "") -> None:
         self.folder: resources.abc.Traversable = resources.files("fmm.kernels.algorithms") / folder
-        self.except_for, self.registered = except_for, Registry[RegisteredText](noun)
+        self.except_for, self.registered = except_for, RowRegistry[RegisteredText](noun)
 
     def names(self) -> tuple[str, ...]:
         """Return the names of the files, then the names of the registered texts."""

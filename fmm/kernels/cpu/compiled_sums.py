@@ -122,7 +122,7 @@ def compiler_works() -> bool:
         return False
     check_address_space()
     try:
-        _engine()
+        _compiler_engine()
     except Exception:  # whatever is wrong with llvmlite, NumPy can do the sums
         return False
     return True
@@ -137,7 +137,7 @@ def check_address_space() -> None:
 
 
 @lru_cache(maxsize=1)
-def _engine() -> tuple[Any, Any]:
+def _compiler_engine() -> tuple[Any, Any]:
     """Return a compiler for this processor, and the engine that holds its functions."""
     from llvmlite import binding
 
@@ -165,7 +165,7 @@ def compiled_function(
 
     name = f"sum{next(_function_numbers)}"
     module = binding.parse_assembly(str(_SumFunction(schedule, count, kind, past_caches, pairs, name).module))
-    _, engine = _engine()
+    _, engine = _compiler_engine()
     engine.add_module(module)
     engine.finalize_object()
     parameters = ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p
@@ -192,22 +192,22 @@ class _SumFunction:
         function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [self.long, self.long, longs, longs]), name)
         self.builder = ir.IRBuilder(function.append_basic_block())
         rows, numbers, addresses, strides = function.args
-        self._emit_loop(self._int64(0), rows, 1, lambda row: self._emit_row(row, numbers, addresses, strides))
+        self._emit_loop(self._ir_int64(0), rows, 1, lambda row: self._emit_row(row, numbers, addresses, strides))
         if past_caches:
             self.builder.fence("seq_cst")
         self.builder.ret_void()
 
-    def _int64(self, value: int) -> Any:
+    def _ir_int64(self, value: int) -> Any:
         return self.ir.Constant(self.long, value)
 
     def _emit_row(self, row: Any, numbers: Any, addresses: Any, strides: Any) -> None:
         build, starts = self.builder, dict[int, Any]()
         for place, slot in enumerate(used_slots(self.schedule, self.count)):
-            base, step = (build.load(build.gep(x, [self._int64(place)])) for x in (addresses, strides))
+            base, step = (build.load(build.gep(x, [self._ir_int64(place)])) for x in (addresses, strides))
             starts[slot] = build.add(base, build.mul(row, step))
-        whole = build.and_(numbers, self._int64(-self.width))
+        whole = build.and_(numbers, self._ir_int64(-self.width))
         vector = self.ir.VectorType(self.number, self.width)
-        self._emit_loop(self._int64(0), whole, self.width, lambda at: self._emit_calls(starts, at, vector))
+        self._emit_loop(self._ir_int64(0), whole, self.width, lambda at: self._emit_calls(starts, at, vector))
         self._emit_loop(whole, numbers, 1, lambda at: self._emit_calls(starts, at, self.number))
 
     def _emit_loop(self, first: Any, end: Any, step: int, body: Callable[[Any], None]) -> None:
@@ -222,7 +222,7 @@ class _SumFunction:
         build.cbranch(build.icmp_signed("<", at, end), inside, after)
         build.position_at_end(inside)
         body(at)
-        at.add_incoming(build.add(at, self._int64(step)), build.block)
+        at.add_incoming(build.add(at, self._ir_int64(step)), build.block)
         build.branch(head)
         build.position_at_end(after)
 
@@ -253,7 +253,7 @@ class _SumFunction:
     def _emit_address(self, slot: int, start: Any, at: Any, kind: Any) -> Any:
         """Return the address of a slot's line or number; for parts of complex numbers, that of both parts."""
         build, parted = self.builder, slot in self.other
-        offset = build.mul(at, self._int64(self.size * (2 if parted else 1)))
+        offset = build.mul(at, self._ir_int64(self.size * (2 if parted else 1)))
         both = self.ir.VectorType(self.number, 2 * self.width)
         where = (both if parted and kind is not self.number else kind).as_pointer()
         return build.inttoptr(build.add(start, offset), where)
@@ -278,12 +278,12 @@ class _SumFunction:
         if op in ("add", "subtract"):
             return (build.fadd if op == "add" else build.fsub)(value(first), value(second))
         if op == "negate":  # 0 - x, as in numpy_backend.py
-            return build.fsub(self._constant(kind, 0.0), value(first))
+            return build.fsub(self._ir_constant(kind, 0.0), value(first))
         if op == "scale":
-            return build.fmul(value(first), self._constant(kind, float(factor)))
-        return value(first) if op == "copy" else self._constant(kind, 0.0)
+            return build.fmul(value(first), self._ir_constant(kind, float(factor)))
+        return value(first) if op == "copy" else self._ir_constant(kind, 0.0)
 
-    def _constant(self, kind: Any, number: float) -> Any:
+    def _ir_constant(self, kind: Any, number: float) -> Any:
         one = self.ir.Constant(self.number, number)
         return one if kind is self.number else self.ir.Constant(kind, [one] * self.width)
 

@@ -85,7 +85,7 @@ class ArrayMachine(DefaultMachine):
         self.workspace.free_since(mark)
 
     def submatrix(self, x: Array, place: Place) -> Array:
-        stored = place.untransposed
+        stored = place.untransposed_place
         block = x[stored.row : stored.row + stored.rows, stored.col : stored.col + stored.cols]
         return getattr(block, _PART_ATTRIBUTES[place.part]) if place.part else block
 

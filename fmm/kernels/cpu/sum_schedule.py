@@ -119,9 +119,9 @@ class _ScheduleBuilder:
         else:
             self.calls.append(ElementwiseCall("scale", dest, first, factor=plain_number(c)))
         for d, value in rest:
-            self._accumulate(dest, d, self.slot[value])
+            self._schedule_sum(dest, d, self.slot[value])
 
-    def _accumulate(self, dest: int, c: Coefficient, source: int) -> None:
+    def _schedule_sum(self, dest: int, c: Coefficient, source: int) -> None:
         if c in (1, -1):
             self.calls.append(ElementwiseCall("add" if c == 1 else "subtract", dest, dest, source))
             return

@@ -316,10 +316,10 @@ class ForkSafeLock:
 
     def __init__(self, kind: Callable[[], Any] = threading.Lock) -> None:
         self._kind = kind
-        self._renew()
-        after_fork_in_child(self._renew)
+        self._renew_after_fork()
+        after_fork_in_child(self._renew_after_fork)
 
-    def _renew(self) -> None:
+    def _renew_after_fork(self) -> None:
         self.now = self._kind()
 
 

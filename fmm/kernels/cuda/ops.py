@@ -51,7 +51,7 @@ class View(NamedTuple):
     def block(self, place: Place) -> View:
         """Return a block of this matrix or of its transpose, or the real or imaginary parts of a block."""
         if place.part == "transpose":
-            return transposed_view(self.block(place.untransposed))
+            return transposed_view(self.block(place.untransposed_place))
         offset = self.offset + (place.row * self.down + place.col * self.right) * self.itemsize
         rectangle = self._replace(offset=offset, rows=place.rows, cols=place.cols)
         if not place.part:

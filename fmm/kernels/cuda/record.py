@@ -121,7 +121,7 @@ def record_operations(plan: Plan, problem: Problem) -> OperationList:
     check_type(plan, problem.dtype, "cuda")
     # A leaf below a level multiplies blocks, for which nothing is prepared.
     prepared_matrix = None if plan.levels else problem.prepared_side
-    recorder = Recorder(problem.componentwise, prepared_matrix)
+    recorder = LaunchRecorder(problem.componentwise, prepared_matrix)
     operands, addend = dict(operand_views(problem)), addend_view(problem)
     if addend is not None and has_matching_layout(addend, operands["C"]):
         operands[ADDEND] = addend
@@ -190,7 +190,7 @@ class _RecordedSum(NamedTuple):
     op: SumOp | None
 
 
-class Recorder:
+class LaunchRecorder:
     """The walk's machine for a GPU: records operations; its stack of temporaries is the workspace."""
 
     leaf_updates = True
@@ -257,7 +257,7 @@ class Recorder:
         if (op := copy_op("begin C", addend, dest)) is not None:
             self._record(op)
 
-    def _scale(self, dest: View, beta: Coefficient) -> None:
+    def _record_scaling(self, dest: View, beta: Coefficient) -> None:
         """Record dest = beta dest: all that a product without terms does."""
         place = Place("C", 0, 0, dest.rows, dest.cols)
         program = AdditionProgram(1, (((beta, 0),),), (1,)) if beta else AdditionProgram(0, ((),), (0,))
@@ -275,7 +275,7 @@ class Recorder:
             return
         if k == 0 or alpha == 0:
             for _, _, dest in products:
-                self._scale(dest, beta)
+                self._record_scaling(dest, beta)
             return
         evenly_spaced = all(constant_distance(x) is not None for x in zip(*products, strict=True))
         for batch in [products] if evenly_spaced else [[p] for p in products]:
@@ -289,7 +289,7 @@ class Recorder:
             return
         if k == 0 or alpha == 0:
             self.copy_addend(added, dest)
-            self._scale(dest, beta)
+            self._record_scaling(dest, beta)
             return
         self._record_gemm(leaf, [product], dtype, alpha, beta, added)
 
@@ -395,12 +395,12 @@ class Recorder:
         dtype = operands["C"].dtype
         fused = FusedLaunches(level, strategy, dtype, Blocks(*views), complex(alpha).real, complex(beta).real)
         if fused.atomic:
-            self._scale(operands["C"], beta)
+            self._record_scaling(operands["C"], beta)
         for streams in fused.stages() if alpha else ():
             self._record_on_streams(streams)
         for i, block in enumerate(() if fused.atomic else views[2]):
             if i not in fused.written:
-                self._scale(block, beta)
+                self._record_scaling(block, beta)
         return True
 
     # ---- streams

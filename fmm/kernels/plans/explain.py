@@ -13,7 +13,7 @@ from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps
 from fmm.kernels.plans.sums import Mirror
-from fmm.kernels.plans.workspace import count_leaf_triangles, leaf_products, multiplications, workspace
+from fmm.kernels.plans.workspace import count_leaf_triangles, count_multiplications, leaf_products, workspace
 from fmm.problem import Shape
 
 
@@ -36,7 +36,7 @@ def plan_table(plan: Plan, m: int, k: int, n: int, itemsize: int, params: GemmPa
     text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
     text += filter(None, (require_level_with_steps(level).describe_launches() for level in plan.levels))
     leaves, triangles = leaf_products(plan, m, k, n, params, itemsize), count_leaf_triangles(plan, m, k, n, params)
-    done, classical = multiplications(plan, m, k, n, params), m * k * n
+    done, classical = count_multiplications(plan, m, k, n, params), m * k * n
     share = f"{done / classical:.1%} of the classical multiplications, " if classical else ""
     total = format_bytes(workspace(plan, m, k, n, itemsize, *params))
     only = f" and {sum(triangles.values())} of one triangle" if triangles else ""

@@ -14,7 +14,7 @@ from itertools import product
 from typing import Any, Final, Literal
 
 from fmm.kernels.plans.level import Level, PlanError
-from fmm.kernels.registry import Registry, clear_on_registration
+from fmm.kernels.registry import RowRegistry, clear_on_registration
 
 Order = Literal["inner", "outer"]  # the dimension along which a leaf reads both operands contiguously
 ORDERS: Final[tuple[Order, ...]] = ("inner", "outer")
@@ -198,7 +198,7 @@ class LeafUse:
         return multiplied
 
     @property
-    def fuses(self) -> bool:
+    def fuses_last_level(self) -> bool:
         """True if the last level above the leaf may be fused."""
         return self.leaf.sums_inside and all(option.fused for option in self._named_options)
 
@@ -220,8 +220,8 @@ class LeafFamily:
     leaves: Callable[[], tuple[Leaf, ...]]
 
 
-LEAVES: Final[Registry[Leaf]] = Registry("leaf")
-LEAF_FAMILIES: Final[Registry[LeafFamily]] = Registry("leaf family")
+LEAVES: Final[RowRegistry[Leaf]] = RowRegistry("leaf")
+LEAF_FAMILIES: Final[RowRegistry[LeafFamily]] = RowRegistry("leaf family")
 
 
 def register_leaf(row: Leaf) -> None:

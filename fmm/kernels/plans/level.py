@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple
 from fmm.dtypes import BYTE, DTYPES
 from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.plans.fused_order import count_launches
-from fmm.kernels.registry import Registry
+from fmm.kernels.registry import RowRegistry
 
 # stacked: all sums, all products, one join; overlapped: as stacked, with two products at a time; batched: as stacked,
 # with the products as one batch; sequential: one product at a time; fused: as sequential, with the sums inside the
@@ -28,7 +28,7 @@ class PlanError(ValueError):
     """A plan that cannot be read, or that cannot run on the given problem."""
 
 
-class Cut(NamedTuple):
+class LevelCut(NamedTuple):
     """The number of parts of m, k and n, for a level with steps that follow from this number alone."""
 
     parts: tuple[int, int, int]
@@ -70,7 +70,7 @@ class Level(ABC):
     # True if the level saves multiplications, so that an inf or NaN can appear where the classical product has none
     saves_products: bool = True
     bilinear: Scheme | None = None  # the algorithm, or the composition of algorithms, of one pass
-    cut: Cut | None = None  # the parts of m, k and n; if set, counts are polynomials in the block sides
+    cut: LevelCut | None = None  # the parts of m, k and n; if set, counts are polynomials in the block sides
     below: str = ""  # the valid endings in words, for a level that one leaf runs with everything below it
 
     # Gram products, where C is its own adjoint
@@ -170,7 +170,7 @@ class Level(ABC):
         return self.traversal == "batched"
 
     @property
-    def independent(self) -> bool:
+    def has_independent_products(self) -> bool:
         """True if all products run after the sums and before the join, so that equal ones can be one batch."""
         return self.takes_alpha_beta and self.traversal in ("stacked", "overlapped", "batched")
 
@@ -222,7 +222,7 @@ class LevelKind:
     candidates: Callable[[], Iterable[CandidateLevel]] = _no_candidates
 
 
-LEVEL_KINDS: Final[Registry[LevelKind]] = Registry("kind of level")
+LEVEL_KINDS: Final[RowRegistry[LevelKind]] = RowRegistry("kind of level")
 
 
 def register_level(kind: LevelKind) -> None:

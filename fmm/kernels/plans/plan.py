@@ -65,7 +65,7 @@ class Plan:
             last = self.levels[len(for_gram) - 1 - for_gram[::-1].index(True)]
             raise PlanError(f"{last} cuts only Gram products (A times its adjoint): it must be above all other levels")
         fused = [level for level in self.levels if level.needs_fusing_leaf]
-        if fused and (fused[0] is not self.levels[-1] or not self.leaf_use.fuses):
+        if fused and (fused[0] is not self.levels[-1] or not self.leaf_use.fuses_last_level):
             raise PlanError(f"{fused[0]}: only the last level can be fused, into the leaf {fusing_leaves()}")
 
     # ---- plans for parts of it

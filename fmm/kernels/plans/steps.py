@@ -48,7 +48,7 @@ class ProductWithSums:
     @property
     def as_two_steps(self) -> tuple[Sum | Product, ...]:
         """The same in two steps. The product then needs the temporary that it names."""
-        update = self.update.simplified
+        update = self.update.simplified_sums
         return (self.product, update) if update.writes else (self.product,)
 
 

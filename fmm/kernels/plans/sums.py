@@ -40,12 +40,12 @@ class Place:
         """Matrix, first row, first column and part of the place. Two places of one origin overwrite each other."""
         return self.name, self.row, self.col, self.part
 
-    def cropped(self, rows: int, cols: int) -> Place:
+    def cropped_place(self, rows: int, cols: int) -> Place:
         """Return the place with at most these rows and columns."""
         return Place(self.name, self.row, self.col, min(rows, self.rows), min(cols, self.cols), self.part)
 
     @property
-    def untransposed(self) -> Place:
+    def untransposed_place(self) -> Place:
         """The place in the matrix itself, for a rectangle of its transpose."""
         if self.part != "transpose":
             return self
@@ -126,7 +126,7 @@ class Sum:
         return tuple(place for v, place in enumerate(self.reads) if v in used)
 
     @property
-    def simplified(self) -> Sum:
+    def simplified_sums(self) -> Sum:
         """The same sums with each place read once, and without outputs that already stand in their place."""
         places = tuple(dict.fromkeys(self.reads))
         rename = [places.index(place) for place in self.reads]
@@ -201,7 +201,7 @@ def find_exponents(
     return LineExponents(f"exponents of {label}", _copy_of_first(len(reads)), reads, (dest,), *options)
 
 
-def rescale(label: str, source: Place, dest: Place, rows: SignedExponents, cols: SignedExponents) -> Rescaled:
+def rescaling_step(label: str, source: Place, dest: Place, rows: SignedExponents, cols: SignedExponents) -> Rescaled:
     """Return the step that copies a matrix with scaled rows and columns."""
     reads = (source, *(place for place, _ in (rows, cols) if place is not None))
     signs = (sign if place is not None else 0 for place, sign in (rows, cols))

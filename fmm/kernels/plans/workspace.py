@@ -116,7 +116,7 @@ def _count_leaf_products(
 
 @clear_on_registration
 @lru_cache(maxsize=4096)
-def multiplications(plan: Plan, m: int, k: int, n: int, params: GemmParams = PLAIN) -> float:
+def count_multiplications(plan: Plan, m: int, k: int, n: int, params: GemmParams = PLAIN) -> float:
     """Return the multiplications in all leaf products, in multiplications of the product's own numbers."""
     inside = lower_leaf_level(plan, m, k, n, 8, params)
     steps = inside or lower_level(plan, m, k, n, *params)
@@ -126,7 +126,7 @@ def multiplications(plan: Plan, m: int, k: int, n: int, params: GemmParams = PLA
     own = plan.levels[0].work_below if plan.levels and all(p.plan != plan for p in products) else 1.0
     if inside is not None and (level := level_run_by_leaf(plan)) is not None:
         own = level.work_share(inside)
-    return own * sum(multiplications(p.plan, *p.size, p.params) for p in products)
+    return own * sum(count_multiplications(p.plan, *p.size, p.params) for p in products)
 
 
 def leaf_flops(plan: Plan, m: int, k: int, n: int) -> int:

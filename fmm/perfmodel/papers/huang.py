@@ -101,7 +101,7 @@ def _strategy_row(s: TileSizes) -> tuple[Cell, ...]:
     return (*sizes, x, s.threads_m, s.threads_m - x, y, s.threads_n, s.threads_n - y, s.threads, holds)
 
 
-def _strategy_bound(s: TileSizes, w: Operands, on: ModelledDevice, equation: int) -> huang_blocks.Bound:
+def _strategy_bound(s: TileSizes, w: Operands, on: ModelledDevice, equation: int) -> huang_blocks.BlockBound:
     """Return the bound of this equation for a strategy."""
     return next(b for b in huang_blocks.strategy_bounds(s, w, on) if b.equation == equation)
 

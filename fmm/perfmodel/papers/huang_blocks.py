@@ -100,7 +100,7 @@ def datasheet_chip(device: Datasheet) -> Chip:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class BlockBound:
     """One of the paper's bounds on block sizes: `have` is at least `need`, or with `below` it is smaller."""
 
     equation: int
@@ -115,18 +115,18 @@ class Bound:
         return self.have < self.need if self.below else self.have >= self.need
 
 
-def strategy_bounds(s: TileSizes, w: Operands, on: ModelledDevice, k: int | None = None) -> tuple[Bound, ...]:
+def strategy_bounds(s: TileSizes, w: Operands, on: ModelledDevice, k: int | None = None) -> tuple[BlockBound, ...]:
     """Return every bound for one product with the inner dimension k (None: the limit for k to infinity)."""
     prefetched = min(s.threads * s.m_r - s.m_s * s.k_s, s.threads * s.n_r - s.n_s * s.k_s)
     most = on.limits.max_registers_per_thread
     # (17) has the shared memory of a multiprocessor; on later devices a thread block may use slightly less.
     shared = on.limits.shared_per_block
     return (
-        Bound(13, "flops per global element", global_intensity(s, w, k), required_global_intensity(on)),
-        Bound(15, "flops per shared element", shared_intensity(s, w, k), required_shared_intensity(on)),
-        Bound(16, "registers per thread", _register_words(s, w, on), most, below=True),
-        Bound(17, "shared bytes per block", on.element_bytes * shared_tile(s), shared, below=True),
-        Bound(18, "elements prefetched beyond the tile", prefetched, 0),
+        BlockBound(13, "flops per global element", global_intensity(s, w, k), required_global_intensity(on)),
+        BlockBound(15, "flops per shared element", shared_intensity(s, w, k), required_shared_intensity(on)),
+        BlockBound(16, "registers per thread", _register_words(s, w, on), most, below=True),
+        BlockBound(17, "shared bytes per block", on.element_bytes * shared_tile(s), shared, below=True),
+        BlockBound(18, "elements prefetched beyond the tile", prefetched, 0),
     )
 
 

@@ -222,7 +222,7 @@ def cut_balanced(shape: Shape, gamma: float = 2.0) -> BalancedCut:
                 leaves[piece] += times
                 continue
             cuts += times
-            for part in _halved(piece, axis):
+            for part in _halved_shapes(piece, axis):
                 halves[part] += times
         depth += bool(halves)
         work = halves
@@ -238,7 +238,7 @@ def _axis_to_cut(shape: Shape, gamma: float) -> int | None:
     return None
 
 
-def _halved(shape: Shape, axis: int) -> tuple[Shape, Shape]:
+def _halved_shapes(shape: Shape, axis: int) -> tuple[Shape, Shape]:
     """Return the two shapes of a product that is cut along an axis, the larger one first."""
     m, k, n = shape
     size = shape[axis]

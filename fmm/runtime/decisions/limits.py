@@ -112,14 +112,14 @@ def count_gpu_processes(number: int) -> int:
     if handle is None:
         return 1
     count = ctypes.c_uint(0)
-    status = _nvml().nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), None)
+    status = _nvml_library().nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), None)
     return max(count.value, 1) if status in (0, NVML_INSUFFICIENT_SIZE) else 1
 
 
 @lru_cache(maxsize=64)
 def _nvml_handle(number: int) -> Any:
     """Return NVML's handle of the device, found by its PCI bus: NVML and CUDA number devices differently."""
-    library = _nvml()
+    library = _nvml_library()
     if library is None:
         return None
     handle = ctypes.c_void_p()
@@ -128,7 +128,7 @@ def _nvml_handle(number: int) -> Any:
 
 
 @lru_cache(maxsize=1)
-def _nvml() -> Any:
+def _nvml_library() -> Any:
     """Return the initialised library; None if it is missing or too old."""
     try:
         library = ctypes.CDLL(NVML_FILE)

@@ -51,7 +51,7 @@ class Trial:
     def _timed(self, multiply: Callable[[Plan], Any], settle: Callable[[], None]) -> Any:
         done = len(self._seconds)
         if done == len(self._turns):  # another thread timed the last product, or an exception came before _conclude
-            self._conclude()
+            self._conclude_trial()
             return multiply(self.plan)
         settle()
         start = time.perf_counter()
@@ -59,10 +59,10 @@ class Trial:
         settle()
         self._seconds.append(time.perf_counter() - start)
         if done + 1 == len(self._turns):
-            self._conclude()
+            self._conclude_trial()
         return result
 
-    def _conclude(self) -> None:
+    def _conclude_trial(self) -> None:
         pairs = list(zip(self._turns, self._seconds, strict=True))
         vendor, candidate = ([seconds for turn, seconds in pairs if turn == p][1:] for p in (VENDOR, self.plan))
         self.entry = certification.entry_from_rounds(

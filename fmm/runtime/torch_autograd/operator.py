@@ -68,7 +68,7 @@ def _multiply(
         return matmul_tensors(a, b, None, constraints).contiguous()
 
 
-def _fake(
+def _fake_product(
     a: Any, b: Any, plan: str | None = None, error_growth: float | None = None, workspace: int | None = None
 ) -> Any:
     return a.new_empty(MATMUL(a, b).shape)
@@ -194,7 +194,7 @@ def _register_sharding() -> None:
 for _key in ("CPU", "CUDA"):
     _LIBRARY.impl("matmul", _multiply, _key)
     _LIBRARY.impl("matmul", _under_autocast(_key.lower()), f"Autocast{_key}")
-torch.library.register_fake("fmm::matmul", _fake, lib=_LIBRARY)
+torch.library.register_fake("fmm::matmul", _fake_product, lib=_LIBRARY)
 torch.library.register_autograd("fmm::matmul", _backward, setup_context=_save, lib=_LIBRARY)
 if hasattr(torch.library, "register_vmap"):  # torch 2.5 and later
     torch.library.register_vmap("fmm::matmul", _vmap, lib=_LIBRARY)

@@ -62,7 +62,7 @@ def run_bench(options: argparse.Namespace) -> int:
         print(f"fmm-tune bench: {error}", file=sys.stderr)
         return 2
     rows = list(time_plans(device, problem, plans, options.rounds))
-    print(json.dumps(rows, indent=1) if options.json else "\n".join(_lines(problem, rows)))
+    print(json.dumps(rows, indent=1) if options.json else "\n".join(_result_lines(problem, rows)))
     return int(any("failed" in row for row in rows))
 
 
@@ -111,7 +111,7 @@ def _bench_row(problem: Problem, run: Run, samples: Samples, source: str) -> dic
     }
 
 
-def _lines(problem: Problem, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _result_lines(problem: Problem, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     timed = [
         (
             *(f"{row['seconds']:.4g}", f"{row['gflops']:.4g}", f"{row['speedup']:.3f}"),

@@ -13,7 +13,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from fmm.config.schema import ConfigError, Entry, Raw, Spread, Thresholds, Tuned
+from fmm.config.schema import ConfigError, Entry, Raw, ThresholdRange, Thresholds, Tuned
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 from fmm.tuner.commands.config_file import add_config, add_json, check_section, required_sections, with_one_line_errors
@@ -99,7 +99,7 @@ def thresholds_table(sections: Sections) -> Any:
 
 def _threshold_cells(found: Thresholds) -> Iterator[tuple[str, Raw]]:
     for name, value in vars(found).items():
-        if isinstance(value, Spread):
+        if isinstance(value, ThresholdRange):
             yield from ((name, value.value), (f"{name}_low", value.low), (f"{name}_high", value.high))
         elif not isinstance(value, Mapping):
             yield name, value

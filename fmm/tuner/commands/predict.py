@@ -58,7 +58,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the command."""
     what = "predict the best plan for an M x K by K x N product"
     parser = commands.add_parser("predict", help=what, add_help=False)
-    parser.add_argument("-h", "--help", action=_Help, nargs=0, default=argparse.SUPPRESS, help="show this and exit")
+    parser.add_argument(
+        "-h", "--help", action=_HelpWithDevices, nargs=0, default=argparse.SUPPRESS, help="show this and exit"
+    )
     parser.add_argument("m", type=_whole_number, metavar="M", help=SIDES_HELP)
     for side in ("k", "n"):
         parser.add_argument(side, type=_whole_number, nargs="?", metavar=side.upper())
@@ -71,7 +73,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.set_defaults(run=run_predict)
 
 
-class _Help(argparse.Action):
+class _HelpWithDevices(argparse.Action):
     """The help, and below it the valid devices: configs are read only to print them."""
 
     def __call__(
@@ -98,14 +100,14 @@ def run_predict(options: argparse.Namespace) -> int:
     """Print the decision; bad arguments are one line and exit code 2."""
     name = "cpu" if options.device is None else options.device
     try:
-        problem = _problem(options)
+        problem = _problem_of_options(options)
         calibration = find_calibration(name, problem.dtype)
         calibration.rate(problem.dtype)
-        limits = _limits(options, name, problem, default_error_growth(calibration.batches))
+        limits = _limits_of_options(options, name, problem, default_error_growth(calibration.batches))
     except ValueError as error:
         print(f"fmm-tune predict: {error}", file=sys.stderr)
         return 2
-    choice, notes = _by_tuning(name, _choice(problem, calibration, limits), problem, calibration, limits)
+    choice, notes = _by_tuning(name, _model_choice(problem, calibration, limits), problem, calibration, limits)
     found = prediction_fields(choice, calibration, limits) | notes
     found["not_used"] = rejection_reason(name, problem.dtype)
     found["probed"] = _untuned_cpu_note(name, problem, choice)
@@ -113,14 +115,14 @@ def run_predict(options: argparse.Namespace) -> int:
     return 0
 
 
-def _problem(options: argparse.Namespace) -> Problem:
-    m, k, n = _sides(options.m, options.k, options.n)
+def _problem_of_options(options: argparse.Namespace) -> Problem:
+    m, k, n = _sides_of_options(options.m, options.k, options.n)
     if options.op in OPERATIONS and options.op != "product" and m != n:
         raise ValueError(f"--op {options.op} needs M = N, for its result is its own adjoint, not {m} and {n}")
     return Problem(m, k, n, options.dtype, op=options.op)
 
 
-def _sides(m: int, k: int | None, n: int | None) -> Shape:
+def _sides_of_options(m: int, k: int | None, n: int | None) -> Shape:
     """Return M, K and N; M alone is a square."""
     if k is None:
         k = n = m
@@ -132,18 +134,18 @@ def _sides(m: int, k: int | None, n: int | None) -> Shape:
     return m, k, n
 
 
-def _function(problem: Problem) -> str:
+def _product_function(problem: Problem) -> str:
     """Return the function that computes the product."""
     return "fmm.gram" if problem.writes_triangle else "fmm.matmul"
 
 
-def _choice(problem: Problem, calibration: Calibration, limits: Limits) -> Choice:
+def _model_choice(problem: Problem, calibration: Calibration, limits: Limits) -> Choice:
     """Return the model's choice; fmm.matmul leaves integers with a short side on the host to NumPy."""
     choice = choose(problem, calibration, limits)
     if calibration.batches or not problem.type.exact or min(problem.size) >= SMALLEST_INTEGER_SIDE:
         return choice
     numpys = next(candidate for candidate in choice.candidates if candidate.plan == VENDOR)
-    why = f"{_function(problem)} leaves integers with a side shorter than {SMALLEST_INTEGER_SIDE} to NumPy"
+    why = f"{_product_function(problem)} leaves integers with a side shorter than {SMALLEST_INTEGER_SIDE} to NumPy"
     return replace(choice, best=numpys, reason=why)
 
 
@@ -192,7 +194,7 @@ def _untuned_cpu_note(name: str, problem: Problem, choice: Choice) -> str:
     )
 
 
-def _limits(options: argparse.Namespace, name: str, problem: Problem, usual: float) -> Limits:
+def _limits_of_options(options: argparse.Namespace, name: str, problem: Problem, usual: float) -> Limits:
     """Return the limits of the options and the environment; the workspace fits beside the operands."""
     workspace = NO_LIMIT if options.workspace is None else options.workspace
     if workspace < 0:
@@ -200,13 +202,13 @@ def _limits(options: argparse.Namespace, name: str, problem: Problem, usual: flo
     growth = usual if options.max_error_growth is None else options.max_error_growth
     if not growth > 0:  # also for NaN
         raise ValueError(f"--max-error-growth must be a number above 0, not {growth}")
-    left = _left(name, problem)
+    left = _bytes_beside_operands(name, problem)
     if options.workspace is None and left != NO_LIMIT and find_datasheet(name) is None:
         left = workspace_share(left)  # the same limit as in fmm.matmul and `fmm-tune show` with this tuning
     return limits_without_arrays(problem.op, problem.dtype, min(workspace, left), growth)
 
 
-def _left(name: str, problem: Problem) -> int:
+def _bytes_beside_operands(name: str, problem: Problem) -> int:
     """Return the bytes of the device's memory beside the operands; a gram has one operand."""
     gpu = find_datasheet(name)
     memory = int(gpu.memory_gb * 1e9) if gpu else memory_in_config(name)
@@ -254,16 +256,16 @@ def _row(candidate: Candidate, calibration: Calibration, limits: Limits, vendor:
         "seconds": exact.seconds,
         "speedup": vendor / exact.seconds,
         "tflops": exact.effective_flops / 1e12,
-        "dominant": exact.dominant,
+        "dominant": exact.dominant_term,
         "traffic": counts.bytes,
         "launches": counts.launches,
         "workspace": counts.workspace,
         "error_growth": candidate.error_growth,
-        "exceeds": _exceeds(candidate, limits),
+        "exceeds": _exceeded_limits(candidate, limits),
     }
 
 
-def _exceeds(candidate: Candidate, limits: Limits) -> list[str]:
+def _exceeded_limits(candidate: Candidate, limits: Limits) -> list[str]:
     """Return the limits that the candidate exceeds; `emulation` where FMM_EMULATION=0 forbids it."""
     emulates = not limits.emulation and candidate.plan.emulates
     kept = {

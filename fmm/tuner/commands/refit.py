@@ -45,7 +45,7 @@ def run_refit(options: argparse.Namespace) -> int:
     path = output_path(None if options.refit == Path() else options.refit)
     refit = {"all": refit_section, "thresholds": refit_thresholds, "blocks": refit_blocks}[options.refit_part]
     into = path if options.output is None else output_path(options.output)
-    results = list(_results(path, into, refit, options.json))
+    results = list(_write_results(path, into, refit, options.json))
     beside = _copy_trials(path, into)
     print(json.dumps([x.fields for x in results], indent=1) if options.json else f"written to {into}{beside}")
     return int(any(x.section is None for x in results))
@@ -136,7 +136,7 @@ class RefitResult:
     dtype: str
     samples: int
     section: Raw
-    changes: Sequence[Change] = ()
+    changes: Sequence[ValueChange] = ()
     others: Sequence[str] = ()  # fields that differ
 
     def lines(self, path: Path) -> list[str]:
@@ -167,7 +167,7 @@ class RefitResult:
         }
 
 
-def _results(path: Path, into: Path, refit: Refit, quiet: bool) -> Iterator[RefitResult]:
+def _write_results(path: Path, into: Path, refit: Refit, quiet: bool) -> Iterator[RefitResult]:
     """Write each section in turn; yield its result, and print it unless `quiet`."""
     tunings = TrialFile(trials_path(path)).tunings()
     for key, types in group_by_device(required_sections(path)).items():
@@ -227,7 +227,7 @@ NO_VALUE = ValueText(None, "none")
 
 
 @dataclass(frozen=True)
-class Change:
+class ValueChange:
     """A value before and after."""
 
     name: str
@@ -245,10 +245,12 @@ class Change:
         return f"{self.name}: {self.before.text} -> {self.after.text}"
 
 
-def section_changes(key: str, dtype: str, before: Sections, after: Sections) -> list[Change]:
+def section_changes(key: str, dtype: str, before: Sections, after: Sections) -> list[ValueChange]:
     """Return what differs for a type between two states of a device's sections, decisions first."""
-    then, now = (dict(_values(key, dtype, sections)) for sections in (before, after))
-    pairs = (Change(name, then.get(name, NO_VALUE), now.get(name, NO_VALUE)) for name in dict.fromkeys((*then, *now)))
+    then, now = (dict(_compared_values(key, dtype, sections)) for sections in (before, after))
+    pairs = (
+        ValueChange(name, then.get(name, NO_VALUE), now.get(name, NO_VALUE)) for name in dict.fromkeys((*then, *now))
+    )
     return [change for change in pairs if change.before.text != change.after.text]
 
 
@@ -257,26 +259,26 @@ def other_fields(before: Raw, after: Raw) -> list[str]:
     return [name for name in COMPARED_FIELDS if before.get(name) != after.get(name)]
 
 
-def _values(key: str, dtype: str, sections: Sections) -> Iterator[tuple[str, ValueText]]:
+def _compared_values(key: str, dtype: str, sections: Sections) -> Iterator[tuple[str, ValueText]]:
     """Yield the name and the value of each compared number."""
     used = model_in_use(key, dtype, sections)
     diagnostics, known = list(used.tuned.diagnostics), used.tuned.calibration
     yield "rejected", ValueText(diagnostics, "; ".join(diagnostics)) if diagnostics else NO_VALUE
     yield "margin", NO_VALUE if known is None else ValueText(known.margin, f"{known.margin:.1%}")
-    yield from _gains(dtype, used)
-    yield from _thresholds(used.tuned.thresholds)
+    yield from _gain_lines(dtype, used)
+    yield from _refit_thresholds(used.tuned.thresholds)
     for entry in used.tuned.entries.values():
         yield f"entry {entry_size(entry)}", ValueText(f"{entry.plan}: {entry.text}", _entry_text(entry))
 
 
-def _gains(dtype: str, used: ModelInUse) -> Iterator[tuple[str, ValueText]]:
+def _gain_lines(dtype: str, used: ModelInUse) -> Iterator[tuple[str, ValueText]]:
     summary = TypeSummary(dtype, used)
     _, _, start, gain, _ = summary.cells
     yield "faster from side", ValueText(summary.first, start)
     yield "speedup", ValueText(summary.large.speedup, gain) if summary.large else NO_VALUE
 
 
-def _thresholds(found: Thresholds | None) -> Iterator[tuple[str, ValueText]]:
+def _refit_thresholds(found: Thresholds | None) -> Iterator[tuple[str, ValueText]]:
     for name in ("n1", *TAU_NAMES):
         side = found.value(name) if found else None
         label = f"{name}, {LEVEL_NAMES[name]} from side" if name in LEVEL_NAMES else f"{name}, one level by Equation 3"

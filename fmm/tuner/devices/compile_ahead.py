@@ -56,7 +56,7 @@ def compile_jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterator[Compi
     """Yield the jobs of all plans: kernels of every type's first look, then quick kernels, then heavy ones by type."""
     seen: set[KernelPlace] = set()
     plans = list(plans)
-    covering = {t: _covering([p for p in plans if p.is_candidate_for(t)], t, seen) for t in dtypes}
+    covering = {t: _covering_plans([p for p in plans if p.is_candidate_for(t)], t, seen) for t in dtypes}
     ranked = [(_compiled_when(p, rank), t, p) for t, found in covering.items() for rank, p in enumerate(found)]
     for _, dtype, plan in sorted(ranked, key=lambda x: x[0]):
         turn = compile_turn(plan)
@@ -98,7 +98,7 @@ def has_own_kernel(plan: Plan) -> bool:
     return plan.uses_tile_model or bool(plan.leaf_use.leaf.rate)
 
 
-def _covering(plans: Iterable[Plan], dtype: str, seen: set[KernelPlace]) -> list[Plan]:
+def _covering_plans(plans: Iterable[Plan], dtype: str, seen: set[KernelPlace]) -> list[Plan]:
     """Return a few plans that together have all levels not yet in `seen`, the quickest to compile first."""
     found: list[Plan] = []
     for plan in sorted(plans, key=lambda p: (compile_turn(p), compile_weight(p))):
@@ -124,7 +124,7 @@ def compile_weight(plan: Plan) -> int:
     return max((step.products for step in plan.levels), default=1)
 
 
-def _makes(job: CompileJob) -> frozenset[KernelPlace]:
+def _makes_kernels(job: CompileJob) -> frozenset[KernelPlace]:
     return kernel_places(Plan.parse(job.plan), job.dtype)
 
 
@@ -139,11 +139,14 @@ class CompileWorkers:
     def __init__(
         self, device: int, wanted: Sequence[CompileJob], workers: int, worker: Sequence[str] = WORKER_COMMAND
     ) -> None:
-        self._queue, self._left = deque(wanted), Counter(made for job in wanted for made in _makes(job))
+        self._queue, self._bytes_beside_operands = (
+            deque(wanted),
+            Counter(made for job in wanted for made in _makes_kernels(job)),
+        )
         self._changed = threading.Condition()
         self._claims = tempfile.TemporaryDirectory(prefix="fmm-")
         command = [*worker, str(device), self._claims.name]
-        self._workers = [_started(command) for _ in range(min(workers, len(wanted)))]
+        self._workers = [_started_worker(command) for _ in range(min(workers, len(wanted)))]
         self._threads = [threading.Thread(target=self._serve, args=(w,), daemon=True) for w in self._workers]
         self._alive = len(self._threads)
         for thread in self._threads:
@@ -160,7 +163,7 @@ class CompileWorkers:
                 if not worker.stdout.readline():
                     break
                 with self._changed:
-                    self._left.subtract(_makes(job))
+                    self._bytes_beside_operands.subtract(_makes_kernels(job))
                     self._changed.notify_all()
         with self._changed:
             self._alive -= 1
@@ -171,13 +174,16 @@ class CompileWorkers:
         needed = kernel_places(plan, dtype)
         with self._changed:
             return self._changed.wait_for(
-                lambda: all(self._left[x] <= 0 for x in needed) or not self._alive, min(seconds, 3600.0)
+                lambda: all(self._bytes_beside_operands[x] <= 0 for x in needed) or not self._alive,
+                min(seconds, 3600.0),
             )
 
     def wait_for_all(self, seconds: float) -> bool:
         """Wait until all jobs are done; return False after this many seconds."""
         with self._changed:
-            return self._changed.wait_for(lambda: not any(self._left.values()) or not self._alive, seconds)
+            return self._changed.wait_for(
+                lambda: not any(self._bytes_beside_operands.values()) or not self._alive, seconds
+            )
 
     def close(self) -> None:
         """End the workers at once."""
@@ -195,7 +201,7 @@ class CompileWorkers:
         self._claims.cleanup()
 
 
-def _started(command: Sequence[str]) -> subprocess.Popen[str]:
+def _started_worker(command: Sequence[str]) -> subprocess.Popen[str]:
     """Return a worker with this process's import path; the compiler's output is dropped."""
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(p or "." for p in sys.path)}
     pipe = subprocess.PIPE

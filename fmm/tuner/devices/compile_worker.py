@@ -51,7 +51,7 @@ class _OnDiskError(Exception):
     """CuPy has saved the compiled code."""
 
 
-class _Unloaded:
+class _UnloadedModule:
     """Replaces a loaded module: the code is on disk, and loading would take device memory."""
 
     def load(self, code: bytes) -> None:
@@ -73,7 +73,7 @@ def compile_to_disk(kernel: Kernel, text: str, device: int) -> None:
         return
 
     class Functions:
-        Module = _Unloaded
+        Module = _UnloadedModule
 
     compiler.function = Functions
     with cupy.cuda.Device(device), suppress(_OnDiskError):

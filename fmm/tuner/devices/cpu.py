@@ -93,12 +93,12 @@ class CpuDevice:
         kept = self._normal[1].nbytes if self._normal else 0
         if (m * k + k * n + m * n) * problem.itemsize > host_memory.available_bytes() + kept:
             raise MemoryError  # the system would grant the memory, and kill this process later
-        numbers = self._numbers(problem.dtype, seed, m * k + k * n)
+        numbers = self._random_numbers(problem.dtype, seed, m * k + k * n)
         a, b = numbers[: m * k].reshape(m, k), numbers[m * k : m * k + k * n].reshape(k, n)
         b = a.conj().T if problem.writes_triangle else b
         yield CpuSession(problem, a, b, np.empty((m, n), problem.dtype), self.threads)
 
-    def _numbers(self, dtype: str, seed: int, count: int) -> Array:
+    def _random_numbers(self, dtype: str, seed: int, count: int) -> Array:
         """Return random normal numbers, drawn once for a type and a seed: drawing is slow."""
         if self._normal is None or self._normal[0] != (dtype, seed) or self._normal[1].size < count:
             rng = np.random.Generator(np.random.SFC64(seed))
@@ -150,7 +150,7 @@ class CpuSession:
 
     def _check(self, plan: Plan) -> None:
         rows, exact = self._exact
-        found = _distance(self.c[rows], exact)
+        found = _relative_distance(self.c[rows], exact)
         growth, eps = expected_error_growth(plan, self.problem.dtype, True), float(np.finfo(self.c.dtype).eps)
         allowed = 20 * growth * eps * np.sqrt(self.problem.k) * float(np.linalg.norm(exact))
         if not found <= allowed:
@@ -158,17 +158,17 @@ class CpuSession:
 
     def sample(self, run: Run) -> float:
         if run.part == SHORTEST_SAMPLE_PART:
-            return self._shortest()
+            return self._shortest_product_seconds()
         if run.part != "whole":
             return self._part(run)
         call, repeats = self._call(run), self._repeats[run]
-        _awake()
+        _wake_blas_threads()
         start = time.perf_counter()
         for _ in range(repeats):
             call()
         return (time.perf_counter() - start) / repeats
 
-    def _shortest(self) -> float:
+    def _shortest_product_seconds(self) -> float:
         """Return the shortest of many single products: at some moment no other work ran."""
         found = float("inf")
         for _ in range(SHORTEST_OF):
@@ -211,7 +211,7 @@ def _products_at_once(threads: int) -> int:
         return at_a_time
 
 
-def _awake() -> None:
+def _wake_blas_threads() -> None:
     """Run all BLAS threads, as a program that multiplies does: OpenBLAS's then spin for 0.1 s on a plan's processors.
 
     Without this call a plan's time depends on the measurement before.
@@ -222,5 +222,5 @@ def _awake() -> None:
 WARM_UP_MATRIX = np.ones((256, 256))
 
 
-def _distance(found: Array, exact: Array) -> float:
+def _relative_distance(found: Array, exact: Array) -> float:
     return float(np.linalg.norm(found - exact))

@@ -63,7 +63,7 @@ class CudaDevice:
         if variables := vendor_variables():  # without these variables cuBLAS multiplies as usual
             found["vendor_variables"] = variables
         with suppress(Exception):  # not every machine has nvidia-smi
-            found |= _clocks(self.index)
+            found |= _read_clocks(self.index)
         return found
 
     @property
@@ -120,7 +120,7 @@ class CudaDevice:
         return self._ahead is None or self._ahead.wait(dtype, plan, seconds)
 
 
-def _clocks(index: int) -> dict[str, Any]:
+def _read_clocks(index: int) -> dict[str, Any]:
     fields = ["clocks.sm", "clocks.mem", "power.limit", "temperature.gpu", "driver_version"]
     command = ["nvidia-smi", f"--id={index}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     values = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip().split(", ")
@@ -170,7 +170,7 @@ class CudaSession:
 
     def sample(self, run: Run) -> float:
         if time.perf_counter() - self._busy > IDLE_SECONDS:
-            self._heat(run)
+            self._heat_device(run)
         if run.part == SHORTEST_SAMPLE_PART:
             found = min(self._milliseconds(run, 1) for _ in range(SHORTEST_OF))
         else:
@@ -178,7 +178,7 @@ class CudaSession:
         self._busy = time.perf_counter()
         return found / 1000
 
-    def _heat(self, run: Run) -> None:
+    def _heat_device(self, run: Run) -> None:
         spent = 0.0
         while spent < HEAT:
             spent += self._repeats[run] * self._milliseconds(run, self._repeats[run])

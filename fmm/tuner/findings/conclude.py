@@ -123,7 +123,7 @@ def fit_trials(device: Device, trials: Sequence[Trial], dtype: str) -> fitting.F
     observed = tuple(fitting.observed_medians(trials, FITTED_STAGES))
     if fitting.has_few_plans(observed):
         return scale_by_trials(device, trials, dtype)
-    return _fitted(starting_calibration(device.untuned_model(), dtype), dtype, observed)
+    return _cached_fit(starting_calibration(device.untuned_model(), dtype), dtype, observed)
 
 
 def scale_by_trials(device: Device, trials: Sequence[Trial], dtype: str) -> fitting.Fit:
@@ -133,7 +133,7 @@ def scale_by_trials(device: Device, trials: Sequence[Trial], dtype: str) -> fitt
 
 
 @lru_cache(maxsize=8)
-def _fitted(start: Calibration, dtype: str, observed: tuple[fitting.Observation, ...]) -> fitting.Fit:
+def _cached_fit(start: Calibration, dtype: str, observed: tuple[fitting.Observation, ...]) -> fitting.Fit:
     """Return the fit; cached, since a fit takes seconds and the search adds no observations."""
     return fitting.fit_calibration(start, dtype, observed)
 

@@ -92,7 +92,7 @@ class Crossovers:
     """The crossovers of plans above one baseline, and the optimism of the model for each number of levels."""
 
     bounds: LevelBounds
-    optimism: Mapping[int, Optimism]
+    optimism: Mapping[int, ModelOptimism]
 
     def is_optimistic_about(self, plan: Plan, problem: Problem) -> bool:
         """Return True if the model promises far too much for plans with this number of levels at this size."""
@@ -147,7 +147,7 @@ def _crossovers_above(baseline: str, samples: Sequence[LevelSample], calibration
 
 
 @dataclass(frozen=True)
-class Optimism:
+class ModelOptimism:
     """The error of predicted speedups for one number of levels, log(measured / predicted), as far as it is below 0.
 
     The error is `error` at the effective side `side`, and changes by `slope` with every doubling of the side, up to
@@ -165,12 +165,12 @@ class Optimism:
         return min(self.error + self.slope * doublings, 0.0)
 
 
-def optimism_by_levels(samples: Sequence[LevelSample]) -> dict[int, Optimism]:
+def optimism_by_levels(samples: Sequence[LevelSample]) -> dict[int, ModelOptimism]:
     """Return the proven optimism of the model for each number of levels.
 
     A number of levels without samples has the optimism of the next lower number.
     """
-    found: dict[int, Optimism] = {0: Optimism()}
+    found: dict[int, ModelOptimism] = {0: ModelOptimism()}
     for levels in LEVEL_COUNTS:
         own = sorted((s for s in samples if s.levels == levels), key=lambda s: -s.side)
         if not own:
@@ -178,7 +178,7 @@ def optimism_by_levels(samples: Sequence[LevelSample]) -> dict[int, Optimism]:
             continue
         confirmed = any(s.speedup > 1 for s in own)
         limit = STANDARD_ERRORS if confirmed else STANDARD_ERRORS_UNCONFIRMED
-        found[levels] = proven_trend(own, STANDARD_ERRORS) or Optimism(proven_error(own, limit))
+        found[levels] = proven_trend(own, STANDARD_ERRORS) or ModelOptimism(proven_error(own, limit))
     return found
 
 
@@ -196,7 +196,7 @@ def proven_error(samples: Sequence[LevelSample], standard_errors: float) -> floa
     return middle if middle + standard_errors * deviation / sqrt(len(errors)) < 0 else 0.0
 
 
-def proven_trend(samples: Sequence[LevelSample], standard_errors: float) -> Optimism | None:
+def proven_trend(samples: Sequence[LevelSample], standard_errors: float) -> ModelOptimism | None:
     """Return the regression of the errors over log2 of the side; None unless they fall by enough standard errors."""
     sides, errors = [log2(s.side) for s in samples], [s.error for s in samples]
     if len(samples) < MIN_SAMPLES_FOR_TREND or stdev(sides) == 0:
@@ -206,10 +206,10 @@ def proven_trend(samples: Sequence[LevelSample], standard_errors: float) -> Opti
     deviation = max(SAMPLE_DEVIATION, sqrt(sum(x * x for x in rest) / (len(rest) - 2)))
     if slope + standard_errors * deviation / (stdev(sides) * sqrt(len(sides) - 1)) >= 0:
         return None
-    return Optimism(fmean(errors), slope, 2 ** fmean(sides), 2 ** max(sides))
+    return ModelOptimism(fmean(errors), slope, 2 ** fmean(sides), 2 ** max(sides))
 
 
-def losing_samples(samples: Iterable[LevelSample], optimism: Mapping[int, Optimism]) -> list[LevelSample]:
+def losing_samples(samples: Iterable[LevelSample], optimism: Mapping[int, ModelOptimism]) -> list[LevelSample]:
     """Return the samples of plans that lose time although their corrected prediction is a gain."""
     by_problem: dict[tuple[Problem, int], list[LevelSample]] = defaultdict(list)
     for sample in samples:
@@ -238,7 +238,7 @@ def _levels_win(
     levels: int,
     dtype: str,
     calibration: Calibration,
-    optimism: Mapping[int, Optimism],
+    optimism: Mapping[int, ModelOptimism],
     gain: float,
     side: int,
 ) -> bool:

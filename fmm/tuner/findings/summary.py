@@ -356,7 +356,7 @@ class TypeSummary:
     @property
     def timed(self) -> Entry | None:
         """The certified square with the largest speedup."""
-        gains = (entry for entry in _squares(self.used) if entry.plan != str(VENDOR))
+        gains = (entry for entry in _square_entries(self.used) if entry.plan != str(VENDOR))
         return max(gains, key=lambda entry: entry.speedup, default=None)
 
     @property
@@ -377,7 +377,7 @@ class TypeSummary:
     def fields(self) -> dict[str, Any]:
         """The decisions for squares, for JSON."""
         model = self.used.calibration
-        sides = sorted({*ROUND_SIDES, *(entry.size[0] for entry in _squares(self.used))})
+        sides = sorted({*ROUND_SIDES, *(entry.size[0] for entry in _square_entries(self.used))})
         return {
             "faster_from": self.first,
             "levels_from": [finite_or_none(side_choosing_levels(model, self.dtype, n)) for n in LEVEL_COUNTS]
@@ -387,7 +387,7 @@ class TypeSummary:
         }
 
 
-def _squares(used: ModelInUse) -> Iterator[Entry]:
+def _square_entries(used: ModelInUse) -> Iterator[Entry]:
     """Yield the verified entries of square products."""
     for entry in used.tuned.entries.values():
         if entry.op == "product" and len(set(entry.size)) == 1 and entry.verified and not entry.lean:

@@ -18,7 +18,7 @@ from math import inf, isfinite
 import numpy as np
 
 from fmm.config.certification import MIN_SPEEDUP
-from fmm.config.schema import NAMES_IN_SECONDS, TAU_NAMES, Interval, Spread, Thresholds
+from fmm.config.schema import NAMES_IN_SECONDS, TAU_NAMES, Interval, ThresholdRange, Thresholds
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, all_candidates, default_error_growth, rank_candidates, required_margin
@@ -124,12 +124,12 @@ def recursion_point_by_equation_3(calibration: Calibration, dtype: str) -> float
     return finite_or_none(recursion_points.recursion_point(ratio, recursion_points.WINOGRAD))
 
 
-def level_spread(calibration: Calibration, dtype: str, levels: int) -> Spread:
+def level_spread(calibration: Calibration, dtype: str, levels: int) -> ThresholdRange:
     """Return the sides from which `levels` levels are predicted to gain 2 %, 0 and the margin."""
     ends = (with_margin(calibration, x) for x in (MIN_SPEEDUP - 1, 0.0))
     value, low, own = (finite_or_none(side_choosing_levels(c, dtype, levels)) for c in (*ends, calibration))
     high = None if own is None or value is None else max(own, value)
-    return Spread(value, low, high)
+    return ThresholdRange(value, low, high)
 
 
 def with_margin(calibration: Calibration, margin: float) -> Calibration:
@@ -226,7 +226,7 @@ def with_intervals(
         "pi": central_interval_95(pis),
         "n1": central_interval_95([recursion_point_by_equation_3(sample, dtype) for sample in sampled]),
     }
-    epsilons = _epsilons(sampled[:SLOW_SAMPLE_COUNT], dtype, measured)
+    epsilons = _resampled_epsilons(sampled[:SLOW_SAMPLE_COUNT], dtype, measured)
     if found.epsilon is not None and epsilons:
         intervals["epsilon"] = central_interval_95([found.epsilon, *epsilons])
     choices = [_level_choices(calibration, sample, dtype) for sample in sampled[:SLOW_SAMPLE_COUNT]]
@@ -234,18 +234,22 @@ def with_intervals(
         sides = [_side_of_levels(chosen, levels) for chosen in choices]
         intervals[tau] = central_interval_95([found.value(tau), *sides])
     varying = {
-        name: _rounded(name, ends) for name, ends in intervals.items() if name in TAU_NAMES or ends[0] != ends[1]
+        name: _rounded_interval(name, ends)
+        for name, ends in intervals.items()
+        if name in TAU_NAMES or ends[0] != ends[1]
     }
     return replace(found, intervals=varying)
 
 
-def _rounded(name: str, interval: Interval) -> Interval:
+def _rounded_interval(name: str, interval: Interval) -> Interval:
     """Return an interval with four digits, sides as whole numbers: random samples do not support more."""
     low, high = (None if x is None else float(f"{x:.4g}" if name in NAMES_IN_SECONDS else f"{x:.0f}") for x in interval)
     return low, high
 
 
-def _epsilons(sampled: Sequence[Calibration], dtype: str, measured: Sequence[tuple[Size, float]]) -> list[float]:
+def _resampled_epsilons(
+    sampled: Sequence[Calibration], dtype: str, measured: Sequence[tuple[Size, float]]
+) -> list[float]:
     """Return the epsilon of each sample with resampled shapes; samples without a gain or a loss are left out."""
     random, found = np.random.default_rng(0), []
     for sample in sampled if measured else ():

@@ -55,7 +55,7 @@ class StrategyTimes:
     operands: Operands = GEMM
 
     @property
-    def tera(self) -> float:
+    def tera_flops(self) -> float:
         """Classical flops, in 10^12."""
         m, k, n = self.shape
         return 2e-12 * m * k * n

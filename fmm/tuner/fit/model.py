@@ -139,8 +139,8 @@ def fit_determined(
     """Return the least-squares fit in which all free parameters are determined, after fixing the others."""
     problem = LeastSquares(start, dtype, observed, free)
     solution = problem.solve(MAX_STEPS)
-    while loose := problem.undetermined(solution):
-        far_too_loose = [p for p, looseness in loose.items() if looseness > FAR_TOO_LOOSE]
+    while loose := problem.undetermined_parameters(solution):
+        far_too_loose = [p for p, interval_over_tolerance in loose.items() if interval_over_tolerance > FAR_TOO_LOOSE]
         problem = problem.without(far_too_loose or [max(loose, key=lambda p: loose[p])], solution)
         solution = problem.solve(SCREENING_STEPS)
     solution = problem.solve(MAX_STEPS)
@@ -273,15 +273,15 @@ class LeastSquares:
         self._log_measured = np.log([o.seconds for o in observed])
         self._weights = np.array(observation_weights(start, observed))
         ends = [(p.low if p.linear else max(p.low, 1e-300), p.high) for p in self.free]
-        coordinates = [[p.coordinate(x) for x in pair] for p, pair in zip(self.free, ends, strict=True)]
+        coordinates = [[p.fit_coordinate(x) for x in pair] for p, pair in zip(self.free, ends, strict=True)]
         self._low, self._high = np.array(coordinates).reshape(-1, 2).T
-        at_start = [p.coordinate(max(p.get(start, dtype), p.low)) for p in self.free]
+        at_start = [p.fit_coordinate(max(p.get(start, dtype), p.low)) for p in self.free]
         self._origin = np.clip(at_start, self._low, self._high)
         self._begin = self._origin
 
     def values_at(self, x: Any) -> dict[str, float]:
         """Return the parameters at the coordinates x, by name."""
-        return {p.name: p.value(float(coordinate)) for p, coordinate in zip(self.free, x, strict=True)}
+        return {p.name: p.value(float(fit_coordinate)) for p, fit_coordinate in zip(self.free, x, strict=True)}
 
     def calibration_at(self, x: Any) -> Calibration:
         """Return the calibration at the coordinates x."""
@@ -305,9 +305,9 @@ class LeastSquares:
         )
         self._begin = np.clip(solved.x, *bounds)
         unweighted = tuple(solved.fun[: len(self.observed)] / self._weights)
-        return Solution(solved.x, float(solved.cost), unweighted, self._uncertainty(solved))
+        return Solution(solved.x, float(solved.cost), unweighted, self._solution_uncertainty(solved))
 
-    def _uncertainty(self, solved: Any) -> Any:
+    def _solution_uncertainty(self, solved: Any) -> Any:
         """Return the uncertainty of a minimum from the singular values of its Jacobian, for normal residuals.
 
         An observation adds as many degrees of freedom as its squared weight.
@@ -320,10 +320,12 @@ class LeastSquares:
         slopes = np.maximum(slopes, MIN_SLOPE_SHARE * np.max(slopes, initial=1.0))
         return t.ppf(0.975, freedom) * np.sqrt(variance) * directions / slopes[:, None]
 
-    def undetermined(self, solution: Solution) -> dict[Parameter, float]:
+    def undetermined_parameters(self, solution: Solution) -> dict[Parameter, float]:
         """Return the parameters that are not determined, with their looseness."""
-        looseness = {p: p.looseness(width) for p, width in zip(self.free, solution.half_widths, strict=True)}
-        return {p: x for p, x in looseness.items() if x > 1}
+        interval_over_tolerance = {
+            p: p.interval_over_tolerance(width) for p, width in zip(self.free, solution.half_widths, strict=True)
+        }
+        return {p: x for p, x in interval_over_tolerance.items() if x > 1}
 
     def without(self, fixed: Iterable[Parameter], solution: Solution) -> LeastSquares:
         """Return the problem with some parameters fixed at their neutral values; `solve` continues from `solution`."""

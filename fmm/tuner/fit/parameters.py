@@ -44,15 +44,15 @@ class Parameter:
         """Return the calibration with another value of the parameter."""
         return with_parameters(calibration, dtype, {self.name: value})
 
-    def coordinate(self, value: float) -> float:
+    def fit_coordinate(self, value: float) -> float:
         """Return the coordinate that least squares varies."""
         return value if self.linear else log(value)
 
-    def value(self, coordinate: float) -> float:
+    def value(self, fit_coordinate: float) -> float:
         """Return the value at a coordinate."""
-        return coordinate if self.linear else exp(coordinate)
+        return fit_coordinate if self.linear else exp(fit_coordinate)
 
-    def looseness(self, half_width: float) -> float:
+    def interval_over_tolerance(self, half_width: float) -> float:
         """Return the half width of the parameter's 95 % interval over the tolerance: above 1 it is not determined."""
         return half_width / (
             SHARE_TOLERANCE if self.linear else log(QUANTITY_TOLERANCE if self.unit else FACTOR_TOLERANCE)
@@ -62,7 +62,7 @@ class Parameter:
         """Return True if measurements with this 95 % interval determine the parameter."""
         if not self.linear and low <= 0:
             return False
-        return self.looseness((self.coordinate(high) - self.coordinate(low)) / 2) <= 1
+        return self.interval_over_tolerance((self.fit_coordinate(high) - self.fit_coordinate(low)) / 2) <= 1
 
 
 def with_parameters(calibration: Calibration, dtype: str, values: Mapping[str, float]) -> Calibration:

@@ -72,15 +72,15 @@ def _groups(
         kinds = {o.kind for o in own}
         free = [p for p in PARAMETERS if p.name in determined and kinds & p.informed_by]
         if free:
-            yield _group(LeastSquares(calibration, dtype, own, free), dtype)
+            yield _fit_group(LeastSquares(calibration, dtype, own, free), dtype)
     for name in sorted(calibration.rates.keys() - {dtype}):
         own = [o for o in observed if o.run.part != "sums" and o.run.plan.leaf_use.leaf.rate == name]
         free = [p for p in LEAF_RATE_PARAMETERS if f"{name}.{p.name}" in determined]
         if own and free:
-            yield _group(LeastSquares(calibration, name, own, free), name)
+            yield _fit_group(LeastSquares(calibration, name, own, free), name)
 
 
-def _group(problem: LeastSquares, dtype: str) -> _ParameterGroup:
+def _fit_group(problem: LeastSquares, dtype: str) -> _ParameterGroup:
     solution = problem.solve(1)  # the problem's Jacobian at the end of the fit
     # An orthogonal transformation of the directions has the same covariance; the signs make the result unique.
     _, directions = np.linalg.qr(solution.directions)

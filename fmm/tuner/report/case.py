@@ -44,7 +44,7 @@ class TypeCase:
     first_look: tuple[Trial, ...] = ()  # trials before the tuning
 
     @property
-    def choosing(self) -> Calibration:
+    def choosing_model(self) -> Calibration:
         """The model in use, or the fitted model of a rejected tuning."""
         return self.used.calibration or self.calibration
 
@@ -86,7 +86,9 @@ class TypeCase:
         memory = (self.section["conditions"] or {}).get("memory")
         operands = problem.itemsize * (m * k + k * n + m * n)
         left = NO_LIMIT if not memory else max(int(WORKSPACE_SHARE * (memory - operands)), 0)
-        return choose(problem, self.choosing, Limits(left, default_error_growth(self.choosing.batches))).best
+        return choose(
+            problem, self.choosing_model, Limits(left, default_error_growth(self.choosing_model.batches))
+        ).best
 
     @cached_property
     def curve(self) -> list[tuple[int, float]]:

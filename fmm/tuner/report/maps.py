@@ -31,7 +31,7 @@ def draw_plan_map(case: TypeCase) -> Any:
     made, axes = new_figure()
     sides, chosen = case.map
     met = Counter(chosen.values())
-    coloured = _coloured(met)
+    coloured = _plan_colours(met)
     plans = list(coloured)
     every = range(len(sides))
     index = np.array([[plans.index(_plan_if_coloured(chosen[i, j], coloured)) for i in every] for j in every])
@@ -64,7 +64,7 @@ def fastest_measured(case: TypeCase) -> dict[Problem, Plan]:
     return {problem: plan for problem, (_, plan) in found.items()}
 
 
-def _coloured(met: Counter[Plan]) -> dict[Plan | None, str]:
+def _plan_colours(met: Counter[Plan]) -> dict[Plan | None, str]:
     """Return the colours of the plans with the largest areas; None is all others."""
     often = [plan for plan, _ in met.most_common() if plan != VENDOR]
     own = sorted(often[: len(PLAN_COLOURS)], key=str)

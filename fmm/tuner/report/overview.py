@@ -72,7 +72,11 @@ def product_gains(gains: Sequence[Gain], dtype: str) -> list[Gain]:
 
 def odd_side_gains(case: TypeCase) -> list[Gain]:
     """Return the speedups on odd sides, for a type whose vendor is slow on odd sides."""
-    if case.tuned.trusted is None or not case.choosing.batches or not gaining_odd_sides(case.choosing, case.dtype):
+    if (
+        case.tuned.trusted is None
+        or not case.choosing_model.batches
+        or not gaining_odd_sides(case.choosing_model, case.dtype)
+    ):
         return []
     found = (gain_at(case, side + 1) for side in TABLE_SIDES if side + 1 in ODD_SIDES)
     return [replace(gain, beside=1) for gain in found if gain]
@@ -152,7 +156,7 @@ def largest_timed(cases: Sequence[TypeCase]) -> str:
 
 def crossover_side(case: TypeCase) -> int | None:
     """Return the side from which the model gains; None if it never does or is rejected."""
-    return first_gaining_side(case.choosing, case.dtype) if case.tuned.trusted is not None else None
+    return first_gaining_side(case.choosing_model, case.dtype) if case.tuned.trusted is not None else None
 
 
 SCREEN_SIZE, PHONE_SIZE = (7.6, 3.7), (3.8, 3.4)  # inches, on a screen and on a phone

@@ -118,7 +118,7 @@ def draw_time_and_error(case: TypeCase) -> Any:
     made, axes = new_figure(height=3.6)
     problem = max((p for p, *_ in case.speedups), key=lambda p: p.flops)
     measured = {q: 1 / s for p, q, s, *_ in case.speedups if p == problem}
-    everything = {c.plan: c.time for c in rank_candidates(problem, case.choosing)}
+    everything = {c.plan: c.time for c in rank_candidates(problem, case.choosing_model)}
     points = [
         (
             expected_error_growth(p, case.dtype, not case.calibration.batches),

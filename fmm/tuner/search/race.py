@@ -104,7 +104,7 @@ class Race:
         if plan in self.results:
             return self.results[plan]
         run, base = Run(plan), Run(VENDOR)
-        samples = self.timed.rounds((base, run), RoundLimits(self.rounds), lambda s: self._losers(s, base, run))
+        samples = self.timed.rounds((base, run), RoundLimits(self.rounds), lambda s: self._clear_losers(s, base, run))
         self.spent += sum(map(sum, samples.values()))
         found = paired_speedup(samples, base, run) if samples[run] and samples[base] else 0.0
         self.results[plan] = found
@@ -115,7 +115,7 @@ class Race:
             )
         return found
 
-    def _losers(self, samples: Samples, base: Run, run: Run) -> Iterable[Run]:
+    def _clear_losers(self, samples: Samples, base: Run, run: Run) -> Iterable[Run]:
         """Return both runs if even the plan's best round is below the leader's 95 % interval; otherwise none."""
         if not samples[run] or not samples[base]:
             return (base, run)

@@ -84,7 +84,7 @@ def build_plan(choices: Mapping[str, str]) -> Plan:
     leaf = choices.get("leaf", "vendor")
     above = [choices["numbers"]] if choices.get("numbers") else []
     if "inner" in choices:
-        _check_passes(choices, _forms(scheme))
+        _check_passes(choices, _level_forms(scheme))
         outer = [_level(_level_power(scheme, choices["outer"]), ["", options[1]])] if choices["outer"] else []
         return Plan.parse(" > ".join([*above, *outer, _level(_level_power(scheme, choices["inner"]), options), leaf]))
     depth = int(choices["depth"])
@@ -108,7 +108,7 @@ def _check_passes(choices: Mapping[str, str], forms: Sequence[str]) -> None:
         raise PlanError("a fused level reads no more than 4 numbers at a time, others read and write more")
 
 
-def _forms(text: str) -> tuple[str, ...]:
+def _level_forms(text: str) -> tuple[str, ...]:
     """Return the forms in which a level is a candidate."""
     return next((level.forms for level in candidate_levels() if level.text == text), ())
 

@@ -139,13 +139,13 @@ class TrialFile:
         headers: dict[str, Header] = {}
         trials: dict[str, list[Trial]] = {}
         finished, damage = set(), list[ConfigError]()
-        for kind, record in self._records():
+        for kind, record in self._file_records():
             try:
                 if kind == "tuning":
                     header = Header(**read_fields(record, kind, HEADER_CHECKS))
                     headers[header.run] = header
                 elif kind == "trial":
-                    trial = _trial(record)
+                    trial = _trial_of_line(record)
                     trials.setdefault(trial.run, []).append(trial)
                 elif kind == "finished":
                     finished.add(check_text(record.get("run"), "run"))
@@ -165,7 +165,7 @@ class TrialFile:
         """The path of the packed file."""
         return self.path.with_name(f"{self.path.name}.gz")
 
-    def _records(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _file_records(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the kind and the fields of every complete line."""
         for line in (*_packed(self.packed), *_plain(self.path)):
             try:
@@ -211,14 +211,18 @@ FIRST_LOOK_EFFORT = "coarse"  # name of the effort of a first look
 
 def _is_first_look_of(first: Header, then: Header) -> bool:
     """Return True if the first tuning is a first look that counts as part of the second."""
-    same_device = (first.device, first.versions, _card(first)) == (then.device, then.versions, _card(then))
+    same_device = (first.device, first.versions, _card_identifier(first)) == (
+        then.device,
+        then.versions,
+        _card_identifier(then),
+    )
     efforts = first.settings.get("effort") == FIRST_LOOK_EFFORT != then.settings.get("effort")
     continues = first.command == then.command or "--resume" in then.command.split()
     same_type = first.settings.get("dtype") == then.settings.get("dtype")
     return same_device and efforts and continues and same_type
 
 
-def _card(header: Header) -> Any:
+def _card_identifier(header: Header) -> Any:
     """Return the identifier of the card among cards of one kind; None if it was not recorded."""
     return header.conditions.get("uuid")
 
@@ -264,7 +268,7 @@ TRIAL_CHECKS: Mapping[str, Check] = {
 OPTIONAL_TRIAL_FIELDS = frozenset({"seconds", "failed", "op"})
 
 
-def _trial(record: dict[str, Any]) -> Trial:
+def _trial_of_line(record: dict[str, Any]) -> Trial:
     """Return the trial of a line; fields that this fmm does not have are ignored."""
     own = {name: value for name, value in record.items() if name in TRIAL_CHECKS}
     return Trial(**read_fields(own, "trial", TRIAL_CHECKS, OPTIONAL_TRIAL_FIELDS))

@@ -474,7 +474,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "strassen.txt").write_text(STRASSEN, encoding="utf-8")
 
     def forget() -> None:
-        for cached in (MODULE._catalogue, MODULE._read_scheme, MODULE.scheme):
+        for cached in (MODULE._scheme_catalogue, MODULE._read_scheme, MODULE.scheme):
             cached.cache_clear()
 
     monkeypatch.setattr(MODULE.SCHEME_FILES, "folder", tmp_path)
@@ -488,7 +488,7 @@ def test_a_file_dropped_into_the_folder_is_found(folder: Path) -> None:
     assert scheme_names() == ("strassen",)
     text = scheme("strassen").text().replace("name    strassen", "name    mine").replace("M7", "M7")
     (folder / "mine.txt").write_text(text, encoding="utf-8")
-    MODULE._catalogue.cache_clear()
+    MODULE._scheme_catalogue.cache_clear()
     assert scheme_names() == ("mine", "strassen")
     assert scheme("mine").rank == 7
     assert scheme("mine*strassen").rank == 49
@@ -497,7 +497,7 @@ def test_a_file_dropped_into_the_folder_is_found(folder: Path) -> None:
 def test_a_dropped_file_named_by_its_size_gives_all_its_orders(folder: Path) -> None:
     text = (FOLDER / "hk223.txt").read_text(encoding="utf-8").replace("name    hk223", "name    my223")
     (folder / "my223.txt").write_text(text, encoding="utf-8")
-    MODULE._catalogue.cache_clear()
+    MODULE._scheme_catalogue.cache_clear()
     assert scheme_names() == ("my223", "my232", "my322", "strassen")
     assert scheme("my322").size == (3, 2, 2)
     assert scheme("my322").failed_brent_equation() is None
@@ -506,7 +506,7 @@ def test_a_dropped_file_named_by_its_size_gives_all_its_orders(folder: Path) -> 
 def test_a_file_of_its_own_wins_over_a_permutation(folder: Path) -> None:
     for name in ("hk223", "hk322"):
         (folder / f"{name}.txt").write_text(scheme_text(name), encoding="utf-8")
-    MODULE._catalogue.cache_clear()
+    MODULE._scheme_catalogue.cache_clear()
     assert scheme("hk322").source == "given"
 
 
@@ -518,7 +518,7 @@ def scheme_text(name: str) -> str:
 
 def test_a_name_line_that_differs_from_the_file_is_refused(folder: Path) -> None:
     (folder / "other.txt").write_text(STRASSEN, encoding="utf-8")
-    MODULE._catalogue.cache_clear()
+    MODULE._scheme_catalogue.cache_clear()
     with pytest.raises(SchemeError, match=r"other\.txt: its name line says 'strassen'; it must be 'other'"):
         scheme("other")
 
@@ -527,7 +527,7 @@ def test_a_wrong_file_is_refused_when_it_is_named(folder: Path) -> None:
     (folder / "wrong.txt").write_text(
         STRASSEN.replace("name    strassen", "name wrong").replace("- M5", "+ M5"), "utf-8"
     )
-    MODULE._catalogue.cache_clear()
+    MODULE._scheme_catalogue.cache_clear()
     with pytest.raises(SchemeError, match=r"wrong\.txt: not a matrix multiplication: .* in C11"):
         scheme("wrong")
 

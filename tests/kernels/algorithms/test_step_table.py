@@ -401,7 +401,7 @@ def test_every_kernel_is_its_oracle(name: str) -> None:
     sources += [values[f] for f in kernel.reads]
     expected = dict(values)
     ORACLE[name](expected, *kernel.formals)
-    for write, row, needs in zip(kernel.writes, kernel.program.matrix(), kernel.dependencies, strict=True):
+    for write, row, needs in zip(kernel.writes, kernel.program.matrix(), kernel.write_dependencies, strict=True):
         assert sum((s * c for s, c in zip(sources, row, strict=True)), Polynomial({})) == expected[write]
         assert needs == tuple(i for i, c in enumerate(row) if c)
     assert {f for f in kernel.formals if expected[f] != values[f]} == set(kernel.writes)

@@ -59,7 +59,7 @@ def _wide(x: Any, dtype: str) -> Any:
     return x.astype(np.complex128 if dtype.startswith("complex") else np.float64)
 
 
-def _numbers(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> Any:
+def _random_numbers(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> Any:
     x = rng.integers(-3, 4, shape).astype(np.float64)
     return _stored(x + 1j * rng.integers(-3, 4, shape) if dtype.startswith("complex") else x, dtype)
 
@@ -115,7 +115,7 @@ def _check(
         Layout(order, max(cols if order == "C" else rows, 1) + gap)  # type: ignore[arg-type]
         for (rows, cols), order, gap in zip(shapes, orders, gaps, strict=True)
     )
-    values = [_numbers(rng, shape, dtype) for shape in shapes]
+    values = [_random_numbers(rng, shape, dtype) for shape in shapes]
     if not beta:
         values[2].view(np.uint8)[...] = POISON
     a, b, c = (Operand(cupy, x, layout, shift) for x, layout in zip(values, layouts, strict=True))
@@ -262,7 +262,7 @@ def test_few_launches(text: str, dtype: str, cupy: Any, backend: Any) -> None:
     rng = np.random.default_rng(2)
     for m, k, n in ((96, 64, 160), (67, 35, 131)):
         with cupy.cuda.using_allocator(lambda size: cupy.cuda.MemoryPointer(cupy.cuda.Memory(size), 0)):
-            a, b = (cupy.asarray(_numbers(rng, shape, dtype)) for shape in ((m, k), (k, n)))
+            a, b = (cupy.asarray(_random_numbers(rng, shape, dtype)) for shape in ((m, k), (k, n)))
             c = backend.multiply(_plan(text), a, b)
             found, expected = (_wide(cupy.asnumpy(x), dtype) for x in (c, a @ b))
         assert np.linalg.norm(found - expected) <= LIMITS.get(dtype, 0) * np.linalg.norm(expected)
@@ -319,7 +319,7 @@ def test_multiply_takes_any_strides(cupy: Any, backend: Any) -> None:
 def test_a_graph_replays_the_tape(cupy: Any, backend: Any) -> None:
 
     n = 96
-    a, b = (cupy.asarray(_numbers(np.random.default_rng(i), (n, n), "float32")) for i in (1, 2))
+    a, b = (cupy.asarray(_random_numbers(np.random.default_rng(i), (n, n), "float32")) for i in (1, 2))
     c = cupy.empty_like(a)
     tape = record_for_device(Plan.parse("strassen.batched.pad16 > vendor"), Problem(n, n, n, "float32"))
     workspace = cupy.empty(tape.workspace, np.uint8)
@@ -365,7 +365,7 @@ def test_streams_and_threads_do_not_disturb_each_other(cupy: Any, backend: Any) 
     def work(seed: int) -> None:
         stream = cupy.cuda.Stream(non_blocking=True)
         with stream:
-            a, b = (cupy.asarray(_numbers(np.random.default_rng(seed + i), (n, n), "float64")) for i in (0, 1))
+            a, b = (cupy.asarray(_random_numbers(np.random.default_rng(seed + i), (n, n), "float64")) for i in (0, 1))
             workspace = cupy.empty(tape.workspace, np.uint8)
             expected = cupy.asnumpy(a) @ cupy.asnumpy(b)
             for _ in range(20):

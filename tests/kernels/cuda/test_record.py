@@ -21,7 +21,7 @@ from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.cuda.launch_list import StreamSync
 from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.products.simt_tiles import TileOp
-from fmm.kernels.cuda.record import OperationList, RecordedOp, Recorder, record_operations
+from fmm.kernels.cuda.record import LaunchRecorder, OperationList, RecordedOp, record_operations
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp, sum_op
 from fmm.kernels.plans.levels.scheme_level import SchemeLevel, scheme_level
 from fmm.kernels.plans.lower import lower_level
@@ -65,7 +65,7 @@ REPEATED = (
 @pytest.mark.parametrize("plan", REPEATED)
 @pytest.mark.parametrize("beta", [0, 0.5])
 def test_repeated_sums_are_recorded_as_if_new(plan: str, beta: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    def anew(self: Recorder, step: Sum, reads: Any, writes: Any) -> SumOp | None:
+    def anew(self: LaunchRecorder, step: Sum, reads: Any, writes: Any) -> SumOp | None:
         read, written = (list(zip(*x, strict=True)) for x in ((step.reads, reads), (step.writes, writes)))
         return sum_op(step.label, step.program, read, written)
 
@@ -74,7 +74,7 @@ def test_repeated_sums_are_recorded_as_if_new(plan: str, beta: float, monkeypatc
 
     problem = Problem(150, 131, 170, "float32", beta=beta)
     found = [told(op) for op in record_operations.__wrapped__(Plan.parse(plan), problem).ops]
-    monkeypatch.setattr(Recorder, "_sum_op", anew)
+    monkeypatch.setattr(LaunchRecorder, "_sum_op", anew)
     assert found == [told(op) for op in record_operations.__wrapped__(Plan.parse(plan), problem).ops]
 
 

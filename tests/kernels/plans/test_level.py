@@ -64,7 +64,9 @@ def narrow() -> Iterator[Plan]:
 def test_a_level_that_says_nothing_more_is_a_cautious_one(narrow: Plan) -> None:
     (level,) = narrow.levels
     assert level.saves_products and level.splits and level.depth == 1
-    assert not (level.takes_alpha_beta or level.batched or level.independent or level.fused or level.side_by_side)
+    assert not (
+        level.takes_alpha_beta or level.batched or level.has_independent_products or level.fused or level.side_by_side
+    )
     assert level.streams == 1 and level.launches == level.products and level.bilinear is None
     assert require_level_with_steps(level).footprint(VENDOR, (8.0, 8.0, 8.0)) is None and level.cut is None
 

@@ -23,12 +23,12 @@ from fmm.kernels.plans.levels.residue_planes import (
     integer_workspace_bytes,
     residue_workspace_bytes,
 )
-from fmm.kernels.plans.levels.residues import Residues, residue_leaves
+from fmm.kernels.plans.levels.residues import ResiduesLevel, residue_leaves
 from fmm.kernels.plans.lower import lower_leaf_level, lower_level
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.steps import LevelSteps, ProductBatch
 from fmm.kernels.plans.sums import Place
-from fmm.kernels.plans.workspace import check_type, leaf_products, multiplications, workspace
+from fmm.kernels.plans.workspace import check_type, count_multiplications, leaf_products, workspace
 from fmm.perfmodel.candidates import candidate_plans, gram_candidates
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.default_calibration import datasheet_calibration
@@ -49,7 +49,7 @@ def test_texts_are_read_as_they_are_printed(text: str) -> None:
     found, parts = Plan.parse(text), text.split(" > ")
     assert str(found) == found.leaf == text and found.levels == ()
     levels = tuple(parse_level(part) for part in parts[:-1])
-    assert isinstance(levels[0], Residues) and Plan(levels, "bytes") == found
+    assert isinstance(levels[0], ResiduesLevel) and Plan(levels, "bytes") == found
     above = Plan((parse_level("strassen.batched.pad16"), *levels), "bytes")
     assert str(above) == f"strassen.batched.pad16 > {text}" and above.rest == found
 
@@ -155,7 +155,7 @@ def computed(steps: LevelSteps, a: Matrix, b: Matrix, c: Matrix) -> Matrix:
     numbers = moduli(next(step.moduli for step in steps.steps if isinstance(step, IntoPlanes)))
     for step in steps.steps:
         if isinstance(step, IntoPlanes):
-            values = _values(step, held)
+            values = _compared_values(step, held)
             for i, (place, v) in enumerate(zip(step.writes, step.program.outputs, strict=True)):
                 block(held, place)[...] = values[v] % numbers[i * len(numbers) // len(step.writes)]
         elif isinstance(step, ProductBatch):
@@ -164,7 +164,7 @@ def computed(steps: LevelSteps, a: Matrix, b: Matrix, c: Matrix) -> Matrix:
                 block(held, x.dest)[...] = (block(held, x.left) @ block(held, x.right)) % p
         else:
             assert isinstance(step, FromPlanes)
-            values = _values(step, held)
+            values = _compared_values(step, held)
             for place, v in zip(step.writes, step.program.outputs, strict=True):
                 block(held, place)[...] = values[v][: place.rows, : place.cols]
     return c
@@ -174,7 +174,7 @@ def block(held: dict[str, Matrix], place: Place) -> Matrix:
     return held[place.name][place.row : place.row + place.rows, place.col : place.col + place.cols]
 
 
-def _values(step: IntoPlanes | FromPlanes, held: dict[str, Matrix]) -> list[Matrix]:
+def _compared_values(step: IntoPlanes | FromPlanes, held: dict[str, Matrix]) -> list[Matrix]:
     """What the program of a step finds, what a block lacks taken as zero; sums of as many planes as there are moduli
     are the whole numbers with these residues."""
     planes = step.writes if isinstance(step, IntoPlanes) else step.reads
@@ -252,8 +252,8 @@ def test_counts() -> None:
     assert found.launches == 6 and found.workspace == workspace(plan, n, n, n, item)
     # Sums are formed once for A and B, and for C modulo each number; then the 14 residues are added up, by weights.
     assert found.additions == (10 + 14 * 8 + 4 * 13) * plane
-    assert multiplications(plan, n, n, n) == 7 / 8 * n**3
-    assert multiplications(Plan.parse("residues(14) > strassen^2 > bytes"), n, n, n) == 49 / 64 * n**3
+    assert count_multiplications(plan, n, n, n) == 7 / 8 * n**3
+    assert count_multiplications(Plan.parse("residues(14) > strassen^2 > bytes"), n, n, n) == 49 / 64 * n**3
 
 
 def test_counts_below_other_levels() -> None:
@@ -262,7 +262,7 @@ def test_counts_below_other_levels() -> None:
     plan, alone = Plan.parse("3m > residues(14) > bytes"), Plan.parse("residues(14) > bytes")
     found, inner = cost(plan, n, n, n, 16), cost(alone, n, n, n, 8)
     assert found.flops == 3 * inner.flops and found.leaf_bytes == 3 * inner.leaf_bytes
-    assert multiplications(plan, n, n, n) == 3 / 4 * n**3
+    assert count_multiplications(plan, n, n, n) == 3 / 4 * n**3
     whole = Plan.parse("residues > bytes")
     counts = {item: dict(cost(whole, n, n, n, item).leaves)[n, n, n] for item in (1, 2, 4, 8)}
     assert counts == {1: 1, 2: 6, 4: 10, 8: 18}

@@ -82,7 +82,7 @@ def test_blocks_are_row_major() -> None:
 
 
 def test_cropping_never_enlarges() -> None:
-    assert Place("A", 2, 3, 4, 5).cropped(9, 1) == Place("A", 2, 3, 4, 1)
+    assert Place("A", 2, 3, 4, 5).cropped_place(9, 1) == Place("A", 2, 3, 4, 1)
 
 
 # ---- one level

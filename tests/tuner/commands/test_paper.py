@@ -252,7 +252,7 @@ def check_row(row: dict[str, Any], problem: Problem, name: str) -> None:
     plan, calibration = Plan.parse(row["plan"]), datasheet_calibration(name)
     exact = predict(plan, problem, calibration)
     counts = cost(plan, *problem.size, problem.itemsize, op=problem.op)
-    assert (row["seconds"], row["dominant"]) == (exact.seconds, exact.dominant)
+    assert (row["seconds"], row["dominant"]) == (exact.seconds, exact.dominant_term)
     assert (row["traffic"], row["launches"], row["workspace"]) == (counts.bytes, counts.launches, counts.workspace)
     assert row["speedup"] == predict(VENDOR, problem, calibration).seconds / exact.seconds
     assert row["tflops"] == pytest.approx(problem.flops / exact.seconds / 1e12)

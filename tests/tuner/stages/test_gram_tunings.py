@@ -41,7 +41,7 @@ def test_a_trial_knows_its_operation(tmp_path: Path) -> None:
     kept.close()
     lines = kept.path.read_text().splitlines()
     assert '"op"' in lines[0] and '"op"' not in lines[1]
-    found = [Trial(**{**record, "size": SIZE}) for _, record in kept._records()]
+    found = [Trial(**{**record, "size": SIZE}) for _, record in kept._file_records()]
     assert [t.problem.op for t in found] == ["gram", "product"] and found[0].problem.writes_triangle
 
 

@@ -2,12 +2,12 @@
 
 Threads: whatever a call changes belongs to one thread at a time, so that no warm call takes a lock.
 
-- One thread and stream: `StreamFlag`, its prepared calls with their `Replays`, `MovableGraph`s and graph counters. The
-  flags of a thread that ended pass to the next thread on the same stream.
+- One thread and stream: `StreamFlag`, its prepared calls with their `GraphCaptures`, `MovableGraph`s and graph
+counters. The flags of a thread that ended pass to the next thread on the same stream.
 - One thread: a `Player`'s parameter blocks, the pooled streams with their events and cuBLAS handles, CuPy's handle.
 - All threads: `player_of`, `compile_kernel`, `record_launches` and `stream_counters`. Entries of these caches are added
 and dropped as a whole, and never change. Also the `GraphCache`, where one thread drops a graph from another thread's
-  `Replays`.
+  `GraphCaptures`.
 
 An object that is dropped from a cache stays alive while a call uses it. A call holds its graph until the launch is
 made, a launch holds the code of its kernel, and CuPy destroys a graph or unloads code with the last reference. If a

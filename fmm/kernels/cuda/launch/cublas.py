@@ -78,7 +78,7 @@ def vendor_call(op: GemmOp | RankOp, divides: Mapping[str, int]) -> GemmCall:
 # ---- cuBLAS
 
 
-class _Function(NamedTuple):
+class _FunctionNames(NamedTuple):
     """Names of cuBLAS's functions for products of one type."""
 
     plain: str  # name of the function for one product
@@ -87,17 +87,17 @@ class _Function(NamedTuple):
 
 
 _FUNCTIONS = {
-    "float32": _Function("cublasSgemm_v2", "cublasSgemmStridedBatched"),
-    "float64": _Function("cublasDgemm_v2", "cublasDgemmStridedBatched"),
-    "complex64": _Function("cublasCgemm_v2", "cublasCgemmStridedBatched"),
-    "complex128": _Function("cublasZgemm_v2", "cublasZgemmStridedBatched"),
-    "float16": _Function("cublasGemmEx", "cublasGemmStridedBatchedEx", True),
-    "bfloat16": _Function("cublasGemmEx", "cublasGemmStridedBatchedEx", True),
+    "float32": _FunctionNames("cublasSgemm_v2", "cublasSgemmStridedBatched"),
+    "float64": _FunctionNames("cublasDgemm_v2", "cublasDgemmStridedBatched"),
+    "complex64": _FunctionNames("cublasCgemm_v2", "cublasCgemmStridedBatched"),
+    "complex128": _FunctionNames("cublasZgemm_v2", "cublasZgemmStridedBatched"),
+    "float16": _FunctionNames("cublasGemmEx", "cublasGemmStridedBatchedEx", True),
+    "bfloat16": _FunctionNames("cublasGemmEx", "cublasGemmStridedBatchedEx", True),
 }
 # Complex products by three real ones; fmm.kernels.cuda.select splits a batch of complex128.
 _FUNCTIONS_3M = {
-    "complex64": _Function("cublasCgemm3m", "cublasCgemm3mStridedBatched"),
-    "complex128": _Function("cublasZgemm3m", ""),
+    "complex64": _FunctionNames("cublasCgemm3m", "cublasCgemm3mStridedBatched"),
+    "complex128": _FunctionNames("cublasZgemm3m", ""),
 }
 # One triangle of X X^H; alpha and beta are real.
 _RANK_FUNCTIONS = {
@@ -195,7 +195,7 @@ def workspace_call(context: StreamContext, pointer: int, size: int) -> BoundCall
 class _CublasCall:
     """A GEMM or a batch of GEMMs, with all arguments converted, except the handle and the three addresses."""
 
-    def __init__(self, op: GemmOp, element: DType, call: _Function) -> None:
+    def __init__(self, op: GemmOp, element: DType, call: _FunctionNames) -> None:
         batched = op.count > 1
         name = call.batched if batched else call.plain
         # the function without argument types, since its arguments are converted already
@@ -265,13 +265,13 @@ _MAX_WORKSPACE, _LEAST_ALIGNMENT = 1, (5, 6, 7, 8)
 _NOT_SUPPORTED = 15  # CUBLAS_STATUS_NOT_SUPPORTED
 
 
-class _Algorithm(ctypes.Structure):
+class _LtAlgorithm(ctypes.Structure):
     _fields_ = (("data", ctypes.c_uint64 * 8),)
 
 
-class _Candidate(ctypes.Structure):
+class _LtCandidate(ctypes.Structure):
     _fields_ = (
-        ("algorithm", _Algorithm),
+        ("algorithm", _LtAlgorithm),
         ("workspace", ctypes.c_size_t),
         ("state", ctypes.c_int),
         ("waves", ctypes.c_float),
@@ -321,7 +321,7 @@ class CandidateCall:
         scratch = bases[3] + self.scratch, self.scratch_bytes
         return partial(call, self.handle, self.operation, *operands, self.algorithm, *scratch, context.stream)
 
-    def _set(self, noun: str, descriptor: ctypes.c_void_p, attribute: int, value: Any) -> None:
+    def _set_attribute(self, noun: str, descriptor: ctypes.c_void_p, attribute: int, value: Any) -> None:
         """Set an attribute of one of cuBLASLt's descriptors: a MatrixLayout, a MatmulDesc or a MatmulPreference."""
         function = getattr(self.library, f"cublasLt{noun}SetAttribute")
         check_status(function(descriptor, attribute, ctypes.byref(value), ctypes.sizeof(value)), "cuBLASLt")
@@ -333,24 +333,24 @@ class CandidateCall:
             self.library.cublasLtMatrixLayoutCreate(ctypes.byref(layout), self.types.cuda_type, *stored, x.leading)
         )
         if count > 1:
-            self._set("MatrixLayout", layout, _BATCH_COUNT, ctypes.c_int32(count))
-            self._set("MatrixLayout", layout, _BATCH_STRIDE, ctypes.c_int64(x.stride))
+            self._set_attribute("MatrixLayout", layout, _BATCH_COUNT, ctypes.c_int32(count))
+            self._set_attribute("MatrixLayout", layout, _BATCH_STRIDE, ctypes.c_int64(x.stride))
         return layout
 
     def _operation(self, op: GemmOp) -> ctypes.c_void_p:
         operation = ctypes.c_void_p()
         create = self.library.cublasLtMatmulDescCreate
         check_status(create(ctypes.byref(operation), self.types.compute_type, self.types.scalar_type), "cuBLASLt")
-        self._set("MatmulDesc", operation, _TRANSPOSE_A, ctypes.c_int32(op.left.transposed))
-        self._set("MatmulDesc", operation, _TRANSPOSE_B, ctypes.c_int32(op.right.transposed))
+        self._set_attribute("MatmulDesc", operation, _TRANSPOSE_A, ctypes.c_int32(op.left.transposed))
+        self._set_attribute("MatmulDesc", operation, _TRANSPOSE_B, ctypes.c_int32(op.right.transposed))
         return operation
 
-    def _candidate(self, number: int, alignments: Sequence[int]) -> _Candidate:
-        preference, candidates, count = ctypes.c_void_p(), (_Candidate * REQUESTED_CANDIDATES)(), ctypes.c_int()
+    def _candidate(self, number: int, alignments: Sequence[int]) -> _LtCandidate:
+        preference, candidates, count = ctypes.c_void_p(), (_LtCandidate * REQUESTED_CANDIDATES)(), ctypes.c_int()
         check_status(self.library.cublasLtMatmulPreferenceCreate(ctypes.byref(preference)), "cuBLASLt")
-        self._set("MatmulPreference", preference, _MAX_WORKSPACE, ctypes.c_size_t(self.scratch_bytes))
+        self._set_attribute("MatmulPreference", preference, _MAX_WORKSPACE, ctypes.c_size_t(self.scratch_bytes))
         for attribute, least in zip(_LEAST_ALIGNMENT, (*alignments, alignments[-1]), strict=True):
-            self._set("MatmulPreference", preference, attribute, ctypes.c_uint32(least))
+            self._set_attribute("MatmulPreference", preference, attribute, ctypes.c_uint32(least))
         x, y, z = self.layouts
         status = self.library.cublasLtMatmulAlgoGetHeuristic(
             self.handle, self.operation, x, y, z, z, preference, REQUESTED_CANDIDATES, candidates, ctypes.byref(count)
@@ -362,7 +362,7 @@ class CandidateCall:
         if number >= offered:
             where = f"operands with lines at multiples of {', '.join(map(str, alignments))} bytes"
             raise PlanError(f"cuBLASLt has {offered} candidates for this product of {where}: there is no lt{number}")
-        return _Candidate.from_buffer_copy(candidates[number])
+        return _LtCandidate.from_buffer_copy(candidates[number])
 
 
 def line_alignment(x: GemmOperand, itemsize: int, divides: int) -> int:

@@ -1,8 +1,8 @@
 """CUDA graphs of recurring calls: when a call is captured, and how its graph is replayed on other arrays.
 
-`Replays` and `GraphCache` decide which calls are captured and how many captures are held; a function `make` captures a
-call. A capture holds no memory of the captured call. The key of a capture contains everything on which the capture
-depends; each call compares the key.
+`GraphCaptures` and `GraphCache` decide which calls are captured and how many captures are held; a function `make`
+captures a call. A capture holds no memory of the captured call. The key of a capture contains everything on which the
+capture depends; each call compares the key.
 
 `MovableGraph` gives the kernels of a captured graph other parameters, so that one graph serves all arrays of a shape. A
 kernel is found in the graph by its function and by the bytes of its parameters at capture. cuBLAS's own kernels are not
@@ -36,9 +36,9 @@ class GraphCache:
 
     def __init__(self, limit: int = MAX_CAPTURES) -> None:
         self.limit, self.calls_before_capture = limit, CALLS_BEFORE_CAPTURE
-        self._oldest_first: deque[tuple[Replays, Hashable]] = deque()
+        self._oldest_first: deque[tuple[GraphCaptures, Hashable]] = deque()
 
-    def add(self, owner: Replays, key: Hashable, captured: Any) -> None:
+    def add(self, owner: GraphCaptures, key: Hashable, captured: Any) -> None:
         """Hold a capture for a key of this owner, and drop the oldest capture beyond the limit."""
         self._oldest_first.append((owner, key))
         owner.captured[key] = captured
@@ -63,7 +63,7 @@ class GraphCache:
         return True
 
 
-class Replays:
+class GraphCaptures:
     """The captures of one call, on one stream and in one thread. A key holds everything that a capture depends on."""
 
     def __init__(self, make: Callable[..., Any], cache: GraphCache) -> None:
@@ -108,7 +108,7 @@ class KernelNode(NamedTuple):
     size: int  # bytes of the parameter
 
 
-class _Node(ctypes.Structure):
+class _KernelNodeParams(ctypes.Structure):
     """CUDA_KERNEL_NODE_PARAMS_v2."""
 
     _fields_ = (
@@ -124,10 +124,10 @@ class _Node(ctypes.Structure):
 
 
 KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
-_MatchedNodes = list[tuple[ctypes.c_void_p, _Node, Any]]
+_MatchedNodes = list[tuple[ctypes.c_void_p, _KernelNodeParams, Any]]
 
 
-class _Driver(NamedTuple):
+class _DriverFunctions(NamedTuple):
     """Functions of the CUDA driver that CuPy does not wrap."""
 
     nodes: Any  # cuGraphGetNodes
@@ -137,11 +137,11 @@ class _Driver(NamedTuple):
 
 
 @lru_cache(maxsize=1)
-def _driver_calls() -> _Driver | None:
+def _driver_calls() -> _DriverFunctions | None:
     """Return the driver's calls; None where the driver is older than they are (CUDA 12)."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
-        return _Driver(
+        return _DriverFunctions(
             library.cuGraphGetNodes,
             library.cuGraphNodeGetType,
             library.cuGraphKernelNodeGetParams_v2,
@@ -154,7 +154,7 @@ def _driver_calls() -> _Driver | None:
 class MovableGraph:
     """A captured graph, with the node of each of fmm's kernels in launch order."""
 
-    def __init__(self, graph: Any, kernels: Iterable[KernelNode], driver: _Driver | None = None) -> None:
+    def __init__(self, graph: Any, kernels: Iterable[KernelNode], driver: _DriverFunctions | None = None) -> None:
         """`kernels`: fmm's kernels with their parameters at capture; an item is valid until the next one is taken."""
         self.graph, self.executable = graph, graph.graphExec
         self.driver = driver or _driver_calls()
@@ -176,7 +176,7 @@ class MovableGraph:
         return True
 
 
-def _kernel_nodes(graph: int, driver: _Driver) -> list[tuple[int, _Node]]:
+def _kernel_nodes(graph: int, driver: _DriverFunctions) -> list[tuple[int, _KernelNodeParams]]:
     """Return the handle and the captured parameters of each kernel in the graph."""
     count = ctypes.c_size_t()
     if driver.nodes(ctypes.c_void_p(graph), None, ctypes.byref(count)):
@@ -185,14 +185,14 @@ def _kernel_nodes(graph: int, driver: _Driver) -> list[tuple[int, _Node]]:
     driver.nodes(ctypes.c_void_p(graph), handles, ctypes.byref(count))
     nodes = []
     for handle in handles:
-        kind, node = ctypes.c_int(-1), _Node()
+        kind, node = ctypes.c_int(-1), _KernelNodeParams()
         driver.kind(ctypes.c_void_p(handle), ctypes.byref(kind))
         if kind.value == KERNEL_NODE and not driver.read(ctypes.c_void_p(handle), ctypes.byref(node)):
             nodes.append((int(handle or 0), node))
     return nodes
 
 
-def _matching_nodes(nodes: list[tuple[int, _Node]], kernels: Iterable[KernelNode]) -> _MatchedNodes | None:
+def _matching_nodes(nodes: list[tuple[int, _KernelNodeParams]], kernels: Iterable[KernelNode]) -> _MatchedNodes | None:
     """Remove fmm's kernels from `nodes` and return them in launch order; None if one is missing."""
     claimed: _MatchedNodes = []
     for kernel in kernels:

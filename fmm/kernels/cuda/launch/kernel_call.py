@@ -53,15 +53,15 @@ class KernelCall:
 # the driver.
 
 
-class _Attribute(ctypes.Structure):
+class _LaunchAttribute(ctypes.Structure):
     _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16))
 
 
-class _Config(ctypes.Structure):
+class _LaunchConfig(ctypes.Structure):
     _fields_ = (
         ("shape", ctypes.c_uint * 7),  # grid, block, bytes of shared memory
         ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.POINTER(_Attribute)),
+        ("attributes", ctypes.POINTER(_LaunchAttribute)),
         ("count", ctypes.c_uint),
     )
 
@@ -69,13 +69,13 @@ class _Config(ctypes.Structure):
 @lru_cache(maxsize=1)
 def _launch_ex() -> Any:
     function = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
-    function.argtypes = [ctypes.POINTER(_Config), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    function.argtypes = [ctypes.POINTER(_LaunchConfig), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
     return function
 
 
 def _overlapping_launch(kernel: int, shape: tuple[int, ...], stream: int, parameters: int, _: int) -> BoundCall:
-    attribute = _Attribute(PROGRAMMATIC_SERIALIZATION, 0, (ctypes.c_int * 16)(1))
-    config = _Config((ctypes.c_uint * 7)(*shape), stream, ctypes.pointer(attribute), 1)
+    attribute = _LaunchAttribute(PROGRAMMATIC_SERIALIZATION, 0, (ctypes.c_int * 16)(1))
+    config = _LaunchConfig((ctypes.c_uint * 7)(*shape), stream, ctypes.pointer(attribute), 1)
     return partial(_launch_ex(), ctypes.byref(config), kernel, parameters, None)
 
 

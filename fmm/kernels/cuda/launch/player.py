@@ -96,7 +96,7 @@ class _VendorProduct(NamedTuple):
     call: GemmCall
 
 
-class _Parameters:
+class _LaunchParameters:
     """The parameters of all launches of a list, in memory that does not move; the driver copies them at each launch.
 
     `pointers[i]` is the address of the parameters of launch i; `addresses[i]` is the address of `pointers[i]`, which
@@ -125,7 +125,7 @@ class _SpareParameters(threading.local):
 
     def __init__(self, device: int) -> None:
         make_context_current(device)
-        self.free: list[_Parameters] = []
+        self.free: list[_LaunchParameters] = []
 
 
 class Player:
@@ -160,7 +160,11 @@ class Player:
             start += len(call.words)
         self._few_slots = slots if len(slots) <= MAX_LOOP_SLOTS else None
         columns = np.array(slots, np.int64).reshape(-1, 3).T
-        self._words, self._numbers, self._offsets = columns[0].astype(np.intp), columns[1].astype(np.intp), columns[2]
+        self._words, self._random_numbers, self._offsets = (
+            columns[0].astype(np.intp),
+            columns[1].astype(np.intp),
+            columns[2],
+        )
 
     def _steps(self) -> Iterator[_OwnLaunch | _VendorProduct | StreamSync]:
         calls = iter(self.calls)
@@ -215,7 +219,7 @@ class Player:
 
     def _streams_and_parameters(
         self, addresses: Addresses, stream: int, counters: tuple[int, ...] | None
-    ) -> tuple[list[StreamContext], _Parameters]:
+    ) -> tuple[list[StreamContext], _LaunchParameters]:
         """Return the streams of this call, and parameters that hold its addresses."""
         # the thread's handle, which is destroyed with the thread
         handle = cublas_handle() if self.launches.vendor_stream_count else 0
@@ -244,7 +248,7 @@ class Player:
                 calls += sync_calls(step, streams)
         return calls + restoring
 
-    def _filled_parameters(self, addresses: Addresses, counters: tuple[int, ...]) -> _Parameters:
+    def _filled_parameters(self, addresses: Addresses, counters: tuple[int, ...]) -> _LaunchParameters:
         """Take a spare parameter block and fill in these addresses.
 
         While it is being filled, the block is marked as holding none, in case an exception interrupts.
@@ -253,14 +257,14 @@ class Player:
         try:
             parameters = self._spare.free.pop()
         except IndexError:
-            parameters = _Parameters([call.words for call in self.calls])
+            parameters = _LaunchParameters([call.words for call in self.calls])
         if parameters.filled_with != wanted:
             parameters.filled_with = None
             if self._few_slots is not None:
                 for word, number, offset in self._few_slots:
                     parameters.view[word] = wanted[number] + offset
             else:
-                parameters.words[self._words] = np.array(wanted, np.int64)[self._numbers] + self._offsets
+                parameters.words[self._words] = np.array(wanted, np.int64)[self._random_numbers] + self._offsets
             parameters.filled_with = wanted
         return parameters
 
@@ -317,14 +321,18 @@ class LaunchSequence:
             for slot in launch.slots
         ]
         columns = np.array(slots, np.int64).reshape(-1, 3).T
-        self._slots, self._numbers, self._offsets = columns[0].astype(np.intp), columns[1].astype(np.intp), columns[2]
+        self._slots, self._random_numbers, self._offsets = (
+            columns[0].astype(np.intp),
+            columns[1].astype(np.intp),
+            columns[2],
+        )
 
     def play(self, addresses: Mapping[str, int], stream: int) -> None:
         """Make all launches on the current device; the driver copies the parameters during each call."""
         make_context_current(self.device)
         words = self._words.copy()
         by_number = np.array([addresses[base] for base in self.bases], np.int64)
-        words[self._slots] = by_number[self._numbers] + self._offsets
+        words[self._slots] = by_number[self._random_numbers] + self._offsets
         pointers = words.ctypes.data + 8 * self._starts.astype(np.int64)
         first_pointer = pointers.ctypes.data
         make_calls([call.bind(stream, first_pointer + 8 * i, 0) for i, call in enumerate(self.calls)])

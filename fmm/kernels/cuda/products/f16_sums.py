@@ -56,7 +56,7 @@ class PlaneSums:
         return self.planes.along == "inner"
 
     @cached_property
-    def masks(self) -> tuple[int, ...]:
+    def block_masks(self) -> tuple[int, ...]:
         """For each sum, a bit mask of its blocks."""
         reads, across = self.split.kernel.reads, self.blocks[1]
         return tuple(
@@ -172,7 +172,7 @@ def _extent_launch(x: PlaneSums, alignment: Mapping[str, int]) -> Launch:
 def _bound_launch(x: PlaneSums) -> Launch:
     """Return the launch that bounds the largest numbers of sums, and sets their exponents."""
     down, across = x.blocks
-    parameters = struct.pack(f"<2q2i{x.planes.count}Q", 0, 0, x.planes.outer, down * across, *x.masks)
+    parameters = struct.pack(f"<2q2i{x.planes.count}Q", 0, 0, x.planes.outer, down * across, *x.block_masks)
     grid = -(-x.planes.outer // EXTENT_THREADS), x.planes.count, 1
     kernel = Kernel(bounds_source, (x.planes.count,), ENTRY_NAME, EXTENT_THREADS)
     slots = _extents_slot(x, 0), Slot(1, x.planes.base, x.planes.exponents)

@@ -56,9 +56,9 @@ class FusedLaunches:
             yield [[group]] if products else []
             return
         for stage in launch_stages(self.scheme, self.tasks):
-            yield [ops for stream in stage if (ops := list(self._stream(stream)))]
+            yield [ops for stream in stage if (ops := list(self._stream_launches(stream)))]
 
-    def _stream(self, stream: StreamTasks) -> Iterator[TileOp | TileGroup]:
+    def _stream_launches(self, stream: StreamTasks) -> Iterator[TileOp | TileGroup]:
         """Yield the launches of one stream, one for each task."""
         may_overlap = False
         for task in stream:

@@ -49,7 +49,7 @@ def split_tail(
 
     def end(parts: tuple[ProductPart, ...]) -> float:
         edge = START_STEPS + writes * (STORE_STEPS if len(parts) == 1 else ORDERED_STORE_STEPS)
-        return makespan(((part.tiles * layers, part.steps + edge / k_s) for part in parts), multiprocessors)
+        return last_job_end(((part.tiles * layers, part.steps + edge / k_s) for part in parts), multiprocessors)
 
     whole = _cut_tail(products, tiles, steps, k_s, 0, 1)
     best = min((parts for parts in candidates if len(parts) <= TASK_COUNTS[-1]), key=end, default=whole)
@@ -85,7 +85,7 @@ def _part_lengths(steps: int, each: int, later: int) -> list[int]:
     return [*lengths[:-1], steps - sum(lengths[:-1])]
 
 
-def makespan(groups: Iterable[tuple[int, float]], machines: int) -> float:
+def last_job_end(groups: Iterable[tuple[int, float]], machines: int) -> float:
     """Return the time at which the last job ends, if each job starts on the machine that is free earliest.
 
     A group is a number of jobs and the time that each of them takes. Groups are started in order, all at time 0.

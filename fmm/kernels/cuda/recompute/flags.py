@@ -27,7 +27,7 @@ MAX_FLAGS_PER_THREAD = 256
 StreamKey = tuple[int, int]  # a device and a stream on it
 
 
-class _Chunk:
+class _FlagChunk:
     """Device memory for flags and host memory for their counts; never freed, since kernels may still write it."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class _Chunk:
         self.counts[:] = 0
 
 
-_Place = tuple[_Chunk, int]  # a flag in a chunk
+_Place = tuple[_FlagChunk, int]  # a flag in a chunk
 
 
 class StreamFlag:
@@ -107,7 +107,7 @@ def reset_flags() -> None:
     """Reset this thread's flags on every stream, for tests."""
     _thread.flags = _OwnFlags()
     with _lock:
-        _collect()
+        _collect_flags()
         for flags in _idle.values():
             for flag in flags:
                 flag.prepared.clear()
@@ -118,7 +118,7 @@ def _new_flag(key: StreamKey) -> StreamFlag:
     """Return a flag that another thread has left on this stream, where launches are ordered; else a new one."""
     device, stream = key
     with _lock:
-        _collect()
+        _collect_flags()
         made = _take_idle(key) or StreamFlag(_allocate_place(device), stream)
     own = _thread.flags.by_stream
     if len(own) >= MAX_FLAGS_PER_THREAD:
@@ -138,7 +138,7 @@ def _take_idle(key: StreamKey) -> StreamFlag | None:
     return found
 
 
-def _collect() -> None:
+def _collect_flags() -> None:
     """Sort the flags that threads have left by stream. Only MAX_FLAGS_PER_THREAD streams keep their prepared calls."""
     while _flags_left:
         key, flag = _flags_left.popleft()
@@ -155,7 +155,7 @@ def _allocate_place(device: int) -> _Place:
         if sum(len(_idle[key]) for key in idle) >= FLAGS_PER_CHUNK // 2 and _device_is_idle():
             free += [flag.place for key in idle for flag in _idle.pop(key)]
         else:
-            chunk = _Chunk()
+            chunk = _FlagChunk()
             free += [(chunk, number) for number in reversed(range(FLAGS_PER_CHUNK))]
     return free.pop()
 

@@ -77,7 +77,7 @@ class SumKernel:
         """Elements per thread: as many as one memory access moves, as long as their sums fit in registers."""
         element = DTYPES[self.element]
         width = MAX_ACCESS_BYTES // element.itemsize
-        registers = PREFETCH_VALUE_REGISTERS if self.prefetches else VALUE_REGISTERS
+        registers = PREFETCH_VALUE_REGISTERS if self.prefetches_loads else VALUE_REGISTERS
         while width > 1 and width * peak_values(self.statements) * element.registers > registers:
             width //= 2
         # With alpha and beta, three levels need more registers than those for values.
@@ -95,10 +95,10 @@ class SumKernel:
     @property
     def one_by_one(self) -> bool:
         """Whether a thread's elements are processed one by one, because their addresses do not all fit in registers."""
-        return self.is_long or (self.prefetches and peak_values(self.statements) > ONE_BY_ONE_LIVE_VALUES)
+        return self.is_long or (self.prefetches_loads and peak_values(self.statements) > ONE_BY_ONE_LIVE_VALUES)
 
     @cached_property
-    def prefetches(self) -> bool:
+    def prefetches_loads(self) -> bool:
         """Whether loads are prefetched through shared memory."""
         if self.column_major or any(block.array in self.in_parts for block in self.reads):
             return False
@@ -108,7 +108,7 @@ class SumKernel:
     @cached_property
     def batch_loads(self) -> int:
         """The number of loads in a prefetched batch; 0 without prefetching."""
-        if not self.prefetches:
+        if not self.prefetches_loads:
             return 0
         return PREFETCH_BYTES // (PREFETCH_BATCHES * SUM_THREADS * self.vector_width * DTYPES[self.element].itemsize)
 
@@ -125,7 +125,7 @@ class SumKernel:
         splits, and spills registers to reach that. With four thread blocks it spills none.
         """
         values = self.vector_width * peak_values(self.statements) * DTYPES[self.element].registers
-        holds_much = self.prefetches or bool(self.column_major)
+        holds_much = self.prefetches_loads or bool(self.column_major)
         four = holds_much and values <= FOUR_BLOCK_REGISTERS and not (self.is_long and self.scalars)
         return f"{SUM_THREADS}, 4" if four else f"{SUM_THREADS}"
 
@@ -184,7 +184,7 @@ def step_lines(kernel: SumKernel) -> Iterator[str]:
         "    template <class Io>",
         "    __device__ static __forceinline__ void run(Io& io) {",
         "        using Values = typename Io::Values;",
-        *(f"        {statement}" for statement in _statements(kernel)),
+        *(f"        {statement}" for statement in _kernel_statements(kernel)),
         "    }",
         "};",
         "",
@@ -195,14 +195,14 @@ def _any_of(arrays: frozenset[int]) -> str:
     return " || ".join(f"array == {a}" for a in sorted(arrays)) or "false"
 
 
-def _statements(kernel: SumKernel) -> Iterator[str]:
+def _kernel_statements(kernel: SumKernel) -> Iterator[str]:
     loads = [event.value for event in kernel.statements if event.kind == "load"]
     number = {value: i for i, value in enumerate(loads)}
     for batch in range(PREFETCH_BATCHES if kernel.batch_loads else 0):
         yield from _start_batch(kernel, loads, batch)
     seen: set[int] = set()  # loads and stores of parts of complex numbers, as in _both_parts
     for event in kernel.statements:
-        if event.kind in ("load", "store") and (other := _partner(kernel, event, loads)) is not None:
+        if event.kind in ("load", "store") and (other := _other_part(kernel, event, loads)) is not None:
             yield from _both_parts(kernel, event, other, seen)
         elif event.kind == "load" and kernel.batch_loads:
             yield from _take_value(kernel, loads, number[event.value])
@@ -218,7 +218,7 @@ def _statements(kernel: SumKernel) -> Iterator[str]:
             yield f"v{event.value} = v{event.value} {_next_term(event)};"
 
 
-def _partner(kernel: SumKernel, event: Statement, loads: Sequence[int]) -> int | None:
+def _other_part(kernel: SumKernel, event: Statement, loads: Sequence[int]) -> int | None:
     """Return the other part of a complex number, if it is loaded or stored too."""
     other = kernel.other_part(event)
     return other if event.kind == "store" or other in loads else None

@@ -266,7 +266,7 @@ class ArrayFitter:
         for i, (place, _) in enumerate(self.placed):
             by_matrix.setdefault((place.name, place.part is not None), []).append(i)
         alone = [i for members in by_matrix.values() if not self._add_grid(members) for i in members]
-        for run in self._layers(sorted(alone)):
+        for run in self._equal_block_runs(sorted(alone)):
             self._add_stack(run)
         return self.arrays, tuple(s for s in self.block_indices if s is not None), self.batches
 
@@ -303,18 +303,18 @@ class ArrayFitter:
             self.block_indices[i] = BlockIndex(len(self.arrays) - 1, *corner, int(p.part == "im"))
         return True
 
-    def _layers(self, members: Sequence[int]) -> Iterator[list[int]]:
+    def _equal_block_runs(self, members: Sequence[int]) -> Iterator[list[int]]:
         """Yield runs of equal blocks at equal distances."""
         run: list[int] = []
         for i in members:
-            if run and not self._continues(run, i):
+            if run and not self._continues_run(run, i):
                 yield run
                 run = []
             run.append(i)
         if run:
             yield run
 
-    def _continues(self, run: Sequence[int], i: int) -> bool:
+    def _continues_run(self, run: Sequence[int], i: int) -> bool:
         nearest = [self.placed[j][1] for j in (*run[:2], *run[-1:], i)]
         first, last = (constant_distance(pair) for pair in (nearest[:2], nearest[-2:]))
         return last not in (None, 0) and (len(run) == 1 or first == last)

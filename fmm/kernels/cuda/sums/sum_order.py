@@ -46,7 +46,11 @@ def best_order(program: AdditionProgram, aliases: Aliases) -> tuple[Statement, .
     the opposite: it adds each product at once to every sum that needs it. There the order of the products decides how
     many sums are unfinished at a time (strassen^3: 85 in the products' own order, 43 in the order found).
     """
-    orders = _line_order(program), _line_order(in_order_of_demand(program)), _forwarded(program, aliases)
+    orders = (
+        _line_order(program),
+        _line_order(in_order_of_demand(program)),
+        _order_of_forwarded_inputs(program, aliases),
+    )
     return min(orders, key=peak_values)
 
 
@@ -93,7 +97,7 @@ def _store_events(program: AdditionProgram, value: int) -> Iterator[Statement]:
     return (Statement("store", value, o) for o, v in enumerate(program.outputs) if v == value)
 
 
-def _forwarded(program: AdditionProgram, aliases: Aliases) -> tuple[Statement, ...]:
+def _order_of_forwarded_inputs(program: AdditionProgram, aliases: Aliases) -> tuple[Statement, ...]:
     """Return the best order of forwarded inputs that a short search finds by swapping digits of their numbers.
 
     The inputs are numbered in a mixed radix of prime factors, the smallest first or last. The products of a composed

@@ -23,7 +23,7 @@ HALVED_PARTS = {"m": (2, 1, 1), "k": (1, 2, 1), "n": (1, 1, 2)}  # parts of m, k
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Balanced(LevelWithSteps):
+class BalancedLevel(LevelWithSteps):
     """D'Alberto and Nicolau's Table 1: halve the longest side while it is at least gamma times the others.
 
     The number of halvings depends on the sizes. All multiplications remain.
@@ -68,19 +68,19 @@ class Balanced(LevelWithSteps):
         return "halves the longest side" if len(steps.steps) > 1 else "almost square: passed on"
 
 
-def balanced_level(gamma: float = 2) -> Balanced:
+def balanced_level(gamma: float = 2) -> BalancedLevel:
     """Return the level `balanced(gamma)`; raise PlanError for a gamma below 1.5, or one that is not finite."""
     if not 1.5 <= gamma < inf:
         raise PlanError(f"balanced({gamma:g}): gamma must be at least 1.5 and finite, so that halves are more alike")
     short = f"{gamma:g}"
     text = f"balanced({short if float(short) == gamma else repr(gamma)})"
-    return Balanced(text=text, gamma=gamma, products=1, depth=0, saves_products=False)
+    return BalancedLevel(text=text, gamma=gamma, products=1, depth=0, saves_products=False)
 
 
 _TEXT = re.compile(r"balanced(?:\(([^()]*)\))?")
 
 
-def _parse_balanced(text: str) -> Balanced | None:
+def _parse_balanced(text: str) -> BalancedLevel | None:
     match = _TEXT.fullmatch(text)
     if match is None:
         return None
@@ -102,7 +102,7 @@ QUARTERS_TEXT: Final = "quarters"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Quarters(LevelWithSteps):
+class QuartersLevel(LevelWithSteps):
     """C in four blocks, one after the other: the rows of A and the columns of B are halved, if there are two of them.
 
     There are no sums, and no product is saved, but the plan below needs about half of its workspace or less, since it
@@ -125,11 +125,11 @@ class Quarters(LevelWithSteps):
         return "blocks of C, one after the other"
 
 
-def _parse_quarters(text: str) -> Quarters | None:
+def _parse_quarters(text: str) -> QuartersLevel | None:
     if text != QUARTERS_TEXT:
         return None
     # Each product computes a whole block of C over all of k: alpha and beta apply to it unchanged.
-    return Quarters(
+    return QuartersLevel(
         text=QUARTERS_TEXT,
         products=1,
         depth=0,

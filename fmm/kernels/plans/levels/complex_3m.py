@@ -84,7 +84,7 @@ class ThreeProducts(ComplexLevel):
         if self.order == "sequential":
             return self._one_by_one(inner, sides, alpha, beta)
         m, k, n = sides
-        lefts, rights, dests = (self._places(*x) for x in (("S", m, k), ("T", k, n), ("M", m, n)))
+        lefts, rights, dests = (self._temporary_places(*x) for x in (("S", m, k), ("T", k, n), ("M", m, n)))
         splits = (
             _split_step("A", m, k, lefts, PRODUCT_OPERANDS, self.conjugates[0]),
             _split_step("B", k, n, rights, PRODUCT_OPERANDS, self.conjugates[1]),
@@ -114,7 +114,7 @@ class ThreeProducts(ComplexLevel):
             old = complex(1)
         return LevelSteps(temporary_sizes(steps), tuple(steps))
 
-    def _places(self, letter: str, rows: int, cols: int) -> list[Place]:
+    def _temporary_places(self, letter: str, rows: int, cols: int) -> list[Place]:
         """Return the places of three matrices: three temporaries, or for a batch one tall temporary."""
         if self.batched:
             return [Place(letter, i * rows, 0, rows, cols) for i in range(3)]
@@ -192,7 +192,7 @@ def _update_step(
     Parts of C that do not change are not written.
     """
     program = _complex_sum_program(tuple(alpha * w for w in weights), beta)
-    return _without_unused_reads(Sum(label, program, (*products, *result), result).simplified)
+    return _without_unused_reads(Sum(label, program, (*products, *result), result).simplified_sums)
 
 
 @lru_cache(maxsize=1024)

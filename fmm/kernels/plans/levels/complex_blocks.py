@@ -15,7 +15,7 @@ from functools import lru_cache
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, Matrix, separate_sums
 from fmm.kernels.algorithms.catalogue import candidate_schemes, scheme
 from fmm.kernels.algorithms.scheme import Scheme
-from fmm.kernels.plans.level import CandidateLevel, Cut, LevelKind, PlanError, register_level
+from fmm.kernels.plans.level import CandidateLevel, LevelCut, LevelKind, PlanError, register_level
 from fmm.kernels.plans.levels.complex_3m import (
     COMPLEX_FACTS,
     COMPLEX_PARTS,
@@ -106,7 +106,7 @@ def complex_blocks_level(
         depth=scheme_level.depth,
         splits=scheme_level.splits,
         bilinear=scheme_level.scheme,  # COMPLEX_FACTS hold the error growth of the three products
-        cut=Cut(scheme_level.scheme.size, scheme_level.unit),
+        cut=LevelCut(scheme_level.scheme.size, scheme_level.unit),
         **COMPLEX_FACTS,
     )
 

@@ -66,7 +66,7 @@ ERROR_BOUNDS: Final = {
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Residues(LevelInLeaf):
+class ResiduesLevel(LevelInLeaf):
     """The level `residues(moduli)`; `residues` has moduli 0: as many as the integers need.
 
     The level counts as one that saves no products: inner levels save products modulo p, where nothing is rounded, and
@@ -102,12 +102,12 @@ class Residues(LevelInLeaf):
         return next((1 / step.moduli for step in steps.steps if isinstance(step, FromPlanes)), 1.0)
 
 
-def residues_level(moduli: int = 0) -> Residues:
+def residues_level(moduli: int = 0) -> ResiduesLevel:
     """Return the level `residues(moduli)`; raise PlanError for an invalid number of moduli."""
     valid = [count for counts in MODULI_BY_TYPE.values() for count in counts]
     if moduli and moduli not in valid:
         raise _invalid_moduli(str(moduli))
-    return Residues(
+    return ResiduesLevel(
         text=f"residues({moduli})" if moduli else "residues",
         moduli=moduli,
         below=f"{INNER_ALGORITHM}, or {INNER_ALGORITHM}^2 in float64, or no level, and then {BYTES_LEAF}",
@@ -132,7 +132,7 @@ def _invalid_moduli(moduli: str) -> PlanError:
 class ResidueLeaf(NamedTuple):
     """An end of plans: the level, `depth` levels of recursion below it, and the leaf `bytes`."""
 
-    level: Residues
+    level: ResiduesLevel
     depth: int
 
     @property
@@ -223,7 +223,7 @@ def _fewer_products(depth: int) -> str:
 _TEXT = re.compile(r"residues(?:\(([^()]*)\))?")
 
 
-def _parse(text: str) -> Residues | None:
+def _parse(text: str) -> ResiduesLevel | None:
     match = _TEXT.fullmatch(text)
     if match is None or match[1] is None:
         return residues_level() if match else None

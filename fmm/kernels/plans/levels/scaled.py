@@ -19,7 +19,7 @@ from fmm.kernels.plans.level import LevelKind, PlanError, register_level
 from fmm.kernels.plans.lower import Footprint, LevelWithSteps, Sides
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, Product, temporary_sizes
-from fmm.kernels.plans.sums import Place, Sum, find_exponents, rescale, whole_matrix
+from fmm.kernels.plans.sums import Place, Sum, find_exponents, rescaling_step, whole_matrix
 
 ScaledSides = Literal["both", "inside", "outside"]
 SCALED_SIDES: tuple[ScaledSides, ...] = ("both", "inside", "outside")
@@ -27,7 +27,7 @@ TYPES = ("float32", "float64", "complex64", "complex128")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Scaled(LevelWithSteps):
+class ScaledLevel(LevelWithSteps):
     """The product below has operands with rows and columns of similar size."""
 
     inside: bool
@@ -48,11 +48,11 @@ class Scaled(LevelWithSteps):
             rows, cols = _exponent_vector("R", m), _exponent_vector("Q", n)
             steps.append(find_exponents("rows of A", a, 0, rows, shifts=inner, sign=1))
             steps.append(find_exponents("columns of B", b, 1, cols, shifts=inner, sign=-1))
-        steps.append(rescale("scale A", a, left, (rows, -1), (inner, 1)))
-        steps.append(rescale("scale B", b, right, (inner, -1), (cols, -1)))
+        steps.append(rescaling_step("scale A", a, left, (rows, -1), (inner, 1)))
+        steps.append(rescaling_step("scale B", b, right, (inner, -1), (cols, -1)))
         steps.append(Product(left, right, c, plan.rest))
         if self.outside:
-            steps.append(rescale("scale C back", c, c, (rows, 1), (cols, 1)))
+            steps.append(rescaling_step("scale C back", c, c, (rows, 1), (cols, 1)))
         return LevelSteps(temporary_sizes(steps), tuple(steps))
 
     def footprint(self, inner: Plan, sides: Sides) -> Footprint:
@@ -72,9 +72,9 @@ def _exponent_vector(name: str, count: int) -> Place:
     return Place(name, 0, 0, 1, count)
 
 
-def scaled_level(where: ScaledSides = "both") -> Scaled:
+def scaled_level(where: ScaledSides = "both") -> ScaledLevel:
     """Return the level `scaled`, `scaled.inside` or `scaled.outside`."""
-    return Scaled(
+    return ScaledLevel(
         text="scaled" if where == "both" else f"scaled.{where}",
         inside=where != "outside",
         outside=where != "inside",
@@ -90,7 +90,7 @@ def scaled_level(where: ScaledSides = "both") -> Scaled:
 _TEXT = re.compile(r"scaled((?:\.[\w-]+)*)")
 
 
-def _parse(text: str) -> Scaled | None:
+def _parse(text: str) -> ScaledLevel | None:
     match = _TEXT.fullmatch(text)
     if match is None:
         return None

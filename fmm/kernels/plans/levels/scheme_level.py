@@ -45,8 +45,8 @@ from fmm.kernels.plans.gemm_params import PLAIN
 from fmm.kernels.plans.level import (
     TRAVERSALS,
     CandidateLevel,
-    Cut,
     FusedProducts,
+    LevelCut,
     LevelKind,
     PlanError,
     Traversal,
@@ -221,7 +221,7 @@ def build_scheme_level(
     unit = None if fringe == "unequal" else int(fringe[3:] or 1) if fringe.startswith("pad") else 1
     peeled = fringe == "peel"
     # With its strips, a peeled fused level is a sequential one.
-    fuses = traversal == "fused" and not peeled and scheme is not None
+    fuses_last_level = traversal == "fused" and not peeled and scheme is not None
     return SchemeLevel(
         text=".".join([name, *_unusual_options(name, traversal, fringe, tasks)]),
         algorithm=name,
@@ -235,13 +235,13 @@ def build_scheme_level(
         bilinear=bilinear,
         # Peeled strips depend on the sides themselves. A table may store sums of A and B in blocks of C, so that its
         # steps depend on the order of the block sides by length.
-        cut=None if peeled else Cut(bilinear.size, unit, ordered=table is not None),
+        cut=None if peeled else LevelCut(bilinear.size, unit, ordered=table is not None),
         types=_coefficient_types(bilinear),
         traversal=traversal,
         tasks=tasks,
         takes_alpha_beta=traversal not in ("sequential", "fused") and not peeled,
-        sums_inside=fuses or table is not None,
-        fused_products=FusedProducts(bilinear, unit, tasks) if fuses else None,
+        sums_inside=fuses_last_level or table is not None,
+        fused_products=FusedProducts(bilinear, unit, tasks) if fuses_last_level else None,
     )
 
 

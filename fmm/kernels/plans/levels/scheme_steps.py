@@ -44,7 +44,9 @@ def stacked_steps(
         width = min(left.cols, right.rows)  # columns or rows that the other operand lacks are multiplied by zeros only
         size = left.rows, right.cols
         dest = _tall_block("M", p, *size) if batched else whole_matrix(f"M{p + 1}", *size)
-        products.append(Product(left.cropped(left.rows, width), right.cropped(width, right.cols), dest, inner))
+        products.append(
+            Product(left.cropped_place(left.rows, width), right.cropped_place(width, right.cols), dest, inner)
+        )
     program = programs.updating_program(scheme.programs.join, alpha, beta)
     if not batched and not beta:
         products = _placed_in_c(products, program, c)
@@ -123,7 +125,7 @@ def sequential_steps(scheme: Scheme, unit: int | None, inner: Plan, sides: Shape
         right = _sum_operand("T", [row[p] for row in scheme.v], b, steps)
         width = min(left.cols, right.rows)
         dest = whole_matrix("M", left.rows, right.cols)
-        steps.append(Product(left.cropped(left.rows, width), right.cropped(width, right.cols), dest, inner))
+        steps.append(Product(left.cropped_place(left.rows, width), right.cropped_place(width, right.cols), dest, inner))
         steps.append(_scatter_step([row[p] for row in scheme.w], dest, c, started))
     untouched = [block for i, block in enumerate(c) if i not in started]
     if untouched:
@@ -192,7 +194,7 @@ def table_steps(table: StepTable, unit: int | None, inner: Plan, sides: Shape) -
         blocks |= {f"{name}{i // grid[1] + 1}{i % grid[1] + 1}": place for i, place in enumerate(places)}
     steps = _SizedTable(table, blocks, inner, full).run()
     if padded:
-        result = whole_matrix("C'", *shape).cropped(m, n)
+        result = whole_matrix("C'", *shape).cropped_place(m, n)
         steps.append(Sum("crop", COPY, (result,), (whole_matrix("C", m, n),)))
         return LevelSteps((("C'", *shape), *(t for t in temporary_sizes(steps) if t[0] != "C'")), tuple(steps))
     return LevelSteps(temporary_sizes(steps), tuple(steps))
@@ -223,12 +225,12 @@ class _SizedTable:
             sources.insert(0, product.dest)
             kind = "C"
         writes = []
-        for name, needs in zip(step.writes, step.kernel.dependencies, strict=True):
+        for name, needs in zip(step.writes, step.kernel.write_dependencies, strict=True):
             size = max(sources[i].rows for i in needs), max(sources[i].cols for i in needs)
             writes.append(self._place(name, *self.full.get(kind, size), kind, step))
         update = Sum(step.kernel.name, step.kernel.program, tuple(sources), tuple(writes))
         if product is None:
-            self.steps += [simplified] if (simplified := update.simplified).writes else []
+            self.steps += [simplified_sums] if (simplified_sums := update.simplified_sums).writes else []
         elif self._can_fuse((*update.reads[1:], *update.writes)):
             self.steps.append(ProductWithSums(product, update))
         else:
@@ -243,11 +245,11 @@ class _SizedTable:
             dest = self._place(step.blocks_by_formal[free[0]], left.rows, right.cols, "C", step)
         else:
             dest = whole_matrix(SCRATCH_NAME, left.rows, right.cols)
-        return Product(left.cropped(dest.rows, width), right.cropped(width, dest.cols), dest, self.plan)
+        return Product(left.cropped_place(dest.rows, width), right.cropped_place(width, dest.cols), dest, self.plan)
 
     def _place(self, name: str, rows: int, cols: int, kind: str, step: TableStep) -> Place:
         block = self.blocks.get(name)
-        place = whole_matrix(name, rows, cols) if block is None else block.cropped(rows, cols)
+        place = whole_matrix(name, rows, cols) if block is None else block.cropped_place(rows, cols)
         if kind != "C" and (place.rows, place.cols) != (rows, cols):
             raise PlanError(
                 f"{self.table.name} keeps a {rows} x {cols} sum in {name}, which is only {place.rows} x {place.cols}, "

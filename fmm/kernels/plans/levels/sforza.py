@@ -33,14 +33,14 @@ def _strassen_level() -> Level:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Sforza(LevelWithSteps):
+class SforzaLevel(LevelWithSteps):
     """`sforza(3)` recurs twice before its base case; `sforza(3,1536)` also stops at the paper's CUTOFF."""
 
     recursion: int
     cutoff: int
 
     @property
-    def inner_level(self) -> Sforza:
+    def inner_level(self) -> SforzaLevel:
         """The level of the smaller products of this kind."""
         return sforza_level(self.recursion - 1, self.cutoff)
 
@@ -121,7 +121,7 @@ def _odd_side_products(plan: Plan, n: int, k: int) -> Iterator[Product]:
         yield Product(*last, leaf, PLAIN)
 
 
-def sforza_level(recursion: int = 1, cutoff: int = 0) -> Sforza:
+def sforza_level(recursion: int = 1, cutoff: int = 0) -> SforzaLevel:
     """Return the level `sforza(recursion,cutoff)`; raise PlanError for a depth outside 1 to 6."""
     if not 1 <= recursion <= MAX_RECURSION:
         raise PlanError(f"sforza({recursion}): its depth can be 1 to {MAX_RECURSION}")
@@ -132,7 +132,7 @@ def sforza_level(recursion: int = 1, cutoff: int = 0) -> Sforza:
         products = 4 * sforza_level(recursion - 1, cutoff).products + 2 * strassen.products ** (recursion - 1)
         # a level inside the products below the diagonal
         growth = float(strassen.bilinear.error_growth) ** (recursion - 1)
-    return Sforza(
+    return SforzaLevel(
         text=f"sforza({recursion}{f',{cutoff}' if cutoff else ''})",
         recursion=recursion,
         cutoff=cutoff,
@@ -148,7 +148,7 @@ def sforza_level(recursion: int = 1, cutoff: int = 0) -> Sforza:
 _TEXT = re.compile(r"sforza(?:\(([^()]*)\))?")
 
 
-def _parse(text: str) -> Sforza | None:
+def _parse(text: str) -> SforzaLevel | None:
     match = _TEXT.fullmatch(text.replace(" ", ""))
     if match is None or match[1] is None:
         return sforza_level() if match else None

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fmm.arrays import host_memory
-from fmm.kernels.cuda.launch.graphs import CALLS_BEFORE_CAPTURE, MAX_COUNTED_KEYS, GraphCache, Replays
+from fmm.kernels.cuda.launch.graphs import CALLS_BEFORE_CAPTURE, MAX_COUNTED_KEYS, GraphCache, GraphCaptures
 from tests.support.threads import at_once
 
 
-def capturing(shelf: GraphCache, fails: bool = False) -> tuple[Replays, list[Any]]:
+def capturing(shelf: GraphCache, fails: bool = False) -> tuple[GraphCaptures, list[Any]]:
     """Return Replays with textual captures, and the list of captured keys."""
     made: list[Any] = []
 
@@ -22,10 +22,10 @@ def capturing(shelf: GraphCache, fails: bool = False) -> tuple[Replays, list[Any
         made.append(key)
         return None if fails else f"graph of {key}"
 
-    return Replays(make, shelf), made
+    return GraphCaptures(make, shelf), made
 
 
-def find(replays: Replays, key: Any) -> Any:
+def find(replays: GraphCaptures, key: Any) -> Any:
     return replays.find(key, key)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fmm.kernels.cuda.launch.graphs import KERNEL_NODE, KernelNode, MovableGraph, _Driver
+from fmm.kernels.cuda.launch.graphs import KERNEL_NODE, KernelNode, MovableGraph, _DriverFunctions
 
 SPLIT, JOIN, GEMM, MEMSET = 0x100, 0x200, 0x300, 2
 Launch = tuple[int, int]  # a function, and the number that is its parameter
@@ -37,8 +37,8 @@ class Driver:
         self.nodes = {10 + i: node for i, node in enumerate(nodes)}
         self.written: list[tuple[int, int, int]] = []
 
-    def calls(self) -> _Driver:
-        return _Driver(self.list, self.kind, self.read, self.write)
+    def calls(self) -> _DriverFunctions:
+        return _DriverFunctions(self.list, self.kind, self.read, self.write)
 
     def list(self, graph: Any, handles: Any, count: Any) -> int:
         assert graph.value == 1

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fmm.dtypes import DTYPES, STORED_TYPES
 from fmm.kernels.cuda.launch_list import StreamSync
 from fmm.kernels.cuda.ops import GemmOp, GemmOperand, View, operand_views
-from fmm.kernels.cuda.record import OperationList, Recorder, record_operations
+from fmm.kernels.cuda.record import LaunchRecorder, OperationList, record_operations
 from fmm.kernels.cuda.sums.sum_kernel import CROSSWISE_WARP_ROWS, SUM_THREADS
 from fmm.kernels.cuda.sums.sum_launch import GRID_LIMIT, BlockArray, SumOp
 from fmm.kernels.plans.plan import Plan
@@ -191,7 +191,7 @@ class Taken(NamedTuple):
     stop: int
 
 
-class Watched(Recorder):
+class Watched(LaunchRecorder):
     """Records which temporaries are live at each operation."""
 
     def __init__(self) -> None:

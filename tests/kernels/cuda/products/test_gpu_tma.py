@@ -24,7 +24,7 @@ FUSED = "strassen.fused.pad8 > tile"  # blocks begin where the engine can read, 
 
 
 @pytest.fixture(autouse=True)
-def _engine() -> None:
+def _compiler_engine() -> None:
     if not chip_of(cupy.cuda.runtime.getDevice()).has_copy_engine:
         pytest.skip("this device's copy engine brings no tiles: compute capability 9.0 is the first that does")
 

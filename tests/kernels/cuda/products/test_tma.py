@@ -17,7 +17,7 @@ from fmm.kernels.cuda.ops import BlockStrides, GemmOp, MirroredOp
 from fmm.kernels.cuda.products.kernel_sizes import TMA_FUSED_SIZES, TMA_SIZES, TileSizes
 from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp
-from fmm.kernels.cuda.products.split_k import makespan, split_tail
+from fmm.kernels.cuda.products.split_k import last_job_end, split_tail
 from fmm.kernels.cuda.products.tma_tiles import (
     SM90_SHARED_BYTES,
     TmaKernel,
@@ -202,16 +202,16 @@ def test_parts_cover_every_product_and_end_sooner(n: int) -> None:
         assert own[0].start == 0
         assert all(x.start + x.steps == y.start for x, y in pairwise(own))
         assert own[-1].start + own[-1].steps == steps
-    taken = makespan([(part.tiles, part.steps + edge) for part in parts], SMS)
-    assert taken <= makespan([(7 * tiles, steps + edge)], SMS)
+    taken = last_job_end([(part.tiles, part.steps + edge) for part in parts], SMS)
+    assert taken <= last_job_end([(7 * tiles, steps + edge)], SMS)
     assert n != 3584 or taken < 5.35 * (steps + edge)  # 5.2 rounds of whole tiles; products in parts would take 5.4
 
 
 def test_jobs_go_to_the_machine_that_is_free_first() -> None:
-    assert makespan([(3, 2.0)], 2) == 4
-    assert makespan([(3, 2.0), (2, 1.0)], 2) == 4
-    assert makespan([(4, 1.0), (1, 5.0)], 3) == 6
-    assert makespan([], 3) == 0
+    assert last_job_end([(3, 2.0)], 2) == 4
+    assert last_job_end([(3, 2.0), (2, 1.0)], 2) == 4
+    assert last_job_end([(4, 1.0), (1, 5.0)], 3) == 6
+    assert last_job_end([], 3) == 0
 
 
 def test_parameters_fit_the_drivers_limit() -> None:

@@ -28,7 +28,7 @@ def in_a_thread(call: Callable[[], Any]) -> Any:
 
 def known(flags: Any) -> int:
     """Return the number of flags, in use or idle."""
-    flags._collect()
+    flags._collect_flags()
     return len(flags._thread.flags.by_stream) + sum(map(len, flags._idle.values()))
 
 
@@ -76,7 +76,7 @@ def test_a_thread_that_uses_ever_new_streams_keeps_the_newest(flags: Any) -> Non
     assert list(kept) == [
         (0, stream) for stream in range(2 * flags.MAX_FLAGS_PER_THREAD, 3 * flags.MAX_FLAGS_PER_THREAD)
     ]
-    flags._collect()
+    flags._collect_flags()
     assert sum(bool(flag.prepared) for idle in flags._idle.values() for flag in idle) <= flags.MAX_FLAGS_PER_THREAD
 
 
@@ -86,8 +86,8 @@ def test_flag_memory_stops_growing(flags: Any, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(flags, "MAX_FLAGS_PER_THREAD", 8)
     done: list[int] = [0]
     made: list[Any] = []
-    memory = flags._Chunk
-    monkeypatch.setattr(flags, "_Chunk", lambda: made.append(memory()) or made[-1])  # type: ignore[func-returns-value]
+    memory = flags._FlagChunk
+    monkeypatch.setattr(flags, "_FlagChunk", lambda: made.append(memory()) or made[-1])  # type: ignore[func-returns-value]
 
     def synchronize() -> None:
         done[0] = stream

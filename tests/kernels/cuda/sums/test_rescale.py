@@ -21,7 +21,7 @@ from fmm.kernels.cuda.sums.mirror_rescale import (
     rescale_launch,
     rescale_source,
 )
-from fmm.kernels.plans.sums import find_exponents, rescale, whole_matrix
+from fmm.kernels.plans.sums import find_exponents, rescaling_step, whole_matrix
 from tests.support.host_launch import launch_words, told_words, view_of
 from tests.support.marks import quick_and_slow
 from tests.support.nvrtc import EACH_ARCHITECTURE, report
@@ -106,7 +106,7 @@ def test_copies_as_numpy_scales_them(dtype: str) -> None:
         play(rescale_launch(RescaleOp("x", view_of("A", x), view_of("C", y), *given), flagged), held)
         places = [(whole_matrix(name, 1, count) if sign else None, sign) for name, count, sign in
                   zip("RQ", (m, n), signs, strict=True)]  # fmt: skip
-        step = rescale("x", whole_matrix("A", m, n), whole_matrix("C", m, n), *places)
+        step = rescaling_step("x", whole_matrix("A", m, n), whole_matrix("C", m, n), *places)
         rescale_arrays(step, [held[p.name] for p in step.reads], wanted)
         np.testing.assert_allclose(y, wanted, rtol=0, atol=float(np.finfo(dtype).smallest_subnormal))
         assert held[FLAG][0] == 0
