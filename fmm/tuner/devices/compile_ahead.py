@@ -129,7 +129,7 @@ def _makes_kernels(job: CompileJob) -> frozenset[KernelPlace]:
 
 
 def stored_type(dtype: str) -> str:
-    """Return the type of a type's sums."""
+    """Return the type in which a type's matrices are stored and added: float32 for tf32."""
     return "float32" if dtype == "tf32" else dtype
 
 

@@ -71,8 +71,8 @@ def max_norm(moduli: int, k: int) -> float:
 
 # ---- one operand
 
-# Source of the bytes if the operand's numbers are residues themselves: the operand, or a transposed copy in place of a
-# plane.
+# Where bytes come from that are residues already: from the operand itself, or from a transposed copy, which takes the
+# place of a plane.
 BytesFrom = Literal["source", "planes"]
 
 

@@ -19,7 +19,7 @@ RASTER_ROWS = 8  # rows of tiles computed together, so that the tiles of B that 
 # The dimension along which an operand is contiguous: the inner dimension (K-major), or its rows or columns (MN-major).
 Along = Literal["inner", "outer"]
 # Tiles of a C that is its own adjoint. Both compute the tiles on and below the diagonal; "lower" writes these alone,
-# and "full" writes their mirror too. None in place of a value: all tiles of C.
+# and "full" writes their mirror too. A variable of this type that may be None computes all tiles of C then.
 TriangleTiles = Literal["lower", "full"]
 TRIANGLE_LABELS: Mapping[TriangleTiles, str] = {
     "lower": "on and below the diagonal",

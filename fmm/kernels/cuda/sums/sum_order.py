@@ -130,7 +130,7 @@ def _find_best_order(
 
 
 def _digit_swaps(digits: dict[int, tuple[int, ...]]) -> Iterator[dict[int, tuple[int, ...]]]:
-    """Yield every exchange of two digits of one radix."""
+    """Yield the mappings of digits in which two digits of one radix are exchanged, for every such pair."""
     for radix, (i, j) in ((r, pair) for r in digits for pair in combinations(range(r), 2)):
         swap = {i: j, j: i}
         yield digits | {radix: tuple(digits[radix][swap.get(d, d)] for d in range(radix))}
