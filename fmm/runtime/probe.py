@@ -48,9 +48,9 @@ SUM_RATE_SHARE = {"float64": 0.75, "float32": 0.65}
 # this share (2 to 5 % in float64, 6 to 8 % in float32) at the start and end of a product, and to OpenBLAS's other
 # thread, which spins after a product.
 LEAST_GAIN = 0.075
-# The same for plans that replace a complex product by three real ones, which two threads cannot share evenly, and which
-# begin while OpenBLAS's other thread still spins. (Measured for 27 products with sides from 1300 to 6000 on two cores with AVX-512: with 9 to 13 %
-# of predicted gain, products lost up to 14 %; with more, they gained 5 to 19 %.)
+# The same for plans of three real products in place of a complex one, which two threads cannot share evenly, and which
+# begin while OpenBLAS's other thread still spins. (Measured for 27 products with sides from 1300 to 6000 on two cores
+# with AVX-512: with 9 to 13 % of predicted gain, products lost up to 14 %; with more, they gained 5 to 19 %.)
 LEAST_COMPLEX_GAIN = 0.13
 # The shortest side of a leaf product where two products run concurrently. (Measured on two cores with AVX-512: two
 # levels down to sides of 1250 lost 1 %, with 8 % of predicted gain.)
