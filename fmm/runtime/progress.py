@@ -81,7 +81,7 @@ class _TqdmBar:
     every = BAR_EVERY
 
     def __init__(self, tqdm: Any, total: int) -> None:
-        self.bar = tqdm(total=total, desc=BAR_LABEL, bar_format=BAR_FORMAT, file=sys.stderr, leave_to_torch=False)
+        self.bar = tqdm(total=total, desc=BAR_LABEL, bar_format=BAR_FORMAT, file=sys.stderr, leave=False)
 
     def show(self, done: int, total: int, elapsed: float) -> None:
         self.bar.n, self.bar.total = done, total

@@ -120,5 +120,5 @@ def open_progress(planned: Sequence[float], limit: float | None, shown: bool) ->
     from tqdm import tqdm
 
     total = min(sum(planned), limit or inf)
-    with tqdm(total=total, bar_format=BAR_FORMAT, file=sys.stderr, leave_to_torch=False) as bar:
+    with tqdm(total=total, bar_format=BAR_FORMAT, file=sys.stderr, leave=False) as bar:
         yield ProgressBar(bar, limit or inf)
