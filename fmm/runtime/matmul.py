@@ -128,7 +128,7 @@ def run_with_fallback(
 def _attempt_plan(
     library: Library, call: PreparedCall, a: Any, b: Any, out: Any, constraints: PlanConstraints, addend: Any
 ) -> Any:
-    """Return C by the call's plan, None if the library must multiply, or a Failure unless the plan is required."""
+    """Return C by the call's plan, None if the library must multiply, or a PlanFailure unless the plan is required."""
     extra = () if addend is None else (addend,)
     try:
         c = _runner_module(library.processor).run_call(library, call, a, b, out, constraints.plan is not None, *extra)

@@ -66,7 +66,7 @@ def plans_for_all(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
     monkeypatch.setattr("fmm.dispatch.SMALL_BYTES", 0)
     for name in ("is_small_on_host", "are_small_matrices"):
         monkeypatch.setattr(f"fmm.runtime.gemm.{name}", lambda a, b: False)
-    monkeypatch.setattr(product_call, "_runner", lambda processor: Runner(runner(processor), run))
+    monkeypatch.setattr(product_call, "_runner_module", lambda processor: Runner(runner(processor), run))
     for library in (TORCH, TORCH_ON_HOST):
         library.calls.clear()
     yield run

@@ -67,7 +67,7 @@ class StreamFlag:
 # ---- which thread has which flag
 
 _flags_left: deque[tuple[StreamKey, StreamFlag]] = deque()  # flags of threads that ended or went on to other streams
-_idle: dict[StreamKey, list[StreamFlag]] = {}  # the same, sorted by device and stream by _collect
+_idle: dict[StreamKey, list[StreamFlag]] = {}  # the same, sorted by device and stream by _collect_flags
 _free: dict[int, list[_Place]] = {}
 _lock = threading.Lock()  # guards _idle and _free
 

@@ -1,4 +1,4 @@
-"""Replays: which calls are captured, when, and which captures are dropped."""
+"""Graph captures: which calls are captured, when, and which captures are dropped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.threads import at_once
 
 
 def capturing(shelf: GraphCache, fails: bool = False) -> tuple[GraphCaptures, list[Any]]:
-    """Return Replays with textual captures, and the list of captured keys."""
+    """Return GraphCaptures with textual captures, and the list of captured keys."""
     made: list[Any] = []
 
     def make(key: Any) -> Any:
