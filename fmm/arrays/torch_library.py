@@ -30,6 +30,8 @@ def _gemm_of_factors(a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) ->
     """Return alpha A B + beta C by torch's own functions, for factors that torch accepts."""
     axes = a.dim()
     if axes == 2 == b.dim():
+        if alpha == 1 == beta and out is None and c is not None:
+            return torch.addmm(c, a, b)  # torch takes a microsecond to read named factors
         addend = a.new_zeros(()) if c is None else c
         return torch.addmm(addend, a, b, beta=beta, alpha=alpha, out=out)
     if axes == 3 == b.dim() and len(a) == len(b):
@@ -172,8 +174,6 @@ class _TorchBase:
         return torch_gemm(a, b, c, alpha, beta, c)
 
     def quick_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
-        if alpha == 1 == beta and out is None and c is not None and a.dim() == 2 == b.dim():
-            return torch.addmm(c, a, b)  # torch takes a microsecond to read named factors
         if alpha == 0:  # with alpha = 0, a and b are not read
             a, b, alpha = a[..., :0], b[..., :0, :], 1
         if c is None and alpha == 1:
