@@ -62,7 +62,7 @@ def test_numbers_of_each_kind(dtype: str, kind: int) -> None:
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("count", [60, pytest.param(600, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.slow)])
 def test_random_products(count: int) -> None:
     """Shapes, types, ranges, layouts and plans, against Python's integers."""
     draw, choose = np.random.default_rng(count), random.Random(count)

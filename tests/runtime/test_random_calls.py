@@ -22,7 +22,7 @@ DTYPES = "float32", "float64", "complex64", "complex128", "int16", "int64", "uin
 WHOLE = "winograd > vendor", "li-fig3 > vendor", "hasa > vendor", "laderman.peel > vendor", "scaled > winograd > vendor"
 PLANS = None, None, "vendor", "digits", "winograd > digits", "quarters > digits", "3m > vendor", "tile", *WHOLE
 HALVES = None, None, "vendor", "gram > vendor", "gram^2 > strassen > vendor", "sforza(2) > vendor", "winograd > vendor"
-COUNTS = [60, pytest.param(600, marks=pytest.mark.slow)]
+COUNTS = [60, pytest.param(2000, marks=pytest.mark.slow)]
 
 
 class Chance:

@@ -34,7 +34,7 @@ from tests.support.configs import SMALL
 
 CONFIGS = 5  # so many different ones must have been seen, or more tunings are started, up to MOST times the kills
 MOST = 4
-WRITERS = 4
+WRITERS = 8
 
 
 def forked(work: Callable[[], object]) -> int:

@@ -82,11 +82,11 @@ def test_kills_leave_a_whole_config_and_repeat_nothing(kills: int, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_four_tunings_at_once_lose_nothing(tmp_path: Path) -> None:
+def test_eight_tunings_at_once_lose_nothing(tmp_path: Path) -> None:
     found = nursery("together", tmp_path)
-    expected = sorted([("float32", "float64")[i % 2], 4000 + i, 4000, 4000 + j] for i in range(4) for j in range(3))
+    expected = sorted([("float32", "float64")[i % 2], 4000 + i, 4000, 4000 + j] for i in range(8) for j in range(3))
     assert found["entries"] == expected
-    assert found["tunings"] == 4
+    assert found["tunings"] == 8
 
 
 def test_ctrl_c_writes_the_best_so_far_and_exits_with_130(tmp_path: Path) -> None:

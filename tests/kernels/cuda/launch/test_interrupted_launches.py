@@ -7,7 +7,7 @@ import pytest
 from tests.support.interrupts import printed
 
 
-@pytest.mark.parametrize("every", [61, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [61, pytest.param(1, marks=pytest.mark.slow)])
 def test_an_interrupt_at_each_step(every: int) -> None:
     """A product or a stack is launched as a whole or not at all; no call gets another one's addresses."""
     found = printed("-m", "tests.support.interrupted_player", str(every), seconds=1500)
