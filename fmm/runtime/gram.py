@@ -17,6 +17,7 @@ from fmm.arrays.numpy_library import is_blas_readable
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.cpu.host_arrays import matmul
 from fmm.kernels.cpu.triangle_product import hermitian_product, uses_panels
+from fmm.kernels.cuda.launch_list import BASES
 from fmm.kernels.cuda.recompute.recompute import can_recompute, may_create_nonfinite
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, PlanError
@@ -116,7 +117,7 @@ def explain_gram(
 
 
 def run_recurring_gram(library: Library, a: Any, out: Any, rows: bool, fill: Triangle) -> Any:
-    """Return the product of a device array and its transpose by a cached call; None if run_gram must decide.
+    """Return the product of a device array and its adjoint by a cached call; None if run_gram must decide.
 
     Without factors and constraints only the overlap of `out` with A needs a check.
     """
@@ -132,8 +133,8 @@ def run_recurring_gram(library: Library, a: Any, out: Any, rows: bool, fill: Tri
     except Exception:  # a launch failed: overwrite the results of the other launches, if the device still can
         if out is not None:
             with suppress(Exception):
-                transposed = library.transposed(a)
-                whole = library.vendor(a, transposed) if rows else library.vendor(transposed, a)
+                adjoint = _adjoint(library, a)
+                whole = library.vendor(a, adjoint) if rows else library.vendor(adjoint, a)
                 target, written = (library.transposed(out), "lower") if fill == "upper" else (out, fill)
                 library.write_triangle(whole, target, 1.0, 0.0, written)
         raise
@@ -149,27 +150,39 @@ def _writes_beside(call: PreparedCall, a: int, out: int) -> bool:
 
 def _prepare_recurring(library: Library, a: Any, b: None, out: Any, key: GramKey) -> PreparedCall:
     """Return the call whose plan computes the whole result; a call without a plan where run_gram must decide."""
-    if not is_complex(a) and (out is not None or key.fill == "full"):
-        operands = _arrange_operands(library, a, b, out, GramParams(key.rows, key.fill))
-        call, chosen = _select_call(library, operands, NO_CONSTRAINTS)
-        if chosen is operands and call.plan is not None and not call.copies and call.decision.trial is None:
+    if out is not None or key.fill == "full":
+        has_conjugate = is_complex(a)
+        operands = _arrange_operands(library, a, b, out, GramParams(key.rows, key.fill), conjugates=False)
+        call, chosen = _select_call(library, operands, NO_CONSTRAINTS, cached=not has_conjugate)
+        is_whole = chosen is operands and call.plan is not None and not call.copies and call.decision.trial is None
+        if is_whole and (not has_conjugate or _reads_matrix_alone(call, key)):
             return call
     return PreparedCall(Decision(VENDOR, None, "run_gram decides"), Setting(0))
+
+
+def _reads_matrix_alone(call: PreparedCall, key: GramKey) -> bool:
+    """Return True if the launches read A and not its adjoint, as herk does; then the adjoint need not be computed."""
+    adjoint = "A" if key.rows == (key.fill == "upper") else "B"
+    return call.plan == VENDOR and call.launches is not None and BASES.index(adjoint) not in call.launches.vendor_bases
 
 
 # ---- operands
 
 
-def _arrange_operands(library: Library, a: Any, b: Any, out: Any, params: GramParams) -> GramOperands:
-    """Return the operands of a call; ValueError if shapes do not match."""
+def _arrange_operands(
+    library: Library, a: Any, b: Any, out: Any, params: GramParams, conjugates: bool = True
+) -> GramOperands:
+    """Return the operands of a call; ValueError if shapes do not match.
+
+    Without `conjugates` a complex adjoint is A's transpose, which has the adjoint's memory layout.
+    """
     if a.ndim < 2 or (b is not None and (b.ndim < 2 or a.shape[-2] != b.shape[-1])):
         shapes = " and ".join(str(tuple(x.shape)) for x in (a, b) if x is not None)
         raise ValueError(f"fmm.gram wants matrices whose product is square, not {shapes}")
     if b is not None:
         left, right = a, b
     else:
-        adjoint = library.transposed(a)
-        adjoint = library.conjugated(adjoint) if is_complex(a) else adjoint
+        adjoint = _adjoint(library, a) if conjugates else library.transposed(a)
         left, right = (a, adjoint) if params.rows else (adjoint, a)
     if out is None and (params.beta or params.fill != "full"):
         if params.beta:
@@ -184,6 +197,12 @@ def _arrange_operands(library: Library, a: Any, b: Any, out: Any, params: GramPa
     fill: Fill = "full" if params.fill == "full" else "lower"
     plan_params = GemmParams(params.alpha, params.beta, "gram" if b is None else "symmetric", fill)
     return GramOperands(left, right, out, plan_params, is_transposed)
+
+
+def _adjoint(library: Library, a: Any) -> Any:
+    """Return the conjugate transpose: a copy if A is complex, else a view."""
+    transposed = library.transposed(a)
+    return library.conjugated(transposed) if is_complex(a) else transposed
 
 
 def _result_shape(left: Any, right: Any) -> tuple[int, ...]:

@@ -113,7 +113,9 @@ def gram_tensors(
 
 def recurring_gram_tensors(library: Library, a: Any, out: Any, rows: bool, fill: Triangle) -> Any:
     """Return the product of a CUDA tensor and its adjoint by a cached call; None if gram_tensors must decide."""
-    if not a.is_cuda or not is_plain_call(a, a, out) or a.is_neg() or (a.requires_grad and torch.is_grad_enabled()):
+    if not a.is_cuda or not is_plain_call(a, a, out) or a.is_neg() or a.is_conj():
+        return None
+    if a.requires_grad and torch.is_grad_enabled():
         return None
     return array_gram.run_recurring_gram(library, a, out, rows, fill)
 
