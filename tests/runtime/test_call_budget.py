@@ -75,6 +75,11 @@ def test_what_lies_elsewhere_is_played_by_a_list_of_its_own() -> None:
     assert usual == again == last == LIBRARY_ALIGNMENT != moved
 
 
+def test_herk_needs_no_adjoint_of_a_row_major_matrix_alone() -> None:
+    """The result in rows is the conjugate of what herk makes of a matrix in columns."""
+    assert told()["complex"] == {"C": 6, "F": 0}
+
+
 def count_calls(call: Callable[[], object]) -> int:
     """The functions of fmm that a call enters; comprehensions are functions up to Python 3.11 and do not count."""
     return sum(not name.endswith(">") for name in own_calls(call))

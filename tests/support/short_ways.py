@@ -57,9 +57,12 @@ def install() -> Any:
 cupy = install()
 
 import fmm  # noqa: E402
+from fmm.arrays.cupy_library import CUPY  # noqa: E402
 from fmm.kernels.cuda.launch import cublas, kernel_call, player  # noqa: E402
 from fmm.kernels.cuda.launch.compile import LoadedKernel  # noqa: E402
 from fmm.runtime import devices, run_device  # noqa: E402
+from fmm.runtime.decisions.limits import GramKey  # noqa: E402
+from fmm.runtime.gram import TRIANGLES, _prepare_recurring  # noqa: E402
 from tests.support.devices import H200  # noqa: E402
 from tests.support.own_calls import own_calls  # noqa: E402
 
@@ -103,6 +106,18 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "a declined gemm of a transpose", lambda: fmm.gemm(small, small, transpose_b="T")
 
 
+def recurring_complex() -> dict[str, int]:
+    """Return, by memory order, for how many forms of a complex half the recurring call needs no adjoint."""
+    found = {}
+    for order in "CF":
+        x = cupy.ndarray(np.zeros((60, 40), "complex64", order=order))  # type: ignore[call-overload]
+        keys = [GramKey(rows, fill) for rows in (False, True) for fill in TRIANGLES]
+        places = [drawn(*(60 if key.rows else 40,) * 2, dtype="complex64") for key in keys]
+        prepared = [_prepare_recurring(CUPY, x, None, *pair) for pair in zip(places, keys, strict=True)]
+        found[order] = sum(call.plan is not None for call in prepared)
+    return found
+
+
 def by_alignment() -> list[tuple[int, ...]]:
     """For which addresses the lists are made that are played for a matrix as a library allocates it, one that begins
     elsewhere, and the first again."""
@@ -129,7 +144,7 @@ def main() -> int:
         launches[0] = 0
         names = own_calls(call)
         found[name] = {"launches": launches[0], "functions": names}
-    print(json.dumps({"calls": found, "alignments": by_alignment()}))
+    print(json.dumps({"calls": found, "alignments": by_alignment(), "complex": recurring_complex()}))
     return 0
 
 
