@@ -24,8 +24,8 @@ from fmm.kernels.cuda.launch.bound_calls import make_calls
 from fmm.kernels.cuda.launch.cublas import StreamContext, set_stream
 from fmm.kernels.cuda.launch.device_facts import chip_of
 from fmm.kernels.cuda.launch.graphs import GraphCache, GraphCaptures, KernelNode, MovableGraph
-from fmm.kernels.cuda.launch.player import Addresses, Player, cublas_handle, player_of
-from fmm.kernels.cuda.launch.streams import return_capture_stream, take_capture_stream
+from fmm.kernels.cuda.launch.player import Addresses, Player, player_of
+from fmm.kernels.cuda.launch.streams import return_capture_stream, take_capture_stream, thread_handle
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.recompute.flags import StreamFlag, stream_flag
 from fmm.kernels.cuda.recompute.recompute import may_create_nonfinite
@@ -274,7 +274,9 @@ class StreamCall:
         except RuntimeError:
             return None
         finally:
-            set_stream(StreamContext(cublas_handle(), self.stream, 0))  # later captures may use the private stream
+            set_stream(
+                StreamContext(thread_handle(self.device), self.stream, 0)
+            )  # later captures may use the private stream
             return_capture_stream(self.device, stream)
         return _GraphReplay(self, graph, addresses, counters)
 

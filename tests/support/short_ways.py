@@ -58,7 +58,7 @@ cupy = install()
 
 import fmm  # noqa: E402
 from fmm.arrays.cupy_library import CUPY  # noqa: E402
-from fmm.kernels.cuda.launch import cublas, kernel_call, player  # noqa: E402
+from fmm.kernels.cuda.launch import cublas, kernel_call, player, streams  # noqa: E402
 from fmm.kernels.cuda.launch.compile import LoadedKernel  # noqa: E402
 from fmm.runtime import devices, run_device  # noqa: E402
 from fmm.runtime.decisions.limits import GramKey  # noqa: E402
@@ -74,6 +74,7 @@ def patch() -> None:
         (kernel_call, "compile_kernel", lambda device, kernel: LoadedKernel(1, None)),
         (player, "compile_kernels", lambda device, kernels: None),
         (cublas, "load_library", lambda name: functions),
+        (streams, "new_handle", lambda: 78),
         (devices, "cuda_device", lambda index: H200),
         (run_device, "chip_of", lambda device: H200.chip),
         (run_device, "cuda_device", lambda device: H200),

@@ -16,7 +16,6 @@ from functools import lru_cache, partial
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-import cupy
 import numpy as np
 
 from fmm.kernels.cuda.launch.bound_calls import BoundCall, make_calls
@@ -39,13 +38,13 @@ from fmm.kernels.cuda.launch.streams import (
     new_counters,
     stream_counters,
     sync_calls,
+    thread_handle,
 )
 from fmm.kernels.cuda.launch_list import BASES, COUNTERS, FLAG, HOST_COUNT, Launch, LaunchList, StreamSync, VendorCall
 from fmm.kernels.cuda.target import LIBRARY_ALIGNMENT, Alignment, alignment_of
 from fmm.kernels.plans.sums import ADDEND
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH
 
-cublas_handle = cupy.cuda.device.get_cublas_handle
 MAX_LOOP_SLOTS = 32  # number of addresses up to which a loop is faster than NumPy
 # Bases that a launch may have without writing C. (All sums have the flag's address, but only sums that write C raise
 # the flag.)
@@ -197,7 +196,7 @@ class Player:
             self._spare.free.append(parameters)
             return
         if self._only_vendor_call is not None and not scratch:
-            context = StreamContext(cublas_handle(), stream, 0)
+            context = StreamContext(thread_handle(self.device), stream, 0)
             mode = math_mode(context)
             calls = [*setup_calls(context, self.math, mode), self._only_vendor_call.prepared(context, addresses)]
             make_calls(calls + restore_calls(context, self.math, mode))
@@ -221,8 +220,7 @@ class Player:
         self, addresses: Addresses, stream: int, counters: tuple[int, ...] | None
     ) -> tuple[list[StreamContext], _LaunchParameters]:
         """Return the streams of this call, and parameters that hold its addresses."""
-        # the thread's handle, which is destroyed with the thread
-        handle = cublas_handle() if self.launches.vendor_stream_count else 0
+        handle = thread_handle(self.device) if self.launches.vendor_stream_count else 0
         streams = acquire_streams(self.launches, self.device, stream, handle)
         if counters is None:
             counters = self._stream_counters(streams) if self._counting else ()
@@ -276,8 +274,9 @@ class Player:
         return tuple(stream_counters(self.device, streams[stream].stream, count) for count, stream in counting)
 
     def create_streams(self) -> None:
-        """Create this thread's streams, since none can be created while a stream is captured."""
-        acquire_streams(self.launches, self.device, 0, 0)
+        """Create this thread's streams and cuBLAS handle, since none can be created while a stream is captured."""
+        handle = thread_handle(self.device) if self.launches.vendor_stream_count else 0
+        acquire_streams(self.launches, self.device, 0, handle)
 
     def new_counters(self, stream: int) -> tuple[int, ...]:
         """Return counters for one graph, which may run concurrently with others."""

@@ -43,6 +43,20 @@ def acquire_streams(launches: LaunchList, device: int, stream: int, handle: int)
     ]
 
 
+def thread_handle(device: int) -> int:
+    """Return the calling thread's cuBLAS handle on the current device, which has the number `device`.
+
+    CuPy destroys its own handle of a thread when the thread ends, and waits for the device; the driver crashes
+    (580.159) if another thread ends meanwhile. This handle is left to another thread.
+    """
+    own_streams = _thread_streams.own.by_device.setdefault(device, [])
+    if not own_streams:
+        own_streams.append(_reuse_or_create(device))
+    first = own_streams[0]
+    first.handle = first.handle or new_handle()
+    return int(first.handle)
+
+
 def sync_calls(sync: StreamSync, streams: list[StreamContext]) -> list[BoundCall]:
     """Return the calls that make the other streams wait for the first (FORK), or the first for the others (JOIN)."""
     first, *others = streams
@@ -57,7 +71,7 @@ def sync_calls(sync: StreamSync, streams: list[StreamContext]) -> list[BoundCall
 
 
 class _PooledStream:
-    """A stream with its event and cuBLAS handle. In place of the caller's stream only the event is used."""
+    """A stream with its event and cuBLAS handle. In place of the caller's stream only event and handle are used."""
 
     def __init__(self) -> None:
         self.stream: Any = cupy.cuda.Stream(non_blocking=True)
