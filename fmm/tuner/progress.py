@@ -12,42 +12,42 @@ from fmm.config import schema
 from fmm.tuner.findings.model_in_use import first_gaining_side
 
 BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar:20}| {postfix}"
-SHOWN_SPEEDUPS = 4  # number of the latest speedups in the line
+SHOWN_SPEEDUP_COUNT = 4  # number of the latest speedups in the line
 
-Section = dict[str, Any] | None  # a section of a config
+OptionalSection = dict[str, Any] | None  # a section of a config
 
 
-class Progress(Protocol):
+class TuningProgress(Protocol):
     """The events of a tuning that the progress bar shows."""
 
     def set_remaining_seconds(self, seconds: float) -> None:
-        """Set the planned seconds of the types that follow the one that the next call of `begin` starts."""
+        """Set the planned seconds of the types that follow the one that the next call of `begin_type` starts."""
 
-    def begin(self, label: str, seconds: float) -> None:
+    def begin_type(self, label: str, seconds: float) -> None:
         """Begin a type with these planned seconds."""
 
-    def sample(self, stage: str, elapsed: float) -> None:
+    def show_sample(self, stage: str, elapsed: float) -> None:
         """Show a sample, taken this many seconds after the type began."""
 
-    def gained_so_far(self, dtype: str, conclude: Callable[[], Section]) -> None:
+    def show_speedup_so_far(self, dtype: str, conclude: Callable[[], OptionalSection]) -> None:
         """Show the speedup so far of the current type; `conclude` returns its section, which takes a moment."""
 
-    def gained(self, dtype: str, section: Section) -> None:
+    def end_type(self, dtype: str, section: OptionalSection) -> None:
         """End a type with this section."""
 
 
-class NoProgress:
+class SilentProgress:
     """Progress that shows nothing."""
 
     def set_remaining_seconds(self, seconds: float) -> None: ...
 
-    def begin(self, label: str, seconds: float) -> None: ...
+    def begin_type(self, label: str, seconds: float) -> None: ...
 
-    def sample(self, stage: str, elapsed: float) -> None: ...
+    def show_sample(self, stage: str, elapsed: float) -> None: ...
 
-    def gained_so_far(self, dtype: str, conclude: Callable[[], Section]) -> None: ...
+    def show_speedup_so_far(self, dtype: str, conclude: Callable[[], OptionalSection]) -> None: ...
 
-    def gained(self, dtype: str, section: Section) -> None: ...
+    def end_type(self, dtype: str, section: OptionalSection) -> None: ...
 
 
 class ProgressBar:
@@ -65,35 +65,35 @@ class ProgressBar:
     def set_remaining_seconds(self, seconds: float) -> None:
         self._to_come = seconds
 
-    def begin(self, label: str, seconds: float) -> None:
+    def begin_type(self, label: str, seconds: float) -> None:
         self._before += self._planned
         self._label, self._planned = label, seconds
         if self._to_come is not None:
             self.bar.total = min(self._before + seconds + self._to_come, self.limit)
-        self.sample("", 0.0)
+        self.show_sample("", 0.0)
 
-    def sample(self, stage: str, elapsed: float) -> None:
+    def show_sample(self, stage: str, elapsed: float) -> None:
         self._last = stage, elapsed
         self.bar.n = self._before + min(elapsed, self._planned)
         self.bar.set_description_str(f"{self._label} {stage}".strip(), refresh=False)
         left = f"about {duration_text(self.bar.total - self.bar.n)} left"
         others = [gain for dtype, gain in self._gain_lines.items() if dtype not in self._so_far]
-        gains = ", ".join([*others, *self._so_far.values()][-SHOWN_SPEEDUPS:])
+        gains = ", ".join([*others, *self._so_far.values()][-SHOWN_SPEEDUP_COUNT:])
         self.bar.set_postfix_str(f"{left}; speedup: {gains}" if gains else left)
 
-    def gained_so_far(self, dtype: str, conclude: Callable[[], Section]) -> None:
-        gain = best_gain(conclude(), dtype)
+    def show_speedup_so_far(self, dtype: str, conclude: Callable[[], OptionalSection]) -> None:
+        gain = best_speedup_text(conclude(), dtype)
         self._so_far = {dtype: f"{dtype} {gain}"} if gain else {}
-        self.sample(*self._last)
+        self.show_sample(*self._last)
 
-    def gained(self, dtype: str, section: Section) -> None:
+    def end_type(self, dtype: str, section: OptionalSection) -> None:
         self._so_far = {}
-        if gain := best_gain(section, dtype):
+        if gain := best_speedup_text(section, dtype):
             self._gain_lines.pop(dtype, None)
             self._gain_lines[dtype] = f"{dtype} {gain}"
 
 
-def best_gain(section: Section, dtype: str) -> str:
+def best_speedup_text(section: OptionalSection, dtype: str) -> str:
     """Return the largest certified speedup with its side, else the first side that gains by the model, else nothing."""
     won = [e for e in (section or {}).get("entries", ()) if e["plan"] != "vendor"]
     if not won:
@@ -112,10 +112,10 @@ def duration_text(seconds: float) -> str:
 
 
 @contextmanager
-def open_progress(planned: Sequence[float], limit: float | None, shown: bool) -> Iterator[Progress]:
+def open_progress(planned: Sequence[float], limit: float | None, shown: bool) -> Iterator[TuningProgress]:
     """Yield a progress bar for jobs with these planned seconds, if stderr is a terminal."""
     if not shown or not sys.stderr.isatty():
-        yield NoProgress()
+        yield SilentProgress()
         return
     from tqdm import tqdm
 

@@ -43,7 +43,7 @@ from fmm.perfmodel.predict import predict_vendor
 from fmm.problem import Problem
 from fmm.tuner.devices.device import EFFORTS
 from fmm.tuner.devices.simulated import SimulatedDevice
-from fmm.tuner.search.race import explored_plans, search_plans
+from fmm.tuner.search.race import optuna_proposals, search_plans
 from fmm.tuner.search.space import search_space
 from fmm.tuner.trials.journal import Journal
 
@@ -245,7 +245,7 @@ def test_it_is_searched(toy: Toy) -> None:
     found = search_plans(Journal("run", device), toy.problem, toy.device, effort, 1e9)
     assert dict(found.plans)[Plan.parse(toy.plan)] == pytest.approx(1 / toy.share, rel=0.05)
 
-    proposed = explored_plans(device, toy.problem, {}, 80, optuna.samplers.RandomSampler(seed=0))
+    proposed = optuna_proposals(device, toy.problem, {}, 80, optuna.samplers.RandomSampler(seed=0))
     name = toy.plan.split(" > ")[0]
     assert any(name in str(plan) for plan in proposed)
 

@@ -121,5 +121,5 @@ def _result_lines(problem: Problem, rows: Sequence[dict[str, Any]]) -> Iterator[
         if "failed" not in row
     ]
     columns = "seconds", "Gflop/s", "speedup", "95 % interval", "source", "plan"
-    yield from make_table(f"{' x '.join(map(str, problem.size))} {problem.dtype}", columns, timed).lines
+    yield from make_table(f"{' x '.join(map(str, problem.size))} {problem.dtype}", columns, timed).text_lines
     yield from (f"failed: {row['failed']}  {row['plan']}" for row in rows if "failed" in row)

@@ -36,17 +36,17 @@ from fmm.runtime.decisions.decide import SMALLEST_INTEGER_SIDE, decide_by_tuning
 from fmm.runtime.decisions.limits import limits_without_arrays, workspace_share
 from fmm.tuner.commands.config_file import add_json
 from fmm.tuner.device_registry import (
-    config_tuning,
     find_calibration,
     find_datasheet,
     is_local_cpu,
-    memory_in_config,
-    rejection_reason,
+    memory_from_config,
     trusted_calibration,
-    valid_names_text,
+    tuning_from_config,
+    tuning_rejection_reason,
+    valid_devices_text,
 )
 from fmm.tuner.findings.model_in_use import entry_skip_reason
-from fmm.tuner.findings.summary import Table, make_table, vendor_name
+from fmm.tuner.findings.summary import TextTable, make_table, vendor_name
 
 NO_LIMIT = 1 << 62
 SIDES_HELP = "M alone is a square, M K N an M x K by K x N product"
@@ -85,7 +85,7 @@ class _HelpWithDevices(argparse.Action):
     ) -> None:
         parser.print_help()
         width = max(shutil.get_terminal_size().columns - 2, 20)
-        print("", *textwrap.wrap(valid_names_text(), width, break_on_hyphens=False, break_long_words=False), sep="\n")
+        print("", *textwrap.wrap(valid_devices_text(), width, break_on_hyphens=False, break_long_words=False), sep="\n")
         parser.exit()
 
 
@@ -109,7 +109,7 @@ def run_predict(options: argparse.Namespace) -> int:
         return 2
     choice, notes = _by_tuning(name, _model_choice(problem, calibration, limits), problem, calibration, limits)
     found = prediction_fields(choice, calibration, limits) | notes
-    found["not_used"] = rejection_reason(name, problem.dtype)
+    found["not_used"] = tuning_rejection_reason(name, problem.dtype)
     found["probed"] = _untuned_cpu_note(name, problem, choice)
     print(json.dumps(found, indent=1) if options.json else _text(found))
     return 0
@@ -153,7 +153,7 @@ def _by_tuning(
     name: str, choice: Choice, problem: Problem, calibration: Calibration, limits: Limits
 ) -> tuple[Choice, dict[str, str]]:
     """Return the runtime's decision with the entries of the tuning, and notes on the entry that it uses or skips."""
-    tuned = None if problem.type.exact else config_tuning(name, problem.dtype)
+    tuned = None if problem.type.exact else tuning_from_config(name, problem.dtype)
     if tuned is None:
         return choice, {"measured": "", "passed_over": ""}
     known = decide_by_tuning(problem, limits, tuned, trusted_calibration(name, problem.dtype), not calibration.batches)
@@ -211,7 +211,7 @@ def _limits_of_options(options: argparse.Namespace, name: str, problem: Problem,
 def _bytes_beside_operands(name: str, problem: Problem) -> int:
     """Return the bytes of the device's memory beside the operands; a gram has one operand."""
     gpu = find_datasheet(name)
-    memory = int(gpu.memory_gb * 1e9) if gpu else memory_in_config(name)
+    memory = int(gpu.memory_gb * 1e9) if gpu else memory_from_config(name)
     if memory is None:
         return NO_LIMIT
     m, k, n = problem.size
@@ -301,14 +301,14 @@ def _text(found: dict[str, Any]) -> str:
         "",
         plan_table(Plan.parse(best["plan"]), m, k, n, DTYPES[found["dtype"]].itemsize, GemmParams(op=op)),
         "",
-        *_runners_up(found["runners_up"]).lines,
+        *_runners_up(found["runners_up"]).text_lines,
         "",
         f"not in the model: {found['leaves_out']}",
     ]
     return "\n".join(lines)
 
 
-def _runners_up(rows: Sequence[dict[str, Any]]) -> Table:
+def _runners_up(rows: Sequence[dict[str, Any]]) -> TextTable:
     cells: list[tuple[str, ...]] = []
     for row in rows:
         exceeds = ", ".join("FMM_EMULATION=0" if name == "emulation" else name for name in row["exceeds"])

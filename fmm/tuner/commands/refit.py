@@ -20,10 +20,10 @@ from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.runtime.devices import datasheet_model
 from fmm.tuner.commands.config_file import check_section, group_by_device, required_sections, with_one_line_errors
 from fmm.tuner.devices.simulated import RecordedDevice
-from fmm.tuner.findings.conclude import conclude_section, section_thresholds, trials_by_look, usable_trials
+from fmm.tuner.findings.conclude import conclude_section, section_thresholds, split_first_look_trials, usable_trials
 from fmm.tuner.findings.model_in_use import ModelInUse, device_name, model_in_use
-from fmm.tuner.findings.summary import TypeSummary, entry_size, threshold_text
-from fmm.tuner.fit.blocks import BlockFit, chosen_strategies, fit_block_model
+from fmm.tuner.findings.summary import TypeSummary, entry_size_text, threshold_text
+from fmm.tuner.fit.blocks import BlockFit, fit_block_model, strategies_by_side
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import RecordedTuning, Trial, TrialFile, first_look_trials, tuning_of
 from fmm.tuner.tune import output_path, path_argument, trials_path
@@ -101,7 +101,7 @@ def refit_thresholds(recorded: RecordedSection) -> dict[str, Raw] | None:
         return None
     journal, dtype = recorded.journal, recorded.dtype
     _, strategies = _tiles(recorded)
-    intervals, looks = recorded.raw["intervals"] or {}, trials_by_look(journal, usable_trials(journal, dtype))
+    intervals, looks = recorded.raw["intervals"] or {}, split_first_look_trials(journal, usable_trials(journal, dtype))
     found = section_thresholds(recorded.tuned.calibration, dtype, intervals, looks, strategies)
     return {**recorded.raw, "thresholds": found.fields}
 
@@ -112,7 +112,7 @@ def refit_blocks(recorded: RecordedSection) -> dict[str, Raw] | None:
         return None
     found, strategies = _tiles(recorded)
     thresholds = {**recorded.raw["thresholds"], "block_strategy": strategies}
-    blocks = recorded.raw.get("blocks") if found is None else found.fields
+    blocks = recorded.raw.get("blocks") if found is None else found.json_fields
     return {**recorded.raw, "thresholds": thresholds, "blocks": blocks}
 
 
@@ -122,7 +122,7 @@ def _tiles(recorded: RecordedSection) -> tuple[BlockFit | None, dict[str, str]]:
     found = fit_block_model((*recorded.first_look, *recorded.tuning.trials), chip)
     if found is None and chip is not None and recorded.tuned.fitted is not None:  # terms that another tuning fitted
         chip = replace(chip, fitted=recorded.tuned.fitted)
-    return found, chosen_strategies(recorded.dtype, chip, found)
+    return found, strategies_by_side(recorded.dtype, chip, found)
 
 
 # ---- writing, and what it changed
@@ -268,14 +268,14 @@ def _compared_values(key: str, dtype: str, sections: Sections) -> Iterator[tuple
     yield from _gain_lines(dtype, used)
     yield from _refit_thresholds(used.tuned.thresholds)
     for entry in used.tuned.entries.values():
-        yield f"entry {entry_size(entry)}", ValueText(f"{entry.plan}: {entry.text}", _entry_text(entry))
+        yield f"entry {entry_size_text(entry)}", ValueText(f"{entry.plan}: {entry.text}", _entry_text(entry))
 
 
 def _gain_lines(dtype: str, used: ModelInUse) -> Iterator[tuple[str, ValueText]]:
     summary = TypeSummary(dtype, used)
-    _, _, start, gain, _ = summary.cells
-    yield "faster from side", ValueText(summary.first, start)
-    yield "speedup", ValueText(summary.large.speedup, gain) if summary.large else NO_VALUE
+    _, _, start, gain, _ = summary.row_cells
+    yield "faster from side", ValueText(summary.first_side, start)
+    yield "speedup", ValueText(summary.large_square.speedup, gain) if summary.large_square else NO_VALUE
 
 
 def _refit_thresholds(found: Thresholds | None) -> Iterator[tuple[str, ValueText]]:

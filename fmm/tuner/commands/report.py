@@ -20,7 +20,7 @@ from fmm.tuner.commands.config_file import (
     config_sections,
     group_by_device,
 )
-from fmm.tuner.device_registry import rejection_lines
+from fmm.tuner.device_registry import cpu_rejection_lines
 from fmm.tuner.findings.model_in_use import model_in_use
 from fmm.tuner.report.case import TypeCase
 from fmm.tuner.report.figures import FIGURE_STYLE, save_figure
@@ -67,7 +67,7 @@ def run_report(options: argparse.Namespace) -> int:
         print(f"fmm-tune report: {error}", file=sys.stderr)
         return 1
     for key, sections in {case.device: case.sections for case in found}.items():
-        for line in rejection_lines(sections, key):
+        for line in cpu_rejection_lines(sections, key):
             print(line, file=sys.stderr)
     print(
         json.dumps([str(p) for p in written])

@@ -23,14 +23,20 @@ from fmm.tuner.devices.device import Run
 from fmm.tuner.fit.model import observed_medians
 from fmm.tuner.trials.record import Size, Trial
 
-BLOCKS_STAGE = "blocks"
-BLOCKS_DTYPE = "float32"  # the element type of the block model
+BLOCK_MODEL_STAGE = "blocks"
+BLOCK_MODEL_DTYPE = "float32"  # the element type of the block model
 STRATEGY_SHAPES: tuple[Size, ...] = (
     (512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096),
     (8192, 1024, 256), (256, 1024, 8192), (512, 8192, 512), (4096, 128, 4096),
 )  # fmt: skip
 MAX_BUILT_IN_ERROR = 0.05  # root mean square error up to which the built-in terms are taken without a fit
-SHOWN_SIDES = (512, 1024, 2048, 4096, 8192)  # sides of the squares for which a tuning shows the launched strategy
+SHOWN_SQUARE_SIDES = (
+    512,
+    1024,
+    2048,
+    4096,
+    8192,
+)  # sides of the squares for which a tuning shows the launched strategy
 STRATEGY_PLANS: Mapping[str, Plan] = {
     s.name: Plan(leaf=f"tile.{s.name.lower()}") for s in (*STRATEGIES, *H200_STRATEGIES)
 }
@@ -65,11 +71,13 @@ def strategy_times(trials: Sequence[Trial]) -> list[StrategyTimes]:
     """Return the measured times of each shape on which all of Huang's six strategies were timed."""
     names = {plan: name for name, plan in STRATEGY_PLANS.items()}
     times: dict[Problem, dict[str, float]] = {}
-    for o in observed_medians(trials, (BLOCKS_STAGE,)):
+    for o in observed_medians(trials, (BLOCK_MODEL_STAGE,)):
         if o.run.plan in names:
             times.setdefault(o.problem, {})[names[o.run.plan]] = o.seconds
     required = {s.name for s in STRATEGIES}
-    return [StrategyTimes(BLOCKS_STAGE, p.size, seconds) for p, seconds in times.items() if required <= seconds.keys()]
+    return [
+        StrategyTimes(BLOCK_MODEL_STAGE, p.size, seconds) for p, seconds in times.items() if required <= seconds.keys()
+    ]
 
 
 @dataclass(frozen=True)
@@ -80,27 +88,27 @@ class StrategyComparison:
     modelled: Mapping[str, float]
 
     @cached_property
-    def ranking(self) -> list[str]:
+    def modelled_ranking(self) -> list[str]:
         """The strategies by modelled time, the fastest first."""
         return sorted(self.modelled, key=lambda name: self.modelled[name])
 
     @cached_property
-    def best(self) -> str:
+    def fastest_strategy(self) -> str:
         """The strategy with the shortest measured time."""
         return min(self.modelled, key=lambda name: self.measured.seconds[name])
 
     @property
-    def place(self) -> int:
+    def rank_of_fastest(self) -> int:
         """The rank that the model gives to the measured best, from 1."""
-        return self.ranking.index(self.best) + 1
+        return self.modelled_ranking.index(self.fastest_strategy) + 1
 
     @property
     def regret(self) -> float:
         """The measured time of the model's choice over the best, minus 1."""
-        return self.measured.seconds[self.ranking[0]] / self.measured.seconds[self.best] - 1
+        return self.measured.seconds[self.modelled_ranking[0]] / self.measured.seconds[self.fastest_strategy] - 1
 
     @property
-    def errors(self) -> dict[str, float]:
+    def log_errors(self) -> dict[str, float]:
         """log(modelled / measured) of each strategy."""
         return {name: log(t / self.measured.seconds[name]) for name, t in self.modelled.items()}
 
@@ -115,9 +123,9 @@ def compare_strategies(
     ]
 
 
-def root_mean_square(comparisons: Sequence[StrategyComparison]) -> float:
+def root_mean_square_error(comparisons: Sequence[StrategyComparison]) -> float:
     """Return the root mean square of the errors of all strategies on all shapes."""
-    return sqrt(mean(error**2 for comparison in comparisons for error in comparison.errors.values()))
+    return sqrt(mean(error**2 for comparison in comparisons for error in comparison.log_errors.values()))
 
 
 # ---- the fit
@@ -139,7 +147,7 @@ class BlockFit:
     shapes: int
 
     @property
-    def fields(self) -> dict[str, Any]:
+    def json_fields(self) -> dict[str, Any]:
         """The fit as it is written to a section of a config."""
         return {**asdict(self), "fitted": None if self.fitted is None else asdict(self.fitted)}
 
@@ -152,15 +160,15 @@ def fit_block_model(trials: Sequence[Trial], chip: Chip | None) -> BlockFit | No
 
 def select_block_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> BlockFit:
     """Return the built-in terms, or fitted terms if these predict better in cross-validation."""
-    built_in = root_mean_square(compare_strategies(shapes, chip))
+    built_in = root_mean_square_error(compare_strategies(shapes, chip))
     if built_in <= MAX_BUILT_IN_ERROR:
         return BlockFit(None, built_in, built_in, None, len(shapes))
-    held_back = root_mean_square(cross_validate(shapes, chip))
+    held_back = root_mean_square_error(cross_validate_terms(shapes, chip))
     fitted = fit_block_terms(shapes, chip) if held_back < built_in else None
     return BlockFit(fitted, min(held_back, built_in), built_in, held_back, len(shapes))
 
 
-def cross_validate(shapes: Sequence[StrategyTimes], chip: Chip) -> list[StrategyComparison]:
+def cross_validate_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> list[StrategyComparison]:
     """Return the comparison on each shape, modelled with terms that were fitted to the other half of the shapes."""
     first, second = split_alternately(shapes)
     comparisons: list[StrategyComparison] = []
@@ -180,25 +188,27 @@ def fit_block_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> BlockTerms:
 
     names = [x.name for x in fields(BlockTerms)]
 
-    def terms(x: Sequence[float]) -> BlockTerms:
+    def terms_at(x: Sequence[float]) -> BlockTerms:
         return BlockTerms(**dict(zip(names, map(exp, x), strict=True)))
 
-    def errors(x: Sequence[float]) -> list[float]:
-        comparisons = compare_strategies(shapes, replace(chip, fitted=terms(x)))
-        return [error for comparison in comparisons for error in comparison.errors.values()]
+    def log_errors_at(x: Sequence[float]) -> list[float]:
+        comparisons = compare_strategies(shapes, replace(chip, fitted=terms_at(x)))
+        return [error for comparison in comparisons for error in comparison.log_errors.values()]
 
-    return terms(least_squares(errors, [log(x) for x in astuple(BlockTerms())], diff_step=1e-3, x_scale=0.1).x)
+    return terms_at(
+        least_squares(log_errors_at, [log(x) for x in astuple(BlockTerms())], diff_step=1e-3, x_scale=0.1).x
+    )
 
 
 # ---- the strategies of launches
 
 
-def chosen_strategies(dtype: str, chip: Chip | None, fit: BlockFit | None) -> dict[str, str]:
+def strategies_by_side(dtype: str, chip: Chip | None, fit: BlockFit | None) -> dict[str, str]:
     """Return the strategy with which fmm's own kernel is launched for squares, by side; empty without such a kernel."""
     if chip is None or dtype not in FUSED_SIZES:
         return {}
     own = chip if fit is None or fit.fitted is None else replace(chip, fitted=fit.fitted)
-    return {str(side): launched_strategy(Problem(side, side, side, dtype), own).name for side in SHOWN_SIDES}
+    return {str(side): launched_strategy(Problem(side, side, side, dtype), own).name for side in SHOWN_SQUARE_SIDES}
 
 
 def launched_strategy(problem: Problem, chip: Chip) -> TileSizes:

@@ -24,7 +24,7 @@ QUANTITY_TOLERANCE, FACTOR_TOLERANCE, SHARE_TOLERANCE = 6.0, 2.0, 0.5
 
 
 @dataclass(frozen=True)
-class Parameter:
+class FitParameter:
     """A fitted number of a calibration: its field, its bounds, and the kinds of observations that depend on it."""
 
     name: str  # a field of Calibration, or "rate." and a field of Rate
@@ -35,12 +35,12 @@ class Parameter:
     neutral: float | None = None  # the value if it is not determined; None: the value before the fit
     linear: bool = False  # True for a share; other parameters are fitted by their logarithms
 
-    def get(self, calibration: Calibration, dtype: str) -> float:
+    def value_in(self, calibration: Calibration, dtype: str) -> float:
         """Return the parameter's value in a calibration."""
         owner: Any = calibration.rate(dtype) if self.name.startswith("rate.") else calibration
         return float(getattr(owner, self.name.removeprefix("rate.")))
 
-    def put(self, calibration: Calibration, dtype: str, value: float) -> Calibration:
+    def with_value(self, calibration: Calibration, dtype: str, value: float) -> Calibration:
         """Return the calibration with another value of the parameter."""
         return with_parameters(calibration, dtype, {self.name: value})
 
@@ -48,7 +48,7 @@ class Parameter:
         """Return the coordinate that least squares varies."""
         return value if self.linear else log(value)
 
-    def value(self, fit_coordinate: float) -> float:
+    def value_at(self, fit_coordinate: float) -> float:
         """Return the value at a coordinate."""
         return fit_coordinate if self.linear else exp(fit_coordinate)
 
@@ -58,7 +58,7 @@ class Parameter:
             SHARE_TOLERANCE if self.linear else log(QUANTITY_TOLERANCE if self.unit else FACTOR_TOLERANCE)
         )
 
-    def determined(self, low: float, high: float) -> bool:
+    def is_determined_by(self, low: float, high: float) -> bool:
         """Return True if measurements with this 95 % interval determine the parameter."""
         if not self.linear and low <= 0:
             return False
@@ -82,68 +82,74 @@ TILE_KINDS = frozenset({"tile", "inside"})
 OWN_KERNEL_KINDS = TILE_KINDS | {"odd tile"}  # kinds of observations of fmm's own kernel
 FLOPS_UNIT, ENTRIES_UNIT, SECONDS_UNIT = "flop/s", "entries of C", "s"
 # A new term of the formula is a new row here.
-PARAMETERS = (
-    Parameter("rate.flops", FLOPS_UNIT, 1e6, 1e17, PRODUCT_KINDS),
-    Parameter("rate.fill", ENTRIES_UNIT, 1.0, 1e8, PRODUCT_KINDS),
-    Parameter("rate.pipe", "steps of k", 0.1, 1e4, PRODUCT_KINDS, 0.0),
-    Parameter("rate.rows", "rows of C", 0.1, 1e4, PRODUCT_KINDS, 0.0),
-    Parameter("rate.cols", "columns of C", 0.1, 1e4, PRODUCT_KINDS, 0.0),
-    Parameter("rate.memory", "bytes/s", 1e6, 1e15, PRODUCT_KINDS),
-    Parameter("rate.unaligned", "", 0.5, 20.0, PRODUCT_KINDS, 1.0),
-    Parameter("rate.odd", "", 0.5, 20.0, PRODUCT_KINDS),
-    Parameter("rate.alone", "", 0.5, 2.0, PRODUCT_KINDS, 1.0),
-    Parameter("rate.copied", "", 0.5, 2.0, PLAN_KINDS, 1.0),
-    Parameter("rate.batch", "", 0.5, 2.0, frozenset({"products", "plan"}), 1.0),
-    Parameter("stream", "bytes/s", 1e6, 1e15, SUM_KINDS),
-    Parameter("small", "bytes", 1.0, 1e10, SUM_KINDS),
-    Parameter("sequential", "", 0.1, 10.0, SUM_KINDS, 1.0),
-    Parameter("ragged", "", 0.1, 10.0, PLAN_KINDS, 1.0),
+FIT_PARAMETERS = (
+    FitParameter("rate.flops", FLOPS_UNIT, 1e6, 1e17, PRODUCT_KINDS),
+    FitParameter("rate.fill", ENTRIES_UNIT, 1.0, 1e8, PRODUCT_KINDS),
+    FitParameter("rate.pipe", "steps of k", 0.1, 1e4, PRODUCT_KINDS, 0.0),
+    FitParameter("rate.rows", "rows of C", 0.1, 1e4, PRODUCT_KINDS, 0.0),
+    FitParameter("rate.cols", "columns of C", 0.1, 1e4, PRODUCT_KINDS, 0.0),
+    FitParameter("rate.memory", "bytes/s", 1e6, 1e15, PRODUCT_KINDS),
+    FitParameter("rate.unaligned", "", 0.5, 20.0, PRODUCT_KINDS, 1.0),
+    FitParameter("rate.odd", "", 0.5, 20.0, PRODUCT_KINDS),
+    FitParameter("rate.alone", "", 0.5, 2.0, PRODUCT_KINDS, 1.0),
+    FitParameter("rate.copied", "", 0.5, 2.0, PLAN_KINDS, 1.0),
+    FitParameter("rate.batch", "", 0.5, 2.0, frozenset({"products", "plan"}), 1.0),
+    FitParameter("stream", "bytes/s", 1e6, 1e15, SUM_KINDS),
+    FitParameter("small", "bytes", 1.0, 1e10, SUM_KINDS),
+    FitParameter("sequential", "", 0.1, 10.0, SUM_KINDS, 1.0),
+    FitParameter("ragged", "", 0.1, 10.0, PLAN_KINDS, 1.0),
     # At most 1: narrow accesses gain nothing, and few plans show them apart from `ragged`.
-    Parameter("scalar", "", 0.1, 1.0, PLAN_KINDS, 1.0),
+    FitParameter("scalar", "", 0.1, 1.0, PLAN_KINDS, 1.0),
     # `parts` stays at its start without a measured plan for complex numbers.
-    Parameter("parts", "", 0.1, 2.0, PLAN_KINDS),
-    Parameter("deep", "", 0.1, 10.0, SUM_KINDS, 1.0),
-    Parameter("launch", SECONDS_UNIT, 1e-8, 1e-2, SUM_KINDS, 0.0),  # 0 if undetermined: `small` may explain all
-    Parameter("host", SECONDS_UNIT, 1e-8, 1e-2, frozenset({"products", "plan"})),
-    Parameter("overlap", "", -1.0, 1.0, PLAN_KINDS, linear=True),  # below 0: sums and products slow each other down
-    Parameter("idle", SECONDS_UNIT, 1e-5, 1.0, PLAN_KINDS),
-    Parameter("spin", SECONDS_UNIT, 1e-5, 1.0, PLAN_KINDS),
-    Parameter("apart", "", 0.1, 10.0, SUM_KINDS, 1.0),
+    FitParameter("parts", "", 0.1, 2.0, PLAN_KINDS),
+    FitParameter("deep", "", 0.1, 10.0, SUM_KINDS, 1.0),
+    FitParameter("launch", SECONDS_UNIT, 1e-8, 1e-2, SUM_KINDS, 0.0),  # 0 if undetermined: `small` may explain all
+    FitParameter("host", SECONDS_UNIT, 1e-8, 1e-2, frozenset({"products", "plan"})),
+    FitParameter("overlap", "", -1.0, 1.0, PLAN_KINDS, linear=True),  # below 0: sums and products slow each other down
+    FitParameter("idle", SECONDS_UNIT, 1e-5, 1.0, PLAN_KINDS),
+    FitParameter("spin", SECONDS_UNIT, 1e-5, 1.0, PLAN_KINDS),
+    FitParameter("apart", "", 0.1, 10.0, SUM_KINDS, 1.0),
     # The parameters of fmm's own kernel are fitted last: its times say nothing about the vendor's.
-    Parameter("rate.tiled", "", 0.5, 10.0, TILE_KINDS),
+    FitParameter("rate.tiled", "", 0.5, 10.0, TILE_KINDS),
     # At 0 plans with a kernel that reads unaligned rows are not chosen.
-    Parameter("rate.tiled_odd", "", 0.5, 10.0, frozenset({"odd tile"}), 0.0),
-    Parameter("rate.waves", "tiles", 0.1, 1e4, TILE_KINDS),
-    Parameter("rate.inside", "multiply-adds", 0.01, 1e3, frozenset({"inside"})),
+    FitParameter("rate.tiled_odd", "", 0.5, 10.0, frozenset({"odd tile"}), 0.0),
+    FitParameter("rate.waves", "tiles", 0.1, 1e4, TILE_KINDS),
+    FitParameter("rate.inside", "multiply-adds", 0.01, 1e3, frozenset({"inside"})),
 )
 # The parameters of a leaf with a rate of its own, fitted alone; fixed ones keep the datasheet's value.
-LEAF_RATE_PARAMETERS = tuple(replace(p, neutral=None) for p in PARAMETERS[:5])
-PARAMETERS_BY_NAME: Mapping[str, Parameter] = MappingProxyType({p.name: p for p in PARAMETERS})
-START_OF_OWN_KERNEL = {"rate.tiled": 1.0, "rate.waves": 50.0, "rate.inside": 1.0}
+LEAF_RATE_PARAMETERS = tuple(replace(p, neutral=None) for p in FIT_PARAMETERS[:5])
+FIT_PARAMETERS_BY_NAME: Mapping[str, FitParameter] = MappingProxyType({p.name: p for p in FIT_PARAMETERS})
+OWN_KERNEL_START_VALUES = {"rate.tiled": 1.0, "rate.waves": 50.0, "rate.inside": 1.0}
 # The tile side is chosen among a few sides, since the predicted time is a step function of it.
-TILE_PARAMETER = Parameter("rate.tile", "rows and columns of C", 1.0, 1024.0, frozenset())
-GPU_ONLY = frozenset({"host", "scalar", "rate.copied"})
-CONCURRENT_ONLY = frozenset({"idle", "spin", "apart"})  # parameters of a CPU that runs several products at a time
-CPU_ONLY = frozenset({"parts"})  # only a CPU reads every second number more slowly
+TILE_PARAMETER = FitParameter("rate.tile", "rows and columns of C", 1.0, 1024.0, frozenset())
+GPU_PARAMETER_NAMES = frozenset({"host", "scalar", "rate.copied"})
+CONCURRENT_PARAMETER_NAMES = frozenset(
+    {"idle", "spin", "apart"}
+)  # parameters of a CPU that runs several products at a time
+CPU_PARAMETER_NAMES = frozenset({"parts"})  # only a CPU reads every second number more slowly
 
 
-def exists_on(parameter: Parameter, start: Calibration) -> bool:
+def is_used_on_device(parameter: FitParameter, start: Calibration) -> bool:
     """Return True if the parameter has a meaning on this kind of device."""
     if start.batches:
-        return parameter.name not in CPU_ONLY | CONCURRENT_ONLY
-    return parameter.name not in GPU_ONLY and (start.lanes > 1 or parameter.name not in CONCURRENT_ONLY)
+        return parameter.name not in CPU_PARAMETER_NAMES | CONCURRENT_PARAMETER_NAMES
+    return parameter.name not in GPU_PARAMETER_NAMES and (
+        start.lanes > 1 or parameter.name not in CONCURRENT_PARAMETER_NAMES
+    )
 
 
-def is_determined(name: str, low: float, high: float) -> bool:
+def is_parameter_determined(name: str, low: float, high: float) -> bool:
     """Return True if this 95 % interval determines the parameter of this name in a config.
 
     A name may begin with a leaf's (`f16x3.rate.flops`). A name that is not in the table counts as a factor.
     """
     own = f"rate.{name.rpartition('.rate.')[2]}"
     parameter = (
-        PARAMETERS_BY_NAME.get(name) or PARAMETERS_BY_NAME.get(own) or Parameter(name, "", 0.0, 1.0, frozenset())
+        FIT_PARAMETERS_BY_NAME.get(name)
+        or FIT_PARAMETERS_BY_NAME.get(own)
+        or FitParameter(name, "", 0.0, 1.0, frozenset())
     )
-    return parameter.determined(low, high)
+    return parameter.is_determined_by(low, high)
 
 
 # ---- fixed parameters
@@ -168,25 +174,25 @@ def fixed_parameters(
 
     `guess` is the datasheet's model of a GPU, None for a CPU.
     """
-    determined = {name for name, ends in intervals.items() if is_determined(name, *ends)}
-    for p in PARAMETERS if intervals else ():
-        if p.name in determined or not exists_on(p, fitted):
+    determined = {name for name, ends in intervals.items() if is_parameter_determined(name, *ends)}
+    for p in FIT_PARAMETERS if intervals else ():
+        if p.name in determined or not is_used_on_device(p, fitted):
             continue
         if p.informed_by & OWN_KERNEL_KINDS and not fitted.rate(dtype).tiled > 0:
             continue  # fmm's own kernel was not measured
-        if p.name in CPU_ONLY and not DTYPES[dtype].is_complex:
+        if p.name in CPU_PARAMETER_NAMES and not DTYPES[dtype].is_complex:
             continue
-        value = p.get(fitted, dtype)
-        yield FixedParameter(p.name, value, _source(p, value, dtype, guess, fitted.batches))
+        value = p.value_in(fitted, dtype)
+        yield FixedParameter(p.name, value, _value_source(p, value, dtype, guess, fitted.batches))
 
 
-def _source(p: Parameter, value: float, dtype: str, guess: Calibration | None, gpu: bool) -> str:
+def _value_source(p: FitParameter, value: float, dtype: str, guess: Calibration | None, gpu: bool) -> str:
     """Return the source of a fixed parameter's value."""
     if value == p.neutral:
         return NEUTRAL_SOURCE
     start = guess if gpu else cpu_calibration(1)  # only its rates depend on the number of threads
     with suppress(ValueError):  # the calibration has no rate of this type
-        if start is not None and p.get(start, dtype) == value:
+        if start is not None and p.value_in(start, dtype) == value:
             return f"datasheet of the {start.name}" if gpu else BUILT_IN_PARAMETER_SOURCE
     return UNDETERMINED_SOURCE
 
@@ -228,14 +234,14 @@ PARAMETER_MEANINGS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def meaning_of_parameter(name: str) -> str:
+def parameter_meaning(name: str) -> str:
     """Return the meaning of a parameter; a config may name a parameter that the model no longer has."""
     return PARAMETER_MEANINGS.get(name, "unknown to this version")
 
 
-def unit_of(name: str) -> str:
+def parameter_unit(name: str) -> str:
     """Return the unit of a parameter; empty for factors and shares."""
-    found = TILE_PARAMETER if name == TILE_PARAMETER.name else PARAMETERS_BY_NAME.get(name)
+    found = TILE_PARAMETER if name == TILE_PARAMETER.name else FIT_PARAMETERS_BY_NAME.get(name)
     return found.unit if found else ""
 
 
@@ -243,7 +249,7 @@ UNIT_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e
 PREFIXED_UNITS = ("flop/s", "bytes/s", "bytes", "s")  # units that may have an SI prefix
 
 
-def scaled_text(unit: str, *values: float) -> tuple[list[str], str]:
+def text_with_unit_prefix(unit: str, *values: float) -> tuple[list[str], str]:
     """Return values as text with a common unit prefix, and the prefixed unit: `17.4` and `Gbytes/s`."""
     if unit not in PREFIXED_UNITS:
         return [f"{x:.3g}" for x in values], unit

@@ -12,12 +12,12 @@ from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Operation, Problem
 from fmm.tuner.findings.model_in_use import (
-    ODD_SIDE_GAIN,
+    MIN_ODD_SIDE_GAIN,
     ODD_SIDES,
     UNTIMED_REASON,
+    default_skip_reason,
     first_gaining_side,
     gaining_odd_sides,
-    skip_reason,
 )
 from fmm.tuner.findings.summary import vendor_name
 from fmm.tuner.report.case import SHOWN_SIDE_RATIO, TypeCase
@@ -109,12 +109,12 @@ def gain_at(case: TypeCase, side: int) -> Gain | None:
         return None
     best = case.choice(side, side, side)
     predicted = 1 / best.time
-    if known is None or skip_reason(case.used, known[0]) == UNTIMED_REASON:
+    if known is None or default_skip_reason(case.used, known[0]) == UNTIMED_REASON:
         kind = VENDOR_BASIS if best.plan == VENDOR else PREDICTED_BASIS
         return _gain(case, side, kind, best.plan, (predicted, predicted, predicted))
     entry, plan = known
     kind = VENDOR_BASIS if plan == VENDOR else MEASURED_BASIS
-    more = predicted if case.tuned.trusted is not None and predicted > ODD_SIDE_GAIN * entry.high else 0.0
+    more = predicted if case.tuned.trusted is not None and predicted > MIN_ODD_SIDE_GAIN * entry.high else 0.0
     return _gain(case, side, kind, plan, (entry.speedup, entry.low, entry.high), untried=more)
 
 

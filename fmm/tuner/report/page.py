@@ -9,19 +9,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape, unescape
 from typing import Any
 
-from fmm.tuner.findings.diagnostics import is_noisy
+from fmm.tuner.findings.diagnostics import is_noisy_tuning
 from fmm.tuner.findings.summary import (
     NOISY_TEXT,
     RESUME_NOTE,
     SectionText,
-    Table,
+    TextTable,
     TypeSummary,
     make_table,
     rejected_table,
     thresholds_of_types,
     tuning_command,
 )
-from fmm.tuner.fit.parameters import is_determined, meaning_of_parameter, scaled_text, unit_of
+from fmm.tuner.fit.parameters import is_parameter_determined, parameter_meaning, parameter_unit, text_with_unit_prefix
 from fmm.tuner.report.case import TypeCase
 from fmm.tuner.report.overview import (
     MEASURED_BASIS,
@@ -95,7 +95,7 @@ def suggested_tunings(cases: Sequence[TypeCase], gains: Sequence[Gain]) -> Itera
 # ---- tables as HTML
 
 
-def html_table(table: Table, code: bool = False) -> str:
+def html_table(table: TextTable, code: bool = False) -> str:
     """Return a table whose cells also name their column, for phones; `code`: the first column is typed text."""
     top = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.columns)
     body = "".join(_html_row(table.columns, row, code) for row in table.rows)
@@ -244,7 +244,7 @@ def _type_details(case: TypeCase, pictures: Mapping[str, str]) -> str:
 
 def parameters_table(case: TypeCase) -> str:
     """Return the fitted parameters with their meanings, values and 95 % intervals."""
-    if is_noisy(case.tuned.diagnostics):
+    if is_noisy_tuning(case.tuned.diagnostics):
         return f"<p>{NOISY_TEXT}</p>"
     calibration = case.section["calibration"]
     values = {**calibration, **{f"rate.{k}": v for k, v in calibration["rate"].items()}}
@@ -253,12 +253,12 @@ def parameters_table(case: TypeCase) -> str:
         if name not in values:
             continue
         value, ends = "", "not determined"
-        if is_determined(name, low, high):
-            (text,), unit = scaled_text(unit_of(name), values[name])
+        if is_parameter_determined(name, low, high):
+            (text,), unit = text_with_unit_prefix(parameter_unit(name), values[name])
             value = f"{text} {unit}".rstrip()
-            texts, unit = scaled_text(unit_of(name), low, high)
+            texts, unit = text_with_unit_prefix(parameter_unit(name), low, high)
             ends = f"{' to '.join(texts)} {unit}".rstrip()
-        rows.append((name, value, ends, meaning_of_parameter(name)))
+        rows.append((name, value, ends, parameter_meaning(name)))
     return html_table(make_table("fitted parameters", ("parameter", "value", "95 % interval", "meaning"), rows))
 
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.algorithms.step_table import step_table, step_table_names
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.tuner.findings.summary import Table, make_table
+from fmm.tuner.findings.summary import TextTable, make_table
 
 # Levels and options that are no scheme; docs/plans.md has more on each.
 NAME_MEANINGS: Mapping[str, str] = MappingProxyType(
@@ -60,7 +60,7 @@ ALGORITHM_AUTHORS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def plan_names_table(plans: Iterable[str]) -> Table:
+def plan_names_table(plans: Iterable[str]) -> TextTable:
     """Return the glossary of the names in these plans; empty without plans."""
     note = "a plan is level > level > ... > leaf: levels make smaller products, the leaf multiplies"
     rows = list(plan_names(plans).items())

@@ -155,7 +155,7 @@ def draw_rates(case: TypeCase) -> Any:
     """Return the rates of products (1 / pi) and of sums (3 numbers / alpha): measured points, fitted lines."""
     made, (left, right) = new_figure(columns=2)
     squares = [o for o in case.seen("scale", "rates", "probe") if len(set(o.problem.size)) == 1]
-    vendors = sorted((o.problem.m, o.problem.flops / o.seconds) for o in squares if o.kind == "vendor")
+    vendors = sorted((o.problem.m, o.problem.flops / o.seconds) for o in squares if o.run_kind == "vendor")
     name = "vendor"
     left.plot(*zip(*((n, r / 1e9) for n, r in vendors), strict=True), "o", ms=4, color=BLACK, label=name)
     n = np.geomspace(vendors[0][0], vendors[-1][0], 80) // SIDE_STEP * SIDE_STEP
@@ -163,7 +163,7 @@ def draw_rates(case: TypeCase) -> Any:
     fitted = [predict(VENDOR, Problem(x, x, x, case.dtype), case.calibration).effective_flops / 1e9 for x in sides]
     left.plot(sides, fitted, color=BLACK, linewidth=1.2)
     left.set(xscale="log", xlabel="side", ylabel="Gflop/s", ylim=(0, None), title="1 / pi")
-    sums = [o for o in squares if o.kind == "sums"]
+    sums = [o for o in squares if o.run_kind == "sums"]
     for plan, colour in zip(dict.fromkeys(o.run.plan for o in sums), PLAN_COLOURS, strict=False):
         own = sorted((o for o in sums if o.run.plan == plan), key=lambda o: o.problem.m)
         x = [o.problem.m for o in own]
@@ -268,7 +268,9 @@ def count_held_out_points(case: TypeCase) -> str:
     seen = case.seen(HELD_OUT_STAGE)
     if not seen:
         return "No shapes were held out."
-    kinds = Counter("library" if o.kind == "vendor" else "own" if o.run.plan.uses_tile_model else "plan" for o in seen)
+    kinds = Counter(
+        "library" if o.run_kind == "vendor" else "own" if o.run.plan.uses_tile_model else "plan" for o in seen
+    )
     names = {"library": "vendor", "plan": "plans", "own": "fmm's own kernel"}
     counts = ", ".join(f"{kinds[kind]} {text}" for kind, text in names.items() if kinds[kind])
     return f"{len(seen)} held-out points: {counts}."

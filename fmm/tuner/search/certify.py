@@ -18,7 +18,7 @@ from fmm.tuner.search.race import RaceResult, needs_no_workspace
 from fmm.tuner.trials.journal import Journal, RoundLimits
 from fmm.tuner.trials.record import Trial
 
-FRESH_SEED = 1  # seed of the operands in the certification; the search has 0
+CERTIFY_SEED = 1  # seed of the operands in the certification; the search has 0
 
 
 def certify_best(journal: Journal, found: RaceResult, limits: RoundLimits, noise: float) -> None:
@@ -28,27 +28,27 @@ def certify_best(journal: Journal, found: RaceResult, limits: RoundLimits, noise
     raced = []
     for plan in dict.fromkeys([*promising[:2], *([peer] if peer else [])]):
         raced.append(plan)
-        if _is_certified_over(journal, "certify", found.problem, VENDOR, plan, limits, noise) and (
-            peer in (None, plan) or _is_certified_over(journal, "peer", found.problem, peer, plan, limits, noise)
+        if _certify_faster_plan(journal, "certify", found.problem, VENDOR, plan, limits, noise) and (
+            peer in (None, plan) or _certify_faster_plan(journal, "peer", found.problem, peer, plan, limits, noise)
         ):
             break
     without = next((plan for plan in promising if needs_no_workspace(plan, found.problem)), None)
     if without and without not in raced:
-        _is_certified_over(journal, "certify", found.problem, VENDOR, without, limits, noise)
+        _certify_faster_plan(journal, "certify", found.problem, VENDOR, without, limits, noise)
     journal.on_finding()
 
 
-def _is_certified_over(
+def _certify_faster_plan(
     journal: Journal, stage: str, problem: Problem, than: Plan, plan: Plan, limits: RoundLimits, noise: float
 ) -> bool:
     """Measure two plans in pairs; return True if `plan` is certified to be faster than `than`."""
     base, run = Run(than), Run(plan)
-    with journal.open(stage, problem, FRESH_SEED) as timed:
+    with journal.open(stage, problem, CERTIFY_SEED) as timed:
         samples = timed.rounds([base, run], limits)
     return bool(samples[run] and samples[base]) and certification.is_certified(samples[base], samples[run], noise)
 
 
-def searched_entries(trials: Sequence[Trial], noise: float | None) -> list[Entry]:
+def entries_of_operation(trials: Sequence[Trial], noise: float | None) -> list[Entry]:
     """Return the entries of the searched shapes: the first certified plan's, else the vendor's.
 
     A shape has no entry if the tuning ended before its best plan was certified; no shape has one without a noise floor.
@@ -59,12 +59,12 @@ def searched_entries(trials: Sequence[Trial], noise: float | None) -> list[Entry
     for size in dict.fromkeys(t.size for t in trials if t.stage == "search"):
         searched, confirmed = ([t for t in trials if t.stage == s and t.size == size] for s in ("search", "certify"))
         if all(t.plan == "vendor" or needs_no_workspace(Plan.parse(t.plan), t.problem) for t in searched):
-            found += lean_entry(searched, confirmed, noise)  # other plans were not tried
+            found += no_workspace_entry(searched, confirmed, noise)  # other plans were not tried
             continue
         shown = [
             certification.entry_from_rounds(size, *pairs, noise, "certified") for pairs in paired_samples(confirmed)
         ]
-        wins = unbeaten_plans(searched, [t for t in trials if t.stage == "peer" and t.size == size], noise)
+        wins = beats_peer_predicate(searched, [t for t in trials if t.stage == "peer" and t.size == size], noise)
         shown = [e for e in shown if e.plan == "vendor" or wins(e.plan)]
         best = next((e for e in shown if e.plan != "vendor"), None)
         if best is None and not confirmed:
@@ -76,18 +76,18 @@ def searched_entries(trials: Sequence[Trial], noise: float | None) -> list[Entry
             shown = [e for e in shown if e.rounds >= certification.MIN_ROUNDS]
         found += [best] if best else shown[-1:]
         if best and not needs_no_workspace(Plan.parse(best.plan), searched[0].problem):
-            found += lean_entry(searched, confirmed, noise)
+            found += no_workspace_entry(searched, confirmed, noise)
     return found
 
 
-def all_entries(trials: Sequence[Trial], noise: float | None) -> Iterator[Entry]:
+def config_entries(trials: Sequence[Trial], noise: float | None) -> Iterator[Entry]:
     """Yield the entries of each operation."""
     for op in OPERATIONS:
         own = [t for t in trials if t.op == op]
-        yield from (replace(entry, op=op) for entry in searched_entries(own, noise))
+        yield from (replace(entry, op=op) for entry in entries_of_operation(own, noise))
 
 
-def lean_entry(searched: Sequence[Trial], confirmed: Sequence[Trial], noise: float) -> list[Entry]:
+def no_workspace_entry(searched: Sequence[Trial], confirmed: Sequence[Trial], noise: float) -> list[Entry]:
     """Return a list of the entry for workspace=0: a certified plan's, or the vendor's if no plan gains."""
     for trials in (confirmed, searched):
         pairs = [x for x in paired_samples(trials) if needs_no_workspace(Plan.parse(x[0]), trials[0].problem)]
@@ -100,7 +100,7 @@ def lean_entry(searched: Sequence[Trial], confirmed: Sequence[Trial], noise: flo
     return []
 
 
-def unbeaten_plans(searched: Sequence[Trial], raced: Sequence[Trial], noise: float) -> Callable[[str], bool]:
+def beats_peer_predicate(searched: Sequence[Trial], raced: Sequence[Trial], noise: float) -> Callable[[str], bool]:
     """Return a predicate that is true for plans that beat the peer, or for all plans if the vendor beats its peer."""
     leaves = {
         p: median(certification.paired_ratios(base, own))

@@ -15,7 +15,7 @@ from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import compile_weight
 from fmm.tuner.devices.device import Device, Effort, Run
-from fmm.tuner.search.space import build_plan, choices_of_plans, device_space, space_of_type
+from fmm.tuner.search.space import build_plan, choices_by_plan, device_search_space, space_for_dtype
 from fmm.tuner.trials.journal import Journal, RoundLimits, Samples, TimedProblem, paired_speedup
 
 SEARCH_STAGE = "search"
@@ -35,38 +35,38 @@ def search_plans(
     """Race plans against the vendor, one at a time, until the trials or the seconds are spent; return the ranking."""
     predicted = [c.plan for c in rank_candidates(problem, calibration) if c.plan != VENDOR]
     predicted = [
-        p for p in predicted if compile_weight(p) <= effort.heaviest and within_limits(journal.device, p, problem)
+        p for p in predicted if compile_weight(p) <= effort.heaviest and is_within_limits(journal.device, p, problem)
     ]
     if problem.writes_triangle:
         return race_plans(journal, problem, predicted[: effort.trials], effort)
-    without = leanest_plan(problem, calibration, journal.device)
+    without = best_plan_without_workspace(problem, calibration, journal.device)
     peers = [p for p in journal.device.vendor_alternatives() if p.accepts_type(problem.dtype)][: effort.enqueued]
     promising = list(dict.fromkeys([*predicted[:1], *without, *peers, *predicted[1 : effort.enqueued]]))
     with journal.open(SEARCH_STAGE, problem) as timed:
-        race = Race(timed, effort.rounds)
-        for plan in proposed_plans(
+        race = PlanRace(timed, effort.rounds)
+        for plan in search_proposals(
             promising, journal.device, problem, race.results, effort.trials + len(peers + without)
         ):
             if race.spent >= seconds:
                 break
-            race.measure(plan)
-    return RaceResult(problem, race.ranking())
+            race.measure_speedup(plan)
+    return RaceResult(problem, race.ranked_speedups())
 
 
 def race_plans(journal: Journal, problem: Problem, plans: Sequence[Plan], effort: Effort) -> RaceResult:
     """Race these plans against the vendor; return the ranking."""
     with journal.open(SEARCH_STAGE, problem) as timed:
-        racing = Race(timed, effort.rounds)
+        racing = PlanRace(timed, effort.rounds)
         for plan in plans:
-            racing.measure(plan)
-    return RaceResult(problem, racing.ranking())
+            racing.measure_speedup(plan)
+    return RaceResult(problem, racing.ranked_speedups())
 
 
-def leanest_plan(problem: Problem, calibration: Calibration, device: Device) -> list[Plan]:
+def best_plan_without_workspace(problem: Problem, calibration: Calibration, device: Device) -> list[Plan]:
     """Return a list of the model's best plan without workspace; empty if no plan does without."""
     candidates = rank_candidates(problem, calibration)
     return [
-        c.plan for c in candidates if needs_no_workspace(c.plan, problem) and within_limits(device, c.plan, problem)
+        c.plan for c in candidates if needs_no_workspace(c.plan, problem) and is_within_limits(device, c.plan, problem)
     ][:1]
 
 
@@ -75,7 +75,7 @@ def needs_no_workspace(plan: Plan, problem: Problem) -> bool:
     return bool(plan.levels) and workspace(plan, *problem.size, problem.itemsize, op=problem.op) == 0
 
 
-def within_limits(device: Device, plan: Plan, problem: Problem) -> bool:
+def is_within_limits(device: Device, plan: Plan, problem: Problem) -> bool:
     """Return True if the plan suits the type, the default error limit, and the device's memory."""
     if not plan.is_candidate_for(problem.dtype):
         return False
@@ -90,7 +90,7 @@ def within_limits(device: Device, plan: Plan, problem: Problem) -> bool:
     return allowed.allow(plan, growth) and operands + needed <= device.memory
 
 
-class Race:
+class PlanRace:
     """A race of plans on one problem, each paired with the vendor in shuffled rounds; clear losers stop early."""
 
     def __init__(self, timed: TimedProblem, rounds: int) -> None:
@@ -99,12 +99,12 @@ class Race:
         self.best_low = 1.0
         self.spent = 0.0
 
-    def measure(self, plan: Plan) -> float:
+    def measure_speedup(self, plan: Plan) -> float:
         """Return the plan's median speedup over the vendor; measure it unless that was done before."""
         if plan in self.results:
             return self.results[plan]
         run, base = Run(plan), Run(VENDOR)
-        samples = self.timed.rounds((base, run), RoundLimits(self.rounds), lambda s: self._clear_losers(s, base, run))
+        samples = self.timed.rounds((base, run), RoundLimits(self.rounds), lambda s: self._losing_runs(s, base, run))
         self.spent += sum(map(sum, samples.values()))
         found = paired_speedup(samples, base, run) if samples[run] and samples[base] else 0.0
         self.results[plan] = found
@@ -115,7 +115,7 @@ class Race:
             )
         return found
 
-    def _clear_losers(self, samples: Samples, base: Run, run: Run) -> Iterable[Run]:
+    def _losing_runs(self, samples: Samples, base: Run, run: Run) -> Iterable[Run]:
         """Return both runs if even the plan's best round is below the leader's 95 % interval; otherwise none."""
         if not samples[run] or not samples[base]:
             return (base, run)
@@ -123,21 +123,21 @@ class Race:
         best = max(certification.paired_ratios(samples[base][:rounds], samples[run]))
         return (base, run) if rounds >= 2 and best < self.best_low else ()
 
-    def ranking(self) -> tuple[tuple[Plan, float], ...]:
+    def ranked_speedups(self) -> tuple[tuple[Plan, float], ...]:
         """Return the plans that worked with their speedups, the fastest first."""
         return tuple(sorted(((p, s) for p, s in self.results.items() if s), key=lambda x: -x[1]))
 
 
-def proposed_plans(
+def search_proposals(
     promising: Sequence[Plan], device: Device, problem: Problem, results: Mapping[Plan, float], trials: int
 ) -> Iterator[Plan]:
     """Yield the promising plans, then the proposals of Optuna's sampler."""
     yield from promising[:trials]
     if trials > len(promising):
-        yield from explored_plans(device, problem, results, trials - len(promising))
+        yield from optuna_proposals(device, problem, results, trials - len(promising))
 
 
-def explored_plans(
+def optuna_proposals(
     device: Device, problem: Problem, results: Mapping[Plan, float], count: int, sampler: Any = None
 ) -> Iterator[Plan]:
     """Yield at most `count` new plans from Optuna's sampler (TPE), which has the results of all measured plans.
@@ -148,12 +148,12 @@ def explored_plans(
     from optuna.distributions import CategoricalDistribution
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    choices = space_of_type(device_space(device), problem.dtype)
+    choices = space_for_dtype(device_search_space(device), problem.dtype)
     space: dict[str, Any] = {name: CategoricalDistribution(tuple(values)) for name, values in choices.items()}
     study = optuna.create_study(
         direction="maximize", sampler=sampler or optuna.samplers.TPESampler(seed=0, n_startup_trials=4)
     )
-    plans = choices_of_plans(tuple((name, tuple(values)) for name, values in choices.items()))
+    plans = choices_by_plan(tuple((name, tuple(values)) for name, values in choices.items()))
     for plan, value in results.items():
         if plan in plans:
             study.add_trial(optuna.trial.create_trial(params=plans[plan], distributions=space, value=value))
@@ -174,4 +174,4 @@ def _runnable_plan(choices: Mapping[str, str], device: Device, problem: Problem)
         plan = build_plan(choices)
     except PlanError:
         return None
-    return plan if plan != VENDOR and within_limits(device, plan, problem) else None
+    return plan if plan != VENDOR and is_within_limits(device, plan, problem) else None

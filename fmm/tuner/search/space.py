@@ -19,10 +19,10 @@ from fmm.perfmodel.candidates import candidate_levels, candidate_plans, device_l
 from fmm.tuner.devices.device import Device
 
 MAX_PASS_PRODUCTS = 7**3  # the largest number of products of one pass
-Space = Mapping[str, Sequence[str]]  # the name of a choice -> its values
+SearchSpace = Mapping[str, Sequence[str]]  # the name of a choice -> its values
 
 
-def search_space(device: str) -> Space:
+def search_space(device: str) -> SearchSpace:
     """Return the choices for a kind of device: `cpu` or `cuda`."""
     schemes = tuple(level.text for level in search_levels(device))
     # Integers are not tuned.
@@ -37,7 +37,7 @@ def search_space(device: str) -> Space:
             "traversal": ("batched", "", "overlapped", "fused"),
             "fringe": ("pad16", "pad64", "pad4"),
             "leaf": leaves,
-            "numbers": ("", *_number_levels(device)),
+            "numbers": ("", *_type_changing_levels(device)),
         }
     space = {
         "scheme": schemes,
@@ -46,33 +46,33 @@ def search_space(device: str) -> Space:
         "traversal": ("", "stacked", "sequential"),
         "fringe": ("", "unequal", "pad", "peel"),
         "balanced": ("", "balanced(2)"),
-        "numbers": ("", *_number_levels(device)),
+        "numbers": ("", *_type_changing_levels(device)),
     }
     return {**space, "leaf": leaves} if len(leaves) > 1 else space
 
 
-def device_space(device: Device) -> Space:
+def device_search_space(device: Device) -> SearchSpace:
     """Return the choices for a device."""
     return search_space("cuda" if device.untuned_model().batches else "cpu")
 
 
-def space_of_type(space: Space, dtype: str) -> Space:
+def space_for_dtype(space: SearchSpace, dtype: str) -> SearchSpace:
     """Return the space without the levels and leaf options that no plan for this type has."""
     fitting = [x for x in space.get("numbers", ()) if not x or dtype in (parse_level(x).types or (dtype,))]
     left = {name: values for name, values in space.items() if name != "numbers"}
     if "leaf" in space:
-        left["leaf"] = tuple(name for name in space["leaf"] if _has_options_of(name, dtype))
+        left["leaf"] = tuple(name for name in space["leaf"] if _has_valid_options(name, dtype))
     return left | ({"numbers": tuple(fitting)} if len(fitting) > 1 else {})
 
 
-def _has_options_of(leaf: str, dtype: str) -> bool:
+def _has_valid_options(leaf: str, dtype: str) -> bool:
     """Return True if the leaf has no options, or is a candidate with these options for the type or its real type."""
     use, real = leaf_use(leaf), DTYPES[dtype].real or dtype
     compared = use.leaf.candidate_types
     return not use.options or (real in use.types() and (compared is None or real in compared))
 
 
-def _number_levels(device: str) -> list[str]:
+def _type_changing_levels(device: str) -> list[str]:
     """Return the levels that change the numbers (3m, residues) of the device's candidates."""
     first = [str(plan.levels[0]) for plan in candidate_plans(device) if plan.levels]
     return [level.text for level in candidate_levels() if level.above and level.text in first]
@@ -84,16 +84,18 @@ def build_plan(choices: Mapping[str, str]) -> Plan:
     leaf = choices.get("leaf", "vendor")
     above = [choices["numbers"]] if choices.get("numbers") else []
     if "inner" in choices:
-        _check_passes(choices, _level_forms(scheme))
-        outer = [_level(_level_power(scheme, choices["outer"]), ["", options[1]])] if choices["outer"] else []
-        return Plan.parse(" > ".join([*above, *outer, _level(_level_power(scheme, choices["inner"]), options), leaf]))
+        _check_gpu_choices(choices, _level_forms(scheme))
+        outer = [_level(_level_power_text(scheme, choices["outer"]), ["", options[1]])] if choices["outer"] else []
+        return Plan.parse(
+            " > ".join([*above, *outer, _level(_level_power_text(scheme, choices["inner"]), options), leaf])
+        )
     depth = int(choices["depth"])
-    levels = [_level_power(scheme, str(depth))] if choices["composed"] == "yes" else [scheme] * depth
+    levels = [_level_power_text(scheme, str(depth))] if choices["composed"] == "yes" else [scheme] * depth
     first = [choices["balanced"]] if choices.get("balanced") else []
     return Plan.parse(" > ".join([*above, *first, *(_level(x, options) for x in levels), leaf]))
 
 
-def _check_passes(choices: Mapping[str, str], forms: Sequence[str]) -> None:
+def _check_gpu_choices(choices: Mapping[str, str], forms: Sequence[str]) -> None:
     """Raise PlanError for choices on a GPU that gain too little for the time of their compilation."""
     outer, inner, traversal = (choices[name] for name in ("outer", "inner", "traversal"))
     if inner == "3" and (traversal != "batched" or "one pass" not in forms):
@@ -113,7 +115,7 @@ def _level_forms(text: str) -> tuple[str, ...]:
     return next((level.forms for level in candidate_levels() if level.text == text), ())
 
 
-def _level_power(scheme: str, exponent: str) -> str:
+def _level_power_text(scheme: str, exponent: str) -> str:
     """Return the text of `exponent` levels in one pass; raise PlanError for too many products."""
     level = next((level for level in candidate_levels() if level.text == scheme), None)
     if level and level.products ** int(exponent) > MAX_PASS_PRODUCTS:
@@ -129,7 +131,7 @@ def _level(name: str, options: Sequence[str]) -> str:
 
 @clear_on_registration
 @lru_cache(maxsize=4)
-def choices_of_plans(space: tuple[tuple[str, tuple[str, ...]], ...]) -> Mapping[Plan, dict[str, str]]:
+def choices_by_plan(space: tuple[tuple[str, tuple[str, ...]], ...]) -> Mapping[Plan, dict[str, str]]:
     """Return every plan of the space with the first choices that make the plan."""
     found: dict[Plan, dict[str, str]] = {}
     for values in product(*(values for _, values in space)):

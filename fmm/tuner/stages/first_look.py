@@ -13,19 +13,19 @@ from fmm.problem import Problem
 from fmm.runtime.decisions.decide import ENTRY_OVERRIDE_GAIN
 from fmm.tuner.devices.compile_ahead import needed_first
 from fmm.tuner.devices.device import Effort, Run
-from fmm.tuner.findings.conclude import HELD_OUT_STAGE, model_so_far, starting_calibration
+from fmm.tuner.findings.conclude import HELD_OUT_STAGE, calibration_so_far, starting_calibration
 from fmm.tuner.findings.diagnostics import noise_floor
 from fmm.tuner.search.certify import certify_best
-from fmm.tuner.search.race import race_plans, within_limits
+from fmm.tuner.search.race import is_within_limits, race_plans
 from fmm.tuner.stages import shapes
 from fmm.tuner.stages.probes import (
+    AA_PAIR_RUNS,
     SHAPE_SEEDS,
     TIME_SHARES,
-    TWIN_RUNS,
     compilable_candidates,
-    find_scale,
+    measure_largest_side,
+    measure_quiet_times,
     measure_runs,
-    time_quiet_products,
 )
 from fmm.tuner.trials.journal import Journal, RoundLimits
 
@@ -36,26 +36,26 @@ VENDOR_SIDE_SHARES = ((1, 1, 1), (1 / 2, 1 / 2, 1 / 2), (1 / 4, 1 / 4, 1 / 4), (
 
 def measure_first_look(journal: Journal, dtype: str, effort: Effort) -> None:
     """Measure the first look, the vendor's products first, since fmm's kernels compile in the meantime."""
-    time_quiet_products(journal, dtype)
-    side = find_scale(journal, dtype, effort)
+    measure_quiet_times(journal, dtype)
+    side = measure_largest_side(journal, dtype, effort)
     for shares in VENDOR_SIDE_SHARES:
         m, k, n = (shapes.rounded_side(share * side) for share in shares)
         measure_runs(journal, "rates", Problem(m, k, n, dtype), [Run()], effort)
     half = shapes.rounded_side(side / 2)
     square = Problem(half, half, half, dtype)
-    usual, own = first_plans(journal, square, effort)
+    usual, own = first_look_plans(journal, square, effort)
     timed = [Run(plan, "sums") for plan in usual[:1]] + [Run(plan) for plan in own]
-    measure_runs(journal, "probe", square, [*TWIN_RUNS, *timed], effort)
-    for size in shapes.scattered_shapes(side, effort, TIME_SHARES[HELD_OUT_STAGE], SHAPE_SEEDS[HELD_OUT_STAGE]):
+    measure_runs(journal, "probe", square, [*AA_PAIR_RUNS, *timed], effort)
+    for size in shapes.random_probe_shapes(side, effort, TIME_SHARES[HELD_OUT_STAGE], SHAPE_SEEDS[HELD_OUT_STAGE]):
         problem = Problem(*size, dtype)
-        usual, own = first_plans(journal, problem, effort)
+        usual, own = first_look_plans(journal, problem, effort)
         plans = [*usual[: PLANS_PER_HELD_OUT_SHAPE - len(own)], *own]
         measure_runs(journal, HELD_OUT_STAGE, problem, [Run(), *map(Run, plans)], effort)
     for size in shapes.square_ladder(side)[:1]:  # empty on a slow device
-        certify_one(journal, Problem(*size, dtype), effort)
+        certify_compiled_plan(journal, Problem(*size, dtype), effort)
 
 
-def first_plans(journal: Journal, problem: Problem, effort: Effort) -> tuple[list[Plan], list[Plan]]:
+def first_look_plans(journal: Journal, problem: Problem, effort: Effort) -> tuple[list[Plan], list[Plan]]:
     """Return the plans with kernels that compile first, sorted by predicted time, and a plan by a leaf with its own
     rate.
 
@@ -63,18 +63,20 @@ def first_plans(journal: Journal, problem: Problem, effort: Effort) -> tuple[lis
     """
     light = [p for p in compilable_candidates(journal.device, effort) if needed_first(p)]
     model = starting_calibration(journal.device.prior_model(problem.dtype), problem.dtype)
-    found = [c.plan for c in rank_candidates(problem, model, light) if within_limits(journal.device, c.plan, problem)]
+    found = [
+        c.plan for c in rank_candidates(problem, model, light) if is_within_limits(journal.device, c.plan, problem)
+    ]
     usual = [p for p in found if not p.leaf_use.leaf.rate and p != VENDOR]
     own = [p for p in found if p.leaf_use.leaf.rate and journal.ready(problem.dtype, p)]
     return usual, own[:1]
 
 
-def certify_one(journal: Journal, problem: Problem, effort: Effort) -> None:
+def certify_compiled_plan(journal: Journal, problem: Problem, effort: Effort) -> None:
     """Certify the model's choice among the compiled plans, unless the model predicts a far better plan.
 
     An entry of the compiled plan would prevent the choice of the better plan.
     """
-    ready = _ready_plan(journal, problem, effort)
+    ready = _best_compiled_plan(journal, problem, effort)
     if ready is None:
         return
     peers = [p for p in journal.device.vendor_alternatives() if p.accepts_type(problem.dtype)][: effort.enqueued]
@@ -84,10 +86,10 @@ def certify_one(journal: Journal, problem: Problem, effort: Effort) -> None:
     certify_best(journal, found, limits, noise_floor(journal.recorded) or 0.0)
 
 
-def _ready_plan(journal: Journal, problem: Problem, effort: Effort) -> Plan | None:
+def _best_compiled_plan(journal: Journal, problem: Problem, effort: Effort) -> Plan | None:
     """Return the compiled plan that the scaled model ranks first; None if an uncompiled plan is far faster."""
-    device, calibration = journal.device, model_so_far(journal, problem.dtype)
-    candidates = [c for c in rank_candidates(problem, calibration) if within_limits(device, c.plan, problem)]
+    device, calibration = journal.device, calibration_so_far(journal, problem.dtype)
+    candidates = [c for c in rank_candidates(problem, calibration) if is_within_limits(device, c.plan, problem)]
     light = set(compilable_candidates(device, effort)) - {VENDOR}
     ready = (c for c in candidates if c.plan in light and journal.ready(problem.dtype, c.plan))
     best = next(ready, None)

@@ -15,10 +15,10 @@ from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import COMPILE_TURNS, FIRST_TURN, OWN_KERNELS_TURN, compile_turn, compile_weight
 from fmm.tuner.devices.device import SHORTEST_SAMPLE_PART, Device, Effort, Run
 from fmm.tuner.findings.conclude import HELD_OUT_STAGE, starting_calibration
-from fmm.tuner.findings.diagnostics import QUIET_STAGE, twin_differences
-from fmm.tuner.findings.thresholds import LEVEL_COUNTS, side_choosing_levels, with_margin
+from fmm.tuner.findings.diagnostics import QUIET_STAGE, aa_pair_differences
+from fmm.tuner.findings.thresholds import LEVEL_COUNTS, crossover_of_levels, with_margin
 from fmm.tuner.fit import blocks
-from fmm.tuner.search.race import within_limits
+from fmm.tuner.search.race import is_within_limits
 from fmm.tuner.stages import shapes
 from fmm.tuner.trials.journal import Journal, RoundLimits
 
@@ -32,18 +32,18 @@ TIME_SHARES = {
     "halves": 0.1,
 }
 NOISY_SAMPLE_RATIO = 1.1  # two samples of one run with a larger ratio are noisy: a third sample follows
-MAX_TWIN_DIFFERENCE = 0.03  # equal products with a larger relative difference get more rounds ...
-TWIN_TIME_SHARE = 0.08  # ... for this share of the planned seconds
-TWIN_RUNS = Run(), Run(twin=1)
-SHAPES_PER_OWN_KERNEL = 2  # every second random shape, with round sides, also has a plan with fmm's own kernel
-PATIENT_TIME_SHARE = 0.4  # uncertain medians get more rounds until this share of the planned seconds is spent ...
-LONG_ROUNDS_SHARE = 0.03  # ... but only while the rounds of the shape have taken less than this share of them
-CROSSOVER_STRIDE = 4  # on a CPU every 4th held-out shape is around a crossover
+MAX_AA_PAIR_DIFFERENCE = 0.03  # equal products with a larger relative difference get more rounds ...
+AA_PAIR_TIME_SHARE = 0.08  # ... for this share of the planned seconds
+AA_PAIR_RUNS = Run(), Run(twin=1)
+OWN_KERNEL_STRIDE = 2  # every second random shape, with round sides, also has a plan with fmm's own kernel
+EXTRA_ROUNDS_TIME_SHARE = 0.4  # uncertain medians get more rounds until this share of the planned seconds is spent ...
+MAX_SHAPE_TIME_SHARE = 0.03  # ... but only while the rounds of the shape have taken less than this share of them
+CROSSOVER_SHAPE_STRIDE = 4  # on a CPU every 4th held-out shape is around a crossover
 # side of the first quiet product; the side is doubled until the next product would take longer than these seconds
 FIRST_QUIET_SIDE, MAX_QUIET_SECONDS = 256, 4e-3
 
 
-def time_quiet_products(journal: Journal, dtype: str) -> None:
+def measure_quiet_times(journal: Journal, dtype: str) -> None:
     """Time products of a few milliseconds, the shortest of many samples each: the times of a quiet device.
 
     Every tuning calls this twice, at different moments.
@@ -59,7 +59,7 @@ def time_quiet_products(journal: Journal, dtype: str) -> None:
         side *= 2
 
 
-def find_scale(journal: Journal, dtype: str, effort: Effort) -> int:
+def measure_largest_side(journal: Journal, dtype: str, effort: Effort) -> int:
     """Return the largest side that the effort affords, from products that are short on every device."""
     side = 1024
     while True:
@@ -67,7 +67,7 @@ def find_scale(journal: Journal, dtype: str, effort: Effort) -> int:
         with journal.open("scale", problem) as timed:
             samples = timed.rounds([Run()], RoundLimits(3, 20, 0.5))[Run()]
             seconds = min(samples, default=0.0)  # the shortest sample, since other work may disturb some
-        found = shapes.largest_side(problem, seconds, journal.device, effort) if seconds else side
+        found = shapes.largest_affordable_side(problem, seconds, journal.device, effort) if seconds else side
         if found <= 4 * side or not seconds:
             return found
         side *= 4  # small products do not reach the rate of a fast device
@@ -91,19 +91,19 @@ def probe_rates(journal: Journal, dtype: str, side: int, effort: Effort) -> None
         measure_runs(journal, "rates", Problem(*size, dtype), [Run()], effort)
     squares = [Problem(*s, dtype) for s in shapes.probe_shapes(side // 2 if gpu else side) if len(set(s)) == 1]
     squares, last = (squares, []) if gpu else (squares[2:], squares[1:2])
-    probe_leaves(journal, squares[::2], effort)
-    scattered = list(probe_scattered(device, dtype, side, effort))
+    probe_own_rate_leaves(journal, squares[::2], effort)
+    scattered = list(scattered_shape_plans(device, dtype, side, effort))
     for turn in COMPILE_TURNS:
         probe_squares(journal, squares, [p for p in plans if probing_turn(p, gpu) == turn], turn, side, effort)
         if turn == OWN_KERNELS_TURN:
             probe_own_kernel(journal, squares[::2], effort)
         for stage, problem, found in scattered:
-            runnable = [p for p in found if within_limits(device, p, problem)]
+            runnable = [p for p in found if is_within_limits(device, p, problem)]
             runs = [Run(p) for p in runnable if probing_turn(p, gpu) == turn]
             if runs or (turn == FIRST_TURN and not runnable):
                 measure_runs(journal, stage, problem, [Run(), *runs], effort)
     probe_squares(journal, last, plans, FIRST_TURN, side, effort)
-    repeat_noisy_twins(journal, dtype, effort)
+    repeat_noisy_aa_pairs(journal, dtype, effort)
 
 
 def probing_turn(plan: Plan, gpu: bool) -> int:
@@ -120,31 +120,31 @@ def probe_squares(
     """
     gpu = journal.device.untuned_model().batches
     for problem in squares:
-        own = [p for p in plans if within_limits(journal.device, p, problem)]
+        own = [p for p in plans if is_within_limits(journal.device, p, problem)]
         runs = [Run(p, part) for p in own for part in ("sums", "products")]
         if (side // 2 <= problem.m + shapes.SIDE_STEP < side) if gpu else (side // 3 <= problem.m < 2 * side // 3):
-            runs += [Run(p) for p in (*own, *plans_of_other_numbers(journal.device, problem)[:2])]
-        measure_runs(journal, "probe", problem, [*(TWIN_RUNS if turn == FIRST_TURN else ()), *runs], effort)
+            runs += [Run(p) for p in (*own, *type_changing_plans(journal.device, problem)[:2])]
+        measure_runs(journal, "probe", problem, [*(AA_PAIR_RUNS if turn == FIRST_TURN else ()), *runs], effort)
 
 
-def repeat_noisy_twins(journal: Journal, dtype: str, effort: Effort) -> None:
+def repeat_noisy_aa_pairs(journal: Journal, dtype: str, effort: Effort) -> None:
     """Measure more rounds of the equal products that differ most, at another moment.
 
     Among two or three rounds a single interruption can be the median, so that a quiet device seems noisy.
     """
-    end = journal.spent + TWIN_TIME_SHARE * effort.seconds
-    while journal.spent < end and (found := twin_differences(journal.recorded)):
+    end = journal.spent + AA_PAIR_TIME_SHARE * effort.seconds
+    while journal.spent < end and (found := aa_pair_differences(journal.recorded)):
         worst = max(found, key=lambda size: found[size])
-        if found[worst] <= MAX_TWIN_DIFFERENCE:
+        if found[worst] <= MAX_AA_PAIR_DIFFERENCE:
             return
         with journal.open("probe", Problem(*worst, dtype)) as timed:
-            timed.rounds(TWIN_RUNS, RoundLimits(effort.rounds + 1))
+            timed.rounds(AA_PAIR_RUNS, RoundLimits(effort.rounds + 1))
 
 
-def probe_leaves(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
+def probe_own_rate_leaves(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
     """Measure leaves with their own rate, alone, with the vendor's product."""
     for problem in squares:
-        if alone := [p for p in plans_of_own_rate(journal.device, problem, effort) if not p.levels]:
+        if alone := [p for p in own_rate_plans(journal.device, problem, effort) if not p.levels]:
             measure_runs(journal, "tiles", problem, [Run(), *map(Run, alone)], effort)
 
 
@@ -154,9 +154,9 @@ def probe_own_kernel(journal: Journal, squares: Sequence[Problem], effort: Effor
     Plans with levels above a leaf with its own rate are measured too.
     """
     for problem in squares:
-        plans = plans_of_own_kernel(journal.device, problem, effort)
+        plans = own_kernel_plans(journal.device, problem, effort)
         own = [*plans, *([Plan(leaf=plans[0].leaf)] if plans else [])]
-        if own := [*own, *(p for p in plans_of_own_rate(journal.device, problem, effort) if p.levels)]:
+        if own := [*own, *(p for p in own_rate_plans(journal.device, problem, effort) if p.levels)]:
             measure_runs(journal, "tiles", problem, [Run(), *map(Run, own)], effort)
         if plans:
             odd = Problem(problem.m + 1, problem.k + 1, problem.n + 1, problem.dtype)
@@ -167,29 +167,33 @@ def probe_strategies(journal: Journal, effort: Effort) -> None:
     """Measure the tile strategies of fmm's own kernel on all kinds of shapes."""
     for size in blocks.STRATEGY_SHAPES:
         measure_runs(
-            journal, blocks.BLOCKS_STAGE, Problem(*size, blocks.BLOCKS_DTYPE), [Run(), *blocks.strategy_runs()], effort
+            journal,
+            blocks.BLOCK_MODEL_STAGE,
+            Problem(*size, blocks.BLOCK_MODEL_DTYPE),
+            [Run(), *blocks.strategy_runs()],
+            effort,
         )
 
 
-def probe_scattered(
+def scattered_shape_plans(
     device: Device, dtype: str, side: int, effort: Effort
 ) -> Iterator[tuple[str, Problem, Sequence[Plan]]]:
     """Yield random shapes with their plans, alternately for the fit and held out: drift affects both kinds alike."""
     fitted, held = (
-        shapes.scattered_shapes(side, effort, TIME_SHARES[stage], seed) for stage, seed in SHAPE_SEEDS.items()
+        shapes.random_probe_shapes(side, effort, TIME_SHARES[stage], seed) for stage, seed in SHAPE_SEEDS.items()
     )
     gpu, light = device.untuned_model().batches, compilable_candidates(device, effort)
     for i, sizes in enumerate(zip(fitted, held, strict=True)):
         for stage, size in zip(SHAPE_SEEDS, sizes, strict=True):
-            if stage == HELD_OUT_STAGE and not gpu and i % CROSSOVER_STRIDE == CROSSOVER_STRIDE - 1:
+            if stage == HELD_OUT_STAGE and not gpu and i % CROSSOVER_SHAPE_STRIDE == CROSSOVER_SHAPE_STRIDE - 1:
                 continue  # probe_crossovers holds out another shape instead
             problem = Problem(*size, dtype)
             # Plans that do not emulate: the model must also be right for a user who forbids emulation.
             usual = [p for p in light if not p.leaf_use.leaf.rate]
-            plans, above = plans_worth_probing(device, problem, usual), plans_of_other_numbers(device, problem)
+            plans, above = plans_worth_probing(device, problem, usual), type_changing_plans(device, problem)
             others = plans[1:] or plans  # a GPU may have a single plan for a small product
-            beside = plans_of_own_kernel(device, problem, effort)[:1] if i % SHAPES_PER_OWN_KERNEL == 0 else []
-            beside += plans_of_own_rate(device, problem, effort)
+            beside = own_kernel_plans(device, problem, effort)[:1] if i % OWN_KERNEL_STRIDE == 0 else []
+            beside += own_rate_plans(device, problem, effort)
             found = plans[:2] if stage == HELD_OUT_STAGE else [plans[0], others[i % len(others)]]
             if not gpu:  # plans like those that will be chosen have several levels
                 levels = (2, 3, 1)[(i + (stage == HELD_OUT_STAGE)) % 3]
@@ -210,13 +214,13 @@ def probe_crossovers(journal: Journal, dtype: str, side: int, calibration: Calib
     if calibration.batches:
         return
     required = with_margin(calibration, MIN_SPEEDUP - 1)
-    crossovers = [side_choosing_levels(required, dtype, levels) for levels in LEVEL_COUNTS]
-    count = max(effort.held_out // CROSSOVER_STRIDE, 1)
+    crossovers = [crossover_of_levels(required, dtype, levels) for levels in LEVEL_COUNTS]
+    count = max(effort.held_out // CROSSOVER_SHAPE_STRIDE, 1)
     for size in shapes.crossover_shapes(side, crossovers, count):
         problem = Problem(*size, dtype)
         ranked = rank_candidates(problem, calibration, compilable_candidates(journal.device, effort))
-        usable = [c for c in ranked if c.plan.levels and within_limits(journal.device, c.plan, problem)]
-        near = [c.plan for c in usable if c.time < MAX_PROBED_TIME * usable[0].time]
+        usable = [c for c in ranked if c.plan.levels and is_within_limits(journal.device, c.plan, problem)]
+        near = [c.plan for c in usable if c.time < MAX_PROBED_TIME_RATIO * usable[0].time]
         best = [next((p for p in near if count_levels(p) == levels), None) for levels in LEVEL_COUNTS]
         measure_runs(journal, HELD_OUT_STAGE, problem, [Run(), *(Run(p) for p in best if p)], effort)
 
@@ -231,20 +235,20 @@ def measure_runs(journal: Journal, stage: str, problem: Problem, runs: Sequence[
 def round_limits(journal: Journal, effort: Effort) -> RoundLimits:
     """Return the effort's number of rounds, with more for short runs and for uncertain medians."""
     planned = effort.seconds
-    patient = 2 * effort.rounds if journal.spent < PATIENT_TIME_SHARE * planned else 0
+    patient = 2 * effort.rounds if journal.spent < EXTRA_ROUNDS_TIME_SHARE * planned else 0
     return RoundLimits(
         effort.rounds,
         4 * effort.rounds,
         0.001 * planned,
         patient,
-        dear=LONG_ROUNDS_SHARE * planned,
+        dear=MAX_SHAPE_TIME_SHARE * planned,
         unlike=NOISY_SAMPLE_RATIO,
     )
 
 
 # On a CPU that runs several products at a time, only plans predicted within this multiple of the best plan's time are
 # probed: plans of many small steps take ten times as long.
-MAX_PROBED_TIME = 1.5
+MAX_PROBED_TIME_RATIO = 1.5
 
 
 def compilable_candidates(device: Device, effort: Effort) -> list[Plan]:
@@ -256,11 +260,11 @@ def plans_worth_probing(device: Device, problem: Problem, plans: Sequence[Plan])
     """Return the plans among which the model will choose, sorted by the untuned model."""
     untuned = starting_calibration(device.untuned_model(), problem.dtype)
     ranked = [c for c in rank_candidates(problem, untuned, plans) if c.plan != VENDOR]
-    near = [c for c in ranked if untuned.lanes == 1 or c.time < MAX_PROBED_TIME * ranked[0].time]
+    near = [c for c in ranked if untuned.lanes == 1 or c.time < MAX_PROBED_TIME_RATIO * ranked[0].time]
     return [c.plan for c in (near if len(near) > 1 else ranked[:2])]
 
 
-def plans_of_other_numbers(device: Device, problem: Problem) -> list[Plan]:
+def type_changing_plans(device: Device, problem: Problem) -> list[Plan]:
     """Return the CPU's candidates that change the numbers (3m: complex products by real ones), the best first."""
     untuned = starting_calibration(device.untuned_model(), problem.dtype)
     if untuned.batches:
@@ -270,21 +274,21 @@ def plans_of_other_numbers(device: Device, problem: Problem) -> list[Plan]:
     return plans_worth_probing(device, problem, found) if found else []
 
 
-def plans_of_own_rate(device: Device, problem: Problem, effort: Effort) -> list[Plan]:
+def own_rate_plans(device: Device, problem: Problem, effort: Effort) -> list[Plan]:
     """Return the plans for each leaf with its own rate: the leaf alone, and the first candidate above the leaf."""
     rates, found = device.untuned_model().rates, []
     light = [p for p in compilable_candidates(device, effort) if p.leaf_use.leaf.rate in rates]
-    plans = [p for p in light if within_limits(device, p, problem)]
+    plans = [p for p in light if is_within_limits(device, p, problem)]
     for leaf in dict.fromkeys(p.leaf for p in plans):
         own = [p for p in plans if p.leaf == leaf]
         found += [p for p in own if not p.levels] + [p for p in own if p.levels][:1]
     return found
 
 
-def plans_of_own_kernel(device: Device, problem: Problem, effort: Effort) -> list[Plan]:
+def own_kernel_plans(device: Device, problem: Problem, effort: Effort) -> list[Plan]:
     """Return candidates with fmm's own kernel that could win if the kernel is as fast as possible."""
     plans = [
-        p for p in compilable_candidates(device, effort) if p.uses_tile_model and within_limits(device, p, problem)
+        p for p in compilable_candidates(device, effort) if p.uses_tile_model and is_within_limits(device, p, problem)
     ]
     plans = [p for p in plans if are_rows_aligned(problem, p.leaf_use.leaf.alignment)]
     return [p for p in plans if estimated_work(p, problem).smallest >= device.untuned_model().least]

@@ -15,7 +15,7 @@ Size = tuple[int, int, int]
 
 
 # The largest side is chosen so that the planned seconds hold this number of the vendor's products for each round.
-LARGEST_PER_BUDGET = 22
+LARGEST_PRODUCTS_PER_BUDGET = 22
 SIDE_STEP = 128  # sides of the ladder and the probe are multiples of this
 LADDER_SIDES = [
     *range(1024, 4096, 512),
@@ -25,9 +25,9 @@ LADDER_SIDES = [
 ]
 
 
-def largest_side(problem: Problem, seconds: float, device: Device, effort: Effort) -> int:
+def largest_affordable_side(problem: Problem, seconds: float, device: Device, effort: Effort) -> int:
     """Return the largest side that the effort affords, from the seconds of a smaller product."""
-    target = effort.seconds / (LARGEST_PER_BUDGET * effort.rounds)
+    target = effort.seconds / (LARGEST_PRODUCTS_PER_BUDGET * effort.rounds)
     side = (problem.m * problem.k * problem.n * target / seconds) ** (1 / 3)
     memory = math.sqrt(device.memory / (6 * problem.itemsize))  # the side whose operands and workspace fit in memory
     return max(int(min(side, memory)) // SIDE_STEP * SIDE_STEP, 2 * SIDE_STEP)
@@ -55,7 +55,7 @@ def rounded_side(side: float) -> int:
     return max(int(side) // 32 * 32, 32)
 
 
-def scattered_shapes(side: int, effort: Effort, share: float, seed: int) -> Iterator[Size]:
+def random_probe_shapes(side: int, effort: Effort, share: float, seed: int) -> Iterator[Size]:
     """Yield random shapes, uniform in the logarithm of the side, that together take `share` of the planned seconds.
 
     Every second shape has round sides: random sides are rarely aligned, those of practice often are.
@@ -63,7 +63,7 @@ def scattered_shapes(side: int, effort: Effort, share: float, seed: int) -> Iter
     rng = random.Random(seed)
     # A shape takes about three runs with a warm-up each. With sides spread by four, a product takes 10 % of the time of
     # the largest one.
-    cost = 0.3 * (4 / effort.spread) ** 1.5 * (effort.rounds + 1) / (LARGEST_PER_BUDGET * effort.rounds)
+    cost = 0.3 * (4 / effort.spread) ** 1.5 * (effort.rounds + 1) / (LARGEST_PRODUCTS_PER_BUDGET * effort.rounds)
     top = side * min(0.9, (share / (effort.held_out * cost)) ** (1 / 3))
     for i in range(effort.held_out):
         m, k, n = (int(math.exp(rng.uniform(math.log(top / effort.spread), math.log(top)))) for _ in range(3))
@@ -72,7 +72,7 @@ def scattered_shapes(side: int, effort: Effort, share: float, seed: int) -> Iter
 
 # The largest square around a crossover, and the other shapes, have at most these shares of the largest side that the
 # effort affords: three plans and the vendor are timed on each.
-LARGEST_CROSSOVER_SHARE, CROSSOVER_SHARE = 0.8, 0.55
+LARGEST_CROSSOVER_SIDE_SHARE, CROSSOVER_SIDE_SHARE = 0.8, 0.55
 CROSSOVER_OBLONG = (1.0, 0.625, 1.25)  # the sides of a rectangle as multiples of the side of a square
 CROSSOVER_OFFSET = 16  # added to the sides: they are aligned, but no multiples of 32 as all other squares
 
@@ -82,10 +82,10 @@ def crossover_shapes(side: int, crossovers: Iterable[float], count: int) -> list
 
     Shorter squares fill the list if crossovers are beyond the largest side.
     """
-    largest = CROSSOVER_SHARE * side
+    largest = CROSSOVER_SIDE_SHARE * side
     around = [x * crossover for x in (1.1, 0.9) for crossover in crossovers]
     sides = [x for x in around if 2 * SIDE_STEP <= x <= largest] + [largest * 0.94**i for i in range(2 * count)]
-    scaled = [(LARGEST_CROSSOVER_SHARE * side,) * 3, tuple(share * largest for share in CROSSOVER_OBLONG)]
+    scaled = [(LARGEST_CROSSOVER_SIDE_SHARE * side,) * 3, tuple(share * largest for share in CROSSOVER_OBLONG)]
     found: list[Size] = []
     for m, k, n in [*scaled, *((x, x, x) for x in sides)]:
         found.append(tuple(rounded_side(x) + CROSSOVER_OFFSET for x in (m, k, n)))  # type: ignore[arg-type]
@@ -97,12 +97,12 @@ def square_ladder(side: int, stride: int = 1) -> list[Size]:
     return [(x, x, x) for x in reversed(LADDER_SIDES) if side / 8 <= x <= side][::stride]
 
 
-def squares_below(side: int, stride: int = 1) -> list[Size]:
+def squares_below_ladder(side: int, stride: int = 1) -> list[Size]:
     """Return the squares of the ladder below an eighth of a side, the largest first."""
     return [(x, x, x) for x in reversed(LADDER_SIDES) if x < side / 8][::stride]
 
 
-class ShapesError(ValueError):
+class ShapesFileError(ValueError):
     """A shapes file that cannot be read."""
 
 
@@ -111,7 +111,7 @@ def read_shapes(path: Path, dtype: str) -> list[Size]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ShapesError(f"cannot read {path}: {error}") from None
+        raise ShapesFileError(f"cannot read {path}: {error}") from None
     found: list[Size] = []
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].replace(",", " ").split()
@@ -123,7 +123,7 @@ def read_shapes(path: Path, dtype: str) -> list[Size]:
                 raise ValueError
         except ValueError:
             valid = f"M K N, three whole numbers of 1 or more, optionally a type: {', '.join(FLOATS)}"
-            raise ShapesError(f"{path}, line {number}: {line.strip()[:60]!r}; a line is {valid}") from None
+            raise ShapesFileError(f"{path}, line {number}: {line.strip()[:60]!r}; a line is {valid}") from None
         if len(words) == 3 or words[3] == dtype:
             found.append((m, k, n))
     return list(dict.fromkeys(found))

@@ -30,7 +30,7 @@ from fmm.tuner.devices.simulated import SIMULATED_IDENTITY, SimulatedDevice
 from fmm.tuner.report.plan_names import plan_names_table, plans_in
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import TrialFile, frame
-from fmm.tuner.tune import Job, JobEnd
+from fmm.tuner.tune import JobResult, TuningJob
 from tests.support import ROOT
 from tests.support import configs as tuned
 from tests.support.busy_device import BusyDevice
@@ -536,9 +536,9 @@ def test_types_share_the_time_limit(fake: SimulatedDevice, tmp_path: Path, monke
     """What one leaves is the next one's."""
     limits = []
 
-    def tuned(job: Job, path: Path, options: Any, left: float, progress: Any) -> JobEnd:
+    def tuned(job: TuningJob, path: Path, options: Any, left: float, progress: Any) -> JobResult:
         limits.append((job.dtype, job.effort, left))
-        return JobEnd(0, "", 2.0)
+        return JobResult(0, "", 2.0)
 
     monkeypatch.setattr(commands_tune, "tune_job", tuned)
     assert main(["--time-limit", "16", "--output", str(tmp_path)]) == 0
@@ -557,9 +557,9 @@ def test_a_quick_tuning_of_a_cpu_is_one_pass(
     """Several types of a device have a first pass each before any is refined, if there is more to refine it with."""
     seen: list[tuple[str, str]] = []
 
-    def tuned(job: Job, path: Path, options: Any, left: float, progress: Any) -> JobEnd:
+    def tuned(job: TuningJob, path: Path, options: Any, left: float, progress: Any) -> JobResult:
         seen.append((job.effort, job.dtype))
-        return JobEnd(0, "", 2.0)
+        return JobResult(0, "", 2.0)
 
     monkeypatch.setattr(commands_tune, "select_devices", lambda name: [SimulatedDevice(gpu=gpu) for gpu in gpus])
     monkeypatch.setattr(commands_tune, "tune_job", tuned)
@@ -574,9 +574,9 @@ def test_on_a_gpu_a_first_pass_that_waited_for_the_compiler_has_a_second_go(
     seen: list[tuple[str, str, bool]] = []
     fake.chip = H200
 
-    def tuned(job: Job, path: Path, options: Any, left: float, progress: Any) -> JobEnd:
+    def tuned(job: TuningJob, path: Path, options: Any, left: float, progress: Any) -> JobResult:
         seen.append((job.dtype, job.effort, job.again))
-        return JobEnd(0, "" if job.again or job.dtype == "float64" else "the time was up", 2.0)
+        return JobResult(0, "" if job.again or job.dtype == "float64" else "the time was up", 2.0)
 
     monkeypatch.setattr(commands_tune, "tune_job", tuned)
     assert main(["--output", str(tmp_path)]) == 0
@@ -628,9 +628,9 @@ def test_verify_names_thresholds_of_another_version(tmp_path: Path, capsys: pyte
 
 
 def test_the_glossary_has_the_names_of_the_plans_alone() -> None:
-    rows = plan_names_table(plans_in("8192  1.1 predicted  winograd^2.batched > vendor")).pairs
+    rows = plan_names_table(plans_in("8192  1.1 predicted  winograd^2.batched > vendor")).value_by_label
     assert set(rows) == {"winograd", "^2, ^3", "batched", "vendor"}
-    assert "lt0 ... lt31" in plan_names_table(plans_in("winograd > lt3")).pairs
+    assert "lt0 ... lt31" in plan_names_table(plans_in("winograd > lt3")).value_by_label
     assert not plan_names_table(plans_in("none on square matrices")).rows
 
 

@@ -15,7 +15,7 @@ from fmm.tuner.commands.report import tuned_cases
 from fmm.tuner.devices.device import Run
 from fmm.tuner.findings.conclude import FITTED_STAGES, starting_calibration
 from fmm.tuner.fit.model import fit_calibration, prediction_errors, scale_calibration
-from fmm.tuner.fit.parameters import PARAMETERS_BY_NAME
+from fmm.tuner.fit.parameters import FIT_PARAMETERS_BY_NAME
 from fmm.tuner.report.case import TypeCase
 from tests.support import ROOT
 
@@ -44,7 +44,7 @@ def test_fewer_parameters_predict_as_well(folder: str) -> None:
         )
         fit = fit_calibration(starting_calibration(untuned, case.dtype), case.dtype, case.seen(*FITTED_STAGES))
         assert len(fit.intervals) <= 0.75 * ALL_PARAMETERS and {"rate.flops", "stream"} <= set(fit.intervals)
-        assert all(name in PARAMETERS_BY_NAME for name in fit.intervals)
+        assert all(name in FIT_PARAMETERS_BY_NAME for name in fit.intervals)
         held = [o for o in case.seen("held out") if not o.run.plan.uses_tile_model]
         errors, recorded = prediction_errors(fit.calibration, held), case.section["error"]
         close = CLOSE_ON_CPU if case.device.startswith("cpu") else CLOSE

@@ -19,7 +19,7 @@ from fmm.tuner.cli import main
 from fmm.tuner.devices.compile_ahead import compile_jobs, compile_weight, kernel_places, needed_first
 from fmm.tuner.devices.device import Run, cached_work, formula_seconds
 from fmm.tuner.findings import conclude
-from fmm.tuner.fit.model import Observation, has_few_plans, scale_calibration
+from fmm.tuner.fit.model import Observation, has_too_few_plans, scale_calibration
 from fmm.tuner.trials.journal import Journal
 from tests.support.busy_device import decided_plan
 from tests.support.chips import H200
@@ -39,9 +39,9 @@ def written(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 def cold(monkeypatch: pytest.MonkeyPatch, written: dict[str, float]) -> ColdGpu:
     """The command tunes this device; Python's time is counted too."""
     device = ColdGpu(truth=scaled(SHEET, 0.93, 1.1), noise=0.01, gpu=True, chip=H200, memory=1 << 37, before=None)
-    write, concluded = tune._write, conclude.conclude_section
+    write, concluded = tune._write_section, conclude.conclude_section
 
-    def noted(job: tune.Job, *rest: Any) -> None:
+    def noted(job: tune.TuningJob, *rest: Any) -> None:
         written.setdefault(job.dtype, device.now)
         write(job, *rest)
 
@@ -51,7 +51,7 @@ def cold(monkeypatch: pytest.MonkeyPatch, written: dict[str, float]) -> ColdGpu:
 
     monkeypatch.setattr(tune, "select_devices", lambda name: [device])
     monkeypatch.setattr(tune, "Journal", partial(Journal, clock=device.clock))
-    monkeypatch.setattr(tune, "_write", noted)
+    monkeypatch.setattr(tune, "_write_section", noted)
     for module in (tune, tune_type):
         monkeypatch.setattr(module, "conclude_section", slowly)
     return device
@@ -94,7 +94,7 @@ def test_who_must_wait_for_the_compiler_lets_the_others_go_first(
     order: list[tuple[str, bool]] = []
     original = tune.tune_job
 
-    def noted(job: tune.Job, *rest: Any) -> tune.JobEnd:
+    def noted(job: tune.TuningJob, *rest: Any) -> tune.JobResult:
         order.append((job.dtype, job.again))
         return original(job, *rest)
 
@@ -168,7 +168,7 @@ def observations(truth: Calibration, dtype: str, plans: tuple[Plan, ...] = ()) -
 def test_a_few_samples_scale_what_is_known_and_change_nothing_else() -> None:
     truth = scaled(SHEET, 0.8, 1.3)
     seen = observations(truth, "float64")
-    assert has_few_plans(seen)
+    assert has_too_few_plans(seen)
     known = conclude.starting_calibration(SHEET, "float64")
     found = scale_calibration(known, "float64", seen)
     rate = found.calibration.rate("float64")
@@ -193,7 +193,7 @@ def test_of_a_leaf_with_a_rate_of_its_own_the_rate_is_measured_or_follows_from_t
 
 def test_with_whole_plans_enough_all_parameters_are_fitted() -> None:
     plans = (Plan.parse("strassen.batched.pad16 > vendor"),)
-    assert not has_few_plans(observations(SHEET, "float64", plans))
+    assert not has_too_few_plans(observations(SHEET, "float64", plans))
 
 
 @pytest.mark.parametrize(("alone", "entries"), [("bfloat16", 1), ("float64", 0)])

@@ -19,7 +19,7 @@ from fmm.tuner.commands.verify import measure_entries
 from fmm.tuner.devices.cpu import CpuDevice
 from fmm.tuner.devices.device import EFFORTS, FailedError, Run
 from fmm.tuner.devices.simulated import SimulatedDevice
-from fmm.tuner.search.certify import all_entries
+from fmm.tuner.search.certify import config_entries
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import Trial, TrialFile
 from fmm.tuner.tune_type import tune_gram
@@ -50,7 +50,7 @@ def test_entries_of_one_shape_and_two_operations() -> None:
         *(t for stage in ("search", "certify") for t in trials("product", "winograd > vendor", 0.9, stage)),
         *(t for stage in ("search", "certify") for t in trials("gram", "gram > winograd > vendor", 0.8, stage)),
     ]
-    entries = {(e.op, e.lean): e for e in all_entries(recorded, 0.001)}
+    entries = {(e.op, e.lean): e for e in config_entries(recorded, 0.001)}
     assert entries["product", False].plan == "winograd > vendor"
     assert entries["gram", False].plan == "gram > winograd > vendor"
     assert entries["gram", False].speedup == pytest.approx(1 / 0.8)
@@ -62,7 +62,7 @@ def test_a_halfs_entry_answers_no_product() -> None:
     device = SimulatedDevice()
     journal = Journal("run", device, recorded, live=False)
     assert journal.has_recorded(("search", Problem(*SIZE, op="gram"), 0, Run()))
-    (entry,) = (e for e in all_entries(recorded, 0.001) if not e.lean)
+    (entry,) = (e for e in config_entries(recorded, 0.001) if not e.lean)
     tuned = Tuned(device.identity, "float64", None, {entry.key: entry})
     answer = find_certified_entry(Problem(*SIZE, op="gram"), Limits(1 << 34), tuned)
     assert answer is not None and answer.plan == Plan.parse("gram > winograd > vendor")
@@ -81,7 +81,7 @@ def test_squares_are_tuned_as_halves_too() -> None:
     }
     assert {t.stage for t in found} == {"search", "certify"}
     assert {Plan.parse(t.plan) for t in found} <= set(gram_candidates("cpu"))
-    assert any(e.op == "gram" and e.plan.startswith("gram") for e in all_entries(journal.recorded, 0.01))
+    assert any(e.op == "gram" and e.plan.startswith("gram") for e in config_entries(journal.recorded, 0.01))
 
 
 def test_a_canary_measures_a_half_as_such() -> None:
@@ -89,7 +89,7 @@ def test_a_canary_measures_a_half_as_such() -> None:
     device, problem = SimulatedDevice(), Problem(8192, 8192, 8192, "float64")
     journal = Journal("run", device)
     tune_gram(journal, [problem], device.truth, EFFORTS["quick"], 0.01)
-    found = [e for e in all_entries(journal.recorded, 0.01) if e.plan.startswith("gram")]
+    found = [e for e in config_entries(journal.recorded, 0.01) if e.plan.startswith("gram")]
     assert found
     holds, said = measure_entries(Journal("canary", device), "float64", found)
     assert holds and "measured again" in said

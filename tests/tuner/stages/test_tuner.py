@@ -30,18 +30,18 @@ from fmm.problem import Problem
 from fmm.tuner.devices.device import EFFORTS, Effort, FailedError, Run, cached_work, formula_seconds
 from fmm.tuner.devices.simulated import SIMULATED_CALIBRATION, SimulatedDevice, SimulatedSession
 from fmm.tuner.findings.diagnostics import noise_floor
-from fmm.tuner.findings.thresholds import level_spread, levels_chosen, li_plan, thresholds
+from fmm.tuner.findings.thresholds import chosen_level_count, compute_thresholds, crossover_range, li_plan
 from fmm.tuner.fit import model as fitting
-from fmm.tuner.fit.parameters import FACTOR_TOLERANCE, PARAMETERS, PARAMETERS_BY_NAME, QUANTITY_TOLERANCE
-from fmm.tuner.search.certify import searched_entries
-from fmm.tuner.search.race import within_limits
-from fmm.tuner.search.space import build_plan, choices_of_plans, search_space
+from fmm.tuner.fit.parameters import FACTOR_TOLERANCE, FIT_PARAMETERS, FIT_PARAMETERS_BY_NAME, QUANTITY_TOLERANCE
+from fmm.tuner.search.certify import entries_of_operation
+from fmm.tuner.search.race import is_within_limits
+from fmm.tuner.search.space import build_plan, choices_by_plan, search_space
 from fmm.tuner.stages import shapes
-from fmm.tuner.stages.probes import probe_scattered, repeat_noisy_twins
-from fmm.tuner.stages.shapes import ShapesError
+from fmm.tuner.stages.probes import repeat_noisy_aa_pairs, scattered_shape_plans
+from fmm.tuner.stages.shapes import ShapesFileError
 from fmm.tuner.trials.journal import Journal, RoundLimits, SampleNotRecordedError, paired_speedup
 from fmm.tuner.trials.record import Header, Trial, TrialFile
-from fmm.tuner.tune_type import Outcome, tune_type
+from fmm.tuner.tune_type import TypeOutcome, tune_type
 from tests.support.configs import SMALL
 from tests.support.marks import quick_and_slow
 
@@ -51,13 +51,13 @@ BIG = ((4096, 4096, 4096), (6000, 6000, 6000))
 
 def tuned(
     device: SimulatedDevice | None = None, wanted: tuple[tuple[int, int, int], ...] = BIG
-) -> tuple[Journal, Outcome]:
+) -> tuple[Journal, TypeOutcome]:
     journal = Journal("run", device or SimulatedDevice())
     return journal, tune_type(journal, "float64", SMALL, wanted)
 
 
 @cache
-def usual_tuning() -> tuple[Journal, Outcome]:
+def usual_tuning() -> tuple[Journal, TypeOutcome]:
     """The default tuning, made once for all tests that only read its result."""
     return tuned()
 
@@ -177,7 +177,7 @@ def test_on_a_gpu_a_plan_must_beat_all_that_the_vendor_has(leaf: float, certifie
     assert bool(raced) == (certified == "levels" and leaf < 1)
     unraced = [t for t in journal.recorded if t.stage != "peer"]  # the time was up before the second race
     if leaf < 1 and certified == "levels":
-        assert [e.plan for e in searched_entries(unraced, 0.0) if e.plan != "vendor"] == []
+        assert [e.plan for e in entries_of_operation(unraced, 0.0) if e.plan != "vendor"] == []
 
 
 @pytest.mark.parametrize("effort", quick_and_slow(["quick"], [x for x in EFFORTS if x != "quick"]))
@@ -311,7 +311,7 @@ def test_equal_products_that_differ_are_measured_again(noise: float, settled: bo
     for trial in journal.recorded:
         journal.replay_trial((trial.stage, trial.problem, trial.seed, trial.timed_run))
     assert (noise_floor(journal.recorded) or 0.0) > 0.08
-    repeat_noisy_twins(journal, "float64", EFFORTS["quick"])
+    repeat_noisy_aa_pairs(journal, "float64", EFFORTS["quick"])
     more = len(journal.recorded) - (4 if settled else 8)
     assert more > 0 and more % (2 * (EFFORTS["quick"].rounds + 1)) == 0
     assert ((noise_floor(journal.recorded) or 0.0) <= 0.03) == settled
@@ -364,7 +364,7 @@ class SlowGpu(SimulatedDevice):
 
 @pytest.mark.parametrize("side", [300, 1200, 2400])
 def test_small_products_have_few_plans_and_are_measured_all_the_same(side: int) -> None:
-    found = list(probe_scattered(SlowGpu(gpu=True), "float64", side, EFFORTS["quick"]))
+    found = list(scattered_shape_plans(SlowGpu(gpu=True), "float64", side, EFFORTS["quick"]))
     assert len(found) == 2 * EFFORTS["quick"].held_out
     for _, problem, plans in found:
         assert plans and VENDOR not in plans
@@ -374,7 +374,7 @@ def test_small_products_have_few_plans_and_are_measured_all_the_same(side: int) 
 def test_what_is_chosen_for_complex_numbers_is_held_out_too() -> None:
     """Plans that make real products of a complex one, beside those that do not; of real numbers there are none."""
     for dtype, changed in (("complex128", 1), ("float64", 0)):
-        for _, problem, plans in probe_scattered(SimulatedDevice(TWO_TYPES), dtype, 1500, EFFORTS["quick"]):
+        for _, problem, plans in scattered_shape_plans(SimulatedDevice(TWO_TYPES), dtype, 1500, EFFORTS["quick"]):
             real = [p for p in plans if p.leaf_type(dtype) != dtype]
             assert problem.dtype == dtype and len(plans) == 2 and len(real) == changed
 
@@ -453,16 +453,16 @@ def test_a_shape_that_was_not_confirmed_to_the_end_has_no_entry() -> None:
 
     search = [searched(plan, s) for _ in range(3) for plan, s in (("vendor", 1.0), ("winograd > vendor", 0.5))]
     slower = [searched(plan, s) for _ in range(3) for plan, s in (("vendor", 1.0), ("winograd > vendor", 1.5))]
-    assert searched_entries(search, 0.0) == []  # it promised something, and was not confirmed
-    assert [e.plan for e in searched_entries(slower, 0.0)] == ["vendor"]
+    assert entries_of_operation(search, 0.0) == []  # it promised something, and was not confirmed
+    assert [e.plan for e in entries_of_operation(slower, 0.0)] == ["vendor"]
     complete = [trial(plan, s) for _ in range(6) for plan, s in (("vendor", 1.0), ("winograd > vendor", 0.5))]
     complete = [*search, *complete]
-    assert [e.plan for e in searched_entries(complete, 0.0)] == ["winograd > vendor"]
-    assert searched_entries(complete[:-1], 0.0) == [] and searched_entries(complete[:-6], 0.0) == []
+    assert [e.plan for e in entries_of_operation(complete, 0.0)] == ["winograd > vendor"]
+    assert entries_of_operation(complete[:-1], 0.0) == [] and entries_of_operation(complete[:-6], 0.0) == []
     second = [trial(plan, s) for _ in range(6) for plan, s in (("vendor", 1.0), ("hasa > vendor", 0.8))]
     loser = [t if t.plan == "vendor" else replace(t, seconds=1.5) for t in complete]
-    assert [e.plan for e in searched_entries([*loser, *second], 0.0)] == ["hasa > vendor"]
-    assert [e.plan for e in searched_entries(loser, 0.0)] == ["vendor"]
+    assert [e.plan for e in entries_of_operation([*loser, *second], 0.0)] == ["hasa > vendor"]
+    assert [e.plan for e in entries_of_operation(loser, 0.0)] == ["vendor"]
 
 
 def test_speedups_are_paired() -> None:
@@ -504,10 +504,10 @@ def test_every_parameter_is_found_from_exact_times() -> None:
     start = SimulatedDevice().untuned_model()
     found = fitting.fit_calibration(start, "float64", observed(ODD_TRUTH))
     assert max(map(abs, found.residuals)) < 0.02
-    for parameter in PARAMETERS:
+    for parameter in FIT_PARAMETERS:
         if parameter.name not in ("overlap", "rate.memory", "launch", "rate.fill", "host", "parts"):
-            true = parameter.get(ODD_TRUTH, "float64")
-            assert parameter.get(found.calibration, "float64") == pytest.approx(true, rel=0.15), parameter.name
+            true = parameter.value_in(ODD_TRUTH, "float64")
+            assert parameter.value_in(found.calibration, "float64") == pytest.approx(true, rel=0.15), parameter.name
     assert found.calibration.parts == start.parts  # products of real numbers say nothing about it
 
 
@@ -541,11 +541,13 @@ def test_the_size_of_tiles_is_found_on_a_gpu(tile: float) -> None:
 
 def test_what_nothing_informs_stays_as_it_was() -> None:
     start = SimulatedDevice().untuned_model()
-    vendors = [o for o in observed(ODD_TRUTH) if o.kind == "vendor"]
+    vendors = [o for o in observed(ODD_TRUTH) if o.run_kind == "vendor"]
     found = fitting.fit_calibration(start, "float64", vendors)
     assert (found.calibration.stream, found.calibration.small) == (start.stream, start.small)
     assert (
-        {"rate.flops", "rate.pipe"} < set(found.intervals) <= {p.name for p in PARAMETERS if "vendor" in p.informed_by}
+        {"rate.flops", "rate.pipe"}
+        < set(found.intervals)
+        <= {p.name for p in FIT_PARAMETERS if "vendor" in p.informed_by}
     )
     assert found.calibration.rate("float64").flops == pytest.approx(3e10, rel=0.05)
 
@@ -554,7 +556,9 @@ def test_what_the_measurements_leave_open_is_not_fitted() -> None:
     """Large products tell a rate, and nothing of what small or thin ones lose. The rest has the value with which
     nothing changes, and no interval."""
     start, large = SimulatedDevice().untuned_model(), ((3000, 3000, 3000), (3000, 6000, 1500))
-    some = [o for o in observed(SIMULATED_CALIBRATION, ("whole",)) if o.kind == "vendor" and o.problem.size in large]
+    some = [
+        o for o in observed(SIMULATED_CALIBRATION, ("whole",)) if o.run_kind == "vendor" and o.problem.size in large
+    ]
     assert len(some) == 2
     found = fitting.fit_calibration(start, "float64", some)
     assert list(found.intervals) == ["rate.flops"]
@@ -567,7 +571,7 @@ def test_no_interval_is_wider_than_what_counts_as_determined() -> None:
     found = fitting.fit_calibration(SimulatedDevice().untuned_model(), "float64", noisy)
     assert 4 <= len(found.intervals) < 14
     for name, (low, high) in found.intervals.items():
-        parameter = PARAMETERS_BY_NAME[name]
+        parameter = FIT_PARAMETERS_BY_NAME[name]
         if not parameter.linear:
             assert high / low <= (QUANTITY_TOLERANCE if parameter.unit else FACTOR_TOLERANCE) ** 2 * 1.01, name
 
@@ -586,12 +590,12 @@ def test_errors_are_those_of_the_predictions() -> None:
     found = fitting.prediction_errors(SIMULATED_CALIBRATION, seen)
     assert found["time"].median == pytest.approx(0.2) and found["time"].bias == pytest.approx(-0.2)
     assert found["speedup"].median == pytest.approx(0, abs=1e-12)  # what hits both alike cancels
-    assert found["speedup"].count == len([o for o in seen if o.kind == "plan"])
+    assert found["speedup"].count == len([o for o in seen if o.run_kind == "plan"])
     assert fitting.prediction_errors(SIMULATED_CALIBRATION, [])["time"].count == 0
 
 
 def test_n1_is_equation_3s() -> None:
-    found = thresholds(SIMULATED_CALIBRATION, "float64")
+    found = compute_thresholds(SIMULATED_CALIBRATION, "float64")
     ratio = 3 * 8 / SIMULATED_CALIBRATION.stream * SIMULATED_CALIBRATION.rate("float64").flops
     assert found.n1 == pytest.approx(recursion_point(ratio, WINOGRAD), rel=0.001)
     assert found.alpha / found.pi == pytest.approx(ratio, rel=0.001) and found.epsilon is None
@@ -599,38 +603,40 @@ def test_n1_is_equation_3s() -> None:
 
 
 def test_epsilon_moves_equation_2_to_what_was_measured() -> None:
-    point = int(thresholds(SIMULATED_CALIBRATION, "float64").n1 or 0)
+    point = int(compute_thresholds(SIMULATED_CALIBRATION, "float64").n1 or 0)
     loses = [((n, n, n), 0.9) for n in range(point, 3 * point, point // 4)]
     wins = [((n, n, n), 1.1) for n in range(3 * point, 5 * point, point // 4)]
-    found = thresholds(SIMULATED_CALIBRATION, "float64", [*loses, *wins])
+    found = compute_thresholds(SIMULATED_CALIBRATION, "float64", [*loses, *wins])
     assert found.epsilon is not None and found.epsilon > 0
     ratio = found.alpha / found.pi + found.epsilon
     assert 2.5 * point < recursion_point(ratio, WINOGRAD) < 3.3 * point
     assert found.n1_measured == wins[0][0][0]
-    assert thresholds(SIMULATED_CALIBRATION, "float64", loses).n1_measured is None  # up to the largest, none gained
+    assert (
+        compute_thresholds(SIMULATED_CALIBRATION, "float64", loses).n1_measured is None
+    )  # up to the largest, none gained
 
 
 @pytest.mark.parametrize("levels", [1, 2, 3])
 def test_taus_are_where_the_model_chooses_so_many_levels(levels: int) -> None:
     """A little below a threshold fewer are chosen; the spread is where less or more gain is asked for."""
     known = replace(SIMULATED_CALIBRATION, margin=0.04)
-    spread = level_spread(known, "float64", levels)
+    spread = crossover_range(known, "float64", levels)
     assert spread.value and spread.low and spread.high and spread.low <= spread.value <= spread.high
     for margin, side in ((0.02, spread.value), (0.0, spread.low), (0.04, spread.high)):
         asked = replace(SIMULATED_CALIBRATION, margin=margin)
-        assert levels_chosen(asked, "float64", int(side)) >= levels
-        assert levels_chosen(asked, "float64", int(0.97 * side)) < levels
+        assert chosen_level_count(asked, "float64", int(side)) >= levels
+        assert chosen_level_count(asked, "float64", int(0.97 * side)) < levels
 
 
 def test_where_nothing_pays_a_threshold_is_never() -> None:
     slow = replace(SIMULATED_CALIBRATION, stream=1e7)
-    found = thresholds(slow, "float64")
+    found = compute_thresholds(slow, "float64")
     assert found.recursion_points == (None, None, None) and str(found.tau1) == "never"
     assert str(li_plan("strassen", 30000, found, "vendor")) == "vendor"
 
 
 def test_a_config_keeps_thresholds_and_li_s_codes_read_them() -> None:
-    found = thresholds(SIMULATED_CALIBRATION, "float64", [((4000, 4000, 4000), 1.1)], {"4096": "Large"})
+    found = compute_thresholds(SIMULATED_CALIBRATION, "float64", [((4000, 4000, 4000), 1.1)], {"4096": "Large"})
     assert read_thresholds(json.loads(json.dumps(found.fields))) == found
     assert read_thresholds({"tau1": 1.0, "tau2": 2.0}) is None and read_thresholds(None) is None
     assert found.tau1.value and found.tau2.value
@@ -648,14 +654,14 @@ CPU_SPACE, GPU_SPACE = search_space("cpu"), search_space("cuda")
 
 @pytest.mark.parametrize(("space", "least"), [(CPU_SPACE, 100), (GPU_SPACE, 20)], ids=["cpu", "gpu"])
 def test_choices_make_plans(space: dict[str, tuple[str, ...]], least: int) -> None:
-    plans = choices_of_plans(tuple((name, tuple(values)) for name, values in space.items()))
+    plans = choices_by_plan(tuple((name, tuple(values)) for name, values in space.items()))
     assert len(plans) >= least
     for plan, choices in list(plans.items())[::5]:
         assert build_plan(choices) == plan and Plan.parse(str(plan)) == plan
 
 
 def test_the_space_holds_every_candidate() -> None:
-    plans = choices_of_plans(tuple((name, tuple(values)) for name, values in CPU_SPACE.items()))
+    plans = choices_by_plan(tuple((name, tuple(values)) for name, values in CPU_SPACE.items()))
     assert set(SimulatedDevice().candidates()) - {VENDOR} <= set(plans)
 
 
@@ -673,7 +679,7 @@ def test_the_space_holds_every_candidate() -> None:
 def test_the_limit_of_the_error_is_the_runtimes(gpu: bool, plan: str, dtype: str, kept: bool) -> None:
     """More on a GPU, and by the element type: the same levels have another error in 16 bits."""
     problem = Problem(8192, 8192, 8192, dtype)
-    assert within_limits(SimulatedDevice(gpu=gpu, memory=1 << 40), Plan.parse(plan), problem) == kept
+    assert is_within_limits(SimulatedDevice(gpu=gpu, memory=1 << 40), Plan.parse(plan), problem) == kept
     assert (
         expected_error_growth(Plan.parse(plan), dtype, not gpu) <= (GPU_ERROR_GROWTH if gpu else Limits(0).error_growth)
     ) == kept
@@ -681,10 +687,10 @@ def test_the_limit_of_the_error_is_the_runtimes(gpu: bool, plan: str, dtype: str
 
 def test_plans_that_do_not_fit_are_not_proposed() -> None:
     plan, problem = Plan.parse("winograd > vendor"), Problem(1000, 1000, 1000)
-    assert within_limits(SimulatedDevice(), plan, problem)
-    assert not within_limits(SimulatedDevice(memory=30_000_000), plan, problem)
+    assert is_within_limits(SimulatedDevice(), plan, problem)
+    assert not is_within_limits(SimulatedDevice(memory=30_000_000), plan, problem)
     # the error of six levels exceeds the limit
-    assert not within_limits(SimulatedDevice(), Plan.parse(" > ".join(["strassen"] * 6 + ["vendor"])), problem)
+    assert not is_within_limits(SimulatedDevice(), Plan.parse(" > ".join(["strassen"] * 6 + ["vendor"])), problem)
 
 
 # ---- shapes
@@ -701,24 +707,28 @@ def test_shapes_are_read_by_type(tmp_path: Path) -> None:
 def test_a_malformed_line_is_named(line: str, tmp_path: Path) -> None:
     file = tmp_path / "shapes"
     file.write_text(f"5 5 5\n{line}\n")
-    with pytest.raises(ShapesError, match=r"line 2: .*M K N, three whole numbers.*float64"):
+    with pytest.raises(ShapesFileError, match=r"line 2: .*M K N, three whole numbers.*float64"):
         shapes.read_shapes(file, "float64")
-    with pytest.raises(ShapesError, match="cannot read"):
+    with pytest.raises(ShapesFileError, match="cannot read"):
         shapes.read_shapes(tmp_path / "none", "float64")
 
 
 def test_the_largest_side_is_what_time_and_memory_allow() -> None:
     problem, effort = Problem(1000, 1000, 1000), EFFORTS["quick"]
-    target = effort.seconds / (shapes.LARGEST_PER_BUDGET * effort.rounds)
+    target = effort.seconds / (shapes.LARGEST_PRODUCTS_PER_BUDGET * effort.rounds)
     assert (
-        shapes.largest_side(problem, target, SimulatedDevice(), effort) == 1000 // shapes.SIDE_STEP * shapes.SIDE_STEP
+        shapes.largest_affordable_side(problem, target, SimulatedDevice(), effort)
+        == 1000 // shapes.SIDE_STEP * shapes.SIDE_STEP
     )
     assert (
-        shapes.largest_side(problem, target / 64, SimulatedDevice(), effort)
+        shapes.largest_affordable_side(problem, target / 64, SimulatedDevice(), effort)
         == 4000 // shapes.SIDE_STEP * shapes.SIDE_STEP
     )
     tight = SimulatedDevice(memory=6 * 8 * 2000**2)
-    assert shapes.largest_side(problem, target / 64, tight, effort) == 2000 // shapes.SIDE_STEP * shapes.SIDE_STEP
+    assert (
+        shapes.largest_affordable_side(problem, target / 64, tight, effort)
+        == 2000 // shapes.SIDE_STEP * shapes.SIDE_STEP
+    )
 
 
 # ---- trials
