@@ -14,7 +14,7 @@ from fmm.config import certification
 from fmm.config.schema import Tuned
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Candidate, Limits, choose, default_error_growth
+from fmm.perfmodel.choose import Candidate, Limits, choose, default_error_growth_limit
 from fmm.problem import Problem
 from fmm.runtime.decisions.limits import WORKSPACE_SHARE
 from fmm.tuner.devices.device import cached_work, formula_seconds
@@ -87,7 +87,7 @@ class TypeCase:
         operands = problem.itemsize * (m * k + k * n + m * n)
         left = NO_LIMIT if not memory else max(int(WORKSPACE_SHARE * (memory - operands)), 0)
         return choose(
-            problem, self.choosing_model, Limits(left, default_error_growth(self.choosing_model.batches))
+            problem, self.choosing_model, Limits(left, default_error_growth_limit(self.choosing_model.batches))
         ).best
 
     @cached_property

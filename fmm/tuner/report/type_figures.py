@@ -181,7 +181,7 @@ def draw_rates(case: TypeCase) -> Any:
 def draw_roofline(case: TypeCase) -> Any:
     """Return the roofline: classical flops per second over classical flops per moved byte of all plans."""
     made, axes = new_figure(height=3.6)
-    rate, stream = case.calibration.rate(case.dtype), case.calibration.stream
+    rate, stream = case.calibration.require_rate(case.dtype), case.calibration.stream
     memory = rate.memory or stream
     seen = [o for o in case.seen("rates", "probe", "tiles", "held out", "search", "certify") if o.run.part == "whole"]
     everywhere = []
