@@ -48,7 +48,7 @@ from fmm.tuner.device_registry import (
 from fmm.tuner.findings.model_in_use import entry_skip_reason
 from fmm.tuner.findings.summary import Table, make_table, vendor_name
 
-NO_LIMIT = 1 << 62
+UNLIMITED_BYTES = 1 << 62
 SIDES_HELP = "M alone is a square, M K N an M x K by K x N product"
 GROWTH_HELP = f"default {CPU_ERROR_GROWTH_LIMIT:g}, on a GPU {GPU_ERROR_GROWTH_LIMIT:g}"
 NOMINAL_RATES_NOTE = "nominal, 10 GB/s of sums per thread: only ratios of times are meaningful"
@@ -198,14 +198,14 @@ def _untuned_cpu_note(name: str, problem: Problem, choice: Choice) -> str:
 
 def _limits_of_options(options: argparse.Namespace, name: str, problem: Problem, usual: float) -> Limits:
     """Return the limits of the options and the environment; the workspace fits beside the operands."""
-    workspace = NO_LIMIT if options.workspace is None else options.workspace
+    workspace = UNLIMITED_BYTES if options.workspace is None else options.workspace
     if workspace < 0:
         raise ValueError(f"--workspace must be 0 or more, not {workspace}")
     growth = usual if options.max_error_growth is None else options.max_error_growth
     if not growth > 0:  # also for NaN
         raise ValueError(f"--max-error-growth must be a number above 0, not {growth}")
     left = _bytes_beside_operands(name, problem)
-    if options.workspace is None and left != NO_LIMIT and find_datasheet(name) is None:
+    if options.workspace is None and left != UNLIMITED_BYTES and find_datasheet(name) is None:
         left = workspace_share(left)  # the same limit as in fmm.matmul and `fmm-tune show` with this tuning
     return limits_without_arrays(problem.op, problem.dtype, min(workspace, left), growth)
 
@@ -215,7 +215,7 @@ def _bytes_beside_operands(name: str, problem: Problem) -> int:
     gpu = find_datasheet(name)
     memory = int(gpu.memory_gb * 1e9) if gpu else memory_in_config(name)
     if memory is None:
-        return NO_LIMIT
+        return UNLIMITED_BYTES
     m, k, n = problem.size
     operands = (m * k + (0 if problem.op == "gram" else k * n) + m * n) * problem.itemsize
     if operands > memory:
@@ -239,7 +239,7 @@ def prediction_fields(choice: Choice, calibration: Calibration, limits: Limits) 
         "op": problem.op,
         "size": problem.size,
         "dtype": problem.dtype,
-        "workspace_limit": None if limits.workspace == NO_LIMIT else limits.workspace,
+        "workspace_limit": None if limits.workspace == UNLIMITED_BYTES else limits.workspace,
         "error_growth_limit": limits.error_growth,
         "reason": choice.reason,
         "chosen": _row(choice.best, calibration, limits, vendor),

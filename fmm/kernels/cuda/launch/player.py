@@ -220,8 +220,7 @@ class Player:
         self, addresses: Addresses, stream: int, counters: tuple[int, ...] | None
     ) -> tuple[list[StreamContext], _LaunchParameters]:
         """Return the streams of this call, and parameters that hold its addresses."""
-        handle = thread_handle(self.device) if self.launches.vendor_stream_count else 0
-        streams = acquire_streams(self.launches, self.device, stream, handle)
+        streams = acquire_streams(self.launches, self.device, stream)
         if counters is None:
             counters = self._stream_counters(streams) if self._counting else ()
         return streams, self._filled_parameters(addresses, counters)
@@ -275,8 +274,7 @@ class Player:
 
     def create_streams(self) -> None:
         """Create this thread's streams and cuBLAS handle, since none can be created while a stream is captured."""
-        handle = thread_handle(self.device) if self.launches.vendor_stream_count else 0
-        acquire_streams(self.launches, self.device, 0, handle)
+        acquire_streams(self.launches, self.device, 0)
 
     def new_counters(self, stream: int) -> tuple[int, ...]:
         """Return counters for one graph, which may run concurrently with others."""
