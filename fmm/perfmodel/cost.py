@@ -157,7 +157,7 @@ def _tally_of_level(plan: Plan, shape: Shape, params: GemmParams, units: _Counti
             return opened
         scratch = plan.leaf_use.leaf.workspace_bytes(units.itemsize, *shape, 1)
         return _leaf_tally(shape, units, scratch, is_triangle=params.op != "product")
-    inside = units._replace(itemsize=plan.itemsize_inside(units.itemsize, [p for p, *_ in level.calls]))
+    inside = units._replace(itemsize=plan.inner_itemsize(units.itemsize, [p for p, *_ in level.calls]))
     read, loads = units.rectangle_traffic(level.read, inside.itemsize)
     written, stores = units.rectangle_traffic(level.written, inside.itemsize)
     own = sum(temporary_bytes(*size, inside.itemsize) * times for size, times in level.temporaries.items())

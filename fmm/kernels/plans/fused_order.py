@@ -95,7 +95,7 @@ def _two_stream_stages(tasks: Sequence[Task], written: Sequence[Blocks]) -> Iter
 OperandBlocks = tuple[int, int, int]  # W_A, W_B, W_C: blocks of A, B and C that a product touches
 
 # Huang, Yu, van de Geijn 2020, Figure 6: level, variant, (W_A, W_B, W_C), count.
-FIGURE_6: Final[tuple[tuple[int, int, OperandBlocks, int], ...]] = (
+FIGURE_6_VARIANTS: Final[tuple[tuple[int, int, OperandBlocks, int], ...]] = (
     (0, 0, (1, 1, 1), 1),
     (1, 0, (2, 2, 2), 1),
     (1, 1, (2, 2, 1), 2),
@@ -115,7 +115,7 @@ FIGURE_6: Final[tuple[tuple[int, int, OperandBlocks, int], ...]] = (
 _VARIANT_NAMES: Final = {w: f"Var#{number}" if level else "GEMM" for level, number, w, _ in FIGURE_6_VARIANTS}
 
 
-def blocks_touched(scheme: Scheme, product: int) -> OperandBlocks:
+def count_touched_blocks(scheme: Scheme, product: int) -> OperandBlocks:
     """Return how many blocks of A, B and C a product touches."""
     a, b, c = (sum(bool(row[product]) for row in matrix) for matrix in (scheme.u, scheme.v, scheme.w))
     return a, b, c
@@ -126,7 +126,7 @@ def variant_name(w: OperandBlocks) -> str:
     return _VARIANT_NAMES.get(w, "W({},{},{})".format(*w))
 
 
-def list_variants(found: Iterable[OperandBlocks]) -> str:
+def variants_text(found: Iterable[OperandBlocks]) -> str:
     """Return the variants of some products with their numbers: `Var#0, 2 Var#3`."""
     counts = Counter(map(variant_name, found))
     return ", ".join(f"{count} {variant}" if count > 1 else variant for variant, count in counts.items())

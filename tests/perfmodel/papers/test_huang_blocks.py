@@ -50,7 +50,7 @@ def test_counts_of_other_schemes() -> None:
     winograd, classical = scheme("winograd"), scheme("classical")
     found = huang_blocks.operand_counts(winograd.u, winograd.v, winograd.w)
     assert sum(found.values()) == 7
-    assert sum(w[0] * n for w, n in found.items()) == winograd.nonzeros[0]
+    assert sum(w[0] * n for w, n in found.items()) == winograd.nonzero_counts[0]
     assert huang_blocks.operand_counts(classical.u, classical.v, classical.w) == Counter(
         {GEMM_OPERANDS: classical.rank}
     )

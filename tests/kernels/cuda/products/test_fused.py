@@ -25,7 +25,6 @@ from fmm.kernels.plans.fused_order import (
     FIGURE_6_VARIANTS,
     MAX_STREAMS,
     OperandBlocks,
-    blocks_touched,
     count_launches,
     count_touched_blocks,
     launch_stages,
