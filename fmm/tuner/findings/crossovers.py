@@ -18,9 +18,9 @@ from statistics import fmean, linear_regression, median, stdev
 from fmm.config.certification import MIN_SPEEDUP, paired_ratios
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.candidates import compared_plans
+from fmm.perfmodel.candidates import device_candidates
 from fmm.perfmodel.choose import rank_candidates
-from fmm.perfmodel.level_bounds import NEVER_SIDE, LevelBounds, baseline_of, count_levels, effective_side
+from fmm.perfmodel.level_bounds import NEVER_WINS_SIDE, LevelBounds, baseline_text, count_levels, effective_side
 from fmm.problem import Problem
 from fmm.tuner.findings.diagnostics import EXTRAPOLATION_MARGIN, MIN_ACCEPTED_SPEEDUP
 from fmm.tuner.findings.thresholds import LEVEL_COUNTS, ranked_plans, smallest_side_from_which, with_margin
@@ -72,7 +72,7 @@ class LevelSample:
 
 def level_samples(trials: Sequence[Trial], calibration: Calibration) -> list[LevelSample]:
     """Return the samples of all compared plans with levels that were timed in pairs with the vendor's product."""
-    compared, free = set(compared_plans(calibration.batches)), with_margin(calibration, 0.0)
+    compared, free = set(device_candidates(calibration.batches)), with_margin(calibration, 0.0)
     by_problem: dict[tuple[Problem, str, int], list[Trial]] = defaultdict(list)
     for t in trials:
         if t.op == DEFAULT_OPERATION and t.stage != "peer":
@@ -115,7 +115,7 @@ def measure_crossovers(trials: Sequence[Trial], calibration: Calibration) -> dic
     calibration = replace(calibration, level_bounds=())
     by_baseline: dict[str, list[LevelSample]] = defaultdict(list)
     for sample in level_samples(trials, calibration):
-        by_baseline[baseline_of(sample.plan)].append(sample)
+        by_baseline[baseline_text(sample.plan)].append(sample)
     return {
         baseline: _crossovers_of_baseline(baseline, samples, calibration)
         for baseline, samples in sorted(by_baseline.items())
@@ -150,9 +150,9 @@ def _crossovers_of_baseline(baseline: str, samples: Sequence[LevelSample], calib
         )
         least = tau if confirmed or measured else 2 * tau
         tau = min(
-            max([least, predicted, *(s.effective_side for s in losing if s.counted_levels == levels)]), NEVER_SIDE
+            max([least, predicted, *(s.effective_side for s in losing if s.counted_levels == levels)]), NEVER_WINS_SIDE
         )
-        taus.append(float(f"{tau:.4g}") if tau < NEVER_SIDE else NEVER_SIDE)
+        taus.append(float(f"{tau:.4g}") if tau < NEVER_WINS_SIDE else NEVER_WINS_SIDE)
     return Crossovers(LevelBounds(baseline, *taus), optimism)
 
 
@@ -261,7 +261,7 @@ def _do_levels_win(
     """
     fewer, more = 1 / gain, inf
     for plan, time in ranked_plans(with_margin(calibration, 0.0), Problem(side, side, side, dtype)):
-        if baseline_of(plan) == baseline:
+        if baseline_text(plan) == baseline:
             own = min(count_levels(plan), MAX_COUNTED_LEVELS)
             corrected = time * exp(-optimism[own].error_at(side))
             fewer, more = (fewer, min(more, corrected)) if own >= levels else (min(fewer, corrected), more)
