@@ -25,7 +25,7 @@ from typing import Any
 from fmm.config import files, schema, store
 from fmm.kernels.cpu.blas_kernel import slow_kernel_warning
 from fmm.tuner.device_registry import UnknownDeviceError, select_devices
-from fmm.tuner.devices.device import EFFORTS, Device, Effort
+from fmm.tuner.devices.device import CPU_EFFORTS, Effort, TunableDevice
 from fmm.tuner.findings.conclude import conclude_section
 from fmm.tuner.findings.summary import RESUME_NOTE, SectionText
 from fmm.tuner.progress import Progress, open_progress
@@ -33,7 +33,15 @@ from fmm.tuner.stages import shapes
 from fmm.tuner.stages.shapes import ShapesError
 from fmm.tuner.trials.environment import source_commit, typed_command
 from fmm.tuner.trials.journal import Journal
-from fmm.tuner.trials.record import FIRST_LOOK_EFFORT, Header, RecordedTuning, Size, Trial, TrialFile, first_look_trials
+from fmm.tuner.trials.record import (
+    FIRST_LOOK_EFFORT,
+    RecordedTuning,
+    Size,
+    Trial,
+    TrialFile,
+    TuningHeader,
+    first_look_trials,
+)
 from fmm.tuner.tune_type import Outcome, tune_type
 
 # packages of the extra `tune`, which are imported before minutes of measuring
@@ -59,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="certify these shapes: lines of M K N, or M K N TYPE",
     )
-    add("--effort", choices=tuple(EFFORTS), default="default", help="how much to measure (default: default)")
+    add("--effort", choices=tuple(CPU_EFFORTS), default="default", help="how much to measure (default: default)")
     add("--time-limit", type=float, metavar="S", help="stop measuring after this many seconds; types share them")
     again = parser.add_mutually_exclusive_group()
     again.add_argument("--resume", action="store_true", help="continue the last such tuning that was interrupted")
@@ -155,7 +163,7 @@ def _tuning_jobs(options: argparse.Namespace) -> Iterator[Job]:
     yield from found
 
 
-def _jobs_of_device(device: Device, options: argparse.Namespace) -> Iterator[Job]:
+def _jobs_of_device(device: TunableDevice, options: argparse.Namespace) -> Iterator[Job]:
     for name in dict.fromkeys(device.dtypes if options.dtype is None else options.dtype.split(",")):
         if name not in device.dtypes:
             raise BadChoiceError(f"unknown dtype {name!r}; valid: {', '.join(device.dtypes)}")
@@ -201,7 +209,7 @@ def _dry_run(jobs: Sequence[Job], path: Path, options: argparse.Namespace) -> in
 class Job:
     """One element type of one device, with an effort."""
 
-    device: Device
+    device: TunableDevice
     dtype: str
     wanted: tuple[Size, ...]
     effort: str
@@ -360,7 +368,7 @@ def tune_job(job: Job, path: Path, options: argparse.Namespace, left: float | No
     return replace(end, result=_json_result(job, path, outcome, why_not))
 
 
-def _first_look(job: Job, trials: TrialFile, header: Header) -> tuple[Trial, ...]:
+def _first_look(job: Job, trials: TrialFile, header: TuningHeader) -> tuple[Trial, ...]:
     """Return the trials of the first look before this tuning; none if they cannot be read."""
     if job.effort != FIRST_LOOK_EFFORT:
         with suppress(OSError):
@@ -368,16 +376,16 @@ def _first_look(job: Job, trials: TrialFile, header: Header) -> tuple[Trial, ...
     return ()
 
 
-def _header(job: Job, effort: Effort) -> Header:
+def _header(job: Job, effort: Effort) -> TuningHeader:
     identity = job.device.identity
     now = datetime.now(UTC).isoformat(timespec="seconds")
     conditions = {**job.device.conditions, "commit": source_commit(), PLANNED_SECONDS_KEY: effort.seconds}
     run, command = uuid.uuid4().hex[:12], " ".join(typed_command())
-    return Header(run, identity.key, dict(identity.versions), conditions, job.settings, command, now)
+    return TuningHeader(run, identity.key, dict(identity.versions), conditions, job.settings, command, now)
 
 
 def _measured_outcome(
-    journal: Journal, job: Job, effort: Effort, trials: TrialFile, header: Header | None
+    journal: Journal, job: Job, effort: Effort, trials: TrialFile, header: TuningHeader | None
 ) -> tuple[Outcome, bool]:
     """Return the outcome, and True if the trials could not be written."""
     try:
@@ -435,7 +443,7 @@ def _present_section(job: Job, path: Path) -> Any:
     return found if found and found.get("versions") == dict(job.device.identity.versions) else None
 
 
-def _write(job: Job, path: Path, header: Header, outcome: Outcome) -> None:
+def _write(job: Job, path: Path, header: TuningHeader, outcome: Outcome) -> None:
     assert outcome.section is not None
     how = {"effort": header.settings["effort"], "command": header.command, "run": header.run}
     tuned = {**outcome.section["tuned"], **how}
