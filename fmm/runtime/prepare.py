@@ -25,7 +25,7 @@ from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH, workspace
 from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.choose import Limits
-from fmm.perfmodel.stability import has_entrywise_bound
+from fmm.perfmodel.stability import has_componentwise_bound
 from fmm.perfmodel.work import are_rows_aligned
 from fmm.problem import Problem, without_layouts
 from fmm.runtime import devices
@@ -434,7 +434,7 @@ def _check_required_plan(
     """Return the decision for the caller's plan; PlanError if it cannot run or breaks the componentwise bound."""
     on_host = device.threads > 0
     check_runnable(plan, problem, on_host)
-    if limits.componentwise and not (has_entrywise_bound(plan) and (limits.emulation or not plan.emulates)):
+    if limits.componentwise and not (has_componentwise_bound(plan) and (limits.emulation or not plan.emulates)):
         raise PlanError(f"the plan {plan} does not bound each entry's error, as componentwise=True requires")
     unless = "" if plan == VENDOR else f"; {NONFINITE_HANDLING_TEXTS[on_host]}"
     decision = Decision(plan, problem, f"this plan was passed{unless}", on_cpu=on_host)

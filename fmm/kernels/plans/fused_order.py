@@ -90,10 +90,10 @@ def _two_stream_stages(tasks: Sequence[Task], written: Sequence[Blocks]) -> Iter
 
 # ---- variants: products that touch equally many blocks of A, B and C share one compiled kernel
 
-Operands = tuple[int, int, int]  # W_A, W_B, W_C: blocks of A, B and C that a product touches
+OperandBlocks = tuple[int, int, int]  # W_A, W_B, W_C: blocks of A, B and C that a product touches
 
 # Huang, Yu, van de Geijn 2020, Figure 6: level, variant, (W_A, W_B, W_C), count.
-FIGURE_6: Final[tuple[tuple[int, int, Operands, int], ...]] = (
+FIGURE_6: Final[tuple[tuple[int, int, OperandBlocks, int], ...]] = (
     (0, 0, (1, 1, 1), 1),
     (1, 0, (2, 2, 2), 1),
     (1, 1, (2, 2, 1), 2),
@@ -113,18 +113,18 @@ FIGURE_6: Final[tuple[tuple[int, int, Operands, int], ...]] = (
 _VARIANT_NAMES: Final = {w: f"Var#{number}" if level else "GEMM" for level, number, w, _ in FIGURE_6}
 
 
-def blocks_touched(scheme: Scheme, product: int) -> Operands:
+def blocks_touched(scheme: Scheme, product: int) -> OperandBlocks:
     """Return how many blocks of A, B and C a product touches."""
     a, b, c = (sum(bool(row[product]) for row in matrix) for matrix in (scheme.u, scheme.v, scheme.w))
     return a, b, c
 
 
-def variant_name(w: Operands) -> str:
+def variant_name(w: OperandBlocks) -> str:
     """Return the number of the variant in Figure 6 (no two of its levels share counts), or else the counts."""
     return _VARIANT_NAMES.get(w, "W({},{},{})".format(*w))
 
 
-def list_variants(found: Iterable[Operands]) -> str:
+def list_variants(found: Iterable[OperandBlocks]) -> str:
     """Return the variants of some products with their numbers: `Var#0, 2 Var#3`."""
     counts = Counter(map(variant_name, found))
     return ", ".join(f"{count} {variant}" if count > 1 else variant for variant, count in counts.items())

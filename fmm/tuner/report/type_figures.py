@@ -185,7 +185,7 @@ def draw_rates(report: TypeReport) -> Any:
 def draw_roofline(report: TypeReport) -> Any:
     """Return the roofline: classical flops per second over classical flops per moved byte of all plans."""
     figure, axes = new_figure(height=3.6)
-    rate, stream = report.calibration.rate(report.dtype), report.calibration.stream
+    rate, stream = report.calibration.require_rate(report.dtype), report.calibration.stream
     memory = rate.memory or stream
     seen = [
         o

@@ -14,7 +14,7 @@ from fmm.config import certification
 from fmm.config.schema import Tuned
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Candidate, Limits, choose, default_error_growth
+from fmm.perfmodel.choose import Candidate, Limits, choose, default_error_growth_limit
 from fmm.problem import Problem
 from fmm.runtime.decisions.limits import WORKSPACE_SHARE
 from fmm.tuner.devices.device import cached_plan_work, predicted_run_seconds
@@ -94,7 +94,7 @@ class TypeReport:
         operands = problem.itemsize * (m * k + k * n + m * n)
         left = UNLIMITED_BYTES if not memory else max(int(WORKSPACE_SHARE * (memory - operands)), 0)
         return choose(
-            problem, self.choice_calibration, Limits(left, default_error_growth(self.choice_calibration.batches))
+            problem, self.choice_calibration, Limits(left, default_error_growth_limit(self.choice_calibration.batches))
         ).best
 
     @cached_property

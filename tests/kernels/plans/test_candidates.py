@@ -15,7 +15,7 @@ from fmm.perfmodel.candidates import (
     peer_plans,
     probed_plans,
 )
-from fmm.perfmodel.candidates import compared_plans as compared
+from fmm.perfmodel.candidates import device_candidates as compared
 from fmm.tuner.search.space import choices_of_plans, search_space, space_of_type
 
 RESIDUES = ["residues(14) > bytes", "residues(14) > strassen > bytes"]  # of float64

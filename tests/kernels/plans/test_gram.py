@@ -393,4 +393,4 @@ def test_readers_of_a_product_of_nothing(text: str) -> None:
     plan, size = Plan.parse(text), (0, 5, 0)
     assert plan_table(plan, *size, 8, FULL).endswith("workspace 0 B")
     assert workspace(plan, *size, 8, *FULL) == cost(plan, *size, 8, op="gram").workspace == 0
-    assert estimated_work(plan, Problem(*size, op="gram")).smallest == 0
+    assert estimated_work(plan, Problem(*size, op="gram")).smallest_leaf_side == 0

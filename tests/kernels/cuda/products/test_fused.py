@@ -24,7 +24,7 @@ from fmm.kernels.plans import explain
 from fmm.kernels.plans.fused_order import (
     FIGURE_6,
     MAX_STREAMS,
-    Operands,
+    OperandBlocks,
     blocks_touched,
     count_launches,
     launch_stages,
@@ -67,14 +67,14 @@ def test_launches_are_those_of_figure_6(text: str, level: int) -> None:
     assert len(found) == len(printed) == (4, 10)[level - 1]
 
 
-NAMES: list[tuple[Operands, str]] = [
+NAMES: list[tuple[OperandBlocks, str]] = [
     ((1, 1, 1), "GEMM"), ((2, 2, 2), "Var#0"), ((2, 1, 2), "Var#3"), ((4, 4, 4), "Var#0"), ((4, 2, 2), "Var#9"),
     ((3, 3, 3), "W(3,3,3)"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("w", "expected"), NAMES)
-def test_variants_have_the_papers_names(w: Operands, expected: str) -> None:
+def test_variants_have_the_papers_names(w: OperandBlocks, expected: str) -> None:
     assert variant_name(w) == expected
 
 
@@ -99,7 +99,7 @@ def test_figure_7() -> None:
         (((2,),), ((3,),)),  # M2 beside M3
         (((0,),),),  # M0
     )
-    assert not any(huang_fig7().column("difference"))
+    assert not any(huang_fig7().column_cells("difference"))
 
 
 SHAPES = [
@@ -201,7 +201,11 @@ def test_atomic_updates_move_c_once_more() -> None:
         for x, beta in (("", 2), (".atomic", 2), (".atomic", 1))
     )
     assert (added.bytes_read, added.bytes_written) == (4 * 64 * 64, 4 * 64 * 64)
-    assert (kept.bytes, kept.launches) == (inside.bytes, inside.launches) == (added.bytes - 8 * 64 * 64, 7)
+    assert (
+        (kept.total_bytes, kept.launches)
+        == (inside.total_bytes, inside.launches)
+        == (added.total_bytes - 8 * 64 * 64, 7)
+    )
 
 
 @pytest.mark.parametrize("text", [*ONE, "strassen.fused > tile.half", "strassen.sequential > strassen.fused.streams"])
