@@ -20,7 +20,7 @@ from math import ceil
 from typing import Final, NamedTuple
 
 from fmm.dtypes import DTYPES
-from fmm.kernels.algorithms.text_files import ABOVE_FORM, ABOVE_WITHOUT_OPTIONS, SEARCHED_FORM
+from fmm.kernels.algorithms.text_files import FORM_ABOVE_CANDIDATES, FORM_ABOVE_WITHOUT_OPTIONS, FORM_SEARCH_ONLY
 from fmm.kernels.plans.leaf import Leaf, plan_leaves
 from fmm.kernels.plans.level import LEVEL_KINDS, CandidateLevel, Level, parse_level
 from fmm.kernels.plans.lower import Sides
@@ -260,7 +260,7 @@ def candidate_levels() -> tuple[CandidateLevel, ...]:
 
 def search_levels(device: str) -> tuple[CandidateLevel, ...]:
     """Return the levels that the tuner's search tries on a device, the levels of candidates first."""
-    forms = [form.name for form in _device_forms(device)] + ([SEARCHED_FORM] if device == "cpu" else [])
+    forms = [form.name for form in _device_forms(device)] + ([FORM_SEARCH_ONLY] if device == "cpu" else [])
 
     def first_form(level: CandidateLevel) -> int:
         return min((forms.index(form) for form in level.forms if form in forms), default=len(forms))
@@ -277,9 +277,9 @@ def outer_levels(device: str) -> tuple[Level, ...]:
     for level in candidate_levels() if device == "cuda" else ():
         patterns = (
             OUTER_LEVEL_PATTERNS
-            if ABOVE_FORM in level.forms
+            if FORM_ABOVE_CANDIDATES in level.forms
             else ("{a}",)
-            if ABOVE_WITHOUT_OPTIONS in level.forms
+            if FORM_ABOVE_WITHOUT_OPTIONS in level.forms
             else ()
         )
         for pattern in patterns:

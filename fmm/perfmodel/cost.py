@@ -21,7 +21,7 @@ from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.workspace import batch_scratch
+from fmm.kernels.plans.workspace import batch_scratch_bytes
 from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.level_counts import LevelCounts, MovedElements, count_level, count_opened_leaf
 from fmm.problem import Fill, Operation, Shape
@@ -157,7 +157,7 @@ def _tally_of_level(plan: Plan, shape: Shape, params: GemmParams, units: _Counti
             return opened
         scratch = plan.leaf_use.leaf.workspace_bytes(units.itemsize, *shape, 1)
         return _leaf_tally(shape, units, scratch, is_triangle=params.op != "product")
-    inside = units._replace(itemsize=plan.itemsize_inside(units.itemsize, [p for p, *_ in level.calls]))
+    inside = units._replace(itemsize=plan.inner_itemsize(units.itemsize, [p for p, *_ in level.calls]))
     read, loads = units.rectangle_traffic(level.read, inside.itemsize)
     written, stores = units.rectangle_traffic(level.written, inside.itemsize)
     own = sum(temporary_bytes(*size, inside.itemsize) * times for size, times in level.temporaries.items())
@@ -168,7 +168,7 @@ def _tally_of_level(plan: Plan, shape: Shape, params: GemmParams, units: _Counti
     )
     if plan.levels and plan.levels[0].batched:
         sizes = [(p, inside.itemsize, *size, times) for (p, size, _), times in level.calls.items()]
-        scratch = max((batch_scratch(*size) for size in sizes), default=0)
+        scratch = max((batch_scratch_bytes(*size) for size in sizes), default=0)
         total = total._replace(workspace=max(total.workspace, own + scratch))
     return total
 

@@ -183,9 +183,9 @@ def expected_error_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = 
 
     The data are assumed to be random and of equal size, and the rounding errors independent. If numbers of one sign
     have a larger expected error, the result is that larger growth. They have for Strassen's levels on a CPU
-    (Scheme.positive_growth), and for complex products that are made of three real ones. The growth does not depend on
-    the sizes, so that the thin strips of a fringe count as if their error grew, too. In types that are summed up in
-    their own precision, the growth is the product of the levels' growths (Scheme.error_growth), which include the
+    (Scheme.error_growth_one_sign), and for complex products that are made of three real ones. The growth does not
+    depend on the sizes, so that the thin strips of a fringe count as if their error grew, too. In types that are summed
+    up in their own precision, the growth is the product of the levels' growths (Scheme.error_growth), which include the
     rounding inside the products. In other types this rounding is small compared with that of stored numbers.
 
     `in_pieces` says that the vendor's product adds up long sums in pieces, as BLAS does on a CPU. The vendor's error
@@ -200,10 +200,10 @@ def expected_error_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = 
     if DTYPES[dtype].stored_as:
         return sqrt(_error_variance(plan, _variance_rounded_in_products))
     schemes = plan_schemes(plan)
-    random = prod(s.error_growth_in_pieces if in_pieces else s.error_growth for s in schemes)
-    positive = prod(s.positive_growth_in_pieces if in_pieces else s.positive_growth for s in schemes)
+    random = prod(s.error_growth_blocked_sums if in_pieces else s.error_growth for s in schemes)
+    positive = prod(s.error_growth_one_sign_blocked if in_pieces else s.error_growth_one_sign for s in schemes)
     random *= prod(level.error_growth for level in plan.levels)
-    positive *= prod(level.positive_growth for level in plan.levels)
+    positive *= prod(level.error_growth_one_sign for level in plan.levels)
     if in_pieces and DTYPES[dtype].is_complex and any(x.dtype_below(dtype) != dtype for x in plan.levels):
         random, positive = random * SHORTER_PIECES_GROWTH.random, positive * SHORTER_PIECES_GROWTH.positive
     return float(plan.leaf_use.leaf.relative_error * max(random, positive))

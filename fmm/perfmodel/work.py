@@ -18,7 +18,7 @@ from fmm.kernels.cuda.products.kernel_sizes import DOUBLE, FUSED_SIZES, H200_STR
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.level import Level
 from fmm.kernels.plans.lower import Footprint, Sides, lower_level, require_level_with_steps
-from fmm.kernels.plans.memory_layout import ALIGN
+from fmm.kernels.plans.memory_layout import ALIGN_BYTES
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.steps import Product, ProductBatch
 from fmm.kernels.plans.sums import Mirror, Sum
@@ -190,7 +190,7 @@ def _sum_traffic(plan: Plan, problem: Problem, footprints: Sequence[Footprint]) 
         if f.passes:
             direct = f.in_place if len(plan.levels) == 1 else 0.0
         if found.products == 1:  # the sums of the first level read A and B and write C
-            found.ragged += _unaligned_elements(each, aligned_operands(problem, ALIGN))
+            found.ragged += _unaligned_elements(each, aligned_operands(problem, ALIGN_BYTES))
             found.scalar += _unaligned_elements(
                 each, aligned_operands(problem, sum_access_bytes(f.products, problem.itemsize))
             )
@@ -282,7 +282,7 @@ def _alignment_shares(plan: Plan, problem: Problem, direct: float) -> dict[str, 
         aligned_operands(problem, _vendor_row_alignment(problem.itemsize)),
         aligned_operands(problem, WORD_BYTES),
     )
-    if plan.levels and all(level.splits_complex for level in plan.levels):
+    if plan.levels and all(level.is_complex_split for level in plan.levels):
         # The real products multiply real and imaginary parts, in matrices with the sides of the complex product,
         # without padding.
         parts, direct = replace(problem, dtype=plan.leaf_type(problem.dtype)), 1.0

@@ -22,7 +22,7 @@ from fmm.kernels.cuda.recompute.recompute import may_create_nonfinite
 from fmm.kernels.cuda.target import alignment_of
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import GRAPH_SCRATCH, workspace
+from fmm.kernels.plans.workspace import GRAPH_SCRATCH_BYTES, workspace
 from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.stability import has_componentwise_bound
@@ -490,7 +490,7 @@ def _add_launches(call: PreparedCall, launches: LaunchList, work: CallMatrices, 
     ops = work.product_count * len(record_operations(launches.plan, launches.problem).ops)
     is_short = ops <= MAX_GRAPH_OPS and work.product_count * prod(work.problem.size) <= MAX_GRAPH_WORK
     several = work.product_count * len(launches.steps) > 1
-    with_graph = cublas_scratch(launches) + GRAPH_SCRATCH * launches.vendor_stream_count
+    with_graph = cublas_scratch(launches) + GRAPH_SCRATCH_BYTES * launches.vendor_stream_count
     uses_graph = several and launches.stream_count == 1 and is_short and with_graph <= call.limits.workspace
     return replace(
         call,

@@ -17,7 +17,7 @@ from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.algorithms.catalogue import register_scheme, scheme, unregister_scheme
 from fmm.kernels.algorithms.scheme import SchemeError
 from fmm.kernels.algorithms.step_table import (
-    StepError,
+    StepTableError,
     register_step_table,
     step_table,
     step_table_names,
@@ -266,9 +266,9 @@ def test_what_does_not_multiply_is_not_registered() -> None:
     with pytest.raises(SchemeError, match="not a matrix multiplication"):
         register_scheme(SCHEME.replace("M1 = (A11 + A13", "M1 = (A11 - A13"))
     table = step_table("li-fig3").text().replace("li-fig3", "toy")
-    with pytest.raises(StepError, match="toy does not compute AB"):
+    with pytest.raises(StepTableError, match="toy does not compute AB"):
         register_step_table(table.replace("sub(T1, A11, T1)", "add(T1, A11, T1)"))
-    with pytest.raises(StepError, match="there is a step table 'hasa' already"):
+    with pytest.raises(StepTableError, match="there is a step table 'hasa' already"):
         register_step_table(step_table("hasa").text())
 
 

@@ -22,7 +22,7 @@ from fmm.kernels.plans.levels.balanced import BalancedLevel, balanced_level
 from fmm.kernels.plans.levels.scheme_level import SchemeLevel, level_with_options
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.sums import Mirror, Sum
-from fmm.kernels.plans.workspace import leaf_products, workspace
+from fmm.kernels.plans.workspace import count_leaf_products, workspace
 from fmm.perfmodel.cost import Cost, cost
 from fmm.perfmodel.papers.li_counts import arithmetic_count
 
@@ -147,7 +147,7 @@ class ObjectArena:
     def allocate(self, rows: int, cols: int, fortran: bool = False, dtype: str = "") -> Any:
         return numbers(rows, cols, self.tally)
 
-    def free_since(self, mark: int) -> None:
+    def free_temporaries_since(self, mark: int) -> None:
         pass
 
 
@@ -217,7 +217,7 @@ def test_sizes_too_large_to_run_obey_the_same_recipes() -> None:
     plans = [Plan.parse(text) for text in ("winograd > vendor", "hk233.sequential > vendor", "hasa > vendor")]
     for plan, m, k, n in product(plans, range(31, 35), range(31, 35), range(31, 35)):
         found = cost(plan, m, k, n, 4, 128)
-        assert dict(found.leaves) == leaf_products(plan, m, k, n)
+        assert dict(found.leaves) == count_leaf_products(plan, m, k, n)
         assert found.workspace == workspace(plan, m, k, n, 4)
 
 

@@ -307,7 +307,7 @@ def _residue_product(op: GemmOp, target: Target) -> ResidueOp | None:
     if not target.chip.has_warpgroups:
         return None
     ending = residue_leaves()[op.leaf]
-    moduli = ending.level.moduli_for(op.dtype, op.k)
+    moduli = ending.level.moduli_count_for(op.dtype, op.k)
     return residue_op(op, op.dtype, moduli, ending.depth, target.chip.multiprocessors, target.divides)
 
 

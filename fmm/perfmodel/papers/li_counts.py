@@ -158,7 +158,7 @@ def kernel_additions(kernel: TableKernel) -> int:
     must therefore form C11 + T1 once: three additions, where the assignments as printed have four.
     """
     program = kernel.program
-    return min(program.additions, programs.shared_sums(program.matrix(), program.inputs).additions)
+    return min(program.additions, programs.shared_sums_program(program.matrix(), program.inputs).additions)
 
 
 def kernel_count(kernel: TableKernel, quantity: Quantity, product: Polynomial) -> Polynomial:

@@ -20,7 +20,7 @@ from fmm.kernels.cpu.blas_kernel import slow_kernel_warning
 from fmm.kernels.plans.explain import format_error_growth, plan_table
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import check_products, check_type, workspace
+from fmm.kernels.plans.workspace import check_plan_type, check_product_count, workspace
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Candidate, Limits, choose, few_tiles_margin, ranking_problem, recurring_call_seconds
 from fmm.perfmodel.default_calibration import BUILT_IN_SOURCE_TEXT
@@ -343,8 +343,8 @@ def check_runnable(plan: Plan, problem: Problem, on_cpu: bool) -> None:
     for use in plan.leaf_uses:
         if on_cpu and "cpu" not in use.leaf.devices:
             raise PlanError(f"the plan {plan} cannot run here: {use.product} is a product on a GPU")
-    check_type(plan, problem.dtype, "cpu" if on_cpu else "cuda")
-    check_products(plan, *problem.size)
+    check_plan_type(plan, problem.dtype, "cpu" if on_cpu else "cuda")
+    check_product_count(plan, *problem.size)
 
 
 # ---- other plans, if the decided one cannot run

@@ -32,7 +32,7 @@ from fmm.kernels.cuda.products.simt_kernel import (
 )
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, fit_to_chip
 from fmm.kernels.cuda.record import record_operations
-from fmm.kernels.plans.fused_order import FIGURE_6
+from fmm.kernels.plans.fused_order import FIGURE_6_VARIANTS
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.block_model import GEMM_OPERANDS, registers_needed, resident_blocks
@@ -96,7 +96,7 @@ def test_every_strategy_stays_in_registers(s: TileSizes, operands: Any, architec
 def test_every_variant_of_one_level_stays_in_registers(s: TileSizes) -> None:
     """Huang's Var#1 to Var#3 (Var#0 is above), and batches of them, each on one architecture."""
     nvrtc()
-    variants = [w for level, number, w, _ in FIGURE_6 if level == 1 and number]
+    variants = [w for level, number, w, _ in FIGURE_6_VARIANTS if level == 1 and number]
     jobs: list[tuple[Any, ...]] = []
     for i, w in enumerate(variants, H200_STRATEGIES.index(s)):
         made, architecture = replace(kernel(s, *w), products=1 + i % 2), ARCHITECTURES[i % len(ARCHITECTURES)]
