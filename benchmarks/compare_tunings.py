@@ -24,7 +24,7 @@ from fmm.perfmodel.predict import predict_from_work
 from fmm.perfmodel.work import estimated_work
 from fmm.problem import Problem, Shape
 from fmm.runtime.decisions.decide import decide_by_model, decide_by_tuning
-from fmm.tuner.commands.config_file import check_section, config_sections, group_by_device
+from fmm.tuner.commands.config_file import check_section, group_sections_by_device, read_config_sections
 from fmm.tuner.findings.model_in_use import ModelInUse, model_in_use
 from fmm.tuner.findings.summary import interval_text, percent_text, threshold_text
 from fmm.tuner.tune import output_path
@@ -247,10 +247,10 @@ def _agreements(one: Path, two: Path) -> Iterator[Agreement]:
 
 def _checked_sections(path: Path) -> dict[str, dict[str, Raw]]:
     """Return the sections of a config by device and type; raise ConfigError if one is damaged."""
-    sections = list(config_sections(path))
+    sections = list(read_config_sections(path))
     for section in sections:
         check_section(*section)
-    return group_by_device(sections)
+    return group_sections_by_device(sections)
 
 
 def _agreement_lines(a: Agreement) -> Iterator[str]:

@@ -38,7 +38,7 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.problem import Problem
-from fmm.tuner.devices.device import Run
+from fmm.tuner.devices.device import TimedRun
 from fmm.tuner.findings.conclude import FITTED_STAGES, check_model, starting_calibration
 from fmm.tuner.findings.diagnostics import largest_measured_side, noise_floor
 from fmm.tuner.findings.thresholds import add_threshold_intervals, compute_thresholds
@@ -144,7 +144,7 @@ def whole_calls(folder: Path, dtype: str) -> list[Observation]:
             worth = [(plan, own) for plan, own in timed if own <= MAX_FITTED_RATIO * vendor]
             # Leaves with a rate of their own have too few samples.
             enough = [(plan, own) for plan, own in worth if not plan.leaf_use.leaf.rate]
-            found += [Observation(Problem(*row.size, dtype), Run(plan), own) for plan, own in enough]
+            found += [Observation(Problem(*row.size, dtype), TimedRun(plan), own) for plan, own in enough]
     return found
 
 

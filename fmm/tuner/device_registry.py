@@ -20,7 +20,7 @@ from fmm.perfmodel.default_calibration import cpu_calibration, datasheet_calibra
 from fmm.runtime import devices
 from fmm.runtime.decisions.calibration_in_force import complete_calibration, untuned_gpu_calibration
 from fmm.tuner.devices.cpu import CpuDevice
-from fmm.tuner.devices.device import Device
+from fmm.tuner.devices.device import TunableDevice
 from fmm.tuner.findings.model_in_use import device_memory_bytes, device_name, fallback_model_text
 
 # ---- devices that can be tuned
@@ -30,7 +30,7 @@ class UnknownDeviceError(ValueError):
     """The name of a device that does not answer; the message lists those that do."""
 
 
-def select_devices(name: str | None) -> list[Device]:
+def select_devices(name: str | None) -> list[TunableDevice]:
     """Return the devices of a name: 0, 1, ..., cpu or all; without one, GPU 0 if it answers, else the CPU."""
     count = gpu_count()
     valid = [*map(str, range(count)), "cpu", "all"]
@@ -42,7 +42,7 @@ def select_devices(name: str | None) -> list[Device]:
     return [_tunable_device(n) for n in (valid[:-1] if name == "all" else [name])]
 
 
-def _tunable_device(name: str) -> Device:
+def _tunable_device(name: str) -> TunableDevice:
     if name == "cpu":
         return CpuDevice()
     from fmm.tuner.devices.cuda import CudaDevice  # CuPy

@@ -25,7 +25,7 @@ from typing import Any
 from fmm.config import files, schema, store
 from fmm.kernels.cpu.blas_kernel import slow_kernel_warning
 from fmm.tuner.device_registry import UnknownDeviceError, select_devices
-from fmm.tuner.devices.device import EFFORTS, Device, Effort
+from fmm.tuner.devices.device import CPU_EFFORTS, Effort, TunableDevice
 from fmm.tuner.findings.conclude import conclude_section
 from fmm.tuner.findings.summary import RESUME_NOTE, SectionText
 from fmm.tuner.progress import TuningProgress, open_progress
@@ -33,7 +33,15 @@ from fmm.tuner.stages import shapes
 from fmm.tuner.stages.shapes import ShapesFileError
 from fmm.tuner.trials.environment import source_commit, typed_command
 from fmm.tuner.trials.journal import Journal
-from fmm.tuner.trials.record import FIRST_LOOK_EFFORT, Header, RecordedTuning, Size, Trial, TrialFile, first_look_trials
+from fmm.tuner.trials.record import (
+    FIRST_LOOK_EFFORT,
+    RecordedTuning,
+    Size,
+    Trial,
+    TrialFile,
+    TuningHeader,
+    first_look_trials,
+)
 from fmm.tuner.tune_type import TypeOutcome, tune_type
 
 # packages of the extra `tune`, which are imported before minutes of measuring
@@ -59,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="certify these shapes: lines of M K N, or M K N TYPE",
     )
-    add("--effort", choices=tuple(EFFORTS), default="default", help="how much to measure (default: default)")
+    add("--effort", choices=tuple(CPU_EFFORTS), default="default", help="how much to measure (default: default)")
     add("--time-limit", type=float, metavar="S", help="stop measuring after this many seconds; types share them")
     again = parser.add_mutually_exclusive_group()
     again.add_argument("--resume", action="store_true", help="continue the last such tuning that was interrupted")
@@ -155,7 +163,7 @@ def _tuning_jobs(options: argparse.Namespace) -> Iterator[TuningJob]:
     yield from found
 
 
-def _jobs_of_device(device: Device, options: argparse.Namespace) -> Iterator[TuningJob]:
+def _jobs_of_device(device: TunableDevice, options: argparse.Namespace) -> Iterator[TuningJob]:
     for name in dict.fromkeys(device.dtypes if options.dtype is None else options.dtype.split(",")):
         if name not in device.dtypes:
             raise InvalidOptionError(f"unknown dtype {name!r}; valid: {', '.join(device.dtypes)}")
@@ -201,7 +209,7 @@ def _print_dry_run(jobs: Sequence[TuningJob], path: Path, options: argparse.Name
 class TuningJob:
     """One element type of one device, with an effort."""
 
-    device: Device
+    device: TunableDevice
     dtype: str
     wanted: tuple[Size, ...]
     effort: str
@@ -362,7 +370,7 @@ def tune_job(
     return replace(end, result=_json_result(job, path, outcome, why_not))
 
 
-def _load_first_look(job: TuningJob, trials: TrialFile, header: Header) -> tuple[Trial, ...]:
+def _load_first_look(job: TuningJob, trials: TrialFile, header: TuningHeader) -> tuple[Trial, ...]:
     """Return the trials of the first look before this tuning; none if they cannot be read."""
     if job.effort != FIRST_LOOK_EFFORT:
         with suppress(OSError):
@@ -370,16 +378,16 @@ def _load_first_look(job: TuningJob, trials: TrialFile, header: Header) -> tuple
     return ()
 
 
-def _new_header(job: TuningJob, effort: Effort) -> Header:
+def _new_header(job: TuningJob, effort: Effort) -> TuningHeader:
     identity = job.device.identity
     now = datetime.now(UTC).isoformat(timespec="seconds")
     conditions = {**job.device.conditions, "commit": source_commit(), PLANNED_SECONDS_KEY: effort.seconds}
     run, command = uuid.uuid4().hex[:12], " ".join(typed_command())
-    return Header(run, identity.key, dict(identity.versions), conditions, job.resume_settings, command, now)
+    return TuningHeader(run, identity.key, dict(identity.versions), conditions, job.resume_settings, command, now)
 
 
 def _measure_and_record(
-    journal: Journal, job: TuningJob, effort: Effort, trials: TrialFile, header: Header | None
+    journal: Journal, job: TuningJob, effort: Effort, trials: TrialFile, header: TuningHeader | None
 ) -> tuple[TypeOutcome, bool]:
     """Return the outcome, and True if the trials could not be written."""
     try:
@@ -437,7 +445,7 @@ def _section_in_config(job: TuningJob, path: Path) -> Any:
     return found if found and found.get("versions") == dict(job.device.identity.versions) else None
 
 
-def _write_section(job: TuningJob, path: Path, header: Header, outcome: TypeOutcome) -> None:
+def _write_section(job: TuningJob, path: Path, header: TuningHeader, outcome: TypeOutcome) -> None:
     assert outcome.section is not None
     how = {"effort": header.settings["effort"], "command": header.command, "run": header.run}
     tuned = {**outcome.section["tuned"], **how}

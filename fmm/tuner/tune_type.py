@@ -16,7 +16,7 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.candidates import device_leaves
 from fmm.perfmodel.choose import rank_candidates
 from fmm.problem import Problem
-from fmm.tuner.devices.device import Device, Effort
+from fmm.tuner.devices.device import Effort, TunableDevice
 from fmm.tuner.findings.conclude import HELD_OUT_STAGE, calibration_so_far, conclude_section
 from fmm.tuner.findings.diagnostics import noise_floor
 from fmm.tuner.fit import blocks
@@ -113,7 +113,7 @@ def tune_gram(
             certify_best(journal, found, RoundLimits(certification.MIN_ROUNDS + 1, effort.certify, share), noise)
 
 
-def unpredicted_gram_plans(device: Device, problem: Problem) -> list[Plan]:
+def unpredicted_gram_plans(device: TunableDevice, problem: Problem) -> list[Plan]:
     """Return plans of fmm's own triangle kernels alone, of those whose time the model cannot predict for this type."""
     leaves = device_leaves("cuda" if device.untuned_model().batches else "cpu")
     silent = [leaf for leaf in leaves if leaf.time_formula == "tiles" and problem.dtype not in leaf.types_with_sums]

@@ -41,7 +41,7 @@ from fmm.perfmodel.calibration import ProductRate
 from fmm.perfmodel.candidates import candidate_plans
 from fmm.perfmodel.predict import predict_vendor
 from fmm.problem import Problem
-from fmm.tuner.devices.device import EFFORTS
+from fmm.tuner.devices.device import CPU_EFFORTS
 from fmm.tuner.devices.simulated import SimulatedDevice
 from fmm.tuner.search.race import optuna_proposals, search_plans
 from fmm.tuner.search.space import search_space
@@ -241,7 +241,7 @@ def test_it_is_searched(toy: Toy) -> None:
     """By the model's order, and by what Optuna proposes."""
     import optuna
 
-    device, effort = SimulatedDevice(toy.device, noise=0.001), replace(EFFORTS["quick"], trials=2, enqueued=2)
+    device, effort = SimulatedDevice(toy.device, noise=0.001), replace(CPU_EFFORTS["quick"], trials=2, enqueued=2)
     found = search_plans(Journal("run", device), toy.problem, toy.device, effort, 1e9)
     assert dict(found.plans)[Plan.parse(toy.plan)] == pytest.approx(1 / toy.share, rel=0.05)
 

@@ -19,7 +19,7 @@ from fmm.perfmodel.choose import Limits, default_error_growth_limit
 from fmm.perfmodel.predict import predict
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import decide_by_model, find_certified_entry
-from fmm.tuner.devices.device import SHORTEST_OF, SHORTEST_SAMPLE_PART, Run
+from fmm.tuner.devices.device import SHORTEST_SAMPLE_COUNT, SHORTEST_SAMPLE_PART, TimedRun
 from fmm.tuner.devices.simulated import SimulatedDevice, SimulatedSession
 from fmm.tuner.trials.record import Size
 
@@ -70,17 +70,17 @@ class BusyDevice(SimulatedDevice):
 class BusySession(SimulatedSession):
     """Samples that take their time by the device's clock."""
 
-    def prepare(self, run: Run) -> None:
+    def prepare(self, run: TimedRun) -> None:
         super().prepare(run)
-        self.sample(Run(run.plan))
+        self.sample(TimedRun(run.plan))
 
-    def sample(self, run: Run) -> float:
-        return min(self._passed(run) for _ in range(SHORTEST_OF if run.part == SHORTEST_SAMPLE_PART else 1))
+    def sample(self, run: TimedRun) -> float:
+        return min(self._passed(run) for _ in range(SHORTEST_SAMPLE_COUNT if run.part == SHORTEST_SAMPLE_PART else 1))
 
-    def _passed(self, run: Run) -> float:
+    def _passed(self, run: TimedRun) -> float:
         device = self.device
         assert isinstance(device, BusyDevice)
-        seconds = self._seconds(Run(run.plan) if run.part == SHORTEST_SAMPLE_PART else run)
+        seconds = self._seconds(TimedRun(run.plan) if run.part == SHORTEST_SAMPLE_PART else run)
         if run.part in ("whole", SHORTEST_SAMPLE_PART):
             seconds *= (
                 device.true_seconds(run.plan, self.problem)

@@ -24,8 +24,8 @@ from fmm.config import files
 from fmm.tuner import cli
 from fmm.tuner import tune as commands_tune
 from fmm.tuner import tune_type as tune_module
-from fmm.tuner.commands.config_file import check_section, config_sections
-from fmm.tuner.devices.device import EFFORTS
+from fmm.tuner.commands.config_file import check_section, read_config_sections
+from fmm.tuner.devices.device import CPU_EFFORTS
 from fmm.tuner.devices.simulated import SIMULATED_IDENTITY, SimulatedDevice
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import TrialFile
@@ -54,7 +54,7 @@ def tuned(arguments: Sequence[str], seed: int) -> int:
 
 def whole(path: Path) -> str:
     """The config's text, once it has passed every check."""
-    for key, dtype, raw in config_sections(path):
+    for key, dtype, raw in read_config_sections(path):
         check_section(key, dtype, raw)
     return path.read_text(encoding="utf-8")
 
@@ -135,7 +135,7 @@ def together(folder: Path) -> None:
 
 if __name__ == "__main__":
     assert scipy.optimize and scipy.stats  # loaded before the forks
-    EFFORTS.update(dict.fromkeys(EFFORTS, SMALL))
+    CPU_EFFORTS.update(dict.fromkeys(CPU_EFFORTS, SMALL))
     if sys.argv[1] == "kill":
         kill(Path(sys.argv[2]), int(sys.argv[3]))
     else:

@@ -18,14 +18,19 @@ from fmm.hardware.datasheets import datasheet_of
 from fmm.perfmodel.default_calibration import cpu_calibration, with_concurrent_products
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.runtime.devices import datasheet_model
-from fmm.tuner.commands.config_file import check_section, group_by_device, required_sections, with_one_line_errors
+from fmm.tuner.commands.config_file import (
+    check_section,
+    group_sections_by_device,
+    required_sections,
+    with_one_line_errors,
+)
 from fmm.tuner.devices.simulated import RecordedDevice
 from fmm.tuner.findings.conclude import conclude_section, section_thresholds, split_first_look_trials, usable_trials
 from fmm.tuner.findings.model_in_use import ModelInUse, device_name, model_in_use
 from fmm.tuner.findings.summary import TypeSummary, entry_size_text, threshold_text
 from fmm.tuner.fit.blocks import BlockFit, fit_block_model, strategies_by_side
 from fmm.tuner.trials.journal import Journal
-from fmm.tuner.trials.record import RecordedTuning, Trial, TrialFile, first_look_trials, tuning_of
+from fmm.tuner.trials.record import RecordedTuning, Trial, TrialFile, first_look_trials, tuning_of_section
 from fmm.tuner.tune import output_path, path_argument, trials_path
 
 REFIT_PARTS = "all", "thresholds", "blocks"
@@ -82,7 +87,7 @@ class RecordedSection:
         return Journal(run, self.device, trials, live=False, first_look=self.first_look)
 
 
-Refit = Callable[[RecordedSection], "dict[str, Raw] | None"]
+RefitFunction = Callable[[RecordedSection], "dict[str, Raw] | None"]
 
 
 def refit_section(recorded: RecordedSection) -> dict[str, Raw] | None:
@@ -100,7 +105,7 @@ def refit_thresholds(recorded: RecordedSection) -> dict[str, Raw] | None:
     if recorded.tuned.calibration is None:
         return None
     journal, dtype = recorded.journal, recorded.dtype
-    _, strategies = _tiles(recorded)
+    _, strategies = _fit_tiles(recorded)
     intervals, looks = recorded.raw["intervals"] or {}, split_first_look_trials(journal, usable_trials(journal, dtype))
     found = section_thresholds(recorded.tuned.calibration, dtype, intervals, looks, strategies)
     return {**recorded.raw, "thresholds": found.fields}
@@ -110,13 +115,13 @@ def refit_blocks(recorded: RecordedSection) -> dict[str, Raw] | None:
     """Return the section with another block model and its tiles; None without readable thresholds."""
     if read_thresholds(recorded.raw["thresholds"]) is None:
         return None
-    found, strategies = _tiles(recorded)
+    found, strategies = _fit_tiles(recorded)
     thresholds = {**recorded.raw["thresholds"], "block_strategy": strategies}
     blocks = recorded.raw.get("blocks") if found is None else found.json_fields
     return {**recorded.raw, "thresholds": thresholds, "blocks": blocks}
 
 
-def _tiles(recorded: RecordedSection) -> tuple[BlockFit | None, dict[str, str]]:
+def _fit_tiles(recorded: RecordedSection) -> tuple[BlockFit | None, dict[str, str]]:
     """Return the block model of the trials, if they have one, and the tiles of fmm's own kernel."""
     chip = recorded.device.chip
     found = fit_block_model((*recorded.first_look, *recorded.tuning.trials), chip)
@@ -167,13 +172,13 @@ class RefitResult:
         }
 
 
-def _write_results(path: Path, into: Path, refit: Refit, quiet: bool) -> Iterator[RefitResult]:
+def _write_results(path: Path, into: Path, refit: RefitFunction, quiet: bool) -> Iterator[RefitResult]:
     """Write each section in turn; yield its result, and print it unless `quiet`."""
     tunings = TrialFile(trials_path(path)).tunings()
-    for key, types in group_by_device(required_sections(path)).items():
+    for key, types in group_sections_by_device(required_sections(path)).items():
         after = dict(types)
         for dtype, raw in types.items():
-            tuned, tuning = check_section(key, dtype, raw), tuning_of(tunings, key, dtype, raw)
+            tuned, tuning = check_section(key, dtype, raw), tuning_of_section(tunings, key, dtype, raw)
             first = first_look_trials(tunings, tuning.header) if tuning else ()
             found = refit(RecordedSection(key, dtype, raw, tuned, tuning, first)) if tuning else None
             result = RefitResult(key, dtype, len(tuning.trials) if tuning else 0, None)
@@ -182,7 +187,7 @@ def _write_results(path: Path, into: Path, refit: Refit, quiet: bool) -> Iterato
                 # the section is written with the entries that it had before
                 after[dtype] = written = files.read_config(into)[key][dtype]
                 changes = section_changes(key, dtype, types, after)
-                result = replace(result, section=written, changes=changes, others=other_fields(raw, written))
+                result = replace(result, section=written, changes=changes, others=changed_fields(raw, written))
             if not quiet:
                 print("\n".join(result.lines(path)))
             yield result
@@ -200,7 +205,7 @@ def _copy_trials(path: Path, into: Path) -> str:
     return ", with the trials beside it" if own.files else ""
 
 
-Sections = Mapping[str, Raw]  # sections of a device by type
+RawSections = Mapping[str, Raw]  # sections of a device by type
 LEVEL_NAMES = dict(zip(TAU_NAMES, ("one level", "two levels", "three levels"), strict=True))
 COMPARED_FIELDS = (
     "calibration",
@@ -245,7 +250,7 @@ class ValueChange:
         return f"{self.name}: {self.before.text} -> {self.after.text}"
 
 
-def section_changes(key: str, dtype: str, before: Sections, after: Sections) -> list[ValueChange]:
+def section_changes(key: str, dtype: str, before: RawSections, after: RawSections) -> list[ValueChange]:
     """Return what differs for a type between two states of a device's sections, decisions first."""
     then, now = (dict(_compared_values(key, dtype, sections)) for sections in (before, after))
     pairs = (
@@ -254,31 +259,31 @@ def section_changes(key: str, dtype: str, before: Sections, after: Sections) -> 
     return [change for change in pairs if change.before.text != change.after.text]
 
 
-def other_fields(before: Raw, after: Raw) -> list[str]:
+def changed_fields(before: Raw, after: Raw) -> list[str]:
     """Return the names of the fields that differ."""
     return [name for name in COMPARED_FIELDS if before.get(name) != after.get(name)]
 
 
-def _compared_values(key: str, dtype: str, sections: Sections) -> Iterator[tuple[str, ValueText]]:
+def _compared_values(key: str, dtype: str, sections: RawSections) -> Iterator[tuple[str, ValueText]]:
     """Yield the name and the value of each compared number."""
     used = model_in_use(key, dtype, sections)
     diagnostics, known = list(used.tuned.diagnostics), used.tuned.calibration
     yield "rejected", ValueText(diagnostics, "; ".join(diagnostics)) if diagnostics else NO_VALUE
     yield "margin", NO_VALUE if known is None else ValueText(known.margin, f"{known.margin:.1%}")
-    yield from _gain_lines(dtype, used)
-    yield from _refit_thresholds(used.tuned.thresholds)
+    yield from _speedup_values(dtype, used)
+    yield from _threshold_values(used.tuned.thresholds)
     for entry in used.tuned.entries.values():
         yield f"entry {entry_size_text(entry)}", ValueText(f"{entry.plan}: {entry.text}", _entry_text(entry))
 
 
-def _gain_lines(dtype: str, used: ModelInUse) -> Iterator[tuple[str, ValueText]]:
+def _speedup_values(dtype: str, used: ModelInUse) -> Iterator[tuple[str, ValueText]]:
     summary = TypeSummary(dtype, used)
     _, _, start, gain, _ = summary.row_cells
     yield "faster from side", ValueText(summary.first_side, start)
     yield "speedup", ValueText(summary.large_square.speedup, gain) if summary.large_square else NO_VALUE
 
 
-def _refit_thresholds(found: Thresholds | None) -> Iterator[tuple[str, ValueText]]:
+def _threshold_values(found: Thresholds | None) -> Iterator[tuple[str, ValueText]]:
     for name in ("n1", *TAU_NAMES):
         side = found.value(name) if found else None
         label = f"{name}, {LEVEL_NAMES[name]} from side" if name in LEVEL_NAMES else f"{name}, one level by Equation 3"

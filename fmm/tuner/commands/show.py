@@ -12,11 +12,11 @@ from pathlib import Path
 from fmm.config import environment, files
 from fmm.config.schema import ConfigError, Raw, read_thresholds
 from fmm.tuner.commands.config_file import (
-    add_config,
-    add_json,
+    add_config_argument,
+    add_json_option,
     check_section,
+    effort_and_day_text,
     required_sections,
-    tuning_text,
     with_one_line_errors,
 )
 from fmm.tuner.device_registry import cpu_rejection_lines
@@ -38,8 +38,8 @@ SHORT_EFFORTS = ("coarse", "quick")  # efforts that the default effort exceeds
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     parser = commands.add_parser("show", help="print what a config holds of each device and type")
-    add_config(parser)
-    add_json(parser, "the sections as JSON")
+    add_config_argument(parser)
+    add_json_option(parser, "the sections as JSON")
     parser.set_defaults(run=with_one_line_errors(run_show))
 
 
@@ -86,7 +86,7 @@ def device_summary_lines(key: str, sections: Mapping[str, Raw], path: Path) -> I
             yield from table.text_lines
     for dtype, raw in sections.items():
         yield ""
-        yield f"{key}, {dtype} ({device_name(key, raw)}; {tuning_text(raw)})"
+        yield f"{key}, {dtype} ({device_name(key, raw)}; {effort_and_day_text(raw)})"
         yield from (f"  {why}" for why in cpu_rejection_lines({dtype: raw}, key))
         yield from SectionText(raw, dtype, key, sections).text_lines
     yield ""

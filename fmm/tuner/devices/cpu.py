@@ -32,7 +32,14 @@ from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.runtime.decisions.limits import default_workspace_bytes
 from fmm.runtime.overflow import may_overflow
-from fmm.tuner.devices.device import EFFORTS, SHORTEST_OF, SHORTEST_SAMPLE_PART, Effort, FailedError, Run
+from fmm.tuner.devices.device import (
+    CPU_EFFORTS,
+    SHORTEST_SAMPLE_COUNT,
+    SHORTEST_SAMPLE_PART,
+    Effort,
+    RunFailedError,
+    TimedRun,
+)
 
 MIN_SAMPLE_SECONDS = 2e-3  # least seconds of a sample: shorter calls are repeated
 CHECKED_ROWS = 8  # number of checked rows of a result
@@ -45,7 +52,7 @@ class CpuDevice:
 
     def __init__(self) -> None:
         self.threads = blas_threads()
-        self.lanes = run_on_worker(partial(_products_at_once, self.threads))
+        self.lanes = run_on_worker(partial(_concurrent_products, self.threads))
         self._normal: tuple[tuple[str, int], Array] | None = None
 
     @cached_property
@@ -85,7 +92,7 @@ class CpuDevice:
 
     @property
     def efforts(self) -> Mapping[str, Effort]:
-        return EFFORTS
+        return CPU_EFFORTS
 
     @contextmanager
     def open(self, problem: Problem, seed: int) -> Iterator[CpuSession]:
@@ -126,7 +133,7 @@ class CpuSession:
     threads: int
 
     def __post_init__(self) -> None:
-        self._repeats: dict[Run, int] = {}
+        self._repeats: dict[TimedRun, int] = {}
         self._spent: dict[Plan, dict[str, float]] = {}
 
     @cached_property
@@ -137,26 +144,26 @@ class CpuSession:
         exact = self.a[rows].astype(wide) @ self.b.astype(wide, copy=False)
         return rows, exact
 
-    def prepare(self, run: Run) -> None:
+    def prepare(self, run: TimedRun) -> None:
         call = self._call(run)
         start = time.perf_counter()
         try:
             call()
         except PlanError as error:
-            raise FailedError(str(error)) from None
+            raise RunFailedError(str(error)) from None
         self._repeats[run] = max(int(MIN_SAMPLE_SECONDS / max(time.perf_counter() - start, 1e-7)), 1)
         if run.part == "whole" and run.plan != VENDOR:
             self._check(run.plan)
 
     def _check(self, plan: Plan) -> None:
         rows, exact = self._exact
-        found = _relative_distance(self.c[rows], exact)
+        found = _frobenius_distance(self.c[rows], exact)
         growth, eps = expected_error_growth(plan, self.problem.dtype, True), float(np.finfo(self.c.dtype).eps)
         allowed = 20 * growth * eps * np.sqrt(self.problem.k) * float(np.linalg.norm(exact))
         if not found <= allowed:
-            raise FailedError(f"wrong result: error {found:.3g}, at most {allowed:.3g} is expected")
+            raise RunFailedError(f"wrong result: error {found:.3g}, at most {allowed:.3g} is expected")
 
-    def sample(self, run: Run) -> float:
+    def sample(self, run: TimedRun) -> float:
         if run.part == SHORTEST_SAMPLE_PART:
             return self._shortest_product_seconds()
         if run.part != "whole":
@@ -171,13 +178,13 @@ class CpuSession:
     def _shortest_product_seconds(self) -> float:
         """Return the shortest of many single products: at some moment no other work ran."""
         found = float("inf")
-        for _ in range(SHORTEST_OF):
+        for _ in range(SHORTEST_SAMPLE_COUNT):
             start = time.perf_counter()
             matmul(self.a, self.b, out=self.c)
             found = min(found, time.perf_counter() - start)
         return found
 
-    def _call(self, run: Run) -> Callable[[], Any]:
+    def _call(self, run: TimedRun) -> Callable[[], Any]:
         if run.part not in ("whole", SHORTEST_SAMPLE_PART):
             return partial(self._part, run)
         if self.problem.writes_triangle:
@@ -187,7 +194,7 @@ class CpuSession:
             return partial(matmul, self.a, self.b, out=self.c)
         return partial(fmm.matmul, self.a, self.b, out=self.c, plan=run.plan)
 
-    def _part(self, run: Run) -> float:
+    def _part(self, run: TimedRun) -> float:
         """Return the seconds of the plan's sums or products; one run of the plan measures both."""
         kept = self._spent.setdefault(run.plan, {})
         if run.part not in kept:
@@ -206,7 +213,7 @@ class CpuSession:
             return time_steps(self.threads, 2 * m * k * n, steps)
 
 
-def _products_at_once(threads: int) -> int:
+def _concurrent_products(threads: int) -> int:
     with threads_per_product(threads) as (at_a_time, _):
         return at_a_time
 
@@ -222,5 +229,5 @@ def _wake_blas_threads() -> None:
 WARM_UP_MATRIX = np.ones((256, 256))
 
 
-def _relative_distance(found: Array, exact: Array) -> float:
+def _frobenius_distance(found: Array, exact: Array) -> float:
     return float(np.linalg.norm(found - exact))

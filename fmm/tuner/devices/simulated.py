@@ -21,15 +21,15 @@ from fmm.perfmodel.default_calibration import cpu_calibration, with_concurrent_p
 from fmm.perfmodel.work import counted_work
 from fmm.problem import Problem
 from fmm.tuner.devices.device import (
-    EFFORTS,
+    CPU_EFFORTS,
     GPU_EFFORTS,
-    SHORTEST_OF,
+    SHORTEST_SAMPLE_COUNT,
     SHORTEST_SAMPLE_PART,
     Effort,
-    FailedError,
-    Run,
-    Session,
-    formula_seconds,
+    RunFailedError,
+    TimedRun,
+    TimingSession,
+    predicted_run_seconds,
 )
 
 
@@ -49,7 +49,7 @@ class RecordedDevice:
 
     @property
     def efforts(self) -> Mapping[str, Effort]:
-        return GPU_EFFORTS if self.guess.batches else EFFORTS
+        return GPU_EFFORTS if self.guess.batches else CPU_EFFORTS
 
     def untuned_model(self) -> Calibration:
         return self.guess
@@ -64,8 +64,8 @@ class RecordedDevice:
     def vendor_alternatives(self) -> Sequence[Plan]:
         return peer_plans("cuda") if self.guess.batches else ()
 
-    def open(self, problem: Problem, seed: int) -> AbstractContextManager[Session]:
-        raise FailedError("nothing can be measured: only what was recorded is at hand")
+    def open(self, problem: Problem, seed: int) -> AbstractContextManager[TimingSession]:
+        raise RunFailedError("nothing can be measured: only what was recorded is at hand")
 
     def compile_ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
         return nullcontext()
@@ -124,7 +124,7 @@ class SimulatedDevice:
 
     @property
     def efforts(self) -> Mapping[str, Effort]:
-        return GPU_EFFORTS if self.gpu else EFFORTS
+        return GPU_EFFORTS if self.gpu else CPU_EFFORTS
 
     @contextmanager
     def open(self, problem: Problem, seed: int) -> Iterator[SimulatedSession]:
@@ -143,20 +143,20 @@ class SimulatedSession:
     problem: Problem
     random: random.Random
 
-    def prepare(self, run: Run) -> None:
+    def prepare(self, run: TimedRun) -> None:
         if str(run.plan) in self.device.broken:
-            raise FailedError("it is broken")
+            raise RunFailedError("it is broken")
 
-    def sample(self, run: Run) -> float:
+    def sample(self, run: TimedRun) -> float:
         self.device.asked += 1
         if run.part == SHORTEST_SAMPLE_PART:
-            return min(self._seconds(Run(run.plan)) for _ in range(SHORTEST_OF))
+            return min(self._seconds(TimedRun(run.plan)) for _ in range(SHORTEST_SAMPLE_COUNT))
         seconds = self._seconds(run)
         if self.device.real_time:
             time.sleep(seconds * self.device.real_time)
         return seconds
 
-    def _seconds(self, run: Run) -> float:
-        seconds = formula_seconds(run, self.problem, counted_work(run.plan, self.problem), self.device.truth)
+    def _seconds(self, run: TimedRun) -> float:
+        seconds = predicted_run_seconds(run, self.problem, counted_work(run.plan, self.problem), self.device.truth)
         seconds *= self.device.also.get(run.plan.leaf, 1.0) if not run.plan.levels else 1.0
         return seconds * exp(self.random.gauss(0.0, self.device.noise))

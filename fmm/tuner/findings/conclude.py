@@ -19,7 +19,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.level_bounds import baseline_text
 from fmm.runtime.decisions.calibration_in_force import add_unmeasured_rates
-from fmm.tuner.devices.device import Device
+from fmm.tuner.devices.device import TunableDevice
 from fmm.tuner.findings.crossovers import (
     bounds_of_crossovers,
     level_samples,
@@ -102,7 +102,9 @@ def calibration_so_far(journal: Journal, dtype: str) -> Calibration:
     return with_unmeasured_rates(fit_trials(journal.device, trials, dtype), journal.device, trials)
 
 
-def with_unmeasured_rates(fitted: fitting.CalibrationFit, device: Device, trials: Sequence[Trial]) -> Calibration:
+def with_unmeasured_rates(
+    fitted: fitting.CalibrationFit, device: TunableDevice, trials: Sequence[Trial]
+) -> Calibration:
     """Return a fitted model with the assumed rates of unmeasured leaves, as decisions use it."""
     return add_unmeasured_rates(fitted.calibration, device.untuned_model(), failed_leaf_rates(trials))
 
@@ -115,7 +117,7 @@ def usable_trials(journal: Journal, dtype: str) -> tuple[Trial, ...]:
     return *first, *journal.recorded
 
 
-def diagnose_machine(device: Device, trials: Sequence[Trial], dtype: str) -> tuple[str, ...]:
+def diagnose_machine(device: TunableDevice, trials: Sequence[Trial], dtype: str) -> tuple[str, ...]:
     """Return the reasons to reject all measurements, for example other work on the device."""
     fitted = fit_trials(device, trials, dtype).calibration
     seen = fitting.observed_medians(trials, (*PROBE_STAGES, HELD_OUT_STAGE))
@@ -123,7 +125,7 @@ def diagnose_machine(device: Device, trials: Sequence[Trial], dtype: str) -> tup
     return tuple(machine_diagnostics(noise_floor(trials), slower, upper_decile_deviation(seen, fitted)))
 
 
-def fit_trials(device: Device, trials: Sequence[Trial], dtype: str) -> fitting.CalibrationFit:
+def fit_trials(device: TunableDevice, trials: Sequence[Trial], dtype: str) -> fitting.CalibrationFit:
     """Return the fit of the trials; it has rates of timed leaves only."""
     observed = tuple(fitting.observed_medians(trials, FITTED_STAGES))
     if fitting.has_too_few_plans(observed):
@@ -131,7 +133,7 @@ def fit_trials(device: Device, trials: Sequence[Trial], dtype: str) -> fitting.C
     return _cached_fit(starting_calibration(device.untuned_model(), dtype), dtype, observed)
 
 
-def scale_prior_model(device: Device, trials: Sequence[Trial], dtype: str) -> fitting.CalibrationFit:
+def scale_prior_model(device: TunableDevice, trials: Sequence[Trial], dtype: str) -> fitting.CalibrationFit:
     """Return the model of this kind of device, scaled to the measured rates: the result of a first look."""
     observed = fitting.observed_medians(trials, FITTED_STAGES)
     return fitting.scale_calibration(starting_calibration(device.prior_model(dtype), dtype), dtype, observed)
@@ -178,7 +180,9 @@ class CheckedModel:
         return max(self.calibration.margin, self.error["speedup"].median)
 
 
-def check_fit(fitted: fitting.CalibrationFit, device: Device, trials: Sequence[Trial], dtype: str) -> CheckedModel:
+def check_fit(
+    fitted: fitting.CalibrationFit, device: TunableDevice, trials: Sequence[Trial], dtype: str
+) -> CheckedModel:
     """Return the model of a fit as decisions would use it, checked on the held-out trials."""
     whole, held = with_unmeasured_rates(fitted, device, trials), fitting.observed_medians(trials, (HELD_OUT_STAGE,))
     crossovers = measure_crossovers(trials, whole)

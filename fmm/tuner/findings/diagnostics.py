@@ -16,7 +16,7 @@ from fmm.config import certification
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import rank_candidates
 from fmm.problem import Problem
-from fmm.tuner.devices.device import Run, cached_work, formula_seconds
+from fmm.tuner.devices.device import TimedRun, cached_plan_work, predicted_run_seconds
 from fmm.tuner.fit.model import Observation, PredictionError
 from fmm.tuner.trials.record import Size, Trial
 
@@ -111,7 +111,10 @@ def slowdown_from_quiet(trials: Iterable[Trial], calibration: Calibration, dtype
     if not best:
         return None
     problem = Problem(*max(best), dtype)
-    return formula_seconds(Run(), problem, cached_work(Run().plan, problem), calibration) / best[problem.size]
+    return (
+        predicted_run_seconds(TimedRun(), problem, cached_plan_work(TimedRun().plan, problem), calibration)
+        / best[problem.size]
+    )
 
 
 def upper_decile_deviation(observed: Sequence[Observation], calibration: Calibration) -> float | None:
@@ -153,7 +156,7 @@ def margin_for_losses(calibration: Calibration, held: Sequence[Observation]) -> 
     found = 0.0
     for o in held:
         base = vendor.get(o.problem)
-        if base is None or o.run == Run() or o.run.part != "whole" or base / o.seconds >= MIN_ACCEPTED_SPEEDUP:
+        if base is None or o.run == TimedRun() or o.run.part != "whole" or base / o.seconds >= MIN_ACCEPTED_SPEEDUP:
             continue
         for candidate in rank_candidates(o.problem, free, [o.run.plan]):
             found = max(found, 1 - candidate.time - candidate.margin)

@@ -19,7 +19,7 @@ from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import GEMM_OPERANDS, OperandBlocks, Shape, chip_target, launch_seconds
 from fmm.problem import Problem
-from fmm.tuner.devices.device import Run
+from fmm.tuner.devices.device import TimedRun
 from fmm.tuner.fit.model import observed_medians
 from fmm.tuner.trials.record import Size, Trial
 
@@ -43,9 +43,9 @@ STRATEGY_PLANS: Mapping[str, Plan] = {
 AUTOMATIC_TILE_PLAN = Plan(leaf="tile")  # the block model selects the strategy
 
 
-def strategy_runs() -> list[Run]:
+def strategy_runs() -> list[TimedRun]:
     """Return the runs that are timed on each shape beside the vendor's product."""
-    return [Run(plan) for plan in STRATEGY_PLANS.values()]
+    return [TimedRun(plan) for plan in STRATEGY_PLANS.values()]
 
 
 # ---- comparison of the model with measured times

@@ -26,7 +26,7 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.level_bounds import count_levels
 from fmm.perfmodel.work import are_rows_aligned
 from fmm.problem import Problem
-from fmm.tuner.devices.device import Run, cached_work, formula_seconds
+from fmm.tuner.devices.device import TimedRun, cached_plan_work, predicted_run_seconds
 from fmm.tuner.fit.parameters import (
     FIT_PARAMETERS,
     FIT_PARAMETERS_BY_NAME,
@@ -47,7 +47,7 @@ class Observation:
     """The median seconds of one run on one problem."""
 
     problem: Problem
-    run: Run
+    run: TimedRun
     seconds: float
 
     @property
@@ -76,7 +76,7 @@ class Observation:
 
     def predicted_seconds(self, calibration: Calibration) -> float:
         """Return the predicted seconds T_i of the run."""
-        return formula_seconds(self.run, self.problem, cached_work(self.run.plan, self.problem), calibration)
+        return predicted_run_seconds(self.run, self.problem, cached_plan_work(self.run.plan, self.problem), calibration)
 
 
 def observed_medians(trials: Iterable[Trial], stages: Sequence[str]) -> list[Observation]:
@@ -86,7 +86,7 @@ def observed_medians(trials: Iterable[Trial], stages: Sequence[str]) -> list[Obs
         if t.stage in stages and t.seconds is not None:
             samples.setdefault((t.size, t.dtype, t.plan, t.part), []).append(t.seconds)
     return [
-        Observation(Problem(*size, dtype), Run(Plan.parse(plan), part), median(seconds))
+        Observation(Problem(*size, dtype), TimedRun(Plan.parse(plan), part), median(seconds))
         for (size, dtype, plan, part), seconds in samples.items()
     ]
 
@@ -155,7 +155,7 @@ def _with_fastest_rates(start: Calibration, dtype: str, observed: Sequence[Obser
     """Return the start with the rates of the fastest observations."""
     rates = [o.problem.flops / o.seconds for o in observed if o.run_kind == "vendor"]
     streams = [
-        cached_work(o.run.plan, o.problem).traffic * o.problem.itemsize / o.seconds
+        cached_plan_work(o.run.plan, o.problem).traffic * o.problem.itemsize / o.seconds
         for o in observed
         if o.run_kind == "sums"
     ]
@@ -283,7 +283,7 @@ class LeastSquares:
         kinds = {o.run_kind for o in observed}
         informed = [p for p in FIT_PARAMETERS if kinds & p.informed_by and is_used_on_device(p, start)]
         self.free = informed if free is None else list(free)
-        self._works = [cached_work(o.run.plan, o.problem) for o in observed]
+        self._works = [cached_plan_work(o.run.plan, o.problem) for o in observed]
         self._log_measured = np.log([o.seconds for o in observed])
         self._weights = np.array(observation_weights(start, observed))
         ends = [(p.low if p.linear else max(p.low, 1e-300), p.high) for p in self.free]
@@ -305,7 +305,7 @@ class LeastSquares:
         """Return w_i log(T_i(x) / t_i) for all observations, then the weighted distances from the start."""
         calibration = self.calibration_at(x)
         pairs = zip(self.observed, self._works, strict=True)
-        predicted = [formula_seconds(o.run, o.problem, work, calibration) for o, work in pairs]
+        predicted = [predicted_run_seconds(o.run, o.problem, work, calibration) for o, work in pairs]
         weighted = self._weights * (np.log(predicted) - self._log_measured)
         return np.concatenate([weighted, PRIOR_WEIGHT * (x - self._origin)])
 
@@ -428,8 +428,8 @@ def prediction_errors(calibration: Calibration, observed: Sequence[Observation])
     relative = [predicted / measured - 1 for predicted, measured in times.values()]
     speedups = []
     for (problem, run), (predicted, measured) in times.items():
-        base = times.get((problem, Run()))
-        if base and run != Run() and run.part == "whole":
+        base = times.get((problem, TimedRun()))
+        if base and run != TimedRun() and run.part == "whole":
             speedups.append((base[0] / predicted) / (base[1] / measured) - 1)
     return {
         "time": PredictionError.from_relative_errors(relative),

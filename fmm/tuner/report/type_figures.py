@@ -14,7 +14,7 @@ from fmm.perfmodel.choose import rank_candidates
 from fmm.perfmodel.predict import predict
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
-from fmm.tuner.devices.device import cached_work
+from fmm.tuner.devices.device import cached_plan_work
 from fmm.tuner.findings.conclude import FITTED_STAGES, HELD_OUT_STAGE
 from fmm.tuner.report.figures import (
     BEIGE,
@@ -169,7 +169,7 @@ def draw_rates(report: TypeReport) -> Any:
     for plan, colour in zip(dict.fromkeys(o.run.plan for o in sums), PLAN_COLOURS, strict=False):
         own = sorted((o for o in sums if o.run.plan == plan), key=lambda o: o.problem.m)
         x = [o.problem.m for o in own]
-        moved = [cached_work(plan, o.problem).traffic * o.problem.itemsize / 1e9 for o in own]
+        moved = [cached_plan_work(plan, o.problem).traffic * o.problem.itemsize / 1e9 for o in own]
         seen = [b / o.seconds for b, o in zip(moved, own, strict=True)]
         right.plot(x, seen, "o", ms=4, color=colour, label=f"sums of {plan_legend_name(plan)}")
         right.plot(

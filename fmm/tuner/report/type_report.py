@@ -17,7 +17,7 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Candidate, Limits, choose, default_error_growth_limit
 from fmm.problem import Problem
 from fmm.runtime.decisions.limits import WORKSPACE_SHARE
-from fmm.tuner.devices.device import cached_work, formula_seconds
+from fmm.tuner.devices.device import cached_plan_work, predicted_run_seconds
 from fmm.tuner.findings.conclude import HELD_OUT_STAGE
 from fmm.tuner.findings.model_in_use import ModelInUse
 from fmm.tuner.fit.model import Observation, observed_medians
@@ -71,14 +71,14 @@ class TypeReport:
 
     def moved_bytes(self, o: Observation) -> float:
         """Return the bytes moved by the sums, and once by each operand and result of the leaf products."""
-        work, below = cached_work(o.run.plan, o.problem), o.problem.itemsize
+        work, below = cached_plan_work(o.run.plan, o.problem), o.problem.itemsize
         for level in o.run.plan.levels:
             below = level.itemsize_below(below)
         products = sum((m * k + k * n + m * n) * times for m, k, n, times, _ in work.leaves)
         return work.traffic * o.problem.itemsize + products * below
 
     def predicted_seconds(self, o: Observation) -> float:
-        return formula_seconds(o.run, o.problem, cached_work(o.run.plan, o.problem), self.calibration)
+        return predicted_run_seconds(o.run, o.problem, cached_plan_work(o.run.plan, o.problem), self.calibration)
 
     @cached_property
     def largest_cube_side(self) -> float:

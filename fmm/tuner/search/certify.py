@@ -13,7 +13,7 @@ from fmm.config import certification
 from fmm.config.schema import Entry
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.problem import OPERATIONS, Problem
-from fmm.tuner.devices.device import Run
+from fmm.tuner.devices.device import TimedRun
 from fmm.tuner.search.race import RaceResult, needs_no_workspace
 from fmm.tuner.trials.journal import Journal, RoundLimits
 from fmm.tuner.trials.record import Trial
@@ -42,7 +42,7 @@ def _certify_faster_plan(
     journal: Journal, stage: str, problem: Problem, than: Plan, plan: Plan, limits: RoundLimits, noise: float
 ) -> bool:
     """Measure two plans in pairs; return True if `plan` is certified to be faster than `than`."""
-    base, run = Run(than), Run(plan)
+    base, run = TimedRun(than), TimedRun(plan)
     with journal.open(stage, problem, CERTIFY_SEED) as timed:
         samples = timed.rounds([base, run], limits)
     return bool(samples[run] and samples[base]) and certification.is_certified(samples[base], samples[run], noise)

@@ -13,10 +13,10 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, default_error_growth_limit, rank_candidates
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
-from fmm.tuner.devices.compile_ahead import compile_weight
-from fmm.tuner.devices.device import Device, Effort, Run
+from fmm.tuner.devices.compile_ahead import largest_level_products
+from fmm.tuner.devices.device import Effort, TimedRun, TunableDevice
 from fmm.tuner.search.space import build_plan, choices_by_plan, device_search_space, space_for_dtype
-from fmm.tuner.trials.journal import Journal, RoundLimits, Samples, TimedProblem, paired_speedup
+from fmm.tuner.trials.journal import Journal, RoundLimits, SampleSeconds, TimedProblem, paired_speedup
 
 SEARCH_STAGE = "search"
 
@@ -35,7 +35,9 @@ def search_plans(
     """Race plans against the vendor, one at a time, until the trials or the seconds are spent; return the ranking."""
     predicted = [c.plan for c in rank_candidates(problem, calibration) if c.plan != VENDOR]
     predicted = [
-        p for p in predicted if compile_weight(p) <= effort.heaviest and is_within_limits(journal.device, p, problem)
+        p
+        for p in predicted
+        if largest_level_products(p) <= effort.heaviest and is_within_limits(journal.device, p, problem)
     ]
     if problem.writes_triangle:
         return race_plans(journal, problem, predicted[: effort.trials], effort)
@@ -62,7 +64,7 @@ def race_plans(journal: Journal, problem: Problem, plans: Sequence[Plan], effort
     return RaceResult(problem, racing.ranked_speedups())
 
 
-def best_plan_without_workspace(problem: Problem, calibration: Calibration, device: Device) -> list[Plan]:
+def best_plan_without_workspace(problem: Problem, calibration: Calibration, device: TunableDevice) -> list[Plan]:
     """Return a list of the model's best plan without workspace; empty if no plan does without."""
     candidates = rank_candidates(problem, calibration)
     return [
@@ -75,7 +77,7 @@ def needs_no_workspace(plan: Plan, problem: Problem) -> bool:
     return bool(plan.levels) and workspace(plan, *problem.size, problem.itemsize, op=problem.op) == 0
 
 
-def is_within_limits(device: Device, plan: Plan, problem: Problem) -> bool:
+def is_within_limits(device: TunableDevice, plan: Plan, problem: Problem) -> bool:
     """Return True if the plan suits the type, the default error limit, and the device's memory."""
     if not plan.is_candidate_for(problem.dtype):
         return False
@@ -106,7 +108,7 @@ class PlanRace:
         """Return the plan's median speedup over the vendor; measure it unless that was done before."""
         if plan in self.results:
             return self.results[plan]
-        run, base = Run(plan), Run(VENDOR)
+        run, base = TimedRun(plan), TimedRun(VENDOR)
         samples = self.timed.rounds((base, run), RoundLimits(self.rounds), lambda s: self._losing_runs(s, base, run))
         self.spent += sum(map(sum, samples.values()))
         found = paired_speedup(samples, base, run) if samples[run] and samples[base] else 0.0
@@ -118,7 +120,7 @@ class PlanRace:
             )
         return found
 
-    def _losing_runs(self, samples: Samples, base: Run, run: Run) -> Iterable[Run]:
+    def _losing_runs(self, samples: SampleSeconds, base: TimedRun, run: TimedRun) -> Iterable[TimedRun]:
         """Return both runs if even the plan's best round is below the leader's 95 % interval; otherwise none."""
         if not samples[run] or not samples[base]:
             return (base, run)
@@ -132,7 +134,7 @@ class PlanRace:
 
 
 def search_proposals(
-    promising: Sequence[Plan], device: Device, problem: Problem, results: Mapping[Plan, float], trials: int
+    promising: Sequence[Plan], device: TunableDevice, problem: Problem, results: Mapping[Plan, float], trials: int
 ) -> Iterator[Plan]:
     """Yield the promising plans, then the proposals of Optuna's sampler."""
     yield from promising[:trials]
@@ -141,7 +143,7 @@ def search_proposals(
 
 
 def optuna_proposals(
-    device: Device, problem: Problem, results: Mapping[Plan, float], count: int, sampler: Any = None
+    device: TunableDevice, problem: Problem, results: Mapping[Plan, float], count: int, sampler: Any = None
 ) -> Iterator[Plan]:
     """Yield at most `count` new plans from Optuna's sampler (TPE), which has the results of all measured plans.
 
@@ -171,7 +173,7 @@ def optuna_proposals(
         study.tell(trial, results.get(proposed, 0.0) if proposed else 0.0)
 
 
-def _runnable_plan(choices: Mapping[str, str], device: Device, problem: Problem) -> Plan | None:
+def _runnable_plan(choices: Mapping[str, str], device: TunableDevice, problem: Problem) -> Plan | None:
     """Return the plan of these choices; None if it is incompatible, the vendor, or beyond the limits."""
     try:
         plan = build_plan(choices)

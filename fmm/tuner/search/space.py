@@ -16,7 +16,7 @@ from fmm.kernels.plans.level import parse_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.candidates import candidate_levels, candidate_plans, device_leaves, search_levels
-from fmm.tuner.devices.device import Device
+from fmm.tuner.devices.device import TunableDevice
 
 MAX_PASS_PRODUCTS = 7**3  # the largest number of products of one pass
 SearchSpace = Mapping[str, Sequence[str]]  # the name of a choice -> its values
@@ -51,7 +51,7 @@ def search_space(device: str) -> SearchSpace:
     return {**space, "leaf": leaves} if len(leaves) > 1 else space
 
 
-def device_search_space(device: Device) -> SearchSpace:
+def device_search_space(device: TunableDevice) -> SearchSpace:
     """Return the choices for a device."""
     return search_space("cuda" if device.untuned_model().batches else "cpu")
 

@@ -11,8 +11,8 @@ from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import rank_candidates
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import ENTRY_OVERRIDE_GAIN
-from fmm.tuner.devices.compile_ahead import needed_first
-from fmm.tuner.devices.device import Effort, Run
+from fmm.tuner.devices.compile_ahead import is_needed_by_first_look
+from fmm.tuner.devices.device import Effort, TimedRun
 from fmm.tuner.findings.conclude import HELD_OUT_STAGE, calibration_so_far, starting_calibration
 from fmm.tuner.findings.diagnostics import noise_floor
 from fmm.tuner.search.certify import certify_best
@@ -40,17 +40,17 @@ def measure_first_look(journal: Journal, dtype: str, effort: Effort) -> None:
     side = measure_largest_side(journal, dtype, effort)
     for shares in VENDOR_SIDE_SHARES:
         m, k, n = (shapes.rounded_side(share * side) for share in shares)
-        measure_runs(journal, "rates", Problem(m, k, n, dtype), [Run()], effort)
+        measure_runs(journal, "rates", Problem(m, k, n, dtype), [TimedRun()], effort)
     half = shapes.rounded_side(side / 2)
     square = Problem(half, half, half, dtype)
     usual, own = first_look_plans(journal, square, effort)
-    timed = [Run(plan, "sums") for plan in usual[:1]] + [Run(plan) for plan in own]
+    timed = [TimedRun(plan, "sums") for plan in usual[:1]] + [TimedRun(plan) for plan in own]
     measure_runs(journal, "probe", square, [*AA_PAIR_RUNS, *timed], effort)
     for size in shapes.random_probe_shapes(side, effort, TIME_SHARES[HELD_OUT_STAGE], SHAPE_SEEDS[HELD_OUT_STAGE]):
         problem = Problem(*size, dtype)
         usual, own = first_look_plans(journal, problem, effort)
         plans = [*usual[: PLANS_PER_HELD_OUT_SHAPE - len(own)], *own]
-        measure_runs(journal, HELD_OUT_STAGE, problem, [Run(), *map(Run, plans)], effort)
+        measure_runs(journal, HELD_OUT_STAGE, problem, [TimedRun(), *map(TimedRun, plans)], effort)
     for size in shapes.square_ladder(side)[:1]:  # empty on a slow device
         certify_compiled_plan(journal, Problem(*size, dtype), effort)
 
@@ -61,7 +61,7 @@ def first_look_plans(journal: Journal, problem: Problem, effort: Effort) -> tupl
 
     The second list has at most one plan: the best whose kernels are compiled.
     """
-    light = [p for p in compilable_candidates(journal.device, effort) if needed_first(p)]
+    light = [p for p in compilable_candidates(journal.device, effort) if is_needed_by_first_look(p)]
     model = starting_calibration(journal.device.prior_model(problem.dtype), problem.dtype)
     found = [
         c.plan for c in rank_candidates(problem, model, light) if is_within_limits(journal.device, c.plan, problem)

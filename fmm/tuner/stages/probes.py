@@ -12,8 +12,14 @@ from fmm.perfmodel.choose import rank_candidates
 from fmm.perfmodel.level_bounds import count_levels
 from fmm.perfmodel.work import are_rows_aligned, estimated_work
 from fmm.problem import Problem
-from fmm.tuner.devices.compile_ahead import COMPILE_TURNS, FIRST_TURN, OWN_KERNELS_TURN, compile_turn, compile_weight
-from fmm.tuner.devices.device import SHORTEST_SAMPLE_PART, Device, Effort, Run
+from fmm.tuner.devices.compile_ahead import (
+    COMPILE_PHASES,
+    OWN_KERNELS_PHASE,
+    QUICK_KERNELS_PHASE,
+    compile_phase,
+    largest_level_products,
+)
+from fmm.tuner.devices.device import SHORTEST_SAMPLE_PART, Effort, TimedRun, TunableDevice
 from fmm.tuner.findings.conclude import HELD_OUT_STAGE, starting_calibration
 from fmm.tuner.findings.diagnostics import QUIET_STAGE, aa_pair_differences
 from fmm.tuner.findings.thresholds import LEVEL_COUNTS, crossover_of_levels, with_margin
@@ -34,7 +40,7 @@ TIME_SHARES = {
 NOISY_SAMPLE_RATIO = 1.1  # two samples of one run with a larger ratio are noisy: a third sample follows
 MAX_AA_PAIR_DIFFERENCE = 0.03  # equal products with a larger relative difference get more rounds ...
 AA_PAIR_TIME_SHARE = 0.08  # ... for this share of the planned seconds
-AA_PAIR_RUNS = Run(), Run(twin=1)
+AA_PAIR_RUNS = TimedRun(), TimedRun(twin=1)
 OWN_KERNEL_STRIDE = 2  # every second random shape, with round sides, also has a plan with fmm's own kernel
 EXTRA_ROUNDS_TIME_SHARE = 0.4  # uncertain medians get more rounds until this share of the planned seconds is spent ...
 MAX_SHAPE_TIME_SHARE = 0.03  # ... but only while the rounds of the shape have taken less than this share of them
@@ -53,7 +59,9 @@ def measure_quiet_times(journal: Journal, dtype: str) -> None:
         problem = Problem(side, side, side, dtype)
         with journal.open(QUIET_STAGE, problem) as timed:
             seconds = min(
-                timed.rounds([Run(part=SHORTEST_SAMPLE_PART)], RoundLimits(1))[Run(part=SHORTEST_SAMPLE_PART)],
+                timed.rounds([TimedRun(part=SHORTEST_SAMPLE_PART)], RoundLimits(1))[
+                    TimedRun(part=SHORTEST_SAMPLE_PART)
+                ],
                 default=MAX_QUIET_SECONDS,
             )
         side *= 2
@@ -65,7 +73,7 @@ def measure_largest_side(journal: Journal, dtype: str, effort: Effort) -> int:
     while True:
         problem = Problem(side, side, side, dtype)
         with journal.open("scale", problem) as timed:
-            samples = timed.rounds([Run()], RoundLimits(3, 20, 0.5))[Run()]
+            samples = timed.rounds([TimedRun()], RoundLimits(3, 20, 0.5))[TimedRun()]
             seconds = min(samples, default=0.0)  # the shortest sample, since other work may disturb some
         found = shapes.largest_affordable_side(problem, seconds, journal.device, effort) if seconds else side
         if found <= 4 * side or not seconds:
@@ -88,27 +96,27 @@ def probe_rates(journal: Journal, dtype: str, side: int, effort: Effort) -> None
     device, gpu = journal.device, journal.device.untuned_model().batches
     plans = [p for p in compilable_candidates(device, effort) if p != VENDOR][: 3 if gpu else 2]
     for size in shapes.probe_shapes(side):
-        measure_runs(journal, "rates", Problem(*size, dtype), [Run()], effort)
+        measure_runs(journal, "rates", Problem(*size, dtype), [TimedRun()], effort)
     squares = [Problem(*s, dtype) for s in shapes.probe_shapes(side // 2 if gpu else side) if len(set(s)) == 1]
     squares, last = (squares, []) if gpu else (squares[2:], squares[1:2])
     probe_own_rate_leaves(journal, squares[::2], effort)
     scattered = list(scattered_shape_plans(device, dtype, side, effort))
-    for turn in COMPILE_TURNS:
+    for turn in COMPILE_PHASES:
         probe_squares(journal, squares, [p for p in plans if probing_turn(p, gpu) == turn], turn, side, effort)
-        if turn == OWN_KERNELS_TURN:
+        if turn == OWN_KERNELS_PHASE:
             probe_own_kernel(journal, squares[::2], effort)
         for stage, problem, found in scattered:
             runnable = [p for p in found if is_within_limits(device, p, problem)]
-            runs = [Run(p) for p in runnable if probing_turn(p, gpu) == turn]
-            if runs or (turn == FIRST_TURN and not runnable):
-                measure_runs(journal, stage, problem, [Run(), *runs], effort)
-    probe_squares(journal, last, plans, FIRST_TURN, side, effort)
+            runs = [TimedRun(p) for p in runnable if probing_turn(p, gpu) == turn]
+            if runs or (turn == QUICK_KERNELS_PHASE and not runnable):
+                measure_runs(journal, stage, problem, [TimedRun(), *runs], effort)
+    probe_squares(journal, last, plans, QUICK_KERNELS_PHASE, side, effort)
     repeat_noisy_aa_pairs(journal, dtype, effort)
 
 
 def probing_turn(plan: Plan, gpu: bool) -> int:
     """Return the turn in which a plan is probed: a leaf with its own rate alone, and every CPU plan, in the first."""
-    return FIRST_TURN if not gpu or (plan.leaf_use.leaf.rate and not plan.levels) else compile_turn(plan)
+    return QUICK_KERNELS_PHASE if not gpu or (plan.leaf_use.leaf.rate and not plan.levels) else compile_phase(plan)
 
 
 def probe_squares(
@@ -121,10 +129,10 @@ def probe_squares(
     gpu = journal.device.untuned_model().batches
     for problem in squares:
         own = [p for p in plans if is_within_limits(journal.device, p, problem)]
-        runs = [Run(p, part) for p in own for part in ("sums", "products")]
+        runs = [TimedRun(p, part) for p in own for part in ("sums", "products")]
         if (side // 2 <= problem.m + shapes.SIDE_STEP < side) if gpu else (side // 3 <= problem.m < 2 * side // 3):
-            runs += [Run(p) for p in (*own, *type_changing_plans(journal.device, problem)[:2])]
-        measure_runs(journal, "probe", problem, [*(AA_PAIR_RUNS if turn == FIRST_TURN else ()), *runs], effort)
+            runs += [TimedRun(p) for p in (*own, *type_changing_plans(journal.device, problem)[:2])]
+        measure_runs(journal, "probe", problem, [*(AA_PAIR_RUNS if turn == QUICK_KERNELS_PHASE else ()), *runs], effort)
 
 
 def repeat_noisy_aa_pairs(journal: Journal, dtype: str, effort: Effort) -> None:
@@ -145,7 +153,7 @@ def probe_own_rate_leaves(journal: Journal, squares: Sequence[Problem], effort: 
     """Measure leaves with their own rate, alone, with the vendor's product."""
     for problem in squares:
         if alone := [p for p in own_rate_plans(journal.device, problem, effort) if not p.levels]:
-            measure_runs(journal, "tiles", problem, [Run(), *map(Run, alone)], effort)
+            measure_runs(journal, "tiles", problem, [TimedRun(), *map(TimedRun, alone)], effort)
 
 
 def probe_own_kernel(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
@@ -157,10 +165,10 @@ def probe_own_kernel(journal: Journal, squares: Sequence[Problem], effort: Effor
         plans = own_kernel_plans(journal.device, problem, effort)
         own = [*plans, *([Plan(leaf=plans[0].leaf)] if plans else [])]
         if own := [*own, *(p for p in own_rate_plans(journal.device, problem, effort) if p.levels)]:
-            measure_runs(journal, "tiles", problem, [Run(), *map(Run, own)], effort)
+            measure_runs(journal, "tiles", problem, [TimedRun(), *map(TimedRun, own)], effort)
         if plans:
             odd = Problem(problem.m + 1, problem.k + 1, problem.n + 1, problem.dtype)
-            measure_runs(journal, "tiles", odd, [Run(), Run(Plan(leaf=plans[0].leaf))], effort)
+            measure_runs(journal, "tiles", odd, [TimedRun(), TimedRun(Plan(leaf=plans[0].leaf))], effort)
 
 
 def probe_strategies(journal: Journal, effort: Effort) -> None:
@@ -170,13 +178,13 @@ def probe_strategies(journal: Journal, effort: Effort) -> None:
             journal,
             blocks.BLOCK_MODEL_STAGE,
             Problem(*size, blocks.BLOCK_MODEL_DTYPE),
-            [Run(), *blocks.strategy_runs()],
+            [TimedRun(), *blocks.strategy_runs()],
             effort,
         )
 
 
 def scattered_shape_plans(
-    device: Device, dtype: str, side: int, effort: Effort
+    device: TunableDevice, dtype: str, side: int, effort: Effort
 ) -> Iterator[tuple[str, Problem, Sequence[Plan]]]:
     """Yield random shapes with their plans, alternately for the fit and held out: drift affects both kinds alike."""
     fitted, held = (
@@ -201,7 +209,7 @@ def scattered_shape_plans(
             if above:  # one plan that changes the numbers, and one other plan
                 found = [above[0], found[0]] if stage == HELD_OUT_STAGE else [above[i % len(above)], found[i % 2]]
             if gpu:  # plans of later turns may find no time
-                found += [p for p in plans if probing_turn(p, True) == FIRST_TURN][:1]
+                found += [p for p in plans if probing_turn(p, True) == QUICK_KERNELS_PHASE][:1]
             yield stage, problem, [*dict.fromkeys([*found, *beside])]
 
 
@@ -222,10 +230,10 @@ def probe_crossovers(journal: Journal, dtype: str, side: int, calibration: Calib
         usable = [c for c in ranked if c.plan.levels and is_within_limits(journal.device, c.plan, problem)]
         near = [c.plan for c in usable if c.time < MAX_PROBED_TIME_RATIO * usable[0].time]
         best = [next((p for p in near if count_levels(p) == levels), None) for levels in LEVEL_COUNTS]
-        measure_runs(journal, HELD_OUT_STAGE, problem, [Run(), *(Run(p) for p in best if p)], effort)
+        measure_runs(journal, HELD_OUT_STAGE, problem, [TimedRun(), *(TimedRun(p) for p in best if p)], effort)
 
 
-def measure_runs(journal: Journal, stage: str, problem: Problem, runs: Sequence[Run], effort: Effort) -> None:
+def measure_runs(journal: Journal, stage: str, problem: Problem, runs: Sequence[TimedRun], effort: Effort) -> None:
     """Measure the runs in common rounds, as many as the effort affords."""
     if runs:
         with journal.open(stage, problem) as timed:
@@ -251,12 +259,12 @@ def round_limits(journal: Journal, effort: Effort) -> RoundLimits:
 MAX_PROBED_TIME_RATIO = 1.5
 
 
-def compilable_candidates(device: Device, effort: Effort) -> list[Plan]:
+def compilable_candidates(device: TunableDevice, effort: Effort) -> list[Plan]:
     """Return the device's candidates whose kernels take no longer to compile than this effort allows."""
-    return [p for p in device.candidates() if not p.levels or compile_weight(p) <= effort.heaviest]
+    return [p for p in device.candidates() if not p.levels or largest_level_products(p) <= effort.heaviest]
 
 
-def plans_worth_probing(device: Device, problem: Problem, plans: Sequence[Plan]) -> list[Plan]:
+def plans_worth_probing(device: TunableDevice, problem: Problem, plans: Sequence[Plan]) -> list[Plan]:
     """Return the plans among which the model will choose, sorted by the untuned model."""
     untuned = starting_calibration(device.untuned_model(), problem.dtype)
     ranked = [c for c in rank_candidates(problem, untuned, plans) if c.plan != VENDOR]
@@ -264,7 +272,7 @@ def plans_worth_probing(device: Device, problem: Problem, plans: Sequence[Plan])
     return [c.plan for c in (near if len(near) > 1 else ranked[:2])]
 
 
-def type_changing_plans(device: Device, problem: Problem) -> list[Plan]:
+def type_changing_plans(device: TunableDevice, problem: Problem) -> list[Plan]:
     """Return the CPU's candidates that change the numbers (3m: complex products by real ones), the best first."""
     untuned = starting_calibration(device.untuned_model(), problem.dtype)
     if untuned.batches:
@@ -274,7 +282,7 @@ def type_changing_plans(device: Device, problem: Problem) -> list[Plan]:
     return plans_worth_probing(device, problem, found) if found else []
 
 
-def own_rate_plans(device: Device, problem: Problem, effort: Effort) -> list[Plan]:
+def own_rate_plans(device: TunableDevice, problem: Problem, effort: Effort) -> list[Plan]:
     """Return the plans for each leaf with its own rate: the leaf alone, and the first candidate above the leaf."""
     rates, found = device.untuned_model().rates, []
     light = [p for p in compilable_candidates(device, effort) if p.leaf_use.leaf.rate in rates]
@@ -285,7 +293,7 @@ def own_rate_plans(device: Device, problem: Problem, effort: Effort) -> list[Pla
     return found
 
 
-def own_kernel_plans(device: Device, problem: Problem, effort: Effort) -> list[Plan]:
+def own_kernel_plans(device: TunableDevice, problem: Problem, effort: Effort) -> list[Plan]:
     """Return candidates with fmm's own kernel that could win if the kernel is as fast as possible."""
     plans = [
         p for p in compilable_candidates(device, effort) if p.uses_tile_model and is_within_limits(device, p, problem)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fmm.dtypes import FLOATS
 from fmm.problem import Problem
-from fmm.tuner.devices.device import Device, Effort
+from fmm.tuner.devices.device import Effort, TunableDevice
 
 Size = tuple[int, int, int]
 
@@ -25,7 +25,7 @@ LADDER_SIDES = [
 ]
 
 
-def largest_affordable_side(problem: Problem, seconds: float, device: Device, effort: Effort) -> int:
+def largest_affordable_side(problem: Problem, seconds: float, device: TunableDevice, effort: Effort) -> int:
     """Return the largest side that the effort affords, from the seconds of a smaller product."""
     target = effort.seconds / (LARGEST_PRODUCTS_PER_BUDGET * effort.rounds)
     side = (problem.m * problem.k * problem.n * target / seconds) ** (1 / 3)

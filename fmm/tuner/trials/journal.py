@@ -19,7 +19,7 @@ import numpy as np
 from fmm.config import certification
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.problem import Problem
-from fmm.tuner.devices.device import Device, FailedError, Run, Session
+from fmm.tuner.devices.device import RunFailedError, TimedRun, TimingSession, TunableDevice
 from fmm.tuner.trials.record import Trial
 
 
@@ -35,9 +35,9 @@ class SampleNotRecordedError(Exception):
     """A replay needs a sample that was not recorded."""
 
 
-SampleKey = tuple[str, Problem, int, Run]
-Samples = dict[Run, list[float]]
-DropPlans = Callable[[Samples], Iterable[Run]]
+SampleKey = tuple[str, Problem, int, TimedRun]
+SampleSeconds = dict[TimedRun, list[float]]
+SelectDroppedRuns = Callable[[SampleSeconds], Iterable[TimedRun]]
 
 
 class Journal:
@@ -51,7 +51,7 @@ class Journal:
     def __init__(
         self,
         run: str,
-        device: Device,
+        device: TunableDevice,
         past: Iterable[Trial] = (),
         keep: Callable[[Trial], None] = lambda trial: None,
         limit: float = float("inf"),
@@ -70,7 +70,7 @@ class Journal:
         self.first_look = tuple(first_look)
         self._past: dict[SampleKey, deque[Trial]] = {}
         for trial in self.recorded:
-            self._past.setdefault(_key(trial), deque()).append(trial)
+            self._past.setdefault(_trial_key(trial), deque()).append(trial)
         self._before = max((t.elapsed for t in self.recorded), default=0.0)
         self._replayed = 0.0
         self.spent = 0.0  # seconds of all samples so far; the same in a replay, unlike the clock
@@ -130,7 +130,7 @@ class Journal:
         return trial
 
 
-def _key(trial: Trial) -> SampleKey:
+def _trial_key(trial: Trial) -> SampleKey:
     return trial.stage, trial.problem, trial.seed, trial.timed_run
 
 
@@ -152,14 +152,14 @@ class RoundLimits:
     dear: float = float("inf")
     unlike: float = float("inf")
 
-    def wants_more(self, done: int, samples: Samples) -> bool:
+    def wants_more(self, done: int, samples: SampleSeconds) -> bool:
         """Return True if another round follows after `done` rounds."""
         if done < max(self.least, self.most):
             spent = sum(map(sum, samples.values()))
             return done < self.least or spent < self.seconds or self._is_uncertain(done, samples)
         return self._is_uncertain(done, samples)
 
-    def _is_uncertain(self, done: int, samples: Samples) -> bool:
+    def _is_uncertain(self, done: int, samples: SampleSeconds) -> bool:
         if done == 2 and any(max(s) > self.unlike * min(s) for s in samples.values() if s):
             return True
         if done >= self.patient or sum(map(sum, samples.values())) >= self.dear:
@@ -179,26 +179,26 @@ class TimedProblem:
     def __init__(self, journal: Journal, stage: str, problem: Problem, seed: int, stack: ExitStack) -> None:
         self.journal, self.stage, self.problem, self.seed = journal, stage, problem, seed
         self._stack = stack
-        self._session: Session | None = None
-        self._ready: set[Run] = set()
+        self._session: TimingSession | None = None
+        self._ready: set[TimedRun] = set()
 
-    def sample(self, run: Run) -> float:
-        """Return one sample; raise FailedError if the run fails, TimeUpError if the time is up."""
-        trial = self.journal.replay_trial(self._key(run)) or self._measure(run)
+    def sample(self, run: TimedRun) -> float:
+        """Return one sample; raise RunFailedError if the run fails, TimeUpError if the time is up."""
+        trial = self.journal.replay_trial(self._sample_key(run)) or self._measure(run)
         assert trial is not None
         if trial.seconds is None:
-            raise FailedError(trial.failed or "no reason is recorded")
+            raise RunFailedError(trial.failed or "no reason is recorded")
         return trial.seconds
 
-    def _key(self, run: Run) -> SampleKey:
+    def _sample_key(self, run: TimedRun) -> SampleKey:
         return self.stage, self.problem, self.seed, run
 
-    def _measure(self, run: Run, timed: bool = True) -> Trial | None:
+    def _measure(self, run: TimedRun, timed: bool = True) -> Trial | None:
         """Return the trial of a new sample or failure; None if the run was only prepared."""
         self.journal.start_clock()
         if self.journal.elapsed >= self.journal.limit:
             raise TimeUpError
-        key = self._key(run)
+        key = self._sample_key(run)
         try:
             session = self._open_session()
             if run not in self._ready:
@@ -206,20 +206,22 @@ class TimedProblem:
                 session.prepare(run)
                 self._ready.add(run)
             return self.journal.record_trial(key, session.sample(run)) if timed else None
-        except FailedError as error:
+        except RunFailedError as error:
             return self.journal.record_trial(key, None, str(error)[:300])
         except MemoryError:
             return self.journal.record_trial(key, None, "out of memory")
 
-    def _prepare_runs(self, runs: Iterable[Run]) -> list[Run]:
+    def _prepare_runs(self, runs: Iterable[TimedRun]) -> list[TimedRun]:
         """Return the runs that work; all are prepared before the first is timed, since a waiting device cools down."""
         return [
             run
             for run in runs
-            if run in self._ready or self.journal.has_recorded(self._key(run)) or self._measure(run, False) is None
+            if run in self._ready
+            or self.journal.has_recorded(self._sample_key(run))
+            or self._measure(run, False) is None
         ]
 
-    def _wait_for_kernels(self, run: Run) -> None:
+    def _wait_for_kernels(self, run: TimedRun) -> None:
         """Wait for the plan's kernels; raise KernelsNotReadyError or TimeUpError if that takes too long."""
         journal = self.journal
         if run.plan == VENDOR:
@@ -236,21 +238,23 @@ class TimedProblem:
         """Release the operands, since the next problem needs the memory."""
         self._session = None
 
-    def _open_session(self) -> Session:
+    def _open_session(self) -> TimingSession:
         if self._session is None:
             self._session = self._stack.enter_context(self.journal.device.open(self.problem, self.seed))
         return self._session
 
-    def rounds(self, runs: Sequence[Run], limits: RoundLimits, drop: DropPlans = lambda samples: ()) -> Samples:
+    def rounds(
+        self, runs: Sequence[TimedRun], limits: RoundLimits, drop: SelectDroppedRuns = lambda samples: ()
+    ) -> SampleSeconds:
         """Return samples of all runs in shuffled rounds; runs that fail or that `drop` returns are timed no more."""
-        samples: Samples = {run: [] for run in runs}
+        samples: SampleSeconds = {run: [] for run in runs}
         racing, done = self._prepare_runs(samples), 0
         shuffled = random.Random(repr((self.problem.size, self.seed, self.stage, *(str(run.plan) for run in runs))))
         while racing and limits.wants_more(done, samples):
             for run in shuffled.sample(racing, len(racing)):
                 try:
                     samples[run].append(self.sample(run))
-                except FailedError:
+                except RunFailedError:
                     racing.remove(run)
                     samples[run].clear()
             out = set(drop(samples))
@@ -258,7 +262,7 @@ class TimedProblem:
         return samples
 
 
-def paired_speedup(samples: Samples, vendor: Run, run: Run) -> float:
+def paired_speedup(samples: SampleSeconds, vendor: TimedRun, run: TimedRun) -> float:
     """Return the median paired ratio of a run over its rounds."""
     rounds = len(samples[run])
     return median(certification.paired_ratios(samples[vendor][:rounds], samples[run]))

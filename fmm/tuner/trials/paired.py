@@ -11,7 +11,7 @@ from typing import Any
 
 from fmm.config.certification import median_interval, paired_ratios
 
-Call = Callable[[], Any]
+ProductCall = Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,12 @@ class PairedSamples:
         return {"speedup": self.speedup, "low": low, "high": high, "rounds": len(self.vendor), **asdict(self)}
 
 
-def paired_rounds(vendor: Call, candidate: Call, rounds: PairedRoundLimits, seed: int = 0) -> PairedSamples:
+def measure_paired_rounds(
+    vendor: ProductCall, candidate: ProductCall, rounds: PairedRoundLimits, seed: int = 0
+) -> PairedSamples:
     """Measure both calls in shuffled rounds after one warm-up each; calls below 10 ms are repeated in a sample."""
     shuffled = random.Random(seed)
-    repeat = max(int(0.01 / max(_seconds(vendor, 1), _seconds(candidate, 1), 1e-7)), 1)
+    repeat = max(int(0.01 / max(_mean_call_seconds(vendor, 1), _mean_call_seconds(candidate, 1), 1e-7)), 1)
     calls = (vendor, candidate)
     samples: tuple[list[float], list[float]] = ([], [])
     end = time.perf_counter() + rounds.seconds
@@ -63,13 +65,13 @@ def paired_rounds(vendor: Call, candidate: Call, rounds: PairedRoundLimits, seed
         order = [0, 1]  # indices, since both calls may be one function: a pair of equals measures the noise floor
         shuffled.shuffle(order)
         for which in order:
-            samples[which].append(_seconds(calls[which], repeat))
+            samples[which].append(_mean_call_seconds(calls[which], repeat))
         if time.perf_counter() > end and len(samples[0]) >= rounds.least:
             break
     return PairedSamples(tuple(samples[0]), tuple(samples[1]), repeat)
 
 
-def _seconds(call: Call, repeat: int) -> float:
+def _mean_call_seconds(call: ProductCall, repeat: int) -> float:
     start = time.perf_counter()
     for _ in range(repeat):
         call()

@@ -25,7 +25,7 @@ from fmm.tuner import device_registry, tune
 from fmm.tuner import tune as commands_tune
 from fmm.tuner.cli import main
 from fmm.tuner.commands import bench, verify
-from fmm.tuner.devices.device import EFFORTS
+from fmm.tuner.devices.device import CPU_EFFORTS
 from fmm.tuner.devices.simulated import SIMULATED_IDENTITY, SimulatedDevice
 from fmm.tuner.report.plan_names import find_plan_texts, plan_names_table
 from fmm.tuner.trials.journal import Journal
@@ -43,9 +43,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
     """The command tunes this device, with little effort."""
     device = SimulatedDevice()
     monkeypatch.setattr(commands_tune, "select_devices", lambda name: [device])
-    for name in EFFORTS:
+    for name in CPU_EFFORTS:
         first = name == "coarse"  # which is another effort than those that refine it
-        monkeypatch.setitem(EFFORTS, name, replace(tuned.SMALL, most=tuned.SMALL.most + first))
+        monkeypatch.setitem(CPU_EFFORTS, name, replace(tuned.SMALL, most=tuned.SMALL.most + first))
     return device
 
 
@@ -758,7 +758,7 @@ def test_a_canary_restores_trust_or_takes_it(
     device = SimulatedDevice()
     monkeypatch.setattr(commands_tune, "select_devices", lambda name: [device])
     monkeypatch.setattr(verify, "select_devices", lambda name: [device])
-    monkeypatch.setitem(EFFORTS, "quick", tuned.SMALL)
+    monkeypatch.setitem(CPU_EFFORTS, "quick", tuned.SMALL)
     (tmp_path / "shapes").write_text("6000 6000 6000\n")
     path = tmp_path / "config.json"
     tune = ["--effort", "quick", "--dtype", "float64", "--shapes", str(tmp_path / "shapes"), "--quiet"]

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import pytest
 
 from fmm.tuner.devices.cpu import CpuDevice
-from fmm.tuner.devices.device import EFFORTS, GPU_EFFORTS
+from fmm.tuner.devices.device import CPU_EFFORTS, GPU_EFFORTS
 from fmm.tuner.devices.simulated import SimulatedDevice
 from fmm.tuner.progress import ProgressBar, best_speedup_text, duration_text, open_progress
 from fmm.tuner.tune import TuningJob, tune_job
@@ -121,7 +121,7 @@ def test_what_was_gained_so_far_gives_way_to_how_it_ended() -> None:
 
 def test_what_is_expected_is_no_more_than_may_be() -> None:
     """Samples are most of a tuning's time, but not all of it."""
-    for effort, planned in EFFORTS.items():
+    for effort, planned in CPU_EFFORTS.items():
         expected = TuningJob(CpuDevice(), "float64", (), effort).expected_seconds
         assert planned.seconds < expected <= planned.most
 
@@ -154,7 +154,7 @@ def test_only_who_looks_sees_a_bar(terminal: bool, shown: bool, monkeypatch: pyt
 
 
 def test_a_first_pass_over_all_types_takes_a_minute_and_a_half_on_a_cpu_and_one_on_a_gpu() -> None:
-    assert len(CpuDevice().dtypes) * EFFORTS["coarse"].most <= 90 and EFFORTS["coarse"] == EFFORTS["quick"]
+    assert len(CpuDevice().dtypes) * CPU_EFFORTS["coarse"].most <= 90 and CPU_EFFORTS["coarse"] == CPU_EFFORTS["quick"]
     assert 7 * GPU_EFFORTS["coarse"].most <= 60
-    for efforts in (EFFORTS, GPU_EFFORTS):
+    for efforts in (CPU_EFFORTS, GPU_EFFORTS):
         assert list(efforts) == ["coarse", "quick", "default", "full"]

@@ -20,7 +20,7 @@ from fmm.runtime import devices
 from fmm.runtime.decisions import decide
 from fmm.tuner.cli import main
 from fmm.tuner.devices.cpu import CpuDevice, CpuSession
-from fmm.tuner.devices.device import FailedError, Run
+from fmm.tuner.devices.device import RunFailedError, TimedRun
 from fmm.tuner.trials.journal import Journal, RoundLimits
 
 WINOGRAD = Plan.parse("winograd > vendor")
@@ -29,7 +29,7 @@ WINOGRAD = Plan.parse("winograd > vendor")
 @pytest.mark.parametrize("dtype", CpuDevice().dtypes)
 def test_every_type_is_measured(dtype: str) -> None:
     journal = Journal("run", CpuDevice())
-    runs = [Run(), Run(WINOGRAD), Run(WINOGRAD, "sums"), Run(VENDOR, "whole", 1)]
+    runs = [TimedRun(), TimedRun(WINOGRAD), TimedRun(WINOGRAD, "sums"), TimedRun(VENDOR, "whole", 1)]
     with journal.open("probe", Problem(65, 66, 67, dtype)) as timed:
         samples = timed.rounds(runs, RoundLimits(2))
     assert all(len(found) == 2 and min(found) > 0 for found in samples.values())
@@ -55,8 +55,8 @@ def test_a_wrong_result_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
         out[0, 0] += 1
 
     monkeypatch.setattr(fmm, "matmul", wrong)
-    with CpuDevice().open(Problem(80, 80, 80), 0) as session, pytest.raises(FailedError, match="wrong result"):
-        session.prepare(Run(WINOGRAD))
+    with CpuDevice().open(Problem(80, 80, 80), 0) as session, pytest.raises(RunFailedError, match="wrong result"):
+        session.prepare(TimedRun(WINOGRAD))
 
 
 def test_a_plan_that_cannot_run_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,8 +64,8 @@ def test_a_plan_that_cannot_run_is_a_failure(monkeypatch: pytest.MonkeyPatch) ->
         raise fmm.PlanError("not here")
 
     monkeypatch.setattr(fmm, "matmul", never)
-    with CpuDevice().open(Problem(80, 80, 80), 0) as session, pytest.raises(FailedError, match="not here"):
-        session.prepare(Run(WINOGRAD))
+    with CpuDevice().open(Problem(80, 80, 80), 0) as session, pytest.raises(RunFailedError, match="not here"):
+        session.prepare(TimedRun(WINOGRAD))
 
 
 def test_a_problem_beyond_the_free_memory_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_a_problem_beyond_the_free_memory_is_a_failure(monkeypatch: pytest.Monke
     monkeypatch.setattr(host_memory, "available_bytes", lambda: 3 * 100 * 100 * 8 - 1)
     journal = Journal("run", CpuDevice())
     with journal.open("bench", Problem(100, 100, 100)) as timed:
-        assert timed.rounds([Run()], RoundLimits(1)) == {Run(): []}
+        assert timed.rounds([TimedRun()], RoundLimits(1)) == {TimedRun(): []}
     assert [t.failed for t in journal.recorded] == ["out of memory"]
 
 
@@ -87,7 +87,7 @@ def test_one_run_tells_both_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CpuSession, "_timed", counting)
     with CpuDevice().open(Problem(128, 128, 128), 0) as session:
         for part in ("sums", "products", "products", "sums", "sums"):
-            session.sample(Run(WINOGRAD, part))
+            session.sample(TimedRun(WINOGRAD, part))
     assert len(runs) == 3
 
 

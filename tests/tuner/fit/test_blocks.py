@@ -25,7 +25,7 @@ from fmm.perfmodel.block_model import GEMM_OPERANDS, chip_target, launch_seconds
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.problem import Problem
 from fmm.runtime.devices import datasheet_model, tuned_chip
-from fmm.tuner.devices.device import EFFORTS, GPU_EFFORTS
+from fmm.tuner.devices.device import CPU_EFFORTS, GPU_EFFORTS
 from fmm.tuner.devices.simulated import SimulatedDevice
 from fmm.tuner.findings.conclude import conclude_section
 from fmm.tuner.findings.model_in_use import device_name
@@ -99,7 +99,7 @@ def test_too_few_shapes_and_other_devices_have_none() -> None:
 
 def test_strategies_are_timed_once_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the larger efforts of a GPU alone; what was found stands in the section, and the runtime's chip has it."""
-    assert not any(effort.blocks for effort in EFFORTS.values()) and not GPU_EFFORTS["coarse"].blocks
+    assert not any(effort.blocks for effort in CPU_EFFORTS.values()) and not GPU_EFFORTS["coarse"].blocks
     journal = Journal("run", SimulatedDevice(gpu=True, chip=H200, memory=1 << 40))
     probe_strategies(journal, GPU_EFFORTS["default"])
     assert {t.plan for t in journal.recorded} == {"vendor", *map(str, blocks.STRATEGY_PLANS.values())}

@@ -16,8 +16,13 @@ from fmm.problem import Problem
 from fmm.runtime.decisions.calibration_in_force import add_unmeasured_rates
 from fmm.tuner import tune, tune_type
 from fmm.tuner.cli import main
-from fmm.tuner.devices.compile_ahead import compile_jobs, compile_weight, kernel_places, needed_first
-from fmm.tuner.devices.device import Run, cached_work, formula_seconds
+from fmm.tuner.devices.compile_ahead import (
+    is_needed_by_first_look,
+    kernel_keys,
+    largest_level_products,
+    tuning_compile_jobs,
+)
+from fmm.tuner.devices.device import TimedRun, cached_plan_work, predicted_run_seconds
 from fmm.tuner.findings import conclude
 from fmm.tuner.fit.model import Observation, has_too_few_plans, scale_calibration
 from fmm.tuner.trials.journal import Journal
@@ -112,7 +117,7 @@ def test_stopping_at_any_moment_keeps_the_best(
     """What was written by then stands; what was not finished does no harm."""
     sample = ShortSession.sample
 
-    def stopped(session: ShortSession, run: Run) -> float:
+    def stopped(session: ShortSession, run: TimedRun) -> float:
         if cold.now >= seconds:
             monkeypatch.setattr(ShortSession, "sample", sample)
             raise KeyboardInterrupt
@@ -138,15 +143,15 @@ def test_a_card_that_affords_none_of_the_usual_squares_has_its_first_look(cold: 
 
 
 def test_kernels_that_a_first_look_needs_are_compiled_first_of_every_type() -> None:
-    jobs = list(compile_jobs(STORED, CANDIDATES))
-    firsts = [needed_first(Plan.parse(job.plan)) for job in jobs]
+    jobs = list(tuning_compile_jobs(STORED, CANDIDATES))
+    firsts = [is_needed_by_first_look(Plan.parse(job.plan)) for job in jobs]
     assert firsts == sorted(firsts, reverse=True)
     usual = [job.dtype for job in jobs if job.plan == "strassen.batched.pad16 > vendor"]
     assert set(usual) == set(STORED)
     ready = ready_times(jobs)
     plan = Plan.parse("strassen.batched.pad16 > vendor")
-    assert max(ready[x] for dtype in STORED for x in kernel_places(plan, dtype)) < 20
-    last = [i for i, job in enumerate(jobs) if compile_weight(Plan.parse(job.plan)) >= 343]
+    assert max(ready[x] for dtype in STORED for x in kernel_keys(plan, dtype)) < 20
+    last = [i for i, job in enumerate(jobs) if largest_level_products(Plan.parse(job.plan)) >= 343]
     assert [jobs[i].dtype for i in last] == sorted((jobs[i].dtype for i in last), key=STORED.index)
 
 
@@ -159,9 +164,9 @@ def observations(truth: Calibration, dtype: str, plans: tuple[Plan, ...] = ()) -
     found = []
     for side in (2048, 4096, 8192):
         problem = Problem(side, side, side, dtype)
-        for run in (Run(), Run(some, "sums"), *map(Run, plans)):
-            work = cached_work(run.plan, problem)
-            found.append(Observation(problem, run, formula_seconds(run, problem, work, truth)))
+        for run in (TimedRun(), TimedRun(some, "sums"), *map(TimedRun, plans)):
+            work = cached_plan_work(run.plan, problem)
+            found.append(Observation(problem, run, predicted_run_seconds(run, problem, work, truth)))
     return found
 
 

@@ -14,10 +14,10 @@ from fmm.perfmodel.candidates import gram_candidates
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import find_certified_entry
-from fmm.tuner.commands.export import with_predictions
+from fmm.tuner.commands.export import add_predictions
 from fmm.tuner.commands.verify import measure_entries
 from fmm.tuner.devices.cpu import CpuDevice
-from fmm.tuner.devices.device import EFFORTS, FailedError, Run
+from fmm.tuner.devices.device import CPU_EFFORTS, RunFailedError, TimedRun
 from fmm.tuner.devices.simulated import SimulatedDevice
 from fmm.tuner.search.certify import config_entries
 from fmm.tuner.trials.journal import Journal
@@ -61,7 +61,7 @@ def test_a_halfs_entry_answers_no_product() -> None:
     recorded = [t for stage in ("search", "certify") for t in trials("gram", "gram > winograd > vendor", 0.8, stage)]
     device = SimulatedDevice()
     journal = Journal("run", device, recorded, live=False)
-    assert journal.has_recorded(("search", Problem(*SIZE, op="gram"), 0, Run()))
+    assert journal.has_recorded(("search", Problem(*SIZE, op="gram"), 0, TimedRun()))
     (entry,) = (e for e in config_entries(recorded, 0.001) if not e.lean)
     tuned = Tuned(device.identity, "float64", None, {entry.key: entry})
     answer = find_certified_entry(Problem(*SIZE, op="gram"), Limits(1 << 34), tuned)
@@ -74,7 +74,7 @@ def test_squares_are_tuned_as_halves_too() -> None:
     """On a device that is a formula with noise: raced, and confirmed on fresh operands."""
     device = SimulatedDevice()
     journal, problem = Journal("run", device), Problem(8192, 8192, 8192, "float64")
-    tune_gram(journal, [problem, Problem(512, 8192, 512)], device.truth, EFFORTS["quick"], 0.01)
+    tune_gram(journal, [problem, Problem(512, 8192, 512)], device.truth, CPU_EFFORTS["quick"], 0.01)
     found = [t for t in journal.recorded if t.op == "gram"]
     assert found == journal.recorded and {t.size for t in found} == {problem.size, (512, 8192, 512)} - {
         (512, 8192, 512)
@@ -88,7 +88,7 @@ def test_a_canary_measures_a_half_as_such() -> None:
     """A plan of halves can do no whole product, so that its entry would condemn all others."""
     device, problem = SimulatedDevice(), Problem(8192, 8192, 8192, "float64")
     journal = Journal("run", device)
-    tune_gram(journal, [problem], device.truth, EFFORTS["quick"], 0.01)
+    tune_gram(journal, [problem], device.truth, CPU_EFFORTS["quick"], 0.01)
     found = [e for e in config_entries(journal.recorded, 0.01) if e.plan.startswith("gram")]
     assert found
     holds, said = measure_entries(Journal("canary", device), "float64", found)
@@ -103,7 +103,7 @@ def test_a_half_s_trials_are_predicted_as_such() -> None:
     rows = [
         (*key, *SIZE, f"{'gram > ' * (op == 'gram')}winograd > vendor", "whole", 0, op) for op in ("gram", "product")
     ]
-    half, whole = with_predictions(pandas.DataFrame(rows, columns=columns), tuned)["predicted"]
+    half, whole = add_predictions(pandas.DataFrame(rows, columns=columns), tuned)["predicted"]
     assert 0 < half < whole
 
 
@@ -112,8 +112,8 @@ def test_plans_of_halves_on_this_processor() -> None:
     with CpuDevice().open(Problem(300, 200, 300, "float64", op="gram"), 1) as session:
         assert session.b.ctypes.data == session.a.ctypes.data
         for plan in (VENDOR, Plan.parse("gram > strassen > vendor")):
-            session.prepare(Run(plan))
-            assert session.sample(Run(plan)) > 0
+            session.prepare(TimedRun(plan))
+            assert session.sample(TimedRun(plan)) > 0
             np.testing.assert_allclose(session.c, session.a @ session.a.T)
-        with pytest.raises(FailedError, match="whole products"):
-            session.prepare(Run(Plan.parse("strassen > vendor")))
+        with pytest.raises(RunFailedError, match="whole products"):
+            session.prepare(TimedRun(Plan.parse("strassen > vendor")))

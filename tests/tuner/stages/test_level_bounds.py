@@ -15,7 +15,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.level_bounds import count_levels, effective_side
 from fmm.problem import Problem
-from fmm.tuner.devices.device import Run
+from fmm.tuner.devices.device import TimedRun
 from fmm.tuner.devices.simulated import SIMULATED_CALIBRATION
 from fmm.tuner.findings.conclude import HELD_OUT_STAGE
 from fmm.tuner.findings.crossovers import LevelSample, losing_samples, margins_for_losing_samples, optimism_by_levels
@@ -105,8 +105,8 @@ def test_held_out_plans_have_up_to_three_levels_on_squares_and_rectangles() -> N
 
 def test_plans_with_several_levels_weigh_as_much_as_the_vendor() -> None:
     squares = [Problem(side, side, side) for side in (1000, 1500, 2000, 2500, 3000, 3500)]
-    deep = [Observation(p, Run(Plan.parse("winograd > winograd > vendor")), 1.0) for p in squares[:2]]
-    observed = [*(Observation(p, Run(), 1.0) for p in squares), *deep]
+    deep = [Observation(p, TimedRun(Plan.parse("winograd > winograd > vendor")), 1.0) for p in squares[:2]]
+    observed = [*(Observation(p, TimedRun(), 1.0) for p in squares), *deep]
     weights = observation_weights(ONE_LANE, observed)
     assert weights[:6] == [1.0] * 6 and sum(w * w for w in weights[6:]) == pytest.approx(6.0)
     assert observation_weights(replace(ONE_LANE, batches=True), observed) == [1.0] * 8

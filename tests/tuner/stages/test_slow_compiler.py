@@ -11,8 +11,8 @@ import pytest
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.problem import Problem
-from fmm.tuner.devices.compile_ahead import HEAVY_PRODUCTS, compile_weight
-from fmm.tuner.devices.device import Run
+from fmm.tuner.devices.compile_ahead import MIN_HEAVY_PRODUCTS, largest_level_products
+from fmm.tuner.devices.device import TimedRun
 from fmm.tuner.stages.probes import probe_rates
 from fmm.tuner.trials.journal import Journal, RoundLimits, TimeUpError
 from fmm.tuner.tune_type import tune_type
@@ -35,7 +35,7 @@ class ColdGpu(BusyDevice):
     """Workers compile sums from the beginning on; product kernels of our own are compiled when one is prepared."""
 
     def wait_for_kernels(self, dtype: str, plan: Plan, seconds: float) -> bool:
-        ready = LAST if compile_weight(plan) >= HEAVY_PRODUCTS else SOON
+        ready = LAST if largest_level_products(plan) >= MIN_HEAVY_PRODUCTS else SOON
         if ready > self.now + seconds:
             self.now += seconds
             return False
@@ -48,7 +48,7 @@ def cold(monkeypatch: pytest.MonkeyPatch) -> ColdGpu:
     compiled = set[str]()
     prepare = BusySession.prepare
 
-    def compiling(session: BusySession, run: Run) -> None:
+    def compiling(session: BusySession, run: TimedRun) -> None:
         if run.plan.uses_tile_model and str(run.plan) not in compiled:
             compiled.add(str(run.plan))
             session.device.now += OWN_KERNEL  # type: ignore[attr-defined]
@@ -74,7 +74,7 @@ def test_held_out_shapes_come_before_what_is_waited_for(cold: ColdGpu) -> None:
     journal = Journal("run", cold, limit=effort.most, clock=cold.clock)
     with pytest.raises(TimeUpError):
         probe_rates(journal, "float64", 8192, effort)
-    assert max(compile_weight(Plan.parse(t.plan)) for t in journal.recorded) < HEAVY_PRODUCTS
+    assert max(largest_level_products(Plan.parse(t.plan)) for t in journal.recorded) < MIN_HEAVY_PRODUCTS
     for stage in ("held out", "probe"):
         seen = {t.size for t in journal.recorded if t.stage == stage and Plan.parse(t.plan).levels}
         assert len(seen) >= effort.held_out
@@ -82,7 +82,7 @@ def test_held_out_shapes_come_before_what_is_waited_for(cold: ColdGpu) -> None:
 
 def test_waiting_for_the_compiler_does_not_count_up_to_a_bound(cold: ColdGpu) -> None:
     """Sums that are there after three seconds, and some that never are."""
-    light, heavy = (Run(Plan.parse(f"{name}.batched.pad16 > vendor")) for name in ("strassen", "strassen^3"))
+    light, heavy = (TimedRun(Plan.parse(f"{name}.batched.pad16 > vendor")) for name in ("strassen", "strassen^3"))
     journal = Journal("run", cold, limit=1.0, clock=cold.clock, waits=10.0)
     with journal.open("probe", Problem(512, 512, 512)) as timed:
         assert timed.rounds([light], RoundLimits(1))[light]
@@ -121,7 +121,7 @@ def test_what_is_soon_compiled_is_checked_before_the_rest_is_waited_for(cold: Co
     journal, section = tuned(cold, cold.efforts["quick"].most)
     assert cold.now >= cold.efforts["quick"].most < LAST
     assert section["doubts"] == [] and section["error"]["speedup"]["count"] >= cold.efforts["quick"].held_out
-    assert max(compile_weight(Plan.parse(t.plan)) for t in journal.recorded) < HEAVY_PRODUCTS
+    assert max(largest_level_products(Plan.parse(t.plan)) for t in journal.recorded) < MIN_HEAVY_PRODUCTS
     problem = Problem(16384, 16384, 16384)
     plan = decided_plan(cold, problem, section)
     assert plan != VENDOR and cold.true_speedup(plan, problem) > 1.05
@@ -132,7 +132,7 @@ def test_with_time_enough_all_plans_are_probed(cold: ColdGpu) -> None:
     """Each on the shapes and in the stages that are meant for it, however long it had to be waited for."""
     journal, section = tuned(cold, 10 * LAST)
     assert section["doubts"] == []
-    seen = {t.stage for t in journal.recorded if compile_weight(Plan.parse(t.plan)) >= HEAVY_PRODUCTS}
+    seen = {t.stage for t in journal.recorded if largest_level_products(Plan.parse(t.plan)) >= MIN_HEAVY_PRODUCTS}
     assert {"probe", "held out"} <= seen
     last = max(i for i, t in enumerate(journal.recorded) if t.stage == "held out" and t.plan != "vendor")
-    assert compile_weight(Plan.parse(journal.recorded[last].plan)) >= HEAVY_PRODUCTS
+    assert largest_level_products(Plan.parse(journal.recorded[last].plan)) >= MIN_HEAVY_PRODUCTS

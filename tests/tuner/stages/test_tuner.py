@@ -27,7 +27,14 @@ from fmm.perfmodel.choose import GPU_ERROR_GROWTH_LIMIT, Limits, choose, rank_ca
 from fmm.perfmodel.papers.recursion_points import WINOGRAD_WORK, recursion_point
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
-from fmm.tuner.devices.device import EFFORTS, Effort, FailedError, Run, cached_work, formula_seconds
+from fmm.tuner.devices.device import (
+    CPU_EFFORTS,
+    Effort,
+    RunFailedError,
+    TimedRun,
+    cached_plan_work,
+    predicted_run_seconds,
+)
 from fmm.tuner.devices.simulated import SIMULATED_CALIBRATION, SimulatedDevice, SimulatedSession
 from fmm.tuner.findings.diagnostics import noise_floor
 from fmm.tuner.findings.thresholds import chosen_level_count, compute_thresholds, crossover_range, li_plan
@@ -40,7 +47,7 @@ from fmm.tuner.stages import shapes
 from fmm.tuner.stages.probes import repeat_noisy_aa_pairs, scattered_shape_plans
 from fmm.tuner.stages.shapes import ShapesFileError
 from fmm.tuner.trials.journal import Journal, RoundLimits, SampleNotRecordedError, paired_speedup
-from fmm.tuner.trials.record import Header, Trial, TrialFile
+from fmm.tuner.trials.record import Trial, TrialFile, TuningHeader
 from fmm.tuner.tune_type import TypeOutcome, tune_type
 from tests.support.configs import SMALL
 from tests.support.marks import quick_and_slow
@@ -187,17 +194,17 @@ def test_on_a_gpu_a_plan_must_beat_all_that_the_vendor_has(leaf: float, certifie
         assert [e.plan for e in entries_of_operation(unraced, 0.0) if e.plan != "vendor"] == []
 
 
-@pytest.mark.parametrize("effort", quick_and_slow(["quick"], [x for x in EFFORTS if x != "quick"]))
+@pytest.mark.parametrize("effort", quick_and_slow(["quick"], [x for x in CPU_EFFORTS if x != "quick"]))
 def test_every_effort_keeps_to_its_seconds(effort: str) -> None:
     """The seconds of the samples, as if they had passed."""
     device = SimulatedDevice()
     journal = Journal("run", device)
-    outcome = tune_type(journal, "float64", EFFORTS[effort])
+    outcome = tune_type(journal, "float64", CPU_EFFORTS[effort])
     assert outcome.stopped == "" and outcome.section is not None
     spent = sum(t.seconds or 0.0 for t in journal.recorded)
-    assert 0.2 * EFFORTS[effort].seconds < spent < 2.2 * EFFORTS[effort].seconds
+    assert 0.2 * CPU_EFFORTS[effort].seconds < spent < 2.2 * CPU_EFFORTS[effort].seconds
     held = {t.size for t in journal.recorded if t.stage == "held out"}
-    assert len(held) == EFFORTS[effort].held_out
+    assert len(held) == CPU_EFFORTS[effort].held_out
     assert not held & {t.size for t in journal.recorded if t.stage != "held out"}
     if effort in ("default", "full"):
         assert outcome.section["error"]["time"]["count"] >= 50
@@ -296,11 +303,11 @@ def test_ctrl_c_keeps_the_best_so_far() -> None:
 
 
 def test_the_third_sample_tells_which_of_two_was_disturbed() -> None:
-    limits, like = RoundLimits(2, unlike=1.1), Run(Plan.parse("winograd > vendor"))
-    assert limits.wants_more(2, {Run(): [1.0, 1.02], like: [2.0, 2.3]})
-    assert not limits.wants_more(2, {Run(): [1.0, 1.02], like: [2.0, 2.1]})
-    assert not limits.wants_more(3, {Run(): [1.0, 1.02, 1.01], like: [2.0, 2.3, 2.0]})
-    assert not RoundLimits(2).wants_more(2, {Run(): [1.0, 3.0]})
+    limits, like = RoundLimits(2, unlike=1.1), TimedRun(Plan.parse("winograd > vendor"))
+    assert limits.wants_more(2, {TimedRun(): [1.0, 1.02], like: [2.0, 2.3]})
+    assert not limits.wants_more(2, {TimedRun(): [1.0, 1.02], like: [2.0, 2.1]})
+    assert not limits.wants_more(3, {TimedRun(): [1.0, 1.02, 1.01], like: [2.0, 2.3, 2.0]})
+    assert not RoundLimits(2).wants_more(2, {TimedRun(): [1.0, 3.0]})
 
 
 @pytest.mark.parametrize(("noise", "settled"), [(0.002, True), (1.0, False)], ids=["an interruption", "a noisy device"])
@@ -318,9 +325,9 @@ def test_equal_products_that_differ_are_measured_again(noise: float, settled: bo
     for trial in journal.recorded:
         journal.replay_trial((trial.stage, trial.problem, trial.seed, trial.timed_run))
     assert (noise_floor(journal.recorded) or 0.0) > 0.08
-    repeat_noisy_aa_pairs(journal, "float64", EFFORTS["quick"])
+    repeat_noisy_aa_pairs(journal, "float64", CPU_EFFORTS["quick"])
     more = len(journal.recorded) - (4 if settled else 8)
-    assert more > 0 and more % (2 * (EFFORTS["quick"].rounds + 1)) == 0
+    assert more > 0 and more % (2 * (CPU_EFFORTS["quick"].rounds + 1)) == 0
     assert ((noise_floor(journal.recorded) or 0.0) <= 0.03) == settled
 
 
@@ -329,7 +336,7 @@ def test_rounds_are_shuffled_paired_and_the_same_every_time() -> None:
     for _ in range(2):
         journal = Journal("run", SimulatedDevice())
         with journal.open("probe", Problem(500, 500, 500)) as timed:
-            timed.rounds([Run(), Run(Plan.parse("winograd > vendor"))], RoundLimits(8))
+            timed.rounds([TimedRun(), TimedRun(Plan.parse("winograd > vendor"))], RoundLimits(8))
         orders.append([t.plan for t in journal.recorded])
     assert orders[0] == orders[1]
     rounds = [tuple(orders[0][i : i + 2]) for i in range(0, 16, 2)]
@@ -339,12 +346,12 @@ def test_rounds_are_shuffled_paired_and_the_same_every_time() -> None:
 def test_all_runs_are_made_ready_before_any_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that cannot be leaves before the race, and a replay asks the device for nothing."""
     seen: list[str] = []
-    broken, fine = Run(Plan.parse("hasa > vendor")), Run(Plan.parse("winograd > vendor"))
+    broken, fine = TimedRun(Plan.parse("hasa > vendor")), TimedRun(Plan.parse("winograd > vendor"))
 
-    def noted(name: str) -> Callable[[SimulatedSession, Run], Any]:
+    def noted(name: str) -> Callable[[SimulatedSession, TimedRun], Any]:
         original = getattr(SimulatedSession, name)
 
-        def call(session: SimulatedSession, run: Run) -> Any:
+        def call(session: SimulatedSession, run: TimedRun) -> Any:
             seen.append(name)
             return original(session, run)
 
@@ -355,11 +362,11 @@ def test_all_runs_are_made_ready_before_any_is_timed(monkeypatch: pytest.MonkeyP
     device = SimulatedDevice(broken=frozenset({str(broken.plan)}))
     journal, problem = Journal("run", device), Problem(500, 500, 500)
     with journal.open("probe", problem) as timed:
-        live = timed.rounds([Run(), broken, fine], RoundLimits(2))
+        live = timed.rounds([TimedRun(), broken, fine], RoundLimits(2))
     assert seen == ["prepare"] * 3 + ["sample"] * 4 and live[broken] == []
     replayed = Journal("run", device, journal.recorded, live=False)
     with replayed.open("probe", problem) as timed:
-        assert timed.rounds([Run(), broken, fine], RoundLimits(2)) == live
+        assert timed.rounds([TimedRun(), broken, fine], RoundLimits(2)) == live
 
 
 class SlowGpu(SimulatedDevice):
@@ -371,8 +378,8 @@ class SlowGpu(SimulatedDevice):
 
 @pytest.mark.parametrize("side", [300, 1200, 2400])
 def test_small_products_have_few_plans_and_are_measured_all_the_same(side: int) -> None:
-    found = list(scattered_shape_plans(SlowGpu(gpu=True), "float64", side, EFFORTS["quick"]))
-    assert len(found) == 2 * EFFORTS["quick"].held_out
+    found = list(scattered_shape_plans(SlowGpu(gpu=True), "float64", side, CPU_EFFORTS["quick"]))
+    assert len(found) == 2 * CPU_EFFORTS["quick"].held_out
     for _, problem, plans in found:
         assert plans and VENDOR not in plans
         assert all(min(problem.size) >= 1000 for p in plans if "strassen" in str(p))
@@ -381,7 +388,7 @@ def test_small_products_have_few_plans_and_are_measured_all_the_same(side: int) 
 def test_what_is_chosen_for_complex_numbers_is_held_out_too() -> None:
     """Plans that make real products of a complex one, beside those that do not; of real numbers there are none."""
     for dtype, changed in (("complex128", 1), ("float64", 0)):
-        for _, problem, plans in scattered_shape_plans(SimulatedDevice(TWO_TYPES), dtype, 1500, EFFORTS["quick"]):
+        for _, problem, plans in scattered_shape_plans(SimulatedDevice(TWO_TYPES), dtype, 1500, CPU_EFFORTS["quick"]):
             real = [p for p in plans if p.leaf_type(dtype) != dtype]
             assert problem.dtype == dtype and len(plans) == 2 and len(real) == changed
 
@@ -391,7 +398,7 @@ def test_cheap_runs_get_more_rounds() -> None:
     for n in (256, 4096):
         journal = Journal("run", SimulatedDevice())
         with journal.open("probe", Problem(n, n, n)) as timed:
-            counts.append(len(timed.rounds([Run()], RoundLimits(2, 9, 0.05))[Run()]))
+            counts.append(len(timed.rounds([TimedRun()], RoundLimits(2, 9, 0.05))[TimedRun()]))
     assert counts == [9, 2]
 
 
@@ -399,7 +406,7 @@ def test_unsure_medians_are_measured_on_but_not_where_that_is_dear() -> None:
     counts = []
     for limits in (RoundLimits(3), RoundLimits(3, patient=9), RoundLimits(3, patient=9, dear=1e-9)):
         with Journal("run", SimulatedDevice(noise=0.3)).open("probe", Problem(256, 256, 256)) as timed:
-            counts.append(len(timed.rounds([Run()], limits)[Run()]))
+            counts.append(len(timed.rounds([TimedRun()], limits)[TimedRun()]))
     assert counts == [3, 9, 3]
 
 
@@ -408,7 +415,7 @@ def test_a_session_is_opened_only_if_something_is_not_on_record() -> None:
         def open(self, problem: Problem, seed: int) -> Any:
             raise AssertionError
 
-    problem, run = Problem(64, 64, 64), Run()
+    problem, run = Problem(64, 64, 64), TimedRun()
     past = [Trial("run", "probe", problem.size, "float64", "vendor", "whole", 0, 0, i * 0.1, 1.0 + i) for i in range(3)]
     journal = Journal("run", Closed(), past)
     with journal.open("probe", problem) as timed:
@@ -424,8 +431,8 @@ def test_out_of_memory_is_a_row() -> None:
             raise MemoryError
 
     journal = Journal("run", Full())
-    with journal.open("probe", Problem(64, 64, 64)) as timed, pytest.raises(FailedError, match="out of memory"):
-        timed.sample(Run())
+    with journal.open("probe", Problem(64, 64, 64)) as timed, pytest.raises(RunFailedError, match="out of memory"):
+        timed.sample(TimedRun())
     assert journal.recorded[0].failed == "out of memory"
 
 
@@ -473,7 +480,7 @@ def test_a_shape_that_was_not_confirmed_to_the_end_has_no_entry() -> None:
 
 
 def test_speedups_are_paired() -> None:
-    vendor, run = Run(), Run(Plan.parse("hasa > vendor"))
+    vendor, run = TimedRun(), TimedRun(Plan.parse("hasa > vendor"))
     assert paired_speedup({vendor: [1.0, 10.0, 1.0], run: [0.5, 5.0]}, vendor, run) == 2
 
 
@@ -488,9 +495,9 @@ def observed(truth: Calibration, kinds: tuple[str, ...] = ("whole", "sums")) -> 
     found = []
     for n in (200, 500, 900, 1501, 3000):
         for size in ((n, n, n), (n, 2 * n, n // 2), (n // 4, n, n)):
-            for run in (Run(p, kind) for p in plans for kind in kinds if kind == "whole" or p != VENDOR):
+            for run in (TimedRun(p, kind) for p in plans for kind in kinds if kind == "whole" or p != VENDOR):
                 problem = Problem(*size)
-                seconds = formula_seconds(run, problem, cached_work(run.plan, problem), truth)
+                seconds = predicted_run_seconds(run, problem, cached_plan_work(run.plan, problem), truth)
                 found.append(fitting.Observation(problem, run, seconds))
     return found
 
@@ -523,8 +530,8 @@ def test_how_slowly_parts_of_complex_numbers_are_read_is_found() -> None:
     seen = []
     for n in (400, 900, 1501, 3000):
         for plan in map(Plan.parse, ("vendor", "3m > vendor", "3m > strassen > vendor", "winograd > vendor")):
-            run, problem = Run(plan, "whole"), Problem(n, n, n + 1, "complex128")
-            seconds = formula_seconds(run, problem, cached_work(plan, problem), truth)
+            run, problem = TimedRun(plan, "whole"), Problem(n, n, n + 1, "complex128")
+            seconds = predicted_run_seconds(run, problem, cached_plan_work(plan, problem), truth)
             seen.append(fitting.Observation(problem, run, seconds))
     start = replace(SimulatedDevice().untuned_model(), rates={"complex128": ProductRate(1e10, 1e4, 32.0)}, parts=0.5)
     assert fitting.fit_calibration(start, "complex128", seen).calibration.parts == pytest.approx(0.3, rel=0.15)
@@ -724,7 +731,7 @@ def test_a_malformed_line_is_named(line: str, tmp_path: Path) -> None:
 
 
 def test_the_largest_side_is_what_time_and_memory_allow() -> None:
-    problem, effort = Problem(1000, 1000, 1000), EFFORTS["quick"]
+    problem, effort = Problem(1000, 1000, 1000), CPU_EFFORTS["quick"]
     target = effort.seconds / (shapes.LARGEST_PRODUCTS_PER_BUDGET * effort.rounds)
     assert (
         shapes.largest_affordable_side(problem, target, SimulatedDevice(), effort)
@@ -787,8 +794,8 @@ def test_packed_trials_are_read_and_added_to(tmp_path: Path) -> None:
             TrialFile(file.path).tunings()
 
 
-def _header(run: str) -> Header:
-    return Header(run, "cpu-test-2t", {"numpy": "1"}, {}, {"dtype": "float64"}, "fmm-tune", "now")
+def _header(run: str) -> TuningHeader:
+    return TuningHeader(run, "cpu-test-2t", {"numpy": "1"}, {}, {"dtype": "float64"}, "fmm-tune", "now")
 
 
 def test_a_file_of_garbage_has_no_tunings(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from fmm.perfmodel.calibration import ProductRate
 from fmm.problem import Problem
 from fmm.tuner import tune
 from fmm.tuner.cli import main
-from fmm.tuner.devices.device import EFFORTS, GPU_EFFORTS, Effort, Run
+from fmm.tuner.devices.device import CPU_EFFORTS, GPU_EFFORTS, Effort, TimedRun
 from fmm.tuner.devices.simulated import SIMULATED_CALIBRATION
 from fmm.tuner.findings.conclude import HELD_OUT_STAGE
 from fmm.tuner.findings.diagnostics import MIN_HELD_OUT_PAIRS
@@ -68,7 +68,7 @@ def test_a_tuning_that_has_little_time_is_planned_for_it(dtype: str) -> None:
     for limit in (inf, 39.0):
         device = BusyDevice(truth=TWO_CORES, noise=0.02, seed=1, memory=1 << 33)
         journal = Journal("run", device, clock=device.clock, limit=39.0)
-        outcome = tune_type(journal, dtype, EFFORTS["default"].within(tune.SAMPLING_SHARE * limit))
+        outcome = tune_type(journal, dtype, CPU_EFFORTS["default"].within(tune.SAMPLING_SHARE * limit))
         assert outcome.section is not None
         found[limit] = outcome.section
     assert "held-out speedups, 5 are needed" in found[inf]["doubts"][0]
@@ -76,12 +76,12 @@ def test_a_tuning_that_has_little_time_is_planned_for_it(dtype: str) -> None:
 
 
 def test_an_effort_within_so_many_seconds() -> None:
-    usual, look = EFFORTS["default"], GPU_EFFORTS["coarse"]
+    usual, look = CPU_EFFORTS["default"], GPU_EFFORTS["coarse"]
     assert usual.within(usual.seconds) is usual and look.within(0.1) is look
     half, none = usual.within(usual.seconds / 2), usual.within(0.0)
     assert (half.seconds, half.held_out) == (usual.seconds / 2, usual.held_out // 2)
-    assert none.held_out == EFFORTS["coarse"].held_out
-    for efforts in (EFFORTS, GPU_EFFORTS):  # without a limit of the user's, all are as they were planned
+    assert none.held_out == CPU_EFFORTS["coarse"].held_out
+    for efforts in (CPU_EFFORTS, GPU_EFFORTS):  # without a limit of the user's, all are as they were planned
         assert all(effort.within(tune.SAMPLING_SHARE * effort.most) is effort for effort in efforts.values())
 
 
@@ -91,7 +91,7 @@ class SlowlyAskedDevice(BusyDevice):
 
     @property
     def efforts(self) -> Mapping[str, Effort]:
-        return {**EFFORTS, "default": replace(EFFORTS["quick"], held_out=5)}
+        return {**CPU_EFFORTS, "default": replace(CPU_EFFORTS["quick"], held_out=5)}
 
 
 @pytest.mark.slow
@@ -110,9 +110,9 @@ def test_every_type_is_checked_before_one_is_refined(tmp_path: Path, monkeypatch
     assert passes == [(effort, dtype) for effort in ("coarse", "default") for dtype in dtypes]
     for tuning in tunings[:2]:
         held = [t for t in tuning.trials if t.stage == HELD_OUT_STAGE]
-        scattered = EFFORTS["coarse"].held_out - 1  # the last shape, at a crossover, may find no time
+        scattered = CPU_EFFORTS["coarse"].held_out - 1  # the last shape, at a crossover, may find no time
         assert len({t.size for t in held}) >= scattered
-        assert held[-1].elapsed > EFFORTS["coarse"].most, "in a second go"
+        assert held[-1].elapsed > CPU_EFFORTS["coarse"].most, "in a second go"
     for section in files.read_config(path)[device.identity.key].values():
         assert section["doubts"] == [] and section["error"]["speedup"]["count"] >= MIN_HELD_OUT_PAIRS
 
@@ -128,8 +128,8 @@ def test_a_model_is_checked_where_plans_are_a_choice(dtype: str) -> None:
     journal = Journal("run", device, clock=device.clock)
     section = tune_type(journal, dtype, device.efforts["quick"]).section
     held = observed_medians(journal.recorded, ("held out",))
-    vendor = {o.problem: o.seconds for o in held if o.run == Run()}
-    slower = [o.seconds / vendor[o.problem] for o in held if o.run != Run()]
+    vendor = {o.problem: o.seconds for o in held if o.run == TimedRun()}
+    slower = [o.seconds / vendor[o.problem] for o in held if o.run != TimedRun()]
     assert len(slower) >= MIN_HELD_OUT_PAIRS and max(slower) < NEAR and min(slower) < 1.5, slower
     assert section is not None and section["calibration"]["margin"] < 0.06 and device.now < 21
 
