@@ -43,8 +43,8 @@ def _certify_faster_plan(
 ) -> bool:
     """Measure two plans in pairs; return True if `plan` is certified to be faster than `than`."""
     base, run = TimedRun(than), TimedRun(plan)
-    with journal.open(stage, problem, CERTIFY_SEED) as timed:
-        samples = timed.rounds([base, run], limits)
+    with journal.open_problem(stage, problem, CERTIFY_SEED) as timed:
+        samples = timed.sample_rounds([base, run], limits)
     return bool(samples[run] and samples[base]) and certification.is_certified(samples[base], samples[run], noise)
 
 
