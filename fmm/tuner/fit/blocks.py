@@ -204,5 +204,5 @@ def chosen_strategies(dtype: str, chip: Chip | None, fit: BlockFit | None) -> di
 def launched_strategy(problem: Problem, chip: Chip) -> TileSizes:
     """Return the strategy of the recorded launch of fmm's own kernel for this problem."""
     (product,) = record_launches(AUTOMATIC_TILE_PLAN, problem, chip_target(chip)).launches
-    strategy: TileSizes = product.kernel.spec.strategy
+    strategy: TileSizes = product.kernel.description.strategy
     return strategy
