@@ -52,7 +52,7 @@ from fmm.kernels.cuda.launch_list import (
 )
 from fmm.kernels.cuda.target import ALLOCATOR_ALIGNMENT, Alignment, address_alignment
 from fmm.kernels.plans.sums import ADDEND
-from fmm.kernels.plans.workspace import GRAPH_SCRATCH
+from fmm.kernels.plans.workspace import GRAPH_SCRATCH_BYTES
 
 MAX_LOOP_SLOTS = 32  # number of addresses up to which a loop is faster than NumPy
 # Bases that a launch may have without writing C. (All sums have the flag's address, but only sums that write C raise
@@ -194,7 +194,7 @@ class Player:
         """Make every launch and call in order, each on its stream, on the current device.
 
         Only while the stream is captured: `counters` are the graph's own, and `scratch` is memory for cuBLAS,
-        GRAPH_SCRATCH bytes for each stream that calls it.
+        GRAPH_SCRATCH_BYTES bytes for each stream that calls it.
 
         The leading sums are launched before the other calls are prepared, so that an idle device starts some
         microseconds earlier.
@@ -229,8 +229,7 @@ class Player:
         self, addresses: Addresses, stream: int, counters: tuple[int, ...] | None
     ) -> tuple[list[StreamContext], _LaunchParameters]:
         """Return the streams of this call, and parameters that hold its addresses."""
-        handle = thread_handle(self.device) if self.launches.vendor_stream_count else 0
-        streams = acquire_streams(self.launches, self.device, stream, handle)
+        streams = acquire_streams(self.launches, self.device, stream)
         if counters is None:
             counters = self._stream_counters(streams) if self._counting else ()
         return streams, self._filled_parameters(addresses, counters)
@@ -245,7 +244,7 @@ class Player:
             calls += setup_calls(context, self.math, mode)
             restoring += restore_calls(context, self.math, mode)
             if scratch:
-                calls.append(workspace_call(context, scratch + i * GRAPH_SCRATCH, GRAPH_SCRATCH))
+                calls.append(workspace_call(context, scratch + i * GRAPH_SCRATCH_BYTES, GRAPH_SCRATCH_BYTES))
         for step in self._rest:
             if isinstance(step, _OwnLaunch):
                 calls.append(step.bind(streams[step.stream].stream, next(blocks), 0))
@@ -284,8 +283,7 @@ class Player:
 
     def create_streams(self) -> None:
         """Create this thread's streams and cuBLAS handle, since none can be created while a stream is captured."""
-        handle = thread_handle(self.device) if self.launches.vendor_stream_count else 0
-        acquire_streams(self.launches, self.device, 0, handle)
+        acquire_streams(self.launches, self.device, 0)
 
     def new_counters(self, stream: int) -> tuple[int, ...]:
         """Return counters for one graph, which may run concurrently with others."""
