@@ -120,7 +120,7 @@ def recorded_blocks(path: Path, table: str = "plain") -> list[StrategyTimes]:
 
 
 def recorded_tunings(folder: Path, dtype: str) -> list[RecordedTuning]:
-    found = TrialFile(folder / "trials.jsonl").tunings()
+    found = TrialFile(folder / "trials.jsonl").read_tunings()
     return [t for t in found if t.header.settings.get("dtype") == dtype]
 
 

@@ -191,7 +191,7 @@ def _print_dry_run(jobs: Sequence[TuningJob], path: Path, options: argparse.Name
             "seconds": job.planned_effort.seconds,
             "held_out_shapes": job.planned_effort.held_out,
             "shapes": [list(size) for size in job.wanted] or "the usual squares that the effort affords",
-            "candidates": [str(p) for p in job.device.candidates()],
+            "candidates": [str(p) for p in job.device.candidate_plans()],
             "config": str(path),
         }
         for job in jobs
@@ -221,7 +221,7 @@ class TuningJob:
     @property
     def planned_effort(self) -> Effort:
         """The effort of this job in numbers for this device."""
-        return self.device.efforts[self.effort]
+        return self.device.efforts_by_name[self.effort]
 
     @property
     def expected_seconds(self) -> float:
@@ -253,7 +253,7 @@ class TuningJob:
     def last_tuning(self, trials: TrialFile) -> RecordedTuning | None:
         """Return the last recorded tuning with the job's device, libraries and settings; None without one."""
         identity = self.device.identity
-        for tuning in reversed(trials.tunings()):
+        for tuning in reversed(trials.read_tunings()):
             header = tuning.header
             same = header.versions == identity.versions and header.settings == self.resume_settings
             if same and header.device == identity.key:
@@ -338,13 +338,13 @@ def tune_job(
     seconds = SAMPLING_SHARE * limit
     if past and job.again:  # a continued job measures the same shapes as before
         seconds = past.header.conditions.get(PLANNED_SECONDS_KEY, seconds)
-    effort = job.planned_effort.within(seconds)
+    effort = job.planned_effort.limited_to_seconds(seconds)
     header = past.header if past else _new_header(job, effort)
     journal = Journal(
         header.run,
         job.device,
         past.trials if past else (),
-        trials.add,
+        trials.add_trial,
         limit,
         waits=job.compiler_wait_seconds if left is None else 0.0,  # --time-limit includes the wait for kernels
         patience=KERNEL_WAIT_SECONDS if job.waits_for_kernels else inf,
@@ -361,10 +361,10 @@ def tune_job(
             _write_section(job, path, header, outcome)
         except schema.ConfigError as error:
             print(f"fmm-tune: {error}", file=sys.stderr)
-            return JobResult(1, str(error), journal.elapsed - before)
+            return JobResult(1, str(error), journal.elapsed_seconds - before)
     diagnostics = (outcome.section or {}).get("doubts") or []
     code = EXIT_INTERRUPTED if outcome.stopped == "interrupted" else int(full)
-    end = JobResult(code, why_not or "; ".join(diagnostics), journal.elapsed - before, bool(outcome.stopped))
+    end = JobResult(code, why_not or "; ".join(diagnostics), journal.elapsed_seconds - before, bool(outcome.stopped))
     if why_not and outcome.section is not None:
         end = replace(end, earlier_is_used=_section_quality(_section_in_config(job, path))[0])
     if not code and job.needs_continuation(end):
@@ -377,14 +377,14 @@ def _load_first_look(job: TuningJob, trials: TrialFile, header: TuningHeader) ->
     """Return the trials of the first look that preceded this tuning; none if the file cannot be read."""
     if job.effort != FIRST_LOOK_EFFORT:
         with suppress(OSError):
-            return first_look_trials(trials.tunings(), header)
+            return first_look_trials(trials.read_tunings(), header)
     return ()
 
 
 def _new_header(job: TuningJob, effort: Effort) -> TuningHeader:
     identity = job.device.identity
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    conditions = {**job.device.conditions, "commit": source_commit(), PLANNED_SECONDS_KEY: effort.seconds}
+    conditions = {**job.device.measurement_conditions, "commit": source_commit(), PLANNED_SECONDS_KEY: effort.seconds}
     run, command = uuid.uuid4().hex[:12], " ".join(typed_command())
     return TuningHeader(run, identity.key, dict(identity.versions), conditions, job.resume_settings, command, now)
 
@@ -398,7 +398,7 @@ def _measure_and_record(
             trials.add_header(header)
         outcome = tune_type(journal, job.dtype, effort, job.wanted)
         if not outcome.stopped:
-            trials.finish(journal.run, journal.elapsed)
+            trials.mark_finished(journal.run, journal.elapsed_seconds)
         return outcome, False
     except OSError as error:
         stopped = f"{trials.path}: {error.strerror or error}"

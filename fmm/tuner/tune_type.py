@@ -106,7 +106,7 @@ def tune_gram(
         plans = [c.plan for c in known if c.plan != VENDOR and is_within_limits(journal.device, c.plan, problem)]
         if (
             plans
-            and journal.spent < effort.seconds
+            and journal.sampled_seconds < effort.seconds
             and min(c.time for c in known if c.plan != VENDOR) < MAX_PREDICTED_TIME_RATIO
         ):
             raced = dict.fromkeys([*plans[:MAX_GRAM_PLANS], *unpredicted_gram_plans(journal.device, problem)])
@@ -129,6 +129,6 @@ MAX_PREDICTED_TIME_RATIO = 1.05  # plans with a larger predicted time, as a mult
 def may_beat_vendor(journal: Journal, problem: Problem, calibration: Calibration) -> bool:
     """Return True if a plan's predicted time is at most a little longer than the vendor's."""
     return (
-        min(c.time for c in rank_candidates(problem, calibration, journal.device.candidates()) if c.plan != VENDOR)
+        min(c.time for c in rank_candidates(problem, calibration, journal.device.candidate_plans()) if c.plan != VENDOR)
         < MAX_PREDICTED_TIME_RATIO
     )

@@ -83,10 +83,10 @@ class ColdGpu(BusyDevice):
         return True
 
     @contextmanager
-    def open(self, problem: Problem, seed: int) -> Iterator[BusySession]:
+    def open_session(self, problem: Problem, seed: int) -> Iterator[BusySession]:
         m, k, n = problem.size
         self.now += OPENED + (m * k + k * n + m * n) * problem.itemsize / FILLED
-        with super().open(problem, seed) as session:
+        with super().open_session(problem, seed) as session:
             assert isinstance(session, BusySession)
             yield ShortSession(session.device, problem, session.random)
 
@@ -94,8 +94,8 @@ class ColdGpu(BusyDevice):
 class ShortSession(BusySession):
     """Short products are repeated to be measurable."""
 
-    def sample(self, run: TimedRun) -> float:
+    def sample_seconds(self, run: TimedRun) -> float:
         assert isinstance(self.device, BusyDevice)
-        seconds = super().sample(run)
+        seconds = super().sample_seconds(run)
         self.device.now += max(SHORTEST - seconds, 0.0)
         return seconds

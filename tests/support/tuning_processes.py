@@ -105,7 +105,7 @@ def replayed(folder: Path) -> int:
     """
     vars(tune_module)["conclude_section"] = lambda journal, dtype: None
     count = 0
-    for recorded in TrialFile(folder / "trials.jsonl").tunings():
+    for recorded in TrialFile(folder / "trials.jsonl").read_tunings():
         if recorded.finished:
             journal = Journal(recorded.header.run, SimulatedDevice(), recorded.trials, live=False)
             tune_type(journal, recorded.header.settings["dtype"], SMALL)
@@ -130,7 +130,7 @@ def together(folder: Path) -> None:
         for dtype, raw in files.read_config(path)[SIMULATED_IDENTITY.key].items()
         for entry in raw["entries"]
     )
-    print(json.dumps({"entries": sizes, "tunings": len(TrialFile(folder / "trials.jsonl").tunings())}))
+    print(json.dumps({"entries": sizes, "tunings": len(TrialFile(folder / "trials.jsonl").read_tunings())}))
 
 
 if __name__ == "__main__":

@@ -79,12 +79,12 @@ def parse_plan_or_li_code(text: str, device: TunableDevice, problem: Problem) ->
 
 def time_plans(device: TunableDevice, problem: Problem, plans: Sequence[Plan], rounds: int) -> Iterator[dict[str, Any]]:
     """Time fmm's choice and these plans in rounds with the vendor; yield a row for each plan."""
-    limits = Limits(device.memory, default_error_growth_limit(device.untuned_model().batches))
+    limits = Limits(device.memory_bytes, default_error_growth_limit(device.untuned_model().batches))
     decision = decide_plan(problem, limits, devices.Device(device.identity, device.untuned_model()))
     runs = list(dict.fromkeys([TimedRun(), TimedRun(decision.plan), *map(TimedRun, plans)]))
     journal = Journal("bench", device)
-    with journal.open("bench", problem) as timed:
-        samples = timed.rounds(runs, RoundLimits(rounds))
+    with journal.open_problem("bench", problem) as timed:
+        samples = timed.sample_rounds(runs, RoundLimits(rounds))
     for run in runs:
         if samples[run]:
             source = decision.source if run.plan == decision.plan else "vendor" if run == TimedRun() else "given"

@@ -38,7 +38,7 @@ class SourceSection:
     dtype: str
     raw: Raw
 
-    def merged(self, present: Raw) -> tuple[str, Raw]:
+    def merged_section(self, present: Raw) -> tuple[str, Raw]:
         """Return what happens to the present section, and the section to write; a section of entries alone is added."""
         if present is None:
             return "added", self.raw
@@ -64,7 +64,7 @@ def run_merge(options: argparse.Namespace) -> None:
     for source in sources:
         check_section(source.key, source.dtype, source.raw)
         path, raw = present.get((source.key, source.dtype), (into, None))
-        done, section = source.merged(raw)
+        done, section = source.merged_section(raw)
         if done.startswith("replaced") and not options.replace:
             raise ConfigError(
                 f"{path} and {source.path} have different tunings of {source.key}, {source.dtype}; "

@@ -52,7 +52,7 @@ def run_refit(options: argparse.Namespace) -> int:
     into = path if options.output is None else output_path(options.output)
     results = list(_write_results(path, into, refit, options.json))
     beside = _copy_trials(path, into)
-    print(json.dumps([x.fields for x in results], indent=1) if options.json else f"written to {into}{beside}")
+    print(json.dumps([x.json_fields for x in results], indent=1) if options.json else f"written to {into}{beside}")
     return int(any(x.section is None for x in results))
 
 
@@ -68,7 +68,7 @@ class RecordedSection:
     first_look: tuple[Trial, ...]
 
     @property
-    def device(self) -> RecordedDevice:
+    def recorded_device(self) -> RecordedDevice:
         """The device as it was before the tuning; raise ConfigError if its starting model is unknown."""
         header, name = self.tuning.header, device_name(self.key, self.raw)
         identity, calibration = Identity(self.key, name, header.versions), self.tuned.calibration
@@ -81,10 +81,10 @@ class RecordedSection:
         return RecordedDevice(identity, start, header.conditions)
 
     @property
-    def journal(self) -> Journal:
+    def recorded_journal(self) -> Journal:
         """The measurements, which cannot be continued."""
         run, trials = self.tuning.header.run, self.tuning.trials
-        return Journal(run, self.device, trials, live=False, first_look=self.first_look)
+        return Journal(run, self.recorded_device, trials, live=False, first_look=self.first_look)
 
 
 RefitFunction = Callable[[RecordedSection], "dict[str, Raw] | None"]
@@ -92,7 +92,7 @@ RefitFunction = Callable[[RecordedSection], "dict[str, Raw] | None"]
 
 def refit_section(recorded: RecordedSection) -> dict[str, Raw] | None:
     """Return the section that a tuning with these trials would write now; None if too little was measured."""
-    section = conclude_section(recorded.journal, recorded.dtype)
+    section = conclude_section(recorded.recorded_journal, recorded.dtype)
     if section is None:
         return None
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -104,7 +104,7 @@ def refit_thresholds(recorded: RecordedSection) -> dict[str, Raw] | None:
     """Return the section with the thresholds of its present model; None without a model."""
     if recorded.tuned.calibration is None:
         return None
-    journal, dtype = recorded.journal, recorded.dtype
+    journal, dtype = recorded.recorded_journal, recorded.dtype
     _, strategies = _fit_tiles(recorded)
     intervals, looks = recorded.raw["intervals"] or {}, split_first_look_trials(journal, usable_trials(journal, dtype))
     found = section_thresholds(recorded.tuned.calibration, dtype, intervals, looks, strategies)
@@ -123,7 +123,7 @@ def refit_blocks(recorded: RecordedSection) -> dict[str, Raw] | None:
 
 def _fit_tiles(recorded: RecordedSection) -> tuple[BlockFit | None, dict[str, str]]:
     """Return the block model of the trials, if they have one, and the tiles of fmm's own kernel."""
-    chip = recorded.device.chip
+    chip = recorded.recorded_device.chip
     found = fit_block_model((*recorded.first_look, *recorded.tuning.trials), chip)
     if found is None and chip is not None and recorded.tuned.fitted is not None:  # terms that another tuning fitted
         chip = replace(chip, fitted=recorded.tuned.fitted)
@@ -144,22 +144,22 @@ class RefitResult:
     changes: Sequence[ValueChange] = ()
     others: Sequence[str] = ()  # fields that differ
 
-    def lines(self, path: Path) -> list[str]:
+    def result_lines(self, path: Path) -> list[str]:
         """Return the result as text."""
         name = f"{self.key}, {self.dtype}"
         if self.section is None:
             return [f"{name}: unchanged, there are no trials of it beside {path}"]
         diagnostics = self.section.get("doubts")
         rejected = f"; rejected: {diagnostics[0]}" if diagnostics else ""
-        return [f"{name}: fitted from {self.samples} samples{rejected}", *self._change_lines()]
+        return [f"{name}: fitted from {self.samples} samples{rejected}", *self._change_texts()]
 
-    def _change_lines(self) -> list[str]:
+    def _change_texts(self) -> list[str]:
         if self.changes:
-            return [f"  {change.line}" for change in self.changes]
+            return [f"  {change.change_text}" for change in self.changes]
         return [f"  unchanged except {', '.join(self.others)}" if self.others else "  unchanged"]
 
     @property
-    def fields(self) -> dict[str, Any]:
+    def json_fields(self) -> dict[str, Any]:
         """The result for JSON."""
         return {
             "device": self.key,
@@ -167,14 +167,14 @@ class RefitResult:
             "samples": self.samples,
             "written": self.section is not None,
             "doubts": (self.section or {}).get("doubts") or [],
-            "changes": [change.fields for change in self.changes],
+            "changes": [change.json_fields for change in self.changes],
             "other_changes": list(self.others),
         }
 
 
 def _write_results(path: Path, into: Path, refit: RefitFunction, quiet: bool) -> Iterator[RefitResult]:
     """Write each section in turn; yield its result, and print it unless `quiet`."""
-    tunings = TrialFile(trials_path(path)).tunings()
+    tunings = TrialFile(trials_path(path)).read_tunings()
     for key, types in group_sections_by_device(required_sections(path)).items():
         after = dict(types)
         for dtype, raw in types.items():
@@ -189,20 +189,20 @@ def _write_results(path: Path, into: Path, refit: RefitFunction, quiet: bool) ->
                 changes = section_changes(key, dtype, types, after)
                 result = replace(result, section=written, changes=changes, others=changed_fields(raw, written))
             if not quiet:
-                print("\n".join(result.lines(path)))
+                print("\n".join(result.result_lines(path)))
             yield result
 
 
 def _copy_trials(path: Path, into: Path) -> str:
     """Copy the trials into another folder that has none, for export and report; return what was done as text."""
-    present, own = TrialFile(trials_path(path)).files, TrialFile(trials_path(into))
+    present, own = TrialFile(trials_path(path)).existing_files, TrialFile(trials_path(into))
     if into.resolve().parent == path.resolve().parent:
         return ""
-    if own.files:
+    if own.existing_files:
         return f"; the trials beside it belong to another config, its own are in {path.parent}"
     for file in present if into.parent.is_dir() else ():
         shutil.copyfile(file, into.with_name(file.name))
-    return ", with the trials beside it" if own.files else ""
+    return ", with the trials beside it" if own.existing_files else ""
 
 
 RawSections = Mapping[str, Raw]  # sections of a device by type
@@ -240,12 +240,12 @@ class ValueChange:
     after: ValueText
 
     @property
-    def fields(self) -> dict[str, Any]:
+    def json_fields(self) -> dict[str, Any]:
         """The change for JSON."""
         return {"name": self.name, "before": self.before.value, "after": self.after.value}
 
     @property
-    def line(self) -> str:
+    def change_text(self) -> str:
         """The change as text."""
         return f"{self.name}: {self.before.text} -> {self.after.text}"
 

@@ -33,7 +33,7 @@ from fmm.tuner.tune import output_path, trials_path
 
 def type_reports(path: Path) -> Iterator[TypeReport]:
     """Yield every section of a config that has a calibration and trials."""
-    tunings = TrialFile(trials_path(path)).tunings()
+    tunings = TrialFile(trials_path(path)).read_tunings()
     for key, sections in group_sections_by_device(read_config_sections(path)).items():
         for dtype, raw in sections.items():
             tuned, tuning = check_section(key, dtype, raw), tuning_of_section(tunings, key, dtype, raw)

@@ -139,20 +139,18 @@ class CompileWorkers:
     def __init__(
         self, device: int, wanted: Sequence[CompileJob], workers: int, worker: Sequence[str] = WORKER_COMMAND
     ) -> None:
-        self._queue, self._bytes_beside_operands = (
-            deque(wanted),
-            Counter(made for job in wanted for made in _job_kernel_keys(job)),
-        )
+        self._queue = deque(wanted)
+        self._pending_kernels = Counter(key for job in wanted for key in _job_kernel_keys(job))
         self._changed = threading.Condition()
         self._claims = tempfile.TemporaryDirectory(prefix="fmm-")
         command = [*worker, str(device), self._claims.name]
         self._workers = [_start_worker(command) for _ in range(min(workers, len(wanted)))]
-        self._threads = [threading.Thread(target=self._serve, args=(w,), daemon=True) for w in self._workers]
+        self._threads = [threading.Thread(target=self._send_jobs, args=(w,), daemon=True) for w in self._workers]
         self._alive = len(self._threads)
         for thread in self._threads:
             thread.start()
 
-    def _serve(self, worker: subprocess.Popen[str]) -> None:
+    def _send_jobs(self, worker: subprocess.Popen[str]) -> None:
         """Send jobs to one worker until none is left, or the worker has ended."""
         assert worker.stdin and worker.stdout
         with suppress(OSError, ValueError, IndexError):
@@ -163,27 +161,25 @@ class CompileWorkers:
                 if not worker.stdout.readline():
                     break
                 with self._changed:
-                    self._bytes_beside_operands.subtract(_job_kernel_keys(job))
+                    self._pending_kernels.subtract(_job_kernel_keys(job))
                     self._changed.notify_all()
         with self._changed:
             self._alive -= 1
             self._changed.notify_all()
 
-    def wait(self, dtype: str, plan: Plan, seconds: float) -> bool:
+    def wait_for_plan(self, dtype: str, plan: Plan, seconds: float) -> bool:
         """Wait until a plan's kernels are compiled or no worker is left; return False after this many seconds."""
         needed = kernel_keys(plan, dtype)
         with self._changed:
             return self._changed.wait_for(
-                lambda: all(self._bytes_beside_operands[x] <= 0 for x in needed) or not self._alive,
+                lambda: all(self._pending_kernels[x] <= 0 for x in needed) or not self._alive,
                 min(seconds, 3600.0),
             )
 
     def wait_for_all(self, seconds: float) -> bool:
         """Wait until all jobs are done; return False after this many seconds."""
         with self._changed:
-            return self._changed.wait_for(
-                lambda: not any(self._bytes_beside_operands.values()) or not self._alive, seconds
-            )
+            return self._changed.wait_for(lambda: not any(self._pending_kernels.values()) or not self._alive, seconds)
 
     def close(self) -> None:
         """End the workers at once."""

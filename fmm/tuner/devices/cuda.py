@@ -64,7 +64,7 @@ class CudaDevice:
         return devices.cuda_device(self.index).chip
 
     @property
-    def conditions(self) -> Mapping[str, Any]:
+    def measurement_conditions(self) -> Mapping[str, Any]:
         facts = cupy.cuda.runtime.getDeviceProperties(self.index)
         found = {"uuid": bytes(facts["uuid"]).hex() if "uuid" in facts else "", "memory": facts["totalGlobalMem"]}
         if variables := vendor_variables():  # without these variables cuBLAS multiplies as usual
@@ -78,7 +78,7 @@ class CudaDevice:
         return "float32", "float64", "bfloat16", "tf32", "float16", "complex64", "complex128"
 
     @property
-    def memory(self) -> int:
+    def memory_bytes(self) -> int:
         with cupy.cuda.Device(self.index):
             free, _ = cupy.cuda.runtime.memGetInfo()
             pool = cupy.get_default_memory_pool()
@@ -95,18 +95,18 @@ class CudaDevice:
         """Return the shipped model of other cards of this name, else the untuned one."""
         return shipped_model(self.identity, dtype) or self.untuned_model()
 
-    def candidates(self) -> Sequence[Plan]:
+    def candidate_plans(self) -> Sequence[Plan]:
         return probed_plans("cuda")
 
     def vendor_alternatives(self) -> Sequence[Plan]:
         return peer_plans("cuda")
 
     @property
-    def efforts(self) -> Mapping[str, Effort]:
+    def efforts_by_name(self) -> Mapping[str, Effort]:
         return GPU_EFFORTS
 
     @contextmanager
-    def open(self, problem: Problem, seed: int) -> Iterator[CudaSession]:
+    def open_session(self, problem: Problem, seed: int) -> Iterator[CudaSession]:
         with cupy.cuda.Device(self.index):
             try:
                 yield CudaSession(problem, seed)
@@ -117,14 +117,14 @@ class CudaDevice:
 
     @contextmanager
     def compile_ahead(self, dtypes: Sequence[str]) -> Iterator[None]:
-        with compile_in_background(self.index, dtypes, self.candidates()) as self._ahead:
+        with compile_in_background(self.index, dtypes, self.candidate_plans()) as self._ahead:
             try:
                 yield
             finally:
                 self._ahead = None
 
     def wait_for_kernels(self, dtype: str, plan: Plan, seconds: float) -> bool:
-        return self._ahead is None or self._ahead.wait(dtype, plan, seconds)
+        return self._ahead is None or self._ahead.wait_for_plan(dtype, plan, seconds)
 
 
 def _nvidia_smi_fields(index: int) -> dict[str, Any]:
@@ -150,57 +150,57 @@ class CudaSession:
         self.backend = DeviceBackend()
         cupy.random.seed(seed)
         self.operands = OperandSets(problem.size, problem.dtype, CHECKED_ROWS, problem.writes_triangle)
-        self.laid_out = Problem(*problem.size, problem.dtype, operand_layouts(problem), op=problem.op)
+        self.problem_with_layouts = Problem(*problem.size, problem.dtype, operand_layouts(problem), op=problem.op)
         self.sets = self.operands.sets
         self.workspace = cupy.empty(1, cupy.uint8)
         self._launches: dict[TimedRun, LaunchList] = {}
         self._repeats: dict[TimedRun, int] = {}
         self._busy = 0.0  # time.perf_counter() at the end of the last sample
 
-    def prepare(self, run: TimedRun) -> None:
+    def prepare_run(self, run: TimedRun) -> None:
         try:
-            whole = record_for_device(run.plan, self.laid_out)
+            whole = record_for_device(run.plan, self.problem_with_layouts)
             if whole.workspace > self.workspace.nbytes:
                 self.workspace = cupy.empty(1, cupy.uint8)  # free before allocating
                 self.workspace = cupy.empty(whole.workspace, cupy.uint8)
-            self._play(whole, 0)  # fills the workspace with numbers, for the parts
+            self._launch_on_operands(whole, 0)  # fills the workspace with numbers, for the parts
             if run.part == "whole" and run.plan != VENDOR:
-                self._check(run.plan)
+                self._check_result(run.plan)
             kept = STEPS_OF_PART.get(run.part)
             steps = tuple(step for step in whole.steps if not isinstance(step, StreamSync) and step.does == kept)
             self._launches[run] = whole if kept is None else replace(whole, steps=steps, streams=(0,) * len(steps))
-            self._repeats[run] = max(int(MIN_SAMPLE_MILLISECONDS / max(self._milliseconds(run, 2), 1e-3)), 1)
+            self._repeats[run] = max(int(MIN_SAMPLE_MILLISECONDS / max(self._mean_milliseconds(run, 2), 1e-3)), 1)
         except cupy.cuda.memory.OutOfMemoryError as error:
             raise RunFailedError(f"out of memory: {error}") from None
         except Exception as error:  # any failure of a plan is a row of the trials
             raise RunFailedError(f"{type(error).__name__}: {error}") from None
 
-    def sample(self, run: TimedRun) -> float:
+    def sample_seconds(self, run: TimedRun) -> float:
         if time.perf_counter() - self._busy > MAX_IDLE_SECONDS:
             self._heat_device(run)
         if run.part == SHORTEST_SAMPLE_PART:
-            found = min(self._milliseconds(run, 1) for _ in range(SHORTEST_SAMPLE_COUNT))
+            found = min(self._mean_milliseconds(run, 1) for _ in range(SHORTEST_SAMPLE_COUNT))
         else:
-            found = self._milliseconds(run, self._repeats[run])
+            found = self._mean_milliseconds(run, self._repeats[run])
         self._busy = time.perf_counter()
         return found / 1000
 
     def _heat_device(self, run: TimedRun) -> None:
         spent = 0.0
         while spent < HEAT_MILLISECONDS:
-            spent += self._repeats[run] * self._milliseconds(run, self._repeats[run])
+            spent += self._repeats[run] * self._mean_milliseconds(run, self._repeats[run])
 
-    def _milliseconds(self, run: TimedRun, repeats: int) -> float:
-        return mean_event_milliseconds(lambda i: self._play(self._launches[run], i), repeats)
+    def _mean_milliseconds(self, run: TimedRun, repeats: int) -> float:
+        return mean_event_milliseconds(lambda i: self._launch_on_operands(self._launches[run], i), repeats)
 
-    def _play(self, launches: LaunchList, i: int) -> None:
+    def _launch_on_operands(self, launches: LaunchList, i: int) -> None:
         a, b, c = self.sets[i % len(self.sets)]
         self.backend.run(launches, a.data.ptr, b.data.ptr, c.data.ptr, self.workspace.data.ptr)
 
     # ---- the check of results
 
-    def _check(self, plan: Plan) -> None:
-        error, _ = self.operands.errors()
+    def _check_result(self, plan: Plan) -> None:
+        error, _ = self.operands.result_errors()
         kind = self.problem.type
         # Rounding errors do not accumulate where numbers are rounded to few bits only once.
         rounds_once = kind.sums_wider or bool(kind.stored_as)
@@ -244,7 +244,7 @@ class OperandSets:
         self._rows = min(rows, m)
 
     @cached_property
-    def _exact(self) -> tuple[Any, Any]:
+    def _exact_rows(self) -> tuple[Any, Any]:
         """The indices of the checked rows, and these rows of the product in double precision."""
         a, b, c = self.sets[0]
         rows = cupy.asarray(np.linspace(0, len(a) - 1, self._rows).astype(np.int64))
@@ -256,9 +256,9 @@ class OperandSets:
             )
         return rows, exact
 
-    def errors(self) -> tuple[float, float]:
+    def result_errors(self) -> tuple[float, float]:
         """Return the relative Frobenius error and the largest error of the first set's C."""
-        rows, exact = self._exact
+        rows, exact = self._exact_rows
         difference = to_double_precision(self.sets[0][2][rows], self.kind) - exact
         return float(cupy.linalg.norm(difference) / cupy.linalg.norm(exact)), float(abs(difference).max())
 

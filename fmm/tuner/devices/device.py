@@ -48,10 +48,10 @@ class RunFailedError(Exception):
 class TimingSession(Protocol):
     """The operands of one problem in the device's memory."""
 
-    def prepare(self, run: TimedRun) -> None:
+    def prepare_run(self, run: TimedRun) -> None:
         """Check the run's result and warm up; raise RunFailedError if it fails."""
 
-    def sample(self, run: TimedRun) -> float:
+    def sample_seconds(self, run: TimedRun) -> float:
         """Return the seconds of one sample, the mean of enough calls to be measurable."""
 
 
@@ -61,13 +61,13 @@ class TunableDevice(Protocol):
     @property
     def identity(self) -> Identity: ...
     @property
-    def conditions(self) -> Mapping[str, Any]: ...
+    def measurement_conditions(self) -> Mapping[str, Any]: ...
     @property
     def dtypes(self) -> Sequence[str]:
         """The element types of the device, the most used first."""
 
     @property
-    def efforts(self) -> Mapping[str, Effort]:
+    def efforts_by_name(self) -> Mapping[str, Effort]:
         """The efforts coarse, quick, default and full on this device."""
 
     @property
@@ -75,7 +75,7 @@ class TunableDevice(Protocol):
         """The chip for kernels and the block model; None for a CPU."""
 
     @property
-    def memory(self) -> int:
+    def memory_bytes(self) -> int:
         """Bytes for operands and workspace."""
 
     def untuned_model(self) -> Calibration:
@@ -84,13 +84,13 @@ class TunableDevice(Protocol):
     def prior_model(self, dtype: str) -> Calibration:
         """Return the best known model of such devices for a type, before this device is measured."""
 
-    def candidates(self) -> Sequence[Plan]:
+    def candidate_plans(self) -> Sequence[Plan]:
         """Return the plans to probe, the vendor first."""
 
     def vendor_alternatives(self) -> Sequence[Plan]:
         """Return the vendor's other products: a plan must beat these too."""
 
-    def open(self, problem: Problem, seed: int) -> AbstractContextManager[TimingSession]:
+    def open_session(self, problem: Problem, seed: int) -> AbstractContextManager[TimingSession]:
         """Open a session on a problem with random operands of a seed."""
 
     def compile_ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
@@ -120,7 +120,7 @@ class Effort:
     spread: float = 4.0  # ratio of the largest to the smallest side of random shapes
     look: bool = False  # True for a first look only: the known model of such devices, scaled by a few measurements
 
-    def within(self, seconds: float) -> Effort:
+    def limited_to_seconds(self, seconds: float) -> Effort:
         """Return the effort planned for at most this many seconds, with smaller products and fewer held-out shapes.
 
         The original plan would be stopped before its held-out shapes, and an unchecked model is rejected.

@@ -79,8 +79,8 @@ def conclude_section(journal: Journal, dtype: str) -> dict[str, Any] | None:
     entries = {e.key: replace(e, verified=not noisy) for look in looks for e in config_entries(look, noise)}
     return {
         "versions": dict(device.identity.versions),
-        "conditions": {"device": device.identity.name, **device.conditions},
-        "tuned": {"at": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": round(journal.elapsed, 1)},
+        "conditions": {"device": device.identity.name, **device.measurement_conditions},
+        "tuned": {"at": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": round(journal.elapsed_seconds, 1)},
         "calibration": schema.calibration_fields(calibration, dtype),
         "intervals": {name: list(ends) for name, ends in fitted.intervals.items()},
         "error": {name: e.json_fields for name, e in model.error.items()},

@@ -71,8 +71,8 @@ def with_parameters(calibration: Calibration, dtype: str, values: Mapping[str, f
     own = {name: value for name, value in values.items() if not name.startswith("rate.")}
     rates = {name.removeprefix("rate."): value for name, value in values.items() if name.startswith("rate.")}
     rate = replace(calibration.require_rate(dtype), **rates)
-    # type: ignore[arg-type]
-    return replace(calibration, rates=MappingProxyType({**calibration.rates, dtype: rate}), **own)
+    all_rates = MappingProxyType({**calibration.rates, dtype: rate})
+    return replace(calibration, rates=all_rates, **own)  # type: ignore[arg-type]
 
 
 PRODUCT_KINDS, SUM_KINDS, PLAN_KINDS = (

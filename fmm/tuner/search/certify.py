@@ -44,8 +44,8 @@ def _certify_faster_plan(
 ) -> bool:
     """Measure two plans in paired rounds; return True if `plan` is certified to be faster than `than`."""
     base, run = TimedRun(than), TimedRun(plan)
-    with journal.open(stage, problem, CERTIFY_SEED) as timed:
-        samples = timed.rounds([base, run], limits)
+    with journal.open_problem(stage, problem, CERTIFY_SEED) as timed:
+        samples = timed.sample_rounds([base, run], limits)
     return bool(samples[run] and samples[base]) and certification.is_certified(samples[base], samples[run], noise)
 
 
@@ -121,7 +121,7 @@ PAIRED_STAGES = ("search", "certify", "peer")
 
 
 def paired_samples(trials: Sequence[Trial], peer: str = "vendor") -> Iterator[tuple[str, list[float], list[float]]]:
-    """Yield each plan of one shape's trials with two lists of seconds by round: the vendor's (or peer's), the plan's."""
+    """Yield each plan of one shape's trials with the seconds of the vendor (or peer) and of the plan, by round."""
     trials = [t for t in trials if t.part == "whole" and not t.twin]
     vendor = [t.seconds for t in trials if t.plan == peer and t.seconds is not None]
     for plan in dict.fromkeys(t.plan for t in trials if t.plan != peer):

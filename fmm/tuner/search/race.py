@@ -44,7 +44,7 @@ def search_plans(
     without = best_plan_without_workspace(problem, calibration, journal.device)
     peers = [p for p in journal.device.vendor_alternatives() if p.accepts_type(problem.dtype)][: effort.enqueued]
     promising = list(dict.fromkeys([*predicted[:1], *without, *peers, *predicted[1 : effort.enqueued]]))
-    with journal.open(SEARCH_STAGE, problem) as timed:
+    with journal.open_problem(SEARCH_STAGE, problem) as timed:
         race = PlanRace(timed, effort.rounds)
         for plan in search_proposals(
             promising, journal.device, problem, race.results, effort.trials + len(peers + without)
@@ -57,7 +57,7 @@ def search_plans(
 
 def race_plans(journal: Journal, problem: Problem, plans: Sequence[Plan], effort: Effort) -> RaceResult:
     """Time these plans against the vendor's product, and return the plans by speedup."""
-    with journal.open(SEARCH_STAGE, problem) as timed:
+    with journal.open_problem(SEARCH_STAGE, problem) as timed:
         racing = PlanRace(timed, effort.rounds)
         for plan in plans:
             racing.measure_speedup(plan)
@@ -92,7 +92,7 @@ def is_within_limits(device: TunableDevice, plan: Plan, problem: Problem) -> boo
         Limits(needed, default_error_growth_limit(gpu)),
         expected_error_growth(plan, problem.dtype, not gpu),
     )
-    return allowed.allows_plan(plan, growth) and operands + needed <= device.memory
+    return allowed.allows_plan(plan, growth) and operands + needed <= device.memory_bytes
 
 
 class PlanRace:
@@ -109,7 +109,9 @@ class PlanRace:
         if plan in self.results:
             return self.results[plan]
         run, base = TimedRun(plan), TimedRun(VENDOR)
-        samples = self.timed.rounds((base, run), RoundLimits(self.rounds), lambda s: self._losing_runs(s, base, run))
+        samples = self.timed.sample_rounds(
+            (base, run), RoundLimits(self.rounds), lambda s: self._losing_runs(s, base, run)
+        )
         self.spent += sum(map(sum, samples.values()))
         found = paired_speedup(samples, base, run) if samples[run] and samples[base] else 0.0
         self.results[plan] = found

@@ -68,7 +68,7 @@ def first_look_plans(journal: Journal, problem: Problem, effort: Effort) -> tupl
         c.plan for c in rank_candidates(problem, model, light) if is_within_limits(journal.device, c.plan, problem)
     ]
     usual = [p for p in found if not p.leaf_use.leaf.rate and p != VENDOR]
-    own = [p for p in found if p.leaf_use.leaf.rate and journal.ready(problem.dtype, p)]
+    own = [p for p in found if p.leaf_use.leaf.rate and journal.has_compiled_kernels(problem.dtype, p)]
     return usual, own[:1]
 
 
@@ -92,6 +92,6 @@ def _best_compiled_plan(journal: Journal, problem: Problem, effort: Effort) -> P
     device, calibration = journal.device, calibration_so_far(journal, problem.dtype)
     candidates = [c for c in rank_candidates(problem, calibration) if is_within_limits(device, c.plan, problem)]
     light = set(compilable_candidates(device, effort)) - {VENDOR}
-    ready = (c for c in candidates if c.plan in light and journal.ready(problem.dtype, c.plan))
+    ready = (c for c in candidates if c.plan in light and journal.has_compiled_kernels(problem.dtype, c.plan))
     best = next(ready, None)
     return best.plan if best and best.time < ENTRY_OVERRIDE_GAIN * candidates[0].time else None

@@ -57,9 +57,9 @@ def measure_quiet_times(journal: Journal, dtype: str) -> None:
     side, seconds = FIRST_QUIET_SIDE, 0.0
     while seconds * 8 < MAX_QUIET_SECONDS:
         problem = Problem(side, side, side, dtype)
-        with journal.open(QUIET_STAGE, problem) as timed:
+        with journal.open_problem(QUIET_STAGE, problem) as timed:
             seconds = min(
-                timed.rounds([TimedRun(part=SHORTEST_SAMPLE_PART)], RoundLimits(1))[
+                timed.sample_rounds([TimedRun(part=SHORTEST_SAMPLE_PART)], RoundLimits(1))[
                     TimedRun(part=SHORTEST_SAMPLE_PART)
                 ],
                 default=MAX_QUIET_SECONDS,
@@ -72,8 +72,8 @@ def measure_largest_side(journal: Journal, dtype: str, effort: Effort) -> int:
     side = 1024
     while True:
         problem = Problem(side, side, side, dtype)
-        with journal.open("scale", problem) as timed:
-            samples = timed.rounds([TimedRun()], RoundLimits(3, 20, 0.5))[TimedRun()]
+        with journal.open_problem("scale", problem) as timed:
+            samples = timed.sample_rounds([TimedRun()], RoundLimits(3, 20, 0.5))[TimedRun()]
             seconds = min(samples, default=0.0)  # other work may disturb some samples, but rarely the shortest
         found = shapes.largest_affordable_side(problem, seconds, journal.device, effort) if seconds else side
         if found <= 4 * side or not seconds:
@@ -141,13 +141,13 @@ def repeat_noisy_aa_pairs(journal: Journal, dtype: str, effort: Effort) -> None:
 
     The median of two or three rounds may be an interrupted sample, so that a quiet device seems noisy.
     """
-    end = journal.spent + AA_PAIR_TIME_SHARE * effort.seconds
-    while journal.spent < end and (found := aa_pair_differences(journal.recorded)):
+    end = journal.sampled_seconds + AA_PAIR_TIME_SHARE * effort.seconds
+    while journal.sampled_seconds < end and (found := aa_pair_differences(journal.recorded)):
         worst = max(found, key=lambda size: found[size])
         if found[worst] <= MAX_AA_PAIR_DIFFERENCE:
             return
-        with journal.open("probe", Problem(*worst, dtype)) as timed:
-            timed.rounds(AA_PAIR_RUNS, RoundLimits(effort.rounds + 1))
+        with journal.open_problem("probe", Problem(*worst, dtype)) as timed:
+            timed.sample_rounds(AA_PAIR_RUNS, RoundLimits(effort.rounds + 1))
 
 
 def probe_own_rate_leaves(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
@@ -240,21 +240,21 @@ def probe_crossovers(journal: Journal, dtype: str, side: int, calibration: Calib
 def measure_runs(journal: Journal, stage: str, problem: Problem, runs: Sequence[TimedRun], effort: Effort) -> None:
     """Measure the runs in shuffled rounds, as many rounds as the effort affords."""
     if runs:
-        with journal.open(stage, problem) as timed:
-            timed.rounds(runs, round_limits(journal, effort))
+        with journal.open_problem(stage, problem) as timed:
+            timed.sample_rounds(runs, round_limits(journal, effort))
 
 
 def round_limits(journal: Journal, effort: Effort) -> RoundLimits:
     """Return the effort's limits on rounds, with more rounds for short runs and for uncertain medians."""
     planned = effort.seconds
-    patient = 2 * effort.rounds if journal.spent < EXTRA_ROUNDS_TIME_SHARE * planned else 0
+    patient = 2 * effort.rounds if journal.sampled_seconds < EXTRA_ROUNDS_TIME_SHARE * planned else 0
     return RoundLimits(
         effort.rounds,
         4 * effort.rounds,
         0.001 * planned,
         patient,
-        dear=MAX_SHAPE_TIME_SHARE * planned,
-        unlike=NOISY_SAMPLE_RATIO,
+        max_uncertain_seconds=MAX_SHAPE_TIME_SHARE * planned,
+        max_ratio_of_two=NOISY_SAMPLE_RATIO,
     )
 
 
@@ -265,7 +265,7 @@ MAX_PROBED_TIME_RATIO = 1.5
 
 def compilable_candidates(device: TunableDevice, effort: Effort) -> list[Plan]:
     """Return the device's candidates whose kernels compile fast enough for this effort."""
-    return [p for p in device.candidates() if not p.levels or largest_level_products(p) <= effort.heaviest]
+    return [p for p in device.candidate_plans() if not p.levels or largest_level_products(p) <= effort.heaviest]
 
 
 def plans_worth_probing(device: TunableDevice, problem: Problem, plans: Sequence[Plan]) -> list[Plan]:

@@ -29,7 +29,7 @@ def largest_affordable_side(problem: Problem, seconds: float, device: TunableDev
     """Return the largest side that the effort affords, computed from the seconds of a smaller product."""
     target = effort.seconds / (LARGEST_PRODUCTS_PER_BUDGET * effort.rounds)
     side = (problem.m * problem.k * problem.n * target / seconds) ** (1 / 3)
-    memory = math.sqrt(device.memory / (6 * problem.itemsize))  # side of the largest square that fits in memory
+    memory = math.sqrt(device.memory_bytes / (6 * problem.itemsize))  # side of the largest square that fits in memory
     return max(int(min(side, memory)) // SIDE_STEP * SIDE_STEP, 2 * SIDE_STEP)
 
 

@@ -94,7 +94,7 @@ class TrialFile:
         self.path = path
         self._handle = -1
 
-    def append(self, kind: str, record: Mapping[str, Any]) -> None:
+    def append_record(self, kind: str, record: Mapping[str, Any]) -> None:
         """Append a line by one write: lines of concurrent tunings stay whole, and a kill truncates the last at most."""
         line = json.dumps({kind: record}, allow_nan=False).encode() + b"\n"
         if self._handle < 0:
@@ -107,17 +107,17 @@ class TrialFile:
 
     def add_header(self, header: TuningHeader) -> None:
         """Append the header of a tuning."""
-        self.append("tuning", asdict(header))
+        self.append_record("tuning", asdict(header))
 
-    def add(self, trial: Trial) -> None:
+    def add_trial(self, trial: Trial) -> None:
         """Append a trial, without fields that have their default."""
-        self.append(
+        self.append_record(
             "trial", {k: v for k, v in asdict(trial).items() if v is not None and (k, v) != ("op", DEFAULT_OPERATION)}
         )
 
-    def finish(self, run: str, elapsed: float) -> None:
+    def mark_finished(self, run: str, elapsed: float) -> None:
         """Append the mark that a tuning is complete."""
-        self.append("finished", {"run": run, "elapsed": elapsed})
+        self.append_record("finished", {"run": run, "elapsed": elapsed})
 
     def close(self) -> None:
         """Close the file; the next line opens it again."""
@@ -134,12 +134,12 @@ class TrialFile:
         except OSError:
             return False
 
-    def tunings(self) -> tuple[RecordedTuning, ...]:
+    def read_tunings(self) -> tuple[RecordedTuning, ...]:
         """Return all tunings of the file, the oldest first."""
         headers: dict[str, TuningHeader] = {}
         trials: dict[str, list[Trial]] = {}
         finished, damage = set(), list[ConfigError]()
-        for kind, record in self._file_records():
+        for kind, record in self._read_records():
             try:
                 if kind == "tuning":
                     header = TuningHeader(**read_fields(record, kind, HEADER_CHECKS))
@@ -156,18 +156,18 @@ class TrialFile:
         return tuple(RecordedTuning(h, tuple(trials.get(run, ())), run in finished) for run, h in headers.items())
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def existing_files(self) -> tuple[Path, ...]:
         """The existing files: the plain one and the packed one."""
-        return tuple(file for file in (self.path, self.packed) if file.is_file())
+        return tuple(file for file in (self.path, self.gzip_path) if file.is_file())
 
     @property
-    def packed(self) -> Path:
+    def gzip_path(self) -> Path:
         """The path of the packed file."""
         return self.path.with_name(f"{self.path.name}.gz")
 
-    def _file_records(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _read_records(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the kind and the fields of every complete line."""
-        for line in (*_gzip_lines(self.packed), *_plain_lines(self.path)):
+        for line in (*_gzip_lines(self.gzip_path), *_plain_lines(self.path)):
             try:
                 ((kind, record),) = json.loads(line).items()
             except (ValueError, AttributeError):
@@ -306,7 +306,7 @@ def frame(path: Path | str) -> Any:
     where = Path(path)
     rows = [
         {**_header_columns(tuning.header), **_trial_columns(trial)}
-        for tuning in TrialFile(where if where.suffix == ".jsonl" else where / "trials.jsonl").tunings()
+        for tuning in TrialFile(where if where.suffix == ".jsonl" else where / "trials.jsonl").read_tunings()
         for trial in tuning.trials
     ]
     return pandas.DataFrame(rows, columns=TRIAL_FRAME_COLUMNS).astype({"plan": "category", "stage": "category"})

@@ -137,8 +137,8 @@ def sums_of_the_probe() -> None:
 
 
 def sums_of_the_tuner() -> None:
-    with CpuDevice().open(Problem(300, 300, 300), 0) as session:
-        assert 0 < session.sample(TimedRun(Plan.parse("winograd > vendor"), "sums")) < 1
+    with CpuDevice().open_session(Problem(300, 300, 300), 0) as session:
+        assert 0 < session.sample_seconds(TimedRun(Plan.parse("winograd > vendor"), "sums")) < 1
 
 
 @pytest.mark.parametrize("timer", [sums_of_the_probe, sums_of_the_tuner])

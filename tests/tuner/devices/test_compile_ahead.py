@@ -55,7 +55,7 @@ def test_a_plan_is_waited_for(dtype: str) -> None:
     """TF32 waits for float32's kernels; what nobody asked for is not waited for."""
     made = CompileWorkers(0, WANTED, 3, worker("done"))
     try:
-        assert made.wait(dtype, HEAVY, 30)
+        assert made.wait_for_plan(dtype, HEAVY, 30)
     finally:
         made.close()
 
@@ -64,10 +64,10 @@ def test_a_plan_waits_for_its_own_levels_alone() -> None:
     """The light ones are done first; what needs nothing else can be measured then."""
     made = CompileWorkers(0, WANTED[:2], 1, worker("heavy hangs"))
     try:
-        assert made.wait("float32", LIGHT, 30)
-        assert made.wait("float64", HEAVY, 0.1)  # nobody makes it ahead
-        assert not made.wait("float32", HEAVY, 0.3)
-        assert not made.wait("float32", Plan.parse(f"strassen > {HEAVY}"), 0.1)
+        assert made.wait_for_plan("float32", LIGHT, 30)
+        assert made.wait_for_plan("float64", HEAVY, 0.1)  # nobody makes it ahead
+        assert not made.wait_for_plan("float32", HEAVY, 0.3)
+        assert not made.wait_for_plan("float32", Plan.parse(f"strassen > {HEAVY}"), 0.1)
     finally:
         made.close()
 
@@ -89,8 +89,8 @@ def test_leaves_with_kernels_of_their_own_are_waited_for() -> None:
     assert {job.plan for job in jobs} == {"tile", "f16x3", "strassen.batched.pad16 > f16x3"}
     made = CompileWorkers(0, jobs[:1], 1, worker("hangs"))
     try:
-        assert not made.wait("float32", Plan.parse(jobs[0].plan), 0.1)
-        assert made.wait("float32", leaves[2], 30)
+        assert not made.wait_for_plan("float32", Plan.parse(jobs[0].plan), 0.1)
+        assert made.wait_for_plan("float32", leaves[2], 30)
     finally:
         made.close()
 
@@ -114,7 +114,7 @@ def test_below_a_level_that_changes_the_numbers_kernels_are_of_their_type() -> N
 def test_dead_workers_keep_nobody_waiting(does: str) -> None:
     made = CompileWorkers(0, WANTED, 2, worker(does))
     try:
-        assert made.wait("float64", HEAVY, 30)
+        assert made.wait_for_plan("float64", HEAVY, 30)
     finally:
         made.close()
 
@@ -123,7 +123,7 @@ def test_dead_workers_keep_nobody_waiting(does: str) -> None:
 def test_waiting_ends_in_time_and_workers_end_at_once() -> None:
     made = CompileWorkers(0, WANTED, 2, worker("hangs"))
     start = time.perf_counter()
-    assert not made.wait("float32", LIGHT, 0.3)
+    assert not made.wait_for_plan("float32", LIGHT, 0.3)
     made.close()
     assert time.perf_counter() - start < 5
     assert all(w.poll() is not None for w in made._workers)

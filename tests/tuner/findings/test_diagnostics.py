@@ -214,8 +214,8 @@ def bad_tuning(seed: int) -> tuple[BusyDevice, dict[str, Any] | None]:
     """A tuning of a random device, with a random effort and limit, and random work beside it."""
     rng = random.Random(seed)
     truth = WORLDS[seed % len(WORLDS)]
-    device = BusyDevice(truth=truth, noise=rng.uniform(0.003, 0.03), seed=seed, gpu=truth is GPU, memory=1 << 38)
-    effort = device.efforts[rng.choice(("coarse", "quick"))]
+    device = BusyDevice(truth=truth, noise=rng.uniform(0.003, 0.03), seed=seed, gpu=truth is GPU, memory_bytes=1 << 38)
+    effort = device.efforts_by_name[rng.choice(("coarse", "quick"))]
     device.load = random_load(rng, effort.seconds)
     limit = min(rng.choice((rng.uniform(0.2, effort.most), effort.most, effort.most)), effort.most)
     journal = Journal("run", device, limit=limit, clock=device.clock)
@@ -257,4 +257,4 @@ def test_the_coarse_effort_keeps_to_its_seconds_and_is_checked() -> None:
     section = tune_type(Journal("run", device, clock=device.clock), "float64", CPU_EFFORTS["coarse"]).section
     assert section is not None and section["doubts"] == [] and device.now <= CPU_EFFORTS["coarse"].most
     assert isinstance(schema.read_section(section, "test", SIMULATED_IDENTITY, "float64").trusted, Calibration)
-    assert SimulatedDevice().efforts["coarse"] is CPU_EFFORTS["coarse"]
+    assert SimulatedDevice().efforts_by_name["coarse"] is CPU_EFFORTS["coarse"]

@@ -100,7 +100,7 @@ def test_too_few_shapes_and_other_devices_have_none() -> None:
 def test_strategies_are_timed_once_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the larger efforts of a GPU alone; what was found stands in the section, and the runtime's chip has it."""
     assert not any(effort.blocks for effort in CPU_EFFORTS.values()) and not GPU_EFFORTS["coarse"].blocks
-    journal = Journal("run", SimulatedDevice(gpu=True, chip=H200, memory=1 << 40))
+    journal = Journal("run", SimulatedDevice(gpu=True, chip=H200, memory_bytes=1 << 40))
     probe_strategies(journal, GPU_EFFORTS["default"])
     assert {t.plan for t in journal.recorded} == {"vendor", *map(str, blocks.STRATEGY_PLANS.values())}
     rates = [replace(t, stage="rates", plan="vendor") for t in timed(BlockModelConstants()) if t.plan == "tile.large"]

@@ -43,7 +43,9 @@ def written(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 @pytest.fixture
 def cold(monkeypatch: pytest.MonkeyPatch, written: dict[str, float]) -> ColdGpu:
     """The command tunes this device; Python's time is counted too."""
-    device = ColdGpu(truth=scaled(SHEET, 0.93, 1.1), noise=0.01, gpu=True, chip=H200, memory=1 << 37, before=None)
+    device = ColdGpu(
+        truth=scaled(SHEET, 0.93, 1.1), noise=0.01, gpu=True, chip=H200, memory_bytes=1 << 37, prior_calibration=None
+    )
     write, concluded = tune._write_section, conclude.conclude_section
 
     def noted(job: tune.TuningJob, *rest: Any) -> None:
@@ -115,7 +117,7 @@ def test_stopping_at_any_moment_keeps_the_best(
     seconds: float, cold: ColdGpu, written: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was written by then stands; what was not finished does no harm."""
-    sample = ShortSession.sample
+    sample = ShortSession.sample_seconds
 
     def stopped(session: ShortSession, run: TimedRun) -> float:
         if cold.now >= seconds:

@@ -37,11 +37,11 @@ def test_a_trial_knows_its_operation(tmp_path: Path) -> None:
     """And older files, which do not name any, are of products."""
     kept = TrialFile(tmp_path / "trials.jsonl")
     for op in ("gram", "product"):
-        kept.add(trials(op, "gram > vendor" if op == "gram" else "winograd > vendor", 0.5, "search")[1])
+        kept.add_trial(trials(op, "gram > vendor" if op == "gram" else "winograd > vendor", 0.5, "search")[1])
     kept.close()
     lines = kept.path.read_text().splitlines()
     assert '"op"' in lines[0] and '"op"' not in lines[1]
-    found = [Trial(**{**record, "size": SIZE}) for _, record in kept._file_records()]
+    found = [Trial(**{**record, "size": SIZE}) for _, record in kept._read_records()]
     assert [t.problem.op for t in found] == ["gram", "product"] and found[0].problem.writes_triangle
 
 
@@ -61,7 +61,7 @@ def test_a_halfs_entry_answers_no_product() -> None:
     recorded = [t for stage in ("search", "certify") for t in trials("gram", "gram > winograd > vendor", 0.8, stage)]
     device = SimulatedDevice()
     journal = Journal("run", device, recorded, live=False)
-    assert journal.has_recorded(("search", Problem(*SIZE, op="gram"), 0, TimedRun()))
+    assert journal.has_recorded_trial(("search", Problem(*SIZE, op="gram"), 0, TimedRun()))
     (entry,) = (e for e in config_entries(recorded, 0.001) if not e.lean)
     tuned = Tuned(device.identity, "float64", None, {entry.key: entry})
     answer = find_certified_entry(Problem(*SIZE, op="gram"), Limits(1 << 34), tuned)
@@ -109,11 +109,11 @@ def test_a_half_s_trials_are_predicted_as_such() -> None:
 
 def test_plans_of_halves_on_this_processor() -> None:
     """Checked, and timed against NumPy's own product with a transpose; a plan of whole products fails as a row."""
-    with CpuDevice().open(Problem(300, 200, 300, "float64", op="gram"), 1) as session:
+    with CpuDevice().open_session(Problem(300, 200, 300, "float64", op="gram"), 1) as session:
         assert session.b.ctypes.data == session.a.ctypes.data
         for plan in (VENDOR, Plan.parse("gram > strassen > vendor")):
-            session.prepare(TimedRun(plan))
-            assert session.sample(TimedRun(plan)) > 0
+            session.prepare_run(TimedRun(plan))
+            assert session.sample_seconds(TimedRun(plan)) > 0
             np.testing.assert_allclose(session.c, session.a @ session.a.T)
         with pytest.raises(RunFailedError, match="whole products"):
-            session.prepare(TimedRun(Plan.parse("strassen > vendor")))
+            session.prepare_run(TimedRun(Plan.parse("strassen > vendor")))

@@ -89,15 +89,15 @@ def test_a_default_tuning_chooses_no_plan_slower_than_the_vendor(slowdown: str) 
 
 def worst_speedup(truth: Calibration, slowdown: str, effort: str, seed: int) -> float:
     """Return the least true speedup of the chosen plans on fresh problems after a tuning."""
-    device = DeepPlansAreSlow(truth=truth, noise=0.02, seed=seed, memory=1 << 33, slowdown=SLOWDOWNS[slowdown])
-    section = tune_type(Journal("run", device, clock=device.clock), "float64", device.efforts[effort]).section
+    device = DeepPlansAreSlow(truth=truth, noise=0.02, seed=seed, memory_bytes=1 << 33, slowdown=SLOWDOWNS[slowdown])
+    section = tune_type(Journal("run", device, clock=device.clock), "float64", device.efforts_by_name[effort]).section
     return min(device.true_speedup(decided_plan(device, p, section), p) for p in fresh_problems(60))
 
 
 def test_held_out_plans_have_up_to_three_levels_on_squares_and_rectangles() -> None:
-    device = DeepPlansAreSlow(truth=TWO_LANES, noise=0.02, seed=1, memory=1 << 33)
+    device = DeepPlansAreSlow(truth=TWO_LANES, noise=0.02, seed=1, memory_bytes=1 << 33)
     journal = Journal("run", device, clock=device.clock)
-    tune_type(journal, "float64", device.efforts["quick"])
+    tune_type(journal, "float64", device.efforts_by_name["quick"])
     held = {(t.size, t.plan) for t in journal.recorded if t.stage == HELD_OUT_STAGE}
     assert {count_levels(Plan.parse(plan)) for _, plan in held} >= {0, 1, 2}
     assert {len(set(size)) == 1 for size, plan in held if count_levels(Plan.parse(plan)) == 2} == {True, False}

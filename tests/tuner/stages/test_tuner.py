@@ -179,9 +179,15 @@ GPU_TRUTH = Calibration(
     quick_and_slow([(0.97, "levels"), (0.4, "lt0")], [(1.1, "levels")]),  # a little better, far better, worse
 )
 def test_on_a_gpu_a_plan_must_beat_all_that_the_vendor_has(leaf: float, certified: str) -> None:
-    device = SimulatedDevice(truth=GPU_TRUTH, gpu=True, memory=1 << 40, noise=0.002, also={"lt0": leaf, "lt1": 1.2})
+    device = SimulatedDevice(
+        truth=GPU_TRUTH,
+        gpu=True,
+        memory_bytes=1 << 40,
+        noise=0.002,
+        vendor_alternative_ratios={"lt0": leaf, "lt1": 1.2},
+    )
     journal = Journal("run", device)
-    outcome = tune_type(journal, "float64", device.efforts["quick"], ((16384, 16384, 16384),))
+    outcome = tune_type(journal, "float64", device.efforts_by_name["quick"], ((16384, 16384, 16384),))
     assert outcome.stopped == "" and outcome.section is not None
     assert outcome.section["error"]["time"]["median"] < 0.02 and outcome.section["error"]["speedup"]["count"] >= 10
     (entry,) = outcome.section["entries"]
@@ -245,7 +251,7 @@ def test_a_recorded_tuning_is_replayed_without_a_device() -> None:
     device = SimulatedDevice()
     replayed = Journal("run", device, journal.recorded, live=False)
     again = tune_type(replayed, "float64", SMALL, BIG)
-    assert device.asked == 0
+    assert device.samples_taken == 0
     assert again.section is not None and outcome.section is not None
     for name in ("calibration", "error", "thresholds", "entries", "noise"):
         assert again.section[name] == outcome.section[name]
@@ -265,7 +271,7 @@ def test_a_resumed_tuning_repeats_nothing(share: float) -> None:
     resumed = Journal("run", device, journal.recorded[: int(share * count)])
     outcome = tune_type(resumed, "float64", SMALL, BIG)
     assert outcome.stopped == "" and outcome.section is not None
-    assert device.asked == len(resumed.recorded) - int(share * count)
+    assert device.samples_taken == len(resumed.recorded) - int(share * count)
     # The fake device's noise begins anew with every session, so the rest differs; how much is measured hardly does.
     assert len(resumed.recorded) == pytest.approx(count, rel=0.25)
     assert resumed.recorded[: int(share * count)] == journal.recorded[: int(share * count)]
@@ -303,11 +309,11 @@ def test_ctrl_c_keeps_the_best_so_far() -> None:
 
 
 def test_the_third_sample_tells_which_of_two_was_disturbed() -> None:
-    limits, like = RoundLimits(2, unlike=1.1), TimedRun(Plan.parse("winograd > vendor"))
-    assert limits.wants_more(2, {TimedRun(): [1.0, 1.02], like: [2.0, 2.3]})
-    assert not limits.wants_more(2, {TimedRun(): [1.0, 1.02], like: [2.0, 2.1]})
-    assert not limits.wants_more(3, {TimedRun(): [1.0, 1.02, 1.01], like: [2.0, 2.3, 2.0]})
-    assert not RoundLimits(2).wants_more(2, {TimedRun(): [1.0, 3.0]})
+    limits, like = RoundLimits(2, max_ratio_of_two=1.1), TimedRun(Plan.parse("winograd > vendor"))
+    assert limits.needs_more_rounds(2, {TimedRun(): [1.0, 1.02], like: [2.0, 2.3]})
+    assert not limits.needs_more_rounds(2, {TimedRun(): [1.0, 1.02], like: [2.0, 2.1]})
+    assert not limits.needs_more_rounds(3, {TimedRun(): [1.0, 1.02, 1.01], like: [2.0, 2.3, 2.0]})
+    assert not RoundLimits(2).needs_more_rounds(2, {TimedRun(): [1.0, 3.0]})
 
 
 @pytest.mark.parametrize(("noise", "settled"), [(0.002, True), (1.0, False)], ids=["an interruption", "a noisy device"])
@@ -335,8 +341,8 @@ def test_rounds_are_shuffled_paired_and_the_same_every_time() -> None:
     orders = []
     for _ in range(2):
         journal = Journal("run", SimulatedDevice())
-        with journal.open("probe", Problem(500, 500, 500)) as timed:
-            timed.rounds([TimedRun(), TimedRun(Plan.parse("winograd > vendor"))], RoundLimits(8))
+        with journal.open_problem("probe", Problem(500, 500, 500)) as timed:
+            timed.sample_rounds([TimedRun(), TimedRun(Plan.parse("winograd > vendor"))], RoundLimits(8))
         orders.append([t.plan for t in journal.recorded])
     assert orders[0] == orders[1]
     rounds = [tuple(orders[0][i : i + 2]) for i in range(0, 16, 2)]
@@ -357,16 +363,16 @@ def test_all_runs_are_made_ready_before_any_is_timed(monkeypatch: pytest.MonkeyP
 
         return call
 
-    for name in ("prepare", "sample"):
+    for name in ("prepare_run", "sample_seconds"):
         monkeypatch.setattr(SimulatedSession, name, noted(name))
     device = SimulatedDevice(broken=frozenset({str(broken.plan)}))
     journal, problem = Journal("run", device), Problem(500, 500, 500)
-    with journal.open("probe", problem) as timed:
-        live = timed.rounds([TimedRun(), broken, fine], RoundLimits(2))
-    assert seen == ["prepare"] * 3 + ["sample"] * 4 and live[broken] == []
+    with journal.open_problem("probe", problem) as timed:
+        live = timed.sample_rounds([TimedRun(), broken, fine], RoundLimits(2))
+    assert seen == ["prepare_run"] * 3 + ["sample_seconds"] * 4 and live[broken] == []
     replayed = Journal("run", device, journal.recorded, live=False)
-    with replayed.open("probe", problem) as timed:
-        assert timed.rounds([TimedRun(), broken, fine], RoundLimits(2)) == live
+    with replayed.open_problem("probe", problem) as timed:
+        assert timed.sample_rounds([TimedRun(), broken, fine], RoundLimits(2)) == live
 
 
 class SlowGpu(SimulatedDevice):
@@ -397,42 +403,49 @@ def test_cheap_runs_get_more_rounds() -> None:
     counts = []
     for n in (256, 4096):
         journal = Journal("run", SimulatedDevice())
-        with journal.open("probe", Problem(n, n, n)) as timed:
-            counts.append(len(timed.rounds([TimedRun()], RoundLimits(2, 9, 0.05))[TimedRun()]))
+        with journal.open_problem("probe", Problem(n, n, n)) as timed:
+            counts.append(len(timed.sample_rounds([TimedRun()], RoundLimits(2, 9, 0.05))[TimedRun()]))
     assert counts == [9, 2]
 
 
 def test_unsure_medians_are_measured_on_but_not_where_that_is_dear() -> None:
     counts = []
-    for limits in (RoundLimits(3), RoundLimits(3, patient=9), RoundLimits(3, patient=9, dear=1e-9)):
-        with Journal("run", SimulatedDevice(noise=0.3)).open("probe", Problem(256, 256, 256)) as timed:
-            counts.append(len(timed.rounds([TimedRun()], limits)[TimedRun()]))
+    for limits in (
+        RoundLimits(3),
+        RoundLimits(3, max_uncertain_rounds=9),
+        RoundLimits(3, max_uncertain_rounds=9, max_uncertain_seconds=1e-9),
+    ):
+        with Journal("run", SimulatedDevice(noise=0.3)).open_problem("probe", Problem(256, 256, 256)) as timed:
+            counts.append(len(timed.sample_rounds([TimedRun()], limits)[TimedRun()]))
     assert counts == [3, 9, 3]
 
 
 def test_a_session_is_opened_only_if_something_is_not_on_record() -> None:
     class Closed(SimulatedDevice):
-        def open(self, problem: Problem, seed: int) -> Any:
+        def open_session(self, problem: Problem, seed: int) -> Any:
             raise AssertionError
 
     problem, run = Problem(64, 64, 64), TimedRun()
     past = [Trial("run", "probe", problem.size, "float64", "vendor", "whole", 0, 0, i * 0.1, 1.0 + i) for i in range(3)]
     journal = Journal("run", Closed(), past)
-    with journal.open("probe", problem) as timed:
-        assert timed.rounds([run], RoundLimits(3)) == {run: [1.0, 2.0, 3.0]}
-        assert journal.elapsed == pytest.approx(0.2)  # the recorded clock
+    with journal.open_problem("probe", problem) as timed:
+        assert timed.sample_rounds([run], RoundLimits(3)) == {run: [1.0, 2.0, 3.0]}
+        assert journal.elapsed_seconds == pytest.approx(0.2)  # the recorded clock
         with pytest.raises(AssertionError):
-            timed.sample(run)
+            timed.sample_seconds(run)
 
 
 def test_out_of_memory_is_a_row() -> None:
     class Full(SimulatedDevice):
-        def open(self, problem: Problem, seed: int) -> Any:
+        def open_session(self, problem: Problem, seed: int) -> Any:
             raise MemoryError
 
     journal = Journal("run", Full())
-    with journal.open("probe", Problem(64, 64, 64)) as timed, pytest.raises(RunFailedError, match="out of memory"):
-        timed.sample(TimedRun())
+    with (
+        journal.open_problem("probe", Problem(64, 64, 64)) as timed,
+        pytest.raises(RunFailedError, match="out of memory"),
+    ):
+        timed.sample_seconds(TimedRun())
     assert journal.recorded[0].failed == "out of memory"
 
 
@@ -678,7 +691,7 @@ def test_choices_make_plans(space: dict[str, tuple[str, ...]], least: int) -> No
 
 def test_the_space_holds_every_candidate() -> None:
     plans = choices_by_plan(tuple((name, tuple(values)) for name, values in CPU_SPACE.items()))
-    assert set(SimulatedDevice().candidates()) - {VENDOR} <= set(plans)
+    assert set(SimulatedDevice().candidate_plans()) - {VENDOR} <= set(plans)
 
 
 @pytest.mark.parametrize(
@@ -695,7 +708,7 @@ def test_the_space_holds_every_candidate() -> None:
 def test_the_limit_of_the_error_is_the_runtimes(gpu: bool, plan: str, dtype: str, kept: bool) -> None:
     """More on a GPU, and by the element type: the same levels have another error in 16 bits."""
     problem = Problem(8192, 8192, 8192, dtype)
-    assert is_within_limits(SimulatedDevice(gpu=gpu, memory=1 << 40), Plan.parse(plan), problem) == kept
+    assert is_within_limits(SimulatedDevice(gpu=gpu, memory_bytes=1 << 40), Plan.parse(plan), problem) == kept
     assert (
         expected_error_growth(Plan.parse(plan), dtype, not gpu)
         <= (GPU_ERROR_GROWTH_LIMIT if gpu else Limits(0).error_growth)
@@ -705,7 +718,7 @@ def test_the_limit_of_the_error_is_the_runtimes(gpu: bool, plan: str, dtype: str
 def test_plans_that_do_not_fit_are_not_proposed() -> None:
     plan, problem = Plan.parse("winograd > vendor"), Problem(1000, 1000, 1000)
     assert is_within_limits(SimulatedDevice(), plan, problem)
-    assert not is_within_limits(SimulatedDevice(memory=30_000_000), plan, problem)
+    assert not is_within_limits(SimulatedDevice(memory_bytes=30_000_000), plan, problem)
     # the error of six levels exceeds the limit
     assert not is_within_limits(SimulatedDevice(), Plan.parse(" > ".join(["strassen"] * 6 + ["vendor"])), problem)
 
@@ -741,7 +754,7 @@ def test_the_largest_side_is_what_time_and_memory_allow() -> None:
         shapes.largest_affordable_side(problem, target / 64, SimulatedDevice(), effort)
         == 4000 // shapes.SIDE_STEP * shapes.SIDE_STEP
     )
-    tight = SimulatedDevice(memory=6 * 8 * 2000**2)
+    tight = SimulatedDevice(memory_bytes=6 * 8 * 2000**2)
     assert (
         shapes.largest_affordable_side(problem, target / 64, tight, effort)
         == 2000 // shapes.SIDE_STEP * shapes.SIDE_STEP
@@ -754,21 +767,21 @@ def test_the_largest_side_is_what_time_and_memory_allow() -> None:
 def test_trials_survive_a_torn_line(tmp_path: Path) -> None:
     file = TrialFile(tmp_path / "trials.jsonl")
     trial = Trial("run", "probe", (1, 2, 3), "float64", "vendor", "whole", 0, 0, 0.5, 1e-3)
-    file.add(trial)
-    file.add(replace(trial, seconds=None, failed="it broke"))
+    file.add_trial(trial)
+    file.add_trial(replace(trial, seconds=None, failed="it broke"))
     file.close()
     whole = file.path.read_bytes()
     file.path.write_bytes(whole[:-20])
     again = TrialFile(file.path)
-    again.add(replace(trial, seed=4))
+    again.add_trial(replace(trial, seed=4))
     again.close()
-    again.append("tuning", {**vars(_header("run"))})
-    (found,) = again.tunings()
+    again.append_record("tuning", {**vars(_header("run"))})
+    (found,) = again.read_tunings()
     assert found.trials == (trial, replace(trial, seed=4)) and not found.finished
     file.path.write_bytes(whole)
-    file.append("tuning", {**vars(_header("run"))})
-    file.finish("run", 1.0)
-    (found,) = file.tunings()
+    file.append_record("tuning", {**vars(_header("run"))})
+    file.mark_finished("run", 1.0)
+    (found,) = file.read_tunings()
     assert found.trials[1].failed == "it broke" and found.finished
 
 
@@ -776,22 +789,22 @@ def test_packed_trials_are_read_and_added_to(tmp_path: Path) -> None:
     file = TrialFile(tmp_path / "trials.jsonl")
     trial = Trial("run", "probe", (1, 2, 3), "float64", "vendor", "whole", 0, 0, 0.5, 1e-3)
     file.add_header(_header("run"))
-    file.add(trial)
+    file.add_trial(trial)
     file.close()
     packed = file.path.with_name("trials.jsonl.gz")
     packed.write_bytes(gzip.compress(file.path.read_bytes()))
     file.path.unlink()
-    (found,) = TrialFile(file.path).tunings()
+    (found,) = TrialFile(file.path).read_tunings()
     assert found.trials == (trial,) and not found.finished
-    file.add(replace(trial, seed=4))  # as a resumed tuning does
-    file.finish("run", 1.0)
-    (found,) = TrialFile(file.path).tunings()
+    file.add_trial(replace(trial, seed=4))  # as a resumed tuning does
+    file.mark_finished("run", 1.0)
+    (found,) = TrialFile(file.path).read_tunings()
     assert found.trials == (trial, replace(trial, seed=4)) and found.finished
     whole = packed.read_bytes()
     for damaged in (whole[:-9], whole[:20] + b"damage" + whole[26:], b"never packed"):
         packed.write_bytes(damaged)
         with pytest.raises(OSError):
-            TrialFile(file.path).tunings()
+            TrialFile(file.path).read_tunings()
 
 
 def _header(run: str) -> TuningHeader:
@@ -801,8 +814,8 @@ def _header(run: str) -> TuningHeader:
 def test_a_file_of_garbage_has_no_tunings(tmp_path: Path) -> None:
     path = tmp_path / "trials.jsonl"
     path.write_bytes(b'\xff\x00\n[]\n5\n{}\n{"trial": 5}\n{"trial": {}, "x": 1}\n')
-    assert TrialFile(path).tunings() == ()
-    assert TrialFile(tmp_path / "none").tunings() == ()
+    assert TrialFile(path).read_tunings() == ()
+    assert TrialFile(tmp_path / "none").read_tunings() == ()
 
 
 def test_identities_of_one_key_are_equal() -> None:

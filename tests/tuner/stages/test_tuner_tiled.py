@@ -40,10 +40,10 @@ WANTED = (16384, 16384, 16384)
 @pytest.fixture(scope="module")
 def journal() -> Journal:
     device = SimulatedDevice(
-        truth=TRUTH, gpu=True, memory=1 << 40, noise=0.002, identity=replace(SIMULATED_IDENTITY, key="gpu-fake")
+        truth=TRUTH, gpu=True, memory_bytes=1 << 40, noise=0.002, identity=replace(SIMULATED_IDENTITY, key="gpu-fake")
     )
     made = Journal("run", device)
-    assert not tune_type(made, "float32", device.efforts["quick"], (WANTED,)).stopped
+    assert not tune_type(made, "float32", device.efforts_by_name["quick"], (WANTED,)).stopped
     return made
 
 

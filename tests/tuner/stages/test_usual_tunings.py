@@ -44,7 +44,7 @@ def test_a_quick_tuning_of_an_idle_processor_is_used(
     seed: int, dtypes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of each type; of all four within a minute and a half by the device's own clock."""
-    device = BusyDevice(truth=TWO_CORES, noise=0.02, seed=seed, memory=1 << 33)
+    device = BusyDevice(truth=TWO_CORES, noise=0.02, seed=seed, memory_bytes=1 << 33)
     monkeypatch.setattr(tune, "select_devices", lambda name: [device])
     monkeypatch.setattr(tune, "Journal", partial(Journal, clock=device.clock))
     path = tmp_path / "config.json"
@@ -66,9 +66,9 @@ def test_a_tuning_that_has_little_time_is_planned_for_it(dtype: str) -> None:
     """A quarter of four minutes, after first passes: as it is planned without a limit, nothing would be held out."""
     found = {}
     for limit in (inf, 39.0):
-        device = BusyDevice(truth=TWO_CORES, noise=0.02, seed=1, memory=1 << 33)
+        device = BusyDevice(truth=TWO_CORES, noise=0.02, seed=1, memory_bytes=1 << 33)
         journal = Journal("run", device, clock=device.clock, limit=39.0)
-        outcome = tune_type(journal, dtype, CPU_EFFORTS["default"].within(tune.SAMPLING_SHARE * limit))
+        outcome = tune_type(journal, dtype, CPU_EFFORTS["default"].limited_to_seconds(tune.SAMPLING_SHARE * limit))
         assert outcome.section is not None
         found[limit] = outcome.section
     assert "held-out speedups, 5 are needed" in found[inf]["doubts"][0]
@@ -77,12 +77,14 @@ def test_a_tuning_that_has_little_time_is_planned_for_it(dtype: str) -> None:
 
 def test_an_effort_within_so_many_seconds() -> None:
     usual, look = CPU_EFFORTS["default"], GPU_EFFORTS["coarse"]
-    assert usual.within(usual.seconds) is usual and look.within(0.1) is look
-    half, none = usual.within(usual.seconds / 2), usual.within(0.0)
+    assert usual.limited_to_seconds(usual.seconds) is usual and look.limited_to_seconds(0.1) is look
+    half, none = usual.limited_to_seconds(usual.seconds / 2), usual.limited_to_seconds(0.0)
     assert (half.seconds, half.held_out) == (usual.seconds / 2, usual.held_out // 2)
     assert none.held_out == CPU_EFFORTS["coarse"].held_out
     for efforts in (CPU_EFFORTS, GPU_EFFORTS):  # without a limit of the user's, all are as they were planned
-        assert all(effort.within(tune.SAMPLING_SHARE * effort.most) is effort for effort in efforts.values())
+        assert all(
+            effort.limited_to_seconds(tune.SAMPLING_SHARE * effort.most) is effort for effort in efforts.values()
+        )
 
 
 @dataclass
@@ -90,7 +92,7 @@ class SlowlyAskedDevice(BusyDevice):
     """One that takes its time between samples, so that first passes end before anything is held out."""
 
     @property
-    def efforts(self) -> Mapping[str, Effort]:
+    def efforts_by_name(self) -> Mapping[str, Effort]:
         return {**CPU_EFFORTS, "default": replace(CPU_EFFORTS["quick"], held_out=5)}
 
 
@@ -98,14 +100,14 @@ class SlowlyAskedDevice(BusyDevice):
 def test_every_type_is_checked_before_one_is_refined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A first pass that is stopped goes on when all types had theirs, on the same shapes; refinements that are stopped
     leave what it found."""
-    device = SlowlyAskedDevice(truth=TWO_CORES, noise=0.02, seed=1, memory=1 << 33)
+    device = SlowlyAskedDevice(truth=TWO_CORES, noise=0.02, seed=1, memory_bytes=1 << 33)
     monkeypatch.setattr(busy_device, "OVERHEAD", 0.07)
     monkeypatch.setattr(tune, "select_devices", lambda name: [device])
     monkeypatch.setattr(tune, "Journal", partial(Journal, clock=device.clock))
     path, dtypes = tmp_path / "config.json", ["float64", "float32"]
     arguments = ["--device", "cpu", "--dtype", ",".join(dtypes), "--quiet", "--output", str(path)]
     assert main([*arguments, "--time-limit", "100"]) == 0
-    tunings = TrialFile(tmp_path / "trials.jsonl").tunings()
+    tunings = TrialFile(tmp_path / "trials.jsonl").read_tunings()
     passes = [(t.header.settings["effort"], t.header.settings["dtype"]) for t in tunings]
     assert passes == [(effort, dtype) for effort in ("coarse", "default") for dtype in dtypes]
     for tuning in tunings[:2]:
@@ -124,9 +126,9 @@ NEAR = 1.8  # times as long as the vendor
 def test_a_model_is_checked_where_plans_are_a_choice(dtype: str) -> None:
     """The margin is what the model is off by on held-out shapes; of small products, where plans take twice as long,
     that would say nothing."""
-    device = BusyDevice(truth=TWO_CORES, noise=0.02, seed=1, memory=1 << 33)
+    device = BusyDevice(truth=TWO_CORES, noise=0.02, seed=1, memory_bytes=1 << 33)
     journal = Journal("run", device, clock=device.clock)
-    section = tune_type(journal, dtype, device.efforts["quick"]).section
+    section = tune_type(journal, dtype, device.efforts_by_name["quick"]).section
     held = observed_medians(journal.recorded, ("held out",))
     vendor = {o.problem: o.seconds for o in held if o.run == TimedRun()}
     slower = [o.seconds / vendor[o.problem] for o in held if o.run != TimedRun()]
@@ -140,8 +142,8 @@ def test_two_tunings_of_one_kind_agree_within_a_tenth(dtype: str) -> None:
     """Eight quick ones, equal products off by 2 % as on the recorded processor: any two of them."""
     found: dict[str, list[float]] = {"n1": [], "tau1": [], "tau2": []}
     for seed in range(8):
-        device = BusyDevice(truth=TWO_CORES, noise=0.02, seed=seed, memory=1 << 33)
-        section = tune_type(Journal("run", device, clock=device.clock), dtype, device.efforts["quick"]).section
+        device = BusyDevice(truth=TWO_CORES, noise=0.02, seed=seed, memory_bytes=1 << 33)
+        section = tune_type(Journal("run", device, clock=device.clock), dtype, device.efforts_by_name["quick"]).section
         thresholds = read_thresholds(section and section["thresholds"])
         assert thresholds is not None
         for name, values in found.items():
