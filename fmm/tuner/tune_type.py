@@ -1,6 +1,7 @@
-"""The tuning of one element type: a first look, or probes, fit, search and certification; then the config's section.
+"""Tune one element type: measure probes, fit the model, search and certify plans, and conclude a config section.
 
-The section is a function of the recorded trials, so a tuning that ran out of time, or that Ctrl-C stopped, has one too.
+The section is computed from the recorded trials alone. A tuning that Ctrl-C or a time limit stopped therefore has a
+section, too.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ from fmm.tuner.trials.record import Size
 
 @dataclass(frozen=True)
 class TypeOutcome:
-    """The section, None if too little was measured; `stopped` is why the tuning ended early."""
+    """The config section of a tuning, None if too little was measured; `stopped` says why the tuning ended early."""
 
     section: dict[str, Any] | None
     stopped: str = ""
 
 
 def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Size] = ()) -> TypeOutcome:
-    """Tune the type and return the outcome; `wanted` are the shapes to certify, by default a ladder of squares."""
+    """Tune an element type, and return the outcome; `wanted` has the shapes to certify, by default squares."""
     stopped = ""
     try:
         if effort.look and not wanted:
@@ -55,7 +56,7 @@ def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Siz
     except TimeUpError as error:
         stopped = "kernels are being compiled" if isinstance(error, KernelsNotReadyError) else "the time was up"
         if journal.patience < inf and not any(t.stage == HELD_OUT_STAGE for t in journal.recorded):
-            # the job continues later; a fit would take seconds, and no held-out shape would check it
+            # a later job continues; without held-out shapes a fit would not be checked
             return TypeOutcome(None, stopped)
     except KeyboardInterrupt:
         stopped = "interrupted"
@@ -98,7 +99,7 @@ def measure_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[
 def tune_gram(
     journal: Journal, problems: Sequence[Problem], calibration: Calibration, effort: Effort, noise: float
 ) -> None:
-    """Search and certify plans for A times its adjoint at these sides: plans that compute one triangle."""
+    """Search and certify plans for A times its adjoint at these sides; the plans compute one triangle of the result."""
     share = TIME_SHARES["halves"] * effort.seconds / max(len(problems), 1)
     for problem in (Problem(*p.size, p.dtype, op="gram") for p in problems if p.m == p.n):
         known = rank_candidates(problem, calibration)
@@ -114,19 +115,19 @@ def tune_gram(
 
 
 def unpredicted_gram_plans(device: TunableDevice, problem: Problem) -> list[Plan]:
-    """Return plans of fmm's own triangle kernels alone, of those whose time the model cannot predict for this type."""
+    """Return one plan for each triangle kernel of fmm whose time the model cannot predict for this type."""
     leaves = device_leaves("cuda" if device.untuned_model().batches else "cpu")
     silent = [leaf for leaf in leaves if leaf.time_formula == "tiles" and problem.dtype not in leaf.types_with_sums]
     plans = [Plan(leaf=leaf.name) for leaf in silent]
     return [plan for plan in plans if is_within_limits(device, plan, problem)]
 
 
-MAX_GRAM_PLANS = 3  # number of plans that race, the best ones by the model
-MAX_PREDICTED_TIME_RATIO = 1.05  # a plan may win if its predicted time is below this multiple of the vendor's
+MAX_GRAM_PLANS = 3  # number of model-ranked plans that are timed for each side
+MAX_PREDICTED_TIME_RATIO = 1.05  # plans with a larger predicted time, as a multiple of the vendor's, are not timed
 
 
 def may_beat_vendor(journal: Journal, problem: Problem, calibration: Calibration) -> bool:
-    """Return True if the model does not exclude that the plan wins."""
+    """Return True if a plan's predicted time is at most a little longer than the vendor's."""
     return (
         min(c.time for c in rank_candidates(problem, calibration, journal.device.candidate_plans()) if c.plan != VENDOR)
         < MAX_PREDICTED_TIME_RATIO
