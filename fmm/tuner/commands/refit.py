@@ -279,7 +279,7 @@ def _compared_values(key: str, dtype: str, sections: RawSections) -> Iterator[tu
 def _speedup_values(dtype: str, used: ModelInUse) -> Iterator[tuple[str, ValueText]]:
     summary = TypeSummary(dtype, used)
     _, _, start, gain, _ = summary.row_cells
-    yield "faster from side", ValueText(summary.first_side, start)
+    yield "faster from side", ValueText(summary.first_gain_side, start)
     yield "speedup", ValueText(summary.large_square.speedup, gain) if summary.large_square else NO_VALUE
 
 
