@@ -90,7 +90,7 @@ def compile_requested_jobs(arguments: list[str]) -> int:
         try:
             dtype, plan, size, *how = json.loads(line)
             for kernel in launched_kernels(CompileJob(dtype, plan, tuple(size), *how), chip_from_driver(device)):
-                if claim_source(text := kernel.source, folder):
+                if claim_source(text := kernel.cuda_source, folder):
                     compile_to_disk_cache(kernel, text, device)
             said = "done"
         except Exception as error:  # the tuner records the error where it needs the kernel

@@ -22,7 +22,7 @@ from fmm.config.files import shipped_model
 from fmm.config.identity import Identity
 from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
-from fmm.kernels.cuda.launch_list import LaunchList, StepKind, StreamSync
+from fmm.kernels.cuda.launch_list import LaunchList, LaunchPurpose, StreamSync
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.candidates import peer_plans, probed_plans
@@ -45,7 +45,7 @@ MIN_SAMPLE_MILLISECONDS = 5.0  # least milliseconds of a sample: shorter runs ar
 # without work, the device is therefore kept busy for HEAT milliseconds before a sample.
 MAX_IDLE_SECONDS, HEAT_MILLISECONDS = 0.004, 40.0
 CHECKED_ROWS = 16  # number of checked rows of a result
-STEPS_OF_PART: Mapping[str, StepKind] = {"sums": "sums", "products": "product"}
+STEPS_OF_PART: Mapping[str, LaunchPurpose] = {"sums": "sums", "products": "product"}
 
 
 class CudaDevice:

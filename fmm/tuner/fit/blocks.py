@@ -218,5 +218,5 @@ def strategies_by_side(dtype: str, chip: Chip | None, fit: BlockFit | None) -> d
 def launched_strategy(problem: Problem, chip: Chip) -> TileSizes:
     """Return the strategy with which fmm's own kernel is launched for this problem."""
     (product,) = record_launches(AUTOMATIC_TILE_PLAN, problem, chip_target(chip)).launches
-    strategy: TileSizes = product.kernel.spec.strategy
+    strategy: TileSizes = product.kernel.description.strategy
     return strategy
