@@ -21,7 +21,7 @@ from fmm.tuner.commands.config_file import add_json_option
 from fmm.tuner.device_registry import UnknownDeviceError, select_devices
 from fmm.tuner.devices.device import TimedRun, TunableDevice
 from fmm.tuner.findings.summary import make_table
-from fmm.tuner.findings.thresholds import li_plan
+from fmm.tuner.findings.thresholds import li_threshold_plan
 from fmm.tuner.trials.journal import Journal, RoundLimits, SampleSeconds, paired_speedup
 
 # Arguments of --plan that name the recursive algorithms of Li, Ranka and Sahni's Figures 16 and 23. The thresholds tau1
@@ -75,7 +75,7 @@ def parse_plan_or_li_code(text: str, device: TunableDevice, problem: Problem) ->
     tuned = files.active_configs().tuned(device.identity, problem.dtype)
     if tuned is None or tuned.thresholds is None:
         raise PlanError(f"{text!r}: {device.identity.name} has no tau1 and tau2 for {problem.dtype}; tune it first")
-    return li_plan(code[1], max(problem.size), tuned.thresholds, code[2] or VENDOR.leaf)
+    return li_threshold_plan(code[1], max(problem.size), tuned.thresholds, code[2] or VENDOR.leaf)
 
 
 def time_plans(device: TunableDevice, problem: Problem, plans: Sequence[Plan], rounds: int) -> Iterator[dict[str, Any]]:

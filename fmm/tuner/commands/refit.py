@@ -293,7 +293,7 @@ def _speedup_values(dtype: str, used: ModelInUse) -> Iterator[tuple[str, ValueTe
     """Yield the crossover side and the speedup of the model in use, as name and value."""
     summary = TypeSummary(dtype, used)
     _, _, start, gain, _ = summary.row_cells
-    yield "faster from side", ValueText(summary.first_side, start)
+    yield "faster from side", ValueText(summary.first_gain_side, start)
     yield "speedup", ValueText(summary.large_square.speedup, gain) if summary.large_square else NO_VALUE
 
 
