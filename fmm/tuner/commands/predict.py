@@ -269,7 +269,7 @@ def _row(candidate: Candidate, calibration: Calibration, limits: Limits, vendor:
 
 def _exceeded_limits(candidate: Candidate, limits: Limits) -> list[str]:
     """Return the limits that the candidate exceeds; `emulation` where FMM_EMULATION=0 forbids it."""
-    emulates = not limits.emulation and candidate.plan.emulates
+    emulates = not limits.emulation and candidate.plan.uses_emulation
     kept = {
         "emulation": not emulates,
         "error": replace(limits, emulation=limits.emulation or emulates).allows_plan(

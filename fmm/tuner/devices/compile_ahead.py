@@ -76,7 +76,7 @@ def needed_first(plan: Plan) -> bool:
     if plan.leaf_use.leaf.rate:
         return not plan.levels
     light = compile_turn(plan) == FIRST_TURN and compile_weight(plan) <= FIRST_TURN_PRODUCTS
-    return light and plan.batched and len(plan.levels) == 1
+    return light and plan.is_batched and len(plan.levels) == 1
 
 
 def call_jobs(calls: Iterable[tuple[str, Plan, tuple[int, int, int]]]) -> Iterator[CompileJob]:

@@ -19,7 +19,7 @@ from fmm.kernels.cuda.ops import View, constant_distance, is_column_major, trans
 from fmm.kernels.cuda.sums.sum_kernel import SUM_ENTRY, SUM_THREADS, Access, BlockIndex, SumKernel, sum_source
 from fmm.kernels.cuda.sums.sum_order import LaunchCoefficient
 from fmm.kernels.plans.plan import PlanError
-from fmm.kernels.plans.sums import ADDEND, COPY, Place, whole_matrix
+from fmm.kernels.plans.sums import ADDEND, COPY_PROGRAM, Place, whole_matrix
 
 PlacedView = tuple[Place, View]  # a block's place in the plan, and its memory
 ARRAY_BYTES = 56  # bytes of struct Array in block_sums.cuh
@@ -133,7 +133,7 @@ def sum_op(
 def copy_op(label: str, source: View, dest: View) -> SumOp | None:
     """Return the copy of a matrix; None for an empty one. The source may be one row or column, read repeatedly."""
     place = whole_matrix("source", dest.rows, dest.cols)
-    return sum_op(label, COPY, [(place, source)], [(replace(place, name="dest"), dest)])
+    return sum_op(label, COPY_PROGRAM, [(place, source)], [(replace(place, name="dest"), dest)])
 
 
 @lru_cache(maxsize=4096)
