@@ -19,7 +19,7 @@ from fmm.config.files import current_settings
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.recompute.recompute import may_create_nonfinite
-from fmm.kernels.cuda.target import alignment_of
+from fmm.kernels.cuda.target import address_alignment
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH_BYTES, plan_workspace_bytes
@@ -463,7 +463,7 @@ def launches_on(plan: Plan, problem: Problem, device: Device, required: bool) ->
     # fmm's own kernels are slower on unaligned rows. The predicted time includes the slower unaligned rows of
     # contiguous arrays, not those of views.
     is_predicted = not are_rows_aligned(without_layouts(problem), plan.leaf_use.leaf.alignment)
-    return launches if required or launches.reads_aligned or is_predicted else None
+    return launches if required or launches.has_vector_access or is_predicted else None
 
 
 def launches_at(call: PreparedCall, a: int | None, b: int | None, c: int | None) -> LaunchList:
@@ -475,7 +475,7 @@ def launches_at(call: PreparedCall, a: int | None, b: int | None, c: int | None)
     plan, problem = call.launches.plan, call.launches.problem
     chip = tuned_chip(call.device) or call.device.chip
     return record_launches(
-        plan, problem, chip_target(chip, alignment_of(x, y, z, 0), flagged=may_create_nonfinite(plan))
+        plan, problem, chip_target(chip, address_alignment(x, y, z, 0), flagged=may_create_nonfinite(plan))
     )
 
 
