@@ -373,7 +373,7 @@ def test_a_leaf_chooses_the_layout_of_its_operands(
     tape = record_operations(Plan.parse(f"strassen.batched.pad16 > {leaf}"), problem)
     sums = [op for op in tape.ops if isinstance(op, SumOp)]
     (gemm,) = (op for op in tape.ops if isinstance(op, GemmOp))
-    assert gemm.leaf_use.product == leaf.partition(".")[0]
+    assert gemm.leaf_use.kernel_text == leaf.partition(".")[0]
     assert (gemm.left.transposed, gemm.right.transposed) == transposed
     other = {"split A": "split B", "split B": "split A"}
     assert [op.label for op in sums if op.kernel.column_major] == (

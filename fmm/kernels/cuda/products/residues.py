@@ -246,7 +246,7 @@ def residue_product_launch(op: ResidueOp, first: int, moduli: tuple[int, ...]) -
     product = op.product(first, len(moduli))
     words = [i * TENSOR_MAP_WORDS for i in range(len(product.maps))]
     slots = tuple(AddressSlot(word, x.piece.base, x.piece.offset) for word, x in zip(words, product.maps, strict=True))
-    parameters = product.parameters + moduli_table(moduli) + struct.pack("<i", op.geometry.products)
+    parameters = product.parameters + moduli_table(moduli) + struct.pack("<i", op.geometry.plane_product_count)
     parameters += bytes(-len(parameters) % 64)
     s, spec = product.kernel.sizes, product.kernel
     does: LaunchPurpose = "product" if op.writes_c else "sums"
