@@ -39,7 +39,7 @@ def may_create_nonfinite(plan: Plan) -> bool:
     A plan cannot if it multiplies the operands' own numbers, and neither its levels nor its leaf save products.
     """
     saves_products = plan.leaf_use.leaf.saves_products or any(level.saves_products for level in plan.levels)
-    return plan.emulates or saves_products
+    return plan.uses_emulation or saves_products
 
 
 def can_recompute(problem: Problem) -> bool:
