@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from fmm.config import environment, files, identity
 from fmm.config.identity import Identity
-from fmm.config.schema import Raw, Tuned, read_section
+from fmm.config.schema import JsonValue, Tuning, read_section
 from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware import datasheets
 from fmm.kernels.cpu.thread_pool import blas_threads
@@ -127,7 +127,7 @@ def find_identity(name: str) -> Identity:
     return Identity(key, device_name(key, sections[key]) if key in sections else key)
 
 
-def _tuned_key_of(name: str, sections: Mapping[str, Raw]) -> str:
+def _tuned_key_of(name: str, sections: Mapping[str, JsonValue]) -> str:
     """Return the key of the only tuned card with the datasheet of this name; the name itself without one."""
     with suppress(ValueError):
         wanted = datasheets.datasheet_of(name)
@@ -137,7 +137,7 @@ def _tuned_key_of(name: str, sections: Mapping[str, Raw]) -> str:
     return name
 
 
-def config_tuning(name: str, dtype: str) -> Tuned | None:
+def config_tuning(name: str, dtype: str) -> Tuning | None:
     """Return the tuning of a device in the active configs."""
     own = "float64" if is_local_cpu(name) and dtype in INTEGERS else dtype  # integers have no tuning of their own
     return None if environment.tuning_mode() == "off" else files.active_configs().tuned(find_identity(name), own)
@@ -158,7 +158,7 @@ def rejection_reason(name: str, dtype: str) -> str:
     return f"tuning rejected: {tuned.diagnostics[0]}; used instead: {fallback_model(tuned.identity, dtype)}"
 
 
-def rejection_lines(sections: Mapping[str, Raw], key: str) -> list[str]:
+def rejection_lines(sections: Mapping[str, JsonValue], key: str) -> list[str]:
     """Return why sections of this CPU are rejected with the libraries installed here, as lines."""
     if key != find_identity("cpu").key:
         return []
@@ -210,11 +210,11 @@ def _local_gpu(name: str) -> devices.Device:
         raise ValueError(f"the device {name!r} needs CuPy, which does not load: {error}") from error
 
 
-def _sections_by_key() -> dict[str, Raw]:
+def _sections_by_key() -> dict[str, JsonValue]:
     """Return one section of each device in the active configs; none where tunings are switched off."""
     if environment.tuning_mode() == "off":
         return {}
-    found: dict[str, Raw] = {}
+    found: dict[str, JsonValue] = {}
     for types_by_key in files.active_configs().files.values():
         for key, sections in types_by_key.items():
             for section in sections.values():

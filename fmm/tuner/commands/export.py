@@ -13,7 +13,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from fmm.config.schema import ConfigError, Entry, Raw, ThresholdRange, Thresholds, Tuned
+from fmm.config.schema import ConfigError, Entry, JsonValue, ThresholdRange, Thresholds, Tuning
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 from fmm.tuner.commands.config_file import add_config, add_json, check_section, required_sections, with_one_line_errors
@@ -21,7 +21,7 @@ from fmm.tuner.devices.device import Run, cached_work, formula_seconds
 from fmm.tuner.trials.record import frame
 from fmm.tuner.tune import output_path, trials_path
 
-Sections = Mapping[tuple[str, str], Tuned]  # models by device and type
+Sections = Mapping[tuple[str, str], Tuning]  # models by device and type
 ENTRY_COLUMNS = ["device", "dtype", "m", "k", "n", *(f.name for f in fields(Entry) if f.name != "size")]
 
 
@@ -97,7 +97,7 @@ def thresholds_table(sections: Sections) -> Any:
     return pandas.DataFrame(rows)
 
 
-def _threshold_cells(found: Thresholds) -> Iterator[tuple[str, Raw]]:
+def _threshold_cells(found: Thresholds) -> Iterator[tuple[str, JsonValue]]:
     for name, value in vars(found).items():
         if isinstance(value, ThresholdRange):
             yield from ((name, value.value), (f"{name}_low", value.low), (f"{name}_high", value.high))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fmm.config import store
-from fmm.config.schema import ConfigError, Raw
+from fmm.config.schema import ConfigError, JsonValue
 from fmm.tuner.commands.config_file import (
     add_output,
     check_section,
@@ -36,9 +36,9 @@ class Source:
     path: Path
     key: str
     dtype: str
-    raw: Raw
+    raw: JsonValue
 
-    def merged(self, present: Raw) -> tuple[str, Raw]:
+    def merged(self, present: JsonValue) -> tuple[str, JsonValue]:
         """Return what happens to the present section, and the section to write; a section of entries alone is added."""
         if present is None:
             return "added", self.raw

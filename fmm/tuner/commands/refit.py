@@ -13,7 +13,7 @@ from typing import Any
 
 from fmm.config import files, store
 from fmm.config.identity import Identity
-from fmm.config.schema import TAU_NAMES, ConfigError, Entry, Raw, Thresholds, Tuned, read_thresholds
+from fmm.config.schema import TAU_NAMES, ConfigError, Entry, JsonValue, Thresholds, Tuning, read_thresholds
 from fmm.hardware.datasheets import datasheet_of
 from fmm.perfmodel.default_calibration import cpu_calibration, with_concurrent_products
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
@@ -57,8 +57,8 @@ class RecordedSection:
 
     key: str
     dtype: str
-    raw: Raw
-    tuned: Tuned
+    raw: JsonValue
+    tuned: Tuning
     tuning: RecordedTuning
     first_look: tuple[Trial, ...]
 
@@ -82,10 +82,10 @@ class RecordedSection:
         return Journal(run, self.device, trials, live=False, first_look=self.first_look)
 
 
-Refit = Callable[[RecordedSection], "dict[str, Raw] | None"]
+Refit = Callable[[RecordedSection], "dict[str, JsonValue] | None"]
 
 
-def refit_section(recorded: RecordedSection) -> dict[str, Raw] | None:
+def refit_section(recorded: RecordedSection) -> dict[str, JsonValue] | None:
     """Return the section that a tuning with these trials would write now; None if too little was measured."""
     section = conclude_section(recorded.journal, recorded.dtype)
     if section is None:
@@ -95,7 +95,7 @@ def refit_section(recorded: RecordedSection) -> dict[str, Raw] | None:
     return {**section, "conditions": recorded.raw["conditions"], "tuned": tuned}
 
 
-def refit_thresholds(recorded: RecordedSection) -> dict[str, Raw] | None:
+def refit_thresholds(recorded: RecordedSection) -> dict[str, JsonValue] | None:
     """Return the section with the thresholds of its present model; None without a model."""
     if recorded.tuned.calibration is None:
         return None
@@ -106,7 +106,7 @@ def refit_thresholds(recorded: RecordedSection) -> dict[str, Raw] | None:
     return {**recorded.raw, "thresholds": found.fields}
 
 
-def refit_blocks(recorded: RecordedSection) -> dict[str, Raw] | None:
+def refit_blocks(recorded: RecordedSection) -> dict[str, JsonValue] | None:
     """Return the section with another block model and its tiles; None without readable thresholds."""
     if read_thresholds(recorded.raw["thresholds"]) is None:
         return None
@@ -135,7 +135,7 @@ class RefitResult:
     key: str
     dtype: str
     samples: int
-    section: Raw
+    section: JsonValue
     changes: Sequence[ValueChange] = ()
     others: Sequence[str] = ()  # fields that differ
 
@@ -200,7 +200,7 @@ def _copy_trials(path: Path, into: Path) -> str:
     return ", with the trials beside it" if own.files else ""
 
 
-Sections = Mapping[str, Raw]  # sections of a device by type
+Sections = Mapping[str, JsonValue]  # sections of a device by type
 LEVEL_NAMES = dict(zip(TAU_NAMES, ("one level", "two levels", "three levels"), strict=True))
 COMPARED_FIELDS = (
     "calibration",
@@ -219,7 +219,7 @@ COMPARED_FIELDS = (
 class ValueText:
     """A value for JSON, and its text."""
 
-    value: Raw
+    value: JsonValue
     text: str
 
 
@@ -254,7 +254,7 @@ def section_changes(key: str, dtype: str, before: Sections, after: Sections) -> 
     return [change for change in pairs if change.before.text != change.after.text]
 
 
-def other_fields(before: Raw, after: Raw) -> list[str]:
+def other_fields(before: JsonValue, after: JsonValue) -> list[str]:
     """Return the names of the fields that differ."""
     return [name for name in COMPARED_FIELDS if before.get(name) != after.get(name)]
 

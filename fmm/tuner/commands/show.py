@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fmm.config import environment, files
-from fmm.config.schema import ConfigError, Raw, read_thresholds
+from fmm.config.schema import ConfigError, JsonValue, read_thresholds
 from fmm.tuner.commands.config_file import (
     add_config,
     add_json,
@@ -55,7 +55,7 @@ def run_show(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([_fields(found, *section) for section in found], indent=1))
         return 0
-    devices: dict[str, dict[str, Raw]] = {}
+    devices: dict[str, dict[str, JsonValue]] = {}
     wrong: list[str] = []
     for key, dtype, raw in found:
         try:
@@ -72,7 +72,7 @@ def run_show(options: argparse.Namespace) -> int:
     return int(bool(wrong))
 
 
-def device_lines(key: str, sections: Mapping[str, Raw], path: Path) -> Iterator[str]:
+def device_lines(key: str, sections: Mapping[str, JsonValue], path: Path) -> Iterator[str]:
     """Yield the tables of a device: all types, the papers' thresholds, the next commands, then each type."""
     types = [TypeSummary(dtype, model_in_use(key, dtype, sections)) for dtype in sections]
     names = dict.fromkeys(device_name(key, raw) for raw in sections.values())
@@ -95,7 +95,7 @@ def device_lines(key: str, sections: Mapping[str, Raw], path: Path) -> Iterator[
 # ---- JSON
 
 
-def _fields(found: Sequence[tuple[str, str, Raw]], key: str, dtype: str, raw: Raw) -> dict[str, Raw]:
+def _fields(found: Sequence[tuple[str, str, JsonValue]], key: str, dtype: str, raw: JsonValue) -> dict[str, JsonValue]:
     """Return a section for JSON, with the decisions that it leads to."""
     thresholds = read_thresholds(raw.get("thresholds"))
     shown = {"thresholds": {**raw["thresholds"], "epsilon": thresholds.epsilon}} if thresholds else {}

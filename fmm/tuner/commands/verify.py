@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from fmm.config import schema, store
-from fmm.config.schema import ConfigError, Entry, Raw, read_thresholds
+from fmm.config.schema import ConfigError, Entry, JsonValue, read_thresholds
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 from fmm.tuner.commands.config_file import (
@@ -87,7 +87,7 @@ def _measure(path: Path, device_name: str | None) -> int:
     return code
 
 
-def _measure_section(path: Path, device: Device, dtype: str, raw: Raw) -> int:
+def _measure_section(path: Path, device: Device, dtype: str, raw: JsonValue) -> int:
     """Measure entries of one section and write whether all entries are verified."""
     key = device.identity.key
     try:

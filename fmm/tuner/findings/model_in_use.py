@@ -16,7 +16,7 @@ from typing import Any
 from fmm.config.environment import environment_value
 from fmm.config.files import shipped_model
 from fmm.config.identity import Identity, recorded_device_name
-from fmm.config.schema import ConfigError, Entry, Raw, Tuned, read_section
+from fmm.config.schema import ConfigError, Entry, JsonValue, Tuning, read_section
 from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import datasheet_of
 from fmm.kernels.plans.leaf import Leaf
@@ -39,7 +39,7 @@ NO_WORKSPACE_LIMIT = 1 << 62  # bytes, more than any device has
 class ModelInUse:
     """The model that decides for one element type of a device."""
 
-    tuned: Tuned
+    tuned: Tuning
     calibration: Calibration | None  # the calibration; None if the tuning is rejected or has no model
     guess: Calibration | None = None  # the datasheet's model of a GPU; None for a CPU
     assumed: tuple[str, ...] = ()  # leaves at the datasheet's rate that no tuning measures
@@ -72,7 +72,7 @@ def model_in_use(key: str, dtype: str, sections: Mapping[str, Any]) -> ModelInUs
     return ModelInUse(tuned, calibration, guess, tuple(assumed), tuple(left_out), tuple(failed), memory)
 
 
-def _checked(key: str, dtype: str, section: Raw) -> Tuned:
+def _checked(key: str, dtype: str, section: JsonValue) -> Tuning:
     return read_section(section, f"{key}.{dtype}", Identity(key, device_name(key, section)), dtype)
 
 
@@ -87,12 +87,12 @@ def _leaves_with_rates(dtype: str, guess: Calibration) -> Iterator[tuple[Leaf, s
 # ---- the device of a section
 
 
-def device_name(key: str, section: Raw) -> str:
+def device_name(key: str, section: JsonValue) -> str:
     """Return the device's name in a section, or its key."""
     return recorded_device_name(section) or key
 
 
-def device_memory(section: Raw, guess: Calibration | None) -> int | None:
+def device_memory(section: JsonValue, guess: Calibration | None) -> int | None:
     """Return the device's bytes of memory as the tuning recorded them, or as the datasheet has them."""
     conditions = section.get("conditions") if isinstance(section, dict) else None
     found = conditions.get("memory") if isinstance(conditions, dict) else None
@@ -207,7 +207,7 @@ def skip_reason(used: ModelInUse, entry: Entry) -> str:
     return entry_skip_reason(entry, problem, limits, used.tuned, _tuned_choice(problem, limits, used))
 
 
-def entry_skip_reason(entry: Entry, problem: Problem, limits: Limits, tuned: Tuned, decision: Decision | None) -> str:
+def entry_skip_reason(entry: Entry, problem: Problem, limits: Limits, tuned: Tuning, decision: Decision | None) -> str:
     """Return why fmm.matmul skips the entry of this product; empty if it uses the entry.
 
     `decision` is the decision of the tuning within these limits; None if there is none.
