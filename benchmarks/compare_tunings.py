@@ -19,7 +19,7 @@ from typing import Any
 from fmm.config.schema import TAU_NAMES, ConfigError, JsonValue, ThresholdInterval, Thresholds
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Limits, default_error_growth
+from fmm.perfmodel.choose import Limits, default_error_growth_limit
 from fmm.perfmodel.predict import predict_from_work
 from fmm.perfmodel.work import estimated_work
 from fmm.problem import Problem, Shape
@@ -119,7 +119,7 @@ def _difference(one: ModelInUse, two: ModelInUse, problem: Problem) -> Differenc
 
 def _chosen_plan(used: ModelInUse, problem: Problem) -> Plan:
     calibration, tuned = used.calibration, used.tuned
-    limits = Limits(UNLIMITED, default_error_growth(calibration is not None and calibration.batches))
+    limits = Limits(UNLIMITED, default_error_growth_limit(calibration is not None and calibration.batches))
     measured = decide_by_tuning(problem, limits, tuned, calibration, used.on_cpu)
     return (measured or decide_by_model(problem, limits, calibration, True, tuned.identity)).plan
 
@@ -132,7 +132,7 @@ def _loss(calibration: Calibration | None, problem: Problem, own: Plan, other: P
     if calibration is None:
         return None
     plans = (own, other)
-    times = [predict_from_work(p, problem, estimated_work(p, problem), calibration).seconds for p in plans]
+    times = [predict_from_work(p, problem, estimated_work(p, problem), calibration).predicted_seconds for p in plans]
     return times[1] / times[0] - 1
 
 

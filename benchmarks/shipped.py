@@ -33,7 +33,7 @@ from fmm.config.schema import JsonValue, Thresholds
 from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import datasheet_of
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.block_model import GEMM, Operands
+from fmm.perfmodel.block_model import GEMM_OPERANDS, OperandBlocks
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
@@ -111,7 +111,7 @@ def recorded_blocks(path: Path, table: str = "plain") -> list[StrategyTimes]:
 
     The table `fused` has kernels that form sums of blocks.
     """
-    operands: Operands = (2, 2, 2) if table == "fused" else GEMM
+    operands: OperandBlocks = (2, 2, 2) if table == "fused" else GEMM_OPERANDS
     rows = json.loads(path.read_text(encoding="utf-8"))[table]
     return [
         StrategyTimes(x["kind"], (x["m"], x["k"], x["n"]), {s: median(t) for s, t in x["seconds"].items()}, operands)

@@ -15,7 +15,7 @@ from math import exp
 
 from fmm.config import schema
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.choose import Limits, default_error_growth
+from fmm.perfmodel.choose import Limits, default_error_growth_limit
 from fmm.perfmodel.predict import predict
 from fmm.problem import Problem
 from fmm.runtime.decisions.decide import decide_by_model, find_certified_entry
@@ -52,7 +52,7 @@ class BusyDevice(SimulatedDevice):
 
     def true_seconds(self, plan: Plan, problem: Problem) -> float:
         """On a quiet device."""
-        return predict(plan, problem, self.truth).seconds * self.unknown(plan, problem)
+        return predict(plan, problem, self.truth).predicted_seconds * self.unknown(plan, problem)
 
     def unknown(self, plan: Plan, problem: Problem) -> float:
         """By what its time is off from the formula's."""
@@ -83,7 +83,8 @@ class BusySession(SimulatedSession):
         seconds = self._seconds(Run(run.plan) if run.part == SHORTEST_SAMPLE_PART else run)
         if run.part in ("whole", SHORTEST_SAMPLE_PART):
             seconds *= (
-                device.true_seconds(run.plan, self.problem) / predict(run.plan, self.problem, device.truth).seconds
+                device.true_seconds(run.plan, self.problem)
+                / predict(run.plan, self.problem, device.truth).predicted_seconds
             )
         load = device.load
         if load.begin <= device.now < load.end:
@@ -100,7 +101,7 @@ def decided_plan(device: BusyDevice, problem: Problem, section: object) -> Plan:
     if section is None:
         return VENDOR
     tuned = schema.read_section(section, "test", device.identity, problem.dtype)
-    limits = Limits(device.memory, default_error_growth(device.gpu))
+    limits = Limits(device.memory, default_error_growth_limit(device.gpu))
     found = find_certified_entry(problem, limits, tuned)
     return (found or decide_by_model(problem, limits, tuned.trusted, True, device.identity)).plan
 

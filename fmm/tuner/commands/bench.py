@@ -13,7 +13,7 @@ from typing import Any
 from fmm.config import certification, files
 from fmm.dtypes import FLOAT_TYPES
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.perfmodel.choose import Limits, default_error_growth
+from fmm.perfmodel.choose import Limits, default_error_growth_limit
 from fmm.problem import Problem
 from fmm.runtime import devices
 from fmm.runtime.decisions.decide import decide_plan
@@ -79,7 +79,7 @@ def parse_plan(text: str, device: Device, problem: Problem) -> Plan:
 
 def time_plans(device: Device, problem: Problem, plans: Sequence[Plan], rounds: int) -> Iterator[dict[str, Any]]:
     """Time fmm's choice and these plans in rounds with the vendor; yield a row for each plan."""
-    limits = Limits(device.memory, default_error_growth(device.untuned_model().batches))
+    limits = Limits(device.memory, default_error_growth_limit(device.untuned_model().batches))
     decision = decide_plan(problem, limits, devices.Device(device.identity, device.untuned_model()))
     runs = list(dict.fromkeys([Run(), Run(decision.plan), *map(Run, plans)]))
     journal = Journal("bench", device)

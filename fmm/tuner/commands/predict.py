@@ -18,18 +18,18 @@ from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import (
-    CPU_ERROR_GROWTH,
-    GPU_ERROR_GROWTH,
+    CPU_ERROR_GROWTH_LIMIT,
+    GPU_ERROR_GROWTH_LIMIT,
     Candidate,
     Choice,
     Limits,
     choose,
-    default_error_growth,
+    default_error_growth_limit,
     required_margin,
 )
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.default_calibration import cpu_calibration
-from fmm.perfmodel.predict import LEAVES_OUT, predict
+from fmm.perfmodel.predict import OMITTED_EFFECTS, predict
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import OPERATIONS, Problem, Shape
 from fmm.runtime.decisions.decide import MIN_INTEGER_PLAN_SIDE, decide_by_tuning
@@ -48,9 +48,9 @@ from fmm.tuner.device_registry import (
 from fmm.tuner.findings.model_in_use import entry_skip_reason
 from fmm.tuner.findings.summary import Table, make_table, vendor_name
 
-NO_LIMIT = 1 << 62
+UNLIMITED_BYTES = 1 << 62
 SIDES_HELP = "M alone is a square, M K N an M x K by K x N product"
-GROWTH_HELP = f"default {CPU_ERROR_GROWTH:g}, on a GPU {GPU_ERROR_GROWTH:g}"
+GROWTH_HELP = f"default {CPU_ERROR_GROWTH_LIMIT:g}, on a GPU {GPU_ERROR_GROWTH_LIMIT:g}"
 NOMINAL_RATES_NOTE = "nominal, 10 GB/s of sums per thread: only ratios of times are meaningful"
 
 
@@ -102,8 +102,8 @@ def run_predict(options: argparse.Namespace) -> int:
     try:
         problem = _problem_of_options(options)
         calibration = find_calibration(name, problem.dtype)
-        calibration.rate(problem.dtype)
-        limits = _limits_of_options(options, name, problem, default_error_growth(calibration.batches))
+        calibration.require_rate(problem.dtype)
+        limits = _limits_of_options(options, name, problem, default_error_growth_limit(calibration.batches))
     except ValueError as error:
         print(f"fmm-tune predict: {error}", file=sys.stderr)
         return 2
@@ -179,7 +179,9 @@ def _candidate(plan: Plan, choice: Choice, calibration: Calibration) -> Candidat
     problem = choice.best.prediction.problem
     own, base = (predict(x, problem, calibration) for x in (plan, VENDOR))
     growth = expected_error_growth(plan, problem.dtype, not calibration.batches)
-    return Candidate(plan, own, own.seconds / base.seconds, growth, required_margin(plan, problem, calibration))
+    return Candidate(
+        plan, own, own.predicted_seconds / base.predicted_seconds, growth, required_margin(plan, problem, calibration)
+    )
 
 
 def _untuned_cpu_note(name: str, problem: Problem, choice: Choice) -> str:
@@ -196,14 +198,14 @@ def _untuned_cpu_note(name: str, problem: Problem, choice: Choice) -> str:
 
 def _limits_of_options(options: argparse.Namespace, name: str, problem: Problem, usual: float) -> Limits:
     """Return the limits of the options and the environment; the workspace fits beside the operands."""
-    workspace = NO_LIMIT if options.workspace is None else options.workspace
+    workspace = UNLIMITED_BYTES if options.workspace is None else options.workspace
     if workspace < 0:
         raise ValueError(f"--workspace must be 0 or more, not {workspace}")
     growth = usual if options.max_error_growth is None else options.max_error_growth
     if not growth > 0:  # also for NaN
         raise ValueError(f"--max-error-growth must be a number above 0, not {growth}")
     left = _bytes_beside_operands(name, problem)
-    if options.workspace is None and left != NO_LIMIT and find_datasheet(name) is None:
+    if options.workspace is None and left != UNLIMITED_BYTES and find_datasheet(name) is None:
         left = workspace_share(left)  # the same limit as in fmm.matmul and `fmm-tune show` with this tuning
     return limits_without_arrays(problem.op, problem.dtype, min(workspace, left), growth)
 
@@ -213,7 +215,7 @@ def _bytes_beside_operands(name: str, problem: Problem) -> int:
     gpu = find_datasheet(name)
     memory = int(gpu.memory_gb * 1e9) if gpu else memory_in_config(name)
     if memory is None:
-        return NO_LIMIT
+        return UNLIMITED_BYTES
     m, k, n = problem.size
     operands = (m * k + (0 if problem.op == "gram" else k * n) + m * n) * problem.itemsize
     if operands > memory:
@@ -228,7 +230,7 @@ def _bytes_beside_operands(name: str, problem: Problem) -> int:
 def prediction_fields(choice: Choice, calibration: Calibration, limits: Limits) -> dict[str, Any]:
     """Return what --json prints; times are of exact counts, like the vendor's."""
     problem = choice.best.prediction.problem
-    vendor = predict(VENDOR, problem, calibration).seconds
+    vendor = predict(VENDOR, problem, calibration).predicted_seconds
     rest = [candidate for candidate in choice.candidates if candidate is not choice.best]
     return {
         "device": calibration.name,
@@ -237,13 +239,13 @@ def prediction_fields(choice: Choice, calibration: Calibration, limits: Limits) 
         "op": problem.op,
         "size": problem.size,
         "dtype": problem.dtype,
-        "workspace_limit": None if limits.workspace == NO_LIMIT else limits.workspace,
+        "workspace_limit": None if limits.workspace == UNLIMITED_BYTES else limits.workspace,
         "error_growth_limit": limits.error_growth,
         "reason": choice.reason,
         "chosen": _row(choice.best, calibration, limits, vendor),
         "runners_up": [_row(candidate, calibration, limits, vendor) for candidate in rest],
         "seconds_are": NOMINAL_RATES_NOTE if calibration.source == cpu_calibration(1).source else "predicted",
-        "leaves_out": LEAVES_OUT,
+        "leaves_out": OMITTED_EFFECTS,
     }
 
 
@@ -253,11 +255,11 @@ def _row(candidate: Candidate, calibration: Calibration, limits: Limits, vendor:
     counts = cost(candidate.plan, *problem.size, problem.itemsize, op=problem.op)
     return {
         "plan": str(candidate.plan),
-        "seconds": exact.seconds,
-        "speedup": vendor / exact.seconds,
+        "seconds": exact.predicted_seconds,
+        "speedup": vendor / exact.predicted_seconds,
         "tflops": exact.effective_flops / 1e12,
         "dominant": exact.dominant_term,
-        "traffic": counts.bytes,
+        "traffic": counts.total_bytes,
         "launches": counts.launches,
         "workspace": counts.workspace,
         "error_growth": candidate.error_growth,
@@ -270,8 +272,10 @@ def _exceeded_limits(candidate: Candidate, limits: Limits) -> list[str]:
     emulates = not limits.emulation and candidate.plan.emulates
     kept = {
         "emulation": not emulates,
-        "error": replace(limits, emulation=limits.emulation or emulates).allow(candidate.plan, candidate.error_growth),
-        "workspace": candidate.fits(limits.workspace),
+        "error": replace(limits, emulation=limits.emulation or emulates).allows_plan(
+            candidate.plan, candidate.error_growth
+        ),
+        "workspace": candidate.fits_workspace(limits.workspace),
     }
     return [name for name, keeps in kept.items() if not keeps]
 

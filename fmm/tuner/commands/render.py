@@ -11,10 +11,10 @@ from html import escape
 from textwrap import fill
 from typing import Any
 
-from fmm.perfmodel.papers.table import Cell, Table
+from fmm.perfmodel.papers.table import Cell, PaperTable
 
 
-def text_table(table: Table) -> str:
+def text_table(table: PaperTable) -> str:
     """Title, aligned columns, and the notes below, wrapped; without rows a line that says so."""
     notes = [fill(note, 110, initial_indent="* ", subsequent_indent="  ") for note in table.notes]
     if not table.rows:
@@ -32,7 +32,7 @@ def text_table(table: Table) -> str:
     return "\n".join([f"{table.name}: {table.title}", "", lines[0], rule, *lines[1:], *([""] if notes else []), *notes])
 
 
-def as_html(table: Table) -> str:
+def as_html(table: PaperTable) -> str:
     """The rows as an HTML table, powers as superscripts; numbers to the right, on any background."""
     sides = ["right" if numeric else "left" for numeric in _numeric(table)]
     lines = [_html_row("th", table.columns, sides)]
@@ -49,7 +49,7 @@ def _html(text: str) -> str:
     return re.sub(r"\^(\d+|[a-z]\b|\([^)]*\))", r"<sup>\1</sup>", escape(text, quote=False))
 
 
-def notes_as_html(tables: Sequence[Table]) -> str:
+def notes_as_html(tables: Sequence[PaperTable]) -> str:
     """Every note once, below the title of the first table that has it."""
     lines, seen = [], set[str]()
     for table in tables:
@@ -60,11 +60,11 @@ def notes_as_html(tables: Sequence[Table]) -> str:
     return "\n".join(lines)
 
 
-def _numeric(table: Table) -> list[bool]:
+def _numeric(table: PaperTable) -> list[bool]:
     return [all(not isinstance(row[i], str) for row in table.rows) for i in range(len(table.columns))]
 
 
-def as_csv(table: Table) -> str:
+def as_csv(table: PaperTable) -> str:
     """Floats with all their digits, unlike in text."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -73,7 +73,7 @@ def as_csv(table: Table) -> str:
     return out.getvalue().rstrip("\n")
 
 
-def json_fields(table: Table) -> dict[str, Any]:
+def json_fields(table: PaperTable) -> dict[str, Any]:
     """What JSON has of a table: fractions as text, since no JSON number is exact."""
     rows = [dict(zip(table.columns, map(_plain, row), strict=True)) for row in table.rows]
     return {"name": table.name, "title": table.title, "rows": rows, "notes": list(table.notes)}

@@ -29,7 +29,7 @@ from fmm.tuner.findings.summary import (
     speedup_table,
     thresholds_of_types,
 )
-from fmm.tuner.report.plan_names import plan_names_table, plans_in
+from fmm.tuner.report.plan_names import find_plan_texts, plan_names_table
 from fmm.tuner.tune import output_path
 
 SHORT_EFFORTS = ("coarse", "quick")  # efforts that the default effort exceeds
@@ -53,7 +53,7 @@ def run_show(options: argparse.Namespace) -> int:
         )
     found = required_sections(path)
     if options.json:
-        print(json.dumps([_fields(found, *section) for section in found], indent=1))
+        print(json.dumps([_section_fields(found, *section) for section in found], indent=1))
         return 0
     devices: dict[str, dict[str, JsonValue]] = {}
     wrong: list[str] = []
@@ -63,8 +63,8 @@ def run_show(options: argparse.Namespace) -> int:
             devices.setdefault(key, {})[dtype] = raw
         except ConfigError as error:
             wrong.append(f"fmm-tune: {path}: {error}")
-    lines = [line for key, sections in devices.items() for line in device_lines(key, sections, path)]
-    glossary = plan_names_table(plans_in("\n".join(lines)))
+    lines = [line for key, sections in devices.items() for line in device_summary_lines(key, sections, path)]
+    glossary = plan_names_table(find_plan_texts("\n".join(lines)))
     for line in (*lines, *(glossary.lines if glossary.rows else ())):
         print(line)
     for line in wrong:
@@ -72,7 +72,7 @@ def run_show(options: argparse.Namespace) -> int:
     return int(bool(wrong))
 
 
-def device_lines(key: str, sections: Mapping[str, JsonValue], path: Path) -> Iterator[str]:
+def device_summary_lines(key: str, sections: Mapping[str, Raw], path: Path) -> Iterator[str]:
     """Yield the tables of a device: all types, the papers' thresholds, the next commands, then each type."""
     types = [TypeSummary(dtype, model_in_use(key, dtype, sections)) for dtype in sections]
     names = dict.fromkeys(device_name(key, raw) for raw in sections.values())
@@ -95,7 +95,7 @@ def device_lines(key: str, sections: Mapping[str, JsonValue], path: Path) -> Ite
 # ---- JSON
 
 
-def _fields(found: Sequence[tuple[str, str, JsonValue]], key: str, dtype: str, raw: JsonValue) -> dict[str, JsonValue]:
+def _section_fields(found: Sequence[tuple[str, str, Raw]], key: str, dtype: str, raw: Raw) -> dict[str, Raw]:
     """Return a section for JSON, with the decisions that it leads to."""
     thresholds = read_thresholds(raw.get("thresholds"))
     shown = {"thresholds": {**raw["thresholds"], "epsilon": thresholds.epsilon}} if thresholds else {}

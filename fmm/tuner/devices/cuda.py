@@ -24,7 +24,7 @@ from fmm.dtypes import DTYPES
 from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.launch_list import LaunchList, StepKind, StreamSync
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.candidates import peer_plans, probed_plans
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Layout, Layouts, Problem
@@ -81,7 +81,7 @@ class CudaDevice:
         """Return the datasheet's model; for an unknown device, numbers that the first measurements replace."""
         if (known := devices.cuda_device(self.index).guess) is not None:
             return known
-        rates = {t: Rate(1e13, 1e6, 32.0) for t in DTYPES}
+        rates = {t: ProductRate(1e13, 1e6, 32.0) for t in DTYPES}
         return Calibration(self.identity.name, "unknown", MappingProxyType(rates), 1e12, 4e6, 4e-6, batches=True)
 
     def prior_model(self, dtype: str) -> Calibration:

@@ -17,7 +17,7 @@ from fmm.hardware.chip import Chip
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.predict import predict_from_work
-from fmm.perfmodel.work import Work, counted_work
+from fmm.perfmodel.work import PlanWork, counted_work
 from fmm.problem import Problem
 
 SHORTEST_SAMPLE_PART = "best"  # value of Run.part: the shortest of SHORTEST_OF samples, as on a quiet device
@@ -152,16 +152,16 @@ GPU_EFFORTS = {
 
 
 @lru_cache(maxsize=16384)
-def cached_work(plan: Plan, problem: Problem) -> Work:
+def cached_work(plan: Plan, problem: Problem) -> PlanWork:
     """Return the counted work of a plan, cached."""
     return counted_work(plan, problem)
 
 
-def formula_seconds(run: Run, problem: Problem, counts: Work, calibration: Calibration) -> float:
+def formula_seconds(run: Run, problem: Problem, counts: PlanWork, calibration: Calibration) -> float:
     """Return the model's seconds for a run, or for its timed part."""
     found = predict_from_work(run.plan, problem, counts, calibration)
     if run.part in ("whole", SHORTEST_SAMPLE_PART):
-        return found.seconds
+        return found.predicted_seconds
     if calibration.lanes > 1:  # threads are started before the time is taken
         return found.sums if run.part == "sums" else found.products
     starts = sum(count / together for *_, count, together in counts.leaves)

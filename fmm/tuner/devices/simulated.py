@@ -15,7 +15,7 @@ from fmm.config.files import shipped_model
 from fmm.config.identity import Identity
 from fmm.hardware.chip import Chip
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.candidates import peer_plans, probed_plans
 from fmm.perfmodel.default_calibration import cpu_calibration, with_concurrent_products
 from fmm.perfmodel.work import counted_work
@@ -77,7 +77,7 @@ class RecordedDevice:
 SIMULATED_CALIBRATION = Calibration(
     "fake",
     "by definition",
-    MappingProxyType({"float64": Rate(1.1e11, 50.0**2, 20.0), "float32": Rate(2.3e11, 70.0**2, 30.0)}),
+    MappingProxyType({"float64": ProductRate(1.1e11, 50.0**2, 20.0), "float32": ProductRate(2.3e11, 70.0**2, 30.0)}),
     stream=1.3e10,
     small=3e5,
     launch=3e-5,

@@ -16,8 +16,8 @@ from fmm.config import certification, schema
 from fmm.config.schema import Thresholds
 from fmm.kernels.plans.leaf import plan_leaves
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.perfmodel.level_bounds import baseline_of
+from fmm.perfmodel.calibration import Calibration, ProductRate
+from fmm.perfmodel.level_bounds import baseline_text
 from fmm.runtime.decisions.calibration_in_force import add_unmeasured_rates
 from fmm.tuner.devices.device import Device
 from fmm.tuner.findings.crossovers import level_bounds, level_samples, losing_margins, measure_crossovers
@@ -141,7 +141,7 @@ def _cached_fit(start: Calibration, dtype: str, observed: tuple[fitting.Observat
 def starting_calibration(calibration: Calibration, dtype: str) -> Calibration:
     """Return the calibration reduced to the rates of one type, as the start of a fit."""
     rates = calibration.rates
-    rate = rates.get(dtype) or (next(iter(rates.values())) if rates else Rate(1e12, 1e4, 32.0))
+    rate = rates.get(dtype) or (next(iter(rates.values())) if rates else ProductRate(1e12, 1e4, 32.0))
     names = [leaf.rate for leaf in plan_leaves() if dtype in leaf.types]
     own = {name: rates[name] for name in names if name in rates}
     return replace(calibration, rates={dtype: rate, **own})
@@ -180,8 +180,8 @@ def check_fit(fitted: fitting.Fit, device: Device, trials: Sequence[Trial], dtyp
     bounded = replace(whole, level_bounds=level_bounds(crossovers))
 
     def may_be_chosen(o: fitting.Observation) -> bool:
-        own = crossovers.get(baseline_of(o.run.plan))
-        excluded = bounded.exceeds_bounds(o.run.plan, o.problem)
+        own = crossovers.get(baseline_text(o.run.plan))
+        excluded = bounded.exceeds_level_bounds(o.run.plan, o.problem)
         return not (own and excluded and own.is_optimistic_about(o.run.plan, o.problem))
 
     checked = [t for t in trials if t.stage in CHECKING_STAGES]

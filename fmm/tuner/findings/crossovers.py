@@ -18,9 +18,9 @@ from statistics import fmean, linear_regression, median, stdev
 from fmm.config.certification import MIN_SPEEDUP, paired_ratios
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.candidates import compared_plans
+from fmm.perfmodel.candidates import device_candidates
 from fmm.perfmodel.choose import rank_candidates
-from fmm.perfmodel.level_bounds import NEVER_SIDE, LevelBounds, baseline_of, count_levels, effective_side
+from fmm.perfmodel.level_bounds import NEVER_WINS_SIDE, LevelBounds, baseline_text, count_levels, effective_side
 from fmm.problem import Problem
 from fmm.tuner.findings.diagnostics import EXTRAPOLATION_MARGIN, MIN_ACCEPTED_SPEED
 from fmm.tuner.findings.thresholds import LEVEL_COUNTS, ranked_plans, side_from_which, with_margin
@@ -70,7 +70,7 @@ class LevelSample:
 
 def level_samples(trials: Sequence[Trial], calibration: Calibration) -> list[LevelSample]:
     """Return the samples of all compared plans with levels that were timed in pairs with the vendor's product."""
-    compared, free = set(compared_plans(calibration.batches)), with_margin(calibration, 0.0)
+    compared, free = set(device_candidates(calibration.batches)), with_margin(calibration, 0.0)
     by_problem: dict[tuple[Problem, str, int], list[Trial]] = defaultdict(list)
     for t in trials:
         if t.op == DEFAULT_OPERATION and t.stage != "peer":
@@ -113,7 +113,7 @@ def measure_crossovers(trials: Sequence[Trial], calibration: Calibration) -> dic
     calibration = replace(calibration, level_bounds=())
     by_baseline: dict[str, list[LevelSample]] = defaultdict(list)
     for sample in level_samples(trials, calibration):
-        by_baseline[baseline_of(sample.plan)].append(sample)
+        by_baseline[baseline_text(sample.plan)].append(sample)
     return {
         baseline: _crossovers_above(baseline, samples, calibration) for baseline, samples in sorted(by_baseline.items())
     }
@@ -141,8 +141,8 @@ def _crossovers_above(baseline: str, samples: Sequence[LevelSample], calibration
         predicted = side_from_which(partial(_levels_win, baseline, levels, dtype, calibration, optimism, gain))
         measured = any(s.levels == levels for s in samples) and optimism[levels].at(predicted) > -MAX_TRUSTED_OPTIMISM
         least = tau if confirmed or measured else 2 * tau
-        tau = min(max([least, predicted, *(s.side for s in losing if s.levels == levels)]), NEVER_SIDE)
-        taus.append(float(f"{tau:.4g}") if tau < NEVER_SIDE else NEVER_SIDE)
+        tau = min(max([least, predicted, *(s.side for s in losing if s.levels == levels)]), NEVER_WINS_SIDE)
+        taus.append(float(f"{tau:.4g}") if tau < NEVER_WINS_SIDE else NEVER_WINS_SIDE)
     return Crossovers(LevelBounds(baseline, *taus), optimism)
 
 
@@ -248,7 +248,7 @@ def _levels_win(
     """
     fewer, more = 1 / gain, inf
     for plan, time in ranked_plans(with_margin(calibration, 0.0), Problem(side, side, side, dtype)):
-        if baseline_of(plan) == baseline:
+        if baseline_text(plan) == baseline:
             own = min(count_levels(plan), MAX_COUNTED_LEVELS)
             corrected = time * exp(-optimism[own].at(side))
             fewer, more = (fewer, min(more, corrected)) if own >= levels else (min(fewer, corrected), more)

@@ -22,8 +22,8 @@ from fmm.hardware.datasheets import datasheet_of
 from fmm.kernels.plans.leaf import Leaf
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.candidates import compared_plans
-from fmm.perfmodel.choose import Candidate, Limits, choose, default_error_growth
+from fmm.perfmodel.candidates import device_candidates
+from fmm.perfmodel.choose import Candidate, Limits, choose, default_error_growth_limit
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.runtime.decisions.calibration_in_force import complete_calibration
@@ -78,7 +78,7 @@ def _checked(key: str, dtype: str, section: JsonValue) -> Tuning:
 
 def _leaves_with_rates(dtype: str, guess: Calibration) -> Iterator[tuple[Leaf, str]]:
     """Yield the leaves with a rate of their own that are candidates for this type, and the name of the rate."""
-    for plan in compared_plans(guess.batches):
+    for plan in device_candidates(guess.batches):
         leaf, rate = plan.leaf_use.leaf, plan.rate_name(dtype)
         if leaf.rate and plan.is_candidate_for(dtype) and rate in guess.rates:
             yield leaf, rate
@@ -154,7 +154,7 @@ def decide_square(used: ModelInUse, side: int) -> SquareDecision | None:
     if used.calibration is None:
         return None
     best = _model_choice(problem, used.calibration, limits)
-    return SquareDecision(side, best.plan, 1 / best.time, best.error_growth, best.workspace)
+    return SquareDecision(side, best.plan, 1 / best.time, best.error_growth, best.workspace_bytes)
 
 
 @lru_cache(maxsize=2048)
@@ -174,7 +174,7 @@ def decide_squares(used: ModelInUse, sides: Iterable[int]) -> list[SquareDecisio
 
 def default_limits(used: ModelInUse, problem: Problem) -> Limits | None:
     """Return the default limits: the runtime's share of the memory beside A, B and C; None if these do not fit."""
-    growth = default_error_growth(not used.on_cpu)
+    growth = default_error_growth_limit(not used.on_cpu)
     if used.memory is None:
         return Limits(NO_WORKSPACE_LIMIT, growth)
     left = used.memory - 3 * problem.itemsize * problem.m**2
@@ -223,7 +223,7 @@ def entry_skip_reason(entry: Entry, problem: Problem, limits: Limits, tuned: Tun
         check_runnable(plan, problem, on_cpu)
     except PlanError as error:
         return str(error)
-    if limits.allow(plan, expected_error_growth(plan, problem.dtype, on_cpu)):
+    if limits.allows_plan(plan, expected_error_growth(plan, problem.dtype, on_cpu)):
         return NO_MEMORY_REASON
     if plan.emulates and not limits.emulation:
         return "FMM_EMULATION=0 forbids emulation"
@@ -240,7 +240,7 @@ ODD_SIDE_GAIN = 1.25  # odd sides are shown if they gain by this factor more tha
 
 def choose_square(calibration: Calibration, dtype: str, side: int) -> Candidate:
     """Return the model's choice for a square product without a limit on the workspace."""
-    limits = Limits(NO_WORKSPACE_LIMIT, default_error_growth(calibration.batches))
+    limits = Limits(NO_WORKSPACE_LIMIT, default_error_growth_limit(calibration.batches))
     return choose(Problem(side, side, side, dtype), calibration, limits).best
 
 

@@ -23,9 +23,9 @@ from fmm.config.schema import (
 from fmm.kernels.plans.explain import format_error_growth
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import default_error_growth
-from fmm.perfmodel.level_bounds import NEVER_SIDE
-from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
+from fmm.perfmodel.choose import default_error_growth_limit
+from fmm.perfmodel.level_bounds import NEVER_WINS_SIDE
+from fmm.perfmodel.papers.recursion_points import WINOGRAD_WORK, recursion_point
 from fmm.tuner.findings.diagnostics import is_noisy
 from fmm.tuner.findings.model_in_use import (
     ModelInUse,
@@ -46,7 +46,7 @@ NEVER_TEXT, UNDETERMINED_TEXT, NOT_MEASURED_TEXT, NOISY_TEXT = "never", "not det
 SUMMARY_SIDE = 16000  # side of the square that the row of a type shows; the first side that gains if larger
 MAX_ODD_ROWS = 4  # largest number of odd sides in the table of squares
 RESUME_NOTE = "--resume continues"
-N1_PER_RATIO = recursion_point(1.0, WINOGRAD)  # n1 / (alpha / pi) in Equation 3
+N1_PER_RATIO = recursion_point(1.0, WINOGRAD_WORK)  # n1 / (alpha / pi) in Equation 3
 
 
 @dataclass(frozen=True)
@@ -212,9 +212,9 @@ class SectionText:
         """Return the measured crossovers that bound the levels of every choice, as effective sides."""
 
         def cell(tau: float | None) -> str:
-            return "no bound" if tau is None else NEVER_TEXT if tau >= NEVER_SIDE else f"{tau:.0f}"
+            return "no bound" if tau is None else NEVER_TEXT if tau >= NEVER_WINS_SIDE else f"{tau:.0f}"
 
-        rows = [(bounds.baseline, *map(cell, bounds.taus)) for bounds in found.level_bounds]
+        rows = [(bounds.baseline, *map(cell, bounds.crossover_sides)) for bounds in found.level_bounds]
         note = "up to tau1 no level is chosen, up to tau2 one, up to tau3 two" if rows else ""
         return make_table("measured crossovers, effective sides", ("without levels", *TAU_NAMES), rows, note)
 
@@ -242,7 +242,11 @@ class SectionText:
         rows = []
         if not noisy:
             rows += [
-                (f"{vendor_name(fitted)}, large products", f"{fitted.rate(self.dtype).flops / 1e9:,.0f}", "Gflop/s"),
+                (
+                    f"{vendor_name(fitted)}, large products",
+                    f"{fitted.require_rate(self.dtype).flops / 1e9:,.0f}",
+                    "Gflop/s",
+                ),
                 ("sums of blocks", f"{fitted.stream / 1e9:,.0f}", "GB/s"),
             ]
         rows += [
@@ -443,7 +447,7 @@ def next_steps(key: str, types: Sequence[TypeSummary], in_force: bool, name: str
         device = "cpu" if key.startswith("cpu") else key
         command = f"fmm-tune predict 5000 3000 5000 --device {device} --dtype {types[0].dtype}"
         rows.append((command, "the decision for one product"))
-    growth = default_error_growth(not key.startswith("cpu"))
+    growth = default_error_growth_limit(not key.startswith("cpu"))
     limits = f"limit error and workspace (default: {growth:g} times the vendor's error, half of the free memory)"
     rows.append(("fmm.matmul(a, b, max_error_growth=4, workspace=2**30)", limits))
     note = "" if in_force else f"fmm.matmul does not read this config: set FMM_CONFIG={name}"

@@ -21,11 +21,11 @@ from fmm.config.certification import MIN_SPEEDUP
 from fmm.config.schema import NAMES_IN_SECONDS, TAU_NAMES, ThresholdInterval, ThresholdRange, Thresholds
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Limits, all_candidates, default_error_growth, rank_candidates, required_margin
+from fmm.perfmodel.choose import Limits, all_candidates, default_error_growth_limit, rank_candidates, required_margin
 from fmm.perfmodel.level_bounds import count_levels
 from fmm.perfmodel.papers import li_counts as li_thresholds
 from fmm.perfmodel.papers import recursion_points
-from fmm.perfmodel.papers.recursion_points import alpha, alpha_over_pi, pi
+from fmm.perfmodel.papers.recursion_points import alpha_over_pi, alpha_seconds, pi_seconds
 from fmm.problem import Problem
 from fmm.tuner.fit.sampled import SLOW_SAMPLE_COUNT, central_interval_95
 from fmm.tuner.trials.record import Size
@@ -72,9 +72,11 @@ def ranked_plans(calibration: Calibration, problem: Problem, emulation: bool = T
 
     The margin has no influence, so that calibrations with several margins share the cached result.
     """
-    limits = Limits(1 << 62, default_error_growth(calibration.batches), emulation)
+    limits = Limits(1 << 62, default_error_growth_limit(calibration.batches), emulation)
     candidates = all_candidates(problem, calibration, limits)
-    return tuple((c.plan, c.time) for c in candidates if c.plan != VENDOR and limits.allow(c.plan, c.error_growth))
+    return tuple(
+        (c.plan, c.time) for c in candidates if c.plan != VENDOR and limits.allows_plan(c.plan, c.error_growth)
+    )
 
 
 # ---- the thresholds
@@ -103,7 +105,7 @@ def thresholds(
         strategies or {},
         square_speedups(measured),
         without_emulation=taus_without_emulation(calibration, dtype),
-        measured_taus={x.baseline: dict(zip(TAU_NAMES, x.taus, strict=True)) for x in bounds},
+        measured_taus={x.baseline: dict(zip(TAU_NAMES, x.crossover_sides, strict=True)) for x in bounds},
     )
 
 
@@ -115,13 +117,13 @@ def large_problem(dtype: str) -> Problem:
 def alpha_and_pi(calibration: Calibration, dtype: str) -> tuple[float, float]:
     """Return alpha and pi: the seconds of one addition and of one flop."""
     large = large_problem(dtype)
-    return alpha(calibration, large.itemsize), pi(calibration, large)
+    return alpha_seconds(calibration, large.itemsize), pi_seconds(calibration, large)
 
 
 def recursion_point_by_equation_3(calibration: Calibration, dtype: str) -> float | None:
     """Return n1, the recursion point by Equation 3; None if one level never pays."""
     ratio = alpha_over_pi(calibration, large_problem(dtype))
-    return finite_or_none(recursion_points.recursion_point(ratio, recursion_points.WINOGRAD))
+    return finite_or_none(recursion_points.recursion_point(ratio, recursion_points.WINOGRAD_WORK))
 
 
 def level_spread(calibration: Calibration, dtype: str, levels: int) -> ThresholdRange:
@@ -183,7 +185,7 @@ def fit_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tuple[S
         return alpha_over_pi(calibration, Problem(m, k, n, dtype))
 
     large = alpha_over_pi(calibration, large_problem(dtype))
-    most = [recursion_points.max_epsilon(size, at, recursion_points.WINOGRAD) for size, _ in measured]
+    most = [recursion_points.max_epsilon(size, at, recursion_points.WINOGRAD_WORK) for size, _ in measured]
     gained = [gain > 1 for _, gain in measured]
     steps = [large * x / 20 for x in range(-19, 61)]
     agreement = {e: sum((e < x) == own for x, own in zip(most, gained, strict=True)) for e in steps}
@@ -276,7 +278,7 @@ def _level_choices(calibration: Calibration, sample: Calibration, dtype: str) ->
     def levels_chosen(side: int) -> int:
         first = _first_plans(free, dtype, SIDE_GRID[bisect_left(SIDE_GRID, side)])
         candidates = rank_candidates(Problem(side, side, side, dtype), required, first) if first else ()
-        return next((count_levels(candidate.plan) for candidate in candidates if candidate.wins), 0)
+        return next((count_levels(candidate.plan) for candidate in candidates if candidate.beats_vendor), 0)
 
     return levels_chosen
 

@@ -13,11 +13,11 @@ from math import exp, log, sqrt
 from statistics import mean
 from typing import Any
 
-from fmm.hardware.chip import BlockTerms, Chip
+from fmm.hardware.chip import BlockModelConstants, Chip
 from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES, H200_STRATEGIES, STRATEGIES, TileSizes
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.block_model import GEMM, Operands, Shape, chip_target, launch_seconds
+from fmm.perfmodel.block_model import GEMM_OPERANDS, OperandBlocks, Shape, chip_target, launch_seconds
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Run
 from fmm.tuner.fit.model import observed_medians
@@ -52,7 +52,7 @@ class StrategyTimes:
     kind: str
     shape: Shape
     seconds: Mapping[str, float]
-    operands: Operands = GEMM
+    operands: OperandBlocks = GEMM_OPERANDS
 
     @property
     def tera_flops(self) -> float:
@@ -132,7 +132,7 @@ class BlockFit:
     fit.
     """
 
-    fitted: BlockTerms | None
+    fitted: BlockModelConstants | None
     error: float
     built_in_error: float
     held_back: float | None
@@ -174,20 +174,20 @@ def split_alternately(shapes: Sequence[StrategyTimes]) -> tuple[Sequence[Strateg
     return shapes[::2], shapes[1::2]
 
 
-def fit_block_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> BlockTerms:
+def fit_block_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> BlockModelConstants:
     """Return the terms with the least squares of errors; their logarithms are varied, so that they stay positive."""
     from scipy.optimize import least_squares
 
-    names = [x.name for x in fields(BlockTerms)]
+    names = [x.name for x in fields(BlockModelConstants)]
 
-    def terms(x: Sequence[float]) -> BlockTerms:
-        return BlockTerms(**dict(zip(names, map(exp, x), strict=True)))
+    def terms(x: Sequence[float]) -> BlockModelConstants:
+        return BlockModelConstants(**dict(zip(names, map(exp, x), strict=True)))
 
     def errors(x: Sequence[float]) -> list[float]:
         comparisons = compare_strategies(shapes, replace(chip, fitted=terms(x)))
         return [error for comparison in comparisons for error in comparison.errors.values()]
 
-    return terms(least_squares(errors, [log(x) for x in astuple(BlockTerms())], diff_step=1e-3, x_scale=0.1).x)
+    return terms(least_squares(errors, [log(x) for x in astuple(BlockModelConstants())], diff_step=1e-3, x_scale=0.1).x)
 
 
 # ---- the strategies of launches

@@ -37,7 +37,7 @@ class Parameter:
 
     def get(self, calibration: Calibration, dtype: str) -> float:
         """Return the parameter's value in a calibration."""
-        owner: Any = calibration.rate(dtype) if self.name.startswith("rate.") else calibration
+        owner: Any = calibration.require_rate(dtype) if self.name.startswith("rate.") else calibration
         return float(getattr(owner, self.name.removeprefix("rate.")))
 
     def put(self, calibration: Calibration, dtype: str, value: float) -> Calibration:
@@ -69,7 +69,7 @@ def with_parameters(calibration: Calibration, dtype: str, values: Mapping[str, f
     """Return the calibration with these values, in one copy: a fit makes thousands of calibrations."""
     own = {name: value for name, value in values.items() if not name.startswith("rate.")}
     rates = {name.removeprefix("rate."): value for name, value in values.items() if name.startswith("rate.")}
-    rate = replace(calibration.rate(dtype), **rates)
+    rate = replace(calibration.require_rate(dtype), **rates)
     return replace(calibration, rates=MappingProxyType({**calibration.rates, dtype: rate}), **own)  # type: ignore[arg-type]
 
 
@@ -172,7 +172,7 @@ def fixed_parameters(
     for p in PARAMETERS if intervals else ():
         if p.name in determined or not exists_on(p, fitted):
             continue
-        if p.informed_by & OWN_KERNEL_KINDS and not fitted.rate(dtype).tiled > 0:
+        if p.informed_by & OWN_KERNEL_KINDS and not fitted.require_rate(dtype).tiled > 0:
             continue  # fmm's own kernel was not measured
         if p.name in CPU_ONLY and not DTYPES[dtype].is_complex:
             continue

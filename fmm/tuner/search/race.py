@@ -10,7 +10,7 @@ from fmm.config import certification
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.workspace import workspace
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Limits, default_error_growth, rank_candidates
+from fmm.perfmodel.choose import Limits, default_error_growth_limit, rank_candidates
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import compile_weight
@@ -86,8 +86,11 @@ def within_limits(device: Device, plan: Plan, problem: Problem) -> bool:
     except PlanError:
         return False
     gpu = device.untuned_model().batches
-    allowed, growth = Limits(needed, default_error_growth(gpu)), expected_error_growth(plan, problem.dtype, not gpu)
-    return allowed.allow(plan, growth) and operands + needed <= device.memory
+    allowed, growth = (
+        Limits(needed, default_error_growth_limit(gpu)),
+        expected_error_growth(plan, problem.dtype, not gpu),
+    )
+    return allowed.allows_plan(plan, growth) and operands + needed <= device.memory
 
 
 class Race:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from fmm.config.certification import MIN_SPEEDUP
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.candidates import compared_plans
+from fmm.perfmodel.candidates import device_candidates
 from fmm.perfmodel.choose import rank_candidates
 from fmm.perfmodel.level_bounds import count_levels
 from fmm.perfmodel.work import are_rows_aligned, estimated_work
@@ -265,7 +265,7 @@ def plans_of_other_numbers(device: Device, problem: Problem) -> list[Plan]:
     untuned = starting_calibration(device.untuned_model(), problem.dtype)
     if untuned.batches:
         return []
-    taking = [p for p in compared_plans(False) if p.accepts_type(problem.dtype)]
+    taking = [p for p in device_candidates(False) if p.accepts_type(problem.dtype)]
     found = [p for p in taking if p.leaf_type(problem.dtype) != problem.dtype]
     return plans_worth_probing(device, problem, found) if found else []
 
@@ -287,4 +287,4 @@ def plans_of_own_kernel(device: Device, problem: Problem, effort: Effort) -> lis
         p for p in compilable_candidates(device, effort) if p.uses_tile_model and within_limits(device, p, problem)
     ]
     plans = [p for p in plans if are_rows_aligned(problem, p.leaf_use.leaf.alignment)]
-    return [p for p in plans if estimated_work(p, problem).smallest >= device.untuned_model().least]
+    return [p for p in plans if estimated_work(p, problem).smallest_leaf_side >= device.untuned_model().least]

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from fmm.kernels.algorithms.text_files import ABOVE_FORM, ABOVE_WITHOUT_OPTIONS, SEARCHED_FORM, parse_considered_forms
-from fmm.kernels.algorithms.text_files import FORM_NAMES as NAMED
+from fmm.kernels.algorithms.text_files import (
+    FORM_ABOVE_CANDIDATES,
+    FORM_ABOVE_WITHOUT_OPTIONS,
+    FORM_SEARCH_ONLY,
+    parse_considered_forms,
+)
+from fmm.kernels.algorithms.text_files import PLAN_FORM_NAMES as NAMED
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.candidates import (
     CANDIDATE_FORMS,
@@ -15,7 +20,7 @@ from fmm.perfmodel.candidates import (
     peer_plans,
     probed_plans,
 )
-from fmm.perfmodel.candidates import compared_plans as compared
+from fmm.perfmodel.candidates import device_candidates as compared
 from fmm.tuner.search.space import choices_of_plans, search_space, space_of_type
 
 RESIDUES = ["residues(14) > bytes", "residues(14) > strassen > bytes"]  # of float64
@@ -165,8 +170,8 @@ def test_strategies_are_searched_where_sums_are_inside() -> None:
 
 
 def test_every_form_that_a_file_may_name_is_one() -> None:
-    assert {*(form.name for form in CANDIDATE_FORMS), ABOVE_FORM, SEARCHED_FORM} == set(NAMED)
-    assert all(set(level.forms) <= {*NAMED, ABOVE_WITHOUT_OPTIONS} for level in candidate_levels())
+    assert {*(form.name for form in CANDIDATE_FORMS), FORM_ABOVE_CANDIDATES, FORM_SEARCH_ONLY} == set(NAMED)
+    assert all(set(level.forms) <= {*NAMED, FORM_ABOVE_WITHOUT_OPTIONS} for level in candidate_levels())
 
 
 LINES = [

@@ -27,7 +27,7 @@ from fmm.tuner.cli import main
 from fmm.tuner.commands import bench, verify
 from fmm.tuner.devices.device import EFFORTS
 from fmm.tuner.devices.simulated import SIMULATED_IDENTITY, SimulatedDevice
-from fmm.tuner.report.plan_names import plan_names_table, plans_in
+from fmm.tuner.report.plan_names import find_plan_texts, plan_names_table
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import TrialFile, frame
 from fmm.tuner.tune import Job, JobEnd
@@ -628,10 +628,10 @@ def test_verify_names_thresholds_of_another_version(tmp_path: Path, capsys: pyte
 
 
 def test_the_glossary_has_the_names_of_the_plans_alone() -> None:
-    rows = plan_names_table(plans_in("8192  1.1 predicted  winograd^2.batched > vendor")).pairs
+    rows = plan_names_table(find_plan_texts("8192  1.1 predicted  winograd^2.batched > vendor")).pairs
     assert set(rows) == {"winograd", "^2, ^3", "batched", "vendor"}
-    assert "lt0 ... lt31" in plan_names_table(plans_in("winograd > lt3")).pairs
-    assert not plan_names_table(plans_in("none on square matrices")).rows
+    assert "lt0 ... lt31" in plan_names_table(find_plan_texts("winograd > lt3")).pairs
+    assert not plan_names_table(find_plan_texts("none on square matrices")).rows
 
 
 @pytest.mark.parametrize("compiled", [True, False])

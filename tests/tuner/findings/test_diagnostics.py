@@ -14,7 +14,7 @@ import pytest
 
 from fmm.config import environment, files, schema
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.work import counted_work
 from fmm.problem import Problem
@@ -194,11 +194,17 @@ def test_entries_of_a_disturbed_tuning_are_set_aside() -> None:
 
 LANES = replace(
     SIMULATED_CALIBRATION,
-    rates=MappingProxyType({"float64": Rate(1.5e11, 2e4, 20.0, 30.0, 80.0, batch=1.03)}),
+    rates=MappingProxyType({"float64": ProductRate(1.5e11, 2e4, 20.0, 30.0, 80.0, batch=1.03)}),
     stream=2e10, launch=1e-4, lanes=2, idle=0.01, spin=0.03, apart=0.5,
 )  # fmt: skip
 GPU = Calibration(
-    "fake GPU", "", MappingProxyType({"float64": Rate(5e13, 5e4, 30.0, unaligned=1.4)}), 4e12, 1e5, 3e-6, batches=True
+    "fake GPU",
+    "",
+    MappingProxyType({"float64": ProductRate(5e13, 5e4, 30.0, unaligned=1.4)}),
+    4e12,
+    1e5,
+    3e-6,
+    batches=True,
 )
 WORLDS = (SIMULATED_CALIBRATION, LANES, replace(SIMULATED_CALIBRATION, stream=4e9), GPU)
 

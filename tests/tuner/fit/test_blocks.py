@@ -16,12 +16,12 @@ from benchmarks.shipped import recorded_blocks
 from fmm.config import files
 from fmm.config.files import SHIPPED_CONFIG
 from fmm.config.schema import read_thresholds
-from fmm.hardware.chip import BlockTerms, Chip
+from fmm.hardware.chip import BlockModelConstants, Chip
 from fmm.hardware.datasheets import datasheet_of
 from fmm.kernels.cuda.products.kernel_sizes import STRATEGIES
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.block_model import GEMM, chip_target, launch_seconds
+from fmm.perfmodel.block_model import GEMM_OPERANDS, chip_target, launch_seconds
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.problem import Problem
 from fmm.runtime.devices import chip_with_tuned_terms, datasheet_model
@@ -39,21 +39,21 @@ from tests.support import configs as tuned
 from tests.support.chips import A100, H200
 from tests.support.devices import H200 as DEVICE
 
-SLOWER = BlockTerms(wait=1600.0, far=1200.0, share=0.859, launch=2e-5)
+SLOWER = BlockModelConstants(wait=1600.0, far=1200.0, share=0.859, launch=2e-5)
 
 
-def timed(terms: BlockTerms) -> list[Trial]:
+def timed(terms: BlockModelConstants) -> list[Trial]:
     """The strategies on all shapes, on a chip for which these terms are true."""
     chip = replace(H200, fitted=terms)
     return [
         Trial("r", blocks.BLOCKS_STAGE, size, "float32", str(blocks.STRATEGY_PLANS[s.name]), "whole", 0, 0, 0.0,
-              launch_seconds(s, GEMM, size, chip))
+              launch_seconds(s, GEMM_OPERANDS, size, chip))
         for size in blocks.STRATEGY_SHAPES for s in STRATEGIES
     ]  # fmt: skip
 
 
 def test_built_in_terms_are_kept_where_they_predict_well() -> None:
-    found = blocks.fit_block_model(timed(BlockTerms()), H200)
+    found = blocks.fit_block_model(timed(BlockModelConstants()), H200)
     assert found and found.fitted is None and found.error < 0.01 and found.shapes == len(blocks.STRATEGY_SHAPES)
 
 
@@ -71,7 +71,7 @@ SCATTER = 0.08  # of single times: more than the built-in terms may be off by, a
 def test_a_fit_to_noise_is_not_taken(seed: int) -> None:
     """On what it sees it is closer than the built-in terms, which are true here; on what it does not see it is not."""
     rng = random.Random(seed)
-    noisy = [replace(t, seconds=(t.seconds or 0.0) * exp(rng.gauss(0, SCATTER))) for t in timed(BlockTerms())]
+    noisy = [replace(t, seconds=(t.seconds or 0.0) * exp(rng.gauss(0, SCATTER))) for t in timed(BlockModelConstants())]
     found, shapes = blocks.fit_block_model(noisy, H200), blocks.strategy_times(noisy)
     assert found and found.fitted is None and found.held_back is not None
     own = replace(H200, fitted=fit_block_terms(shapes, H200))
@@ -103,7 +103,7 @@ def test_strategies_are_timed_once_and_shown(tmp_path: Path, monkeypatch: pytest
     journal = Journal("run", SimulatedDevice(gpu=True, chip=H200, memory=1 << 40))
     probe_strategies(journal, GPU_EFFORTS["default"])
     assert {t.plan for t in journal.recorded} == {"vendor", *map(str, blocks.STRATEGY_PLANS.values())}
-    rates = [replace(t, stage="rates", plan="vendor") for t in timed(BlockTerms()) if t.plan == "tile.large"]
+    rates = [replace(t, stage="rates", plan="vendor") for t in timed(BlockModelConstants()) if t.plan == "tile.large"]
     concluded = Journal("run", SimulatedDevice(gpu=True, chip=H200), [*timed(SLOWER), *rates], live=False)
     section = conclude_section(concluded, "float32")
     assert section and section["blocks"]["fitted"] and section["thresholds"]["block_strategy"]["4096"]

@@ -33,7 +33,7 @@ def sources(fitted: Calibration, dtype: str, guess: Calibration | None = SHEET) 
 
 
 def with_rate(fitted: Calibration, dtype: str, **fields: float) -> Calibration:
-    rates = {**fitted.rates, dtype: replace(fitted.rate(dtype), **fields)}
+    rates = {**fitted.rates, dtype: replace(fitted.require_rate(dtype), **fields)}
     return replace(fitted, rates=MappingProxyType(rates))
 
 

@@ -63,7 +63,7 @@ def test_what_is_not_determined_keeps_its_value() -> None:
     known = {"stream": section["intervals"]["stream"], "rate.rows": [0.1, 1e4], "frayed": [0.5, 2.0]}
     models = sample_calibrations(model_of(section), TYPE, known, observed)
     assert len({model.stream for model in models}) > 10
-    assert {model.rate(TYPE) for model in models} == {model_of(section).rate(TYPE)}
+    assert {model.require_rate(TYPE) for model in models} == {model_of(section).require_rate(TYPE)}
     assert sample_calibrations(model_of(section), TYPE, {}, observed) == ()
 
 

@@ -83,7 +83,7 @@ def test_all_types_of_a_card_that_is_known_have_something_within_a_minute(
     assert set(found) == set(TYPES) and min(found.values()) > 1.03, found
     for dtype in ("float32", "float64", "bfloat16"):
         flops = sections[dtype]["calibration"]["rate"]["flops"]
-        assert flops == pytest.approx(cold.truth.rate(dtype).flops, rel=0.03)
+        assert flops == pytest.approx(cold.truth.require_rate(dtype).flops, rel=0.03)
 
 
 @pytest.mark.slow
@@ -134,7 +134,7 @@ def test_a_card_that_affords_none_of_the_usual_squares_has_its_first_look(cold: 
     assert main([*arguments, "--output", str(tmp_path / "config.json")]) == 0
     section = files.read_config(tmp_path / "config.json")[cold.identity.key]["float32"]
     flops = section["calibration"]["rate"]["flops"]
-    assert flops == pytest.approx(cold.truth.rate("float32").flops, rel=0.1) and not section["entries"]
+    assert flops == pytest.approx(cold.truth.require_rate("float32").flops, rel=0.1) and not section["entries"]
 
 
 def test_kernels_that_a_first_look_needs_are_compiled_first_of_every_type() -> None:
@@ -171,11 +171,11 @@ def test_a_few_samples_scale_what_is_known_and_change_nothing_else() -> None:
     assert has_few_plans(seen)
     known = conclude.starting_calibration(SHEET, "float64")
     found = scale_calibration(known, "float64", seen)
-    rate = found.calibration.rate("float64")
-    assert rate.flops == pytest.approx(0.8 * SHEET.rate("float64").flops, rel=1e-3)
+    rate = found.calibration.require_rate("float64")
+    assert rate.flops == pytest.approx(0.8 * SHEET.require_rate("float64").flops, rel=1e-3)
     assert found.calibration.stream == pytest.approx(1.3 * SHEET.stream, rel=1e-3)
     assert set(found.intervals) == {"rate.flops", "stream"}
-    before = replace(known.rate("float64"), flops=rate.flops)
+    before = replace(known.require_rate("float64"), flops=rate.flops)
     assert rate == before and replace(found.calibration, rates=known.rates, stream=known.stream) == known
 
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 import pytest
 
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.level_bounds import count_levels, effective_side
 from fmm.problem import Problem
 from fmm.tuner.devices.device import Run
@@ -27,11 +27,11 @@ from tests.support.marks import quick_and_slow
 
 TWO_LANES = replace(
     SIMULATED_CALIBRATION,
-    rates=MappingProxyType({"float64": Rate(1.5e11, 2e4, 20.0, 30.0, 80.0, batch=1.03)}),
+    rates=MappingProxyType({"float64": ProductRate(1.5e11, 2e4, 20.0, 30.0, 80.0, batch=1.03)}),
     stream=2e10, launch=1e-4, lanes=2, idle=0.01, spin=0.03, apart=0.5,
 )  # fmt: skip
 ONE_LANE = replace(
-    SIMULATED_CALIBRATION, rates=MappingProxyType({"float64": Rate(2.1e11, 50.0**2, 20.0)}), stream=2.4e10
+    SIMULATED_CALIBRATION, rates=MappingProxyType({"float64": ProductRate(2.1e11, 50.0**2, 20.0)}), stream=2.4e10
 )
 
 

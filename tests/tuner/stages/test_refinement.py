@@ -11,7 +11,7 @@ import pytest
 from fmm.config import schema
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Limits, default_error_growth
+from fmm.perfmodel.choose import Limits, default_error_growth_limit
 from fmm.problem import Problem
 from fmm.runtime.decisions.calibration_in_force import complete_calibration
 from fmm.runtime.decisions.decide import decide_by_model, find_certified_entry
@@ -59,7 +59,7 @@ class Tuned:
         tuned = schema.read_section(section, "test", self.device.identity, self.dtype)
         known, limits = (
             complete_calibration(tuned, None, SHEET),
-            Limits(self.device.memory, default_error_growth(True)),
+            Limits(self.device.memory, default_error_growth_limit(True)),
         )
         found = {}
         for side in SIDES:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import HEAVY_PRODUCTS, compile_weight
 from fmm.tuner.devices.device import Run
@@ -19,7 +19,13 @@ from fmm.tuner.tune_type import tune_type
 from tests.support.busy_device import BusyDevice, BusySession, decided_plan
 
 GPU = Calibration(
-    "fake GPU", "", MappingProxyType({"float64": Rate(5e13, 5e4, 30.0, unaligned=1.4)}), 4e12, 1e5, 3e-6, batches=True
+    "fake GPU",
+    "",
+    MappingProxyType({"float64": ProductRate(5e13, 5e4, 30.0, unaligned=1.4)}),
+    4e12,
+    1e5,
+    3e-6,
+    batches=True,
 )
 SOON, OWN_KERNEL, LAST = 3.0, 2.0, 100.0  # seconds until kernels are there, from the beginning or from the question on
 
@@ -49,7 +55,9 @@ def cold(monkeypatch: pytest.MonkeyPatch) -> ColdGpu:
         prepare(session, run)
 
     monkeypatch.setattr(BusySession, "prepare", compiling)
-    known = replace(GPU, rates={"float64": replace(GPU.rate("float64"), flops=4.5e13)}, stream=3.5e12)  # of such cards
+    known = replace(
+        GPU, rates={"float64": replace(GPU.require_rate("float64"), flops=4.5e13)}, stream=3.5e12
+    )  # of such cards
     return ColdGpu(truth=GPU, noise=0.01, gpu=True, memory=1 << 38, before=known)
 
 

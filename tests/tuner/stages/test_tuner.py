@@ -22,9 +22,9 @@ from fmm.config import certification, schema
 from fmm.config.identity import Identity
 from fmm.config.schema import read_thresholds
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.perfmodel.calibration import Calibration, Rate
-from fmm.perfmodel.choose import GPU_ERROR_GROWTH, Limits, choose, rank_candidates
-from fmm.perfmodel.papers.recursion_points import WINOGRAD, recursion_point
+from fmm.perfmodel.calibration import Calibration, ProductRate
+from fmm.perfmodel.choose import GPU_ERROR_GROWTH_LIMIT, Limits, choose, rank_candidates
+from fmm.perfmodel.papers.recursion_points import WINOGRAD_WORK, recursion_point
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.tuner.devices.device import EFFORTS, Effort, FailedError, Run, cached_work, formula_seconds
@@ -71,7 +71,7 @@ def test_a_tuning_finds_the_truth() -> None:
     section = outcome.section
     found = schema.read_section(section, "test", journal.device.identity, "float64")
     assert found.calibration is not None
-    rate, true = found.calibration.rate("float64"), SIMULATED_CALIBRATION.rate("float64")
+    rate, true = found.calibration.require_rate("float64"), SIMULATED_CALIBRATION.require_rate("float64")
     assert rate.flops == pytest.approx(true.flops, rel=0.03)
     assert found.calibration.stream == pytest.approx(SIMULATED_CALIBRATION.stream, rel=0.05)
     assert section["error"]["time"]["median"] < 0.02 and section["error"]["speedup"]["median"] < 0.02
@@ -91,7 +91,7 @@ def test_the_intervals_hold_the_truth_in_most_tunings() -> None:
         assert outcome.section is not None
         for name, (low, high) in outcome.section["intervals"].items():
             true = getattr(
-                SIMULATED_CALIBRATION.rate("float64") if name.startswith("rate.") else SIMULATED_CALIBRATION,
+                SIMULATED_CALIBRATION.require_rate("float64") if name.startswith("rate.") else SIMULATED_CALIBRATION,
                 name.removeprefix("rate."),
             )
             held[name] += low <= true <= high
@@ -128,12 +128,13 @@ def fresh(seed: int, truth: Calibration = SIMULATED_CALIBRATION) -> Calibration:
 
 
 TWO_TYPES = replace(
-    SIMULATED_CALIBRATION, rates=MappingProxyType({x: Rate(1.5e11, 2e4, 20.0) for x in ("complex128", "float64")})
+    SIMULATED_CALIBRATION,
+    rates=MappingProxyType({x: ProductRate(1.5e11, 2e4, 20.0) for x in ("complex128", "float64")}),
 )
 # Two cores that run two products at a time, and the sums beside them.
 LANES = replace(
     SIMULATED_CALIBRATION,
-    rates=MappingProxyType({"float64": Rate(1.5e11, 2e4, 20.0, 30.0, 80.0, batch=1.03)}),
+    rates=MappingProxyType({"float64": ProductRate(1.5e11, 2e4, 20.0, 30.0, 80.0, batch=1.03)}),
     stream=2e10, launch=1e-4, lanes=2, idle=0.01, spin=0.03, apart=0.5,
 )  # fmt: skip
 
@@ -156,7 +157,13 @@ def test_a_model_without_lanes_would_not_do(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 GPU_TRUTH = Calibration(
-    "fake GPU", "", MappingProxyType({"float64": Rate(5e13, 5e4, 30.0, unaligned=1.4)}), 4e12, 1e5, 3e-6, batches=True
+    "fake GPU",
+    "",
+    MappingProxyType({"float64": ProductRate(5e13, 5e4, 30.0, unaligned=1.4)}),
+    4e12,
+    1e5,
+    3e-6,
+    batches=True,
 )
 
 
@@ -491,7 +498,7 @@ def observed(truth: Calibration, kinds: tuple[str, ...] = ("whole", "sums")) -> 
 ODD_TRUTH = Calibration(
     "odd",
     "by definition",
-    MappingProxyType({"float64": Rate(3e10, 2e4, 60.0, 40.0, 90.0, 2e10)}),
+    MappingProxyType({"float64": ProductRate(3e10, 2e4, 60.0, 40.0, 90.0, 2e10)}),
     stream=8e9,
     small=1e6,
     launch=1e-4,
@@ -519,7 +526,7 @@ def test_how_slowly_parts_of_complex_numbers_are_read_is_found() -> None:
             run, problem = Run(plan, "whole"), Problem(n, n, n + 1, "complex128")
             seconds = formula_seconds(run, problem, cached_work(plan, problem), truth)
             seen.append(fitting.Observation(problem, run, seconds))
-    start = replace(SimulatedDevice().untuned_model(), rates={"complex128": Rate(1e10, 1e4, 32.0)}, parts=0.5)
+    start = replace(SimulatedDevice().untuned_model(), rates={"complex128": ProductRate(1e10, 1e4, 32.0)}, parts=0.5)
     assert fitting.fit_calibration(start, "complex128", seen).calibration.parts == pytest.approx(0.3, rel=0.15)
 
 
@@ -527,15 +534,17 @@ def test_what_the_host_takes_for_a_launch_is_found() -> None:
     truth = replace(ODD_TRUTH, launch=1e-6, host=2e-3)
     start = replace(SimulatedDevice().untuned_model(), batches=True)
     found = fitting.fit_calibration(start, "float64", observed(truth)).calibration
-    assert found.host == pytest.approx(2e-3, rel=0.05) and found.rate("float64").flops == pytest.approx(3e10, rel=0.1)
+    assert found.host == pytest.approx(2e-3, rel=0.05) and found.require_rate("float64").flops == pytest.approx(
+        3e10, rel=0.1
+    )
 
 
 @pytest.mark.parametrize("tile", quick_and_slow([64.0], [256.0]))
 def test_the_size_of_tiles_is_found_on_a_gpu(tile: float) -> None:
-    rate = replace(ODD_TRUTH.rate("float64"), tile=tile)
+    rate = replace(ODD_TRUTH.require_rate("float64"), tile=tile)
     truth = replace(ODD_TRUTH, rates=MappingProxyType({"float64": rate}))
     start = replace(SimulatedDevice().untuned_model(), batches=True)
-    found = fitting.fit_calibration(start, "float64", observed(truth)).calibration.rate("float64")
+    found = fitting.fit_calibration(start, "float64", observed(truth)).calibration.require_rate("float64")
     assert found.tile == tile and found.flops == pytest.approx(3e10, rel=0.1)
 
 
@@ -547,7 +556,7 @@ def test_what_nothing_informs_stays_as_it_was() -> None:
     assert (
         {"rate.flops", "rate.pipe"} < set(found.intervals) <= {p.name for p in PARAMETERS if "vendor" in p.informed_by}
     )
-    assert found.calibration.rate("float64").flops == pytest.approx(3e10, rel=0.05)
+    assert found.calibration.require_rate("float64").flops == pytest.approx(3e10, rel=0.05)
 
 
 def test_what_the_measurements_leave_open_is_not_fitted() -> None:
@@ -558,7 +567,7 @@ def test_what_the_measurements_leave_open_is_not_fitted() -> None:
     assert len(some) == 2
     found = fitting.fit_calibration(start, "float64", some)
     assert list(found.intervals) == ["rate.flops"]
-    rate = found.calibration.rate("float64")
+    rate = found.calibration.require_rate("float64")
     assert (rate.rows, rate.cols, rate.pipe) == (0.0, 0.0, 0.0) and rate.flops == pytest.approx(1.1e11, rel=0.05)
 
 
@@ -576,8 +585,8 @@ def test_outliers_do_not_carry_the_fit_away() -> None:
     clean = observed(SIMULATED_CALIBRATION)
     dirty = [replace(o, seconds=o.seconds * (3 if i % 10 == 0 else 1)) for i, o in enumerate(clean)]
     found = fitting.fit_calibration(SimulatedDevice().untuned_model(), "float64", dirty)
-    assert found.calibration.rate("float64").flops == pytest.approx(
-        SIMULATED_CALIBRATION.rate("float64").flops, rel=0.05
+    assert found.calibration.require_rate("float64").flops == pytest.approx(
+        SIMULATED_CALIBRATION.require_rate("float64").flops, rel=0.05
     )
 
 
@@ -592,8 +601,8 @@ def test_errors_are_those_of_the_predictions() -> None:
 
 def test_n1_is_equation_3s() -> None:
     found = thresholds(SIMULATED_CALIBRATION, "float64")
-    ratio = 3 * 8 / SIMULATED_CALIBRATION.stream * SIMULATED_CALIBRATION.rate("float64").flops
-    assert found.n1 == pytest.approx(recursion_point(ratio, WINOGRAD), rel=0.001)
+    ratio = 3 * 8 / SIMULATED_CALIBRATION.stream * SIMULATED_CALIBRATION.require_rate("float64").flops
+    assert found.n1 == pytest.approx(recursion_point(ratio, WINOGRAD_WORK), rel=0.001)
     assert found.alpha / found.pi == pytest.approx(ratio, rel=0.001) and found.epsilon is None
     assert found.n1_measured is None
 
@@ -605,7 +614,7 @@ def test_epsilon_moves_equation_2_to_what_was_measured() -> None:
     found = thresholds(SIMULATED_CALIBRATION, "float64", [*loses, *wins])
     assert found.epsilon is not None and found.epsilon > 0
     ratio = found.alpha / found.pi + found.epsilon
-    assert 2.5 * point < recursion_point(ratio, WINOGRAD) < 3.3 * point
+    assert 2.5 * point < recursion_point(ratio, WINOGRAD_WORK) < 3.3 * point
     assert found.n1_measured == wins[0][0][0]
     assert thresholds(SIMULATED_CALIBRATION, "float64", loses).n1_measured is None  # up to the largest, none gained
 
@@ -675,7 +684,8 @@ def test_the_limit_of_the_error_is_the_runtimes(gpu: bool, plan: str, dtype: str
     problem = Problem(8192, 8192, 8192, dtype)
     assert within_limits(SimulatedDevice(gpu=gpu, memory=1 << 40), Plan.parse(plan), problem) == kept
     assert (
-        expected_error_growth(Plan.parse(plan), dtype, not gpu) <= (GPU_ERROR_GROWTH if gpu else Limits(0).error_growth)
+        expected_error_growth(Plan.parse(plan), dtype, not gpu)
+        <= (GPU_ERROR_GROWTH_LIMIT if gpu else Limits(0).error_growth)
     ) == kept
 
 

@@ -12,12 +12,12 @@ from fmm.config import schema
 from fmm.config.schema import Tuning
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import workspace
-from fmm.perfmodel.calibration import Calibration, Rate
+from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.candidates import probed_plans
 from fmm.perfmodel.choose import Limits, choose, rank_candidates
 from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.perfmodel.predict import TILE_WRITE_STEPS, predict, predict_vendor
-from fmm.perfmodel.work import Tiles, estimated_work
+from fmm.perfmodel.work import LeafTiles, estimated_work
 from fmm.problem import Layout, Problem
 from fmm.runtime.decisions.decide import decide_by_model, find_certified_entry
 from fmm.runtime.prepare import launches_on_device
@@ -32,7 +32,7 @@ from tests.support.devices import H200
 
 FUSED, HYBRID = (p for p in probed_plans("cuda") if p.uses_tile_model)
 NONE, MUCH = Limits(0, 16.0), Limits(1 << 40, 16.0)
-RATE = Rate(5e13, 5e4, 30.0, unaligned=1.05, tiled=1.02, tiled_odd=1.3, waves=40.0, inside=0.7)
+RATE = ProductRate(5e13, 5e4, 30.0, unaligned=1.05, tiled=1.02, tiled_odd=1.3, waves=40.0, inside=0.7)
 TRUTH = Calibration("fake GPU", "", MappingProxyType({"float32": RATE}), 4e12, 1e5, 3e-6, batches=True)
 WANTED = (16384, 16384, 16384)
 
@@ -55,13 +55,13 @@ def section(journal: Journal) -> Tuning:
 def test_a_tuning_finds_what_the_kernel_takes(journal: Journal, section: Tuning) -> None:
     known = section.calibration
     assert known is not None
-    rate = known.rate("float32")
+    rate = known.require_rate("float32")
     assert rate.tiled == pytest.approx(RATE.tiled, rel=0.03) and rate.flops == pytest.approx(RATE.flops, rel=0.05)
     assert rate.tiled_odd == pytest.approx(RATE.tiled_odd, rel=0.05)
     assert {t.plan for t in journal.recorded if t.stage == "tiles"} == {"vendor", "tile", str(FUSED), str(HYBRID)}
     assert known.tiled_margin < 0.03  # enough was held out to know how good the formula is
     for problem in (Problem(n, n, n, "float32") for n in (3072, 8192)):
-        told, truly = (predict(FUSED, problem, c).seconds for c in (known, TRUTH))
+        told, truly = (predict(FUSED, problem, c).predicted_seconds for c in (known, TRUTH))
         assert told == pytest.approx(truly, rel=0.03)
 
 
@@ -123,8 +123,8 @@ def test_alone_it_wins_on_odd_sides_where_it_was_measured(
     rate = replace(RATE, unaligned=1.0, odd=1.0, tiled=0.9, waves=10.0, tiled_odd=tiled_odd, tile=128.0)
     known = replace(TRUTH, rates=MappingProxyType({"float32": rate}), tiled_margin=0.02)
     problem = Problem(*size, "float32")
-    assert [c.plan for c in rank_candidates(problem, known) if c.plan == ALONE and c.wins] == [ALONE] * wins
-    assert launches_on_device(ALONE, problem, H200, False) is not None
+    assert [c.plan for c in rank_candidates(problem, known) if c.plan == ALONE and c.beats_vendor] == [ALONE] * wins
+    assert launches_on(ALONE, problem, H200, False) is not None
 
 
 def test_on_a_view_whose_rows_are_worse_than_the_sides_say_it_gives_way() -> None:
@@ -187,7 +187,7 @@ def test_sums_inside_are_instructions() -> None:
     problem, half = Problem(n, n, n, "float32"), n // 2
     work = estimated_work(FUSED, problem)
     assert (work.traffic, work.passes, work.leaves) == (0, 0, ((half, half, half, 7, 1),))
-    assert work.tiles == Tiles(64, 128, 12 / 7, 12 / 7, 12 / 7, 7)
+    assert work.tiles == LeafTiles(64, 128, 12 / 7, 12 / 7, 12 / 7, 7)
     tiles = (half // 64) * (half // 128)
     added = 5 / 7 / 128 + 5 / 7 / 64 + 5 / 7 / half
     expected = 7 * 2 * half**3 / 5e13 * 1.02 * (1 + 40 / (7 * tiles) + (30 + TILE_WRITE_STEPS) / half + 0.7 * added)

@@ -14,7 +14,7 @@ import pytest
 from fmm.config import files, schema
 from fmm.config.schema import read_thresholds
 from fmm.kernels.plans.plan import VENDOR
-from fmm.perfmodel.calibration import Rate
+from fmm.perfmodel.calibration import ProductRate
 from fmm.problem import Problem
 from fmm.tuner import tune
 from fmm.tuner.cli import main
@@ -33,7 +33,7 @@ from tests.support.marks import quick_and_slow
 RATES = {"complex128": 1.4e11, "complex64": 2.8e11, "float64": 1.5e11, "float32": 3.0e11}
 TWO_CORES = replace(
     SIMULATED_CALIBRATION,
-    rates=MappingProxyType({dtype: Rate(rate, 2e4, 20.0, 30.0, 80.0, batch=1.03) for dtype, rate in RATES.items()}),
+    rates=MappingProxyType({dtype: ProductRate(x, 2e4, 20.0, 30.0, 80.0, batch=1.03) for dtype, x in RATES.items()}),
     stream=2e10, launch=1e-4, lanes=2, idle=0.01, spin=0.03, apart=0.5,
 )  # fmt: skip
 

@@ -43,7 +43,7 @@ from fmm.kernels.cuda.launch.streams import (
 from fmm.kernels.cuda.launch_list import BASES, COUNTERS, FLAG, HOST_COUNT, Launch, LaunchList, StreamSync, VendorCall
 from fmm.kernels.cuda.target import LIBRARY_ALIGNMENT, Alignment, alignment_of
 from fmm.kernels.plans.sums import ADDEND
-from fmm.kernels.plans.workspace import GRAPH_SCRATCH
+from fmm.kernels.plans.workspace import GRAPH_SCRATCH_BYTES
 
 MAX_LOOP_SLOTS = 32  # number of addresses up to which a loop is faster than NumPy
 # Bases that a launch may have without writing C. (All sums have the flag's address, but only sums that write C raise
@@ -185,7 +185,7 @@ class Player:
         """Make every launch and call in order, each on its stream, on the current device.
 
         Only while the stream is captured: `counters` are the graph's own, and `scratch` is memory for cuBLAS,
-        GRAPH_SCRATCH bytes for each stream that calls it.
+        GRAPH_SCRATCH_BYTES bytes for each stream that calls it.
 
         The leading sums are launched before the other calls are prepared, so that an idle device starts some
         microseconds earlier.
@@ -235,7 +235,7 @@ class Player:
             calls += setup_calls(context, self.math, mode)
             restoring += restore_calls(context, self.math, mode)
             if scratch:
-                calls.append(workspace_call(context, scratch + i * GRAPH_SCRATCH, GRAPH_SCRATCH))
+                calls.append(workspace_call(context, scratch + i * GRAPH_SCRATCH_BYTES, GRAPH_SCRATCH_BYTES))
         for step in self._rest:
             if isinstance(step, _OwnLaunch):
                 calls.append(step.bind(streams[step.stream].stream, next(blocks), 0))

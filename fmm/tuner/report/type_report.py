@@ -14,7 +14,7 @@ from fmm.config import certification
 from fmm.config.schema import Tuning
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Candidate, Limits, choose, default_error_growth
+from fmm.perfmodel.choose import Candidate, Limits, choose, default_error_growth_limit
 from fmm.problem import Problem
 from fmm.runtime.decisions.limits import WORKSPACE_SHARE
 from fmm.tuner.devices.device import cached_work, formula_seconds
@@ -24,13 +24,18 @@ from fmm.tuner.fit.model import Observation, observed_medians
 from fmm.tuner.search.certify import paired_samples
 from fmm.tuner.trials.record import DEFAULT_OPERATION, RecordedTuning, Trial
 
-NO_LIMIT = 1 << 62
-MAP_LEAST, MAP_ENOUGH, MAP_POINTS, MAP_ROUND = 256, 16384, 49, 128  # sides of the map: first, last, number, multiple
-SHOWN_SIDE_RATIO = 2.0  # predictions are shown up to this multiple of the largest measured side
+UNLIMITED_BYTES = 1 << 62
+MIN_MAP_SIDE, MAX_PREDICTED_MAP_SIDE, MAP_SIDE_COUNT, MAP_SIDE_MULTIPLE = (
+    256,
+    16384,
+    49,
+    128,
+)  # sides of the map: first, last, number, multiple
+MAX_SHOWN_SIDE_RATIO = 2.0  # predictions are shown up to this multiple of the largest measured side
 
 
 @dataclass(frozen=True)
-class TypeCase:
+class TypeReport:
     """One element type of one device: its section of the config, and the trials that led to the section."""
 
     device: str
@@ -44,7 +49,7 @@ class TypeCase:
     first_look: tuple[Trial, ...] = ()  # trials before the tuning
 
     @property
-    def choosing_model(self) -> Calibration:
+    def choice_calibration(self) -> Calibration:
         """The model in use, or the fitted model of a rejected tuning."""
         return self.used.calibration or self.calibration
 
@@ -54,15 +59,15 @@ class TypeCase:
         return f"{conditions.get('device', self.device)}, {self.dtype}"
 
     @cached_property
-    def trials(self) -> tuple[Trial, ...]:
+    def section_trials(self) -> tuple[Trial, ...]:
         """The trials of the section, with those of the first look if the section's held-out times include them."""
         own = self.tuning.trials
         count = ((self.section["error"] or {}).get("time") or {}).get("count")
         return own if not self.first_look or _held_out_count(own) == count else self.first_look + own
 
-    def seen(self, *stages: str) -> list[Observation]:
+    def observations_of_stages(self, *stages: str) -> list[Observation]:
         """Return the median seconds of products in these stages."""
-        return observed_medians([t for t in self.trials if t.op == DEFAULT_OPERATION], stages)
+        return observed_medians([t for t in self.section_trials if t.op == DEFAULT_OPERATION], stages)
 
     def moved_bytes(self, o: Observation) -> float:
         """Return the bytes moved by the sums, and once by each operand and result of the leaf products."""
@@ -72,46 +77,54 @@ class TypeCase:
         products = sum((m * k + k * n + m * n) * times for m, k, n, times, _ in work.leaves)
         return work.traffic * o.problem.itemsize + products * below
 
-    def expected(self, o: Observation) -> float:
+    def predicted_seconds(self, o: Observation) -> float:
         return formula_seconds(o.run, o.problem, cached_work(o.run.plan, o.problem), self.calibration)
 
     @cached_property
-    def largest(self) -> float:
+    def largest_cube_side(self) -> float:
         """The side of the cube with as much work as the largest measured product."""
-        return max((cube_side(t.problem) for t in self.trials if t.seconds and t.part == "whole"), default=0.0)
+        return max(
+            (equal_work_side(t.problem) for t in self.section_trials if t.seconds and t.part == "whole"), default=0.0
+        )
 
-    def choice(self, m: int, k: int, n: int) -> Candidate:
+    def model_choice(self, m: int, k: int, n: int) -> Candidate:
         """Return the model's choice for a product with the runtime's default share of the memory as workspace."""
         problem = Problem(m, k, n, self.dtype)
         memory = (self.section["conditions"] or {}).get("memory")
         operands = problem.itemsize * (m * k + k * n + m * n)
-        left = NO_LIMIT if not memory else max(int(WORKSPACE_SHARE * (memory - operands)), 0)
+        left = UNLIMITED_BYTES if not memory else max(int(WORKSPACE_SHARE * (memory - operands)), 0)
         return choose(
-            problem, self.choosing_model, Limits(left, default_error_growth(self.choosing_model.batches))
+            problem, self.choice_calibration, Limits(left, default_error_growth_limit(self.choice_calibration.batches))
         ).best
 
     @cached_property
-    def curve(self) -> list[tuple[int, float]]:
-        """Side and speedup of the model's choice for squares, up to SHOWN_SIDE_RATIO times the measured sides."""
-        return self.curve_to(SHOWN_SIDE_RATIO * self.largest)
+    def speedup_curve(self) -> list[tuple[int, float]]:
+        """Side and speedup of the model's choice for squares, up to MAX_SHOWN_SIDE_RATIO times the measured sides."""
+        return self.speedup_curve_to(MAX_SHOWN_SIDE_RATIO * self.largest_cube_side)
 
-    def curve_to(self, last: float) -> list[tuple[int, float]]:
+    def speedup_curve_to(self, last: float) -> list[tuple[int, float]]:
         """Return side and speedup of the model's choice for squares up to a side."""
-        return [(side, 1 / self.choice(side, side, side).time) for side in round_sides(0, last)]
+        return [(side, 1 / self.model_choice(side, side, side).time) for side in round_number_sides(0, last)]
 
     @cached_property
-    def map(self) -> tuple[list[int], dict[tuple[int, int], Plan]]:
+    def plan_map(self) -> tuple[list[int], dict[tuple[int, int], Plan]]:
         """The sides of the map, and the plan at each pair of their indices: m = n first, k second."""
-        last = max(self.largest, min(SHOWN_SIDE_RATIO * self.largest, MAP_ENOUGH), 2 * MAP_LEAST)
-        some = np.geomspace(MAP_LEAST, last, MAP_POINTS)
-        sides = sorted({int(side // MAP_ROUND * MAP_ROUND) for side in some})  # other sides would show their alignment
-        return sides, map_choices(lambda i, j: self.choice(sides[i], sides[j], sides[i]).plan, len(sides))
+        last = max(
+            self.largest_cube_side,
+            min(MAX_SHOWN_SIDE_RATIO * self.largest_cube_side, MAX_PREDICTED_MAP_SIDE),
+            2 * MIN_MAP_SIDE,
+        )
+        some = np.geomspace(MIN_MAP_SIDE, last, MAP_SIDE_COUNT)
+        sides = sorted(
+            {int(side // MAP_SIDE_MULTIPLE * MAP_SIDE_MULTIPLE) for side in some}
+        )  # other sides would show their alignment
+        return sides, choices_on_grid(lambda i, j: self.model_choice(sides[i], sides[j], sides[i]).plan, len(sides))
 
     @cached_property
-    def speedups(self) -> list[tuple[Problem, Plan, float, float, float]]:
+    def measured_speedups(self) -> list[tuple[Problem, Plan, float, float, float]]:
         """Problem, plan, median paired speedup and its interval of every plan timed with the vendor, in any stage."""
         rounds: dict[tuple[str, str, tuple[int, int, int]], list[Trial]] = {}
-        for t in self.trials:
+        for t in self.section_trials:
             if t.op == DEFAULT_OPERATION and t.part == "whole":
                 rounds.setdefault((t.run, t.stage, t.size), []).append(t)
         found = []
@@ -128,21 +141,21 @@ def _held_out_count(trials: Sequence[Trial]) -> int:
     return sum(not o.run.plan.uses_tile_model for o in observed_medians(trials, (HELD_OUT_STAGE,)))
 
 
-def cube_side(problem: Problem) -> float:
+def equal_work_side(problem: Problem) -> float:
     """Return the side of the cube with as much work."""
     return float((problem.m * problem.k * problem.n) ** (1 / 3))
 
 
-def round_sides(low: float, high: float) -> list[int]:
+def round_number_sides(low: float, high: float) -> list[int]:
     """Return eight round sides for each doubling: lines over other sides would show their fringes."""
     every = (2**power * eighths // 8 for power in range(9, 17) for eighths in range(8, 16))
     return [side for side in every if low <= side <= high]
 
 
-BLOCK_POINTS = 8  # number of points along a side of a block
+MAP_TILE_POINTS = 8  # number of points along a side of a block
 
 
-def map_choices(chosen: Callable[[int, int], Any], count: int) -> dict[tuple[int, int], Any]:
+def choices_on_grid(chosen: Callable[[int, int], Any], count: int) -> dict[tuple[int, int], Any]:
     """Return the choice at each of count x count points, from few evaluations.
 
     A block whose corners agree is uniform; any other is split into four. Borders are exact; islands smaller than a
@@ -164,7 +177,7 @@ def map_choices(chosen: Callable[[int, int], Any], count: int) -> dict[tuple[int
                 for y in _split_range(j):
                     fill(x, y)
 
-    edges = sorted({*range(0, count, BLOCK_POINTS), count - 1})
+    edges = sorted({*range(0, count, MAP_TILE_POINTS), count - 1})
     blocks = [range(low, high + 1) for low, high in pairwise(edges)] or [range(count)]
     for i in blocks:
         for j in blocks:
