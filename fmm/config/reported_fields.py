@@ -31,7 +31,7 @@ ERROR_CHECKS: Mapping[str, JsonCheck] = {
 }
 # the errors if no held-out product was measured
 OPTIONAL_IF_UNCHECKED = frozenset({"median", "p95", "bias", "upper", "above"})
-BLOCK_TERM_CHECKS: Mapping[str, Check] = {f.name: number_check(1e-12, 1e6) for f in fields(BlockModelConstants)}
+BLOCK_TERM_CHECKS: Mapping[str, JsonCheck] = {f.name: number_check(1e-12, 1e6) for f in fields(BlockModelConstants)}
 
 
 def reported_errors(section: Mapping[str, JsonValue], where: str) -> Iterator[ConfigError]:

@@ -296,7 +296,7 @@ _CHECKS_BY_TYPE: Mapping[str, JsonCheck] = {
 }
 
 
-def _number_checks(kind: type[Calibration] | type[ProductRate]) -> tuple[dict[str, Check], frozenset[str]]:
+def _number_checks(kind: type[Calibration] | type[ProductRate]) -> tuple[dict[str, JsonCheck], frozenset[str]]:
     """Return the checks of a dataclass's numbers, and the names of the optional ones, which have a default."""
     numbers = [f for f in fields(kind) if str(f.type) in _CHECKS_BY_TYPE]
     optional = frozenset(f.name for f in numbers if f.default is not MISSING)
@@ -457,7 +457,7 @@ def threshold_errors(raw: JsonValue, where: str) -> Iterator[ConfigError]:
             yield error
 
 
-def read_block_terms(raw: Raw) -> BlockModelConstants | None:
+def read_block_terms(raw: JsonValue) -> BlockModelConstants | None:
     """Return the block model's fitted parameters; None if missing or damaged, so that the built-in ones are used."""
     check = number_check(1e-12, 1e6)
     try:

@@ -492,7 +492,7 @@ def _call_with_launches(
     ops = work.product_count * len(record_operations(launches.plan, launches.problem).ops)
     is_short = ops <= MAX_GRAPH_OPS and work.product_count * prod(work.problem.size) <= MAX_GRAPH_MULTIPLY_ADDS
     several = work.product_count * len(launches.steps) > 1
-    with_graph = cublas_scratch(launches) + GRAPH_SCRATCH_BYTES * launches.vendor_stream_count
+    with_graph = cublas_scratch_offset(launches) + GRAPH_SCRATCH_BYTES * launches.vendor_stream_count
     uses_graph = several and launches.stream_count == 1 and is_short and with_graph <= call.limits.workspace
     return replace(
         call,

@@ -30,7 +30,7 @@ from fmm.kernels.cpu.worker_threads import NoThreadError, run_on_worker
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import count_leaf_products, count_leaf_triangles
-from fmm.problem import Problem, without_layouts
+from fmm.problem import Problem, problem_without_layouts
 from fmm.runtime.call_record import record_fallback
 from fmm.runtime.decisions.decide import expected_seconds
 from fmm.runtime.overflow import may_overflow

@@ -14,7 +14,7 @@ from fmm.perfmodel.choose import Limits, choose, few_tiles_margin
 from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.perfmodel.predict import quick_prediction
 from fmm.perfmodel.stability import has_componentwise_bound
-from fmm.problem import FILLS, Operation, Problem
+from fmm.problem import VALID_FILLS, Operation, Problem
 
 H200 = datasheet_calibration("H200")
 LIMITS = Limits(60 << 30, 16, emulation=False)

@@ -122,14 +122,14 @@ def test_without_memory_to_measure_the_guess_stands(fresh: None, monkeypatch: py
 
     monkeypatch.setattr(probe, "_measure", fail)
     assert probe.probed_calibration(2, "float64").source == BUILT_IN_SOURCE_TEXT
-    assert not probe._found, "it is tried again when there is memory"
+    assert not probe._measured_calibrations, "it is tried again when there is memory"
 
 
 def test_while_another_call_has_the_threads_the_guess_stands(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "paused_blas_threads", lambda: 2)
     monkeypatch.setattr(probe, "_measure", lambda threads, dtypes: pytest.fail("measured with one thread of two"))
     assert probe.probed_calibration(2, "float64").source == BUILT_IN_SOURCE_TEXT
-    assert not probe._found, "it is tried again"
+    assert not probe._measured_calibrations, "it is tried again"
 
 
 def test_three_real_products_must_promise_more(fresh: None) -> None:

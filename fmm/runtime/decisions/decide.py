@@ -311,7 +311,7 @@ def _decide_by_equation_2(problem: Problem, limits: Limits, device: Device) -> D
         return Decision(VENDOR, problem, f"the vendor answers: {device.identity.name} has no rate for {problem.dtype}")
     tuned = tuning_in_force(problem.dtype, device)
     epsilon = (tuned.thresholds.epsilon or 0.0) if tuned and tuned.thresholds else 0.0
-    plan = choose_hasa_plan(without_layouts(problem), calibration, limits, epsilon)
+    plan = choose_hasa_plan(problem_without_layouts(problem), calibration, limits, epsilon)
     why = f"Equation 2 asks for {plan.depth or 'no'} level{'s' * (plan.depth != 1)} of HASA ({calibration.source})"
     return Decision(plan, problem, why, (), "Equation 2", on_cpu=not calibration.batches)
 
@@ -356,7 +356,7 @@ RETRY_WORKSPACE_SHARE = (
 
 def next_winning_plans(problem: Problem, refused: Plan, limits: Limits, device: Device) -> Iterator[Plan]:
     """Yield the model's other winning plans within the limits, the fastest first."""
-    for candidate in _candidates(problem, limits, device):
+    for candidate in _ranked_candidates(problem, limits, device):
         if candidate.beats_vendor and _is_allowed(candidate, limits) and candidate.plan not in (refused, VENDOR):
             yield candidate.plan
 

@@ -21,8 +21,8 @@ from fmm.arrays.library import Library, Processor
 from fmm.dtypes import DTYPES
 from fmm.perfmodel.choose import ranking_problem
 from fmm.perfmodel.default_calibration import BLAS_FLOPS_PER_BYTE
-from fmm.problem import without_layouts
-from fmm.runtime.decisions.decide import SMALLEST_INTEGER_SIDE, Decision
+from fmm.problem import problem_without_layouts
+from fmm.runtime.decisions.decide import MIN_INTEGER_PLAN_SIDE, Decision
 
 # ---- on CUDA devices
 

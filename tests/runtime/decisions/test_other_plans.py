@@ -57,7 +57,7 @@ def test_the_times_of_slow_plans_stand_below_each_other() -> None:
 
 
 def test_leaner_plans_need_at_most_a_share_of_the_one_before(device: Device) -> None:
-    fastest = choose(without_layouts(PROBLEM), FREE_SUMS, LARGE).best
+    fastest = choose(problem_without_layouts(PROBLEM), FREE_SUMS, LARGE).best
     rooms = [fastest.workspace_bytes]
     for plan in smaller_plans(PROBLEM, fastest.plan, LARGE, device):
         rooms.append(Decision(plan, PROBLEM, "").workspace)

@@ -124,7 +124,7 @@ def test_alone_it_wins_on_odd_sides_where_it_was_measured(
     known = replace(TRUTH, rates=MappingProxyType({"float32": rate}), tiled_margin=0.02)
     problem = Problem(*size, "float32")
     assert [c.plan for c in rank_candidates(problem, known) if c.plan == ALONE and c.beats_vendor] == [ALONE] * wins
-    assert launches_on(ALONE, problem, H200, False) is not None
+    assert launches_on_device(ALONE, problem, H200, False) is not None
 
 
 def test_on_a_view_whose_rows_are_worse_than_the_sides_say_it_gives_way() -> None:
