@@ -41,9 +41,9 @@ from fmm.perfmodel.calibration import ProductRate
 from fmm.perfmodel.candidates import candidate_plans
 from fmm.perfmodel.predict import predict_vendor
 from fmm.problem import Problem
-from fmm.tuner.devices.device import EFFORTS
+from fmm.tuner.devices.device import CPU_EFFORTS
 from fmm.tuner.devices.simulated import SimulatedDevice
-from fmm.tuner.search.race import explored_plans, search_plans
+from fmm.tuner.search.race import optuna_proposals, search_plans
 from fmm.tuner.search.space import search_space
 from fmm.tuner.trials.journal import Journal
 
@@ -241,11 +241,11 @@ def test_it_is_searched(toy: Toy) -> None:
     """By the model's order, and by what Optuna proposes."""
     import optuna
 
-    device, effort = SimulatedDevice(toy.device, noise=0.001), replace(EFFORTS["quick"], trials=2, enqueued=2)
+    device, effort = SimulatedDevice(toy.device, noise=0.001), replace(CPU_EFFORTS["quick"], trials=2, enqueued=2)
     found = search_plans(Journal("run", device), toy.problem, toy.device, effort, 1e9)
     assert dict(found.plans)[Plan.parse(toy.plan)] == pytest.approx(1 / toy.share, rel=0.05)
 
-    proposed = explored_plans(device, toy.problem, {}, 80, optuna.samplers.RandomSampler(seed=0))
+    proposed = optuna_proposals(device, toy.problem, {}, 80, optuna.samplers.RandomSampler(seed=0))
     name = toy.plan.split(" > ")[0]
     assert any(name in str(plan) for plan in proposed)
 
