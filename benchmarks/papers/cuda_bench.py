@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.papers.bench import Array, Call, chosen_plan, vendor_speed
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.problem import Problem
-from fmm.runtime.device_backend import DeviceBackend, compile_launch_lists, record_for_device
+from fmm.runtime.device_backend import DeviceBackend, compile_launch_lists, record_plan_for_device
 from fmm.tuner.devices.cuda import bfloat16_bits, mean_event_milliseconds, to_double_precision
 from fmm.tuner.trials.environment import environment_record
 

@@ -52,7 +52,7 @@ def with_one_line_errors(run: Callable[[argparse.Namespace], int | None]) -> Cal
     return run_guarded
 
 
-def read_config_sections(path: Path) -> Iterator[tuple[str, str, Raw]]:
+def read_config_sections(path: Path) -> Iterator[tuple[str, str, JsonValue]]:
     """Yield device, type and raw section of everything in a config."""
     if not path.exists():
         raise ConfigError(f"{path}: there is no config; `fmm-tune` writes one")
@@ -75,7 +75,7 @@ def required_sections(path: Path) -> list[tuple[str, str, JsonValue]]:
     return found
 
 
-def group_sections_by_device(sections: Iterable[tuple[str, str, Raw]]) -> dict[str, dict[str, Raw]]:
+def group_sections_by_device(sections: Iterable[tuple[str, str, JsonValue]]) -> dict[str, dict[str, JsonValue]]:
     """Return the sections by device, then by type."""
     found: dict[str, dict[str, JsonValue]] = {}
     for key, dtype, raw in sections:
@@ -107,7 +107,7 @@ def section_field(raw: JsonValue, name: str) -> JsonValue:
     return raw.get(name) if isinstance(raw, dict) else None
 
 
-def effort_and_day_text(raw: Raw) -> str:
+def effort_and_day_text(raw: JsonValue) -> str:
     """Return the effort and the day of a tuning."""
     effort, when = (section_field(section_field(raw, "tuned"), name) for name in ("effort", "at"))
     how = "shipped with fmm" if effort == "shipped" else effort or "measured online"

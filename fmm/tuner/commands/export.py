@@ -27,7 +27,7 @@ from fmm.tuner.devices.device import TimedRun, cached_plan_work, predicted_run_s
 from fmm.tuner.trials.record import frame
 from fmm.tuner.tune import output_path, trials_path
 
-TunedSections = Mapping[tuple[str, str], Tuned]  # models by device and type
+TunedSections = Mapping[tuple[str, str], Tuning]  # models by device and type
 ENTRY_COLUMNS = ["device", "dtype", "m", "k", "n", *(f.name for f in fields(Entry) if f.name != "size")]
 
 

@@ -38,7 +38,7 @@ class SourceSection:
     dtype: str
     raw: JsonValue
 
-    def merged_section(self, present: Raw) -> tuple[str, Raw]:
+    def merged_section(self, present: JsonValue) -> tuple[str, JsonValue]:
         """Return what happens to the present section, and the section to write; a section of entries alone is added."""
         if present is None:
             return "added", self.raw

@@ -166,7 +166,7 @@ def _choice_by_tuning(
     return replace(choice, best=_candidate_of_plan(known.plan, choice, calibration), reason=known.reason), notes
 
 
-def _entry_of_product(tuned: Tuned, problem: Problem, limits: Limits) -> Entry | None:
+def _entry_of_product(tuned: Tuning, problem: Problem, limits: Limits) -> Entry | None:
     """Return the entry of exactly this product, verified or not; without workspace the lean entry."""
     keys = [(problem.op, problem.size, ANY_LAYOUT, lean) for lean in (True, False)[limits.workspace > 0 :]]
     return next((tuned.entries[key] for key in keys if key in tuned.entries), None)

@@ -87,7 +87,7 @@ class RecordedSection:
         return Journal(run, self.recorded_device, trials, live=False, first_look=self.first_look)
 
 
-RefitFunction = Callable[[RecordedSection], "dict[str, Raw] | None"]
+RefitFunction = Callable[[RecordedSection], "dict[str, JsonValue] | None"]
 
 
 def refit_section(recorded: RecordedSection) -> dict[str, JsonValue] | None:
@@ -205,7 +205,7 @@ def _copy_trials(path: Path, into: Path) -> str:
     return ", with the trials beside it" if own.existing_files else ""
 
 
-RawSections = Mapping[str, Raw]  # sections of a device by type
+RawSections = Mapping[str, JsonValue]  # sections of a device by type
 LEVEL_NAMES = dict(zip(TAU_NAMES, ("one level", "two levels", "three levels"), strict=True))
 COMPARED_FIELDS = (
     "calibration",
@@ -259,7 +259,7 @@ def section_changes(key: str, dtype: str, before: RawSections, after: RawSection
     return [change for change in pairs if change.before.text != change.after.text]
 
 
-def changed_fields(before: Raw, after: Raw) -> list[str]:
+def changed_fields(before: JsonValue, after: JsonValue) -> list[str]:
     """Return the names of the fields that differ."""
     return [name for name in COMPARED_FIELDS if before.get(name) != after.get(name)]
 

@@ -159,7 +159,7 @@ class CudaSession:
 
     def prepare_run(self, run: TimedRun) -> None:
         try:
-            whole = record_for_device(run.plan, self.problem_with_layouts)
+            whole = record_plan_for_device(run.plan, self.problem_with_layouts)
             if whole.workspace > self.workspace.nbytes:
                 self.workspace = cupy.empty(1, cupy.uint8)  # free before allocating
                 self.workspace = cupy.empty(whole.workspace, cupy.uint8)

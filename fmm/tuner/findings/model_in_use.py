@@ -72,7 +72,7 @@ def model_in_use(key: str, dtype: str, sections: Mapping[str, Any]) -> ModelInUs
     return ModelInUse(tuned, calibration, guess, tuple(assumed), tuple(left_out), tuple(failed), memory)
 
 
-def _read_tuning(key: str, dtype: str, section: Raw) -> Tuned:
+def _read_tuning(key: str, dtype: str, section: JsonValue) -> Tuning:
     return read_section(section, f"{key}.{dtype}", Identity(key, device_name(key, section)), dtype)
 
 
@@ -92,7 +92,7 @@ def device_name(key: str, section: JsonValue) -> str:
     return recorded_device_name(section) or key
 
 
-def device_memory_bytes(section: Raw, guess: Calibration | None) -> int | None:
+def device_memory_bytes(section: JsonValue, guess: Calibration | None) -> int | None:
     """Return the device's bytes of memory as the tuning recorded them, or as the datasheet has them."""
     conditions = section.get("conditions") if isinstance(section, dict) else None
     found = conditions.get("memory") if isinstance(conditions, dict) else None

@@ -336,7 +336,7 @@ THRESHOLD_COLUMNS = (
 )
 
 
-def thresholds_of_types(types: Iterable[tuple[str, Raw]], intervals: bool = False) -> TextTable:
+def thresholds_of_types(types: Iterable[tuple[str, JsonValue]], intervals: bool = False) -> TextTable:
     """Return D'Alberto and Nicolau's Table 3 of this device: one row for each type that has thresholds."""
     rows = []
     for dtype, section in types:

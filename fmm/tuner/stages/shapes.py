@@ -122,7 +122,7 @@ def read_shapes(path: Path, dtype: str) -> list[Size]:
             if min(m, k, n) < 1 or len(words) > 4 or (len(words) == 4 and words[3] not in FLOAT_TYPES):
                 raise ValueError
         except ValueError:
-            valid = f"M K N, three whole numbers of 1 or more, optionally a type: {', '.join(FLOATS)}"
+            valid = f"M K N, three whole numbers of 1 or more, optionally a type: {', '.join(FLOAT_TYPES)}"
             raise ShapesFileError(f"{path}, line {number}: {line.strip()[:60]!r}; a line is {valid}") from None
         if len(words) == 3 or words[3] == dtype:
             found.append((m, k, n))

@@ -24,7 +24,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import GEMM_OPERANDS, chip_target, launch_seconds
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
 from fmm.problem import Problem
-from fmm.runtime.devices import datasheet_model, tuned_chip
+from fmm.runtime.devices import chip_with_tuned_terms, datasheet_model
 from fmm.tuner.devices.device import CPU_EFFORTS, GPU_EFFORTS
 from fmm.tuner.devices.simulated import SimulatedDevice
 from fmm.tuner.findings.conclude import conclude_section

@@ -63,7 +63,7 @@ def test_a_halfs_entry_answers_no_product() -> None:
     journal = Journal("run", device, recorded, live=False)
     assert journal.has_recorded_trial(("search", Problem(*SIZE, op="gram"), 0, TimedRun()))
     (entry,) = (e for e in config_entries(recorded, 0.001) if not e.lean)
-    tuned = Tuned(device.identity, "float64", None, {entry.key: entry})
+    tuned = Tuning(device.identity, "float64", None, {entry.key: entry})
     answer = find_certified_entry(Problem(*SIZE, op="gram"), Limits(1 << 34), tuned)
     assert answer is not None and answer.plan == Plan.parse("gram > winograd > vendor")
     assert find_certified_entry(Problem(*SIZE), Limits(1 << 34), tuned) is None
