@@ -121,11 +121,11 @@ def intermediate_growth_bound(
         return 1.0
     sizes = _NumberBounds((whole_matrix("A", m, k), whole_matrix("B", k, n)))
     largest = 1.0
-    for step in recipe.flat:
+    for step in recipe.flattened_steps:
         if isinstance(step, Product):
             inner = intermediate_growth_bound(step.plan, *step.size, step.params.op, step.params.fill)
             inner *= sizes.read(step.left) * sizes.read(step.right)
-            sizes.write(step.dest, inner + sizes.read(step.dest) if step.accumulate else inner)
+            sizes.write(step.dest, inner + sizes.read(step.dest) if step.reads_dest else inner)
             largest = max(largest, sizes.read(step.dest))
         elif isinstance(step, Mirror):
             sizes.write(step.dest, sizes.read(step.source))
