@@ -207,7 +207,7 @@ def describe_kernels(library: Library, call: PreparedCall, a: Any, b: Any, out: 
     if call.launches is not None:
         a, b = (None if packed else library.pointer(x) for x, packed in zip((a, b), call.packs, strict=True))
         c = library.pointer(out) if call.writes_out and out is not None else None
-        return launches_at(call, a, b, c).step_labels()
+        return launches_at_addresses(call, a, b, c).step_labels()
     problem = call.decision.problem
     if call.plan is not None and problem is not None and call.device is not None:
         return run_host.describe_products(call.plan, problem, call.device.threads)

@@ -462,7 +462,7 @@ def launches_on_device(plan: Plan, problem: Problem, device: Device, required: b
         return None  # on this GPU the leaf calls the vendor for this problem
     # fmm's own kernels are slower on unaligned rows. The predicted time includes the slower unaligned rows of
     # contiguous arrays, not those of views.
-    is_predicted = not are_rows_aligned(without_layouts(problem), plan.leaf_use.leaf.alignment)
+    is_predicted = not are_rows_aligned(problem_without_layouts(problem), plan.leaf_use.leaf.alignment)
     return launches if required or launches.has_vector_access or is_predicted else None
 
 

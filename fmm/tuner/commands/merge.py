@@ -38,7 +38,7 @@ class SourceSection:
     dtype: str
     raw: JsonValue
 
-    def merged_section(self, present: Raw) -> tuple[str, Raw]:
+    def merged_section(self, present: JsonValue) -> tuple[str, JsonValue]:
         """Merge this section with the present one; return what happened, as text, and the section to write.
 
         If this section has no calibration, only its entries are added to the present section.

@@ -172,7 +172,7 @@ def _choice_by_tuning(
     return replace(choice, best=_candidate_of_plan(known.plan, choice, calibration), reason=known.reason), notes
 
 
-def _entry_of_product(tuned: Tuned, problem: Problem, limits: Limits) -> Entry | None:
+def _entry_of_product(tuned: Tuning, problem: Problem, limits: Limits) -> Entry | None:
     """Return the tuning's entry for exactly this product, verified or not; None without an entry.
 
     Without workspace, only the lean entry is returned.

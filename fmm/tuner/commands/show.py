@@ -72,7 +72,7 @@ def run_show(options: argparse.Namespace) -> int:
     return int(bool(wrong))
 
 
-def device_summary_lines(key: str, sections: Mapping[str, Raw], path: Path) -> Iterator[str]:
+def device_summary_lines(key: str, sections: Mapping[str, JsonValue], path: Path) -> Iterator[str]:
     """Yield the lines of a device: speedups of all types, thresholds, suggested commands, then each type's tables."""
     types = [TypeSummary(dtype, model_in_use(key, dtype, sections)) for dtype in sections]
     names = dict.fromkeys(device_name(key, raw) for raw in sections.values())
@@ -95,7 +95,9 @@ def device_summary_lines(key: str, sections: Mapping[str, Raw], path: Path) -> I
 # ---- JSON
 
 
-def _section_fields(found: Sequence[tuple[str, str, Raw]], key: str, dtype: str, raw: Raw) -> dict[str, Raw]:
+def _section_fields(
+    found: Sequence[tuple[str, str, JsonValue]], key: str, dtype: str, raw: JsonValue
+) -> dict[str, JsonValue]:
     """Return the fields of a section for JSON, with a summary of the decisions that fmm.matmul makes with it."""
     thresholds = read_thresholds(raw.get("thresholds"))
     shown = {"thresholds": {**raw["thresholds"], "epsilon": thresholds.epsilon}} if thresholds else {}

@@ -95,7 +95,7 @@ def _measure_config(path: Path, device_name: str | None) -> int:
     return code
 
 
-def _measure_section(path: Path, device: TunableDevice, dtype: str, raw: Raw) -> int:
+def _measure_section(path: Path, device: TunableDevice, dtype: str, raw: JsonValue) -> int:
     """Measure entries of one section, and write whether its entries are verified; return the exit code."""
     key = device.identity.key
     try:

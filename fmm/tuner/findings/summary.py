@@ -91,7 +91,7 @@ def threshold_text(name: str, value: float | None) -> str:
     return f"{value:.4g}" if name in NAMES_IN_SECONDS else f"{value:.0f}"
 
 
-def interval_text(name: str, interval: Interval | None) -> str:
+def interval_text(name: str, interval: ThresholdInterval | None) -> str:
     """Return the 95 % interval of a threshold as text; empty without a recorded interval."""
     return f"[{', '.join(threshold_text(name, end) for end in interval)}]" if interval else ""
 
@@ -339,7 +339,7 @@ THRESHOLD_COLUMNS = (
 )
 
 
-def thresholds_of_types(types: Iterable[tuple[str, Raw]], intervals: bool = False) -> TextTable:
+def thresholds_of_types(types: Iterable[tuple[str, JsonValue]], intervals: bool = False) -> TextTable:
     """Return D'Alberto and Nicolau's Table 3 for this device, with a row for each element type with thresholds."""
     rows = []
     for dtype, section in types:

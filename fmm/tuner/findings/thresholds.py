@@ -250,7 +250,7 @@ def add_threshold_intervals(
     return replace(found, intervals=varying)
 
 
-def _rounded_interval(name: str, interval: Interval) -> Interval:
+def _rounded_interval(name: str, interval: ThresholdInterval) -> ThresholdInterval:
     """Return the interval rounded to four digits, or to whole numbers for sides: samples are no more precise."""
     low, high = (None if x is None else float(f"{x:.4g}" if name in NAMES_IN_SECONDS else f"{x:.0f}") for x in interval)
     return low, high

@@ -47,7 +47,7 @@ def typed_command() -> list[str]:
 
 def results_folder_name() -> str:
     """Return the name of the folder in results/ for this processor and number of BLAS threads."""
-    return cpu_key(blas_threads())
+    return cpu_device_key(blas_threads())
 
 
 def source_commit() -> str:
