@@ -40,7 +40,7 @@ class ModelInUse:
     """The model with which fmm.matmul decides for one element type of a device."""
 
     tuned: Tuned
-    calibration: Calibration | None  # None if the tuning is rejected or has no model
+    calibration: Calibration | None  # calibration of the tuning; None if the tuning is rejected or has no model
     guess: Calibration | None = None  # calibration from a GPU's datasheet; None for a CPU
     assumed: tuple[str, ...] = ()  # leaves with the datasheet's rate, which no tuning measures
     left_out: tuple[str, ...] = ()  # leaves with the datasheet's rate, which this tuning skipped

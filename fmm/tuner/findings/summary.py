@@ -128,11 +128,11 @@ class SectionText:
     @property
     def text_lines(self) -> Iterator[str]:
         """Yield the lines of text of all tables."""
-        for table in self.tables:
+        for table in self.section_tables:
             yield from (f"  {line}" for line in table.text_lines)
 
     @property
-    def tables(self) -> Iterator[TextTable]:
+    def section_tables(self) -> Iterator[TextTable]:
         """Yield the tables that have rows: first decisions, then measurements, then parameters of the model."""
         noisy = is_noisy_tuning(self.used.tuned.diagnostics)
         found = [
@@ -368,7 +368,7 @@ class TypeSummary:
     used: ModelInUse
 
     @cached_property
-    def first_side(self) -> int | None:
+    def first_gain_side(self) -> int | None:
         """Smallest side from which the model predicts gains on squares; None without one."""
         model = self.used.calibration
         return None if model is None else first_gaining_side(model, self.dtype)
@@ -376,7 +376,11 @@ class TypeSummary:
     @cached_property
     def large_square(self) -> SquareDecision | None:
         """Decision for a large square with a gain; None if no square gains."""
-        return None if self.first_side is None else decide_large_square(self.used, self.first_side, SUMMARY_SQUARE_SIDE)
+        return (
+            None
+            if self.first_gain_side is None
+            else decide_large_square(self.used, self.first_gain_side, SUMMARY_SQUARE_SIDE)
+        )
 
     @property
     def best_certified_square(self) -> Entry | None:
@@ -394,7 +398,7 @@ class TypeSummary:
         """Cells: element type, status, first side with a gain, speedup of a large square, largest certified speedup."""
         best, timed = self.large_square, self.best_certified_square
         status = "in use" if self.used.calibration else "rejected" if self.used.tuned.diagnostics else "no model"
-        start = str(self.first_side or NEVER_TEXT) if self.used.calibration else ""
+        start = str(self.first_gain_side or NEVER_TEXT) if self.used.calibration else ""
         gain = f"{best.speedup:.2f} at {best.side} ({best.speedup_basis})" if best else ""
         return self.dtype, status, start, gain, f"{timed.speedup:.2f} at {timed.size[0]}" if timed else ""
 
@@ -404,7 +408,7 @@ class TypeSummary:
         model = self.used.calibration
         sides = sorted({*ROUND_SIDES, *(entry.size[0] for entry in _square_entries(self.used))})
         return {
-            "faster_from": self.first_side,
+            "faster_from": self.first_gain_side,
             "levels_from": [finite_or_none(crossover_of_levels(model, self.dtype, n)) for n in LEVEL_COUNTS]
             if model
             else None,

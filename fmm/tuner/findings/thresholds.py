@@ -36,7 +36,7 @@ ROUND_SIDES = tuple(1000 << i for i in range(7))
 SIDE_GRID = tuple(sorted({*(round(256 * 2 ** (i / 8) / 32) * 32 for i in range(65)), *ROUND_SIDES}))
 ALIGNED_SIDE_STEP = 16  # sides that are multiples of this number have aligned rows
 SIDE_TOLERANCE = 1.01
-LEVEL_COUNTS = (1, 2, 3)  # numbers of levels with a crossover: tau1, tau2, tau3
+LEVEL_COUNTS = (1, 2, 3)  # numbers of levels that have the crossovers tau1, tau2 and tau3
 
 
 def smallest_side_from_which(holds: Callable[[int], bool]) -> float:
@@ -70,7 +70,8 @@ def chosen_level_count(calibration: Calibration, dtype: str, side: int, emulatio
 def ranked_plans(calibration: Calibration, problem: Problem, emulation: bool = True) -> tuple[tuple[Plan, float], ...]:
     """Return the candidates within the default error limit, with predicted times over the vendor's.
 
-    The calibration's margin has no effect. Callers pass a margin of 0, so that different margins share a cached result.
+    The calibration's margin has no effect on the result. Callers pass a margin of 0, so that different margins share a
+    cached result.
     """
     limits = Limits(1 << 62, default_error_growth_limit(calibration.batches), emulation)
     candidates = all_candidates(problem, calibration, limits)
@@ -198,7 +199,7 @@ def fit_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tuple[S
     return found if found or len(set(gained)) == 2 else None
 
 
-def li_plan(scheme: str, side: int, found: Thresholds, leaf: str) -> Plan:
+def li_threshold_plan(scheme: str, side: int, found: Thresholds, leaf: str) -> Plan:
     """Return the plan that Li, Ranka and Sahni's recursive code runs with a tuning's tau1 and tau2.
 
     For a leaf without emulation the thresholds without emulation are used. A missing threshold means no level at any
@@ -291,7 +292,7 @@ def _level_count_function(calibration: Calibration, sample: Calibration, dtype: 
 
 @lru_cache(maxsize=1024)
 def _fastest_plans_by_levels(calibration: Calibration, dtype: str, side: int) -> tuple[Plan, ...]:
-    """Return the fastest plans of each number of levels; more than three levels count as three."""
+    """Return the fastest plans of each number of levels on a square; more than three levels count as three."""
     by_levels: dict[int, list[Plan]] = defaultdict(list)
     for plan, _ in ranked_plans(calibration, Problem(side, side, side, dtype), True):
         by_levels[min(count_levels(plan), LEVEL_COUNTS[-1])].append(plan)
