@@ -22,7 +22,7 @@ from fmm.kernels.cuda.recompute.recompute import may_create_nonfinite
 from fmm.kernels.cuda.target import address_alignment
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import GRAPH_SCRATCH_BYTES, workspace
+from fmm.kernels.plans.workspace import GRAPH_SCRATCH_BYTES, plan_workspace_bytes
 from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.stability import has_componentwise_bound
@@ -325,7 +325,7 @@ def _prepare_own_operation(query: ProblemQuery) -> PreparedCall:
         plan, problem = decision.plan, work.problem
         copies = copied if plan != VENDOR or problem.writes_triangle else 0
         params = problem.alpha, problem.beta, problem.op, problem.fill
-        call = replace(call, workspace=workspace(plan, *problem.size, problem.itemsize, *params) + copies)
+        call = replace(call, workspace=plan_workspace_bytes(plan, *problem.size, problem.itemsize, *params) + copies)
     else:
         return call
     return replace(
@@ -434,7 +434,7 @@ def _check_required_plan(
     """Return the decision for the caller's plan; PlanError if it cannot run or breaks the componentwise bound."""
     on_host = device.threads > 0
     check_runnable(plan, problem, on_host)
-    if limits.componentwise and not (has_componentwise_bound(plan) and (limits.emulation or not plan.emulates)):
+    if limits.componentwise and not (has_componentwise_bound(plan) and (limits.emulation or not plan.uses_emulation)):
         raise PlanError(f"the plan {plan} does not bound each entry's error, as componentwise=True requires")
     unless = "" if plan == VENDOR else f"; {NONFINITE_HANDLING_TEXTS[on_host]}"
     decision = Decision(plan, problem, f"this plan was passed{unless}", on_cpu=on_host)

@@ -19,7 +19,7 @@ from fmm.arrays.select_library import library_of
 from fmm.kernels.cuda.launch.graphs import CALLS_BEFORE_CAPTURE
 from fmm.kernels.cuda.recompute import recompute
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.runtime import matmul, prepare
 from fmm.runtime.decisions import early_declines, limits
@@ -60,7 +60,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
 
     def decide(problem: Any, limits: Any, device: Any) -> Decision:
         plan = Plan.parse(LEVEL)
-        if workspace(plan, *problem.size, problem.itemsize) > limits.workspace:
+        if plan_workspace_bytes(plan, *problem.size, problem.itemsize) > limits.workspace:
             return Decision(VENDOR, problem, "no room")
         decided.append(plan)
         return Decision(plan, problem, "for the test")

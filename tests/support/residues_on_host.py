@@ -167,7 +167,7 @@ def multiplied(op: ResidueOp, first: int, chosen: tuple[int, ...], memory: Mappi
         for x, lines in ((a, to.lines), (b, to.length))
     )
     for layer in range(to.layers):
-        p = chosen[layer // op.geometry.products]
+        p = chosen[layer // op.geometry.plane_product_count]
         c[layer] = reduced((a[layer] @ b[layer].T).astype(np.int32), p)[: to.lines, : to.length]
         if op.lower_only:  # tiles above the diagonal keep what was there
             c[layer][~np.tri(to.lines, to.length, dtype=bool)] = 99

@@ -48,7 +48,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, Product, ProductWithSums
 from fmm.kernels.plans.sums import ADDEND, LineExponents, Mirror, Place, RescaledCopy, Sum, operand_blocks
 from fmm.kernels.plans.walk import Operands, ProductMatrices, walk_plan
-from fmm.kernels.plans.workspace import check_plan_type, workspace
+from fmm.kernels.plans.workspace import check_plan_type, plan_workspace_bytes
 from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Problem
 
@@ -208,7 +208,7 @@ class LaunchRecorder:
         self.prepared = PreparedOperands(prepared_matrix) if prepared_matrix else NO_PREPARED_OPERANDS
         self.ops: list[RecordedOp] = []
         self.streams: list[int] = []
-        self.used = self.peak = self.stream = 0
+        self.used_bytes = self.peak = self.stream = 0
         self._sums: dict[Hashable, _RecordedSum] = {}
 
     def _record(self, *ops: RecordedOp) -> None:
@@ -219,13 +219,13 @@ class LaunchRecorder:
 
     def allocate(self, rows: int, cols: int, fortran: bool, dtype: str) -> MatrixView:
         stored = DTYPES[DTYPES[dtype].stored]
-        offset, self.used = self.used, self.used + temporary_bytes(rows, cols, stored.itemsize)
-        self.peak = max(self.peak, self.used)
+        offset, self.used_bytes = self.used_bytes, self.used_bytes + temporary_bytes(rows, cols, stored.itemsize)
+        self.peak = max(self.peak, self.used_bytes)
         step = leading_dimension(rows if fortran else cols, stored.itemsize, spaced=False)
         return MatrixView("W", offset, rows, cols, *((1, step) if fortran else (step, 1)), stored.name)
 
     def free_temporaries_since(self, mark: int) -> None:
-        self.used = mark
+        self.used_bytes = mark
 
     def submatrix(self, x: MatrixView, place: Place) -> MatrixView:
         return x.block_view(place)
@@ -308,8 +308,8 @@ class LaunchRecorder:
         """Record a batch of products with a leaf, whose scratch memory follows the temporaries."""
         (m, k), n = batch[0][0].shape, batch[0][1].cols
         scratch = leaf_use(leaf).leaf.workspace_bytes(DTYPES[dtype].itemsize, m, k, n, len(batch))
-        self.peak = max(self.peak, self.used + scratch)
-        op = gemm_op(leaf, batch, dtype, complex(alpha), complex(beta), self.used, addend)
+        self.peak = max(self.peak, self.used_bytes + scratch)
+        op = gemm_op(leaf, batch, dtype, complex(alpha), complex(beta), self.used_bytes, addend)
         self._record(replace(op, checked=self.componentwise, prepared=self.prepared))
 
     # ---- results that are their own adjoints
@@ -353,7 +353,7 @@ class LaunchRecorder:
         row, (alpha, beta) = leaf_use(leaf).leaf, (complex(x).real for x in (params.alpha, params.beta))
         has_kernel = dtype in (*row.kernel_triangles, *row.loose_triangles)
         for left, right, dest in products:
-            mark, first = self.used, len(self.ops)
+            mark, first = self.used_bytes, len(self.ops)
             temporary = self.allocate(dest.rows, dest.cols, is_column_major(dest) and not has_kernel, dtype)
             self.multiply(leaf, [(left, right, temporary)], dtype, 1, 0)
             if has_kernel:
@@ -415,16 +415,16 @@ class LaunchRecorder:
 
     # ---- streams
 
-    def side_by_side(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
-        """Record independent products alternately on two streams. Each stream has its own temporaries."""
-        mark, itemsize = self.used, DTYPES[dtype].itemsize
-        stream_bytes = max(workspace(p.plan, *p.size, itemsize, *p.params) for p in products)
+    def run_concurrently(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
+        """Record independent products alternately on two streams, each with temporaries of its own."""
+        mark, itemsize = self.used_bytes, DTYPES[dtype].itemsize
+        stream_bytes = max(plan_workspace_bytes(p.plan, *p.size, itemsize, *p.params) for p in products)
         self._record(StreamSync.FORK)
         for i, product in enumerate(products):
             self.stream = i % 2
-            self.used = mark + self.stream * stream_bytes
+            self.used_bytes = mark + self.stream * stream_bytes
             run(product)
-        self.stream, self.used = 0, mark
+        self.stream, self.used_bytes = 0, mark
         self._record(StreamSync.JOIN)
 
     def _record_on_streams(self, streams: Sequence[Sequence[RecordedOp]]) -> None:

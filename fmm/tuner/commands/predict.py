@@ -285,7 +285,7 @@ def _exceeded_limits(candidate: Candidate, limits: Limits) -> list[str]:
 
     The name `emulation` means that FMM_EMULATION=0 forbids the plan.
     """
-    emulates = not limits.emulation and candidate.plan.emulates
+    emulates = not limits.emulation and candidate.plan.uses_emulation
     kept = {
         "emulation": not emulates,
         "error": replace(limits, emulation=limits.emulation or emulates).allows_plan(

@@ -88,7 +88,7 @@ def is_needed_by_first_look(plan: Plan) -> bool:
     if plan.leaf_use.leaf.rate:
         return not plan.levels
     light = compile_phase(plan) == QUICK_KERNELS_PHASE and largest_level_products(plan) <= MAX_FIRST_LOOK_PRODUCTS
-    return light and plan.batched and len(plan.levels) == 1
+    return light and plan.is_batched and len(plan.levels) == 1
 
 
 def call_compile_jobs(calls: Iterable[tuple[str, Plan, tuple[int, int, int]]]) -> Iterator[CompileJob]:

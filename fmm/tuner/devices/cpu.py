@@ -24,7 +24,7 @@ from fmm.kernels.cpu.parallel_products import StepTimes, threads_per_product, ti
 from fmm.kernels.cpu.thread_pool import blas_threads, usable_processors
 from fmm.kernels.cpu.worker_threads import run_on_worker
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.candidates import probed_plans
 from fmm.perfmodel.default_calibration import cpu_calibration, with_concurrent_products
@@ -209,7 +209,7 @@ class CpuSession:
     def _timed_steps(self, plan: Plan) -> StepTimes:
         """Execute a plan and return the seconds of its sums and of its products."""
         m, k, n = self.problem.size
-        with host_memory.borrowed_block(workspace(plan, m, k, n, self.problem.itemsize)) as block:
+        with host_memory.borrowed_block(plan_workspace_bytes(plan, m, k, n, self.problem.itemsize)) as block:
             arena = Arena(block, self.c.dtype)
 
             def steps(backend: NumpyBackend) -> None:

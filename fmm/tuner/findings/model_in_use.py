@@ -230,7 +230,7 @@ def entry_skip_reason(entry: Entry, problem: Problem, limits: Limits, tuned: Tun
         return str(error)
     if limits.allows_plan(plan, expected_error_growth(plan, problem.dtype, on_cpu)):
         return NO_MEMORY_REASON
-    if plan.emulates and not limits.emulation:
+    if plan.uses_emulation and not limits.emulation:
         return "FMM_EMULATION=0 forbids emulation"
     return "the expected error exceeds the limit"
 

@@ -145,7 +145,7 @@ def taus_without_emulation(calibration: Calibration, dtype: str) -> dict[str, fl
     """Return tau1 to tau3 with emulation forbidden; empty if no candidate emulates."""
     free = with_margin(calibration, 0.0)
     plans = (plan for side in ROUND_SIDES for plan, _ in ranked_plans(free, Problem(side, side, side, dtype), True))
-    if not any(plan.emulates for plan in plans):
+    if not any(plan.uses_emulation for plan in plans):
         return {}
     required = with_margin(calibration, MIN_SPEEDUP - 1)
     sides = (finite_or_none(crossover_of_levels(required, dtype, levels, emulation=False)) for levels in LEVEL_COUNTS)
@@ -206,7 +206,7 @@ def li_threshold_plan(scheme: str, side: int, found: Thresholds, leaf: str) -> P
     size.
     """
     never = 1 << 40
-    own = {} if Plan.parse(leaf).emulates else found.without_emulation
+    own = {} if Plan.parse(leaf).uses_emulation else found.without_emulation
     sides = (own.get(name, found.value(name)) for name in TAU_NAMES[:2])
     tau1, tau2 = (never if side is None else int(side) for side in sides)
     return li_thresholds.threshold_plan(scheme, side, tau1, max(tau1, tau2), leaf)

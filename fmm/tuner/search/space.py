@@ -69,7 +69,7 @@ def _has_valid_options(leaf: str, dtype: str) -> bool:
     """Return True if the leaf has no options, or if the options are valid for the type or its real type."""
     use, real = leaf_use(leaf), DTYPES[dtype].real or dtype
     compared = use.leaf.candidate_types
-    return not use.options or (real in use.types() and (compared is None or real in compared))
+    return not use.options or (real in use.multiplied_types() and (compared is None or real in compared))
 
 
 def _type_changing_levels(device: str) -> list[str]:

@@ -124,7 +124,7 @@ def test_the_first_chosen_level_is_no_earlier_than_the_first_gain(dtype: str) ->
     chosen = float(table_of(text_of(dtype), "crossover sides of squares").rows[0][5])
     first = first_gaining_side(known, dtype)
     assert first is not None and chosen >= first
-    assert (chosen == first) == bool(choose_square_plan(known, dtype, first).plan.splits)
+    assert (chosen == first) == bool(choose_square_plan(known, dtype, first).plan.has_smaller_products)
 
 
 @pytest.mark.parametrize("side", [257, 990, 4321, 60000])
@@ -158,7 +158,7 @@ def test_the_tables_of_a_recorded_tuning_agree(path: Path) -> None:
         first, one = first_gaining_side(known.calibration, dtype), int(rows[0][5])
         assert first is not None
         between = [choose_square_plan(known.calibration, dtype, first + (one - first) * i // 8) for i in range(8)]
-        assert one >= first and (one > first) == any(not choice.plan.splits for choice in between), dtype
+        assert one >= first and (one > first) == any(not choice.plan.has_smaller_products for choice in between), dtype
         for answer in decide_squares(known, squares(text)):
             assert answer.has_gain and answer.speedup > 1, (dtype, answer.side)
             operands = 3 * DTYPES[dtype].itemsize * answer.side**2

@@ -61,7 +61,7 @@ class PlaneSums:
         reads, across = self.split.kernel.reads, self.blocks[1]
         return tuple(
             sum(1 << (x.i * across + x.j) for x, c in zip(reads, row, strict=True) if c)
-            for row in self.split.kernel.program.matrix()
+            for row in self.split.kernel.program.coefficient_matrix()
         )
 
     @cached_property
@@ -106,7 +106,7 @@ def _can_write(split: SumOp, x: OperandPlanes) -> bool:
         and (split.rows, split.cols) == (x.lines, x.length)
         and split.access == "vector"
         and kernel.vector_width > 1
-        and all(c in (-1, 0, 1) for row in kernel.program.matrix() for c in row)
+        and all(c in (-1, 0, 1) for row in kernel.program.coefficient_matrix() for c in row)
         and (1 + max(i for i, _ in blocks)) * (1 + max(j for _, j in blocks)) <= MASK_BITS
         and 8 * x.count + VECTOR_BYTES + ARRAY_STRUCT_BYTES <= MAX_PARAMETER_BYTES
         and -(-x.pitch // (SUM_THREADS * kernel.vector_width)) <= MAX_GRID_BLOCKS

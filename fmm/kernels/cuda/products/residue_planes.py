@@ -171,9 +171,9 @@ class ResidueOperand:
         # The end of a line of a transposed copy is not initialized.
         filled = self.geometry.k if self.bytes_from else length
         # The workspace holds the planes of one group of moduli at a time.
-        before = 0 if self.base == "W" else first * self.geometry.products * lines * length
+        before = 0 if self.base == "W" else first * self.geometry.plane_product_count * lines * length
         piece = BlockTerm(self.base, self.planes + before, lines, length)
-        return byte_map(piece, self.geometry.products * moduli, most, filled)
+        return byte_map(piece, self.geometry.plane_product_count * moduli, most, filled)
 
 
 def byte_map(piece: BlockTerm, layers: int, most: int, filled: int | None = None) -> TensorMap:

@@ -81,18 +81,18 @@ class ResidueOp:
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """The moduli in groups; the workspace holds the planes of one group at a time."""
-        moduli, together = remainder_weights(self.geometry.moduli).moduli, self.geometry.together
+        moduli, together = remainder_weights(self.geometry.moduli).moduli, self.geometry.moduli_per_pass
         return tuple(moduli[i : i + together] for i in range(0, len(moduli), together))
 
     def product(self, first: int, count: int) -> WgmmaOp[ResidueKernel]:
         """Return the launch of the products of planes for `count` moduli from number `first`."""
-        g, (rows, inner, columns) = self.geometry, self.geometry.block
-        layers = count * g.products
+        g, (rows, inner, columns) = self.geometry, self.geometry.block_shape
+        layers = count * g.plane_product_count
         s = best_residue_sizes(rows, columns, layers, self.multiprocessors, self.lower_only)
         if self.writes_c:
             dest, columns = source_byte_map(self.dest, g.m, g.n, g.count, 64), g.n
         else:
-            dest = byte_map(BlockTerm("W", self.planes + first * g.planes[2], rows, columns), layers, 64)
+            dest = byte_map(BlockTerm("W", self.planes + first * g.plane_bytes[2], rows, columns), layers, 64)
         left, right = self.left.tensor_map(first, count, s.m_s), self.right.tensor_map(first, count, s.n_s // s.cluster)
         clusters = max(self.multiprocessors // s.cluster, 1)
         tiles = cluster_tiles(rows, columns, s)
@@ -114,15 +114,17 @@ def residue_op(
     left, right, along = row_major_operands(op)
     m, n, k = op.n, op.m, op.k
     g = PlaneLayout(m, k, n, op.count, moduli, levels, DTYPES[dtype].itemsize)
-    rows, inner, columns = g.block
-    left_exponents, right_exponents, a, b, c, copies, _ = (op.scratch + x for x in g.offsets)
+    rows, inner, columns = g.block_shape
+    left_exponents, right_exponents, a, b, c, copies, _ = (op.scratch + x for x in g.part_offsets)
     are_residues = dtype in RING_TYPES and g.item == 1 and moduli == 1
     first, second = (
         _bytes_from(source, dimension, alignment) if are_residues else None
         for source, dimension in zip((left, right), along, strict=True)
     )
     x = ResidueOperand(left, along[0], m, g, (rows, inner), left_exponents, a, copies, first)
-    y = ResidueOperand(right, along[1], n, g, (columns, inner), right_exponents, b, copies + g.transposed[0], second)
+    y = ResidueOperand(
+        right, along[1], n, g, (columns, inner), right_exponents, b, copies + g.transposed_bytes[0], second
+    )
     x, y = _prepared_or_new(op, x, "A"), _prepared_or_new(op, y, "B")
     # The copy engine writes 16 bytes at a time, so zeros would follow a row that ends within 16 bytes.
     writes_c = are_residues and (alpha, beta) == (1, 0) and n % VECTOR_BYTES == 0 and _is_aligned(op.dest, alignment)
@@ -193,7 +195,7 @@ def residue_preparation_launches(op: ResidueOp, alignment: Mapping[str, int]) ->
     # The operand to prepare is the one that residue_op describes as ready.
     left, right = (replace(x, is_prepared=not x.is_prepared) for x in op.sides)
     aligned, moduli = _aligned_sides(op, alignment), remainder_weights(op.geometry.moduli).moduli
-    workspace = max(size for x, size in zip(op.sides, op.geometry.transposed, strict=True) if x.is_prepared)
+    workspace = max(size for x, size in zip(op.sides, op.geometry.transposed_bytes, strict=True) if x.is_prepared)
     launches = (
         measure_launch((left, right), op.dtype, aligned),
         residue_split_launch((left, right), op.dtype, aligned, moduli),
@@ -244,7 +246,7 @@ def residue_product_launch(op: ResidueOp, first: int, moduli: tuple[int, ...]) -
     product = op.product(first, len(moduli))
     words = [i * TENSOR_MAP_WORDS for i in range(len(product.maps))]
     slots = tuple(AddressSlot(word, x.piece.base, x.piece.offset) for word, x in zip(words, product.maps, strict=True))
-    parameters = product.parameters + moduli_table(moduli) + struct.pack("<i", op.geometry.products)
+    parameters = product.parameters + moduli_table(moduli) + struct.pack("<i", op.geometry.plane_product_count)
     parameters += bytes(-len(parameters) % 64)
     s, spec = product.kernel.sizes, product.kernel
     does: LaunchPurpose = "product" if op.writes_c else "sums"
@@ -349,7 +351,7 @@ def adjacent_columns(dtype: str) -> int:
 
 def _result_bytes(op: ResidueOp) -> bytes:
     """Return struct Result of residue_join.cuh; addresses are zero."""
-    g, (rows, _, columns) = op.geometry, op.geometry.block
+    g, (rows, _, columns) = op.geometry, op.geometry.block_shape
     return struct.pack("<4q6i", 0, 0, op.dest.leading, op.dest.stride, g.m, g.n, g.count, rows, columns, op.lower_only)
 
 
@@ -359,7 +361,7 @@ def _result_slots(op: ResidueOp) -> tuple[AddressSlot, ...]:
 
 def _join_grid(op: ResidueOp) -> tuple[int, int, int]:
     """Return the thread blocks of the join: a thread for the adjacent columns of every block of C."""
-    g, (rows, _, columns) = op.geometry, op.geometry.block
+    g, (rows, _, columns) = op.geometry, op.geometry.block_shape
     threads = g.count * rows * (columns // adjacent_columns(op.dtype))
     if g.levels == 2:  # one warp for each block of the outer level
         threads = 4 * round_up(threads, WARP_THREADS)

@@ -39,7 +39,7 @@ def may_create_nonfinite(plan: Plan) -> bool:
     Plans that emulate can, and so can plans whose levels or leaf save multiplications. Other plans cannot.
     """
     saves_products = plan.leaf_use.leaf.saves_products or any(level.saves_products for level in plan.levels)
-    return plan.emulates or saves_products
+    return plan.uses_emulation or saves_products
 
 
 def can_recompute(problem: Problem) -> bool:

@@ -19,7 +19,7 @@ from fmm.kernels.cuda.ops import MatrixView, distance_between_views, is_column_m
 from fmm.kernels.cuda.sums.sum_kernel import SUM_ENTRY_NAME, SUM_THREADS, AccessWidth, BlockIndex, SumKernel, sum_source
 from fmm.kernels.cuda.sums.sum_order import LaunchCoefficient
 from fmm.kernels.plans.plan import PlanError
-from fmm.kernels.plans.sums import ADDEND, COPY, Place, whole_matrix
+from fmm.kernels.plans.sums import ADDEND, COPY_PROGRAM, Place, whole_matrix
 
 PlacedView = tuple[Place, MatrixView]  # a block's place in the plan, and its memory
 ARRAY_STRUCT_BYTES = 56  # bytes of struct Array in block_sums.cuh
@@ -136,7 +136,7 @@ def sum_op(
 def copy_op(label: str, source: MatrixView, dest: MatrixView) -> SumOp | None:
     """Return the operation that copies a matrix; None if the matrix is empty. A stride of the source may be 0."""
     place = whole_matrix("source", dest.rows, dest.cols)
-    return sum_op(label, COPY, [(place, source)], [(replace(place, name="dest"), dest)])
+    return sum_op(label, COPY_PROGRAM, [(place, source)], [(replace(place, name="dest"), dest)])
 
 
 @lru_cache(maxsize=4096)

@@ -188,7 +188,7 @@ def _check_planes(op: PlaneSums, lines_in_memory: Array, memory: Array) -> None:
         half = half.reshape(planes.count, height, planes.pitch // PLANE_CHUNK, 2, PLANE_CHUNK)
         hi, lo = (half[:, :, :, i].reshape(planes.count, height, planes.pitch) for i in (0, 1))
     assert not hi[:, :, width:].any() and not lo[:, :, width:].any()
-    for p, row in enumerate(op.split.kernel.program.matrix()):
+    for p, row in enumerate(op.split.kernel.program.coefficient_matrix()):
         total = (
             np.sum([float(c.real) * x for c, x in zip(row, blocks, strict=True)], axis=0)
             .astype(np.float32)

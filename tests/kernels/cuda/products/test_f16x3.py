@@ -38,7 +38,7 @@ from fmm.kernels.cuda.products.tiling import Along
 from fmm.kernels.cuda.products.wgmma_tiles import best_wgmma_sizes, cluster_tiles
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.default_calibration import datasheet_calibration, f16x3_rate_on_vendor_gemm
@@ -139,7 +139,7 @@ def test_planes_do_not_overlap_and_fit_in_the_workspace(size: tuple[int, int, in
         assert x.pitch % PLANE_CHUNK == 0 and x.pitch >= x.length and x.offset % 256 == 0
     for (_, end), (begin, _) in pairwise(places):
         assert end <= begin
-    assert places[-1][1] <= f16x3_workspace(m, k, n, 1) == workspace(Plan.parse("f16x3"), m, k, n, 4)
+    assert places[-1][1] <= f16x3_workspace(m, k, n, 1) == plan_workspace_bytes(Plan.parse("f16x3"), m, k, n, 4)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_the_predicted_workspace_is_the_recorded_one(plan: str, size: tuple[int,
     """Equal up to alignment: a recorder packs rows, a count pads them."""
     problem = Problem(*size, "float32")
     recorded = record_launches(Plan.parse(plan), problem, chip_target(H200)).workspace
-    counted = workspace(Plan.parse(plan), *size, 4)
+    counted = plan_workspace_bytes(Plan.parse(plan), *size, 4)
     assert 0.9 * counted <= recorded <= counted
 
 

@@ -34,7 +34,7 @@ from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, fit_to_chip
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.fused_order import FIGURE_6_VARIANTS
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.block_model import GEMM_OPERANDS, registers_needed, resident_blocks
 from fmm.perfmodel.cost import cost
 from fmm.problem import Layout, Problem
@@ -308,7 +308,7 @@ def test_products_of_a_variant_are_one_launch(update: Update, host: Any) -> None
 
 def test_a_fused_level_needs_no_workspace_and_adds_inside() -> None:
     plan, size = Plan.parse("strassen.fused > tile"), (512, 512, 512)
-    assert workspace(plan, *size, 4) == 0 == cost(plan, *size, 4).workspace
+    assert plan_workspace_bytes(plan, *size, 4) == 0 == cost(plan, *size, 4).workspace
     tape = record_operations(plan, Problem(*size, "float32"))
     (several,) = tape.ops
     assert isinstance(several, TileGroup)

@@ -71,8 +71,8 @@ def operation(
     left, right = kernel.product
     shapes = {f: (m, n) for f in kernel.formals} | {left: (m, k), right: (k, n)}
     views = {f: MatrixView(f, 0, r, c, c + gap + 4 * i, 1, dtype) for i, (f, (r, c)) in enumerate(shapes.items())}
-    reads, writes = ([views[f] for f in names] for names in (kernel.reads, kernel.writes))
-    op = tile_op_with_update(leaf_use("tile"), dtype, views[left], views[right], kernel.program, reads, writes)
+    reads, writes = ([views[f] for f in names] for names in (kernel.read_blocks, kernel.written_blocks))
+    op = tile_op_with_update(leaf_use("tile"), dtype, views[left], views[right], kernel.addition_program, reads, writes)
     return replace(op, kernel=replace(op.kernel, strategy=SMALL, paths=way), open_strategy=False)
 
 
@@ -89,7 +89,7 @@ def expected(kernel: TableKernel, values: dict[str, Any]) -> dict[str, Any]:
 def check(kernel: TableKernel, op: TileOp, host: Host, access: Access) -> None:
     """Exact on small integers; unwritten numbers stay as they are, and write-only numbers were NaN."""
     rng, memory, views = np.random.default_rng(3), {}, {}
-    old = {piece.base for piece in (*op.left, *op.right)} | set(kernel.reads)
+    old = {piece.base for piece in (*op.left, *op.right)} | set(kernel.read_blocks)
     lines = {piece.base: x.leading for piece, x in zip(op.pieces, op.lines, strict=True)}
     for piece in op.pieces:
         memory[piece.base] = floats(piece.rows * lines[piece.base] + 64)

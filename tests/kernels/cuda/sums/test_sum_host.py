@@ -219,7 +219,7 @@ def _expected(op: SumOp, operands: dict[str, Operand], kind: Any) -> list[tuple[
         block[:rows, :cols] = wide(_place(op, spot, operands, kind, rows, cols))
         reads.append(block)
     found = []
-    for spot, row in zip(op.kernel.writes, op.kernel.program.matrix(), strict=True):
+    for spot, row in zip(op.kernel.writes, op.kernel.program.coefficient_matrix(), strict=True):
         total: Any = sum((float(c.real) * x for c, x in zip(row, reads, strict=True)), start=np.zeros_like(reads[0]))
         rows, cols = _room(op, spot)
         found.append((spot, rows, cols, total[:rows, :cols]))

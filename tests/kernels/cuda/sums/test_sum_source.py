@@ -66,13 +66,13 @@ def test_statements_compute_the_program(name: str) -> None:
             else:
                 term = event.factor * values[event.source] if event.source >= 0 else 0
                 values[event.value] = (values[event.value] if event.kind == "add" else 0) + term
-        expected = [sum(c * x for c, x in zip(row, inputs, strict=True)) for row in kernel.program.matrix()]
+        expected = [sum(c * x for c, x in zip(row, inputs, strict=True)) for row in kernel.program.coefficient_matrix()]
         assert [outputs[o] for o in range(len(expected))] == expected
 
 
 def test_few_values_are_live() -> None:
     """Live values: fewer than 90 for three levels in one pass, and 45 in joins, which read 343."""
-    programs = scheme("strassen^3").programs
+    programs = scheme("strassen^3").addition_programs
     assert (programs.join.inputs, len(programs.left.outputs)) == (343, 343)
     found = [peak_live_values(kernel.statements) for kernel in kernels("strassen^3.batched", "float64", 512)]
     assert found == [85, 85, 43]  # a split has 64 blocks, and what an inner split needs; of a join, half are unfinished
