@@ -87,7 +87,7 @@ def global_memory_elements(s: TileSizes, w: OperandBlocks, k: int) -> int:
 def shared_memory_elements(s: TileSizes, k: int) -> int:
     """Return the elements that move to and from shared memory (Equation 14).
 
-    Blocks are added before they reach shared memory, so that W_A and W_B are no factors.
+    Blocks are added on the way to shared memory, so that W_A and W_B are no factors.
     """
     return sum(tile_load_elements(s, k)) + sum(fragment_load_elements(s, k))
 
@@ -225,7 +225,7 @@ def shared_memory_cycles(s: TileSizes, w: OperandBlocks, along: ContiguousAxes, 
 def tile_cycles(
     s: TileSizes, w: OperandBlocks, along: ContiguousAxes, chip: Chip, touched: float, blocks: int
 ) -> float:
-    """Return the cycles of a multiprocessor for one tile of each resident thread block: those of the slowest resource.
+    """Return a multiprocessor's cycles for one tile of each resident thread block, limited by the slowest resource.
 
     A scheduler with v warps is idle while all v warps wait. If each warp waits during the share p of the time, all
     warps wait at once during the share p^v.
@@ -256,7 +256,7 @@ def operand_bytes(w: OperandBlocks, shape: Shape, count: int) -> int:
 
 
 def count_computed_tiles(s: TileSizes, shape: Shape, count: int = 1, triangle: bool = False) -> int:
-    """Return the number of computed tiles of C; with `triangle`, only those on and below the diagonal."""
+    """Return the number of computed tiles of C; with `triangle`, tiles on and below the diagonal."""
     m, _, n = shape
     tiles = -(-m // s.m_s), -(-n // s.n_s)
     return count * (count_triangle_tiles(tiles, s.m_s, s.n_s) if triangle else tiles[0] * tiles[1])

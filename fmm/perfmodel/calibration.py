@@ -57,14 +57,15 @@ class ProductRate:
     # 0 if the vendor multiplies the planes.
     blocks: float = 0.0
     start: float = 0.0  # additional seconds of each start: a leaf of several kernels fills the device slowly
-    # The time of the tiled kernel over the vendor's time for a very large product. `tiled` is 0 if it was not measured;
-    # then no plan with the tiled kernel is chosen.
+    # The time of the tiled kernel over the vendor's time for a very large product. If `tiled` is 0, the kernel was not
+    # measured, and no plan with the tiled kernel is chosen.
     tiled: float = 0.0
-    # Factor on the time of the tiled kernel for rows that do not begin at multiples of the kernel's widest access.
-    # `tiled_odd` is 0 if it was not measured; then no plan is chosen in which the tiled kernel reads unaligned rows.
+    # Factor on the time of the tiled kernel for rows that do not begin at multiples of the kernel's widest access. If
+    # `tiled_odd` is 0, the factor was not measured, and no plan is chosen in which the tiled kernel reads unaligned
+    # rows.
     tiled_odd: float = 0.0
     waves: float = 0.0  # number of tiles of the tiled kernel with which the device is half busy
-    # Cost of a sum inside the tiled kernel, in multiply-adds: the time to add one number to an operand or to a further
+    # The number of multiply-adds that take the time of one addition inside the tiled kernel, to an operand or to a
     # block of C.
     inside: float = 0.0
     # The time of the vendor's syrk or herk for one triangle of a self-adjoint product, as a share of the whole

@@ -121,9 +121,9 @@ CANDIDATE_FORMS: Final = (
 
 
 # Patterns of levels that may be put above any candidate on a GPU. Levels that run one product after the other need the
-# smallest workspace. (Measured on an H200 in float32 at n = 65536: one sequential level, two overlapped levels and
-# three levels in one pass have 1.96 times cuBLAS's speed with 51 GiB of workspace. Two sequential levels above three
-# levels in one pass have 1.67 times cuBLAS's speed with 31 GiB. Plans without sequential levels need 156 GiB.)
+# smallest workspace. On an H200 in float32 at n = 65536, one sequential, two overlapped and three one-pass levels have
+# 1.96 times cuBLAS's speed with 51 GiB of workspace. Two sequential levels above three levels in one pass have 1.67
+# times cuBLAS's speed with 31 GiB. Plans without sequential levels need 156 GiB.
 OUTER_LEVEL_PATTERNS: Final = (
     "{a}.sequential.pad16",
     "{a}.pad16",
@@ -294,7 +294,7 @@ def outer_levels(device: str) -> tuple[Level, ...]:
 
 
 # ---- levels above candidates, until the workspace suffices
-#
+
 # A level that runs one product after the other holds the temporaries of one product. The products below a level with
 # halved sides are an eighth as large. Thousands of compositions of levels are possible. Compositions are built level by
 # level from the outermost level inwards. Among compositions that leave products of equal size, a composition is dropped
@@ -303,7 +303,7 @@ def outer_levels(device: str) -> tuple[Level, ...]:
 MAX_OUTER_LEVELS = 3
 MAX_COMPOSITIONS = 8  # number of compositions for which the whole formula predicts the time
 # If the estimated workspace is above EXACT_COUNT_SHARE of the allowed workspace, the workspace is counted exactly. Step
-# tables have the second share: they need up to 1.4 times the estimate if the blocks at the edge are smaller.
+# tables have the second share, since step tables need up to 1.4 times the estimate if blocks at the edge are smaller.
 EXACT_COUNT_SHARE, STEP_TABLE_EXACT_COUNT_SHARE = 0.8, 0.25
 # The product of the error growths of outer levels and inner plan may exceed a composition's growth by up to this
 # factor.

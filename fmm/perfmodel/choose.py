@@ -347,40 +347,38 @@ def host_call_seconds(plan: Plan, problem: Problem, calibration: Calibration) ->
 # All margins are shares of the vendor's time.
 
 # The margin grows by FEW_TILES_MARGIN divided by the number of C's tiles. The formula of the model leaves out how far
-# the last wave of tiles fills the device. (Measured on an H200, which computes 132 tiles at a time. The error of
-# predicted speedups is 8 to 15 % where C has fewer than 800 tiles, and 4 % from 1600 tiles on.)
+# the last wave of tiles fills the device. An H200 computes 132 tiles at a time. On an H200 the error of predicted
+# speedups is 8 to 15 % where C has fewer than 800 tiles, and 4 % from 1600 tiles on.
 FEW_TILES_MARGIN = 45.0
 # A tile of a complex type counts with at least this number of rows and columns. FEW_TILES_MARGIN was determined with
 # tiles of 128 rows and columns, as in a datasheet's calibration. A fit may find tiles of half this side, with which C
-# would have four times as many tiles. (Measured on an H100 in complex128 after a tuning of 30 s, by `3m.batched >
-# vendor` at 368 x 19344 x 1120: 1.33 of the vendor's time instead of the predicted 0.72. Of 220 shapes, 6 take longer
-# than the vendor with this limit and 16 without this limit.)
+# would have four times as many tiles. On an H100 in complex128, `3m.batched > vendor` takes 1.33 of the vendor's time
+# at 368 x 19344 x 1120 (predicted 0.72). Of 220 shapes, 6 take longer than the vendor with this limit and 16 without
+# this limit.
 MIN_COMPLEX_TILE_SIDE = 128.0
 # The share of FEW_TILES_MARGIN for types in which the model counts whole rounds of tiles (`ProductRate.sms`).
-# Predictions are better in these types, and a missed win costs as much time as a wrong choice. (The share makes fewer
-# poor choices for 111 shapes in float32 without emulation on an H200.)
+# Predictions are better in these types, and a missed win costs as much time as a wrong choice. On an H200 the share
+# makes fewer poor choices for 111 shapes in float32 without emulation.
 COUNTED_ROUNDS_MARGIN_SHARE = 0.45
-# The share of FEW_TILES_MARGIN for plans that multiply in another type and cut no sides. (Measured on an H200 in
-# complex128 for 272 and 318 rows with a long inner side: 1.12 and 1.02 of the vendor's time instead of the predicted
-# 0.82 and 0.86.)
+# The share of FEW_TILES_MARGIN for plans that multiply in another type and cut no sides. On an H200 in complex128 with
+# a long inner side, 272 rows take 1.12 of the vendor's time (predicted 0.82) and 318 rows 1.02 (predicted 0.86).
 OTHER_TYPE_MARGIN_SHARE = 0.5
 # Plans that only copy operands to aligned rows have the additional margin THIN_OPERAND_MARGIN / shortest side in rows.
-# The formula of the model is uncertain about the vendor's time of thin products with unaligned rows. (Measured on an
-# H200 in TF32: two of 37 plans are slower than the vendor, by 9 and 3 % at sides of 201 and 221, where 16 and 19 % less
-# time is predicted.)
+# The formula of the model is uncertain about the vendor's time of thin products with unaligned rows. On an H200 in
+# TF32, two of 37 plans are slower than the vendor: by 9 % at the side 201, and by 3 % at the side 221.
 THIN_OPERAND_MARGIN = 12.8
 # In TF32 the additional margin of these plans is TF32_THIN_OPERAND_MARGIN / (shortest side)^2, if that is larger. In
-# TF32 copies to aligned rows save less time, and the model is more optimistic for thinner products. (Measured on an
-# H200 in TF32 for shortest sides of 129, 153, 203 and 205: 1.39, 1.08, 1.20 and 1.03 of the vendor's time instead of
-# the predicted 0.70, 0.76, 0.88 and 0.83. From the side 207 on no plan is slower than the vendor. In bfloat16 and
-# float16 none of 32 plans is slower from the side 129 on.)
+# TF32 copies to aligned rows save less time, and the model is more optimistic for thinner products. On an H200 in TF32,
+# plans take 1.39 of the vendor's time at the shortest side 129 (predicted 0.70) and 1.03 at 205 (predicted 0.83). From
+# the side 207 on no plan is slower than the vendor. In bfloat16 and float16 none of 32 plans is slower from the side
+# 129 on.
 TF32_THIN_OPERAND_MARGIN = 4000.0
 # Plans that cut a self-adjoint product on a GPU have the additional margin TRIANGLE_CUT_MARGIN. The vendor's syrk is
-# faster relative to gemm than the model predicts, and the products below the diagonal are slower. (Measured on an H200
-# in float64 at 5048 x 2716, 6244 x 4360 and 8192: 1.09, 1.08 and 0.96 of the vendor's time instead of the predicted
-# 0.93, 0.92 and 0.87.) The margin is not added where the tiled kernel computes the diagonal blocks from transposed
-# copies, since that time is predicted well. (Measured on an H200 in float32 at 8192, 16384 and 32768: 0.91, 0.80 and
-# 0.69 of the vendor's time, predicted 0.91, 0.79 and 0.69.)
+# faster relative to gemm than the model predicts, and the products below the diagonal are slower. On an H200 in float64
+# these plans take 1.09 of the vendor's time at 5048 x 2716 (predicted 0.93) and 0.96 at 8192 (predicted 0.87). The
+# margin is not added where the tiled kernel computes the diagonal blocks from transposed copies, since the time of
+# these blocks is predicted well. On an H200 in float32 such plans take 0.91 of the vendor's time at 8192 (predicted
+# 0.91) and 0.69 at 32768 (predicted 0.69).
 TRIANGLE_CUT_MARGIN = 0.08
 
 

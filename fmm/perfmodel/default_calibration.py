@@ -26,8 +26,8 @@ from fmm.perfmodel.calibration import Calibration, ProductRate
 
 # ---- CPUs
 
-# The ratio of BLAS's rate to the bandwidth of the sums, in flops per byte. (Measured on two cores of a server: 9 in
-# float64, 18 in float32.) The values of the table are higher, so that a chosen plan pays on machines with slow memory
+# The ratio of BLAS's rate to the bandwidth of the sums, in flops per byte. Two cores of a server have the ratio 9 in
+# float64 and 18 in float32. The values of the table are higher, so that a chosen plan pays on machines with slow memory
 # too.
 BLAS_FLOPS_PER_BYTE = {"float64": 14.0, "float32": 28.0, "complex128": 14.0, "complex64": 28.0}
 CPU_STREAM_BANDWIDTH = 10e9  # nominal bytes/s of one thread's sums; choices depend on ratios of rates only
@@ -107,29 +107,29 @@ def with_concurrent_products(found: Calibration, lanes: int) -> Calibration:
 
 # ---- GPUs: the vendor's products and the sums
 
-# The shares of the datasheet's peak and bandwidth that the vendor's products and the sums reach on large problems.
-# (Measured on an H200: products reach 0.76 to 0.80 of the peak in float32, 0.80 to 0.94 in float64, 0.70 to 0.78 in
-# bfloat16 and 0.68 to 0.73 in TF32. Splits reach 0.65 to 0.8 of the bandwidth, joins 0.77 to 0.87.)
+# The shares of the datasheet's peak and bandwidth that the vendor's products and the sums reach on large problems. On
+# an H200 products reach 0.76 to 0.80 of the peak in float32 and 0.80 to 0.94 in float64. Products reach 0.70 to 0.78 of
+# the peak in bfloat16 and 0.68 to 0.73 in TF32. Splits reach 0.65 to 0.8 of the bandwidth, joins 0.77 to 0.87.
 PEAK_SHARES_BY_TYPE = {"bfloat16": 0.72, "float16": 0.72, "tf32": 0.7}
 DEFAULT_PEAK_SHARE = 0.8
-# The share of the peak on the GPUs of Li, Ranka and Sahni, by compute capability. Cores of compute capability 1.3 and
-# 2.0 read one operand of each multiply-add from shared memory, which limits products to about 60 % of the peak. (The
-# shares agree with the times of sgemm and dgemm that Li, Ranka and Sahni print.)
+# The share of the peak on the GPUs of Li, Ranka and Sahni, by compute capability. Their cores read one operand of each
+# multiply-add from shared memory, which limits products to about 60 % of the peak. The shares agree with the times of
+# sgemm and dgemm that Li, Ranka and Sahni print.
 EARLY_PEAK_SHARES = {"1.3": 0.6, "2.0": 0.58}
 SUM_BANDWIDTH_SHARE = 0.75  # share of the bandwidth that the sums reach
 DATASHEET_MARGIN = 0.03  # margin of a device without any measurement, as a share of the vendor's time
 MIN_LEAF_SIDE = 512.0  # shortest side of leaf products in rows; plans with shorter sides are not chosen
 LAUNCH_SECONDS = 4e-6
 # The host's seconds for a recurring call of torch or CuPy: of the vendor's product, of a plan with levels, of another
-# leaf. (Measured on the hosts of three H200s: the vendor's product takes 13 to 23 us, another leaf 43 to 60 us. A plan
-# with levels takes 60 to 74 us in the first few calls, which launch one kernel after the other. Later calls replay a
-# CUDA graph: 17 to 31 us with all operands at their old addresses, 35 to 60 us with operands at new addresses.
-# results/nvidia-h200/host.json has the times in the table `host`.) No tuning measures the host's seconds, so that
-# choices for products below 0.1 ms may be poorer on a slower host.
+# leaf. On the hosts of three H200s the vendor's product takes 13 to 23 us, another leaf 43 to 60 us. A plan with levels
+# takes 60 to 74 us in the first few calls, which launch one kernel after the other. Later calls replay a CUDA graph in
+# 17 to 31 us, or in 35 to 60 us with operands at new addresses. results/nvidia-h200/host.json has the times in the
+# table `host`. No tuning measures the host's seconds. Choices for products below 0.1 ms may therefore be poorer on a
+# slower host.
 LIBRARY_CALL_SECONDS, PLAN_CALL_SECONDS, LEAF_CALL_SECONDS = 18e-6, 40e-6, 40e-6
-# The host's seconds for a recurring call of fmm.gram with the leaf `small`. (Measured on the hosts of three H200s with
-# 64 or 256 rows: 17 to 30 us. With cuBLAS's syrk a call for the lower triangle of 1024 rows in float64 takes 66 to 78
-# us, and the device works for 42 us. results/nvidia-h200/host-transposed.json has the times.)
+# The host's seconds for a recurring call of fmm.gram with the leaf `small`. On the hosts of three H200s a call with 64
+# or 256 rows takes 17 to 30 us. With cuBLAS's syrk a call for 1024 rows in float64 takes 66 to 78 us, and the device
+# works for 42 us. results/nvidia-h200/host-transposed.json has the times.
 SMALL_LEAF_CALL_SECONDS = 25e-6
 # The share of the time of overlapped sums that is hidden behind products. (On an H200 an overlapped outer level saves 1
 # to 5 % of a plan's time.)
@@ -145,30 +145,28 @@ UNALIGNED_TIME_FACTORS = {
 }
 ODD_ROW_TIME_FACTORS = {"float16": 5.7, "bfloat16": 5.7}
 BATCH_TIME_FACTORS = {"tf32": 1.12}
-# The element types in which the vendor's time grows in steps, by whole rounds of tiles over the multiprocessors.
-# (Measured on an H200 for held-out float32 products of middle size and thin products: with rounds the median error of
-# the formula is 3 % and the third quartile 7 %. Without rounds the errors are 5 and 10 %. In float64 and bfloat16 the
-# errors are equal with and without rounds.)
+# The element types in which the vendor's time grows in steps, by whole rounds of tiles over the multiprocessors. For
+# held-out float32 products on an H200, of middle size and thin, the formula with rounds has a median error of 3 % and a
+# third quartile of 7 %. Without rounds the median error is 5 % and the third quartile 10 %. In float64 and bfloat16 the
+# errors are equal with and without rounds.
 ROUND_COUNTED_TYPES = ("float32",)
-# Products fill a GPU as follows: C is computed in tiles with TILE_SIDE rows and columns, and a multiprocessor computes
-# TILE_ENTRIES entries of C at a time. With FILLING_TILES_PER_SM tiles for each multiprocessor the device is idle for
-# half the time of one tile.
+# A GPU computes C in tiles with TILE_SIDE rows and columns, and a multiprocessor computes TILE_ENTRIES entries of C at
+# a time. With FILLING_TILES_PER_SM tiles for each multiprocessor the device is idle for half the time of one tile.
 TILE_SIDE, TILE_ENTRIES, FILLING_TILES_PER_SM = 128.0, 128 * 128, 8
 PIPE_STEPS = 32.0  # steps along the inner dimension with which half of a product's time is start-up
 # The time of syrk as a share of gemm's time, measured on an H200 at 8192 (in float64 the share is 0.63 at 16384).
 SYRK_TIME_SHARES = {"float32": 0.51, "float64": 0.57}
-# For inner dimensions below SYRK_MIN_STEPS cuBLAS's syrk runs another kernel. (Measured in float32 with the copy of the
-# triangle: 3020 rows of 170 numbers take 2.2 times as long as gemm, and 3932 rows of 72 numbers 2.4 times. In float64,
-# 16933 rows of 355 numbers take 1 / 1.4 of gemm's time. Shorter inner dimensions were not measured in float64; the
-# model assumes gemm's time.)
+# For inner dimensions below SYRK_MIN_STEPS cuBLAS's syrk runs another kernel. In float32, with the copy of the
+# triangle, 3020 rows of 170 numbers take 2.2 times as long as gemm. In float64, 16933 rows of 355 numbers take 1 / 1.4
+# of gemm's time. Shorter inner dimensions were not measured in float64; the model assumes gemm's time.
 SYRK_MIN_STEPS, SHORT_SYRK_TIME_SHARES = 256.0, {"float32": 2.0}
 # The number of rows with which a triangle takes twice as long, if several triangles run one after the other. (Measured
 # in float32: 0.65 of gemm's time with 4096 rows, 0.69 with 2048 rows.)
 SYRK_DOUBLING_ROWS = {"float32": 800.0}
-# The pairs (half_by_tiles, half_edge) of ProductRate for triangles by fmm's own kernels. (Measured in bfloat16 at 4096,
-# 8192 and 16384: 0.65, 0.52 and 0.53 of gemm's time.) (Measured in float64 at 8192 and 16384: 0.58. Times of cuts give
-# about 0.75 for four triangles of 2048 rows and 0.9 for 16 triangles of 1024 rows.) (Measured in float32 for two
-# triangles of 4096 rows that read a copy in the kernel's own layout: 0.52.)
+# The pairs (half_by_tiles, half_edge) of ProductRate for triangles by fmm's own kernels. In bfloat16 a triangle takes
+# 0.65, 0.52 and 0.53 of gemm's time at 4096, 8192 and 16384. In float64 a triangle takes 0.58 of gemm's time at 8192
+# and 16384. In float64 four triangles of 2048 rows take about 0.75, and 16 triangles of 1024 rows 0.9, derived from the
+# times of cuts. In float32 two triangles of 4096 rows take 0.52 if they read a copy in the kernel's own layout.
 KERNEL_TRIANGLE_SHARES = {
     "float32": (0.49, 256.0),
     "float64": (0.55, 600.0),
@@ -284,9 +282,9 @@ SPLIT_BYTES_PER_NUMBER, JOIN_BYTES_PER_NUMBER = (28.0, 28.0, 59.0), (33.0, 45.0,
 # For each byte by which a number is shorter than 8 bytes, splitting and joining save this number of bytes. Numbers of A
 # and B are read two or three times, and numbers of C are written once.
 SPLIT_BYTES_SAVED_PER_BYTE, JOIN_BYTES_SAVED_PER_BYTE = 2.5, 1.0
-# The additional seconds of a product by residues that do not grow with the sides, by the number of inner levels.
-# (Measured with 14 moduli; the value for two levels is a guess.) A level halves the inner dimension, and int8 products
-# lose 13, 5 and 0 % of their rate at 2048, 4096 and 8192.
+# The additional seconds of a product by residues that do not grow with the sides, by the number of inner levels. The
+# seconds are measured with 14 moduli; the value for two levels is a guess. A level halves the inner dimension. int8
+# products lose 13, 5 and 0 % of their rate at inner dimensions of 2048, 4096 and 8192.
 RESIDUE_START_SECONDS, RESIDUE_LEVEL_PIPE_STEPS = (25e-6, 135e-6, 250e-6), 200.0
 # Number of columns of a tile of int8 products. (The kernel also has narrower tiles, but two narrow tiles take longer
 # than one wide tile. With narrow tiles in the formula, predicted times of products with a half-empty last tile are 10

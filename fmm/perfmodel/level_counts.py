@@ -160,11 +160,11 @@ def _region_counts(
 
 
 # ---- formulas: the counts of a level as polynomials in the sides of its blocks
-#
+
 # A level that cuts a side into p parts has blocks of q = side // p rows, a few more or fewer. The counts of a level are
 # polynomials in the three q; all sides with equal remainders have the same polynomials. The counts of one problem give
-# all coefficients (Kronecker substitution): its q are powers of DIGIT_BASE, so that the digits of the counts are the
-# coefficients.
+# all coefficients by Kronecker substitution. The sides q of this problem are powers of DIGIT_BASE, so that the
+# coefficients are the digits of the counts.
 
 DIGIT_BASE = 1 << 24
 # exponents of DIGIT_BASE for the three sides; products of two sides have the different exponents 4, 10 and 12

@@ -18,7 +18,7 @@
 
 The names in the formula are fields of ProductRate and Calibration; c is `Calibration.lanes`. With c products at a time
 on a CPU, a leaf product counts as one of a batch of c products. P and S are then the times in which all threads are
-busy, and the check of A and B for overflow counts as a sum.
+busy. The check of A and B for overflow counts as a sum.
 """
 
 from __future__ import annotations
@@ -291,8 +291,8 @@ def vendor_slowdown(rate: ProductRate, m: float, k: float, n: float, together: f
 
     `unaligned` is the factor on the time of multiplying unaligned rows. The terms `rows` and `cols`, for repeated reads
     of operands, do not grow on unaligned rows. The time of a tile's beginning and end grows by the square root of
-    `unaligned`. (Measured on an H200 for 72 thin products with unaligned rows: the median error of predicted times is
-    5 % in TF32 and 1 % in bfloat16. With the factor `unaligned` instead of the square root the errors are 13 and 7 %.)
+    `unaligned`. For 72 thin products with unaligned rows on an H200, the median error of the predicted times is 5 % in
+    TF32 and 1 % in bfloat16. With the factor `unaligned` instead of the square root the errors are 13 and 7 %.
     """
     if together * m * n < MAX_COUNTED_ROUNDS * rate.sms * ROUND_TILE_SHAPES[0][0] * ROUND_TILE_SHAPES[0][1]:
         slowdown = unaligned * _round_slowdown(rate, m, k, n, together) + rate.rows / m + rate.cols / n
@@ -387,9 +387,9 @@ def tiled_slowdown(tiles: LeafTiles, rate: ProductRate, m: float, k: float, n: f
 # the kernel `f16x3` leaves out that clocks fall under load.
 
 WIDE_TILE = F16X3_SIZES[0]
-# The time of a tile of half the width as a share of a wide tile's time: once for the steps, once for the beginning and
-# end. (The two shares, UNPAIRED_WRITE_FACTOR, UNSHARED_BLOCK_FACTOR and the rate of `f16x3` are fitted to 289 products
-# of an H200. The error of the formula is 2.7 % at the median and 7.6 % at the ninth decile. Without rounds and these
+# The time of a tile of half the width, as a share of a wide tile's time: for the steps, and for beginning and end. (The
+# two shares, UNPAIRED_WRITE_FACTOR, UNSHARED_BLOCK_FACTOR and the rate of `f16x3` are fitted to 289 products of an
+# H200. The error of the formula is 2.7 % at the median and 7.6 % at the ninth decile. Without rounds and these
 # constants the errors are 12 and 31 %.)
 NARROW_TILE_STEP_SHARE, NARROW_TILE_END_SHARE = 0.70, 0.41
 # Factor on the time of a tile's beginning and end if rows of C do not begin at multiples of 8 bytes. The kernel then

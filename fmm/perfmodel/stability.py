@@ -219,9 +219,9 @@ class _ErrorGrowths(NamedTuple):
 
 
 # The largest ratio of a real product's error to a complex product's: BLAS adds up complex products in shorter pieces.
-# (Measured at k = 32 to 2048: complex products by four real products have up to 1.6 times the error on random numbers
-# and 2.3 times on positive numbers. With three real products the ratio is up to 5.9 on positive numbers. The maximum is
-# at k = 291, where a complex product adds two pieces and a real product has a single sum.)
+# At k = 32 to 2048, complex products by four real products have up to 1.6 times the error on random numbers, and 2.3
+# times on positive numbers. With three real products the ratio is up to 5.9 on positive numbers. The maximum is at k =
+# 291, where a complex product adds two pieces and a real product has a single sum.
 SHORTER_PIECES_GROWTH: Final = _ErrorGrowths(1.6, 2.7)
 
 

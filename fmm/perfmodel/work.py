@@ -269,8 +269,8 @@ def _unaligned_elements(moved: Sequence[float], aligned: Sequence[bool]) -> floa
 def _vendor_row_alignment(itemsize: int) -> int:
     """Return the alignment in bytes that the vendor's fast kernels need for rows: at least two numbers.
 
-    (Measured on an H200 in complex128: 28 products with an odd number of columns take 1.21 times as long, relative to
-    the prediction, as 30 others.)
+    On an H200 in complex128, products with an odd number of columns take 1.21 times as long as others, relative to the
+    prediction.
     """
     return max(WIDE_ACCESS_BYTES, 2 * itemsize)
 
