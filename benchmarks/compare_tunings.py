@@ -16,7 +16,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from fmm.config.schema import TAU_NAMES, ConfigError, Interval, Raw, Thresholds
+from fmm.config.schema import TAU_NAMES, ConfigError, JsonValue, ThresholdInterval, Thresholds
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, default_error_growth_limit
@@ -24,9 +24,9 @@ from fmm.perfmodel.predict import predict_from_work
 from fmm.perfmodel.work import estimated_work
 from fmm.problem import Problem, Shape
 from fmm.runtime.decisions.decide import decide_by_model, decide_by_tuning
-from fmm.tuner.commands.config_file import check_section, config_sections, group_by_device
+from fmm.tuner.commands.config_file import check_section, group_sections_by_device, read_config_sections
 from fmm.tuner.findings.model_in_use import ModelInUse, model_in_use
-from fmm.tuner.findings.summary import interval_text, share_text, threshold_text
+from fmm.tuner.findings.summary import interval_text, percent_text, threshold_text
 from fmm.tuner.tune import output_path
 
 SIDES = (1000, 1536, 2048, 3001, 4096, 6000, 8192, 12288, 16384)  # of the grid of shapes
@@ -120,7 +120,7 @@ def _difference(one: ModelInUse, two: ModelInUse, problem: Problem) -> Differenc
 def _chosen_plan(used: ModelInUse, problem: Problem) -> Plan:
     calibration, tuned = used.calibration, used.tuned
     limits = Limits(UNLIMITED, default_error_growth_limit(calibration is not None and calibration.batches))
-    measured = decide_by_tuning(problem, limits, tuned, calibration, used.on_cpu)
+    measured = decide_by_tuning(problem, limits, tuned, calibration, used.is_cpu)
     return (measured or decide_by_model(problem, limits, calibration, True, tuned.identity)).plan
 
 
@@ -146,8 +146,8 @@ class ComparedThreshold:
     name: str
     first: float | None
     second: float | None
-    first_interval: Interval | None  # of 95 %; None if the tuning recorded none
-    second_interval: Interval | None
+    first_interval: ThresholdInterval | None  # of 95 %; None if the tuning recorded none
+    second_interval: ThresholdInterval | None
 
     @property
     def difference(self) -> float | None:
@@ -245,17 +245,17 @@ def _agreements(one: Path, two: Path) -> Iterator[Agreement]:
             yield compared_choices(used[0], used[1], max(noises, default=None))
 
 
-def _checked_sections(path: Path) -> dict[str, dict[str, Raw]]:
+def _checked_sections(path: Path) -> dict[str, dict[str, JsonValue]]:
     """Return the sections of a config by device and type; raise ConfigError if one is damaged."""
-    sections = list(config_sections(path))
+    sections = list(read_config_sections(path))
     for section in sections:
         check_section(*section)
-    return group_by_device(sections)
+    return group_sections_by_device(sections)
 
 
 def _agreement_lines(a: Agreement) -> Iterator[str]:
     share = f"{a.equal} of {a.shapes} choices are equal ({a.equal / a.shapes:.1%})"
-    yield f"{a.device}, {a.dtype}: {share}, the others up to {a.worst:.1%} apart; noise floor {share_text(a.noise)}"
+    yield f"{a.device}, {a.dtype}: {share}, the others up to {a.worst:.1%} apart; noise floor {percent_text(a.noise)}"
     if a.thresholds:
         head = ("threshold", "first", "second", "difference", "verdict")
         yield from (f"  {line}" for line in aligned_lines([head, *map(_threshold_cells, a.thresholds)]))

@@ -36,7 +36,7 @@ from benchmarks.papers.figure import Figure, draw_figure, figure_table
 from benchmarks.papers.figures import EXPERIMENTS, FIGURES
 from fmm.perfmodel.papers.inventory import inventory_table
 from fmm.perfmodel.papers.table import PaperTable
-from fmm.tuner.commands.paper import PAPER_TABLES, UnknownTableError, computed_table, format_tables, table_name
+from fmm.tuner.commands.paper import PAPER_TABLES, UnknownTableError, computed_table, find_table_name, format_tables
 from fmm.tuner.trials.environment import typed_command
 from fmm.tuner.tune import EXIT_INTERRUPTED
 
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif names[0] == MISSING:
             tables, code = missing_experiments([measured_figure(name) for name in names[1:]], options)
         else:
-            names = list(dict.fromkeys(table_name(name, NAMES) for name in names))
+            names = list(dict.fromkeys(find_table_name(name, NAMES) for name in names))
             tables, code = (measured_tables if options.measure else recorded_tables)(names, options)
     except (BadRequestError, UnknownTableError) as error:
         print(f"{COMMAND}: {error}", file=sys.stderr)
@@ -118,7 +118,7 @@ def check_options(names: Sequence[str], options: argparse.Namespace) -> None:
 
 def measured_figure(name: str) -> Figure:
     """Return the figure of this name; raise BadRequestError if the table is computed and not measured."""
-    found = FIGURES.get(table_name(name, NAMES))
+    found = FIGURES.get(find_table_name(name, NAMES))
     if found is None:
         raise BadRequestError(f"{name} is computed, not measured; measured are {', '.join(FIGURES)}")
     return found

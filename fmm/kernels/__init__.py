@@ -3,12 +3,12 @@
 from fmm.kernels import leaves  # noqa: F401  (registers them, before any plan is made)
 from fmm.kernels.algorithms.catalogue import scheme, scheme_names
 from fmm.kernels.algorithms.scheme import Scheme, SchemeError
-from fmm.kernels.algorithms.step_table import StepError, StepTable, step_table, step_table_names
+from fmm.kernels.algorithms.step_table import StepTable, StepTableError, step_table, step_table_names
 from fmm.kernels.plans import levels  # noqa: F401  (registers their kinds, before any plan's text is read)
 from fmm.kernels.plans.levels.balanced import balanced_level
 from fmm.kernels.plans.levels.scheme_level import FRINGE_PROOFS, scheme_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 
 
 def _prove_fringe(table: str) -> str:
@@ -26,13 +26,13 @@ __all__ = [
     "PlanError",
     "Scheme",
     "SchemeError",
-    "StepError",
     "StepTable",
+    "StepTableError",
     "balanced_level",
+    "plan_workspace_bytes",
     "scheme",
     "scheme_level",
     "scheme_names",
     "step_table",
     "step_table_names",
-    "workspace",
 ]

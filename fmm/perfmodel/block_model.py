@@ -37,7 +37,7 @@ from fmm.kernels.cuda.products.split_k import (
     split_tail,
 )
 from fmm.kernels.cuda.products.tiling import Along, count_triangle_tiles
-from fmm.kernels.cuda.target import LIBRARY_ALIGNMENT, Alignment, Target
+from fmm.kernels.cuda.target import ALLOCATOR_ALIGNMENT, Alignment, ChipTarget
 
 OperandBlocks = tuple[int, int, int]  # (W_A, W_B, W_C): numbers of blocks of A, B and C that one product touches
 ContiguousAxes = tuple[Along, Along]  # the dimensions ("inner" or "outer") along which A and B are contiguous
@@ -381,6 +381,6 @@ BLOCK_MODEL = BlockModel()
 
 
 @lru_cache(maxsize=256)
-def chip_target(chip: Chip, alignment: Alignment = LIBRARY_ALIGNMENT, flagged: bool = False) -> Target:
+def chip_target(chip: Chip, alignment: Alignment = ALLOCATOR_ALIGNMENT, flagged: bool = False) -> ChipTarget:
     """Return the target for recording plans on this chip; the block model selects open tile sizes."""
-    return Target(chip, BLOCK_MODEL, alignment, flagged)
+    return ChipTarget(chip, BLOCK_MODEL, alignment, flagged)

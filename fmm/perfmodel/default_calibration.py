@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware.datasheets import Datasheet, datasheet_of
-from fmm.kernels.algorithms.digits import RELATIVE_TIME, worst_case_digit_products
+from fmm.kernels.algorithms.digits import RELATIVE_TIME, safe_digit_products
 from fmm.kernels.cpu.thread_pool import MAX_SUM_THREADS as SUM_THREADS
 from fmm.kernels.cuda.products.kernel_sizes import VENDOR_PIECE
 from fmm.kernels.cuda.products.small_tiles import SMALL_BLOCKS_PER_SM, SMALL_TILE
@@ -74,11 +74,11 @@ def with_integer_rates(found: Calibration) -> Calibration:
         INTEGER_LOOP_FLOPS * (NOMINAL_RATE_FACTOR if found.source == BUILT_IN_SOURCE_TEXT else 1.0),
     )
     for name in INTEGERS:
-        digits, _ = worst_case_digit_products(8 * DTYPES[name].itemsize, 1024)
+        digits, _ = safe_digit_products(8 * DTYPES[name].itemsize, 1024)
         base = found.find_rate(digits.real) or found.find_rate("float64") or found.find_rate("float32")
         if base is None:
             continue
-        times = digits.count * (RELATIVE_TIME[digits.real] if digits.real not in found.rates else 1.0)
+        times = digits.product_count * (RELATIVE_TIME[digits.real] if digits.real not in found.rates else 1.0)
         by_digits = ProductRate(
             base.flops / times,
             base.fill,
@@ -365,7 +365,7 @@ def _residue_rates(float16: ProductRate, stream: float) -> Iterator[tuple[str, P
     for row in plan_leaves():
         if (found := residue_leaves().get(row.name)) is not None:
             for name in (*row.types, *row.types_alone):
-                moduli, itemsize = found.level.moduli_for(name, MODULI_INNER_DIMENSION), DTYPES[name].itemsize
+                moduli, itemsize = found.level.moduli_count_for(name, MODULI_INNER_DIMENSION), DTYPES[name].itemsize
                 yield row.rate.format(name), _residue_rate(float16, stream, moduli, found.depth, itemsize)
 
 

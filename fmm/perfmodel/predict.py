@@ -257,8 +257,8 @@ def _rate_prepared_by_sums(rate: ProductRate, last: Level) -> ProductRate:
     coefficients for which other splits cannot write the leaf's form.
     """
     scheme = last.bilinear
-    splits_complex = last.itemsize_below(1) != 1  # splits of real or imaginary parts do not write the leaf's form
-    if not last.batched or scheme is None or splits_complex or last.products >= DEEP_PRODUCT_COUNT:
+    is_complex_split = last.itemsize_below(1) != 1  # splits of real or imaginary parts do not write the leaf's form
+    if not last.is_batched or scheme is None or is_complex_split or last.products >= DEEP_PRODUCT_COUNT:
         return rate
     left, right = (
         blocks / (PREPARATION_PASSES * last.products) for blocks in (scheme.m * scheme.k, scheme.k * scheme.n)

@@ -24,7 +24,7 @@ from fmm.kernels.cpu.sum_schedule import schedule_calls
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps
-from fmm.kernels.plans.sums import Mirror, Part, Place, Sum
+from fmm.kernels.plans.sums import Mirror, Place, PlacePart, Sum
 from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Fill, Operation
 
@@ -42,7 +42,7 @@ def plan_schemes(plan: Plan) -> tuple[Scheme, ...]:
 
 # ---- the bound f of a plan, by a walk over its steps
 
-PlaceKey = tuple[str, int, int, Part | None]
+PlaceKey = tuple[str, int, int, PlacePart | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +112,11 @@ class _ErrorWalk:
 
     def run_level_steps(self, steps: LevelSteps) -> float:
         """Return the largest error of any block of C after a walk over a level's steps."""
-        for step in steps.flat:
+        for step in steps.flattened_steps:
             if isinstance(step, Sum):
-                written = self.run_sum_program(step.program, [self.read_block(p) for p in step.reads], step.aliases)
+                written = self.run_sum_program(
+                    step.program, [self.read_block(p) for p in step.reads], step.in_place_pairs
+                )
                 for place, value in zip(step.writes, written, strict=True):
                     self.held[place.origin] = value
             elif isinstance(step, Mirror):
@@ -125,7 +127,7 @@ class _ErrorWalk:
                     self.read_block(step.left), self.read_block(step.right), step.left.cols, inner
                 )
                 origin = step.dest.origin
-                self.held[origin] = self.add_values(self.held[origin], value) if step.accumulate else value
+                self.held[origin] = self.add_values(self.held[origin], value) if step.reads_dest else value
         errors: dict[tuple[int, int], float] = {}  # error of the real and the imaginary part together
         for (name, row, col, _), value in self.held.items():
             if name == "C":
@@ -166,7 +168,7 @@ def error_bound(plan: Plan, m: int, k: int, n: int, op: Operation = "product", f
 
 def scheme_error_bounds(scheme: Scheme, k: float, inner: float) -> list[float]:
     """Return the bounds f of the blocks of C for one level of a scheme; products over k have the bound `inner`."""
-    walk, p = _ErrorWalk(), scheme.programs
+    walk, p = _ErrorWalk(), scheme.addition_programs
     lefts = walk.run_sum_program(p.left, [walk.add_atom(("A", i)) for i in range(p.left.inputs)], ())
     rights = walk.run_sum_program(p.right, [walk.add_atom(("B", i)) for i in range(p.right.inputs)], ())
     products = [walk.multiply_values(x, y, k, inner) for x, y in zip(lefts, rights, strict=True)]
@@ -183,11 +185,11 @@ def expected_error_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = 
 
     The data are assumed to be random numbers of equal size, and the rounding errors independent. If numbers of one sign
     have a larger error growth, the result is the larger growth. Numbers of one sign have the larger growth for
-    Strassen's levels on a CPU (Scheme.positive_growth) and for complex products made of three real products. The growth
-    does not depend on the sizes: the thin strips of a fringe count as if their error grew too. In types that are summed
-    up in their own precision, the growth is the product of the levels' growths (Scheme.error_growth). These growths
-    include the rounding inside the products. In other types the rounding inside products is small compared with the
-    rounding of stored numbers.
+    Strassen's levels on a CPU (Scheme.error_growth_one_sign) and for complex products made of three real products. The
+    growth does not depend on the sizes: the thin strips of a fringe count as if their error grew too. In types that are
+    summed up in their own precision, the growth is the product of the levels' growths (Scheme.error_growth). These
+    growths include the rounding inside the products. In other types the rounding inside products is small compared with
+    the rounding of stored numbers.
 
     `in_pieces` is True if the vendor's product adds up long sums in pieces, as BLAS does on a CPU. With pieces the
     vendor's error grows slowly with k, and the shorter products of a plan gain less accuracy. (Measured with OpenBLAS
@@ -202,10 +204,10 @@ def expected_error_growth(plan: Plan, dtype: str = "float64", in_pieces: bool = 
     if DTYPES[dtype].stored_as:
         return sqrt(_error_variance(plan, _variance_rounded_in_products))
     schemes = plan_schemes(plan)
-    random = prod(s.error_growth_in_pieces if in_pieces else s.error_growth for s in schemes)
-    positive = prod(s.positive_growth_in_pieces if in_pieces else s.positive_growth for s in schemes)
+    random = prod(s.error_growth_blocked_sums if in_pieces else s.error_growth for s in schemes)
+    positive = prod(s.error_growth_one_sign_blocked if in_pieces else s.error_growth_one_sign for s in schemes)
     random *= prod(level.error_growth for level in plan.levels)
-    positive *= prod(level.positive_growth for level in plan.levels)
+    positive *= prod(level.error_growth_one_sign for level in plan.levels)
     if in_pieces and DTYPES[dtype].is_complex and any(x.dtype_below(dtype) != dtype for x in plan.levels):
         random, positive = random * SHORTER_PIECES_GROWTH.random, positive * SHORTER_PIECES_GROWTH.positive
     return float(plan.leaf_use.leaf.relative_error * max(random, positive))
@@ -298,7 +300,7 @@ def has_componentwise_bound(plan: Plan) -> bool:
     """
     leaf = plan.leaf_use.leaf
     saves = leaf.saves_products or any(level.saves_products for level in plan.levels)
-    return not saves and (leaf.checks_entries or not plan.emulates)
+    return not saves and (leaf.checks_entries or not plan.uses_emulation)
 
 
 def error_bound_text(plan: Plan, componentwise: bool = False) -> str:

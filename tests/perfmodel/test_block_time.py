@@ -32,7 +32,7 @@ from fmm.tuner.fit.blocks import (
     StrategyComparison,
     compare_strategies,
     fit_block_terms,
-    root_mean_square,
+    root_mean_square_error,
     split_alternately,
 )
 from tests.support import ROOT
@@ -165,14 +165,14 @@ def test_the_record_is_whole() -> None:
 
 
 def hits(rows: list[StrategyComparison]) -> float:
-    return sum(row.place <= 2 for row in rows) / len(rows)
+    return sum(row.rank_of_fastest <= 2 for row in rows) / len(rows)
 
 
 def test_the_best_of_the_six_is_in_the_models_first_two() -> None:
     rows = compare_strategies(recorded_blocks(FILE), H200)
-    assert hits(rows) >= 0.9, [(row.measured.shape, row.best) for row in rows if row.place > 2]
+    assert hits(rows) >= 0.9, [(row.measured.shape, row.fastest_strategy) for row in rows if row.rank_of_fastest > 2]
     assert sum(row.regret for row in rows) / len(rows) < 0.02
-    assert root_mean_square(rows) < 0.12
+    assert root_mean_square_error(rows) < 0.12
 
 
 @pytest.mark.parametrize("fit_to", [0, 1])
@@ -190,7 +190,7 @@ def test_the_constants_are_what_the_fit_gives() -> None:
 def test_products_with_sums_are_ranked_by_the_same_constants() -> None:
     rows = compare_strategies(recorded_blocks(FILE, "fused"), H200)
     assert len(rows) >= 10
-    assert hits(rows) >= 0.9, [(row.measured.shape, row.best) for row in rows if row.place > 2]
+    assert hits(rows) >= 0.9, [(row.measured.shape, row.fastest_strategy) for row in rows if row.rank_of_fastest > 2]
 
 
 def test_what_the_leaf_takes_is_near_the_best_of_all() -> None:

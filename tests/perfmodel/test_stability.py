@@ -72,7 +72,7 @@ def test_every_step_table_is_a_matrix_multiplication() -> None:
     for name in step_table_names():
         table = step_table(name)
         found = table_scheme(table)
-        assert (found.rank, found.size) == (table.products, table.size)
+        assert (found.rank, found.size) == (table.product_count, table.size)
         assert found.failed_brent_equation() is None
 
 
@@ -349,7 +349,7 @@ def test_expected_growth_on_a_cpu_as_measured(text: str, measured: float) -> Non
     """n = 4096, normal numbers, float32, OpenBLAS on two threads, which adds up long sums in pieces: without knowing
     that, less was expected than three levels of Winograd's have."""
     plan = Plan.parse(text)
-    random = prod(s.error_growth_in_pieces for s in plan_schemes(plan))
+    random = prod(s.error_growth_blocked_sums for s in plan_schemes(plan))
     assert measured <= random <= 1.4 * measured and random <= expected_error_growth(plan, "float32", in_pieces=True)
     assert expected_error_growth(plan, "float32") < expected_error_growth(plan, "float32", in_pieces=True)
 
@@ -367,15 +367,15 @@ def test_in_pieces_compositions_grow_as_their_factors() -> None:
 )
 def test_growth_on_numbers_of_one_sign_as_measured(name: str, in_one: float, in_pieces: float) -> None:
     """Uniform in [0, 1], float32 and float64, OpenBLAS: n = 256, which it adds up in one piece, and 512 to 1536."""
-    assert scheme(name).positive_growth == pytest.approx(in_one, rel=0.15)
-    assert scheme(name).positive_growth_in_pieces == pytest.approx(in_pieces, rel=0.08)
+    assert scheme(name).error_growth_one_sign == pytest.approx(in_one, rel=0.15)
+    assert scheme(name).error_growth_one_sign_blocked == pytest.approx(in_pieces, rel=0.08)
 
 
 def test_numbers_of_one_sign_decide_where_they_have_more() -> None:
     strassen, winograd = (Plan.parse(f"{x} > {x} > vendor") for x in ("strassen", "winograd"))
     assert expected_error_growth(strassen, in_pieces=True) == pytest.approx(6)
     assert expected_error_growth(winograd, in_pieces=True) == pytest.approx(
-        scheme("winograd").error_growth_in_pieces ** 2
+        scheme("winograd").error_growth_blocked_sums ** 2
     )
     assert expected_error_growth(strassen) == pytest.approx(scheme("strassen").error_growth ** 2)
 

@@ -17,7 +17,7 @@ from fmm.kernels.cuda.products.residues import NO_ALIGNMENT, ResidueOp, join_int
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.levels.residues import residue_leaves
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.problem import Layout, Problem
 from tests.support.residues_on_host import exponents, multiplied, play
 
@@ -32,7 +32,7 @@ def ops_of(problem: Problem, plan: str, divides: Mapping[str, int] = NO_ALIGNMEN
     for op in record_operations(Plan.parse(plan), problem).ops:
         if isinstance(op, GemmOp):
             ending = residue_leaves()[op.leaf]
-            moduli = ending.level.moduli_for(op.dtype, op.k)
+            moduli = ending.level.moduli_count_for(op.dtype, op.k)
             found.append(residue_op(op, op.dtype, moduli, ending.depth, SMS, divides))
     return [op for op in found if op is not None]
 
@@ -72,7 +72,7 @@ def product_on_host(
         inside = memory[:, : x.shape[1]] if o == "C" else memory[:, : x.shape[0]].T
         inside[...] = x
         whole.append((memory, inside))
-    work = aligned_memory(workspace(Plan.parse(leaf), m, k, n, a.itemsize), 0x81)
+    work = aligned_memory(plan_workspace_bytes(Plan.parse(leaf), m, k, n, a.itemsize), 0x81)
     arrays = {name: x for name, (x, _) in zip("ABC", whole, strict=True)}
     everything = {name: x.reshape(-1).view(np.uint8) for name, x in arrays.items()} | {"W": work}
     flag = any([all_launches(op, arrays, everything, aligned) for op in ops])

@@ -17,12 +17,12 @@ from typing import Final
 from fmm.kernels.algorithms.additions import Matrix
 from fmm.kernels.algorithms.scheme import Scheme, SchemeError
 from fmm.kernels.algorithms.scheme_text import parse_scheme
-from fmm.kernels.algorithms.text_files import TextFiles
+from fmm.kernels.algorithms.text_files import AlgorithmTexts
 from fmm.kernels.registry import clear_on_registration
 
 # largest number of products of a composition: strassen^4 has 2401 products, and its composition takes seconds
 MAX_COMPOSED_PRODUCTS = 2500
-SCHEME_FILES: Final = TextFiles("schemes", "scheme")
+SCHEME_FILES: Final = AlgorithmTexts("schemes", "scheme")
 
 
 def register_scheme(text: str) -> Scheme:
@@ -30,13 +30,13 @@ def register_scheme(text: str) -> Scheme:
     found = parse_scheme(text)
     if found.name in _scheme_catalogue():
         raise SchemeError(f"there is a scheme {found.name!r} already")
-    SCHEME_FILES.add(found.name, text)
+    SCHEME_FILES.register_text(found.name, text)
     return found
 
 
 def unregister_scheme(name: str) -> None:
     """Remove a scheme that a user registered."""
-    SCHEME_FILES.remove(name)
+    SCHEME_FILES.unregister_text(name)
 
 
 def scheme_names() -> tuple[str, ...]:
@@ -47,7 +47,7 @@ def scheme_names() -> tuple[str, ...]:
 def candidate_schemes() -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield (name, forms of plans in which the scheme is a candidate); skip files with an invalid line `consider`."""
     for name, (file, _) in sorted(_scheme_catalogue().items()):
-        if (forms := SCHEME_FILES.forms(file)) is not None:
+        if (forms := SCHEME_FILES.plan_forms(file)) is not None:
             yield name, forms
 
 
@@ -58,7 +58,7 @@ def _scheme_catalogue() -> dict[str, tuple[str, str]]:
 
     A name that ends in three sizes, such as hk223, is listed in all orders of the sizes.
     """
-    files = sorted(SCHEME_FILES.names())
+    files = sorted(SCHEME_FILES.algorithm_names())
     names = {name: (name, "mkn") for name in files}
     for file in files:
         digits = re.fullmatch(r"(.*?)(\d)(\d)(\d)", file)
@@ -88,10 +88,10 @@ def scheme(expression: str) -> Scheme:
         )
     if len(factors) == 1:
         return factors[0]
-    return composed_scheme(tuple(factors), short_spelling(expression))
+    return composed_scheme(tuple(factors), canonical_expression(expression))
 
 
-def short_spelling(expression: str) -> str:
+def canonical_expression(expression: str) -> str:
     """Return the expression of a composition in its short form: no spaces, repeated neighbours as a power."""
     names: list[tuple[str, int]] = []
     for part in expression.replace(" ", "").split("*"):
@@ -110,7 +110,7 @@ def _read_scheme(name: str) -> Scheme:
     if name not in _scheme_catalogue():
         raise SchemeError(f"unknown scheme {name!r}; the schemes are {', '.join(scheme_names())}")
     file, order = _scheme_catalogue()[name]
-    found = parse_scheme(SCHEME_FILES.text(file), f"{file}.txt")
+    found = parse_scheme(SCHEME_FILES.read_text(file), f"{file}.txt")
     if found.name != file:
         raise SchemeError(f"{file}.txt: its name line says {found.name!r}; it must be {file!r}")
     transpose, rotations = _SIZE_PERMUTATIONS[order]
@@ -159,12 +159,12 @@ def composed_scheme(factors: tuple[Scheme, ...], name: str) -> Scheme:
     """Return the Kronecker product of schemes: each scheme multiplies the blocks of the scheme before it."""
     first, *rest = factors
     for second in rest:
-        first = _kronecker_power(first, second)
+        first = _kronecker_product(first, second)
     source = " (x) ".join(f.name for f in factors)
     return Scheme(name, source, first.m, first.k, first.n, first.u, first.v, first.w, factors)
 
 
-def _kronecker_power(x: Scheme, y: Scheme) -> Scheme:
+def _kronecker_product(x: Scheme, y: Scheme) -> Scheme:
     def grid(p: Matrix, q: Matrix, columns: int, inner_rows: int, inner_columns: int) -> Matrix:
         rows = []
         for i, s, j, t in product(range(len(p) // columns), range(inner_rows), range(columns), range(inner_columns)):

@@ -16,13 +16,15 @@ from typing import Any, Final, Literal
 from fmm.kernels.plans.level import Level, PlanError
 from fmm.kernels.registry import RowRegistry, clear_on_registration
 
-Order = Literal["inner", "outer"]  # the dimension along which a leaf reads both operands contiguously
-ORDERS: Final[tuple[Order, ...]] = ("inner", "outer")
-HostProduct = Callable[[Any, Any, Any], object]  # multiply(left, right, dest)
-HostProductWithScratch = Callable[[Any, Any, Any, Any, Any], object]  # multiply(left, right, dest, scratch, threads)
-Scratch = Callable[[int, int, int, int], int]  # scratch(m, k, n, count): bytes for a batch of `count` products
-TypedScratch = Callable[[int, int, int, int, int], int]  # scratch(itemsize, m, k, n, count)
-PreparedLayout = Callable[[int, int, int], tuple[int, int]]  # layout(itemsize, lines, length): (offset, bytes)
+OperandOrder = Literal["inner", "outer"]  # the dimension along which a leaf reads both operands contiguously
+OPERAND_ORDERS: Final[tuple[OperandOrder, ...]] = ("inner", "outer")
+HostProductFunction = Callable[[Any, Any, Any], object]  # multiply(left, right, dest)
+HostProductWithScratchFunction = Callable[
+    [Any, Any, Any, Any, Any], object
+]  # multiply(left, right, dest, scratch, threads)
+ScratchFunction = Callable[[int, int, int, int], int]  # scratch(m, k, n, count): bytes for a batch of `count` products
+TypedScratchFunction = Callable[[int, int, int, int, int], int]  # scratch(itemsize, m, k, n, count)
+PreparedLayoutFunction = Callable[[int, int, int], tuple[int, int]]  # layout(itemsize, lines, length): (offset, bytes)
 
 
 @dataclass(frozen=True)
@@ -67,14 +69,14 @@ class Leaf:
     # One product by the leaf
     call_text: str = "one launch"  # the text for one product in explain's table
     launches: int = 1  # number of launches or library calls
-    scratch: Scratch = _no_scratch_bytes  # function that returns the bytes of workspace
-    typed_scratch: TypedScratch | None = None  # function instead of `scratch` if the bytes depend on the type
-    host_product: HostProduct | None = None
+    scratch: ScratchFunction = _no_scratch_bytes  # function that returns the bytes of workspace
+    typed_scratch: TypedScratchFunction | None = None  # function instead of `scratch` if the bytes depend on the type
+    host_product: HostProductFunction | None = None
     # True if the leaf uses scratch and threads of its own
-    host_product_with_scratch: HostProductWithScratch | None = None
+    host_product_with_scratch: HostProductWithScratchFunction | None = None
 
     # The leaf's text in a plan
-    orders: tuple[Order, ...] = ORDERS
+    orders: tuple[OperandOrder, ...] = OPERAND_ORDERS
     numbers: int = 0  # numbers 0 to below this limit may follow the name; 0: the leaf has no number
     # groups of options in the order of the text; a plan names at most one option of each group
     options: tuple[tuple[LeafOption, ...], ...] = ()
@@ -104,7 +106,7 @@ class Leaf:
 
     # Preparation of operands before the product
     # offset and bytes of the prepared data after an operand; None without prepared data
-    prepared_layout: PreparedLayout | None = None
+    prepared_layout: PreparedLayoutFunction | None = None
     prepared_by_sums: bool = False  # True if the sums of a batched level can write the leaf's operands in prepared form
 
     # Predicted time
@@ -127,7 +129,7 @@ class Leaf:
         return self.end or self.name
 
     @property
-    def sums_inside(self) -> bool:
+    def can_compute_sums(self) -> bool:
         """True if the leaf can compute sums inside its products."""
         return bool(self.types_with_sums)
 
@@ -160,7 +162,7 @@ class Leaf:
         return (*self.candidate_names, *(f"{name}.{option}" for name in self.candidate_names for option in options))
 
     @property
-    def uses(self) -> Iterator[LeafUse]:
+    def all_uses(self) -> Iterator[LeafUse]:
         """Every text by which a plan may name the leaf; texts without an operand order come first."""
         numbers: tuple[int | None, ...] = tuple(range(self.numbers)) or (None,)
         for order in (None, *self.orders):
@@ -180,27 +182,27 @@ class LeafUse:
     leaf: Leaf
     number: int | None = None
     options: tuple[str, ...] = ()
-    order: Order | None = None  # operand order; None for that of the operands or of the sums
+    order: OperandOrder | None = None  # operand order; None for that of the operands or of the sums
 
     def __str__(self) -> str:
-        return f"{self.product}.{self.order}" if self.order else self.product
+        return f"{self.kernel_text}.{self.order}" if self.order else self.kernel_text
 
     @property
-    def product(self) -> str:
+    def kernel_text(self) -> str:
         """The text without the operand order: it names the kernel."""
         return ".".join([f"{self.leaf.name}{'' if self.number is None else self.number}", *self.options])
 
-    def types(self, sums_inside: bool = False) -> tuple[str, ...]:
+    def multiplied_types(self, sums_inside: bool = False) -> tuple[str, ...]:
         """Return the types that the leaf multiplies with these options; with `sums_inside`, with sums in its kernel."""
-        multiplied = self.leaf.types_with_sums if sums_inside and self.leaf.sums_inside else self.leaf.types
+        multiplied = self.leaf.types_with_sums if sums_inside and self.leaf.can_compute_sums else self.leaf.types
         for option in self._named_options:
             multiplied = tuple(t for t in multiplied if t in option.types) if option.types else multiplied
         return multiplied
 
     @property
-    def fuses_last_level(self) -> bool:
+    def can_fuse_last_level(self) -> bool:
         """True if the last level above the leaf may be fused."""
-        return self.leaf.sums_inside and all(option.fused for option in self._named_options)
+        return self.leaf.can_compute_sums and all(option.fused for option in self._named_options)
 
     @property
     def _named_options(self) -> list[LeafOption]:
@@ -260,14 +262,14 @@ def plan_leaves() -> tuple[Leaf, ...]:
 def leaf_uses() -> dict[str, LeafUse]:
     """Return everything that multiplies, by its text: the endings of plans, and the leaves inside leaf families."""
     only_below_levels = [leaf for leaf in LEAVES if leaf.only_below_levels]
-    return {str(use): use for leaf in (*plan_leaves(), *only_below_levels) for use in leaf.uses}
+    return {str(use): use for leaf in (*plan_leaves(), *only_below_levels) for use in leaf.all_uses}
 
 
 def leaf_use(text: str) -> LeafUse:
     """Return the leaf that this end of a plan's text names; raise PlanError with the valid leaves."""
     use = leaf_uses().get(text) if isinstance(text, str) else None
     if use is None:
-        raise PlanError(f"unknown leaf {text!r}; valid: {valid_leaves()}")
+        raise PlanError(f"unknown leaf {text!r}; valid: {valid_leaves_text()}")
     return use
 
 
@@ -283,11 +285,11 @@ def leaf_option_text(use: LeafUse) -> str:
     return str(use).removesuffix(f" > {use.leaf.kernel_leaf_name}") if str(use).count(">") == 1 else str(use)
 
 
-def valid_leaves() -> str:
+def valid_leaves_text() -> str:
     """Return all leaves that a plan may name, in one sentence."""
     leaves = [leaf for leaf in LEAVES if not leaf.only_below_levels]
     simple = [leaf.displayed_name for leaf in leaves if not leaf.options and leaf.orders]
-    text = f"{', '.join(simple)}, each with {_join_with_or(ORDERS)} after it or without"
+    text = f"{', '.join(simple)}, each with {_join_with_or(OPERAND_ORDERS)} after it or without"
     text += "".join(f"; {leaf.displayed_name} without" for leaf in leaves if not leaf.options and not leaf.orders)
     for leaf in leaves:
         if leaf.options:
@@ -298,9 +300,9 @@ def valid_leaves() -> str:
     return text + "".join(f"; below {family.name} {family.end}" for family in LEAF_FAMILIES)
 
 
-def fusing_leaves() -> str:
+def fusing_leaves_text() -> str:
     """Return the leaves above which a fused level may stand, in a few words."""
-    leaves = [leaf for leaf in LEAVES if leaf.sums_inside]
+    leaves = [leaf for leaf in LEAVES if leaf.can_compute_sums]
     without = [o.name for leaf in leaves for group in leaf.options for o in group if not o.fused]
     return " or ".join(leaf.name for leaf in leaves) + (f" (without {_join_with_or(without)})" if without else "")
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from fmm.dtypes import BYTE, DTYPES
+from fmm.dtypes import BYTE_TYPE, DTYPES
 from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.plans.fused_order import count_launches
 from fmm.kernels.registry import RowRegistry
@@ -84,7 +84,7 @@ class Level(ABC):
     conjugates: tuple[bool, bool] = (False, False)  # True for each of A and B that the level conjugates
     named_leaves: tuple[str, ...] = ()  # texts of leaves that the level itself names for some of its products
     error_growth: float = 1.0  # factor of the expected error, in addition to the growth of `bilinear`
-    positive_growth: float = 1.0  # the same factor for numbers of one sign
+    error_growth_one_sign: float = 1.0  # the same factor for numbers of one sign
     error_note: str = ""  # a note for users on the error, in addition to its size
 
     # The order of products and sums
@@ -109,7 +109,7 @@ class Level(ABC):
     # ---- other levels derived from it
 
     @property
-    def shallower(self) -> Level | None:
+    def shallower_level(self) -> Level | None:
         """The level with one recursion less; None if nothing of the level is left."""
         return None
 
@@ -125,47 +125,47 @@ class Level(ABC):
     def dtype_below(self, dtype: str) -> str:
         """Return the type of the products below, for a product of `dtype`."""
         if self.number_below == "byte":
-            return BYTE.name
+            return BYTE_TYPE.name
         real = DTYPES[dtype].real if self.number_below == "real" and dtype in DTYPES else None
         return real or dtype
 
     def itemsize_below(self, itemsize: int) -> int:
         """Return the bytes of a number in the products below, and in the level's temporaries."""
         if self.number_below == "byte":
-            return BYTE.itemsize
+            return BYTE_TYPE.itemsize
         return itemsize // 2 if self.number_below == "real" else itemsize
 
     @property
-    def work_below(self) -> float:
+    def inner_multiplication_cost(self) -> float:
         """The cost of one multiplication below, in multiplications of the level's own numbers."""
         if self.number_below == "byte":
             return 1 / self.products
         return 0.25 if self.number_below == "real" else 1.0
 
     @property
-    def splits_complex(self) -> bool:
+    def is_complex_split(self) -> bool:
         """True if the level only separates real and imaginary parts, so that its products keep their sides."""
         return self.number_below == "real" and self.bilinear is None
 
     # ---- how products run
 
     @property
-    def runs_in_leaf(self) -> bool:
+    def is_run_by_leaf(self) -> bool:
         """True if one leaf runs the level with everything below it: the level ends a plan."""
         return bool(self.below)
 
     @property
-    def streams(self) -> int:
+    def stream_count(self) -> int:
         """The number of products that may run at a time; each stream has its own temporaries below the level."""
         return 2 if self.traversal == "overlapped" and self.products > 1 else 1
 
     @property
-    def side_by_side(self) -> bool:
+    def needs_extra_streams(self) -> bool:
         """True if the level needs streams in addition to the caller's."""
-        return self.traversal == "overlapped" or "streams" in self.tasks or self.atomic
+        return self.traversal == "overlapped" or "streams" in self.tasks or self.has_atomic_updates
 
     @property
-    def batched(self) -> bool:
+    def is_batched(self) -> bool:
         """True if the products are one batch of equal products."""
         return self.traversal == "batched"
 
@@ -180,17 +180,17 @@ class Level(ABC):
         return self.traversal == "fused"
 
     @property
-    def fused(self) -> bool:
+    def has_fused_sums(self) -> bool:
         """True if all sums are formed inside the products."""
         return self.fused_products is not None
 
     @property
-    def atomic(self) -> bool:
+    def has_atomic_updates(self) -> bool:
         """True if products add to C by atomic additions, in any order."""
         return "atomic" in self.tasks
 
     @property
-    def launches(self) -> int:
+    def launch_count(self) -> int:
         """The number of kernel launches of the products of a fused level above a leaf."""
         return count_launches(self.bilinear, self.tasks) if self.tasks and self.bilinear else self.products
 
@@ -240,10 +240,10 @@ def parse_level(text: str) -> Level:
     for kind in LEVEL_KINDS:
         if (level := kind.parse(text)) is not None:
             return level
-    raise unknown_algorithm(text.partition(".")[0])
+    raise unknown_algorithm_error(text.partition(".")[0])
 
 
-def unknown_algorithm(name: str) -> PlanError:
+def unknown_algorithm_error(name: str) -> PlanError:
     """Return the error for a name that no kind of level has; the message lists the valid names."""
     valid = ", ".join(word for kind in LEVEL_KINDS for word in kind.words())
     return PlanError(f"unknown algorithm {name!r}; valid: {valid}")

@@ -16,7 +16,7 @@ from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.level import Level
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.steps import LevelNeeds, LevelSteps, Product, temporary_sizes
-from fmm.kernels.plans.sums import COPY, Mirror, Place, Sum, whole_matrix
+from fmm.kernels.plans.sums import COPY_PROGRAM, Mirror, Place, Sum, whole_matrix
 from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Fill, Operation, Shape
 
@@ -43,13 +43,13 @@ class LevelWithSteps(Level):
     """A level that can be lowered to steps."""
 
     @abstractmethod
-    def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
+    def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         """Return the steps of C = alpha A B + beta C.
 
-        `plan` begins with this level; `plan.rest` computes the products.
+        `plan` begins with this level; `plan.inner_plan` computes the products.
         """
 
-    def lower_triangle(self, plan: Plan, n: int, k: int, params: GemmParams) -> LevelSteps:
+    def lower_gram_triangle(self, plan: Plan, n: int, k: int, params: GemmParams) -> LevelSteps:
         """Return the steps of the lower triangle of an n x n Gram product, with fill `lower` or `loose`.
 
         Only levels `for_gram` have such steps.
@@ -61,18 +61,18 @@ class LevelWithSteps(Level):
         """True if all inner plans with levels give equal steps of A B, except for the plan in each product."""
         return False
 
-    def needs(self, inner: Plan, sides: Shape) -> LevelNeeds | None:
+    def memory_needs(self, inner: Plan, sides: Shape) -> LevelNeeds | None:
         """Return the memory needs of A B if the plan `inner` computes the products; None: count them from the steps."""
         return None
 
-    def footprint(self, inner: Plan, sides: Sides) -> Footprint | None:
+    def estimate_footprint(self, inner: Plan, sides: Sides) -> Footprint | None:
         """Return the footprint of A B if the plan `inner` computes the products; None: count the steps.
 
         Raise PlanError for sides that the level cannot cut.
         """
         return None
 
-    def describe(self, steps: LevelSteps) -> str:
+    def describe_steps(self, steps: LevelSteps) -> str:
         """Return what these steps of the level do, in a few words for explain's table."""
         sums = sum(isinstance(step, Sum) for step in steps.steps)
         return f"{sum(1 for _ in steps.products)} products, {sums} passes of sums"
@@ -89,14 +89,16 @@ class LevelInLeaf(LevelWithSteps):
     """A level that one leaf runs with everything below it: its steps are counted and explained, and never walked."""
 
     @abstractmethod
-    def lower_in_leaf(self, plan: Plan, size: Shape, params: GemmParams, itemsize: int, dtype: str = "") -> LevelSteps:
+    def lower_product_in_leaf(
+        self, plan: Plan, size: Shape, params: GemmParams, itemsize: int, dtype: str = ""
+    ) -> LevelSteps:
         """Return the steps of a product of numbers of `itemsize` bytes. `plan` ends in this level.
 
         `dtype` may be omitted where the bytes determine the steps.
         """
 
     @abstractmethod
-    def work_share(self, steps: LevelSteps) -> float:
+    def multiplication_cost(self, steps: LevelSteps) -> float:
         """Return the cost of one multiplication in these steps, in multiplications of the level's own numbers."""
 
 
@@ -134,13 +136,13 @@ def lower_level(
 ) -> LevelSteps | None:
     """Return the steps of a plan's first level for C = alpha A B + beta C; None where one leaf call computes it."""
     if op != "product":
-        return _lower_gram(plan, n, k, GemmParams(alpha, beta, op, fill))
+        return _lower_gram_product(plan, n, k, GemmParams(alpha, beta, op, fill))
     plain = (alpha, beta) == (1, 0)
     if not plan.levels:
         return None if plain else _update_in_bands(plan, m, k, n, alpha, beta)
     first = require_level_with_steps(plan.levels[0])
     if plain or first.takes_alpha_beta:
-        return first.lower(plan, m, k, n, alpha, beta)
+        return first.lower_product(plan, m, k, n, alpha, beta)
     return update_from_temporary(plan, m, k, n, alpha, beta)
 
 
@@ -148,7 +150,7 @@ def update_from_temporary(plan: Plan, m: int, k: int, n: int, alpha: Coefficient
     """Return the steps that compute A B in a temporary, and then C = alpha A B + beta C in a pass of its own."""
     d, c = whole_matrix("D", m, n), whole_matrix("C", m, n)
     product = Product(whole_matrix("A", m, k), whole_matrix("B", k, n), d, plan)
-    update = Sum("update", updating_program(COPY, alpha, beta), (d, c) if beta else (d,), (c,))
+    update = Sum("update", updating_program(COPY_PROGRAM, alpha, beta), (d, c) if beta else (d,), (c,))
     return LevelSteps((("D", m, n),), (product, update))
 
 
@@ -163,13 +165,13 @@ def lower_leaf_level(
     level = level_run_by_leaf(plan)
     if plan.levels or level is None or params.op != "product":
         return None
-    return level.lower_in_leaf(plan, (m, k, n), params, itemsize, dtype)
+    return level.lower_product_in_leaf(plan, (m, k, n), params, itemsize, dtype)
 
 
 def _update_in_bands(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
     """C = alpha A B + beta C in bands of rows: the leaf has no beta, and a scratch as large as C would cost more."""
     height = max(min(m, max(BAND_ELEMENTS // max(n, 1), MIN_BAND_ROWS)), 1)
-    program = updating_program(COPY, alpha, beta)
+    program = updating_program(COPY_PROGRAM, alpha, beta)
     steps: list[Sum | Product] = []
     for row in range(0, m, height):
         rows = min(height, m - row)
@@ -179,9 +181,9 @@ def _update_in_bands(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, bet
     return LevelSteps(temporary_sizes(steps), tuple(steps))
 
 
-def _lower_gram(plan: Plan, n: int, k: int, params: GemmParams) -> LevelSteps | None:
+def _lower_gram_product(plan: Plan, n: int, k: int, params: GemmParams) -> LevelSteps | None:
     """Return the steps of a Gram product: levels compute the lower triangle, and a mirror completes C."""
-    if plan.levels and not plan.for_gram:
+    if plan.levels and not plan.is_gram_plan:
         raise PlanError(f"{plan} computes whole products; a plan of a Gram product begins with gram")
     a, b, c = whole_matrix("A", n, k), whole_matrix("B", k, n), whole_matrix("C", n, n)
     if params.fill == "full":
@@ -190,7 +192,7 @@ def _lower_gram(plan: Plan, n: int, k: int, params: GemmParams) -> LevelSteps | 
         return None
     first, plain = require_level_with_steps(plan.levels[0]), (params.alpha, params.beta) == (1, 0)
     if (plain or first.takes_alpha_beta) and (params.fill == "loose" or first.keeps_upper_triangle):
-        return first.lower_triangle(plan, n, k, params)
+        return first.lower_gram_triangle(plan, n, k, params)
     d = whole_matrix("D", n, n)
     product = Product(a, b, d, plan, GemmParams(op=params.op, fill="loose"))
     return LevelSteps((("D", n, n),), (product, Mirror(d, c, params.alpha, params.beta, "lower")))

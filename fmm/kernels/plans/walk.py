@@ -15,7 +15,7 @@ from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.steps import LevelSteps, Product, ProductBatch, ProductWithSums, Step, with_addend
+from fmm.kernels.plans.steps import LevelSteps, Product, ProductBatch, ProductWithSums, Step, steps_with_addend
 from fmm.kernels.plans.sums import ADDEND, Mirror, Place, RowMajorCopy, Sum
 from fmm.problem import Fill, Operation
 
@@ -23,26 +23,26 @@ Matrix = Any  # the machine's own kind of matrix: it has two axes, .shape and .s
 # The matrices that a level's steps name: A, B, C and the level's temporaries; and ADDEND, if beta multiplies another
 # matrix than C.
 Operands = dict[str, Matrix]
-Triple = tuple[Matrix, Matrix, Matrix]  # left operand, right operand, result
+ProductMatrices = tuple[Matrix, Matrix, Matrix]  # left operand, right operand, result
 
 
 class Machine(Protocol):
     """Interface of anything that executes or records a plan."""
 
     @property
-    def leaf_updates(self) -> bool:
+    def has_updating_leaves(self) -> bool:
         """True if a leaf itself can multiply by alpha and add beta C."""
         ...
 
     @property
-    def used(self) -> int:
+    def used_bytes(self) -> int:
         """Bytes of the workspace in use at the moment."""
         ...
 
     def allocate(self, rows: int, cols: int, fortran: bool, dtype: str) -> Matrix:
         """Allocate a temporary in the workspace: column-major if `fortran`, else row-major."""
 
-    def free_since(self, mark: int) -> None:
+    def free_temporaries_since(self, mark: int) -> None:
         """Free every temporary that was allocated since `used` was `mark`."""
 
     def submatrix(self, x: Matrix, place: Place) -> Matrix:
@@ -59,16 +59,16 @@ class Machine(Protocol):
         """Execute the additions of a step: `reads` and `writes` are the matrices at its places."""
 
     def multiply(
-        self, leaf: str, products: Sequence[Triple], dtype: str, alpha: Coefficient, beta: Coefficient
+        self, leaf: str, products: Sequence[ProductMatrices], dtype: str, alpha: Coefficient, beta: Coefficient
     ) -> None:
         """Multiply by a leaf. Several products are a batch: all have equal sizes."""
 
     def multiply_with_addend(
-        self, leaf: str, product: Triple, addend: Matrix, dtype: str, alpha: Coefficient, beta: Coefficient
+        self, leaf: str, product: ProductMatrices, addend: Matrix, dtype: str, alpha: Coefficient, beta: Coefficient
     ) -> None:
-        """Compute dest = alpha left right + beta addend. Called only on machines with `leaf_updates`."""
+        """Compute dest = alpha left right + beta addend. Called only on machines with `has_updating_leaves`."""
 
-    def multiply_triangle(self, leaf: str, products: Sequence[Triple], dtype: str, params: GemmParams) -> None:
+    def multiply_triangle(self, leaf: str, products: Sequence[ProductMatrices], dtype: str, params: GemmParams) -> None:
         """Compute the lower triangles of Gram products. Several are a batch, as in `multiply`."""
 
     def mirror_triangle(self, step: Mirror, source: Matrix, dest: Matrix) -> None:
@@ -82,7 +82,7 @@ class Machine(Protocol):
         """Execute a whole fused level; return False, doing nothing, if unable."""
         ...
 
-    def side_by_side(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
+    def run_concurrently(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
         """Call `run` with each of these independent products, several at a time if the machine can."""
 
 
@@ -98,12 +98,12 @@ class DefaultMachine:
     def multiply_with_sums(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
         return False
 
-    def side_by_side(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
+    def run_concurrently(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
         for product in products:
             run(product)
 
     def multiply_with_addend(
-        self, leaf: str, product: Triple, addend: Matrix, dtype: str, alpha: Coefficient, beta: Coefficient
+        self, leaf: str, product: ProductMatrices, addend: Matrix, dtype: str, alpha: Coefficient, beta: Coefficient
     ) -> None:
         raise NotImplementedError(f"{type(self).__name__} has leaves that do not update")
 
@@ -128,42 +128,42 @@ def walk_plan(
     is_gram = op != "product"
     if is_gram and not plan.levels and fill != "full":
         machine.multiply_triangle(plan.leaf, [(a, b, c)], dtype, GemmParams(alpha, beta, op, fill))
-    elif not is_gram and not plan.levels and (machine.leaf_updates or (alpha, beta) == (1, 0)):
+    elif not is_gram and not plan.levels and (machine.has_updating_leaves or (alpha, beta) == (1, 0)):
         if ADDEND in operands:
             machine.multiply_with_addend(plan.leaf, (a, b, c), operands[ADDEND], dtype, alpha, beta)
         else:
             machine.multiply(plan.leaf, [(a, b, c)], dtype, alpha, beta)
-    elif is_gram or not (plan.fused and machine.multiply_with_sums(plan, operands, alpha, beta)):
+    elif is_gram or not (plan.is_fused and machine.multiply_with_sums(plan, operands, alpha, beta)):
         steps = lower_level(plan, *a.shape, b.shape[1], alpha, beta, op, fill)
         assert steps is not None
-        _run_level(steps, operands, machine, plan.type_inside(dtype, [p.plan for p in steps.products]))
+        _run_level(steps, operands, machine, plan.inner_type(dtype, [p.plan for p in steps.products]))
 
 
 def _run_level(level: LevelSteps, operands: Operands, machine: Machine, dtype: str) -> None:
     """Execute a level's steps with temporaries of its own. `dtype`: the type of its temporaries and products."""
-    mark = machine.used
+    mark = machine.used_bytes
     _allocate_temporaries(level, operands, machine, dtype)
-    steps = with_addend(level).steps if ADDEND in operands else level.steps
+    steps = steps_with_addend(level).steps if ADDEND in operands else level.steps
     # Neighbouring products may run concurrently if the level has several streams.
     for concurrent, group in groupby(steps, lambda step: level.streams > 1 and isinstance(step, Product)):
         if concurrent:
             products = [step for step in group if isinstance(step, Product)]
-            machine.side_by_side(products, dtype, lambda product: _run_product(product, operands, machine, dtype))
+            machine.run_concurrently(products, dtype, lambda product: _run_product(product, operands, machine, dtype))
         else:
             for step in group:
                 _run_step(step, operands, machine, dtype)
-    machine.free_since(mark)
+    machine.free_temporaries_since(mark)
 
 
 def _allocate_temporaries(level: LevelSteps, operands: Operands, machine: Machine, dtype: str) -> None:
     """Add the level's temporaries to the operands. A row-major operand serves as its own row-major copy."""
     column_major = machine.column_major_sums(level)
-    copies = {step.copy.name: step for step in level.steps if isinstance(step, RowMajorCopy)}
+    copies = {step.copy_place.name: step for step in level.steps if isinstance(step, RowMajorCopy)}
     for name, rows, cols in level.temporaries:
-        if name in copies and not is_column_major(operands[copies[name].source.name]):
-            operands[name] = machine.submatrix(operands[copies[name].source.name], copies[name].source)
+        if name in copies and not is_column_major(operands[copies[name].source_place.name]):
+            operands[name] = machine.submatrix(operands[copies[name].source_place.name], copies[name].source_place)
             continue
-        like = level.layouts[name]
+        like = level.layout_operands[name]
         fortran = name not in copies and (
             column_major[like] if like in column_major else is_column_major(operands[like])
         )
@@ -171,7 +171,7 @@ def _allocate_temporaries(level: LevelSteps, operands: Operands, machine: Machin
 
 
 def _run_step(step: Step, operands: Operands, machine: Machine, dtype: str) -> None:
-    if isinstance(step, RowMajorCopy) and not is_column_major(operands[step.source.name]):
+    if isinstance(step, RowMajorCopy) and not is_column_major(operands[step.source_place.name]):
         return  # the operand serves as the copy
     if isinstance(step, Sum):
         machine.compute_sums(
@@ -192,7 +192,7 @@ def _run_batch(step: ProductBatch, operands: Operands, machine: Machine, dtype: 
     """Run the batch as one call of a leaf if the plan is a leaf that can; otherwise product by product."""
     plan, params = step.products[0].plan, step.products[0].params
     is_gram, update = params.op != "product", (params.alpha, params.beta)
-    if plan.levels or not (is_gram or machine.leaf_updates or update == (1, 0)):
+    if plan.levels or not (is_gram or machine.has_updating_leaves or update == (1, 0)):
         for product in step.products:
             _run_product(product, operands, machine, dtype)
         return
@@ -205,12 +205,12 @@ def _run_batch(step: ProductBatch, operands: Operands, machine: Machine, dtype: 
 
 def _run_product_then_sums(step: ProductWithSums, operands: Operands, machine: Machine, dtype: str) -> None:
     """Compute the product first, into scratch if it has no place of its own, and then the sums."""
-    mark, dest = machine.used, step.product.dest
+    mark, dest = machine.used_bytes, step.product.dest
     if dest.name not in operands:
         operands = operands | {dest.name: machine.allocate(dest.rows, dest.cols, False, dtype)}
     for part in step.as_two_steps:
         _run_step(part, operands, machine, dtype)
-    machine.free_since(mark)
+    machine.free_temporaries_since(mark)
 
 
 def _run_product(product: Product, operands: Operands, machine: Machine, dtype: str) -> None:
@@ -220,7 +220,7 @@ def _run_product(product: Product, operands: Operands, machine: Machine, dtype: 
     walk_plan(product.plan, below, machine, dtype, *product.params)
 
 
-def _product_matrices(product: Product, operands: Operands, machine: Machine) -> Triple:
+def _product_matrices(product: Product, operands: Operands, machine: Machine) -> ProductMatrices:
     left, right, dest = (machine.submatrix(operands[p.name], p) for p in (product.left, product.right, product.dest))
     return left, right, dest
 

@@ -164,8 +164,8 @@ def dalberto_bounds() -> PaperTable:
         "order and sharing included; Equation 1's first line is li-fig2's to the last digit.",
         "Equation 1's second line is 5n(6^l - 1) less than its first, not more. Section 3.2 says that a level costs 2 "
         f"rather than 3 in practice. Expected are {strassen.error_growth:.1f} on a GPU; on a CPU, whose BLAS adds up "
-        f"long sums in pieces, {strassen.positive_growth_in_pieces:.1f} if all numbers have one sign (the last column) "
-        f"and {strassen.error_growth_in_pieces:.1f} if not.",
+        f"long sums in pieces, {strassen.error_growth_one_sign_blocked:.1f} if all numbers have one sign (the last "
+        f"column) and {strassen.error_growth_blocked_sums:.1f} if not.",
     )
     return PaperTable("dalberto-bounds", "Equation 1: error bounds, n1 = 900", columns, tuple(rows), notes)
 

@@ -20,7 +20,7 @@ from fmm.hardware.occupancy import register_range
 from fmm.kernels.algorithms.catalogue import scheme
 from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.cuda.products.kernel_sizes import STRATEGIES, TileSizes, named_strategy
-from fmm.kernels.plans.fused_order import FIGURE_6, launch_stages
+from fmm.kernels.plans.fused_order import FIGURE_6_VARIANTS, launch_stages
 from fmm.perfmodel import block_model
 from fmm.perfmodel.block_model import GEMM_OPERANDS, OperandBlocks
 from fmm.perfmodel.papers import huang_blocks
@@ -120,7 +120,7 @@ def huang_fig6() -> PaperTable:
             derived[level][w],
             derived[level][w] - printed,
         )
-        for level, var, w, printed in FIGURE_6
+        for level, var, w, printed in FIGURE_6_VARIANTS
     )
     totals = ", ".join(f"{level}-level {sum(derived[level].values())}" for level in (1, 2))
     notes = (

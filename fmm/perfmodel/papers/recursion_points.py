@@ -23,7 +23,7 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.perfmodel.work import estimated_workspace
-from fmm.problem import Problem, Shape, positive_shape
+from fmm.problem import Problem, Shape, check_positive_shape
 
 if TYPE_CHECKING:
     from fmm.kernels.algorithms.scheme import Scheme
@@ -81,8 +81,8 @@ def block_work(name: str, split: Shape, U: Coefficients, V: Coefficients, W: Coe
 
 def scheme_work(scheme: Scheme) -> BlockWork:
     """Return the work of one level of a scheme in which common sums are formed once, as kernels do."""
-    p = scheme.programs
-    additions = (p.left.additions, p.right.additions, p.join.additions)
+    p = scheme.addition_programs
+    additions = (p.left.addition_count, p.right.addition_count, p.join.addition_count)
     return BlockWork(scheme.name, scheme.size, scheme.rank, additions)
 
 
@@ -164,7 +164,7 @@ def levels_above_recursion_point(
 ) -> tuple[RecursionLevel, ...]:
     """Return the levels by sections 4.1.1 and 4.1.2: a level splits sizes that are all at least the recursion point."""
     found: list[RecursionLevel] = []
-    while min(positive_shape(shape)) >= max(point, *work.split) and _largest_blocks(shape, work.split) != shape:
+    while min(check_positive_shape(shape)) >= max(point, *work.split) and _largest_blocks(shape, work.split) != shape:
         found.append(_recursion_level(shape, work, len(found)))
         shape = _largest_blocks(shape, work.split)
     return tuple(found)
@@ -191,7 +191,7 @@ def level_speedups(
     The sum of the shares sp_i is the estimated speedup. The paper gives only sp_1 and says that sp_2 and sp_3 are
     smaller. In this function sp_i is the share that level i saves in all of its products**(i-1) products.
     """
-    m, k, n = positive_shape(shape)
+    m, k, n = check_positive_shape(shape)
     shares: list[float] = []
     for above in range(depth):
         level = _recursion_level(shape, work, above)
@@ -217,7 +217,7 @@ def cut_balanced(shape: Shape, gamma: float = 2.0) -> BalancedCut:
     """Return the cut of a product by Table 1: a size is halved while at least gamma times both other sizes."""
     if gamma <= 1:
         raise ValueError(f"gamma must be above 1, not {gamma}")
-    work: Counter[Shape] = Counter({positive_shape(shape): 1})
+    work: Counter[Shape] = Counter({check_positive_shape(shape): 1})
     leaves: Counter[Shape] = Counter()
     cuts = depth = 0
     while work:
@@ -261,7 +261,7 @@ def _halved_shapes(shape: Shape, axis: int) -> tuple[Shape, Shape]:
 
 def _is_too_small(shape: Shape, work: BlockWork) -> bool:
     """Return True if a size is smaller than the number of parts into which the level cuts it."""
-    return any(size < parts for size, parts in zip(positive_shape(shape), work.split, strict=True))
+    return any(size < parts for size, parts in zip(check_positive_shape(shape), work.split, strict=True))
 
 
 def _largest_blocks(shape: Shape, split: Shape) -> Shape:

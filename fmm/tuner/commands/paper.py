@@ -1,6 +1,6 @@
-"""fmm-tune paper: the figures and tables of the papers, as published and as computed by the model.
+"""fmm-tune paper: print figures and tables of the papers, with published numbers and numbers of fmm's model.
 
-Measurements for the papers are a benchmark: `python -m benchmarks papers` in a checkout of the repository.
+To measure them instead, run `python -m benchmarks papers` in a clone of the repository.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from fmm.perfmodel.papers import dalberto, huang, sforza
 from fmm.perfmodel.papers import li_results as li
 from fmm.perfmodel.papers.inventory import entry_table, inventory_table, table_name_of_figure, table_names
 from fmm.perfmodel.papers.table import PaperTable
-from fmm.tuner.commands.config_file import add_json
-from fmm.tuner.commands.render import as_csv, json_fields, text_table
+from fmm.tuner.commands.config_file import add_json_option
+from fmm.tuner.commands.render import table_as_csv, table_as_text, table_json_fields
 
-# A table's name is its function's: huang_fig3 makes huang-fig3.
+# The table huang-fig3 is computed by the function huang_fig3, and so on.
 PAPER_MODULES = (li, huang, dalberto, sforza)
 PAPER_TABLES: Mapping[str, Callable[..., PaperTable]] = {
     make.__name__.replace("_", "-"): make for paper in PAPER_MODULES for make in paper.TABLE_FUNCTIONS
@@ -26,7 +26,7 @@ PAPER_TABLES: Mapping[str, Callable[..., PaperTable]] = {
 
 
 class UnknownTableError(Exception):
-    """No table has this name; the message says which tables there are."""
+    """No table has this name; the message lists all names."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -35,17 +35,17 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("tables", nargs="*", metavar="NAME", help="as li-fig17; none: the list; all")
     style = parser.add_mutually_exclusive_group()
     style.add_argument("--csv", action="store_true", help="print CSV")
-    add_json(style)
+    add_json_option(style)
     parser.set_defaults(run=run_paper)
 
 
 def run_paper(options: argparse.Namespace) -> int:
-    """Print the named tables, all tables, or the list of them; return the exit code."""
+    """Print the tables with the given names, all tables, or the list of tables; return the exit code."""
     try:
         names = (
             list(PAPER_TABLES)
             if options.tables == ["all"]
-            else [table_name(name, PAPER_TABLES) for name in options.tables]
+            else [find_table_name(name, PAPER_TABLES) for name in options.tables]
         )
         tables = [computed_table(name) for name in dict.fromkeys(names)] or [inventory_table()]
     except UnknownTableError as error:
@@ -55,8 +55,11 @@ def run_paper(options: argparse.Namespace) -> int:
     return 0
 
 
-def table_name(name: str, known: Mapping[str, object]) -> str:
-    """Return the name of the table that shows this figure of a paper, such as li-fig32 for li-fig33."""
+def find_table_name(name: str, known: Mapping[str, object]) -> str:
+    """Return the name of the table that contains a figure of a paper: li-fig32 for li-fig33.
+
+    Raise UnknownTableError if no table contains the figure.
+    """
     if name in known:
         return name
     if (shown := table_name_of_figure(name)) is not None:
@@ -67,7 +70,10 @@ def table_name(name: str, known: Mapping[str, object]) -> str:
 
 
 def computed_table(name: str) -> PaperTable:
-    """Return a table as published and computed, or the list's line of a figure that fmm runs as an algorithm."""
+    """Return a table with published and computed numbers.
+
+    For a figure that shows an algorithm, return the line of the list that names fmm's implementation.
+    """
     if name in PAPER_TABLES:
         return PAPER_TABLES[name]()
     if name in table_names():
@@ -78,8 +84,8 @@ def computed_table(name: str) -> PaperTable:
 def format_tables(tables: Sequence[PaperTable], options: argparse.Namespace) -> str:
     """Return the tables as text, JSON (one object, or a list of several) or CSV (several below their names)."""
     if options.json:
-        fields = [json_fields(table) for table in tables]
+        fields = [table_json_fields(table) for table in tables]
         return json.dumps(fields[0] if len(fields) == 1 else fields, indent=1)
     if options.csv and len(tables) > 1:
-        return "\n\n".join(f"{table.name}\n{as_csv(table)}" for table in tables)
-    return "\n\n".join((as_csv if options.csv else text_table)(table) for table in tables)
+        return "\n\n".join(f"{table.name}\n{table_as_csv(table)}" for table in tables)
+    return "\n\n".join((table_as_csv if options.csv else table_as_text)(table) for table in tables)

@@ -1,4 +1,4 @@
-"""fmm-tune report: a config and its trials as one HTML page and as PNG and SVG files; nothing is measured."""
+"""fmm-tune report: draw a config and its trials as an HTML page and as PNG and SVG files."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from fmm.config import schema
 from fmm.config.store import write_file
 from fmm.kernels.plans.plan import PlanError
 from fmm.tuner.commands.config_file import (
-    add_config,
-    add_json,
-    add_output,
+    add_config_argument,
+    add_json_option,
+    add_output_option,
     check_section,
-    config_sections,
-    group_by_device,
+    group_sections_by_device,
+    read_config_sections,
 )
-from fmm.tuner.device_registry import rejection_lines
+from fmm.tuner.device_registry import cpu_rejection_lines
 from fmm.tuner.findings.model_in_use import model_in_use
 from fmm.tuner.report.figures import FIGURE_STYLE, save_figure
 from fmm.tuner.report.overview import PHONE_FIGURE_INCHES, SCREEN_FIGURE_INCHES, draw_speedups_of_types, shown_speedups
 from fmm.tuner.report.page import report_html
 from fmm.tuner.report.type_figures import available_figures
 from fmm.tuner.report.type_report import TypeReport
-from fmm.tuner.trials.record import TrialFile, first_look_trials, tuning_of
+from fmm.tuner.trials.record import TrialFile, first_look_trials, tuning_of_section
 from fmm.tuner.tune import output_path, trials_path
 
 
 def type_reports(path: Path) -> Iterator[TypeReport]:
-    """Yield every section of a config that has a calibration and trials."""
-    tunings = TrialFile(trials_path(path)).tunings()
-    for key, sections in group_by_device(config_sections(path)).items():
+    """Yield the report data of every section of a config that has a calibration and trials."""
+    tunings = TrialFile(trials_path(path)).read_tunings()
+    for key, sections in group_sections_by_device(read_config_sections(path)).items():
         for dtype, raw in sections.items():
-            tuned, tuning = check_section(key, dtype, raw), tuning_of(tunings, key, dtype, raw)
+            tuned, tuning = check_section(key, dtype, raw), tuning_of_section(tunings, key, dtype, raw)
             if tuned.calibration is not None and tuning is not None:
                 used = model_in_use(key, dtype, sections)
                 first = first_look_trials(tunings, tuning.header)
@@ -44,16 +44,18 @@ def type_reports(path: Path) -> Iterator[TypeReport]:
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command."""
+    """Add `report` to the commands of fmm-tune."""
     parser = commands.add_parser("report", help="draw a config and its trials: an HTML page, PNG and SVG files")
-    add_config(parser)
-    add_output(parser, "where to write: a folder, or a file that ends in .html (the folder of the config)", "PATH")
-    add_json(parser, "the files' names as JSON")
+    add_config_argument(parser)
+    add_output_option(
+        parser, "where to write: a folder, or a file that ends in .html (the folder of the config)", "PATH"
+    )
+    add_json_option(parser, "the files' names as JSON")
     parser.set_defaults(run=run_report)
 
 
 def run_report(options: argparse.Namespace) -> int:
-    """Write report.html and the figures; the exit code is 1 if there is nothing to draw."""
+    """Write the HTML page and the figures; return exit code 1 if there is nothing to draw, else 0."""
     path = output_path(options.config)
     try:
         found = list(type_reports(path))
@@ -67,7 +69,7 @@ def run_report(options: argparse.Namespace) -> int:
         print(f"fmm-tune report: {error}", file=sys.stderr)
         return 1
     for key, sections in {report.device: report.sections for report in found}.items():
-        for line in rejection_lines(sections, key):
+        for line in cpu_rejection_lines(sections, key):
             print(line, file=sys.stderr)
     print(
         json.dumps([str(p) for p in written])
@@ -78,9 +80,9 @@ def run_report(options: argparse.Namespace) -> int:
 
 
 def write_report(found: Sequence[TypeReport], output: Path) -> list[Path]:
-    """Write the page, and every figure as PNG and SVG in a folder beside it; return the paths.
+    """Write the HTML page, and every figure as PNG and SVG in the folder `report` beside the page; return all paths.
 
-    `output` names the page, if it ends in .html, or else the folder of `report.html`.
+    `output` is the path of the page if it ends in .html, and else the folder of the page `report.html`.
     """
     from matplotlib import rc_context
 

@@ -1,9 +1,10 @@
-"""Background compilation: worker processes fill CuPy's disk cache while the tuner measures runs without those kernels.
+"""Compile CUDA kernels in background processes while the tuner measures plans whose kernels are ready.
 
-NVRTC takes up to ten seconds for a sum of three levels, and a tuning has a dozen of these for every type; fmm's own
-product kernels take seconds. The workers are processes, since recording plans and writing sources in Python would delay
-timed launches, and since a process ends at once. A kernel that is not yet compiled when a run needs it is compiled at
-once; a failure is recorded in the trials.
+The processes write compiled kernels to CuPy's disk cache. NVRTC takes up to ten seconds to compile the sums of three
+levels at once, and a tuning has a dozen of such kernels for every type. fmm's own product kernels take seconds.
+Processes are used instead of threads for two reasons: Python code in threads would delay timed launches, and a process
+can be ended at once. If a run needs a kernel that no process has compiled, the run compiles the kernel. If the
+compilation fails there, the failure is recorded in the trials.
 """
 
 from __future__ import annotations
@@ -22,138 +23,163 @@ from typing import NamedTuple
 from fmm.kernels.plans.plan import Plan
 
 MAX_WORKERS = 16  # largest number of worker processes
-# A size of each kind with its own kernels: sides that every level divides, aligned sides whose blocks are padded, odd
-# sides.
+# Three sizes (m, k, n) that need different kernels. Every level divides the sides of the first. The second has aligned
+# sides and padded blocks. The third has odd sides.
 COMPILED_SIZES = ((4096, 4096, 4096), (5000, 4000, 3000), (4133, 2053, 3001))
-# Sizes for each of which the model picks other tiles of fmm's own kernel.
+# For each of these sizes (m, k, n) the block model selects other tile sizes of fmm's own product kernel.
 TILE_KERNEL_SIZES = (*((side,) * 3 for side in (1024, 2048, 4096, 8192)), (4133, 2053, 3001))
-# Each kernel of a level with at least this number of products is a job, named by its label; the slowest compiles first.
-HEAVY_PRODUCTS = 7**3
-FIRST_TURN_PRODUCTS = 7  # kernels of levels with at most this number of products compile first
-SUM_LABELS = ("join", "split A", "split B")
+# A level with at least this number of products is heavy: each of its sum kernels is a job of its own, with a label.
+MIN_HEAVY_PRODUCTS = 7**3
+# A first look measures levels with at most this number of products. Their kernels compile first.
+MAX_FIRST_LOOK_PRODUCTS = 7
+SUM_LABELS = ("join", "split A", "split B")  # labels of a level's sum kernels, the slowest to compile first
 WORKER_COMMAND = (sys.executable, "-m", "fmm.tuner.devices.compile_worker")
 
-# The order of compiling kernels and probing plans: quick kernels, fmm's own product kernels, heavy sums.
-FIRST_TURN, OWN_KERNELS_TURN, LAST_TURN = COMPILE_TURNS = range(3)
+# Kernels compile in three phases, and plans are probed in the same order: quick kernels first, then fmm's own product
+# kernels, then the sum kernels of heavy levels.
+QUICK_KERNELS_PHASE, OWN_KERNELS_PHASE, HEAVY_KERNELS_PHASE = COMPILE_PHASES = range(3)
 
 
 class CompileJob(NamedTuple):
-    """Kernels to compile: all of a plan for a size, or the sums with a label."""
+    """The kernels that one background process compiles in one task.
+
+    These are all kernels of a plan for a size (m, k, n), or only its sum kernels with the given label.
+    """
 
     dtype: str
     plan: str
     size: tuple[int, int, int]
     label: str = ""
-    flagged: bool = False  # True if the kernels raise the flag for inf and NaN, as fmm.matmul's do
+    flagged: bool = False  # True for kernels that set a flag at inf and NaN, as fmm.matmul uses them
 
 
-# A type, a level, and whether the level is the last of its plan; or a leaf with fmm's own kernel, and whether sums are
-# inside.
-KernelPlace = tuple[str, str, bool]
+# What determines a kernel's source: (type, level's text, True if the level is the last of its plan). For a leaf with
+# fmm's own kernel: (type, leaf's text, True if the last level's sums are fused into the kernel).
+KernelKey = tuple[str, str, bool]
 
 
-def compile_jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterator[CompileJob]:
-    """Yield the jobs of all plans: kernels of every type's first look, then quick kernels, then heavy ones by type."""
-    seen: set[KernelPlace] = set()
+def tuning_compile_jobs(dtypes: Iterable[str], plans: Iterable[Plan]) -> Iterator[CompileJob]:
+    """Yield the jobs that compile the kernels of all plans for all types, in the order in which a tuning needs them.
+
+    Kernels of the first look come first, for all types. Quick kernels follow, then the other kernels type by type.
+    """
+    seen: set[KernelKey] = set()
     plans = list(plans)
     covering = {t: _covering_plans([p for p in plans if p.is_candidate_for(t)], t, seen) for t in dtypes}
-    ranked = [(_compiled_when(p, rank), t, p) for t, found in covering.items() for rank, p in enumerate(found)]
+    ranked = [(_compile_sort_key(p, rank), t, p) for t, found in covering.items() for rank, p in enumerate(found)]
     for _, dtype, plan in sorted(ranked, key=lambda x: x[0]):
-        turn = compile_turn(plan)
-        for size in TILE_KERNEL_SIZES if turn == OWN_KERNELS_TURN else COMPILED_SIZES:
-            for label in SUM_LABELS if turn == LAST_TURN else ("",):
+        turn = compile_phase(plan)
+        for size in TILE_KERNEL_SIZES if turn == OWN_KERNELS_PHASE else COMPILED_SIZES:
+            for label in SUM_LABELS if turn == HEAVY_KERNELS_PHASE else ("",):
                 yield CompileJob(dtype, str(plan), size, label)
 
 
-def _compiled_when(plan: Plan, rank: int) -> tuple[bool, int, int]:
-    """Return the sort key of a plan; quick kernels alternate between the types."""
-    turn, first = compile_turn(plan), needed_first(plan)
-    return not first, turn, rank if first or turn == FIRST_TURN else 0
+def _compile_sort_key(plan: Plan, rank: int) -> tuple[bool, int, int]:
+    """Return the key by which plans are sorted for compilation; quick kernels of several types alternate."""
+    turn, first = compile_phase(plan), is_needed_by_first_look(plan)
+    return not first, turn, rank if first or turn == QUICK_KERNELS_PHASE else 0
 
 
-def needed_first(plan: Plan) -> bool:
-    """Return True if a first look needs the plan: a batch of few vendor products, or a lone leaf with its own rate."""
+def is_needed_by_first_look(plan: Plan) -> bool:
+    """Return True if the coarse tuning ("first look") measures this plan.
+
+    A first look measures plans with one batched level of few vendor products, and leaves with their own rate.
+    """
     if plan.leaf_use.leaf.rate:
         return not plan.levels
-    light = compile_turn(plan) == FIRST_TURN and compile_weight(plan) <= FIRST_TURN_PRODUCTS
-    return light and plan.batched and len(plan.levels) == 1
+    light = compile_phase(plan) == QUICK_KERNELS_PHASE and largest_level_products(plan) <= MAX_FIRST_LOOK_PRODUCTS
+    return light and plan.is_batched and len(plan.levels) == 1
 
 
-def call_jobs(calls: Iterable[tuple[str, Plan, tuple[int, int, int]]]) -> Iterator[CompileJob]:
-    """Yield the jobs of calls of fmm.matmul by type, plan and size, the slowest first."""
-    for dtype, plan, size in sorted(dict.fromkeys(calls), key=lambda call: -compile_weight(call[1])):
-        for label in (*SUM_LABELS, "") if compile_turn(plan) == LAST_TURN else ("",):
+def call_compile_jobs(calls: Iterable[tuple[str, Plan, tuple[int, int, int]]]) -> Iterator[CompileJob]:
+    """Yield the jobs that compile the kernels of these calls of fmm.matmul (type, plan, size), the slowest first."""
+    for dtype, plan, size in sorted(dict.fromkeys(calls), key=lambda call: -largest_level_products(call[1])):
+        for label in (*SUM_LABELS, "") if compile_phase(plan) == HEAVY_KERNELS_PHASE else ("",):
             yield CompileJob(dtype, str(plan), size, label, True)
 
 
-def compile_turn(plan: Plan) -> int:
-    """Return the turn in which the plan's kernels compile."""
-    if compile_weight(plan) >= HEAVY_PRODUCTS:
-        return LAST_TURN
-    return OWN_KERNELS_TURN if has_own_kernel(plan) else FIRST_TURN
+def compile_phase(plan: Plan) -> int:
+    """Return the phase, of COMPILE_PHASES, in which the plan's kernels are compiled."""
+    if largest_level_products(plan) >= MIN_HEAVY_PRODUCTS:
+        return HEAVY_KERNELS_PHASE
+    return OWN_KERNELS_PHASE if uses_own_kernel(plan) else QUICK_KERNELS_PHASE
 
 
-def has_own_kernel(plan: Plan) -> bool:
-    """Return True if fmm's own kernel computes the leaf products."""
+def uses_own_kernel(plan: Plan) -> bool:
+    """Return True if a kernel of fmm, not of the vendor, computes the plan's leaf products."""
     return plan.uses_tile_model or bool(plan.leaf_use.leaf.rate)
 
 
-def _covering_plans(plans: Iterable[Plan], dtype: str, seen: set[KernelPlace]) -> list[Plan]:
-    """Return a few plans that together have all levels not yet in `seen`, the quickest to compile first."""
+def _covering_plans(plans: Iterable[Plan], dtype: str, seen: set[KernelKey]) -> list[Plan]:
+    """Return plans that together have all kernels not yet in `seen`, the quickest to compile first.
+
+    The kernels of the returned plans are added to `seen`.
+    """
     found: list[Plan] = []
-    for plan in sorted(plans, key=lambda p: (compile_turn(p), compile_weight(p))):
-        if not kernel_places(plan, dtype) <= seen:
+    for plan in sorted(plans, key=lambda p: (compile_phase(p), largest_level_products(p))):
+        if not kernel_keys(plan, dtype) <= seen:
             found.append(plan)
-            seen |= kernel_places(plan, dtype)
+            seen |= kernel_keys(plan, dtype)
     return found
 
 
-def kernel_places(plan: Plan, dtype: str) -> frozenset[KernelPlace]:
-    """Return what determines a plan's kernels: each level with its type and place, and a leaf with own kernels."""
-    found: list[KernelPlace] = []
+def kernel_keys(plan: Plan, dtype: str) -> frozenset[KernelKey]:
+    """Return the keys of a plan's kernels: one for each level, and one for a leaf with a kernel of fmm."""
+    found: list[KernelKey] = []
     for step in plan.levels:
-        found.append((stored_type(dtype), str(step), step is plan.levels[-1]))
+        found.append((storage_type(dtype), str(step), step is plan.levels[-1]))
         dtype = step.dtype_below(dtype)
-    if has_own_kernel(plan):
+    if uses_own_kernel(plan):
         found.append((dtype, plan.leaf, bool(plan.levels) and plan.levels[-1].sums_inside))
     return frozenset(found)
 
 
-def compile_weight(plan: Plan) -> int:
-    """Return the products of the largest level, which grow with the compile time."""
+def largest_level_products(plan: Plan) -> int:
+    """Return the number of products of the plan's largest level; the time to compile grows with this number."""
     return max((step.products for step in plan.levels), default=1)
 
 
-def _makes_kernels(job: CompileJob) -> frozenset[KernelPlace]:
-    return kernel_places(Plan.parse(job.plan), job.dtype)
+def _job_kernel_keys(job: CompileJob) -> frozenset[KernelKey]:
+    """Return the keys of all kernels of the job's plan."""
+    return kernel_keys(Plan.parse(job.plan), job.dtype)
 
 
-def stored_type(dtype: str) -> str:
-    """Return the type in which a type's matrices are stored and added: float32 for tf32."""
+def storage_type(dtype: str) -> str:
+    """Return the type in which matrices of a type are stored and added: float32 for tf32, else the type itself."""
     return "float32" if dtype == "tf32" else dtype
 
 
 class CompileWorkers:
-    """Worker processes that compile jobs in order; `wait` returns once the kernels of a plan are compiled."""
+    """Background processes that compile jobs in the given order.
+
+    Parameters
+    ----------
+    device
+        Index of the CUDA device for which kernels are compiled.
+    wanted
+        The jobs, in their order.
+    workers
+        Largest number of processes.
+    worker
+        The command that starts a process.
+    """
 
     def __init__(
         self, device: int, wanted: Sequence[CompileJob], workers: int, worker: Sequence[str] = WORKER_COMMAND
     ) -> None:
-        self._queue, self._bytes_beside_operands = (
-            deque(wanted),
-            Counter(made for job in wanted for made in _makes_kernels(job)),
-        )
+        self._queue = deque(wanted)
+        self._pending_kernels = Counter(key for job in wanted for key in _job_kernel_keys(job))
         self._changed = threading.Condition()
         self._claims = tempfile.TemporaryDirectory(prefix="fmm-")
         command = [*worker, str(device), self._claims.name]
-        self._workers = [_started_worker(command) for _ in range(min(workers, len(wanted)))]
-        self._threads = [threading.Thread(target=self._serve, args=(w,), daemon=True) for w in self._workers]
+        self._workers = [_start_worker(command) for _ in range(min(workers, len(wanted)))]
+        self._threads = [threading.Thread(target=self._send_jobs, args=(w,), daemon=True) for w in self._workers]
         self._alive = len(self._threads)
         for thread in self._threads:
             thread.start()
 
-    def _serve(self, worker: subprocess.Popen[str]) -> None:
-        """Send jobs to one worker until none is left, or the worker has ended."""
+    def _send_jobs(self, worker: subprocess.Popen[str]) -> None:
+        """Send jobs to one process until no job is left or the process has ended."""
         assert worker.stdin and worker.stdout
         with suppress(OSError, ValueError, IndexError):
             while True:
@@ -163,30 +189,28 @@ class CompileWorkers:
                 if not worker.stdout.readline():
                     break
                 with self._changed:
-                    self._bytes_beside_operands.subtract(_makes_kernels(job))
+                    self._pending_kernels.subtract(_job_kernel_keys(job))
                     self._changed.notify_all()
         with self._changed:
             self._alive -= 1
             self._changed.notify_all()
 
-    def wait(self, dtype: str, plan: Plan, seconds: float) -> bool:
-        """Wait until a plan's kernels are compiled or no worker is left; return False after this many seconds."""
-        needed = kernel_places(plan, dtype)
+    def wait_for_plan(self, dtype: str, plan: Plan, seconds: float) -> bool:
+        """Wait until a plan's kernels are compiled or all processes have ended; return False at the timeout."""
+        needed = kernel_keys(plan, dtype)
         with self._changed:
             return self._changed.wait_for(
-                lambda: all(self._bytes_beside_operands[x] <= 0 for x in needed) or not self._alive,
+                lambda: all(self._pending_kernels[x] <= 0 for x in needed) or not self._alive,
                 min(seconds, 3600.0),
             )
 
     def wait_for_all(self, seconds: float) -> bool:
-        """Wait until all jobs are done; return False after this many seconds."""
+        """Wait until all jobs are done or all processes have ended; return False at the timeout."""
         with self._changed:
-            return self._changed.wait_for(
-                lambda: not any(self._bytes_beside_operands.values()) or not self._alive, seconds
-            )
+            return self._changed.wait_for(lambda: not any(self._pending_kernels.values()) or not self._alive, seconds)
 
     def close(self) -> None:
-        """End the workers at once."""
+        """Kill the background processes at once, and remove their temporary folder."""
         self._queue.clear()
         for worker in self._workers:
             worker.kill()
@@ -201,8 +225,8 @@ class CompileWorkers:
         self._claims.cleanup()
 
 
-def _started_worker(command: Sequence[str]) -> subprocess.Popen[str]:
-    """Return a worker with this process's import path; the compiler's output is dropped."""
+def _start_worker(command: Sequence[str]) -> subprocess.Popen[str]:
+    """Start a background process with the import path of this process; its standard error is dropped."""
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(p or "." for p in sys.path)}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=found)
@@ -210,14 +234,19 @@ def _started_worker(command: Sequence[str]) -> subprocess.Popen[str]:
 
 @contextmanager
 def compile_in_background(device: int, dtypes: Sequence[str], plans: Sequence[Plan]) -> Iterator[CompileWorkers]:
-    """Compile the kernels of a tuning in the background."""
-    with run_workers(device, list(compile_jobs(dict.fromkeys(map(stored_type, dtypes)), plans))) as made:
+    """Compile the kernels of a tuning in background processes until the context ends."""
+    with run_compile_workers(
+        device, list(tuning_compile_jobs(dict.fromkeys(map(storage_type, dtypes)), plans))
+    ) as made:
         yield made
 
 
 @contextmanager
-def run_workers(device: int, wanted: Sequence[CompileJob]) -> Iterator[CompileWorkers]:
-    """Run workers on all processors but two, which the timing needs, until the context ends."""
+def run_compile_workers(device: int, wanted: Sequence[CompileJob]) -> Iterator[CompileWorkers]:
+    """Compile these jobs in background processes until the context ends.
+
+    Two processors stay free for the measurements.
+    """
     made = CompileWorkers(device, wanted, min(max((os.cpu_count() or 2) - 2, 1), MAX_WORKERS))
     try:
         yield made

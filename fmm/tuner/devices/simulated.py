@@ -1,4 +1,4 @@
-"""Devices without hardware: a recorded tuning's device, and a simulated one whose times are the model's with noise."""
+"""Devices without hardware: the device of a recorded tuning, and a simulated device whose times follow the model."""
 
 from __future__ import annotations
 
@@ -21,51 +21,53 @@ from fmm.perfmodel.default_calibration import cpu_calibration, with_concurrent_p
 from fmm.perfmodel.work import counted_work
 from fmm.problem import Problem
 from fmm.tuner.devices.device import (
-    EFFORTS,
+    CPU_EFFORTS,
     GPU_EFFORTS,
-    SHORTEST_OF,
+    SHORTEST_SAMPLE_COUNT,
     SHORTEST_SAMPLE_PART,
     Effort,
-    FailedError,
-    Run,
-    Session,
-    formula_seconds,
+    RunFailedError,
+    TimedRun,
+    TimingSession,
+    predicted_run_seconds,
 )
 
 
 @dataclass(frozen=True)
 class RecordedDevice:
-    """The device of a recorded tuning, which cannot measure; `guess` is its model before the tuning."""
+    """The device of a recorded tuning, which cannot measure; `starting_calibration` is its model before the tuning."""
 
     identity: Identity
-    guess: Calibration
-    conditions: Mapping[str, Any] = field(default_factory=dict)
+    starting_calibration: Calibration
+    measurement_conditions: Mapping[str, Any] = field(default_factory=dict)
     chip: Chip | None = None
-    memory: int = 0
+    memory_bytes: int = 0
 
     @property
     def dtypes(self) -> Sequence[str]:
-        return tuple(self.guess.rates)
+        return tuple(self.starting_calibration.rates)
 
     @property
-    def efforts(self) -> Mapping[str, Effort]:
-        return GPU_EFFORTS if self.guess.batches else EFFORTS
+    def efforts_by_name(self) -> Mapping[str, Effort]:
+        return GPU_EFFORTS if self.starting_calibration.batches else CPU_EFFORTS
 
     def untuned_model(self) -> Calibration:
-        return self.guess
+        return self.starting_calibration
 
     def prior_model(self, dtype: str) -> Calibration:
-        """Return the shipped model of such a GPU, else the guess."""
-        return (shipped_model(self.identity, dtype) if self.guess.batches else None) or self.guess
+        """Return the model that fmm ships for GPUs of this name, else the starting calibration."""
+        return (
+            shipped_model(self.identity, dtype) if self.starting_calibration.batches else None
+        ) or self.starting_calibration
 
-    def candidates(self) -> Sequence[Plan]:
-        return probed_plans("cuda" if self.guess.batches else "cpu")
+    def candidate_plans(self) -> Sequence[Plan]:
+        return probed_plans("cuda" if self.starting_calibration.batches else "cpu")
 
     def vendor_alternatives(self) -> Sequence[Plan]:
-        return peer_plans("cuda") if self.guess.batches else ()
+        return peer_plans("cuda") if self.starting_calibration.batches else ()
 
-    def open(self, problem: Problem, seed: int) -> AbstractContextManager[Session]:
-        raise FailedError("nothing can be measured: only what was recorded is at hand")
+    def open_session(self, problem: Problem, seed: int) -> AbstractContextManager[TimingSession]:
+        raise RunFailedError("nothing can be measured: only what was recorded is at hand")
 
     def compile_ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
         return nullcontext()
@@ -87,22 +89,25 @@ SIMULATED_IDENTITY = Identity("cpu-fake-2t", "a fake CPU", MappingProxyType({"nu
 
 @dataclass
 class SimulatedDevice:
-    """Times are the formula's with lognormal noise; `real_time` is the share of the time that really passes."""
+    """A device whose samples are the model's seconds times lognormal noise.
+
+    A sample sleeps for its seconds times `real_time`, and returns at once if `real_time` is 0.
+    """
 
     truth: Calibration = SIMULATED_CALIBRATION
     noise: float = 0.01
     seed: int = 0
     real_time: float = 0.0
-    broken: frozenset[str] = frozenset()  # plans that fail
+    broken: frozenset[str] = frozenset()  # texts of plans that fail
     identity: Identity = SIMULATED_IDENTITY
-    conditions: Mapping[str, Any] = field(default_factory=lambda: {"load": 0.0})
-    memory: int = 1 << 34
-    # time of the vendor's other leaves as a share of the vendor's
-    also: Mapping[str, float] = field(default_factory=dict)
+    measurement_conditions: Mapping[str, Any] = field(default_factory=lambda: {"load": 0.0})
+    memory_bytes: int = 1 << 34
+    # time of each alternative leaf of the vendor, divided by the time of the vendor's usual product
+    vendor_alternative_ratios: Mapping[str, float] = field(default_factory=dict)
     gpu: bool = False
     chip: Chip | None = None
-    asked: int = 0  # number of samples taken
-    before: Calibration | None = None  # the known model of such devices
+    samples_taken: int = 0  # number of samples so far
+    prior_calibration: Calibration | None = None  # the model of devices of this kind, if one is known
 
     @property
     def dtypes(self) -> Sequence[str]:
@@ -114,20 +119,20 @@ class SimulatedDevice:
         )
 
     def prior_model(self, dtype: str) -> Calibration:
-        return self.before or self.untuned_model()
+        return self.prior_calibration or self.untuned_model()
 
-    def candidates(self) -> Sequence[Plan]:
+    def candidate_plans(self) -> Sequence[Plan]:
         return probed_plans("cuda" if self.gpu else "cpu")
 
     def vendor_alternatives(self) -> Sequence[Plan]:
-        return [Plan.parse(leaf) for leaf in self.also]
+        return [Plan.parse(leaf) for leaf in self.vendor_alternative_ratios]
 
     @property
-    def efforts(self) -> Mapping[str, Effort]:
-        return GPU_EFFORTS if self.gpu else EFFORTS
+    def efforts_by_name(self) -> Mapping[str, Effort]:
+        return GPU_EFFORTS if self.gpu else CPU_EFFORTS
 
     @contextmanager
-    def open(self, problem: Problem, seed: int) -> Iterator[SimulatedSession]:
+    def open_session(self, problem: Problem, seed: int) -> Iterator[SimulatedSession]:
         yield SimulatedSession(self, problem, random.Random(repr((self.seed, problem.size, problem.dtype, seed))))
 
     def compile_ahead(self, dtypes: Sequence[str]) -> AbstractContextManager[object]:
@@ -139,24 +144,27 @@ class SimulatedDevice:
 
 @dataclass
 class SimulatedSession:
+    """Returns simulated times of runs on one problem."""
+
     device: SimulatedDevice
     problem: Problem
     random: random.Random
 
-    def prepare(self, run: Run) -> None:
+    def prepare_run(self, run: TimedRun) -> None:
         if str(run.plan) in self.device.broken:
-            raise FailedError("it is broken")
+            raise RunFailedError("it is broken")
 
-    def sample(self, run: Run) -> float:
-        self.device.asked += 1
+    def sample_seconds(self, run: TimedRun) -> float:
+        self.device.samples_taken += 1
         if run.part == SHORTEST_SAMPLE_PART:
-            return min(self._seconds(Run(run.plan)) for _ in range(SHORTEST_OF))
-        seconds = self._seconds(run)
+            return min(self._noisy_seconds(TimedRun(run.plan)) for _ in range(SHORTEST_SAMPLE_COUNT))
+        seconds = self._noisy_seconds(run)
         if self.device.real_time:
             time.sleep(seconds * self.device.real_time)
         return seconds
 
-    def _seconds(self, run: Run) -> float:
-        seconds = formula_seconds(run, self.problem, counted_work(run.plan, self.problem), self.device.truth)
-        seconds *= self.device.also.get(run.plan.leaf, 1.0) if not run.plan.levels else 1.0
+    def _noisy_seconds(self, run: TimedRun) -> float:
+        """Return the model's seconds of a run times a random factor."""
+        seconds = predicted_run_seconds(run, self.problem, counted_work(run.plan, self.problem), self.device.truth)
+        seconds *= self.device.vendor_alternative_ratios.get(run.plan.leaf, 1.0) if not run.plan.levels else 1.0
         return seconds * exp(self.random.gauss(0.0, self.device.noise))

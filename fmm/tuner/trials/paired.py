@@ -1,4 +1,4 @@
-"""Measure a candidate and the vendor in shuffled, paired rounds, so that the machine's drift affects both alike."""
+"""Time a candidate and the vendor in shuffled, paired rounds: a drift of the machine's speed affects both alike."""
 
 from __future__ import annotations
 
@@ -11,65 +11,71 @@ from typing import Any
 
 from fmm.config.certification import median_interval, paired_ratios
 
-Call = Callable[[], Any]
+ProductCall = Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class PairedRoundLimits:
-    """The number of rounds: at least `least`, then more until `seconds` have passed, at most `most`."""
+    """The number of rounds: at least `min_rounds`, then more until `seconds` have passed, at most `max_rounds`."""
 
-    least: int
-    most: int
+    min_rounds: int
+    max_rounds: int
     seconds: float
 
 
 @dataclass(frozen=True)
 class PairedSamples:
-    """Seconds of vendor and candidate in each round; a sample is the mean of `repeat` calls."""
+    """The seconds of vendor and candidate in each round; each sample is the mean of `repeat` calls."""
 
     vendor: tuple[float, ...]
     candidate: tuple[float, ...]
     repeat: int = 1
 
     @property
-    def ratios(self) -> tuple[float, ...]:
-        """The speedup of the candidate in each round."""
+    def round_speedups(self) -> tuple[float, ...]:
+        """Return the vendor's seconds divided by the candidate's seconds, for each round."""
         return paired_ratios(self.vendor, self.candidate)
 
     @property
-    def speedup(self) -> float:
-        """The median speedup."""
-        return median(self.ratios)
+    def median_speedup(self) -> float:
+        """Return the median of the speedups of all rounds."""
+        return median(self.round_speedups)
 
     @property
-    def interval(self) -> tuple[float, float]:
-        """The 95 % interval of the median speedup."""
-        return median_interval(self.ratios)
+    def speedup_interval(self) -> tuple[float, float]:
+        """Return the 95 % interval of the median speedup."""
+        return median_interval(self.round_speedups)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the samples and their statistics, for JSON."""
-        low, high = self.interval
-        return {"speedup": self.speedup, "low": low, "high": high, "rounds": len(self.vendor), **asdict(self)}
+        low, high = self.speedup_interval
+        return {"speedup": self.median_speedup, "low": low, "high": high, "rounds": len(self.vendor), **asdict(self)}
 
 
-def paired_rounds(vendor: Call, candidate: Call, rounds: PairedRoundLimits, seed: int = 0) -> PairedSamples:
-    """Measure both calls in shuffled rounds after one warm-up each; calls below 10 ms are repeated in a sample."""
+def measure_paired_rounds(
+    vendor: ProductCall, candidate: ProductCall, rounds: PairedRoundLimits, seed: int = 0
+) -> PairedSamples:
+    """Time both calls in shuffled rounds, after one untimed call of each.
+
+    A sample of a call shorter than 10 ms is the mean of several calls.
+    """
     shuffled = random.Random(seed)
-    repeat = max(int(0.01 / max(_seconds(vendor, 1), _seconds(candidate, 1), 1e-7)), 1)
+    repeat = max(int(0.01 / max(_mean_call_seconds(vendor, 1), _mean_call_seconds(candidate, 1), 1e-7)), 1)
     calls = (vendor, candidate)
     samples: tuple[list[float], list[float]] = ([], [])
     end = time.perf_counter() + rounds.seconds
-    while len(samples[0]) < rounds.most:
-        order = [0, 1]  # indices, since both calls may be one function: a pair of equals measures the noise floor
+    while len(samples[0]) < rounds.max_rounds:
+        order = [0, 1]  # indices, since both calls may be the same function: such a pair measures the noise floor
         shuffled.shuffle(order)
         for which in order:
-            samples[which].append(_seconds(calls[which], repeat))
-        if time.perf_counter() > end and len(samples[0]) >= rounds.least:
+            samples[which].append(_mean_call_seconds(calls[which], repeat))
+        if time.perf_counter() > end and len(samples[0]) >= rounds.min_rounds:
             break
     return PairedSamples(tuple(samples[0]), tuple(samples[1]), repeat)
 
 
-def _seconds(call: Call, repeat: int) -> float:
+def _mean_call_seconds(call: ProductCall, repeat: int) -> float:
+    """Return the mean seconds of `repeat` calls."""
     start = time.perf_counter()
     for _ in range(repeat):
         call()

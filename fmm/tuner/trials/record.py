@@ -1,6 +1,6 @@
-"""Read and write the file of trials: every sample of a tuning is one appended line of JSON.
+"""Read and write trials.jsonl, the file of trials: every sample of a tuning is one appended line of JSON.
 
-An incomplete last line is ignored. After `gzip trials.jsonl`, both files are read: trials.jsonl.gz, then trials.jsonl.
+Readers ignore an incomplete last line. If `gzip` has packed the file, both trials.jsonl.gz and trials.jsonl are read.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 from fmm.config.environment import log_once
 from fmm.config.reader import (
-    Check,
     ConfigError,
+    JsonCheck,
     check_text,
     check_text_values,
     choice_check,
@@ -31,15 +31,15 @@ from fmm.config.schema import check_size
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.problem import OPERATIONS, Operation, Problem
-from fmm.tuner.devices.device import Run
+from fmm.tuner.devices.device import TimedRun
 
-Size = tuple[int, int, int]
-DEFAULT_OPERATION: Operation = "product"  # the operation of most trials; it is not written to the file
+Size = tuple[int, int, int]  # (m, k, n)
+DEFAULT_OPERATION: Operation = "product"  # the operation of trials whose line names no operation
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One sample, or the reason of its failure."""
+    """One timed sample of a run, or the reason why the run failed."""
 
     run: str  # identifier of the tuning
     stage: str
@@ -56,18 +56,18 @@ class Trial:
 
     @property
     def problem(self) -> Problem:
-        """The problem that was measured."""
+        """Return the problem that was measured."""
         return Problem(*self.size, self.dtype, op=self.op)
 
     @property
-    def timed_run(self) -> Run:
-        """The plan, or part of a plan, that was measured."""
-        return Run(Plan.parse(self.plan), self.part, self.twin)
+    def timed_run(self) -> TimedRun:
+        """Return the run that was measured: a plan, or only the sums or leaf products of a plan."""
+        return TimedRun(Plan.parse(self.plan), self.part, self.twin)
 
 
 @dataclass(frozen=True)
-class Header:
-    """The first line of a tuning: device, versions of libraries, conditions and settings."""
+class TuningHeader:
+    """The first line of a tuning in the file of trials: device, library versions, conditions and settings."""
 
     run: str
     device: str
@@ -80,22 +80,25 @@ class Header:
 
 @dataclass(frozen=True)
 class RecordedTuning:
-    """The header and the trials of one tuning."""
+    """The header and the trials of one tuning, as read from the file of trials."""
 
-    header: Header
+    header: TuningHeader
     trials: tuple[Trial, ...]
     finished: bool
 
 
 class TrialFile:
-    """A file of trials, in which lines of several tunings may be mixed."""
+    """A file of trials; lines of several tunings may alternate in the file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._handle = -1
 
-    def append(self, kind: str, record: Mapping[str, Any]) -> None:
-        """Append a line by one write: lines of concurrent tunings stay whole, and a kill truncates the last at most."""
+    def append_record(self, kind: str, record: Mapping[str, Any]) -> None:
+        """Append a line of JSON with a single write.
+
+        Lines of concurrent tunings are not mixed. A killed process leaves at most its last line truncated.
+        """
         line = json.dumps({kind: record}, allow_nan=False).encode() + b"\n"
         if self._handle < 0:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,22 +108,22 @@ class TrialFile:
         if os.write(self._handle, line) != len(line):
             raise OSError(28, f"no space left for {self.path}")
 
-    def add_header(self, header: Header) -> None:
+    def add_header(self, header: TuningHeader) -> None:
         """Append the header of a tuning."""
-        self.append("tuning", asdict(header))
+        self.append_record("tuning", asdict(header))
 
-    def add(self, trial: Trial) -> None:
-        """Append a trial, without fields that have their default."""
-        self.append(
+    def add_trial(self, trial: Trial) -> None:
+        """Append a trial, without the fields that have their default value."""
+        self.append_record(
             "trial", {k: v for k, v in asdict(trial).items() if v is not None and (k, v) != ("op", DEFAULT_OPERATION)}
         )
 
-    def finish(self, run: str, elapsed: float) -> None:
-        """Append the mark that a tuning is complete."""
-        self.append("finished", {"run": run, "elapsed": elapsed})
+    def mark_finished(self, run: str, elapsed: float) -> None:
+        """Append a line that marks a tuning as complete."""
+        self.append_record("finished", {"run": run, "elapsed": elapsed})
 
     def close(self) -> None:
-        """Close the file; the next line opens it again."""
+        """Close the file; the next appended line opens the file again."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
@@ -134,18 +137,18 @@ class TrialFile:
         except OSError:
             return False
 
-    def tunings(self) -> tuple[RecordedTuning, ...]:
-        """Return all tunings of the file, the oldest first."""
-        headers: dict[str, Header] = {}
+    def read_tunings(self) -> tuple[RecordedTuning, ...]:
+        """Return all tunings of the file, the oldest first; damaged lines are skipped and logged."""
+        headers: dict[str, TuningHeader] = {}
         trials: dict[str, list[Trial]] = {}
         finished, damage = set(), list[ConfigError]()
-        for kind, record in self._file_records():
+        for kind, record in self._read_records():
             try:
                 if kind == "tuning":
-                    header = Header(**read_fields(record, kind, HEADER_CHECKS))
+                    header = TuningHeader(**read_fields(record, kind, HEADER_CHECKS))
                     headers[header.run] = header
                 elif kind == "trial":
-                    trial = _trial_of_line(record)
+                    trial = _parse_trial(record)
                     trials.setdefault(trial.run, []).append(trial)
                 elif kind == "finished":
                     finished.add(check_text(record.get("run"), "run"))
@@ -156,33 +159,33 @@ class TrialFile:
         return tuple(RecordedTuning(h, tuple(trials.get(run, ())), run in finished) for run, h in headers.items())
 
     @property
-    def files(self) -> tuple[Path, ...]:
-        """The existing files: the plain one and the packed one."""
-        return tuple(file for file in (self.path, self.packed) if file.is_file())
+    def existing_files(self) -> tuple[Path, ...]:
+        """Return the paths that exist: of the uncompressed file and of the gzip file."""
+        return tuple(file for file in (self.path, self.gzip_path) if file.is_file())
 
     @property
-    def packed(self) -> Path:
-        """The path of the packed file."""
+    def gzip_path(self) -> Path:
+        """Return the path of the gzip file, trials.jsonl.gz."""
         return self.path.with_name(f"{self.path.name}.gz")
 
-    def _file_records(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the kind and the fields of every complete line."""
-        for line in (*_packed(self.packed), *_plain(self.path)):
+    def _read_records(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the kind (tuning, trial or finished) and the JSON fields of every complete line."""
+        for line in (*_gzip_lines(self.gzip_path), *_plain_lines(self.path)):
             try:
                 ((kind, record),) = json.loads(line).items()
             except (ValueError, AttributeError):
-                continue  # truncated by a kill
+                continue  # a killed process has truncated the line
             if isinstance(record, dict):
                 yield kind, record
 
 
-def _plain(path: Path) -> list[bytes]:
-    """Return the lines of a regular file; none of anything else, since reading a device may never end."""
+def _plain_lines(path: Path) -> list[bytes]:
+    """Return the lines of a regular file; no lines for other kinds of files, since reading a pipe may never end."""
     return path.read_bytes().splitlines() if path.is_file() else []
 
 
-def _packed(path: Path) -> list[bytes]:
-    """Return the lines of a packed file; none without the file."""
+def _gzip_lines(path: Path) -> list[bytes]:
+    """Return the lines of a gzip file; no lines if the file does not exist."""
     try:
         return gzip.decompress(path.read_bytes()).splitlines()
     except FileNotFoundError:
@@ -191,11 +194,11 @@ def _packed(path: Path) -> list[bytes]:
         raise OSError(f"{path} is damaged: {error}") from None
 
 
-def first_look_trials(tunings: Sequence[RecordedTuning], header: Header) -> tuple[Trial, ...]:
-    """Return the trials of the last first look before a tuning, which count as the tuning's own.
+def first_look_trials(tunings: Sequence[RecordedTuning], header: TuningHeader) -> tuple[Trial, ...]:
+    """Return the trials of the coarse tuning ("first look") before a tuning; the fit uses these trials too.
 
-    The first look must be of the same type, device and versions; without --resume also of the same command. The first
-    look itself has no earlier trials.
+    The first look must have the same type, device and library versions. Without --resume, its command must be the
+    same too. If there are several first looks, the last is used. A first look itself has no earlier trials.
     """
     found: tuple[Trial, ...] = ()
     for tuning in tunings:
@@ -206,11 +209,11 @@ def first_look_trials(tunings: Sequence[RecordedTuning], header: Header) -> tupl
     return found
 
 
-FIRST_LOOK_EFFORT = "coarse"  # name of the effort of a first look
+FIRST_LOOK_EFFORT = "coarse"  # the name of the effort with which a first look runs
 
 
-def _is_first_look_of(first: Header, then: Header) -> bool:
-    """Return True if the first tuning is a first look that counts as part of the second."""
+def _is_first_look_of(first: TuningHeader, then: TuningHeader) -> bool:
+    """Return True if the tuning `first` is a first look whose trials the tuning `then` uses."""
     same_device = (first.device, first.versions, _card_identifier(first)) == (
         then.device,
         then.versions,
@@ -222,8 +225,8 @@ def _is_first_look_of(first: Header, then: Header) -> bool:
     return same_device and efforts and continues and same_type
 
 
-def _card_identifier(header: Header) -> Any:
-    """Return the identifier of the card among cards of one kind; None if it was not recorded."""
+def _card_identifier(header: TuningHeader) -> Any:
+    """Return the UUID of the GPU on which a tuning ran; None if the header has no UUID."""
     return header.conditions.get("uuid")
 
 
@@ -247,13 +250,13 @@ def _check_plan_text(value: Any, where: str) -> str:
     return str(value)
 
 
-HEADER_CHECKS: Mapping[str, Check] = {
+HEADER_CHECKS: Mapping[str, JsonCheck] = {
     **dict.fromkeys(("run", "device", "started"), check_text),
     "versions": check_text_values,
     **dict.fromkeys(("conditions", "settings"), _check_object),
     "command": _check_long_text,
 }
-TRIAL_CHECKS: Mapping[str, Check] = {
+TRIAL_CHECKS: Mapping[str, JsonCheck] = {
     **dict.fromkeys(("run", "stage", "part"), check_text),
     "size": check_size,
     "dtype": choice_check(*DTYPES),
@@ -268,18 +271,19 @@ TRIAL_CHECKS: Mapping[str, Check] = {
 OPTIONAL_TRIAL_FIELDS = frozenset({"seconds", "failed", "op"})
 
 
-def _trial_of_line(record: dict[str, Any]) -> Trial:
-    """Return the trial of a line; fields that this fmm does not have are ignored."""
+def _parse_trial(record: dict[str, Any]) -> Trial:
+    """Return the trial of a line's JSON fields; fields that this version of fmm does not know are ignored."""
     own = {name: value for name, value in record.items() if name in TRIAL_CHECKS}
     return Trial(**read_fields(own, "trial", TRIAL_CHECKS, OPTIONAL_TRIAL_FIELDS))
 
 
-def tuning_of(
+def tuning_of_section(
     tunings: Sequence[RecordedTuning], device: str, dtype: str, section: Mapping[str, Any]
 ) -> RecordedTuning | None:
-    """Return the tuning from which a section of a config was concluded; None if there is none.
+    """Return the recorded tuning from which a config section was computed; None without tunings of its type and device.
 
-    `tuned` in the section names the run. Without a recorded run, return the last tuning of this type and device.
+    The section's field `tuned` names the tuning. If the file lacks that tuning, the last of the same type and device
+    is returned.
     """
     of_type = [t for t in tunings if t.header.settings.get("dtype") == dtype]
     own = [t for t in of_type if t.header.device == device]
@@ -288,43 +292,45 @@ def tuning_of(
 
 
 def frame(path: Path | str) -> Any:
-    """Return all samples of a file of trials as a pandas DataFrame, one row each.
+    """Return all samples in a file of trials as a pandas DataFrame, one row each.
 
     Parameters
     ----------
     path
-        The file `trials.jsonl`, or its folder.
+        The file `trials.jsonl`, or the folder that contains the file.
 
     Returns
     -------
     pandas.DataFrame
-        The fields of the trials, with `size` as columns `m`, `k` and `n`, and `device`, `effort` and `started` of the
-        tuning.
+        Columns are the fields of a trial, with `m`, `k` and `n` instead of `size`, and `device`, `effort` and
+        `started` of its tuning.
     """
     import pandas
 
     where = Path(path)
     rows = [
         {**_header_columns(tuning.header), **_trial_columns(trial)}
-        for tuning in TrialFile(where if where.suffix == ".jsonl" else where / "trials.jsonl").tunings()
+        for tuning in TrialFile(where if where.suffix == ".jsonl" else where / "trials.jsonl").read_tunings()
         for trial in tuning.trials
     ]
-    return pandas.DataFrame(rows, columns=FRAME_COLUMNS).astype({"plan": "category", "stage": "category"})
+    return pandas.DataFrame(rows, columns=TRIAL_FRAME_COLUMNS).astype({"plan": "category", "stage": "category"})
 
 
-FRAME_COLUMNS = [
+TRIAL_FRAME_COLUMNS = [
     *("run", "device", "effort", "started"),
     *("m", "k", "n"),
     *(f.name for f in fields(Trial) if f.name not in ("size", "run")),
 ]
 
 
-def _header_columns(header: Header) -> dict[str, Any]:
+def _header_columns(header: TuningHeader) -> dict[str, Any]:
+    """Return the columns of the DataFrame that come from the header of a tuning."""
     effort = header.settings.get("effort", "")
     return {"run": header.run, "device": header.device, "effort": effort, "started": header.started}
 
 
 def _trial_columns(trial: Trial) -> dict[str, Any]:
+    """Return the columns of the DataFrame that come from a trial."""
     m, k, n = trial.size
     found = {name: value for name, value in vars(trial).items() if name not in ("size", "run")}
     return {"m": m, "k": k, "n": n, **found}

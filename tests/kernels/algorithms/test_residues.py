@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from fmm.kernels.algorithms.residues import (
-    MOST_MODULI,
-    moduli,
+    MAX_MODULI_COUNT,
+    first_moduli,
     moduli_count_for_bound,
     moduli_count_for_product,
     remainder_weights,
@@ -21,7 +21,7 @@ from tests.support.remainders import whole_number
 
 
 def test_moduli_are_pairwise_coprime_and_the_largest() -> None:
-    found = moduli(MOST_MODULI)
+    found = first_moduli(MAX_MODULI_COUNT)
     assert found[:8] == (256, 255, 253, 251, 247, 241, 239, 233)
     assert all(gcd(x, y) == 1 for x, y in combinations(found, 2))
     for skipped in set(range(found[-1], 257)) - set(found):
@@ -34,18 +34,18 @@ def test_moduli_are_pairwise_coprime_and_the_largest() -> None:
 )
 def test_how_many_moduli_are_needed(bits_a: int, bits_b: int, k: int, expected: int) -> None:
     assert moduli_count_for_product(bits_a, bits_b, k) == expected
-    assert prod(moduli(expected)) > 2 * k << (bits_a + bits_b)
-    assert prod(moduli(expected - 1)) < 2.01 * (k << (bits_a + bits_b))
+    assert prod(first_moduli(expected)) > 2 * k << (bits_a + bits_b)
+    assert prod(first_moduli(expected - 1)) < 2.01 * (k << (bits_a + bits_b))
 
 
 def test_more_moduli_than_there_are() -> None:
     with pytest.raises(ValueError, match="moduli"):
-        moduli(MOST_MODULI + 1)
+        first_moduli(MAX_MODULI_COUNT + 1)
     with pytest.raises(ValueError, match="moduli"):
         moduli_count_for_bound(1 << 1000)
 
 
-@pytest.mark.parametrize("count", [1, 2, 9, 18, MOST_MODULI])
+@pytest.mark.parametrize("count", [1, 2, 9, 18, MAX_MODULI_COUNT])
 def test_numbers_are_found_again(count: int) -> None:
     known, draw = remainder_weights(count), random.Random(count)
     most = known.product * 128 // 257  # what `moduli_count_for_bound` leaves to them
@@ -72,4 +72,4 @@ def test_the_margin_is_what_the_docstring_says() -> None:
     """c / M is below 1/2 by more than what is lost where q is found."""
     for bound in (1, 10**3, 10**9, 10**18, 10**38, 10**42):
         count = moduli_count_for_bound(bound)
-        assert bound / prod(moduli(count)) < 0.5 - 2.0**-10
+        assert bound / prod(first_moduli(count)) < 0.5 - 2.0**-10

@@ -11,7 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, Terms, separate_sums, updating_program
+from fmm.kernels.algorithms.additions import (
+    AdditionProgram,
+    Coefficient,
+    Terms,
+    separate_sums_program,
+    updating_program,
+)
 from fmm.kernels.algorithms.step_table import kernel_table
 from fmm.kernels.cpu.numpy_backend import NumpyBackend
 from fmm.kernels.cpu.sum_schedule import ElementwiseCall, schedule_calls
@@ -64,7 +70,7 @@ def expected(
     program: AdditionProgram, reads: Sequence[float | None], wanted: Sequence[bool]
 ) -> list[Coefficient | None]:
     values = [0 if x is None else x for x in reads]
-    outputs = [sum((c * x for c, x in zip(row, values, strict=True)), 0) for row in program.matrix()]
+    outputs = [sum((c * x for c, x in zip(row, values, strict=True)), 0) for row in program.coefficient_matrix()]
     return [x if want else None for x, want in zip(outputs, wanted, strict=True)]
 
 
@@ -72,20 +78,20 @@ def expected(
 
 IN_PLACE = [
     # (what, program, aliases): values 0, 1, ... are the reads, outputs stand where the reads they are paired with do
-    ("Y = X - Y", separate_sums([(1, -1)], 2), ((0, 1),)),
-    ("X = X - Y", separate_sums([(1, -1)], 2), ((0, 0),)),
-    ("X = -X", separate_sums([(-1,)], 1), ((0, 0),)),
-    ("X = 2 X", separate_sums([(2,)], 1), ((0, 0),)),
-    ("X = X", separate_sums([(1,)], 1), ((0, 0),)),
-    ("X = 0", separate_sums([(0,)], 1), ((0, 0),)),
-    ("X, Y = Y, X", separate_sums([(0, 1), (1, 0)], 2), ((0, 0), (1, 1))),
-    ("X, Y, Z = Y, Z, X", separate_sums([(0, 1, 0), (0, 0, 1), (1, 0, 0)], 3), ((0, 0), (1, 1), (2, 2))),
-    ("X, Y = X + Y, X - Y", separate_sums([(1, 1), (1, -1)], 2), ((0, 0), (1, 1))),
-    ("X, Y = Y - X, X + Y, crosswise", separate_sums([(-1, 1), (1, 1)], 2), ((0, 1), (1, 0))),
-    ("X, Y = X, X + Y", separate_sums([(1, 0), (1, 1)], 2), ((0, 0), (1, 1))),
-    ("X, Y = Y, X + Y", separate_sums([(0, 1), (1, 1)], 2), ((0, 0), (1, 1))),
-    ("X, Y = X / 2 - 2 Y, 3 X", separate_sums([(Fraction(1, 2), -2), (3, 0)], 2), ((0, 0), (1, 1))),
-    ("two outputs of one value", separate_sums([(1, 1), (1, 1)], 2), ((0, 0), (1, 1))),
+    ("Y = X - Y", separate_sums_program([(1, -1)], 2), ((0, 1),)),
+    ("X = X - Y", separate_sums_program([(1, -1)], 2), ((0, 0),)),
+    ("X = -X", separate_sums_program([(-1,)], 1), ((0, 0),)),
+    ("X = 2 X", separate_sums_program([(2,)], 1), ((0, 0),)),
+    ("X = X", separate_sums_program([(1,)], 1), ((0, 0),)),
+    ("X = 0", separate_sums_program([(0,)], 1), ((0, 0),)),
+    ("X, Y = Y, X", separate_sums_program([(0, 1), (1, 0)], 2), ((0, 0), (1, 1))),
+    ("X, Y, Z = Y, Z, X", separate_sums_program([(0, 1, 0), (0, 0, 1), (1, 0, 0)], 3), ((0, 0), (1, 1), (2, 2))),
+    ("X, Y = X + Y, X - Y", separate_sums_program([(1, 1), (1, -1)], 2), ((0, 0), (1, 1))),
+    ("X, Y = Y - X, X + Y, crosswise", separate_sums_program([(-1, 1), (1, 1)], 2), ((0, 1), (1, 0))),
+    ("X, Y = X, X + Y", separate_sums_program([(1, 0), (1, 1)], 2), ((0, 0), (1, 1))),
+    ("X, Y = Y, X + Y", separate_sums_program([(0, 1), (1, 1)], 2), ((0, 0), (1, 1))),
+    ("X, Y = X / 2 - 2 Y, 3 X", separate_sums_program([(Fraction(1, 2), -2), (3, 0)], 2), ((0, 0), (1, 1))),
+    ("two outputs of one value", separate_sums_program([(1, 1), (1, 1)], 2), ((0, 0), (1, 1))),
     ("an output that later lines read", AdditionProgram(2, (((1, 0), (1, 1)), ((1, 2), (-2, 0))), (2, 3)), ((0, 0),)),
     (
         "a scratch value kept to the end",
@@ -102,8 +108,12 @@ IN_PLACE = [
         # the kernels of the step tables, each in place of what it updates
         (
             name,
-            kernel.program,
-            tuple((o, kernel.sources.index(w)) for o, w in enumerate(kernel.writes) if w in kernel.sources),
+            kernel.addition_program,
+            tuple(
+                (o, kernel.program_inputs.index(w))
+                for o, w in enumerate(kernel.written_blocks)
+                if w in kernel.program_inputs
+            ),
         )
         for name, kernel in kernel_table().items()
     ],
@@ -111,7 +121,7 @@ IN_PLACE = [
     *[
         (
             f"C = {alpha} M + {beta} C",
-            updating_program(separate_sums([(1,)], 1), alpha, beta),
+            updating_program(separate_sums_program([(1,)], 1), alpha, beta),
             ((0, 1),) if beta else (),
         )
         for alpha in (1, -1, 0, 2, 0.5, 1j, -1j, 0.6 + 0.8j)
@@ -131,15 +141,15 @@ def test_sums_in_place(program: AdditionProgram, aliases: Aliases) -> None:
 
 SHORT = [
     # (program, present, aliases, operations): no pass over the data too many
-    (separate_sums([(1, 1)], 2), (True, True), (), ["add"]),
-    (separate_sums([(1, -1)], 2), (True, True), (), ["subtract"]),
-    (separate_sums([(-1, 1)], 2), (True, True), (), ["subtract"]),
-    (separate_sums([(1, 1, 1)], 3), (True,) * 3, (), ["add", "add"]),
-    (separate_sums([(1, 1)], 2), (True, False), (), ["copy"]),
-    (separate_sums([(-1, 1)], 2), (True, False), (), ["negate"]),
-    (separate_sums([(1, 1)], 2), (False, False), (), ["zero"]),
-    (separate_sums([(1, -1)], 2), (True, True), ((0, 1),), ["subtract"]),
-    (separate_sums([(2, 1)], 2), (True, True), (), ["copy", "scale", "add"]),
+    (separate_sums_program([(1, 1)], 2), (True, True), (), ["add"]),
+    (separate_sums_program([(1, -1)], 2), (True, True), (), ["subtract"]),
+    (separate_sums_program([(-1, 1)], 2), (True, True), (), ["subtract"]),
+    (separate_sums_program([(1, 1, 1)], 3), (True,) * 3, (), ["add", "add"]),
+    (separate_sums_program([(1, 1)], 2), (True, False), (), ["copy"]),
+    (separate_sums_program([(-1, 1)], 2), (True, False), (), ["negate"]),
+    (separate_sums_program([(1, 1)], 2), (False, False), (), ["zero"]),
+    (separate_sums_program([(1, -1)], 2), (True, True), ((0, 1),), ["subtract"]),
+    (separate_sums_program([(2, 1)], 2), (True, True), (), ["copy", "scale", "add"]),
 ]
 
 
@@ -154,7 +164,7 @@ def test_calls_are_as_few_as_they_can_be(
 
 
 def test_unwanted_outputs_cost_nothing() -> None:
-    program = separate_sums([(1, 1), (1, -1)], 2)
+    program = separate_sums_program([(1, 1), (1, -1)], 2)
     assert len(schedule_calls(program, (True, True), (False, True), ()).calls) == 1
     assert schedule_calls(program, (True, True), (False, False), ()).calls == ()
 
@@ -224,7 +234,7 @@ def test_sums_on_arrays_of_unequal_sizes(
     ]
     arrays = [rooms[over[o]] if o in over else room(np.nan) for o in range(len(program.outputs))]
     wanted = []
-    for place, row in zip(writes, program.matrix(), strict=True):
+    for place, row in zip(writes, program.coefficient_matrix(), strict=True):
         total: Array = np.zeros((3, 3))
         for c, read, values in zip(row, reads, rooms, strict=True):
             total[: read.rows, : read.cols] += scalar(c) * values[: read.rows, : read.cols]
@@ -259,13 +269,13 @@ def test_writes_without_a_common_corner() -> None:
 def test_every_operation_on_every_stride(dtype: str) -> None:
     """Guards against a bug of NumPy 2.3 and 2.4: numpy.negative on every fourth float32 or eighth float64."""
     programs = [
-        separate_sums([row], 2) for row in ((1, 1), (1, -1), (-1, 1), (-1, 0), (1, 0), (2, 0), (0, 0), (-1, -1))
+        separate_sums_program([row], 2) for row in ((1, 1), (1, -1), (-1, 1), (-1, 0), (1, 0), (2, 0), (0, 0), (-1, -1))
     ]
     x, y = Place("X", 0, 0, 5, 1), Place("Y", 0, 0, 5, 1)
     for stride in (1, 2, 3, 4, 5, 8, 16, 17, -1, -4, -8):
         for program in programs:
             rows = [strided(dtype, stride, value) for value in (1, 10)]
-            (c, d), (old, other) = program.matrix()[0], rows
+            (c, d), (old, other) = program.coefficient_matrix()[0], rows
             wanted = scalar(c) * old + scalar(d) * other
             BACKEND.compute_sums(Sum("test", program, (x, y), (x,)), rows, rows[:1])
             assert np.array_equal(rows[0], wanted), (stride, program)

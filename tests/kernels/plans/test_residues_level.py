@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from fmm.dtypes import DTYPES, INTEGERS
-from fmm.kernels.algorithms.residues import moduli
+from fmm.kernels.algorithms.residues import first_moduli
 from fmm.kernels.plans.explain import plan_rows, plan_table
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.leaf import leaf_use, plan_leaves
 from fmm.kernels.plans.level import parse_level
 from fmm.kernels.plans.levels.gram import gram_level
 from fmm.kernels.plans.levels.residue_planes import (
-    FromPlanes,
-    IntoPlanes,
+    JoinFromPlanes,
     NormExponents,
-    integer_moduli,
+    SplitIntoPlanes,
+    integer_moduli_count,
     integer_workspace_bytes,
     residue_workspace_bytes,
 )
@@ -28,7 +28,12 @@ from fmm.kernels.plans.lower import lower_leaf_level, lower_level
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.steps import LevelSteps, ProductBatch
 from fmm.kernels.plans.sums import Place
-from fmm.kernels.plans.workspace import check_type, count_multiplications, leaf_products, workspace
+from fmm.kernels.plans.workspace import (
+    check_plan_type,
+    count_leaf_products,
+    count_multiplications,
+    plan_workspace_bytes,
+)
 from fmm.perfmodel.candidates import candidate_plans, gram_candidates
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.default_calibration import datasheet_calibration
@@ -51,7 +56,7 @@ def test_texts_are_read_as_they_are_printed(text: str) -> None:
     levels = tuple(parse_level(part) for part in parts[:-1])
     assert isinstance(levels[0], ResiduesLevel) and Plan(levels, "bytes") == found
     above = Plan((parse_level("strassen.batched.pad16"), *levels), "bytes")
-    assert str(above) == f"strassen.batched.pad16 > {text}" and above.rest == found
+    assert str(above) == f"strassen.batched.pad16 > {text}" and above.inner_plan == found
 
 
 WRONG = [
@@ -77,29 +82,29 @@ def test_what_cannot_stand_there_is_refused(text: str, said: str) -> None:
 
 
 def test_types() -> None:
-    assert Plan.parse("residues(14) > bytes").types == ("float64",)
-    assert Plan.parse("residues(8) > strassen > bytes").types == ("float32",)
+    assert Plan.parse("residues(14) > bytes").leaf_types == ("float64",)
+    assert Plan.parse("residues(8) > strassen > bytes").leaf_types == ("float32",)
     assert Plan.parse("3m > residues(14) > bytes").accepts_type("complex128")
-    assert Plan.parse("residues > bytes").types == INTEGERS
-    assert Plan.parse("residues > strassen > bytes").types == ("int16", "int32", "uint16", "uint32")
+    assert Plan.parse("residues > bytes").leaf_types == INTEGERS
+    assert Plan.parse("residues > strassen > bytes").leaf_types == ("int16", "int32", "uint16", "uint32")
     for dtype in DTYPES:  # integers alone, where no level stands above
         assert not Plan.parse("strassen > residues > bytes").accepts_type(dtype)
 
 
 def test_integers_below_levels_are_refused_in_words() -> None:
     with pytest.raises(PlanError, match="residues > bytes multiplies nothing below levels there, not int32"):
-        check_type(Plan.parse("strassen > residues > bytes"), "int32")
+        check_plan_type(Plan.parse("strassen > residues > bytes"), "int32")
 
 
 @pytest.mark.parametrize("itemsize", [1, 2, 4, 8])
 def test_the_workspace_of_integers_is_for_their_own_size(itemsize: int) -> None:
     """Of all types of this size, the one that needs most moduli; other sizes do not count."""
     size = (96, 128, 64)
-    moduli = max(integer_moduli(name, size[1]) for name in INTEGERS if DTYPES[name].itemsize == itemsize)
+    moduli = max(integer_moduli_count(name, size[1]) for name in INTEGERS if DTYPES[name].itemsize == itemsize)
     assert integer_workspace_bytes(0, itemsize, *size, 1) == residue_workspace_bytes(itemsize, moduli, 0, *size, 1)
     if itemsize > 1:
         assert integer_workspace_bytes(0, itemsize, *size, 1) > integer_workspace_bytes(0, 1, *size, 1)
-        assert moduli == integer_moduli(f"int{8 * itemsize}", size[1])
+        assert moduli == integer_moduli_count(f"int{8 * itemsize}", size[1])
 
 
 def test_only_float64_without_levels_below_has_a_kernel_for_triangles() -> None:
@@ -152,9 +157,9 @@ def computed(steps: LevelSteps, a: Matrix, b: Matrix, c: Matrix) -> Matrix:
     """C by the steps, one by one with Python's integers: sums, residues, products of planes, and C from these."""
     held = {"A": a, "B": b, "C": c}
     held |= {name: np.full((rows, cols), 99, dtype=object) for name, rows, cols in steps.temporaries}
-    numbers = moduli(next(step.moduli for step in steps.steps if isinstance(step, IntoPlanes)))
+    numbers = first_moduli(next(step.moduli for step in steps.steps if isinstance(step, SplitIntoPlanes)))
     for step in steps.steps:
-        if isinstance(step, IntoPlanes):
+        if isinstance(step, SplitIntoPlanes):
             values = _compared_values(step, held)
             for i, (place, v) in enumerate(zip(step.writes, step.program.outputs, strict=True)):
                 block(held, place)[...] = values[v] % numbers[i * len(numbers) // len(step.writes)]
@@ -163,7 +168,7 @@ def computed(steps: LevelSteps, a: Matrix, b: Matrix, c: Matrix) -> Matrix:
                 p = numbers[i * len(numbers) // len(step.products)]
                 block(held, x.dest)[...] = (block(held, x.left) @ block(held, x.right)) % p
         else:
-            assert isinstance(step, FromPlanes)
+            assert isinstance(step, JoinFromPlanes)
             values = _compared_values(step, held)
             for place, v in zip(step.writes, step.program.outputs, strict=True):
                 block(held, place)[...] = values[v][: place.rows, : place.cols]
@@ -174,16 +179,16 @@ def block(held: dict[str, Matrix], place: Place) -> Matrix:
     return held[place.name][place.row : place.row + place.rows, place.col : place.col + place.cols]
 
 
-def _compared_values(step: IntoPlanes | FromPlanes, held: dict[str, Matrix]) -> list[Matrix]:
+def _compared_values(step: SplitIntoPlanes | JoinFromPlanes, held: dict[str, Matrix]) -> list[Matrix]:
     """What the program of a step finds, what a block lacks taken as zero; sums of as many planes as there are moduli
     are the whole numbers with these residues."""
-    planes = step.writes if isinstance(step, IntoPlanes) else step.reads
+    planes = step.writes if isinstance(step, SplitIntoPlanes) else step.reads
     shape = planes[0].rows, planes[0].cols
     values = []
     for place in step.reads:
         values.append(np.zeros(shape, dtype=object))
         values[-1][: place.rows, : place.cols] = block(held, place)
-    crt = range(*_whole_lines(step)) if isinstance(step, FromPlanes) else range(0)
+    crt = range(*_whole_lines(step)) if isinstance(step, JoinFromPlanes) else range(0)
     for i, terms in enumerate(step.program.lines):
         if i in crt:
             assert [c for c, _ in terms] == [1] * step.moduli
@@ -193,7 +198,7 @@ def _compared_values(step: IntoPlanes | FromPlanes, held: dict[str, Matrix]) -> 
     return values
 
 
-def _whole_lines(step: FromPlanes) -> tuple[int, int]:
+def _whole_lines(step: JoinFromPlanes) -> tuple[int, int]:
     """Those of the blocks of C, before alpha and beta."""
     blocks, lines = len(step.writes), len(step.program.lines)
     updated = len(step.program.lines[-1]) != step.moduli
@@ -221,7 +226,7 @@ def test_two_levels_below_are_the_product_too() -> None:
     a, b = (rng.integers(-(2**49), 2**49, shape).astype(object) for shape in ((5, 6), (6, 3)))
     found = steps_of("residues(14) > strassen^2 > bytes", (5, 6, 3), "float64")
     measures = [step for step in found.steps if isinstance(step, NormExponents)]
-    assert [(step.source.name, step.axis) for step in measures] == [("A", 0), ("B", 1)]
+    assert [(step.source_place.name, step.axis) for step in measures] == [("A", 0), ("B", 1)]
     rest = replace(found, steps=tuple(step for step in found.steps if step not in measures))
     assert (computed(rest, a, b, np.full((5, 3), 77, dtype=object)) == a @ b).all()
 
@@ -245,11 +250,11 @@ def test_counts() -> None:
     n, item = 1024, 8
     plan, plane = Plan.parse("residues(14) > strassen > bytes"), 512 * 512
     found = cost(plan, n, n, n)
-    assert dict(found.leaves) == {(512, 512, 512): 98} == leaf_products(plan, n, n, n)
+    assert dict(found.leaves) == {(512, 512, 512): 98} == count_leaf_products(plan, n, n, n)
     assert found.flops == 2 * 98 * 512**3 and found.leaf_bytes == 3 * 98 * plane
     assert found.bytes_read == 4 * item * n * n + 98 * plane
     assert found.bytes_written == 2 * 98 * plane + item * n * n + 2 * n  # with two bytes a line for the exponents
-    assert found.launches == 6 and found.workspace == workspace(plan, n, n, n, item)
+    assert found.launches == 6 and found.workspace == plan_workspace_bytes(plan, n, n, n, item)
     # Sums are formed once for A and B, and for C modulo each number; then the 14 residues are added up, by weights.
     assert found.additions == (10 + 14 * 8 + 4 * 13) * plane
     assert count_multiplications(plan, n, n, n) == 7 / 8 * n**3
@@ -302,7 +307,7 @@ def test_explained() -> None:
         ("bytes", "512 x 512 x 512", 1),
     ]
     assert rows[1].does == "residues modulo 14 numbers"
-    assert rows[1].temporaries == workspace(plan.rest, 1024, 1024, 1024, 8) > 0 == rows[2].temporaries
+    assert rows[1].temporaries == plan_workspace_bytes(plan.inner_plan, 1024, 1024, 1024, 8) > 0 == rows[2].temporaries
     table = plan_table(plan, 1024, 1024, 1024, 16)
     assert "65.6% of the classical multiplications, 294 leaf products, workspace" in table
 

@@ -11,7 +11,7 @@ import pytest
 from fmm.hardware.datasheets import datasheet_names, datasheet_of
 from fmm.kernels.algorithms.catalogue import scheme
 from fmm.kernels.cuda.products.kernel_sizes import STRATEGIES, TileSizes, named_strategy
-from fmm.kernels.plans.fused_order import FIGURE_6
+from fmm.kernels.plans.fused_order import FIGURE_6_VARIANTS
 from fmm.perfmodel import block_model
 from fmm.perfmodel.block_model import GEMM_OPERANDS, OperandBlocks
 from fmm.perfmodel.papers import huang, huang_blocks
@@ -31,7 +31,7 @@ def on() -> ModelledDevice:
 
 @pytest.mark.parametrize("level", [1, 2])
 def test_figure_6_is_what_the_scheme_gives(level: int) -> None:
-    printed = Counter({w: count for figure_level, _, w, count in FIGURE_6 if figure_level == level})
+    printed = Counter({w: count for figure_level, _, w, count in FIGURE_6_VARIANTS if figure_level == level})
     assert operand_counts(level) == printed
     assert sum(printed.values()) == 7**level
 
@@ -50,7 +50,7 @@ def test_counts_of_other_schemes() -> None:
     winograd, classical = scheme("winograd"), scheme("classical")
     found = huang_blocks.operand_counts(winograd.u, winograd.v, winograd.w)
     assert sum(found.values()) == 7
-    assert sum(w[0] * n for w, n in found.items()) == winograd.nonzeros[0]
+    assert sum(w[0] * n for w, n in found.items()) == winograd.nonzero_counts[0]
     assert huang_blocks.operand_counts(classical.u, classical.v, classical.w) == Counter(
         {GEMM_OPERANDS: classical.rank}
     )

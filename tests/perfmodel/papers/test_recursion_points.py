@@ -123,14 +123,14 @@ def test_the_ratio_must_not_be_negative() -> None:
 def test_block_work_of_schemes(name: str, additions: int | None, passes: Shape | None) -> None:
     """Each operand on its own: Strassen's 18 additions of Table 2, without its 4 copies."""
     found = work_of(name)
-    assert sum(found.additions) == (scheme(name).additions_plain if additions is None else additions)
+    assert sum(found.additions) == (scheme(name).separate_addition_count if additions is None else additions)
     assert passes is None or found.pass_counts == passes
 
 
 @pytest.mark.parametrize("shared", ["strassen", "winograd", "hk233", "strassen^2"])
 def test_shared_sums_are_fewer(shared: str) -> None:
     found = scheme(shared)
-    assert sum(scheme_work(found).additions) == found.additions <= found.additions_plain
+    assert sum(scheme_work(found).additions) == found.addition_count <= found.separate_addition_count
 
 
 def test_winograd_is_its_scheme() -> None:

@@ -34,7 +34,7 @@ from fmm.problem import OPERATIONS, Operation, Problem
 from fmm.runtime import devices
 from fmm.tuner.cli import main
 from fmm.tuner.commands.paper import PAPER_TABLES, computed_table
-from fmm.tuner.commands.render import as_html, cell_text, notes_as_html
+from fmm.tuner.commands.render import cell_text, notes_as_html, table_as_html
 from tests.support import ROOT, configs
 from tests.support.devices import H200
 
@@ -185,15 +185,15 @@ def test_in_an_interpreter_of_its_own() -> None:
 @pytest.mark.parametrize("name", PAPER_TABLES)
 def test_html_has_every_cell(name: str) -> None:
     table = PAPER_TABLES[name]()
-    found = [re.findall(r"<t[hd] style[^>]*>(.*?)</t[hd]>", line) for line in as_html(table).splitlines()[1:-1]]
+    found = [re.findall(r"<t[hd] style[^>]*>(.*?)</t[hd]>", line) for line in table_as_html(table).splitlines()[1:-1]]
     plain = [[unescape(re.sub(r"<sup>(.*?)</sup>", r"^\1", cell)) for cell in row] for row in found]
     assert plain == [list(table.columns), *([cell_text(cell) for cell in row] for row in table.rows)]
 
 
 def test_html_spells_powers_and_escapes() -> None:
     table = PaperTable("t", "T", ("a<b", "n"), (("7n^3/4 + n^2", 1),), ("2^(l-1) n <= n^k & more",))
-    assert '<th style="text-align: left">a&lt;b</th><th style="text-align: right">n</th>' in as_html(table)
-    assert "7n<sup>3</sup>/4 + n<sup>2</sup>" in as_html(table)
+    assert '<th style="text-align: left">a&lt;b</th><th style="text-align: right">n</th>' in table_as_html(table)
+    assert "7n<sup>3</sup>/4 + n<sup>2</sup>" in table_as_html(table)
     assert "<li>2<sup>(l-1)</sup> n &lt;= n<sup>k</sup> &amp; more</li>" in notes_as_html([table])
 
 

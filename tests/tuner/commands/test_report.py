@@ -16,7 +16,7 @@ import pytest
 from fmm.tuner import tune
 from fmm.tuner.cli import main
 from fmm.tuner.commands.report import type_reports
-from fmm.tuner.devices.device import EFFORTS
+from fmm.tuner.devices.device import CPU_EFFORTS
 from fmm.tuner.devices.simulated import SimulatedDevice
 from fmm.tuner.report.figures import FIGURE_STYLE
 from fmm.tuner.report.overview import (
@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     arguments = ["--effort", "quick", "--dtype", "float64", "--shapes", str(found / "shapes"), "--quiet"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tune, "select_devices", lambda name: [SimulatedDevice()])
-        patch.setitem(EFFORTS, "quick", tuned.SMALL)
+        patch.setitem(CPU_EFFORTS, "quick", tuned.SMALL)
         assert main([*arguments, "--output", str(found)]) == 0
     return found
 

@@ -12,10 +12,10 @@ from fmm.config.identity import Identity
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.default_calibration import cpu_calibration, datasheet_calibration, with_concurrent_products
 from fmm.tuner.commands.report import type_reports
-from fmm.tuner.devices.device import Run
+from fmm.tuner.devices.device import TimedRun
 from fmm.tuner.findings.conclude import FITTED_STAGES, starting_calibration
 from fmm.tuner.fit.model import fit_calibration, prediction_errors, scale_calibration
-from fmm.tuner.fit.parameters import PARAMETERS_BY_NAME
+from fmm.tuner.fit.parameters import FIT_PARAMETERS_BY_NAME
 from fmm.tuner.report.type_report import TypeReport
 from tests.support import ROOT
 
@@ -46,7 +46,7 @@ def test_fewer_parameters_predict_as_well(folder: str) -> None:
             starting_calibration(untuned, case.dtype), case.dtype, case.observations_of_stages(*FITTED_STAGES)
         )
         assert len(fit.intervals) <= 0.75 * ALL_PARAMETERS and {"rate.flops", "stream"} <= set(fit.intervals)
-        assert all(name in PARAMETERS_BY_NAME for name in fit.intervals)
+        assert all(name in FIT_PARAMETERS_BY_NAME for name in fit.intervals)
         held = [o for o in case.observations_of_stages("held out") if not o.run.plan.uses_tile_model]
         errors, recorded = prediction_errors(fit.calibration, held), case.section["error"]
         close = CLOSE_ON_CPU if case.device.startswith("cpu") else CLOSE
@@ -66,7 +66,9 @@ def test_what_ships_scaled_by_a_few_samples_predicts_another_card(folder: str) -
     card = Identity("cuda-9.0-132sm-nvidia-h200", "NVIDIA H200", {})
     for case in cases(folder):
         seen = [
-            o for o in case.observations_of_stages("scale", "rates", "probe") if o.run in (Run(), Run(STRASSEN, "sums"))
+            o
+            for o in case.observations_of_stages("scale", "rates", "probe")
+            if o.run in (TimedRun(), TimedRun(STRASSEN, "sums"))
         ]
         held = [o for o in case.observations_of_stages("held out") if not o.run.plan.uses_tile_model]
         known = shipped_model(card, case.dtype)

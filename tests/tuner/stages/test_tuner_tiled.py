@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from fmm.config import schema
-from fmm.config.schema import Tuned
+from fmm.config.schema import Tuning
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.candidates import probed_plans
 from fmm.perfmodel.choose import Limits, choose, rank_candidates
@@ -20,11 +20,11 @@ from fmm.perfmodel.predict import TILE_WRITE_STEPS, predict, predict_vendor
 from fmm.perfmodel.work import LeafTiles, estimated_work
 from fmm.problem import Layout, Problem
 from fmm.runtime.decisions.decide import decide_by_model, find_certified_entry
-from fmm.runtime.prepare import launches_on
+from fmm.runtime.prepare import launches_on_device
 from fmm.tuner.devices.simulated import SIMULATED_IDENTITY, SimulatedDevice
 from fmm.tuner.findings.conclude import conclude_section
-from fmm.tuner.search.certify import searched_entries
-from fmm.tuner.stages.shapes import LADDER_SIDES, square_ladder, squares_below
+from fmm.tuner.search.certify import entries_of_operation
+from fmm.tuner.stages.shapes import LADDER_SIDES, square_ladder, squares_below_ladder
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import Trial
 from fmm.tuner.tune_type import tune_type
@@ -40,19 +40,19 @@ WANTED = (16384, 16384, 16384)
 @pytest.fixture(scope="module")
 def journal() -> Journal:
     device = SimulatedDevice(
-        truth=TRUTH, gpu=True, memory=1 << 40, noise=0.002, identity=replace(SIMULATED_IDENTITY, key="gpu-fake")
+        truth=TRUTH, gpu=True, memory_bytes=1 << 40, noise=0.002, identity=replace(SIMULATED_IDENTITY, key="gpu-fake")
     )
     made = Journal("run", device)
-    assert not tune_type(made, "float32", device.efforts["quick"], (WANTED,)).stopped
+    assert not tune_type(made, "float32", device.efforts_by_name["quick"], (WANTED,)).stopped
     return made
 
 
 @pytest.fixture(scope="module")
-def section(journal: Journal) -> Tuned:
+def section(journal: Journal) -> Tuning:
     return schema.read_section(conclude_section(journal, "float32"), "test", journal.device.identity, "float32")
 
 
-def test_a_tuning_finds_what_the_kernel_takes(journal: Journal, section: Tuned) -> None:
+def test_a_tuning_finds_what_the_kernel_takes(journal: Journal, section: Tuning) -> None:
     known = section.calibration
     assert known is not None
     rate = known.require_rate("float32")
@@ -65,11 +65,11 @@ def test_a_tuning_finds_what_the_kernel_takes(journal: Journal, section: Tuned) 
         assert told == pytest.approx(truly, rel=0.03)
 
 
-def test_shapes_have_an_entry_without_workspace(section: Tuned) -> None:
+def test_shapes_have_an_entry_without_workspace(section: Tuning) -> None:
     """The best of all plans, and beside it the best of those for who has no memory to give."""
     problem, best, lean = Problem(*WANTED, "float32"), section.entry(WANTED), section.entry(WANTED, lean=True)
     assert best and lean and len(section.entries) == 2
-    assert not best[0].lean and workspace(best[1], *WANTED, 4) > 0 and lean[1] == FUSED
+    assert not best[0].lean and plan_workspace_bytes(best[1], *WANTED, 4) > 0 and lean[1] == FUSED
     decided = [find_certified_entry(problem, limits, section) for limits in (MUCH, NONE)]
     assert [d.plan for d in decided if d] == [best[1], FUSED]
 
@@ -81,16 +81,16 @@ def test_where_it_loses_the_vendor_is_the_best_without_workspace(
     """Confirmed or seen in the search alone; where it was never tried, nothing is said."""
     trials = [t for t in journal.recorded if t.plan != str(FUSED) or t.stage in stages]
     slow = [replace(t, seconds=1.5 * t.seconds) if t.seconds and t.plan == str(FUSED) else t for t in trials]
-    lean = [e.plan for e in searched_entries(slow, 0.0) if e.lean]
+    lean = [e.plan for e in entries_of_operation(slow, 0.0) if e.lean]
     assert lean == ([plan] if plan else [])
 
 
 def test_of_shapes_too_small_for_other_plans_only_that_entry_is_known(journal: Journal) -> None:
     """Products that are small for a tuning are raced with the plan without workspace alone."""
     alone = [replace(t, size=(2048,) * 3) for t in journal.recorded if t.plan in ("vendor", str(FUSED))]
-    assert [(e.plan, e.lean) for e in searched_entries(paired(alone), 0.0)] == [(str(FUSED), True)]
-    assert squares_below(28000)[0] == (3072, 3072, 3072) and squares_below(8192) == []
-    assert {*squares_below(40000), *square_ladder(40000)} == {(x, x, x) for x in LADDER_SIDES if x <= 40000}
+    assert [(e.plan, e.lean) for e in entries_of_operation(paired(alone), 0.0)] == [(str(FUSED), True)]
+    assert squares_below_ladder(28000)[0] == (3072, 3072, 3072) and squares_below_ladder(8192) == []
+    assert {*squares_below_ladder(40000), *square_ladder(40000)} == {(x, x, x) for x in LADDER_SIDES if x <= 40000}
 
 
 def paired(trials: list[Trial]) -> list[Trial]:
@@ -100,11 +100,11 @@ def paired(trials: list[Trial]) -> list[Trial]:
     return [t for stage in own for t in (*vendor[stage][-len(own[stage]) :], *own[stage])]
 
 
-def test_the_model_chooses_it_where_nothing_else_fits(section: Tuned) -> None:
+def test_the_model_chooses_it_where_nothing_else_fits(section: Tuning) -> None:
     problem = Problem(12288, 12288, 12288, "float32")
     known, device = section.calibration, section.identity
     assert decide_by_model(problem, NONE, known, True, device).plan == FUSED
-    assert workspace(decide_by_model(problem, MUCH, known, True, device).plan, *problem.size, 4) > 0
+    assert plan_workspace_bytes(decide_by_model(problem, MUCH, known, True, device).plan, *problem.size, 4) > 0
     odd = Problem(12288, 12287, 12288, "float32")  # on rows that are not aligned it is too slow
     assert decide_by_model(odd, NONE, known, True, device).plan == VENDOR
     rates = MappingProxyType({"float32": replace(RATE, tiled=1.2)})
@@ -124,15 +124,15 @@ def test_alone_it_wins_on_odd_sides_where_it_was_measured(
     known = replace(TRUTH, rates=MappingProxyType({"float32": rate}), tiled_margin=0.02)
     problem = Problem(*size, "float32")
     assert [c.plan for c in rank_candidates(problem, known) if c.plan == ALONE and c.beats_vendor] == [ALONE] * wins
-    assert launches_on(ALONE, problem, H200, False) is not None
+    assert launches_on_device(ALONE, problem, H200, False) is not None
 
 
 def test_on_a_view_whose_rows_are_worse_than_the_sides_say_it_gives_way() -> None:
     """Nobody knew of that when it was chosen."""
     rows = Layout("C", 3073)
     view = Problem(3072, 3072, 3072, "float32", (rows, rows, Layout("C", 3072)))
-    assert launches_on(ALONE, view, H200, False) is None
-    assert launches_on(ALONE, view, H200, True) is not None
+    assert launches_on_device(ALONE, view, H200, False) is None
+    assert launches_on_device(ALONE, view, H200, True) is not None
 
 
 # ---- without a tuning
@@ -174,8 +174,8 @@ def test_arrays_whose_lines_are_not_aligned_are_the_vendors(orders: Any, gap: in
     """Whatever the model says of their sizes; a plan that is given runs."""
     layouts = tuple(Layout(order, 1024 + gap) for order in orders)
     problem = Problem(1024, 1024, 1024, "float32", layouts)  # type: ignore[arg-type]
-    assert (launches_on(FUSED, problem, H200, False) is not None) == used
-    assert launches_on(FUSED, problem, H200, True) is not None
+    assert (launches_on_device(FUSED, problem, H200, False) is not None) == used
+    assert launches_on_device(FUSED, problem, H200, True) is not None
 
 
 # ---- the formula

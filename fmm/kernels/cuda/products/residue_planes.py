@@ -12,12 +12,12 @@ from functools import lru_cache
 from math import isqrt, sqrt
 from typing import Literal
 
-from fmm.dtypes import BYTE, DTYPES
+from fmm.dtypes import BYTE_TYPE, DTYPES
 from fmm.kernels.algorithms.additions import Matrix
 from fmm.kernels.algorithms.catalogue import scheme
 from fmm.kernels.algorithms.residues import remainder_weights, symmetric_residue
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
-from fmm.kernels.cuda.launch_list import Kernel, Launch, Slot, TensorMap
+from fmm.kernels.cuda.launch_list import AddressSlot, Kernel, Launch, TensorMap
 from fmm.kernels.cuda.ops import BlockTerm, GemmOperand
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, Along
 from fmm.kernels.cuda.products.wgmma_tiles import LINE_BYTES
@@ -151,16 +151,16 @@ class ResidueOperand:
         distances = x.leading, x.stride, copy_pitch
         return struct.pack("<4q3qd6i", 0, 0, 0, 0, *distances, top, self.lines, g.k, g.count, blocks, *self.block)
 
-    def slots(self, first: int) -> tuple[Slot, ...]:
+    def slots(self, first: int) -> tuple[AddressSlot, ...]:
         """Return the slots of the addresses, for a struct that begins at word `first`."""
         x = self.source
         copy = self.planes if self.bytes_from else self.transposed_copy
-        transposed_copy = (Slot(first + 1, "W", copy),) if self.along == "outer" else ()
+        transposed_copy = (AddressSlot(first + 1, "W", copy),) if self.along == "outer" else ()
         return (
-            Slot(first, x.base, x.offset),
+            AddressSlot(first, x.base, x.offset),
             *transposed_copy,
-            Slot(first + 2, self.base, self.exponents),
-            Slot(first + 3, self.base, self.planes),
+            AddressSlot(first + 2, self.base, self.exponents),
+            AddressSlot(first + 3, self.base, self.planes),
         )
 
     def tensor_map(self, first: int, moduli: int, most: int) -> TensorMap:
@@ -171,22 +171,22 @@ class ResidueOperand:
         # The end of a line of a transposed copy is not initialized.
         filled = self.geometry.k if self.bytes_from else length
         # The workspace holds the planes of one group of moduli at a time.
-        before = 0 if self.base == "W" else first * self.geometry.products * lines * length
+        before = 0 if self.base == "W" else first * self.geometry.plane_product_count * lines * length
         piece = BlockTerm(self.base, self.planes + before, lines, length)
-        return byte_map(piece, self.geometry.products * moduli, most, filled)
+        return byte_map(piece, self.geometry.plane_product_count * moduli, most, filled)
 
 
 def byte_map(piece: BlockTerm, layers: int, most: int, filled: int | None = None) -> TensorMap:
     """Return the map of planes; numbers of a line from `filled` on read as zero."""
     lines, length = piece.rows, piece.cols
     read = length if filled is None else filled
-    return TensorMap(piece, BYTE.name, read, lines, layers, length, lines * length, (LINE_BYTES, most), LINE_BYTES)
+    return TensorMap(piece, BYTE_TYPE.name, read, lines, layers, length, lines * length, (LINE_BYTES, most), LINE_BYTES)
 
 
 def source_byte_map(x: GemmOperand, lines: int, length: int, layers: int, most: int) -> TensorMap:
     """Return the map of an operand, or of C, that holds the bytes itself."""
     piece = BlockTerm(x.base, x.offset, lines, length)
-    return TensorMap(piece, BYTE.name, length, lines, layers, x.leading, x.stride, (LINE_BYTES, most), LINE_BYTES)
+    return TensorMap(piece, BYTE_TYPE.name, length, lines, layers, x.leading, x.stride, (LINE_BYTES, most), LINE_BYTES)
 
 
 # ---- sources

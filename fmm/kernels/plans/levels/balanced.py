@@ -11,7 +11,7 @@ from typing import Final
 
 from fmm.dtypes import INTEGERS
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.algorithms.text_files import ABOVE_WITHOUT_OPTIONS
+from fmm.kernels.algorithms.text_files import FORM_ABOVE_WITHOUT_OPTIONS
 from fmm.kernels.plans.gemm_params import ACCUMULATE, PLAIN, GemmParams
 from fmm.kernels.plans.level import CandidateLevel, LevelKind, PlanError, register_level
 from fmm.kernels.plans.lower import Footprint, LevelWithSteps, Sides
@@ -19,7 +19,11 @@ from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, Product
 from fmm.kernels.plans.sums import operand_blocks, whole_matrix
 
-HALVED_PARTS = {"m": (2, 1, 1), "k": (1, 2, 1), "n": (1, 1, 2)}  # parts of m, k and n, by the side that is halved
+PARTS_BY_HALVED_SIDE = {
+    "m": (2, 1, 1),
+    "k": (1, 2, 1),
+    "n": (1, 1, 2),
+}  # parts of m, k and n, by the side that is halved
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -41,13 +45,13 @@ class BalancedLevel(LevelWithSteps):
             return "k"
         return None
 
-    def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
+    def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         """Return one halving; for almost square products, one product by the rest of the plan."""
         side = self.side_to_halve(m, k, n)
         if side is None:
             whole = whole_matrix("A", m, k), whole_matrix("B", k, n), whole_matrix("C", m, n)
-            return LevelSteps((), (Product(*whole, plan.rest),))
-        rows, inner, cols = HALVED_PARTS[side]
+            return LevelSteps((), (Product(*whole, plan.inner_plan),))
+        rows, inner, cols = PARTS_BY_HALVED_SIDE[side]
         lefts, rights = operand_blocks("A", m, k, (rows, inner), None), operand_blocks("B", k, n, (inner, cols), None)
         dests = operand_blocks("C", m, n, (rows, cols), None)
         second = ACCUMULATE if side == "k" else PLAIN  # both halves of k contribute to the same C
@@ -57,14 +61,14 @@ class BalancedLevel(LevelWithSteps):
         ]
         return LevelSteps((), tuple(halves))
 
-    def footprint(self, inner: Plan, sides: Sides) -> Footprint:
+    def estimate_footprint(self, inner: Plan, sides: Sides) -> Footprint:
         pieces, found = 1.0, dict(zip("mkn", sides, strict=True))
         while (long := self.side_to_halve(*(int(x) for x in found.values()))) is not None:
             found[long] /= 2
             pieces *= 2
         return Footprint(pieces, (found["m"], found["k"], found["n"]))
 
-    def describe(self, steps: LevelSteps) -> str:
+    def describe_steps(self, steps: LevelSteps) -> str:
         return "halves the longest side" if len(steps.steps) > 1 else "almost square: passed on"
 
 
@@ -77,11 +81,11 @@ def balanced_level(gamma: float = 2) -> BalancedLevel:
     return BalancedLevel(text=text, gamma=gamma, products=1, depth=0, saves_products=False)
 
 
-_TEXT = re.compile(r"balanced(?:\(([^()]*)\))?")
+_BALANCED_PATTERN = re.compile(r"balanced(?:\(([^()]*)\))?")
 
 
 def _parse_balanced(text: str) -> BalancedLevel | None:
-    match = _TEXT.fullmatch(text)
+    match = _BALANCED_PATTERN.fullmatch(text)
     if match is None:
         return None
     if not match[1]:
@@ -110,18 +114,18 @@ class QuartersLevel(LevelWithSteps):
     save products. This level serves integers, since only the host computes sums of integers.
     """
 
-    def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
+    def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         rows, cols = min(m, 2), min(n, 2)
         lefts, rights = operand_blocks("A", m, k, (rows, 1), None), operand_blocks("B", k, n, (1, cols), None)
         dests, params = operand_blocks("C", m, n, (rows, cols), None), GemmParams(alpha, beta)
         pairs = zip(product(lefts, rights), dests, strict=True)
-        return LevelSteps((), tuple(Product(*pair, dest, plan.rest, params) for pair, dest in pairs))
+        return LevelSteps((), tuple(Product(*pair, dest, plan.inner_plan, params) for pair, dest in pairs))
 
-    def footprint(self, inner: Plan, sides: Sides) -> Footprint:
+    def estimate_footprint(self, inner: Plan, sides: Sides) -> Footprint:
         m, k, n = sides
         return Footprint(4.0, (m / 2, k, n / 2))
 
-    def describe(self, steps: LevelSteps) -> str:
+    def describe_steps(self, steps: LevelSteps) -> str:
         return "blocks of C, one after the other"
 
 
@@ -141,7 +145,7 @@ def _parse_quarters(text: str) -> QuartersLevel | None:
 
 
 def _candidate_levels() -> Iterator[CandidateLevel]:
-    yield CandidateLevel(QUARTERS_TEXT, (ABOVE_WITHOUT_OPTIONS,), 1, lean=True)
+    yield CandidateLevel(QUARTERS_TEXT, (FORM_ABOVE_WITHOUT_OPTIONS,), 1, lean=True)
 
 
 register_level(LevelKind(QUARTERS_TEXT, _parse_quarters, lambda: (QUARTERS_TEXT,), _candidate_levels))

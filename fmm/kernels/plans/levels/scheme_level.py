@@ -27,12 +27,12 @@ from functools import lru_cache
 from math import prod
 from typing import Final
 
-from fmm.dtypes import FLOATS
+from fmm.dtypes import FLOAT_TYPES
 from fmm.kernels.algorithms.additions import Coefficient
-from fmm.kernels.algorithms.catalogue import candidate_schemes, scheme, scheme_names, short_spelling
+from fmm.kernels.algorithms.catalogue import candidate_schemes, canonical_expression, scheme, scheme_names
 from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.algorithms.step_table import (
-    PROVED_UNEQUAL,
+    TABLES_PROVED_UNEQUAL,
     StepTable,
     candidate_step_tables,
     step_table,
@@ -51,9 +51,9 @@ from fmm.kernels.plans.level import (
     PlanError,
     Traversal,
     register_level,
-    unknown_algorithm,
+    unknown_algorithm_error,
 )
-from fmm.kernels.plans.levels.footprint import BlockCounts, block_sides, count_blocks, side_order
+from fmm.kernels.plans.levels.footprint import BlockCounts, block_sides, count_blocks, side_ranks
 from fmm.kernels.plans.levels.scheme_steps import peeled_steps, sequential_steps, stacked_steps, table_steps
 from fmm.kernels.plans.lower import Footprint, LevelWithSteps, Sides
 from fmm.kernels.plans.plan import Plan
@@ -79,22 +79,22 @@ class SchemeLevel(LevelWithSteps):
     table: StepTable | None
 
     @property
-    def size(self) -> Shape:
+    def block_grid(self) -> Shape:
         """The grid of blocks (m, k, n)."""
         return self.table.size if self.table else self.scheme.size  # type: ignore[union-attr]
 
     @property
-    def unit(self) -> int:
+    def pad_unit(self) -> int:
         """The unit of which block sides are multiples."""
         return int(self.fringe[3:] or 1) if self.fringe.startswith("pad") else 1
 
     @property
     def block_unit(self) -> int | None:
         """The unit of which block sides are multiples; None without padding, where blocks differ by a row or column."""
-        return None if self.fringe == "unequal" else self.unit
+        return None if self.fringe == "unequal" else self.pad_unit
 
     @property
-    def shallower(self) -> SchemeLevel | None:
+    def shallower_level(self) -> SchemeLevel | None:
         """A composition without its outermost factor; None for a single scheme or a table."""
         if self.scheme is None or len(self.scheme.factors) < 2:
             return None
@@ -103,13 +103,13 @@ class SchemeLevel(LevelWithSteps):
 
     # ---- its steps
 
-    def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
+    def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         if self.fringe == "peel":
             padded = build_scheme_level(self.algorithm, self.scheme, self.table, self.traversal, "pad", self.tasks)
-            return peeled_steps(replace(plan, levels=(padded, *plan.levels[1:])), self.size, (m, k, n))
-        return self.steps(plan.rest, self.block_unit, (m, k, n), alpha, beta)
+            return peeled_steps(replace(plan, levels=(padded, *plan.levels[1:])), self.block_grid, (m, k, n))
+        return self.level_steps(plan.inner_plan, self.block_unit, (m, k, n), alpha, beta)
 
-    def steps(
+    def level_steps(
         self, inner: Plan, unit: int | None, sides: Shape, alpha: Coefficient = 1, beta: Coefficient = 0
     ) -> LevelSteps:
         """Return the steps with block sides that are multiples of the unit. The plan `inner` computes the products."""
@@ -118,45 +118,51 @@ class SchemeLevel(LevelWithSteps):
         assert self.scheme is not None
         if self.traversal in ("sequential", "fused"):
             return sequential_steps(self.scheme, unit, inner, sides)
-        found = stacked_steps(self.scheme, unit, inner, sides, alpha, beta, self.batched)
-        return replace(found, streams=self.streams)
+        found = stacked_steps(self.scheme, unit, inner, sides, alpha, beta, self.is_batched)
+        return replace(found, streams=self.stream_count)
 
     @property
     def has_same_steps_for_nested_plans(self) -> bool:
         return self.fringe != "peel"
 
-    def needs(self, inner: Plan, sides: Shape) -> LevelNeeds | None:
+    def memory_needs(self, inner: Plan, sides: Shape) -> LevelNeeds | None:
         """Return the footprint of a batch of equal blocks: operands and products of the batch are three temporaries."""
-        if not self.batched or self.scheme is None or (unit := self.block_unit) is None or self.fringe == "peel":
+        if not self.is_batched or self.scheme is None or (unit := self.block_unit) is None or self.fringe == "peel":
             return None
-        m, k, n = (block_side(side, parts, unit) for side, parts in zip(sides, self.size, strict=True))
+        m, k, n = (block_side(side, parts, unit) for side, parts in zip(sides, self.block_grid, strict=True))
         count = self.scheme.rank
         temporaries = (("S", count * m, k), ("T", count * k, n), ("M", count * m, n))
         return LevelNeeds(temporaries, ((inner, (m, k, n), PLAIN),), ((inner, (m, k, n), count),))
 
     # ---- quick counts
 
-    def footprint(self, inner: Plan, sides: Sides) -> Footprint:
-        blocks, whole = block_sides(self.size, self.fringe, self.unit, sides)
-        m, k, n = (whole or side == parts * block for side, parts, block in zip(sides, self.size, blocks, strict=True))
+    def estimate_footprint(self, inner: Plan, sides: Sides) -> Footprint:
+        blocks, whole = block_sides(self.block_grid, self.fringe, self.pad_unit, sides)
+        m, k, n = (
+            whole or side == parts * block for side, parts, block in zip(sides, self.block_grid, blocks, strict=True)
+        )
         of_whole = (True, True, True) if self.table else (m and k, k and n, m and n)
         padded_table = self.table is not None and self.block_unit is not None
-        if padded_table and (refusal := _table_refusal(self, inner, _length_ranks(blocks))):
+        if padded_table and (refusal := _table_error_text(self, inner, _length_ranks(blocks))):
             raise PlanError(refusal)
         if self.needs_fusing_leaf:
             return Footprint(self.products, blocks)
-        order = side_order(blocks) if self.table else SHORTEST_K_ORDER
+        order = side_ranks(blocks) if self.table else SHORTEST_K_RANKS
         counts, one_by_one = _count_blocks_of_level(self, inner, order), self.traversal == "sequential"
-        moved, held, passes = counts.elements(counts.moved, blocks), counts.temporaries(blocks, of_whole), counts.passes
+        moved, held, passes = (
+            counts.count_elements(counts.moved, blocks),
+            counts.temporary_elements(blocks, of_whole),
+            counts.passes,
+        )
         if padded_table and not (m and n):  # C is computed in a padded temporary
-            padded_c = prod(blocks[side] * self.size[side] for side in (0, 2))
+            padded_c = prod(blocks[side] * self.block_grid[side] for side in (0, 2))
             moved, held = (*moved[:2], moved[2] + 2 * padded_c), (*held[:2], held[2] + padded_c)
             passes += 1
         return Footprint(self.products, blocks, passes, moved, held, counts.in_place[not whole], one_by_one)
 
     # ---- explain
 
-    def describe(self, steps: LevelSteps) -> str:
+    def describe_steps(self, steps: LevelSteps) -> str:
         sums = sum(isinstance(step, Sum) for step in steps.steps)
         updates = sum(isinstance(step, ProductWithSums) and len(step.as_two_steps) > 1 for step in steps.steps)
         if self.fringe == "peel" and not sums:
@@ -165,8 +171,8 @@ class SchemeLevel(LevelWithSteps):
                 return f"core, then {strips} strip{'s' * (strips > 1)}"
             return "nothing to peel" if next(steps.products).plan.levels else "too small: left out"
         inside = f", {updates} more inside the products" if updates else ""
-        done = "sums inside the products" if self.fused else f"{sums} passes of sums{inside}"
-        return f"{'x'.join(map(str, self.size))} blocks, {done}"
+        done = "sums inside the products" if self.has_fused_sums else f"{sums} passes of sums{inside}"
+        return f"{'x'.join(map(str, self.block_grid))} blocks, {done}"
 
     def describe_launches(self) -> str:
         """Return the launches of a fused level and their order.
@@ -178,9 +184,11 @@ class SchemeLevel(LevelWithSteps):
         stages = fused_order.launch_stages(self.scheme, self.tasks)
         streams = fused_order.count_streams(self.scheme, self.tasks)
         how = f"on {streams} streams in {len(stages)} stages" if len(stages) > 1 else f"on {streams} streams"
-        kernels = fused_order.list_variants(fused_order.blocks_touched(self.scheme, p) for p in range(self.products))
+        kernels = fused_order.variants_text(
+            fused_order.count_touched_blocks(self.scheme, p) for p in range(self.products)
+        )
         what = "launches" if self.tasks else "products"
-        return f"{self}: {self.launches} {what} {how if streams > 1 else 'one after the other'} ({kernels})"
+        return f"{self}: {self.launch_count} {what} {how if streams > 1 else 'one after the other'} ({kernels})"
 
 
 # ---- making a level
@@ -197,7 +205,7 @@ def scheme_level(
     _check_option("traversal", traversal, TRAVERSALS)
     is_table = algorithm in step_table_names()
     if not is_table:
-        algorithm = _scheme_name(algorithm)
+        algorithm = _canonical_name(algorithm)
     elif traversal != "sequential":
         raise PlanError(f"the step table {algorithm} is sequential, not {traversal}")
     if tasks and traversal != "fused":
@@ -221,9 +229,9 @@ def build_scheme_level(
     unit = None if fringe == "unequal" else int(fringe[3:] or 1) if fringe.startswith("pad") else 1
     peeled = fringe == "peel"
     # With its strips, a peeled fused level is a sequential one.
-    fuses_last_level = traversal == "fused" and not peeled and scheme is not None
+    can_fuse_last_level = traversal == "fused" and not peeled and scheme is not None
     return SchemeLevel(
-        text=".".join([name, *_unusual_options(name, traversal, fringe, tasks)]),
+        text=".".join([name, *_nondefault_options(name, traversal, fringe, tasks)]),
         algorithm=name,
         fringe=fringe,
         scheme=scheme,
@@ -240,14 +248,14 @@ def build_scheme_level(
         traversal=traversal,
         tasks=tasks,
         takes_alpha_beta=traversal not in ("sequential", "fused") and not peeled,
-        sums_inside=fuses_last_level or table is not None,
-        fused_products=FusedProducts(bilinear, unit, tasks) if fuses_last_level else None,
+        sums_inside=can_fuse_last_level or table is not None,
+        fused_products=FusedProducts(bilinear, unit, tasks) if can_fuse_last_level else None,
     )
 
 
-def _unusual_options(name: str, traversal: Traversal | None, fringe: str, tasks: tuple[str, ...]) -> Iterator[str]:
+def _nondefault_options(name: str, traversal: Traversal | None, fringe: str, tasks: tuple[str, ...]) -> Iterator[str]:
     """Yield the options that differ from the algorithm's defaults, in the order of a plan's text."""
-    if traversal and traversal != usual_traversal(name):
+    if traversal and traversal != default_traversal(name):
         yield traversal
     yield from tasks
     if traversal and fringe != _declared_fringe(name, traversal):
@@ -259,23 +267,23 @@ def _coefficient_types(bilinear: Scheme) -> tuple[str, ...] | None:
     """Return None (any type) for coefficients 1 and -1, since integers only add and subtract; else floats."""
     found = bilinear.factors or (bilinear,)
     signs = all(abs(c) in (0, 1) for x in found for matrix in (x.u, x.v, x.w) for row in matrix for c in row)
-    return None if signs else FLOATS
+    return None if signs else FLOAT_TYPES
 
 
-def usual_traversal(algorithm: str) -> Traversal:
+def default_traversal(algorithm: str) -> Traversal:
     """Return the default traversal: a step table has its own order."""
     return "sequential" if algorithm in step_table_names() else "stacked"
 
 
 @clear_on_registration
 @lru_cache(maxsize=256)
-def usual_fringe(algorithm: str, traversal: Traversal) -> str:
+def default_fringe(algorithm: str, traversal: Traversal) -> str:
     """Return the default fringe: unequal blocks wherever they are possible, since they multiply no zeros.
 
     Raise PlanError for a user's step table that declares unequal blocks, and is wrong on them.
     """
     declared = _declared_fringe(algorithm, traversal)
-    needs_proof = declared == "unequal" and algorithm in step_table_names() and algorithm not in PROVED_UNEQUAL
+    needs_proof = declared == "unequal" and algorithm in step_table_names() and algorithm not in TABLES_PROVED_UNEQUAL
     if needs_proof and "unequal" not in (proof(algorithm) for proof in FRINGE_PROOFS):
         raise PlanError(f"the step table {algorithm} says that it bears unequal blocks, but it does not")
     return declared
@@ -292,15 +300,15 @@ def _check_option(what: str, value: object, valid: tuple[str, ...]) -> None:
         raise PlanError(f"unknown {what} {value!r}; valid: {', '.join(valid)}")
 
 
-def _scheme_name(name: str) -> str:
+def _canonical_name(name: str) -> str:
     """Return the short spelling of a scheme or a composition; raise PlanError if it does not exist."""
     names = _factor_names(name)
     for table in (n for n in names if n in step_table_names()):
         raise PlanError(f"{table} is a step table, and cannot be composed; in {name!r} only schemes can")
     for unknown in (n for n in names if n not in scheme_names()):
-        raise unknown_algorithm(unknown)
+        raise unknown_algorithm_error(unknown)
     scheme(name)
-    return short_spelling(name)
+    return canonical_expression(name)
 
 
 def _factor_names(expression: str) -> list[str]:
@@ -320,17 +328,17 @@ def _length_ranks(blocks: Sides) -> Shape:
 
 @clear_on_registration
 @lru_cache(maxsize=1024)
-def _table_refusal(level: SchemeLevel, inner: Plan, order: Shape) -> str:
+def _table_error_text(level: SchemeLevel, inner: Plan, order: Shape) -> str:
     """Return why a table of equal blocks is impossible if their sides have these ranks by length; empty if possible."""
     try:
-        m, k, n = (parts * level.unit * (1 + rank) for parts, rank in zip(level.size, order, strict=True))
-        level.steps(inner, level.block_unit, (m, k, n))
+        m, k, n = (parts * level.pad_unit * (1 + rank) for parts, rank in zip(level.block_grid, order, strict=True))
+        level.level_steps(inner, level.block_unit, (m, k, n))
     except PlanError as error:
         return str(error)
     return ""
 
 
-SHORTEST_K_ORDER: Shape = (1, 0, 2)  # ranks of the sides by length: k is the shortest
+SHORTEST_K_RANKS: Shape = (1, 0, 2)  # ranks of the sides by length: k is the shortest
 
 
 @clear_on_registration
@@ -338,7 +346,7 @@ SHORTEST_K_ORDER: Shape = (1, 0, 2)  # ranks of the sides by length: k is the sh
 def _count_blocks_of_level(level: SchemeLevel, inner: Plan, order: Shape) -> BlockCounts:
     """Return the traffic and temporaries of the level. `order`: the ranks of the block sides, for tables."""
     usual = None if level.traversal in ("stacked", "overlapped") else 1
-    return count_blocks(lambda unit, sides: level.steps(inner, unit, sides), level.size, usual, order)
+    return count_blocks(lambda unit, sides: level.level_steps(inner, unit, sides), level.block_grid, usual, order)
 
 
 # ---- its text in a plan
@@ -355,8 +363,8 @@ def level_with_options(algorithm: str, *options: str) -> SchemeLevel:
     for unknown in (option for option in options if option not in (*traversals, *fringes, *tasks)):
         valid = ", ".join(TRAVERSALS + FRINGES + PAD_OPTIONS + FUSED_OPTIONS)
         raise PlanError(f"unknown option {unknown!r} of {algorithm}; valid: {valid}")
-    traversal = next((t for t in TRAVERSALS if t in traversals), usual_traversal(algorithm))
-    fringe = fringes[0] if fringes else usual_fringe(algorithm, traversal)
+    traversal = next((t for t in TRAVERSALS if t in traversals), default_traversal(algorithm))
+    fringe = fringes[0] if fringes else default_fringe(algorithm, traversal)
     return scheme_level(algorithm, traversal, fringe, tasks)
 
 
@@ -364,7 +372,7 @@ def _algorithm_names() -> tuple[str, ...]:
     return (*scheme_names(), *step_table_names())
 
 
-def _parse(text: str) -> SchemeLevel | None:
+def _parse_scheme_level(text: str) -> SchemeLevel | None:
     name, *options = text.split(".")
     return level_with_options(name, *options) if set(_factor_names(name)) & set(_algorithm_names()) else None
 
@@ -375,14 +383,14 @@ def _candidate_levels() -> Iterator[CandidateLevel]:
     for name, forms in candidate_schemes():
         try:
             if forms:
-                found.append((scheme(name).additions, CandidateLevel(name, forms, scheme(name).rank)))
+                found.append((scheme(name).addition_count, CandidateLevel(name, forms, scheme(name).rank)))
         except ValueError:  # a wrong file: the error appears when a plan names it
             continue
     yield from (candidate for _, candidate in sorted(found))
     for name, forms in candidate_step_tables():
         with suppress(ValueError):
             if forms:
-                yield CandidateLevel(name, forms, step_table(name).products, lean=True)
+                yield CandidateLevel(name, forms, step_table(name).product_count, lean=True)
 
 
-register_level(LevelKind("scheme", _parse, _algorithm_names, _candidate_levels))
+register_level(LevelKind("scheme", _parse_scheme_level, _algorithm_names, _candidate_levels))

@@ -9,12 +9,11 @@ from functools import lru_cache
 from fmm.kernels.algorithms import additions as programs
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
 from fmm.kernels.algorithms.scheme import Scheme
-from fmm.kernels.algorithms.step_table import Step as TableStep
-from fmm.kernels.algorithms.step_table import StepTable
+from fmm.kernels.algorithms.step_table import StepTable, TableStep
 from fmm.kernels.plans.gemm_params import ACCUMULATE
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.steps import LevelSteps, Product, ProductBatch, ProductWithSums, temporary_sizes
-from fmm.kernels.plans.sums import COPY, Place, Sum, block_side, operand_blocks, whole_matrix
+from fmm.kernels.plans.sums import COPY_PROGRAM, Place, Sum, block_side, operand_blocks, whole_matrix
 from fmm.problem import Shape
 
 
@@ -37,19 +36,19 @@ def stacked_steps(
     if unit is not None:
         m, k, n = (block_side(length, parts, unit) for length, parts in zip(sides, scheme.size, strict=True))
         left_shape, right_shape = (m, k), (k, n)
-    lefts, split_a = _split_step("S", scheme.programs.left, scheme.u, a, left_shape, batched)
-    rights, split_b = _split_step("T", scheme.programs.right, scheme.v, b, right_shape, batched)
+    lefts, split_a = _split_step("S", scheme.addition_programs.left, scheme.u, a, left_shape, batched)
+    rights, split_b = _split_step("T", scheme.addition_programs.right, scheme.v, b, right_shape, batched)
     products: list[Product] = []
     for p, (left, right) in enumerate(zip(lefts, rights, strict=True)):
         width = min(left.cols, right.rows)  # columns or rows that the other operand lacks are multiplied by zeros only
         size = left.rows, right.cols
-        dest = _tall_block("M", p, *size) if batched else whole_matrix(f"M{p + 1}", *size)
+        dest = _block_of_tall_temporary("M", p, *size) if batched else whole_matrix(f"M{p + 1}", *size)
         products.append(
             Product(left.cropped_place(left.rows, width), right.cropped_place(width, right.cols), dest, inner)
         )
-    program = programs.updating_program(scheme.programs.join, alpha, beta)
+    program = programs.updating_program(scheme.addition_programs.join, alpha, beta)
     if not batched and not beta:
-        products = _placed_in_c(products, program, c)
+        products = _place_products_in_c(products, program, c)
     join = Sum("join", program, (*(p.dest for p in products), *(c if beta else ())), tuple(c))
     splits = [s for s in (split_a, split_b) if s.writes]
     middle: tuple[Product | ProductBatch, ...] = (ProductBatch(tuple(products)),) if batched else tuple(products)
@@ -76,7 +75,7 @@ def _split_step(
         if not batched and size == (shape or size) and program.outputs[p] < program.inputs:
             places.append(blocks[program.outputs[p]])
         elif batched:
-            places.append(_tall_block(letter, p, *(shape or size)))
+            places.append(_block_of_tall_temporary(letter, p, *(shape or size)))
         else:
             places.append(whole_matrix(f"{letter}{p + 1}", *(shape or size)))
     written = [i for i, place in enumerate(places) if place.name not in ("A", "B")]
@@ -84,7 +83,9 @@ def _split_step(
     return places, Sum(f"split {blocks[0].name}", sums, tuple(blocks), tuple(places[i] for i in written))
 
 
-def _placed_in_c(products: Sequence[Product], program: AdditionProgram, blocks: Sequence[Place]) -> list[Product]:
+def _place_products_in_c(
+    products: Sequence[Product], program: AdditionProgram, blocks: Sequence[Place]
+) -> list[Product]:
     """Return the products, as many as possible computed in a block of C, to which the join then adds.
 
     A block can hold a product that no line of the join reads after the block's own line. This saves memory, and time: a
@@ -104,7 +105,7 @@ def _placed_in_c(products: Sequence[Product], program: AdditionProgram, blocks: 
     return [replace(product, dest=homes.get(p, product.dest)) for p, product in enumerate(products)]
 
 
-def _tall_block(name: str, index: int, rows: int, cols: int) -> Place:
+def _block_of_tall_temporary(name: str, index: int, rows: int, cols: int) -> Place:
     """Return one of the equal blocks on top of each other in one tall temporary."""
     return Place(name, index * rows, 0, rows, cols)
 
@@ -149,7 +150,7 @@ def _sum_operand(
 
 @lru_cache(maxsize=1024)
 def _one_sum_program(coefficients: tuple[Coefficient, ...]) -> AdditionProgram:
-    return programs.separate_sums([coefficients], len(coefficients))
+    return programs.separate_sums_program([coefficients], len(coefficients))
 
 
 def _scatter_step(column: Sequence[Coefficient], product: Place, blocks: Sequence[Place], started: set[int]) -> Sum:
@@ -192,15 +193,15 @@ def table_steps(table: StepTable, unit: int | None, inner: Plan, sides: Shape) -
     for name, size, grid in (("A", (m, k), parts[:2]), ("B", (k, n), parts[1:]), ("C", shape, (parts[0], parts[2]))):
         places = operand_blocks("C'" if padded and name == "C" else name, *size, (grid[0], grid[1]), unit)
         blocks |= {f"{name}{i // grid[1] + 1}{i % grid[1] + 1}": place for i, place in enumerate(places)}
-    steps = _SizedTable(table, blocks, inner, full).run()
+    steps = _TableLowering(table, blocks, inner, full).lower_steps()
     if padded:
         result = whole_matrix("C'", *shape).cropped_place(m, n)
-        steps.append(Sum("crop", COPY, (result,), (whole_matrix("C", m, n),)))
+        steps.append(Sum("crop", COPY_PROGRAM, (result,), (whole_matrix("C", m, n),)))
         return LevelSteps((("C'", *shape), *(t for t in temporary_sizes(steps) if t[0] != "C'")), tuple(steps))
     return LevelSteps(temporary_sizes(steps), tuple(steps))
 
 
-class _SizedTable:
+class _TableLowering:
     """One walk through a step table, which tracks the rectangle that every block of memory holds."""
 
     def __init__(
@@ -212,42 +213,42 @@ class _SizedTable:
         self.kind = {name: name[0] for name in self.held}
         self.steps: list[Sum | Product | ProductWithSums] = []
 
-    def run(self) -> list[Sum | Product | ProductWithSums]:
+    def lower_steps(self) -> list[Sum | Product | ProductWithSums]:
         for step in self.table.steps:
-            self._add(step)
+            self._lower_step(step)
         return self.steps
 
-    def _add(self, step: TableStep) -> None:
-        sources = [self.held[step.blocks_by_formal[f]] for f in step.kernel.reads]
-        kind = max((self.kind[step.blocks_by_formal[f]] for f in step.kernel.reads), default="C")
-        product = self._product(step) if step.kernel.product else None
+    def _lower_step(self, step: TableStep) -> None:
+        sources = [self.held[step.blocks_by_formal[f]] for f in step.kernel.read_blocks]
+        kind = max((self.kind[step.blocks_by_formal[f]] for f in step.kernel.read_blocks), default="C")
+        product = self._lower_product(step) if step.kernel.product else None
         if product is not None:
             sources.insert(0, product.dest)
             kind = "C"
         writes = []
-        for name, needs in zip(step.writes, step.kernel.write_dependencies, strict=True):
+        for name, needs in zip(step.written_blocks, step.kernel.write_dependencies, strict=True):
             size = max(sources[i].rows for i in needs), max(sources[i].cols for i in needs)
-            writes.append(self._place(name, *self.full.get(kind, size), kind, step))
-        update = Sum(step.kernel.name, step.kernel.program, tuple(sources), tuple(writes))
+            writes.append(self._place_of_block(name, *self.full.get(kind, size), kind, step))
+        update = Sum(step.kernel.name, step.kernel.addition_program, tuple(sources), tuple(writes))
         if product is None:
-            self.steps += [simplified_sums] if (simplified_sums := update.simplified_sums).writes else []
+            self.steps += [simplified_sum] if (simplified_sum := update.simplified_sum).writes else []
         elif self._can_fuse((*update.reads[1:], *update.writes)):
             self.steps.append(ProductWithSums(product, update))
         else:
             self.steps += ProductWithSums(product, update).as_two_steps
 
-    def _product(self, step: TableStep) -> Product:
+    def _lower_product(self, step: TableStep) -> Product:
         """Return the product: into a place that the kernel overwrites if there is one, else into scratch."""
         left, right = (self.held[step.blocks_by_formal[f]] for f in step.kernel.product or ())
         width = min(left.cols, right.rows)
-        free = [f for f in step.kernel.writes if f not in step.kernel.reads]
+        free = [f for f in step.kernel.written_blocks if f not in step.kernel.read_blocks]
         if free:
-            dest = self._place(step.blocks_by_formal[free[0]], left.rows, right.cols, "C", step)
+            dest = self._place_of_block(step.blocks_by_formal[free[0]], left.rows, right.cols, "C", step)
         else:
             dest = whole_matrix(SCRATCH_NAME, left.rows, right.cols)
         return Product(left.cropped_place(dest.rows, width), right.cropped_place(width, dest.cols), dest, self.plan)
 
-    def _place(self, name: str, rows: int, cols: int, kind: str, step: TableStep) -> Place:
+    def _place_of_block(self, name: str, rows: int, cols: int, kind: str, step: TableStep) -> Place:
         block = self.blocks.get(name)
         place = whole_matrix(name, rows, cols) if block is None else block.cropped_place(rows, cols)
         if kind != "C" and (place.rows, place.cols) != (rows, cols):
@@ -260,7 +261,7 @@ class _SizedTable:
 
     def _can_fuse(self, places: Sequence[Place]) -> bool:
         """Return True if the leaf forms sums, and all places have C's layout and one size for reads and writes."""
-        if self.plan.levels or not self.plan.leaf_use.leaf.sums_inside:
+        if self.plan.levels or not self.plan.leaf_use.leaf.can_compute_sums:
             return False
         corners = {(p.name, p.row, p.col) for p in places}
         return len(corners) == len(set(places)) and not any(p.name in "AB" for p in places)

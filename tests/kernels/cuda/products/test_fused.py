@@ -22,18 +22,18 @@ from fmm.kernels.cuda.record import OperationList, RecordedOp, record_operations
 from fmm.kernels.cuda.sums.sum_launch import SumOp
 from fmm.kernels.plans import explain
 from fmm.kernels.plans.fused_order import (
-    FIGURE_6,
+    FIGURE_6_VARIANTS,
     MAX_STREAMS,
     OperandBlocks,
-    blocks_touched,
     count_launches,
+    count_touched_blocks,
     launch_stages,
-    list_variants,
     variant_name,
+    variants_text,
 )
 from fmm.kernels.plans.levels.scheme_level import SchemeLevel
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.cost import cost
 from fmm.perfmodel.papers.huang import huang_fig7
 from fmm.perfmodel.work import counted_work
@@ -61,7 +61,7 @@ def products(tape: OperationList) -> Iterator[TileOp]:
 @pytest.mark.parametrize(("text", "level"), [("strassen-huang.fused", 1), ("strassen-huang^2.fused", 2)])
 def test_launches_are_those_of_figure_6(text: str, level: int) -> None:
     """One kernel for each variant, with the number of products in the figure."""
-    printed = {w: count for at, _, w, count in FIGURE_6 if at == level}
+    printed = {w: count for at, _, w, count in FIGURE_6_VARIANTS if at == level}
     found = Counter(op.kernel for op in products(recorded(text)))
     assert {kernel.operands: count for kernel, count in found.items()} == printed
     assert len(found) == len(printed) == (4, 10)[level - 1]
@@ -85,7 +85,7 @@ def test_explain_names_the_variants_and_how_they_start() -> None:
     assert "strassen.fused.variants: 4 launches one after the other (Var#0, 2 Var#3" in said
     said = explain.plan_table(Plan.parse("strassen^2.fused > tile"), 64, 64, 64, 4)
     assert "strassen^2.fused: 49 products one after the other (Var#0, 4 Var#4" in said
-    assert list_variants(blocks_touched(scheme("winograd"), p) for p in range(7)).count("Var#0") == 1
+    assert variants_text(count_touched_blocks(scheme("winograd"), p) for p in range(7)).count("Var#0") == 1
 
 
 # ---- which products are one launch, and which run side by side
@@ -137,7 +137,7 @@ def test_concurrent_products_write_different_blocks(text: str, options: tuple[st
         seen += [p for lane in stage for task in lane for p in task]
         assert len(stage) <= (MAX_STREAMS if "atomic" in options else 2)
         for task in (task for lane in stage for task in lane):
-            assert len({blocks_touched(found, p) for p in task}) == 1
+            assert len({count_touched_blocks(found, p) for p in task}) == 1
             assert "atomic" in options or len(written(task)) == len(set(written(task)))
         blocks = [{i for task in lane for i in written(task)} for lane in stage]
         assert "atomic" in options or len(set().union(*blocks)) == sum(map(len, blocks))
@@ -176,7 +176,7 @@ def test_launches(text: str, beta: float, kinds: dict[type, int], lanes: int) ->
     found = cost(tape.plan, 512, 512, 512, 4, beta=beta)
     turns = sum(len(op.ops) - 1 for op in several if not op.fits_one_launch)
     assert found.launches == sum(kinds.values()) - kinds.get(StreamSync, 0) + turns
-    assert found.workspace == workspace(tape.plan, 512, 512, 512, 4, 1, beta) == tape.workspace
+    assert found.workspace == plan_workspace_bytes(tape.plan, 512, 512, 512, 4, 1, beta) == tape.workspace
     assert (tape.workspace == 0) == (len(tape.plan.levels) == 1)
     assert found.flops == 2 * 512**3 * 7**tape.plan.depth // 8**tape.plan.depth
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.algorithms.step_table import PRODUCT_SOURCE, TableKernel, kernel_table
+from fmm.kernels.algorithms.step_table import PRODUCT_SYMBOL, TableKernel, kernel_table
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME
-from fmm.kernels.cuda.ops import GemmOp, View
+from fmm.kernels.cuda.ops import GemmOp, MatrixView
 from fmm.kernels.cuda.products.fused import tile_op_with_update
 from fmm.kernels.cuda.products.kernel_sizes import GPU8, PRESETS, TileSizes, named_strategy
 from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS, Access, TileKernel, adding_epilogue, simt_source
@@ -70,9 +70,9 @@ def operation(
     assert kernel.product
     left, right = kernel.product
     shapes = {f: (m, n) for f in kernel.formals} | {left: (m, k), right: (k, n)}
-    views = {f: View(f, 0, r, c, c + gap + 4 * i, 1, dtype) for i, (f, (r, c)) in enumerate(shapes.items())}
-    reads, writes = ([views[f] for f in names] for names in (kernel.reads, kernel.writes))
-    op = tile_op_with_update(leaf_use("tile"), dtype, views[left], views[right], kernel.program, reads, writes)
+    views = {f: MatrixView(f, 0, r, c, c + gap + 4 * i, 1, dtype) for i, (f, (r, c)) in enumerate(shapes.items())}
+    reads, writes = ([views[f] for f in names] for names in (kernel.read_blocks, kernel.written_blocks))
+    op = tile_op_with_update(leaf_use("tile"), dtype, views[left], views[right], kernel.addition_program, reads, writes)
     return replace(op, kernel=replace(op.kernel, strategy=SMALL, paths=way), open_strategy=False)
 
 
@@ -80,7 +80,7 @@ def expected(kernel: TableKernel, values: dict[str, Any]) -> dict[str, Any]:
     """Compute the assignments one after the other, as in the table of kernels."""
     assert kernel.product
     values, (left, right) = dict(values), kernel.product
-    values[PRODUCT_SOURCE] = values[left].astype(np.float64) @ values[right]
+    values[PRODUCT_SYMBOL] = values[left].astype(np.float64) @ values[right]
     for target, terms in kernel.assignments:
         values[target] = sum(complex(c).real * values[name] for c, name in terms)
     return values
@@ -89,7 +89,7 @@ def expected(kernel: TableKernel, values: dict[str, Any]) -> dict[str, Any]:
 def check(kernel: TableKernel, op: TileOp, host: Host, access: Access) -> None:
     """Exact on small integers; unwritten numbers stay as they are, and write-only numbers were NaN."""
     rng, memory, views = np.random.default_rng(3), {}, {}
-    old = {piece.base for piece in (*op.left, *op.right)} | set(kernel.reads)
+    old = {piece.base for piece in (*op.left, *op.right)} | set(kernel.read_blocks)
     lines = {piece.base: x.leading for piece, x in zip(op.pieces, op.lines, strict=True)}
     for piece in op.pieces:
         memory[piece.base] = floats(piece.rows * lines[piece.base] + 64)
