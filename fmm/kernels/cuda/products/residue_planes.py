@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import isqrt, sqrt
 from typing import Literal
 
-from fmm.dtypes import BYTE, DTYPES
+from fmm.dtypes import BYTE_TYPE, DTYPES
 from fmm.kernels.algorithms.additions import Matrix
 from fmm.kernels.algorithms.catalogue import scheme
 from fmm.kernels.algorithms.residues import remainder_weights, symmetric_residue
@@ -180,13 +180,13 @@ def byte_map(piece: BlockTerm, layers: int, most: int, filled: int | None = None
     """Return the map of planes; numbers of a line from `filled` on read as zero."""
     lines, length = piece.rows, piece.cols
     read = length if filled is None else filled
-    return TensorMap(piece, BYTE.name, read, lines, layers, length, lines * length, (LINE_BYTES, most), LINE_BYTES)
+    return TensorMap(piece, BYTE_TYPE.name, read, lines, layers, length, lines * length, (LINE_BYTES, most), LINE_BYTES)
 
 
 def source_byte_map(x: GemmOperand, lines: int, length: int, layers: int, most: int) -> TensorMap:
     """Return the map of an operand, or of C, that holds the bytes itself."""
     piece = BlockTerm(x.base, x.offset, lines, length)
-    return TensorMap(piece, BYTE.name, length, lines, layers, x.leading, x.stride, (LINE_BYTES, most), LINE_BYTES)
+    return TensorMap(piece, BYTE_TYPE.name, length, lines, layers, x.leading, x.stride, (LINE_BYTES, most), LINE_BYTES)
 
 
 # ---- sources
