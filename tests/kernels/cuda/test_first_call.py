@@ -91,4 +91,4 @@ def test_the_kernels_of_a_first_product_compile_side_by_side(
 
         monkeypatch.setattr(compiling, "_load", wait_for_all)
         compiling.compile_kernels(0, kernels)
-        assert {kernel for _, kernel in compiling._loaded} == kernels
+        assert {kernel for _, kernel in compiling._loaded_kernels} == kernels
