@@ -20,7 +20,7 @@ from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import Capability
 from fmm.hardware.occupancy import THREADS_PER_WARP, active_blocks, max_registers
 from fmm.kernels.cuda.products.kernel_sizes import (
-    DOUBLE,
+    FLOAT64_SIZES,
     H200_STRATEGIES,
     STRATEGIES,
     TMA_SIZES,
@@ -36,11 +36,11 @@ from fmm.kernels.cuda.products.split_k import (
     last_job_end,
     split_tail,
 )
-from fmm.kernels.cuda.products.tiling import Along, count_triangle_tiles
+from fmm.kernels.cuda.products.tiling import ContiguousAxis, count_triangle_tiles
 from fmm.kernels.cuda.target import LIBRARY_ALIGNMENT, Alignment, Target
 
 Operands = tuple[int, int, int]  # (W_A, W_B, W_C): blocks of A, of B and of C that one product touches
-Alongs = tuple[Along, Along]  # the dimensions along which A and B are contiguous
+Alongs = tuple[ContiguousAxis, ContiguousAxis]  # the dimensions along which A and B are contiguous
 Shape = tuple[int, int, int]  # (m, k, n)
 
 GEMM: Operands = (1, 1, 1)
@@ -312,7 +312,7 @@ def fastest_float64_tile(
     shape: Shape, chip: Chip, count: int = 1, _: Alongs = ROW_MAJOR, triangle: bool = False
 ) -> TileSizes:
     """Return the tile sizes with which `count` products of float64 take the least time."""
-    return min(DOUBLE, key=lambda s: busiest_rounds(s, shape, count, chip.multiprocessors, triangle))
+    return min(FLOAT64_SIZES, key=lambda s: busiest_rounds(s, shape, count, chip.multiprocessors, triangle))
 
 
 FASTEST_TILE: Mapping[str, Callable[[Shape, Chip, int, Alongs, bool], TileSizes]] = {

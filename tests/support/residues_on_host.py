@@ -11,7 +11,7 @@ import numpy as np
 
 from fmm.kernels.cuda.device_code.entry_source import header_text, with_headers
 from fmm.kernels.cuda.launch_list import Launch, TensorMap
-from fmm.kernels.cuda.products.residue_planes import modulus_bytes
+from fmm.kernels.cuda.products.residue_planes import pack_modulus
 from fmm.kernels.cuda.products.residues import ResidueOp
 from tests.support.host_compiler import SANITIZER, header, shared_library
 
@@ -129,7 +129,7 @@ def reduced(x: np.ndarray[Any, Any], p: int) -> np.ndarray[Any, Any]:
     x, to = np.ascontiguousarray(x), np.empty(x.shape, np.int8)
     room = np.empty(64, np.uint8)
     begin = -room.ctypes.data % 16
-    room[begin : begin + 32] = np.frombuffer(modulus_bytes(p), np.uint8)
+    room[begin : begin + 32] = np.frombuffer(pack_modulus(p), np.uint8)
     function = parts().reduce if x.dtype == np.int32 else parts().raised
     function(ctypes.c_void_p(room.ctypes.data + begin), _pointer(x), ctypes.c_longlong(x.size), _pointer(to))
     return to

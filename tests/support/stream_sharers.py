@@ -211,7 +211,7 @@ def patch() -> None:
     cupy.cuda.Stream, cupy.cuda.alloc_pinned_memory, cupy.cuda.Device = Stream, PinnedMemory, nullcontext
     driver = graphs._DriverFunctions(list_nodes, kernel_type, read_node, write_node)
     for module, name, value in (
-        (compiler, "_load", load),
+        (compiler, "_load_kernel", load),
         (kernel_call, "launch_kernel", launch_kernel),
         (player, "KernelCall", SizedCall),
         (cublas, "load_library", lambda name: functions),

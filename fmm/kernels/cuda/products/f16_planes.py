@@ -18,15 +18,15 @@ from fmm.kernels.cuda.launch_list import Kernel, Launch, Slot, TensorMap
 from fmm.kernels.cuda.ops import BlockTerm, GemmOp, GemmOperand, OperandSide
 from fmm.kernels.cuda.products.kernel_sizes import (
     FLOAT32_BYTES,
-    PLANE_ALIGN,
+    PLANE_ALIGN_BYTES,
     PLANE_CHUNK,
     PLANES_PER_OPERAND,
     exponent_bytes,
-    matrix_bytes,
+    padded_matrix_bytes,
     plane_bytes,
 )
-from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, Along, row_major_operands
-from fmm.kernels.cuda.products.wgmma_tiles import LINE_BYTES
+from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, ContiguousAxis, row_major_operands
+from fmm.kernels.cuda.products.wgmma_tiles import TILE_LINE_BYTES
 from fmm.kernels.plans.memory_layout import round_up
 
 OPERAND_SIDES: tuple[OperandSide, OperandSide] = ("left", "right")  # sides of the kernel's operands A and B
@@ -52,7 +52,7 @@ SCALING_RULES: Mapping[ScalingRule, str] = {
 class SplitKernel:
     """How one operand is split; `group` and `register_loads` count for lines along the inner dimension only."""
 
-    along: Along
+    along: ContiguousAxis
     group: int  # number of threads that split one line
     register_loads: int  # loads of a line that a thread holds in registers
     wide: bool  # True if 16 bytes are read at a time
@@ -72,7 +72,7 @@ class OperandPlanes:
     """
 
     source: GemmOperand
-    along: Along  # the dimension along which the operand's lines run
+    along: ContiguousAxis  # the dimension along which the operand's lines run
     lines: int
     length: int  # numbers in a line
     count: int  # number of products in the batch
@@ -150,7 +150,7 @@ class OperandPlanes:
         length = PLANES_PER_OPERAND * self.pitch
         piece = BlockTerm(self.base, self.offset, self.lines, length)
         box = (PLANE_CHUNK, most if self.along == "inner" else PLANE_CHUNK)
-        return TensorMap(piece, "float16", length, self.lines, self.count, length, length * self.lines, box, LINE_BYTES)
+        return TensorMap(piece, "float16", length, self.lines, self.count, length, length * self.lines, box, TILE_LINE_BYTES)
 
 
 def operand_planes(op: GemmOp) -> tuple[OperandPlanes, OperandPlanes]:
@@ -159,9 +159,9 @@ def operand_planes(op: GemmOp) -> tuple[OperandPlanes, OperandPlanes]:
     m, n, k = op.n, op.m, op.k
     left = (m, k) if along[0] == "inner" else (k, m)
     right = (n, k) if along[1] == "inner" else (k, n)
-    a = _prepared_or_new(op, OperandPlanes(first, along[0], *left, op.count, op.scratch))
+    a = _reuse_prepared_planes(op, OperandPlanes(first, along[0], *left, op.count, op.scratch))
     after = op.scratch if a.is_prepared else a.end_offset
-    b = _prepared_or_new(op, OperandPlanes(second, along[1], *right, op.count, after))
+    b = _reuse_prepared_planes(op, OperandPlanes(second, along[1], *right, op.count, after))
     # In a Gram product the rows of A are the columns of B, so one set of planes serves both. A checked product records
     # different things of rows and of columns, and needs two sets.
     gram = op.triangle is not None and op.triangle.gram
@@ -173,11 +173,11 @@ def operand_planes(op: GemmOp) -> tuple[OperandPlanes, OperandPlanes]:
     return a, a if shared else b
 
 
-def _prepared_or_new(op: GemmOp, x: OperandPlanes) -> OperandPlanes:
+def _reuse_prepared_planes(op: GemmOp, x: OperandPlanes) -> OperandPlanes:
     """Return these planes, or the prepared planes after the operand if there are any."""
     if op.prepared.prepared_matrix is None or op.prepared.prepared_matrix != x.source.base or op.checked:
         return x
-    return replace(x, base=op.prepared.prepared_matrix, offset=matrix_bytes(x.lines, x.length))
+    return replace(x, base=op.prepared.prepared_matrix, offset=padded_matrix_bytes(x.lines, x.length))
 
 
 def missing_planes(op: GemmOp, planes: tuple[OperandPlanes, OperandPlanes]) -> list[OperandPlanes]:
@@ -191,7 +191,7 @@ def missing_planes(op: GemmOp, planes: tuple[OperandPlanes, OperandPlanes]) -> l
 
 
 @lru_cache(maxsize=64)
-def plane_split_source(kernels: tuple[SplitKernel, ...], rule: ScalingRule) -> str:
+def plane_split_kernel_source(kernels: tuple[SplitKernel, ...], rule: ScalingRule) -> str:
     """Return the whole CUDA source of the kernel that splits one operand or two, entry point `ENTRY_NAME`."""
     records_spread = rule in ("recorded", "balanced")
     names = [f"x{i}" for i in range(len(kernels))]
@@ -224,7 +224,7 @@ def plane_split_launch(
     slots = tuple(slot for i, x in enumerate(operands) for slot in x.slots(i * len(parameters[0]) // 8))
     grid = sum(x.blocks(kernel, rule) for x, kernel in zip(operands, kernels, strict=True)), 1, 1
     architecture = "" if rule == "separate" else "sm_90a"
-    kernel = Kernel(plane_split_source, (kernels, rule), ENTRY_NAME, SPLIT_THREADS, architecture=architecture)
+    kernel = Kernel(plane_split_kernel_source, (kernels, rule), ENTRY_NAME, SPLIT_THREADS, architecture=architecture)
     names = " and ".join("AB"[i] if len(operands) > 1 else operands[i].source.base for i in range(len(operands)))
     label = f"f16_planes: splits {names} in two float16 numbers each"
     return Launch("sums", label, kernel, grid, b"".join(parameters), slots)
@@ -259,7 +259,7 @@ class ExponentSpread:
     @property
     def end_offset(self) -> int:
         """Offset of the end of these parts, in bytes."""
-        return self.balance_offset + PLANE_ALIGN
+        return self.balance_offset + PLANE_ALIGN_BYTES
 
     def parameters(self, kernels: tuple[SplitKernel, SplitKernel]) -> tuple[bytes, tuple[Slot, ...]]:
         """Return both structs SpreadOperand of f16_spread.cuh, and the slots of their addresses."""
@@ -277,7 +277,7 @@ class ExponentSpread:
 
 
 @lru_cache(maxsize=16)
-def balance_source(left: Along, right: Along) -> str:
+def balance_kernel_source(left: ContiguousAxis, right: ContiguousAxis) -> str:
     """Return the whole CUDA source of the kernel that decides whether to balance, entry point `ENTRY_NAME`."""
     along = ", ".join(str(x == "inner").lower() for x in (left, right))
     call = f"fmm::planes::balance<{along}>(p);"
@@ -292,11 +292,11 @@ def checked_split_launches(
     parameters, slots = x.parameters(kernels)
     grid = x.left.blocks(kernels[0]) + x.right.blocks(kernels[1]), 1, 1
 
-    def split(rule: ScalingRule, label: str) -> Launch:
-        kernel = Kernel(plane_split_source, (kernels, rule), ENTRY_NAME, SPLIT_THREADS, architecture="sm_90a")
+    def split_launch(rule: ScalingRule, label: str) -> Launch:
+        kernel = Kernel(plane_split_kernel_source, (kernels, rule), ENTRY_NAME, SPLIT_THREADS, architecture="sm_90a")
         return Launch("sums", f"f16_spread: {label}", kernel, grid, parameters, slots)
 
-    source = Kernel(balance_source, (x.left.along, x.right.along), ENTRY_NAME, SPLIT_THREADS, architecture="sm_90a")
+    source = Kernel(balance_kernel_source, (x.left.along, x.right.along), ENTRY_NAME, SPLIT_THREADS, architecture="sm_90a")
     balance = Launch(
         "sums",
         "f16_spread: decides whether to balance the inner dimension",
@@ -305,5 +305,5 @@ def checked_split_launches(
         parameters + bytes(8),
         (*slots, Slot(len(parameters) // 8, "W", x.balance_offset)),
     )
-    first = split("recorded", "splits A and B in two float16 numbers each, records how rows and columns are spread")
-    return first, balance, split("balanced", "splits again if the inner dimension is to be balanced")
+    first = split_launch("recorded", "splits A and B in two float16 numbers each, records how rows and columns are spread")
+    return first, balance, split_launch("balanced", "splits again if the inner dimension is to be balanced")

@@ -22,7 +22,7 @@ from fmm.kernels.cuda.products.tiling import VECTOR_BYTES
 from fmm.kernels.cuda.sums.sum_kernel import SUM_THREADS, SumKernel, step_lines
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, GRID_LIMIT, BlockArray, SumOp
 
-EXTENT_THREADS, WARP_THREADS, STRIP = 256, 32, 32  # as in f16_sums.cuh: threads, a warp, positions of a thread block
+EXTENT_THREADS, WARP_THREADS, STRIP_POSITIONS = 256, 32, 32  # as in f16_sums.cuh: threads, a warp, positions of a thread block
 MASK_BITS = 64  # number of blocks that the bit mask of a sum can name
 
 
@@ -71,7 +71,7 @@ class PlaneSums:
         return kernel if self.planes.pitch == self.split.cols else replace(kernel, unchecked=frozenset())
 
 
-def plane_sums(split: SumOp, product: GemmOp, alignment: Mapping[str, int], separate: bool = False) -> PlaneSums | None:
+def find_plane_sums(split: SumOp, product: GemmOp, alignment: Mapping[str, int], separate: bool = False) -> PlaneSums | None:
     """Return the split that writes planes in place of an operand of a batch of products.
 
     The result is None if the split writes neither operand of the batch, or cannot write planes.
@@ -83,12 +83,12 @@ def plane_sums(split: SumOp, product: GemmOp, alignment: Mapping[str, int], sepa
     sums = [
         PlaneSums(split, x, side, separate)
         for x, side in zip(planes, OPERAND_SIDES, strict=True)
-        if _can_write(split, x)
+        if _can_write_planes(split, x)
     ]
     return sums[0] if sums and not any(alignment[base] % size for base in bases) else None
 
 
-def _can_write(split: SumOp, x: OperandPlanes) -> bool:
+def _can_write_planes(split: SumOp, x: OperandPlanes) -> bool:
     """Return True if the split writes exactly this operand, and each sum has every block of one matrix at most once."""
     kernel = split.kernel
     if split.scalars or kernel.column_major or kernel.in_parts or kernel.element != "float32" or len(split.arrays) != 2:
@@ -117,28 +117,28 @@ def _can_write(split: SumOp, x: OperandPlanes) -> bool:
 
 
 @lru_cache(maxsize=4)
-def extent_source(lines: bool, wide: bool) -> str:
+def maxima_kernel_source(lines: bool, wide: bool) -> str:
     """Return the whole CUDA source of the kernel that finds the largest numbers of blocks, entry point `ENTRY_NAME`."""
     call = f"{'line' if lines else 'position'}_maxima<{str(wide).lower()}>"
-    return _source("fmm::planes::Extent", f"fmm::planes::{call}(p)", EXTENT_THREADS)
+    return _f16_sums_source("fmm::planes::Extent", f"fmm::planes::{call}(p)", EXTENT_THREADS)
 
 
 @lru_cache(maxsize=16)
-def bounds_source(sums: int) -> str:
+def exponent_kernel_source(sums: int) -> str:
     """Return the whole CUDA source of the kernel that bounds the exponents of sums, entry point `ENTRY_NAME`."""
-    return _source(f"fmm::planes::Bounds<{sums}>", "fmm::planes::bound_sums(p)", EXTENT_THREADS)
+    return _f16_sums_source(f"fmm::planes::Bounds<{sums}>", "fmm::planes::bound_sums(p)", EXTENT_THREADS)
 
 
 @lru_cache(maxsize=64)
-def plane_sum_source(kernel: SumKernel, lines: bool, separate: bool) -> str:
+def plane_sum_kernel_source(kernel: SumKernel, lines: bool, separate: bool) -> str:
     """Return the whole CUDA source of the kernel that forms sums and writes their planes, entry point `ENTRY_NAME`."""
     parameters = f"fmm::planes::PlaneSumParams<fmm::Parameters<{kernel.arrays}, {kernel.scalars}>>"
     arrangement = f"fmm::planes::{'Separate' if separate else 'Alternating'}"
     call = f"fmm::planes::sum_to_planes<Step, {arrangement}, {kernel.vector_width}, {str(lines).lower()}>(p.sums, p.to)"
-    return _source(parameters, call, kernel.launch_bounds, step_lines(kernel))
+    return _f16_sums_source(parameters, call, kernel.launch_bounds, step_lines(kernel))
 
 
-def _source(parameters: str, call: str, bounds: object, before: Iterable[str] = ()) -> str:
+def _f16_sums_source(parameters: str, call: str, bounds: object, before: Iterable[str] = ()) -> str:
     return entry_source(parameters, f"{call};", "f16_sums.cuh", (bounds,), before=before)
 
 
@@ -147,10 +147,10 @@ def _source(parameters: str, call: str, bounds: object, before: Iterable[str] = 
 
 def plane_sum_launches(x: PlaneSums, alignment: Mapping[str, int]) -> tuple[Launch, Launch, Launch]:
     """Return three launches: the largest numbers of blocks, the exponents of sums, and the sums as planes."""
-    return _extent_launch(x, alignment), _bound_launch(x), _sum_launch(x)
+    return _maxima_launch(x, alignment), _exponent_launch(x), _sum_launch(x)
 
 
-def _extent_launch(x: PlaneSums, alignment: Mapping[str, int]) -> Launch:
+def _maxima_launch(x: PlaneSums, alignment: Mapping[str, int]) -> Launch:
     """Return the launch that finds the largest number of every line or position of each block.
 
     The results go to the memory of the sums, which no other launch writes now.
@@ -162,24 +162,24 @@ def _extent_launch(x: PlaneSums, alignment: Mapping[str, int]) -> Launch:
     wide = all(step * FLOAT32_BYTES % VECTOR_BYTES == 0 for step in (a.row, a.down, a.right))
     wide = wide and a.offset % VECTOR_BYTES == 0 and alignment[a.base] % VECTOR_BYTES == 0
     blocks = down * across
-    grid = -(-blocks * a.height // (EXTENT_THREADS // WARP_THREADS)) if x.lines else blocks * -(-a.width // STRIP)
-    kernel = Kernel(extent_source, (x.lines, wide), ENTRY_NAME, EXTENT_THREADS)
+    grid = -(-blocks * a.height // (EXTENT_THREADS // WARP_THREADS)) if x.lines else blocks * -(-a.width // STRIP_POSITIONS)
+    kernel = Kernel(maxima_kernel_source, (x.lines, wide), ENTRY_NAME, EXTENT_THREADS)
     label = f"f16_sums: largest numbers of {blocks} blocks of {a.base}"
-    slots = Slot(0, a.base, a.offset), _extents_slot(x, 1)
+    slots = Slot(0, a.base, a.offset), _maxima_slot(x, 1)
     return Launch("sums", label, kernel, (grid, 1, 1), parameters, slots)
 
 
-def _bound_launch(x: PlaneSums) -> Launch:
+def _exponent_launch(x: PlaneSums) -> Launch:
     """Return the launch that bounds the largest numbers of sums, and sets their exponents."""
     down, across = x.blocks
     parameters = struct.pack(f"<2q2i{x.planes.count}Q", 0, 0, x.planes.outer, down * across, *x.block_masks)
     grid = -(-x.planes.outer // EXTENT_THREADS), x.planes.count, 1
-    kernel = Kernel(bounds_source, (x.planes.count,), ENTRY_NAME, EXTENT_THREADS)
-    slots = _extents_slot(x, 0), Slot(1, x.planes.base, x.planes.exponents)
+    kernel = Kernel(exponent_kernel_source, (x.planes.count,), ENTRY_NAME, EXTENT_THREADS)
+    slots = _maxima_slot(x, 0), Slot(1, x.planes.base, x.planes.exponents)
     return Launch("sums", f"f16_sums: exponents of {x.planes.count} sums", kernel, grid, parameters, slots)
 
 
-def _extents_slot(x: PlaneSums, word: int) -> Slot:
+def _maxima_slot(x: PlaneSums, word: int) -> Slot:
     """Return the slot of the largest numbers of blocks."""
     return Slot(word, x.planes.source.base, x.planes.source.offset)
 
@@ -192,6 +192,6 @@ def _sum_launch(x: PlaneSums) -> Launch:
     slots = [Slot(words * i, a.base, a.offset) for i, a in enumerate(op.arrays)]
     slots += [Slot(after, planes.base, planes.offset), Slot(after + 1, planes.base, planes.exponents)]
     grid = planes.lines, -(-planes.pitch // (SUM_THREADS * x.kernel.vector_width)), 1
-    kernel = Kernel(plane_sum_source, (x.kernel, x.lines, x.separate), ENTRY_NAME, SUM_THREADS)
+    kernel = Kernel(plane_sum_kernel_source, (x.kernel, x.lines, x.separate), ENTRY_NAME, SUM_THREADS)
     label = f"f16_sums, {op.label}: {planes.count} sums of {len(x.kernel.reads)} blocks as two float16 numbers each"
     return Launch("sums", label, kernel, grid, parameters, tuple(slots))

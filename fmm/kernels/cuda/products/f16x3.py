@@ -25,11 +25,11 @@ from fmm.kernels.cuda.products.f16_planes import (
     operand_planes,
     plane_split_launch,
 )
-from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK, PLANES_PER_OPERAND, VENDOR_PIECE
-from fmm.kernels.cuda.products.tiling import TRIANGLE_LABELS, Along, TriangleTiles, along_cpp, triangle_tiles
+from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK, PLANES_PER_OPERAND, VENDOR_PIECE_LENGTH
+from fmm.kernels.cuda.products.tiling import TRIANGLE_LABELS, ContiguousAxis, TriangleTiles, along_cpp, triangle_tiles
 from fmm.kernels.cuda.products.wgmma_tiles import (
     BARRIER_BYTES,
-    LINE_BYTES,
+    TILE_LINE_BYTES,
     WgmmaSizes,
     best_wgmma_sizes,
     cluster_tiles,
@@ -48,7 +48,7 @@ class F16x3Kernel:
     """A compiled variant of the product of planes."""
 
     sizes: WgmmaSizes
-    along: tuple[Along, Along]  # the dimensions along which A and B are contiguous
+    along: tuple[ContiguousAxis, ContiguousAxis]  # the dimensions along which A and B are contiguous
     checked: bool = False  # True if the flag is raised where an entry may be inaccurate relative to its own size
     triangle: TriangleTiles | None = None
 
@@ -56,11 +56,11 @@ class F16x3Kernel:
     def shared(self) -> int:
         """Bytes of shared memory: tiles of hi and lo of A and B, barriers."""
         s = self.sizes
-        return s.stages * (PLANES_PER_OPERAND * (s.m_s + s.n_s) * LINE_BYTES + 2 * BARRIER_BYTES)
+        return s.stages * (PLANES_PER_OPERAND * (s.m_s + s.n_s) * TILE_LINE_BYTES + 2 * BARRIER_BYTES)
 
 
 @lru_cache(maxsize=64)
-def f16x3_source(kernel: F16x3Kernel) -> str:
+def f16x3_kernel_source(kernel: F16x3Kernel) -> str:
     """Return the whole CUDA source of a product, entry point `ENTRY_NAME`."""
     s = kernel.sizes
     left, right = along_cpp(kernel.along)
@@ -164,7 +164,7 @@ def f16x3_launch(op: F16x3Op, flagged: bool) -> Launch:
     addend = op.addend or op.dest
     slots += [Slot(after + 4, addend.base, addend.offset)] if op.keep else []
     s = op.kernel.sizes
-    kernel = Kernel(f16x3_source, (op.kernel,), ENTRY_NAME, s.threads, op.kernel.shared, architecture="sm_90a")
+    kernel = Kernel(f16x3_kernel_source, (op.kernel,), ENTRY_NAME, s.threads, op.kernel.shared, architecture="sm_90a")
     extra = f", a batch of {op.count}" if op.count > 1 else ""
     extra += f", {TRIANGLE_LABELS[op.kernel.triangle]}" if op.kernel.triangle else ""
     label = f"gemm_f16x3: three float16 products, tiles of {s.m_s} x {s.n_s}, clusters of {s.cluster}{extra}"
@@ -210,8 +210,8 @@ def _plane_products(k: int) -> list[PlaneProduct]:
     """Return both corrections over the whole inner dimension, then hi times hi piece by piece."""
     first = PlaneProduct(0, k, lo_of_b=True, factor=1 / LO_SCALE, keep=0.0)
     second = PlaneProduct(0, k, lo_of_a=True, factor=1 / LO_SCALE)
-    pieces = range(0, k, VENDOR_PIECE)
-    return [first, second, *(PlaneProduct(start, min(VENDOR_PIECE, k - start)) for start in pieces)]
+    pieces = range(0, k, VENDOR_PIECE_LENGTH)
+    return [first, second, *(PlaneProduct(start, min(VENDOR_PIECE_LENGTH, k - start)) for start in pieces)]
 
 
 def _vendor_call(op: GemmOp, a: OperandPlanes, b: OperandPlanes, x: PlaneProduct) -> VendorCall:
@@ -240,12 +240,12 @@ def _unscale_launch(op: GemmOp, a: OperandPlanes, b: OperandPlanes, multiprocess
     slots = [Slot(0, c.base, c.offset), Slot(1, c.base, c.offset)]
     slots += [Slot(2, a.base, a.exponents), Slot(3, b.base, b.exponents), *([Slot(4, FLAG)] if flagged else [])]
     grid = min(m * op.count, 8 * multiprocessors), 1, 1
-    kernel = Kernel(unscale_source, (), ENTRY_NAME, SPLIT_THREADS)
+    kernel = Kernel(unscale_kernel_source, (), ENTRY_NAME, SPLIT_THREADS)
     label = "f16_unscale: undoes the scaling of rows and columns"
     return Launch("product", label, kernel, grid, parameters, tuple(slots))
 
 
 @lru_cache(maxsize=1)
-def unscale_source() -> str:
+def unscale_kernel_source() -> str:
     """Return the whole CUDA source of the unscaling, entry point `ENTRY_NAME`."""
     return entry_source("fmm::planes::Unscaled", "fmm::planes::unscale(p);", "f16_unscale.cuh", (SPLIT_THREADS,))

@@ -13,17 +13,17 @@ from typing import NamedTuple
 from fmm.kernels.algorithms.additions import AdditionProgram, Matrix
 from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, View
 from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES, TileSizes, tma_strategy
-from fmm.kernels.cuda.products.simt_kernel import Epilogue, TileKernel, Update, adding_epilogue, as_adding_epilogue
+from fmm.kernels.cuda.products.simt_kernel import Epilogue, TileKernel, UpdateMode, adding_epilogue, to_adding_epilogue
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, leaf_paths, leaf_strategy
-from fmm.kernels.cuda.products.tiling import Along
+from fmm.kernels.cuda.products.tiling import ContiguousAxis
 from fmm.kernels.plans.fused_order import StreamTasks, launch_stages
 from fmm.kernels.plans.leaf import LeafUse
 from fmm.kernels.plans.level import FusedProducts
 
-Terms = Sequence[tuple[float, View]]  # a linear combination of blocks: coefficients and blocks
+BlockSum = Sequence[tuple[float, View]]  # a linear combination of blocks: coefficients and blocks
 
 
-class Blocks(NamedTuple):
+class ProductBlocks(NamedTuple):
     """The blocks of A, B and C, row by row."""
 
     a: Sequence[View]
@@ -35,7 +35,7 @@ class FusedLaunches:
     """The launches of a fused level; `written` has the numbers of the blocks of C that earlier launches write."""
 
     def __init__(
-        self, level: FusedProducts, strategy: TileSizes | None, dtype: str, blocks: Blocks, alpha: float, beta: float
+        self, level: FusedProducts, strategy: TileSizes | None, dtype: str, blocks: ProductBlocks, alpha: float, beta: float
     ) -> None:
         # Without a strategy, or with one of the copy engine's kernel, one launch does all products if the device can.
         self.one_launch = strategy is None or tma_strategy(strategy.name) is not None
@@ -51,7 +51,7 @@ class FusedLaunches:
     def stages(self) -> Iterator[list[list[TileOp | TileGroup]]]:
         """Yield the launches of one stage after the other, as a list of launches for each stream."""
         if self.one_launch and not self.tasks:
-            products = [op for p in range(self.scheme.rank) if (op := self._product(p)) is not None]
+            products = [op for p in range(self.scheme.rank) if (op := self._product_op(p)) is not None]
             group = TileGroup(tuple(replace(op, may_overlap=i > 0) for i, op in enumerate(products)), "turns")
             yield [[group]] if products else []
             return
@@ -64,13 +64,13 @@ class FusedLaunches:
         for task in stream:
             ops: list[TileOp] = []
             for product in task:
-                if (op := self._product(product)) is not None:
+                if (op := self._product_op(product)) is not None:
                     ops.append(replace(op, may_overlap=may_overlap))
                     may_overlap = True
             if ops:
                 yield ops[0] if len(ops) == 1 else TileGroup(tuple(ops), "atomic" if self.atomic else "free")
 
-    def _product(self, product: int) -> TileOp | None:
+    def _product_op(self, product: int) -> TileOp | None:
         """Return one product of the scheme; None if it has no factor or no destination."""
         left = _block_terms(self.scheme.u, product, self.blocks.a)
         right = _block_terms(self.scheme.v, product, self.blocks.b)
@@ -78,7 +78,7 @@ class FusedLaunches:
         if not (left and right and dest):
             return None
         into = [(self.alpha * c, x) for _, c, x in dest]
-        update: Update = "atomic" if self.atomic else "keep"
+        update: UpdateMode = "atomic" if self.atomic else "keep"
         op = tile_op_with_sums(self.strategy, self.dtype, [t[1:] for t in left], [t[1:] for t in right], into, update)
         keeps = [1.0 if i in self.written else self.beta for i, *_ in dest]
         self.written.update(i for i, *_ in dest)
@@ -92,7 +92,7 @@ def _block_terms(matrix: Matrix, product: int, blocks: Sequence[View]) -> list[t
 
 
 def tile_op_with_sums(
-    s: TileSizes, dtype: str, left: Terms, right: Terms, dest: Terms, update: Update = "keep"
+    s: TileSizes, dtype: str, left: BlockSum, right: BlockSum, dest: BlockSum, update: UpdateMode = "keep"
 ) -> TileOp:
     """Return one product of sums, which is added to its destinations; if C is column-major, C^T is computed."""
     m, n = (max(getattr(x, side) for _, x in dest) for side in ("rows", "cols"))
@@ -100,7 +100,7 @@ def tile_op_with_sums(
     transposed = dest[0][1].right != 1
     if transposed:
         left, right, m, n = right, left, n, m
-    along: tuple[Along, Along] = _operand_along(left[0][1], 0, transposed), _operand_along(right[0][1], 1, transposed)
+    along: tuple[ContiguousAxis, ContiguousAxis] = _operand_along(left[0][1], 0, transposed), _operand_along(right[0][1], 1, transposed)
     # Sums are formed one tile ahead, so that more than two stages gain nothing.
     epilogue = adding_epilogue(len(dest), update)
     kernel = TileKernel(replace(s, stages=2), dtype, len(left), len(right), epilogue, along)
@@ -132,8 +132,8 @@ def tile_op_with_update(
         left, right, m, n = right, left, n, m
     blocks = list(dict.fromkeys((*writes, *reads)))
     read, written = (tuple(blocks.index(x) for x in side) for side in (reads, writes))
-    epilogue, coefficients = as_adding_epilogue(Epilogue(update, read, written))
-    along: tuple[Along, Along] = _operand_along(left, 0, transposed), _operand_along(right, 1, transposed)
+    epilogue, coefficients = to_adding_epilogue(Epilogue(update, read, written))
+    along: tuple[ContiguousAxis, ContiguousAxis] = _operand_along(left, 0, transposed), _operand_along(right, 1, transposed)
     kernel = TileKernel(s or FUSED_SIZES[dtype], dtype, epilogue=epilogue, along=along, paths=leaf_paths(leaf))
     a, b = (_row_major_piece(x, transposed, 1) for x in (left, right))
     dests = tuple(_row_major_piece(x, transposed, *pair) for x, pair in zip(blocks, coefficients, strict=True))
@@ -141,7 +141,7 @@ def tile_op_with_update(
     return TileOp(kernel, (a,), (b,), dests, lines, m, n, k, open_strategy=s is None)
 
 
-def _operand_along(x: View, inner: int, transposed: bool) -> Along:
+def _operand_along(x: View, inner: int, transposed: bool) -> ContiguousAxis:
     """Return the dimension along which an operand is contiguous; `inner` is 0 for the kernel's A and 1 for its B."""
     by_rows = (x.right == 1) != transposed
     return "inner" if by_rows == (inner == 0) else "outer"

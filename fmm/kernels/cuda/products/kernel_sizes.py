@@ -90,11 +90,11 @@ TMA_SIZES = tuple(
 # The paper reads 64 columns of A at a time. Here the kernel reads 32 columns of A at a time, because B also goes
 # through shared memory, and both must fit on every chip. Global memory traffic and the size of its accesses are as in
 # the paper.
-GPU8 = TileSizes("GPU8", m_s=16, n_s=128, k_s=32, m_r=16, n_r=1, warp_m=1, warp_n=32)
+GPU8_SIZES = TileSizes("GPU8", m_s=16, n_s=128, k_s=32, m_r=16, n_r=1, warp_m=1, warp_n=32)
 # For float64 on the tensor cores. The threads of a warp are arranged 8 x 4, so that a warp computes 64 x 32 or 48 x 32
 # numbers. Smaller tiles read more for each number of C, and all thread blocks together must not read more than the L2
 # cache delivers. `rate` is relative to Solo, derived from that traffic, and not measured yet.
-DOUBLE = tuple(
+FLOAT64_SIZES = tuple(
     replace(s, types=("float64",))
     for s in (
         TileSizes("Solo", m_s=128, n_s=128, k_s=16, m_r=8, n_r=8, warp_m=8, warp_n=4, stages=3, blocks=1),
@@ -104,15 +104,15 @@ DOUBLE = tuple(
         ),
     )
 )
-PRESETS = (*STRATEGIES, *H200_STRATEGIES, *TMA_SIZES, GPU8, *DOUBLE)
+ALL_STRATEGIES = (*STRATEGIES, *H200_STRATEGIES, *TMA_SIZES, GPU8_SIZES, *FLOAT64_SIZES)
 
 
 def named_strategy(name: str) -> TileSizes:
     """Return the preset with this name, in any case; a ValueError lists the presets."""
-    for preset in PRESETS:
+    for preset in ALL_STRATEGIES:
         if preset.name.casefold() == name.casefold():
             return preset
-    names = ", ".join(s.name for s in PRESETS)
+    names = ", ".join(s.name for s in ALL_STRATEGIES)
     raise ValueError(f"unknown strategy {name!r}; the strategies are {names}")
 
 
@@ -129,7 +129,7 @@ TMA_FUSED_SIZES = named_strategy("Long")
 # has a multiprocessor of an H200 to itself. With 512 rows some tiles share a multiprocessor: float64 takes 35 us,
 # cuBLAS's syrk 16 us.
 SMALL_TYPES = ("float16", "bfloat16", "float32", "float64")
-LARGEST_SMALL = 480
+MAX_SMALL_ROWS = 480
 
 
 # ---- float16 planes: a float32 number as two float16 numbers, hi and lo (f16_planes.cuh)
@@ -139,28 +139,28 @@ PLANES_PER_OPERAND = 2  # float16 planes of one float32 operand
 FLOAT32_BYTES = 4  # bytes of a float32 number, of its two planes together, and of an exponent
 # Length of the inner dimension that one of the vendor's products covers, where the vendor multiplies planes. Longer
 # pieces give uniform random data a larger error than SGEMM.
-VENDOR_PIECE = 256
-PLANE_ALIGN = 256  # bytes: alignment of planes and of exponents in the workspace
+VENDOR_PIECE_LENGTH = 256
+PLANE_ALIGN_BYTES = 256  # bytes: alignment of planes and of exponents in the workspace
 
 
 def plane_bytes(lines: int, length: int) -> int:
     """Return the bytes of both planes of an operand with this many lines."""
-    return round_up(FLOAT32_BYTES * lines * round_up(length, PLANE_CHUNK), PLANE_ALIGN)
+    return round_up(FLOAT32_BYTES * lines * round_up(length, PLANE_CHUNK), PLANE_ALIGN_BYTES)
 
 
 def exponent_bytes(count: int) -> int:
     """Return the bytes of an array of scaling exponents."""
-    return round_up(FLOAT32_BYTES * count, PLANE_ALIGN)
+    return round_up(FLOAT32_BYTES * count, PLANE_ALIGN_BYTES)
 
 
-def matrix_bytes(lines: int, length: int) -> int:
+def padded_matrix_bytes(lines: int, length: int) -> int:
     """Return the bytes of a contiguous matrix that is followed by its planes."""
-    return round_up(FLOAT32_BYTES * lines * length, PLANE_ALIGN)
+    return round_up(FLOAT32_BYTES * lines * length, PLANE_ALIGN_BYTES)
 
 
-def prepared_bytes(itemsize: int, lines: int, length: int) -> tuple[int, int]:
+def prepared_plane_bytes(itemsize: int, lines: int, length: int) -> tuple[int, int]:
     """Return the bytes of a matrix, and of its prepared planes behind it, for either side as the inner dimension."""
-    return matrix_bytes(lines, length), plane_bytes(lines, length) + exponent_bytes(max(lines, length))
+    return padded_matrix_bytes(lines, length), plane_bytes(lines, length) + exponent_bytes(max(lines, length))
 
 
 def f16x3_workspace(m: int, k: int, n: int, count: int) -> int:
@@ -170,4 +170,4 @@ def f16x3_workspace(m: int, k: int, n: int, count: int) -> int:
     """
     left = max(plane_bytes(count * m, k), plane_bytes(count * k, m)) + exponent_bytes(count * m)
     right = max(plane_bytes(count * k, n), plane_bytes(count * n, k)) + exponent_bytes(count * n)
-    return left + right + 2 * exponent_bytes(count * k) + PLANE_ALIGN
+    return left + right + 2 * exponent_bytes(count * k) + PLANE_ALIGN_BYTES

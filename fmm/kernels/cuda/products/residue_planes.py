@@ -19,13 +19,13 @@ from fmm.kernels.algorithms.residues import remainder_weights, symmetric_residue
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
 from fmm.kernels.cuda.launch_list import Kernel, Launch, Slot, TensorMap
 from fmm.kernels.cuda.ops import BlockTerm, GemmOperand
-from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, Along
-from fmm.kernels.cuda.products.wgmma_tiles import LINE_BYTES
+from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, ContiguousAxis
+from fmm.kernels.cuda.products.wgmma_tiles import TILE_LINE_BYTES
 from fmm.kernels.plans.levels.residue_planes import INNER_ALGORITHM, PlaneLayout
 from fmm.kernels.plans.memory_layout import round_up
 
 MAX_MODULI, MAX_PIECES = 20, 4  # largest numbers of moduli and of pieces of a weight, as in residue_join.cuh
-BYTE_SUMS = 2**18 + 2**9  # bound of sums of bytes in modulus.cuh
+BYTE_SUM_BOUND = 2**18 + 2**9  # bound of sums of bytes in modulus.cuh
 FLOAT_2_23_BITS = 0x4B000000  # the bits of 2^23 as a float32 number
 MAX_NORM = 2.0**60  # upper bound of scaled norms: sums of four of them have 62 bits
 RESIDUE_THREADS = 256  # threads of a thread block that measures, splits or joins
@@ -34,32 +34,32 @@ TRANSPOSED_POSITIONS = 64  # positions that a cluster transposes together
 SPLIT_MIN_BLOCKS = "4", "", "2"  # least number of thread blocks on a multiprocessor for the split, by levels
 WARP_THREADS, WARP_LINE_LENGTH = 32, 1024  # a warp measures a line of up to 1024 numbers, a thread block a longer one
 OPERAND_WORDS = 11  # 8-byte words of struct Operand
-NAMESPACE = "fmm::residues::"
-SIGNED_TYPES = {DTYPES[name].itemsize: DTYPES[name].cpp for name in ("int8", "int16", "int32", "int64")}
+RESIDUE_NAMESPACE = "fmm::residues::"
+SIGNED_CPP_TYPES = {DTYPES[name].itemsize: DTYPES[name].cpp for name in ("int8", "int16", "int32", "int64")}
 
 
 # ---- moduli
 
 
 @lru_cache(maxsize=64)
-def modulus_bytes(p: int) -> bytes:
+def pack_modulus(p: int) -> bytes:
     """Return struct Modulus of modulus.cuh."""
 
-    def packed(powers: range) -> int:
+    def pack_residues(powers: range) -> int:
         return int.from_bytes(bytes(symmetric_residue(256**i, p) % 256 for i in powers), "little", signed=True)
 
-    multiple = FLOAT_2_23_BITS + p * -(-(2**23 + BYTE_SUMS) // p) - 2**23
+    multiple = FLOAT_2_23_BITS + p * -(-(2**23 + BYTE_SUM_BOUND) // p) - 2**23
     begins = multiple - 2**31 % p, multiple - 2**63 % p
-    return struct.pack("<if6i", p, 1 / p, packed(range(4)), packed(range(4, 8)), *begins, 0, 0)
+    return struct.pack("<if6i", p, 1 / p, pack_residues(range(4)), pack_residues(range(4, 8)), *begins, 0, 0)
 
 
 def moduli_table(moduli: tuple[int, ...]) -> bytes:
     """Return an array of MAX_MODULI structs Modulus; the last ones are zero."""
-    table = b"".join(modulus_bytes(p) for p in moduli)
-    return table + bytes(MAX_MODULI * len(modulus_bytes(256)) - len(table))
+    table = b"".join(pack_modulus(p) for p in moduli)
+    return table + bytes(MAX_MODULI * len(pack_modulus(256)) - len(table))
 
 
-def max_norm(moduli: int, k: int) -> float:
+def max_scaled_norm(moduli: int, k: int) -> float:
     """Return the norm to which rows and columns may be scaled.
 
     Integer rows and columns of norms x and y have products of at most x y (Cauchy-Schwarz), which must be below half of
@@ -73,14 +73,14 @@ def max_norm(moduli: int, k: int) -> float:
 
 # Where bytes come from that are residues already: from the operand itself, or from a transposed copy, which takes the
 # place of a plane.
-BytesFrom = Literal["source", "planes"]
+ByteSource = Literal["source", "planes"]
 
 
 @dataclass(frozen=True)
 class MeasureKernel:
     """How one operand is measured: `group` threads for each line, or transposed while it is measured."""
 
-    along: Along
+    along: ContiguousAxis
     group: int
     wide: bool  # True if 16 bytes are read at a time
 
@@ -88,7 +88,7 @@ class MeasureKernel:
         """Return the call of a function of residue_planes.cuh."""
         wide = str(self.wide).lower()
         named = f"measure_lines<{self.group}, {wide}>" if self.along == "inner" else f"measure_and_transpose<{wide}>"
-        return f"{NAMESPACE}{named}({operand}, {block});"
+        return f"{RESIDUE_NAMESPACE}{named}({operand}, {block});"
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class ResidueOperand:
     """
 
     source: GemmOperand
-    along: Along  # the dimension along which the operand is contiguous
+    along: ContiguousAxis  # the dimension along which the operand is contiguous
     lines: int  # rows of A, or columns of B
     geometry: PlaneLayout
     block: tuple[int, int]  # number of lines of a plane, and their length
@@ -107,7 +107,7 @@ class ResidueOperand:
     planes: int  # offset in bytes
     transposed_copy: int  # offset of the transposed copy in the workspace
     # source of the bytes if the operand's numbers are residues themselves; None if they are split into residues
-    bytes_from: BytesFrom | None = None
+    bytes_from: ByteSource | None = None
     base: str = "W"  # base of exponents and planes
     is_prepared: bool = False  # True if the planes are prepared already
 
@@ -146,7 +146,7 @@ class ResidueOperand:
     def parameters(self, blocks: int) -> bytes:
         """Return struct Operand of residue_planes.cuh; addresses are zero."""
         x, g = self.source, self.geometry
-        top = max(max_norm(g.moduli, g.k), 0.0)
+        top = max(max_scaled_norm(g.moduli, g.k), 0.0)
         copy_pitch = self.block[1] if self.bytes_from else g.transposed_stride
         distances = x.leading, x.stride, copy_pitch
         return struct.pack("<4q3qd6i", 0, 0, 0, 0, *distances, top, self.lines, g.k, g.count, blocks, *self.block)
@@ -173,27 +173,27 @@ class ResidueOperand:
         # The workspace holds the planes of one group of moduli at a time.
         before = 0 if self.base == "W" else first * self.geometry.products * lines * length
         piece = BlockTerm(self.base, self.planes + before, lines, length)
-        return byte_map(piece, self.geometry.products * moduli, most, filled)
+        return byte_plane_map(piece, self.geometry.products * moduli, most, filled)
 
 
-def byte_map(piece: BlockTerm, layers: int, most: int, filled: int | None = None) -> TensorMap:
+def byte_plane_map(piece: BlockTerm, layers: int, most: int, filled: int | None = None) -> TensorMap:
     """Return the map of planes; numbers of a line from `filled` on read as zero."""
     lines, length = piece.rows, piece.cols
     read = length if filled is None else filled
-    return TensorMap(piece, BYTE.name, read, lines, layers, length, lines * length, (LINE_BYTES, most), LINE_BYTES)
+    return TensorMap(piece, BYTE.name, read, lines, layers, length, lines * length, (TILE_LINE_BYTES, most), TILE_LINE_BYTES)
 
 
 def source_byte_map(x: GemmOperand, lines: int, length: int, layers: int, most: int) -> TensorMap:
     """Return the map of an operand, or of C, that holds the bytes itself."""
     piece = BlockTerm(x.base, x.offset, lines, length)
-    return TensorMap(piece, BYTE.name, length, lines, layers, x.leading, x.stride, (LINE_BYTES, most), LINE_BYTES)
+    return TensorMap(piece, BYTE.name, length, lines, layers, x.leading, x.stride, (TILE_LINE_BYTES, most), TILE_LINE_BYTES)
 
 
 # ---- sources
 
 
 @lru_cache(maxsize=64)
-def measure_source(left: MeasureKernel | None, right: MeasureKernel | None, dtype: str) -> str:
+def measure_kernel_source(left: MeasureKernel | None, right: MeasureKernel | None, dtype: str) -> str:
     """Return the whole CUDA source that measures and transposes, entry point `ENTRY_NAME`; None skips an operand."""
     body = (
         "const int block = blockIdx.x;",
@@ -203,24 +203,24 @@ def measure_source(left: MeasureKernel | None, right: MeasureKernel | None, dtyp
         *([f"    {right.call('p.right', 'block - p.left.blocks')}"] if right else []),
         "}",
     )
-    parameters = f"{NAMESPACE}Operands<{read_type_cpp(dtype)}>"
+    parameters = f"{RESIDUE_NAMESPACE}Operands<{operand_type_cpp(dtype)}>"
     return entry_source(parameters, body, "residue_planes.cuh", (RESIDUE_THREADS,), clusters=RESIDUE_CLUSTER)
 
 
 @lru_cache(maxsize=64)
-def residue_split_source(levels: int, left_wide: bool, right_wide: bool, dtype: str) -> str:
+def residue_split_kernel_source(levels: int, left_wide: bool, right_wide: bool, dtype: str) -> str:
     """Return the whole CUDA source that splits both operands, entry point `ENTRY_NAME`."""
     wide = f"{str(left_wide).lower()}, {str(right_wide).lower()}"
     bounds = tuple(filter(None, (str(RESIDUE_THREADS), SPLIT_MIN_BLOCKS[levels])))
-    body = (f"{NAMESPACE}split_both<Sums, {levels}, {wide}>(p);",)
-    parameters = f"{NAMESPACE}Split<{read_type_cpp(dtype)}>"
+    body = (f"{RESIDUE_NAMESPACE}split_both<Sums, {levels}, {wide}>(p);",)
+    parameters = f"{RESIDUE_NAMESPACE}Split<{operand_type_cpp(dtype)}>"
     return entry_source(parameters, body, "residue_planes.cuh", bounds, before=[fast_sums_cpp()])
 
 
-def read_type_cpp(dtype: str) -> str:
+def operand_type_cpp(dtype: str) -> str:
     """Return the C++ type of an operand's numbers; unsigned integers are read as signed ones, equal modulo 2^bits."""
     found = DTYPES[dtype]
-    return SIGNED_TYPES[found.itemsize] if found.exact else found.cpp
+    return SIGNED_CPP_TYPES[found.itemsize] if found.exact else found.cpp
 
 
 @lru_cache(maxsize=1)
@@ -229,11 +229,11 @@ def fast_sums_cpp() -> str:
     found = scheme(INNER_ALGORITHM)
     code = {0: 0, 1: 1, -1: 2}
 
-    def packed(table: Matrix) -> int:
+    def pack_coefficients(table: Matrix) -> int:
         """Return the coefficients of the blocks in all products, 2 bits each and 8 bits for each product."""
         return sum(code[int(c)] << (8 * q + 2 * b) for b, row in enumerate(table) for q, c in enumerate(row))
 
-    tables = ", ".join(f"{packed(table):#x}ull" for table in (found.u, found.v, found.w))
+    tables = ", ".join(f"{pack_coefficients(table):#x}ull" for table in (found.u, found.v, found.w))
     return f"using Sums = fmm::FastSums<{found.rank}, {tables}>;"
 
 
@@ -251,7 +251,7 @@ def measure_launch(sides: ResidueOperandPair, dtype: str, aligned: tuple[bool, .
     kernels = [x.measure_kernel(wide, scaled) for x, wide in zip(sides, aligned, strict=True)]
     blocks = [x.measure_blocks(kernel) for x, kernel in zip(sides, kernels, strict=True)]
     parameters = b"".join(x.parameters(count) for x, count in zip(sides, blocks, strict=True))
-    kernel = Kernel(measure_source, (*kernels, dtype), ENTRY_NAME, RESIDUE_THREADS, architecture="sm_90a")
+    kernel = Kernel(measure_kernel_source, (*kernels, dtype), ENTRY_NAME, RESIDUE_THREADS, architecture="sm_90a")
     slots = (*sides[0].slots(0), *sides[1].slots(OPERAND_WORDS))
     does = "how large A's rows and B's columns are" if scaled else "transposes operands that are not K-major"
     return Launch("sums", f"residue_planes: {does}", kernel, (sum(blocks), 1, 1), parameters, slots)
@@ -265,7 +265,7 @@ def residue_split_launch(
     wide = tuple(x.splits_wide(each) for x, each in zip(sides, aligned, strict=True))
     parameters = b"".join(x.parameters(x.split_blocks) for x in sides) + moduli_table(moduli)
     parameters += struct.pack("<i", len(moduli))
-    kernel = Kernel(residue_split_source, (levels, *wide, dtype), ENTRY_NAME, RESIDUE_THREADS)
+    kernel = Kernel(residue_split_kernel_source, (levels, *wide, dtype), ENTRY_NAME, RESIDUE_THREADS)
     slots = (*sides[0].slots(0), *sides[1].slots(OPERAND_WORDS))
     sums = f", sums of {'two levels' if levels == 2 else 'a level'} of Strassen's algorithm" if levels else ""
     label = f"residue_planes: residues of A and B modulo {len(moduli)} numbers{sums}"

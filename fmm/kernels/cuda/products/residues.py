@@ -20,22 +20,22 @@ from fmm.kernels.cuda.ops import BlockTerm, GemmOp, GemmOperand, TriangleExtent
 from fmm.kernels.cuda.products.residue_planes import (
     MAX_MODULI,
     MAX_PIECES,
-    NAMESPACE,
+    RESIDUE_NAMESPACE,
     RESIDUE_THREADS,
     WARP_THREADS,
-    BytesFrom,
+    ByteSource,
     ResidueOperand,
-    byte_map,
+    byte_plane_map,
     fast_sums_cpp,
     measure_launch,
     moduli_table,
     residue_split_launch,
     source_byte_map,
 )
-from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, Along, row_major_operands
+from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, ContiguousAxis, row_major_operands
 from fmm.kernels.cuda.products.wgmma_tiles import (
     BARRIER_BYTES,
-    LINE_BYTES,
+    TILE_LINE_BYTES,
     WgmmaOp,
     WgmmaSizes,
     cluster_tiles,
@@ -47,8 +47,8 @@ from fmm.kernels.plans.memory_layout import round_up
 
 RESIDUE_SIZES = (WgmmaSizes(128, 256, stages=4), WgmmaSizes(128, 128, stages=5))
 TILE_OVERHEAD_COLUMNS = 24  # the start and end of a tile take the time of computing this number of columns
-REDUCED_STEPS = 512  # sums are reduced after that many steps of 128 numbers, as in gemm_residues.cuh
-EXACT_BITS = 52  # bits of integers that float64 holds exactly
+MAX_UNREDUCED_STEPS = 512  # sums are reduced after that many steps of 128 numbers, as in gemm_residues.cuh
+FLOAT64_EXACT_BITS = 52  # bits of integers that float64 holds exactly
 NO_ALIGNMENT: Mapping[str, int] = MappingProxyType({})  # alignments by base, if no base is known to be aligned
 
 
@@ -92,12 +92,12 @@ class ResidueOp:
         if self.writes_c:
             dest, columns = source_byte_map(self.dest, g.m, g.n, g.count, 64), g.n
         else:
-            dest = byte_map(BlockTerm("W", self.planes + first * g.planes[2], rows, columns), layers, 64)
+            dest = byte_plane_map(BlockTerm("W", self.planes + first * g.planes[2], rows, columns), layers, 64)
         left, right = self.left.tensor_map(first, count, s.m_s), self.right.tensor_map(first, count, s.n_s // s.cluster)
         clusters = max(self.multiprocessors // s.cluster, 1)
         tiles = cluster_tiles(rows, columns, s)
-        steps, sides = -(-inner // LINE_BYTES), (rows, columns)
-        kernel = ResidueKernel(s, "lower" if self.lower_only else None, steps >= REDUCED_STEPS)
+        steps, sides = -(-inner // TILE_LINE_BYTES), (rows, columns)
+        kernel = ResidueKernel(s, "lower" if self.lower_only else None, steps >= MAX_UNREDUCED_STEPS)
         return WgmmaOp(kernel, (left, right, dest), steps, tiles, layers, False, 0.0, 0.0, sides, clusters)
 
 
@@ -118,20 +118,20 @@ def residue_op(
     left_exponents, right_exponents, a, b, c, copies, _ = (op.scratch + x for x in g.offsets)
     are_residues = dtype in RING_TYPES and g.item == 1 and moduli == 1
     first, second = (
-        _bytes_from(source, dimension, alignment) if are_residues else None
+        _byte_source(source, dimension, alignment) if are_residues else None
         for source, dimension in zip((left, right), along, strict=True)
     )
     x = ResidueOperand(left, along[0], m, g, (rows, inner), left_exponents, a, copies, first)
     y = ResidueOperand(right, along[1], n, g, (columns, inner), right_exponents, b, copies + g.transposed[0], second)
-    x, y = _prepared_or_new(op, x, "A"), _prepared_or_new(op, y, "B")
+    x, y = _reuse_prepared_planes(op, x, "A"), _reuse_prepared_planes(op, y, "B")
     # The copy engine writes 16 bytes at a time, so zeros would follow a row that ends within 16 bytes.
-    writes_c = are_residues and (alpha, beta) == (1, 0) and n % VECTOR_BYTES == 0 and _is_aligned(op.dest, alignment)
+    writes_c = are_residues and (alpha, beta) == (1, 0) and n % VECTOR_BYTES == 0 and _is_tma_aligned(op.dest, alignment)
     # The products of a fast scheme's blocks are not their own adjoints.
     lower_only = op.triangle is not None and not levels and not DTYPES[dtype].exact
     return ResidueOp(dtype, g, x, y, op.dest, c, multiprocessors, alpha.real, beta.real, writes_c, lower_only)
 
 
-def _prepared_or_new(op: GemmOp, side: ResidueOperand, base: str) -> ResidueOperand:
+def _reuse_prepared_planes(op: GemmOp, side: ResidueOperand, base: str) -> ResidueOperand:
     """Return the operand, with the prepared exponents and planes behind it if there are any."""
     if op.use.leaf.prepared_layout is None or not op.prepared.prepared_matrix == base == side.source.base:
         return side
@@ -140,14 +140,14 @@ def _prepared_or_new(op: GemmOp, side: ResidueOperand, base: str) -> ResidueOper
     return replace(side, base=base, is_prepared=True, exponents=exponents, planes=planes, transposed_copy=op.scratch)
 
 
-def _bytes_from(x: GemmOperand, along: Along, alignment: Mapping[str, int]) -> BytesFrom | None:
+def _byte_source(x: GemmOperand, along: ContiguousAxis, alignment: Mapping[str, int]) -> ByteSource | None:
     """Return the source of an operand's bytes that are residues themselves; None if they must be copied first."""
     if along == "outer":
         return "planes"
-    return "source" if _is_aligned(x, alignment) else None
+    return "source" if _is_tma_aligned(x, alignment) else None
 
 
-def _is_aligned(x: GemmOperand, alignment: Mapping[str, int]) -> bool:
+def _is_tma_aligned(x: GemmOperand, alignment: Mapping[str, int]) -> bool:
     """Return True if the copy engine can read the lines of an operand of bytes."""
     return all(place % VECTOR_BYTES == 0 for place in (x.leading, x.stride, x.offset, alignment.get(x.base, 1)))
 
@@ -156,11 +156,11 @@ def _is_aligned(x: GemmOperand, alignment: Mapping[str, int]) -> bool:
 def best_residue_sizes(m: int, n: int, count: int, multiprocessors: int, triangle: bool = False) -> WgmmaSizes:
     """Return the tile sizes with the least time until the last cluster ends."""
 
-    def end(s: WgmmaSizes) -> int:
+    def last_cluster_end(s: WgmmaSizes) -> int:
         units = count_cluster_tiles(cluster_tiles(m, n, s), s, triangle) * count
         return -(-units // max(multiprocessors // s.cluster, 1)) * (s.n_s + TILE_OVERHEAD_COLUMNS)
 
-    return min(RESIDUE_SIZES, key=end)
+    return min(RESIDUE_SIZES, key=last_cluster_end)
 
 
 # ---- the launches
@@ -172,7 +172,7 @@ def residue_launches(op: ResidueOp, alignment: Mapping[str, int], flagged: bool)
     `alignment` maps a base to the largest power of two that divides its address. If `flagged`, the join raises the flag
     for an inf or NaN in C.
     """
-    aligned, exact = _aligned_sides(op, alignment), DTYPES[op.dtype].exact
+    aligned, exact = _operand_alignments(op, alignment), DTYPES[op.dtype].exact
     measures = any(x.measure_kernel(False, not exact) is not None for x in op.sides)
     launches = [measure_launch(op.sides, op.dtype, aligned)] if measures else []
     first = 0
@@ -182,7 +182,7 @@ def residue_launches(op: ResidueOp, alignment: Mapping[str, int], flagged: bool)
         launches.append(residue_product_launch(op, first, moduli))
         first += len(moduli)
     if not op.writes_c:
-        launches.append(join_integer_launch(op) if exact else join_launch(op, flagged))
+        launches.append(integer_join_launch(op) if exact else join_launch(op, flagged))
     return tuple(launches)
 
 
@@ -192,7 +192,7 @@ def residue_preparation_launches(op: ResidueOp, alignment: Mapping[str, int]) ->
         return (), 0
     # The operand to prepare is the one that residue_op describes as ready.
     left, right = (replace(x, is_prepared=not x.is_prepared) for x in op.sides)
-    aligned, moduli = _aligned_sides(op, alignment), remainder_weights(op.geometry.moduli).moduli
+    aligned, moduli = _operand_alignments(op, alignment), remainder_weights(op.geometry.moduli).moduli
     workspace = max(size for x, size in zip(op.sides, op.geometry.transposed, strict=True) if x.is_prepared)
     launches = (
         measure_launch((left, right), op.dtype, aligned),
@@ -201,7 +201,7 @@ def residue_preparation_launches(op: ResidueOp, alignment: Mapping[str, int]) ->
     return launches, workspace
 
 
-def _aligned_sides(op: ResidueOp, alignment: Mapping[str, int]) -> tuple[bool, ...]:
+def _operand_alignments(op: ResidueOp, alignment: Mapping[str, int]) -> tuple[bool, ...]:
     """Return True for each of A and B that begins at a multiple of 16 bytes."""
     return tuple(alignment[x.source.base] % VECTOR_BYTES == 0 for x in op.sides)
 
@@ -221,11 +221,11 @@ class ResidueKernel:
     def shared(self) -> int:
         """Bytes of shared memory: tiles of A and B, a tile of bytes of C, barriers."""
         s = self.sizes
-        return s.stages * (s.m_s + s.n_s) * LINE_BYTES + s.m_s * s.n_s + 2 * BARRIER_BYTES * (s.stages + s.groups)
+        return s.stages * (s.m_s + s.n_s) * TILE_LINE_BYTES + s.m_s * s.n_s + 2 * BARRIER_BYTES * (s.stages + s.groups)
 
 
 @lru_cache(maxsize=64)
-def residue_product_source(kernel: ResidueKernel) -> str:
+def residue_product_kernel_source(kernel: ResidueKernel) -> str:
     """Return the whole CUDA source of the products of planes, entry point `ENTRY_NAME`."""
     s, sizes = kernel.sizes, "LowerSizes" if kernel.triangle else "Sizes"
     body = (
@@ -248,7 +248,7 @@ def residue_product_launch(op: ResidueOp, first: int, moduli: tuple[int, ...]) -
     parameters += bytes(-len(parameters) % 64)
     s, spec = product.kernel.sizes, product.kernel
     does: StepKind = "product" if op.writes_c else "sums"
-    kernel = Kernel(residue_product_source, (spec,), ENTRY_NAME, s.threads, spec.shared, architecture="sm_90a")
+    kernel = Kernel(residue_product_kernel_source, (spec,), ENTRY_NAME, s.threads, spec.shared, architecture="sm_90a")
     count = f"{product.count} product{'s' * (product.count > 1)}"
     products = f"{op.dtype} by {count}" if op.writes_c else f"{product.count} products"
     products += ", the lower triangle" if op.lower_only else ""
@@ -274,7 +274,7 @@ class WeightPieces:
         A piece is multiplied by a residue of 7 bits, to which each level adds 2 bits, as it sums four residues. The
         products of all moduli are then added up.
         """
-        return EXACT_BITS - 7 - 2 * self.levels - (self.moduli - 1).bit_length()
+        return FLOAT64_EXACT_BITS - 7 - 2 * self.levels - (self.moduli - 1).bit_length()
 
     @property
     def count(self) -> int:
@@ -304,12 +304,12 @@ def join_launch(op: ResidueOp, flagged: bool) -> Launch:
     parameters = _result_bytes(op) + struct.pack("<3q2d", 0, 0, 0, op.factor, op.keep) + pieces.packed
     slots = [*_result_slots(op), *(Slot(7 + i, x.base, x.exponents) for i, x in enumerate(op.sides))]
     slots += [Slot(9, FLAG)] if flagged else []
-    kernel = Kernel(join_source, (g.levels, g.moduli, pieces.count, op.dtype), ENTRY_NAME, RESIDUE_THREADS)
+    kernel = Kernel(join_kernel_source, (g.levels, g.moduli, pieces.count, op.dtype), ENTRY_NAME, RESIDUE_THREADS)
     label = f"residue_join: {op.dtype} by {g.moduli} products of 8-bit integers"
     return Launch("product", label, kernel, _join_grid(op), parameters, tuple(slots))
 
 
-def join_integer_launch(op: ResidueOp) -> Launch:
+def integer_join_launch(op: ResidueOp) -> Launch:
     """Return the launch that reconstructs an integer C from the planes of the product."""
     g, numbers = op.geometry, remainder_weights(op.geometry.moduli)
     padding = [0] * (MAX_MODULI - g.moduli)
@@ -317,28 +317,28 @@ def join_integer_launch(op: ResidueOp) -> Launch:
     shares = [w / numbers.product for w in numbers.weights] + padding
     scalars = struct.pack("<2q", int(op.factor), int(op.keep))
     parameters = _result_bytes(op) + scalars + struct.pack("<21Q20d", numbers.product % 2**64, *weights, *shares)
-    kernel = Kernel(join_integer_source, (g.levels, g.moduli, op.dtype), ENTRY_NAME, RESIDUE_THREADS)
+    kernel = Kernel(integer_join_kernel_source, (g.levels, g.moduli, op.dtype), ENTRY_NAME, RESIDUE_THREADS)
     label = f"residue_join: {op.dtype} by {g.moduli} products of 8-bit integers"
     return Launch("product", label, kernel, _join_grid(op), parameters, _result_slots(op))
 
 
 @lru_cache(maxsize=64)
-def join_source(levels: int, moduli: int, pieces: int, dtype: str) -> str:
+def join_kernel_source(levels: int, moduli: int, pieces: int, dtype: str) -> str:
     """Return the whole CUDA source of the join to float64 or float32, entry point `ENTRY_NAME`."""
-    body = (f"{NAMESPACE}join<Sums, {levels}, {adjacent_columns(dtype)}, {moduli}, {pieces}>(p);",)
-    return _join_entry(f"Join<{DTYPES[dtype].cpp}>", body)
+    body = (f"{RESIDUE_NAMESPACE}join<Sums, {levels}, {adjacent_columns(dtype)}, {moduli}, {pieces}>(p);",)
+    return _join_source_text(f"Join<{DTYPES[dtype].cpp}>", body)
 
 
 @lru_cache(maxsize=64)
-def join_integer_source(levels: int, moduli: int, dtype: str) -> str:
+def integer_join_kernel_source(levels: int, moduli: int, dtype: str) -> str:
     """Return the whole CUDA source of the join to integers, entry point `ENTRY_NAME`."""
-    body = (f"{NAMESPACE}join_integers<Sums, {levels}, {adjacent_columns(dtype)}, {moduli}>(p);",)
-    return _join_entry(f"JoinIntegers<{DTYPES[dtype].cpp}>", body)
+    body = (f"{RESIDUE_NAMESPACE}join_integers<Sums, {levels}, {adjacent_columns(dtype)}, {moduli}>(p);",)
+    return _join_source_text(f"JoinIntegers<{DTYPES[dtype].cpp}>", body)
 
 
-def _join_entry(parameters: str, body: tuple[str, ...]) -> str:
+def _join_source_text(parameters: str, body: tuple[str, ...]) -> str:
     return entry_source(
-        f"{NAMESPACE}{parameters}", body, "residue_join.cuh", (RESIDUE_THREADS,), before=[fast_sums_cpp()]
+        f"{RESIDUE_NAMESPACE}{parameters}", body, "residue_join.cuh", (RESIDUE_THREADS,), before=[fast_sums_cpp()]
     )
 
 

@@ -18,7 +18,7 @@ from fmm.kernels.cuda.device_code.entry_source import entry_source
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes
 from fmm.kernels.cuda.products.tiling import (
     VECTOR_BYTES,
-    Along,
+    ContiguousAxis,
     TriangleTiles,
     along_cpp,
     comma_list,
@@ -26,11 +26,11 @@ from fmm.kernels.cuda.products.tiling import (
     triangle_cpp,
 )
 
-Access = Literal["vector", "scalar"]  # 16 bytes at a time, or one number at a time
+MemoryAccess = Literal["vector", "scalar"]  # 16 bytes at a time, or one number at a time
 CopyPath = Literal["async", "plain", "texture"]  # how a tile gets to shared memory: enum Path of gemm_simt.cuh
 # How a product is added to a destination. "keep": read, scaled by `keep`, and written, by the only kernel that writes
 # the block. "atomic": by atomic additions, while other thread blocks may add to the same block.
-Update = Literal["keep", "atomic"]
+UpdateMode = Literal["keep", "atomic"]
 # How a kernel uses the device's flag for inf and NaN. "raises": the flag is raised where an inf or NaN is stored.
 # "obeys": the kernel does nothing unless the flag is up.
 FlagUse = Literal["raises", "obeys"]
@@ -76,7 +76,7 @@ class Epilogue:
 
 
 @lru_cache(maxsize=256)
-def adding_epilogue(destinations: int, update: Update = "keep") -> Epilogue:
+def adding_epilogue(destinations: int, update: UpdateMode = "keep") -> Epilogue:
     """Return the epilogue C_d = keep_d C_d + factor_d product, with coefficients that come with the launch.
 
     A destination with keep = 0 is not read.
@@ -95,7 +95,7 @@ DEFAULT_EPILOGUE = adding_epilogue(1)
 
 
 @lru_cache(maxsize=256)
-def as_adding_epilogue(e: Epilogue) -> tuple[Epilogue, tuple[tuple[float, float], ...]]:
+def to_adding_epilogue(e: Epilogue) -> tuple[Epilogue, tuple[tuple[float, float], ...]]:
     """Return an equivalent `adding_epilogue` and its pairs (factor, keep), or `e` itself if there is no equivalent.
 
     An equivalent exists if no destination's new value depends on the old value of another. Most kernels of the step
@@ -127,7 +127,7 @@ class TileKernel:
     right: int = 1
     epilogue: Epilogue = DEFAULT_EPILOGUE
     # dimensions along which A and B are contiguous; default: both row-major
-    along: tuple[Along, Along] = ("inner", "outer")
+    along: tuple[ContiguousAxis, ContiguousAxis] = ("inner", "outer")
     products: int = 1
     flag: FlagUse | None = None
     paths: tuple[CopyPath, CopyPath] = ASYNC_PATHS  # how A's tiles and B's tiles get to shared memory
@@ -175,7 +175,7 @@ class TileKernel:
 
 
 @lru_cache(maxsize=512)
-def simt_source(kernel: TileKernel, access: Access) -> str:
+def simt_kernel_source(kernel: TileKernel, access: MemoryAccess) -> str:
     """Return the whole CUDA source of a kernel, entry point `ENTRY_NAME`."""
     s, element = kernel.strategy, DTYPES[kernel.element].cpp
     counts = *kernel.operands, kernel.products
@@ -232,10 +232,10 @@ def _epilogue_struct(e: Epilogue) -> Iterator[str]:
     yield f"    static constexpr bool ATOMIC = {str(e.atomic).lower()};"
     yield "    template <class Element>"
     yield f"    __device__ static __forceinline__ bool reads(int d, {dests}) {{"
-    yield f"        return {_select_text('d', [_read_condition(e, d) for d in range(e.destinations)])};"
+    yield f"        return {_select_expression('d', [_read_condition(e, d) for d in range(e.destinations)])};"
     yield "    }"
     yield "    __device__ static constexpr bool writes([[maybe_unused]] int d) {"
-    yield f"        return {_select_text('d', [str(d in e.writes).lower() for d in range(e.destinations)])};"
+    yield f"        return {_select_expression('d', [str(d in e.writes).lower() for d in range(e.destinations)])};"
     yield "    }"
     yield "    template <class Element>"
     yield f"    __device__ static __forceinline__ void update(Element product, {dests},"
@@ -243,7 +243,7 @@ def _epilogue_struct(e: Epilogue) -> Iterator[str]:
     yield from (f"        const Element old{i} = value[{d}];" for i, d in enumerate(e.reads))
     names = ["product", *(f"old{i}" for i, _ in enumerate(e.reads))]
     for number, terms in enumerate(e.program.lines):
-        yield f"        const Element sum{number} = {_sum_text(terms, names)};"
+        yield f"        const Element sum{number} = {_sum_expression(terms, names)};"
         names.append(f"sum{number}")
     yield from (f"        value[{d}] = {names[v]};" for d, v in zip(e.writes, e.program.outputs, strict=True))
     yield "    }"
@@ -258,7 +258,7 @@ def _read_condition(e: Epilogue, dest: int) -> str:
     return "true" if is_output or len(conditions) < len(factors) else " || ".join(conditions) or "false"
 
 
-def _sum_text(terms: Terms, names: Sequence[str]) -> str:
+def _sum_expression(terms: Terms, names: Sequence[str]) -> str:
     """Return the C++ expression of a sum, for example `old0 - product`; zero for an empty sum."""
     words = []
     for c, v in terms:
@@ -268,7 +268,7 @@ def _sum_text(terms: Terms, names: Sequence[str]) -> str:
     return " ".join(words).removeprefix("+ ") or "Element(0)"
 
 
-def _select_text(name: str, values: Sequence[str]) -> str:
+def _select_expression(name: str, values: Sequence[str]) -> str:
     """Return the C++ expression that selects one of these values by the number in the variable `name`."""
     *first, last = values
     return "".join(f"{name} == {i} ? {v} : " for i, v in enumerate(first)) + last

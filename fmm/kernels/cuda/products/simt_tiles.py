@@ -22,12 +22,12 @@ from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, View
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes, named_strategy
 from fmm.kernels.cuda.products.simt_kernel import (
     COMPILER_OPTIONS,
-    Access,
+    MemoryAccess,
     CopyPath,
     Epilogue,
     LaunchScalar,
     TileKernel,
-    simt_source,
+    simt_kernel_source,
 )
 from fmm.kernels.cuda.products.tiling import (
     RASTER_ROWS,
@@ -39,7 +39,7 @@ from fmm.kernels.cuda.products.tiling import (
 )
 from fmm.kernels.plans.leaf import LeafUse
 
-BLOCK_FORMATS = {4: "<q2i2f", 8: "<q2i2d"}  # format of struct Block of gemm_common.cuh, by the bytes of a number
+BLOCK_STRUCT_FORMATS = {4: "<q2i2f", 8: "<q2i2d"}  # format of struct Block of gemm_common.cuh, by the bytes of a number
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class TileOp:
     @property
     def sums(self) -> bytes:
         """struct Sums: the blocks and coefficients of A, B and C."""
-        return b"".join(struct.pack(BLOCK_FORMATS[self.itemsize], 0, *x[2:]) for x in self.pieces)
+        return b"".join(struct.pack(BLOCK_STRUCT_FORMATS[self.itemsize], 0, *x[2:]) for x in self.pieces)
 
     @property
     def sizes(self) -> bytes:
@@ -121,7 +121,7 @@ class TileOp:
         return struct.pack(f"<{len(steps)}q6iq", *steps, self.m, self.n, self.k, *self.tiles, RASTER_ROWS, 0)
 
     @cached_property
-    def access(self) -> Access:
+    def access(self) -> MemoryAccess:
         """ "vector" if all lines of all blocks are aligned whenever the bases are."""
         fits = all(x * self.itemsize % VECTOR_BYTES == 0 for lines in self.lines for x in lines)
         return "vector" if fits and all(p.offset % VECTOR_BYTES == 0 for p in self.pieces) else "scalar"
@@ -182,13 +182,13 @@ class TileGroup:
         return b"".join(op.sums for op in self.ops) + self.largest.sizes
 
     @cached_property
-    def access(self) -> Access:
+    def access(self) -> MemoryAccess:
         return "vector" if all(op.access == "vector" for op in self.ops) else "scalar"
 
 
 def pointer_words(op: TileOp | TileGroup) -> range:
     """Return the 8-byte words of the parameters that hold the pointers of the pieces."""
-    words = struct.calcsize(BLOCK_FORMATS[DTYPES[op.kernel.element].itemsize]) // 8
+    words = struct.calcsize(BLOCK_STRUCT_FORMATS[DTYPES[op.kernel.element].itemsize]) // 8
     return range(0, words * len(op.pieces), words)
 
 
@@ -275,14 +275,14 @@ def fit_to_chip(op: TileOp | TileGroup, chip: Chip) -> TileOp | TileGroup:
 def _tile_launch(op: TileOp | TileGroup, chip: Chip, alignment: Mapping[str, int], flagged: bool) -> Launch:
     """Return the one launch of a product, or of a group that one kernel can do."""
     aligned = all(alignment[piece.base] % VECTOR_BYTES == 0 for piece in op.pieces)
-    access: Access = op.access if aligned else "scalar"
+    access: MemoryAccess = op.access if aligned else "scalar"
     raises = flagged and op.writes_result
     spec = replace(op.kernel, flag="raises") if raises else op.kernel
     slots = [Slot(word, x.base, x.offset) for word, x in zip(pointer_words(op), op.pieces, strict=True)]
     if raises:
         slots.append(Slot(len(op.parameters) // 8 - 1, FLAG))
     fills_chip = prod(op.grid) >= OVERLAP_MIN_WAVES * chip.multiprocessors
-    kernel = Kernel(simt_source, (spec, access), ENTRY_NAME, spec.strategy.threads, spec.shared, COMPILER_OPTIONS)
+    kernel = Kernel(simt_kernel_source, (spec, access), ENTRY_NAME, spec.strategy.threads, spec.shared, COMPILER_OPTIONS)
     return Launch(
         "product",
         tile_label(spec, access, op.largest.count, by_warps=spec.mma_depth > 0 and chip.has_warp_float64),
@@ -295,7 +295,7 @@ def _tile_launch(op: TileOp | TileGroup, chip: Chip, alignment: Mapping[str, int
     )
 
 
-def tile_label(kernel: TileKernel, access: Access, count: int, by_warps: bool) -> str:
+def tile_label(kernel: TileKernel, access: MemoryAccess, count: int, by_warps: bool) -> str:
     """Return the label of a launch: the kernel, its tile sizes, and what it does beyond a plain product.
 
     `by_warps` is True if mma instructions multiply. On a chip without float64 mma, gemm_mma_f64.cuh compiles to the

@@ -30,24 +30,24 @@ def small_launch(op: GemmOp, dtype: str) -> Launch:
     left, right, along = row_major_operands(op)
     part, (m, n) = TRIANGLE_PARTS[op.extent], (op.n, op.m)
     alpha, beta = complex(op.alpha).real, complex(op.beta).real
-    steps = *_steps(left, along[0] == "inner"), *_steps(right, along[1] == "inner")
+    steps = *_operand_strides(left, along[0] == "inner"), *_operand_strides(right, along[1] == "inner")
     numbers = 0, *steps[:3], 0, *steps[3:], 0, op.dest.leading, 1, op.dest.stride, m, n, op.k
     parameters = struct.pack("<15q2d", *numbers, alpha, beta)  # struct SmallProduct of gemm_small.cuh
     slots = tuple(Slot(4 * i, x.base, x.offset) for i, x in enumerate((left, right, op.dest)))
-    kernel = Kernel(small_source, (dtype, part), SMALL_ENTRY, SMALL_THREADS)
+    kernel = Kernel(small_kernel_source, (dtype, part), SMALL_ENTRY, SMALL_THREADS)
     rows, columns = -(-m // SMALL_TILE), -(-n // SMALL_TILE)
     tiles = rows * columns if part == "ALL" else rows * (rows + 1) // 2
     label = f"gemm_small, tiles of {SMALL_TILE} x {SMALL_TILE}{PART_LABELS[part]}"
     return Launch("product", label, kernel, (tiles, 1, op.count), parameters, slots)
 
 
-def _steps(x: GemmOperand, inner: bool) -> tuple[int, int, int]:
+def _operand_strides(x: GemmOperand, inner: bool) -> tuple[int, int, int]:
     """Return the strides of an operand: between lines, along the inner dimension, and between matrices of a batch."""
     return (x.leading, 1, x.stride) if inner else (1, x.leading, x.stride)
 
 
 @lru_cache(maxsize=32)
-def small_source(dtype: str, part: str) -> str:
+def small_kernel_source(dtype: str, part: str) -> str:
     """Return the whole CUDA source, entry point `SMALL_ENTRY`."""
     body = (f"fmm::small_product<{DTYPES[dtype].cpp}, fmm::Part::{part}>(p);",)
     bounds = SMALL_THREADS, SMALL_BLOCKS_PER_SM

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 MIN_PART_STEPS = 16  # least number of steps of a part: a shorter part costs more than the idle time that it fills
 TASK_COUNTS = (1, 8, 24)  # task counts that kernels are compiled for; a launch takes the smallest sufficient one
-MAX_PARTS = 16  # largest number of parts of one tile
+MAX_TILE_PARTS = 16  # largest number of parts of one tile
 # Times of a thread block in units of one step of the inner dimension: to start, to store a tile of C, and to store a
 # tile in order with other thread blocks. On an H200 an ordered store took 45 where all thread blocks store at about the
 # same time. With 30 the model finds the best of the cuts that were measured, because parts store at other times than
@@ -44,16 +44,16 @@ def split_tail(
     over = products * tiles % multiprocessors
     last_rounds = {over, over + multiprocessors} - {0} if layers == 1 else set()
     cuts = sorted({n for n in last_rounds if n < products * tiles} | {tiles * n for n in range(1, products + 1)})
-    most = min(steps // MIN_PART_STEPS, MAX_PARTS)
+    most = min(steps // MIN_PART_STEPS, MAX_TILE_PARTS)
     candidates = [_cut_tail(products, tiles, steps, k_s, cut, each) for cut in cuts for each in range(2, most + 1)]
 
-    def end(parts: tuple[ProductPart, ...]) -> float:
+    def predicted_end(parts: tuple[ProductPart, ...]) -> float:
         edge = START_STEPS + writes * (STORE_STEPS if len(parts) == 1 else ORDERED_STORE_STEPS)
         return last_job_end(((part.tiles * layers, part.steps + edge / k_s) for part in parts), multiprocessors)
 
     whole = _cut_tail(products, tiles, steps, k_s, 0, 1)
-    best = min((parts for parts in candidates if len(parts) <= TASK_COUNTS[-1]), key=end, default=whole)
-    return best if end(best) < 0.995 * end(whole) else whole
+    best = min((parts for parts in candidates if len(parts) <= TASK_COUNTS[-1]), key=predicted_end, default=whole)
+    return best if predicted_end(best) < 0.995 * predicted_end(whole) else whole
 
 
 def _cut_tail(products: int, tiles: int, steps: int, k_s: int, cut: int, each: int) -> tuple[ProductPart, ...]:

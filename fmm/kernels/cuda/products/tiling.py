@@ -17,7 +17,7 @@ VECTOR_BYTES = 16  # bytes of a vector access, and the alignment that the copy e
 RASTER_ROWS = 8  # rows of tiles computed together, so that the tiles of B that they read stay in the L2 cache
 
 # The dimension along which an operand is contiguous: the inner dimension (K-major), or its rows or columns (MN-major).
-Along = Literal["inner", "outer"]
+ContiguousAxis = Literal["inner", "outer"]
 # Tiles of a C that is its own adjoint. Both compute the tiles on and below the diagonal; "lower" writes these alone,
 # and "full" writes their mirror too. A variable of this type that may be None computes all tiles of C then.
 TriangleTiles = Literal["lower", "full"]
@@ -27,13 +27,13 @@ TRIANGLE_LABELS: Mapping[TriangleTiles, str] = {
 }
 
 
-def row_major_operands(op: GemmOp) -> tuple[GemmOperand, GemmOperand, tuple[Along, Along]]:
+def row_major_operands(op: GemmOp) -> tuple[GemmOperand, GemmOperand, tuple[ContiguousAxis, ContiguousAxis]]:
     """Return the kernel's A and B, and the dimension along which each is contiguous.
 
     The operands of the BLAS call are swapped: BLAS counts columns where the kernels count rows.
     """
-    left: Along = "inner" if not op.right.transposed else "outer"
-    right: Along = "inner" if op.left.transposed else "outer"
+    left: ContiguousAxis = "inner" if not op.right.transposed else "outer"
+    right: ContiguousAxis = "inner" if op.left.transposed else "outer"
     return op.right, op.left, (left, right)
 
 
@@ -55,7 +55,7 @@ def count_triangle_tiles(tiles: tuple[int, int], height: int, width: int) -> int
 # ---- C++ names in the stubs of sources
 
 
-def along_cpp(along: tuple[Along, Along]) -> tuple[str, str]:
+def along_cpp(along: tuple[ContiguousAxis, ContiguousAxis]) -> tuple[str, str]:
     """Return the enumerators of fmm::Along for A and B."""
     left, right = (f"fmm::Along::{x.upper()}" for x in along)
     return left, right

@@ -29,13 +29,13 @@ from fmm.kernels.cuda.launch_list import (
 from fmm.kernels.cuda.ops import BlockStrides, BlockTerm
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes
 from fmm.kernels.cuda.products.simt_kernel import ASYNC_PATHS, COMPILER_OPTIONS, adding_epilogue
-from fmm.kernels.cuda.products.simt_tiles import BLOCK_FORMATS, TileGroup, TileOp
+from fmm.kernels.cuda.products.simt_tiles import BLOCK_STRUCT_FORMATS, TileGroup, TileOp
 from fmm.kernels.cuda.products.split_k import TASK_COUNTS, ProductPart, split_tail
 from fmm.kernels.cuda.products.tiling import (
     RASTER_ROWS,
     TRIANGLE_LABELS,
     VECTOR_BYTES,
-    Along,
+    ContiguousAxis,
     TriangleTiles,
     along_cpp,
     comma_list,
@@ -62,7 +62,7 @@ class TmaKernel:
     tasks: int
     shapes: frozenset[tuple[bool, bool]]
     order: str
-    along: tuple[Along, Along]
+    along: tuple[ContiguousAxis, ContiguousAxis]
     triangle: TriangleTiles | None = None
 
     @property
@@ -79,7 +79,7 @@ class TmaKernel:
 
 
 @lru_cache(maxsize=256)
-def tma_source(kernel: TmaKernel) -> str:
+def tma_kernel_source(kernel: TmaKernel) -> str:
     """Return the whole CUDA source of a kernel, entry point `ENTRY_NAME`."""
     s, element = kernel.strategy, DTYPES[kernel.element].cpp
     left, right = along_cpp(kernel.along)
@@ -137,7 +137,7 @@ class TmaOp:
     def packed(self, aligned_result: bool) -> bytes:
         """Return struct Launch of gemm_tma.cuh; maps and pointers are zero."""
         item = DTYPES[self.kernel.element].itemsize
-        blocks = b"".join(struct.pack(BLOCK_FORMATS[item], 0, x.rows, x.cols, 1, x.keep) for x in self.dest)
+        blocks = b"".join(struct.pack(BLOCK_STRUCT_FORMATS[item], 0, x.rows, x.cols, 1, x.keep) for x in self.dest)
         vector = aligned_result and all(x * item % VECTOR_BYTES == 0 for x in self.lines)
         vector = vector and all(x.offset % VECTOR_BYTES == 0 for x in self.dest)
         sizes = struct.pack("<4q5i", 0, 0, *self.lines, *self.tiles, RASTER_ROWS, vector, self.blocks)
@@ -153,7 +153,7 @@ class TmaOp:
     @property
     def dest_words(self) -> range:
         """The words that hold the pointers of C's blocks."""
-        words = struct.calcsize(BLOCK_FORMATS[DTYPES[self.kernel.element].itemsize]) // 8
+        words = struct.calcsize(BLOCK_STRUCT_FORMATS[DTYPES[self.kernel.element].itemsize]) // 8
         first = MAP_WORDS * len(self.maps)
         return range(first, first + words * len(self.dest), words)
 
@@ -178,7 +178,7 @@ def tma_op(op: TileOp | TileGroup, s: TileSizes, multiprocessors: int) -> TmaOp 
     None if the kernel cannot compute them, or if parameters or shared memory are too small for them.
     """
     ops, largest = op.ops, op.largest
-    if not _is_supported(ops):
+    if not _is_tma_supported(ops):
         return None
     lefts, rights, dests = (
         tuple(dict.fromkeys(_without_factors(x) for side in sides for x in side))  # each block once
@@ -202,7 +202,7 @@ def tma_op(op: TileOp | TileGroup, s: TileSizes, multiprocessors: int) -> TmaOp 
         *(_operand_map(x, True, kernel, u, largest.count) for x in lefts),
         *(_operand_map(x, False, kernel, v, largest.count) for x in rights),
     )
-    task_words = b"".join(_task_words(ops, parts, kernel, (lefts, rights, dests)))
+    task_words = b"".join(_pack_tasks(ops, parts, kernel, (lefts, rights, dests)))
     # The first product to write a block of C keeps its share of the old value.
     into = tuple(x._replace(keep=next(y.keep for o in ops for y in o.dest if _without_factors(y) == x)) for x in dests)
     launch = TmaOp(kernel, maps, into, parts, task_words, w, tiles, largest.count)
@@ -210,7 +210,7 @@ def tma_op(op: TileOp | TileGroup, s: TileSizes, multiprocessors: int) -> TmaOp 
     return launch if fits else None
 
 
-def rows_are_aligned(op: TileOp | TileGroup) -> bool:
+def has_tma_alignment(op: TileOp | TileGroup) -> bool:
     """Return True if the copy engine can read A and B whenever their bases are aligned."""
     ops, item = op.ops, DTYPES[op.kernel.element].itemsize
     steps = (step for o in ops for lines in o.lines[:2] for step in lines)
@@ -219,7 +219,7 @@ def rows_are_aligned(op: TileOp | TileGroup) -> bool:
     )
 
 
-def _is_supported(ops: Sequence[TileOp]) -> bool:
+def _is_tma_supported(ops: Sequence[TileOp]) -> bool:
     """Return True if the kernel can compute these products in one launch.
 
     The products must be float32, with one layout for all destinations and an adding epilogue. All sums of an operand
@@ -247,7 +247,7 @@ def _operand_map(x: BlockTerm, left: bool, kernel: TmaKernel, lines: BlockStride
     return TensorMap(x, kernel.element, length, number, count, lines.leading, lines.layer, box, swizzle)
 
 
-def _task_words(
+def _pack_tasks(
     ops: Sequence[TileOp], parts: Sequence[ProductPart], kernel: TmaKernel, blocks: tuple[Sequence[BlockTerm], ...]
 ) -> Iterator[bytes]:
     """Yield struct Task of gemm_tma.cuh for each part; `blocks` are the distinct blocks of A, B and C.
@@ -259,12 +259,12 @@ def _task_words(
     all_writers = Counter(
         (_without_factors(x), behind)
         for part in parts
-        for behind in _tile_ranges(part, cut)
+        for behind in _sides_of_cut(part, cut)
         for x in ops[part.product].dest
     )
     remaining = Counter(all_writers)
     for part in parts:
-        op, ranges = ops[part.product], _tile_ranges(part, cut)
+        op, ranges = ops[part.product], _sides_of_cut(part, cut)
         sides = op.left, op.right, op.dest
         block_numbers = [
             [distinct.index(_without_factors(x)) for x in side] for distinct, side in zip(blocks, sides, strict=True)
@@ -275,21 +275,21 @@ def _task_words(
         is_last = [int(not remaining[tiles]) for tiles in written]
         fields = (*block_numbers, turns, is_last)
         lengths = (*kernel.terms, kernel.terms[2], kernel.terms[2])
-        numbers = [x for values, length in zip(fields, lengths, strict=True) for x in _zero_filled(values, length)]
+        numbers = [x for values, length in zip(fields, lengths, strict=True) for x in _pad_with_zeros(values, length)]
         factors = [
-            x for side, n in zip(sides, kernel.terms, strict=True) for x in _zero_filled([y.factor for y in side], n)
+            x for side, n in zip(sides, kernel.terms, strict=True) for x in _pad_with_zeros([y.factor for y in side], n)
         ]
         counts = [len(side) for side in sides]
         head = *counts, part.first, part.tiles, part.start * kernel.strategy.k_s, part.steps
         yield struct.pack(f"<{len(head) + len(numbers)}i{len(factors)}f", *head, *numbers, *factors)
 
 
-def _tile_ranges(part: ProductPart, cut: int) -> list[bool]:
+def _sides_of_cut(part: ProductPart, cut: int) -> list[bool]:
     """Return the sides of the cut on which the part has tiles: False for before it, True for behind it."""
     return [behind for behind in (False, True) if (part.first + part.tiles > cut if behind else part.first < cut)]
 
 
-def _zero_filled(values: Sequence[float], length: int) -> list[float]:
+def _pad_with_zeros(values: Sequence[float], length: int) -> list[float]:
     return [*values, *([0] * (length - len(values)))]
 
 
@@ -310,7 +310,7 @@ def tma_launch(op: TmaOp, alignment: Mapping[str, int], flagged: bool) -> Launch
     if flagged and any(x.base == "C" for x in op.dest):
         slots.append(Slot(op.flag_word, FLAG))
     s = op.kernel.strategy
-    kernel = Kernel(tma_source, (op.kernel,), ENTRY_NAME, s.threads, op.kernel.shared, COMPILER_OPTIONS)
+    kernel = Kernel(tma_kernel_source, (op.kernel,), ENTRY_NAME, s.threads, op.kernel.shared, COMPILER_OPTIONS)
     maps = tuple(zip(op.map_words, op.maps, strict=True))
     return Launch("product", _tma_label(op), kernel, op.grid, op.packed(vector_writes), tuple(slots), maps, op.turns)
 

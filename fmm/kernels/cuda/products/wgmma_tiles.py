@@ -21,16 +21,16 @@ from fmm.kernels.cuda.products.tiling import (
     RASTER_ROWS,
     TRIANGLE_LABELS,
     VECTOR_BYTES,
-    Along,
+    ContiguousAxis,
     along_cpp,
     count_triangle_tiles,
     row_major_operands,
     triangle_tiles,
 )
 
-LINE_BYTES = 128  # bytes of a line of a tile along the inner dimension
-MMA_K_BYTES = 32  # bytes of a row of A that one wgmma instruction multiplies
-TILE_STEPS = LINE_BYTES // MMA_K_BYTES  # instructions along the inner dimension of a tile
+TILE_LINE_BYTES = 128  # bytes of a line of a tile along the inner dimension
+WGMMA_DEPTH_BYTES = 32  # bytes of a row of A that one wgmma instruction multiplies
+INSTRUCTIONS_PER_TILE = TILE_LINE_BYTES // WGMMA_DEPTH_BYTES  # instructions along the inner dimension of a tile
 BARRIER_BYTES = 8  # bytes of an mbarrier in shared memory
 
 
@@ -67,7 +67,7 @@ class WgmmaKernel:
 
     element: str
     sizes: WgmmaSizes
-    along: tuple[Along, Along]  # the dimensions along which A and B are contiguous
+    along: tuple[ContiguousAxis, ContiguousAxis]  # the dimensions along which A and B are contiguous
     triangle: TriangleExtent | None = None  # if set, only tiles that touch the lower triangle are computed
 
     @property
@@ -80,11 +80,11 @@ class WgmmaKernel:
         """Bytes of shared memory: tiles of A and B, a part of the tile of C, barriers."""
         s = self.sizes
         staged = s.m_s * s.n_s // self.passes * DTYPES[self.element].itemsize
-        return s.stages * (s.m_s + s.n_s) * LINE_BYTES + staged + 2 * BARRIER_BYTES * (s.stages + s.groups)
+        return s.stages * (s.m_s + s.n_s) * TILE_LINE_BYTES + staged + 2 * BARRIER_BYTES * (s.stages + s.groups)
 
 
 @lru_cache(maxsize=64)
-def wgmma_source(kernel: WgmmaKernel) -> str:
+def wgmma_kernel_source(kernel: WgmmaKernel) -> str:
     """Return the whole CUDA source of a kernel, entry point `ENTRY_NAME`."""
     s, element = kernel.sizes, DTYPES[kernel.element]
     left, right = along_cpp(kernel.along)
@@ -116,7 +116,7 @@ def wgmma_instructions(element: DType, width: int, planes: bool = False) -> list
     lines = ["struct Step {", f"    using Sum = {number};"]
     functions = {"multiply": (("0", "0"),), **({"multiply_low": (("0", "LOW_B"), ("LOW_A", "0"))} if planes else {})}
     for name, distances in functions.items():
-        offsets = [(f"{k} * NEXT_A + {a}", f"{k} * NEXT_B + {b}") for k in range(TILE_STEPS) for a, b in distances]
+        offsets = [(f"{k} * NEXT_A + {a}", f"{k} * NEXT_B + {b}") for k in range(INSTRUCTIONS_PER_TILE) for a, b in distances]
         more = ", int LOW_A, int LOW_B" if len(distances) > 1 else ""
         lines += [
             f"    template <bool LEFT_TRANSPOSED, bool RIGHT_TRANSPOSED, int NEXT_A, int NEXT_B{more}>",
@@ -136,7 +136,7 @@ def _wgmma_statement(element: DType, width: int, sums: str, offsets: Sequence[tu
     names = ", ".join(f"%{i}" for i in range(count))
     signs = "" if element.itemsize == 1 else ", 1, 1"
     transposes = f", %{count + 3}, %{count + 4}" if transposable else ""
-    depth = MMA_K_BYTES // element.itemsize
+    depth = WGMMA_DEPTH_BYTES // element.itemsize
     instruction = f"wgmma.mma_async.sync.aligned.m64n{width}k{depth}.{sums}.{element.mma}.{element.mma}"
     yield '        asm volatile("{.reg .pred keeps, adds; .reg .b64 a, b; "'
     yield f'                     "setp.ne.b32 keeps, %{count + 2}, 0; setp.eq.b32 adds, 0, 0; "'
@@ -169,14 +169,14 @@ class WarpgroupKernel(Protocol):
     def triangle(self) -> TriangleExtent | None: ...
 
 
-KernelType = TypeVar("KernelType", bound=WarpgroupKernel, covariant=True)
+KernelT = TypeVar("KernelT", bound=WarpgroupKernel, covariant=True)
 
 
 @dataclass(frozen=True)
-class WgmmaOp(Generic[KernelType]):
+class WgmmaOp(Generic[KernelT]):
     """One launch: C = factor (A B + keep C) for each product of a batch."""
 
-    kernel: KernelType
+    kernel: KernelT
     maps: tuple[TensorMap, TensorMap, TensorMap]  # tensor maps of A, B and C
     steps: int  # number of steps of the inner dimension
     tiles: tuple[int, int]  # rows and columns of clusters' tiles in C
@@ -224,18 +224,18 @@ def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp[WgmmaKerne
     adds = beta == 1 and op.triangle is None and op.addend is None
     sizes = TRIANGLE_SIZES if op.triangle else WGMMA_SIZES
     s = best_wgmma_sizes(m, n, op.count, multiprocessors, sizes, op.triangle is not None)
-    line = LINE_BYTES // DTYPES[dtype].itemsize
+    line = TILE_LINE_BYTES // DTYPES[dtype].itemsize
 
-    def map_of(x: GemmOperand, rows: int, cols: int, by_rows: bool, most: int) -> TensorMap:
+    def operand_tensor_map(x: GemmOperand, rows: int, cols: int, by_rows: bool, most: int) -> TensorMap:
         """Return the map of a matrix as lines, which are its rows or columns; one copy loads at most `most` lines."""
         length, lines = (cols, rows) if by_rows else (rows, cols)
         piece, steps = BlockTerm(x.base, x.offset, rows, cols), BlockStrides(x.leading, x.stride)
-        return TensorMap(piece, dtype, length, lines, op.count, *steps, (line, most), LINE_BYTES)
+        return TensorMap(piece, dtype, length, lines, op.count, *steps, (line, most), TILE_LINE_BYTES)
 
     maps = (
-        map_of(left, m, k, along[0] == "inner", s.m_s if along[0] == "inner" else line),
-        map_of(right, k, n, along[1] != "inner", s.n_s // s.cluster if along[1] == "inner" else line),
-        map_of(op.dest, m, n, True, 64),
+        operand_tensor_map(left, m, k, along[0] == "inner", s.m_s if along[0] == "inner" else line),
+        operand_tensor_map(right, k, n, along[1] != "inner", s.n_s // s.cluster if along[1] == "inner" else line),
+        operand_tensor_map(op.dest, m, n, True, 64),
     )
     tiles, clusters = cluster_tiles(m, n, s), max(multiprocessors // s.cluster, 1)
     kernel = WgmmaKernel(dtype, s, along, op.extent)
@@ -249,7 +249,7 @@ def _can_multiply(op: GemmOp, dtype: str) -> bool:
     alpha, beta = complex(op.alpha), complex(op.beta)
     # The instructions read operands that are contiguous along the outer dimension in 16-bit types only.
     readable = itemsize <= 2 or along == ("inner", "inner")
-    aligned = all(_is_aligned(x, itemsize) for x in op.pieces)
+    aligned = all(_is_tma_aligned(x, itemsize) for x in op.pieces)
     small_enough = not abs(beta) > MAX_BETA_RATIO * abs(alpha)
     return readable and aligned and not alpha.imag and not beta.imag and small_enough
 
@@ -267,7 +267,7 @@ def _can_write(op: GemmOp, dtype: str) -> bool:
     return added is None or not (op.count > 1 or added.right % 2 or added.offset % (2 * itemsize))
 
 
-def _is_aligned(x: GemmOperand, itemsize: int) -> bool:
+def _is_tma_aligned(x: GemmOperand, itemsize: int) -> bool:
     """Return True if the copy engine can read or write the matrix whenever its base is aligned."""
     return all(step * itemsize % VECTOR_BYTES == 0 for step in (x.leading, x.stride)) and x.offset % VECTOR_BYTES == 0
 
@@ -301,14 +301,14 @@ def best_wgmma_sizes(
 ) -> WgmmaSizes:
     """Return the sizes with which the last cluster ends first."""
 
-    def end(s: WgmmaSizes) -> float:
+    def last_cluster_end(s: WgmmaSizes) -> float:
         units, slowdown = (
             count_cluster_tiles(cluster_tiles(m, n, s), s, triangle),
             1.0 if s.cluster > 1 else UNSHARED_SLOWDOWN,
         )
         return -(-units * count // max(multiprocessors // s.cluster, 1)) * (s.n_s + TILE_OVERHEAD_COLUMNS) * slowdown
 
-    return min(among, key=end)
+    return min(among, key=last_cluster_end)
 
 
 # ---- the launch for a chip
@@ -321,7 +321,7 @@ def wgmma_launch(op: WgmmaOp[WgmmaKernel]) -> Launch:
     dest = op.addend or op.maps[2].piece
     slots += (Slot(len(op.maps) * MAP_WORDS, dest.base, dest.offset),) if op.keep else ()
     s = op.kernel.sizes
-    kernel = Kernel(wgmma_source, (op.kernel,), ENTRY_NAME, s.threads, op.kernel.shared, architecture="sm_90a")
+    kernel = Kernel(wgmma_kernel_source, (op.kernel,), ENTRY_NAME, s.threads, op.kernel.shared, architecture="sm_90a")
     extra = f", a batch of {op.count}" if op.count > 1 else ""
     triangle = triangle_tiles(op.kernel.triangle)
     extra += f", {TRIANGLE_LABELS[triangle]}" if triangle else ""

@@ -16,7 +16,7 @@ import pytest
 from fmm.kernels.cuda.launch_list import FLAG, Launch, VendorCall
 from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes, named_strategy
-from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS, TileKernel, simt_source
+from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS, TileKernel, simt_kernel_source
 from fmm.kernels.cuda.products.simt_tiles import ADDEND_EPILOGUE, TileOp, pointer_words, tile_op, with_addend
 from fmm.kernels.cuda.products.wgmma_tiles import wgmma_op
 from fmm.kernels.cuda.record import record_launches, record_operations
@@ -95,7 +95,7 @@ def test_tiles_with_an_addend_stay_in_registers(dtype: str, name: str, architect
     nvrtc()
     s = named_strategy(name)
     plain, adding = (TileKernel(s, dtype, epilogue=e) for e in (TileKernel(s, dtype).epilogue, ADDEND_EPILOGUE))
-    local = [report(name, simt_source(x, "vector"), architecture, COMPILER_OPTIONS).local for x in (plain, adding)]
+    local = [report(name, simt_kernel_source(x, "vector"), architecture, COMPILER_OPTIONS).local for x in (plain, adding)]
     assert local[1] <= local[0], local
 
 

@@ -15,7 +15,7 @@ from fmm.hardware.chip import Chip
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME
 from fmm.kernels.cuda.launch_list import Launch
 from fmm.kernels.cuda.ops import GemmOp
-from fmm.kernels.cuda.products.f16_sums import EXTENT_THREADS, PlaneSums, plane_sum_launches, plane_sums
+from fmm.kernels.cuda.products.f16_sums import EXTENT_THREADS, PlaneSums, plane_sum_launches, find_plane_sums
 from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.cuda.select import fuse_plane_sums
@@ -72,10 +72,10 @@ def test_other_splits_write_no_planes() -> None:
     assert fuse_plane_sums(ops, chip_target(H200, (4, 4, 256, 256))) == list(ops)
     split, other = (op for op in ops[:2] if isinstance(op, SumOp))
     gemm = next(op for op in ops if isinstance(op, GemmOp))
-    assert plane_sums(split, gemm, DIVIDES) is not None
+    assert find_plane_sums(split, gemm, DIVIDES) is not None
     # Products of another operand, or of fewer.
     elsewhere = [op for op in record_operations(Plan.parse("strassen.batched.pad16 > f16x3"), square(2048)).ops[:2]]
-    assert plane_sums(elsewhere[1], gemm, DIVIDES) is None  # type: ignore[arg-type]
+    assert find_plane_sums(elsewhere[1], gemm, DIVIDES) is None  # type: ignore[arg-type]
     assert LIBRARY_ALIGNMENT and other is not split
 
 

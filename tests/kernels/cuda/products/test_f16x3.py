@@ -21,20 +21,20 @@ from fmm.kernels.cuda.products.f16_planes import (
     SPLIT_THREADS,
     OperandPlanes,
     SplitKernel,
-    balance_source,
-    plane_split_source,
+    balance_kernel_source,
+    plane_split_kernel_source,
 )
 from fmm.kernels.cuda.products.f16x3 import (
     F16X3_SIZES,
     F16x3Kernel,
     F16x3Op,
     f16x3_op,
-    f16x3_source,
-    unscale_source,
+    f16x3_kernel_source,
+    unscale_kernel_source,
     vendor_f16x3_steps,
 )
 from fmm.kernels.cuda.products.kernel_sizes import PLANE_CHUNK, PLANES_PER_OPERAND, f16x3_workspace
-from fmm.kernels.cuda.products.tiling import Along
+from fmm.kernels.cuda.products.tiling import ContiguousAxis
 from fmm.kernels.cuda.products.wgmma_tiles import best_wgmma_sizes, cluster_tiles
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.plans.plan import VENDOR, Plan
@@ -51,8 +51,8 @@ from tests.support.nvrtc import check_warpgroups, compile_cuda, in_parallel, nvr
 
 Array = np.ndarray[Any, Any]
 SMS = 132
-ALONGS: tuple[Along, ...] = ("inner", "outer")
-PRODUCTS = [F16x3Kernel(F16X3_SIZES[0], along) for along in product(ALONGS, ALONGS)] + [
+CONTIGUOUS_AXES: tuple[ContiguousAxis, ...] = ("inner", "outer")
+PRODUCTS = [F16x3Kernel(F16X3_SIZES[0], along) for along in product(CONTIGUOUS_AXES, CONTIGUOUS_AXES)] + [
     F16x3Kernel(F16X3_SIZES[1], ("inner", "outer")),
     F16x3Kernel(F16X3_SIZES[2], ("inner", "outer")),
     F16x3Kernel(F16X3_SIZES[0], ("inner", "outer"), checked=True),
@@ -80,7 +80,7 @@ def test_products_stay_in_registers(kernels: Sequence[F16x3Kernel]) -> None:
     """Two warpgroups hold three sums of 64 numbers for each thread, in all registers that setmaxnreg can give them."""
     nvrtc()
     struct_bytes = len(operation(Problem(512, 512, 512, "float32")).parameters)
-    check_warpgroups(kernels, f16x3_source, f"static_assert(sizeof(fmm::Product3) == {struct_bytes});")
+    check_warpgroups(kernels, f16x3_kernel_source, f"static_assert(sizeof(fmm::Product3) == {struct_bytes});")
 
 
 @pytest.mark.parametrize("most", [1, pytest.param(4, marks=pytest.mark.slow)])
@@ -96,10 +96,10 @@ def test_splits_leave_registers_for_many_threads(most: int) -> None:
     noted = len(checked.spread.parameters(kernels)[0])
     rules = [rule for rule in SCALING_RULES if rule != "separate"]  # which is for other chips
     sizes = {rule: f"static_assert(sizeof(Operands) == {both if rule == 'default' else noted});" for rule in rules}
-    jobs = [(f"{k}{r}", f"{plane_split_source(k, r)}{sizes[r]}\n") for k in SPLITS[:most] for r in rules]
-    jobs += [(str(k), f"{plane_split_source((k[0],), 'default')}\n") for k in SPLITS[:most]]
+    jobs = [(f"{k}{r}", f"{plane_split_kernel_source(k, r)}{sizes[r]}\n") for k in SPLITS[:most] for r in rules]
+    jobs += [(str(k), f"{plane_split_kernel_source((k[0],), 'default')}\n") for k in SPLITS[:most]]
     size_check = f"static_assert(sizeof(fmm::planes::Balance) == {noted + 8});"
-    jobs += [(f"{x}{y}", f"{balance_source(x, y)}{size_check}\n") for x, y in list(product(ALONGS, ALONGS))[:most]]
+    jobs += [(f"{x}{y}", f"{balance_kernel_source(x, y)}{size_check}\n") for x, y in list(product(CONTIGUOUS_AXES, CONTIGUOUS_AXES))[:most]]
     for r in in_parallel(report, [(*job, "sm_90a", ("--std=c++17",)) for job in jobs]):
         assert r.local == 0 and r.registers <= 96, r
 
@@ -257,13 +257,13 @@ def test_products_that_the_vendor_cannot_do_alone() -> None:
     ["sm_80", *(pytest.param(a, marks=pytest.mark.slow) for a in ("sm_89", "sm_90", "sm_100", "sm_120"))],
 )
 def test_kernels_for_other_chips_compile(architecture: str) -> None:
-    sources = [plane_split_source(k, "separate") for k in SPLITS] + [unscale_source()]
+    sources = [plane_split_kernel_source(k, "separate") for k in SPLITS] + [unscale_kernel_source()]
     for r in in_parallel(report, [(text[:40], text, architecture, ("--std=c++17",)) for text in sources]):
         assert r.local == 0 and r.registers <= 128, r
 
 
 @pytest.mark.parametrize(
-    "text", [plane_split_source(SPLITS[0], "separate"), unscale_source()], ids=["split", "unscale"]
+    "text", [plane_split_kernel_source(SPLITS[0], "separate"), unscale_kernel_source()], ids=["split", "unscale"]
 )
 def test_kernels_for_other_chips_keep_subnormal_numbers(text: str) -> None:
     """CuPy compiles with -ftz=true, and no option of ours undoes it: numbers of about 2^-126 would be lost."""

@@ -17,23 +17,23 @@ from fmm.dtypes import DTYPES, INTEGERS, RING_TYPES
 from fmm.kernels.algorithms.residues import moduli, remainder_weights
 from fmm.kernels.cuda.products.residue_planes import (
     MeasureKernel,
-    max_norm,
+    max_scaled_norm,
     measure_launch,
-    measure_source,
-    modulus_bytes,
+    measure_kernel_source,
+    pack_modulus,
     residue_split_launch,
-    residue_split_source,
+    residue_split_kernel_source,
 )
 from fmm.kernels.cuda.products.residues import (
     NO_ALIGNMENT,
     RESIDUE_SIZES,
     ResidueKernel,
     WeightPieces,
-    join_integer_source,
-    join_source,
+    integer_join_kernel_source,
+    join_kernel_source,
     residue_preparation_launches,
     residue_product_launch,
-    residue_product_source,
+    residue_product_kernel_source,
 )
 from fmm.kernels.cuda.products.tma_tiles import SM90_SHARED_BYTES
 from fmm.kernels.cuda.record import record_launches, record_operations
@@ -83,7 +83,7 @@ def test_residues_of_sums_are_centred(p: int) -> None:
 @pytest.mark.parametrize("p", moduli(20))
 def test_every_sum_of_bytes_is_reduced_to_a_byte(p: int) -> None:
     """All possible sums of eight bytes times residues, in the device's float32 arithmetic."""
-    number, inverse, low, high, *begins = struct.unpack("<if4i8x", modulus_bytes(p))
+    number, inverse, low, high, *begins = struct.unpack("<if4i8x", pack_modulus(p))
     weights = np.frombuffer(struct.pack("<2i", low, high), np.int8).astype(int)
     most, least = (int(255 * weights[s * weights > 0].sum()) for s in (1, -1))
     assert number == p and most - least <= 2**19
@@ -129,7 +129,7 @@ def test_norms_are_rounded_up_a_little(scale: float) -> None:
 
 
 def test_exponents_are_the_largest_within_the_bound() -> None:
-    rng, top = np.random.default_rng(2), max_norm(14, 100)
+    rng, top = np.random.default_rng(2), max_scaled_norm(14, 100)
     lines = rng.standard_normal((60, 100)) * np.exp2(rng.integers(-1000, 900, (60, 1)))
     for x, e in zip(lines, exponents(lines, top), strict=True):
         norm = Fraction(root(x))
@@ -143,7 +143,7 @@ def test_the_bound_that_norms_are_scaled_to() -> None:
     """Rounded rows and columns have norms of at most top + sqrt(k) / 2; their product is below half of the moduli's
     product."""
     for count, k in product((13, 14, 15, 16), (1, 1000, 131072)):
-        top = Fraction(max_norm(count, k)) + Fraction(sqrt(k)) / 2
+        top = Fraction(max_scaled_norm(count, k)) + Fraction(sqrt(k)) / 2
         assert top**2 < Fraction(prod(moduli(count)), 2) * (1 - Fraction(1, 2**21))
 
 
@@ -531,7 +531,7 @@ def test_products_stay_in_registers() -> None:
     struct_bytes = len(residue_product_launch(made, 0, moduli(14)).parameters)
     size = f"static_assert(sizeof(fmm::ResidueProduct) == {struct_bytes});"
     jobs = [
-        (str(s), f"{residue_product_source(ResidueKernel(s))}{size}\n", "sm_90a", ("--std=c++17",))
+        (str(s), f"{residue_product_kernel_source(ResidueKernel(s))}{size}\n", "sm_90a", ("--std=c++17",))
         for s in RESIDUE_SIZES
     ]
     for s, r in zip(RESIDUE_SIZES, in_parallel(report, jobs), strict=True):
@@ -549,7 +549,7 @@ def test_measuring_and_transposing_compile() -> None:
         (MeasureKernel("outer", 0, False), MeasureKernel("inner", 32, False)),
         (MeasureKernel("outer", 0, True), MeasureKernel("outer", 0, False)),
     )
-    jobs = [(str(x), f"{measure_source(*x, 'float64')}{size}\n", "sm_90a", ("--std=c++17",)) for x in pairs]
+    jobs = [(str(x), f"{measure_kernel_source(*x, 'float64')}{size}\n", "sm_90a", ("--std=c++17",)) for x in pairs]
     for r in in_parallel(report, jobs):
         assert r.local == 0 and r.registers <= 64, r
 
@@ -559,13 +559,13 @@ def test_splitting_and_joining_compile(levels: int, registers: int) -> None:
     """For the one architecture on which they run."""
     nvrtc()
     jobs = [
-        ("split", residue_split_source(levels, True, True, "float64"), "sm_90", ("--std=c++17",)),
-        ("join", join_source(levels, 14, 3, "float64"), "sm_90", ("--std=c++17",)),
+        ("split", residue_split_kernel_source(levels, True, True, "float64"), "sm_90", ("--std=c++17",)),
+        ("join", join_kernel_source(levels, 14, 3, "float64"), "sm_90", ("--std=c++17",)),
     ]
     if levels < 2:
         jobs += [
-            ("split", residue_split_source(levels, True, False, "float32"), "sm_90", ("--std=c++17",)),
-            ("join", join_source(levels, 8, 2, "float32"), "sm_90", ("--std=c++17",)),
+            ("split", residue_split_kernel_source(levels, True, False, "float32"), "sm_90", ("--std=c++17",)),
+            ("join", join_kernel_source(levels, 8, 2, "float32"), "sm_90", ("--std=c++17",)),
         ]
     for r in in_parallel(report, jobs):
         assert r.local == 0 and r.registers <= registers, r
@@ -576,9 +576,9 @@ def test_kernels_of_integers_compile(dtype: str) -> None:
     nvrtc()
     turns, wide = MeasureKernel("outer", 0, False), MeasureKernel("outer", 0, True)
     jobs = [
-        ("turn", measure_source(turns, wide, dtype), "sm_90a", ("--std=c++17",)),
-        ("split", residue_split_source(0, True, False, dtype), "sm_90", ("--std=c++17",)),
-        ("join", join_integer_source(0, integer_moduli(dtype, 1000), dtype), "sm_90", ("--std=c++17",)),
+        ("turn", measure_kernel_source(turns, wide, dtype), "sm_90a", ("--std=c++17",)),
+        ("split", residue_split_kernel_source(0, True, False, dtype), "sm_90", ("--std=c++17",)),
+        ("join", integer_join_kernel_source(0, integer_moduli(dtype, 1000), dtype), "sm_90", ("--std=c++17",)),
     ]
     for r in in_parallel(report, jobs):
         assert r.local == 0 and r.registers <= (128 if r.name == "turn" else 64), r  # which has 16 loads under way

@@ -15,7 +15,7 @@ from fmm.hardware.occupancy import active_blocks
 from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, View
 from fmm.kernels.cuda.products.fused import tile_op_with_sums
 from fmm.kernels.cuda.products.kernel_sizes import (
-    DOUBLE,
+    FLOAT64_SIZES,
     FUSED_SIZES,
     H200_STRATEGIES,
     STRATEGIES,
@@ -24,11 +24,11 @@ from fmm.kernels.cuda.products.kernel_sizes import (
 )
 from fmm.kernels.cuda.products.simt_kernel import (
     COMPILER_OPTIONS,
-    Access,
+    MemoryAccess,
     TileKernel,
-    Update,
+    UpdateMode,
     adding_epilogue,
-    simt_source,
+    simt_kernel_source,
 )
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, fit_to_chip
 from fmm.kernels.cuda.record import record_operations
@@ -52,7 +52,7 @@ MOST_BESIDE = 100  # registers beside those of (16): addresses, counters, coeffi
 
 
 def kernel(
-    s: TileSizes, left: int = 1, right: int = 1, dest: int = 1, update: Update = "keep", dtype: str = "float32"
+    s: TileSizes, left: int = 1, right: int = 1, dest: int = 1, update: UpdateMode = "keep", dtype: str = "float32"
 ) -> TileKernel:
     summed = left + right > 2
     return TileKernel(replace(s, stages=2) if summed else s, dtype, left, right, adding_epilogue(dest, update))
@@ -82,7 +82,7 @@ def test_every_strategy_stays_in_registers(s: TileSizes, operands: Any, architec
     nvrtc()
     made = kernel(s, *operands)
     needed, summed, on = registers_needed(s, operands), operands[:2] != (1, 1), limits(architecture)
-    r = report(f"{s.name} {architecture}", simt_source(made, "vector"), architecture, COMPILER_OPTIONS)
+    r = report(f"{s.name} {architecture}", simt_kernel_source(made, "vector"), architecture, COMPILER_OPTIONS)
     blocks = active_blocks(on, s.threads, r.registers, made.shared)
     assert r.local == 0, r
     assert needed <= r.registers <= needed + MOST_BESIDE, r
@@ -100,12 +100,12 @@ def test_every_variant_of_one_level_stays_in_registers(s: TileSizes) -> None:
     jobs: list[tuple[Any, ...]] = []
     for i, w in enumerate(variants, H200_STRATEGIES.index(s)):
         made, architecture = replace(kernel(s, *w), products=1 + i % 2), ARCHITECTURES[i % len(ARCHITECTURES)]
-        jobs.append((f"{s.name} {w} {architecture}", simt_source(made, "vector"), architecture, COMPILER_OPTIONS))
+        jobs.append((f"{s.name} {w} {architecture}", simt_kernel_source(made, "vector"), architecture, COMPILER_OPTIONS))
     assert all(r.local == 0 for r in in_parallel(report, jobs))
 
 
 @pytest.mark.parametrize("architecture", EACH_ARCHITECTURE)
-@pytest.mark.parametrize("s", quick_and_slow(DOUBLE[:1], [named_strategy("Huge"), *DOUBLE[1:]]), ids=lambda s: s.name)
+@pytest.mark.parametrize("s", quick_and_slow(FLOAT64_SIZES[:1], [named_strategy("Huge"), *FLOAT64_SIZES[1:]]), ids=lambda s: s.name)
 @pytest.mark.parametrize("operands", [(1, 1, 1), (2, 2, 2)], ids=["gemm", "fused"])
 def test_float64_stays_in_registers(s: TileSizes, operands: Any, architecture: str) -> None:
     """Two registers for each number; small tiles where there is no float64 mma instruction."""
@@ -113,7 +113,7 @@ def test_float64_stays_in_registers(s: TileSizes, operands: Any, architecture: s
     left, right, dest = operands
     made = kernel(s, left, right, dest, dtype="float64")
     x = fits(made, architecture)
-    r = report(f"{x.strategy.name} {architecture}", simt_source(x, "vector"), architecture, COMPILER_OPTIONS)
+    r = report(f"{x.strategy.name} {architecture}", simt_kernel_source(x, "vector"), architecture, COMPILER_OPTIONS)
     assert r.local == 0, r
     assert r.registers >= 2 * x.strategy.m_r * x.strategy.n_r, r
     if architecture in ("sm_90", "sm_100"):
@@ -146,7 +146,7 @@ def host() -> Any:
     """Runs a launch on the host."""
     required_compiler()
 
-    def launch(op: TileOp | TileGroup, memory: Memory, access: Access | None = None) -> None:
+    def launch(op: TileOp | TileGroup, memory: Memory, access: MemoryAccess | None = None) -> None:
         library = compiled_for_the_host(op.kernel, access or op.access)
         launch_words(library.launch, tile_words(op, memory), op.grid[0], op.grid[2])
 
@@ -274,7 +274,7 @@ def test_a_batch_is_one_launch(host: Any) -> None:
 
 
 @pytest.mark.parametrize("update", ["keep", "atomic"])
-def test_products_of_a_variant_are_one_launch(update: Update, host: Any) -> None:
+def test_products_of_a_variant_are_one_launch(update: UpdateMode, host: Any) -> None:
     """Two products of unequal sizes, into separate blocks or atomically into the same ones."""
     memory = {name: floats(64 * 64) for name in "ABC"}
     for x in memory.values():

@@ -22,9 +22,9 @@ from fmm.kernels.cuda.products.tma_tiles import (
     SM90_SHARED_BYTES,
     TmaKernel,
     TmaOp,
-    rows_are_aligned,
+    has_tma_alignment,
     tma_op,
-    tma_source,
+    tma_kernel_source,
 )
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.plan import Plan
@@ -73,7 +73,7 @@ def half_launch(problem: Problem, s: TileSizes) -> TmaOp:
 
 
 def stays_in_registers(made: TmaKernel, s: TileSizes, architecture: str) -> None:
-    r = report(f"{made.triangle} {architecture}", tma_source(made), architecture, COMPILER_OPTIONS)
+    r = report(f"{made.triangle} {architecture}", tma_kernel_source(made), architecture, COMPILER_OPTIONS)
     assert r.local == 0, r
     assert s.m_r * s.n_r + s.m_r + s.n_r <= r.registers <= 65536 // s.threads, r
     assert made.shared <= SM90_SHARED_BYTES
@@ -229,9 +229,9 @@ def test_unsupported_products_use_the_other_kernel() -> None:
         assert isinstance(found, TileGroup | GemmOp)
         return tiled_product(found, "float32") if isinstance(found, GemmOp) else found
 
-    assert not rows_are_aligned(op("tile", 257))
-    assert not rows_are_aligned(op("strassen.fused > tile", 260))  # blocks begin at multiples of 8 bytes only
-    assert rows_are_aligned(op("strassen.fused > tile", 264))
+    assert not has_tma_alignment(op("tile", 257))
+    assert not has_tma_alignment(op("strassen.fused > tile", 260))  # blocks begin at multiples of 8 bytes only
+    assert has_tma_alignment(op("strassen.fused > tile", 264))
     assert tma_op(op("winograd.fused > tile", 256), TMA_FUSED_SIZES, SMS) is None  # sums of two, three and four blocks
     assert tma_op(op("strassen^2.fused > tile", 256), TMA_FUSED_SIZES, SMS) is None  # no room for four copies
 

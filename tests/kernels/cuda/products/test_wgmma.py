@@ -9,7 +9,7 @@ import pytest
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME
 from fmm.kernels.cuda.ops import GemmOp, MirroredOp
-from fmm.kernels.cuda.products.tiling import Along
+from fmm.kernels.cuda.products.tiling import ContiguousAxis
 from fmm.kernels.cuda.products.wgmma_tiles import (
     TRIANGLE_SIZES,
     WGMMA_SIZES,
@@ -20,7 +20,7 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
     cluster_tiles,
     wgmma_instructions,
     wgmma_op,
-    wgmma_source,
+    wgmma_kernel_source,
 )
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.leaves import WARPGROUP_TYPES
@@ -31,7 +31,7 @@ from tests.support.chips import H200
 from tests.support.nvrtc import check_warpgroups, nvrtc
 
 SMS = 132
-ALONGS: tuple[tuple[Along, Along], ...] = (
+ALONGS: tuple[tuple[ContiguousAxis, ContiguousAxis], ...] = (
     ("inner", "outer"),
     ("inner", "inner"),
     ("outer", "outer"),
@@ -73,7 +73,7 @@ def test_products_stay_in_registers(kernels: list[WgmmaKernel]) -> None:
     """Of three warpgroups two take registers from the third: 168 each."""
     nvrtc()
     struct_bytes = len(launch(Problem(512, 512, 512, "float16")).parameters)
-    check_warpgroups(kernels, wgmma_source, f"static_assert(sizeof(fmm::Product) == {struct_bytes});")
+    check_warpgroups(kernels, wgmma_kernel_source, f"static_assert(sizeof(fmm::Product) == {struct_bytes});")
 
 
 def test_the_instructions_of_a_tile_name_every_register_once() -> None:
@@ -222,7 +222,7 @@ def test_it_raises_no_flag() -> None:
 
 
 def test_the_entry_point() -> None:
-    assert f"{ENTRY_NAME}(const __grid_constant__ fmm::Product p)" in wgmma_source(KERNELS[0])
+    assert f"{ENTRY_NAME}(const __grid_constant__ fmm::Product p)" in wgmma_kernel_source(KERNELS[0])
 
 
 # ---- the lower triangle
