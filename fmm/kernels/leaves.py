@@ -25,10 +25,10 @@ from fmm.dtypes import BYTE, COMPLEX, FLOATS, INTEGERS, RING_TYPES
 from fmm.kernels.cpu.exact_product import exact_product, exact_workspace
 from fmm.kernels.cpu.numpy_backend import numpy_product
 from fmm.kernels.cuda.products.kernel_sizes import (
+    ALL_STRATEGIES,
     FUSED_SIZES,
     H200_STRATEGIES,
     MAX_SMALL_ROWS,
-    ALL_STRATEGIES,
     SMALL_TYPES,
     STRATEGIES,
     f16x3_workspace,

@@ -63,7 +63,7 @@ def tile_loads(s: TileSizes, k: int) -> tuple[int, int]:
 
 def fragment_loads(s: TileSizes, k: int) -> tuple[int, int]:
     """Eq. (9): elements of A and of B that move from shared memory to registers."""
-    return s.threads * s.m_r * k, s.threads * s.n_r * k
+    return s.thread_count * s.m_r * k, s.thread_count * s.n_r * k
 
 
 def write_back(s: TileSizes) -> int:
@@ -150,8 +150,8 @@ class Side:
 def operand_tiles(s: TileSizes, w: Operands, along: Alongs = ROW_MAJOR) -> tuple[Side, Side]:
     (a, b), inner = tile_loads(s, s.k_s), [x == "inner" for x in along]
     return (
-        Side(a, s.m_r, w[0], inner[0], s.transposed_sums, s.threads),
-        Side(b, s.n_r, w[1], inner[1], s.transposed_sums, s.threads),
+        Side(a, s.m_r, w[0], inner[0], s.transposed_sums, s.thread_count),
+        Side(b, s.n_r, w[1], inner[1], s.transposed_sums, s.thread_count),
     )
 
 
@@ -166,10 +166,10 @@ def resident_blocks(s: TileSizes, w: Operands, limits: Capability) -> int:
     """
     registers = min(registers_needed(s, w) + OTHER_REGISTERS, limits.max_registers_per_thread)
     if s.blocks:
-        registers = min(registers, max_registers(limits, s.threads, s.blocks))
+        registers = min(registers, max_registers(limits, s.thread_count, s.blocks))
     a, b = operand_tiles(s, w)
     copies = sum(x.tile * x.blocks for x in (a, b) if x.blocks > 1)
-    return active_blocks(limits, s.threads, registers, FLOAT_BYTES * (s.stages * shared_tile(s) + copies))
+    return active_blocks(limits, s.thread_count, registers, FLOAT_BYTES * (s.stages * shared_tile(s) + copies))
 
 
 def issue_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip) -> float:
@@ -193,7 +193,7 @@ def wait_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: f
     Fragments of four steps that are read at once must all arrive during one step of multiply-adds. The warp waits for
     shared memory where shared memory takes longer than the copy from global memory.
     """
-    step = ceil(s.threads / THREADS_PER_WARP / chip.schedulers) * s.m_r * s.n_r
+    step = ceil(s.thread_count / THREADS_PER_WARP / chip.schedulers) * s.m_r * s.n_r
     burst = 0.0
     for side, elements in zip(operand_tiles(s, w, along), fragment_loads(s, WIDE_ACCESS), strict=True):
         if side.reads_bursts:
@@ -217,7 +217,7 @@ def tile_cycles(s: TileSizes, w: Operands, along: Alongs, chip: Chip, touched: f
     wait at once during the share p^v.
     """
     issue, wait = issue_cycles(s, w, along, chip), wait_cycles(s, w, along, chip, touched)
-    warps = ceil(blocks * s.threads / THREADS_PER_WARP / chip.schedulers)
+    warps = ceil(blocks * s.thread_count / THREADS_PER_WARP / chip.schedulers)
     busy: float = 1 - (wait / (wait + issue)) ** warps if warps else 1
     return max(warps * issue / busy, blocks * shared_cycles(s, w, along, chip))
 
@@ -304,7 +304,7 @@ def busiest_rounds(s: TileSizes, shape: Shape, count: int, multiprocessors: int,
     """
     whole, last = divmod(-(-count_computed_tiles(s, shape, count, triangle) // multiprocessors), s.blocks)
     # fewer thread blocks than keep a multiprocessor busy take as long as these
-    alone = max(last, BUSY_THREADS / s.threads) if last else 0
+    alone = max(last, BUSY_THREADS / s.thread_count) if last else 0
     return (whole * s.blocks + alone) * s.m_s * s.n_s / s.rate
 
 

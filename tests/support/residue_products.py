@@ -12,7 +12,12 @@ from numpy.lib.stride_tricks import as_strided
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.ops import GemmOp
-from fmm.kernels.cuda.products.residue_planes import ResidueOperand, max_scaled_norm, operand_type_cpp, residue_split_launch
+from fmm.kernels.cuda.products.residue_planes import (
+    ResidueOperand,
+    max_scaled_norm,
+    operand_type_cpp,
+    residue_split_launch,
+)
 from fmm.kernels.cuda.products.residues import NO_ALIGNMENT, ResidueOp, integer_join_launch, join_launch, residue_op
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.levels.residues import residue_leaves
@@ -88,12 +93,12 @@ def all_launches(op: ResidueOp, arrays: dict[str, Matrix], memory: dict[str, Mat
     where lines allow it. Is the flag raised?"""
     bases = {name: x.ctypes.data for name, x in memory.items()}
     bases["flag"] = (flag := np.zeros(1, np.int32)).ctypes.data
-    for side in op.sides:
+    for side in op.operands:
         measured(side, arrays, memory)
     first, kind = 0, DTYPES[op.dtype]
-    for chosen in op.groups:
+    for chosen in op.modulus_groups:
         play(
-            residue_split_launch(op.sides, op.dtype, (aligned, aligned), chosen),
+            residue_split_launch(op.operands, op.dtype, (aligned, aligned), chosen),
             f"fmm::residues::Split<{operand_type_cpp(op.dtype)}>",
             bases,
         )

@@ -159,7 +159,7 @@ def multiplied(op: ResidueOp, first: int, chosen: tuple[int, ...], memory: Mappi
     """Multiply planes by their tensor maps and reduce them, as the tensor cores' kernel does, for the moduli behind the
     first.
     Numbers behind the ends of lines read as zero and are not written."""
-    left, right, to = op.product(first, len(chosen)).maps
+    left, right, to = op.plane_product_op(first, len(chosen)).maps
     a, b, c = brought(left, memory), brought(right, memory), brought(to, memory)
     inner = max(a.shape[2], b.shape[2])
     a, b = (

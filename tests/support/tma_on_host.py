@@ -11,7 +11,7 @@ from fmm.kernels.cuda.launch_list import TensorMap
 from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp
-from fmm.kernels.cuda.products.tma_tiles import TmaKernel, TmaOp, has_tma_alignment, tma_op, tma_kernel_source
+from fmm.kernels.cuda.products.tma_tiles import TmaKernel, TmaOp, has_tma_alignment, tma_kernel_source, tma_op
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem

@@ -14,7 +14,7 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import Launch, VendorCall
 from fmm.kernels.cuda.ops import GemmOp, MirroredOp, MirrorOp, RankOp, View, has_matching_layout
 from fmm.kernels.cuda.products.f16_planes import plane_split_launch
-from fmm.kernels.cuda.products.f16_sums import PlaneSums, plane_sum_launches, find_plane_sums
+from fmm.kernels.cuda.products.f16_sums import PlaneSums, find_plane_sums, plane_sum_launches
 from fmm.kernels.cuda.products.f16x3 import f16x3_launch, f16x3_op, plane_launches, vendor_f16x3_steps
 from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES, TMA_FUSED_SIZES, tma_strategy
 from fmm.kernels.cuda.products.residues import ResidueOp, residue_launches, residue_op, residue_preparation_launches
@@ -220,7 +220,7 @@ def _as_tma(op: TileOp | TileGroup, target: Target) -> TmaOp | None:
     elif strategy is None and isinstance(op, TileOp) and op.open_strategy:
         strategy = target.tiles.fastest_tma_tile_sizes(op, chip)
     tma = tma_op(op, strategy, chip.multiprocessors) if strategy else None
-    return tma if tma and tma.kernel.shared <= chip.shared_per_block else None
+    return tma if tma and tma.kernel.shared_bytes <= chip.shared_per_block else None
 
 
 # ---- f16x3: float32 split into planes of float16, which the tensor cores multiply

@@ -98,7 +98,7 @@ def _strategy_row(s: TileSizes) -> tuple[Cell, ...]:
     x, y = FIGURE_3_THREADS[s.name]
     holds = _strategy_bound(s, GEMM, paper_v100(), 18).holds
     sizes = (s.name, s.m_s, s.n_s, s.k_s, s.m_r, s.n_r)
-    return (*sizes, x, s.threads_m, s.threads_m - x, y, s.threads_n, s.threads_n - y, s.threads, holds)
+    return (*sizes, x, s.threads_m, s.threads_m - x, y, s.threads_n, s.threads_n - y, s.thread_count, holds)
 
 
 def _strategy_bound(s: TileSizes, w: Operands, on: ModelledDevice, equation: int) -> huang_blocks.BlockBound:
@@ -265,7 +265,7 @@ def huang_footnote15() -> Table:
 def _occupancy_row(name: str, level: int, printed: int) -> tuple[Cell, ...]:
     s, w, on = named_strategy(name), VARIANT_0[level], paper_v100()
     computed = huang_blocks.blocks_per_sm(s, w, on)
-    follows = register_counts(on.limits, s.threads, on.element_bytes * block_model.shared_tile(s), printed)
+    follows = register_counts(on.limits, s.thread_count, on.element_bytes * block_model.shared_tile(s), printed)
     kernel = f"{level}-level Var#0" if level else "GEMM"
     formulas = (block_model.registers_needed(s, w), FOOTNOTE_14.count(s, w, on), FOOTNOTE_15.count(s, w, on))
     return (name, kernel, printed, computed, computed - printed, *formulas, follows[0], follows[-1])

@@ -117,7 +117,7 @@ class BlockBound:
 
 def strategy_bounds(s: TileSizes, w: Operands, on: ModelledDevice, k: int | None = None) -> tuple[BlockBound, ...]:
     """Return every bound for one product with the inner dimension k (None: the limit for k to infinity)."""
-    prefetched = min(s.threads * s.m_r - s.m_s * s.k_s, s.threads * s.n_r - s.n_s * s.k_s)
+    prefetched = min(s.thread_count * s.m_r - s.m_s * s.k_s, s.thread_count * s.n_r - s.n_s * s.k_s)
     most = on.limits.max_registers_per_thread
     # (17) has the shared memory of a multiprocessor; on later devices a thread block may use slightly less.
     shared = on.limits.shared_per_block
@@ -211,7 +211,7 @@ class RegisterModel:
         registers = self.count_before_spilling(s, w, on)
         if not self.least_blocks:
             return registers
-        return min(registers, max_registers(on.limits, s.threads, self.least_blocks))
+        return min(registers, max_registers(on.limits, s.thread_count, self.least_blocks))
 
     def count_before_spilling(self, s: TileSizes, w: Operands, on: ModelledDevice) -> int:
         """Return the registers that a thread needs."""
@@ -229,7 +229,7 @@ FOOTNOTE_15 = RegisterModel(unprinted=12, least_blocks=2)
 def blocks_per_sm(s: TileSizes, w: Operands, on: ModelledDevice, model: RegisterModel = FOOTNOTE_15) -> int:
     """Return the active thread blocks of a product's kernel on one multiprocessor."""
     tile = on.element_bytes * shared_tile(s)
-    return active_blocks(on.limits, s.threads, model.count(s, w, on), tile)
+    return active_blocks(on.limits, s.thread_count, model.count(s, w, on), tile)
 
 
 # ---- time, equations (19) to (22)

@@ -57,7 +57,7 @@ class SplitKernel:
     register_loads: int  # loads of a line that a thread holds in registers
     wide: bool  # True if 16 bytes are read at a time
 
-    def call(self, rule: ScalingRule) -> str:
+    def function_cpp(self, rule: ScalingRule) -> str:
         """Return the function of f16_planes.cuh that splits, with its template arguments."""
         own = f"{self.group}, {self.register_loads}, " if self.along == "inner" else ""
         function = "by_line" if self.along == "inner" else "by_position"
@@ -90,29 +90,29 @@ class OperandPlanes:
         return x == y
 
     @property
-    def pitch(self) -> int:
+    def line_pitch(self) -> int:
         """Numbers from one line of a plane to the next."""
         return round_up(self.length, PLANE_CHUNK)
 
     @property
-    def outer(self) -> int:
+    def outer_size(self) -> int:
         """Rows of A, or columns of B."""
         return self.lines if self.along == "inner" else self.length
 
     @property
-    def depth(self) -> int:
+    def inner_size(self) -> int:
         """Length of the inner dimension."""
         return self.length if self.along == "inner" else self.lines
 
     @property
-    def exponents(self) -> int:
+    def exponents_offset(self) -> int:
         """Offset of the exponents in bytes."""
         return self.offset + plane_bytes(self.count * self.lines, self.length)
 
     @property
     def end_offset(self) -> int:
         """Offset behind the exponents in bytes."""
-        return self.exponents + exponent_bytes(self.count * self.outer)
+        return self.exponents_offset + exponent_bytes(self.count * self.outer_size)
 
     def split_kernel(self, alignment: Mapping[str, int]) -> SplitKernel:
         """Return how the operand is split: a thread block for each long line, a warp for each short one."""
@@ -121,36 +121,38 @@ class OperandPlanes:
         if self.along == "outer":
             return SplitKernel("outer", 0, 0, wide)
         group = WARP_THREADS if self.length <= 1024 else SPLIT_THREADS
-        return SplitKernel("inner", group, min(-(-self.pitch // (4 * group)), MAX_REGISTER_LOADS), wide)
+        return SplitKernel("inner", group, min(-(-self.line_pitch // (4 * group)), MAX_REGISTER_LOADS), wide)
 
-    def blocks(self, kernel: SplitKernel, rule: ScalingRule = "default") -> int:
+    def thread_block_count(self, kernel: SplitKernel, rule: ScalingRule = "default") -> int:
         """Return the number of thread blocks that split the operand."""
         sharing = 1 if rule == "separate" else SPLIT_CLUSTER
         if kernel.along == "outer":
-            return self.count * self.pitch // PLANE_CHUNK * sharing
+            return self.count * self.line_pitch // PLANE_CHUNK * sharing
         return round_up(-(-self.count * self.lines // (SPLIT_THREADS // kernel.group)), sharing)
 
-    def parameters(self, kernel: SplitKernel, rule: ScalingRule = "default") -> bytes:
+    def pack_parameters(self, kernel: SplitKernel, rule: ScalingRule = "default") -> bytes:
         """Return struct Operand of f16_planes.cuh; addresses are zero."""
         x = self.source
-        counts = self.lines, self.length, self.count, self.blocks(kernel, rule)
-        return struct.pack("<6q4i", 0, 0, 0, x.leading, x.stride, self.pitch, *counts)
+        counts = self.lines, self.length, self.count, self.thread_block_count(kernel, rule)
+        return struct.pack("<6q4i", 0, 0, 0, x.leading, x.stride, self.line_pitch, *counts)
 
-    def slots(self, first: int) -> tuple[Slot, ...]:
+    def address_slots(self, first: int) -> tuple[Slot, ...]:
         """Return the addresses of operand, planes and exponents, for a struct that begins at word `first`."""
         x = self.source
         return (
             Slot(first, x.base, x.offset),
             Slot(first + 1, self.base, self.offset),
-            Slot(first + 2, self.base, self.exponents),
+            Slot(first + 2, self.base, self.exponents_offset),
         )
 
     def tensor_map(self, most: int) -> TensorMap:
         """Return the map of planes in which hi and lo alternate by 64 numbers; one copy loads at most `most` lines."""
-        length = PLANES_PER_OPERAND * self.pitch
+        length = PLANES_PER_OPERAND * self.line_pitch
         piece = BlockTerm(self.base, self.offset, self.lines, length)
         box = (PLANE_CHUNK, most if self.along == "inner" else PLANE_CHUNK)
-        return TensorMap(piece, "float16", length, self.lines, self.count, length, length * self.lines, box, TILE_LINE_BYTES)
+        return TensorMap(
+            piece, "float16", length, self.lines, self.count, length, length * self.lines, box, TILE_LINE_BYTES
+        )
 
 
 def operand_planes(op: GemmOp) -> tuple[OperandPlanes, OperandPlanes]:
@@ -201,7 +203,7 @@ def plane_split_kernel_source(kernels: tuple[SplitKernel, ...], rule: ScalingRul
     for name, kernel in zip(names, kernels, strict=True):
         forgets = f"fmm::planes::reset_inner(p.{name}, block), " if rule == "recorded" else ""
         body += [
-            f"if (block < p.{name}.blocks) return {forgets}fmm::planes::{kernel.call(rule)}(p.{name}, block);",
+            f"if (block < p.{name}.blocks) return {forgets}fmm::planes::{kernel.function_cpp(rule)}(p.{name}, block);",
             f"block -= p.{name}.blocks;",
         ]
     header, clusters = (
@@ -220,9 +222,9 @@ def plane_split_launch(
     `alignment` maps a base to the largest power of two that divides its address.
     """
     kernels = tuple(x.split_kernel(alignment) for x in operands)
-    parameters = [x.parameters(kernel, rule) for x, kernel in zip(operands, kernels, strict=True)]
-    slots = tuple(slot for i, x in enumerate(operands) for slot in x.slots(i * len(parameters[0]) // 8))
-    grid = sum(x.blocks(kernel, rule) for x, kernel in zip(operands, kernels, strict=True)), 1, 1
+    parameters = [x.pack_parameters(kernel, rule) for x, kernel in zip(operands, kernels, strict=True)]
+    slots = tuple(slot for i, x in enumerate(operands) for slot in x.address_slots(i * len(parameters[0]) // 8))
+    grid = sum(x.thread_block_count(kernel, rule) for x, kernel in zip(operands, kernels, strict=True)), 1, 1
     architecture = "" if rule == "separate" else "sm_90a"
     kernel = Kernel(plane_split_kernel_source, (kernels, rule), ENTRY_NAME, SPLIT_THREADS, architecture=architecture)
     names = " and ".join("AB"[i] if len(operands) > 1 else operands[i].source.base for i in range(len(operands)))
@@ -249,29 +251,29 @@ class ExponentSpread:
     @property
     def right_exponents_offset(self) -> int:
         """Offset of B's exponents in bytes."""
-        return self.offset + exponent_bytes(self.left.count * self.left.depth)
+        return self.offset + exponent_bytes(self.left.count * self.left.inner_size)
 
     @property
     def balance_offset(self) -> int:
         """Offset of the decision whether to balance, in bytes."""
-        return self.right_exponents_offset + exponent_bytes(self.right.count * self.right.depth)
+        return self.right_exponents_offset + exponent_bytes(self.right.count * self.right.inner_size)
 
     @property
     def end_offset(self) -> int:
         """Offset of the end of these parts, in bytes."""
         return self.balance_offset + PLANE_ALIGN_BYTES
 
-    def parameters(self, kernels: tuple[SplitKernel, SplitKernel]) -> tuple[bytes, tuple[Slot, ...]]:
+    def pack_parameters(self, kernels: tuple[SplitKernel, SplitKernel]) -> tuple[bytes, tuple[Slot, ...]]:
         """Return both structs SpreadOperand of f16_spread.cuh, and the slots of their addresses."""
         inner = (self.offset, self.right_exponents_offset)
         parts: list[bytes] = []
         slots: list[Slot] = []
         for i, (x, kernel) in enumerate(zip((self.left, self.right), kernels, strict=True)):
-            operand = x.parameters(kernel)
+            operand = x.pack_parameters(kernel)
             first = sum(map(len, parts)) // 8
             after = first + len(operand) // 8
-            parts.append(operand + struct.pack("<3q2i", 0, 0, 0, x.depth, -1 if i else 1))
-            slots += [*x.slots(first), Slot(after, "W", inner[i]), Slot(after + 1, "W", inner[1 - i])]
+            parts.append(operand + struct.pack("<3q2i", 0, 0, 0, x.inner_size, -1 if i else 1))
+            slots += [*x.address_slots(first), Slot(after, "W", inner[i]), Slot(after + 1, "W", inner[1 - i])]
             slots.append(Slot(after + 2, "W", self.balance_offset))
         return b"".join(parts), tuple(slots)
 
@@ -289,14 +291,16 @@ def checked_split_launches(
 ) -> tuple[Launch, Launch, Launch]:
     """Return three launches: split and record the spread, decide whether to balance, and split again if so."""
     kernels = x.left.split_kernel(alignment), x.right.split_kernel(alignment)
-    parameters, slots = x.parameters(kernels)
-    grid = x.left.blocks(kernels[0]) + x.right.blocks(kernels[1]), 1, 1
+    parameters, slots = x.pack_parameters(kernels)
+    grid = x.left.thread_block_count(kernels[0]) + x.right.thread_block_count(kernels[1]), 1, 1
 
     def split_launch(rule: ScalingRule, label: str) -> Launch:
         kernel = Kernel(plane_split_kernel_source, (kernels, rule), ENTRY_NAME, SPLIT_THREADS, architecture="sm_90a")
         return Launch("sums", f"f16_spread: {label}", kernel, grid, parameters, slots)
 
-    source = Kernel(balance_kernel_source, (x.left.along, x.right.along), ENTRY_NAME, SPLIT_THREADS, architecture="sm_90a")
+    source = Kernel(
+        balance_kernel_source, (x.left.along, x.right.along), ENTRY_NAME, SPLIT_THREADS, architecture="sm_90a"
+    )
     balance = Launch(
         "sums",
         "f16_spread: decides whether to balance the inner dimension",
@@ -305,5 +309,7 @@ def checked_split_launches(
         parameters + bytes(8),
         (*slots, Slot(len(parameters) // 8, "W", x.balance_offset)),
     )
-    first = split_launch("recorded", "splits A and B in two float16 numbers each, records how rows and columns are spread")
+    first = split_launch(
+        "recorded", "splits A and B in two float16 numbers each, records how rows and columns are spread"
+    )
     return first, balance, split_launch("balanced", "splits again if the inner dimension is to be balanced")

@@ -22,7 +22,11 @@ from fmm.kernels.cuda.products.tiling import VECTOR_BYTES
 from fmm.kernels.cuda.sums.sum_kernel import SUM_THREADS, SumKernel, step_lines
 from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, GRID_LIMIT, BlockArray, SumOp
 
-EXTENT_THREADS, WARP_THREADS, STRIP_POSITIONS = 256, 32, 32  # as in f16_sums.cuh: threads, a warp, positions of a thread block
+EXTENT_THREADS, WARP_THREADS, STRIP_POSITIONS = (
+    256,
+    32,
+    32,
+)  # as in f16_sums.cuh: threads, a warp, positions of a thread block
 MASK_BITS = 64  # number of blocks that the bit mask of a sum can name
 
 
@@ -40,38 +44,40 @@ class PlaneSums:
         return False
 
     @cached_property
-    def source(self) -> BlockArray:
+    def source_array(self) -> BlockArray:
         """The matrix that provides the blocks."""
         return self.split.arrays[self.split.kernel.reads[0].array]
 
     @property
-    def blocks(self) -> tuple[int, int]:
+    def block_counts(self) -> tuple[int, int]:
         """Rows and columns of blocks in the source matrix."""
         reads = self.split.kernel.reads
         return 1 + max(x.i for x in reads), 1 + max(x.j for x in reads)
 
     @property
-    def lines(self) -> bool:
+    def is_k_major(self) -> bool:
         """True if lines run along the inner dimension, so that each line has an exponent."""
         return self.planes.along == "inner"
 
     @cached_property
     def block_masks(self) -> tuple[int, ...]:
         """For each sum, a bit mask of its blocks."""
-        reads, across = self.split.kernel.reads, self.blocks[1]
+        reads, across = self.split.kernel.reads, self.block_counts[1]
         return tuple(
             sum(1 << (x.i * across + x.j) for x, c in zip(reads, row, strict=True) if c)
             for row in self.split.kernel.program.matrix()
         )
 
     @cached_property
-    def kernel(self) -> SumKernel:
+    def sum_kernel(self) -> SumKernel:
         """The split's kernel; if lines of planes are padded, it checks every number against the end of the line."""
         kernel = self.split.kernel
-        return kernel if self.planes.pitch == self.split.cols else replace(kernel, unchecked=frozenset())
+        return kernel if self.planes.line_pitch == self.split.cols else replace(kernel, unchecked=frozenset())
 
 
-def find_plane_sums(split: SumOp, product: GemmOp, alignment: Mapping[str, int], separate: bool = False) -> PlaneSums | None:
+def find_plane_sums(
+    split: SumOp, product: GemmOp, alignment: Mapping[str, int], separate: bool = False
+) -> PlaneSums | None:
     """Return the split that writes planes in place of an operand of a batch of products.
 
     The result is None if the split writes neither operand of the batch, or cannot write planes.
@@ -109,7 +115,7 @@ def _can_write_planes(split: SumOp, x: OperandPlanes) -> bool:
         and all(c in (-1, 0, 1) for row in kernel.program.matrix() for c in row)
         and (1 + max(i for i, _ in blocks)) * (1 + max(j for _, j in blocks)) <= MASK_BITS
         and 8 * x.count + VECTOR_BYTES + ARRAY_BYTES <= PARAMETER_BYTES
-        and -(-x.pitch // (SUM_THREADS * kernel.vector_width)) <= GRID_LIMIT
+        and -(-x.line_pitch // (SUM_THREADS * kernel.vector_width)) <= GRID_LIMIT
     )
 
 
@@ -155,15 +161,19 @@ def _maxima_launch(x: PlaneSums, alignment: Mapping[str, int]) -> Launch:
 
     The results go to the memory of the sums, which no other launch writes now.
     """
-    a, (down, across) = x.source, x.blocks
+    a, (down, across) = x.source_array, x.block_counts
     parameters = struct.pack(
         "<5q6i", 0, 0, a.row, a.down, a.right, a.rows, a.cols, a.height, a.width, across, down * across
     )
     wide = all(step * FLOAT32_BYTES % VECTOR_BYTES == 0 for step in (a.row, a.down, a.right))
     wide = wide and a.offset % VECTOR_BYTES == 0 and alignment[a.base] % VECTOR_BYTES == 0
     blocks = down * across
-    grid = -(-blocks * a.height // (EXTENT_THREADS // WARP_THREADS)) if x.lines else blocks * -(-a.width // STRIP_POSITIONS)
-    kernel = Kernel(maxima_kernel_source, (x.lines, wide), ENTRY_NAME, EXTENT_THREADS)
+    grid = (
+        -(-blocks * a.height // (EXTENT_THREADS // WARP_THREADS))
+        if x.is_k_major
+        else blocks * -(-a.width // STRIP_POSITIONS)
+    )
+    kernel = Kernel(maxima_kernel_source, (x.is_k_major, wide), ENTRY_NAME, EXTENT_THREADS)
     label = f"f16_sums: largest numbers of {blocks} blocks of {a.base}"
     slots = Slot(0, a.base, a.offset), _maxima_slot(x, 1)
     return Launch("sums", label, kernel, (grid, 1, 1), parameters, slots)
@@ -171,11 +181,11 @@ def _maxima_launch(x: PlaneSums, alignment: Mapping[str, int]) -> Launch:
 
 def _exponent_launch(x: PlaneSums) -> Launch:
     """Return the launch that bounds the largest numbers of sums, and sets their exponents."""
-    down, across = x.blocks
-    parameters = struct.pack(f"<2q2i{x.planes.count}Q", 0, 0, x.planes.outer, down * across, *x.block_masks)
-    grid = -(-x.planes.outer // EXTENT_THREADS), x.planes.count, 1
+    down, across = x.block_counts
+    parameters = struct.pack(f"<2q2i{x.planes.count}Q", 0, 0, x.planes.outer_size, down * across, *x.block_masks)
+    grid = -(-x.planes.outer_size // EXTENT_THREADS), x.planes.count, 1
     kernel = Kernel(exponent_kernel_source, (x.planes.count,), ENTRY_NAME, EXTENT_THREADS)
-    slots = _maxima_slot(x, 0), Slot(1, x.planes.base, x.planes.exponents)
+    slots = _maxima_slot(x, 0), Slot(1, x.planes.base, x.planes.exponents_offset)
     return Launch("sums", f"f16_sums: exponents of {x.planes.count} sums", kernel, grid, parameters, slots)
 
 
@@ -186,12 +196,14 @@ def _maxima_slot(x: PlaneSums, word: int) -> Slot:
 
 def _sum_launch(x: PlaneSums) -> Launch:
     """Return the launch that forms the sums and writes their planes."""
-    op, planes = replace(x.split, kernel=x.kernel, cols=x.planes.pitch), x.planes
-    parameters = op.parameters + struct.pack("<3q4i", 0, 0, planes.pitch, planes.lines, planes.length, planes.count, 0)
+    op, planes = replace(x.split, kernel=x.sum_kernel, cols=x.planes.line_pitch), x.planes
+    parameters = op.parameters + struct.pack(
+        "<3q4i", 0, 0, planes.line_pitch, planes.lines, planes.length, planes.count, 0
+    )
     words, after = ARRAY_BYTES // 8, len(op.parameters) // 8
     slots = [Slot(words * i, a.base, a.offset) for i, a in enumerate(op.arrays)]
-    slots += [Slot(after, planes.base, planes.offset), Slot(after + 1, planes.base, planes.exponents)]
-    grid = planes.lines, -(-planes.pitch // (SUM_THREADS * x.kernel.vector_width)), 1
-    kernel = Kernel(plane_sum_kernel_source, (x.kernel, x.lines, x.separate), ENTRY_NAME, SUM_THREADS)
-    label = f"f16_sums, {op.label}: {planes.count} sums of {len(x.kernel.reads)} blocks as two float16 numbers each"
+    slots += [Slot(after, planes.base, planes.offset), Slot(after + 1, planes.base, planes.exponents_offset)]
+    grid = planes.lines, -(-planes.line_pitch // (SUM_THREADS * x.sum_kernel.vector_width)), 1
+    kernel = Kernel(plane_sum_kernel_source, (x.sum_kernel, x.is_k_major, x.separate), ENTRY_NAME, SUM_THREADS)
+    label = f"f16_sums, {op.label}: {planes.count} sums of {len(x.sum_kernel.reads)} blocks as two float16 numbers each"
     return Launch("sums", label, kernel, grid, parameters, tuple(slots))

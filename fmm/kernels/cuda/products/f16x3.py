@@ -53,7 +53,7 @@ class F16x3Kernel:
     triangle: TriangleTiles | None = None
 
     @property
-    def shared(self) -> int:
+    def shared_bytes(self) -> int:
         """Bytes of shared memory: tiles of hi and lo of A and B, barriers."""
         s = self.sizes
         return s.stages * (PLANES_PER_OPERAND * (s.m_s + s.n_s) * TILE_LINE_BYTES + 2 * BARRIER_BYTES)
@@ -72,7 +72,7 @@ def f16x3_kernel_source(kernel: F16x3Kernel) -> str:
         f"fmm::multiply_f16x3<Step, Sizes, {left}, {right}, {str(kernel.checked).lower()}>(p, memory);",
     )
     before = [*wgmma_instructions(DTYPES["float16"], s.n_s, planes=True), ""]
-    return entry_source("fmm::Product3", body, "gemm_f16x3.cuh", (s.threads, 1), clusters=s.cluster, before=before)
+    return entry_source("fmm::Product3", body, "gemm_f16x3.cuh", (s.thread_count, 1), clusters=s.cluster, before=before)
 
 
 @dataclass(frozen=True)
@@ -101,30 +101,40 @@ class F16x3Op:
         return self.left.count
 
     @cached_property
-    def maps(self) -> tuple[TensorMap, TensorMap]:
+    def tensor_maps(self) -> tuple[TensorMap, TensorMap]:
         s = self.kernel.sizes
         return self.left.tensor_map(s.m_s), self.right.tensor_map(s.n_s)
 
     @property
-    def tiles(self) -> tuple[int, int]:
+    def cluster_tile_counts(self) -> tuple[int, int]:
         """Rows and columns of clusters' tiles in C."""
         return cluster_tiles(self.m, self.n, self.kernel.sizes)
 
     @property
-    def units(self) -> int:
+    def cluster_tile_total(self) -> int:
         """Clusters' tiles in all; the resident clusters take them one after the other."""
-        return count_cluster_tiles(self.tiles, self.kernel.sizes, self.kernel.triangle is not None) * self.count
+        return (
+            count_cluster_tiles(self.cluster_tile_counts, self.kernel.sizes, self.kernel.triangle is not None)
+            * self.count
+        )
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        return min(self.units, self.clusters) * self.kernel.sizes.cluster, 1, 1
+        return min(self.cluster_tile_total, self.clusters) * self.kernel.sizes.cluster, 1, 1
 
     @cached_property
-    def parameters(self) -> bytes:
+    def parameter_bytes(self) -> bytes:
         """struct Product3 of gemm_f16x3.cuh; maps and addresses are zero."""
-        maps = bytes(TENSOR_MAP_BYTES * len(self.maps) + POINTER_COUNT * 8)
+        maps = bytes(TENSOR_MAP_BYTES * len(self.tensor_maps) + POINTER_COUNT * 8)
         lines = self.dest.leading, self.dest.stride, self.addend.right if self.addend else self.dest.leading
-        counts = self.m, self.n, -(-self.k // PLANE_CHUNK), *self.tiles, raster_rows(self.kernel.sizes), self.units
+        counts = (
+            self.m,
+            self.n,
+            -(-self.k // PLANE_CHUNK),
+            *self.cluster_tile_counts,
+            raster_rows(self.kernel.sizes),
+            self.cluster_tile_total,
+        )
         numbers = struct.pack("<3q7i2f", *lines, *counts, self.factor, self.keep)
         return maps + numbers + bytes(-len(maps + numbers) % 64)
 
@@ -156,20 +166,22 @@ def plane_launches(op: F16x3Op, multiprocessors: int, alignment: Mapping[str, in
 
 def f16x3_launch(op: F16x3Op, flagged: bool) -> Launch:
     """Return the launch that multiplies the planes; if `flagged`, it raises the flag for an inf or NaN in C."""
-    words = [i * MAP_WORDS for i in range(len(op.maps))]
-    after = len(op.maps) * MAP_WORDS
-    slots = [Slot(word, x.piece.base, x.piece.offset) for word, x in zip(words, op.maps, strict=True)]
-    slots += [Slot(after, op.dest.base, op.dest.offset), Slot(after + 1, op.left.base, op.left.exponents)]
-    slots += [Slot(after + 2, op.right.base, op.right.exponents), *([Slot(after + 3, FLAG)] if flagged else [])]
+    words = [i * MAP_WORDS for i in range(len(op.tensor_maps))]
+    after = len(op.tensor_maps) * MAP_WORDS
+    slots = [Slot(word, x.piece.base, x.piece.offset) for word, x in zip(words, op.tensor_maps, strict=True)]
+    slots += [Slot(after, op.dest.base, op.dest.offset), Slot(after + 1, op.left.base, op.left.exponents_offset)]
+    slots += [Slot(after + 2, op.right.base, op.right.exponents_offset), *([Slot(after + 3, FLAG)] if flagged else [])]
     addend = op.addend or op.dest
     slots += [Slot(after + 4, addend.base, addend.offset)] if op.keep else []
     s = op.kernel.sizes
-    kernel = Kernel(f16x3_kernel_source, (op.kernel,), ENTRY_NAME, s.threads, op.kernel.shared, architecture="sm_90a")
+    kernel = Kernel(
+        f16x3_kernel_source, (op.kernel,), ENTRY_NAME, s.thread_count, op.kernel.shared_bytes, architecture="sm_90a"
+    )
     extra = f", a batch of {op.count}" if op.count > 1 else ""
     extra += f", {TRIANGLE_LABELS[op.kernel.triangle]}" if op.kernel.triangle else ""
     label = f"gemm_f16x3: three float16 products, tiles of {s.m_s} x {s.n_s}, clusters of {s.cluster}{extra}"
-    maps = tuple(zip(words, op.maps, strict=True))
-    return Launch("product", label, kernel, op.grid, op.parameters, tuple(slots), maps)
+    maps = tuple(zip(words, op.tensor_maps, strict=True))
+    return Launch("product", label, kernel, op.grid, op.parameter_bytes, tuple(slots), maps)
 
 
 # ---- without warpgroups: the vendor multiplies the planes
@@ -227,9 +239,9 @@ def _vendor_call(op: GemmOp, a: OperandPlanes, b: OperandPlanes, x: PlaneProduct
 
 def _plane_factor(x: OperandPlanes, source: GemmOperand, start: int, lo: bool) -> GemmOperand:
     """Return plane hi or lo as an operand of the BLAS call, from position `start` of the inner dimension on."""
-    numbers = x.lines * x.pitch
-    first = (x.count * numbers if lo else 0) + (start if x.along == "inner" else start * x.pitch)
-    return GemmOperand(x.base, x.offset + FLOAT16_BYTES * first, x.pitch, source.transposed, numbers)
+    numbers = x.lines * x.line_pitch
+    first = (x.count * numbers if lo else 0) + (start if x.along == "inner" else start * x.line_pitch)
+    return GemmOperand(x.base, x.offset + FLOAT16_BYTES * first, x.line_pitch, source.transposed, numbers)
 
 
 def _unscale_launch(op: GemmOp, a: OperandPlanes, b: OperandPlanes, multiprocessors: int, flagged: bool) -> Launch:
@@ -238,7 +250,11 @@ def _unscale_launch(op: GemmOp, a: OperandPlanes, b: OperandPlanes, multiprocess
     counts = m, n, op.count
     parameters = struct.pack("<7q3if", *[0] * 5, c.leading, c.stride, *counts, complex(op.alpha).real)
     slots = [Slot(0, c.base, c.offset), Slot(1, c.base, c.offset)]
-    slots += [Slot(2, a.base, a.exponents), Slot(3, b.base, b.exponents), *([Slot(4, FLAG)] if flagged else [])]
+    slots += [
+        Slot(2, a.base, a.exponents_offset),
+        Slot(3, b.base, b.exponents_offset),
+        *([Slot(4, FLAG)] if flagged else []),
+    ]
     grid = min(m * op.count, 8 * multiprocessors), 1, 1
     kernel = Kernel(unscale_kernel_source, (), ENTRY_NAME, SPLIT_THREADS)
     label = "f16_unscale: undoes the scaling of rows and columns"

@@ -35,7 +35,13 @@ class FusedLaunches:
     """The launches of a fused level; `written` has the numbers of the blocks of C that earlier launches write."""
 
     def __init__(
-        self, level: FusedProducts, strategy: TileSizes | None, dtype: str, blocks: ProductBlocks, alpha: float, beta: float
+        self,
+        level: FusedProducts,
+        strategy: TileSizes | None,
+        dtype: str,
+        blocks: ProductBlocks,
+        alpha: float,
+        beta: float,
     ) -> None:
         # Without a strategy, or with one of the copy engine's kernel, one launch does all products if the device can.
         self.one_launch = strategy is None or tma_strategy(strategy.name) is not None
@@ -44,11 +50,11 @@ class FusedLaunches:
         self.written: set[int] = set()
 
     @property
-    def atomic(self) -> bool:
+    def is_atomic(self) -> bool:
         """True if launches add atomically, so that C must hold beta times its old value before the first launch."""
         return "atomic" in self.tasks
 
-    def stages(self) -> Iterator[list[list[TileOp | TileGroup]]]:
+    def staged_launches(self) -> Iterator[list[list[TileOp | TileGroup]]]:
         """Yield the launches of one stage after the other, as a list of launches for each stream."""
         if self.one_launch and not self.tasks:
             products = [op for p in range(self.scheme.rank) if (op := self._product_op(p)) is not None]
@@ -68,7 +74,7 @@ class FusedLaunches:
                     ops.append(replace(op, may_overlap=may_overlap))
                     may_overlap = True
             if ops:
-                yield ops[0] if len(ops) == 1 else TileGroup(tuple(ops), "atomic" if self.atomic else "free")
+                yield ops[0] if len(ops) == 1 else TileGroup(tuple(ops), "atomic" if self.is_atomic else "free")
 
     def _product_op(self, product: int) -> TileOp | None:
         """Return one product of the scheme; None if it has no factor or no destination."""
@@ -78,7 +84,7 @@ class FusedLaunches:
         if not (left and right and dest):
             return None
         into = [(self.alpha * c, x) for _, c, x in dest]
-        update: UpdateMode = "atomic" if self.atomic else "keep"
+        update: UpdateMode = "atomic" if self.is_atomic else "keep"
         op = tile_op_with_sums(self.strategy, self.dtype, [t[1:] for t in left], [t[1:] for t in right], into, update)
         keeps = [1.0 if i in self.written else self.beta for i, *_ in dest]
         self.written.update(i for i, *_ in dest)
@@ -100,7 +106,10 @@ def tile_op_with_sums(
     transposed = dest[0][1].right != 1
     if transposed:
         left, right, m, n = right, left, n, m
-    along: tuple[ContiguousAxis, ContiguousAxis] = _operand_along(left[0][1], 0, transposed), _operand_along(right[0][1], 1, transposed)
+    along: tuple[ContiguousAxis, ContiguousAxis] = (
+        _operand_along(left[0][1], 0, transposed),
+        _operand_along(right[0][1], 1, transposed),
+    )
     # Sums are formed one tile ahead, so that more than two stages gain nothing.
     epilogue = adding_epilogue(len(dest), update)
     kernel = TileKernel(replace(s, stages=2), dtype, len(left), len(right), epilogue, along)
@@ -133,7 +142,10 @@ def tile_op_with_update(
     blocks = list(dict.fromkeys((*writes, *reads)))
     read, written = (tuple(blocks.index(x) for x in side) for side in (reads, writes))
     epilogue, coefficients = to_adding_epilogue(Epilogue(update, read, written))
-    along: tuple[ContiguousAxis, ContiguousAxis] = _operand_along(left, 0, transposed), _operand_along(right, 1, transposed)
+    along: tuple[ContiguousAxis, ContiguousAxis] = (
+        _operand_along(left, 0, transposed),
+        _operand_along(right, 1, transposed),
+    )
     kernel = TileKernel(s or FUSED_SIZES[dtype], dtype, epilogue=epilogue, along=along, paths=leaf_paths(leaf))
     a, b = (_row_major_piece(x, transposed, 1) for x in (left, right))
     dests = tuple(_row_major_piece(x, transposed, *pair) for x, pair in zip(blocks, coefficients, strict=True))

@@ -49,7 +49,7 @@ class TileSizes:
         return self.n_s // self.n_r
 
     @property
-    def threads(self) -> int:
+    def thread_count(self) -> int:
         return self.threads_m * self.threads_n
 
 

@@ -84,7 +84,7 @@ class MeasureKernel:
     group: int
     wide: bool  # True if 16 bytes are read at a time
 
-    def call(self, operand: str, block: str) -> str:
+    def call_cpp(self, operand: str, block: str) -> str:
         """Return the call of a function of residue_planes.cuh."""
         wide = str(self.wide).lower()
         named = f"measure_lines<{self.group}, {wide}>" if self.along == "inner" else f"measure_and_transpose<{wide}>"
@@ -116,19 +116,19 @@ class ResidueOperand:
         if self.is_prepared or (self.along == "inner" and not scaled):
             return None
         group = WARP_THREADS if self.geometry.k <= WARP_LINE_LENGTH else RESIDUE_THREADS
-        return MeasureKernel(self.along, group if self.along == "inner" else 0, self.reads_wide(aligned))
+        return MeasureKernel(self.along, group if self.along == "inner" else 0, self.has_wide_lines(aligned))
 
-    def reads_wide(self, aligned: bool) -> bool:
+    def has_wide_lines(self, aligned: bool) -> bool:
         """Return True if all lines begin at multiples of four numbers, or of 16 bytes."""
         x, item = self.source, self.geometry.item
         unit = min(4 * item, VECTOR_BYTES)
         return aligned and all(step * item % unit == 0 for step in (x.leading, x.stride)) and x.offset % unit == 0
 
-    def splits_wide(self, aligned: bool) -> bool:
+    def can_split_wide(self, aligned: bool) -> bool:
         """Return True if the split can read several numbers at a time, from the operand or its transposed copy."""
-        return self.is_prepared or self.along == "outer" or self.reads_wide(aligned)
+        return self.is_prepared or self.along == "outer" or self.has_wide_lines(aligned)
 
-    def measure_blocks(self, kernel: MeasureKernel | None) -> int:
+    def measure_block_count(self, kernel: MeasureKernel | None) -> int:
         """Return the number of thread blocks that measure the operand."""
         if kernel is None:
             return 0
@@ -137,13 +137,13 @@ class ResidueOperand:
         return round_up(-(-self.geometry.count * self.lines // (RESIDUE_THREADS // kernel.group)), RESIDUE_CLUSTER)
 
     @property
-    def split_blocks(self) -> int:
+    def split_block_count(self) -> int:
         """The number of thread blocks that split the operand."""
         if self.bytes_from or self.is_prepared:
             return 0
         return -(-self.geometry.count * self.block[0] * (self.block[1] // 4) // RESIDUE_THREADS)
 
-    def parameters(self, blocks: int) -> bytes:
+    def pack_parameters(self, blocks: int) -> bytes:
         """Return struct Operand of residue_planes.cuh; addresses are zero."""
         x, g = self.source, self.geometry
         top = max(max_scaled_norm(g.moduli, g.k), 0.0)
@@ -151,7 +151,7 @@ class ResidueOperand:
         distances = x.leading, x.stride, copy_pitch
         return struct.pack("<4q3qd6i", 0, 0, 0, 0, *distances, top, self.lines, g.k, g.count, blocks, *self.block)
 
-    def slots(self, first: int) -> tuple[Slot, ...]:
+    def address_slots(self, first: int) -> tuple[Slot, ...]:
         """Return the slots of the addresses, for a struct that begins at word `first`."""
         x = self.source
         copy = self.planes if self.bytes_from else self.transposed_copy
@@ -180,13 +180,17 @@ def byte_plane_map(piece: BlockTerm, layers: int, most: int, filled: int | None 
     """Return the map of planes; numbers of a line from `filled` on read as zero."""
     lines, length = piece.rows, piece.cols
     read = length if filled is None else filled
-    return TensorMap(piece, BYTE.name, read, lines, layers, length, lines * length, (TILE_LINE_BYTES, most), TILE_LINE_BYTES)
+    return TensorMap(
+        piece, BYTE.name, read, lines, layers, length, lines * length, (TILE_LINE_BYTES, most), TILE_LINE_BYTES
+    )
 
 
 def source_byte_map(x: GemmOperand, lines: int, length: int, layers: int, most: int) -> TensorMap:
     """Return the map of an operand, or of C, that holds the bytes itself."""
     piece = BlockTerm(x.base, x.offset, lines, length)
-    return TensorMap(piece, BYTE.name, length, lines, layers, x.leading, x.stride, (TILE_LINE_BYTES, most), TILE_LINE_BYTES)
+    return TensorMap(
+        piece, BYTE.name, length, lines, layers, x.leading, x.stride, (TILE_LINE_BYTES, most), TILE_LINE_BYTES
+    )
 
 
 # ---- sources
@@ -198,9 +202,9 @@ def measure_kernel_source(left: MeasureKernel | None, right: MeasureKernel | Non
     body = (
         "const int block = blockIdx.x;",
         "if (block < p.left.blocks) {",
-        *([f"    {left.call('p.left', 'block')}"] if left else []),
+        *([f"    {left.call_cpp('p.left', 'block')}"] if left else []),
         "} else {",
-        *([f"    {right.call('p.right', 'block - p.left.blocks')}"] if right else []),
+        *([f"    {right.call_cpp('p.right', 'block - p.left.blocks')}"] if right else []),
         "}",
     )
     parameters = f"{RESIDUE_NAMESPACE}Operands<{operand_type_cpp(dtype)}>"
@@ -249,10 +253,10 @@ def measure_launch(sides: ResidueOperandPair, dtype: str, aligned: tuple[bool, .
     """
     scaled = not DTYPES[dtype].exact
     kernels = [x.measure_kernel(wide, scaled) for x, wide in zip(sides, aligned, strict=True)]
-    blocks = [x.measure_blocks(kernel) for x, kernel in zip(sides, kernels, strict=True)]
-    parameters = b"".join(x.parameters(count) for x, count in zip(sides, blocks, strict=True))
+    blocks = [x.measure_block_count(kernel) for x, kernel in zip(sides, kernels, strict=True)]
+    parameters = b"".join(x.pack_parameters(count) for x, count in zip(sides, blocks, strict=True))
     kernel = Kernel(measure_kernel_source, (*kernels, dtype), ENTRY_NAME, RESIDUE_THREADS, architecture="sm_90a")
-    slots = (*sides[0].slots(0), *sides[1].slots(OPERAND_WORDS))
+    slots = (*sides[0].address_slots(0), *sides[1].address_slots(OPERAND_WORDS))
     does = "how large A's rows and B's columns are" if scaled else "transposes operands that are not K-major"
     return Launch("sums", f"residue_planes: {does}", kernel, (sum(blocks), 1, 1), parameters, slots)
 
@@ -262,12 +266,12 @@ def residue_split_launch(
 ) -> Launch:
     """Return the launch that makes the planes of both operands modulo these numbers."""
     levels = sides[0].geometry.levels
-    wide = tuple(x.splits_wide(each) for x, each in zip(sides, aligned, strict=True))
-    parameters = b"".join(x.parameters(x.split_blocks) for x in sides) + moduli_table(moduli)
+    wide = tuple(x.can_split_wide(each) for x, each in zip(sides, aligned, strict=True))
+    parameters = b"".join(x.pack_parameters(x.split_block_count) for x in sides) + moduli_table(moduli)
     parameters += struct.pack("<i", len(moduli))
     kernel = Kernel(residue_split_kernel_source, (levels, *wide, dtype), ENTRY_NAME, RESIDUE_THREADS)
-    slots = (*sides[0].slots(0), *sides[1].slots(OPERAND_WORDS))
+    slots = (*sides[0].address_slots(0), *sides[1].address_slots(OPERAND_WORDS))
     sums = f", sums of {'two levels' if levels == 2 else 'a level'} of Strassen's algorithm" if levels else ""
     label = f"residue_planes: residues of A and B modulo {len(moduli)} numbers{sums}"
-    grid = sum(x.split_blocks for x in sides), 1, 1
+    grid = sum(x.split_block_count for x in sides), 1, 1
     return Launch("sums", label, kernel, grid, parameters + bytes(-len(parameters) % VECTOR_BYTES), slots)

@@ -75,16 +75,16 @@ class ResidueOp:
         return id(self)
 
     @property
-    def sides(self) -> tuple[ResidueOperand, ResidueOperand]:
+    def operands(self) -> tuple[ResidueOperand, ResidueOperand]:
         return self.left, self.right
 
     @property
-    def groups(self) -> tuple[tuple[int, ...], ...]:
+    def modulus_groups(self) -> tuple[tuple[int, ...], ...]:
         """The moduli in groups; the workspace holds the planes of one group at a time."""
         moduli, together = remainder_weights(self.geometry.moduli).moduli, self.geometry.together
         return tuple(moduli[i : i + together] for i in range(0, len(moduli), together))
 
-    def product(self, first: int, count: int) -> WgmmaOp[ResidueKernel]:
+    def plane_product_op(self, first: int, count: int) -> WgmmaOp[ResidueKernel]:
         """Return the launch of the products of planes for `count` moduli from number `first`."""
         g, (rows, inner, columns) = self.geometry, self.geometry.block
         layers = count * g.products
@@ -125,7 +125,9 @@ def residue_op(
     y = ResidueOperand(right, along[1], n, g, (columns, inner), right_exponents, b, copies + g.transposed[0], second)
     x, y = _reuse_prepared_planes(op, x, "A"), _reuse_prepared_planes(op, y, "B")
     # The copy engine writes 16 bytes at a time, so zeros would follow a row that ends within 16 bytes.
-    writes_c = are_residues and (alpha, beta) == (1, 0) and n % VECTOR_BYTES == 0 and _is_tma_aligned(op.dest, alignment)
+    writes_c = (
+        are_residues and (alpha, beta) == (1, 0) and n % VECTOR_BYTES == 0 and _is_tma_aligned(op.dest, alignment)
+    )
     # The products of a fast scheme's blocks are not their own adjoints.
     lower_only = op.triangle is not None and not levels and not DTYPES[dtype].exact
     return ResidueOp(dtype, g, x, y, op.dest, c, multiprocessors, alpha.real, beta.real, writes_c, lower_only)
@@ -173,12 +175,12 @@ def residue_launches(op: ResidueOp, alignment: Mapping[str, int], flagged: bool)
     for an inf or NaN in C.
     """
     aligned, exact = _operand_alignments(op, alignment), DTYPES[op.dtype].exact
-    measures = any(x.measure_kernel(False, not exact) is not None for x in op.sides)
-    launches = [measure_launch(op.sides, op.dtype, aligned)] if measures else []
+    measures = any(x.measure_kernel(False, not exact) is not None for x in op.operands)
+    launches = [measure_launch(op.operands, op.dtype, aligned)] if measures else []
     first = 0
-    for moduli in op.groups:
-        if any(x.split_blocks for x in op.sides):
-            launches.append(residue_split_launch(op.sides, op.dtype, aligned, moduli))
+    for moduli in op.modulus_groups:
+        if any(x.split_block_count for x in op.operands):
+            launches.append(residue_split_launch(op.operands, op.dtype, aligned, moduli))
         launches.append(residue_product_launch(op, first, moduli))
         first += len(moduli)
     if not op.writes_c:
@@ -188,12 +190,12 @@ def residue_launches(op: ResidueOp, alignment: Mapping[str, int], flagged: bool)
 
 def residue_preparation_launches(op: ResidueOp, alignment: Mapping[str, int]) -> tuple[tuple[Launch, ...], int]:
     """Return the launches that prepare one operand, and their workspace in bytes."""
-    if not any(x.is_prepared for x in op.sides):
+    if not any(x.is_prepared for x in op.operands):
         return (), 0
     # The operand to prepare is the one that residue_op describes as ready.
-    left, right = (replace(x, is_prepared=not x.is_prepared) for x in op.sides)
+    left, right = (replace(x, is_prepared=not x.is_prepared) for x in op.operands)
     aligned, moduli = _operand_alignments(op, alignment), remainder_weights(op.geometry.moduli).moduli
-    workspace = max(size for x, size in zip(op.sides, op.geometry.transposed, strict=True) if x.is_prepared)
+    workspace = max(size for x, size in zip(op.operands, op.geometry.transposed, strict=True) if x.is_prepared)
     launches = (
         measure_launch((left, right), op.dtype, aligned),
         residue_split_launch((left, right), op.dtype, aligned, moduli),
@@ -203,7 +205,7 @@ def residue_preparation_launches(op: ResidueOp, alignment: Mapping[str, int]) ->
 
 def _operand_alignments(op: ResidueOp, alignment: Mapping[str, int]) -> tuple[bool, ...]:
     """Return True for each of A and B that begins at a multiple of 16 bytes."""
-    return tuple(alignment[x.source.base] % VECTOR_BYTES == 0 for x in op.sides)
+    return tuple(alignment[x.source.base] % VECTOR_BYTES == 0 for x in op.operands)
 
 
 # ---- products of planes
@@ -218,10 +220,14 @@ class ResidueKernel:
     reduces: bool = False  # True if sums are reduced modulo p on the way, since they could exceed 32 bits
 
     @property
-    def shared(self) -> int:
+    def shared_bytes(self) -> int:
         """Bytes of shared memory: tiles of A and B, a tile of bytes of C, barriers."""
         s = self.sizes
-        return s.stages * (s.m_s + s.n_s) * TILE_LINE_BYTES + s.m_s * s.n_s + 2 * BARRIER_BYTES * (s.stages + s.groups)
+        return (
+            s.stages * (s.m_s + s.n_s) * TILE_LINE_BYTES
+            + s.m_s * s.n_s
+            + 2 * BARRIER_BYTES * (s.stages + s.consumer_groups)
+        )
 
 
 @lru_cache(maxsize=64)
@@ -235,20 +241,22 @@ def residue_product_kernel_source(kernel: ResidueKernel) -> str:
         f"    p.product, fmm::ByModulus<{str(kernel.reduces).lower()}>{{p.moduli, p.each}}, memory);",
     )
     before = [*wgmma_instructions(BYTE, s.n_s), ""]
-    bounds = s.threads, 1
+    bounds = s.thread_count, 1
     return entry_source("fmm::ResidueProduct", body, "gemm_residues.cuh", bounds, clusters=s.cluster, before=before)
 
 
 def residue_product_launch(op: ResidueOp, first: int, moduli: tuple[int, ...]) -> Launch:
     """Return the launch that multiplies the planes of these moduli, which begin at number `first` of all moduli."""
-    product = op.product(first, len(moduli))
+    product = op.plane_product_op(first, len(moduli))
     words = [i * MAP_WORDS for i in range(len(product.maps))]
     slots = tuple(Slot(word, x.piece.base, x.piece.offset) for word, x in zip(words, product.maps, strict=True))
-    parameters = product.parameters + moduli_table(moduli) + struct.pack("<i", op.geometry.products)
+    parameters = product.parameter_bytes + moduli_table(moduli) + struct.pack("<i", op.geometry.products)
     parameters += bytes(-len(parameters) % 64)
     s, spec = product.kernel.sizes, product.kernel
     does: StepKind = "product" if op.writes_c else "sums"
-    kernel = Kernel(residue_product_kernel_source, (spec,), ENTRY_NAME, s.threads, spec.shared, architecture="sm_90a")
+    kernel = Kernel(
+        residue_product_kernel_source, (spec,), ENTRY_NAME, s.thread_count, spec.shared_bytes, architecture="sm_90a"
+    )
     count = f"{product.count} product{'s' * (product.count > 1)}"
     products = f"{op.dtype} by {count}" if op.writes_c else f"{product.count} products"
     products += ", the lower triangle" if op.lower_only else ""
@@ -268,7 +276,7 @@ class WeightPieces:
     levels: int
 
     @property
-    def bits(self) -> int:
+    def piece_bits(self) -> int:
         """Number of bits of a piece of a weight.
 
         A piece is multiplied by a residue of 7 bits, to which each level adds 2 bits, as it sums four residues. The
@@ -277,34 +285,34 @@ class WeightPieces:
         return FLOAT64_EXACT_BITS - 7 - 2 * self.levels - (self.moduli - 1).bit_length()
 
     @property
-    def count(self) -> int:
+    def piece_count(self) -> int:
         """Pieces of a weight."""
-        return -(-remainder_weights(self.moduli).product.bit_length() // self.bits)
+        return -(-remainder_weights(self.moduli).product.bit_length() // self.piece_bits)
 
-    def cut(self, x: int) -> list[float]:
+    def split_number(self, x: int) -> list[float]:
         """Return the pieces of a number, the highest first, padded with zeros."""
-        places = range(self.bits * (self.count - 1), -1, -self.bits)
-        pieces = [float(x >> place & (1 << self.bits) - 1) for place in places]
+        places = range(self.piece_bits * (self.piece_count - 1), -1, -self.piece_bits)
+        pieces = [float(x >> place & (1 << self.piece_bits) - 1) for place in places]
         return pieces + [0.0] * (MAX_PIECES - len(pieces))
 
     @cached_property
-    def packed(self) -> bytes:
+    def packed_weights(self) -> bytes:
         """The fields `up` to `weights` of struct Join in residue_join.cuh."""
         numbers = remainder_weights(self.moduli)
-        inverse = 2 ** (self.bits * (self.count - 1)) / numbers.product
-        rows = [self.cut(w) for w in numbers.weights]
+        inverse = 2 ** (self.piece_bits * (self.piece_count - 1)) / numbers.product
+        rows = [self.split_number(w) for w in numbers.weights]
         rows += [[0.0] * MAX_PIECES] * (MAX_MODULI - len(rows))
-        flat = [x for row in (self.cut(numbers.product), *rows) for x in row]
-        return struct.pack(f"<{3 + len(flat)}d", 2.0**self.bits, 2.0**-self.bits, inverse, *flat)
+        flat = [x for row in (self.split_number(numbers.product), *rows) for x in row]
+        return struct.pack(f"<{3 + len(flat)}d", 2.0**self.piece_bits, 2.0**-self.piece_bits, inverse, *flat)
 
 
 def join_launch(op: ResidueOp, flagged: bool) -> Launch:
     """Return the launch that reconstructs C, in float64 or float32, from the planes of the product."""
     g, pieces = op.geometry, WeightPieces(op.geometry.moduli, op.geometry.levels)
-    parameters = _result_bytes(op) + struct.pack("<3q2d", 0, 0, 0, op.factor, op.keep) + pieces.packed
-    slots = [*_result_slots(op), *(Slot(7 + i, x.base, x.exponents) for i, x in enumerate(op.sides))]
+    parameters = _result_bytes(op) + struct.pack("<3q2d", 0, 0, 0, op.factor, op.keep) + pieces.packed_weights
+    slots = [*_result_slots(op), *(Slot(7 + i, x.base, x.exponents) for i, x in enumerate(op.operands))]
     slots += [Slot(9, FLAG)] if flagged else []
-    kernel = Kernel(join_kernel_source, (g.levels, g.moduli, pieces.count, op.dtype), ENTRY_NAME, RESIDUE_THREADS)
+    kernel = Kernel(join_kernel_source, (g.levels, g.moduli, pieces.piece_count, op.dtype), ENTRY_NAME, RESIDUE_THREADS)
     label = f"residue_join: {op.dtype} by {g.moduli} products of 8-bit integers"
     return Launch("product", label, kernel, _join_grid(op), parameters, tuple(slots))
 

@@ -71,7 +71,7 @@ class Epilogue:
             raise ValueError(f"{inputs} inputs and {outputs} outputs for reads {self.reads}, writes {self.writes}")
 
     @property
-    def destinations(self) -> int:
+    def destination_count(self) -> int:
         return max((*self.reads, *self.writes)) + 1
 
 
@@ -101,16 +101,16 @@ def to_adding_epilogue(e: Epilogue) -> tuple[Epilogue, tuple[tuple[float, float]
     An equivalent exists if no destination's new value depends on the old value of another. Most kernels of the step
     tables then share one compiled kernel: mulIncInc and mulStoreDec differ only in coefficients of the launch.
     """
-    every = range(e.destinations)
+    every = range(e.destination_count)
     rows = dict(zip(e.writes, e.program.matrix(), strict=True))
     old = {d: i for i, d in enumerate(e.reads, 1)}
     separate = set(rows) == set(every) and all(
         not c or i in (0, old.get(d)) for d in rows for i, c in enumerate(rows[d])
     )
     if e.atomic or len(old) < len(e.reads) or not separate:
-        return e, ((1.0, 0.0),) * e.destinations
+        return e, ((1.0, 0.0),) * e.destination_count
     pairs = tuple((float(rows[d][0]), float(rows[d][old[d]]) if d in old else 0.0) for d in every)  # type: ignore[arg-type]
-    return adding_epilogue(e.destinations), pairs
+    return adding_epilogue(e.destination_count), pairs
 
 
 @dataclass(frozen=True)
@@ -134,9 +134,9 @@ class TileKernel:
     triangle: TriangleTiles | None = None
 
     @property
-    def operands(self) -> tuple[int, int, int]:
+    def block_counts(self) -> tuple[int, int, int]:
         """Blocks of A, B and C: (W_A, W_B, W_C) of Huang, Yu and van de Geijn."""
-        return self.left, self.right, self.epilogue.destinations
+        return self.left, self.right, self.epilogue.destination_count
 
     @property
     def mma_depth(self) -> int:
@@ -145,20 +145,20 @@ class TileKernel:
         if self.element != "float64" or self.flag == "obeys" or s.m_r * s.warp_m % rows or s.n_r * s.warp_n % columns:
             return 0
         # Sums and copies through registers need registers too, so the instruction of the smallest depth is used.
-        return min(s.mma_depth, MMA_DEPTH) if self.sums or self.paths != ASYNC_PATHS else s.mma_depth
+        return min(s.mma_depth, MMA_DEPTH) if self.has_sums or self.paths != ASYNC_PATHS else s.mma_depth
 
     @property
-    def sums(self) -> bool:
+    def has_sums(self) -> bool:
         """True if blocks of A or of B are added up."""
         return self.left + self.right > 2
 
     @property
-    def blocks(self) -> int:
+    def min_resident_blocks(self) -> int:
         """Thread blocks on a multiprocessor that registers must suffice for; 0: the compiler decides."""
-        return 1 if self.sums and self.mma_depth else self.strategy.blocks  # shared memory suffices for one
+        return 1 if self.has_sums and self.mma_depth else self.strategy.blocks  # shared memory suffices for one
 
     @property
-    def shared(self) -> int:
+    def shared_bytes(self) -> int:
         """Bytes of shared memory: the pipeline's tiles, and copies of the blocks of a sum."""
         s, item = self.strategy, DTYPES[self.element].itemsize
         vector = VECTOR_BYTES // item  # numbers in a vector access
@@ -178,7 +178,7 @@ class TileKernel:
 def simt_kernel_source(kernel: TileKernel, access: MemoryAccess) -> str:
     """Return the whole CUDA source of a kernel, entry point `ENTRY_NAME`."""
     s, element = kernel.strategy, DTYPES[kernel.element].cpp
-    counts = *kernel.operands, kernel.products
+    counts = *kernel.block_counts, kernel.products
     paths = (f"fmm::Path::{path.upper()}" for path in kernel.paths)
     obeys = kernel.flag == "obeys"
     parameters, number, call, tile = (
@@ -209,7 +209,7 @@ def simt_kernel_source(kernel: TileKernel, access: MemoryAccess) -> str:
         "extern __shared__ float4 memory[];",
         *_product_call(kernel, call, variant, tile),
     ]
-    bounds = (s.threads, kernel.blocks) if kernel.blocks else (s.threads,)
+    bounds = (s.thread_count, kernel.min_resident_blocks) if kernel.min_resident_blocks else (s.thread_count,)
     return entry_source(parameters, body, f"{header}.cuh", bounds, before=before)
 
 
@@ -228,18 +228,18 @@ def _product_call(kernel: TileKernel, name: str, variant: str, tile: str) -> lis
 
 def _epilogue_struct(e: Epilogue) -> Iterator[str]:
     """Yield the members of `Product` that say which destinations are read and written, and compute their update."""
-    dests = f"[[maybe_unused]] const fmm::Block<Element> (&dest)[{e.destinations}]"
+    dests = f"[[maybe_unused]] const fmm::Block<Element> (&dest)[{e.destination_count}]"
     yield f"    static constexpr bool ATOMIC = {str(e.atomic).lower()};"
     yield "    template <class Element>"
     yield f"    __device__ static __forceinline__ bool reads(int d, {dests}) {{"
-    yield f"        return {_select_expression('d', [_read_condition(e, d) for d in range(e.destinations)])};"
+    yield f"        return {_select_expression('d', [_read_condition(e, d) for d in range(e.destination_count)])};"
     yield "    }"
     yield "    __device__ static constexpr bool writes([[maybe_unused]] int d) {"
-    yield f"        return {_select_expression('d', [str(d in e.writes).lower() for d in range(e.destinations)])};"
+    yield f"        return {_select_expression('d', [str(d in e.writes).lower() for d in range(e.destination_count)])};"
     yield "    }"
     yield "    template <class Element>"
     yield f"    __device__ static __forceinline__ void update(Element product, {dests},"
-    yield f"                                                  Element (&value)[{e.destinations}]) {{"
+    yield f"                                                  Element (&value)[{e.destination_count}]) {{"
     yield from (f"        const Element old{i} = value[{d}];" for i, d in enumerate(e.reads))
     names = ["product", *(f"old{i}" for i, _ in enumerate(e.reads))]
     for number, terms in enumerate(e.program.lines):

@@ -22,10 +22,10 @@ from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, View
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes, named_strategy
 from fmm.kernels.cuda.products.simt_kernel import (
     COMPILER_OPTIONS,
-    MemoryAccess,
     CopyPath,
     Epilogue,
     LaunchScalar,
+    MemoryAccess,
     TileKernel,
     simt_kernel_source,
 )
@@ -75,7 +75,7 @@ class TileOp:
         return (self,)
 
     @property
-    def largest(self) -> TileOp:
+    def largest_product(self) -> TileOp:
         """The product itself, so that a TileOp reads like a TileGroup."""
         return self
 
@@ -90,14 +90,14 @@ class TileOp:
         return any(self.dest[d].base == "C" for d in self.kernel.epilogue.writes)
 
     @property
-    def tiles(self) -> tuple[int, int]:
+    def tile_counts(self) -> tuple[int, int]:
         """Rows and columns of tiles in C."""
         return -(-self.m // self.kernel.strategy.m_s), -(-self.n // self.kernel.strategy.n_s)
 
     @property
     def grid(self) -> tuple[int, int, int]:
         s = self.kernel.strategy
-        tiles = count_triangle_tiles(self.tiles, s.m_s, s.n_s) if self.kernel.triangle else prod(self.tiles)
+        tiles = count_triangle_tiles(self.tile_counts, s.m_s, s.n_s) if self.kernel.triangle else prod(self.tile_counts)
         return tiles * self.count, 1, 1
 
     @property
@@ -105,20 +105,20 @@ class TileOp:
         return DTYPES[self.kernel.element].itemsize
 
     @cached_property
-    def parameters(self) -> bytes:
+    def parameter_bytes(self) -> bytes:
         """struct Parameters of gemm_simt.cuh with null pointers: the first word of each block, and the flag (last)."""
-        return self.sums + self.sizes
+        return self.packed_sums + self.packed_sizes
 
     @property
-    def sums(self) -> bytes:
+    def packed_sums(self) -> bytes:
         """struct Sums: the blocks and coefficients of A, B and C."""
         return b"".join(struct.pack(BLOCK_STRUCT_FORMATS[self.itemsize], 0, *x[2:]) for x in self.pieces)
 
     @property
-    def sizes(self) -> bytes:
+    def packed_sizes(self) -> bytes:
         """The fields of struct Parameters behind `products`."""
         steps = *(x.leading for x in self.lines), *(x.layer for x in self.lines)
-        return struct.pack(f"<{len(steps)}q6iq", *steps, self.m, self.n, self.k, *self.tiles, RASTER_ROWS, 0)
+        return struct.pack(f"<{len(steps)}q6iq", *steps, self.m, self.n, self.k, *self.tile_counts, RASTER_ROWS, 0)
 
     @cached_property
     def access(self) -> MemoryAccess:
@@ -145,7 +145,7 @@ class TileGroup:
     def fits_one_launch(self) -> bool:
         """True if gemm_simt.cuh can do all in one launch: one variant, no product waits for another."""
         alike = len({(op.kernel, op.lines, op.count) for op in self.ops}) == 1
-        return alike and self.order != "turns" and len(self.parameters) <= PARAMETER_BYTES
+        return alike and self.order != "turns" and len(self.parameter_bytes) <= PARAMETER_BYTES
 
     @cached_property
     def kernel(self) -> TileKernel:
@@ -165,7 +165,7 @@ class TileGroup:
         return self.ops[0].may_overlap
 
     @cached_property
-    def largest(self) -> TileOp:
+    def largest_product(self) -> TileOp:
         """A product with the largest size of the group in each dimension; smaller blocks count as padded with zeros."""
         m, n, k = (max(getattr(op, side) for op in self.ops) for side in ("m", "n", "k"))
         return replace(self.ops[0], m=m, n=n, k=k)
@@ -173,13 +173,13 @@ class TileGroup:
     @property
     def grid(self) -> tuple[int, int, int]:
         """Thread blocks of the launch; block index z is the product."""
-        across, _, _ = self.largest.grid
+        across, _, _ = self.largest_product.grid
         return across, 1, len(self.ops)
 
     @cached_property
-    def parameters(self) -> bytes:
+    def parameter_bytes(self) -> bytes:
         """struct Parameters of gemm_simt.cuh for all products, with null pointers."""
-        return b"".join(op.sums for op in self.ops) + self.largest.sizes
+        return b"".join(op.packed_sums for op in self.ops) + self.largest_product.packed_sizes
 
     @cached_property
     def access(self) -> MemoryAccess:
@@ -268,7 +268,7 @@ def fit_to_chip(op: TileOp | TileGroup, chip: Chip) -> TileOp | TileGroup:
         return replace(op, ops=tuple(x for y in op.ops if isinstance(x := fit_to_chip(y, chip), TileOp)))
     names = ("Medium",) if op.kernel.mma_depth and not chip.has_warp_float64 else ("", "Huge", "Medium")
     kernels = [replace(op.kernel, strategy=named_strategy(name)) if name else op.kernel for name in names]
-    fits = next((kernel for kernel in kernels if kernel.shared <= chip.shared_per_block), kernels[-1])
+    fits = next((kernel for kernel in kernels if kernel.shared_bytes <= chip.shared_per_block), kernels[-1])
     return op if fits is op.kernel else replace(op, kernel=fits)
 
 
@@ -280,15 +280,17 @@ def _tile_launch(op: TileOp | TileGroup, chip: Chip, alignment: Mapping[str, int
     spec = replace(op.kernel, flag="raises") if raises else op.kernel
     slots = [Slot(word, x.base, x.offset) for word, x in zip(pointer_words(op), op.pieces, strict=True)]
     if raises:
-        slots.append(Slot(len(op.parameters) // 8 - 1, FLAG))
+        slots.append(Slot(len(op.parameter_bytes) // 8 - 1, FLAG))
     fills_chip = prod(op.grid) >= OVERLAP_MIN_WAVES * chip.multiprocessors
-    kernel = Kernel(simt_kernel_source, (spec, access), ENTRY_NAME, spec.strategy.threads, spec.shared, COMPILER_OPTIONS)
+    kernel = Kernel(
+        simt_kernel_source, (spec, access), ENTRY_NAME, spec.strategy.thread_count, spec.shared_bytes, COMPILER_OPTIONS
+    )
     return Launch(
         "product",
-        tile_label(spec, access, op.largest.count, by_warps=spec.mma_depth > 0 and chip.has_warp_float64),
+        tile_label(spec, access, op.largest_product.count, by_warps=spec.mma_depth > 0 and chip.has_warp_float64),
         kernel,
         op.grid,
-        op.parameters,
+        op.parameter_bytes,
         tuple(slots),
         overlaps=op.may_overlap and fills_chip and chip.overlaps_launches,
         aligned=access == "vector",
@@ -301,11 +303,11 @@ def tile_label(kernel: TileKernel, access: MemoryAccess, count: int, by_warps: b
     `by_warps` is True if mma instructions multiply. On a chip without float64 mma, gemm_mma_f64.cuh compiles to the
     code of gemm_simt.cuh.
     """
-    s, (left, right, dest) = kernel.strategy, kernel.operands
+    s, (left, right, dest) = kernel.strategy, kernel.block_counts
     written = len(kernel.epilogue.writes)
     parts = [f"{'gemm_mma_f64' if by_warps else 'gemm_simt'} {s.name}: tiles of {s.m_s} x {s.n_s} x {s.k_s}"]
-    parts += [f"adds up {left} and {right} blocks"] if kernel.sums else []
-    parts += [f"writes {written}"] if kernel.sums or dest > 1 else []
+    parts += [f"adds up {left} and {right} blocks"] if kernel.has_sums else []
+    parts += [f"writes {written}"] if kernel.has_sums or dest > 1 else []
     parts += [f"{kernel.products} products in one launch"] if kernel.products > 1 else []
     parts += [f"a batch of {count}"] if count > 1 else []
     parts += [TRIANGLE_LABELS[kernel.triangle]] if kernel.triangle else []

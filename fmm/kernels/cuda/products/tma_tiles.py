@@ -66,7 +66,7 @@ class TmaKernel:
     triangle: TriangleTiles | None = None
 
     @property
-    def shared(self) -> int:
+    def shared_bytes(self) -> int:
         """Bytes of shared memory.
 
         Each stage holds a tile of every term, and of the sum where there is one; a tile of C uses the same memory
@@ -96,7 +96,7 @@ def tma_kernel_source(kernel: TmaKernel) -> str:
         f"fmm::multiply_all<{element}, Sizes, {left}, {right}, {comma_list(kernel.terms[:2])}, {shapes},",
         f"                  {order}, {triangle}>(p, memory);",
     )
-    return entry_source("Launch", body, "gemm_tma.cuh", (s.threads, s.blocks), before=before)
+    return entry_source("Launch", body, "gemm_tma.cuh", (s.thread_count, s.blocks), before=before)
 
 
 @dataclass(frozen=True)
@@ -117,30 +117,30 @@ class TmaOp:
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        return self.blocks * self.count, 1, 1
+        return self.product_block_count * self.count, 1, 1
 
     @property
-    def blocks(self) -> int:
+    def product_block_count(self) -> int:
         """Thread blocks for one product of the batch."""
         return sum(part.tiles for part in self.parts)
 
     @property
-    def turns(self) -> int:
+    def turn_counter_count(self) -> int:
         """Counters of 4 bytes that order the writes of tiles; they are zero before and after the launch."""
         return self.tiles[0] * self.tiles[1] * len(self.dest) * self.count if self.kernel.order == "turns" else 0
 
     @property
-    def parameters(self) -> bytes:
+    def parameter_bytes(self) -> bytes:
         """The parameters if C is aligned."""
-        return self.packed(True)
+        return self.pack_parameters(True)
 
-    def packed(self, aligned_result: bool) -> bytes:
+    def pack_parameters(self, aligned_result: bool) -> bytes:
         """Return struct Launch of gemm_tma.cuh; maps and pointers are zero."""
         item = DTYPES[self.kernel.element].itemsize
         blocks = b"".join(struct.pack(BLOCK_STRUCT_FORMATS[item], 0, x.rows, x.cols, 1, x.keep) for x in self.dest)
         vector = aligned_result and all(x * item % VECTOR_BYTES == 0 for x in self.lines)
         vector = vector and all(x.offset % VECTOR_BYTES == 0 for x in self.dest)
-        sizes = struct.pack("<4q5i", 0, 0, *self.lines, *self.tiles, RASTER_ROWS, vector, self.blocks)
+        sizes = struct.pack("<4q5i", 0, 0, *self.lines, *self.tiles, RASTER_ROWS, vector, self.product_block_count)
         unused = bytes(len(self.tasks) // len(self.parts) * (self.kernel.tasks - len(self.parts)))
         parameters = bytes(TENSOR_MAP_BYTES * len(self.maps)) + blocks + sizes + self.tasks + unused
         return parameters + bytes(-len(parameters) % 64)
@@ -158,14 +158,14 @@ class TmaOp:
         return range(first, first + words * len(self.dest), words)
 
     @property
-    def turns_word(self) -> int:
+    def counters_word(self) -> int:
         """The word that holds the address of the counters."""
         return self.dest_words.stop
 
     @property
     def flag_word(self) -> int:
         """The word that holds the address of the flag."""
-        return self.turns_word + 1
+        return self.counters_word + 1
 
 
 # ---- from products to one launch
@@ -177,7 +177,7 @@ def tma_op(op: TileOp | TileGroup, s: TileSizes, multiprocessors: int) -> TmaOp 
 
     None if the kernel cannot compute them, or if parameters or shared memory are too small for them.
     """
-    ops, largest = op.ops, op.largest
+    ops, largest = op.ops, op.largest_product
     if not _is_tma_supported(ops):
         return None
     lefts, rights, dests = (
@@ -206,7 +206,7 @@ def tma_op(op: TileOp | TileGroup, s: TileSizes, multiprocessors: int) -> TmaOp 
     # The first product to write a block of C keeps its share of the old value.
     into = tuple(x._replace(keep=next(y.keep for o in ops for y in o.dest if _without_factors(y) == x)) for x in dests)
     launch = TmaOp(kernel, maps, into, parts, task_words, w, tiles, largest.count)
-    fits = kernel.shared <= SM90_SHARED_BYTES and len(launch.parameters) <= PARAMETER_BYTES
+    fits = kernel.shared_bytes <= SM90_SHARED_BYTES and len(launch.parameter_bytes) <= PARAMETER_BYTES
     return launch if fits else None
 
 
@@ -305,14 +305,25 @@ def tma_launch(op: TmaOp, alignment: Mapping[str, int], flagged: bool) -> Launch
     vector_writes = all(alignment[x.base] % VECTOR_BYTES == 0 for x in op.dest)
     slots = [Slot(word, x.piece.base, x.piece.offset) for word, x in zip(op.map_words, op.maps, strict=True)]
     slots += [Slot(word, x.base, x.offset) for word, x in zip(op.dest_words, op.dest, strict=True)]
-    if op.turns:
-        slots.append(Slot(op.turns_word, COUNTERS))
+    if op.turn_counter_count:
+        slots.append(Slot(op.counters_word, COUNTERS))
     if flagged and any(x.base == "C" for x in op.dest):
         slots.append(Slot(op.flag_word, FLAG))
     s = op.kernel.strategy
-    kernel = Kernel(tma_kernel_source, (op.kernel,), ENTRY_NAME, s.threads, op.kernel.shared, COMPILER_OPTIONS)
+    kernel = Kernel(
+        tma_kernel_source, (op.kernel,), ENTRY_NAME, s.thread_count, op.kernel.shared_bytes, COMPILER_OPTIONS
+    )
     maps = tuple(zip(op.map_words, op.maps, strict=True))
-    return Launch("product", _tma_label(op), kernel, op.grid, op.packed(vector_writes), tuple(slots), maps, op.turns)
+    return Launch(
+        "product",
+        _tma_label(op),
+        kernel,
+        op.grid,
+        op.pack_parameters(vector_writes),
+        tuple(slots),
+        maps,
+        op.turn_counter_count,
+    )
 
 
 def _tma_label(op: TmaOp) -> str:

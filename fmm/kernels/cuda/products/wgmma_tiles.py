@@ -44,13 +44,13 @@ class WgmmaSizes:
     stages: int = 3
 
     @property
-    def groups(self) -> int:
+    def consumer_groups(self) -> int:
         """Consumer warpgroups, which multiply; one more warpgroup copies tiles in and out."""
         return self.m_s // 64
 
     @property
-    def threads(self) -> int:
-        return 128 * (self.groups + 1)
+    def thread_count(self) -> int:
+        return 128 * (self.consumer_groups + 1)
 
 
 WGMMA_SIZES = (WgmmaSizes(128, 256), WgmmaSizes(128, 128))
@@ -71,16 +71,18 @@ class WgmmaKernel:
     triangle: TriangleExtent | None = None  # if set, only tiles that touch the lower triangle are computed
 
     @property
-    def passes(self) -> int:
+    def store_passes(self) -> int:
         """Parts in which a tile of C leaves through shared memory; a part has the same bytes in all types."""
         return max(DTYPES[self.element].itemsize // 2, 1)
 
     @property
-    def shared(self) -> int:
+    def shared_bytes(self) -> int:
         """Bytes of shared memory: tiles of A and B, a part of the tile of C, barriers."""
         s = self.sizes
-        staged = s.m_s * s.n_s // self.passes * DTYPES[self.element].itemsize
-        return s.stages * (s.m_s + s.n_s) * TILE_LINE_BYTES + staged + 2 * BARRIER_BYTES * (s.stages + s.groups)
+        staged = s.m_s * s.n_s // self.store_passes * DTYPES[self.element].itemsize
+        return (
+            s.stages * (s.m_s + s.n_s) * TILE_LINE_BYTES + staged + 2 * BARRIER_BYTES * (s.stages + s.consumer_groups)
+        )
 
 
 @lru_cache(maxsize=64)
@@ -97,7 +99,7 @@ def wgmma_kernel_source(kernel: WgmmaKernel) -> str:
         f"fmm::multiply_by_groups<Step, Element, Sizes, {left}, {right}>(p, fmm::ByFactor{{p.factor}}, memory);",
     )
     before = [*wgmma_instructions(element, s.n_s), ""]
-    return entry_source("fmm::Product", body, "gemm_wgmma.cuh", (s.threads, 1), clusters=s.cluster, before=before)
+    return entry_source("fmm::Product", body, "gemm_wgmma.cuh", (s.thread_count, 1), clusters=s.cluster, before=before)
 
 
 def wgmma_instructions(element: DType, width: int, planes: bool = False) -> list[str]:
@@ -116,7 +118,9 @@ def wgmma_instructions(element: DType, width: int, planes: bool = False) -> list
     lines = ["struct Step {", f"    using Sum = {number};"]
     functions = {"multiply": (("0", "0"),), **({"multiply_low": (("0", "LOW_B"), ("LOW_A", "0"))} if planes else {})}
     for name, distances in functions.items():
-        offsets = [(f"{k} * NEXT_A + {a}", f"{k} * NEXT_B + {b}") for k in range(INSTRUCTIONS_PER_TILE) for a, b in distances]
+        offsets = [
+            (f"{k} * NEXT_A + {a}", f"{k} * NEXT_B + {b}") for k in range(INSTRUCTIONS_PER_TILE) for a, b in distances
+        ]
         more = ", int LOW_A, int LOW_B" if len(distances) > 1 else ""
         lines += [
             f"    template <bool LEFT_TRANSPOSED, bool RIGHT_TRANSPOSED, int NEXT_A, int NEXT_B{more}>",
@@ -192,21 +196,28 @@ class WgmmaOp(Generic[KernelT]):
         return id(self)
 
     @property
-    def units(self) -> int:
+    def cluster_tile_total(self) -> int:
         """Clusters' tiles in all; the resident clusters take them one after the other."""
         return count_cluster_tiles(self.tiles, self.kernel.sizes, self.kernel.triangle is not None) * self.count
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        return min(self.units, self.clusters) * self.kernel.sizes.cluster, 1, 1
+        return min(self.cluster_tile_total, self.clusters) * self.kernel.sizes.cluster, 1, 1
 
     @cached_property
-    def parameters(self) -> bytes:
+    def parameter_bytes(self) -> bytes:
         """struct Product of gemm_wgmma.cuh; tensor maps and pointers are zero."""
         dest = self.maps[2]
         lines = (self.addend.right, 0) if self.addend else (dest.leading, dest.layer)
         old_values = 0, *lines, *self.sides, self.keep
-        product = self.steps, *self.tiles, raster_rows(self.kernel.sizes), self.units, self.adds, self.factor
+        product = (
+            self.steps,
+            *self.tiles,
+            raster_rows(self.kernel.sizes),
+            self.cluster_tile_total,
+            self.adds,
+            self.factor,
+        )
         numbers = struct.pack("<3q2if6if", *old_values, *product)
         parameters = bytes(TENSOR_MAP_BYTES * len(self.maps)) + numbers
         return parameters + bytes(-len(parameters) % 64)
@@ -321,9 +332,11 @@ def wgmma_launch(op: WgmmaOp[WgmmaKernel]) -> Launch:
     dest = op.addend or op.maps[2].piece
     slots += (Slot(len(op.maps) * MAP_WORDS, dest.base, dest.offset),) if op.keep else ()
     s = op.kernel.sizes
-    kernel = Kernel(wgmma_kernel_source, (op.kernel,), ENTRY_NAME, s.threads, op.kernel.shared, architecture="sm_90a")
+    kernel = Kernel(
+        wgmma_kernel_source, (op.kernel,), ENTRY_NAME, s.thread_count, op.kernel.shared_bytes, architecture="sm_90a"
+    )
     extra = f", a batch of {op.count}" if op.count > 1 else ""
     triangle = triangle_tiles(op.kernel.triangle)
     extra += f", {TRIANGLE_LABELS[triangle]}" if triangle else ""
     label = f"gemm_wgmma {op.kernel.element}: tiles of {s.m_s} x {s.n_s}, clusters of {s.cluster}{extra}"
-    return Launch("product", label, kernel, op.grid, op.parameters, slots, tuple(zip(words, op.maps, strict=True)))
+    return Launch("product", label, kernel, op.grid, op.parameter_bytes, slots, tuple(zip(words, op.maps, strict=True)))

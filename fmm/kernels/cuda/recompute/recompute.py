@@ -91,13 +91,15 @@ def _tiled_launch(problem: Problem, chip: Chip, alignment: Mapping[str, int]) ->
     """
     op = recomputed_product(problem)
     aligned = all(alignment[x.base] % VECTOR_BYTES == 0 for x in op.pieces)
-    parameters = op.parameters + bytes(8)
+    parameters = op.parameter_bytes + bytes(8)
     words = len(parameters) // 8
     slots = [Slot(word, x.base, x.offset) for word, x in zip(pointer_words(op), op.pieces, strict=True)]
     slots += [Slot(words - 2, FLAG), Slot(words - 1, HOST_COUNT)]
     s = op.kernel.strategy
     source_arguments = op.kernel, op.access if aligned else "scalar"
-    kernel = Kernel(simt_kernel_source, source_arguments, ENTRY_NAME, s.threads, op.kernel.shared, COMPILER_OPTIONS)
+    kernel = Kernel(
+        simt_kernel_source, source_arguments, ENTRY_NAME, s.thread_count, op.kernel.shared_bytes, COMPILER_OPTIONS
+    )
     grid = min(op.grid[0], chip.multiprocessors * s.blocks), 1, 1
     return Launch(
         "recompute", "recompute_tiled: computes again if C has inf or NaN", kernel, grid, parameters, tuple(slots)

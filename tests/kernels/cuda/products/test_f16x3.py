@@ -28,8 +28,8 @@ from fmm.kernels.cuda.products.f16x3 import (
     F16X3_SIZES,
     F16x3Kernel,
     F16x3Op,
-    f16x3_op,
     f16x3_kernel_source,
+    f16x3_op,
     unscale_kernel_source,
     vendor_f16x3_steps,
 )
@@ -79,7 +79,7 @@ def operation(problem: Problem, plan: str = "f16x3") -> F16x3Op:
 def test_products_stay_in_registers(kernels: Sequence[F16x3Kernel]) -> None:
     """Two warpgroups hold three sums of 64 numbers for each thread, in all registers that setmaxnreg can give them."""
     nvrtc()
-    struct_bytes = len(operation(Problem(512, 512, 512, "float32")).parameters)
+    struct_bytes = len(operation(Problem(512, 512, 512, "float32")).parameter_bytes)
     check_warpgroups(kernels, f16x3_kernel_source, f"static_assert(sizeof(fmm::Product3) == {struct_bytes});")
 
 
@@ -92,14 +92,17 @@ def test_splits_leave_registers_for_many_threads(most: int) -> None:
     )
     kernels = usual.left.split_kernel(NOTHING), usual.right.split_kernel(NOTHING)
     assert checked.spread is not None
-    both = sum(len(x.parameters(kernel)) for x, kernel in zip((usual.left, usual.right), kernels, strict=True))
-    noted = len(checked.spread.parameters(kernels)[0])
+    both = sum(len(x.pack_parameters(kernel)) for x, kernel in zip((usual.left, usual.right), kernels, strict=True))
+    noted = len(checked.spread.pack_parameters(kernels)[0])
     rules = [rule for rule in SCALING_RULES if rule != "separate"]  # which is for other chips
     sizes = {rule: f"static_assert(sizeof(Operands) == {both if rule == 'default' else noted});" for rule in rules}
     jobs = [(f"{k}{r}", f"{plane_split_kernel_source(k, r)}{sizes[r]}\n") for k in SPLITS[:most] for r in rules]
     jobs += [(str(k), f"{plane_split_kernel_source((k[0],), 'default')}\n") for k in SPLITS[:most]]
     size_check = f"static_assert(sizeof(fmm::planes::Balance) == {noted + 8});"
-    jobs += [(f"{x}{y}", f"{balance_kernel_source(x, y)}{size_check}\n") for x, y in list(product(CONTIGUOUS_AXES, CONTIGUOUS_AXES))[:most]]
+    jobs += [
+        (f"{x}{y}", f"{balance_kernel_source(x, y)}{size_check}\n")
+        for x, y in list(product(CONTIGUOUS_AXES, CONTIGUOUS_AXES))[:most]
+    ]
     for r in in_parallel(report, [(*job, "sm_90a", ("--std=c++17",)) for job in jobs]):
         assert r.local == 0 and r.registers <= 96, r
 
@@ -135,8 +138,11 @@ def test_planes_do_not_overlap_and_fit_in_the_workspace(size: tuple[int, int, in
     op = operation(problem)
     places = []
     for x, outer in ((op.left, m), (op.right, n)):
-        places += [(x.offset, x.offset + 4 * x.count * x.lines * x.pitch), (x.exponents, x.exponents + 4 * outer)]
-        assert x.pitch % PLANE_CHUNK == 0 and x.pitch >= x.length and x.offset % 256 == 0
+        places += [
+            (x.offset, x.offset + 4 * x.count * x.lines * x.line_pitch),
+            (x.exponents_offset, x.exponents_offset + 4 * outer),
+        ]
+        assert x.line_pitch % PLANE_CHUNK == 0 and x.line_pitch >= x.length and x.offset % 256 == 0
     for (_, end), (begin, _) in pairwise(places):
         assert end <= begin
     assert places[-1][1] <= f16x3_workspace(m, k, n, 1) == workspace(Plan.parse("f16x3"), m, k, n, 4)
@@ -168,11 +174,11 @@ def test_a_batch_is_split_and_multiplied_at_once() -> None:
 def test_kernel_parameters() -> None:
     op = operation(Problem(300, 200, 100, "float32", alpha=2, beta=-1))
     lines = 2 * 128 + 5 * 8  # behind the maps and the pointers
-    assert struct.unpack_from("<3q", op.parameters, lines) == (100, 0, 100)
-    m, n, steps, down, across, _, units = struct.unpack_from("<7i", op.parameters, lines + 3 * 8)
-    assert (m, n, steps) == (300, 100, 4) and units == down * across == op.units
-    assert struct.unpack_from("<2f", op.parameters, lines + 3 * 8 + 28) == (2, -1)
-    a, b = op.maps
+    assert struct.unpack_from("<3q", op.parameter_bytes, lines) == (100, 0, 100)
+    m, n, steps, down, across, _, units = struct.unpack_from("<7i", op.parameter_bytes, lines + 3 * 8)
+    assert (m, n, steps) == (300, 100, 4) and units == down * across == op.cluster_tile_total
+    assert struct.unpack_from("<2f", op.parameter_bytes, lines + 3 * 8 + 28) == (2, -1)
+    a, b = op.tensor_maps
     assert (a.length, a.lines, a.box) == (PLANES_PER_OPERAND * 256, 300, (64, op.kernel.sizes.m_s))
     assert (b.length, b.lines, b.box) == (PLANES_PER_OPERAND * 128, 200, (64, 64))
     assert f16x3_op(gemm(Problem(8, 8, 8, "float32", alpha=1j)), SMS) is None
@@ -187,10 +193,10 @@ def test_every_line_has_threads(lines: int, length: int) -> None:
     """A thread's register loads never exceed its share of a line."""
     x = OperandPlanes(GemmOperand("A", 0, length, False, 0), "inner", lines, length, 3, 0)
     kernel = x.split_kernel(NOTHING)
-    assert x.blocks(kernel) * (SPLIT_THREADS // kernel.group) >= 3 * lines
-    assert (kernel.register_loads - 1) * 4 * kernel.group < x.pitch
+    assert x.thread_block_count(kernel) * (SPLIT_THREADS // kernel.group) >= 3 * lines
+    assert (kernel.register_loads - 1) * 4 * kernel.group < x.line_pitch
     strips = OperandPlanes(GemmOperand("A", 0, length, False, 0), "outer", lines, length, 3, 0)
-    assert strips.blocks(strips.split_kernel(NOTHING)) == 3 * strips.pitch // PLANE_CHUNK * 8
+    assert strips.thread_block_count(strips.split_kernel(NOTHING)) == 3 * strips.line_pitch // PLANE_CHUNK * 8
 
 
 # ---- by the vendor's products of planes

@@ -18,11 +18,11 @@ from fmm.kernels.algorithms.residues import moduli, remainder_weights
 from fmm.kernels.cuda.products.residue_planes import (
     MeasureKernel,
     max_scaled_norm,
-    measure_launch,
     measure_kernel_source,
+    measure_launch,
     pack_modulus,
-    residue_split_launch,
     residue_split_kernel_source,
+    residue_split_launch,
 )
 from fmm.kernels.cuda.products.residues import (
     NO_ALIGNMENT,
@@ -32,8 +32,8 @@ from fmm.kernels.cuda.products.residues import (
     integer_join_kernel_source,
     join_kernel_source,
     residue_preparation_launches,
-    residue_product_launch,
     residue_product_kernel_source,
+    residue_product_launch,
 )
 from fmm.kernels.cuda.products.tma_tiles import SM90_SHARED_BYTES
 from fmm.kernels.cuda.record import record_launches, record_operations
@@ -155,12 +155,12 @@ def test_pieces_are_exact(name: str, counts: tuple[int, int]) -> None:
     count, levels = counts
     pieces, numbers = WeightPieces(count, levels), remainder_weights(count)
     for x in (numbers.product, *numbers.weights):
-        cut = pieces.cut(x)[: pieces.count]
-        assert all(0 <= c < 2**pieces.bits and c == int(c) for c in cut)
-        assert sum(int(c) << pieces.bits * (pieces.count - 1 - i) for i, c in enumerate(cut)) == x
-    largest = 128 * 4**levels * count * 2**pieces.bits
-    assert largest <= 2**52 and pieces.count <= 4
-    assert len(pieces.packed) == 8 * (3 + 4 + 80)
+        cut = pieces.split_number(x)[: pieces.piece_count]
+        assert all(0 <= c < 2**pieces.piece_bits and c == int(c) for c in cut)
+        assert sum(int(c) << pieces.piece_bits * (pieces.piece_count - 1 - i) for i, c in enumerate(cut)) == x
+    largest = 128 * 4**levels * count * 2**pieces.piece_bits
+    assert largest <= 2**52 and pieces.piece_count <= 4
+    assert len(pieces.packed_weights) == 8 * (3 + 4 + 80)
 
 
 # ---- splitting and joining on the host
@@ -233,8 +233,8 @@ def test_triangles_by_tiles_on_and_below_the_diagonal() -> None:
         assert products and all(("lower triangle" in x.label) == (share < 1) for x in products)
         assert any(x.label.startswith("mirror_triangle") for x in found.launches) == (share == 1)
     op = op_of(Problem(4096, 4096, 4096, "float64"), ONE, NO_ALIGNMENT)
-    half, whole = replace(op, lower_only=True).product(0, 14), op.product(0, 14)
-    assert 0.5 < half.units / whole.units < 0.6
+    half, whole = replace(op, lower_only=True).plane_product_op(0, 14), op.plane_product_op(0, 14)
+    assert 0.5 < half.cluster_tile_total / whole.cluster_tile_total < 0.6
 
 
 @pytest.mark.parametrize("leaf", SINGLE_LEAVES)
@@ -334,13 +334,13 @@ def test_products_of_prepared_planes(base: Any, order: Any) -> None:
     made = op_of(Problem(*one, "float64", kept_layouts(one, base, order), prepared_side=base), ONE)
     (_, split), turning = residue_preparation_launches(made, ALIGNED)
     work = {"A": memory, "B": memory, "W": aligned_memory(turning, 0x81)}
-    (side,) = (replace(x, is_prepared=False) for x in made.sides if x.is_prepared)
+    (side,) = (replace(x, is_prepared=False) for x in made.operands if x.is_prepared)
     measured(side, {base: held}, work)
     play(split, "fmm::residues::Split<double>", {name: x.ctypes.data for name, x in work.items()})
     held[...] = np.nan
     problem = Problem(m, k, n, "float64", kept_layouts((m, k, n), base, order), prepared_side=base)
     op = op_of(problem, ONE)
-    assert [x.is_prepared for x in op.sides] == [base == "A", base == "B"]
+    assert [x.is_prepared for x in op.operands] == [base == "A", base == "B"]
     arrays = {"A": a, "B": b, "C": np.zeros((m, n))}
     bytes_of = {name: v.reshape(-1).view(np.uint8) for name, v in arrays.items()} | {base: memory}
     assert not all_launches(op, arrays, {**bytes_of, "W": aligned_memory(op.geometry.scratch, 0x81)})
@@ -359,15 +359,15 @@ def kept_layouts(size: tuple[int, int, int], base: str, order: Any) -> tuple[Lay
 
 def test_planes_are_prepared_for_one_leaf_and_side() -> None:
     problem = Problem(512, 512, 512, prepared_side="B")
-    assert [x.is_prepared for x in op_of(problem, ONE).sides] == [False, True]
-    assert not any(x.is_prepared for x in op_of(problem, FAST).sides)
+    assert [x.is_prepared for x in op_of(problem, ONE).operands] == [False, True]
+    assert not any(x.is_prepared for x in op_of(problem, FAST).operands)
     turned = Problem(512, 512, 512, layouts=(*problem.layouts[:2], Layout("F", 512)), prepared_side="B")
-    assert not any(x.is_prepared for x in op_of(turned, ONE).sides)
+    assert not any(x.is_prepared for x in op_of(turned, ONE).operands)
     labels = [x.label for x in record_launches(Plan.parse(ONE), problem, chip_target(H200)).launches]
     assert len(labels) == 4
     both = op_of(problem, ONE)
     splits = [
-        residue_split_launch(op.sides, op.dtype, (True, True), moduli(14)).grid[0]
+        residue_split_launch(op.operands, op.dtype, (True, True), moduli(14)).grid[0]
         for op in (both, op_of(Problem(512, 512, 512), ONE))
     ]
     assert 2 * splits[0] == splits[1]
@@ -409,7 +409,7 @@ def test_bytes_are_multiplied_in_place(dtype: str, layouts: str) -> None:
     for m, k, n in ((16, 40, 32), (9, 33, 18)):
         a, b = integers(dtype, (m, k), rng), integers(dtype, (k, n), rng)
         c, op = product_on_host(a, b, "residues > bytes", layouts, aligned=True)
-        assert [x.bytes_from for x in op.sides] == [{"inner": "source"}.get(x.along, "planes") for x in op.sides]
+        assert [x.bytes_from for x in op.operands] == [{"inner": "source"}.get(x.along, "planes") for x in op.operands]
         assert op.writes_c == (m == 16)
         np.testing.assert_array_equal(c, wrapped_product(a, b))
         updated, op = product_on_host(a, b, "residues > bytes", layouts, alpha=3, beta=2, aligned=True)
@@ -535,14 +535,14 @@ def test_products_stay_in_registers() -> None:
         for s in RESIDUE_SIZES
     ]
     for s, r in zip(RESIDUE_SIZES, in_parallel(report, jobs), strict=True):
-        assert r.local == 0 and r.registers == 65536 // s.threads // 8 * 8, r
-        assert ResidueKernel(s).shared <= SM90_SHARED_BYTES
+        assert r.local == 0 and r.registers == 65536 // s.thread_count // 8 * 8, r
+        assert ResidueKernel(s).shared_bytes <= SM90_SHARED_BYTES
 
 
 def test_measuring_and_transposing_compile() -> None:
     nvrtc()
     made = op_of(Problem(512, 512, 512), ONE)
-    parameters = measure_launch(made.sides, made.dtype, (True, True)).parameters
+    parameters = measure_launch(made.operands, made.dtype, (True, True)).parameters
     size = f"static_assert(sizeof(fmm::residues::Operands<double>) == {len(parameters)});"
     pairs = (
         (MeasureKernel("inner", 256, True), MeasureKernel("outer", 0, True)),
@@ -627,7 +627,7 @@ def test_launches_of_integers(dtype: str) -> None:
 
 def test_below_other_levels() -> None:
     made = op_of(Problem(1024, 1024, 1024), "strassen.batched.pad16 > residues(14) > bytes")
-    assert made.geometry.count == 7 and made.product(0, 14).count == 7 * 14
+    assert made.geometry.count == 7 and made.plane_product_op(0, 14).count == 7 * 14
 
 
 @pytest.mark.parametrize("leaf", LEAVES)
@@ -664,5 +664,5 @@ def test_groups_of_planes_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None
     record_operations.cache_clear()
     c, op = product_on_host(a, b, FAST, "CFC")
     workspace.cache_clear()
-    assert 1 < len(op.groups) <= 14
+    assert 1 < len(op.modulus_groups) <= 14
     np.testing.assert_array_equal(c, expected)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fmm.kernels.cuda.ops import GemmOp, TriangleOutput, View, gemm_op
-from fmm.kernels.cuda.products.small_tiles import SMALL_ENTRY, SMALL_THREADS, small_launch, small_kernel_source
+from fmm.kernels.cuda.products.small_tiles import SMALL_ENTRY, SMALL_THREADS, small_kernel_source, small_launch
 from tests.support.host_launch import launch_words, told_words, view_of
 from tests.support.nvrtc import EACH_ARCHITECTURE, report
 from tests.support.sums_on_host import kernel_in_turns

@@ -14,8 +14,14 @@ from fmm.kernels.algorithms.step_table import PRODUCT_SOURCE, TableKernel, kerne
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME
 from fmm.kernels.cuda.ops import GemmOp, View
 from fmm.kernels.cuda.products.fused import tile_op_with_update
-from fmm.kernels.cuda.products.kernel_sizes import GPU8_SIZES, ALL_STRATEGIES, TileSizes, named_strategy
-from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS, MemoryAccess, TileKernel, adding_epilogue, simt_kernel_source
+from fmm.kernels.cuda.products.kernel_sizes import ALL_STRATEGIES, GPU8_SIZES, TileSizes, named_strategy
+from fmm.kernels.cuda.products.simt_kernel import (
+    COMPILER_OPTIONS,
+    MemoryAccess,
+    TileKernel,
+    adding_epilogue,
+    simt_kernel_source,
+)
 from fmm.kernels.cuda.products.simt_kernel import CopyPath as Way
 from fmm.kernels.cuda.products.simt_tiles import LEAF_PATHS, TileOp, leaf_paths, leaf_strategy
 from fmm.kernels.cuda.record import record_operations
@@ -51,9 +57,9 @@ class Host:
 
     def _part(self, number: int, made: TileKernel, access: MemoryAccess) -> str:
         stub = "struct Product {" + simt_kernel_source(made, access).partition("struct Product {")[2]
-        counts = ", ".join(map(str, (*made.operands, made.products)))
+        counts = ", ".join(map(str, (*made.block_counts, made.products)))
         driver = DRIVER.format(
-            params=f"fmm::Parameters<Number, {counts}>", threads=made.strategy.threads, entry=ENTRY_NAME
+            params=f"fmm::Parameters<Number, {counts}>", threads=made.strategy.thread_count, entry=ENTRY_NAME
         )
         return re.sub(rf"\b(Product|Number|{ENTRY_NAME}|launch)\b", rf"\g<1>{number}", stub + driver)
 
@@ -230,6 +236,6 @@ def test_kernels_that_differ_in_coefficients_are_one(name: str, pairs: tuple[tup
 
 def test_gpu8_is_the_papers_thread_block() -> None:
     """Section 4: 16 x 8 threads compute 16 x 128 numbers, each thread a column; and it fits on every chip."""
-    assert (GPU8_SIZES.m_s, GPU8_SIZES.n_s, GPU8_SIZES.threads) == (16, 128, 16 * 8)
+    assert (GPU8_SIZES.m_s, GPU8_SIZES.n_s, GPU8_SIZES.thread_count) == (16, 128, 16 * 8)
     assert (GPU8_SIZES.m_r, GPU8_SIZES.n_r, GPU8_SIZES.warp_n) == (16, 1, 32)
-    assert TileKernel(GPU8_SIZES, "float32").shared <= 48 << 10 and GPU8_SIZES in ALL_STRATEGIES
+    assert TileKernel(GPU8_SIZES, "float32").shared_bytes <= 48 << 10 and GPU8_SIZES in ALL_STRATEGIES

@@ -19,8 +19,8 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
     best_wgmma_sizes,
     cluster_tiles,
     wgmma_instructions,
-    wgmma_op,
     wgmma_kernel_source,
+    wgmma_op,
 )
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.leaves import WARPGROUP_TYPES
@@ -72,7 +72,7 @@ def launch(problem: Problem, plan: str = "tile") -> WgmmaOp[WgmmaKernel]:
 def test_products_stay_in_registers(kernels: list[WgmmaKernel]) -> None:
     """Of three warpgroups two take registers from the third: 168 each."""
     nvrtc()
-    struct_bytes = len(launch(Problem(512, 512, 512, "float16")).parameters)
+    struct_bytes = len(launch(Problem(512, 512, 512, "float16")).parameter_bytes)
     check_warpgroups(kernels, wgmma_kernel_source, f"static_assert(sizeof(fmm::Product) == {struct_bytes});")
 
 
@@ -138,7 +138,7 @@ def test_batches_are_layers_of_the_maps() -> None:
     made = launch(Problem(1024, 1024, 1024, "bfloat16"), "strassen.batched.pad16 > tile")
     assert {x.layers for x in made.maps} == {7}
     assert {x.layer for x in made.maps} == {512 * 512}
-    assert made.units == 7 * made.tiles[0] * made.tiles[1]
+    assert made.cluster_tile_total == 7 * made.tiles[0] * made.tiles[1]
 
 
 def test_scalars() -> None:
@@ -239,7 +239,7 @@ def test_one_triangle_of_a_product() -> None:
         0
     ]
     made = launch(Problem(8192, 512, 8192, "bfloat16", op="symmetric", fill="lower"), "gram > tile")
-    assert made.kernel.triangle is None and made.units == made.tiles[0] * made.tiles[1]
+    assert made.kernel.triangle is None and made.cluster_tile_total == made.tiles[0] * made.tiles[1]
 
 
 def launch_labels(problem: Problem) -> list[str]:

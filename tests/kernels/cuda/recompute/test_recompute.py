@@ -12,7 +12,13 @@ import pytest
 
 from fmm.kernels.cuda.launch_list import FLAG, HOST_COUNT, Launch
 from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES
-from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS, MemoryAccess, TileKernel, adding_epilogue, simt_kernel_source
+from fmm.kernels.cuda.products.simt_kernel import (
+    COMPILER_OPTIONS,
+    MemoryAccess,
+    TileKernel,
+    adding_epilogue,
+    simt_kernel_source,
+)
 from fmm.kernels.cuda.products.simt_tiles import TileOp, pointer_words
 from fmm.kernels.cuda.recompute.recompute import (
     TILED_STRATEGIES,
@@ -214,7 +220,7 @@ def test_fused_products_raise_the_flag_of_what_they_store(data: str, host: Any) 
     assert {piece.keep for op in (first, second) for piece in op.dest} == {0, 1}  # stored, and added
     for op in (first, second):
         assert op.writes_result
-        words = np.frombuffer(op.parameters, np.int64).copy()
+        words = np.frombuffer(op.parameter_bytes, np.int64).copy()
         for word, piece in zip(pointer_words(op), op.pieces, strict=True):
             words[word] = arrays.bases["ABC".index(piece.base)] + piece.offset
         words[-1] = flag.ctypes.data
