@@ -1,7 +1,8 @@
-"""Products with sums inside: the blocks of A, B and C of a fused level, or of a step table's kernel, in one TileOp.
+"""Describe products whose kernel also forms the sums of a fused level, or the updates of a step table.
 
-The sums of blocks are formed inside the tiled kernel, so a fused level needs no temporaries. `FusedLaunches` turns the
-products of a scheme into launches; `tile_op_with_sums` and `tile_op_with_update` describe one product each.
+The tiled kernel forms the sums of blocks (submatrices of A, B and C) itself, so a fused level needs no temporaries.
+`FusedLaunches` turns the products of a scheme into launches. `tile_op_with_sums` describes one product of sums, and
+`tile_op_with_update` one product with an update.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from fmm.kernels.plans.fused_order import StreamTasks, launch_stages
 from fmm.kernels.plans.leaf import LeafUse
 from fmm.kernels.plans.level import FusedProducts
 
-BlockSum = Sequence[tuple[float, View]]  # a linear combination of blocks: coefficients and blocks
+BlockSum = Sequence[tuple[float, View]]  # a linear combination of blocks: pairs of a coefficient and a block
 
 
 class ProductBlocks(NamedTuple):
-    """The blocks of A, B and C, row by row."""
+    """The blocks (submatrices) of A, B and C, in row-major order."""
 
     a: Sequence[View]
     b: Sequence[View]
@@ -32,7 +33,7 @@ class ProductBlocks(NamedTuple):
 
 
 class FusedLaunches:
-    """The launches of a fused level; `written` has the numbers of the blocks of C that earlier launches write."""
+    """The launches of a fused level; `written` contains the indices of C's blocks that earlier launches write."""
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class FusedLaunches:
         alpha: float,
         beta: float,
     ) -> None:
-        # Without a strategy, or with one of the copy engine's kernel, one launch does all products if the device can.
+        # With strategy None or a strategy for TMA, a single launch computes all products, if the device supports that.
         self.one_launch = strategy is None or tma_strategy(strategy.name) is not None
         self.scheme, self.tasks, self.strategy = level.scheme, level.tasks, strategy or FUSED_SIZES[dtype]
         self.dtype, self.blocks, self.alpha, self.beta = dtype, blocks, alpha, beta
@@ -51,11 +52,11 @@ class FusedLaunches:
 
     @property
     def is_atomic(self) -> bool:
-        """True if launches add atomically, so that C must hold beta times its old value before the first launch."""
+        """True if launches add to C atomically; C must then contain beta times old C before the first launch."""
         return "atomic" in self.tasks
 
     def staged_launches(self) -> Iterator[list[list[TileOp | TileGroup]]]:
-        """Yield the launches of one stage after the other, as a list of launches for each stream."""
+        """Yield the launches of each stage in order, as one list of launches for each stream."""
         if self.one_launch and not self.tasks:
             products = [op for p in range(self.scheme.rank) if (op := self._product_op(p)) is not None]
             group = TileGroup(tuple(replace(op, may_overlap=i > 0) for i, op in enumerate(products)), "turns")
@@ -65,7 +66,7 @@ class FusedLaunches:
             yield [ops for stream in stage if (ops := list(self._stream_launches(stream)))]
 
     def _stream_launches(self, stream: StreamTasks) -> Iterator[TileOp | TileGroup]:
-        """Yield the launches of one stream, one for each task."""
+        """Yield the launches of one stream, one launch for each task."""
         may_overlap = False
         for task in stream:
             ops: list[TileOp] = []
@@ -77,7 +78,7 @@ class FusedLaunches:
                 yield ops[0] if len(ops) == 1 else TileGroup(tuple(ops), "atomic" if self.is_atomic else "free")
 
     def _product_op(self, product: int) -> TileOp | None:
-        """Return one product of the scheme; None if it has no factor or no destination."""
+        """Return one product of the scheme; None if an operand or the destination has no nonempty block."""
         left = _block_terms(self.scheme.u, product, self.blocks.a)
         right = _block_terms(self.scheme.v, product, self.blocks.b)
         dest = _block_terms(self.scheme.w, product, self.blocks.c)
@@ -92,7 +93,7 @@ class FusedLaunches:
 
 
 def _block_terms(matrix: Matrix, product: int, blocks: Sequence[View]) -> list[tuple[int, float, View]]:
-    """Return number, coefficient and view of each nonempty block that a product uses."""
+    """Return index, coefficient and view of each nonempty block that a product uses."""
     pairs = enumerate(zip(matrix, blocks, strict=True))
     return [(i, float(row[product]), x) for i, (row, x) in pairs if row[product] and min(x.rows, x.cols)]
 
@@ -100,7 +101,7 @@ def _block_terms(matrix: Matrix, product: int, blocks: Sequence[View]) -> list[t
 def tile_op_with_sums(
     s: TileSizes, dtype: str, left: BlockSum, right: BlockSum, dest: BlockSum, update: UpdateMode = "keep"
 ) -> TileOp:
-    """Return one product of sums, which is added to its destinations; if C is column-major, C^T is computed."""
+    """Return a product of sums that is added to its destinations; if C is column-major, the kernel computes C^T."""
     m, n = (max(getattr(x, side) for _, x in dest) for side in ("rows", "cols"))
     k = min(max(x.cols for _, x in left), max(x.rows for _, x in right))
     transposed = dest[0][1].right != 1
@@ -110,10 +111,11 @@ def tile_op_with_sums(
         _operand_along(left[0][1], 0, transposed),
         _operand_along(right[0][1], 1, transposed),
     )
-    # Sums are formed one tile ahead, so that more than two stages gain nothing.
+    # The kernel forms sums one tile ahead of the product, so a pipeline of more than two stages is not faster.
     epilogue = adding_epilogue(len(dest), update)
     kernel = TileKernel(replace(s, stages=2), dtype, len(left), len(right), epilogue, along)
-    # In the kernel the first block of a sum has coefficient 1, so its own coefficient moves to the product.
+    # The kernel requires coefficient 1 for the first block of a sum. Therefore the sum is divided by its first
+    # coefficient, and the product is multiplied by that coefficient.
     own = left[0][0] * right[0][0]
     a, b = (tuple(_row_major_piece(x, transposed, c / terms[0][0]) for c, x in terms) for terms in (left, right))
     into = tuple(_row_major_piece(x, transposed, own * c, 1) for c, x in dest)
@@ -130,10 +132,10 @@ def tile_op_with_update(
     reads: Sequence[View],
     writes: Sequence[View],
 ) -> TileOp:
-    """Return one product whose epilogue is `update`, the update of C's blocks in a kernel of a step table.
+    """Return one product whose epilogue is `update`, a step table's update of C's blocks.
 
-    The inputs of the program `update` are the product and the old values of the blocks `reads`; its outputs are stored
-    to the blocks `writes`.
+    The inputs of the program `update` are the product and the old values of the blocks `reads`. The outputs of the
+    program are stored to the blocks `writes`.
     """
     s, transposed, k = leaf_strategy(leaf), writes[0].right != 1, min(left.cols, right.rows)
     m, n = (max(getattr(x, side) for x in writes) for side in ("rows", "cols"))
@@ -160,5 +162,5 @@ def _operand_along(x: View, inner: int, transposed: bool) -> ContiguousAxis:
 
 
 def _row_major_piece(x: View, transposed: bool, factor: float, keep: float = 0) -> BlockTerm:
-    """Return a block as the kernel sees it: the transpose of a column-major one."""
+    """Return a block in the kernel's row-major terms: a column-major block is described as its transpose."""
     return BlockTerm(x.base, x.offset, *((x.cols, x.rows) if transposed else (x.rows, x.cols)), factor, keep)

@@ -1,7 +1,8 @@
-"""A product by residues: byte planes multiplied by modulus (gemm_residues.cuh), joined to C (residue_join.cuh).
+"""Compute a product by residues: multiply byte planes for each modulus, then join the results to C.
 
-`residue_op` describes a GEMM; `residue_launches` lists its launches in order: measure, then split and multiply for each
-group of moduli, then join by the Chinese remainder theorem. residue_planes.py has the operands.
+The kernels are in gemm_residues.cuh and residue_join.cuh. `residue_op` describes a GEMM. `residue_launches` returns its
+launches in order: measure the operands, split and multiply for each group of moduli, and join by the Chinese remainder
+theorem. residue_planes.py describes the operands.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ from fmm.kernels.plans.levels.residue_planes import EXPONENT_BYTES, PART_ALIGN, 
 from fmm.kernels.plans.memory_layout import round_up
 
 RESIDUE_SIZES = (WgmmaSizes(128, 256, stages=4), WgmmaSizes(128, 128, stages=5))
-TILE_OVERHEAD_COLUMNS = 24  # the start and end of a tile take the time of computing this number of columns
-MAX_UNREDUCED_STEPS = 512  # sums are reduced after that many steps of 128 numbers, as in gemm_residues.cuh
-FLOAT64_EXACT_BITS = 52  # bits of integers that float64 holds exactly
-NO_ALIGNMENT: Mapping[str, int] = MappingProxyType({})  # alignments by base, if no base is known to be aligned
+TILE_OVERHEAD_COLUMNS = 24  # the start and end of a tile take as long as computing this number of columns
+MAX_UNREDUCED_STEPS = 512  # steps of 128 positions after which sums are reduced, as in gemm_residues.cuh
+FLOAT64_EXACT_BITS = 52  # number of bits of integers that float64 stores exactly
+NO_ALIGNMENT: Mapping[str, int] = MappingProxyType({})  # alignments by base, for bases of unknown alignment
 
 
 # ---- a GEMM as a product by residues
@@ -57,7 +58,7 @@ NO_ALIGNMENT: Mapping[str, int] = MappingProxyType({})  # alignments by base, if
 
 @dataclass(frozen=True)
 class ResidueOp:
-    """C = factor A B + keep C for each product of a batch."""
+    """A product by residues: C = factor A B + keep C for each product of a batch."""
 
     dtype: str
     geometry: PlaneLayout
@@ -68,8 +69,8 @@ class ResidueOp:
     multiprocessors: int
     factor: float
     keep: float
-    writes_c: bool = False  # True if the product kernel writes C itself, because its bytes are C's numbers
-    lower_only: bool = False  # True if C is its own adjoint, and only its lower triangle is written
+    writes_c: bool = False  # True if the product kernel writes C itself, because the product's bytes are C's elements
+    lower_only: bool = False  # True if C is its own adjoint and only the lower triangle of C is written
 
     def __hash__(self) -> int:
         return id(self)
@@ -80,12 +81,12 @@ class ResidueOp:
 
     @property
     def modulus_groups(self) -> tuple[tuple[int, ...], ...]:
-        """The moduli in groups; the workspace holds the planes of one group at a time."""
+        """The moduli in groups; the workspace has room for the planes of one group."""
         moduli, together = remainder_weights(self.geometry.moduli).moduli, self.geometry.together
         return tuple(moduli[i : i + together] for i in range(0, len(moduli), together))
 
     def plane_product_op(self, first: int, count: int) -> WgmmaOp[ResidueKernel]:
-        """Return the launch of the products of planes for `count` moduli from number `first`."""
+        """Describe the products of planes for `count` moduli, starting at the modulus with index `first`."""
         g, (rows, inner, columns) = self.geometry, self.geometry.block
         layers = count * g.products
         s = best_residue_sizes(rows, columns, layers, self.multiprocessors, self.lower_only)
@@ -104,9 +105,10 @@ class ResidueOp:
 def residue_op(
     op: GemmOp, dtype: str, moduli: int, levels: int, multiprocessors: int, alignment: Mapping[str, int] = NO_ALIGNMENT
 ) -> ResidueOp | None:
-    """Return the product by planes in the leaf's workspace, or by the operands' own bytes.
+    """Describe a GEMM as a product by residues, from planes in the workspace or from the operands' own bytes.
 
-    The result is None if alpha or beta is complex. `alignment` maps a base to a power of two that divides its address.
+    Return None if alpha or beta has an imaginary part. `alignment` maps a base to a power of two that divides its
+    address.
     """
     alpha, beta = complex(op.alpha), complex(op.beta)
     if alpha.imag or beta.imag:
@@ -124,17 +126,18 @@ def residue_op(
     x = ResidueOperand(left, along[0], m, g, (rows, inner), left_exponents, a, copies, first)
     y = ResidueOperand(right, along[1], n, g, (columns, inner), right_exponents, b, copies + g.transposed[0], second)
     x, y = _reuse_prepared_planes(op, x, "A"), _reuse_prepared_planes(op, y, "B")
-    # The copy engine writes 16 bytes at a time, so zeros would follow a row that ends within 16 bytes.
+    # The copy engine writes 16 bytes at a time. A row whose end is not at a multiple of 16 bytes would be followed by
+    # zeros.
     writes_c = (
         are_residues and (alpha, beta) == (1, 0) and n % VECTOR_BYTES == 0 and _is_tma_aligned(op.dest, alignment)
     )
-    # The products of a fast scheme's blocks are not their own adjoints.
+    # With levels, the products of blocks in a scheme are not their own adjoints.
     lower_only = op.triangle is not None and not levels and not DTYPES[dtype].exact
     return ResidueOp(dtype, g, x, y, op.dest, c, multiprocessors, alpha.real, beta.real, writes_c, lower_only)
 
 
 def _reuse_prepared_planes(op: GemmOp, side: ResidueOperand, base: str) -> ResidueOperand:
-    """Return the operand, with the prepared exponents and planes behind it if there are any."""
+    """Return the operand with the layout of its prepared planes, if an earlier call prepared them."""
     if op.use.leaf.prepared_layout is None or not op.prepared.prepared_matrix == base == side.source.base:
         return side
     exponents, _ = prepared_plane_layout(side.geometry.moduli, side.geometry.item, side.lines, side.geometry.k)
@@ -143,20 +146,20 @@ def _reuse_prepared_planes(op: GemmOp, side: ResidueOperand, base: str) -> Resid
 
 
 def _byte_source(x: GemmOperand, along: ContiguousAxis, alignment: Mapping[str, int]) -> ByteSource | None:
-    """Return the source of an operand's bytes that are residues themselves; None if they must be copied first."""
+    """Return the source of an operand's bytes, which are residues already; None if the bytes must be copied."""
     if along == "outer":
         return "planes"
     return "source" if _is_tma_aligned(x, alignment) else None
 
 
 def _is_tma_aligned(x: GemmOperand, alignment: Mapping[str, int]) -> bool:
-    """Return True if the copy engine can read the lines of an operand of bytes."""
+    """Return True if the copy engine (TMA) can read the lines of an operand of bytes."""
     return all(place % VECTOR_BYTES == 0 for place in (x.leading, x.stride, x.offset, alignment.get(x.base, 1)))
 
 
 @lru_cache(maxsize=4096)
 def best_residue_sizes(m: int, n: int, count: int, multiprocessors: int, triangle: bool = False) -> WgmmaSizes:
-    """Return the tile sizes with the least time until the last cluster ends."""
+    """Return the tile sizes with the shortest predicted time until the last cluster ends."""
 
     def last_cluster_end(s: WgmmaSizes) -> int:
         units = count_cluster_tiles(cluster_tiles(m, n, s), s, triangle) * count
@@ -169,10 +172,10 @@ def best_residue_sizes(m: int, n: int, count: int, multiprocessors: int, triangl
 
 
 def residue_launches(op: ResidueOp, alignment: Mapping[str, int], flagged: bool) -> tuple[Launch, ...]:
-    """Return all launches of a product: exponents, then planes and their products by groups of moduli, then C.
+    """Return all launches of a product: exponents, then planes and products for each group of moduli, then C.
 
-    `alignment` maps a base to the largest power of two that divides its address. If `flagged`, the join raises the flag
-    for an inf or NaN in C.
+    `alignment` maps a base to the largest power of two that divides its address. If `flagged`, the join kernel raises
+    the flag for an inf or NaN in C.
     """
     aligned, exact = _operand_alignments(op, alignment), DTYPES[op.dtype].exact
     measures = any(x.measure_kernel(False, not exact) is not None for x in op.operands)
@@ -189,10 +192,11 @@ def residue_launches(op: ResidueOp, alignment: Mapping[str, int], flagged: bool)
 
 
 def residue_preparation_launches(op: ResidueOp, alignment: Mapping[str, int]) -> tuple[tuple[Launch, ...], int]:
-    """Return the launches that prepare one operand, and their workspace in bytes."""
+    """Return the launches that prepare one operand for later calls, and their workspace in bytes."""
     if not any(x.is_prepared for x in op.operands):
         return (), 0
-    # The operand to prepare is the one that residue_op describes as ready.
+    # residue_op describes the operand to prepare as already prepared. Its launches must compute the planes of that
+    # operand.
     left, right = (replace(x, is_prepared=not x.is_prepared) for x in op.operands)
     aligned, moduli = _operand_alignments(op, alignment), remainder_weights(op.geometry.moduli).moduli
     workspace = max(size for x, size in zip(op.operands, op.geometry.transposed, strict=True) if x.is_prepared)
@@ -204,7 +208,7 @@ def residue_preparation_launches(op: ResidueOp, alignment: Mapping[str, int]) ->
 
 
 def _operand_alignments(op: ResidueOp, alignment: Mapping[str, int]) -> tuple[bool, ...]:
-    """Return True for each of A and B that begins at a multiple of 16 bytes."""
+    """Return for each of A and B whether its address is a multiple of 16 bytes."""
     return tuple(alignment[x.source.base] % VECTOR_BYTES == 0 for x in op.operands)
 
 
@@ -213,15 +217,15 @@ def _operand_alignments(op: ResidueOp, alignment: Mapping[str, int]) -> tuple[bo
 
 @dataclass(frozen=True)
 class ResidueKernel:
-    """A compiled variant of the products of planes."""
+    """A compiled variant of the kernel that multiplies planes of bytes."""
 
     sizes: WgmmaSizes
-    triangle: TriangleExtent | None = None  # if set, only tiles that touch the lower triangle are computed
-    reduces: bool = False  # True if sums are reduced modulo p on the way, since they could exceed 32 bits
+    triangle: TriangleExtent | None = None  # if not None, only tiles that overlap the lower triangle are computed
+    reduces: bool = False  # True if sums are reduced modulo p after some steps, because they could exceed 32 bits
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of shared memory: tiles of A and B, a tile of bytes of C, barriers."""
+        """Bytes of shared memory, for tiles of A and B, a tile of C in bytes, and barriers."""
         s = self.sizes
         return (
             s.stages * (s.m_s + s.n_s) * TILE_LINE_BYTES
@@ -232,7 +236,7 @@ class ResidueKernel:
 
 @lru_cache(maxsize=64)
 def residue_product_kernel_source(kernel: ResidueKernel) -> str:
-    """Return the whole CUDA source of the products of planes, entry point `ENTRY_NAME`."""
+    """Return the CUDA source of the kernel that multiplies planes of bytes; its entry point is `ENTRY_NAME`."""
     s, sizes = kernel.sizes, "LowerSizes" if kernel.triangle else "Sizes"
     body = (
         f"using Sizes = fmm::{sizes}<{BYTE.cpp}, {s.m_s}, {s.n_s}, {s.cluster}, {s.stages}>;",
@@ -246,7 +250,7 @@ def residue_product_kernel_source(kernel: ResidueKernel) -> str:
 
 
 def residue_product_launch(op: ResidueOp, first: int, moduli: tuple[int, ...]) -> Launch:
-    """Return the launch that multiplies the planes of these moduli, which begin at number `first` of all moduli."""
+    """Return the launch that multiplies the planes of these moduli; `first` is the index of the first modulus."""
     product = op.plane_product_op(first, len(moduli))
     words = [i * MAP_WORDS for i in range(len(product.maps))]
     slots = tuple(Slot(word, x.piece.base, x.piece.offset) for word, x in zip(words, product.maps, strict=True))
@@ -270,34 +274,34 @@ def residue_product_launch(op: ResidueOp, first: int, moduli: tuple[int, ...]) -
 
 @dataclass(frozen=True)
 class WeightPieces:
-    """The weights of the Chinese remainder theorem, cut into pieces of few bits so that all their sums are exact."""
+    """The weights of the Chinese remainder theorem in pieces of few bits, so that sums of pieces are exact."""
 
     moduli: int
     levels: int
 
     @property
     def piece_bits(self) -> int:
-        """Number of bits of a piece of a weight.
+        """Number of bits in a piece of a weight.
 
-        A piece is multiplied by a residue of 7 bits, to which each level adds 2 bits, as it sums four residues. The
-        products of all moduli are then added up.
+        A piece is multiplied by a residue of 7 bits. Each level sums four residues, which adds 2 bits. The products for
+        all moduli are then added up, which adds the bits of their number.
         """
         return FLOAT64_EXACT_BITS - 7 - 2 * self.levels - (self.moduli - 1).bit_length()
 
     @property
     def piece_count(self) -> int:
-        """Pieces of a weight."""
+        """Number of pieces of a weight."""
         return -(-remainder_weights(self.moduli).product.bit_length() // self.piece_bits)
 
     def split_number(self, x: int) -> list[float]:
-        """Return the pieces of a number, the highest first, padded with zeros."""
+        """Return the pieces of a number, the most significant piece first, padded with zeros to MAX_PIECES."""
         places = range(self.piece_bits * (self.piece_count - 1), -1, -self.piece_bits)
         pieces = [float(x >> place & (1 << self.piece_bits) - 1) for place in places]
         return pieces + [0.0] * (MAX_PIECES - len(pieces))
 
     @cached_property
     def packed_weights(self) -> bytes:
-        """The fields `up` to `weights` of struct Join in residue_join.cuh."""
+        """The bytes of the fields `up` to `weights` of struct Join in residue_join.cuh."""
         numbers = remainder_weights(self.moduli)
         inverse = 2 ** (self.piece_bits * (self.piece_count - 1)) / numbers.product
         rows = [self.split_number(w) for w in numbers.weights]
@@ -307,7 +311,7 @@ class WeightPieces:
 
 
 def join_launch(op: ResidueOp, flagged: bool) -> Launch:
-    """Return the launch that reconstructs C, in float64 or float32, from the planes of the product."""
+    """Return the launch that reconstructs C in float64 or float32 from the residues of the product."""
     g, pieces = op.geometry, WeightPieces(op.geometry.moduli, op.geometry.levels)
     parameters = _result_bytes(op) + struct.pack("<3q2d", 0, 0, 0, op.factor, op.keep) + pieces.packed_weights
     slots = [*_result_slots(op), *(Slot(7 + i, x.base, x.exponents) for i, x in enumerate(op.operands))]
@@ -318,7 +322,7 @@ def join_launch(op: ResidueOp, flagged: bool) -> Launch:
 
 
 def integer_join_launch(op: ResidueOp) -> Launch:
-    """Return the launch that reconstructs an integer C from the planes of the product."""
+    """Return the launch that reconstructs an integer C from the residues of the product."""
     g, numbers = op.geometry, remainder_weights(op.geometry.moduli)
     padding = [0] * (MAX_MODULI - g.moduli)
     weights = [w % 2**64 for w in numbers.weights] + padding
@@ -332,14 +336,14 @@ def integer_join_launch(op: ResidueOp) -> Launch:
 
 @lru_cache(maxsize=64)
 def join_kernel_source(levels: int, moduli: int, pieces: int, dtype: str) -> str:
-    """Return the whole CUDA source of the join to float64 or float32, entry point `ENTRY_NAME`."""
+    """Return the CUDA source of the join to float64 or float32; its entry point is `ENTRY_NAME`."""
     body = (f"{RESIDUE_NAMESPACE}join<Sums, {levels}, {adjacent_columns(dtype)}, {moduli}, {pieces}>(p);",)
     return _join_source_text(f"Join<{DTYPES[dtype].cpp}>", body)
 
 
 @lru_cache(maxsize=64)
 def integer_join_kernel_source(levels: int, moduli: int, dtype: str) -> str:
-    """Return the whole CUDA source of the join to integers, entry point `ENTRY_NAME`."""
+    """Return the CUDA source of the join to integers; its entry point is `ENTRY_NAME`."""
     body = (f"{RESIDUE_NAMESPACE}join_integers<Sums, {levels}, {adjacent_columns(dtype)}, {moduli}>(p);",)
     return _join_source_text(f"JoinIntegers<{DTYPES[dtype].cpp}>", body)
 
@@ -351,12 +355,12 @@ def _join_source_text(parameters: str, body: tuple[str, ...]) -> str:
 
 
 def adjacent_columns(dtype: str) -> int:
-    """Return how many numbers of a row a thread joins: at most four, and at most 16 bytes."""
+    """Return the number of adjacent elements of a row that a thread joins: at most four, and at most 16 bytes."""
     return min(4, 16 // DTYPES[dtype].itemsize)
 
 
 def _result_bytes(op: ResidueOp) -> bytes:
-    """Return struct Result of residue_join.cuh; addresses are zero."""
+    """Return the bytes of struct Result of residue_join.cuh, with zeros in place of addresses."""
     g, (rows, _, columns) = op.geometry, op.geometry.block
     return struct.pack("<4q6i", 0, 0, op.dest.leading, op.dest.stride, g.m, g.n, g.count, rows, columns, op.lower_only)
 
@@ -366,9 +370,9 @@ def _result_slots(op: ResidueOp) -> tuple[Slot, ...]:
 
 
 def _join_grid(op: ResidueOp) -> tuple[int, int, int]:
-    """Return the thread blocks of the join: a thread for the adjacent columns of every block of C."""
+    """Return the grid of the join kernel; each thread joins the same adjacent columns in every block of C."""
     g, (rows, _, columns) = op.geometry, op.geometry.block
     threads = g.count * rows * (columns // adjacent_columns(op.dtype))
-    if g.levels == 2:  # one warp for each block of the outer level
+    if g.levels == 2:  # a separate warp for each block of the outer level
         threads = 4 * round_up(threads, WARP_THREADS)
     return -(-threads // RESIDUE_THREADS), 1, 1

@@ -1,8 +1,8 @@
-"""CUDA source of a tiled product with fused sums: a stub for the kernel of gemm_simt.cuh or gemm_mma_f64.cuh.
+"""Generate the CUDA source of a tiled product with fused sums, for the kernels of gemm_simt.cuh and gemm_mma_f64.cuh.
 
-The stub holds all that depends on a scheme: the number of blocks of A, B and C in a product, and the epilogue of each
-number of C. The blocks and their coefficients come with the launch, so each variant of Figure 6 of Huang, Yu and van de
-Geijn is one compiled kernel. The update of a step table's kernel is code in the stub.
+The generated source contains all that depends on a scheme: the numbers of blocks of A, B and C in a product, and the
+epilogue for each element of C. The blocks and their coefficients are parameters of the launch. Therefore each variant
+of Figure 6 of Huang, Yu and van de Geijn is one compiled kernel. A step table's update of C is generated as code.
 """
 
 from __future__ import annotations
@@ -26,24 +26,26 @@ from fmm.kernels.cuda.products.tiling import (
     triangle_cpp,
 )
 
-MemoryAccess = Literal["vector", "scalar"]  # 16 bytes at a time, or one number at a time
-CopyPath = Literal["async", "plain", "texture"]  # how a tile gets to shared memory: enum Path of gemm_simt.cuh
-# How a product is added to a destination. "keep": read, scaled by `keep`, and written, by the only kernel that writes
-# the block. "atomic": by atomic additions, while other thread blocks may add to the same block.
+MemoryAccess = Literal["vector", "scalar"]  # each access moves 16 bytes ("vector") or one element ("scalar")
+CopyPath = Literal["async", "plain", "texture"]  # how a tile is copied to shared memory; enum Path of gemm_simt.cuh
+# How a product is added to a destination block. "keep": the kernel reads the block, multiplies it by `keep`, adds the
+# product, and writes the block; no other kernel writes the block. "atomic": the kernel adds the product atomically, and
+# other thread blocks may add to the same block at the same time.
 UpdateMode = Literal["keep", "atomic"]
-# How a kernel uses the device's flag for inf and NaN. "raises": the flag is raised where an inf or NaN is stored.
-# "obeys": the kernel does nothing unless the flag is up.
+# How a kernel uses the device's flag for inf and NaN. "raises": the kernel raises the flag when it stores an inf or
+# NaN. "obeys": the kernel does nothing unless the flag is raised.
 FlagUse = Literal["raises", "obeys"]
 ASYNC_PATHS: tuple[CopyPath, CopyPath] = ("async", "async")
-# -O1, because ptxas's higher levels reorder the multiply-adds. The order chosen in the source reads registers without
-# bank conflicts; without that order each multiply-add takes a third of a cycle more.
+# ptxas's levels above -O1 reorder the multiply-adds. The order in the source reads registers without bank conflicts;
+# with another order each multiply-add takes a third of a cycle more.
 COMPILER_OPTIONS = ("--std=c++17", "--ptxas-options=-O1")
-# The float64 mma instruction: rows and columns of C, and its smallest depth along the inner dimension (4, 8 or 16).
+# The float64 mma instruction: its rows and columns of C, and its smallest depth along the inner dimension (of 4, 8,
+# 16).
 MMA_ROWS, MMA_COLUMNS, MMA_DEPTH = 16, 8, 4
 
 
 class LaunchScalar(NamedTuple):
-    """A coefficient of a destination that comes with the launch: the product's factor, or that of old C."""
+    """A coefficient of a destination that the launch sets: `factor` multiplies the product, `keep` the old value."""
 
     name: Literal["factor", "keep"]
     dest: int
@@ -54,13 +56,13 @@ class LaunchScalar(NamedTuple):
 
 @dataclass(frozen=True)
 class Epilogue:
-    """The update of every number of the destinations from the product's number.
+    """The update of each element of the destination blocks from an element of the product.
 
-    The program's inputs are the product and the old values of the destinations `reads`. Its outputs are stored to the
-    destinations `writes`, or added to them atomically. A destination may be read only.
+    The inputs of `program` are the product and the old values of the destinations `reads`. The outputs are stored to
+    the destinations `writes`, or added to these atomically. A destination may be read and never written.
     """
 
-    program: AdditionProgram  # coefficients may be LaunchScalars
+    program: AdditionProgram  # the sums to compute; coefficients may be LaunchScalars
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     atomic: bool = False
@@ -77,9 +79,9 @@ class Epilogue:
 
 @lru_cache(maxsize=256)
 def adding_epilogue(destinations: int, update: UpdateMode = "keep") -> Epilogue:
-    """Return the epilogue C_d = keep_d C_d + factor_d product, with coefficients that come with the launch.
+    """Return the epilogue C_d = keep_d C_d + factor_d product, where the launch sets keep_d and factor_d.
 
-    A destination with keep = 0 is not read.
+    A destination C_d with keep_d = 0 is not read.
     """
     every = tuple(range(destinations))
     reads = every if update == "keep" else ()
@@ -98,8 +100,9 @@ DEFAULT_EPILOGUE = adding_epilogue(1)
 def to_adding_epilogue(e: Epilogue) -> tuple[Epilogue, tuple[tuple[float, float], ...]]:
     """Return an equivalent `adding_epilogue` and its pairs (factor, keep), or `e` itself if there is no equivalent.
 
-    An equivalent exists if no destination's new value depends on the old value of another. Most kernels of the step
-    tables then share one compiled kernel: mulIncInc and mulStoreDec differ only in coefficients of the launch.
+    An equivalent exists if no destination's new value depends on the old value of another destination. Most kernels of
+    step tables then share one compiled kernel: mulIncInc and mulStoreDec differ only in coefficients that the launch
+    sets.
     """
     every = range(e.destination_count)
     rows = dict(zip(e.writes, e.program.matrix(), strict=True))
@@ -115,10 +118,11 @@ def to_adding_epilogue(e: Epilogue) -> tuple[Epilogue, tuple[tuple[float, float]
 
 @dataclass(frozen=True)
 class TileKernel:
-    """A compiled variant: `products` products in one launch, each (sum of blocks of A)(sum of blocks of B).
+    """A compiled variant: one launch computes `products` products (sum of blocks of A)(sum of blocks of B).
 
-    `left` and `right` are the blocks in these sums. A kernel that uses the flag gets its address in the parameters; a
-    kernel that obeys the flag also gets the address of the host's count (recompute_tiled.cuh).
+    `left` and `right` are the numbers of blocks in these sums. A kernel that uses the flag receives the flag's address
+    in the parameters. A kernel that obeys the flag also receives the address of the host's count of recomputed products
+    (recompute_tiled.cuh).
     """
 
     strategy: TileSizes
@@ -126,46 +130,47 @@ class TileKernel:
     left: int = 1
     right: int = 1
     epilogue: Epilogue = DEFAULT_EPILOGUE
-    # dimensions along which A and B are contiguous; default: both row-major
+    # dimensions along which A and B are contiguous; by default both are row-major
     along: tuple[ContiguousAxis, ContiguousAxis] = ("inner", "outer")
     products: int = 1
     flag: FlagUse | None = None
-    paths: tuple[CopyPath, CopyPath] = ASYNC_PATHS  # how A's tiles and B's tiles get to shared memory
+    paths: tuple[CopyPath, CopyPath] = ASYNC_PATHS  # how A's tiles and B's tiles are copied to shared memory
     triangle: TriangleTiles | None = None
 
     @property
     def block_counts(self) -> tuple[int, int, int]:
-        """Blocks of A, B and C: (W_A, W_B, W_C) of Huang, Yu and van de Geijn."""
+        """Numbers of blocks of A, B and C: (W_A, W_B, W_C) of Huang, Yu and van de Geijn."""
         return self.left, self.right, self.epilogue.destination_count
 
     @property
     def mma_depth(self) -> int:
-        """Depth of the float64 mma instruction along the inner dimension; 0 if threads multiply alone."""
+        """Depth of the float64 mma instruction along the inner dimension; 0 if the kernel uses no mma instruction."""
         s, (rows, columns) = self.strategy, (MMA_ROWS, MMA_COLUMNS)
         if self.element != "float64" or self.flag == "obeys" or s.m_r * s.warp_m % rows or s.n_r * s.warp_n % columns:
             return 0
-        # Sums and copies through registers need registers too, so the instruction of the smallest depth is used.
+        # Sums, and copies through registers, occupy registers. The instruction of the smallest depth needs the fewest.
         return min(s.mma_depth, MMA_DEPTH) if self.has_sums or self.paths != ASYNC_PATHS else s.mma_depth
 
     @property
     def has_sums(self) -> bool:
-        """True if blocks of A or of B are added up."""
+        """True if an operand is a sum of several blocks of A or of B."""
         return self.left + self.right > 2
 
     @property
     def min_resident_blocks(self) -> int:
-        """Thread blocks on a multiprocessor that registers must suffice for; 0: the compiler decides."""
-        return 1 if self.has_sums and self.mma_depth else self.strategy.blocks  # shared memory suffices for one
+        """Smallest number of thread blocks on a multiprocessor that must fit the registers; 0: the compiler decides."""
+        # shared memory suffices for one thread block
+        return 1 if self.has_sums and self.mma_depth else self.strategy.blocks
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of shared memory: the pipeline's tiles, and copies of the blocks of a sum."""
+        """Bytes of shared memory, for the tiles of all stages and for the blocks of sums."""
         s, item = self.strategy, DTYPES[self.element].itemsize
-        vector = VECTOR_BYTES // item  # numbers in a vector access
+        vector = VECTOR_BYTES // item  # number of elements in a vector access
         numbers = 0
         for out, along, blocks in zip((s.m_s, s.n_s), self.along, (self.left, self.right), strict=True):
             lines, length = (out, s.k_s) if along == "inner" else (s.k_s, out)
-            # Lines are padded, so that equal places of neighbouring lines are in different banks.
+            # Lines are padded, so that equal positions of neighbouring lines are in different memory banks.
             padding = 2 * vector if self.mma_depth else vector if along == "inner" else 0
             copied = lines * (length + padding)
             transposed = along == "inner" and s.transposed_sums and not self.mma_depth
@@ -176,7 +181,7 @@ class TileKernel:
 
 @lru_cache(maxsize=512)
 def simt_kernel_source(kernel: TileKernel, access: MemoryAccess) -> str:
-    """Return the whole CUDA source of a kernel, entry point `ENTRY_NAME`."""
+    """Return the CUDA source of a kernel; its entry point is `ENTRY_NAME`."""
     s, element = kernel.strategy, DTYPES[kernel.element].cpp
     counts = *kernel.block_counts, kernel.products
     paths = (f"fmm::Path::{path.upper()}" for path in kernel.paths)
@@ -214,9 +219,9 @@ def simt_kernel_source(kernel: TileKernel, access: MemoryAccess) -> str:
 
 
 def _product_call(kernel: TileKernel, name: str, variant: str, tile: str) -> list[str]:
-    """Return the call of the kernel: of mma instructions if the device has float64 ones, else of threads alone.
+    """Return C++ that calls the mma variant if the device has float64 mma instructions, else the variant without mma.
 
-    Both use the same shared memory.
+    Both variants use the same shared memory.
     """
     arguments = f"    p, reinterpret_cast<Number*>(memory){tile});"
     by_threads = [f"fmm::{name}<Product, Number, Sizes, {variant}>(", arguments]
@@ -227,7 +232,7 @@ def _product_call(kernel: TileKernel, name: str, variant: str, tile: str) -> lis
 
 
 def _epilogue_struct(e: Epilogue) -> Iterator[str]:
-    """Yield the members of `Product` that say which destinations are read and written, and compute their update."""
+    """Yield the C++ members of struct Product that tell which destinations are read and written, and update them."""
     dests = f"[[maybe_unused]] const fmm::Block<Element> (&dest)[{e.destination_count}]"
     yield f"    static constexpr bool ATOMIC = {str(e.atomic).lower()};"
     yield "    template <class Element>"
@@ -250,7 +255,7 @@ def _epilogue_struct(e: Epilogue) -> Iterator[str]:
 
 
 def _read_condition(e: Epilogue, dest: int) -> str:
-    """Return the C++ condition for reading a destination: false if the launch sets all its coefficients to zero."""
+    """Return the C++ condition for reading a destination: false if all coefficients of its old value are zero."""
     values = {i for i, d in enumerate(e.reads, 1) if d == dest}
     factors = {c for terms in e.program.lines for c, v in terms if v in values}
     conditions = sorted(f"{c} != Element(0)" for c in factors if isinstance(c, LaunchScalar))
@@ -269,6 +274,6 @@ def _sum_expression(terms: Terms, names: Sequence[str]) -> str:
 
 
 def _select_expression(name: str, values: Sequence[str]) -> str:
-    """Return the C++ expression that selects one of these values by the number in the variable `name`."""
+    """Return the C++ expression that selects one of these values by the index in the variable `name`."""
     *first, last = values
     return "".join(f"{name} == {i} ? {v} : " for i, v in enumerate(first)) + last
