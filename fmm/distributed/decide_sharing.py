@@ -168,7 +168,7 @@ class _SingleDeviceModel:
                 # an assumed rate: only ratios of the predicted seconds matter
                 seconds = problem.flops / (UNKNOWN_STREAM_RATE * 10)
             else:
-                seconds = quick_prediction(self.choose_plan(m, k, n), problem, calibration).seconds
+                seconds = quick_prediction(self.choose_plan(m, k, n), problem, calibration).predicted_seconds
             self._seconds[m, k, n] = seconds
         return seconds
 

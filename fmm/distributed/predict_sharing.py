@@ -238,11 +238,11 @@ def _exchange_seconds(layout: Layout, step: int, devices: Devices) -> float:
     """
     loads: dict[tuple[int, bool, str], float] = defaultdict(float)
     for transfer in layout.transfers_by_step[step]:
-        used = devices.network.link(transfer.source, transfer.dest)
+        used = devices.network.link_between(transfer.source, transfer.dest)
         for rank, sends in ((transfer.source, True), (transfer.dest, False)):
             loads[rank, sends, used.name] += transfer.box.size * devices.itemsize
     links = {used.name: used for used in (devices.network.inside, devices.network.between)}
-    return max((links[name].seconds(sent) for (_, _, name), sent in loads.items()), default=0.0)
+    return max((links[name].message_seconds(sent) for (_, _, name), sent in loads.items()), default=0.0)
 
 
 def _panel_bytes(layout: Layout, itemsize: int) -> float:
@@ -263,7 +263,9 @@ def _reduction_seconds(layout: Layout, devices: Devices) -> float:
     if times == 1:
         return 0.0
     block = _largest_block(layout) * devices.itemsize
-    return _slowest_link(layout, devices.network).seconds(block * (times - 1) / times) + 2 * block / devices.stream
+    return (
+        _slowest_link(layout, devices.network).message_seconds(block * (times - 1) / times) + 2 * block / devices.stream
+    )
 
 
 def _largest_block(layout: Layout) -> int:
@@ -310,7 +312,9 @@ def _predict_rectangle(layout: Layout, devices: Devices) -> Sharing:
     sharing, side = predict_layout(layout, VENDOR, devices), layout.mesh[1]
     block = _largest_block(layout) * devices.itemsize
     moved = block * (1 - 1 / side)
-    around = sharing.around + devices.network.link(0, side - 1).seconds(moved) + 2 * block / devices.stream
+    around = (
+        sharing.around + devices.network.link_between(0, side - 1).message_seconds(moved) + 2 * block / devices.stream
+    )
     memory = max(sharing.memory, 3.0 * block)  # bytes of the parts sent, the parts received, and the assembled block
     return replace(sharing, around=around, received=sharing.received + moved, memory=memory, rectangle=True)
 
@@ -374,7 +378,7 @@ def _redistribution_seconds(layout: Layout, canonical: Layout, devices: Devices)
             (box := target.box(rank)).size - own.box(rank).intersection(box).size
             for rank in range(layout.process_count)
         )
-    return _slowest_link(layout, devices.network).seconds(missing * devices.itemsize)
+    return _slowest_link(layout, devices.network).message_seconds(missing * devices.itemsize)
 
 
 def _parts_along(mesh: Sequence[int], cuts: CutAxes, axis: int) -> int:

@@ -26,7 +26,7 @@ from fmm.config import files
 from fmm.kernels.cuda.recompute import recompute
 from fmm.kernels.cuda.recompute import recompute as trust_of_streams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import GRAPH_SCRATCH
+from fmm.kernels.plans.workspace import GRAPH_SCRATCH_BYTES
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime import devices, prepare
@@ -1128,7 +1128,7 @@ def test_small_plans_are_worth_a_graph_if_its_memory_is_allowed(n: int, limit: i
     x = contiguous_operand((n, n), "float32")
     call = prepare_query(ProblemQuery(x, x, None, Setting(0, "float32"), H200, Limits(limit), LEVEL))
     assert call.launches is not None and call.uses_graph is uses_graph
-    assert call.workspace - call.launches.workspace == (GRAPH_SCRATCH if uses_graph else 0)
+    assert call.workspace - call.launches.workspace == (GRAPH_SCRATCH_BYTES if uses_graph else 0)
 
 
 def test_a_graph_without_products_of_the_vendor_takes_no_memory() -> None:

@@ -20,7 +20,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.default_calibration import datasheet_calibration
-from fmm.perfmodel.stability import has_entrywise_bound
+from fmm.perfmodel.stability import has_componentwise_bound
 from fmm.problem import Layout, Problem
 from fmm.runtime import devices, prepared_operand
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PreparedSide
@@ -215,7 +215,7 @@ def test_componentwise_plans() -> None:
         ("3m > vendor", False),
         ("vendor3m", False),
     ):
-        assert has_entrywise_bound(Plan.parse(text)) == bounds, text
+        assert has_componentwise_bound(Plan.parse(text)) == bounds, text
 
 
 def test_componentwise_choices() -> None:

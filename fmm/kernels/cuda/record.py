@@ -43,12 +43,12 @@ from fmm.kernels.cuda.sums.sum_launch import SumOp, copy_op, sum_op
 from fmm.kernels.cuda.target import Target
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.leaf import leaf_use
-from fmm.kernels.plans.memory_layout import ALIGN, leading_dimension, round_up, temporary_bytes
+from fmm.kernels.plans.memory_layout import ALIGN_BYTES, leading_dimension, round_up, temporary_bytes
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, Product, ProductWithSums
-from fmm.kernels.plans.sums import ADDEND, LineExponents, Mirror, Place, Rescaled, Sum, operand_blocks
-from fmm.kernels.plans.walk import Operands, Triple, walk_plan
-from fmm.kernels.plans.workspace import check_type, workspace
+from fmm.kernels.plans.sums import ADDEND, LineExponents, Mirror, Place, RescaledCopy, Sum, operand_blocks
+from fmm.kernels.plans.walk import Operands, ProductMatrices, walk_plan
+from fmm.kernels.plans.workspace import check_plan_type, workspace
 from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Problem
 
@@ -118,7 +118,7 @@ def record_preparation(plan: Plan, problem: Problem, target: Target) -> LaunchLi
 @lru_cache(maxsize=1024)
 def record_operations(plan: Plan, problem: Problem) -> OperationList:
     """Return the operations of a plan on a problem, whatever chip they will run on."""
-    check_type(plan, problem.dtype, "cuda")
+    check_plan_type(plan, problem.dtype, "cuda")
     # A leaf below a level multiplies blocks, for which nothing is prepared.
     prepared_matrix = None if plan.levels else problem.prepared_side
     recorder = LaunchRecorder(problem.componentwise, prepared_matrix)
@@ -142,7 +142,7 @@ def _view_of_saved_result(problem: Problem, workspace_bytes: int) -> tuple[View,
     c = operand_views(problem)["C"]
     fortran = is_column_major(c)
     step = leading_dimension(c.rows if fortran else c.cols, c.itemsize, spaced=False)
-    strides, start = (1, step) if fortran else (step, 1), round_up(workspace_bytes, ALIGN)
+    strides, start = (1, step) if fortran else (step, 1), round_up(workspace_bytes, ALIGN_BYTES)
     copy = View("W", start, c.rows, c.cols, *strides, c.dtype)
     return copy, start + temporary_bytes(c.rows, c.cols, c.itemsize)
 
@@ -193,7 +193,7 @@ class _RecordedSum(NamedTuple):
 class LaunchRecorder:
     """The walk's machine for a GPU: records operations; its stack of temporaries is the workspace."""
 
-    leaf_updates = True
+    has_updating_leaves = True
 
     def __init__(self, componentwise: bool = False, prepared_matrix: Literal["A", "B"] | None = None) -> None:
         """With `componentwise`, each entry's error is bounded; `prepared_matrix` has its prepared form behind it."""
@@ -217,7 +217,7 @@ class LaunchRecorder:
         step = leading_dimension(rows if fortran else cols, stored.itemsize, spaced=False)
         return View("W", offset, rows, cols, *((1, step) if fortran else (step, 1)), stored.name)
 
-    def free_since(self, mark: int) -> None:
+    def free_temporaries_since(self, mark: int) -> None:
         self.used = mark
 
     def submatrix(self, x: View, place: Place) -> View:
@@ -229,7 +229,7 @@ class LaunchRecorder:
         return column_major_sums(steps)
 
     def compute_sums(self, step: Sum, reads: Sequence[View], writes: Sequence[View]) -> None:
-        if isinstance(step, LineExponents | Rescaled):
+        if isinstance(step, LineExponents | RescaledCopy):
             self._record(scaling_op(step, reads, writes[0]))
         elif (op := self._sum_op(step, reads, writes)) is not None:
             self._record(op)
@@ -268,7 +268,7 @@ class LaunchRecorder:
     # ---- products
 
     def multiply(
-        self, leaf: str, products: Sequence[Triple], dtype: str, alpha: Coefficient, beta: Coefficient
+        self, leaf: str, products: Sequence[ProductMatrices], dtype: str, alpha: Coefficient, beta: Coefficient
     ) -> None:
         m, k, n = products[0][0].rows, products[0][0].cols, products[0][1].cols
         if m == 0 or n == 0:
@@ -282,7 +282,7 @@ class LaunchRecorder:
             self._record_gemm(leaf, batch, dtype, alpha, beta)
 
     def multiply_with_addend(
-        self, leaf: str, product: Triple, added: View, dtype: str, alpha: Coefficient, beta: Coefficient
+        self, leaf: str, product: ProductMatrices, added: View, dtype: str, alpha: Coefficient, beta: Coefficient
     ) -> None:
         (m, k), n, dest = product[0].shape, product[1].cols, product[2]
         if m == 0 or n == 0:
@@ -294,7 +294,7 @@ class LaunchRecorder:
         self._record_gemm(leaf, [product], dtype, alpha, beta, added)
 
     def _record_gemm(
-        self, leaf: str, batch: Sequence[Triple], dtype: str, alpha: Coefficient, beta: Coefficient,
+        self, leaf: str, batch: Sequence[ProductMatrices], dtype: str, alpha: Coefficient, beta: Coefficient,
         addend: View | None = None,
     ) -> None:  # fmt: skip
         """Record a batch of products by a leaf, with the leaf's scratch memory behind the temporaries."""
@@ -306,7 +306,7 @@ class LaunchRecorder:
 
     # ---- results that are their own adjoints
 
-    def multiply_triangle(self, leaf: str, products: Sequence[Triple], dtype: str, params: GemmParams) -> None:
+    def multiply_triangle(self, leaf: str, products: Sequence[ProductMatrices], dtype: str, params: GemmParams) -> None:
         """Record lower triangles: by syrk, by the leaf's kernel, or else by whole products into temporaries.
 
         A batch of small triangles is a batch of whole products, which is faster.
@@ -335,7 +335,9 @@ class LaunchRecorder:
         else:
             self._triangles_by_temporaries(leaf, products, dtype, params)
 
-    def _triangles_by_temporaries(self, leaf: str, products: Sequence[Triple], dtype: str, params: GemmParams) -> None:
+    def _triangles_by_temporaries(
+        self, leaf: str, products: Sequence[ProductMatrices], dtype: str, params: GemmParams
+    ) -> None:
         """Record each product into a temporary, and the copy of the temporary's lower triangle to the result.
 
         The temporary is row-major if the leaf's kernel writes triangles, as that kernel needs it.
@@ -349,7 +351,7 @@ class LaunchRecorder:
             if has_kernel:
                 self._write_triangles(first, params._replace(fill="loose"))
             self._record(MirrorOp(temporary, dest, alpha, beta, full=False))
-            self.free_since(mark)
+            self.free_temporaries_since(mark)
 
     def _write_triangles(self, first: int, params: GemmParams) -> None:
         """Change the products recorded from number `first` on: the lower triangle of each result is enough."""

@@ -220,7 +220,7 @@ def _as_tma(op: TileOp | TileGroup, target: Target) -> TmaOp | None:
     elif strategy is None and isinstance(op, TileOp) and op.open_strategy:
         strategy = target.tiles.fastest_tma_tile_sizes(op, chip)
     tma = tma_op(op, strategy, chip.multiprocessors) if strategy else None
-    return tma if tma and tma.kernel.shared_bytes <= chip.shared_per_block else None
+    return tma if tma and tma.kernel.shared_bytes <= chip.shared_bytes_per_block else None
 
 
 # ---- f16x3: float32 split into planes of float16, which the tensor cores multiply
@@ -231,7 +231,7 @@ def select_f16x3(op: GemmOp, target: Target) -> SelectedSteps:
     if own := select_f16x3_kernel(op, target):
         return own
     op = replace(op, checked=op.checked and target.flagged)
-    if not target.chip.rounds_pairs:
+    if not target.chip.can_round_float32_pairs:
         reason = "only from compute capability 8.0 on are there the instructions by which numbers are split"
     elif target.chip.has_warpgroups:
         reason = "alpha or beta is complex"
@@ -267,7 +267,7 @@ def fuse_plane_sums(ops: Sequence[Op], target: Target) -> list[Op | PlaneSums]:
     """
     changed: list[Any] = list(ops)
     separate = not target.chip.has_warpgroups
-    if not target.chip.rounds_pairs:
+    if not target.chip.can_round_float32_pairs:
         return changed
     for i, op in enumerate(ops):
         if isinstance(op, GemmOp) and op.use.leaf.name == "f16x3":
@@ -307,7 +307,7 @@ def _residue_product(op: GemmOp, target: Target) -> ResidueOp | None:
     if not target.chip.has_warpgroups:
         return None
     ending = residue_leaves()[op.leaf]
-    moduli = ending.level.moduli_for(op.dtype, op.k)
+    moduli = ending.level.moduli_count_for(op.dtype, op.k)
     return residue_op(op, op.dtype, moduli, ending.depth, target.chip.multiprocessors, target.divides)
 
 

@@ -18,26 +18,28 @@ from statistics import fmean, linear_regression, median, stdev
 from fmm.config.certification import MIN_SPEEDUP, paired_ratios
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.candidates import compared_plans
+from fmm.perfmodel.candidates import device_candidates
 from fmm.perfmodel.choose import rank_candidates
-from fmm.perfmodel.level_bounds import NEVER_SIDE, LevelBounds, baseline_of, count_levels, effective_side
+from fmm.perfmodel.level_bounds import NEVER_WINS_SIDE, LevelBounds, baseline_text, count_levels, effective_side
 from fmm.problem import Problem
-from fmm.tuner.findings.diagnostics import EXTRAPOLATION_MARGIN, MIN_ACCEPTED_SPEED
-from fmm.tuner.findings.thresholds import LEVEL_COUNTS, ranked_plans, side_from_which, with_margin
+from fmm.tuner.findings.diagnostics import EXTRAPOLATION_MARGIN, MIN_ACCEPTED_SPEEDUP
+from fmm.tuner.findings.thresholds import LEVEL_COUNTS, ranked_plans, smallest_side_from_which, with_margin
 from fmm.tuner.search.certify import paired_samples
 from fmm.tuner.trials.record import DEFAULT_OPERATION, Trial
 
 MAX_COUNTED_LEVELS = LEVEL_COUNTS[-1]  # plans with more levels count as this number
-MAX_TIME_NEAR_CROSSOVER = 1.15  # predictions up to this multiple of the vendor's time show the error near a crossover
+MAX_TIME_RATIO_NEAR_CROSSOVER = (
+    1.15  # predictions up to this multiple of the vendor's time show the error near a crossover
+)
 MIN_SAMPLES_FOR_TREND = 5  # samples for a regression of the error over the side
-MAX_DOUBLINGS = 2.0  # number of doublings of the side over which a trend is extrapolated
+MAX_TREND_DOUBLINGS = 2.0  # number of doublings of the side over which a trend is extrapolated
 # with fewer samples near the crossover, those with the largest effective sides are taken
 MIN_SAMPLES_NEAR_CROSSOVER = 3
 # The assumed standard deviation of log(measured / predicted) of one sample; an observed larger one replaces it.
-SAMPLE_DEVIATION = 0.015
+SAMPLE_STANDARD_DEVIATION = 0.015
 # The standard errors by which an error must be below 0 to be corrected: more where a sample with this number of levels
 # is faster than the vendor, fewer where a gain is only extrapolated.
-STANDARD_ERRORS, STANDARD_ERRORS_UNCONFIRMED = 2.5, 1.0
+REQUIRED_STANDARD_ERRORS, UNCONFIRMED_STANDARD_ERRORS = 2.5, 1.0
 MAX_TRUSTED_OPTIMISM = 0.025  # error of the model up to which its extrapolation is trusted
 MIN_REJECTED_OPTIMISM = 0.04  # a larger error of excluded plans says nothing about the plans that may be chosen
 
@@ -53,24 +55,24 @@ class LevelSample:
     few_tiles_margin: float = 0.0  # the margin that small products need in addition to the calibration's
 
     @property
-    def levels(self) -> int:
+    def counted_levels(self) -> int:
         """The number of levels, at most MAX_COUNTED_LEVELS."""
         return min(count_levels(self.plan), MAX_COUNTED_LEVELS)
 
     @property
-    def side(self) -> float:
+    def effective_side(self) -> float:
         """The effective side of the problem."""
         return effective_side(self.problem.size)
 
     @property
-    def error(self) -> float:
+    def log_error(self) -> float:
         """log(measured / predicted) of the speedup: below 0 for a prediction that is too optimistic."""
         return log(self.speedup * self.predicted_time)
 
 
 def level_samples(trials: Sequence[Trial], calibration: Calibration) -> list[LevelSample]:
     """Return the samples of all compared plans with levels that were timed in pairs with the vendor's product."""
-    compared, free = set(compared_plans(calibration.batches)), with_margin(calibration, 0.0)
+    compared, free = set(device_candidates(calibration.batches)), with_margin(calibration, 0.0)
     by_problem: dict[tuple[Problem, str, int], list[Trial]] = defaultdict(list)
     for t in trials:
         if t.op == DEFAULT_OPERATION and t.stage != "peer":
@@ -97,7 +99,7 @@ class Crossovers:
     def is_optimistic_about(self, plan: Plan, problem: Problem) -> bool:
         """Return True if the model promises far too much for plans with this number of levels at this size."""
         return (
-            self.optimism[min(count_levels(plan), MAX_COUNTED_LEVELS)].at(effective_side(problem.size))
+            self.optimism[min(count_levels(plan), MAX_COUNTED_LEVELS)].error_at(effective_side(problem.size))
             < -MIN_REJECTED_OPTIMISM
         )
 
@@ -113,18 +115,19 @@ def measure_crossovers(trials: Sequence[Trial], calibration: Calibration) -> dic
     calibration = replace(calibration, level_bounds=())
     by_baseline: dict[str, list[LevelSample]] = defaultdict(list)
     for sample in level_samples(trials, calibration):
-        by_baseline[baseline_of(sample.plan)].append(sample)
+        by_baseline[baseline_text(sample.plan)].append(sample)
     return {
-        baseline: _crossovers_above(baseline, samples, calibration) for baseline, samples in sorted(by_baseline.items())
+        baseline: _crossovers_of_baseline(baseline, samples, calibration)
+        for baseline, samples in sorted(by_baseline.items())
     }
 
 
-def level_bounds(crossovers: Mapping[str, Crossovers]) -> tuple[LevelBounds, ...]:
+def bounds_of_crossovers(crossovers: Mapping[str, Crossovers]) -> tuple[LevelBounds, ...]:
     """Return the crossovers as the bounds of a calibration."""
     return tuple(x.bounds for x in crossovers.values())
 
 
-def _crossovers_above(baseline: str, samples: Sequence[LevelSample], calibration: Calibration) -> Crossovers:
+def _crossovers_of_baseline(baseline: str, samples: Sequence[LevelSample], calibration: Calibration) -> Crossovers:
     """Return the crossovers of one baseline.
 
     The crossover of a number of levels is confirmed if a sample with this number is faster than the vendor. Otherwise
@@ -136,13 +139,20 @@ def _crossovers_above(baseline: str, samples: Sequence[LevelSample], calibration
     losing, dtype = losing_samples(samples, optimism), samples[0].problem.dtype
     tau, taus = 0.0, list[float]()
     for levels in LEVEL_COUNTS:
-        confirmed = any(s.levels == levels and s.speedup > 1 for s in samples)
+        confirmed = any(s.counted_levels == levels and s.speedup > 1 for s in samples)
         gain = MIN_SPEEDUP if confirmed else 1 + EXTRAPOLATION_MARGIN
-        predicted = side_from_which(partial(_levels_win, baseline, levels, dtype, calibration, optimism, gain))
-        measured = any(s.levels == levels for s in samples) and optimism[levels].at(predicted) > -MAX_TRUSTED_OPTIMISM
+        predicted = smallest_side_from_which(
+            partial(_do_levels_win, baseline, levels, dtype, calibration, optimism, gain)
+        )
+        measured = (
+            any(s.counted_levels == levels for s in samples)
+            and optimism[levels].error_at(predicted) > -MAX_TRUSTED_OPTIMISM
+        )
         least = tau if confirmed or measured else 2 * tau
-        tau = min(max([least, predicted, *(s.side for s in losing if s.levels == levels)]), NEVER_SIDE)
-        taus.append(float(f"{tau:.4g}") if tau < NEVER_SIDE else NEVER_SIDE)
+        tau = min(
+            max([least, predicted, *(s.effective_side for s in losing if s.counted_levels == levels)]), NEVER_WINS_SIDE
+        )
+        taus.append(float(f"{tau:.4g}") if tau < NEVER_WINS_SIDE else NEVER_WINS_SIDE)
     return Crossovers(LevelBounds(baseline, *taus), optimism)
 
 
@@ -151,7 +161,7 @@ class ModelOptimism:
     """The error of predicted speedups for one number of levels, log(measured / predicted), as far as it is below 0.
 
     The error is `error` at the effective side `side`, and changes by `slope` with every doubling of the side, up to
-    MAX_DOUBLINGS beyond the largest sample.
+    MAX_TREND_DOUBLINGS beyond the largest sample.
     """
 
     error: float = 0.0
@@ -159,9 +169,9 @@ class ModelOptimism:
     side: float = 1.0
     largest: float = 1.0
 
-    def at(self, side: float) -> float:
+    def error_at(self, side: float) -> float:
         """Return the error at an effective side, at most 0."""
-        doublings = log2(min(side, 2**MAX_DOUBLINGS * self.largest) / self.side) if self.slope else 0.0
+        doublings = log2(min(side, 2**MAX_TREND_DOUBLINGS * self.largest) / self.side) if self.slope else 0.0
         return min(self.error + self.slope * doublings, 0.0)
 
 
@@ -172,38 +182,38 @@ def optimism_by_levels(samples: Sequence[LevelSample]) -> dict[int, ModelOptimis
     """
     found: dict[int, ModelOptimism] = {0: ModelOptimism()}
     for levels in LEVEL_COUNTS:
-        own = sorted((s for s in samples if s.levels == levels), key=lambda s: -s.side)
+        own = sorted((s for s in samples if s.counted_levels == levels), key=lambda s: -s.effective_side)
         if not own:
             found[levels] = found[levels - 1]
             continue
         confirmed = any(s.speedup > 1 for s in own)
-        limit = STANDARD_ERRORS if confirmed else STANDARD_ERRORS_UNCONFIRMED
-        found[levels] = proven_trend(own, STANDARD_ERRORS) or ModelOptimism(proven_error(own, limit))
+        limit = REQUIRED_STANDARD_ERRORS if confirmed else UNCONFIRMED_STANDARD_ERRORS
+        found[levels] = significant_trend(own, REQUIRED_STANDARD_ERRORS) or ModelOptimism(significant_error(own, limit))
     return found
 
 
-def proven_error(samples: Sequence[LevelSample], standard_errors: float) -> float:
+def significant_error(samples: Sequence[LevelSample], standard_errors: float) -> float:
     """Return the median error near the crossover if it is below 0 by this number of standard errors; else 0.
 
     `samples` are sorted by effective side, the largest first.
     """
-    near = [s for s in samples if s.predicted_time <= MAX_TIME_NEAR_CROSSOVER]
+    near = [s for s in samples if s.predicted_time <= MAX_TIME_RATIO_NEAR_CROSSOVER]
     errors = [
-        s.error for s in (near if len(near) >= MIN_SAMPLES_NEAR_CROSSOVER else samples[:MIN_SAMPLES_NEAR_CROSSOVER])
+        s.log_error for s in (near if len(near) >= MIN_SAMPLES_NEAR_CROSSOVER else samples[:MIN_SAMPLES_NEAR_CROSSOVER])
     ]
-    deviation = max(SAMPLE_DEVIATION, stdev(errors) if len(errors) > 1 else 0.0)
+    deviation = max(SAMPLE_STANDARD_DEVIATION, stdev(errors) if len(errors) > 1 else 0.0)
     middle = median(errors)
     return middle if middle + standard_errors * deviation / sqrt(len(errors)) < 0 else 0.0
 
 
-def proven_trend(samples: Sequence[LevelSample], standard_errors: float) -> ModelOptimism | None:
+def significant_trend(samples: Sequence[LevelSample], standard_errors: float) -> ModelOptimism | None:
     """Return the regression of the errors over log2 of the side; None unless they fall by enough standard errors."""
-    sides, errors = [log2(s.side) for s in samples], [s.error for s in samples]
+    sides, errors = [log2(s.effective_side) for s in samples], [s.log_error for s in samples]
     if len(samples) < MIN_SAMPLES_FOR_TREND or stdev(sides) == 0:
         return None
     slope, intercept = linear_regression(sides, errors)
     rest = [error - slope * side - intercept for side, error in zip(sides, errors, strict=True)]
-    deviation = max(SAMPLE_DEVIATION, sqrt(sum(x * x for x in rest) / (len(rest) - 2)))
+    deviation = max(SAMPLE_STANDARD_DEVIATION, sqrt(sum(x * x for x in rest) / (len(rest) - 2)))
     if slope + standard_errors * deviation / (stdev(sides) * sqrt(len(sides) - 1)) >= 0:
         return None
     return ModelOptimism(fmean(errors), slope, 2 ** fmean(sides), 2 ** max(sides))
@@ -213,27 +223,30 @@ def losing_samples(samples: Iterable[LevelSample], optimism: Mapping[int, ModelO
     """Return the samples of plans that lose time although their corrected prediction is a gain."""
     by_problem: dict[tuple[Problem, int], list[LevelSample]] = defaultdict(list)
     for sample in samples:
-        by_problem[sample.problem, sample.levels].append(sample)
+        by_problem[sample.problem, sample.counted_levels].append(sample)
     best = [max(own, key=lambda s: s.speedup) for own in by_problem.values()]
     return [
-        s for s in best if s.speedup < MIN_ACCEPTED_SPEED and s.predicted_time * exp(-optimism[s.levels].at(s.side)) < 1
+        s
+        for s in best
+        if s.speedup < MIN_ACCEPTED_SPEEDUP
+        and s.predicted_time * exp(-optimism[s.counted_levels].error_at(s.effective_side)) < 1
     ]
 
 
-def losing_margins(samples: Iterable[LevelSample]) -> tuple[float, float]:
+def margins_for_losing_samples(samples: Iterable[LevelSample]) -> tuple[float, float]:
     """Return the least margins with which none of the samples that lose time would be chosen.
 
     The first margin is for plans by the vendor, the second for plans by fmm's own kernels.
     """
     margins = [0.0, 0.0]
     for s in samples:
-        if s.speedup < MIN_ACCEPTED_SPEED:
+        if s.speedup < MIN_ACCEPTED_SPEEDUP:
             own = s.plan.uses_tile_model or bool(s.plan.leaf_use.leaf.rate)
             margins[own] = max(margins[own], 1 - s.predicted_time - s.few_tiles_margin)
     return margins[0], margins[1]
 
 
-def _levels_win(
+def _do_levels_win(
     baseline: str,
     levels: int,
     dtype: str,
@@ -248,8 +261,8 @@ def _levels_win(
     """
     fewer, more = 1 / gain, inf
     for plan, time in ranked_plans(with_margin(calibration, 0.0), Problem(side, side, side, dtype)):
-        if baseline_of(plan) == baseline:
+        if baseline_text(plan) == baseline:
             own = min(count_levels(plan), MAX_COUNTED_LEVELS)
-            corrected = time * exp(-optimism[own].at(side))
+            corrected = time * exp(-optimism[own].error_at(side))
             fewer, more = (fewer, min(more, corrected)) if own >= levels else (min(fewer, corrected), more)
     return more <= fewer

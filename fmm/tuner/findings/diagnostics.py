@@ -16,7 +16,7 @@ from fmm.config import certification
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import rank_candidates
 from fmm.problem import Problem
-from fmm.tuner.devices.device import Run, cached_work, formula_seconds
+from fmm.tuner.devices.device import TimedRun, cached_plan_work, predicted_run_seconds
 from fmm.tuner.fit.model import Observation, PredictionError
 from fmm.tuner.trials.record import Size, Trial
 
@@ -26,26 +26,26 @@ from fmm.tuner.trials.record import Size, Trial
 QUIET_STAGE = "undisturbed"
 # Two bounds of the fitted model's time over the quiet time: above the first the margin grows, above the second the
 # tuning is rejected.
-SOUND_SLOWDOWN, MAX_SLOWDOWN = 1.25, 1.5
+TOLERATED_SLOWDOWN, MAX_SLOWDOWN = 1.25, 1.5
 # The largest upper decile of |log(predicted / measured)| of the vendor's products; 5 to 13 % on an idle device, up to
 # 21 % for TF32 on an H200.
-MAX_DEVIATION = 0.25
+MAX_VENDOR_DEVIATION = 0.25
 MAX_NOISE_FLOOR = 0.08  # the largest noise floor of a valid tuning; idle machines have 0.002 to 0.04
-MIN_TWIN_SHARE = 0.01  # twins with less than this share of the longest twin's time are too short to be tuned
+MIN_AA_PAIR_SHARE = 0.01  # twins with less than this share of the longest twin's time are too short to be tuned
 MIN_MARGIN = 0.01
 MAX_MODEL_ERROR = 0.2  # a model with a larger error is rejected
 MIN_HELD_OUT_PAIRS = 5
 UNCHECKED_MARGIN = 0.08  # the margin with fewer than MIN_HELD_OUT_PAIRS held-out pairs
 # The least margin if plans pay only for sides beyond EXTRAPOLATION_FACTOR times the largest side measured with a plan.
 EXTRAPOLATION_MARGIN, EXTRAPOLATION_FACTOR = 0.05, 3
-MIN_ACCEPTED_SPEED = 0.98  # a chosen plan below this share of the vendor's speed was a wrong choice
-NOISE_MARK = "used the device"  # part of every diagnostic of a noisy tuning, also of recorded ones
-OTHER_WORK = f"other work {NOISE_MARK}"
+MIN_ACCEPTED_SPEEDUP = 0.98  # a chosen plan below this share of the vendor's speed was a wrong choice
+NOISE_PHRASE = "used the device"  # part of every diagnostic of a noisy tuning, also of recorded ones
+OTHER_WORK_PHRASE = f"other work {NOISE_PHRASE}"
 
 
-def is_noisy(diagnostics: Iterable[str]) -> bool:
+def is_noisy_tuning(diagnostics: Iterable[str]) -> bool:
     """Return True if other work disturbed the tuning, so that its figures are not the device's."""
-    return any(NOISE_MARK in diagnostic for diagnostic in diagnostics)
+    return any(NOISE_PHRASE in diagnostic for diagnostic in diagnostics)
 
 
 def machine_diagnostics(noise: float | None, slower: float | None, unexplained: float | None) -> Iterator[str]:
@@ -53,14 +53,14 @@ def machine_diagnostics(noise: float | None, slower: float | None, unexplained: 
     if noise is None:
         yield "the tuning ended before the noise was measured"
     elif noise > MAX_NOISE_FLOOR:
-        yield f"noise {noise:.0%} between equal products (limit {MAX_NOISE_FLOOR:.0%}): {OTHER_WORK}"
+        yield f"noise {noise:.0%} between equal products (limit {MAX_NOISE_FLOOR:.0%}): {OTHER_WORK_PHRASE}"
     if slower is not None and slower > MAX_SLOWDOWN:
-        yield f"products took {slower:.1f} times their quiet time (limit {MAX_SLOWDOWN:g}): {OTHER_WORK}"
-    if unexplained is not None and unexplained > MAX_DEVIATION:
-        limit = exp(MAX_DEVIATION)
+        yield f"products took {slower:.1f} times their quiet time (limit {MAX_SLOWDOWN:g}): {OTHER_WORK_PHRASE}"
+    if unexplained is not None and unexplained > MAX_VENDOR_DEVIATION:
+        limit = exp(MAX_VENDOR_DEVIATION)
         yield (
             f"10 % of the vendor's products deviate {exp(unexplained):.1f}x or more from the fit (limit {limit:.2f}x): "
-            f"{OTHER_WORK}"
+            f"{OTHER_WORK_PHRASE}"
         )
 
 
@@ -84,10 +84,10 @@ def model_diagnostics(error: PredictionError, losing: float, excluded: int = 0) 
 
 def noise_floor(trials: Iterable[Trial]) -> float | None:
     """Return the largest relative difference of a pair of equal products (twins); None without a pair."""
-    return max(twin_differences(trials).values(), default=None)
+    return max(aa_pair_differences(trials).values(), default=None)
 
 
-def twin_differences(trials: Iterable[Trial]) -> dict[Size, float]:
+def aa_pair_differences(trials: Iterable[Trial]) -> dict[Size, float]:
     """Return the relative difference of equal products by size, without sizes that are too short to be tuned."""
     pairs: dict[Size, tuple[list[float], list[float]]] = {}
     for t in trials:
@@ -95,7 +95,7 @@ def twin_differences(trials: Iterable[Trial]) -> dict[Size, float]:
             pairs.setdefault(t.size, ([], []))[t.twin].append(t.seconds)
     complete = {size: (a[: len(b)], b[: len(a)]) for size, (a, b) in pairs.items() if a and b}
     longest = max((median(a) for a, _ in complete.values()), default=0.0)
-    relevant = {size: pair for size, pair in complete.items() if median(pair[0]) >= MIN_TWIN_SHARE * longest}
+    relevant = {size: pair for size, pair in complete.items() if median(pair[0]) >= MIN_AA_PAIR_SHARE * longest}
     return {size: abs(median(certification.paired_ratios(*pair)) - 1) for size, pair in relevant.items()}
 
 
@@ -111,7 +111,10 @@ def slowdown_from_quiet(trials: Iterable[Trial], calibration: Calibration, dtype
     if not best:
         return None
     problem = Problem(*max(best), dtype)
-    return formula_seconds(Run(), problem, cached_work(Run().plan, problem), calibration) / best[problem.size]
+    return (
+        predicted_run_seconds(TimedRun(), problem, cached_plan_work(TimedRun().plan, problem), calibration)
+        / best[problem.size]
+    )
 
 
 def upper_decile_deviation(observed: Sequence[Observation], calibration: Calibration) -> float | None:
@@ -121,8 +124,8 @@ def upper_decile_deviation(observed: Sequence[Observation], calibration: Calibra
     """
     deviations = []
     for o in observed:
-        if o.kind == "vendor":
-            deviations.append(abs(log(o.predicted(calibration) / o.seconds)))
+        if o.run_kind == "vendor":
+            deviations.append(abs(log(o.predicted_seconds(calibration) / o.seconds)))
     return sorted(deviations)[-(len(deviations) // 10 + 1)] if len(deviations) >= MIN_HELD_OUT_PAIRS else None
 
 
@@ -143,17 +146,17 @@ def margin_for_error(error: PredictionError) -> float:
 
 def margin_for_slowdown(slower: float | None) -> float:
     """Return the saving that a plan seems to have if other work slows down only the vendor's product."""
-    return max(1 - SOUND_SLOWDOWN / slower, 0.0) if slower else 0.0
+    return max(1 - TOLERATED_SLOWDOWN / slower, 0.0) if slower else 0.0
 
 
 def margin_for_losses(calibration: Calibration, held: Sequence[Observation]) -> float:
     """Return the least margin with which none of the held-out plans that lose time would have been chosen."""
     free = replace(calibration, margin=0.0, tiled_margin=0.0)
-    vendor = {o.problem: o.seconds for o in held if o.kind == "vendor"}
+    vendor = {o.problem: o.seconds for o in held if o.run_kind == "vendor"}
     found = 0.0
     for o in held:
         base = vendor.get(o.problem)
-        if base is None or o.run == Run() or o.run.part != "whole" or base / o.seconds >= MIN_ACCEPTED_SPEED:
+        if base is None or o.run == TimedRun() or o.run.part != "whole" or base / o.seconds >= MIN_ACCEPTED_SPEEDUP:
             continue
         for candidate in rank_candidates(o.problem, free, [o.run.plan]):
             found = max(found, 1 - candidate.time - candidate.margin)

@@ -22,15 +22,15 @@ from fmm.hardware.datasheets import datasheet_of
 from fmm.kernels.plans.leaf import Leaf
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.candidates import compared_plans
-from fmm.perfmodel.choose import Candidate, Limits, choose, default_error_growth
+from fmm.perfmodel.candidates import device_candidates
+from fmm.perfmodel.choose import Candidate, Limits, choose, default_error_growth_limit
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Problem
 from fmm.runtime.decisions.calibration_in_force import complete_calibration
 from fmm.runtime.decisions.decide import Decision, check_runnable, decide_by_tuning
 from fmm.runtime.decisions.limits import workspace_share
 from fmm.runtime.devices import datasheet_model
-from fmm.tuner.findings.thresholds import ROUND_SIDES, side_from_which
+from fmm.tuner.findings.thresholds import ROUND_SIDES, smallest_side_from_which
 
 NO_WORKSPACE_LIMIT = 1 << 62  # bytes, more than any device has
 
@@ -48,37 +48,37 @@ class ModelInUse:
     memory: int | None = None  # bytes of the device's memory; None if neither the tuning nor a datasheet has them
 
     @property
-    def on_cpu(self) -> bool:
+    def is_cpu(self) -> bool:
         """True for the model of a CPU."""
         return not self.tuned.identity.key.startswith("cuda")
 
 
 def model_in_use(key: str, dtype: str, sections: Mapping[str, Any]) -> ModelInUse:
     """Return the model of a type from the device's sections; raise ConfigError if the type's section is damaged."""
-    tuned, real = _checked(key, dtype, sections[dtype]), None
+    tuned, real = _read_tuning(key, dtype, sections[dtype]), None
     with suppress(ConfigError):
         if (name := DTYPES[dtype].real) in sections:
-            real = _checked(key, name, sections[name])
+            real = _read_tuning(key, name, sections[name])
     guess = datasheet_model(key, tuned.identity.name)
-    memory = device_memory(sections[dtype], guess)
+    memory = device_memory_bytes(sections[dtype], guess)
     calibration = complete_calibration(tuned, real, guess)
     if calibration is None or guess is None:
         return ModelInUse(tuned, calibration, guess, memory=memory)
     measured = {rate for x in (tuned, real) if x and x.trusted for rate in x.trusted.rates}
-    own = list(dict.fromkeys(_leaves_with_rates(dtype, guess)))
+    own = list(dict.fromkeys(_own_rate_leaves(dtype, guess)))
     guessed = [leaf for leaf, rate in own if rate in calibration.rates.keys() - measured]
     assumed, left_out = ([x.name for x in guessed if bool(x.probed_forms) == probed] for probed in (False, True))
     failed = [leaf.name for leaf, rate in own if rate not in calibration.rates]
     return ModelInUse(tuned, calibration, guess, tuple(assumed), tuple(left_out), tuple(failed), memory)
 
 
-def _checked(key: str, dtype: str, section: Raw) -> Tuned:
+def _read_tuning(key: str, dtype: str, section: Raw) -> Tuned:
     return read_section(section, f"{key}.{dtype}", Identity(key, device_name(key, section)), dtype)
 
 
-def _leaves_with_rates(dtype: str, guess: Calibration) -> Iterator[tuple[Leaf, str]]:
+def _own_rate_leaves(dtype: str, guess: Calibration) -> Iterator[tuple[Leaf, str]]:
     """Yield the leaves with a rate of their own that are candidates for this type, and the name of the rate."""
-    for plan in compared_plans(guess.batches):
+    for plan in device_candidates(guess.batches):
         leaf, rate = plan.leaf_use.leaf, plan.rate_name(dtype)
         if leaf.rate and plan.is_candidate_for(dtype) and rate in guess.rates:
             yield leaf, rate
@@ -92,7 +92,7 @@ def device_name(key: str, section: Raw) -> str:
     return recorded_device_name(section) or key
 
 
-def device_memory(section: Raw, guess: Calibration | None) -> int | None:
+def device_memory_bytes(section: Raw, guess: Calibration | None) -> int | None:
     """Return the device's bytes of memory as the tuning recorded them, or as the datasheet has them."""
     conditions = section.get("conditions") if isinstance(section, dict) else None
     found = conditions.get("memory") if isinstance(conditions, dict) else None
@@ -101,7 +101,7 @@ def device_memory(section: Raw, guess: Calibration | None) -> int | None:
     return int(datasheet_of(guess.name).memory_gb * 1e9) if guess else None
 
 
-def fallback_model(identity: Identity, dtype: str) -> str:
+def fallback_model_text(identity: Identity, dtype: str) -> str:
     """Return what fmm.matmul uses on this device where it rejects the tuning."""
     if not identity.key.startswith("cuda"):
         return "a short probe in each process"
@@ -125,19 +125,24 @@ class SquareDecision:
     entry: Entry | None = None  # the certified entry; None if the model predicts the speedup
 
     @property
-    def gains(self) -> bool:
+    def has_gain(self) -> bool:
         """True if the plan is not the vendor's product."""
         return self.plan != VENDOR
 
     @property
-    def basis(self) -> str:
+    def speedup_basis(self) -> str:
         """The basis of the speedup: `measured` or `predicted`."""
         return "measured" if self.entry else "predicted"
 
     @property
-    def fields(self) -> dict[str, Any]:
+    def json_fields(self) -> dict[str, Any]:
         """The decision for JSON."""
-        plan = {"side": self.side, "plan": str(self.plan), "speedup": round(self.speedup, 4), "known": self.basis}
+        plan = {
+            "side": self.side,
+            "plan": str(self.plan),
+            "speedup": round(self.speedup, 4),
+            "known": self.speedup_basis,
+        }
         return {**plan, "error_growth": self.error_growth, "workspace": self.workspace}
 
 
@@ -147,14 +152,14 @@ def decide_square(used: ModelInUse, side: int) -> SquareDecision | None:
     limits = default_limits(used, problem)
     if limits is None:
         return None
-    decision, entry = _tuned_choice(problem, limits, used), used.tuned.entry(problem.size)
+    decision, entry = _decide_by_tuning(problem, limits, used), used.tuned.entry(problem.size)
     if decision is not None and decision.by_entry and entry is not None:
         gain = entry[0].speedup if decision.plan != VENDOR else 1.0
         return SquareDecision(side, decision.plan, gain, decision.error_growth, decision.workspace, entry[0])
     if used.calibration is None:
         return None
     best = _model_choice(problem, used.calibration, limits)
-    return SquareDecision(side, best.plan, 1 / best.time, best.error_growth, best.workspace)
+    return SquareDecision(side, best.plan, 1 / best.time, best.error_growth, best.workspace_bytes)
 
 
 @lru_cache(maxsize=2048)
@@ -163,8 +168,8 @@ def _model_choice(problem: Problem, calibration: Calibration, limits: Limits) ->
     return choose(problem, calibration, limits).best
 
 
-def _tuned_choice(problem: Problem, limits: Limits, used: ModelInUse) -> Decision | None:
-    return decide_by_tuning(problem, limits, used.tuned, used.calibration, used.on_cpu)
+def _decide_by_tuning(problem: Problem, limits: Limits, used: ModelInUse) -> Decision | None:
+    return decide_by_tuning(problem, limits, used.tuned, used.calibration, used.is_cpu)
 
 
 def decide_squares(used: ModelInUse, sides: Iterable[int]) -> list[SquareDecision]:
@@ -174,7 +179,7 @@ def decide_squares(used: ModelInUse, sides: Iterable[int]) -> list[SquareDecisio
 
 def default_limits(used: ModelInUse, problem: Problem) -> Limits | None:
     """Return the default limits: the runtime's share of the memory beside A, B and C; None if these do not fit."""
-    growth = default_error_growth(not used.on_cpu)
+    growth = default_error_growth_limit(not used.is_cpu)
     if used.memory is None:
         return Limits(NO_WORKSPACE_LIMIT, growth)
     left = used.memory - 3 * problem.itemsize * problem.m**2
@@ -184,7 +189,7 @@ def default_limits(used: ModelInUse, problem: Problem) -> Limits | None:
 def decide_large_square(used: ModelInUse, first: int, side: int) -> SquareDecision | None:
     """Return the decision for the larger of two sides, or for the largest round side that fits in memory and gains."""
     decisions = [decide_square(used, x) for x in dict.fromkeys((max(first, side), *reversed(ROUND_SIDES)))]
-    return next((x for x in decisions if x and x.side >= first and x.gains), None)
+    return next((x for x in decisions if x and x.side >= first and x.has_gain), None)
 
 
 # ---- entries that are not used
@@ -194,7 +199,7 @@ NO_MEMORY_REASON = "the workspace exceeds the limit"
 UNVERIFIED_REASON = "unverified: run `fmm-tune verify --measure`"
 
 
-def skip_reason(used: ModelInUse, entry: Entry) -> str:
+def default_skip_reason(used: ModelInUse, entry: Entry) -> str:
     """Return why fmm.matmul skips an entry under the default limits; empty if it uses the entry."""
     if not entry.verified:
         return UNVERIFIED_REASON
@@ -204,7 +209,7 @@ def skip_reason(used: ModelInUse, entry: Entry) -> str:
     limits = default_limits(used, problem)
     if limits is None:
         return NO_MEMORY_REASON
-    return entry_skip_reason(entry, problem, limits, used.tuned, _tuned_choice(problem, limits, used))
+    return entry_skip_reason(entry, problem, limits, used.tuned, _decide_by_tuning(problem, limits, used))
 
 
 def entry_skip_reason(entry: Entry, problem: Problem, limits: Limits, tuned: Tuned, decision: Decision | None) -> str:
@@ -223,7 +228,7 @@ def entry_skip_reason(entry: Entry, problem: Problem, limits: Limits, tuned: Tun
         check_runnable(plan, problem, on_cpu)
     except PlanError as error:
         return str(error)
-    if limits.allow(plan, expected_error_growth(plan, problem.dtype, on_cpu)):
+    if limits.allows_plan(plan, expected_error_growth(plan, problem.dtype, on_cpu)):
         return NO_MEMORY_REASON
     if plan.emulates and not limits.emulation:
         return "FMM_EMULATION=0 forbids emulation"
@@ -234,28 +239,30 @@ def entry_skip_reason(entry: Entry, problem: Problem, limits: Limits, tuned: Tun
 
 ODD_SIDES = tuple(2**i + 1 for i in range(9, 15))  # rows of such matrices are not aligned
 # odd and even sides are compared beyond this side; on smaller sides, the last wave of tiles has as much influence
-ODD_COMPARED_ABOVE = 4096
-ODD_SIDE_GAIN = 1.25  # odd sides are shown if they gain by this factor more than the even side below
+MIN_COMPARED_ODD_SIDE = 4096
+MIN_ODD_SIDE_GAIN = 1.25  # odd sides are shown if they gain by this factor more than the even side below
 
 
-def choose_square(calibration: Calibration, dtype: str, side: int) -> Candidate:
+def choose_square_plan(calibration: Calibration, dtype: str, side: int) -> Candidate:
     """Return the model's choice for a square product without a limit on the workspace."""
-    limits = Limits(NO_WORKSPACE_LIMIT, default_error_growth(calibration.batches))
+    limits = Limits(NO_WORKSPACE_LIMIT, default_error_growth_limit(calibration.batches))
     return choose(Problem(side, side, side, dtype), calibration, limits).best
 
 
 def first_gaining_side(calibration: Calibration, dtype: str) -> int | None:
     """Return the side from which the model chooses a plan for all squares with aligned rows; None if never."""
-    first = side_from_which(lambda side: choose_square(calibration, dtype, side).plan != VENDOR)
+    first = smallest_side_from_which(lambda side: choose_square_plan(calibration, dtype, side).plan != VENDOR)
     return int(first) if isfinite(first) else None
 
 
 def gaining_odd_sides(calibration: Calibration, dtype: str) -> Mapping[int, Candidate]:
     """Return the choices on odd sides that gain; empty unless odd sides gain clearly more than even ones."""
-    found = {side: choose_square(calibration, dtype, side) for side in ODD_SIDES}
+    found = {side: choose_square_plan(calibration, dtype, side) for side in ODD_SIDES}
     won = {side: best for side, best in found.items() if best.plan != VENDOR}
-    beside = {side: choose_square(calibration, dtype, side - 1).time for side in won if side > ODD_COMPARED_ABOVE}
-    more = any(ODD_SIDE_GAIN * won[side].time < time for side, time in beside.items())
+    beside = {
+        side: choose_square_plan(calibration, dtype, side - 1).time for side in won if side > MIN_COMPARED_ODD_SIDE
+    }
+    more = any(MIN_ODD_SIDE_GAIN * won[side].time < time for side, time in beside.items())
     return won if more else {}
 
 

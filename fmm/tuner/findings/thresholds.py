@@ -21,11 +21,11 @@ from fmm.config.certification import MIN_SPEEDUP
 from fmm.config.schema import NAMES_IN_SECONDS, TAU_NAMES, Interval, ThresholdRange, Thresholds
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
-from fmm.perfmodel.choose import Limits, all_candidates, default_error_growth, rank_candidates, required_margin
+from fmm.perfmodel.choose import Limits, all_candidates, default_error_growth_limit, rank_candidates, required_margin
 from fmm.perfmodel.level_bounds import count_levels
 from fmm.perfmodel.papers import li_counts as li_thresholds
 from fmm.perfmodel.papers import recursion_points
-from fmm.perfmodel.papers.recursion_points import alpha, alpha_over_pi, pi
+from fmm.perfmodel.papers.recursion_points import alpha_over_pi, alpha_seconds, pi_seconds
 from fmm.problem import Problem
 from fmm.tuner.fit.sampled import SLOW_SAMPLE_COUNT, central_interval_95
 from fmm.tuner.trials.record import Size
@@ -39,7 +39,7 @@ SIDE_TOLERANCE = 1.01
 LEVEL_COUNTS = (1, 2, 3)
 
 
-def side_from_which(holds: Callable[[int], bool]) -> float:
+def smallest_side_from_which(holds: Callable[[int], bool]) -> float:
     """Return the side, to 1 %, from which `holds` is true for all larger sides of the grid; infinite if for none."""
     last = next((i for i in reversed(range(len(SIDE_GRID))) if not holds(SIDE_GRID[i])), None)
     if last is None:
@@ -52,12 +52,12 @@ def side_from_which(holds: Callable[[int], bool]) -> float:
     return float(high)
 
 
-def side_choosing_levels(calibration: Calibration, dtype: str, levels: int, emulation: bool = True) -> float:
+def crossover_of_levels(calibration: Calibration, dtype: str, levels: int, emulation: bool = True) -> float:
     """Return the side from which the model chooses at least `levels` levels for squares; infinite if beyond 65536."""
-    return side_from_which(lambda side: levels_chosen(calibration, dtype, side, emulation) >= levels)
+    return smallest_side_from_which(lambda side: chosen_level_count(calibration, dtype, side, emulation) >= levels)
 
 
-def levels_chosen(calibration: Calibration, dtype: str, side: int, emulation: bool = True) -> int:
+def chosen_level_count(calibration: Calibration, dtype: str, side: int, emulation: bool = True) -> int:
     """Return the number of levels that the model chooses for a square, without a limit on the workspace."""
     problem = Problem(side, side, side, dtype)
     for plan, time in ranked_plans(with_margin(calibration, 0.0), problem, emulation):
@@ -72,15 +72,17 @@ def ranked_plans(calibration: Calibration, problem: Problem, emulation: bool = T
 
     The margin has no influence, so that calibrations with several margins share the cached result.
     """
-    limits = Limits(1 << 62, default_error_growth(calibration.batches), emulation)
+    limits = Limits(1 << 62, default_error_growth_limit(calibration.batches), emulation)
     candidates = all_candidates(problem, calibration, limits)
-    return tuple((c.plan, c.time) for c in candidates if c.plan != VENDOR and limits.allow(c.plan, c.error_growth))
+    return tuple(
+        (c.plan, c.time) for c in candidates if c.plan != VENDOR and limits.allows_plan(c.plan, c.error_growth)
+    )
 
 
 # ---- the thresholds
 
 
-def thresholds(
+def compute_thresholds(
     calibration: Calibration,
     dtype: str,
     measured: Sequence[tuple[Size, float]] = (),
@@ -91,7 +93,7 @@ def thresholds(
     `measured` has pairs of size and speedup by one level, `strategies` the tile strategies of fmm's own kernel by side.
     """
     bounds, calibration = calibration.level_bounds, replace(calibration, level_bounds=())
-    tau1, tau2, tau3 = (level_spread(calibration, dtype, levels) for levels in LEVEL_COUNTS)
+    tau1, tau2, tau3 = (crossover_range(calibration, dtype, levels) for levels in LEVEL_COUNTS)
     return Thresholds(
         *alpha_and_pi(calibration, dtype),
         recursion_point_by_equation_3(calibration, dtype),
@@ -101,9 +103,9 @@ def thresholds(
         tau2,
         tau3,
         strategies or {},
-        square_speedups(measured),
+        speedups_by_side(measured),
         without_emulation=taus_without_emulation(calibration, dtype),
-        measured_taus={x.baseline: dict(zip(TAU_NAMES, x.taus, strict=True)) for x in bounds},
+        measured_taus={x.baseline: dict(zip(TAU_NAMES, x.crossover_sides, strict=True)) for x in bounds},
     )
 
 
@@ -115,19 +117,19 @@ def large_problem(dtype: str) -> Problem:
 def alpha_and_pi(calibration: Calibration, dtype: str) -> tuple[float, float]:
     """Return alpha and pi: the seconds of one addition and of one flop."""
     large = large_problem(dtype)
-    return alpha(calibration, large.itemsize), pi(calibration, large)
+    return alpha_seconds(calibration, large.itemsize), pi_seconds(calibration, large)
 
 
 def recursion_point_by_equation_3(calibration: Calibration, dtype: str) -> float | None:
     """Return n1, the recursion point by Equation 3; None if one level never pays."""
     ratio = alpha_over_pi(calibration, large_problem(dtype))
-    return finite_or_none(recursion_points.recursion_point(ratio, recursion_points.WINOGRAD))
+    return finite_or_none(recursion_points.recursion_point(ratio, recursion_points.WINOGRAD_WORK))
 
 
-def level_spread(calibration: Calibration, dtype: str, levels: int) -> ThresholdRange:
+def crossover_range(calibration: Calibration, dtype: str, levels: int) -> ThresholdRange:
     """Return the sides from which `levels` levels are predicted to gain 2 %, 0 and the margin."""
     ends = (with_margin(calibration, x) for x in (MIN_SPEEDUP - 1, 0.0))
-    value, low, own = (finite_or_none(side_choosing_levels(c, dtype, levels)) for c in (*ends, calibration))
+    value, low, own = (finite_or_none(crossover_of_levels(c, dtype, levels)) for c in (*ends, calibration))
     high = None if own is None or value is None else max(own, value)
     return ThresholdRange(value, low, high)
 
@@ -144,7 +146,7 @@ def taus_without_emulation(calibration: Calibration, dtype: str) -> dict[str, fl
     if not any(plan.emulates for plan in plans):
         return {}
     required = with_margin(calibration, MIN_SPEEDUP - 1)
-    sides = (finite_or_none(side_choosing_levels(required, dtype, levels, emulation=False)) for levels in LEVEL_COUNTS)
+    sides = (finite_or_none(crossover_of_levels(required, dtype, levels, emulation=False)) for levels in LEVEL_COUNTS)
     return dict(zip(TAU_NAMES, sides, strict=True))
 
 
@@ -153,7 +155,7 @@ def finite_or_none(x: float) -> float | None:
     return x if isfinite(x) else None
 
 
-def square_speedups(measured: Sequence[tuple[Size, float]]) -> dict[str, float]:
+def speedups_by_side(measured: Sequence[tuple[Size, float]]) -> dict[str, float]:
     """Return the speedups of one level on squares by side."""
     return {str(size[0]): round(gain, 4) for size, gain in sorted(measured) if len(set(size)) == 1}
 
@@ -179,11 +181,13 @@ def fit_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tuple[S
     if not measured:
         return None
 
-    def at(m: int, k: int, n: int) -> float:
+    def alpha_over_pi_at(m: int, k: int, n: int) -> float:
         return alpha_over_pi(calibration, Problem(m, k, n, dtype))
 
     large = alpha_over_pi(calibration, large_problem(dtype))
-    most = [recursion_points.max_epsilon(size, at, recursion_points.WINOGRAD) for size, _ in measured]
+    most = [
+        recursion_points.max_epsilon(size, alpha_over_pi_at, recursion_points.WINOGRAD_WORK) for size, _ in measured
+    ]
     gained = [gain > 1 for _, gain in measured]
     steps = [large * x / 20 for x in range(-19, 61)]
     agreement = {e: sum((e < x) == own for x, own in zip(most, gained, strict=True)) for e in steps}
@@ -207,7 +211,7 @@ def li_plan(scheme: str, side: int, found: Thresholds, leaf: str) -> Plan:
 PLANS_PER_LEVEL_COUNT = 2  # plans that are compared for each number of levels
 
 
-def with_intervals(
+def add_threshold_intervals(
     found: Thresholds,
     calibration: Calibration,
     dtype: str,
@@ -229,9 +233,9 @@ def with_intervals(
     epsilons = _resampled_epsilons(sampled[:SLOW_SAMPLE_COUNT], dtype, measured)
     if found.epsilon is not None and epsilons:
         intervals["epsilon"] = central_interval_95([found.epsilon, *epsilons])
-    choices = [_level_choices(calibration, sample, dtype) for sample in sampled[:SLOW_SAMPLE_COUNT]]
+    choices = [_level_count_function(calibration, sample, dtype) for sample in sampled[:SLOW_SAMPLE_COUNT]]
     for tau, levels in zip(TAU_NAMES, LEVEL_COUNTS, strict=True):
-        sides = [_side_of_levels(chosen, levels) for chosen in choices]
+        sides = [_crossover_of_sample(chosen, levels) for chosen in choices]
         intervals[tau] = central_interval_95([found.value(tau), *sides])
     varying = {
         name: _rounded_interval(name, ends)
@@ -260,12 +264,12 @@ def _resampled_epsilons(
     return found
 
 
-def _side_of_levels(levels_chosen: Callable[[int], int], levels: int) -> float | None:
+def _crossover_of_sample(levels_chosen: Callable[[int], int], levels: int) -> float | None:
     """Return the side from which at least `levels` levels are chosen; None if never."""
-    return finite_or_none(side_from_which(lambda side: levels_chosen(side) >= levels))
+    return finite_or_none(smallest_side_from_which(lambda side: levels_chosen(side) >= levels))
 
 
-def _level_choices(calibration: Calibration, sample: Calibration, dtype: str) -> Callable[[int], int]:
+def _level_count_function(calibration: Calibration, sample: Calibration, dtype: str) -> Callable[[int], int]:
     """Return the number of levels that gain most by a sampled calibration, 2 % at least, as a function of the side.
 
     The function remembers its results: the searches for tau1 to tau3 visit the same sides.
@@ -274,15 +278,15 @@ def _level_choices(calibration: Calibration, sample: Calibration, dtype: str) ->
 
     @cache
     def levels_chosen(side: int) -> int:
-        first = _first_plans(free, dtype, SIDE_GRID[bisect_left(SIDE_GRID, side)])
+        first = _fastest_plans_by_levels(free, dtype, SIDE_GRID[bisect_left(SIDE_GRID, side)])
         candidates = rank_candidates(Problem(side, side, side, dtype), required, first) if first else ()
-        return next((count_levels(candidate.plan) for candidate in candidates if candidate.wins), 0)
+        return next((count_levels(candidate.plan) for candidate in candidates if candidate.beats_vendor), 0)
 
     return levels_chosen
 
 
 @lru_cache(maxsize=1024)
-def _first_plans(calibration: Calibration, dtype: str, side: int) -> tuple[Plan, ...]:
+def _fastest_plans_by_levels(calibration: Calibration, dtype: str, side: int) -> tuple[Plan, ...]:
     """Return the fastest plans of each number of levels, more than three levels together."""
     by_levels: dict[int, list[Plan]] = defaultdict(list)
     for plan, _ in ranked_plans(calibration, Problem(side, side, side, dtype), True):

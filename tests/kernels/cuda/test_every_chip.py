@@ -55,7 +55,7 @@ def faults(found: LaunchList, chip: Chip) -> Iterator[str]:
         kernel = step.kernel
         if any(not 0 < x <= most for x, most in zip(step.grid, LARGEST_GRID, strict=True)):
             yield f"{step.label}: {step.grid} thread blocks"
-        if kernel.shared > chip.shared_per_block or kernel.threads > 1024:
+        if kernel.shared > chip.shared_bytes_per_block or kernel.threads > 1024:
             yield f"{step.label}: {kernel.threads} threads, {kernel.shared} bytes of shared memory"
         if len(step.parameters) > PARAMETER_BYTES or len(step.parameters) % 8:
             yield f"{step.label}: {len(step.parameters)} bytes of parameters"

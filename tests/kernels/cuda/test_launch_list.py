@@ -262,4 +262,4 @@ def test_every_kernel_is_named(text: str, capability: str) -> None:
                 warps = name == "gemm_simt" and step.kernel.spec.mma_depth  # of a chip that has no such instructions
                 begins = header_text("gemm_mma_f64.cuh" if warps else f"{name}.cuh").splitlines()[0]
                 assert step.kernel.source.startswith(begins), step.label
-                assert not warps or not on.has_warp_float64
+                assert not warps or not on.has_float64_mma

@@ -43,7 +43,7 @@ from fmm.kernels.cuda.launch.streams import (
 from fmm.kernels.cuda.launch_list import BASES, COUNTERS, FLAG, HOST_COUNT, Launch, LaunchList, StreamSync, VendorCall
 from fmm.kernels.cuda.target import LIBRARY_ALIGNMENT, Alignment, alignment_of
 from fmm.kernels.plans.sums import ADDEND
-from fmm.kernels.plans.workspace import GRAPH_SCRATCH
+from fmm.kernels.plans.workspace import GRAPH_SCRATCH_BYTES
 
 MAX_LOOP_SLOTS = 32  # largest number of addresses that a Python loop fills in faster than NumPy
 # The bases of launches that do not write C. FLAG is among them: all sums receive the flag's address, but only sums that
@@ -187,8 +187,8 @@ class Player:
         """Make all kernel launches and vendor calls in order, each on its own stream, on the current device.
 
         The last two arguments are for the capture of a graph. `counters` holds the addresses of the graph's own
-        counters. `scratch` is the address of memory for cuBLAS, with GRAPH_SCRATCH bytes for each stream that calls
-        cuBLAS.
+        counters. `scratch` is the address of memory for cuBLAS, with GRAPH_SCRATCH_BYTES bytes for each stream that
+        calls cuBLAS.
 
         The leading sums are launched before the other calls are prepared, so an idle device starts to work some
         microseconds earlier.
@@ -226,8 +226,7 @@ class Player:
         self, addresses: Addresses, stream: int, counters: tuple[int, ...] | None
     ) -> tuple[list[StreamContext], _LaunchParameters]:
         """Return the streams of a call, and parameters that hold the call's addresses."""
-        handle = thread_handle(self.device) if self.launches.vendor_stream_count else 0
-        streams = acquire_streams(self.launches, self.device, stream, handle)
+        streams = acquire_streams(self.launches, self.device, stream)
         if counters is None:
             counters = self._stream_counters(streams) if self._counting else ()
         return streams, self._filled_parameters(addresses, counters)
@@ -242,7 +241,7 @@ class Player:
             calls += handle_setup_calls(context, self.math, mode)
             restoring += mode_restore_calls(context, self.math, mode)
             if scratch:
-                calls.append(set_workspace_call(context, scratch + i * GRAPH_SCRATCH, GRAPH_SCRATCH))
+                calls.append(set_workspace_call(context, scratch + i * GRAPH_SCRATCH_BYTES, GRAPH_SCRATCH_BYTES))
         for step in self._remaining_steps:
             if isinstance(step, _KernelLaunch):
                 calls.append(step.bind(streams[step.stream].stream, next(blocks), 0))
@@ -281,8 +280,7 @@ class Player:
 
     def create_streams(self) -> None:
         """Create this thread's streams and cuBLAS handle, because neither can be created during a capture."""
-        handle = thread_handle(self.device) if self.launches.vendor_stream_count else 0
-        acquire_streams(self.launches, self.device, 0, handle)
+        acquire_streams(self.launches, self.device, 0)
 
     def new_counters(self, stream: int) -> tuple[int, ...]:
         """Return the addresses of new counters for one graph, which may run concurrently with other graphs."""

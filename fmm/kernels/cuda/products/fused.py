@@ -17,7 +17,7 @@ from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES, TileSizes, tma_s
 from fmm.kernels.cuda.products.simt_kernel import Epilogue, TileKernel, UpdateMode, adding_epilogue, to_adding_epilogue
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, leaf_paths, leaf_strategy
 from fmm.kernels.cuda.products.tiling import ContiguousAxis
-from fmm.kernels.plans.fused_order import StreamTasks, launch_stages
+from fmm.kernels.plans.fused_order import StreamLaunches, launch_stages
 from fmm.kernels.plans.leaf import LeafUse
 from fmm.kernels.plans.level import FusedProducts
 
@@ -65,7 +65,7 @@ class FusedLaunches:
         for stage in launch_stages(self.scheme, self.tasks):
             yield [ops for stream in stage if (ops := list(self._stream_launches(stream)))]
 
-    def _stream_launches(self, stream: StreamTasks) -> Iterator[TileOp | TileGroup]:
+    def _stream_launches(self, stream: StreamLaunches) -> Iterator[TileOp | TileGroup]:
         """Yield the launches of one stream, one launch for each task."""
         may_overlap = False
         for task in stream:

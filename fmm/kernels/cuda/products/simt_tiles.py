@@ -268,9 +268,9 @@ def fit_to_chip(op: TileOp | TileGroup, chip: Chip) -> TileOp | TileGroup:
     """
     if isinstance(op, TileGroup):
         return replace(op, ops=tuple(x for y in op.ops if isinstance(x := fit_to_chip(y, chip), TileOp)))
-    names = ("Medium",) if op.kernel.mma_depth and not chip.has_warp_float64 else ("", "Huge", "Medium")
+    names = ("Medium",) if op.kernel.mma_depth and not chip.has_float64_mma else ("", "Huge", "Medium")
     kernels = [replace(op.kernel, strategy=named_strategy(name)) if name else op.kernel for name in names]
-    fits = next((kernel for kernel in kernels if kernel.shared_bytes <= chip.shared_per_block), kernels[-1])
+    fits = next((kernel for kernel in kernels if kernel.shared_bytes <= chip.shared_bytes_per_block), kernels[-1])
     return op if fits is op.kernel else replace(op, kernel=fits)
 
 
@@ -289,12 +289,12 @@ def _tile_launch(op: TileOp | TileGroup, chip: Chip, alignment: Mapping[str, int
     )
     return Launch(
         "product",
-        tile_label(spec, access, op.largest_product.count, by_warps=spec.mma_depth > 0 and chip.has_warp_float64),
+        tile_label(spec, access, op.largest_product.count, by_warps=spec.mma_depth > 0 and chip.has_float64_mma),
         kernel,
         op.grid,
         op.parameter_bytes,
         tuple(slots),
-        overlaps=op.may_overlap and fills_chip and chip.overlaps_launches,
+        overlaps=op.may_overlap and fills_chip and chip.can_overlap_launches,
         aligned=access == "vector",
     )
 

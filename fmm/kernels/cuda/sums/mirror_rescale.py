@@ -12,7 +12,7 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.entry_source import entry_source
 from fmm.kernels.cuda.launch_list import FLAG, Kernel, Launch, Slot
 from fmm.kernels.cuda.ops import MirrorOp, View
-from fmm.kernels.plans.sums import LineExponents, Rescaled
+from fmm.kernels.plans.sums import LineExponents, RescaledCopy
 
 MIRROR_THREADS = 256  # threads of a thread block, as in mirror_triangle.cuh
 MIRROR_ENTRY = "fmm_mirror"
@@ -93,7 +93,7 @@ def scaling_launch(op: ScalingOp, flagged: bool) -> Launch:
     return exponents_launch(op) if isinstance(op, ExponentsOp) else rescale_launch(op, flagged)
 
 
-def scaling_op(step: LineExponents | Rescaled, reads: Sequence[View], dest: View) -> ScalingOp:
+def scaling_op(step: LineExponents | RescaledCopy, reads: Sequence[View], dest: View) -> ScalingOp:
     """Return the operation of a plan's scaling step."""
     source, *vectors = reads
     if isinstance(step, LineExponents):

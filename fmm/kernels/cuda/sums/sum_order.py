@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import combinations
 from typing import Literal, NamedTuple
 
-from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, in_order_of_demand
+from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, order_lines_by_use
 
 Aliases = tuple[tuple[int, int], ...]  # pairs (write, read) of the same place
 # Limits of the search for an order of the inputs: orders tried, and inputs in all of them together (a quarter of a
@@ -48,7 +48,7 @@ def best_order(program: AdditionProgram, aliases: Aliases) -> tuple[Statement, .
     """
     orders = (
         _line_order(program),
-        _line_order(in_order_of_demand(program)),
+        _line_order(order_lines_by_use(program)),
         _order_of_forwarded_inputs(program, aliases),
     )
     return min(orders, key=peak_values)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fmm.kernels.algorithms.step_table import PRODUCT_SOURCE, TableKernel, kernel_table
+from fmm.kernels.algorithms.step_table import PRODUCT_SYMBOL, TableKernel, kernel_table
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME
 from fmm.kernels.cuda.ops import GemmOp, View
 from fmm.kernels.cuda.products.fused import tile_op_with_update
@@ -86,7 +86,7 @@ def expected(kernel: TableKernel, values: dict[str, Any]) -> dict[str, Any]:
     """Compute the assignments one after the other, as in the table of kernels."""
     assert kernel.product
     values, (left, right) = dict(values), kernel.product
-    values[PRODUCT_SOURCE] = values[left].astype(np.float64) @ values[right]
+    values[PRODUCT_SYMBOL] = values[left].astype(np.float64) @ values[right]
     for target, terms in kernel.assignments:
         values[target] = sum(complex(c).real * values[name] for c, name in terms)
     return values

@@ -28,7 +28,7 @@ from fmm.kernels.cuda.products.tma_tiles import (
 )
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.plan import Plan
-from fmm.perfmodel.block_model import GEMM, fastest_tma_tile, launch_seconds
+from fmm.perfmodel.block_model import GEMM_OPERANDS, fastest_tma_tile, launch_seconds
 from fmm.problem import Fill, Layout, Problem
 from tests.support.chips import H200
 from tests.support.host_compiler import header, required_compiler, shared_library
@@ -244,7 +244,7 @@ def test_the_copy_engine_is_for_whole_rounds_of_large_tiles(side: int, faster: b
     tiled = tiled_product(op, "float32")
     time, s = fastest_tma_tile(tiled, H200)
     assert s in TMA_SIZES and tiled.open_strategy
-    assert (time < launch_seconds(tiled.kernel.strategy, GEMM, (side, side, side), H200)) is faster
+    assert (time < launch_seconds(tiled.kernel.strategy, GEMM_OPERANDS, (side, side, side), H200)) is faster
 
 
 # ---- one triangle

@@ -21,7 +21,7 @@ from fmm.kernels.cuda.sums.mirror_rescale import (
     rescale_launch,
     rescale_source,
 )
-from fmm.kernels.plans.sums import find_exponents, rescaling_step, whole_matrix
+from fmm.kernels.plans.sums import exponent_step, rescaling_step, whole_matrix
 from tests.support.host_launch import launch_words, told_words, view_of
 from tests.support.marks import quick_and_slow
 from tests.support.nvrtc import EACH_ARCHITECTURE, report
@@ -84,7 +84,7 @@ def test_exponents_as_numpy_finds_them(dtype: str) -> None:
             *([whole_matrix("S", 1, length)] if sign else []),
             *([whole_matrix("O", 1, lines)] if against else []),
         ]
-        step = find_exponents(
+        step = exponent_step(
             "x", whole_matrix("A", m, n), axis, whole_matrix("D", 1, lines), vectors[0] if sign else None, sign,
             vectors[-1] if against else None,
         )  # fmt: skip
