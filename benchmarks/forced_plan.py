@@ -15,7 +15,7 @@ from fmm import dispatch
 from fmm.integrations import cupy_functions, numpy_loops
 from fmm.integrations.on_import import after_import
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import check_product_count, workspace
+from fmm.kernels.plans.workspace import check_product_count, plan_workspace_bytes
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
 from fmm.runtime import gram, prepare
@@ -37,7 +37,7 @@ def force(text: str) -> None:
             check_product_count(plan, *problem.size)
         except PlanError as error:
             return Decision(VENDOR, problem, str(error))
-        if workspace(plan, *problem.size, problem.itemsize) > limits.workspace:
+        if plan_workspace_bytes(plan, *problem.size, problem.itemsize) > limits.workspace:
             return Decision(VENDOR, problem, "there is no room")
         decided += 1
         return Decision(plan, problem, f"{VARIABLE} is set")

@@ -99,7 +99,7 @@ def check_gemm(
     """
     plan = parse_plan(constraints[0])
     if plan is not None:  # fmm.explain_gemm returns a plan that may conjugate; the call itself decides that
-        plan = plan.with_conjugation(*plan.conjugates) or plan
+        plan = plan.with_conjugation(*plan.conjugated_operands) or plan
     params, checked = _gemm_params(*scalars_and_ops), check_constraints(plan, *constraints[1:])
     check_dense("fmm.gemm", a, b, c)
     out = unwrap_out(out)
@@ -175,7 +175,7 @@ def check_constraints(
     growth = None if max_error_growth is None else check_error_growth(max_error_growth)
     nbytes = None if workspace is None else check_workspace(workspace)
     parsed = parse_plan(plan)
-    if parsed is not None and any(parsed.conjugates):
+    if parsed is not None and any(parsed.conjugated_operands):
         raise PlanError(f"{parsed} multiplies conjugates: use transpose_a='C' or transpose_b='C' of fmm.gemm instead")
     return PlanConstraints(parsed, growth, nbytes, componentwise=bool(componentwise))
 

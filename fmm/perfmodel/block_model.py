@@ -37,7 +37,7 @@ from fmm.kernels.cuda.products.split_k import (
     split_tail,
 )
 from fmm.kernels.cuda.products.tiling import ContiguousAxis, count_triangle_tiles
-from fmm.kernels.cuda.target import LIBRARY_ALIGNMENT, Alignment, Target
+from fmm.kernels.cuda.target import ALLOCATOR_ALIGNMENT, Alignment, ChipTarget
 
 OperandBlocks = tuple[int, int, int]  # (W_A, W_B, W_C): blocks of A, of B and of C that one product touches
 ContiguousAxes = tuple[ContiguousAxis, ContiguousAxis]  # the dimensions along which A and B are contiguous
@@ -359,7 +359,7 @@ def fastest_tma_tile(op: TileOp, chip: Chip) -> tuple[float, TileSizes]:
 
 @dataclass(frozen=True)
 class BlockModel:
-    """The block model as `fmm.kernels.cuda.target.TileModel`."""
+    """The block model as `fmm.kernels.cuda.target.TileSizeModel`."""
 
     def fastest_tile_sizes(self, op: TileOp, chip: Chip) -> TileSizes:
         kernel = op.kernel
@@ -379,6 +379,6 @@ BLOCK_MODEL = BlockModel()
 
 
 @lru_cache(maxsize=256)
-def chip_target(chip: Chip, alignment: Alignment = LIBRARY_ALIGNMENT, flagged: bool = False) -> Target:
+def chip_target(chip: Chip, alignment: Alignment = ALLOCATOR_ALIGNMENT, flagged: bool = False) -> ChipTarget:
     """Return the target for which a plan is recorded on this chip; the block model picks the tiles of open leaves."""
-    return Target(chip, BLOCK_MODEL, alignment, flagged)
+    return ChipTarget(chip, BLOCK_MODEL, alignment, flagged)

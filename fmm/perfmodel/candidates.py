@@ -25,7 +25,7 @@ from fmm.kernels.plans.leaf import Leaf, plan_leaves
 from fmm.kernels.plans.level import LEVEL_KINDS, CandidateLevel, Level, parse_level
 from fmm.kernels.plans.lower import Sides
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.predict import hidden_sum_share, predict_from_work
@@ -174,10 +174,10 @@ def _plans_below_level(level: CandidateLevel, plans: Sequence[Plan], device: str
     except for the order with the least workspace.
     """
     (first,) = Plan.parse(f"{level.text} > {VENDOR}").levels
-    if device == "cpu" and (first.batched or first.side_by_side):
+    if device == "cpu" and (first.is_batched or first.needs_extra_streams):
         return
     for plan in plans:
-        if not (first.batched and plan.levels):
+        if not (first.is_batched and plan.levels):
             with suppress(PlanError):
                 composed = Plan((first, *plan.levels), plan.leaf)
                 if any(composed.accepts_type(dtype) for dtype in first.types or DTYPES):
@@ -409,7 +409,7 @@ def _append_level(
                 outer.overlappable + (seconds if outer.streams > 1 else 0.0),
                 outer.workspace + outer.streams * sum(f.held) * problem.itemsize,
                 growth,
-                max(outer.streams, level.streams),
+                max(outer.streams, level.stream_count),
                 outer.has_tables or (level.cut is not None and level.cut.ordered),
             )
 
@@ -454,6 +454,6 @@ def _joined_plan(found: Composition, problem: Problem, max_workspace: float, max
         plan = Plan((*outer.levels, *inner.plan.levels), inner.plan.leaf)
         share = STEP_TABLE_EXACT_COUNT_SHARE if outer.has_tables else EXACT_COUNT_SHARE
         near = outer.workspace + outer.streams * inner.workspace > share * max_workspace
-        fits = not near or workspace(plan, *problem.size, problem.itemsize) <= max_workspace
+        fits = not near or plan_workspace_bytes(plan, *problem.size, problem.itemsize) <= max_workspace
         return plan if fits and expected_error_growth(plan, problem.dtype) <= max_error_growth else None
     return None

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from fmm.kernels.plans.leaf import LeafUse, leaf_of_option, plan_leaves
 from fmm.kernels.plans.level import Level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.candidates import compose_levels, device_candidates, outer_levels
@@ -63,7 +63,7 @@ class Limits:
         bounds the error relative to the norms of rows and columns.
         """
         strict = not self.emulation or self.error_growth == 1
-        allowed = growth <= self.error_growth and not (strict and plan.emulates)
+        allowed = growth <= self.error_growth and not (strict and plan.uses_emulation)
         return allowed and not (self.componentwise and not has_componentwise_bound(plan))
 
 
@@ -86,7 +86,7 @@ class Candidate:
     def workspace_bytes(self) -> int:
         """Bytes of workspace, counted exactly."""
         problem = self.prediction.problem
-        return workspace(self.plan, *problem.size, problem.itemsize, op=problem.op, fill=problem.fill)
+        return plan_workspace_bytes(self.plan, *problem.size, problem.itemsize, op=problem.op, fill=problem.fill)
 
     def fits_workspace(self, limit: int) -> bool:
         """Return True if the workspace is at most `limit` bytes; it is counted exactly if the estimate is close."""
@@ -255,7 +255,7 @@ def _eligible_plan(plan: Plan, dtype: str, writes_triangle: bool, calibration: C
     tiled kernel is not compared in types in which it takes about the vendor's time.
     """
     leaf, parts = plan.leaf_use.leaf, None
-    if plan.splits:  # levels that cut at a size, and not into a fixed number of parts, do not count
+    if plan.has_smaller_products:  # levels that cut at a size, and not into a fixed number of parts, do not count
         cuts = [level.cut.parts for level in plan.levels if level.cut]
         m, k, n = (prod(axis) for axis in zip((1, 1, 1), *cuts, strict=True))
         parts = (m, k, n)
@@ -272,7 +272,7 @@ def _eligible_plan(plan: Plan, dtype: str, writes_triangle: bool, calibration: C
     if rate is None or (tiled and not (rate.tiled > 0 and inside)):
         return None
     # The products of a batch read only temporaries, which have aligned rows.
-    reads_any_rows = plan.batched or (tiled and rate.tiled_odd > 0)
+    reads_any_rows = plan.is_batched or (tiled and rate.tiled_odd > 0)
     # The crossovers were measured on whole products, not on blocks of a triangle.
     levels, bounds = count_levels(plan), None if writes_triangle else calibration.level_bounds_of(plan)
     return EligiblePlan(plan, 1 if reads_any_rows else leaf.alignment, inf, parts, levels, bounds)
@@ -301,7 +301,7 @@ def rank_candidates(problem: Problem, calibration: Calibration, plans: Sequence[
     for plan in filter_candidates(problem, calibration, plans):
         with suppress(PlanError):  # the plan cannot run on these sides
             work = estimated_work(plan, problem)
-            if plan.splits and work.smallest_leaf_side < calibration.least:
+            if plan.has_smaller_products and work.smallest_leaf_side < calibration.least:
                 continue
             prediction = predict_from_work(plan, problem, work, calibration)
             seconds = recurring_call_seconds(prediction, calibration)
@@ -396,7 +396,7 @@ def _small_product_margin(plan: Plan, problem: Problem, calibration: Calibration
     tile, shortest = calibration.require_rate(problem.dtype).tile, min(problem.size)
     if tile <= 1 or not shortest or plan == VENDOR or plan.leaf_use.leaf.longest:
         return 0.0
-    if plan.splits or problem.writes_triangle:
+    if plan.has_smaller_products or problem.writes_triangle:
         return few_tiles_margin(problem, calibration)
     if plan.leaf_type(problem.dtype) != problem.dtype:
         return OTHER_TYPE_MARGIN_SHARE * few_tiles_margin(problem, calibration)
@@ -444,7 +444,7 @@ def _reason_text(best: Candidate, candidates: tuple[Candidate, ...], calibration
     if fastest.plan == best.plan or not fastest.beats_vendor:
         return f"least predicted time: {best.time:.3f} of the vendor's ({calibration.source})"
     what = "more workspace" if limits.allows_plan(fastest.plan, fastest.error_growth) else "more error"
-    if fastest.plan.emulates and not limits.emulation:
+    if fastest.plan.uses_emulation and not limits.emulation:
         what = "other types of numbers"
     elif limits.componentwise and not has_componentwise_bound(fastest.plan):
         what = "a looser bound on the error of its entries"

@@ -151,7 +151,7 @@ class _CostTally(NamedTuple):
 @clear_on_registration
 @lru_cache(maxsize=4096)
 def _tally_of_level(plan: Plan, shape: Shape, params: GemmParams, units: _CountingRules) -> _CostTally:
-    level = _fused_level_counts(plan, shape, params.beta) if plan.fused else count_level(plan, shape, params)
+    level = _fused_level_counts(plan, shape, params.beta) if plan.is_fused else count_level(plan, shape, params)
     if level is None:
         if units.opened and (opened := _opened_leaf_tally(plan, shape, params, units)) is not None:
             return opened
@@ -166,7 +166,7 @@ def _tally_of_level(plan: Plan, shape: Shape, params: GemmParams, units: _Counti
     total = _tally_total(
         _CostTally(level.additions, read, written, 0, loads + stores, launches, own, ()), inner, level.streams
     )
-    if plan.levels and plan.levels[0].batched:
+    if plan.levels and plan.levels[0].is_batched:
         sizes = [(p, inside.itemsize, *size, times) for (p, size, _), times in level.calls.items()]
         scratch = max((batch_scratch_bytes(*size) for size in sizes), default=0)
         total = total._replace(workspace=max(total.workspace, own + scratch))
@@ -197,7 +197,7 @@ def _fused_level_counts(plan: Plan, shape: Shape, beta: Coefficient) -> LevelCou
     """
     level, c = count_level(plan, shape, PLAIN), shape[0] * shape[2]
     assert level is not None
-    scaled = int(plan.levels[0].atomic and beta != 1)
+    scaled = int(plan.levels[0].has_atomic_updates and beta != 1)
     read = {(c, False): 1} if scaled and beta else {}
     return level._replace(read=read, written={(c, False): 1} if scaled else {}, launches=scaled, temporaries={})
 
@@ -239,12 +239,12 @@ def _launches_saved_by_batches(
     plan: Plan, level: LevelCounts, inner: Sequence[tuple[_CostTally, int]], batched: bool
 ) -> int:
     """Return the launches that batching saves where a level's products are leaves: all but one for every shape."""
-    if not plan.levels or plan.rest.levels:
+    if not plan.levels or plan.inner_plan.levels:
         return 0
     first = plan.levels[0]
-    if first.fused:  # blocks without elements are not launched
+    if first.has_fused_sums:  # blocks without elements are not launched
         calls = sum(times for (_, size, _), times in level.calls.items() if 0 not in size)
-        return max(calls - first.launches, 0)
-    if not (first.batched or (batched and first.has_independent_products)):
+        return max(calls - first.launch_count, 0)
+    if not (first.is_batched or (batched and first.has_independent_products)):
         return 0
     return sum((times - 1) * tally.launches for tally, times in inner)

@@ -76,7 +76,7 @@ def with_integer_rates(found: Calibration) -> Calibration:
         base = found.find_rate(digits.real) or found.find_rate("float64") or found.find_rate("float32")
         if base is None:
             continue
-        times = digits.count * (RELATIVE_TIME[digits.real] if digits.real not in found.rates else 1.0)
+        times = digits.product_count * (RELATIVE_TIME[digits.real] if digits.real not in found.rates else 1.0)
         by_digits = ProductRate(
             base.flops / times,
             base.fill,

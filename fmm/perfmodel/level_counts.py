@@ -19,7 +19,7 @@ from fmm.kernels.plans.level import Level, LevelCut
 from fmm.kernels.plans.lower import lower_leaf_level, lower_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.kernels.plans.steps import LevelSteps, ProductWithSums
-from fmm.kernels.plans.sums import OPERANDS, LineExponents, Mirror, Place, Sum
+from fmm.kernels.plans.sums import OPERAND_NAMES, LineExponents, Mirror, Place, Sum
 from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Shape
 
@@ -52,9 +52,9 @@ def count_level(plan: Plan, shape: Shape, params: GemmParams) -> LevelCounts | N
     if first and cut and (powers := _side_digit_powers(cut, shape)):
         residues = tuple(side % parts for side, parts in zip(shape, cut.parts, strict=True))
         # The counts depend on the leaf only if the leaf's kernel computes sums inside its products.
-        leaf = plan.leaf if plan.leaf_use.leaf.sums_inside and not plan.rest.levels else VENDOR.leaf
+        leaf = plan.leaf if plan.leaf_use.leaf.can_compute_sums and not plan.inner_plan.levels else VENDOR.leaf
         if (formulas := _level_polynomials(first, leaf, powers, residues, alpha, beta)) is not None:
-            return formulas.evaluate_counts(shape, plan.rest)
+            return formulas.evaluate_counts(shape, plan.inner_plan)
     steps = _lower_uncached(plan, *shape, *params)
     return None if steps is None else _count_steps(steps)
 
@@ -89,10 +89,10 @@ def _count_steps(steps: LevelSteps) -> LevelCounts:
         additions += added
         launches += 1
         read[lower + added, _have_product_type([mirror.source])[0]] += 1
-        written[upper + (0 if mirror.in_place else lower), _have_product_type([mirror.dest])[0]] += 1
+        written[upper + (0 if mirror.is_in_place else lower), _have_product_type([mirror.dest])[0]] += 1
     for step in exponents:
         launches += 1
-        read[step.source.rows * step.source.cols, _have_product_type([step.source])[0]] += 1
+        read[step.source_place.rows * step.source_place.cols, _have_product_type([step.source_place])[0]] += 1
         written[step.writes[0].cols, True] += 1
     temporaries = Counter((rows, cols) for _, rows, cols in steps.temporaries)
     calls = Counter((p.plan, p.size, p.params) for p in steps.products)
@@ -120,7 +120,7 @@ def _sum_key(step: Sum | ProductWithSums) -> _SumKey:
 
 def _have_product_type(places: Sequence[Place]) -> tuple[bool, ...]:
     """Return True for each array with the type of the products, such as temporaries and parts of complex numbers."""
-    return tuple([p.part is not None or p.name not in OPERANDS for p in places])
+    return tuple([p.part is not None or p.name not in OPERAND_NAMES for p in places])
 
 
 def _count_sum(
@@ -156,7 +156,7 @@ def _region_counts(
     """Return the additions per element of a region, and the inputs that it needs."""
     left = restricted_program(program, present, wanted)
     used = {v for terms in left.lines for _, v in terms} | set(left.outputs)
-    return left.additions, tuple(sorted(v for v in used if v < left.inputs))
+    return left.addition_count, tuple(sorted(v for v in used if v < left.inputs))
 
 
 # ---- formulas: the counts of a level as polynomials in the sides of its blocks

@@ -258,7 +258,7 @@ def _rate_prepared_by_sums(rate: ProductRate, last: Level) -> ProductRate:
     """
     scheme = last.bilinear
     is_complex_split = last.itemsize_below(1) != 1  # splits of real or imaginary parts do not write the leaf's form
-    if not last.batched or scheme is None or is_complex_split or last.products >= DEEP_PRODUCT_COUNT:
+    if not last.is_batched or scheme is None or is_complex_split or last.products >= DEEP_PRODUCT_COUNT:
         return rate
     left, right = (
         blocks / (PREPARATION_PASSES * last.products) for blocks in (scheme.m * scheme.k, scheme.k * scheme.n)

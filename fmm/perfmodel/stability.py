@@ -24,7 +24,7 @@ from fmm.kernels.cpu.sum_schedule import schedule_calls
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps
-from fmm.kernels.plans.sums import Mirror, Part, Place, Sum
+from fmm.kernels.plans.sums import Mirror, Place, PlacePart, Sum
 from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Fill, Operation
 
@@ -42,7 +42,7 @@ def plan_schemes(plan: Plan) -> tuple[Scheme, ...]:
 
 # ---- the bound of a plan, by a walk over its steps
 
-PlaceKey = tuple[str, int, int, Part | None]
+PlaceKey = tuple[str, int, int, PlacePart | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +112,11 @@ class _ErrorWalk:
 
     def run_level_steps(self, steps: LevelSteps) -> float:
         """Walk a level's steps; return the largest error of any part of C."""
-        for step in steps.flat:
+        for step in steps.flattened_steps:
             if isinstance(step, Sum):
-                written = self.run_sum_program(step.program, [self.read_block(p) for p in step.reads], step.aliases)
+                written = self.run_sum_program(
+                    step.program, [self.read_block(p) for p in step.reads], step.in_place_pairs
+                )
                 for place, value in zip(step.writes, written, strict=True):
                     self.held[place.origin] = value
             elif isinstance(step, Mirror):
@@ -125,7 +127,7 @@ class _ErrorWalk:
                     self.read_block(step.left), self.read_block(step.right), step.left.cols, inner
                 )
                 origin = step.dest.origin
-                self.held[origin] = self.add_values(self.held[origin], value) if step.accumulate else value
+                self.held[origin] = self.add_values(self.held[origin], value) if step.reads_dest else value
         errors: dict[tuple[int, int], float] = {}  # the real and the imaginary part together
         for (name, row, col, _), value in self.held.items():
             if name == "C":
@@ -166,7 +168,7 @@ def error_bound(plan: Plan, m: int, k: int, n: int, op: Operation = "product", f
 
 def scheme_error_bounds(scheme: Scheme, k: float, inner: float) -> list[float]:
     """Return the bounds of the blocks of C for one level of a scheme; its products over k have the bound `inner`."""
-    walk, p = _ErrorWalk(), scheme.programs
+    walk, p = _ErrorWalk(), scheme.addition_programs
     lefts = walk.run_sum_program(p.left, [walk.add_atom(("A", i)) for i in range(p.left.inputs)], ())
     rights = walk.run_sum_program(p.right, [walk.add_atom(("B", i)) for i in range(p.right.inputs)], ())
     products = [walk.multiply_values(x, y, k, inner) for x, y in zip(lefts, rights, strict=True)]
@@ -296,7 +298,7 @@ def has_componentwise_bound(plan: Plan) -> bool:
     """
     leaf = plan.leaf_use.leaf
     saves = leaf.saves_products or any(level.saves_products for level in plan.levels)
-    return not saves and (leaf.checks_entries or not plan.emulates)
+    return not saves and (leaf.checks_entries or not plan.uses_emulation)
 
 
 def error_bound_text(plan: Plan, componentwise: bool = False) -> str:

@@ -22,7 +22,7 @@ from fmm.kernels.plans.memory_layout import ALIGN_BYTES
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.steps import Product, ProductBatch
 from fmm.kernels.plans.sums import Mirror, Sum
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.kernels.registry import clear_on_registration
 from fmm.perfmodel.cost import cost
 from fmm.problem import Problem, Shape
@@ -113,11 +113,11 @@ def estimated_workspace(plan: Plan, problem: Problem) -> float:
         return parts.held * problem.itemsize + max(below, default=0.0)
     footprints = _level_footprints(plan, problem)
     if footprints is None:
-        return float(workspace(plan, *problem.size, problem.itemsize))
+        return float(plan_workspace_bytes(plan, *problem.size, problem.itemsize))
     held, streams, itemsize = 0.0, 1, problem.itemsize
     for level, f in zip(plan.levels, footprints, strict=True):
         held += streams * sum(f.held) * itemsize
-        streams, itemsize = max(streams, level.streams), level.itemsize_below(itemsize)
+        streams, itemsize = max(streams, level.stream_count), level.itemsize_below(itemsize)
     m, k, n = (int(side) for side in (footprints[-1].sides if footprints else problem.size))
     scratch = plan.leaf_use.leaf.workspace_bytes(itemsize, m, k, n, int(_batch_size(plan)))
     return held + streams * scratch
@@ -134,7 +134,7 @@ def _product_work(plan: Plan, problem: Problem) -> PlanWork:
     footprints = _level_footprints(plan, problem)
     if footprints is None:
         steps = lower_level(plan, *problem.size)
-        direct = steps.in_place if steps and len(plan.levels) == 1 else 0.0
+        direct = steps.in_place_share if steps and len(plan.levels) == 1 else 0.0
         return PlanWork(*_exact_counts(plan, problem), **_alignment_shares(plan, problem, direct))
     moves, direct = _sum_traffic(plan, problem, footprints)
     m, k, n = footprints[-1].sides if footprints else problem.size
@@ -158,8 +158,8 @@ def _batch_size(plan: Plan) -> float:
         return 1.0
     last = plan.levels[-1]
     if last.needs_fusing_leaf:
-        return last.products / last.launches
-    return float(last.products) if last.batched else 1.0
+        return last.products / last.launch_count
+    return float(last.products) if last.is_batched else 1.0
 
 
 @dataclass
@@ -200,7 +200,7 @@ def _sum_traffic(plan: Plan, problem: Problem, footprints: Sequence[Footprint]) 
         found.parts += moved if itemsize != before else 0.0
         found.deep += moved if f.products >= DEEP_PRODUCT_COUNT else 0.0
         found.overlapped += moved if below_overlapped else 0.0
-        below_overlapped = below_overlapped or level.streams > 1
+        below_overlapped = below_overlapped or level.stream_count > 1
         found.passes += found.products * f.passes
         found.products *= f.products
     return found, direct
@@ -228,7 +228,7 @@ def _stacked_footprints(levels: tuple[Level, ...], size: Shape) -> tuple[Footpri
 @lru_cache(maxsize=4096)
 def level_footprint(level: Level, sides: Sides) -> Footprint | None:
     """Return the footprint of one level; cached, since the candidates for a problem have the same outer levels."""
-    return require_level_with_steps(level).footprint(VENDOR, sides)
+    return require_level_with_steps(level).estimate_footprint(VENDOR, sides)
 
 
 # ---- how rows are aligned
@@ -287,7 +287,7 @@ def _alignment_shares(plan: Plan, problem: Problem, direct: float) -> dict[str, 
         # without padding.
         parts, direct = replace(problem, dtype=plan.leaf_type(problem.dtype)), 1.0
         vectors = aligned_operands(parts, _vendor_row_alignment(parts.itemsize))
-    elif plan.batched:
+    elif plan.is_batched:
         direct = 0.0
     unaligned, odd = float(False in vectors), float(False in words)
     return {

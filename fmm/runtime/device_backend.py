@@ -18,7 +18,7 @@ from fmm.kernels.cuda.launch.device_facts import chip_of
 from fmm.kernels.cuda.launch.player import Addresses, Player, cached_player
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.record import record_launches
-from fmm.kernels.cuda.target import LIBRARY_ALIGNMENT, Alignment
+from fmm.kernels.cuda.target import ALLOCATOR_ALIGNMENT, Alignment
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH_BYTES
 from fmm.perfmodel.block_model import chip_target
@@ -31,7 +31,7 @@ def record_for_device(
     plan: Plan,
     problem: Problem,
     device: int | None = None,
-    alignment: Alignment = LIBRARY_ALIGNMENT,
+    alignment: Alignment = ALLOCATOR_ALIGNMENT,
     flagged: bool = False,
 ) -> LaunchList:
     """Return the launch list of a plan on a device (default: the current one)."""

@@ -120,11 +120,11 @@ def growth_bound(plan: Plan, m: int, k: int, n: int, op: Operation = "product", 
         return 1.0
     sizes = _NumberBounds((whole_matrix("A", m, k), whole_matrix("B", k, n)))
     largest = 1.0
-    for step in recipe.flat:
+    for step in recipe.flattened_steps:
         if isinstance(step, Product):
             inner = growth_bound(step.plan, *step.size, step.params.op, step.params.fill)
             inner *= sizes.read(step.left) * sizes.read(step.right)
-            sizes.write(step.dest, inner + sizes.read(step.dest) if step.accumulate else inner)
+            sizes.write(step.dest, inner + sizes.read(step.dest) if step.reads_dest else inner)
             largest = max(largest, sizes.read(step.dest))
         elif isinstance(step, Mirror):
             sizes.write(step.dest, sizes.read(step.source))

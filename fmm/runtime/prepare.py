@@ -19,10 +19,10 @@ from fmm.config.files import current_settings
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.recompute.recompute import may_create_nonfinite
-from fmm.kernels.cuda.target import alignment_of
+from fmm.kernels.cuda.target import address_alignment
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import GRAPH_SCRATCH_BYTES, workspace
+from fmm.kernels.plans.workspace import GRAPH_SCRATCH_BYTES, plan_workspace_bytes
 from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.stability import has_componentwise_bound
@@ -325,7 +325,7 @@ def _prepare_own_operation(query: ProblemQuery) -> PreparedCall:
         plan, problem = decision.plan, work.problem
         copies = copied if plan != VENDOR or problem.writes_triangle else 0
         params = problem.alpha, problem.beta, problem.op, problem.fill
-        call = replace(call, workspace=workspace(plan, *problem.size, problem.itemsize, *params) + copies)
+        call = replace(call, workspace=plan_workspace_bytes(plan, *problem.size, problem.itemsize, *params) + copies)
     else:
         return call
     return replace(
@@ -434,7 +434,7 @@ def _check_required_plan(
     """Return the decision for the caller's plan; PlanError if it cannot run or breaks the componentwise bound."""
     on_host = device.threads > 0
     check_runnable(plan, problem, on_host)
-    if limits.componentwise and not (has_componentwise_bound(plan) and (limits.emulation or not plan.emulates)):
+    if limits.componentwise and not (has_componentwise_bound(plan) and (limits.emulation or not plan.uses_emulation)):
         raise PlanError(f"the plan {plan} does not bound each entry's error, as componentwise=True requires")
     unless = "" if plan == VENDOR else f"; {NONFINITE_HANDLING_TEXTS[on_host]}"
     decision = Decision(plan, problem, f"this plan was passed{unless}", on_cpu=on_host)
@@ -463,7 +463,7 @@ def launches_on(plan: Plan, problem: Problem, device: Device, required: bool) ->
     # fmm's own kernels are slower on unaligned rows. The predicted time includes the slower unaligned rows of
     # contiguous arrays, not those of views.
     is_predicted = not are_rows_aligned(without_layouts(problem), plan.leaf_use.leaf.alignment)
-    return launches if required or launches.reads_aligned or is_predicted else None
+    return launches if required or launches.has_vector_access or is_predicted else None
 
 
 def launches_at(call: PreparedCall, a: int | None, b: int | None, c: int | None) -> LaunchList:
@@ -475,7 +475,7 @@ def launches_at(call: PreparedCall, a: int | None, b: int | None, c: int | None)
     plan, problem = call.launches.plan, call.launches.problem
     chip = tuned_chip(call.device) or call.device.chip
     return record_launches(
-        plan, problem, chip_target(chip, alignment_of(x, y, z, 0), flagged=may_create_nonfinite(plan))
+        plan, problem, chip_target(chip, address_alignment(x, y, z, 0), flagged=may_create_nonfinite(plan))
     )
 
 

@@ -26,7 +26,7 @@ from fmm.kernels.cpu.worker_threads import ForkSafeLock, NoThreadError, run_on_w
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.sums import Sum
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.default_calibration import cpu_calibration
 
@@ -136,7 +136,7 @@ def _sum_rate(threads: int) -> float:
     assert recipe is not None
     split = recipe.steps[0]
     assert isinstance(split, Sum)
-    needed = workspace(plan, SUM_OPERAND_SIDE, SUM_OPERAND_SIDE, SUM_OPERAND_SIDE, a.itemsize)
+    needed = plan_workspace_bytes(plan, SUM_OPERAND_SIDE, SUM_OPERAND_SIDE, SUM_OPERAND_SIDE, a.itemsize)
     arena = Arena(aligned_block(needed), a.dtype)
     places: dict[str, Array] = {"A": a}
     places |= {place.name: arena.allocate(place.rows, place.cols) for place in split.writes}

@@ -128,7 +128,7 @@ def run_trial(library: DeviceLibrary, call: PreparedCall, multiply: Callable[[Pl
 def _complete_by_vendor(library: DeviceLibrary, call: PreparedCall, a: Any, b: Any, out: Any, addend: Any) -> None:
     """Compute the call by the library's own functions, unless it reads C's old values, which may be overwritten."""
     problem = call.launches.problem if call.launches else None
-    if problem is None or call.launches is None or any(call.launches.plan.conjugates):
+    if problem is None or call.launches is None or any(call.launches.plan.conjugated_operands):
         return
     if problem.op == "gram" and b is a:  # the argument b stands for a^H, and run_recurring_gram completes the call
         return

@@ -125,9 +125,9 @@ def test_halves_by_residues_are_no_candidates_without_emulation() -> None:
     problem = Problem(8192, 8192, 8192, "float64", op="gram", fill="lower")
     assert str(choose(problem, H200, replace(LIMITS, emulation=True)).best.plan) == "residues(14) > bytes"
     found = choose(problem, H200, LIMITS)
-    assert not found.best.plan.emulates and not any(".oz" in str(c.plan) for c in found.candidates)
+    assert not found.best.plan.uses_emulation and not any(".oz" in str(c.plan) for c in found.candidates)
     plan = Plan.parse("gram.residues(14) > vendor")
-    assert plan.emulates and not has_componentwise_bound(plan) and not LIMITS.allows_plan(plan, 1.0)
+    assert plan.uses_emulation and not has_componentwise_bound(plan) and not LIMITS.allows_plan(plan, 1.0)
 
 
 # ---- small halves

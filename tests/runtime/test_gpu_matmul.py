@@ -19,7 +19,7 @@ from fmm.arrays.select_library import library_of
 from fmm.kernels.cuda.launch.graphs import CALLS_BEFORE_CAPTURE
 from fmm.kernels.cuda.recompute import recompute
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.runtime import matmul, prepare
 from fmm.runtime.decisions import early_declines, limits
@@ -60,7 +60,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
 
     def decide(problem: Any, limits: Any, device: Any) -> Decision:
         plan = Plan.parse(LEVEL)
-        if workspace(plan, *problem.size, problem.itemsize) > limits.workspace:
+        if plan_workspace_bytes(plan, *problem.size, problem.itemsize) > limits.workspace:
             return Decision(VENDOR, problem, "no room")
         decided.append(plan)
         return Decision(plan, problem, "for the test")
@@ -387,18 +387,18 @@ def test_after_a_rescue_the_vendor_rests_the_plans_for_a_while(library: Any, eag
     stream = cupy.cuda.Stream(non_blocking=True) if library.name == "cupy" else library.xp.cuda.Stream()
     with stream if library.name == "cupy" else library.xp.cuda.stream(stream):
         slot = flags.stream_flag(0, stream.ptr if library.name == "cupy" else stream.cuda_stream)
-        before = slot.recomputed  # torch hands out the same few streams again and again
+        before = slot.recomputed_count  # torch hands out the same few streams again and again
         fmm.matmul(bad, good)
         stream.synchronize()
-        assert slot.recomputed == before + 1
+        assert slot.recomputed_count == before + 1
         for rest in (recompute.MIN_BACKOFF, 2 * recompute.MIN_BACKOFF):
             for _ in range(rest):  # these would be computed again too, if they were not left to the vendor
                 same_places(library, fmm.matmul(bad, good), library.matmul(bad, good))
             stream.synchronize()
-            before = slot.recomputed
+            before = slot.recomputed_count
             same_places(library, fmm.matmul(bad, good), library.matmul(bad, good))
             stream.synchronize()
-            assert slot.recomputed == before + 1
+            assert slot.recomputed_count == before + 1
     assert eager
 
 

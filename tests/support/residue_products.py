@@ -22,7 +22,7 @@ from fmm.kernels.cuda.products.residues import NO_ALIGNMENT, ResidueOp, integer_
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.levels.residues import residue_leaves
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.problem import Layout, Problem
 from tests.support.residues_on_host import exponents, multiplied, play
 
@@ -77,7 +77,7 @@ def product_on_host(
         inside = memory[:, : x.shape[1]] if o == "C" else memory[:, : x.shape[0]].T
         inside[...] = x
         whole.append((memory, inside))
-    work = aligned_memory(workspace(Plan.parse(leaf), m, k, n, a.itemsize), 0x81)
+    work = aligned_memory(plan_workspace_bytes(Plan.parse(leaf), m, k, n, a.itemsize), 0x81)
     arrays = {name: x for name, (x, _) in zip("ABC", whole, strict=True)}
     everything = {name: x.reshape(-1).view(np.uint8) for name, x in arrays.items()} | {"W": work}
     flag = any([all_launches(op, arrays, everything, aligned) for op in ops])

@@ -157,8 +157,11 @@ def kernel_additions(kernel: TableKernel) -> int:
     Section 7.2 counts 15 additions for a level of Figure 23. The kernel (C12, C11) = (C11 + C12 + T1, C11 + C21 + T1)
     must therefore form C11 + T1 once: three additions, where the assignments as printed have four.
     """
-    program = kernel.program
-    return min(program.additions, programs.shared_sums_program(program.matrix(), program.inputs).additions)
+    program = kernel.addition_program
+    return min(
+        program.addition_count,
+        programs.shared_sums_program(program.coefficient_matrix(), program.inputs).addition_count,
+    )
 
 
 def kernel_count(kernel: TableKernel, quantity: Quantity, product: Polynomial) -> Polynomial:
@@ -166,7 +169,7 @@ def kernel_count(kernel: TableKernel, quantity: Quantity, product: Polynomial) -
 
     `product` is the count of a classical product of two blocks.
     """
-    blocks = len(kernel.reads) + len(kernel.writes)
+    blocks = len(kernel.read_blocks) + len(kernel.written_blocks)
     additions = _times_n_squared(kernel_additions(kernel) if quantity == "arithmetics" else 0)
     if kernel.product is None:
         return SUM_BLOCK_COUNTS[quantity].scaled_by(blocks) + additions

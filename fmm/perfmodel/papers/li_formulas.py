@@ -238,7 +238,7 @@ def li_section6() -> PaperTable:
             (method, f"calls of {names}", *number_cells(n, _count_calls(method, names)))
             for names, n in SECTION_6_CALLS[method]
         ]
-        rows.append((method, "products, the 7 of 7T and 7V", *number_cells(7, _one_level_table(method).products)))
+        rows.append((method, "products, the 7 of 7T and 7V", *number_cells(7, _one_level_table(method).product_count)))
         for q, printed in zip(QUANTITIES[1:], SECTION_6_TOTALS[method], strict=True):
             without_products = li_counts.table_count(_one_level_table(method), q, Polynomial())
             rows.append((method, f"{q} beside the products'", *formula_cells(printed, without_products, "m")))
@@ -294,7 +294,9 @@ def li_section7() -> PaperTable:
     rows: list[tuple[Cell, ...]] = []
     for method in PRINTED_METHODS:
         outer = step_table(STEP_TABLES[method][1])
-        moved = sum(len(s.kernel.reads) + len(s.kernel.writes) for s in outer.steps if not s.kernel.product)
+        moved = sum(
+            len(s.kernel.read_blocks) + len(s.kernel.written_blocks) for s in outer.steps if not s.kernel.product
+        )
         rows.append((method, "blocks read and written in a level", *number_cells(SECTION_7_BLOCKS[method], moved)))
         for q, printed in zip(QUANTITIES, SECTION_7_INCREMENTS[method], strict=True):
             found = li_counts.table_count(outer, q, Polynomial()).with_half_argument()
@@ -311,7 +313,9 @@ def li_section7() -> PaperTable:
 def _two_input_kernels(method: str, printed: int) -> tuple[Cell, ...]:
     """Return the row with the number of sum kernels of a level that read two blocks and write one."""
     outer = step_table(STEP_TABLES[method][1])
-    found = sum(1 for s in outer.steps if not s.kernel.product and len(s.kernel.reads) + len(s.kernel.writes) == 3)
+    found = sum(
+        1 for s in outer.steps if not s.kernel.product and len(s.kernel.read_blocks) + len(s.kernel.written_blocks) == 3
+    )
     return method, "kernels that read two blocks and write one", *number_cells(printed, found)
 
 

@@ -79,8 +79,8 @@ def block_work(name: str, split: Shape, U: Coefficients, V: Coefficients, W: Coe
 
 def scheme_work(scheme: Scheme) -> BlockWork:
     """Return the work of one level of a scheme as kernels run it: common sums are formed once."""
-    p = scheme.programs
-    additions = (p.left.additions, p.right.additions, p.join.additions)
+    p = scheme.addition_programs
+    additions = (p.left.addition_count, p.right.addition_count, p.join.addition_count)
     return BlockWork(scheme.name, scheme.size, scheme.rank, additions)
 
 

@@ -20,7 +20,7 @@ from fmm.kernels.cpu.blas_kernel import slow_kernel_warning
 from fmm.kernels.plans.explain import format_error_growth, plan_table
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import check_plan_type, check_product_count, workspace
+from fmm.kernels.plans.workspace import check_plan_type, check_product_count, plan_workspace_bytes
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Candidate, Limits, choose, few_tiles_margin, ranking_problem, recurring_call_seconds
 from fmm.perfmodel.default_calibration import BUILT_IN_SOURCE_TEXT
@@ -156,7 +156,7 @@ class Decision:
         if limits is None or plan == VENDOR:
             return ""
         if not limits.allows_plan(plan, candidate.error_growth):
-            is_type = plan.emulates and not limits.emulation
+            is_type = plan.uses_emulation and not limits.emulation
             return f"  (forbidden: {'multiplies in another type' if is_type else 'more error'})"
         return "" if candidate.fits_workspace(limits.workspace) else "  (forbidden: more workspace)"
 
@@ -335,14 +335,14 @@ def _gemm_params(problem: Problem) -> GemmParams:
 
 def peak_workspace(plan: Plan, problem: Problem) -> int:
     """Return the plan's peak bytes of temporaries for this problem."""
-    return workspace(plan, *problem.size, problem.itemsize, *_gemm_params(problem))
+    return plan_workspace_bytes(plan, *problem.size, problem.itemsize, *_gemm_params(problem))
 
 
 def check_runnable(plan: Plan, problem: Problem, on_cpu: bool) -> None:
     """Raise PlanError if a leaf does not run on the processor or multiply the type, or the products are too many."""
     for use in plan.leaf_uses:
         if on_cpu and "cpu" not in use.leaf.devices:
-            raise PlanError(f"the plan {plan} cannot run here: {use.product} is a product on a GPU")
+            raise PlanError(f"the plan {plan} cannot run here: {use.kernel_text} is a product on a GPU")
     check_plan_type(plan, problem.dtype, "cpu" if on_cpu else "cuda")
     check_product_count(plan, *problem.size)
 

@@ -109,7 +109,7 @@ class StrategyComparison:
         return self.measured.seconds[self.modelled_ranking[0]] / self.measured.seconds[self.fastest_strategy] - 1
 
     @property
-    def log_errors(self) -> dict[str, float]:
+    def strategy_log_errors(self) -> dict[str, float]:
         """log(modelled seconds / measured seconds) by strategy."""
         return {name: log(t / self.measured.seconds[name]) for name, t in self.modelled.items()}
 
@@ -126,7 +126,7 @@ def compare_strategies(
 
 def root_mean_square_error(comparisons: Sequence[StrategyComparison]) -> float:
     """Return the root mean square of log(modelled / measured) over all strategies and shapes."""
-    return sqrt(mean(error**2 for comparison in comparisons for error in comparison.log_errors.values()))
+    return sqrt(mean(error**2 for comparison in comparisons for error in comparison.strategy_log_errors.values()))
 
 
 # ---- the fit
@@ -197,7 +197,7 @@ def fit_block_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> BlockModelCo
 
     def log_errors_at(x: Sequence[float]) -> list[float]:
         comparisons = compare_strategies(shapes, replace(chip, fitted=terms_at(x)))
-        return [error for comparison in comparisons for error in comparison.log_errors.values()]
+        return [error for comparison in comparisons for error in comparison.strategy_log_errors.values()]
 
     return terms_at(
         least_squares(log_errors_at, [log(x) for x in astuple(BlockModelConstants())], diff_step=1e-3, x_scale=0.1).x
@@ -218,5 +218,5 @@ def strategies_by_side(dtype: str, chip: Chip | None, fit: BlockFit | None) -> d
 def launched_strategy(problem: Problem, chip: Chip) -> TileSizes:
     """Return the strategy with which fmm's own kernel is launched for this problem."""
     (product,) = record_launches(AUTOMATIC_TILE_PLAN, problem, chip_target(chip)).launches
-    strategy: TileSizes = product.kernel.spec.strategy
+    strategy: TileSizes = product.kernel.description.strategy
     return strategy

@@ -8,7 +8,7 @@ from typing import Any
 
 from fmm.config.schema import Entry
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Operation, Problem
 from fmm.tuner.findings.model_in_use import (
@@ -135,7 +135,7 @@ def _side_speedup(
 ) -> SideSpeedup:
     """Return the speedup with its plan's error growth and workspace; `speedup` has the value and its interval."""
     problem = Problem(side, side, side, report.dtype, op=op)
-    needed = workspace(plan, *problem.size, problem.itemsize, op=op)
+    needed = plan_workspace_bytes(plan, *problem.size, problem.itemsize, op=op)
     growth = expected_error_growth(plan, report.dtype, not report.calibration.batches)
     return SideSpeedup(report.dtype, side, kind, *speedup, str(plan), growth, needed, op, untried)
 

@@ -251,7 +251,7 @@ def plan_texts_on_page(reports: Sequence[TypeReport], gains: Sequence[SideSpeedu
 def _type_details_html(report: TypeReport, pictures: Mapping[str, str]) -> str:
     """Return the closed section of one type: the tables of `fmm-tune show`, the figures, the fitted parameters."""
     text = SectionText(report.section, report.dtype, report.device, report.sections)
-    tables = "\n".join(f"<h3>{escape(table.title)}</h3>{html_table(table)}" for table in text.tables)
+    tables = "\n".join(f"<h3>{escape(table.title)}</h3>{html_table(table)}" for table in text.section_tables)
     drawn = "\n".join(
         f"<figure>{svg}<figcaption>{escape(caption_text(name, report))}</figcaption></figure>"
         for name, svg in pictures.items()

@@ -8,7 +8,7 @@ from typing import Any
 
 from fmm.config import certification
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, default_error_growth_limit, rank_candidates
 from fmm.perfmodel.stability import expected_error_growth
@@ -74,7 +74,7 @@ def best_plan_without_workspace(problem: Problem, calibration: Calibration, devi
 
 def needs_no_workspace(plan: Plan, problem: Problem) -> bool:
     """Return True if the plan has levels and needs no workspace."""
-    return bool(plan.levels) and workspace(plan, *problem.size, problem.itemsize, op=problem.op) == 0
+    return bool(plan.levels) and plan_workspace_bytes(plan, *problem.size, problem.itemsize, op=problem.op) == 0
 
 
 def is_within_limits(device: TunableDevice, plan: Plan, problem: Problem) -> bool:
@@ -84,7 +84,7 @@ def is_within_limits(device: TunableDevice, plan: Plan, problem: Problem) -> boo
     m, k, n = problem.size
     operands = (m * k + k * n + m * n) * problem.itemsize
     try:
-        needed = workspace(plan, m, k, n, problem.itemsize, op=problem.op)
+        needed = plan_workspace_bytes(plan, m, k, n, problem.itemsize, op=problem.op)
     except PlanError:
         return False
     gpu = device.untuned_model().batches

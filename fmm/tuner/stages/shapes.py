@@ -74,7 +74,7 @@ def random_probe_shapes(side: int, effort: Effort, share: float, seed: int) -> I
 # for all other shapes. Three plans and the vendor's product are timed on each shape.
 LARGEST_CROSSOVER_SIDE_SHARE, CROSSOVER_SIDE_SHARE = 0.8, 0.55
 CROSSOVER_OBLONG = (1.0, 0.625, 1.25)  # sides (m, k, n) of the oblong shape, over the largest side of the other squares
-CROSSOVER_OFFSET = 16  # added to multiples of 32, so that no other stage has the same squares
+CROSSOVER_OFFSET = 16  # added to multiples of 32, so that no other stage measures the same squares
 
 
 def crossover_shapes(side: int, crossovers: Iterable[float], count: int) -> list[Size]:

@@ -19,7 +19,7 @@ from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.sums import Mirror, Sum
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.runtime import overflow
 from fmm.runtime.overflow import growth_bound, largest_magnitude, may_overflow, norm_bound
 
@@ -369,7 +369,7 @@ def test_gain_bounds_every_intermediate(plan: str, size: tuple[int, int, int]) -
     parsed = Plan.parse(plan)
     for left, right in ((1.0, 1.0), (2.0**600, 2.0**-600), (2.0**-600, 2.0**600)):
         backend, c = Magnitudes(), np.zeros((m, n))
-        arena = Arena(aligned_block(workspace(parsed, m, k, n, 8)), np.dtype("f8"))
+        arena = Arena(aligned_block(plan_workspace_bytes(parsed, m, k, n, 8)), np.dtype("f8"))
         arena.memory[...] = 0
         execute_plan(parsed, np.full((m, k), left), np.full((k, n), right), c, backend, arena)
         top = max(backend.largest, float(c.max()))

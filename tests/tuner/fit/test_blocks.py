@@ -125,7 +125,7 @@ def test_strategies_are_timed_once_and_shown(tmp_path: Path, monkeypatch: pytest
 
 def launched(dtype: str, side: int, chip: Chip) -> str:
     """The strategy of the tile's launch, from the line that `fmm.explain` prints of it."""
-    (line,) = record_launches(Plan.parse("tile"), Problem(side, side, side, dtype), chip_target(chip)).describe()
+    (line,) = record_launches(Plan.parse("tile"), Problem(side, side, side, dtype), chip_target(chip)).step_labels()
     kernel, name = line.partition(":")[0].split()
     assert kernel.startswith("gemm_")
     return name

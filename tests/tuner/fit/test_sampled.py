@@ -52,7 +52,7 @@ def test_each_parameter_lies_in_its_interval_in_95_percent_of_the_models() -> No
     assert models == sample_calibrations(model_of(section), TYPE, section["intervals"], observed)
     assert {"rate.flops", "stream"} <= section["intervals"].keys()
     for name, (low, high) in section["intervals"].items():
-        if FIT_PARAMETERS_BY_NAME[name].is_determined_by(low, high):
+        if FIT_PARAMETERS_BY_NAME[name].is_determined_by_interval(low, high):
             inside = sum(low <= FIT_PARAMETERS_BY_NAME[name].value_in(model, TYPE) <= high for model in models) / len(
                 models
             )

@@ -11,7 +11,7 @@ import pytest
 from fmm.config import schema
 from fmm.config.schema import Tuned
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.calibration import Calibration, ProductRate
 from fmm.perfmodel.candidates import probed_plans
 from fmm.perfmodel.choose import Limits, choose, rank_candidates
@@ -69,7 +69,7 @@ def test_shapes_have_an_entry_without_workspace(section: Tuned) -> None:
     """The best of all plans, and beside it the best of those for who has no memory to give."""
     problem, best, lean = Problem(*WANTED, "float32"), section.entry(WANTED), section.entry(WANTED, lean=True)
     assert best and lean and len(section.entries) == 2
-    assert not best[0].lean and workspace(best[1], *WANTED, 4) > 0 and lean[1] == FUSED
+    assert not best[0].lean and plan_workspace_bytes(best[1], *WANTED, 4) > 0 and lean[1] == FUSED
     decided = [find_certified_entry(problem, limits, section) for limits in (MUCH, NONE)]
     assert [d.plan for d in decided if d] == [best[1], FUSED]
 
@@ -104,7 +104,7 @@ def test_the_model_chooses_it_where_nothing_else_fits(section: Tuned) -> None:
     problem = Problem(12288, 12288, 12288, "float32")
     known, device = section.calibration, section.identity
     assert decide_by_model(problem, NONE, known, True, device).plan == FUSED
-    assert workspace(decide_by_model(problem, MUCH, known, True, device).plan, *problem.size, 4) > 0
+    assert plan_workspace_bytes(decide_by_model(problem, MUCH, known, True, device).plan, *problem.size, 4) > 0
     odd = Problem(12288, 12287, 12288, "float32")  # on rows that are not aligned it is too slow
     assert decide_by_model(odd, NONE, known, True, device).plan == VENDOR
     rates = MappingProxyType({"float32": replace(RATE, tiled=1.2)})

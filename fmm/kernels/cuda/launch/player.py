@@ -40,8 +40,17 @@ from fmm.kernels.cuda.launch.streams import (
     sync_calls,
     thread_handle,
 )
-from fmm.kernels.cuda.launch_list import BASES, COUNTERS, FLAG, HOST_COUNT, Launch, LaunchList, StreamSync, VendorCall
-from fmm.kernels.cuda.target import LIBRARY_ALIGNMENT, Alignment, alignment_of
+from fmm.kernels.cuda.launch_list import (
+    ADDRESS_BASES,
+    COUNTERS,
+    FLAG,
+    HOST_COUNT,
+    Launch,
+    LaunchList,
+    StreamSync,
+    VendorCall,
+)
+from fmm.kernels.cuda.target import ALLOCATOR_ALIGNMENT, Alignment, address_alignment
 from fmm.kernels.plans.sums import ADDEND
 from fmm.kernels.plans.workspace import GRAPH_SCRATCH_BYTES
 
@@ -50,7 +59,7 @@ MAX_LOOP_SLOTS = 32  # largest number of addresses that a Python loop fills in f
 # write C raise the flag.
 BASES_WITHOUT_C = frozenset(("A", "B", "W", ADDEND, FLAG))
 # Base -> index of its address among the addresses of a call. The counters' addresses follow after these.
-ADDRESS_INDICES = {base: i for i, base in enumerate((*BASES, FLAG, HOST_COUNT, ADDEND))}
+ADDRESS_INDICES = {base: i for i, base in enumerate((*ADDRESS_BASES, FLAG, HOST_COUNT, ADDEND))}
 
 
 class Addresses(NamedTuple):
@@ -67,12 +76,12 @@ class Addresses(NamedTuple):
     @property
     def alignment(self) -> Alignment:
         """Powers of two that divide the addresses of A, B, C (and the addend), and the workspace."""
-        return alignment_of(self.a, self.b, self.c | self.addend, self.workspace)
+        return address_alignment(self.a, self.b, self.c | self.addend, self.workspace)
 
     @property
     def is_aligned(self) -> bool:
         """True if all operands and the workspace are aligned like memory that array libraries allocate."""
-        return not (self[0] | self[1] | self[2] | self[3] | self[6]) % LIBRARY_ALIGNMENT[0]
+        return not (self[0] | self[1] | self[2] | self[3] | self[6]) % ALLOCATOR_ALIGNMENT[0]
 
     @property
     def memory_addresses(self) -> tuple[int, ...]:
@@ -134,7 +143,7 @@ class Player:
 
     def __init__(self, launches: LaunchList, device: int) -> None:
         self.launches, self.device = launches, device
-        self.math: MathMode = "tf32" if launches.vendor_uses_tf32 else "ieee"
+        self.math: MathMode = "tf32" if launches.needs_tf32_mode else "ieee"
         compile_kernels(device, {launch.kernel for launch in launches.launches})
         self.calls = [KernelCall(launch, device) for launch in launches.launches]
         self._counting = [launch.counters for launch in launches.launches if launch.counters]
@@ -169,7 +178,7 @@ class Player:
 
     def _bound_steps(self) -> Iterator[_KernelLaunch | _VendorProduct | StreamSync]:
         calls = iter(self.calls)
-        divides = dict(zip(BASES, self.launches.alignment, strict=True))
+        divides = dict(zip(ADDRESS_BASES, self.launches.alignment, strict=True))
         for step, stream in zip(self.launches.steps, self.launches.streams, strict=True):
             if isinstance(step, Launch):
                 may_run_early = stream == 0 and BASES_WITHOUT_C.issuperset(slot.base for slot in step.slots)

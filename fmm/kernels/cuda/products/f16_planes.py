@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Literal
 
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
-from fmm.kernels.cuda.launch_list import Kernel, Launch, Slot, TensorMap
+from fmm.kernels.cuda.launch_list import AddressSlot, Kernel, Launch, TensorMap
 from fmm.kernels.cuda.ops import BlockTerm, GemmOp, GemmOperand, OperandSide
 from fmm.kernels.cuda.products.kernel_sizes import (
     FLOAT32_BYTES,
@@ -139,13 +139,13 @@ class OperandPlanes:
         counts = self.lines, self.length, self.count, self.thread_block_count(kernel, rule)
         return struct.pack("<6q4i", 0, 0, 0, x.leading, x.stride, self.line_pitch, *counts)
 
-    def address_slots(self, first: int) -> tuple[Slot, ...]:
+    def address_slots(self, first: int) -> tuple[AddressSlot, ...]:
         """Return the slots for the addresses of operand, planes and exponents; their struct starts at word `first`."""
         x = self.source
         return (
-            Slot(first, x.base, x.offset),
-            Slot(first + 1, self.base, self.offset),
-            Slot(first + 2, self.base, self.exponents_offset),
+            AddressSlot(first, x.base, x.offset),
+            AddressSlot(first + 1, self.base, self.offset),
+            AddressSlot(first + 2, self.base, self.exponents_offset),
         )
 
     def tensor_map(self, most: int) -> TensorMap:
@@ -267,18 +267,22 @@ class ExponentSpread:
         """Offset of the first byte after the decision in the workspace."""
         return self.balance_offset + PLANE_ALIGN_BYTES
 
-    def pack_parameters(self, kernels: tuple[SplitKernel, SplitKernel]) -> tuple[bytes, tuple[Slot, ...]]:
+    def pack_parameters(self, kernels: tuple[SplitKernel, SplitKernel]) -> tuple[bytes, tuple[AddressSlot, ...]]:
         """Return the bytes of two structs SpreadOperand of f16_spread.cuh, and the slots of their addresses."""
         inner = (self.offset, self.right_exponents_offset)
         parts: list[bytes] = []
-        slots: list[Slot] = []
+        slots: list[AddressSlot] = []
         for i, (x, kernel) in enumerate(zip((self.left, self.right), kernels, strict=True)):
             operand = x.pack_parameters(kernel)
             first = sum(map(len, parts)) // 8
             after = first + len(operand) // 8
             parts.append(operand + struct.pack("<3q2i", 0, 0, 0, x.inner_size, -1 if i else 1))
-            slots += [*x.address_slots(first), Slot(after, "W", inner[i]), Slot(after + 1, "W", inner[1 - i])]
-            slots.append(Slot(after + 2, "W", self.balance_offset))
+            slots += [
+                *x.address_slots(first),
+                AddressSlot(after, "W", inner[i]),
+                AddressSlot(after + 1, "W", inner[1 - i]),
+            ]
+            slots.append(AddressSlot(after + 2, "W", self.balance_offset))
         return b"".join(parts), tuple(slots)
 
 
@@ -311,7 +315,7 @@ def checked_split_launches(
         source,
         (BALANCE_BLOCKS * multiprocessors, 1, 1),
         parameters + bytes(8),
-        (*slots, Slot(len(parameters) // 8, "W", x.balance_offset)),
+        (*slots, AddressSlot(len(parameters) // 8, "W", x.balance_offset)),
     )
     first = split_launch(
         "recorded", "splits A and B in two float16 numbers each, records how rows and columns are spread"

@@ -15,8 +15,17 @@ from typing import NamedTuple
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
-from fmm.kernels.cuda.launch_list import FLAG, MAP_WORDS, TENSOR_MAP_BYTES, Kernel, Launch, Slot, TensorMap, VendorCall
-from fmm.kernels.cuda.ops import GemmOp, GemmOperand, View
+from fmm.kernels.cuda.launch_list import (
+    FLAG,
+    TENSOR_MAP_BYTES,
+    TENSOR_MAP_WORDS,
+    AddressSlot,
+    Kernel,
+    Launch,
+    TensorMap,
+    VendorCall,
+)
+from fmm.kernels.cuda.ops import GemmOp, GemmOperand, MatrixView
 from fmm.kernels.cuda.products.f16_planes import (
     SPLIT_THREADS,
     ExponentSpread,
@@ -94,7 +103,7 @@ class F16x3Op:
     keep: float
     clusters: int  # number of clusters that run on the device at the same time
     spread: ExponentSpread | None = None  # the spread of exponents; None unless the product is componentwise
-    addend: View | None = None  # column-major matrix that `keep` multiplies instead of C
+    addend: MatrixView | None = None  # column-major matrix that `keep` multiplies instead of C
 
     def __hash__(self) -> int:
         return id(self)
@@ -155,7 +164,7 @@ def f16x3_op(op: GemmOp, multiprocessors: int) -> F16x3Op | None:
     spread = ExponentSpread(a, b, b.end_offset) if op.checked else None
     s = best_wgmma_sizes(m, n, op.count, multiprocessors, F16X3_SIZES, op.triangle is not None)
     clusters = max(multiprocessors // s.cluster, 1)
-    kernel = F16x3Kernel(s, (a.along, b.along), op.checked, triangle_tiles(op.extent))
+    kernel = F16x3Kernel(s, (a.along, b.along), op.checked, triangle_tiles(op.triangle_extent))
     missing = tuple(missing_planes(op, (a, b)))
     return F16x3Op(kernel, a, b, missing, op.dest, m, n, k, alpha.real, beta.real, clusters, spread, op.addend)
 
@@ -169,13 +178,19 @@ def plane_launches(op: F16x3Op, multiprocessors: int, alignment: Mapping[str, in
 
 def f16x3_launch(op: F16x3Op, flagged: bool) -> Launch:
     """Return the launch that multiplies the planes; if `flagged`, the kernel raises the flag for inf or NaN in C."""
-    words = [i * MAP_WORDS for i in range(len(op.tensor_maps))]
-    after = len(op.tensor_maps) * MAP_WORDS
-    slots = [Slot(word, x.piece.base, x.piece.offset) for word, x in zip(words, op.tensor_maps, strict=True)]
-    slots += [Slot(after, op.dest.base, op.dest.offset), Slot(after + 1, op.left.base, op.left.exponents_offset)]
-    slots += [Slot(after + 2, op.right.base, op.right.exponents_offset), *([Slot(after + 3, FLAG)] if flagged else [])]
+    words = [i * TENSOR_MAP_WORDS for i in range(len(op.tensor_maps))]
+    after = len(op.tensor_maps) * TENSOR_MAP_WORDS
+    slots = [AddressSlot(word, x.piece.base, x.piece.offset) for word, x in zip(words, op.tensor_maps, strict=True)]
+    slots += [
+        AddressSlot(after, op.dest.base, op.dest.offset),
+        AddressSlot(after + 1, op.left.base, op.left.exponents_offset),
+    ]
+    slots += [
+        AddressSlot(after + 2, op.right.base, op.right.exponents_offset),
+        *([AddressSlot(after + 3, FLAG)] if flagged else []),
+    ]
     addend = op.addend or op.dest
-    slots += [Slot(after + 4, addend.base, addend.offset)] if op.keep else []
+    slots += [AddressSlot(after + 4, addend.base, addend.offset)] if op.keep else []
     s = op.kernel.sizes
     kernel = Kernel(
         f16x3_kernel_source, (op.kernel,), ENTRY_NAME, s.thread_count, op.kernel.shared_bytes, architecture="sm_90a"
@@ -253,11 +268,11 @@ def _unscale_launch(op: GemmOp, a: OperandPlanes, b: OperandPlanes, multiprocess
     m, n, c = op.n, op.m, op.dest
     counts = m, n, op.count
     parameters = struct.pack("<7q3if", *[0] * 5, c.leading, c.stride, *counts, complex(op.alpha).real)
-    slots = [Slot(0, c.base, c.offset), Slot(1, c.base, c.offset)]
+    slots = [AddressSlot(0, c.base, c.offset), AddressSlot(1, c.base, c.offset)]
     slots += [
-        Slot(2, a.base, a.exponents_offset),
-        Slot(3, b.base, b.exponents_offset),
-        *([Slot(4, FLAG)] if flagged else []),
+        AddressSlot(2, a.base, a.exponents_offset),
+        AddressSlot(3, b.base, b.exponents_offset),
+        *([AddressSlot(4, FLAG)] if flagged else []),
     ]
     grid = min(m * op.count, 8 * multiprocessors), 1, 1
     kernel = Kernel(unscale_kernel_source, (), ENTRY_NAME, SPLIT_THREADS)

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from fmm.dtypes import BYTE, DTYPES, RING_TYPES
 from fmm.kernels.algorithms.residues import remainder_weights
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
-from fmm.kernels.cuda.launch_list import FLAG, MAP_WORDS, Kernel, Launch, Slot, StepKind
+from fmm.kernels.cuda.launch_list import FLAG, TENSOR_MAP_WORDS, AddressSlot, Kernel, Launch, LaunchPurpose
 from fmm.kernels.cuda.ops import BlockTerm, GemmOp, GemmOperand, TriangleExtent
 from fmm.kernels.cuda.products.residue_planes import (
     MAX_MODULI,
@@ -82,18 +82,18 @@ class ResidueOp:
     @property
     def modulus_groups(self) -> tuple[tuple[int, ...], ...]:
         """The moduli in groups; the workspace has room for the planes of one group."""
-        moduli, together = remainder_weights(self.geometry.moduli).moduli, self.geometry.together
+        moduli, together = remainder_weights(self.geometry.moduli).moduli, self.geometry.moduli_per_pass
         return tuple(moduli[i : i + together] for i in range(0, len(moduli), together))
 
     def plane_product_op(self, first: int, count: int) -> WgmmaOp[ResidueKernel]:
         """Describe the products of planes for `count` moduli, starting at the modulus with index `first`."""
-        g, (rows, inner, columns) = self.geometry, self.geometry.block
-        layers = count * g.products
+        g, (rows, inner, columns) = self.geometry, self.geometry.block_shape
+        layers = count * g.plane_product_count
         s = best_residue_sizes(rows, columns, layers, self.multiprocessors, self.lower_only)
         if self.writes_c:
             dest, columns = source_byte_map(self.dest, g.m, g.n, g.count, 64), g.n
         else:
-            dest = byte_plane_map(BlockTerm("W", self.planes + first * g.planes[2], rows, columns), layers, 64)
+            dest = byte_plane_map(BlockTerm("W", self.planes + first * g.plane_bytes[2], rows, columns), layers, 64)
         left, right = self.left.tensor_map(first, count, s.m_s), self.right.tensor_map(first, count, s.n_s // s.cluster)
         clusters = max(self.multiprocessors // s.cluster, 1)
         tiles = cluster_tiles(rows, columns, s)
@@ -116,15 +116,17 @@ def residue_op(
     left, right, along = row_major_operands(op)
     m, n, k = op.n, op.m, op.k
     g = PlaneLayout(m, k, n, op.count, moduli, levels, DTYPES[dtype].itemsize)
-    rows, inner, columns = g.block
-    left_exponents, right_exponents, a, b, c, copies, _ = (op.scratch + x for x in g.offsets)
+    rows, inner, columns = g.block_shape
+    left_exponents, right_exponents, a, b, c, copies, _ = (op.scratch + x for x in g.part_offsets)
     are_residues = dtype in RING_TYPES and g.item == 1 and moduli == 1
     first, second = (
         _byte_source(source, dimension, alignment) if are_residues else None
         for source, dimension in zip((left, right), along, strict=True)
     )
     x = ResidueOperand(left, along[0], m, g, (rows, inner), left_exponents, a, copies, first)
-    y = ResidueOperand(right, along[1], n, g, (columns, inner), right_exponents, b, copies + g.transposed[0], second)
+    y = ResidueOperand(
+        right, along[1], n, g, (columns, inner), right_exponents, b, copies + g.transposed_bytes[0], second
+    )
     x, y = _reuse_prepared_planes(op, x, "A"), _reuse_prepared_planes(op, y, "B")
     # The copy engine writes 16 bytes at a time. A row whose end is not at a multiple of 16 bytes would be followed by
     # zeros.
@@ -138,7 +140,7 @@ def residue_op(
 
 def _reuse_prepared_planes(op: GemmOp, side: ResidueOperand, base: str) -> ResidueOperand:
     """Return the operand with the layout of its prepared planes, if an earlier call prepared them."""
-    if op.use.leaf.prepared_layout is None or not op.prepared.prepared_matrix == base == side.source.base:
+    if op.leaf_use.leaf.prepared_layout is None or not op.prepared.prepared_matrix == base == side.source.base:
         return side
     exponents, _ = prepared_plane_layout(side.geometry.moduli, side.geometry.item, side.lines, side.geometry.k)
     planes = exponents + round_up(EXPONENT_BYTES * side.lines, PART_ALIGN_BYTES)
@@ -199,7 +201,7 @@ def residue_preparation_launches(op: ResidueOp, alignment: Mapping[str, int]) ->
     # operand.
     left, right = (replace(x, is_prepared=not x.is_prepared) for x in op.operands)
     aligned, moduli = _operand_alignments(op, alignment), remainder_weights(op.geometry.moduli).moduli
-    workspace = max(size for x, size in zip(op.operands, op.geometry.transposed, strict=True) if x.is_prepared)
+    workspace = max(size for x, size in zip(op.operands, op.geometry.transposed_bytes, strict=True) if x.is_prepared)
     launches = (
         measure_launch((left, right), op.dtype, aligned),
         residue_split_launch((left, right), op.dtype, aligned, moduli),
@@ -252,12 +254,12 @@ def residue_product_kernel_source(kernel: ResidueKernel) -> str:
 def residue_product_launch(op: ResidueOp, first: int, moduli: tuple[int, ...]) -> Launch:
     """Return the launch that multiplies the planes of these moduli; `first` is the index of the first modulus."""
     product = op.plane_product_op(first, len(moduli))
-    words = [i * MAP_WORDS for i in range(len(product.maps))]
-    slots = tuple(Slot(word, x.piece.base, x.piece.offset) for word, x in zip(words, product.maps, strict=True))
-    parameters = product.parameter_bytes + moduli_table(moduli) + struct.pack("<i", op.geometry.products)
+    words = [i * TENSOR_MAP_WORDS for i in range(len(product.maps))]
+    slots = tuple(AddressSlot(word, x.piece.base, x.piece.offset) for word, x in zip(words, product.maps, strict=True))
+    parameters = product.parameter_bytes + moduli_table(moduli) + struct.pack("<i", op.geometry.plane_product_count)
     parameters += bytes(-len(parameters) % 64)
     s, spec = product.kernel.sizes, product.kernel
-    does: StepKind = "product" if op.writes_c else "sums"
+    does: LaunchPurpose = "product" if op.writes_c else "sums"
     kernel = Kernel(
         residue_product_kernel_source, (spec,), ENTRY_NAME, s.thread_count, spec.shared_bytes, architecture="sm_90a"
     )
@@ -314,8 +316,8 @@ def join_launch(op: ResidueOp, flagged: bool) -> Launch:
     """Return the launch that reconstructs C in float64 or float32 from the residues of the product."""
     g, pieces = op.geometry, WeightPieces(op.geometry.moduli, op.geometry.levels)
     parameters = _result_bytes(op) + struct.pack("<3q2d", 0, 0, 0, op.factor, op.keep) + pieces.packed_weights
-    slots = [*_result_slots(op), *(Slot(7 + i, x.base, x.exponents) for i, x in enumerate(op.operands))]
-    slots += [Slot(9, FLAG)] if flagged else []
+    slots = [*_result_slots(op), *(AddressSlot(7 + i, x.base, x.exponents) for i, x in enumerate(op.operands))]
+    slots += [AddressSlot(9, FLAG)] if flagged else []
     kernel = Kernel(join_kernel_source, (g.levels, g.moduli, pieces.piece_count, op.dtype), ENTRY_NAME, RESIDUE_THREADS)
     label = f"residue_join: {op.dtype} by {g.moduli} products of 8-bit integers"
     return Launch("product", label, kernel, _join_grid(op), parameters, tuple(slots))
@@ -361,17 +363,17 @@ def adjacent_columns(dtype: str) -> int:
 
 def _result_bytes(op: ResidueOp) -> bytes:
     """Return the bytes of struct Result of residue_join.cuh, with zeros in place of addresses."""
-    g, (rows, _, columns) = op.geometry, op.geometry.block
+    g, (rows, _, columns) = op.geometry, op.geometry.block_shape
     return struct.pack("<4q6i", 0, 0, op.dest.leading, op.dest.stride, g.m, g.n, g.count, rows, columns, op.lower_only)
 
 
-def _result_slots(op: ResidueOp) -> tuple[Slot, ...]:
-    return Slot(0, op.dest.base, op.dest.offset), Slot(1, "W", op.planes)
+def _result_slots(op: ResidueOp) -> tuple[AddressSlot, ...]:
+    return AddressSlot(0, op.dest.base, op.dest.offset), AddressSlot(1, "W", op.planes)
 
 
 def _join_grid(op: ResidueOp) -> tuple[int, int, int]:
     """Return the grid of the join kernel; each thread joins the same adjacent columns in every block of C."""
-    g, (rows, _, columns) = op.geometry, op.geometry.block
+    g, (rows, _, columns) = op.geometry, op.geometry.block_shape
     threads = g.count * rows * (columns // adjacent_columns(op.dtype))
     if g.levels == 2:  # a separate warp for each block of the outer level
         threads = 4 * round_up(threads, WARP_THREADS)

@@ -105,7 +105,7 @@ def to_adding_epilogue(e: Epilogue) -> tuple[Epilogue, tuple[tuple[float, float]
     sets.
     """
     every = range(e.destination_count)
-    rows = dict(zip(e.writes, e.program.matrix(), strict=True))
+    rows = dict(zip(e.writes, e.program.coefficient_matrix(), strict=True))
     old = {d: i for i, d in enumerate(e.reads, 1)}
     separate = set(rows) == set(every) and all(
         not c or i in (0, old.get(d)) for d in rows for i, c in enumerate(rows[d])

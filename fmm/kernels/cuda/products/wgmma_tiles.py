@@ -16,8 +16,8 @@ from typing import Generic, Protocol, TypeVar
 
 from fmm.dtypes import DTYPES, DType
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
-from fmm.kernels.cuda.launch_list import MAP_WORDS, TENSOR_MAP_BYTES, Kernel, Launch, Slot, TensorMap
-from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, GemmOperand, TriangleExtent, View
+from fmm.kernels.cuda.launch_list import TENSOR_MAP_BYTES, TENSOR_MAP_WORDS, AddressSlot, Kernel, Launch, TensorMap
+from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, GemmOperand, MatrixView, TriangleExtent
 from fmm.kernels.cuda.products.tiling import (
     RASTER_ROWS,
     TRIANGLE_LABELS,
@@ -194,7 +194,7 @@ class WgmmaOp(Generic[KernelT]):
     keep: float
     sides: tuple[int, int]  # number of rows and of columns of C
     clusters: int  # number of clusters that run on the device at the same time
-    addend: View | None = None  # column-major matrix that `keep` multiplies instead of C
+    addend: MatrixView | None = None  # column-major matrix that `keep` multiplies instead of C
 
     def __hash__(self) -> int:
         return id(self)
@@ -253,7 +253,7 @@ def wgmma_op(op: GemmOp, dtype: str, multiprocessors: int) -> WgmmaOp[WgmmaKerne
         operand_tensor_map(op.dest, m, n, True, 64),
     )
     tiles, clusters = cluster_tiles(m, n, s), max(multiprocessors // s.cluster, 1)
-    kernel = WgmmaKernel(dtype, s, along, op.extent)
+    kernel = WgmmaKernel(dtype, s, along, op.triangle_extent)
     keep = 0.0 if adds else beta.real / alpha.real
     return WgmmaOp(kernel, maps, -(-k // line), tiles, op.count, adds, alpha.real, keep, (m, n), clusters, op.addend)
 
@@ -277,7 +277,7 @@ def _can_write(op: GemmOp, dtype: str) -> bool:
     if op.m * itemsize % VECTOR_BYTES:
         return False
     # The instruction that transposes a tile supports elements of 16 bits only.
-    if op.extent == "lower" or (op.extent == "full" and itemsize > 2):
+    if op.triangle_extent == "lower" or (op.triangle_extent == "full" and itemsize > 2):
         return False
     # The kernel reads the addend in pairs of elements.
     return added is None or not (op.count > 1 or added.right % 2 or added.offset % (2 * itemsize))
@@ -332,10 +332,10 @@ def best_wgmma_sizes(
 
 def wgmma_launch(op: WgmmaOp[WgmmaKernel]) -> Launch:
     """Return the launch of a WgmmaOp; the base addresses of A, B and C must be multiples of 16 bytes."""
-    words = [i * MAP_WORDS for i in range(len(op.maps))]
-    slots = tuple(Slot(word, x.piece.base, x.piece.offset) for word, x in zip(words, op.maps, strict=True))
+    words = [i * TENSOR_MAP_WORDS for i in range(len(op.maps))]
+    slots = tuple(AddressSlot(word, x.piece.base, x.piece.offset) for word, x in zip(words, op.maps, strict=True))
     dest = op.addend or op.maps[2].piece
-    slots += (Slot(len(op.maps) * MAP_WORDS, dest.base, dest.offset),) if op.keep else ()
+    slots += (AddressSlot(len(op.maps) * TENSOR_MAP_WORDS, dest.base, dest.offset),) if op.keep else ()
     s = op.kernel.sizes
     kernel = Kernel(
         wgmma_kernel_source, (op.kernel,), ENTRY_NAME, s.thread_count, op.kernel.shared_bytes, architecture="sm_90a"

@@ -38,7 +38,7 @@ from fmm.kernels.cuda.products.tiling import ContiguousAxis
 from fmm.kernels.cuda.products.wgmma_tiles import best_wgmma_sizes, cluster_tiles
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.block_model import chip_target
 from fmm.perfmodel.choose import Limits, choose
 from fmm.perfmodel.default_calibration import datasheet_calibration, f16x3_rate_on_vendor_gemm
@@ -145,7 +145,7 @@ def test_planes_do_not_overlap_and_fit_in_the_workspace(size: tuple[int, int, in
         assert x.line_pitch % PLANE_CHUNK == 0 and x.line_pitch >= x.length and x.offset % 256 == 0
     for (_, end), (begin, _) in pairwise(places):
         assert end <= begin
-    assert places[-1][1] <= f16x3_workspace(m, k, n, 1) == workspace(Plan.parse("f16x3"), m, k, n, 4)
+    assert places[-1][1] <= f16x3_workspace(m, k, n, 1) == plan_workspace_bytes(Plan.parse("f16x3"), m, k, n, 4)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_the_predicted_workspace_is_the_recorded_one(plan: str, size: tuple[int,
     """Equal up to alignment: a recorder packs rows, a count pads them."""
     problem = Problem(*size, "float32")
     recorded = record_launches(Plan.parse(plan), problem, chip_target(H200)).workspace
-    counted = workspace(Plan.parse(plan), *size, 4)
+    counted = plan_workspace_bytes(Plan.parse(plan), *size, 4)
     assert 0.9 * counted <= recorded <= counted
 
 
@@ -214,7 +214,7 @@ def test_the_vendors_products_of_planes(m: int, k: int, n: int, orders: str) -> 
     steps = vendor_f16x3_steps(op, SMS, NOTHING, True)
     assert not isinstance(steps, str)
     split, *calls, end = steps
-    assert isinstance(split, Launch) and isinstance(end, Launch) and "__cluster_dims__" not in split.kernel.source
+    assert isinstance(split, Launch) and isinstance(end, Launch) and "__cluster_dims__" not in split.kernel.cuda_source
     memory = np.full(f16x3_workspace(m, k, n, 1) // 2, np.nan, np.float16)
     places = {split.slots[i].base: split.slots[i + 1].offset for i in (0, 3)}  # where the planes of A, of B begin
     for i, (name, x) in enumerate(matrices.items()):
@@ -255,7 +255,7 @@ def test_products_that_the_vendor_cannot_do_alone() -> None:
     ):
         assert isinstance(vendor_f16x3_steps(gemm(problem), SMS, NOTHING, True), str)
     found = record_launches(Plan.parse("f16x3"), Problem(300, 200, 100, "float32", beta=1), chip_target(A100))
-    assert any("not f16x3, because" in line for line in found.describe())
+    assert any("not f16x3, because" in line for line in found.step_labels())
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_every_shape_and_order(shape: tuple[int, int, int]) -> None:
         assert worst(a, b, fmm.matmul(a, b, plan=leaf)) <= promised(leaf, k), (leaf, orders)
 
 
-@pytest.mark.parametrize("leaf", [text for text, x in residue_leaves().items() if x.dtype == "float64"])
+@pytest.mark.parametrize("leaf", [text for text, x in residue_leaves().items() if x.float_type == "float64"])
 def test_every_leaf(leaf: str) -> None:
     a, b = normal((300, 700)), normal((700, 200), 1)
     assert worst(a, b, fmm.matmul(a, b, plan=leaf)) <= promised(leaf, 700)

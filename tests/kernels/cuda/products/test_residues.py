@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fmm.dtypes import DTYPES, INTEGERS, RING_TYPES
-from fmm.kernels.algorithms.residues import moduli, remainder_weights
+from fmm.kernels.algorithms.residues import first_moduli, remainder_weights
 from fmm.kernels.cuda.products.residue_planes import (
     MeasureKernel,
     max_scaled_norm,
@@ -41,7 +41,7 @@ from fmm.kernels.plans.levels import residue_planes
 from fmm.kernels.plans.levels.residue_planes import PlaneLayout, integer_moduli_count, prepared_plane_layout
 from fmm.kernels.plans.levels.residues import TYPES_WITH_LEVEL_BELOW, residue_leaves
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.block_model import chip_target
 from fmm.problem import Layout, Problem
 from tests.support.chips import H200
@@ -61,14 +61,14 @@ from tests.support.residues_on_host import exponents, play, reduced, root, turne
 
 ONE, FAST, FASTER = (f"residues(14){below} > bytes" for below in ("", " > strassen", " > strassen^2"))
 # Leaves for floating-point numbers: moduli, and levels below.
-LEAVES = {text: (x.level.moduli, x.depth) for text, x in residue_leaves().items() if x.dtype}
-SINGLE_LEAVES = [text for text, x in residue_leaves().items() if x.dtype == "float32"]
+LEAVES = {text: (x.level.moduli, x.depth) for text, x in residue_leaves().items() if x.float_type}
+SINGLE_LEAVES = [text for text, x in residue_leaves().items() if x.float_type == "float32"]
 
 
 # ---- residues
 
 
-@pytest.mark.parametrize("p", moduli(20))
+@pytest.mark.parametrize("p", first_moduli(20))
 def test_residues_of_sums_are_centred(p: int) -> None:
     """Numbers of every magnitude in 32 bits, including the extremes."""
     rng = np.random.default_rng(p)
@@ -80,7 +80,7 @@ def test_residues_of_sums_are_centred(p: int) -> None:
     assert (np.abs(found) <= p // 2).all() or p > 250
 
 
-@pytest.mark.parametrize("p", moduli(20))
+@pytest.mark.parametrize("p", first_moduli(20))
 def test_every_sum_of_bytes_is_reduced_to_a_byte(p: int) -> None:
     """All possible sums of eight bytes times residues, in the device's float32 arithmetic."""
     number, inverse, low, high, *begins = struct.unpack("<if4i8x", pack_modulus(p))
@@ -96,7 +96,7 @@ def test_every_sum_of_bytes_is_reduced_to_a_byte(p: int) -> None:
         assert found.min() >= -128 and found.max() <= (128 if p == 256 else 127)  # 128 is -128 modulo 256
 
 
-@pytest.mark.parametrize("p", moduli(20))
+@pytest.mark.parametrize("p", first_moduli(20))
 def test_residues_of_whole_numbers(p: int) -> None:
     rng = np.random.default_rng(p)
     some = [
@@ -144,7 +144,7 @@ def test_the_bound_that_norms_are_scaled_to() -> None:
     product."""
     for count, k in product((13, 14, 15, 16), (1, 1000, 131072)):
         top = Fraction(max_scaled_norm(count, k)) + Fraction(sqrt(k)) / 2
-        assert top**2 < Fraction(prod(moduli(count)), 2) * (1 - Fraction(1, 2**21))
+        assert top**2 < Fraction(prod(first_moduli(count)), 2) * (1 - Fraction(1, 2**21))
 
 
 # ---- the Chinese remainder theorem in pieces
@@ -343,7 +343,7 @@ def test_products_of_prepared_planes(base: Any, order: Any) -> None:
     assert [x.is_prepared for x in op.operands] == [base == "A", base == "B"]
     arrays = {"A": a, "B": b, "C": np.zeros((m, n))}
     bytes_of = {name: v.reshape(-1).view(np.uint8) for name, v in arrays.items()} | {base: memory}
-    assert not all_launches(op, arrays, {**bytes_of, "W": aligned_memory(op.geometry.scratch, 0x81)})
+    assert not all_launches(op, arrays, {**bytes_of, "W": aligned_memory(op.geometry.workspace_bytes, 0x81)})
     np.testing.assert_array_equal(arrays["C"], product_on_host(a, b, ONE)[0])
 
 
@@ -367,7 +367,7 @@ def test_planes_are_prepared_for_one_leaf_and_side() -> None:
     assert len(labels) == 4
     both = op_of(problem, ONE)
     splits = [
-        residue_split_launch(op.operands, op.dtype, (True, True), moduli(14)).grid[0]
+        residue_split_launch(op.operands, op.dtype, (True, True), first_moduli(14)).grid[0]
         for op in (both, op_of(Problem(512, 512, 512), ONE))
     ]
     assert 2 * splits[0] == splits[1]
@@ -517,8 +517,8 @@ def test_moduli_that_integers_need() -> None:
     for dtype, k in product(INTEGERS, (1, 1000, 131072, 10**6)):
         bits = 0 if dtype == "bool" else 8 * np.dtype(dtype).itemsize - 1
         count = integer_moduli_count(dtype, k)
-        assert prod(moduli(count)) > 2 * k * 4**bits or (np.dtype(dtype).itemsize == 1 and count == 1)
-    assert prod(moduli(integer_moduli_count("bool", 131072))) > 2 * 131072
+        assert prod(first_moduli(count)) > 2 * k * 4**bits or (np.dtype(dtype).itemsize == 1 and count == 1)
+    assert prod(first_moduli(integer_moduli_count("bool", 131072))) > 2 * 131072
 
 
 # ---- NVRTC
@@ -528,7 +528,7 @@ def test_products_stay_in_registers() -> None:
     """Only sm_90a has wgmma. Of three warpgroups two take registers from the third: 168 each."""
     nvrtc()
     made = op_of(Problem(512, 512, 512), ONE)
-    struct_bytes = len(residue_product_launch(made, 0, moduli(14)).parameters)
+    struct_bytes = len(residue_product_launch(made, 0, first_moduli(14)).parameters)
     size = f"static_assert(sizeof(fmm::ResidueProduct) == {struct_bytes});"
     jobs = [
         (str(s), f"{residue_product_kernel_source(ResidueKernel(s))}{size}\n", "sm_90a", ("--std=c++17",))
@@ -634,23 +634,23 @@ def test_below_other_levels() -> None:
 def test_parts_of_the_workspace_do_not_overlap(leaf: str) -> None:
     for size in ((100, 200, 300), (1, 1, 1), (5000, 3, 17), (16, 100000, 16)):
         g = PlaneLayout(*size, 3, *LEAVES[leaf], 4 if leaf in SINGLE_LEAVES else 8)
-        *starts, planes, turned, end = g.offsets
+        *starts, planes, turned, end = g.part_offsets
         assert all(x % 256 == 0 for x in (*starts, planes, turned))
-        sizes = [*g.exponents, *(g.together * x for x in g.planes[:2])]
+        sizes = [*g.exponent_bytes, *(g.moduli_per_pass * x for x in g.plane_bytes[:2])]
         assert all(x + size <= y for x, size, y in zip(starts, sizes, [*starts[1:], planes], strict=True))
-        assert planes + g.moduli * g.planes[2] <= (end if turned == planes else turned)
-        assert turned + sum(g.transposed) <= end
-        assert all(x % 16 == 0 for x in g.planes)
+        assert planes + g.moduli * g.plane_bytes[2] <= (end if turned == planes else turned)
+        assert turned + sum(g.transposed_bytes) <= end
+        assert all(x % 16 == 0 for x in g.plane_bytes)
 
 
 def test_large_products_are_split_in_groups_of_planes() -> None:
     """32768 x 32768 with two levels: one group of planes of A and B at a time, and all planes of C."""
     g = PlaneLayout(32768, 32768, 32768, 1, 14, 2)
-    assert 1 <= g.together < 14 and g.scratch < 75 << 30
-    assert PlaneLayout(16384, 16384, 16384, 1, 14, 1).together == 14
+    assert 1 <= g.moduli_per_pass < 14 and g.workspace_bytes < 75 << 30
+    assert PlaneLayout(16384, 16384, 16384, 1, 14, 1).moduli_per_pass == 14
     problem = Problem(32768, 32768, 32768)
     found = record_launches(Plan.parse(FASTER), problem, chip_target(H200))
-    groups = -(-14 // g.together)
+    groups = -(-14 // g.moduli_per_pass)
     assert [x.label.split(":")[0] for x in found.launches].count("gemm_residues") == groups
     assert len(found.launches) == 2 + 2 * groups
 
@@ -660,9 +660,9 @@ def test_groups_of_planes_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None
     a, b = rng.standard_normal((9, 40)), rng.standard_normal((40, 12))
     expected, _ = product_on_host(a, b, FAST)
     monkeypatch.setattr(residue_planes, "MAX_WORKSPACE_BYTES", 30000)
-    workspace.cache_clear()
+    plan_workspace_bytes.cache_clear()
     record_operations.cache_clear()
     c, op = product_on_host(a, b, FAST, "CFC")
-    workspace.cache_clear()
+    plan_workspace_bytes.cache_clear()
     assert 1 < len(op.modulus_groups) <= 14
     np.testing.assert_array_equal(c, expected)

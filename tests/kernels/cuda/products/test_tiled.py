@@ -12,7 +12,7 @@ import pytest
 
 from fmm.hardware.datasheets import CapabilityLimits, capability_limits
 from fmm.hardware.occupancy import active_blocks
-from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, View
+from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, MatrixView
 from fmm.kernels.cuda.products.fused import tile_op_with_sums
 from fmm.kernels.cuda.products.kernel_sizes import (
     FLOAT64_SIZES,
@@ -34,7 +34,7 @@ from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, fit_to_chip
 from fmm.kernels.cuda.record import record_operations
 from fmm.kernels.plans.fused_order import FIGURE_6_VARIANTS
 from fmm.kernels.plans.plan import Plan, PlanError
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.block_model import GEMM_OPERANDS, registers_needed, resident_blocks
 from fmm.perfmodel.cost import cost
 from fmm.problem import Layout, Problem
@@ -289,8 +289,8 @@ def test_products_of_a_variant_are_one_launch(update: UpdateMode, host: Any) -> 
     whole = {name: x.reshape(64, 64).astype(np.float64) for name, x in memory.items()}
     medium = named_strategy("Medium")
 
-    def view(base: str, row: int, col: int, rows: int, cols: int) -> View:
-        return View(base, 4 * (64 * row + col), rows, cols, 64, 1, "float32")
+    def view(base: str, row: int, col: int, rows: int, cols: int) -> MatrixView:
+        return MatrixView(base, 4 * (64 * row + col), rows, cols, 64, 1, "float32")
 
     ops = []
     for i, (m, n, k) in enumerate([(21, 13, 9), (20, 12, 8)]):
@@ -315,7 +315,7 @@ def test_products_of_a_variant_are_one_launch(update: UpdateMode, host: Any) -> 
 
 def test_a_fused_level_needs_no_workspace_and_adds_inside() -> None:
     plan, size = Plan.parse("strassen.fused > tile"), (512, 512, 512)
-    assert workspace(plan, *size, 4) == 0 == cost(plan, *size, 4).workspace
+    assert plan_workspace_bytes(plan, *size, 4) == 0 == cost(plan, *size, 4).workspace
     tape = record_operations(plan, Problem(*size, "float32"))
     (several,) = tape.ops
     assert isinstance(several, TileGroup)

@@ -12,7 +12,7 @@ import pytest
 
 from fmm.kernels.algorithms.step_table import PRODUCT_SYMBOL, TableKernel, kernel_table
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME
-from fmm.kernels.cuda.ops import GemmOp, View
+from fmm.kernels.cuda.ops import GemmOp, MatrixView
 from fmm.kernels.cuda.products.fused import tile_op_with_update
 from fmm.kernels.cuda.products.kernel_sizes import ALL_STRATEGIES, GPU8_SIZES, TileSizes, named_strategy
 from fmm.kernels.cuda.products.simt_kernel import (
@@ -76,9 +76,9 @@ def operation(
     assert kernel.product
     left, right = kernel.product
     shapes = {f: (m, n) for f in kernel.formals} | {left: (m, k), right: (k, n)}
-    views = {f: View(f, 0, r, c, c + gap + 4 * i, 1, dtype) for i, (f, (r, c)) in enumerate(shapes.items())}
-    reads, writes = ([views[f] for f in names] for names in (kernel.reads, kernel.writes))
-    op = tile_op_with_update(leaf_use("tile"), dtype, views[left], views[right], kernel.program, reads, writes)
+    views = {f: MatrixView(f, 0, r, c, c + gap + 4 * i, 1, dtype) for i, (f, (r, c)) in enumerate(shapes.items())}
+    reads, writes = ([views[f] for f in names] for names in (kernel.read_blocks, kernel.written_blocks))
+    op = tile_op_with_update(leaf_use("tile"), dtype, views[left], views[right], kernel.addition_program, reads, writes)
     return replace(op, kernel=replace(op.kernel, strategy=SMALL, paths=way), open_strategy=False)
 
 
@@ -95,7 +95,7 @@ def expected(kernel: TableKernel, values: dict[str, Any]) -> dict[str, Any]:
 def check(kernel: TableKernel, op: TileOp, host: Host, access: MemoryAccess) -> None:
     """Exact on small integers; unwritten numbers stay as they are, and write-only numbers were NaN."""
     rng, memory, views = np.random.default_rng(3), {}, {}
-    old = {piece.base for piece in (*op.left, *op.right)} | set(kernel.reads)
+    old = {piece.base for piece in (*op.left, *op.right)} | set(kernel.read_blocks)
     lines = {piece.base: x.leading for piece, x in zip(op.pieces, op.lines, strict=True)}
     for piece in op.pieces:
         memory[piece.base] = floats(piece.rows * lines[piece.base] + 64)
