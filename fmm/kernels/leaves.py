@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from math import sqrt
 
-from fmm.dtypes import BYTE, COMPLEX, FLOATS, INTEGERS, RING_TYPES
+from fmm.dtypes import BYTE_TYPE, COMPLEX_TYPES, FLOAT_TYPES, INTEGERS, RING_TYPES
 from fmm.kernels.cpu.exact_product import exact_product, exact_workspace
 from fmm.kernels.cpu.numpy_backend import numpy_product
 from fmm.kernels.cuda.products.kernel_sizes import (
@@ -56,7 +56,7 @@ VENDOR_LEAF = Leaf(
     "vendor",
     "the vendor's BLAS as it comes",
     ("cpu", "cuda"),
-    types=FLOATS,
+    types=FLOAT_TYPES,
     types_alone=INTEGERS,  # integer products are computed by the array library's own loops
     blas_triangles=("float32", "float64", "complex64", "complex128"),
     whole_product_rows=1024,
@@ -68,7 +68,7 @@ VENDOR3M_LEAF = Leaf(
     "vendor3m",
     "cuBLAS's own complex product by three real ones",
     ("cuda",),
-    types=COMPLEX,
+    types=COMPLEX_TYPES,
     call_text="one BLAS call",
     forms=("alone", "peer"),
     unprobed=("alone",),
@@ -79,7 +79,7 @@ LT_LEAF = Leaf(
     "lt",
     "a numbered candidate of cuBLASLt's own list for the product",
     ("cuda",),
-    types=FLOATS,
+    types=FLOAT_TYPES,
     call_text="one BLAS call",
     scratch=lambda m, k, n, count: LT_SCRATCH_BYTES,
     numbers=32,
@@ -156,7 +156,7 @@ BYTES_LEAF = Leaf(
     "bytes",
     "this package's own products of 8-bit integers, with each sum reduced modulo a number",
     ("cuda",),
-    types=(BYTE.name,),
+    types=(BYTE_TYPE.name,),
     orders=(),
     forms=(),
     only_below_levels=True,

@@ -30,7 +30,7 @@ from fmm.perfmodel.level_bounds import LevelBounds, count_levels, effective_side
 from fmm.perfmodel.predict import Prediction, is_b_column_major, predict_from_work, predict_vendor
 from fmm.perfmodel.stability import expected_error_growth, has_componentwise_bound
 from fmm.perfmodel.work import are_rows_aligned, estimated_work, estimated_workspace
-from fmm.problem import Layout, Problem, without_layouts
+from fmm.problem import Layout, Problem, problem_without_layouts
 
 # The default limit of the expected error, as a multiple of the vendor's error. Three levels of a 16-bit type on a GPU
 # are expected to err 14 times as much as the vendor, which rounds each result only once. On a CPU three levels of
@@ -167,7 +167,7 @@ def ranking_problem(problem: Problem, gpu: bool) -> Problem:
 
     B remains column-major on a GPU, in types in which a leaf is slow on a column-major B.
     """
-    plain = without_layouts(problem)
+    plain = problem_without_layouts(problem)
     if (
         not gpu
         or problem.writes_triangle

@@ -18,7 +18,7 @@ from typing import Any
 import cupy
 from cupy_backends.cuda.api import runtime
 
-from fmm.arrays.host_memory import on_release
+from fmm.arrays.host_memory import register_release_callback
 from fmm.arrays.library import DeviceLibrary
 from fmm.kernels.cuda.launch.bound_calls import make_calls
 from fmm.kernels.cuda.launch.cublas import StreamContext, set_handle_stream
@@ -34,14 +34,14 @@ from fmm.kernels.cuda.target import Alignment
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.block_model import chip_target
 from fmm.runtime.call_record import record_fallback
-from fmm.runtime.devices import cuda_device, tuned_chip
-from fmm.runtime.prepare import PreparedCall, cublas_scratch
+from fmm.runtime.devices import chip_with_tuned_terms, cuda_device
+from fmm.runtime.prepare import PreparedCall, cublas_scratch_offset
 
 GRAPH_CACHE = GraphCache()
-DEFAULT_STREAM = 0  # number of the legacy stream, which cannot be captured
+LEGACY_STREAM = 0  # number of the legacy stream, which cannot be captured
 MAX_REUSED_PARAMETER_SETS = 16  # number of launch parameter sets that the next stack can reuse
 MAX_STREAM_CALLS = 256  # number of cached calls for each stream and thread
-on_release(GRAPH_CACHE.clear)
+register_release_callback(GRAPH_CACHE.clear)
 
 
 def run_call(
@@ -57,12 +57,12 @@ def run_call(
     device = call.setting.device
     stream, context = library.current_stream(device)
     if context is None:
-        return _run(library, call, a, b, out, required, device, stream, addend)
+        return _run_on_stream(library, call, a, b, out, required, device, stream, addend)
     with context:
-        return _run(library, call, a, b, out, required, device, stream, addend)
+        return _run_on_stream(library, call, a, b, out, required, device, stream, addend)
 
 
-def _run(
+def _run_on_stream(
     library: DeviceLibrary,
     call: PreparedCall,
     a: Any,
@@ -74,7 +74,7 @@ def _run(
     addend: Any = None,
 ) -> Any:
     """Return C. All allocations precede the first launch, so after any exception `out` is untouched or complete."""
-    if stream != DEFAULT_STREAM and runtime.streamIsCapturing(stream):
+    if stream != LEGACY_STREAM and runtime.streamIsCapturing(stream):
         if required:
             raise PlanError(f"the plan {call.plan} cannot run while its stream is captured")
         record_fallback("its stream is being captured")
@@ -108,7 +108,7 @@ def run_preparation(library: DeviceLibrary, launches: LaunchList, pointer: int, 
     """Run the launches that prepare an operand at this address, on the library's current stream, and wait."""
     stream, context = library.current_stream(device)
     with context or nullcontext():
-        if stream != DEFAULT_STREAM and runtime.streamIsCapturing(stream):
+        if stream != LEGACY_STREAM and runtime.streamIsCapturing(stream):
             raise PlanError("nothing can be prepared while its stream is captured")
         with cupy.cuda.Device(device):
             workspace = cupy.cuda.alloc(launches.workspace)
@@ -119,7 +119,7 @@ def run_preparation(library: DeviceLibrary, launches: LaunchList, pointer: int, 
 def run_trial(library: DeviceLibrary, call: PreparedCall, multiply: Callable[[Plan], Any]) -> Any:
     """Return a product that takes part in its shape's measurement; inside a stream capture nothing is measured."""
     stream, _ = library.current_stream(call.setting.device)
-    if stream != DEFAULT_STREAM and runtime.streamIsCapturing(stream):
+    if stream != LEGACY_STREAM and runtime.streamIsCapturing(stream):
         return multiply(VENDOR)
     assert call.decision.trial is not None
     return call.decision.trial.run(multiply, lambda: runtime.streamSynchronize(stream))
@@ -167,7 +167,7 @@ class StreamCall:
         # True if an inf or NaN in C starts a second computation
         self.is_flagged = may_create_nonfinite(call.launches.plan)
         self.flag_addresses = (flag.address, flag.count_address) if self.is_flagged else (0, 0)
-        self.scratch = cublas_scratch(call.launches)
+        self.scratch = cublas_scratch_offset(call.launches)
         self.replays = GraphCaptures(self._capture, GRAPH_CACHE) if call.uses_graph else None
         self._latest: Hashable = None  # key of the last replay: addresses usually recur
         self._players: dict[Alignment, Player | str] = {}  # the player, or the reason why the plan cannot run
@@ -208,7 +208,7 @@ class StreamCall:
         """Return the player of the plan, recorded for this alignment."""
         found = self._players.get(alignment)
         if found is None:
-            chip = tuned_chip(cuda_device(self.device)) or chip_of(self.device)
+            chip = chip_with_tuned_terms(cuda_device(self.device)) or chip_of(self.device)
             target = chip_target(chip, alignment, self.is_flagged)
             try:
                 launches = record_launches(self.launches.plan, self.launches.problem, target)

@@ -52,7 +52,7 @@ def patch() -> None:
         (streams, "create_handle", lambda: 78),
         (run_device, "chip_of", lambda device: H200),
         (run_device, "cuda_device", lambda device: None),
-        (run_device, "tuned_chip", lambda device: None),  # which no tuning knows
+        (run_device, "chip_with_tuned_terms", lambda device: None),  # which no tuning knows
         (run_device, "UpdatableGraph", Graph),
     ):
         vars(module)[name] = value
@@ -269,7 +269,7 @@ def refuse_candidates() -> int:
         for given in (True, False):
             log.clear()
             try:
-                run_device._run(library, call, None, None, "out", given, 0, 0)
+                run_device._run_on_stream(library, call, None, None, "out", given, 0, 0)
             except PlanError as error:
                 assert "there is no lt7" in str(error)
             else:

@@ -231,10 +231,10 @@ def install() -> None:
 
 
 def _captured(self: Any, launches: LaunchList, addresses: Any) -> Any:
-    from fmm.runtime.device_backend import Graph
+    from fmm.runtime.device_backend import CapturedGraph
 
     player = self.player(launches, addresses)
-    return Graph(SimpleNamespace(launch=lambda stream=None: player.launch_all(addresses, 0)), None)
+    return CapturedGraph(SimpleNamespace(launch=lambda stream=None: player.launch_all(addresses, 0)), None)
 
 
 install()

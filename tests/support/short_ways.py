@@ -62,7 +62,7 @@ from fmm.kernels.cuda.launch import cublas, kernel_call, player, streams  # noqa
 from fmm.kernels.cuda.launch.compile import LoadedKernel  # noqa: E402
 from fmm.runtime import devices, run_device  # noqa: E402
 from fmm.runtime.decisions.limits import GramKey  # noqa: E402
-from fmm.runtime.gram import TRIANGLES, _prepare_recurring  # noqa: E402
+from fmm.runtime.gram import TRIANGLES, _prepare_recurring_gram  # noqa: E402
 from tests.support.devices import H200  # noqa: E402
 from tests.support.own_calls import own_calls  # noqa: E402
 
@@ -114,7 +114,7 @@ def recurring_complex() -> dict[str, int]:
         x = cupy.ndarray(np.zeros((60, 40), "complex64", order=order))  # type: ignore[call-overload]
         keys = [GramKey(rows, fill) for rows in (False, True) for fill in TRIANGLES]
         places = [drawn(*(60 if key.rows else 40,) * 2, dtype="complex64") for key in keys]
-        prepared = [_prepare_recurring(CUPY, x, None, *pair) for pair in zip(places, keys, strict=True)]
+        prepared = [_prepare_recurring_gram(CUPY, x, None, *pair) for pair in zip(places, keys, strict=True)]
         found[order] = sum(call.plan is not None for call in prepared)
     return found
 

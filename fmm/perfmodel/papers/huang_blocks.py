@@ -28,7 +28,7 @@ from fmm.perfmodel.block_model import (
     shared_memory_elements,
     shared_tile_elements,
 )
-from fmm.problem import Shape, positive_shape
+from fmm.problem import Shape, check_positive_shape
 
 Coefficients = Sequence[Sequence[Fraction | int | float]]  # blocks x products
 
@@ -268,7 +268,7 @@ def resource_seconds(
     s: TileSizes, w: OperandBlocks, shape: Shape, on: ModelledDevice, model: RegisterModel = FOOTNOTE_15_REGISTERS
 ) -> ResourceSeconds:
     """Return the time of one product of shape (m, k, n) by (19) to (22)."""
-    m, k, n = positive_shape(shape)
+    m, k, n = check_positive_shape(shape)
     per_sm = blocks_per_sm(s, w, on, model)
     if per_sm == 0:
         raise ValueError(f"strategy {s.name} with operands {w} cannot be launched: no block fits on an SM")
@@ -289,12 +289,12 @@ def direct_product_seconds(
 
     Each product has the shape of the largest blocks: shape / split, rounded up.
     """
-    m, k, n = positive_shape(shape)
+    m, k, n = check_positive_shape(shape)
     block = (-(-m // split[0]), -(-k // split[1]), -(-n // split[2]))
     return sum(times * resource_seconds(s, w, block, on).slowest_seconds for w, times in counts.items())
 
 
 def effective_tflops(shape: Shape, seconds: float) -> float:
     """Return the effective rate (7): the flops of a classical product over the seconds, in TFLOPS."""
-    m, k, n = positive_shape(shape)
+    m, k, n = check_positive_shape(shape)
     return 2e-12 * m * n * k / seconds

@@ -22,7 +22,7 @@ from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.perfmodel.work import estimated_workspace
-from fmm.problem import Problem, Shape, positive_shape
+from fmm.problem import Problem, Shape, check_positive_shape
 
 if TYPE_CHECKING:
     from fmm.kernels.algorithms.scheme import Scheme
@@ -162,7 +162,7 @@ def levels_above_recursion_point(
 ) -> tuple[RecursionLevel, ...]:
     """Return the levels of sections 4.1.1 and 4.1.2, which stop where one size is below the recursion point."""
     found: list[RecursionLevel] = []
-    while min(positive_shape(shape)) >= max(point, *work.split) and _largest_blocks(shape, work.split) != shape:
+    while min(check_positive_shape(shape)) >= max(point, *work.split) and _largest_blocks(shape, work.split) != shape:
         found.append(_recursion_level(shape, work, len(found)))
         shape = _largest_blocks(shape, work.split)
     return tuple(found)
@@ -189,7 +189,7 @@ def level_speedups(
     Their sum is the estimated speedup. The paper gives only sp_1 and says that sp_2 and sp_3 are smaller. Here sp_i is
     the share that level i saves in its products**(i-1) products together.
     """
-    m, k, n = positive_shape(shape)
+    m, k, n = check_positive_shape(shape)
     shares: list[float] = []
     for above in range(depth):
         level = _recursion_level(shape, work, above)
@@ -215,7 +215,7 @@ def cut_balanced(shape: Shape, gamma: float = 2.0) -> BalancedCut:
     """Return the product cut by Table 1: a size is halved while it is at least gamma times both other sizes."""
     if gamma <= 1:
         raise ValueError(f"gamma must be above 1, not {gamma}")
-    work: Counter[Shape] = Counter({positive_shape(shape): 1})
+    work: Counter[Shape] = Counter({check_positive_shape(shape): 1})
     leaves: Counter[Shape] = Counter()
     cuts = depth = 0
     while work:
@@ -259,7 +259,7 @@ def _halved_shapes(shape: Shape, axis: int) -> tuple[Shape, Shape]:
 
 def _is_too_small(shape: Shape, work: BlockWork) -> bool:
     """Return True if a size is smaller than the number of parts into which the level cuts it."""
-    return any(size < parts for size, parts in zip(positive_shape(shape), work.split, strict=True))
+    return any(size < parts for size, parts in zip(check_positive_shape(shape), work.split, strict=True))
 
 
 def _largest_blocks(shape: Shape, split: Shape) -> Shape:

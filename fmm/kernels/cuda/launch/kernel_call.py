@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from cupy_backends.cuda.api import driver
 
-from fmm.dtypes import BYTE, DTYPES
+from fmm.dtypes import BYTE_TYPE, DTYPES
 from fmm.kernels.cuda.launch.bound_calls import BoundCall
 from fmm.kernels.cuda.launch.compile import compile_kernel
 from fmm.kernels.cuda.launch_list import TENSOR_MAP_BYTES, Launch, TensorMap
@@ -109,7 +109,7 @@ def _encode_at_address(x: TensorMap, address: int) -> Any:
 
     The variables are named as in the driver's manual.
     """
-    element = DTYPES.get(x.dtype, BYTE)
+    element = DTYPES.get(x.dtype, BYTE_TYPE)
     layer = x.layer if x.layers > 1 else x.leading * x.lines
     memory = np.zeros(2 * TENSOR_MAP_BYTES, np.uint8)
     start = -memory.ctypes.data % MAP_ALIGNMENT

@@ -13,7 +13,7 @@ from functools import lru_cache
 from math import isqrt, sqrt
 from typing import Literal
 
-from fmm.dtypes import BYTE, DTYPES
+from fmm.dtypes import BYTE_TYPE, DTYPES
 from fmm.kernels.algorithms.additions import Matrix
 from fmm.kernels.algorithms.catalogue import scheme
 from fmm.kernels.algorithms.residues import remainder_weights, symmetric_residue
@@ -186,7 +186,7 @@ def byte_plane_map(piece: BlockTerm, layers: int, most: int, filled: int | None 
     lines, length = piece.rows, piece.cols
     read = length if filled is None else filled
     return TensorMap(
-        piece, BYTE.name, read, lines, layers, length, lines * length, (TILE_LINE_BYTES, most), TILE_LINE_BYTES
+        piece, BYTE_TYPE.name, read, lines, layers, length, lines * length, (TILE_LINE_BYTES, most), TILE_LINE_BYTES
     )
 
 
@@ -194,7 +194,7 @@ def source_byte_map(x: GemmOperand, lines: int, length: int, layers: int, most: 
     """Return the tensor map of an operand, or of C, whose elements are bytes already."""
     piece = BlockTerm(x.base, x.offset, lines, length)
     return TensorMap(
-        piece, BYTE.name, length, lines, layers, x.leading, x.stride, (TILE_LINE_BYTES, most), TILE_LINE_BYTES
+        piece, BYTE_TYPE.name, length, lines, layers, x.leading, x.stride, (TILE_LINE_BYTES, most), TILE_LINE_BYTES
     )
 
 

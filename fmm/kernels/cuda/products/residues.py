@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from types import MappingProxyType
 
-from fmm.dtypes import BYTE, DTYPES, RING_TYPES
+from fmm.dtypes import BYTE_TYPE, DTYPES, RING_TYPES
 from fmm.kernels.algorithms.residues import remainder_weights
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
 from fmm.kernels.cuda.launch_list import FLAG, TENSOR_MAP_WORDS, AddressSlot, Kernel, Launch, LaunchPurpose
@@ -241,12 +241,12 @@ def residue_product_kernel_source(kernel: ResidueKernel) -> str:
     """Return the CUDA source of the kernel that multiplies planes of bytes; its entry point is `ENTRY_NAME`."""
     s, sizes = kernel.sizes, "LowerSizes" if kernel.triangle else "Sizes"
     body = (
-        f"using Sizes = fmm::{sizes}<{BYTE.cpp}, {s.m_s}, {s.n_s}, {s.cluster}, {s.stages}>;",
-        f"extern __shared__ __align__(1024) {BYTE.cpp} memory[];",
-        f"fmm::multiply_by_groups<Step, {BYTE.cpp}, Sizes, fmm::Along::INNER, fmm::Along::INNER>(",
+        f"using Sizes = fmm::{sizes}<{BYTE_TYPE.cpp}, {s.m_s}, {s.n_s}, {s.cluster}, {s.stages}>;",
+        f"extern __shared__ __align__(1024) {BYTE_TYPE.cpp} memory[];",
+        f"fmm::multiply_by_groups<Step, {BYTE_TYPE.cpp}, Sizes, fmm::Along::INNER, fmm::Along::INNER>(",
         f"    p.product, fmm::ByModulus<{str(kernel.reduces).lower()}>{{p.moduli, p.each}}, memory);",
     )
-    before = [*wgmma_instructions(BYTE, s.n_s), ""]
+    before = [*wgmma_instructions(BYTE_TYPE, s.n_s), ""]
     bounds = s.thread_count, 1
     return entry_source("fmm::ResidueProduct", body, "gemm_residues.cuh", bounds, clusters=s.cluster, before=before)
 

@@ -94,6 +94,6 @@ def test_release_workspace_calls_its_subscribers(monkeypatch: pytest.MonkeyPatch
     replays, _ = capturing(shelf)
     for _ in range(CALLS_BEFORE_CAPTURE):
         find(replays, "x")
-    host_memory.on_release(shelf.clear)
+    host_memory.register_release_callback(shelf.clear)
     host_memory.release_workspace()
     assert not replays.captured and not replays.counts

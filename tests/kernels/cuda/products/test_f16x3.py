@@ -45,7 +45,7 @@ from fmm.perfmodel.default_calibration import datasheet_calibration, f16x3_rate_
 from fmm.perfmodel.predict import quick_prediction
 from fmm.problem import Layout, Problem
 from fmm.runtime.devices import Device
-from fmm.runtime.prepare import launches_on
+from fmm.runtime.prepare import launches_on_device
 from tests.support.chips import A100, H200
 from tests.support.nvrtc import check_warpgroups, compile_cuda, in_parallel, nvrtc, report
 
@@ -360,8 +360,8 @@ def test_f16x3_is_not_chosen_on_chips_without_it(changes: Any) -> None:
     """If the vendor cannot multiply planes either, no message says that it would."""
     problem = Problem(4096, 4096, 4096, "float32", **changes)
     a100 = Device(Identity("cuda-8.0-108sm-a100", "A100"), datasheet_calibration("a100"), chip=A100)
-    assert launches_on(Plan.parse("f16x3"), problem, a100, False) is None
-    assert launches_on(Plan.parse("f16x3"), problem, a100, True) is not None
+    assert launches_on_device(Plan.parse("f16x3"), problem, a100, False) is None
+    assert launches_on_device(Plan.parse("f16x3"), problem, a100, True) is not None
 
 
 def test_the_reason_why_f16x3_is_not_chosen() -> None:

@@ -22,7 +22,7 @@ pytest.importorskip("cupy")
 import cupy
 
 from fmm.kernels.cuda.launch.device_facts import chip_of
-from fmm.runtime.device_backend import DeviceBackend, record_for_device
+from fmm.runtime.device_backend import DeviceBackend, record_plan_for_device
 
 pytestmark = pytest.mark.gpu
 LEAVES = (
@@ -168,7 +168,7 @@ def test_streams_in_a_graph(tasks: str) -> None:
     rng = cupy.random.default_rng(5)
     a, b = rng.standard_normal((514, 300), np.float32), rng.standard_normal((300, 258), np.float32)
     c = cupy.full((514, 258), cupy.nan, np.float32)
-    tape = record_for_device(
+    tape = record_plan_for_device(
         Plan.parse(f"strassen-huang.fused{tasks} > tile.medium"), Problem(514, 300, 258, "float32")
     )
     graph = DeviceBackend().graph(tape, a.data.ptr, b.data.ptr, c.data.ptr, 0)
