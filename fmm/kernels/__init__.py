@@ -8,7 +8,7 @@ from fmm.kernels.plans import levels  # noqa: F401  (registers their kinds, befo
 from fmm.kernels.plans.levels.balanced import balanced_level
 from fmm.kernels.plans.levels.scheme_level import FRINGE_PROOFS, scheme_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 
 
 def _prove_fringe(table: str) -> str:
@@ -29,10 +29,10 @@ __all__ = [
     "StepTable",
     "StepTableError",
     "balanced_level",
+    "plan_workspace_bytes",
     "scheme",
     "scheme_level",
     "scheme_names",
     "step_table",
     "step_table_names",
-    "workspace",
 ]

@@ -1,8 +1,8 @@
-"""fmm-tune without a command: tune element types of devices one after the other, and write their config.
+"""Run fmm-tune without a subcommand: tune element types of devices one after the other, and write a config.
 
-`run_tune` checks the arguments and makes the jobs, one for each device and type. `run_jobs` runs the jobs in turn.
-`tune_job` is one job: resume or begin, measure (fmm.tuner.tune_type), write the section if it is better than the
-present one, print its summary.
+`run_tune` checks the arguments and creates one job for each device and element type. `run_jobs` runs the jobs in turn.
+`tune_job` runs one job: it measures with fmm.tuner.tune_type,
+writes the section if it is better than the present one, and prints a summary.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from fmm.tuner.findings.summary import RESUME_NOTE, SectionText
 from fmm.tuner.progress import TuningProgress, open_progress
 from fmm.tuner.stages import shapes
 from fmm.tuner.stages.shapes import ShapesFileError
-from fmm.tuner.trials.environment import source_commit, typed_command
+from fmm.tuner.trials.environment import command_line_words, source_commit
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import (
     FIRST_LOOK_EFFORT,
+    ProductSize,
     RecordedTuning,
-    Size,
     Trial,
     TrialFile,
     TuningHeader,
@@ -44,20 +44,20 @@ from fmm.tuner.trials.record import (
 )
 from fmm.tuner.tune_type import TypeOutcome, tune_type
 
-# packages of the extra `tune`, which are imported before minutes of measuring
+# packages of the extra `tune`; `run_tune` looks for them before it measures for minutes
 REQUIRED_PACKAGES = ("scipy", "optuna", "tqdm")
 EXIT_INTERRUPTED = 130
-SAMPLING_SHARE = 0.75  # the share of a tuning's time that takes samples; the rest warms up, checks and fits
-PLANNED_SECONDS_KEY = "planned_seconds"  # the condition that records the seconds for which the stages were planned
-COMPILE_SECONDS = 20.0  # seconds in which several processors compile the kernels of all types' first passes
-KERNEL_WAIT_SECONDS = 0.1  # seconds that a first pass waits for kernels before another type's turn
+SAMPLING_SHARE = 0.75  # share of a tuning's time for samples; the rest is for warm-up, checks and fits
+PLANNED_SECONDS_KEY = "planned_seconds"  # key in a tuning's recorded conditions for the planned seconds of its stages
+COMPILE_SECONDS = 20.0  # seconds in which several CPU cores compile the kernels of all first looks
+KERNEL_WAIT_SECONDS = 0.1  # seconds that a first look waits for kernels before the next element type begins
 
 
 # ---- arguments
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a tuning."""
+    """Add the command-line options of a tuning to the parser."""
     add = parser.add_argument
     add("--device", metavar="0|1|all|cpu", help="the device to tune (GPU 0 if one answers, else the CPU)")
     add("--dtype", metavar="TYPES", help="element types, separated by commas (all)")
@@ -79,11 +79,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 class InvalidOptionError(ValueError):
-    """A value that the command does not take."""
+    """Raised for an option with an invalid value."""
 
 
 def run_tune(options: argparse.Namespace) -> int:
-    """Tune; the exit code is 2 for bad arguments, 1 if a required section was not written, 130 after Ctrl-C."""
+    """Tune as the options say, and return an exit code.
+
+    The code is 2 for invalid arguments, 1 if a section was not written, and 130 after Ctrl-C.
+    """
     try:
         jobs = list(_tuning_jobs(options))
         if not jobs:
@@ -92,7 +95,7 @@ def run_tune(options: argparse.Namespace) -> int:
     except (UnknownDeviceError, ShapesFileError, InvalidOptionError) as error:
         print(f"fmm-tune: {error}", file=sys.stderr)
         return 2
-    except RuntimeError as error:  # no home folder
+    except RuntimeError as error:  # the home folder is unknown
         return _report_write_error(Path(files.CONFIG_FILE_NAME), error)
     if options.dry_run:
         return _print_dry_run(jobs, path, options)
@@ -104,7 +107,7 @@ def run_tune(options: argparse.Namespace) -> int:
     results = dict[DeviceAndType, dict[str, Any]]()
     try:
         with store.writer_lock(path):
-            pass  # an error ends the command before minutes of measuring
+            pass  # an unwritable path ends the command before the measurements
         files.expect_missing_config(path)
         try:
             return run_jobs(jobs, path, options, results)
@@ -116,7 +119,7 @@ def run_tune(options: argparse.Namespace) -> int:
 
 
 def _warn_of_slow_blas(ignored: Mapping[str, str]) -> None:
-    """Print a warning if OpenBLAS runs an old kernel, and name the variables that are ignored while measuring."""
+    """Print a warning if OpenBLAS runs a slow kernel, and list the ignored environment variables."""
     if warning := slow_kernel_warning():
         print(f"fmm-tune: {warning}", file=sys.stderr)
     if ignored:
@@ -128,14 +131,14 @@ def _warn_of_slow_blas(ignored: Mapping[str, str]) -> None:
 
 
 def path_argument(text: str) -> Path:
-    """Return the path that an argument names; an empty name, as of an unset shell variable, is an error."""
+    """Return an argument as a path; raise ArgumentTypeError for an empty argument."""
     if not text:
         raise argparse.ArgumentTypeError("the name is empty; leave the argument out for the default")
     return Path(text)
 
 
 def output_path(path: Path | None) -> Path:
-    """Return the config that a path names, as FMM_CONFIG would; None is the default config."""
+    """Return the path of the config that an argument names by the rules of FMM_CONFIG; None names the default."""
     if path is not None:
         return files.config_file(path)
     try:
@@ -145,14 +148,14 @@ def output_path(path: Path | None) -> Path:
 
 
 def trials_path(path: Path) -> Path:
-    """Return the trials of a config, a file beside it."""
+    """Return the path of the trials file in the folder of the config."""
     return path.with_name("trials.jsonl")
 
 
 def _tuning_jobs(options: argparse.Namespace) -> Iterator[TuningJob]:
-    """Yield the jobs; several types have a coarse pass each before the first is refined.
+    """Yield the jobs of a command; several element types begin with a first look each.
 
-    If the tuning is stopped early, each type has a result. (A quick tuning of a CPU is no more than that pass.)
+    Every element type then has a result if the tuning is stopped early.
     """
     if options.time_limit is not None and not options.time_limit > 0:
         raise InvalidOptionError(f"--time-limit must be a positive number of seconds, not {options.time_limit:g}")
@@ -207,48 +210,48 @@ def _print_dry_run(jobs: Sequence[TuningJob], path: Path, options: argparse.Name
 
 @dataclass(frozen=True)
 class TuningJob:
-    """One element type of one device, with an effort."""
+    """A job: one element type of one device, tuned with one effort."""
 
     device: TunableDevice
     dtype: str
-    wanted: tuple[Size, ...]
+    wanted: tuple[ProductSize, ...]
     effort: str
-    again: bool = False  # True if the job continues a job of this command that was stopped
+    again: bool = False  # True if the job continues an earlier, stopped job of the same command
 
     @property
     def planned_effort(self) -> Effort:
-        """The effort on this device."""
+        """Seconds, rounds and shapes of the job's effort on its device."""
         return self.device.efforts_by_name[self.effort]
 
     @property
     def expected_seconds(self) -> float:
-        """Expected seconds of the job."""
+        """The job's expected duration in seconds."""
         return min(self.planned_effort.seconds / SAMPLING_SHARE, self.planned_effort.most)
 
     @property
     def waits_for_kernels(self) -> bool:
-        """True for a first pass on a GPU, whose kernels may still be compiling."""
+        """True for the first look at a GPU, while its kernels are being compiled."""
         return self.effort == FIRST_LOOK_EFFORT and not self.again and self.device.chip is not None
 
     def needs_continuation(self, end: JobResult) -> bool:
-        """Return True if a first pass ended before its model was checked: it continues before any type is refined."""
+        """Return True if a first look ended before its model was checked, so that another job must continue it."""
         unchecked = self.effort == FIRST_LOOK_EFFORT and not self.again and bool(end.why_not)
         return unchecked and (end.stopped or self.waits_for_kernels)
 
     @property
     def compiler_wait_seconds(self) -> float:
-        """Seconds of waiting for the compiler that do not count as the job's own."""
+        """Seconds that the job may wait for the compiler, in addition to its own time."""
         if self.effort == FIRST_LOOK_EFFORT:
             return COMPILE_SECONDS if self.again else 0.0
         return self.planned_effort.most
 
     @property
     def resume_settings(self) -> dict[str, Any]:
-        """The settings that two tunings must share for one to continue the other."""
+        """Settings that a job and a recorded tuning must share for the job to resume the tuning."""
         return {"dtype": self.dtype, "effort": self.effort, "shapes": [list(size) for size in self.wanted]}
 
     def last_tuning(self, trials: TrialFile) -> RecordedTuning | None:
-        """Return the last recorded tuning with the same device, libraries and settings."""
+        """Return the last recorded tuning with the job's device, libraries and settings; None without one."""
         identity = self.device.identity
         for tuning in reversed(trials.read_tunings()):
             header = tuning.header
@@ -258,15 +261,15 @@ class TuningJob:
         return None
 
 
-DeviceAndType = tuple[str, str]  # a device's key and an element type
+DeviceAndType = tuple[str, str]  # the key of a device, and the name of an element type
 
 
 def run_jobs(
     jobs: Sequence[TuningJob], path: Path, options: argparse.Namespace, results: dict[DeviceAndType, dict[str, Any]]
 ) -> int:
-    """Run the jobs in turn; `results` receives the last result of each type for --json.
+    """Run the jobs in turn, and return an exit code; `results` receives each element type's last result for --json.
 
-    At the end one line for each type without a usable result says why.
+    At the end print the reason for each element type without a usable result.
     """
     if options.resume:
         jobs = _unfinished_jobs(jobs, TrialFile(trials_path(path))) or jobs
@@ -287,12 +290,12 @@ def run_jobs(
             if end.code:
                 return end.code
             usable = not end.why_not or end.earlier_is_used
-            # The result of a first pass also counts.
+            # a usable result of an earlier first look is kept
             lacking[name] = end.why_not if lacking.get(name, "none yet") and not usable else ""
             if job.needs_continuation(end):
                 late.append(replace(job, again=True))
             if late and (not queue or queue[0].effort != FIRST_LOOK_EFFORT):
-                queue.extendleft(reversed(late))  # by now the kernels of a GPU are compiled
+                queue.extendleft(reversed(late))  # the kernels of the GPU are compiled now
                 late.clear()
             if left is not None:
                 left = max(left - end.seconds, 0.0)
@@ -303,7 +306,7 @@ def run_jobs(
 
 
 def _unfinished_jobs(jobs: Sequence[TuningJob], trials: TrialFile) -> list[TuningJob]:
-    """Return the jobs that were interrupted or never began."""
+    """Return the jobs whose last recorded tuning is missing or unfinished."""
     last = [job.last_tuning(trials) for job in jobs]
     return [job for job, tuning in zip(jobs, last, strict=True) if tuning is None or not tuning.finished]
 
@@ -313,27 +316,27 @@ def _unfinished_jobs(jobs: Sequence[TuningJob], trials: TrialFile) -> list[Tunin
 
 @dataclass(frozen=True)
 class JobResult:
-    """The end of a job."""
+    """The result of a job: exit code, duration, and whether fmm.matmul can use the section."""
 
-    code: int  # the exit code if the command must end, else 0
+    code: int  # the exit code with which the command must end; 0 to continue
     why_not: str  # why fmm.matmul cannot use the result; empty if it can
     seconds: float
-    stopped: bool = False  # True if the time was up before everything was measured
-    earlier_is_used: bool = False  # True if the config keeps the section of an earlier tuning, which has a better check
-    result: dict[str, Any] | None = None  # the output of --json
+    stopped: bool = False  # True if the time limit ended the measurements
+    earlier_is_used: bool = False  # True if the config keeps an earlier section with more held-out speedups
+    result: dict[str, Any] | None = None  # result of the job for --json
 
 
 def tune_job(
     job: TuningJob, path: Path, options: argparse.Namespace, left: float | None, progress: TuningProgress
 ) -> JobResult:
-    """Tune one type within the seconds that are left, and write the section, however the tuning ended."""
+    """Tune one element type within `left` seconds, and write its section, also after an interruption."""
     trials = TrialFile(trials_path(path))
     past = job.last_tuning(trials) if options.resume or job.again else None
     past = None if past is None or past.finished else past
     before = max((t.elapsed for t in past.trials), default=0.0) if past else 0.0
     limit = before + min(inf if left is None else left, job.planned_effort.most)
     seconds = SAMPLING_SHARE * limit
-    if past and job.again:  # a continued job has the shapes that it had before
+    if past and job.again:  # a continued job measures the same shapes as before
         seconds = past.header.conditions.get(PLANNED_SECONDS_KEY, seconds)
     effort = job.planned_effort.limited_to_seconds(seconds)
     header = past.header if past else _new_header(job, effort)
@@ -343,7 +346,7 @@ def tune_job(
         past.trials if past else (),
         trials.add_trial,
         limit,
-        waits=job.compiler_wait_seconds if left is None else 0.0,  # the user's own limit includes waiting
+        waits=job.compiler_wait_seconds if left is None else 0.0,  # --time-limit includes the wait for kernels
         patience=KERNEL_WAIT_SECONDS if job.waits_for_kernels else inf,
         first_look=_load_first_look(job, trials, header),
     )
@@ -365,13 +368,13 @@ def tune_job(
     if why_not and outcome.section is not None:
         end = replace(end, earlier_is_used=_section_quality(_section_in_config(job, path))[0])
     if not code and job.needs_continuation(end):
-        return end  # the summary is printed after the message
+        return end  # the job that continues this one prints the summary
     _print_summary(job, path, options, outcome, why_not)
     return replace(end, result=_json_result(job, path, outcome, why_not))
 
 
 def _load_first_look(job: TuningJob, trials: TrialFile, header: TuningHeader) -> tuple[Trial, ...]:
-    """Return the trials of the first look before this tuning; none if they cannot be read."""
+    """Return the trials of the first look that preceded this tuning; none if the file cannot be read."""
     if job.effort != FIRST_LOOK_EFFORT:
         with suppress(OSError):
             return first_look_trials(trials.read_tunings(), header)
@@ -382,14 +385,14 @@ def _new_header(job: TuningJob, effort: Effort) -> TuningHeader:
     identity = job.device.identity
     now = datetime.now(UTC).isoformat(timespec="seconds")
     conditions = {**job.device.measurement_conditions, "commit": source_commit(), PLANNED_SECONDS_KEY: effort.seconds}
-    run, command = uuid.uuid4().hex[:12], " ".join(typed_command())
+    run, command = uuid.uuid4().hex[:12], " ".join(command_line_words())
     return TuningHeader(run, identity.key, dict(identity.versions), conditions, job.resume_settings, command, now)
 
 
 def _measure_and_record(
     journal: Journal, job: TuningJob, effort: Effort, trials: TrialFile, header: TuningHeader | None
 ) -> tuple[TypeOutcome, bool]:
-    """Return the outcome, and True if the trials could not be written."""
+    """Return the outcome of a tuning, and True if writing its trials failed."""
     try:
         if header:
             trials.add_header(header)
@@ -408,9 +411,10 @@ def _measure_and_record(
 
 
 def _reason_not_written(job: TuningJob, path: Path, outcome: TypeOutcome) -> str:
-    """Return why the config keeps its present section; empty if the new section is to be written.
+    """Return why the config must keep its present section; empty if the new section may be written.
 
-    A new section replaces one with a better check only if it is finished, has no diagnostics, and is no first pass.
+    A finished section without diagnostics may be written, unless a first look measured the section. Any other section
+    needs at least as many held-out speedups as the present section.
     """
     if outcome.section is None:
         return "too little was measured"
@@ -423,7 +427,7 @@ def _reason_not_written(job: TuningJob, path: Path, outcome: TypeOutcome) -> str
 
 
 def _section_quality(section: Any) -> tuple[bool, int]:
-    """Return whether a section's model is trusted, and its number of held-out pairs."""
+    """Return True if a section's model is trusted, and the section's number of held-out speedups."""
     try:
         return not section.get("doubts"), int(section["error"]["speedup"]["count"])
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -431,7 +435,7 @@ def _section_quality(section: Any) -> tuple[bool, int]:
 
 
 def _device_sections(job: TuningJob, path: Path) -> Mapping[str, Any]:
-    """Return the sections of the job's device in the config; none if the config is damaged."""
+    """Return the config's sections of the job's device by element type; empty for a damaged config."""
     try:
         found = files.read_config(path).get(job.device.identity.key, {})
     except schema.ConfigError:
@@ -440,7 +444,7 @@ def _device_sections(job: TuningJob, path: Path) -> Mapping[str, Any]:
 
 
 def _section_in_config(job: TuningJob, path: Path) -> Any:
-    """Return the job's section in the config, if it has the same libraries and driver."""
+    """Return the config's section for the job; None for other versions of libraries or driver."""
     found = _device_sections(job, path).get(job.dtype)
     return found if found and found.get("versions") == dict(job.device.identity.versions) else None
 
@@ -476,6 +480,6 @@ def _print_summary(job: TuningJob, path: Path, options: argparse.Namespace, outc
 
 
 def _json_result(job: TuningJob, path: Path, outcome: TypeOutcome, why_not: str) -> dict[str, Any]:
-    """Return the result for --json."""
+    """Return the dictionary that --json prints for a job."""
     found = {"device": job.device.identity.key, "dtype": job.dtype, "config": str(path), "stopped": outcome.stopped}
     return {**found, "not_written": why_not, "section": outcome.section}

@@ -15,7 +15,7 @@ import pytest
 import fmm
 from fmm.arrays.numpy_library import NUMPY
 from fmm.kernels.cpu import triangle_product
-from fmm.kernels.cuda.target import LIBRARY_ALIGNMENT
+from fmm.kernels.cuda.target import ALLOCATOR_ALIGNMENT
 from fmm.runtime.decisions import early_declines
 from fmm.runtime.decisions.early_declines import decline_key
 from tests.support.own_calls import own_calls
@@ -72,7 +72,7 @@ def test_a_small_product_of_tensors_takes_few_calls() -> None:
 
 def test_what_lies_elsewhere_is_played_by_a_list_of_its_own() -> None:
     usual, again, moved, last = (tuple(x) for x in measured_calls()["alignments"])
-    assert usual == again == last == LIBRARY_ALIGNMENT != moved
+    assert usual == again == last == ALLOCATOR_ALIGNMENT != moved
 
 
 def test_herk_needs_no_adjoint_of_a_row_major_matrix_alone() -> None:
@@ -108,8 +108,8 @@ def test_a_small_numpy_product_with_numpys_options_takes_few_calls(
     x, out = np.ones((3, 4)), np.empty((3, 3))
     assert count_calls(lambda: fmm.matmul(x, x.T, **options)) <= 3
     assert fmm.matmul(x, x.T, out, **options) is out and (out == 4).all()
-    monkeypatch.setattr(early_declines, "FEW_NUMBERS", 0)
-    monkeypatch.setattr(early_declines, "SMALLEST_SIDE", 1)
+    monkeypatch.setattr(early_declines, "MIN_PLAN_ENTRIES", 0)
+    monkeypatch.setattr(early_declines, "MIN_PLAN_SIDE", 1)
     libraries = []
 
     def product(library: Any, a: Any, b: Any, out: Any, constraints: Any) -> str:

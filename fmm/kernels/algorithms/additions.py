@@ -39,11 +39,11 @@ class AdditionProgram:
         return self._hash
 
     @property
-    def additions(self) -> int:
+    def addition_count(self) -> int:
         """Number of additions and subtractions: for each line, its number of terms less one (scalings do not count)."""
         return sum(max(len(terms) - 1, 0) for terms in self.lines)
 
-    def matrix(self) -> tuple[tuple[Coefficient, ...], ...]:
+    def coefficient_matrix(self) -> tuple[tuple[Coefficient, ...], ...]:
         """Return the matrix of the program's linear map: for each output, its coefficients of the inputs."""
         rows: list[list[Coefficient]] = [[int(i == j) for j in range(self.inputs)] for i in range(self.inputs)]
         for terms in self.lines:

@@ -30,13 +30,13 @@ def register_scheme(text: str) -> Scheme:
     found = parse_scheme(text)
     if found.name in _scheme_catalogue():
         raise SchemeError(f"there is a scheme {found.name!r} already")
-    SCHEME_FILES.add(found.name, text)
+    SCHEME_FILES.register_text(found.name, text)
     return found
 
 
 def unregister_scheme(name: str) -> None:
     """Remove a scheme that a user registered."""
-    SCHEME_FILES.remove(name)
+    SCHEME_FILES.unregister_text(name)
 
 
 def scheme_names() -> tuple[str, ...]:
@@ -47,7 +47,7 @@ def scheme_names() -> tuple[str, ...]:
 def candidate_schemes() -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield (name, forms of plans in which the scheme is a candidate); skip files with an invalid line `consider`."""
     for name, (file, _) in sorted(_scheme_catalogue().items()):
-        if (forms := SCHEME_FILES.forms(file)) is not None:
+        if (forms := SCHEME_FILES.plan_forms(file)) is not None:
             yield name, forms
 
 
@@ -58,7 +58,7 @@ def _scheme_catalogue() -> dict[str, tuple[str, str]]:
 
     A name that ends in three sizes, such as hk223, is listed in all orders of the sizes.
     """
-    files = sorted(SCHEME_FILES.names())
+    files = sorted(SCHEME_FILES.algorithm_names())
     names = {name: (name, "mkn") for name in files}
     for file in files:
         digits = re.fullmatch(r"(.*?)(\d)(\d)(\d)", file)
@@ -110,7 +110,7 @@ def _read_scheme(name: str) -> Scheme:
     if name not in _scheme_catalogue():
         raise SchemeError(f"unknown scheme {name!r}; the schemes are {', '.join(scheme_names())}")
     file, order = _scheme_catalogue()[name]
-    found = parse_scheme(SCHEME_FILES.text(file), f"{file}.txt")
+    found = parse_scheme(SCHEME_FILES.read_text(file), f"{file}.txt")
     if found.name != file:
         raise SchemeError(f"{file}.txt: its name line says {found.name!r}; it must be {file!r}")
     transpose, rotations = _SIZE_PERMUTATIONS[order]

@@ -49,12 +49,12 @@ class OperandPlanes:
     order: tuple[DigitSum, ...] = ((0,),)
 
     @property
-    def offsets(self) -> tuple[int, ...]:
+    def digit_offsets(self) -> tuple[int, ...]:
         return tuple(sum(self.widths[:i]) for i in range(len(self.widths) + 1))
 
     def plane_bounds(self, magnitude: int, bits: int) -> tuple[int, ...]:
         """Return the largest magnitude in each plane, given the largest magnitude of the operand."""
-        top = self.offsets[-1]
+        top = self.digit_offsets[-1]
         last = min((magnitude >> top) + 1, 1 << (bits - 1 - top)) if self.widths else magnitude
         digits = (*(1 << (width - 1) for width in self.widths), last)
         return tuple(sum(digits[i] for i in plane) for plane in self.order)
@@ -80,7 +80,7 @@ class DigitProducts:
     products: tuple[PlaneProduct, ...] = (PlaneProduct(0, 0, 1),)
 
     @property
-    def count(self) -> int:
+    def product_count(self) -> int:
         """The number of products of planes."""
         return sum(p.count for p in self.products)
 
@@ -91,7 +91,7 @@ class DigitProducts:
         return (1 << MANTISSA_BITS[self.real]) // max(largest, 1)
 
     def __str__(self) -> str:
-        what = f"{self.count} {self.real} product{'s' * (self.count != 1)}"
+        what = f"{self.product_count} {self.real} product{'s' * (self.product_count != 1)}"
         widths = (*self.left.widths, *self.right.widths)
         return f"{what} of digits of {max(widths)} bits" if widths else what
 
@@ -164,7 +164,7 @@ def fastest_digit_products(left: int, right: int, k: int, bits: int) -> tuple[Di
         inner = min(candidate.max_inner_length(left, right, bits), k)
         if inner:
             time = (
-                candidate.count * RELATIVE_TIME[candidate.real]
+                candidate.product_count * RELATIVE_TIME[candidate.real]
                 + len(candidate.products) * ADDITION_COST_IN_TERMS / inner
             )
             if best is None or time < best[0]:

@@ -43,7 +43,7 @@ def _all_moduli() -> tuple[int, ...]:
     return tuple(found[:MAX_MODULI_COUNT])
 
 
-def moduli(count: int) -> tuple[int, ...]:
+def first_moduli(count: int) -> tuple[int, ...]:
     """Return the first `count` moduli (pairwise coprime, from 256 downwards); raise ValueError if there are fewer."""
     available = _all_moduli()
     if not 0 <= count <= len(available):
@@ -78,7 +78,7 @@ class RemainderWeights:
 @lru_cache(maxsize=64)
 def remainder_weights(count: int) -> RemainderWeights:
     """Return the weights of the Chinese remainder theorem for the first `count` moduli."""
-    chosen = moduli(count)
+    chosen = first_moduli(count)
     product = prod(chosen)
     return RemainderWeights(chosen, product, tuple(product // p * pow(product // p, -1, p) for p in chosen))
 

@@ -36,8 +36,8 @@ class SchemePrograms:
     join: AdditionProgram
 
     @property
-    def additions(self) -> int:
-        return self.left.additions + self.right.additions + self.join.additions
+    def addition_count(self) -> int:
+        return self.left.addition_count + self.right.addition_count + self.join.addition_count
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Scheme:
     # ---- additions
 
     @cached_property
-    def programs(self) -> SchemePrograms:
+    def addition_programs(self) -> SchemePrograms:
         """The additions, with common sums computed once; for a composition, its factors' additions level by level."""
         if self.factors:
             return _composed_programs(self.factors)
@@ -84,9 +84,9 @@ class Scheme:
         )
 
     @property
-    def additions(self) -> int:
+    def addition_count(self) -> int:
         """Number of block additions if common sums are computed once (15 for Winograd's variant)."""
-        return self.programs.additions
+        return self.addition_programs.addition_count
 
     @property
     def separate_addition_count(self) -> int:
@@ -98,7 +98,7 @@ class Scheme:
     def nonzero_counts(self) -> tuple[int, int, int]:
         return tuple(sum(1 for row in x for c in row if c) for x in (self.u, self.v, self.w))  # type: ignore[return-value]
 
-    def text(self) -> str:
+    def to_text(self) -> str:
         """Return the scheme in the text form that fmm.kernels.algorithms.scheme_text reads."""
         return "\n".join(_text_lines(self)) + "\n"
 
@@ -247,14 +247,14 @@ def _composed_programs(factors: tuple[Scheme, ...]) -> SchemePrograms:
     """Return the additions of the composition of these schemes; the first scheme is the outermost level."""
     outer, rest = factors[0], factors[1:]
     if not rest:
-        return outer.programs
+        return outer.addition_programs
     inner = _composed_programs(rest)
     m, k, n = outer.size
     p, q, r = (prod(sides) for sides in zip(*(f.size for f in rest), strict=True))
     return SchemePrograms(
-        _compose_splits(outer.programs.left, inner.left, (m, k), (p, q), outer.rank),
-        _compose_splits(outer.programs.right, inner.right, (k, n), (q, r), outer.rank),
-        _compose_joins(inner.join, outer.programs.join, (m, n), (p, r), outer.rank),
+        _compose_splits(outer.addition_programs.left, inner.left, (m, k), (p, q), outer.rank),
+        _compose_splits(outer.addition_programs.right, inner.right, (k, n), (q, r), outer.rank),
+        _compose_joins(inner.join, outer.addition_programs.join, (m, n), (p, r), outer.rank),
     )
 
 

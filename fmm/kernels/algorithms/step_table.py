@@ -51,11 +51,11 @@ class TableKernel:
     assignments: tuple[TableAssignment, ...]
 
     @property
-    def writes(self) -> tuple[str, ...]:
+    def written_blocks(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(target for target, _ in self.assignments))
 
     @cached_property
-    def reads(self) -> tuple[str, ...]:
+    def read_blocks(self) -> tuple[str, ...]:
         """Formal blocks with an old value that the assignments read (operands of the product do not count)."""
         written: set[str] = set()
         seen: dict[str, None] = {}
@@ -65,26 +65,26 @@ class TableKernel:
         return tuple(seen)
 
     @cached_property
-    def program(self) -> AdditionProgram:
+    def addition_program(self) -> AdditionProgram:
         """The assignments as an addition program with inputs `sources` and outputs `writes`."""
-        values = {name: i for i, name in enumerate(self.sources)}
+        values = {name: i for i, name in enumerate(self.program_inputs)}
         lines: list[tuple[tuple[Coefficient, int], ...]] = []
         for target, terms in self.assignments:
             if len(terms) == 1 and terms[0][0] == 1:
                 values[target] = values[terms[0][1]]
                 continue
             lines.append(tuple((c, values[s]) for c, s in terms))
-            values[target] = len(self.sources) + len(lines) - 1
-        return AdditionProgram(len(self.sources), tuple(lines), tuple(values[w] for w in self.writes))
+            values[target] = len(self.program_inputs) + len(lines) - 1
+        return AdditionProgram(len(self.program_inputs), tuple(lines), tuple(values[w] for w in self.written_blocks))
 
     @cached_property
     def write_dependencies(self) -> tuple[tuple[int, ...], ...]:
         """For each block in `writes`, the indices of the `sources` that its new value depends on."""
-        return tuple(tuple(i for i, c in enumerate(row) if c) for row in self.program.matrix())
+        return tuple(tuple(i for i, c in enumerate(row) if c) for row in self.addition_program.coefficient_matrix())
 
     @property
-    def sources(self) -> tuple[str, ...]:
-        return ((PRODUCT_SYMBOL,) if self.product else ()) + self.reads
+    def program_inputs(self) -> tuple[str, ...]:
+        return ((PRODUCT_SYMBOL,) if self.product else ()) + self.read_blocks
 
 
 _TERM_PATTERN = re.compile(r"\s*([+-]?)\s*(?:(\d+)\s+)?([A-Z]\d*)(?:\s*\*\s*([A-Z]\d*))?")
@@ -94,7 +94,7 @@ _CALL_PATTERN = re.compile(r"(\w+)\(([^()]*)\)")
 @lru_cache(maxsize=1)
 def kernel_table() -> dict[str, TableKernel]:
     """Return the kernels of step_tables/kernels.txt by name."""
-    lines = (line.split("#")[0].strip() for line in STEP_TABLE_FILES.text(KERNELS_FILE).splitlines())
+    lines = (line.split("#")[0].strip() for line in STEP_TABLE_FILES.read_text(KERNELS_FILE).splitlines())
     return {kernel.name: kernel for kernel in map(parse_table_kernel, filter(None, lines))}
 
 
@@ -139,7 +139,7 @@ def _read_assignment(text: str, formals: tuple[str, ...], products: set[tuple[st
 
 
 @dataclass(frozen=True)
-class Step:
+class TableStep:
     """One call of a kernel, with the blocks or temporaries that replace the kernel's formal blocks."""
 
     kernel: TableKernel
@@ -151,18 +151,18 @@ class Step:
         return dict(zip(self.kernel.formals, self.places, strict=True))
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def read_blocks(self) -> tuple[str, ...]:
         operands = self.kernel.product or ()
-        return tuple(dict.fromkeys(self.blocks_by_formal[f] for f in (*operands, *self.kernel.reads)))
+        return tuple(dict.fromkeys(self.blocks_by_formal[f] for f in (*operands, *self.kernel.read_blocks)))
 
     @property
-    def writes(self) -> tuple[str, ...]:
-        return tuple(self.blocks_by_formal[f] for f in self.kernel.writes)
+    def written_blocks(self) -> tuple[str, ...]:
+        return tuple(self.blocks_by_formal[f] for f in self.kernel.written_blocks)
 
     @property
     def overwritten_operands(self) -> tuple[str, ...]:
         """The operands of the step's product that the step also writes, which is an error on any device."""
-        return tuple(sorted({self.blocks_by_formal[f] for f in self.kernel.product or ()} & set(self.writes)))
+        return tuple(sorted({self.blocks_by_formal[f] for f in self.kernel.product or ()} & set(self.written_blocks)))
 
     def __str__(self) -> str:
         return f"{self.kernel.name}({', '.join(self.places)})"
@@ -176,14 +176,14 @@ class StepTable:
     source: str
     size: tuple[int, int, int]
     temporaries: tuple[str, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[TableStep, ...]
     fringe: str = "pad"  # the declared word, one of FRINGE_KINDS
 
     def __hash__(self) -> int:
         return hash((self.name, len(self.steps)))
 
     @cached_property
-    def products(self) -> int:
+    def product_count(self) -> int:
         return sum(1 for step in self.steps if step.kernel.product)
 
     @property
@@ -194,7 +194,7 @@ class StepTable:
             counts[step.kernel.name] = counts.get(step.kernel.name, 0) + 1
         return counts
 
-    def text(self) -> str:
+    def to_text(self) -> str:
         """Return the table in its text form."""
         head = [f"name    {self.name}", f"source  {self.source}", f"size    {' '.join(map(str, self.size))}"]
         head += [f"temps   {' '.join(self.temporaries)}", f"fringe  {self.fringe}", ""]
@@ -260,7 +260,7 @@ def parse_table_lines(text: str, origin: str, words: Sequence[str], more: Sequen
     return ParsedTable(head, tuple(calls))
 
 
-def step_from_call(call: TableKernelCall) -> Step:
+def step_from_call(call: TableKernelCall) -> TableStep:
     """Return the step of a call; raise StepTableError for an unknown kernel or a wrong number of blocks."""
     kernels = kernel_table()
     if call.name not in kernels:
@@ -268,7 +268,7 @@ def step_from_call(call: TableKernelCall) -> Step:
     kernel = kernels[call.name]
     if len(call.places) != len(kernel.formals):
         raise StepTableError(f"{call.where}: {call.name} takes {len(kernel.formals)} places, not {len(call.places)}")
-    return Step(kernel, call.places)
+    return TableStep(kernel, call.places)
 
 
 def _check_places(table: StepTable, origin: str) -> None:
@@ -282,21 +282,21 @@ def _check_places(table: StepTable, origin: str) -> None:
     written = set(inputs)
     for step in table.steps:
         _check_step(step, blocks | set(table.temporaries), inputs, written, f"{origin}: {step}")
-        written |= set(step.writes)
+        written |= set(step.written_blocks)
     if unused := [t for t in table.temporaries if t not in written]:
         raise StepTableError(f"{origin}: declares {', '.join(unused)} but does not use it")
     if unwritten := sorted(b for b in blocks if b not in written):
         raise StepTableError(f"{origin}: never writes {', '.join(unwritten)}")
 
 
-def _check_step(step: Step, declared: set[str], inputs: set[str], written: set[str], where: str) -> None:
+def _check_step(step: TableStep, declared: set[str], inputs: set[str], written: set[str], where: str) -> None:
     if unknown := [p for p in step.places if p not in declared]:
         raise StepTableError(f"{where}: undeclared {', '.join(unknown)}")
-    if stale := [p for p in step.reads if p not in written]:
+    if stale := [p for p in step.read_blocks if p not in written]:
         raise StepTableError(f"{where}: reads {', '.join(stale)} before it is written")
-    if spoiled := [p for p in step.writes if p in inputs]:
+    if spoiled := [p for p in step.written_blocks if p in inputs]:
         raise StepTableError(f"{where}: writes the input {', '.join(spoiled)}")
-    if len(set(step.writes)) < len(step.writes):
+    if len(set(step.written_blocks)) < len(step.written_blocks):
         raise StepTableError(f"{where}: writes one place twice")
     if step.overwritten_operands:
         raise StepTableError(
@@ -319,14 +319,15 @@ def table_scheme(table: StepTable) -> Scheme:
     held: dict[str, BlockCombination] = {name: {name: Fraction(1)} for name in (*a, *b)}
     products: list[tuple[BlockCombination, BlockCombination]] = []
     for step in table.steps:
-        sources = [held[step.blocks_by_formal[f]] for f in step.kernel.reads]
+        sources = [held[step.blocks_by_formal[f]] for f in step.kernel.read_blocks]
         if step.kernel.product:
             left, right = (held[step.blocks_by_formal[f]] for f in step.kernel.product)
             products.append((left, right))
             sources.insert(0, {f"M{len(products)}": Fraction(1)})
-        rows = step.kernel.program.matrix()
+        rows = step.kernel.addition_program.coefficient_matrix()
         held |= {
-            place: _combine_terms(zip(row, sources, strict=True)) for place, row in zip(step.writes, rows, strict=True)
+            place: _combine_terms(zip(row, sources, strict=True))
+            for place, row in zip(step.written_blocks, rows, strict=True)
         }
     u, v = (tuple(tuple(p[i].get(x, Fraction(0)) for p in products) for x in names) for i, names in enumerate((a, b)))
     numbers = [f"M{p}" for p in range(1, len(products) + 1)]
@@ -350,20 +351,20 @@ def register_step_table(text: str) -> StepTable:
     table = _require_proof(parse_step_table(text), "step table")
     if table.name in step_table_names():
         raise StepTableError(f"there is a step table {table.name!r} already")
-    STEP_TABLE_FILES.add(table.name, text)
+    STEP_TABLE_FILES.register_text(table.name, text)
     return table
 
 
 def unregister_step_table(name: str) -> None:
     """Remove a step table that a user registered."""
-    STEP_TABLE_FILES.remove(name)
+    STEP_TABLE_FILES.unregister_text(name)
 
 
 @clear_on_registration
 @lru_cache(maxsize=1)
 def step_table_names() -> tuple[str, ...]:
     """Return the names of all step tables: shipped files and registered tables."""
-    return tuple(sorted(STEP_TABLE_FILES.names()))
+    return tuple(sorted(STEP_TABLE_FILES.algorithm_names()))
 
 
 @clear_on_registration
@@ -372,7 +373,7 @@ def step_table(name: str) -> StepTable:
     """Return the step table of this name, after the proof that it computes AB on blocks of equal size."""
     if name not in step_table_names():
         raise StepTableError(f"unknown step table {name!r}; the step tables are {', '.join(step_table_names())}")
-    table = parse_step_table(STEP_TABLE_FILES.text(name), f"{name}.txt")
+    table = parse_step_table(STEP_TABLE_FILES.read_text(name), f"{name}.txt")
     if table.name != name:
         raise StepTableError(f"{name}.txt: its name line says {table.name!r}; it must be {name!r}")
     return _require_proof(table, f"{name}.txt")
@@ -387,5 +388,5 @@ def _require_proof(table: StepTable, origin: str) -> StepTable:
 def candidate_step_tables() -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield (name, forms of plans in which the table is a candidate); skip files with an invalid line `consider`."""
     for name in step_table_names():
-        if (forms := STEP_TABLE_FILES.forms(name)) is not None:
+        if (forms := STEP_TABLE_FILES.plan_forms(name)) is not None:
             yield name, forms

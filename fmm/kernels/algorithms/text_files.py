@@ -63,28 +63,28 @@ class AlgorithmTexts:
         self.folder: resources.abc.Traversable = resources.files("fmm.kernels.algorithms") / folder
         self.except_for, self.registered = except_for, RowRegistry[RegisteredText](noun)
 
-    def names(self) -> tuple[str, ...]:
+    def algorithm_names(self) -> tuple[str, ...]:
         """Return the names of the files, then the names of the registered texts."""
         files = sorted(f.name[:-4] for f in self.folder.iterdir() if f.name.endswith(".txt"))
         return (*(name for name in files if name != self.except_for), *(row.name for row in self.registered))
 
-    def text(self, name: str) -> str:
+    def read_text(self, name: str) -> str:
         """Return the text of the algorithm with this name."""
         if name in self.registered:
             return self.registered[name].text
         return (self.folder / f"{name}.txt").read_text(encoding="utf-8")
 
-    def add(self, name: str, text: str) -> None:
+    def register_text(self, name: str, text: str) -> None:
         """Register the text of an algorithm; raise ValueError if the name is already registered."""
         self.registered.add(RegisteredText(name, text))
 
-    def remove(self, name: str) -> None:
+    def unregister_text(self, name: str) -> None:
         """Remove the registered text of this name."""
         self.registered.remove(name)
 
-    def forms(self, name: str) -> tuple[str, ...] | None:
+    def plan_forms(self, name: str) -> tuple[str, ...] | None:
         """Return the forms of plans in which an algorithm is a candidate; None if its line `consider` is invalid."""
         try:
-            return parse_considered_forms(self.text(name))
+            return parse_considered_forms(self.read_text(name))
         except ValueError:
             return None

@@ -1,4 +1,4 @@
-"""The target that a plan is recorded for: a chip, the alignment of the operands, and whether kernels raise the flag."""
+"""The target of a recorded plan: a chip, the alignment of the operands, and whether kernels raise the flag."""
 
 from __future__ import annotations
 
@@ -8,47 +8,47 @@ from functools import cached_property
 from typing import Protocol
 
 from fmm.hardware.chip import Chip
-from fmm.kernels.cuda.launch_list import BASES
+from fmm.kernels.cuda.launch_list import ADDRESS_BASES
 from fmm.kernels.cuda.products.kernel_sizes import TileSizes
 from fmm.kernels.cuda.products.simt_tiles import TileOp
 from fmm.kernels.plans.sums import ADDEND
 
 Alignment = tuple[int, int, int, int]  # powers of two that divide the addresses of A, B, C and the workspace
-LIBRARY_ALIGNMENT: Alignment = (256, 256, 256, 256)  # the alignment of memory that libraries allocate
+ALLOCATOR_ALIGNMENT: Alignment = (256, 256, 256, 256)  # alignment in bytes of the memory that CuPy and torch allocate
 
 
-def alignment_of(a: int, b: int, c: int, workspace: int) -> Alignment:
-    """Return the powers of two that divide these addresses, at most those of ALIGNED."""
-    most = LIBRARY_ALIGNMENT[0]
+def address_alignment(a: int, b: int, c: int, workspace: int) -> Alignment:
+    """Return the largest powers of two that divide these addresses, but at most those of ALLOCATOR_ALIGNMENT."""
+    most = ALLOCATOR_ALIGNMENT[0]
     if not (a | b | c | workspace) % most:
-        return LIBRARY_ALIGNMENT
+        return ALLOCATOR_ALIGNMENT
     x, y, z, w = (min(address & -address, most) or most for address in (a, b, c, workspace))
     return x, y, z, w
 
 
-class TileModel(Protocol):
-    """Predicts which tile sizes are the fastest, as fmm.perfmodel.block_model does."""
+class TileSizeModel(Protocol):
+    """A model that predicts the fastest tile sizes of a product; fmm.perfmodel.block_model has one."""
 
     def fastest_tile_sizes(self, op: TileOp, chip: Chip) -> TileSizes:
-        """Return the fastest strategy of the SIMT kernel for a product."""
+        """Return the fastest tile sizes of the SIMT kernel for a product."""
         ...
 
     def fastest_tma_tile_sizes(self, op: TileOp, chip: Chip) -> TileSizes | None:
-        """Return the strategy with which the TMA kernel is faster than the SIMT kernel; None if it is not."""
+        """Return the TMA kernel's fastest tile sizes; None if the SIMT kernel is faster."""
         ...
 
 
 @dataclass(frozen=True)
-class Target:
-    """The chip, the tile model, and the properties of a call that decide which kernels can run."""
+class ChipTarget:
+    """A chip, a model of tile sizes, and the properties of a call on which the choice of kernels depends."""
 
     chip: Chip
-    tiles: TileModel
-    alignment: Alignment = LIBRARY_ALIGNMENT
+    tiles: TileSizeModel
+    alignment: Alignment = ALLOCATOR_ALIGNMENT
     flagged: bool = False  # True if kernels raise the flag where they store an inf or NaN in C
 
     @cached_property
-    def divides(self) -> Mapping[str, int]:
-        """By base, the power of two that divides its address. The addend is aligned as C is."""
-        by_base = dict(zip(BASES, self.alignment, strict=True))
+    def alignment_by_base(self) -> Mapping[str, int]:
+        """The power of two that divides the address of each base. The addend has the alignment of C."""
+        by_base = dict(zip(ADDRESS_BASES, self.alignment, strict=True))
         return by_base | {ADDEND: by_base["C"]}

@@ -13,7 +13,12 @@ from fmm.kernels.plans.memory_layout import temporary_bytes
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps
 from fmm.kernels.plans.sums import Mirror
-from fmm.kernels.plans.workspace import count_leaf_products, count_leaf_triangles, count_multiplications, workspace
+from fmm.kernels.plans.workspace import (
+    count_leaf_products,
+    count_leaf_triangles,
+    count_multiplications,
+    plan_workspace_bytes,
+)
 from fmm.problem import Shape
 
 
@@ -41,7 +46,7 @@ def plan_table(plan: Plan, m: int, k: int, n: int, itemsize: int, params: GemmPa
     )
     done, classical = count_multiplications(plan, m, k, n, params), m * k * n
     share = f"{done / classical:.1%} of the classical multiplications, " if classical else ""
-    total = format_bytes(workspace(plan, m, k, n, itemsize, *params))
+    total = format_bytes(plan_workspace_bytes(plan, m, k, n, itemsize, *params))
     only = f" and {sum(triangles.values())} of one triangle" if triangles else ""
     count = sum(leaves.values())
     return "\n".join([*text, f"{share}{count} leaf product{'s' * (count != 1)}{only}, workspace {total}"])
@@ -55,18 +60,18 @@ def plan_rows(
     The temporaries of the rows add up to the plan's workspace.
     """
     name: str
-    remaining, streams = workspace(plan, m, k, n, itemsize, *params), 1
+    remaining, streams = plan_workspace_bytes(plan, m, k, n, itemsize, *params), 1
     while (steps := lower_level(plan, m, k, n, *params)) is not None:
         products = list(steps.products)
         itemsize = plan.inner_itemsize(itemsize, [p.plan for p in products])
-        held = 0 if plan.fused else sum(temporary_bytes(r, c, itemsize) for _, r, c in steps.temporaries) * streams
+        held = 0 if plan.is_fused else sum(temporary_bytes(r, c, itemsize) for _, r, c in steps.temporaries) * streams
         remaining, streams = remaining - held, streams * steps.streams
         mirrors = [step for step in steps.steps if isinstance(step, Mirror)]
         if mirrors:
             does = "lower triangle, then its mirror" if mirrors[0].fill == "full" else "lower triangle of a temporary"
             name = str(params.op)
         elif plan.levels:
-            name, does = str(plan.levels[0]), require_level_with_steps(plan.levels[0]).describe(steps)
+            name, does = str(plan.levels[0]), require_level_with_steps(plan.levels[0]).describe_steps(steps)
         else:
             name, does = str(params.op), "alpha and beta"
         yield PlanRow(name, f"{m} x {k} x {n}", does, len(products), held)
@@ -86,7 +91,7 @@ def _rows_inside_leaf(plan: Plan, size: Shape, nbytes: int, steps: LevelSteps) -
     counts = [parse_level(name).products for name in inner]
     problem = " x ".join(map(str, size))
     level = level_run_by_leaf(plan)
-    does = level.describe(steps) if level else ""
+    does = level.describe_steps(steps) if level else ""
     yield PlanRow(first, problem, does, len(products) // prod(counts), nbytes)
     for name, count in zip(inner, counts, strict=True):
         yield PlanRow(name, problem, "sums in registers, exact", count, 0)

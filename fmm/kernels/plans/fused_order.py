@@ -15,14 +15,14 @@ from fmm.kernels.algorithms.scheme import Scheme
 
 FUSED_OPTIONS = ("streams", "atomic", "variants")  # options of a fused level in a plan
 MAX_STREAMS = 7  # streams at most: one for each product of a level of seven
-Task = tuple[int, ...]  # the products of one launch
-StreamLaunches = tuple[Task, ...]  # launches that run one after the other
-Stage = tuple[StreamLaunches, ...]  # concurrent streams, which all end before the next stage begins
-Blocks = frozenset[int]  # indices of blocks of C
+ProductGroup = tuple[int, ...]  # the products of one launch
+StreamLaunches = tuple[ProductGroup, ...]  # launches that run one after the other
+LaunchStage = tuple[StreamLaunches, ...]  # concurrent streams, which all end before the next stage begins
+BlockSet = frozenset[int]  # indices of blocks of C
 
 
 @lru_cache(maxsize=256)
-def launch_stages(scheme: Scheme, options: tuple[str, ...] = ()) -> tuple[Stage, ...]:
+def launch_stages(scheme: Scheme, options: tuple[str, ...] = ()) -> tuple[LaunchStage, ...]:
     """Return the launches of a fused level: all in order, on two `streams`, or with `atomic` writes on many streams."""
     tasks = (
         group_by_variant(scheme, "atomic" in options) if "variants" in options else [(p,) for p in range(scheme.rank)]
@@ -44,7 +44,7 @@ def count_streams(scheme: Scheme, options: tuple[str, ...] = ()) -> int:
     return max(len(stage) for stage in launch_stages(scheme, options))
 
 
-def group_by_variant(scheme: Scheme, atomic: bool) -> list[Task]:
+def group_by_variant(scheme: Scheme, atomic: bool) -> list[ProductGroup]:
     """Group the products of a variant into one launch. Without atomic updates, products of a launch share no block."""
     groups: list[list[int]] = []
     for p in range(scheme.rank):
@@ -58,11 +58,11 @@ def group_by_variant(scheme: Scheme, atomic: bool) -> list[Task]:
     return [tuple(group) for group in groups]
 
 
-def _blocks_written(scheme: Scheme, task: Sequence[int]) -> Blocks:
+def _blocks_written(scheme: Scheme, task: Sequence[int]) -> BlockSet:
     return frozenset(i for i, row in enumerate(scheme.w) if any(row[p] for p in task))
 
 
-def _two_stream_stages(tasks: Sequence[Task], written: Sequence[Blocks]) -> Iterator[Stage]:
+def _two_stream_stages(tasks: Sequence[ProductGroup], written: Sequence[BlockSet]) -> Iterator[LaunchStage]:
     """Yield the stages of Figure 7.
 
     A stage begins with two tasks that share no block. Another task joins the stream with which it shares blocks, unless

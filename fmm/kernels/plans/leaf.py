@@ -16,8 +16,8 @@ from typing import Any, Final, Literal
 from fmm.kernels.plans.level import Level, PlanError
 from fmm.kernels.registry import RowRegistry, clear_on_registration
 
-Order = Literal["inner", "outer"]  # the dimension along which a leaf reads both operands contiguously
-OPERAND_ORDERS: Final[tuple[Order, ...]] = ("inner", "outer")
+OperandOrder = Literal["inner", "outer"]  # the dimension along which a leaf reads both operands contiguously
+OPERAND_ORDERS: Final[tuple[OperandOrder, ...]] = ("inner", "outer")
 HostProductFunction = Callable[[Any, Any, Any], object]  # multiply(left, right, dest)
 HostProductWithScratchFunction = Callable[
     [Any, Any, Any, Any, Any], object
@@ -76,7 +76,7 @@ class Leaf:
     host_product_with_scratch: HostProductWithScratchFunction | None = None
 
     # The leaf's text in a plan
-    orders: tuple[Order, ...] = OPERAND_ORDERS
+    orders: tuple[OperandOrder, ...] = OPERAND_ORDERS
     numbers: int = 0  # numbers 0 to below this limit may follow the name; 0: the leaf has no number
     # groups of options in the order of the text; a plan names at most one option of each group
     options: tuple[tuple[LeafOption, ...], ...] = ()
@@ -129,7 +129,7 @@ class Leaf:
         return self.end or self.name
 
     @property
-    def sums_inside(self) -> bool:
+    def can_compute_sums(self) -> bool:
         """True if the leaf can compute sums inside its products."""
         return bool(self.types_with_sums)
 
@@ -162,7 +162,7 @@ class Leaf:
         return (*self.candidate_names, *(f"{name}.{option}" for name in self.candidate_names for option in options))
 
     @property
-    def uses(self) -> Iterator[LeafUse]:
+    def all_uses(self) -> Iterator[LeafUse]:
         """Every text by which a plan may name the leaf; texts without an operand order come first."""
         numbers: tuple[int | None, ...] = tuple(range(self.numbers)) or (None,)
         for order in (None, *self.orders):
@@ -182,19 +182,19 @@ class LeafUse:
     leaf: Leaf
     number: int | None = None
     options: tuple[str, ...] = ()
-    order: Order | None = None  # operand order; None for that of the operands or of the sums
+    order: OperandOrder | None = None  # operand order; None for that of the operands or of the sums
 
     def __str__(self) -> str:
-        return f"{self.product}.{self.order}" if self.order else self.product
+        return f"{self.kernel_text}.{self.order}" if self.order else self.kernel_text
 
     @property
-    def product(self) -> str:
+    def kernel_text(self) -> str:
         """The text without the operand order: it names the kernel."""
         return ".".join([f"{self.leaf.name}{'' if self.number is None else self.number}", *self.options])
 
-    def types(self, sums_inside: bool = False) -> tuple[str, ...]:
+    def multiplied_types(self, sums_inside: bool = False) -> tuple[str, ...]:
         """Return the types that the leaf multiplies with these options; with `sums_inside`, with sums in its kernel."""
-        multiplied = self.leaf.types_with_sums if sums_inside and self.leaf.sums_inside else self.leaf.types
+        multiplied = self.leaf.types_with_sums if sums_inside and self.leaf.can_compute_sums else self.leaf.types
         for option in self._named_options:
             multiplied = tuple(t for t in multiplied if t in option.types) if option.types else multiplied
         return multiplied
@@ -202,7 +202,7 @@ class LeafUse:
     @property
     def can_fuse_last_level(self) -> bool:
         """True if the last level above the leaf may be fused."""
-        return self.leaf.sums_inside and all(option.fused for option in self._named_options)
+        return self.leaf.can_compute_sums and all(option.fused for option in self._named_options)
 
     @property
     def _named_options(self) -> list[LeafOption]:
@@ -262,7 +262,7 @@ def plan_leaves() -> tuple[Leaf, ...]:
 def leaf_uses() -> dict[str, LeafUse]:
     """Return everything that multiplies, by its text: the endings of plans, and the leaves inside leaf families."""
     only_below_levels = [leaf for leaf in LEAVES if leaf.only_below_levels]
-    return {str(use): use for leaf in (*plan_leaves(), *only_below_levels) for use in leaf.uses}
+    return {str(use): use for leaf in (*plan_leaves(), *only_below_levels) for use in leaf.all_uses}
 
 
 def leaf_use(text: str) -> LeafUse:
@@ -302,7 +302,7 @@ def valid_leaves_text() -> str:
 
 def fusing_leaves_text() -> str:
     """Return the leaves above which a fused level may stand, in a few words."""
-    leaves = [leaf for leaf in LEAVES if leaf.sums_inside]
+    leaves = [leaf for leaf in LEAVES if leaf.can_compute_sums]
     without = [o.name for leaf in leaves for group in leaf.options for o in group if not o.fused]
     return " or ".join(leaf.name for leaf in leaves) + (f" (without {_join_with_or(without)})" if without else "")
 

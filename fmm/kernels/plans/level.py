@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from fmm.dtypes import BYTE, DTYPES
+from fmm.dtypes import BYTE_TYPE, DTYPES
 from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.plans.fused_order import count_launches
 from fmm.kernels.registry import RowRegistry
@@ -109,7 +109,7 @@ class Level(ABC):
     # ---- other levels derived from it
 
     @property
-    def shallower(self) -> Level | None:
+    def shallower_level(self) -> Level | None:
         """The level with one recursion less; None if nothing of the level is left."""
         return None
 
@@ -125,14 +125,14 @@ class Level(ABC):
     def dtype_below(self, dtype: str) -> str:
         """Return the type of the products below, for a product of `dtype`."""
         if self.number_below == "byte":
-            return BYTE.name
+            return BYTE_TYPE.name
         real = DTYPES[dtype].real if self.number_below == "real" and dtype in DTYPES else None
         return real or dtype
 
     def itemsize_below(self, itemsize: int) -> int:
         """Return the bytes of a number in the products below, and in the level's temporaries."""
         if self.number_below == "byte":
-            return BYTE.itemsize
+            return BYTE_TYPE.itemsize
         return itemsize // 2 if self.number_below == "real" else itemsize
 
     @property
@@ -155,17 +155,17 @@ class Level(ABC):
         return bool(self.below)
 
     @property
-    def streams(self) -> int:
+    def stream_count(self) -> int:
         """The number of products that may run at a time; each stream has its own temporaries below the level."""
         return 2 if self.traversal == "overlapped" and self.products > 1 else 1
 
     @property
-    def side_by_side(self) -> bool:
+    def needs_extra_streams(self) -> bool:
         """True if the level needs streams in addition to the caller's."""
-        return self.traversal == "overlapped" or "streams" in self.tasks or self.atomic
+        return self.traversal == "overlapped" or "streams" in self.tasks or self.has_atomic_updates
 
     @property
-    def batched(self) -> bool:
+    def is_batched(self) -> bool:
         """True if the products are one batch of equal products."""
         return self.traversal == "batched"
 
@@ -180,17 +180,17 @@ class Level(ABC):
         return self.traversal == "fused"
 
     @property
-    def fused(self) -> bool:
+    def has_fused_sums(self) -> bool:
         """True if all sums are formed inside the products."""
         return self.fused_products is not None
 
     @property
-    def atomic(self) -> bool:
+    def has_atomic_updates(self) -> bool:
         """True if products add to C by atomic additions, in any order."""
         return "atomic" in self.tasks
 
     @property
-    def launches(self) -> int:
+    def launch_count(self) -> int:
         """The number of kernel launches of the products of a fused level above a leaf."""
         return count_launches(self.bilinear, self.tasks) if self.tasks and self.bilinear else self.products
 

@@ -16,7 +16,7 @@ from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.level import Level
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.steps import LevelNeeds, LevelSteps, Product, temporary_sizes
-from fmm.kernels.plans.sums import COPY, Mirror, Place, Sum, whole_matrix
+from fmm.kernels.plans.sums import COPY_PROGRAM, Mirror, Place, Sum, whole_matrix
 from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Fill, Operation, Shape
 
@@ -43,10 +43,10 @@ class LevelWithSteps(Level):
     """A level that can be lowered to steps."""
 
     @abstractmethod
-    def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
+    def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         """Return the steps of C = alpha A B + beta C.
 
-        `plan` begins with this level; `plan.rest` computes the products.
+        `plan` begins with this level; `plan.inner_plan` computes the products.
         """
 
     def lower_gram_triangle(self, plan: Plan, n: int, k: int, params: GemmParams) -> LevelSteps:
@@ -61,18 +61,18 @@ class LevelWithSteps(Level):
         """True if all inner plans with levels give equal steps of A B, except for the plan in each product."""
         return False
 
-    def needs(self, inner: Plan, sides: Shape) -> LevelNeeds | None:
+    def memory_needs(self, inner: Plan, sides: Shape) -> LevelNeeds | None:
         """Return the memory needs of A B if the plan `inner` computes the products; None: count them from the steps."""
         return None
 
-    def footprint(self, inner: Plan, sides: Sides) -> Footprint | None:
+    def estimate_footprint(self, inner: Plan, sides: Sides) -> Footprint | None:
         """Return the footprint of A B if the plan `inner` computes the products; None: count the steps.
 
         Raise PlanError for sides that the level cannot cut.
         """
         return None
 
-    def describe(self, steps: LevelSteps) -> str:
+    def describe_steps(self, steps: LevelSteps) -> str:
         """Return what these steps of the level do, in a few words for explain's table."""
         sums = sum(isinstance(step, Sum) for step in steps.steps)
         return f"{sum(1 for _ in steps.products)} products, {sums} passes of sums"
@@ -142,7 +142,7 @@ def lower_level(
         return None if plain else _update_in_bands(plan, m, k, n, alpha, beta)
     first = require_level_with_steps(plan.levels[0])
     if plain or first.takes_alpha_beta:
-        return first.lower(plan, m, k, n, alpha, beta)
+        return first.lower_product(plan, m, k, n, alpha, beta)
     return update_from_temporary(plan, m, k, n, alpha, beta)
 
 
@@ -150,7 +150,7 @@ def update_from_temporary(plan: Plan, m: int, k: int, n: int, alpha: Coefficient
     """Return the steps that compute A B in a temporary, and then C = alpha A B + beta C in a pass of its own."""
     d, c = whole_matrix("D", m, n), whole_matrix("C", m, n)
     product = Product(whole_matrix("A", m, k), whole_matrix("B", k, n), d, plan)
-    update = Sum("update", updating_program(COPY, alpha, beta), (d, c) if beta else (d,), (c,))
+    update = Sum("update", updating_program(COPY_PROGRAM, alpha, beta), (d, c) if beta else (d,), (c,))
     return LevelSteps((("D", m, n),), (product, update))
 
 
@@ -171,7 +171,7 @@ def lower_leaf_level(
 def _update_in_bands(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
     """C = alpha A B + beta C in bands of rows: the leaf has no beta, and a scratch as large as C would cost more."""
     height = max(min(m, max(BAND_ELEMENTS // max(n, 1), MIN_BAND_ROWS)), 1)
-    program = updating_program(COPY, alpha, beta)
+    program = updating_program(COPY_PROGRAM, alpha, beta)
     steps: list[Sum | Product] = []
     for row in range(0, m, height):
         rows = min(height, m - row)
@@ -183,7 +183,7 @@ def _update_in_bands(plan: Plan, m: int, k: int, n: int, alpha: Coefficient, bet
 
 def _lower_gram_product(plan: Plan, n: int, k: int, params: GemmParams) -> LevelSteps | None:
     """Return the steps of a Gram product: levels compute the lower triangle, and a mirror completes C."""
-    if plan.levels and not plan.for_gram:
+    if plan.levels and not plan.is_gram_plan:
         raise PlanError(f"{plan} computes whole products; a plan of a Gram product begins with gram")
     a, b, c = whole_matrix("A", n, k), whole_matrix("B", k, n), whole_matrix("C", n, n)
     if params.fill == "full":

@@ -56,7 +56,7 @@ class Plan:
 
     def _check_order_of_levels(self) -> None:
         """Raise PlanError unless the levels may stand in this order above the leaf."""
-        with_streams = [level for level in self.levels if level.side_by_side]
+        with_streams = [level for level in self.levels if level.needs_extra_streams]
         if len(with_streams) > 1:
             manner = "side by side" if with_streams[1].needs_fusing_leaf else "overlapped"
             raise PlanError(f"{with_streams[1]} below {with_streams[0]}: only one level of a plan can be {manner}")
@@ -71,7 +71,7 @@ class Plan:
     # ---- plans for parts of it
 
     @property
-    def rest(self) -> Plan:
+    def inner_plan(self) -> Plan:
         """The plan of the first level's products: this plan without its first level."""
         return _rest(self)
 
@@ -81,7 +81,7 @@ class Plan:
         return _gram_plan(self)
 
     @property
-    def shallower(self) -> Plan:
+    def shallower_plan(self) -> Plan:
         """The plan with one recursion less in its outermost recursive level; without recursion, the plan itself."""
         return _shallower(self)
 
@@ -101,17 +101,17 @@ class Plan:
         return self.leaf_use, *(leaf_use(leaf) for level in self.levels for leaf in level.named_leaves)
 
     @property
-    def emulates(self) -> bool:
+    def uses_emulation(self) -> bool:
         """True if one of the plan's leaves multiplies in another type than the product's."""
         return any(use.leaf.emulates for use in self.leaf_uses)
 
     @property
-    def for_gram(self) -> bool:
+    def is_gram_plan(self) -> bool:
         """True for a plan that computes Gram products, and no others."""
         return bool(self.levels) and self.levels[0].for_gram
 
     @property
-    def conjugates(self) -> tuple[bool, bool]:
+    def conjugated_operands(self) -> tuple[bool, bool]:
         """True for each of A and B that the plan conjugates."""
         a, b = (any(level.conjugates[i] for level in self.levels) for i in (0, 1))
         return a, b
@@ -122,9 +122,9 @@ class Plan:
         return sum(level.depth for level in self.levels)
 
     @property
-    def fused(self) -> bool:
+    def is_fused(self) -> bool:
         """True if all sums of the first level are formed inside its products."""
-        return bool(self.levels) and self.levels[0].fused
+        return bool(self.levels) and self.levels[0].has_fused_sums
 
     @property
     def uses_tile_model(self) -> bool:
@@ -132,25 +132,25 @@ class Plan:
         return self.leaf_use.leaf.time_formula == "tiles"
 
     @cached_property
-    def splits(self) -> bool:
+    def has_smaller_products(self) -> bool:
         """True if the leaf products are smaller than the problem."""
         return any(level.splits for level in self.levels)
 
     @cached_property
-    def batched(self) -> bool:
+    def is_batched(self) -> bool:
         """True if the leaf products are a batch that reads and writes temporaries only."""
-        return any(level.batched for level in self.levels)
+        return any(level.is_batched for level in self.levels)
 
     # ---- types
 
     @cached_property
-    def types(self) -> tuple[str, ...]:
+    def leaf_types(self) -> tuple[str, ...]:
         """The types that the leaf multiplies below these levels.
 
         If the last level needs sums inside the leaf's products, only the types with this ability count.
         """
         leaf = self.leaf_use.leaf
-        multiplied = self.leaf_use.types(bool(self.levels) and self.levels[-1].sums_inside)
+        multiplied = self.leaf_use.multiplied_types(bool(self.levels) and self.levels[-1].sums_inside)
         if not self.levels:
             return *multiplied, *leaf.types_alone
         only_cut = all(level.only_cuts for level in self.levels)
@@ -168,7 +168,7 @@ class Plan:
             if level.types is not None and dtype not in level.types:
                 return False
             dtype = level.dtype_below(dtype)
-        return dtype in self.types
+        return dtype in self.leaf_types
 
     def inner_type(self, dtype: str, products: Iterable[Plan]) -> str:
         """Return the type of the first level's temporaries and products, in a product of `dtype`.
@@ -194,7 +194,7 @@ class Plan:
     @cached_property
     def _candidate_types(self) -> frozenset[str]:
         types = self.leaf_use.leaf.candidate_types
-        return frozenset(t for t in self.types if types is None or t in types)
+        return frozenset(t for t in self.leaf_types if types is None or t in types)
 
     # ---- its text
 
@@ -218,7 +218,7 @@ class Plan:
         --------
         >>> import fmm.kernels
         >>> plan = Plan.parse("winograd^2 > li-fig3.peel > vendor")
-        >>> plan.depth, plan.leaf, str(plan.rest)
+        >>> plan.depth, plan.leaf, str(plan.inner_plan)
         (3, 'vendor', 'li-fig3.peel > vendor')
         """
         if not isinstance(text, str):
@@ -227,7 +227,7 @@ class Plan:
             raise PlanError(
                 f"a plan is a text of at most {MAX_TEXT_LENGTH} letters, not of {len(text)}: {text[:40]!r} ..."
             )
-        return _parse(text)
+        return _parse_plan(text)
 
 
 VENDOR = Plan()
@@ -243,7 +243,7 @@ def _shallower(plan: Plan) -> Plan:
     outermost = next((i for i, level in enumerate(plan.levels) if level.depth), None)
     if outermost is None:
         return plan
-    less = plan.levels[outermost].shallower
+    less = plan.levels[outermost].shallower_level
     return replace(plan, levels=(*plan.levels[:outermost], *([less] if less else []), *plan.levels[outermost + 1 :]))
 
 
@@ -257,7 +257,7 @@ def _gram_plan(plan: Plan) -> Plan:
 
 @clear_on_registration
 @lru_cache(maxsize=4096)
-def _parse(text: str) -> Plan:
+def _parse_plan(text: str) -> Plan:
     try:
         return _plan_from_text(text)
     except PlanError as error:

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.level import PlanError
 from fmm.kernels.plans.plan import Plan
-from fmm.kernels.plans.sums import ADDEND, OPERANDS, Mirror, Place, Sum
+from fmm.kernels.plans.sums import ADDEND, OPERAND_NAMES, Mirror, Place, Sum
 from fmm.problem import Shape
 
 
@@ -33,7 +33,7 @@ class Product:
         return self.left.rows, self.left.cols, self.right.cols
 
     @property
-    def accumulate(self) -> bool:
+    def reads_dest(self) -> bool:
         """True if the product reads dest."""
         return self.params.beta != 0
 
@@ -59,7 +59,7 @@ class ProductBatch:
     products: tuple[Product, ...]
 
     @property
-    def places(self) -> tuple[tuple[Place, ...], ...]:
+    def operand_places(self) -> tuple[tuple[Place, ...], ...]:
         """All left operands, all right operands, all results."""
         return tuple(zip(*((p.left, p.right, p.dest) for p in self.products), strict=True))
 
@@ -82,7 +82,7 @@ class LevelSteps:
         return id(self)
 
     @property
-    def flat(self) -> Iterator[Sum | Product | Mirror]:
+    def flattened_steps(self) -> Iterator[Sum | Product | Mirror]:
         """The steps, with batches and products with sums taken apart."""
         for step in self.steps:
             if isinstance(step, ProductBatch):
@@ -94,16 +94,18 @@ class LevelSteps:
 
     @property
     def products(self) -> Iterator[Product]:
-        return (step for step in self.flat if isinstance(step, Product))
+        return (step for step in self.flattened_steps if isinstance(step, Product))
 
     @property
-    def in_place(self) -> float:
+    def in_place_share(self) -> float:
         """The share of products that read a block of A or B in place, or write a block of C."""
         products = list(self.products)
-        return sum(any(place.name in OPERANDS for place in (p.left, p.right, p.dest)) for p in products) / len(products)
+        return sum(any(place.name in OPERAND_NAMES for place in (p.left, p.right, p.dest)) for p in products) / len(
+            products
+        )
 
     @cached_property
-    def layouts(self) -> dict[str, str]:
+    def layout_operands(self) -> dict[str, str]:
         """For each temporary, the operand with the memory order that it follows: the first operand it is formed from.
 
         If kernels update several places at once, all temporaries follow C, since these places need equal layouts.
@@ -111,7 +113,7 @@ class LevelSteps:
         if any(isinstance(step, ProductWithSums) for step in self.steps):
             return {name: "C" for name, _, _ in self.temporaries}
         follows = {"A": "A", "B": "B", "C": "C"}
-        for step in self.flat:
+        for step in self.flattened_steps:
             parent = follows[step.reads[0].name] if isinstance(step, Sum) and step.reads else "C"
             for place in step.writes if isinstance(step, Sum) else (step.dest,):
                 follows.setdefault(place.name, parent)
@@ -124,7 +126,7 @@ def temporary_sizes(steps: Sequence[Sum | Product | ProductWithSums]) -> tuple[t
     for step in steps:
         update = step.update if isinstance(step, ProductWithSums) else step
         for place in update.writes if isinstance(update, Sum) else (update.dest,):
-            if place.name not in OPERANDS:
+            if place.name not in OPERAND_NAMES:
                 rows, cols = sizes.get(place.name, (0, 0))
                 sizes[place.name] = max(rows, place.row + place.rows), max(cols, place.col + place.cols)
     return tuple((name, *size) for name, size in sizes.items())
@@ -196,7 +198,7 @@ def _places_read(step: Step) -> tuple[Place, ...]:
     if isinstance(step, Sum):
         return step.reads
     if isinstance(step, Product):
-        return (step.dest,) if step.accumulate else ()
+        return (step.dest,) if step.reads_dest else ()
     if isinstance(step, ProductWithSums):
         return (*_places_read(step.product), *step.update.reads[1:])
     if isinstance(step, ProductBatch):

@@ -13,12 +13,12 @@ from typing import Literal
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
 from fmm.problem import Fill
 
-OPERANDS = ("A", "B", "C")
+OPERAND_NAMES = ("A", "B", "C")
 ADDEND = "addend"  # operand of a walk that beta multiplies, where it is another matrix than C
 # The part of a place's numbers: real or imaginary parts of complex numbers; or the rectangle of the matrix's transpose,
 # which is only read.
-Part = Literal["re", "im", "transpose"]
-COPY = AdditionProgram(1, (), (0,))  # the output is the input
+PlacePart = Literal["re", "im", "transpose"]
+COPY_PROGRAM = AdditionProgram(1, (), (0,))  # the output is the input
 
 
 # ---- places
@@ -33,10 +33,10 @@ class Place:
     col: int
     rows: int
     cols: int
-    part: Part | None = None
+    part: PlacePart | None = None
 
     @property
-    def origin(self) -> tuple[str, int, int, Part | None]:
+    def origin(self) -> tuple[str, int, int, PlacePart | None]:
         """Matrix, first row, first column and part of the place. Two places of one origin overwrite each other."""
         return self.name, self.row, self.col, self.part
 
@@ -66,7 +66,7 @@ class Place:
         return Place(self.name, top, left, bottom - top, right - left) if meet else None
 
 
-def whole_matrix(name: str, rows: int, cols: int, part: Part | None = None) -> Place:
+def whole_matrix(name: str, rows: int, cols: int, part: PlacePart | None = None) -> Place:
     """Return the place of a whole matrix."""
     return Place(name, 0, 0, rows, cols, part)
 
@@ -107,7 +107,7 @@ class Sum:
     writes: tuple[Place, ...]
 
     @cached_property
-    def aliases(self) -> tuple[tuple[int, int], ...]:
+    def in_place_pairs(self) -> tuple[tuple[int, int], ...]:
         """Pairs (write, read) of the same place: sums that are done in place.
 
         The addend counts as C even in another matrix, so that the sums are done in the same order: results are equal
@@ -146,17 +146,17 @@ class RowMajorCopy(Sum):
     """
 
     @property
-    def source(self) -> Place:
+    def source_place(self) -> Place:
         return self.reads[0]
 
     @property
-    def copy(self) -> Place:
+    def copy_place(self) -> Place:
         return self.writes[0]
 
 
 def row_major_copy_step(source: Place, copy: Place) -> RowMajorCopy:
     """Return the step that copies an operand to a row-major temporary."""
-    return RowMajorCopy(f"turn {source.name}", COPY, (source,), (copy,))
+    return RowMajorCopy(f"turn {source.name}", COPY_PROGRAM, (source,), (copy,))
 
 
 # ---- scaling by powers of two. To a proof or an error bound these steps are copies, since nothing is rounded. An
@@ -179,7 +179,7 @@ class LineExponents(Sum):
     against: bool = False
 
     @property
-    def source(self) -> Place:
+    def source_place(self) -> Place:
         return self.reads[0]
 
 
@@ -232,5 +232,5 @@ class Mirror:
     fill: Fill = "full"
 
     @property
-    def in_place(self) -> bool:
+    def is_in_place(self) -> bool:
         return self.source == self.dest

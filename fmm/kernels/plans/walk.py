@@ -35,7 +35,7 @@ class Machine(Protocol):
         ...
 
     @property
-    def used(self) -> int:
+    def used_bytes(self) -> int:
         """Bytes of the workspace in use at the moment."""
         ...
 
@@ -82,7 +82,7 @@ class Machine(Protocol):
         """Execute a whole fused level; return False, doing nothing, if unable."""
         ...
 
-    def side_by_side(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
+    def run_concurrently(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
         """Call `run` with each of these independent products, several at a time if the machine can."""
 
 
@@ -98,7 +98,7 @@ class DefaultMachine:
     def multiply_with_sums(self, plan: Plan, operands: Operands, alpha: Coefficient, beta: Coefficient) -> bool:
         return False
 
-    def side_by_side(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
+    def run_concurrently(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
         for product in products:
             run(product)
 
@@ -133,7 +133,7 @@ def walk_plan(
             machine.multiply_with_addend(plan.leaf, (a, b, c), operands[ADDEND], dtype, alpha, beta)
         else:
             machine.multiply(plan.leaf, [(a, b, c)], dtype, alpha, beta)
-    elif is_gram or not (plan.fused and machine.multiply_with_sums(plan, operands, alpha, beta)):
+    elif is_gram or not (plan.is_fused and machine.multiply_with_sums(plan, operands, alpha, beta)):
         steps = lower_level(plan, *a.shape, b.shape[1], alpha, beta, op, fill)
         assert steps is not None
         _run_level(steps, operands, machine, plan.inner_type(dtype, [p.plan for p in steps.products]))
@@ -141,14 +141,14 @@ def walk_plan(
 
 def _run_level(level: LevelSteps, operands: Operands, machine: Machine, dtype: str) -> None:
     """Execute a level's steps with temporaries of its own. `dtype`: the type of its temporaries and products."""
-    mark = machine.used
+    mark = machine.used_bytes
     _allocate_temporaries(level, operands, machine, dtype)
     steps = steps_with_addend(level).steps if ADDEND in operands else level.steps
     # Neighbouring products may run concurrently if the level has several streams.
     for concurrent, group in groupby(steps, lambda step: level.streams > 1 and isinstance(step, Product)):
         if concurrent:
             products = [step for step in group if isinstance(step, Product)]
-            machine.side_by_side(products, dtype, lambda product: _run_product(product, operands, machine, dtype))
+            machine.run_concurrently(products, dtype, lambda product: _run_product(product, operands, machine, dtype))
         else:
             for step in group:
                 _run_step(step, operands, machine, dtype)
@@ -158,12 +158,12 @@ def _run_level(level: LevelSteps, operands: Operands, machine: Machine, dtype: s
 def _allocate_temporaries(level: LevelSteps, operands: Operands, machine: Machine, dtype: str) -> None:
     """Add the level's temporaries to the operands. A row-major operand serves as its own row-major copy."""
     column_major = machine.column_major_sums(level)
-    copies = {step.copy.name: step for step in level.steps if isinstance(step, RowMajorCopy)}
+    copies = {step.copy_place.name: step for step in level.steps if isinstance(step, RowMajorCopy)}
     for name, rows, cols in level.temporaries:
-        if name in copies and not is_column_major(operands[copies[name].source.name]):
-            operands[name] = machine.submatrix(operands[copies[name].source.name], copies[name].source)
+        if name in copies and not is_column_major(operands[copies[name].source_place.name]):
+            operands[name] = machine.submatrix(operands[copies[name].source_place.name], copies[name].source_place)
             continue
-        like = level.layouts[name]
+        like = level.layout_operands[name]
         fortran = name not in copies and (
             column_major[like] if like in column_major else is_column_major(operands[like])
         )
@@ -171,7 +171,7 @@ def _allocate_temporaries(level: LevelSteps, operands: Operands, machine: Machin
 
 
 def _run_step(step: Step, operands: Operands, machine: Machine, dtype: str) -> None:
-    if isinstance(step, RowMajorCopy) and not is_column_major(operands[step.source.name]):
+    if isinstance(step, RowMajorCopy) and not is_column_major(operands[step.source_place.name]):
         return  # the operand serves as the copy
     if isinstance(step, Sum):
         machine.compute_sums(
@@ -205,7 +205,7 @@ def _run_batch(step: ProductBatch, operands: Operands, machine: Machine, dtype: 
 
 def _run_product_then_sums(step: ProductWithSums, operands: Operands, machine: Machine, dtype: str) -> None:
     """Compute the product first, into scratch if it has no place of its own, and then the sums."""
-    mark, dest = machine.used, step.product.dest
+    mark, dest = machine.used_bytes, step.product.dest
     if dest.name not in operands:
         operands = operands | {dest.name: machine.allocate(dest.rows, dest.cols, False, dtype)}
     for part in step.as_two_steps:

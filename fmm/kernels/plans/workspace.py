@@ -27,7 +27,7 @@ GRAPH_SCRATCH_BYTES = 32 << 20  # bytes: what cuBLAS documents for Hopper; a cap
 
 @clear_on_registration
 @lru_cache(maxsize=65536)
-def workspace(
+def plan_workspace_bytes(
     plan: Plan,
     m: int,
     k: int,
@@ -43,12 +43,12 @@ def workspace(
     These are the temporaries of the first level, and those below its largest product: products reuse the memory below
     them. Where two products run at a time, both count.
     """
-    needs = None if plan.fused else _level_needs(plan, m, k, n, GemmParams(alpha, beta, op, fill))
+    needs = None if plan.is_fused else _level_needs(plan, m, k, n, GemmParams(alpha, beta, op, fill))
     if needs is None:
         return plan.leaf_use.leaf.workspace_bytes(itemsize, m, k, n, 1)
     inside = plan.inner_itemsize(itemsize, [p for p, *_ in needs.products])
     own = sum(temporary_bytes(rows, cols, inside) for _, rows, cols in needs.temporaries)
-    below = max((workspace(p, *size, inside, *params) for p, size, params in needs.products), default=0)
+    below = max((plan_workspace_bytes(p, *size, inside, *params) for p, size, params in needs.products), default=0)
     scratch = (batch_scratch_bytes(p, inside, *size, count) for p, size, count in needs.batches)
     return own + max([needs.streams * below, *scratch])
 
@@ -62,13 +62,15 @@ def _level_needs(plan: Plan, m: int, k: int, n: int, params: GemmParams) -> Leve
     """
     if plan.levels and params == PLAIN:
         first = require_level_with_steps(plan.levels[0])
-        if (needs := first.needs(plan.rest, (m, k, n))) is not None:
+        if (needs := first.memory_needs(plan.inner_plan, (m, k, n))) is not None:
             return needs
-        if first.has_same_steps_for_nested_plans and plan.rest.levels:
+        if first.has_same_steps_for_nested_plans and plan.inner_plan.levels:
             alone = _level_needs(Plan((first,)), m, k, n, params)
             assert alone is not None
-            products = dict.fromkeys((plan.rest, size, product_params) for _, size, product_params in alone.products)
-            batches = tuple((plan.rest, size, count) for _, size, count in alone.batches)
+            products = dict.fromkeys(
+                (plan.inner_plan, size, product_params) for _, size, product_params in alone.products
+            )
+            batches = tuple((plan.inner_plan, size, count) for _, size, count in alone.batches)
             return replace(alone, products=tuple(products), batches=batches)
     steps = lower_level(plan, m, k, n, *params)
     return None if steps is None else level_needs(steps)
@@ -153,7 +155,7 @@ def check_plan_type(plan: Plan, dtype: str, device: Literal["cpu", "cuda"] | Non
         if level.types is not None and dtype not in level.types:
             raise PlanError(f"{plan}: {level} is for {' and '.join(level.types)}, not for {dtype}")
         dtype = level.dtype_below(dtype)
-    kinds = ", ".join(t for t in plan.types if device != "cpu" or t in HOST_TYPES) or "nothing below levels"
+    kinds = ", ".join(t for t in plan.leaf_types if device != "cpu" or t in HOST_TYPES) or "nothing below levels"
     other = _with_another_leaf(plan, dtype, device)
     instead = f"; {other} does" if other else ""
     raise PlanError(f"the plan {plan} cannot run here: {plan.leaf} multiplies {kinds} there, not {dtype}{instead}")
@@ -165,7 +167,7 @@ def _with_another_leaf(plan: Plan, leaf_type: str, device: str | None) -> Plan |
         if device is None or device in row.devices:
             with suppress(PlanError):  # not every leaf forms sums inside its products
                 other = replace(plan, leaf=row.candidate_names[0])
-                if leaf_type in other.types:
+                if leaf_type in other.leaf_types:
                     return other
     return None
 

@@ -1,9 +1,9 @@
-"""Measure the crossovers tau1 to tau3: the effective sides from which plans with one, two and three levels win.
+"""Compute the crossovers tau1 to tau3, the effective sides from which 1, 2 and 3 levels win, from timed pairs.
 
-Every timed pair of a plan and the vendor's product shows the error of the model's prediction for plans with this number
-of levels. Where plans are measurably slower than predicted, their predictions are corrected by the median error before
-the crossover is computed. A plan that loses time although it is corrected to win raises the crossover of its number of
-levels to its own effective side. fmm.perfmodel.level_bounds has the use of the crossovers.
+Every timed pair of a plan and the vendor's product shows the model's error for the plan's number of levels. If plans
+are measurably slower than predicted, the median error corrects their predictions before the crossover is computed. If a
+plan loses time although its corrected prediction is a gain, the crossover of its number of levels rises to the plan's
+effective side. fmm.perfmodel.level_bounds defines effective sides, and applies the crossovers to decisions.
 """
 
 from __future__ import annotations
@@ -27,51 +27,51 @@ from fmm.tuner.findings.thresholds import LEVEL_COUNTS, ranked_plans, smallest_s
 from fmm.tuner.search.certify import paired_samples
 from fmm.tuner.trials.record import DEFAULT_OPERATION, Trial
 
-MAX_COUNTED_LEVELS = LEVEL_COUNTS[-1]  # plans with more levels count as this number
+MAX_COUNTED_LEVELS = LEVEL_COUNTS[-1]  # plans with more levels count as plans with this number of levels
 MAX_TIME_RATIO_NEAR_CROSSOVER = (
-    1.15  # predictions up to this multiple of the vendor's time show the error near a crossover
+    1.15  # samples with a predicted time up to this multiple of the vendor's are near a crossover
 )
-MIN_SAMPLES_FOR_TREND = 5  # samples for a regression of the error over the side
-MAX_TREND_DOUBLINGS = 2.0  # number of doublings of the side over which a trend is extrapolated
-# with fewer samples near the crossover, those with the largest effective sides are taken
+MIN_SAMPLES_FOR_TREND = 5  # smallest number of samples for a regression of the error over the side
+MAX_TREND_DOUBLINGS = 2.0  # largest number of doublings of the side over which a trend is extrapolated
+# with fewer samples near the crossover, the samples with the largest effective sides are used
 MIN_SAMPLES_NEAR_CROSSOVER = 3
-# The assumed standard deviation of log(measured / predicted) of one sample; an observed larger one replaces it.
+# The smallest assumed standard deviation of a sample's log(measured / predicted).
 SAMPLE_STANDARD_DEVIATION = 0.015
-# The standard errors by which an error must be below 0 to be corrected: more where a sample with this number of levels
-# is faster than the vendor, fewer where a gain is only extrapolated.
+# The number of standard errors by which a mean error must be below 0 to be corrected. The first number is for level
+# counts with a sample faster than the vendor, the second for level counts without such a sample.
 REQUIRED_STANDARD_ERRORS, UNCONFIRMED_STANDARD_ERRORS = 2.5, 1.0
-MAX_TRUSTED_OPTIMISM = 0.025  # error of the model up to which its extrapolation is trusted
-MIN_REJECTED_OPTIMISM = 0.04  # a larger error of excluded plans says nothing about the plans that may be chosen
+MAX_TRUSTED_OPTIMISM = 0.025  # largest error of the model, toward optimism, with which extrapolations are trusted
+MIN_REJECTED_OPTIMISM = 0.04  # excluded plans with larger errors do not count in the model's check
 
 
 @dataclass(frozen=True)
 class LevelSample:
-    """A plan with levels on one problem: its measured speedup over the vendor, and its predicted time over it."""
+    """A plan with levels on one problem, its measured speedup, and its predicted time over the vendor's."""
 
     plan: Plan
     problem: Problem
     speedup: float
     predicted_time: float
-    few_tiles_margin: float = 0.0  # the margin that small products need in addition to the calibration's
+    few_tiles_margin: float = 0.0  # margin of small products in addition to the calibration's margin
 
     @property
     def counted_levels(self) -> int:
-        """The number of levels, at most MAX_COUNTED_LEVELS."""
+        """Number of the plan's levels, at most MAX_COUNTED_LEVELS."""
         return min(count_levels(self.plan), MAX_COUNTED_LEVELS)
 
     @property
     def effective_side(self) -> float:
-        """The effective side of the problem."""
+        """Effective side of the problem, as level_bounds defines it."""
         return effective_side(self.problem.size)
 
     @property
-    def log_error(self) -> float:
-        """log(measured / predicted) of the speedup: below 0 for a prediction that is too optimistic."""
+    def speedup_log_error(self) -> float:
+        """log(measured / predicted) of the speedup; below 0 for a too optimistic prediction."""
         return log(self.speedup * self.predicted_time)
 
 
 def level_samples(trials: Sequence[Trial], calibration: Calibration) -> list[LevelSample]:
-    """Return the samples of all compared plans with levels that were timed in pairs with the vendor's product."""
+    """Return a sample for each candidate with levels that was timed in pairs with the vendor's product."""
     compared, free = set(device_candidates(calibration.batches)), with_margin(calibration, 0.0)
     by_problem: dict[tuple[Problem, str, int], list[Trial]] = defaultdict(list)
     for t in trials:
@@ -90,25 +90,25 @@ def level_samples(trials: Sequence[Trial], calibration: Calibration) -> list[Lev
 
 
 @dataclass(frozen=True)
-class Crossovers:
-    """The crossovers of plans above one baseline, and the optimism of the model for each number of levels."""
+class BaselineCrossovers:
+    """The crossovers of plans with one baseline, and the model's optimism for each number of levels."""
 
     bounds: LevelBounds
     optimism: Mapping[int, ModelOptimism]
 
     def is_optimistic_about(self, plan: Plan, problem: Problem) -> bool:
-        """Return True if the model promises far too much for plans with this number of levels at this size."""
+        """Return True if predictions are far too optimistic for the plan's number of levels at this size."""
         return (
-            self.optimism[min(count_levels(plan), MAX_COUNTED_LEVELS)].error_at(effective_side(problem.size))
+            self.optimism[min(count_levels(plan), MAX_COUNTED_LEVELS)].error_at_side(effective_side(problem.size))
             < -MIN_REJECTED_OPTIMISM
         )
 
 
-def measure_crossovers(trials: Sequence[Trial], calibration: Calibration) -> dict[str, Crossovers]:
-    """Return the crossovers of each baseline with samples of plans with levels; empty for a GPU.
+def measure_crossovers(trials: Sequence[Trial], calibration: Calibration) -> dict[str, BaselineCrossovers]:
+    """Return the crossovers by baseline (the plan without its levels); empty for a GPU.
 
-    On a GPU the vendor's product of unaligned rows is so slow that plans win from a far smaller side on. One crossover
-    for all products would forbid these plans.
+    On a GPU the vendor's product of unaligned rows is slow, so that plans win from far smaller sides. A crossover for
+    all products would forbid plans for unaligned rows.
     """
     if calibration.batches:
         return {}
@@ -122,18 +122,21 @@ def measure_crossovers(trials: Sequence[Trial], calibration: Calibration) -> dic
     }
 
 
-def bounds_of_crossovers(crossovers: Mapping[str, Crossovers]) -> tuple[LevelBounds, ...]:
-    """Return the crossovers as the bounds of a calibration."""
+def bounds_of_crossovers(crossovers: Mapping[str, BaselineCrossovers]) -> tuple[LevelBounds, ...]:
+    """Return the crossovers as level bounds for a calibration."""
     return tuple(x.bounds for x in crossovers.values())
 
 
-def _crossovers_of_baseline(baseline: str, samples: Sequence[LevelSample], calibration: Calibration) -> Crossovers:
-    """Return the crossovers of one baseline.
+def _crossovers_of_baseline(
+    baseline: str, samples: Sequence[LevelSample], calibration: Calibration
+) -> BaselineCrossovers:
+    """Return the crossovers of plans with one baseline.
 
-    The crossover of a number of levels is confirmed if a sample with this number is faster than the vendor. Otherwise
-    it is extrapolated: the plans must be predicted to gain EXTRAPOLATION_MARGIN. If moreover the model is too
-    optimistic about these plans, or if they were not measured, then the side is at least twice the one before: by
-    Equation 2 one more level pays where the blocks below it have reached the crossover of one level less.
+    The crossover of a number of levels is confirmed if a sample with this number is faster than the vendor. Without
+    such a sample the crossover is extrapolated: plans must be predicted to gain EXTRAPOLATION_MARGIN. An extrapolated
+    crossover is at least twice the crossover of one level less if the model is too optimistic about these plans, or if
+    they were not timed. The factor 2 follows from Equation 2: one more level gains where the halved sides have reached
+    the crossover of one level less.
     """
     optimism = optimism_by_levels(samples)
     losing, dtype = losing_samples(samples, optimism), samples[0].problem.dtype
@@ -146,22 +149,22 @@ def _crossovers_of_baseline(baseline: str, samples: Sequence[LevelSample], calib
         )
         measured = (
             any(s.counted_levels == levels for s in samples)
-            and optimism[levels].error_at(predicted) > -MAX_TRUSTED_OPTIMISM
+            and optimism[levels].error_at_side(predicted) > -MAX_TRUSTED_OPTIMISM
         )
         least = tau if confirmed or measured else 2 * tau
         tau = min(
             max([least, predicted, *(s.effective_side for s in losing if s.counted_levels == levels)]), NEVER_WINS_SIDE
         )
         taus.append(float(f"{tau:.4g}") if tau < NEVER_WINS_SIDE else NEVER_WINS_SIDE)
-    return Crossovers(LevelBounds(baseline, *taus), optimism)
+    return BaselineCrossovers(LevelBounds(baseline, *taus), optimism)
 
 
 @dataclass(frozen=True)
 class ModelOptimism:
-    """The error of predicted speedups for one number of levels, log(measured / predicted), as far as it is below 0.
+    """The error of predicted speedups for one number of levels: log(measured / predicted), at most 0.
 
-    The error is `error` at the effective side `side`, and changes by `slope` with every doubling of the side, up to
-    MAX_TREND_DOUBLINGS beyond the largest sample.
+    The error at the effective side `side` is `error`. The error changes by `slope` with every doubling of the side, up
+    to MAX_TREND_DOUBLINGS beyond the largest sample.
     """
 
     error: float = 0.0
@@ -169,14 +172,14 @@ class ModelOptimism:
     side: float = 1.0
     largest: float = 1.0
 
-    def error_at(self, side: float) -> float:
-        """Return the error at an effective side, at most 0."""
+    def error_at_side(self, side: float) -> float:
+        """Return log(measured / predicted) at an effective side, at most 0."""
         doublings = log2(min(side, 2**MAX_TREND_DOUBLINGS * self.largest) / self.side) if self.slope else 0.0
         return min(self.error + self.slope * doublings, 0.0)
 
 
 def optimism_by_levels(samples: Sequence[LevelSample]) -> dict[int, ModelOptimism]:
-    """Return the proven optimism of the model for each number of levels.
+    """Return the statistically significant optimism of the model for each number of levels.
 
     A number of levels without samples has the optimism of the next lower number.
     """
@@ -193,13 +196,14 @@ def optimism_by_levels(samples: Sequence[LevelSample]) -> dict[int, ModelOptimis
 
 
 def significant_error(samples: Sequence[LevelSample], standard_errors: float) -> float:
-    """Return the median error near the crossover if it is below 0 by this number of standard errors; else 0.
+    """Return the median error near the crossover if below 0 by this number of standard errors; else 0.
 
     `samples` are sorted by effective side, the largest first.
     """
     near = [s for s in samples if s.predicted_time <= MAX_TIME_RATIO_NEAR_CROSSOVER]
     errors = [
-        s.log_error for s in (near if len(near) >= MIN_SAMPLES_NEAR_CROSSOVER else samples[:MIN_SAMPLES_NEAR_CROSSOVER])
+        s.speedup_log_error
+        for s in (near if len(near) >= MIN_SAMPLES_NEAR_CROSSOVER else samples[:MIN_SAMPLES_NEAR_CROSSOVER])
     ]
     deviation = max(SAMPLE_STANDARD_DEVIATION, stdev(errors) if len(errors) > 1 else 0.0)
     middle = median(errors)
@@ -207,8 +211,8 @@ def significant_error(samples: Sequence[LevelSample], standard_errors: float) ->
 
 
 def significant_trend(samples: Sequence[LevelSample], standard_errors: float) -> ModelOptimism | None:
-    """Return the regression of the errors over log2 of the side; None unless they fall by enough standard errors."""
-    sides, errors = [log2(s.effective_side) for s in samples], [s.log_error for s in samples]
+    """Return the regression of the errors over log2(side); None unless the slope is significantly below 0."""
+    sides, errors = [log2(s.effective_side) for s in samples], [s.speedup_log_error for s in samples]
     if len(samples) < MIN_SAMPLES_FOR_TREND or stdev(sides) == 0:
         return None
     slope, intercept = linear_regression(sides, errors)
@@ -220,7 +224,7 @@ def significant_trend(samples: Sequence[LevelSample], standard_errors: float) ->
 
 
 def losing_samples(samples: Iterable[LevelSample], optimism: Mapping[int, ModelOptimism]) -> list[LevelSample]:
-    """Return the samples of plans that lose time although their corrected prediction is a gain."""
+    """Return the samples that are slower than the vendor although their corrected prediction is a gain."""
     by_problem: dict[tuple[Problem, int], list[LevelSample]] = defaultdict(list)
     for sample in samples:
         by_problem[sample.problem, sample.counted_levels].append(sample)
@@ -229,14 +233,14 @@ def losing_samples(samples: Iterable[LevelSample], optimism: Mapping[int, ModelO
         s
         for s in best
         if s.speedup < MIN_ACCEPTED_SPEEDUP
-        and s.predicted_time * exp(-optimism[s.counted_levels].error_at(s.effective_side)) < 1
+        and s.predicted_time * exp(-optimism[s.counted_levels].error_at_side(s.effective_side)) < 1
     ]
 
 
 def margins_for_losing_samples(samples: Iterable[LevelSample]) -> tuple[float, float]:
-    """Return the least margins with which none of the samples that lose time would be chosen.
+    """Return the two smallest margins with which no plan of a losing sample would be chosen.
 
-    The first margin is for plans by the vendor, the second for plans by fmm's own kernels.
+    The first margin is for plans with the vendor's leaf, the second for plans with fmm's own kernels.
     """
     margins = [0.0, 0.0]
     for s in samples:
@@ -255,14 +259,14 @@ def _do_levels_win(
     gain: float,
     side: int,
 ) -> bool:
-    """Return True if a plan with at least `levels` levels wins on a square by the corrected predictions.
+    """Return True if a plan with at least `levels` levels is predicted to win on a square, after corrections.
 
-    The plan must be `gain` times as fast as the vendor, and faster than the plans with fewer levels.
+    To win, the plan must be `gain` times as fast as the vendor, and no slower than plans with fewer levels.
     """
     fewer, more = 1 / gain, inf
     for plan, time in ranked_plans(with_margin(calibration, 0.0), Problem(side, side, side, dtype)):
         if baseline_text(plan) == baseline:
             own = min(count_levels(plan), MAX_COUNTED_LEVELS)
-            corrected = time * exp(-optimism[own].error_at(side))
+            corrected = time * exp(-optimism[own].error_at_side(side))
             fewer, more = (fewer, min(more, corrected)) if own >= levels else (min(fewer, corrected), more)
     return more <= fewer

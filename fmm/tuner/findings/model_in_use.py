@@ -1,7 +1,7 @@
-"""The model with which fmm.matmul decides for one section of a config, and its decisions for square products.
+"""Read the model with which fmm.matmul decides from a config section, and compute decisions for square products.
 
-A section has the fitted model of one element type. On a GPU a decision also uses the datasheet's rates of leaves that
-the tuning did not measure; for complex types it also uses the model of the real type.
+A config section has the fitted model of one element type. On a GPU decisions also use the datasheet's rates of leaves
+that the tuning did not measure. For complex types decisions also use the model of the real type.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from fmm.config.environment import environment_value
 from fmm.config.files import shipped_model
 from fmm.config.identity import Identity, recorded_device_name
-from fmm.config.schema import ConfigError, Entry, Raw, Tuned, read_section
+from fmm.config.schema import ConfigError, Entry, JsonValue, Tuning, read_section
 from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import datasheet_of
 from fmm.kernels.plans.leaf import Leaf
@@ -32,20 +32,20 @@ from fmm.runtime.decisions.limits import workspace_share
 from fmm.runtime.devices import datasheet_model
 from fmm.tuner.findings.thresholds import ROUND_SIDES, smallest_side_from_which
 
-NO_WORKSPACE_LIMIT = 1 << 62  # bytes, more than any device has
+NO_WORKSPACE_LIMIT = 1 << 62  # bytes; a workspace limit above the memory of any device
 
 
 @dataclass(frozen=True)
 class ModelInUse:
-    """The model that decides for one element type of a device."""
+    """The model with which fmm.matmul decides for one element type of a device."""
 
-    tuned: Tuned
-    calibration: Calibration | None  # the calibration; None if the tuning is rejected or has no model
-    guess: Calibration | None = None  # the datasheet's model of a GPU; None for a CPU
-    assumed: tuple[str, ...] = ()  # leaves at the datasheet's rate that no tuning measures
-    left_out: tuple[str, ...] = ()  # leaves at the datasheet's rate that this tuning skipped
-    failed: tuple[str, ...] = ()  # leaves that failed in the tuning and are excluded
-    memory: int | None = None  # bytes of the device's memory; None if neither the tuning nor a datasheet has them
+    tuned: Tuning
+    calibration: Calibration | None  # calibration of the tuning; None if the tuning is rejected or has no model
+    guess: Calibration | None = None  # calibration from a GPU's datasheet; None for a CPU
+    assumed: tuple[str, ...] = ()  # leaves with the datasheet's rate, which no tuning measures
+    left_out: tuple[str, ...] = ()  # leaves with the datasheet's rate, which this tuning skipped
+    failed: tuple[str, ...] = ()  # leaves that failed in the tuning, and are never chosen
+    memory: int | None = None  # device memory in bytes; None if unknown
 
     @property
     def is_cpu(self) -> bool:
@@ -54,7 +54,7 @@ class ModelInUse:
 
 
 def model_in_use(key: str, dtype: str, sections: Mapping[str, Any]) -> ModelInUse:
-    """Return the model of a type from the device's sections; raise ConfigError if the type's section is damaged."""
+    """Return the model of an element type from a device's sections; raise ConfigError for a damaged section."""
     tuned, real = _read_tuning(key, dtype, sections[dtype]), None
     with suppress(ConfigError):
         if (name := DTYPES[dtype].real) in sections:
@@ -72,12 +72,12 @@ def model_in_use(key: str, dtype: str, sections: Mapping[str, Any]) -> ModelInUs
     return ModelInUse(tuned, calibration, guess, tuple(assumed), tuple(left_out), tuple(failed), memory)
 
 
-def _read_tuning(key: str, dtype: str, section: Raw) -> Tuned:
+def _read_tuning(key: str, dtype: str, section: JsonValue) -> Tuning:
     return read_section(section, f"{key}.{dtype}", Identity(key, device_name(key, section)), dtype)
 
 
 def _own_rate_leaves(dtype: str, guess: Calibration) -> Iterator[tuple[Leaf, str]]:
-    """Yield the leaves with a rate of their own that are candidates for this type, and the name of the rate."""
+    """Yield each candidate leaf with its own rate for this type, and the name of the rate."""
     for plan in device_candidates(guess.batches):
         leaf, rate = plan.leaf_use.leaf, plan.rate_name(dtype)
         if leaf.rate and plan.is_candidate_for(dtype) and rate in guess.rates:
@@ -87,13 +87,13 @@ def _own_rate_leaves(dtype: str, guess: Calibration) -> Iterator[tuple[Leaf, str
 # ---- the device of a section
 
 
-def device_name(key: str, section: Raw) -> str:
-    """Return the device's name in a section, or its key."""
+def device_name(key: str, section: JsonValue) -> str:
+    """Return the device's name from a config section; the key if the section has no name."""
     return recorded_device_name(section) or key
 
 
-def device_memory_bytes(section: Raw, guess: Calibration | None) -> int | None:
-    """Return the device's bytes of memory as the tuning recorded them, or as the datasheet has them."""
+def device_memory_bytes(section: JsonValue, guess: Calibration | None) -> int | None:
+    """Return the device memory in bytes from the section, else from the datasheet; None if unknown."""
     conditions = section.get("conditions") if isinstance(section, dict) else None
     found = conditions.get("memory") if isinstance(conditions, dict) else None
     if isinstance(found, int | float) and found > 0:
@@ -102,7 +102,7 @@ def device_memory_bytes(section: Raw, guess: Calibration | None) -> int | None:
 
 
 def fallback_model_text(identity: Identity, dtype: str) -> str:
-    """Return what fmm.matmul uses on this device where it rejects the tuning."""
+    """Return a text that names the model that fmm.matmul uses in place of a rejected tuning."""
     if not identity.key.startswith("cuda"):
         return "a short probe in each process"
     if not environment_value("FMM_CONFIG") and shipped_model(identity, dtype) is not None:
@@ -115,28 +115,28 @@ def fallback_model_text(identity: Identity, dtype: str) -> str:
 
 @dataclass(frozen=True)
 class SquareDecision:
-    """The decision of fmm.matmul for a square product."""
+    """fmm.matmul's decision for one square product."""
 
     side: int
     plan: Plan
-    speedup: float  # over the vendor
+    speedup: float  # speedup over the vendor
     error_growth: float
     workspace: int  # bytes of workspace
-    entry: Entry | None = None  # the certified entry; None if the model predicts the speedup
+    entry: Entry | None = None  # certified entry of this size; None if the model decided
 
     @property
     def has_gain(self) -> bool:
-        """True if the plan is not the vendor's product."""
+        """True if the decision is another plan than the vendor's product."""
         return self.plan != VENDOR
 
     @property
     def speedup_basis(self) -> str:
-        """The basis of the speedup: `measured` or `predicted`."""
+        """Basis of the speedup: `measured` or `predicted`."""
         return "measured" if self.entry else "predicted"
 
     @property
     def json_fields(self) -> dict[str, Any]:
-        """The decision for JSON."""
+        """Dictionary of the decision for JSON."""
         plan = {
             "side": self.side,
             "plan": str(self.plan),
@@ -147,7 +147,7 @@ class SquareDecision:
 
 
 def decide_square(used: ModelInUse, side: int) -> SquareDecision | None:
-    """Return the decision for a square; None if its matrices exceed the memory, or without an entry and a model."""
+    """Return the decision for a square; None if the matrices exceed the memory, or without entry and model."""
     problem = Problem(side, side, side, used.tuned.dtype)
     limits = default_limits(used, problem)
     if limits is None:
@@ -164,7 +164,7 @@ def decide_square(used: ModelInUse, side: int) -> SquareDecision | None:
 
 @lru_cache(maxsize=2048)
 def _model_choice(problem: Problem, calibration: Calibration, limits: Limits) -> Candidate:
-    """Return the model's choice; cached, since several tables show the same sides."""
+    """Return the model's choice; the result is cached, since several tables show the same sides."""
     return choose(problem, calibration, limits).best
 
 
@@ -173,12 +173,12 @@ def _decide_by_tuning(problem: Problem, limits: Limits, used: ModelInUse) -> Dec
 
 
 def decide_squares(used: ModelInUse, sides: Iterable[int]) -> list[SquareDecision]:
-    """Return the decisions for these sides, without the sides that have none."""
+    """Return the decisions for squares of these sides, without sides that have no decision."""
     return [answer for side in sides if (answer := decide_square(used, side))]
 
 
 def default_limits(used: ModelInUse, problem: Problem) -> Limits | None:
-    """Return the default limits: the runtime's share of the memory beside A, B and C; None if these do not fit."""
+    """Return the default limits on workspace and error; None if A, B and C exceed the memory."""
     growth = default_error_growth_limit(not used.is_cpu)
     if used.memory is None:
         return Limits(NO_WORKSPACE_LIMIT, growth)
@@ -187,7 +187,7 @@ def default_limits(used: ModelInUse, problem: Problem) -> Limits | None:
 
 
 def decide_large_square(used: ModelInUse, first: int, side: int) -> SquareDecision | None:
-    """Return the decision for the larger of two sides, or for the largest round side that fits in memory and gains."""
+    """Return the decision for the larger of two sides; if without gain, for the largest round side with a gain."""
     decisions = [decide_square(used, x) for x in dict.fromkeys((max(first, side), *reversed(ROUND_SIDES)))]
     return next((x for x in decisions if x and x.side >= first and x.has_gain), None)
 
@@ -200,7 +200,7 @@ UNVERIFIED_REASON = "unverified: run `fmm-tune verify --measure`"
 
 
 def default_skip_reason(used: ModelInUse, entry: Entry) -> str:
-    """Return why fmm.matmul skips an entry under the default limits; empty if it uses the entry."""
+    """Return why fmm.matmul skips a certified entry under the default limits; empty for a used entry."""
     if not entry.verified:
         return UNVERIFIED_REASON
     if len(set(entry.size)) > 1 or entry.op != "product" or entry.lean:
@@ -212,10 +212,10 @@ def default_skip_reason(used: ModelInUse, entry: Entry) -> str:
     return entry_skip_reason(entry, problem, limits, used.tuned, _decide_by_tuning(problem, limits, used))
 
 
-def entry_skip_reason(entry: Entry, problem: Problem, limits: Limits, tuned: Tuned, decision: Decision | None) -> str:
-    """Return why fmm.matmul skips the entry of this product; empty if it uses the entry.
+def entry_skip_reason(entry: Entry, problem: Problem, limits: Limits, tuned: Tuning, decision: Decision | None) -> str:
+    """Return why fmm.matmul skips a product's certified entry; empty for a used entry.
 
-    `decision` is the decision of the tuning within these limits; None if there is none.
+    `decision` is the tuning's decision within these limits; None without one.
     """
     if not entry.verified:
         return UNVERIFIED_REASON
@@ -230,33 +230,33 @@ def entry_skip_reason(entry: Entry, problem: Problem, limits: Limits, tuned: Tun
         return str(error)
     if limits.allows_plan(plan, expected_error_growth(plan, problem.dtype, on_cpu)):
         return NO_MEMORY_REASON
-    if plan.emulates and not limits.emulation:
+    if plan.uses_emulation and not limits.emulation:
         return "FMM_EMULATION=0 forbids emulation"
     return "the expected error exceeds the limit"
 
 
 # ---- crossovers of the model
 
-ODD_SIDES = tuple(2**i + 1 for i in range(9, 15))  # rows of such matrices are not aligned
-# odd and even sides are compared beyond this side; on smaller sides, the last wave of tiles has as much influence
+ODD_SIDES = tuple(2**i + 1 for i in range(9, 15))  # odd sides of squares, with unaligned rows
+# odd and even sides are compared above this side; on smaller squares the last wave of tiles has as large an effect
 MIN_COMPARED_ODD_SIDE = 4096
-MIN_ODD_SIDE_GAIN = 1.25  # odd sides are shown if they gain by this factor more than the even side below
+MIN_ODD_SIDE_GAIN = 1.25  # odd sides are shown if their speedup is this factor larger than that of the even side below
 
 
 def choose_square_plan(calibration: Calibration, dtype: str, side: int) -> Candidate:
-    """Return the model's choice for a square product without a limit on the workspace."""
+    """Return the model's choice for a square product without a workspace limit."""
     limits = Limits(NO_WORKSPACE_LIMIT, default_error_growth_limit(calibration.batches))
     return choose(Problem(side, side, side, dtype), calibration, limits).best
 
 
 def first_gaining_side(calibration: Calibration, dtype: str) -> int | None:
-    """Return the side from which the model chooses a plan for all squares with aligned rows; None if never."""
+    """Return the side from which the model chooses plans for all squares with aligned rows; None without one."""
     first = smallest_side_from_which(lambda side: choose_square_plan(calibration, dtype, side).plan != VENDOR)
     return int(first) if isfinite(first) else None
 
 
 def gaining_odd_sides(calibration: Calibration, dtype: str) -> Mapping[int, Candidate]:
-    """Return the choices on odd sides that gain; empty unless odd sides gain clearly more than even ones."""
+    """Return the model's gaining choices on odd sides; empty unless odd sides gain clearly more than even sides."""
     found = {side: choose_square_plan(calibration, dtype, side) for side in ODD_SIDES}
     won = {side: best for side, best in found.items() if best.plan != VENDOR}
     beside = {
@@ -267,7 +267,7 @@ def gaining_odd_sides(calibration: Calibration, dtype: str) -> Mapping[int, Cand
 
 
 def unmeasured_leaves(used: ModelInUse) -> list[str]:
-    """Return the leaves at the datasheet's rate that the decision for some square uses."""
+    """Return the leaves with the datasheet's rate that some square's decision uses."""
     unmeasured = (*used.assumed, *used.left_out)
     if not unmeasured:
         return []

@@ -1,7 +1,7 @@
-"""The summary of a tuning as tables of text cells, for the terminal and for the report.
+"""Summarize a tuning as tables of text cells, for the terminal and for the report.
 
-`SectionText` is one section of a config (one device and element type) as tables. `TypeSummary` is one section as one
-row, and `speedup_table` and `rejected_table` have all types of a device.
+`SectionText` returns the tables of one config section (one device and element type). `TypeSummary` returns one row of a
+table for one section. `speedup_table` and `rejected_table` return tables with all element types of a device.
 """
 
 from __future__ import annotations
@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fmm.config.schema import NAMES_IN_SECONDS, TAU_NAMES, Entry, Interval, Raw, Thresholds, read_thresholds
+from fmm.config.schema import (
+    NAMES_IN_SECONDS,
+    TAU_NAMES,
+    Entry,
+    JsonValue,
+    ThresholdInterval,
+    Thresholds,
+    read_thresholds,
+)
 from fmm.kernels.plans.explain import format_error_growth
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
@@ -35,15 +43,15 @@ from fmm.tuner.findings.thresholds import LEVEL_COUNTS, ROUND_SIDES, crossover_o
 from fmm.tuner.fit.parameters import fixed_parameters, parameter_unit, text_with_unit_prefix
 
 NEVER_TEXT, UNDETERMINED_TEXT, NOT_MEASURED_TEXT, NOISY_TEXT = "never", "not determined", "not measured", "noisy"
-SUMMARY_SQUARE_SIDE = 16000  # side of the square that the row of a type shows; the first side that gains if larger
-MAX_ODD_ROWS = 4  # largest number of odd sides in the table of squares
+SUMMARY_SQUARE_SIDE = 16000  # side of the square in an element type's row; a larger first side with a gain replaces it
+MAX_ODD_ROWS = 4  # largest number of odd sides in the table `squares`
 RESUME_NOTE = "--resume continues"
-N1_PER_ALPHA_OVER_PI = recursion_point(1.0, WINOGRAD_WORK)  # n1 / (alpha / pi) in Equation 3
+N1_PER_ALPHA_OVER_PI = recursion_point(1.0, WINOGRAD_WORK)  # ratio of n1 to alpha / pi in Equation 3
 
 
 @dataclass(frozen=True)
 class TextTable:
-    """A titled table of text cells, with a note of one line where a column needs one."""
+    """A table of text cells with a title and an optional note of one line."""
 
     title: str
     columns: tuple[str, ...]
@@ -52,12 +60,12 @@ class TextTable:
 
     @property
     def value_by_label(self) -> dict[str, str]:
-        """A dictionary of each row's second cell by its first cell."""
+        """Dictionary: first cell of a row -> second cell of the row."""
         return {row[0]: row[1] for row in self.rows}
 
     @property
     def text_lines(self) -> Iterator[str]:
-        """Yield the title, the aligned rows and the note."""
+        """Yield the table as lines of text: title, aligned rows, note."""
         widths = [max(map(len, column)) for column in zip(self.columns, *self.rows, strict=True)]
         yield self.title
         for row in (self.columns, *self.rows):
@@ -67,7 +75,7 @@ class TextTable:
 
 
 def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> TextTable:
-    """Return a table of these columns and rows."""
+    """Return a table with these column heads and rows."""
     return TextTable(title, tuple(columns), tuple(map(tuple, rows)), note)
 
 
@@ -75,7 +83,7 @@ def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
 
 
 def threshold_text(name: str, value: float | None) -> str:
-    """Return a threshold as text: seconds with four digits, sides as whole numbers, epsilon with its sign."""
+    """Return a threshold as text: alpha and pi with four digits, sides as whole numbers, epsilon with its sign."""
     if value is None:
         return UNDETERMINED_TEXT if name == "epsilon" else NEVER_TEXT
     if name == "epsilon":
@@ -83,31 +91,31 @@ def threshold_text(name: str, value: float | None) -> str:
     return f"{value:.4g}" if name in NAMES_IN_SECONDS else f"{value:.0f}"
 
 
-def interval_text(name: str, interval: Interval | None) -> str:
-    """Return the 95 % interval of a threshold; empty where none was recorded."""
+def interval_text(name: str, interval: ThresholdInterval | None) -> str:
+    """Return the 95 % interval of a threshold as text; empty without a recorded interval."""
     return f"[{', '.join(threshold_text(name, end) for end in interval)}]" if interval else ""
 
 
 def gibibytes_text(count: int) -> str:
-    """Return a number of bytes in GiB, without the unit."""
+    """Return a number of bytes as text in GiB, without the unit."""
     found = count / 2**30
     return f"{found:.1f}" if found < 10 else f"{found:.0f}"
 
 
 def percent_text(value: float | None) -> str:
-    """Return a share in percent, or `not measured`."""
+    """Return a share as text in percent; `not measured` for None."""
     return NOT_MEASURED_TEXT if value is None else f"{value:.1%}"
 
 
 def entry_size_text(entry: Entry) -> str:
-    """Return the products for which an entry holds: size, operation and workspace limit."""
+    """Return an entry's products as text: size, operation and workspace limit."""
     size = str(entry.size[0]) if len(set(entry.size)) == 1 else " x ".join(map(str, entry.size))
     what = [entry.op] * (entry.op != "product") + ["workspace=0"] * entry.lean
     return f"{size} ({', '.join(what)})" if what else size
 
 
 def vendor_name(calibration: Calibration) -> str:
-    """Return the vendor's name on this kind of device."""
+    """Return the name of the vendor's library on this kind of device: `cuBLAS` or `NumPy`."""
     return "cuBLAS" if calibration.batches else "NumPy"
 
 
@@ -115,7 +123,10 @@ def vendor_name(calibration: Calibration) -> str:
 
 
 class SectionText:
-    """One section of a config as tables; `sections` are those of the device by element type, this one included."""
+    """Tables of one config section.
+
+    `sections` has all sections of the device by element type, with this section among them.
+    """
 
     def __init__(self, section: Mapping[str, Any], dtype: str, key: str, sections: Mapping[str, Any] | None = None):
         self.section, self.dtype, self.key = section, dtype, key
@@ -124,13 +135,13 @@ class SectionText:
 
     @property
     def text_lines(self) -> Iterator[str]:
-        """Yield all tables as lines of text."""
-        for table in self.tables:
+        """Yield the lines of text of all tables."""
+        for table in self.section_tables:
             yield from (f"  {line}" for line in table.text_lines)
 
     @property
-    def tables(self) -> Iterator[TextTable]:
-        """Yield the tables that have rows: decisions first, then measurements, then the model's parameters."""
+    def section_tables(self) -> Iterator[TextTable]:
+        """Yield the tables that have rows: first decisions, then measurements, then parameters of the model."""
         noisy = is_noisy_tuning(self.used.tuned.diagnostics)
         found = [
             self.diagnostics_table(),
@@ -151,13 +162,13 @@ class SectionText:
         yield from (table for table in found if table.rows)
 
     def diagnostics_table(self) -> TextTable:
-        """Return why the tuning is rejected, and what fmm.matmul uses instead."""
+        """Return a table with the reasons to reject the tuning, and the model that fmm.matmul uses instead."""
         instead = fallback_model_text(self.used.tuned.identity, self.dtype)
         rows = [(diagnostic, instead) for diagnostic in self.used.tuned.diagnostics]
         return make_table("rejected", ("diagnostic", "used instead"), rows)
 
     def squares_table(self) -> TextTable:
-        """Return what fmm.matmul does with square products, from the first side that gains."""
+        """Return a table of fmm.matmul's decisions for square products, from the first side with a gain."""
         model = self.used.calibration
         first = None if model is None else first_gaining_side(model, self.dtype)
         odd = list(gaining_odd_sides(model, self.dtype)) if model is not None and model.batches else []
@@ -169,7 +180,7 @@ class SectionText:
         return make_table("squares", columns, rows, f"{start}{beyond}" if rows else "")
 
     def certified_entries_table(self) -> TextTable:
-        """Return the entries: the certified plan of exactly these sizes, and why fmm.matmul skips an entry."""
+        """Return a table of the certified entries, with the reasons for which fmm.matmul skips entries."""
         rows = []
         for entry in self.used.tuned.entries.values():
             vendor = entry.plan == str(VENDOR)
@@ -182,7 +193,7 @@ class SectionText:
         return make_table("certified entries", columns[:keep], (row[:keep] for row in rows))
 
     def unmeasured_leaves_table(self) -> TextTable:
-        """Return the leaves that a decision uses at the datasheet's rate, and those that failed."""
+        """Return a table of the leaves with the datasheet's rate that decisions use, and of failed leaves."""
         chosen, rows = unmeasured_leaves(self.used), list[tuple[str, str]]()
         rows += [(leaf, "datasheet; no tuning measures this leaf") for leaf in chosen if leaf in self.used.assumed]
         rows += [(leaf, "datasheet; this tuning skipped the leaf") for leaf in chosen if leaf in self.used.left_out]
@@ -190,7 +201,7 @@ class SectionText:
         return make_table("leaves without a measured rate", ("leaf", "rate"), rows)
 
     def crossovers_table(self, found: Thresholds, fitted: Calibration) -> TextTable:
-        """Return the sides from which 1, 2 and 3 levels pay: Li, Ranka and Sahni's tau1, tau2, tau3."""
+        """Return a table of the sides from which 1, 2 and 3 levels gain: Li, Ranka and Sahni's tau1, tau2, tau3."""
         model, rows = self.used.calibration, []
         for levels, name in zip(LEVEL_COUNTS, TAU_NAMES, strict=True):
             spread = getattr(found, name)
@@ -209,7 +220,7 @@ class SectionText:
         return make_table("crossover sides of squares", columns[:keep], (row[:keep] for row in rows))
 
     def level_bounds_table(self, found: Thresholds) -> TextTable:
-        """Return the measured crossovers that bound the levels of every choice, as effective sides."""
+        """Return a table of the measured crossovers, as effective sides, that limit the levels of every decision."""
 
         def crossover_text(tau: float | None) -> str:
             return "no bound" if tau is None else NEVER_TEXT if tau >= NEVER_WINS_SIDE else f"{tau:.0f}"
@@ -219,7 +230,7 @@ class SectionText:
         return make_table("measured crossovers, effective sides", ("without levels", *TAU_NAMES), rows, note)
 
     def thresholds_table(self, found: Thresholds) -> TextTable:
-        """Return alpha, pi and the recursion point of D'Alberto and Nicolau's model."""
+        """Return a table of D'Alberto and Nicolau's alpha, pi, recursion point n1 and epsilon."""
         rows = [
             (name, threshold_text(name, found.value(name)), unit, interval_text(name, found.intervals.get(name)))
             for name, unit in (("alpha", "s/element"), ("pi", "s/flop"), ("n1", "side"), ("epsilon", "flop"))
@@ -229,16 +240,16 @@ class SectionText:
         return make_table("recursion point", columns, rows, f"Equation 3: n1 = {N1_PER_ALPHA_OVER_PI:g} alpha / pi")
 
     def one_level_table(self, found: Thresholds) -> TextTable:
-        """Return the measured speedup of one level over the vendor by the side of the square."""
+        """Return a table of the measured speedup of one level by the side of the square."""
         rows = [(side, f"{gain:.2f}") for side, gain in found.one_level.items()]
         return make_table("one level, measured", ("side", "speedup"), rows)
 
     def tiles_table(self, found: Thresholds) -> TextTable:
-        """Return the tiles of fmm's own float32 kernel by the side of the square."""
+        """Return a table of the tile strategy of fmm's own float32 kernel by the side of the square."""
         return make_table("tiles of fmm's own kernel", ("side", "strategy"), found.block_strategy.items())
 
     def model_table(self, fitted: Calibration, noisy: bool) -> TextTable:
-        """Return the fitted model's rates and its error on held-out products."""
+        """Return a table of the fitted model's rates, noise, margin, and errors on held-out shapes."""
         rows = []
         if not noisy:
             rows += [
@@ -266,7 +277,7 @@ class SectionText:
         return make_table("model", ("quantity", "value", "unit"), rows)
 
     def fixed_parameters_table(self, fitted: Calibration) -> TextTable:
-        """Return the parameters that the samples do not determine, and where their values come from."""
+        """Return a table of the parameters that the fit fixed, with the sources of their values."""
         rows = []
         for parameter in fixed_parameters(self.section["intervals"] or {}, fitted, self.dtype, self.used.guess):
             (text,), unit = text_with_unit_prefix(parameter_unit(parameter.name), parameter.value)
@@ -292,15 +303,15 @@ def _decision_row(x: SquareDecision) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class ThresholdColumn:
-    """A column of the table of thresholds."""
+    """A column of the table `thresholds`."""
 
     head: str
-    name: str  # name of the threshold
+    name: str  # name of a field of Thresholds
     text: Callable[[float], str]
-    falls: bool = False  # True if the number falls as the threshold rises
+    falls: bool = False  # True if the printed number falls as the threshold rises
 
     def cell_text(self, found: Thresholds, intervals: bool) -> str:
-        """Return the threshold, followed by its 95 % interval if `intervals`."""
+        """Return the threshold as text, followed by its 95 % interval if `intervals` is True."""
         if self.name == "n1_measured":
             return measured_recursion_text(found)
         value = found.value(self.name)
@@ -328,8 +339,8 @@ THRESHOLD_COLUMNS = (
 )
 
 
-def thresholds_of_types(types: Iterable[tuple[str, Raw]], intervals: bool = False) -> TextTable:
-    """Return D'Alberto and Nicolau's Table 3 of this device: one row for each type that has thresholds."""
+def thresholds_of_types(types: Iterable[tuple[str, JsonValue]], intervals: bool = False) -> TextTable:
+    """Return D'Alberto and Nicolau's Table 3 for this device, with a row for each element type with thresholds."""
     rows = []
     for dtype, section in types:
         found = read_thresholds(section["thresholds"])
@@ -342,7 +353,10 @@ def thresholds_of_types(types: Iterable[tuple[str, Raw]], intervals: bool = Fals
 
 
 def measured_recursion_text(found: Thresholds) -> str:
-    """Return the measured recursion point; its bound if all timed squares gained or the largest one did not."""
+    """Return the measured recursion point as text.
+
+    Return a bound, such as `< 1024`, if all timed squares gained, or if the largest square did not.
+    """
     if found.n1_measured is not None:
         return f"{found.n1_measured:.0f}"
     if not found.one_level:
@@ -356,49 +370,53 @@ def measured_recursion_text(found: Thresholds) -> str:
 
 @dataclass(frozen=True)
 class TypeSummary:
-    """One element type of a device as one row."""
+    """Summary of one element type of a device as a row of a table."""
 
     dtype: str
     used: ModelInUse
 
     @cached_property
-    def first_side(self) -> int | None:
-        """The side from which the model gains on squares."""
+    def first_gain_side(self) -> int | None:
+        """Smallest side from which the model predicts gains on squares; None without one."""
         model = self.used.calibration
         return None if model is None else first_gaining_side(model, self.dtype)
 
     @cached_property
     def large_square(self) -> SquareDecision | None:
-        """The decision for a large square that gains; None if no square gains."""
-        return None if self.first_side is None else decide_large_square(self.used, self.first_side, SUMMARY_SQUARE_SIDE)
+        """Decision for a large square with a gain; None if no square gains."""
+        return (
+            None
+            if self.first_gain_side is None
+            else decide_large_square(self.used, self.first_gain_side, SUMMARY_SQUARE_SIDE)
+        )
 
     @property
     def best_certified_square(self) -> Entry | None:
-        """The certified square with the largest speedup."""
+        """Certified entry of the square with the largest speedup; None without a certified gain."""
         gains = (entry for entry in _square_entries(self.used) if entry.plan != str(VENDOR))
         return max(gains, key=lambda entry: entry.speedup, default=None)
 
     @property
     def skipped_leaves(self) -> list[str]:
-        """The leaves of chosen plans that this tuning did not measure."""
+        """Leaves of chosen plans that this tuning skipped."""
         return [leaf for leaf in unmeasured_leaves(self.used) if leaf in self.used.left_out]
 
     @property
     def row_cells(self) -> tuple[str, ...]:
-        """Type, status, first side that gains, speedup of a large square, largest certified speedup."""
+        """Cells: element type, status, first side with a gain, speedup of a large square, largest certified speedup."""
         best, timed = self.large_square, self.best_certified_square
         status = "in use" if self.used.calibration else "rejected" if self.used.tuned.diagnostics else "no model"
-        start = str(self.first_side or NEVER_TEXT) if self.used.calibration else ""
+        start = str(self.first_gain_side or NEVER_TEXT) if self.used.calibration else ""
         gain = f"{best.speedup:.2f} at {best.side} ({best.speedup_basis})" if best else ""
         return self.dtype, status, start, gain, f"{timed.speedup:.2f} at {timed.size[0]}" if timed else ""
 
     @property
     def json_fields(self) -> dict[str, Any]:
-        """The decisions for squares, for JSON."""
+        """Dictionary of the decisions for squares, for JSON."""
         model = self.used.calibration
         sides = sorted({*ROUND_SIDES, *(entry.size[0] for entry in _square_entries(self.used))})
         return {
-            "faster_from": self.first_side,
+            "faster_from": self.first_gain_side,
             "levels_from": [finite_or_none(crossover_of_levels(model, self.dtype, n)) for n in LEVEL_COUNTS]
             if model
             else None,
@@ -407,21 +425,21 @@ class TypeSummary:
 
 
 def _square_entries(used: ModelInUse) -> Iterator[Entry]:
-    """Yield the verified entries of square products."""
+    """Yield the verified certified entries of square products."""
     for entry in used.tuned.entries.values():
         if entry.op == "product" and len(set(entry.size)) == 1 and entry.verified and not entry.lean:
             yield entry
 
 
 def speedup_table(types: Sequence[TypeSummary]) -> TextTable:
-    """Return one row for each type: the status of its tuning, and the speedups of square products."""
+    """Return a table with a row for each element type: status of the tuning, speedups of square products."""
     base = "NumPy" if all(x.used.is_cpu for x in types) else "cuBLAS"
     columns = "type", "status", "faster from side", "speedup", "certified"
     return make_table(f"speedup over {base} on squares", columns, (x.row_cells for x in types))
 
 
 def rejected_table(types: Sequence[TypeSummary]) -> TextTable:
-    """Return the first diagnostic of each rejected tuning, and what fmm.matmul uses instead."""
+    """Return a table of the first diagnostic of each rejected tuning, and the model that fmm.matmul uses instead."""
     rows = [
         (x.dtype, x.used.tuned.diagnostics[0], fallback_model_text(x.used.tuned.identity, x.dtype))
         for x in types
@@ -431,7 +449,7 @@ def rejected_table(types: Sequence[TypeSummary]) -> TextTable:
 
 
 def tuning_command(key: str, dtypes: Sequence[str]) -> str:
-    """Return the command that tunes these types of a device."""
+    """Return the fmm-tune command that tunes these element types of a device."""
     device = "0" if key.startswith("cuda") else "cpu"
     return f"fmm-tune --device {device} --dtype {','.join(dtypes)}"
 
@@ -439,9 +457,10 @@ def tuning_command(key: str, dtypes: Sequence[str]) -> str:
 def next_steps_table(
     key: str, types: Sequence[TypeSummary], in_force: bool, name: str, short: Sequence[str] = ()
 ) -> TextTable:
-    """Return the commands that improve or explain this config.
+    """Return a table of commands that improve or explain this config.
 
-    `name` is the config's path, `in_force` whether fmm reads it, `short` the types that were tuned with a short effort.
+    `name` is the path of the config. `in_force` is True if fmm reads the config. `short` has the element types that
+    were tuned with a short effort.
     """
     unused = [x.dtype for x in types if x.used.tuned.diagnostics]
     partial = [x.dtype for x in types if x.skipped_leaves]

@@ -1,9 +1,9 @@
-"""Compute the papers' thresholds from a tuned model and its choices, with 95 % intervals.
+"""Compute the papers' thresholds (alpha, pi, n1, epsilon, tau1 to tau3) of a tuned model, with 95 % intervals.
 
-fmm.config.schema defines each threshold. A 95 % interval contains the threshold for 95 % of the calibrations sampled
-from the fit (fmm.tuner.fit.sampled). All samples serve alpha, pi and n1; fewer serve tau1 to tau3, with the few plans
-that the fitted model ranks first for each number of levels. For epsilon the measured shapes are resampled too, with
-replacement.
+fmm.config.schema defines each threshold. A 95 % interval contains the threshold of 95 % of the calibrations that are
+sampled from the fit (fmm.tuner.fit.sampled). Intervals of alpha, pi and n1 use all samples. Intervals of tau1 to tau3
+use SLOW_SAMPLE_COUNT samples, and only the plans that the fitted model ranks first for each number of levels. The
+interval of epsilon also resamples the measured shapes, with replacement.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from math import inf, isfinite
 import numpy as np
 
 from fmm.config.certification import MIN_SPEEDUP
-from fmm.config.schema import NAMES_IN_SECONDS, TAU_NAMES, Interval, ThresholdRange, Thresholds
+from fmm.config.schema import NAMES_IN_SECONDS, TAU_NAMES, ThresholdInterval, ThresholdRange, Thresholds
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, all_candidates, default_error_growth_limit, rank_candidates, required_margin
@@ -28,19 +28,19 @@ from fmm.perfmodel.papers import recursion_points
 from fmm.perfmodel.papers.recursion_points import alpha_over_pi, alpha_seconds, pi_seconds
 from fmm.problem import Problem
 from fmm.tuner.fit.sampled import SLOW_SAMPLE_COUNT, central_interval_95
-from fmm.tuner.trials.record import Size
+from fmm.tuner.trials.record import ProductSize
 
-# Crossovers are searched on SIDE_GRID, which contains the ROUND_SIDES that are shown, and then between two grid points
-# by bisection, up to a ratio of SIDE_TOLERANCE.
+# A crossover is first searched on SIDE_GRID, then by bisection between two grid points. Bisection ends when the ratio
+# of the two sides is at most SIDE_TOLERANCE. ROUND_SIDES are the grid points that tables show.
 ROUND_SIDES = tuple(1000 << i for i in range(7))
 SIDE_GRID = tuple(sorted({*(round(256 * 2 ** (i / 8) / 32) * 32 for i in range(65)), *ROUND_SIDES}))
-ALIGNED_SIDE_STEP = 16  # sides that are multiples of this have aligned rows
+ALIGNED_SIDE_STEP = 16  # sides that are multiples of this number have aligned rows
 SIDE_TOLERANCE = 1.01
-LEVEL_COUNTS = (1, 2, 3)
+LEVEL_COUNTS = (1, 2, 3)  # numbers of levels that have the crossovers tau1, tau2 and tau3
 
 
 def smallest_side_from_which(holds: Callable[[int], bool]) -> float:
-    """Return the side, to 1 %, from which `holds` is true for all larger sides of the grid; infinite if for none."""
+    """Return the smallest side, to 1 %, from which `holds` is true up to the grid's end; infinity without one."""
     last = next((i for i in reversed(range(len(SIDE_GRID))) if not holds(SIDE_GRID[i])), None)
     if last is None:
         return float(SIDE_GRID[0])
@@ -53,12 +53,12 @@ def smallest_side_from_which(holds: Callable[[int], bool]) -> float:
 
 
 def crossover_of_levels(calibration: Calibration, dtype: str, levels: int, emulation: bool = True) -> float:
-    """Return the side from which the model chooses at least `levels` levels for squares; infinite if beyond 65536."""
+    """Return the side from which the model chooses at least `levels` levels for squares; infinity above 65536."""
     return smallest_side_from_which(lambda side: chosen_level_count(calibration, dtype, side, emulation) >= levels)
 
 
 def chosen_level_count(calibration: Calibration, dtype: str, side: int, emulation: bool = True) -> int:
-    """Return the number of levels that the model chooses for a square, without a limit on the workspace."""
+    """Return the number of levels of the model's choice for a square, without a workspace limit."""
     problem = Problem(side, side, side, dtype)
     for plan, time in ranked_plans(with_margin(calibration, 0.0), problem, emulation):
         if time <= 1 - required_margin(plan, problem, calibration):
@@ -68,9 +68,10 @@ def chosen_level_count(calibration: Calibration, dtype: str, side: int, emulatio
 
 @lru_cache(maxsize=2048)
 def ranked_plans(calibration: Calibration, problem: Problem, emulation: bool = True) -> tuple[tuple[Plan, float], ...]:
-    """Return the candidates within the default error limit, and their predicted times as multiples of the vendor's.
+    """Return the candidates within the default error limit, with predicted times over the vendor's.
 
-    The margin has no influence, so that calibrations with several margins share the cached result.
+    The calibration's margin has no effect on the result. Callers pass a margin of 0, so that different margins share a
+    cached result.
     """
     limits = Limits(1 << 62, default_error_growth_limit(calibration.batches), emulation)
     candidates = all_candidates(problem, calibration, limits)
@@ -85,12 +86,13 @@ def ranked_plans(calibration: Calibration, problem: Problem, emulation: bool = T
 def compute_thresholds(
     calibration: Calibration,
     dtype: str,
-    measured: Sequence[tuple[Size, float]] = (),
+    measured: Sequence[tuple[ProductSize, float]] = (),
     strategies: Mapping[str, str] | None = None,
 ) -> Thresholds:
-    """Return the thresholds of a tuned model. Measured bounds on the number of levels are reported, and not applied.
+    """Return the thresholds of a tuned model; measured level bounds are copied to the result and not applied.
 
-    `measured` has pairs of size and speedup by one level, `strategies` the tile strategies of fmm's own kernel by side.
+    `measured` has pairs of a size and the measured speedup of one level. `strategies` has the tile strategies of fmm's
+    own kernel by side.
     """
     bounds, calibration = calibration.level_bounds, replace(calibration, level_bounds=())
     tau1, tau2, tau3 = (crossover_range(calibration, dtype, levels) for levels in LEVEL_COUNTS)
@@ -110,24 +112,24 @@ def compute_thresholds(
 
 
 def large_problem(dtype: str) -> Problem:
-    """Return a problem for which alpha and pi have reached their limits for large sizes."""
+    """Return a problem so large that alpha and pi hardly depend on the size."""
     return Problem(1 << 15, 1 << 15, 1 << 15, dtype)
 
 
 def alpha_and_pi(calibration: Calibration, dtype: str) -> tuple[float, float]:
-    """Return alpha and pi: the seconds of one addition and of one flop."""
+    """Return alpha and pi: seconds per element of a matrix addition, and seconds per flop of the vendor's product."""
     large = large_problem(dtype)
     return alpha_seconds(calibration, large.itemsize), pi_seconds(calibration, large)
 
 
 def recursion_point_by_equation_3(calibration: Calibration, dtype: str) -> float | None:
-    """Return n1, the recursion point by Equation 3; None if one level never pays."""
+    """Return n1, the recursion point from Equation 3; None if one level never gains."""
     ratio = alpha_over_pi(calibration, large_problem(dtype))
     return finite_or_none(recursion_points.recursion_point(ratio, recursion_points.WINOGRAD_WORK))
 
 
 def crossover_range(calibration: Calibration, dtype: str, levels: int) -> ThresholdRange:
-    """Return the sides from which `levels` levels are predicted to gain 2 %, 0 and the margin."""
+    """Return the sides from which `levels` levels are predicted to gain 2 %, 0 %, and the calibration's margin."""
     ends = (with_margin(calibration, x) for x in (MIN_SPEEDUP - 1, 0.0))
     value, low, own = (finite_or_none(crossover_of_levels(c, dtype, levels)) for c in (*ends, calibration))
     high = None if own is None or value is None else max(own, value)
@@ -135,15 +137,15 @@ def crossover_range(calibration: Calibration, dtype: str, levels: int) -> Thresh
 
 
 def with_margin(calibration: Calibration, margin: float) -> Calibration:
-    """Return the calibration with another margin."""
+    """Return the calibration with this margin for all plans."""
     return replace(calibration, margin=margin, tiled_margin=margin)
 
 
 def taus_without_emulation(calibration: Calibration, dtype: str) -> dict[str, float | None]:
-    """Return tau1 to tau3 with emulation forbidden; empty if no candidate emulates by products in another type."""
+    """Return tau1 to tau3 with emulation forbidden; empty if no candidate emulates."""
     free = with_margin(calibration, 0.0)
     plans = (plan for side in ROUND_SIDES for plan, _ in ranked_plans(free, Problem(side, side, side, dtype), True))
-    if not any(plan.emulates for plan in plans):
+    if not any(plan.uses_emulation for plan in plans):
         return {}
     required = with_margin(calibration, MIN_SPEEDUP - 1)
     sides = (finite_or_none(crossover_of_levels(required, dtype, levels, emulation=False)) for levels in LEVEL_COUNTS)
@@ -151,19 +153,20 @@ def taus_without_emulation(calibration: Calibration, dtype: str) -> dict[str, fl
 
 
 def finite_or_none(x: float) -> float | None:
-    """Return a finite number, None for infinity."""
+    """Return the number if finite, else None."""
     return x if isfinite(x) else None
 
 
-def speedups_by_side(measured: Sequence[tuple[Size, float]]) -> dict[str, float]:
-    """Return the speedups of one level on squares by side."""
+def speedups_by_side(measured: Sequence[tuple[ProductSize, float]]) -> dict[str, float]:
+    """Return a dictionary: side of a measured square -> speedup of one level."""
     return {str(size[0]): round(gain, 4) for size, gain in sorted(measured) if len(set(size)) == 1}
 
 
-def measured_recursion_point(measured: Sequence[tuple[Size, float]]) -> float | None:
-    """Return the side from which every measured square gained by one level.
+def measured_recursion_point(measured: Sequence[tuple[ProductSize, float]]) -> float | None:
+    """Return the smallest side from which one level gained on every measured square.
 
-    None if the largest square did not gain, or if all squares gained and the point is below them.
+    Return None if the largest square did not gain, or if all squares gained: the point is then outside the measured
+    sides.
     """
     square_speedups = sorted((size[0], gain) for size, gain in measured if len(set(size)) == 1)
     lost = [i for i, (_, gain) in enumerate(square_speedups) if gain <= 1]
@@ -172,11 +175,11 @@ def measured_recursion_point(measured: Sequence[tuple[Size, float]]) -> float | 
     return float(square_speedups[lost[-1] + 1][0])
 
 
-def fit_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tuple[Size, float]]) -> float | None:
-    """Return the smallest addition to alpha / pi with which Equation 2 agrees with the most measurements.
+def fit_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tuple[ProductSize, float]]) -> float | None:
+    """Return epsilon, the smallest addition to alpha / pi with which Equation 2 agrees with most measurements.
 
-    None without measurements. The result is also None if 0 is the best addition while all products gained, or all lost,
-    since epsilon is then not determined.
+    Return None without measurements. If all products gained, or all lost, and 0 agrees best, epsilon is undetermined;
+    then return None, too.
     """
     if not measured:
         return None
@@ -196,19 +199,20 @@ def fit_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tuple[S
     return found if found or len(set(gained)) == 2 else None
 
 
-def li_plan(scheme: str, side: int, found: Thresholds, leaf: str) -> Plan:
-    """Return the plan of Li, Ranka and Sahni's recursive code with a tuning's tau1 and tau2.
+def li_threshold_plan(scheme: str, side: int, found: Thresholds, leaf: str) -> Plan:
+    """Return the plan that Li, Ranka and Sahni's recursive code runs with a tuning's tau1 and tau2.
 
-    A leaf that does not emulate has the thresholds without emulation. A missing threshold means no level at any size.
+    For a leaf without emulation the thresholds without emulation are used. A missing threshold means no level at any
+    size.
     """
     never = 1 << 40
-    own = {} if Plan.parse(leaf).emulates else found.without_emulation
+    own = {} if Plan.parse(leaf).uses_emulation else found.without_emulation
     sides = (own.get(name, found.value(name)) for name in TAU_NAMES[:2])
     tau1, tau2 = (never if side is None else int(side) for side in sides)
     return li_thresholds.threshold_plan(scheme, side, tau1, max(tau1, tau2), leaf)
 
 
-PLANS_PER_LEVEL_COUNT = 2  # plans that are compared for each number of levels
+PLANS_PER_LEVEL_COUNT = 2  # number of plans that are compared for each number of levels
 
 
 def add_threshold_intervals(
@@ -216,11 +220,12 @@ def add_threshold_intervals(
     calibration: Calibration,
     dtype: str,
     sampled: Sequence[Calibration],
-    measured: Sequence[tuple[Size, float]] = (),
+    measured: Sequence[tuple[ProductSize, float]] = (),
 ) -> Thresholds:
-    """Return the thresholds with their 95 % intervals.
+    """Return the thresholds with 95 % intervals from the sampled calibrations.
 
-    A threshold that is equal in all samples has no interval: alpha, for example, if the rate of sums is undetermined.
+    A threshold with equal values in all samples has no interval: for example alpha, if the rate of sums is
+    undetermined.
     """
     if not sampled:
         return found
@@ -245,16 +250,16 @@ def add_threshold_intervals(
     return replace(found, intervals=varying)
 
 
-def _rounded_interval(name: str, interval: Interval) -> Interval:
-    """Return an interval with four digits, sides as whole numbers: random samples do not support more."""
+def _rounded_interval(name: str, interval: ThresholdInterval) -> ThresholdInterval:
+    """Return the interval rounded to four digits, or to whole numbers for sides: samples are no more precise."""
     low, high = (None if x is None else float(f"{x:.4g}" if name in NAMES_IN_SECONDS else f"{x:.0f}") for x in interval)
     return low, high
 
 
 def _resampled_epsilons(
-    sampled: Sequence[Calibration], dtype: str, measured: Sequence[tuple[Size, float]]
+    sampled: Sequence[Calibration], dtype: str, measured: Sequence[tuple[ProductSize, float]]
 ) -> list[float]:
-    """Return the epsilon of each sample with resampled shapes; samples without a gain or a loss are left out."""
+    """Return epsilon for each sampled calibration with resampled shapes, if both gains and losses are resampled."""
     random, found = np.random.default_rng(0), []
     for sample in sampled if measured else ():
         some = [measured[i] for i in random.integers(0, len(measured), len(measured))]
@@ -265,14 +270,14 @@ def _resampled_epsilons(
 
 
 def _crossover_of_sample(levels_chosen: Callable[[int], int], levels: int) -> float | None:
-    """Return the side from which at least `levels` levels are chosen; None if never."""
+    """Return the smallest side from which at least `levels` levels are chosen; None without such a side."""
     return finite_or_none(smallest_side_from_which(lambda side: levels_chosen(side) >= levels))
 
 
 def _level_count_function(calibration: Calibration, sample: Calibration, dtype: str) -> Callable[[int], int]:
-    """Return the number of levels that gain most by a sampled calibration, 2 % at least, as a function of the side.
+    """Return a function: side -> number of levels that a sampled calibration predicts to gain most, 2 % or more.
 
-    The function remembers its results: the searches for tau1 to tau3 visit the same sides.
+    The function caches its results, since the searches for tau1 to tau3 visit the same sides.
     """
     free, required = with_margin(calibration, 0.0), with_margin(sample, MIN_SPEEDUP - 1)
 
@@ -287,7 +292,7 @@ def _level_count_function(calibration: Calibration, sample: Calibration, dtype: 
 
 @lru_cache(maxsize=1024)
 def _fastest_plans_by_levels(calibration: Calibration, dtype: str, side: int) -> tuple[Plan, ...]:
-    """Return the fastest plans of each number of levels, more than three levels together."""
+    """Return the fastest plans of each number of levels on a square; more than three levels count as three."""
     by_levels: dict[int, list[Plan]] = defaultdict(list)
     for plan, _ in ranked_plans(calibration, Problem(side, side, side, dtype), True):
         by_levels[min(count_levels(plan), LEVEL_COUNTS[-1])].append(plan)

@@ -1,7 +1,8 @@
-"""The block model on one device: fit its terms to measured times of the tile strategies of fmm's own kernel.
+"""Fit the block model's terms to measured times of the tile strategies of fmm's own kernel on one device.
 
-Huang, Yu and van de Geijn's six strategies are timed on a few shapes. The built-in terms are taken if they predict
-these times well; otherwise terms are fitted, and taken if they predict better on shapes that the fit did not see.
+Huang, Yu and van de Geijn's six strategies (tile sizes of the kernel) are timed on a few shapes. The built-in terms are
+used if they predict these times well. Otherwise terms are fitted. Fitted terms are used if they predict unseen shapes
+better than the built-in terms.
 """
 
 from __future__ import annotations
@@ -21,30 +22,30 @@ from fmm.perfmodel.block_model import GEMM_OPERANDS, OperandBlocks, Shape, chip_
 from fmm.problem import Problem
 from fmm.tuner.devices.device import TimedRun
 from fmm.tuner.fit.model import observed_medians
-from fmm.tuner.trials.record import Size, Trial
+from fmm.tuner.trials.record import ProductSize, Trial
 
 BLOCK_MODEL_STAGE = "blocks"
-BLOCK_MODEL_DTYPE = "float32"  # the element type of the block model
-STRATEGY_SHAPES: tuple[Size, ...] = (
+BLOCK_MODEL_DTYPE = "float32"  # element type of the timed strategies
+STRATEGY_SHAPES: tuple[ProductSize, ...] = (
     (512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096),
     (8192, 1024, 256), (256, 1024, 8192), (512, 8192, 512), (4096, 128, 4096),
 )  # fmt: skip
-MAX_BUILT_IN_ERROR = 0.05  # root mean square error up to which the built-in terms are taken without a fit
+MAX_BUILT_IN_ERROR = 0.05  # root mean square error up to which the built-in terms are used without a fit
 SHOWN_SQUARE_SIDES = (
     512,
     1024,
     2048,
     4096,
     8192,
-)  # sides of the squares for which a tuning shows the launched strategy
+)  # sides of the squares for which a config records the launched strategy
 STRATEGY_PLANS: Mapping[str, Plan] = {
     s.name: Plan(leaf=f"tile.{s.name.lower()}") for s in (*STRATEGIES, *H200_STRATEGIES)
 }
-AUTOMATIC_TILE_PLAN = Plan(leaf="tile")  # the block model selects the strategy
+AUTOMATIC_TILE_PLAN = Plan(leaf="tile")  # for this plan the block model selects the strategy
 
 
 def strategy_runs() -> list[TimedRun]:
-    """Return the runs that are timed on each shape beside the vendor's product."""
+    """Return one timed run for each strategy."""
     return [TimedRun(plan) for plan in STRATEGY_PLANS.values()]
 
 
@@ -53,7 +54,7 @@ def strategy_runs() -> list[TimedRun]:
 
 @dataclass(frozen=True)
 class StrategyTimes:
-    """Median seconds of each strategy on one shape, by the strategy's name."""
+    """Median seconds of the strategies on one shape, by the strategy's name."""
 
     kind: str
     shape: Shape
@@ -62,7 +63,7 @@ class StrategyTimes:
 
     @property
     def tera_flops(self) -> float:
-        """Classical flops, in 10^12."""
+        """Flops of the classical algorithm on this shape, in units of 10^12."""
         m, k, n = self.shape
         return 2e-12 * m * k * n
 
@@ -82,41 +83,41 @@ def strategy_times(trials: Sequence[Trial]) -> list[StrategyTimes]:
 
 @dataclass(frozen=True)
 class StrategyComparison:
-    """Measured and modelled seconds of the strategies on one shape."""
+    """Measured and modelled seconds of all strategies on one shape."""
 
     measured: StrategyTimes
     modelled: Mapping[str, float]
 
     @cached_property
     def modelled_ranking(self) -> list[str]:
-        """The strategies by modelled time, the fastest first."""
+        """Names of the strategies sorted by modelled time, the fastest first."""
         return sorted(self.modelled, key=lambda name: self.modelled[name])
 
     @cached_property
     def fastest_strategy(self) -> str:
-        """The strategy with the shortest measured time."""
+        """Name of the strategy with the shortest measured time."""
         return min(self.modelled, key=lambda name: self.measured.seconds[name])
 
     @property
     def rank_of_fastest(self) -> int:
-        """The rank that the model gives to the measured best, from 1."""
+        """Rank of the fastest measured strategy in the model's ranking, from 1."""
         return self.modelled_ranking.index(self.fastest_strategy) + 1
 
     @property
     def regret(self) -> float:
-        """The measured time of the model's choice over the best, minus 1."""
+        """Measured time of the model's first strategy over the shortest measured time, minus 1."""
         return self.measured.seconds[self.modelled_ranking[0]] / self.measured.seconds[self.fastest_strategy] - 1
 
     @property
-    def log_errors(self) -> dict[str, float]:
-        """log(modelled / measured) of each strategy."""
+    def strategy_log_errors(self) -> dict[str, float]:
+        """log(modelled seconds / measured seconds) by strategy."""
         return {name: log(t / self.measured.seconds[name]) for name, t in self.modelled.items()}
 
 
 def compare_strategies(
     shapes: Sequence[StrategyTimes], chip: Chip, strategies: Sequence[TileSizes] = STRATEGIES
 ) -> list[StrategyComparison]:
-    """Return the comparison of measured and modelled times on each shape."""
+    """Return a comparison of measured and modelled times for each shape."""
     return [
         StrategyComparison(x, {s.name: launch_seconds(s, x.operands, x.shape, chip) for s in strategies})
         for x in shapes
@@ -124,8 +125,8 @@ def compare_strategies(
 
 
 def root_mean_square_error(comparisons: Sequence[StrategyComparison]) -> float:
-    """Return the root mean square of the errors of all strategies on all shapes."""
-    return sqrt(mean(error**2 for comparison in comparisons for error in comparison.log_errors.values()))
+    """Return the root mean square of log(modelled / measured) over all strategies and shapes."""
+    return sqrt(mean(error**2 for comparison in comparisons for error in comparison.strategy_log_errors.values()))
 
 
 # ---- the fit
@@ -133,11 +134,11 @@ def root_mean_square_error(comparisons: Sequence[StrategyComparison]) -> float:
 
 @dataclass(frozen=True)
 class BlockFit:
-    """The block model's terms on one device, and their root mean square errors.
+    """The block model's terms on one device, and the root mean square errors of built-in and fitted terms.
 
-    `fitted` is None where the built-in terms are taken. `error` is the error of the terms that are taken, of fitted
-    ones by cross-validation. `held_back` is the cross-validation error of fitted terms, taken or not; None without a
-    fit.
+    `fitted` is None where the built-in terms are used. `error` is the error of the used terms; for fitted terms the
+    error is from cross-validation. `held_back` is the cross-validation error of fitted terms, also of unused terms;
+    None without a fit.
     """
 
     fitted: BlockModelConstants | None
@@ -148,18 +149,18 @@ class BlockFit:
 
     @property
     def json_fields(self) -> dict[str, Any]:
-        """The fit as it is written to a section of a config."""
+        """Dictionary of the fit for a section of a config."""
         return {**asdict(self), "fitted": None if self.fitted is None else asdict(self.fitted)}
 
 
 def fit_block_model(trials: Sequence[Trial], chip: Chip | None) -> BlockFit | None:
-    """Return the block model's fit to the trials; None without a chip, or with fewer than half of the shapes."""
+    """Return the block model's fit to the trials; None for a CPU, or if fewer than half of the shapes were timed."""
     shapes = strategy_times(trials)
     return None if chip is None or len(shapes) < len(STRATEGY_SHAPES) / 2 else select_block_terms(shapes, chip)
 
 
 def select_block_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> BlockFit:
-    """Return the built-in terms, or fitted terms if these predict better in cross-validation."""
+    """Return a fit with the built-in terms, or with fitted terms if these predict better in cross-validation."""
     built_in = root_mean_square_error(compare_strategies(shapes, chip))
     if built_in <= MAX_BUILT_IN_ERROR:
         return BlockFit(None, built_in, built_in, None, len(shapes))
@@ -169,7 +170,7 @@ def select_block_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> BlockFit:
 
 
 def cross_validate_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> list[StrategyComparison]:
-    """Return the comparison on each shape, modelled with terms that were fitted to the other half of the shapes."""
+    """Return a comparison for each shape with terms that were fitted to the other half of the shapes."""
     first, second = split_alternately(shapes)
     comparisons: list[StrategyComparison] = []
     for seen, unseen in ((first, second), (second, first)):
@@ -178,12 +179,15 @@ def cross_validate_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> list[St
 
 
 def split_alternately(shapes: Sequence[StrategyTimes]) -> tuple[Sequence[StrategyTimes], Sequence[StrategyTimes]]:
-    """Return every second shape from the first on, and from the second on."""
+    """Return two halves of the shapes: every second shape from the first, and every second shape from the second."""
     return shapes[::2], shapes[1::2]
 
 
 def fit_block_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> BlockModelConstants:
-    """Return the terms with the least squares of errors; their logarithms are varied, so that they stay positive."""
+    """Return the terms with the smallest sum of squared errors.
+
+    The fit varies the logarithms of the terms, so that the terms stay positive.
+    """
     from scipy.optimize import least_squares
 
     names = [x.name for x in fields(BlockModelConstants)]
@@ -193,7 +197,7 @@ def fit_block_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> BlockModelCo
 
     def log_errors_at(x: Sequence[float]) -> list[float]:
         comparisons = compare_strategies(shapes, replace(chip, fitted=terms_at(x)))
-        return [error for comparison in comparisons for error in comparison.log_errors.values()]
+        return [error for comparison in comparisons for error in comparison.strategy_log_errors.values()]
 
     return terms_at(
         least_squares(log_errors_at, [log(x) for x in astuple(BlockModelConstants())], diff_step=1e-3, x_scale=0.1).x
@@ -204,7 +208,7 @@ def fit_block_terms(shapes: Sequence[StrategyTimes], chip: Chip) -> BlockModelCo
 
 
 def strategies_by_side(dtype: str, chip: Chip | None, fit: BlockFit | None) -> dict[str, str]:
-    """Return the strategy with which fmm's own kernel is launched for squares, by side; empty without such a kernel."""
+    """Return a dictionary: side of a square -> strategy of fmm's own kernel; empty for types without the kernel."""
     if chip is None or dtype not in FUSED_SIZES:
         return {}
     own = chip if fit is None or fit.fitted is None else replace(chip, fitted=fit.fitted)
@@ -212,7 +216,7 @@ def strategies_by_side(dtype: str, chip: Chip | None, fit: BlockFit | None) -> d
 
 
 def launched_strategy(problem: Problem, chip: Chip) -> TileSizes:
-    """Return the strategy of the recorded launch of fmm's own kernel for this problem."""
+    """Return the strategy with which fmm's own kernel is launched for this problem."""
     (product,) = record_launches(AUTOMATIC_TILE_PLAN, problem, chip_target(chip)).launches
-    strategy: TileSizes = product.kernel.spec.strategy
+    strategy: TileSizes = product.kernel.description.strategy
     return strategy

@@ -1,4 +1,4 @@
-"""The base of all figures: colours, sizes, labels that do not overlap, and files."""
+"""Helpers of all figures in the report: colours, sizes, labels that do not overlap, and saving as PNG and SVG."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLUE, ORANGE, GREEN, RED, PURPLE, SKY_BLUE, BLACK = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#222222",
 )  # fmt: skip
 PLAN_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY_BLUE, "#8A6D00", "#5D3A9B")  # the last two: dark yellow, violet
-POINT_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # marks that differ in grey prints and at overlapping points
+POINT_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # Matplotlib markers, one for each plan or type of a figure
 GREY, BEIGE, LIGHT_GREY = "#999999", "#d0c8b8", "#eeeeee"
 FIGURE_STYLE: Any = {
     "font.size": 9.5,
@@ -35,21 +35,21 @@ FIGURE_STYLE: Any = {
     "axes.titlelocation": "left",
     "legend.frameon": False,
     "svg.fonttype": "none",
-    "svg.hashsalt": "fmm",  # fixed, so that equal figures are equal files
+    "svg.hashsalt": "fmm",  # a fixed salt: equal figures are written as equal files
 }
-MAX_TICKS = 6
-DOTS_PER_INCH = 150  # dots per inch of a PNG file
-LEGEND_ROW_INCHES = 0.165  # inches of a legend's row
-MAX_LEGEND_ROW_LETTERS = 72  # letters of a legend's row
-DETAIL_FIGURE_INCHES = (5.2, 3.4)  # inches; two figures share a row on a screen
-TEXT_LINE_HEIGHT = 0.045  # height of a line of small text, as a share of the figure's
-MAX_LABEL_LETTERS = 32  # letters of a label's line beside the axes
+MAX_TICKS = 6  # largest number of ticks on a logarithmic axis
+DOTS_PER_INCH = 150  # resolution of PNG files
+LEGEND_ROW_INCHES = 0.165  # height of a row of a legend, in inches
+MAX_LEGEND_ROW_LETTERS = 72  # letters that fit in a row of a legend
+DETAIL_FIGURE_INCHES = (5.2, 3.4)  # width and height of a figure, in inches; two figures share a row on a screen
+TEXT_LINE_HEIGHT_SHARE = 0.045  # height of a line of small text, as a share of the figure's height
+MAX_LABEL_LETTERS = 32  # letters in a line of a label beside the axes
 
 
 def new_figure(
     width: float = DETAIL_FIGURE_INCHES[0], height: float = DETAIL_FIGURE_INCHES[1], columns: int = 1
 ) -> tuple[Any, Any]:
-    """Return a figure and its axes."""
+    """Return a new Matplotlib figure and its axes; an array of axes if `columns` is larger than 1."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -57,12 +57,15 @@ def new_figure(
 
 
 def plan_legend_name(plan: Plan) -> str:
-    """Return a plan's text without the vendor as leaf and the padding that almost all plans share."""
+    """Return a plan's text for legends, without ` > vendor`, `.batched.pad16` and `.pad16`."""
     return str(plan).removesuffix(" > vendor").replace(".batched.pad16", "").replace(".pad16", "")
 
 
 def add_legend_below(figure: Any, *parts: Any) -> None:
-    """Add the legend below the axes, in two columns if the names are short, and enlarge the figure by its height."""
+    """Add the legend of these axes below them, and enlarge the figure by the legend's height.
+
+    The legend has two columns if all names are short.
+    """
     handles, names = ([x for axes in parts for x in axes.get_legend_handles_labels()[i]] for i in (0, 1))
     columns = 2 if 2 * max(map(len, names), default=0) < MAX_LEGEND_ROW_LETTERS else 1
     figure.set_figheight(figure.get_figheight() + LEGEND_ROW_INCHES * -(-len(names) // columns))
@@ -72,7 +75,7 @@ def add_legend_below(figure: Any, *parts: Any) -> None:
 def save_figure(figure: Any, stem: Path) -> tuple[list[Path], str]:
     """Write a figure as PNG and SVG; return the paths and the SVG's text.
 
-    The canvases are used directly: `savefig` draws everything twice and repeats the layout for each file.
+    `Figure.savefig` would draw the figure twice and compute its layout again for each file.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -81,14 +84,14 @@ def save_figure(figure: Any, stem: Path) -> tuple[list[Path], str]:
     pixels = io.BytesIO()
     FigureCanvasAgg(figure).print_png(pixels)  # type: ignore[no-untyped-call]
     write_file(png, pixels.getvalue())
-    figure.set_layout_engine("none")  # the figure is not changed
+    figure.set_layout_engine("none")  # the SVG keeps the layout that the PNG has
     text = svg_text(figure, stem.name)
     write_file(svg, text)
     return [png, svg], text
 
 
 def svg_text(figure: Any, salt: str) -> str:
-    """Return the figure as SVG with ids that are unique on the page."""
+    """Return the figure as SVG text; the prefix `salt` makes its element ids unique on the HTML page."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
@@ -107,10 +110,10 @@ def svg_text(figure: Any, salt: str) -> str:
 def add_labels_at_right(
     axes: Any, points: Sequence[tuple[float, float, str]], colours: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """Add labels in a column at the right, ordered by height, each with a line to its point."""
+    """Add labels (x, y, text) in a column at the right of the axes, each with a line to its point (x, y)."""
     if not points:
         return
-    axes.autoscale_view()  # the limits are needed now
+    axes.autoscale_view()  # the transformation below needs the final limits of the axes
     ordered = sorted(points, key=lambda x: (x[1], -x[0]))
     names = [
         "\n".join(wrap(name, MAX_LABEL_LETTERS, break_long_words=False, break_on_hyphens=False)) for *_, name in ordered
@@ -125,16 +128,16 @@ def add_labels_at_right(
 
 
 def _spread_label_heights(heights: Any, lines: Sequence[int]) -> Any:
-    """Return label positions from 0 to 1, moved apart so that the lines of text do not overlap."""
+    """Return heights from 0 to 1 for labels with this many lines of text, moved apart until no labels overlap."""
     gaps = np.array([0.0, *((a + b) / 2 for a, b in pairwise(lines))])
-    steps = np.cumsum(gaps) * min(TEXT_LINE_HEIGHT, 1 / max(gaps.sum(), 1.0))
+    steps = np.cumsum(gaps) * min(TEXT_LINE_HEIGHT_SHARE, 1 / max(gaps.sum(), 1.0))
     lowest = np.maximum.accumulate(heights - steps)
     highest = np.minimum.accumulate((heights - steps)[::-1])[::-1]
     return np.clip((lowest + highest) / 2, 0, 1 - steps[-1]) + steps
 
 
 def set_power_of_two_ticks(axes: Any, most: int = MAX_TICKS) -> None:
-    """Set ticks at powers of two on logarithmic axes of sides, at most `most` so that none overlap."""
+    """Set at most `most` ticks, at powers of two, on each logarithmic axis."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
     for axis in (axes.xaxis, axes.yaxis):

@@ -1,4 +1,4 @@
-"""The map of one type: the model's choice by m = n and k, and the fastest measured plans."""
+"""Draw the plan map of one element type: the model's choice over m = n and k, and the fastest measured plans."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ from fmm.tuner.report.figures import (
 )
 from fmm.tuner.report.type_report import TypeReport
 
-MAX_SIDE_RATIO = 2.0  # the largest ratio of m and n of a point on the map
+MAX_SIDE_RATIO = 2.0  # the plan map shows measured shapes with m / n between 1 / MAX_SIDE_RATIO and MAX_SIDE_RATIO
 
 
 def draw_plan_map(report: TypeReport) -> Any:
-    """Return the map: areas are the model's choice for m x k by k x m, points the fastest measured plan of a shape."""
+    """Return the figure of the plan map.
+
+    An area shows the plan that the model chooses for m x k by k x m products. A point shows the fastest measured plan.
+    """
     from matplotlib.colors import BoundaryNorm, ListedColormap
 
     figure, axes = new_figure()
@@ -59,7 +62,7 @@ def draw_plan_map(report: TypeReport) -> Any:
 
 
 def fastest_measured_plans(report: TypeReport) -> dict[Problem, Plan]:
-    """Return the fastest measured plan of every shape, the vendor if no plan beat it."""
+    """Return the fastest measured plan of each problem: the vendor's product if no other plan was faster."""
     found: dict[Problem, tuple[float, Plan]] = {}
     for problem, plan, speedup, *_ in report.measured_speedups:
         found[problem] = max(found.get(problem, (1.0, VENDOR)), (speedup, plan), key=lambda x: x[0])
@@ -67,7 +70,7 @@ def fastest_measured_plans(report: TypeReport) -> dict[Problem, Plan]:
 
 
 def _area_colours(met: Counter[Plan]) -> dict[Plan | None, str]:
-    """Return the colours of the plans with the largest areas; None is all others."""
+    """Return the colours of the plans with the largest areas; the key None has the colour of all other plans."""
     often = [plan for plan, _ in met.most_common() if plan != VENDOR]
     own = sorted(often[: len(PLAN_COLOURS)], key=str)
     known: dict[Plan | None, str] = {VENDOR: LIGHT_GREY}
@@ -76,11 +79,12 @@ def _area_colours(met: Counter[Plan]) -> dict[Plan | None, str]:
 
 
 def _point_colours(best: Counter[Plan], coloured: dict[Plan | None, str]) -> dict[Plan, str]:
-    """Return colours for plans that were measured as the fastest but have no area."""
+    """Return the colours of plans that are fastest at measured points but have no area on the map."""
     often = [plan for plan, _ in best.most_common() if plan not in coloured]
     free = [colour for colour in PLAN_COLOURS if colour not in coloured.values()]
     return dict(zip(often, free, strict=False))
 
 
 def _coloured_plan_or_none(plan: Plan, coloured: dict[Plan | None, str]) -> Plan | None:
+    """Return the plan if its area has a colour, else None."""
     return plan if plan in coloured else None

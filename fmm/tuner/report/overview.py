@@ -1,4 +1,4 @@
-"""The overview of the report: speedups by type and side, measured or predicted, as rows and as one figure."""
+"""Compute and draw the report's overview: measured or predicted speedups of square products, by type and side."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from fmm.config.schema import Entry
 from fmm.kernels.plans.plan import VENDOR, Plan
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Operation, Problem
 from fmm.tuner.findings.model_in_use import (
@@ -31,14 +31,15 @@ from fmm.tuner.report.figures import (
 )
 from fmm.tuner.report.type_report import MAX_SHOWN_SIDE_RATIO, TypeReport
 
-TABLE_SIDES = tuple(1024 << i for i in range(7))
-MEASURED_BASIS, PREDICTED_BASIS, VENDOR_BASIS = "measured", "predicted", "vendor"
-EXTRAPOLATED_BASIS = "beyond"  # predicted beyond MAX_SHOWN_SIDE_RATIO times the largest measured side
+TABLE_SIDES = tuple(1024 << i for i in range(7))  # sides of the square products in the table: 1024 to 65536
+# The origin of a speedup, in SideSpeedup.kind. VENDOR_SPEEDUP: fmm.matmul calls the vendor, and the speedup is about 1.
+MEASURED_SPEEDUP, PREDICTED_SPEEDUP, VENDOR_SPEEDUP = "measured", "predicted", "vendor"
+EXTRAPOLATED_SPEEDUP = "beyond"  # predicted for sides above MAX_SHOWN_SIDE_RATIO times the largest measured side
 
 
 @dataclass(frozen=True)
 class SideSpeedup:
-    """The speedup on squares of a side: measured with its interval, predicted, or 1 where the vendor multiplies."""
+    """The speedup of fmm over the vendor for square products of one side, with its 95 % interval if measured."""
 
     dtype: str
     side: int
@@ -50,12 +51,12 @@ class SideSpeedup:
     error_growth: float
     workspace: int
     op: Operation = "product"
-    untried: float = 0.0  # the predicted speedup of a plan that was not tried, if clearly larger
-    beside: int = 0  # difference between `side` and the side of the column that shows the gain: 1 for odd sides
+    untried: float = 0.0  # predicted speedup of a plan that was not timed, if clearly larger than the measured one
+    beside: int = 0  # `side` minus the side of the table column that shows the speedup: 1 for odd sides
 
 
 def shown_speedups(reports: Sequence[TypeReport]) -> list[SideSpeedup]:
-    """Return the speedups of all types on the shown sides: products, and measured triangles (gram)."""
+    """Return the speedups of all types for the sides of the table: of products, and of measured gram products."""
     found: list[SideSpeedup] = []
     for report in reports:
         products, grams = (
@@ -67,13 +68,13 @@ def shown_speedups(reports: Sequence[TypeReport]) -> list[SideSpeedup]:
 
 
 def product_speedups(gains: Sequence[SideSpeedup], dtype: str) -> list[SideSpeedup]:
-    """Return the speedups of a type on round sides where a plan multiplies."""
+    """Return the speedups of a type's products on even sides, without sides where the vendor multiplies."""
     own = (gain for gain in gains if gain.op == "product" and gain.dtype == dtype and not gain.beside)
-    return [gain for gain in own if gain.kind != VENDOR_BASIS]
+    return [gain for gain in own if gain.kind != VENDOR_SPEEDUP]
 
 
 def odd_side_speedups(report: TypeReport) -> list[SideSpeedup]:
-    """Return the speedups on odd sides, for a type whose vendor is slow on odd sides."""
+    """Return the speedups on odd sides 1025, 2049, ..., if the vendor is slow for odd sides of this type."""
     if (
         report.tuned.trusted is None
         or not report.choice_calibration.batches
@@ -85,37 +86,40 @@ def odd_side_speedups(report: TypeReport) -> list[SideSpeedup]:
 
 
 def first_extrapolated_speedups(report: TypeReport, shown: Sequence[SideSpeedup]) -> list[SideSpeedup]:
-    """Return the first two sides that gain, for a type that gains only beyond all measured sides."""
+    """Return the speedups of the two smallest table sides above all shown sides where the model predicts a gain."""
     if report.tuned.trusted is None:
         return []
     last = max((gain.side for gain in shown), default=0)
     found = [(side, report.model_choice(side, side, side)) for side in TABLE_SIDES if side > last]
     gains = [(side, best.plan, 1 / best.time) for side, best in found if best.plan != VENDOR][:2]
-    return [_side_speedup(report, side, EXTRAPOLATED_BASIS, plan, (gain, gain, gain)) for side, plan, gain in gains]
+    return [_side_speedup(report, side, EXTRAPOLATED_SPEEDUP, plan, (gain, gain, gain)) for side, plan, gain in gains]
 
 
 def gram_speedup_at_side(report: TypeReport, side: int) -> SideSpeedup | None:
-    """Return the speedup of a matrix times its adjoint by a trusted entry."""
+    """Return the certified speedup of a matrix times its adjoint (gram); None without a trusted entry."""
     known = report.tuned.entry((side, side, side), op="gram")
     if known is None:
         return None
     entry, plan = known
-    kind = VENDOR_BASIS if plan == VENDOR else MEASURED_BASIS
+    kind = VENDOR_SPEEDUP if plan == VENDOR else MEASURED_SPEEDUP
     return _side_speedup(report, side, kind, plan, (entry.speedup, entry.low, entry.high), "gram")
 
 
 def speedup_at_side(report: TypeReport, side: int) -> SideSpeedup | None:
-    """Return the entry of a square if fmm.matmul uses it, else the model's choice; None beyond the timed sides."""
+    """Return the speedup for square products of a side; None if the side is far above the timed sides.
+
+    The speedup is that of the certified entry if fmm.matmul uses the entry, and else of the model's choice.
+    """
     known = report.tuned.entry((side, side, side))
     if known is None and (side > MAX_SHOWN_SIDE_RATIO * report.largest_cube_side or report.tuned.trusted is None):
         return None
     best = report.model_choice(side, side, side)
     predicted = 1 / best.time
     if known is None or default_skip_reason(report.used, known[0]) == UNTIMED_REASON:
-        kind = VENDOR_BASIS if best.plan == VENDOR else PREDICTED_BASIS
+        kind = VENDOR_SPEEDUP if best.plan == VENDOR else PREDICTED_SPEEDUP
         return _side_speedup(report, side, kind, best.plan, (predicted, predicted, predicted))
     entry, plan = known
-    kind = VENDOR_BASIS if plan == VENDOR else MEASURED_BASIS
+    kind = VENDOR_SPEEDUP if plan == VENDOR else MEASURED_SPEEDUP
     more = predicted if report.tuned.trusted is not None and predicted > MIN_ODD_SIDE_GAIN * entry.high else 0.0
     return _side_speedup(report, side, kind, plan, (entry.speedup, entry.low, entry.high), untried=more)
 
@@ -129,26 +133,27 @@ def _side_speedup(
     op: Operation = "product",
     untried: float = 0.0,
 ) -> SideSpeedup:
+    """Return the speedup with its plan's error growth and workspace; `speedup` has the value and its interval."""
     problem = Problem(side, side, side, report.dtype, op=op)
-    needed = workspace(plan, *problem.size, problem.itemsize, op=op)
+    needed = plan_workspace_bytes(plan, *problem.size, problem.itemsize, op=op)
     growth = expected_error_growth(plan, report.dtype, not report.calibration.batches)
     return SideSpeedup(report.dtype, side, kind, *speedup, str(plan), growth, needed, op, untried)
 
 
 def speedups_frame(gains: Sequence[SideSpeedup]) -> Any:
-    """Return the speedups as a pandas DataFrame."""
+    """Return the speedups as a pandas DataFrame, one row each."""
     import pandas
 
     return pandas.DataFrame([vars(gain) for gain in gains], columns=list(SideSpeedup.__dataclass_fields__))
 
 
 def reported_vendor_name(reports: Sequence[TypeReport]) -> str:
-    """Return the vendor's name."""
+    """Return the name of the vendor's library, such as OpenBLAS, from the first report."""
     return vendor_name(reports[0].calibration) if reports else "the vendor"
 
 
 def largest_timed_sides_text(reports: Sequence[TypeReport]) -> str:
-    """Return the largest timed sides by type: `12800 (float32), 30144 (bfloat16, tf32)`."""
+    """Return the largest timed sides with their types as text: `12800 (float32), 30144 (bfloat16, tf32)`."""
     found: dict[int, list[str]] = {}
     for report in reports:
         if report.largest_cube_side:
@@ -157,7 +162,7 @@ def largest_timed_sides_text(reports: Sequence[TypeReport]) -> str:
 
 
 def crossover_side(report: TypeReport) -> int | None:
-    """Return the side from which the model gains; None if it never does or is rejected."""
+    """Return the smallest square side for which the model predicts a gain; None without gains or a trusted tuning."""
     return first_gaining_side(report.choice_calibration, report.dtype) if report.tuned.trusted is not None else None
 
 
@@ -171,7 +176,7 @@ ALL_TYPES_CAPTION = (
 def draw_speedups_of_types(
     reports: Sequence[TypeReport], gains: Sequence[SideSpeedup], size: tuple[float, float] = SCREEN_FIGURE_INCHES
 ) -> Any:
-    """Return the figure of all types: the model's choice as lines, certified entries as points."""
+    """Return the figure of speedup over side for all types: lines of the model, points of certified entries."""
     figure, axes = new_figure(*size)
     ends, colours = [], {}
     for i, report in enumerate(reports):
@@ -200,7 +205,7 @@ def draw_speedups_of_types(
 
 
 def all_types_caption(reports: Sequence[TypeReport], gains: Sequence[SideSpeedup]) -> str:
-    """Return the caption of the figure of all types."""
+    """Return the caption of the figure that draw_speedups_of_types draws."""
     none = "" if any(map(certified_square_entries, reports)) else " No square was certified to gain."
     untried = list(dict.fromkeys(gain.dtype for gain in gains if gain.untried))
     why = f" {', '.join(untried)}: the plan of the line was not tried at points far below."
@@ -210,7 +215,7 @@ def all_types_caption(reports: Sequence[TypeReport], gains: Sequence[SideSpeedup
 
 
 def uses_datasheet_rates(report: TypeReport) -> bool:
-    """Return True if a plan of the line ends in a leaf at the datasheet's rate."""
+    """Return True if a plan on the speedup curve has a leaf whose rate comes from the datasheet."""
     assumed = {*report.used.assumed, *report.used.left_out}
     return any(
         report.model_choice(side, side, side).plan.leaf_use.leaf.name in assumed for side, _ in report.speedup_curve
@@ -218,7 +223,7 @@ def uses_datasheet_rates(report: TypeReport) -> bool:
 
 
 def model_error_text(reports: Sequence[TypeReport]) -> str:
-    """Return the error of predicted speedups on held-out shapes, as text."""
+    """Return a sentence on the error of predicted speedups for held-out shapes; empty without errors."""
     errors = [(report.section["error"] or {}).get("speedup") or {} for report in reports if report.tuned.trusted]
     median, most = (
         _percent_range_text([e[name] for e in errors if e.get(name) is not None]) for name in ("median", "p95")
@@ -230,7 +235,7 @@ def model_error_text(reports: Sequence[TypeReport]) -> str:
 
 
 def _percent_range_text(known: Sequence[float]) -> str:
-    """Return the smallest and the largest share in percent."""
+    """Return the smallest and the largest of these shares as text in percent; empty without shares."""
     if not known:
         return ""
     low, high = f"{min(known):.1%}", f"{max(known):.1%}"
@@ -240,15 +245,15 @@ def _percent_range_text(known: Sequence[float]) -> str:
 def speedup_curves(
     report: TypeReport, own: Sequence[SideSpeedup]
 ) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    """Return side and speedup of the model's choice: the curve of the case, and its continuation to shown gains."""
+    """Return two curves of (side, predicted speedup): to the last shown side, and on to extrapolated speedups."""
     if report.tuned.trusted is None:
         return [], []
-    last = max((gain.side for gain in own if gain.kind == EXTRAPOLATED_BASIS), default=0)
+    last = max((gain.side for gain in own if gain.kind == EXTRAPOLATED_SPEEDUP), default=0)
     further = report.speedup_curve_to(last)[len(report.speedup_curve) :]
     return [(float(side), gain) for side, gain in report.speedup_curve], [(float(side), gain) for side, gain in further]
 
 
 def certified_square_entries(report: TypeReport) -> list[Entry]:
-    """Return the certified entries of square products that gain, without those for workspace=0."""
+    """Return the verified entries of square products with a plan faster than the vendor, without lean entries."""
     products = [e for e in report.tuned.entries.values() if e.op == "product" and len(set(e.size)) == 1]
     return [e for e in products if e.verified and not e.lean and e.plan != "vendor"]

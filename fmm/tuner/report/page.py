@@ -1,6 +1,6 @@
-"""The report as one self-contained HTML page, from the same tables as `fmm-tune show`.
+"""Write the report as one self-contained HTML page, from the same tables as `fmm-tune show`.
 
-Nothing on the page has a fixed width, so that nothing scrolls sideways, on a phone either.
+No element of the page has a fixed width: the page does not scroll sideways, even on a phone.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from fmm.tuner.findings.summary import (
 )
 from fmm.tuner.fit.parameters import is_parameter_determined, parameter_meaning, parameter_unit, text_with_unit_prefix
 from fmm.tuner.report.overview import (
-    MEASURED_BASIS,
-    VENDOR_BASIS,
+    MEASURED_SPEEDUP,
+    VENDOR_SPEEDUP,
     SideSpeedup,
     all_types_caption,
     crossover_side,
@@ -37,9 +37,10 @@ from fmm.tuner.report.plan_names import find_plan_texts, plan_names_table
 from fmm.tuner.report.type_figures import caption_text
 from fmm.tuner.report.type_report import TypeReport
 
-NARROW_CELL_LETTERS, WHOLE_ROW_CLASS = 14, ' class="whole"'  # letters of a cell that shares a row on a phone
-EARLIER_GAIN_MARK = " *"  # marks a first side below which measured squares gain too
-NEXT_COMMANDS = (
+NARROW_CELL_LETTERS = 14  # on a phone, a cell with more letters takes a whole row
+WHOLE_ROW_CLASS = ' class="whole"'  # HTML class of a cell that takes a whole row on a phone
+EARLIER_GAIN_MARK = " *"  # marks a crossover side below which some measured squares are faster than the vendor too
+SUGGESTED_COMMANDS = (
     ("fmm.matmul(a, b)", "the product, decided by this config"),
     ("print(fmm.explain(a, b))", "the decision, with its plan, error and workspace"),
     ("fmm.matmul(a, b, max_error_growth=3)", "at most 3 times the vendor's error"),
@@ -53,7 +54,10 @@ NEXT_COMMANDS = (
 def report_html(
     found: Sequence[tuple[TypeReport, Mapping[str, str]]], gains: Sequence[SideSpeedup], pictures: tuple[str, str]
 ) -> str:
-    """Return the page: speedups of all types as table and figure, the next commands, then each type's details."""
+    """Return the HTML page: speedups of all types, suggested commands, and details of each type.
+
+    `pictures` has the SVG texts of the overview figure for wide and for narrow screens.
+    """
     wide, narrow = pictures
     reports = [report for report, _ in found]
     base = reported_vendor_name(reports)
@@ -63,7 +67,7 @@ def report_html(
         for report in reports
     }
     rejected = rejected_table([TypeSummary(report.dtype, report.used) for report in reports])
-    next_table = make_table("next", ("command", "purpose"), (*NEXT_COMMANDS, *suggested_tunings(reports, gains)))
+    next_table = make_table("next", ("command", "purpose"), (*SUGGESTED_COMMANDS, *suggested_tunings(reports, gains)))
     details = "\n".join(
         (*_folded_tables_html(reports, gains), *(_type_details_html(report, drawn) for report, drawn in found))
     )
@@ -83,7 +87,7 @@ def report_html(
 
 
 def suggested_tunings(reports: Sequence[TypeReport], gains: Sequence[SideSpeedup]) -> Iterator[tuple[str, str]]:
-    """Yield the tunings that are worth repeating, and why."""
+    """Yield a tuning command and its reason, for each device whose tuning should run again."""
     untried = {gain.dtype for gain in gains if gain.untried}
     for device in dict.fromkeys(report.device for report in reports):
         own = [report for report in reports if report.device == device]
@@ -99,7 +103,10 @@ def suggested_tunings(reports: Sequence[TypeReport], gains: Sequence[SideSpeedup
 
 
 def html_table(table: TextTable, code: bool = False) -> str:
-    """Return a table whose cells also name their column, for phones; `code`: the first column is typed text."""
+    """Return a table as HTML; with `code`, its first column has a monospaced font.
+
+    Each cell also names its column, since the page hides the head of a table on phones.
+    """
     top = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.columns)
     body = "".join(_table_row_html(table.columns, row, code) for row in table.rows)
     note = f'<p class="key"><small>{escape(table.note)}</small></p>' if table.note else ""
@@ -107,6 +114,7 @@ def html_table(table: TextTable, code: bool = False) -> str:
 
 
 def _table_row_html(columns: Sequence[str], row: Sequence[str], code: bool) -> str:
+    """Return a table row as HTML."""
     first, *cells = row
     classes = (WHOLE_ROW_CLASS if len(cell) > NARROW_CELL_LETTERS else "" for cell in cells)
     found = "".join(
@@ -118,13 +126,17 @@ def _table_row_html(columns: Sequence[str], row: Sequence[str], code: bool) -> s
 
 
 def _folded_section_html(title: str, html: str) -> str:
+    """Return HTML that shows the title alone until a reader opens it."""
     return f"<details><summary>{escape(title)}</summary>\n{html}</details>"
 
 
 def speedups_html_table(
     gains: Sequence[SideSpeedup], base: str = "the vendor", starts: Mapping[str, str] | None = None, timed: str = ""
 ) -> str:
-    """Return the speedups as types by sides; `starts` is each type's first side, `timed` the largest timed sides."""
+    """Return the HTML table of speedups with a row for each type and a column for each side.
+
+    `starts` has the crossover side of each type as text, `timed` the largest timed sides as text.
+    """
     known = starts or {}
     frame = speedups_frame(gains)
     frame = frame.assign(column=frame["side"] - frame["beside"])
@@ -145,7 +157,7 @@ def speedups_html_table(
 
 
 def _speedup_legend_html(gains: Sequence[SideSpeedup], base: str, starts: Mapping[str, str], timed: str) -> str:
-    """Return one line for each kind of cell in the table."""
+    """Return the HTML legend that explains each kind of cell in the table of speedups."""
     parts = [
         '<span class="measured">1.23</span> measured, with its 95&nbsp;% interval',
         '<span class="predicted">≈ 1.23</span> predicted',
@@ -166,12 +178,13 @@ def _speedup_legend_html(gains: Sequence[SideSpeedup], base: str, starts: Mappin
 
 
 def _first_gaining_side(own: Any) -> str:
-    """Return the first side that gains."""
-    sides = own[own["kind"] != VENDOR_BASIS]["side"]
+    """Return the smallest side with a speedup in the rows of a DataFrame, as text; empty without such rows."""
+    sides = own[own["kind"] != VENDOR_SPEEDUP]["side"]
     return str(min(sides)) if len(sides) else ""
 
 
 def _speedup_row_html(name: str, start: str, own: Any, sides: Sequence[int], base: str) -> str:
+    """Return a row of the table of speedups as HTML."""
     found = {row.column: row for row in own.itertuples()}
     cells = "".join(_speedup_cell_html(found.get(side), side, base) for side in sides)
     first = f'<td class="{"start" if start else "none"}" data-side="faster from side">{escape(start)}</td>'
@@ -179,13 +192,14 @@ def _speedup_row_html(name: str, start: str, own: Any, sides: Sequence[int], bas
 
 
 def _speedup_cell_html(gain: Any, column: int, base: str) -> str:
+    """Return a cell of the table of speedups as HTML; `gain` is a row of the DataFrame, None for an empty cell."""
     side = column if gain is None else gain.side
     if gain is None:
         return f'<td class="none" data-side="{side}"></td>'
     text = escape(base)
-    if gain.kind == MEASURED_BASIS:
+    if gain.kind == MEASURED_SPEEDUP:
         text = f"{gain.speedup:.2f}<small>{gain.low:.2f} to {gain.high:.2f}</small>"
-    elif gain.kind != VENDOR_BASIS:
+    elif gain.kind != VENDOR_SPEEDUP:
         text = f"≈ {gain.speedup:.2f}"
     if gain.untried:
         text += f"<small>untried ≈ {gain.untried:.2f}</small>"
@@ -193,7 +207,10 @@ def _speedup_cell_html(gain: Any, column: int, base: str) -> str:
 
 
 def crossover_text(report: TypeReport, side: int | None, won: Sequence[SideSpeedup]) -> str:
-    """Return the first side that gains by the model, or why there is none."""
+    """Return the crossover side as text, or the word that says why the model has no crossover side.
+
+    EARLIER_GAIN_MARK is added if a side in `won` is smaller.
+    """
     if report.tuned.trusted is None:
         return "rejected"
     if side is None:
@@ -201,11 +218,12 @@ def crossover_text(report: TypeReport, side: int | None, won: Sequence[SideSpeed
     return f"{side}{EARLIER_GAIN_MARK if any(gain.side < side for gain in won) else ''}"
 
 
-# ---- what is folded
+# ---- sections that are closed until a reader opens them
 
 
 def _folded_tables_html(reports: Sequence[TypeReport], gains: Sequence[SideSpeedup]) -> Iterator[str]:
-    won = [gain for gain in gains if gain.kind != VENDOR_BASIS]
+    """Yield the closed sections for all types: the plans of the table, and the thresholds of the papers."""
+    won = [gain for gain in gains if gain.kind != VENDOR_SPEEDUP]
     if won:
         columns = "type", "side", "speedup", "error growth", "workspace [GiB]", "plan"
         yield _folded_section_html("Plans", html_table(make_table("plans", columns, map(_plan_row_cells, won))))
@@ -215,13 +233,14 @@ def _folded_tables_html(reports: Sequence[TypeReport], gains: Sequence[SideSpeed
 
 
 def _plan_row_cells(g: SideSpeedup) -> tuple[str, ...]:
+    """Return the cells of a row in the table of plans."""
     name = g.dtype if g.op == "product" else f"{g.dtype}, {g.op}"
-    gained = f"{g.speedup:.2f}" if g.kind == MEASURED_BASIS else f"≈ {g.speedup:.2f}"
+    gained = f"{g.speedup:.2f}" if g.kind == MEASURED_SPEEDUP else f"≈ {g.speedup:.2f}"
     return name, f"{g.side}", gained, f"{g.error_growth:.2g}", f"{g.workspace / 2**30:.2f}", g.plan
 
 
 def plan_texts_on_page(reports: Sequence[TypeReport], gains: Sequence[SideSpeedup]) -> Iterator[str]:
-    """Yield the plans of the tables and of the figures."""
+    """Yield the text of every plan in the tables and figures of the page."""
     yield from (gain.plan for gain in gains)
     for report in reports:
         yield from (entry.plan for entry in report.tuned.entries.values())
@@ -230,9 +249,9 @@ def plan_texts_on_page(reports: Sequence[TypeReport], gains: Sequence[SideSpeedu
 
 
 def _type_details_html(report: TypeReport, pictures: Mapping[str, str]) -> str:
-    """Return one type, folded: the tables of `fmm-tune show`, the figures, the fitted parameters."""
+    """Return the closed section of one type: the tables of `fmm-tune show`, the figures, the fitted parameters."""
     text = SectionText(report.section, report.dtype, report.device, report.sections)
-    tables = "\n".join(f"<h3>{escape(table.title)}</h3>{html_table(table)}" for table in text.tables)
+    tables = "\n".join(f"<h3>{escape(table.title)}</h3>{html_table(table)}" for table in text.section_tables)
     drawn = "\n".join(
         f"<figure>{svg}<figcaption>{escape(caption_text(name, report))}</figcaption></figure>"
         for name, svg in pictures.items()
@@ -247,7 +266,7 @@ def _type_details_html(report: TypeReport, pictures: Mapping[str, str]) -> str:
 
 
 def parameters_html(report: TypeReport) -> str:
-    """Return the fitted parameters with their meanings, values and 95 % intervals."""
+    """Return an HTML table of the fitted parameters with values, 95 % intervals and meanings."""
     if is_noisy_tuning(report.tuned.diagnostics):
         return f"<p>{NOISY_TEXT}</p>"
     calibration = report.section["calibration"]

@@ -1,4 +1,7 @@
-"""The figures of one type: FIGURE_FUNCTIONS has a function for each, CAPTION_TEXTS a caption; nothing is measured."""
+"""Draw the figures of one element type from recorded trials.
+
+FIGURE_FUNCTIONS has the drawing function of each figure, CAPTION_TEXTS its caption.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +37,13 @@ from fmm.tuner.report.figures import (
 from fmm.tuner.report.maps import draw_plan_map, fastest_measured_plans
 from fmm.tuner.report.type_report import TypeReport, equal_work_side
 
-HALF_FIGURE_TICKS = 3  # number of ticks of an axis in half of a figure
-CURVE_SIDE_MULTIPLE = 128  # lines are evaluated at multiples of this side
-MAX_MINOR_LABEL_RATIO = 60  # an axis with a larger ratio of its ends labels powers of ten alone
+HALF_FIGURE_TICKS = 3  # largest number of ticks on an axis that is half as wide as its figure
+CURVE_SIDE_MULTIPLE = 128  # fitted curves are drawn through sides that are multiples of this number
+MAX_MINOR_LABEL_RATIO = 60  # minor ticks have labels if the axis ends at less than this multiple of its start
 
 
 def draw_predicted_over_measured(report: TypeReport) -> Any:
-    """Return predicted over measured times of every shape and plan."""
+    """Return the figure of predicted against measured seconds, a point for each shape and plan."""
     figure, axes = new_figure()
     kinds = (
         (("search",), GREY, "searched", 1),
@@ -67,7 +70,10 @@ def draw_predicted_over_measured(report: TypeReport) -> Any:
 
 
 def draw_residuals(report: TypeReport) -> Any:
-    """Return the error of predicted times of whole products: over size, and as a histogram."""
+    """Return the figure of the relative errors of predicted times: over the side, and as a histogram.
+
+    Only whole products are drawn, not the sums or leaf products of a plan alone.
+    """
     figure, (left, right) = new_figure(columns=2)
     bins = np.arange(-0.3, 0.31, 0.02)
     for stages, colour, name in ((FITTED_STAGES, SKY_BLUE, "fitted"), ((HELD_OUT_STAGE,), RED, "held out")):
@@ -88,11 +94,11 @@ def draw_residuals(report: TypeReport) -> Any:
     return figure
 
 
-MIN_DRAWN_SPEEDUP = 0.5  # least speedup over the vendor of a plan that is drawn
+MIN_DRAWN_SPEEDUP = 0.5  # plans with a smaller measured speedup over the vendor are not drawn
 
 
 def draw_speedup(report: TypeReport) -> Any:
-    """Return the measured speedups of all plans over size, with the model's choice as a line."""
+    """Return the figure of measured speedups over the side: a point for each plan, a line for the model's choice."""
     figure, axes = new_figure()
     known = [x for x in report.measured_speedups if x[2] >= MIN_DRAWN_SPEEDUP]
     won = Counter(fastest_measured_plans(report).values())
@@ -114,7 +120,10 @@ def draw_speedup(report: TypeReport) -> Any:
 
 
 def draw_time_and_error(report: TypeReport) -> Any:
-    """Return time over expected error of the plans on the largest measured shape, with the Pareto front."""
+    """Return the figure of time against expected error of all plans on the largest measured shape.
+
+    A line shows the Pareto front: no other plan is both faster and more accurate.
+    """
     from matplotlib.ticker import FixedLocator, NullLocator
 
     figure, axes = new_figure(height=3.6)
@@ -154,7 +163,11 @@ def draw_time_and_error(report: TypeReport) -> Any:
 
 
 def draw_rates(report: TypeReport) -> Any:
-    """Return the rates of products (1 / pi) and of sums (3 numbers / alpha): measured points, fitted lines."""
+    """Return the figure of two rates over the side: of the vendor's products, and of matrix sums.
+
+    Points are measured, lines are fitted. The product rate is 1 / pi for pi seconds per flop. The rate of sums is 3
+    numbers per alpha seconds.
+    """
     figure, (left, right) = new_figure(columns=2)
     squares = [o for o in report.observations_of_stages("scale", "rates", "probe") if len(set(o.problem.size)) == 1]
     vendors = sorted((o.problem.m, o.problem.flops / o.seconds) for o in squares if o.run_kind == "vendor")
@@ -183,7 +196,10 @@ def draw_rates(report: TypeReport) -> Any:
 
 
 def draw_roofline(report: TypeReport) -> Any:
-    """Return the roofline: classical flops per second over classical flops per moved byte of all plans."""
+    """Return the roofline figure of all plans: flops per second over flops per byte that the plan moves.
+
+    Each product counts 2 m k n flops, whatever its plan.
+    """
     figure, axes = new_figure(height=3.6)
     rate, stream = report.calibration.require_rate(report.dtype), report.calibration.stream
     memory = rate.memory or stream
@@ -237,13 +253,12 @@ CAPTION_TEXTS = {
     "roofline": "Classical flops per second over classical flops per moved byte, below the device's roofs; all plans "
     "count 2 m k n flops.",
 }
-PAIRED_SAMPLE_FIGURES = frozenset(
-    {"speedup", "error"}
-)  # need plans that were timed with the vendor; a short tuning has none
+# These figures need plans that were timed in rounds with the vendor. A short tuning may have no such plan.
+PAIRED_SAMPLE_FIGURES = frozenset({"speedup", "error"})
 
 
 def available_figures(report: TypeReport) -> dict[str, Callable[[TypeReport], Any]]:
-    """Return the figures that have data."""
+    """Return the drawing functions, by name, of the figures for which the report has data."""
     return {
         name: draw
         for name, draw in FIGURE_FUNCTIONS.items()
@@ -254,7 +269,10 @@ def available_figures(report: TypeReport) -> dict[str, Callable[[TypeReport], An
 def _plan_groups(
     plans: Sequence[Plan], won: Mapping[Plan, int] = MappingProxyType({})
 ) -> Iterator[tuple[str, str, str, frozenset[Plan]]]:
-    """Yield name, colour, marker and plans of each group: the vendor, the most frequent winners, all others."""
+    """Yield legend name, colour, marker and plans of each group of points in a figure.
+
+    The vendor is a group. Each of the plans that won most often is a group. All other plans are one group.
+    """
     met = Counter(plans)
     often = sorted((p for p in met if p != VENDOR), key=lambda p: (won.get(p, 0), met[p]), reverse=True)
     own, rest = often[: len(PLAN_COLOURS) - 1], frozenset(often[len(PLAN_COLOURS) - 1 :])
@@ -267,7 +285,7 @@ def _plan_groups(
 
 
 def caption_text(name: str, report: TypeReport) -> str:
-    """Return the caption of a figure."""
+    """Return the caption of a figure, with the number of points that are held out or not drawn."""
     text = CAPTION_TEXTS[name]
     if name == "predicted-measured":
         return f"{text} {held_out_points_text(report)}"
@@ -278,7 +296,7 @@ def caption_text(name: str, report: TypeReport) -> str:
 
 
 def held_out_points_text(report: TypeReport) -> str:
-    """Return how many held-out points there are of each kind."""
+    """Return a sentence with the number of held-out points: of the vendor, of plans, and of fmm's own kernel."""
     seen = report.observations_of_stages(HELD_OUT_STAGE)
     if not seen:
         return "No shapes were held out."

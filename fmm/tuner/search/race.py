@@ -1,4 +1,4 @@
-"""Search the fastest plan of a shape: time the model's best plans, then Optuna's proposals, against the vendor."""
+"""Search the fastest plan of a shape: time the model's best plans and Optuna's proposals against the vendor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from fmm.config import certification
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, default_error_growth_limit, rank_candidates
 from fmm.perfmodel.stability import expected_error_growth
@@ -16,14 +16,14 @@ from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import largest_level_products
 from fmm.tuner.devices.device import Effort, TimedRun, TunableDevice
 from fmm.tuner.search.space import build_plan, choices_by_plan, device_search_space, space_for_dtype
-from fmm.tuner.trials.journal import Journal, RoundLimits, SampleSeconds, TimedProblem, paired_speedup
+from fmm.tuner.trials.journal import Journal, RoundLimits, SampleSeconds, TimedProblem, median_paired_speedup
 
 SEARCH_STAGE = "search"
 
 
 @dataclass(frozen=True)
 class RaceResult:
-    """The plans of a search with their median speedups, the fastest first."""
+    """The plans of a search on one problem, with their median speedups over the vendor, the fastest first."""
 
     problem: Problem
     plans: tuple[tuple[Plan, float], ...]
@@ -32,7 +32,7 @@ class RaceResult:
 def search_plans(
     journal: Journal, problem: Problem, calibration: Calibration, effort: Effort, seconds: float
 ) -> RaceResult:
-    """Race plans against the vendor, one at a time, until the trials or the seconds are spent; return the ranking."""
+    """Time plans against the vendor until `effort.trials` or `seconds` are spent; return the plans by speedup."""
     predicted = [c.plan for c in rank_candidates(problem, calibration) if c.plan != VENDOR]
     predicted = [
         p
@@ -56,7 +56,7 @@ def search_plans(
 
 
 def race_plans(journal: Journal, problem: Problem, plans: Sequence[Plan], effort: Effort) -> RaceResult:
-    """Race these plans against the vendor; return the ranking."""
+    """Time these plans against the vendor's product, and return the plans by speedup."""
     with journal.open_problem(SEARCH_STAGE, problem) as timed:
         racing = PlanRace(timed, effort.rounds)
         for plan in plans:
@@ -65,7 +65,7 @@ def race_plans(journal: Journal, problem: Problem, plans: Sequence[Plan], effort
 
 
 def best_plan_without_workspace(problem: Problem, calibration: Calibration, device: TunableDevice) -> list[Plan]:
-    """Return a list of the model's best plan without workspace; empty if no plan does without."""
+    """Return a list with the model's best plan that needs no workspace; empty without such a plan."""
     candidates = rank_candidates(problem, calibration)
     return [
         c.plan for c in candidates if needs_no_workspace(c.plan, problem) and is_within_limits(device, c.plan, problem)
@@ -74,17 +74,17 @@ def best_plan_without_workspace(problem: Problem, calibration: Calibration, devi
 
 def needs_no_workspace(plan: Plan, problem: Problem) -> bool:
     """Return True if the plan has levels and needs no workspace."""
-    return bool(plan.levels) and workspace(plan, *problem.size, problem.itemsize, op=problem.op) == 0
+    return bool(plan.levels) and plan_workspace_bytes(plan, *problem.size, problem.itemsize, op=problem.op) == 0
 
 
 def is_within_limits(device: TunableDevice, plan: Plan, problem: Problem) -> bool:
-    """Return True if the plan suits the type, the default error limit, and the device's memory."""
+    """Return True if the plan accepts the element type, and is within the default error limit and the memory."""
     if not plan.is_candidate_for(problem.dtype):
         return False
     m, k, n = problem.size
     operands = (m * k + k * n + m * n) * problem.itemsize
     try:
-        needed = workspace(plan, m, k, n, problem.itemsize, op=problem.op)
+        needed = plan_workspace_bytes(plan, m, k, n, problem.itemsize, op=problem.op)
     except PlanError:
         return False
     gpu = device.untuned_model().batches
@@ -96,16 +96,16 @@ def is_within_limits(device: TunableDevice, plan: Plan, problem: Problem) -> boo
 
 
 class PlanRace:
-    """A race of plans on one problem, each paired with the vendor in shuffled rounds; clear losers stop early."""
+    """Times plans on one problem, each in rounds with the vendor's product; clearly slower plans stop early."""
 
     def __init__(self, timed: TimedProblem, rounds: int) -> None:
         self.timed, self.rounds = timed, rounds
-        self.results: dict[Plan, float] = {}  # median speedup; 0 if the plan failed
+        self.results: dict[Plan, float] = {}  # plan -> median speedup over the vendor; 0 if the plan failed
         self.best_low = 1.0
         self.spent = 0.0
 
     def measure_speedup(self, plan: Plan) -> float:
-        """Return the plan's median speedup over the vendor; measure it unless that was done before."""
+        """Return the plan's median speedup over the vendor; measure the plan at the first call."""
         if plan in self.results:
             return self.results[plan]
         run, base = TimedRun(plan), TimedRun(VENDOR)
@@ -113,7 +113,7 @@ class PlanRace:
             (base, run), RoundLimits(self.rounds), lambda s: self._losing_runs(s, base, run)
         )
         self.spent += sum(map(sum, samples.values()))
-        found = paired_speedup(samples, base, run) if samples[run] and samples[base] else 0.0
+        found = median_paired_speedup(samples, base, run) if samples[run] and samples[base] else 0.0
         self.results[plan] = found
         if found and len(samples[run]) >= self.rounds:
             self.best_low = max(
@@ -123,7 +123,7 @@ class PlanRace:
         return found
 
     def _losing_runs(self, samples: SampleSeconds, base: TimedRun, run: TimedRun) -> Iterable[TimedRun]:
-        """Return both runs if even the plan's best round is below the leader's 95 % interval; otherwise none."""
+        """Return both runs, to stop them, if the plan's best round is below the leader's 95 % interval; else none."""
         if not samples[run] or not samples[base]:
             return (base, run)
         rounds = len(samples[run])
@@ -131,14 +131,14 @@ class PlanRace:
         return (base, run) if rounds >= 2 and best < self.best_low else ()
 
     def ranked_speedups(self) -> tuple[tuple[Plan, float], ...]:
-        """Return the plans that worked with their speedups, the fastest first."""
+        """Return the plans that did not fail, with their speedups, the fastest first."""
         return tuple(sorted(((p, s) for p, s in self.results.items() if s), key=lambda x: -x[1]))
 
 
 def search_proposals(
     promising: Sequence[Plan], device: TunableDevice, problem: Problem, results: Mapping[Plan, float], trials: int
 ) -> Iterator[Plan]:
-    """Yield the promising plans, then the proposals of Optuna's sampler."""
+    """Yield the promising plans, then proposals of Optuna's sampler, `trials` plans in all."""
     yield from promising[:trials]
     if trials > len(promising):
         yield from optuna_proposals(device, problem, results, trials - len(promising))
@@ -147,9 +147,9 @@ def search_proposals(
 def optuna_proposals(
     device: TunableDevice, problem: Problem, results: Mapping[Plan, float], count: int, sampler: Any = None
 ) -> Iterator[Plan]:
-    """Yield at most `count` new plans from Optuna's sampler (TPE), which has the results of all measured plans.
+    """Yield at most `count` new plans from Optuna's TPE sampler, which receives all measured speedups.
 
-    The sampler makes up to 20 times as many proposals: repetitions and impossible plans cost no measurement.
+    The sampler proposes up to 20 * `count` plans, since repeated and invalid proposals are skipped.
     """
     import optuna
     from optuna.distributions import CategoricalDistribution
@@ -176,7 +176,7 @@ def optuna_proposals(
 
 
 def _runnable_plan(choices: Mapping[str, str], device: TunableDevice, problem: Problem) -> Plan | None:
-    """Return the plan of these choices; None if it is incompatible, the vendor, or beyond the limits."""
+    """Return the plan of these choices; None for incompatible choices, the vendor, or a plan beyond the limits."""
     try:
         plan = build_plan(choices)
     except PlanError:

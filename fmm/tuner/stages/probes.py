@@ -1,4 +1,4 @@
-"""Probe a device: measure products, sums and whole plans by size and shape, for the model's fit and its check."""
+"""Probe a device: measure products, sums and whole plans of many sizes, to fit the model and to check the fit."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from fmm.tuner.search.race import is_within_limits
 from fmm.tuner.stages import shapes
 from fmm.tuner.trials.journal import Journal, RoundLimits
 
-SHAPE_SEEDS = {"probe": 5, HELD_OUT_STAGE: 11}  # seeds of the random shapes
-# shares of the planned seconds, by stage
+SHAPE_SEEDS = {"probe": 5, HELD_OUT_STAGE: 11}  # stage -> seed of the stage's random shapes
+# stage -> share of the planned seconds
 TIME_SHARES = {
     "probe": 0.15,
     HELD_OUT_STAGE: 0.2,
@@ -37,22 +37,22 @@ TIME_SHARES = {
     "certify": 0.25,
     "halves": 0.1,
 }
-NOISY_SAMPLE_RATIO = 1.1  # two samples of one run with a larger ratio are noisy: a third sample follows
-MAX_AA_PAIR_DIFFERENCE = 0.03  # equal products with a larger relative difference get more rounds ...
-AA_PAIR_TIME_SHARE = 0.08  # ... for this share of the planned seconds
+NOISY_SAMPLE_RATIO = 1.1  # if two samples of a run have a larger ratio, a third sample is taken
+MAX_AA_PAIR_DIFFERENCE = 0.03  # A/A pairs with a larger relative difference are measured again
+AA_PAIR_TIME_SHARE = 0.08  # share of the planned seconds for measuring A/A pairs again
 AA_PAIR_RUNS = TimedRun(), TimedRun(twin=1)
-OWN_KERNEL_STRIDE = 2  # every second random shape, with round sides, also has a plan with fmm's own kernel
-EXTRA_ROUNDS_TIME_SHARE = 0.4  # uncertain medians get more rounds until this share of the planned seconds is spent ...
-MAX_SHAPE_TIME_SHARE = 0.03  # ... but only while the rounds of the shape have taken less than this share of them
-CROSSOVER_SHAPE_STRIDE = 4  # on a CPU every 4th held-out shape is around a crossover
-# side of the first quiet product; the side is doubled until the next product would take longer than these seconds
+OWN_KERNEL_STRIDE = 2  # a plan with fmm's own kernel is timed on every second random shape
+EXTRA_ROUNDS_TIME_SHARE = 0.4  # uncertain medians get more rounds until this share of the planned seconds is spent
+MAX_SHAPE_TIME_SHARE = 0.03  # additional rounds of a shape end after this share of the planned seconds
+CROSSOVER_SHAPE_STRIDE = 4  # on a CPU every 4th held-out shape has a side near a crossover
+# Side of the quiet stage's first product, and the largest seconds of its last product: the side doubles every time.
 FIRST_QUIET_SIDE, MAX_QUIET_SECONDS = 256, 4e-3
 
 
 def measure_quiet_times(journal: Journal, dtype: str) -> None:
-    """Time products of a few milliseconds, the shortest of many samples each: the times of a quiet device.
+    """Record the shortest of many samples of products of a few milliseconds, as the times of a quiet device.
 
-    Every tuning calls this twice, at different moments.
+    Every tuning calls this function twice, at different moments.
     """
     side, seconds = FIRST_QUIET_SIDE, 0.0
     while seconds * 8 < MAX_QUIET_SECONDS:
@@ -68,30 +68,30 @@ def measure_quiet_times(journal: Journal, dtype: str) -> None:
 
 
 def measure_largest_side(journal: Journal, dtype: str, effort: Effort) -> int:
-    """Return the largest side that the effort affords, from products that are short on every device."""
+    """Return the largest side that the effort affords, computed from short timed products."""
     side = 1024
     while True:
         problem = Problem(side, side, side, dtype)
         with journal.open_problem("scale", problem) as timed:
             samples = timed.sample_rounds([TimedRun()], RoundLimits(3, 20, 0.5))[TimedRun()]
-            seconds = min(samples, default=0.0)  # the shortest sample, since other work may disturb some
+            seconds = min(samples, default=0.0)  # other work may disturb some samples, but rarely the shortest
         found = shapes.largest_affordable_side(problem, seconds, journal.device, effort) if seconds else side
         if found <= 4 * side or not seconds:
             return found
-        side *= 4  # small products do not reach the rate of a fast device
+        side *= 4  # small products do not reach the full rate of a fast device
 
 
-def probe_rates(journal: Journal, dtype: str, side: int, effort: Effort) -> None:
-    """Measure products and sums by size and shape, twins for the noise, and whole plans on all kinds of shapes.
+def measure_probes(journal: Journal, dtype: str, side: int, effort: Effort) -> None:
+    """Measure products, sums, A/A pairs and whole plans on shapes of many sizes.
 
-    The vendor's products come first, from the largest down: they need none of fmm's kernels, and the compilers disturb
-    the largest least. Leaves with their own rate follow, since they gain most. Plans follow in the order in which their
-    kernels compile. Held-out shapes are among them, so that the model can be fitted and checked whenever the time is
-    up.
+    The vendor's products come first, from the largest down. They need none of fmm's kernels, and running compilers
+    disturb the largest products least. Leaves with their own rate follow, since their plans gain most. Plans follow in
+    the order in which their kernels compile. Held-out shapes are measured among the fitted shapes, so that a stopped
+    tuning has both.
 
-    On a GPU sums are measured up to half of the largest side, where they reach their rate; to fill larger operands
-    would take longer than to add them. On a CPU sums and products are timed inside whole plans, without the largest
-    square. The second largest square comes last, so that a tuning that is stopped earlier has its held-out shapes.
+    On a GPU sums are measured up to half of the largest side, where sums reach their full rate. Filling larger operands
+    would take longer than adding them. On a CPU sums and products are timed inside whole plans, without the largest
+    square. On a CPU the second largest square comes last, after the held-out shapes.
     """
     device, gpu = journal.device, journal.device.untuned_model().batches
     plans = [p for p in compilable_candidates(device, effort) if p != VENDOR][: 3 if gpu else 2]
@@ -102,29 +102,33 @@ def probe_rates(journal: Journal, dtype: str, side: int, effort: Effort) -> None
     probe_own_rate_leaves(journal, squares[::2], effort)
     scattered = list(scattered_shape_plans(device, dtype, side, effort))
     for turn in COMPILE_PHASES:
-        probe_squares(journal, squares, [p for p in plans if probing_turn(p, gpu) == turn], turn, side, effort)
+        probe_squares(journal, squares, [p for p in plans if probe_phase(p, gpu) == turn], turn, side, effort)
         if turn == OWN_KERNELS_PHASE:
             probe_own_kernel(journal, squares[::2], effort)
         for stage, problem, found in scattered:
             runnable = [p for p in found if is_within_limits(device, p, problem)]
-            runs = [TimedRun(p) for p in runnable if probing_turn(p, gpu) == turn]
+            runs = [TimedRun(p) for p in runnable if probe_phase(p, gpu) == turn]
             if runs or (turn == QUICK_KERNELS_PHASE and not runnable):
                 measure_runs(journal, stage, problem, [TimedRun(), *runs], effort)
     probe_squares(journal, last, plans, QUICK_KERNELS_PHASE, side, effort)
     repeat_noisy_aa_pairs(journal, dtype, effort)
 
 
-def probing_turn(plan: Plan, gpu: bool) -> int:
-    """Return the turn in which a plan is probed: a leaf with its own rate alone, and every CPU plan, in the first."""
+def probe_phase(plan: Plan, gpu: bool) -> int:
+    """Return the compile phase in which a plan is probed.
+
+    All CPU plans, and leaves with their own rate, are probed in the first phase.
+    """
     return QUICK_KERNELS_PHASE if not gpu or (plan.leaf_use.leaf.rate and not plan.levels) else compile_phase(plan)
 
 
 def probe_squares(
     journal: Journal, squares: Sequence[Problem], plans: Sequence[Plan], turn: int, side: int, effort: Effort
 ) -> None:
-    """Measure sums and products of the plans, whole plans on some large squares, and twins in the first turn.
+    """Measure sums and products of the plans on squares, whole plans on some large squares, and A/A pairs.
 
-    On a CPU the largest square has no whole plans, which would take as long as their parts once more.
+    A/A pairs are measured in the first compile phase only. On a CPU no whole plans are measured on the largest square,
+    to save time.
     """
     gpu = journal.device.untuned_model().batches
     for problem in squares:
@@ -136,9 +140,9 @@ def probe_squares(
 
 
 def repeat_noisy_aa_pairs(journal: Journal, dtype: str, effort: Effort) -> None:
-    """Measure more rounds of the equal products that differ most, at another moment.
+    """Measure more rounds of the A/A pairs with the largest differences, at a later moment.
 
-    Among two or three rounds a single interruption can be the median, so that a quiet device seems noisy.
+    The median of two or three rounds may be an interrupted sample, so that a quiet device seems noisy.
     """
     end = journal.sampled_seconds + AA_PAIR_TIME_SHARE * effort.seconds
     while journal.sampled_seconds < end and (found := aa_pair_differences(journal.recorded)):
@@ -150,16 +154,16 @@ def repeat_noisy_aa_pairs(journal: Journal, dtype: str, effort: Effort) -> None:
 
 
 def probe_own_rate_leaves(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
-    """Measure leaves with their own rate, alone, with the vendor's product."""
+    """Time each leaf with its own rate, without levels, beside the vendor's product."""
     for problem in squares:
         if alone := [p for p in own_rate_plans(journal.device, problem, effort) if not p.levels]:
             measure_runs(journal, "tiles", problem, [TimedRun(), *map(TimedRun, alone)], effort)
 
 
 def probe_own_kernel(journal: Journal, squares: Sequence[Problem], effort: Effort) -> None:
-    """Measure fmm's own kernel beside the vendor's product: with sums inside, alone, and alone on odd sides.
+    """Measure fmm's own kernel beside the vendor's product: fused with sums, without levels, and on odd sides.
 
-    Plans with levels above a leaf with its own rate are measured too.
+    Also measure plans with levels above a leaf with its own rate.
     """
     for problem in squares:
         plans = own_kernel_plans(journal.device, problem, effort)
@@ -172,7 +176,7 @@ def probe_own_kernel(journal: Journal, squares: Sequence[Problem], effort: Effor
 
 
 def probe_strategies(journal: Journal, effort: Effort) -> None:
-    """Measure the tile strategies of fmm's own kernel on all kinds of shapes."""
+    """Measure the tile strategies of fmm's own kernel on square and thin shapes."""
     for size in blocks.STRATEGY_SHAPES:
         measure_runs(
             journal,
@@ -186,7 +190,10 @@ def probe_strategies(journal: Journal, effort: Effort) -> None:
 def scattered_shape_plans(
     device: TunableDevice, dtype: str, side: int, effort: Effort
 ) -> Iterator[tuple[str, Problem, Sequence[Plan]]]:
-    """Yield random shapes with their plans, alternately for the fit and held out: drift affects both kinds alike."""
+    """Yield stage, problem and plans of random shapes, alternately fitted and held out.
+
+    A drift of the device's speed then affects the fitted and the held-out shapes alike.
+    """
     fitted, held = (
         shapes.random_probe_shapes(side, effort, TIME_SHARES[stage], seed) for stage, seed in SHAPE_SEEDS.items()
     )
@@ -194,30 +201,30 @@ def scattered_shape_plans(
     for i, sizes in enumerate(zip(fitted, held, strict=True)):
         for stage, size in zip(SHAPE_SEEDS, sizes, strict=True):
             if stage == HELD_OUT_STAGE and not gpu and i % CROSSOVER_SHAPE_STRIDE == CROSSOVER_SHAPE_STRIDE - 1:
-                continue  # probe_crossovers holds out another shape instead
+                continue  # probe_crossovers measures another held-out shape instead
             problem = Problem(*size, dtype)
-            # Plans that do not emulate: the model must also be right for a user who forbids emulation.
+            # Plans without emulation: the model must also be accurate for a user who forbids emulation.
             usual = [p for p in light if not p.leaf_use.leaf.rate]
             plans, above = plans_worth_probing(device, problem, usual), type_changing_plans(device, problem)
-            others = plans[1:] or plans  # a GPU may have a single plan for a small product
+            others = plans[1:] or plans  # on a GPU a small product may have a single plan
             beside = own_kernel_plans(device, problem, effort)[:1] if i % OWN_KERNEL_STRIDE == 0 else []
             beside += own_rate_plans(device, problem, effort)
             found = plans[:2] if stage == HELD_OUT_STAGE else [plans[0], others[i % len(others)]]
-            if not gpu:  # plans like those that will be chosen have several levels
+            if not gpu:  # a CPU's chosen plans have several levels
                 levels = (2, 3, 1)[(i + (stage == HELD_OUT_STAGE)) % 3]
                 found = [plans[0], next((p for p in others if count_levels(p) == levels), found[-1])]
-            if above:  # one plan that changes the numbers, and one other plan
+            if above:  # one plan that changes the element type, and one other plan
                 found = [above[0], found[0]] if stage == HELD_OUT_STAGE else [above[i % len(above)], found[i % 2]]
-            if gpu:  # plans of later turns may find no time
-                found += [p for p in plans if probing_turn(p, True) == QUICK_KERNELS_PHASE][:1]
+            if gpu:  # the time may be up before later compile phases
+                found += [p for p in plans if probe_phase(p, True) == QUICK_KERNELS_PHASE][:1]
             yield stage, problem, [*dict.fromkeys([*found, *beside])]
 
 
 def probe_crossovers(journal: Journal, dtype: str, side: int, calibration: Calibration, effort: Effort) -> None:
-    """Measure held-out shapes around the model's crossovers on a CPU: the best plan for each number of levels.
+    """Measure the best plan of each number of levels on held-out shapes near the model's crossovers, on a CPU.
 
-    These samples show whether the model is too optimistic about plans with several levels. A GPU has such plans among
-    its other held-out samples.
+    These samples show whether the model is too optimistic about plans with several levels. On a GPU the other held-out
+    shapes include plans with several levels.
     """
     if calibration.batches:
         return
@@ -234,14 +241,14 @@ def probe_crossovers(journal: Journal, dtype: str, side: int, calibration: Calib
 
 
 def measure_runs(journal: Journal, stage: str, problem: Problem, runs: Sequence[TimedRun], effort: Effort) -> None:
-    """Measure the runs in common rounds, as many as the effort affords."""
+    """Measure the runs in shuffled rounds, as many rounds as the effort affords."""
     if runs:
         with journal.open_problem(stage, problem) as timed:
             timed.sample_rounds(runs, round_limits(journal, effort))
 
 
 def round_limits(journal: Journal, effort: Effort) -> RoundLimits:
-    """Return the effort's number of rounds, with more for short runs and for uncertain medians."""
+    """Return the effort's limits on rounds, with more rounds for short runs and for uncertain medians."""
     planned = effort.seconds
     patient = 2 * effort.rounds if journal.sampled_seconds < EXTRA_ROUNDS_TIME_SHARE * planned else 0
     return RoundLimits(
@@ -254,18 +261,18 @@ def round_limits(journal: Journal, effort: Effort) -> RoundLimits:
     )
 
 
-# On a CPU that runs several products at a time, only plans predicted within this multiple of the best plan's time are
-# probed: plans of many small steps take ten times as long.
+# On a CPU that runs several products at a time, plans with a longer predicted time than this multiple of the best
+# plan's are not probed. Plans of many small steps would take ten times as long as the best plan.
 MAX_PROBED_TIME_RATIO = 1.5
 
 
 def compilable_candidates(device: TunableDevice, effort: Effort) -> list[Plan]:
-    """Return the device's candidates whose kernels take no longer to compile than this effort allows."""
+    """Return the device's candidates whose kernels compile fast enough for this effort."""
     return [p for p in device.candidate_plans() if not p.levels or largest_level_products(p) <= effort.heaviest]
 
 
 def plans_worth_probing(device: TunableDevice, problem: Problem, plans: Sequence[Plan]) -> list[Plan]:
-    """Return the plans among which the model will choose, sorted by the untuned model."""
+    """Return the plans that the untuned model ranks near the best, sorted by predicted time."""
     untuned = starting_calibration(device.untuned_model(), problem.dtype)
     ranked = [c for c in rank_candidates(problem, untuned, plans) if c.plan != VENDOR]
     near = [c for c in ranked if untuned.lanes == 1 or c.time < MAX_PROBED_TIME_RATIO * ranked[0].time]
@@ -273,7 +280,7 @@ def plans_worth_probing(device: TunableDevice, problem: Problem, plans: Sequence
 
 
 def type_changing_plans(device: TunableDevice, problem: Problem) -> list[Plan]:
-    """Return the CPU's candidates that change the numbers (3m: complex products by real ones), the best first."""
+    """Return a CPU's plans that multiply in another element type (3m: complex as real products), the best first."""
     untuned = starting_calibration(device.untuned_model(), problem.dtype)
     if untuned.batches:
         return []
@@ -283,7 +290,7 @@ def type_changing_plans(device: TunableDevice, problem: Problem) -> list[Plan]:
 
 
 def own_rate_plans(device: TunableDevice, problem: Problem, effort: Effort) -> list[Plan]:
-    """Return the plans for each leaf with its own rate: the leaf alone, and the first candidate above the leaf."""
+    """Return two plans for each leaf with its own rate: without levels, and the first candidate with levels."""
     rates, found = device.untuned_model().rates, []
     light = [p for p in compilable_candidates(device, effort) if p.leaf_use.leaf.rate in rates]
     plans = [p for p in light if is_within_limits(device, p, problem)]
@@ -294,7 +301,7 @@ def own_rate_plans(device: TunableDevice, problem: Problem, effort: Effort) -> l
 
 
 def own_kernel_plans(device: TunableDevice, problem: Problem, effort: Effort) -> list[Plan]:
-    """Return candidates with fmm's own kernel that could win if the kernel is as fast as possible."""
+    """Return candidates with fmm's own kernel whose operands are aligned and large enough for a gain."""
     plans = [
         p for p in compilable_candidates(device, effort) if p.uses_tile_model and is_within_limits(device, p, problem)
     ]

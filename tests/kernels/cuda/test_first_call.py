@@ -47,7 +47,7 @@ def launches_of(text: str, dtype: Any, n: int, op: Any) -> tuple[Launch, ...]:
 def ptx_bytes(launches: tuple[Launch, ...]) -> list[int]:
     """Return the bytes of PTX of each translation unit that these launches need."""
     nvrtc()
-    units = {(x.source, x.architecture or "sm_90", *x.options) for x in (launch.kernel for launch in launches)}
+    units = {(x.cuda_source, x.architecture or "sm_90", *x.options) for x in (launch.kernel for launch in launches)}
     return [len(compile_cuda(*unit)[1]) for unit in units]
 
 
@@ -89,6 +89,6 @@ def test_the_kernels_of_a_first_product_compile_side_by_side(
             together.wait(60)
             return compiling.LoadedKernel(1, None)
 
-        monkeypatch.setattr(compiling, "_load", wait_for_all)
+        monkeypatch.setattr(compiling, "_load_kernel", wait_for_all)
         compiling.compile_kernels(0, kernels)
-        assert {kernel for _, kernel in compiling._loaded} == kernels
+        assert {kernel for _, kernel in compiling._loaded_kernels} == kernels

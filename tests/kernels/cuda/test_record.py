@@ -22,12 +22,12 @@ from fmm.kernels.cuda.launch_list import StreamSync
 from fmm.kernels.cuda.ops import GemmOp
 from fmm.kernels.cuda.products.simt_tiles import TileOp
 from fmm.kernels.cuda.record import LaunchRecorder, OperationList, RecordedOp, record_operations
-from fmm.kernels.cuda.sums.sum_launch import ARRAY_BYTES, SumOp, sum_op
+from fmm.kernels.cuda.sums.sum_launch import ARRAY_STRUCT_BYTES, SumOp, sum_op
 from fmm.kernels.plans.levels.scheme_level import SchemeLevel, scheme_level
 from fmm.kernels.plans.lower import lower_level
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.sums import Sum
-from fmm.kernels.plans.workspace import workspace
+from fmm.kernels.plans.workspace import plan_workspace_bytes
 from fmm.perfmodel.cost import cost
 from fmm.problem import Layout, Problem
 from tests.support.launch_lists import GUARD, POISON, Matrix, buffer, matrices, play
@@ -90,7 +90,7 @@ def _vendors(plan: Plan) -> Plan:
 
 
 def _needed(plan: Plan, problem: Problem) -> int:
-    return workspace(plan, problem.m, problem.k, problem.n, problem.itemsize, problem.alpha, problem.beta)
+    return plan_workspace_bytes(plan, problem.m, problem.k, problem.n, problem.itemsize, problem.alpha, problem.beta)
 
 
 PLANS = (
@@ -172,7 +172,7 @@ def test_products_with_their_updates_compute_what_the_executor_does(text: str) -
         problem = Problem(m, k, n, "float32", (layouts[0], layouts[1], layouts[2]), alpha, beta)
         found, expected, tape = _both(plan, problem)
         np.testing.assert_array_equal(found, expected, err_msg=str(size))
-        needed = workspace(plan, *size, 4, alpha, beta)
+        needed = plan_workspace_bytes(plan, *size, 4, alpha, beta)
         assert tape.workspace <= needed if "peel" in text else tape.workspace == needed
 
 
@@ -186,7 +186,7 @@ def test_a_table_above_the_tiled_kernel_is_one_launch_a_step(name: str) -> None:
         assert isinstance(op, TileOp if step.kernel.product else SumOp)
         if isinstance(op, TileOp):
             assert (len(op.left), len(op.right)) == (1, 1)
-            assert len(op.dest) == len({*step.kernel.reads, *step.kernel.writes})
+            assert len(op.dest) == len({*step.kernel.read_blocks, *step.kernel.written_blocks})
 
 
 OVERLAPPED = ("strassen.overlapped.pad4 > winograd.pad", "winograd.overlapped > strassen", "hk223 > dps.overlapped.pad")
@@ -373,7 +373,7 @@ def test_a_leaf_chooses_the_layout_of_its_operands(
     tape = record_operations(Plan.parse(f"strassen.batched.pad16 > {leaf}"), problem)
     sums = [op for op in tape.ops if isinstance(op, SumOp)]
     (gemm,) = (op for op in tape.ops if isinstance(op, GemmOp))
-    assert gemm.use.product == leaf.partition(".")[0]
+    assert gemm.leaf_use.kernel_text == leaf.partition(".")[0]
     assert (gemm.left.transposed, gemm.right.transposed) == transposed
     other = {"split A": "split B", "split B": "split A"}
     assert [op.label for op in sums if op.kernel.column_major] == (
@@ -386,7 +386,7 @@ def test_every_element_has_a_thread() -> None:
     for n, dtype, leaf in product((1, 129, 1000), ("float64", "bfloat16"), ("vendor", "vendor.outer")):
         tape = record_operations(Plan.parse(f"strassen.batched > {leaf}"), Problem(3 * n, n, 5 * n, dtype))
         for op in (op for op in tape.ops if isinstance(op, SumOp)):
-            (across, down, deep), (height, width) = op.grid, op.kernel.tile
+            (across, down, deep), (height, width) = op.grid, op.kernel.tile_shape
             assert across * width >= op.cols > (across - 1) * width
             assert down * deep * height >= op.rows and down <= 65535 and deep <= 65535
 
@@ -402,10 +402,10 @@ def test_parameters_are_the_structure_of_the_kernel() -> None:
     op = record_operations(Plan.parse("strassen.batched > vendor"), problem).ops[-1]
     assert isinstance(op, SumOp)
     assert [complex(c) for c in op.scalars] == [0.3, -7.0]
-    arrays, tail = op.parameters[: ARRAY_BYTES * 2], op.parameters[ARRAY_BYTES * 2 :]
+    arrays, tail = op.parameters[: ARRAY_STRUCT_BYTES * 2], op.parameters[ARRAY_STRUCT_BYTES * 2 :]
     for x, packed in zip(op.arrays, struct.iter_unpack("<q4q4i", arrays), strict=True):
         assert packed == (0, *x[2:])
-    assert struct.unpack("<5dq4i", tail) == (0.3, 0.0, -7.0, 0.0, 0.0, 0, op.rows, op.cols, *op.smallest_block)
+    assert struct.unpack("<5dq4i", tail) == (0.3, 0.0, -7.0, 0.0, 0.0, 0, op.rows, op.cols, *op.smallest_block_shape)
 
 
 @pytest.mark.parametrize(

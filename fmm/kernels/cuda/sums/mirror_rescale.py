@@ -1,4 +1,4 @@
-"""Launches of the kernels that finish sums: mirroring a triangle (mirror_triangle.cuh) and scaling (rescale.cuh)."""
+"""Launches of the kernels that mirror a triangle (mirror_triangle.cuh) and scale by powers of two (rescale.cuh)."""
 
 from __future__ import annotations
 
@@ -10,128 +10,132 @@ from typing import NamedTuple
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.entry_source import entry_source
-from fmm.kernels.cuda.launch_list import FLAG, Kernel, Launch, Slot
-from fmm.kernels.cuda.ops import MirrorOp, View
+from fmm.kernels.cuda.launch_list import FLAG, AddressSlot, Kernel, Launch
+from fmm.kernels.cuda.ops import MatrixView, MirrorOp
 from fmm.kernels.plans.sums import LineExponents, RescaledCopy
 
 MIRROR_THREADS = 256  # threads of a thread block, as in mirror_triangle.cuh
-MIRROR_ENTRY = "fmm_mirror"
+MIRROR_ENTRY_NAME = "fmm_mirror"
 
 
 class MirrorVariant(NamedTuple):
     """Template arguments of the mirror kernel: fmm::MirrorVariant of mirror_triangle.cuh."""
 
-    in_place: bool  # True if dest holds the lower triangle already
-    reads_source: bool
-    reads_dest: bool
-    full: bool  # True if the upper triangle is written too
-    raises_flag: bool
+    in_place: bool  # True if dest already holds the lower triangle
+    reads_source: bool  # False if alpha is 0
+    reads_dest: bool  # False if beta is 0
+    full: bool  # True if the kernel also writes the upper triangle
+    raises_flag: bool  # True if the kernel raises the flag for an inf or NaN
 
 
 def mirror_launch(op: MirrorOp, flagged: bool) -> Launch:
-    """Return the launch of a mirror; with `flagged`, an inf or NaN stored in C raises the flag."""
+    """Return the launch of a mirror; if `flagged`, the kernel raises the flag when it stores an inf or NaN in C."""
     x, y = op.source.strides, op.dest.strides
     parameters = struct.pack("<7q2dq", 0, *x, 0, *y, op.dest.rows, op.alpha, op.beta, 0)
-    slots = [Slot(0, op.source.base, op.source.offset), Slot(3, op.dest.base, op.dest.offset)]
+    slots = [AddressSlot(0, op.source.base, op.source.offset), AddressSlot(3, op.dest.base, op.dest.offset)]
     raises = flagged and op.writes_result
-    slots += [Slot(9, FLAG)] if raises else []
-    variant = MirrorVariant(op.in_place, op.alpha != 0, op.beta != 0, op.full, raises)
-    kernel = Kernel(mirror_source, (op.dest.dtype, op.tile, variant), MIRROR_ENTRY, MIRROR_THREADS)
+    slots += [AddressSlot(9, FLAG)] if raises else []
+    variant = MirrorVariant(op.is_in_place, op.alpha != 0, op.beta != 0, op.full, raises)
+    kernel = Kernel(mirror_source, (op.dest.dtype, op.tile_side, variant), MIRROR_ENTRY_NAME, MIRROR_THREADS)
     result = "the upper triangle is the lower one's mirror" if op.full else "the lower triangle"
-    label = f"mirror_triangle: {result}{'' if op.in_place else ', from a temporary' if op.alpha else ', scaled'}"
-    return Launch("sums", label, kernel, (op.tiles, 1, 1), parameters, tuple(slots))
+    label = f"mirror_triangle: {result}{'' if op.is_in_place else ', from a temporary' if op.alpha else ', scaled'}"
+    return Launch("sums", label, kernel, (op.tile_count, 1, 1), parameters, tuple(slots))
 
 
 @lru_cache(maxsize=256)
 def mirror_source(dtype: str, tile: int, variant: MirrorVariant) -> str:
-    """Return the whole CUDA source, with entry point `MIRROR_ENTRY`."""
+    """Return the complete CUDA source of a mirror kernel with the entry point `MIRROR_ENTRY_NAME`."""
     flags = ", ".join(str(flag).lower() for flag in variant)
     body = (f"fmm::mirror_triangle<{DTYPES[dtype].cpp}, {tile}, fmm::MirrorVariant<{flags}>>(p);",)
-    return entry_source("fmm::TriangleMirror", body, "mirror_triangle.cuh", (MIRROR_THREADS,), entry=MIRROR_ENTRY)
+    return entry_source("fmm::TriangleMirror", body, "mirror_triangle.cuh", (MIRROR_THREADS,), entry=MIRROR_ENTRY_NAME)
 
 
 # ---- scaling by powers of two
 
 RESCALE_THREADS, ADJACENT_LINES_PER_BLOCK, LINES_PER_BLOCK, RESCALE_TILE = 256, 32, 8, 32  # as in rescale.cuh
-RESCALE_ENTRY = "fmm_rescale"
-SignedExponents = tuple[View | None, int]  # a vector of exponents or None, and the sign that multiplies them
+RESCALE_ENTRY_NAME = "fmm_rescale"
+SignedExponents = tuple[MatrixView | None, int]  # a vector of exponents (None: no exponents), and their sign: 1 or -1
 
 
 @dataclass(frozen=True)
-class ExponentsOp:
-    """The exponents of the rows (axis 0) or columns (axis 1) of a matrix."""
+class LineExponentsOp:
+    """The operation that finds the exponent of the largest number in each row (axis 0) or column (axis 1)."""
 
     label: str
-    source: View
-    dest: View
+    source: MatrixView
+    dest: MatrixView
     axis: int
     shifts: SignedExponents = (None, 0)
-    against: View | None = None
+    against: MatrixView | None = None
     writes_result = False
 
 
 @dataclass(frozen=True)
 class RescaleOp:
-    """A matrix with its rows and columns scaled by powers of two, copied or in place."""
+    """The operation that scales the rows and columns of a matrix by powers of two, to a copy or in place."""
 
     label: str
-    source: View
-    dest: View
+    source: MatrixView
+    dest: MatrixView
     rows: SignedExponents = (None, 0)
     cols: SignedExponents = (None, 0)
 
     @property
     def writes_result(self) -> bool:
+        """True if dest is in C and not a temporary."""
         return self.dest.base == "C"
 
 
-ScalingOp = ExponentsOp | RescaleOp
+ScalingOp = LineExponentsOp | RescaleOp
 
 
 def scaling_launch(op: ScalingOp, flagged: bool) -> Launch:
-    """Return the launch of either operation; with `flagged`, an inf or NaN stored in C raises the flag."""
-    return exponents_launch(op) if isinstance(op, ExponentsOp) else rescale_launch(op, flagged)
+    """Return the launch of a scaling operation; if `flagged`, it raises the flag when it stores an inf or NaN in C."""
+    return exponents_launch(op) if isinstance(op, LineExponentsOp) else rescale_launch(op, flagged)
 
 
-def scaling_op(step: LineExponents | RescaledCopy, reads: Sequence[View], dest: View) -> ScalingOp:
-    """Return the operation of a plan's scaling step."""
+def scaling_op(step: LineExponents | RescaledCopy, reads: Sequence[MatrixView], dest: MatrixView) -> ScalingOp:
+    """Return the operation for a step of a plan that finds exponents or scales a matrix."""
     source, *vectors = reads
     if isinstance(step, LineExponents):
         shifts, against = vectors[0] if step.sign else None, vectors[-1] if step.against else None
-        return ExponentsOp(step.label, source, dest, step.axis, (shifts, step.sign), against)
+        return LineExponentsOp(step.label, source, dest, step.axis, (shifts, step.sign), against)
     rows = vectors.pop(0) if step.row_sign else None
     cols = vectors.pop(0) if step.col_sign else None
     return RescaleOp(step.label, source, dest, (rows, step.row_sign), (cols, step.col_sign))
 
 
 class _ParameterWords:
-    """A kernel's parameters, assembled word by word, with the slots of the words that are addresses."""
+    """The parameters of a kernel, appended word by word, and the address slots among the words."""
 
     def __init__(self) -> None:
         self.words: list[int] = []
-        self.slots: list[Slot] = []
+        self.slots: list[AddressSlot] = []
 
-    def add_address(self, x: View | None) -> None:
-        """Add the address of a view; a null pointer for None."""
+    def add_address(self, x: MatrixView | None) -> None:
+        """Append the address of a view, or a null pointer for None."""
         if x is not None:
-            self.slots.append(Slot(len(self.words), x.base, x.offset))
+            self.slots.append(AddressSlot(len(self.words), x.base, x.offset))
         self.words.append(0)
 
     def add_numbers(self, *values: int) -> None:
+        """Append integers, one 8-byte word each."""
         self.words += values
 
     def add_exponents(self, exponents: SignedExponents) -> None:
+        """Append struct Exponents of rescale.cuh: the address, stride and sign of a vector of exponents."""
         vector, sign = exponents
         self.add_address(vector)
         self.add_numbers(vector.right if vector else 0, sign)
 
-    def launch(self, label: str, kernel: Kernel, blocks: int) -> Launch:
+    def packed_launch(self, label: str, kernel: Kernel, blocks: int) -> Launch:
+        """Return the launch of a kernel with these parameters on `blocks` thread blocks."""
         parameters = struct.pack(f"<{len(self.words)}q", *self.words)
         return Launch("sums", label, kernel, (blocks, 1, 1), parameters, tuple(self.slots))
 
 
-def exponents_launch(op: ExponentsOp) -> Launch:
-    """Return the launch that finds exponents. Its parameters are struct LineExponents of rescale.cuh."""
+def exponents_launch(op: LineExponentsOp) -> Launch:
+    """Return the launch that finds exponents. The parameters are struct LineExponents of rescale.cuh."""
     x, parameters = op.source, _ParameterWords()
     steps, sides = (x.strides, x.shape) if op.axis == 0 else (x.strides[::-1], x.shape[::-1])
     parameters.add_address(x)
@@ -140,11 +144,11 @@ def exponents_launch(op: ExponentsOp) -> Launch:
     parameters.add_exponents((op.against, 1))
     parameters.add_address(op.dest)
     parameters.add_numbers(op.dest.right)
-    adjacent = abs(steps[0]) < abs(steps[1])  # lines interleave in memory instead of following each other
+    adjacent = abs(steps[0]) < abs(steps[1])  # True if neighbouring lines are adjacent in memory
     kernel = Kernel(
-        rescale_source, ("line_exponents", "LineExponents", x.dtype, (adjacent,)), RESCALE_ENTRY, RESCALE_THREADS
+        rescale_source, ("line_exponents", "LineExponents", x.dtype, (adjacent,)), RESCALE_ENTRY_NAME, RESCALE_THREADS
     )
-    return parameters.launch(
+    return parameters.packed_launch(
         f"line_exponents: {op.label}",
         kernel,
         -(-sides[0] // (ADJACENT_LINES_PER_BLOCK if adjacent else LINES_PER_BLOCK)),
@@ -152,9 +156,9 @@ def exponents_launch(op: ExponentsOp) -> Launch:
 
 
 def rescale_launch(op: RescaleOp, flagged: bool) -> Launch:
-    """Return the launch that scales. Its parameters are struct Rescaled of rescale.cuh.
+    """Return the launch that scales a matrix. The parameters are struct Rescaled of rescale.cuh.
 
-    With `flagged`, an inf or NaN stored in C raises the flag.
+    If `flagged`, the kernel raises the flag when it stores an inf or NaN in C.
     """
     x, y, parameters = op.source, op.dest, _ParameterWords()
     for view in (x, y):
@@ -164,18 +168,23 @@ def rescale_launch(op: RescaleOp, flagged: bool) -> Launch:
     parameters.add_exponents(op.rows)
     parameters.add_exponents(op.cols)
     raises = flagged and op.writes_result
-    parameters.slots += [Slot(len(parameters.words), FLAG)] if raises else []
+    parameters.slots += [AddressSlot(len(parameters.words), FLAG)] if raises else []
     parameters.add_numbers(0)
     column_major = abs(y.down) < abs(y.right)
     kernel = Kernel(
-        rescale_source, ("rescale", "Rescaled", y.dtype, (column_major, raises)), RESCALE_ENTRY, RESCALE_THREADS
+        rescale_source, ("rescale", "Rescaled", y.dtype, (column_major, raises)), RESCALE_ENTRY_NAME, RESCALE_THREADS
     )
-    return parameters.launch(f"rescale: {op.label}", kernel, -(-y.rows // RESCALE_TILE) * -(-y.cols // RESCALE_TILE))
+    return parameters.packed_launch(
+        f"rescale: {op.label}", kernel, -(-y.rows // RESCALE_TILE) * -(-y.cols // RESCALE_TILE)
+    )
 
 
 @lru_cache(maxsize=64)
 def rescale_source(function: str, struct_name: str, dtype: str, flags: tuple[bool, ...]) -> str:
-    """Return the whole CUDA source; `flags` are the function's template arguments behind the type."""
+    """Return the complete CUDA source of a scaling kernel.
+
+    The kernel calls fmm::`function`; its template arguments are the type and then `flags`.
+    """
     options = ", ".join(str(flag).lower() for flag in flags)
     body = (f"fmm::{function}<{DTYPES[dtype].cpp}, {options}>(p);",)
-    return entry_source(f"fmm::{struct_name}", body, "rescale.cuh", (RESCALE_THREADS,), entry=RESCALE_ENTRY)
+    return entry_source(f"fmm::{struct_name}", body, "rescale.cuh", (RESCALE_THREADS,), entry=RESCALE_ENTRY_NAME)

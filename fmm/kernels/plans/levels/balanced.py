@@ -45,12 +45,12 @@ class BalancedLevel(LevelWithSteps):
             return "k"
         return None
 
-    def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
+    def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         """Return one halving; for almost square products, one product by the rest of the plan."""
         side = self.side_to_halve(m, k, n)
         if side is None:
             whole = whole_matrix("A", m, k), whole_matrix("B", k, n), whole_matrix("C", m, n)
-            return LevelSteps((), (Product(*whole, plan.rest),))
+            return LevelSteps((), (Product(*whole, plan.inner_plan),))
         rows, inner, cols = PARTS_BY_HALVED_SIDE[side]
         lefts, rights = operand_blocks("A", m, k, (rows, inner), None), operand_blocks("B", k, n, (inner, cols), None)
         dests = operand_blocks("C", m, n, (rows, cols), None)
@@ -61,14 +61,14 @@ class BalancedLevel(LevelWithSteps):
         ]
         return LevelSteps((), tuple(halves))
 
-    def footprint(self, inner: Plan, sides: Sides) -> Footprint:
+    def estimate_footprint(self, inner: Plan, sides: Sides) -> Footprint:
         pieces, found = 1.0, dict(zip("mkn", sides, strict=True))
         while (long := self.side_to_halve(*(int(x) for x in found.values()))) is not None:
             found[long] /= 2
             pieces *= 2
         return Footprint(pieces, (found["m"], found["k"], found["n"]))
 
-    def describe(self, steps: LevelSteps) -> str:
+    def describe_steps(self, steps: LevelSteps) -> str:
         return "halves the longest side" if len(steps.steps) > 1 else "almost square: passed on"
 
 
@@ -81,11 +81,11 @@ def balanced_level(gamma: float = 2) -> BalancedLevel:
     return BalancedLevel(text=text, gamma=gamma, products=1, depth=0, saves_products=False)
 
 
-_TEXT = re.compile(r"balanced(?:\(([^()]*)\))?")
+_BALANCED_PATTERN = re.compile(r"balanced(?:\(([^()]*)\))?")
 
 
 def _parse_balanced(text: str) -> BalancedLevel | None:
-    match = _TEXT.fullmatch(text)
+    match = _BALANCED_PATTERN.fullmatch(text)
     if match is None:
         return None
     if not match[1]:
@@ -114,18 +114,18 @@ class QuartersLevel(LevelWithSteps):
     save products. This level serves integers, since only the host computes sums of integers.
     """
 
-    def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
+    def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         rows, cols = min(m, 2), min(n, 2)
         lefts, rights = operand_blocks("A", m, k, (rows, 1), None), operand_blocks("B", k, n, (1, cols), None)
         dests, params = operand_blocks("C", m, n, (rows, cols), None), GemmParams(alpha, beta)
         pairs = zip(product(lefts, rights), dests, strict=True)
-        return LevelSteps((), tuple(Product(*pair, dest, plan.rest, params) for pair, dest in pairs))
+        return LevelSteps((), tuple(Product(*pair, dest, plan.inner_plan, params) for pair, dest in pairs))
 
-    def footprint(self, inner: Plan, sides: Sides) -> Footprint:
+    def estimate_footprint(self, inner: Plan, sides: Sides) -> Footprint:
         m, k, n = sides
         return Footprint(4.0, (m / 2, k, n / 2))
 
-    def describe(self, steps: LevelSteps) -> str:
+    def describe_steps(self, steps: LevelSteps) -> str:
         return "blocks of C, one after the other"
 
 

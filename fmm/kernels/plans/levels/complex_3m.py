@@ -19,19 +19,19 @@ from functools import lru_cache
 from math import sqrt
 from typing import Any, Final
 
-from fmm.dtypes import COMPLEX
+from fmm.dtypes import COMPLEX_TYPES
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, separate_sums_program
 from fmm.kernels.plans.level import CandidateLevel, LevelKind, PlanError, Traversal, register_level
 from fmm.kernels.plans.levels.footprint import BlockCounts, count_blocks
 from fmm.kernels.plans.lower import Footprint, LevelWithSteps, Sides, update_from_temporary
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, Product, ProductBatch, temporary_sizes
-from fmm.kernels.plans.sums import Part, Place, Sum, whole_matrix
+from fmm.kernels.plans.sums import Place, PlacePart, Sum, whole_matrix
 from fmm.kernels.registry import clear_on_registration
 from fmm.problem import Shape
 
 PRODUCT_ORDERS: tuple[Traversal, ...] = ("stacked", "batched", "overlapped", "sequential")
-COMPLEX_PARTS: tuple[Part, Part] = ("re", "im")
+COMPLEX_PARTS: tuple[PlacePart, PlacePart] = ("re", "im")
 # Of P, Q and R: the shares of the real and the imaginary part in both operands, and the weight in the complex result.
 PRODUCT_OPERANDS: Final = ((1, 0), (0, 1), (1, 1))
 PRODUCT_WEIGHTS: Final = (1 - 1j, -1 - 1j, 1j)
@@ -43,7 +43,7 @@ CONJUGATION_OPTIONS: Final = {"conj-a": 0, "conj-b": 1}  # index of the conjugat
 # On numbers of one sign, R is four times as large as P and Q, and so is its error. R - P - Q then has 18 times the
 # variance of P, and P - Q has twice that of P; four real products have four times that of P together: sqrt(5).
 COMPLEX_LEVEL_FIELDS: Final[dict[str, Any]] = {
-    "types": COMPLEX,
+    "types": COMPLEX_TYPES,
     "number_below": "real",
     "takes_alpha_beta": True,
     "error_growth": sqrt(2),
@@ -57,17 +57,17 @@ class ComplexLevel(LevelWithSteps):
     """A level that replaces a complex product by three real ones, of A and B or of their conjugates."""
 
     @abstractmethod
-    def steps(self, inner: Plan, sides: Shape, alpha: Coefficient = 1, beta: Coefficient = 0) -> LevelSteps:
+    def level_steps(self, inner: Plan, sides: Shape, alpha: Coefficient = 1, beta: Coefficient = 0) -> LevelSteps:
         """Return the steps. The plan `inner` computes the real products."""
 
-    def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
+    def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         """Return the steps. An infinite or NaN alpha or beta applies to complex numbers, as in BLAS, after the product.
 
         A weight of P, Q or R would make both parts of C NaN, where BLAS makes only one part NaN.
         """
         if not (isfinite(alpha) and isfinite(beta)):
             return update_from_temporary(plan, m, k, n, alpha, beta)
-        return self.steps(plan.rest, (m, k, n), alpha, beta)
+        return self.level_steps(plan.inner_plan, (m, k, n), alpha, beta)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -79,7 +79,7 @@ class Complex3mLevel(ComplexLevel):
     def with_conjugation(self, a: bool, b: bool) -> Complex3mLevel:
         return complex_3m_level(self.order, (self.conjugates[0] != a, self.conjugates[1] != b))
 
-    def steps(self, inner: Plan, sides: Shape, alpha: Coefficient = 1, beta: Coefficient = 0) -> LevelSteps:
+    def level_steps(self, inner: Plan, sides: Shape, alpha: Coefficient = 1, beta: Coefficient = 0) -> LevelSteps:
         """Return all splits, the products, then the join; or one product at a time, for the order `sequential`."""
         if self.order == "sequential":
             return self._sequential_steps(inner, sides, alpha, beta)
@@ -90,11 +90,11 @@ class Complex3mLevel(ComplexLevel):
             _split_step("B", k, n, rights, PRODUCT_OPERANDS, self.conjugates[1]),
         )
         products = tuple(Product(*x, inner) for x in zip(lefts, rights, dests, strict=True))
-        middle: tuple[Product | ProductBatch, ...] = (ProductBatch(products),) if self.batched else products
+        middle: tuple[Product | ProductBatch, ...] = (ProductBatch(products),) if self.is_batched else products
         join = _update_step(
             "join", dests, PRODUCT_WEIGHTS, _real_and_imaginary_parts("C", m, n), complex(alpha), complex(beta)
         )
-        return LevelSteps(temporary_sizes([*splits, *products]), (*splits, *middle, join), self.streams)
+        return LevelSteps(temporary_sizes([*splits, *products]), (*splits, *middle, join), self.stream_count)
 
     def _sequential_steps(self, inner: Plan, sides: Shape, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         """Return steps that add each real product to C before the next one begins.
@@ -116,18 +116,18 @@ class Complex3mLevel(ComplexLevel):
 
     def _temporary_places(self, letter: str, rows: int, cols: int) -> list[Place]:
         """Return the places of three matrices: three temporaries, or for a batch one tall temporary."""
-        if self.batched:
+        if self.is_batched:
             return [Place(letter, i * rows, 0, rows, cols) for i in range(3)]
         return [whole_matrix(f"{letter}{i + 1}", rows, cols) for i in range(3)]
 
-    def footprint(self, inner: Plan, sides: Sides) -> Footprint:
+    def estimate_footprint(self, inner: Plan, sides: Sides) -> Footprint:
         """Elements are counted in complex numbers: a real number is half an element."""
         counts = _count_blocks_of_level(self, inner)
-        moved, held = counts.elements(counts.moved, sides), counts.temporaries(sides, (True, True, True))
+        moved, held = counts.count_elements(counts.moved, sides), counts.temporary_elements(sides, (True, True, True))
         halves = [(x / 2, y / 2, z / 2) for x, y, z in (moved, held)]
         return Footprint(3, sides, counts.passes, halves[0], halves[1], 0.0, self.order == "sequential")
 
-    def describe(self, steps: LevelSteps) -> str:
+    def describe_steps(self, steps: LevelSteps) -> str:
         sums = sum(isinstance(step, Sum) for step in steps.steps)
         return f"real and imaginary parts, {sums} passes of sums"
 
@@ -158,7 +158,7 @@ def _count_blocks_of_level(level: Complex3mLevel, inner: Plan) -> BlockCounts:
     def whole(unit: int | None, sides: Shape) -> LevelSteps:
         """Return the steps for whole sides: the count makes odd sides smaller by one, but this level has no fringe."""
         m, k, n = (side | 1 for side in sides)
-        return level.steps(inner, (m, k, n))
+        return level.level_steps(inner, (m, k, n))
 
     return count_blocks(whole, (1, 1, 1), None, (0, 1, 2))
 
@@ -217,11 +217,11 @@ def _remove_unused_reads(step: Sum) -> Sum:
 
 # ---- the text form
 
-_TEXT = re.compile(r"3m((?:\.[\w-]+)*)")
+_COMPLEX_3M_PATTERN = re.compile(r"3m((?:\.[\w-]+)*)")
 
 
-def _parse(text: str) -> Complex3mLevel | None:
-    match = _TEXT.fullmatch(text)
+def _parse_complex_3m(text: str) -> Complex3mLevel | None:
+    match = _COMPLEX_3M_PATTERN.fullmatch(text)
     if match is None:
         return None
     options = match[1].split(".")[1:]
@@ -243,4 +243,4 @@ def _candidate_levels() -> Iterator[CandidateLevel]:
     yield CandidateLevel("3m.sequential", (), 3, lean=True, above=True)
 
 
-register_level(LevelKind("3m", _parse, lambda: ("3m",), _candidate_levels))
+register_level(LevelKind("3m", _parse_complex_3m, lambda: ("3m",), _candidate_levels))

@@ -52,8 +52,8 @@ class Complex3mSchemeLevel(ComplexLevel):
     def with_conjugation(self, a: bool, b: bool) -> Complex3mSchemeLevel:
         return complex_blocks_level(self.scheme_level, (self.conjugates[0] != a, self.conjugates[1] != b))
 
-    def steps(self, inner: Plan, sides: Shape, alpha: Coefficient = 1, beta: Coefficient = 0) -> LevelSteps:
-        return self.block_steps(inner, self.scheme_level.unit, sides, alpha, beta)
+    def level_steps(self, inner: Plan, sides: Shape, alpha: Coefficient = 1, beta: Coefficient = 0) -> LevelSteps:
+        return self.block_steps(inner, self.scheme_level.pad_unit, sides, alpha, beta)
 
     def block_steps(
         self, inner: Plan, unit: int, sides: Shape, alpha: Coefficient = 1, beta: Coefficient = 0
@@ -76,14 +76,14 @@ class Complex3mSchemeLevel(ComplexLevel):
         join = Sum("join", program, (*dests, *(written if beta else ())), written)
         return LevelSteps(temporary_sizes([split_a, split_b, *batch.products]), (split_a, split_b, batch, join))
 
-    def footprint(self, inner: Plan, sides: Sides) -> Footprint:
-        blocks, _ = block_sides(self.scheme.size, self.scheme_level.fringe, self.scheme_level.unit, sides)
+    def estimate_footprint(self, inner: Plan, sides: Sides) -> Footprint:
+        blocks, _ = block_sides(self.scheme.size, self.scheme_level.fringe, self.scheme_level.pad_unit, sides)
         counts = _count_blocks_of_level(self, inner)
-        moved, held = counts.elements(counts.moved, blocks), counts.temporaries(blocks, (True, True, True))
+        moved, held = counts.count_elements(counts.moved, blocks), counts.temporary_elements(blocks, (True, True, True))
         halves = [(x / 2, y / 2, z / 2) for x, y, z in (moved, held)]
         return Footprint(self.products, blocks, counts.passes, halves[0], halves[1], 0.0)
 
-    def describe(self, steps: LevelSteps) -> str:
+    def describe_steps(self, steps: LevelSteps) -> str:
         return f"{'x'.join(map(str, self.scheme.size))} blocks of real and imaginary parts, 3 passes of sums"
 
 
@@ -93,7 +93,7 @@ def complex_blocks_level(
     """Return the level `3m(...)` of a batched scheme level; raise PlanError for other levels."""
     inside = str(scheme_level).replace(".batched", "")
     text = ".".join([f"3m({inside})", *conjugation_option_names(conjugates)])
-    if not scheme_level.batched or scheme_level.scheme is None:
+    if not scheme_level.is_batched or scheme_level.scheme is None:
         raise PlanError(f"{text}: only a scheme's level can be one pass with 3m, as in 3m(strassen^2.pad16)")
     if scheme_level.products > MAX_SCHEME_PRODUCTS:
         raise PlanError(f"{text}: in one pass with 3m, a scheme of at most {MAX_SCHEME_PRODUCTS} products")
@@ -106,7 +106,7 @@ def complex_blocks_level(
         depth=scheme_level.depth,
         splits=scheme_level.splits,
         bilinear=scheme_level.scheme,  # COMPLEX_LEVEL_FIELDS hold the error growth of the three products
-        cut=LevelCut(scheme_level.scheme.size, scheme_level.unit),
+        cut=LevelCut(scheme_level.scheme.size, scheme_level.pad_unit),
         **COMPLEX_LEVEL_FIELDS,
     )
 
@@ -164,11 +164,11 @@ def _whole_number_as_int(x: Coefficient) -> Coefficient:
 # ---- the text form
 
 
-_TEXT = re.compile(r"3m\(([^()]*)\)((?:\.[\w-]+)*)")
+_COMPLEX_BLOCKS_PATTERN = re.compile(r"3m\(([^()]*)\)((?:\.[\w-]+)*)")
 
 
-def _parse(text: str) -> Complex3mSchemeLevel | None:
-    match = _TEXT.fullmatch(text)
+def _parse_complex_blocks(text: str) -> Complex3mSchemeLevel | None:
+    match = _COMPLEX_BLOCKS_PATTERN.fullmatch(text)
     if match is None:
         return None
     name, *inside = match[1].split(".")
@@ -189,4 +189,4 @@ def _candidate_levels() -> Iterator[CandidateLevel]:
                     yield CandidateLevel(f"3m({text}.pad16)", (), 3 * count, above=True)
 
 
-register_level(LevelKind("3m()", _parse, lambda: (), _candidate_levels))
+register_level(LevelKind("3m()", _parse_complex_blocks, lambda: (), _candidate_levels))

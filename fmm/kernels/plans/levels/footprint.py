@@ -33,12 +33,12 @@ class BlockCounts:
     held: tuple[tuple[BlockGroup, ...], tuple[BlockGroup, ...]]
     in_place: tuple[float, float]  # share of products that read a block of A or B in place, or write a block of C
 
-    def elements(self, blocks: Sides, sides: Sides) -> Sides:
+    def count_elements(self, blocks: Sides, sides: Sides) -> Sides:
         """Return the elements of these numbers of blocks of A, B and C, for these block sides."""
         m, k, n = sides
         return blocks[0] * m * k, blocks[1] * k * n, blocks[2] * m * n
 
-    def temporaries(self, sides: Sides, whole: tuple[bool, bool, bool]) -> Sides:
+    def temporary_elements(self, sides: Sides, whole: tuple[bool, bool, bool]) -> Sides:
         """Return the elements of temporaries like blocks of A, like blocks of B, and of others, for these block sides.
 
         `whole`: for each of A, B and C, True if the matrix consists of whole blocks.
@@ -71,7 +71,7 @@ def count_blocks(
     moved = [(place.rows, place.cols) for step in sums for place in (*step.used_reads, *step.writes)]
     padded = steps(1, (m - 1, k - 1, n - 1))  # the last block of each side lacks one row or column
     held = _group_temporaries(found, marks), _group_temporaries(padded, marks)
-    return BlockCounts(len(sums), _count_in_blocks(moved, marks), held, (found.in_place, padded.in_place))
+    return BlockCounts(len(sums), _count_in_blocks(moved, marks), held, (found.in_place_share, padded.in_place_share))
 
 
 def _group_temporaries(steps: LevelSteps, marks: Shape) -> tuple[BlockGroup, ...]:

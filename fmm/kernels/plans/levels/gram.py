@@ -27,7 +27,7 @@ BLOCK_UNITS, MIN_BLOCK_UNITS = (64, 16), 8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Gram(LevelWithSteps):
+class GramLevel(LevelWithSteps):
     """The side of C is halved `cuts` times at once: `gram` once, `gram^3` to eight blocks on the diagonal.
 
     Smaller products below the diagonal have fewer levels of recursion, so that leaf products have similar sizes. After
@@ -44,7 +44,7 @@ class Gram(LevelWithSteps):
         """True if blocks on the diagonal read a row-major copy of B."""
         return bool(self.diagonal_leaf) and leaf_of_option(self.diagonal_leaf).order == "outer"
 
-    def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
+    def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         raise PlanError(f"{plan}: {self} cuts only products that are their own adjoints (fmm.gram)")
 
     def lower_gram_triangle(self, plan: Plan, n: int, k: int, params: GemmParams) -> LevelSteps:
@@ -54,8 +54,8 @@ class Gram(LevelWithSteps):
         # rows of the equal blocks on the diagonal; the last block may be smaller
         side = max(-(-n // (parts * unit)) * unit, 1)
         inner = plan
-        while inner.for_gram:
-            inner = inner.rest
+        while inner.is_gram_plan:
+            inner = inner.inner_plan
         product_params = params._replace(op="product", fill="full")
         steps: list[Product | ProductBatch] = []
         for cut in range(self.cuts):
@@ -68,8 +68,8 @@ class Gram(LevelWithSteps):
                 for dest in (Place("C", at, at - width, rows, width),)
             ]
             steps += _batch_equal_products(products)
-            inner = inner.shallower
-        diagonal = plan.rest.gram_plan
+            inner = inner.shallower_plan
+        diagonal = plan.inner_plan.gram_plan
         copies: list[RowMajorCopy] = []
         if self.diagonal_leaf and not diagonal.levels:
             diagonal = replace(diagonal, leaf=self.named_leaves[0])
@@ -84,7 +84,7 @@ class Gram(LevelWithSteps):
             blocks.append(Product(left, right, Place("C", at, at, rows, rows), diagonal, params))
         return LevelSteps(temporary_sizes(copies), (*steps, *copies, *_batch_equal_products(blocks)))
 
-    def describe(self, steps: LevelSteps) -> str:
+    def describe_steps(self, steps: LevelSteps) -> str:
         products = list(steps.products)
         diagonal = sum(p.params.op != "product" for p in products)
         copied = " of a row-major copy" * any(isinstance(step, RowMajorCopy) for step in steps.steps)
@@ -98,21 +98,21 @@ def _batch_equal_products(products: Sequence[Product]) -> list[Product | Product
     return [ProductBatch(tuple(equal)) if len(equal) > 1 else equal[0], *others] if equal else others
 
 
-def gram_level(cuts: int = 1, diagonal_leaf: str = "") -> Gram:
+def gram_level(cuts: int = 1, diagonal_leaf: str = "") -> GramLevel:
     """Return the level `gram^cuts`; `diagonal_leaf` is the text of the leaf of the blocks on the diagonal."""
     if not 1 <= cuts <= MAX_CUTS:
         raise PlanError(f"gram^{cuts}: it can cut 1 to {MAX_CUTS} times")
     types = None
     use = leaf_of_option(diagonal_leaf) if diagonal_leaf else None
     if use is not None:
-        types = use.types()
+        types = use.multiplied_types()
         if use.order == "outer":  # the copy's transpose is not the adjoint of complex numbers
             types = tuple(t for t in types if not DTYPES[t].is_complex)
         diagonal_leaf = leaf_option_text(use)
         if ">" in diagonal_leaf:
             raise PlanError(f"gram: the leaf of the blocks on the diagonal cannot have levels, as {diagonal_leaf} has")
     power = "gram" if cuts == 1 else f"gram^{cuts}"
-    return Gram(
+    return GramLevel(
         text=f"{power}.{diagonal_leaf}" if diagonal_leaf else power,
         cuts=cuts,
         diagonal_leaf=diagonal_leaf,
@@ -126,12 +126,12 @@ def gram_level(cuts: int = 1, diagonal_leaf: str = "") -> Gram:
     )
 
 
-_TEXT = re.compile(r"gram(?:\^(\d+))?(?:\.(.+))?")
+_GRAM_PATTERN = re.compile(r"gram(?:\^(\d+))?(?:\.(.+))?")
 
 
-def _parse(text: str) -> Gram | None:
-    match = _TEXT.fullmatch(text)
+def _parse_gram(text: str) -> GramLevel | None:
+    match = _GRAM_PATTERN.fullmatch(text)
     return gram_level(int(match[1] or 1), match[2] or "") if match else None
 
 
-register_level(LevelKind("gram", _parse, lambda: ("gram",)))
+register_level(LevelKind("gram", _parse_gram, lambda: ("gram",)))

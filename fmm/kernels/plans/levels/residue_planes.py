@@ -19,7 +19,7 @@ from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.memory_layout import round_up
 from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps, Product, ProductBatch, temporary_sizes
-from fmm.kernels.plans.sums import COPY, LineExponents, Place, Sum, operand_blocks, whole_matrix
+from fmm.kernels.plans.sums import COPY_PROGRAM, LineExponents, Place, Sum, operand_blocks, whole_matrix
 from fmm.problem import Shape
 
 FLOAT64_BYTES = 8
@@ -50,24 +50,24 @@ class PlaneLayout:
     item: int = FLOAT64_BYTES  # bytes of a number of A, B and C
 
     @property
-    def block(self) -> Shape:
+    def block_shape(self) -> Shape:
         """Rows, inner dimension and columns of a product of planes."""
         sides = 1 << self.levels
         return -(-self.m // sides), round_up(-(-self.k // sides), LINE_BYTES), round_up(-(-self.n // sides), LINE_BYTES)
 
     @property
-    def products(self) -> int:
+    def plane_product_count(self) -> int:
         """The number of products of planes modulo one number."""
         return int(self.count * STRASSEN_PRODUCTS**self.levels)
 
     @property
-    def planes(self) -> tuple[int, int, int]:
+    def plane_bytes(self) -> tuple[int, int, int]:
         """Bytes of the planes of A, B and C modulo one number."""
-        m, k, n = self.block
-        return self.products * m * k, self.products * n * k, self.products * m * n
+        m, k, n = self.block_shape
+        return self.plane_product_count * m * k, self.plane_product_count * n * k, self.plane_product_count * m * n
 
     @property
-    def exponents(self) -> tuple[int, int]:
+    def exponent_bytes(self) -> tuple[int, int]:
         """Bytes of the exponents of the rows of A and of the columns of B."""
         rows, cols = (round_up(EXPONENT_BYTES * self.count * lines, PART_ALIGN_BYTES) for lines in (self.m, self.n))
         return rows, cols
@@ -78,52 +78,54 @@ class PlaneLayout:
         return round_up(self.k, max(4, LINE_BYTES // self.item))
 
     @property
-    def transposed(self) -> tuple[int, int]:
+    def transposed_bytes(self) -> tuple[int, int]:
         """Bytes of A and of B as copies that are contiguous along the inner dimension."""
         each = self.item * self.count * self.transposed_stride
         return round_up(each * self.m, PART_ALIGN_BYTES), round_up(each * self.n, PART_ALIGN_BYTES)
 
     @cached_property
-    def together(self) -> int:
+    def moduli_per_pass(self) -> int:
         """Return the number of moduli for which A and B are split at a time.
 
         All moduli are split at a time, or as many as fit into MAX_WORKSPACE_BYTES.
         """
-        if self._total(self.moduli) <= MAX_WORKSPACE_BYTES:
+        if self._total_bytes(self.moduli) <= MAX_WORKSPACE_BYTES:
             return self.moduli
-        each, rest = sum(round_up(x, PART_ALIGN_BYTES) for x in self.planes[:2]), self._total(0)
+        each, rest = sum(round_up(x, PART_ALIGN_BYTES) for x in self.plane_bytes[:2]), self._total_bytes(0)
         return max(min((MAX_WORKSPACE_BYTES - rest) // each, self.moduli - 1), 1)
 
     @property
-    def offsets(self) -> tuple[int, ...]:
+    def part_offsets(self) -> tuple[int, ...]:
         """The offsets of: exponents of A, of B; planes of A, of B, of C; transposed operands; the end.
 
         If all moduli are split at once, the planes of C overwrite the transposed operands.
         """
-        left, right, result = self.planes
-        sizes = [*self.exponents, *(round_up(self.together * x, PART_ALIGN_BYTES) for x in (left, right))]
+        left, right, result = self.plane_bytes
+        sizes = [*self.exponent_bytes, *(round_up(self.moduli_per_pass * x, PART_ALIGN_BYTES) for x in (left, right))]
         found = [0]
         for size in sizes:
             found.append(found[-1] + size)
         planes = found[-1]
         transposed = planes
-        if self.together != self.moduli:
+        if self.moduli_per_pass != self.moduli:
             transposed += round_up(self.moduli * result, PART_ALIGN_BYTES)
-        return *found, transposed, planes + self._bytes_after_planes(self.together)
+        return *found, transposed, planes + self._bytes_after_planes(self.moduli_per_pass)
 
     @property
-    def scratch(self) -> int:
+    def workspace_bytes(self) -> int:
         """Bytes of workspace."""
-        return self.offsets[-1]
+        return self.part_offsets[-1]
 
     def _bytes_after_planes(self, together: int) -> int:
         """Return the bytes of workspace after the planes of A and B."""
-        result = round_up(self.moduli * self.planes[2], PART_ALIGN_BYTES)
-        return max(result, sum(self.transposed)) if together == self.moduli else result + sum(self.transposed)
+        result = round_up(self.moduli * self.plane_bytes[2], PART_ALIGN_BYTES)
+        return (
+            max(result, sum(self.transposed_bytes)) if together == self.moduli else result + sum(self.transposed_bytes)
+        )
 
-    def _total(self, together: int) -> int:
-        planes = sum(round_up(together * x, PART_ALIGN_BYTES) for x in self.planes[:2])
-        return sum(self.exponents) + planes + self._bytes_after_planes(together)
+    def _total_bytes(self, together: int) -> int:
+        planes = sum(round_up(together * x, PART_ALIGN_BYTES) for x in self.plane_bytes[:2])
+        return sum(self.exponent_bytes) + planes + self._bytes_after_planes(together)
 
 
 @lru_cache(maxsize=1024)
@@ -148,7 +150,7 @@ def integer_workspace_bytes(levels: int, itemsize: int, m: int, k: int, n: int, 
 
 def residue_workspace_bytes(item: int, moduli: int, levels: int, m: int, k: int, n: int, count: int) -> int:
     """Return the bytes of workspace for a batch of products, whether C or its transpose is computed."""
-    return max(PlaneLayout(*size, count, moduli, levels, item).scratch for size in ((m, k, n), (n, k, m)))
+    return max(PlaneLayout(*size, count, moduli, levels, item).workspace_bytes for size in ((m, k, n), (n, k, m)))
 
 
 def prepared_plane_layout(moduli: int, item: int, lines: int, length: int) -> tuple[int, int]:
@@ -200,7 +202,7 @@ def residue_steps(size: Shape, depth: int, params: GemmParams, moduli: int, inne
     if moduli == 1 and not depth and params[:2] == (1, 0) and not scaled:
         # 8-bit operands are residues themselves, so that nothing is split
         return LevelSteps((), (Product(*operands, inner),))
-    (rows, length, cols), programs = PlaneLayout(*size, 1, 1, depth).block, _inner_programs(depth)
+    (rows, length, cols), programs = PlaneLayout(*size, 1, 1, depth).block_shape, _inner_programs(depth)
     count = moduli * len(programs.left.outputs)
     lefts, rights, dests = (
         [Place(name, i * height, 0, height, width) for i in range(count)]
@@ -209,7 +211,7 @@ def residue_steps(size: Shape, depth: int, params: GemmParams, moduli: int, inne
     a, b, c = (operand_blocks(x.name, x.rows, x.cols, (1 << depth, 1 << depth), 1) for x in operands)
     exponents = [Place(name, 0, 0, EXPONENT_BYTES, lines) for name, lines in (("E", m), ("F", n))] if scaled else []
     measures = [
-        NormExponents(f"norms of {('rows', 'columns')[axis]} of {x.name}", COPY, (x,), (dest,), axis)
+        NormExponents(f"norms of {('rows', 'columns')[axis]} of {x.name}", COPY_PROGRAM, (x,), (dest,), axis)
         for x, axis, dest in zip(operands, (0, 1), exponents, strict=False)
     ]
     splits = [_split_step(a, programs.left, lefts, moduli), _split_step(b, programs.right, rights, moduli)]
@@ -230,7 +232,11 @@ def _split_step(
 
 @lru_cache(maxsize=4)
 def _inner_programs(depth: int) -> SchemePrograms:
-    return scheme(INNER_LEVEL_TEXTS[depth]).programs if depth else SchemePrograms(COPY, COPY, COPY)
+    return (
+        scheme(INNER_LEVEL_TEXTS[depth]).addition_programs
+        if depth
+        else SchemePrograms(COPY_PROGRAM, COPY_PROGRAM, COPY_PROGRAM)
+    )
 
 
 @lru_cache(maxsize=64)

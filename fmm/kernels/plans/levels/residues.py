@@ -42,7 +42,7 @@ from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.steps import LevelSteps
 from fmm.problem import Shape
 
-BYTES_LEAF: Final = "bytes"
+BYTES_LEAF_NAME: Final = "bytes"
 # By type: the valid numbers of moduli, and the largest number of inner levels. (With two levels below, float32 would
 # gain nothing.)
 MODULI_BY_TYPE: Final = {"float64": (13, 14, 15, 16), "float32": (7, 8, 9)}
@@ -75,27 +75,27 @@ class ResiduesLevel(LevelInLeaf):
 
     moduli: int
 
-    def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
+    def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         """Return the steps of a plan that ends in this level; integers are taken to have 8 bytes."""
-        return self.steps(plan, (m, k, n), GemmParams(alpha, beta), self.moduli_count_for("int64", k))
+        return self.level_steps(plan, (m, k, n), GemmParams(alpha, beta), self.moduli_count_for("int64", k))
 
     def lower_product_in_leaf(
         self, plan: Plan, size: Shape, params: GemmParams, itemsize: int, dtype: str = ""
     ) -> LevelSteps:
         """Return the steps for numbers of `itemsize` bytes. bool needs its `dtype`."""
-        return self.steps(plan, size, params, self.moduli_count_for(dtype or f"int{8 * itemsize}", size[1]))
+        return self.level_steps(plan, size, params, self.moduli_count_for(dtype or f"int{8 * itemsize}", size[1]))
 
     def moduli_count_for(self, dtype: str, k: int) -> int:
         """Return the number of moduli for a product of this type, with k terms in a sum."""
         return self.moduli or integer_moduli_count(dtype, k)
 
-    def steps(self, plan: Plan, size: Shape, params: GemmParams, moduli: int) -> LevelSteps:
+    def level_steps(self, plan: Plan, size: Shape, params: GemmParams, moduli: int) -> LevelSteps:
         """Return the steps modulo `moduli` numbers, of a plan that ends in this level."""
         return residue_steps(
-            size, inner_depth(plan.leaf), params, moduli, Plan(leaf=BYTES_LEAF), scaled=self.moduli > 0
+            size, inner_depth(plan.leaf), params, moduli, Plan(leaf=BYTES_LEAF_NAME), scaled=self.moduli > 0
         )
 
-    def describe(self, steps: LevelSteps) -> str:
+    def describe_steps(self, steps: LevelSteps) -> str:
         joins = [step for step in steps.steps if isinstance(step, JoinFromPlanes)]
         return f"residues modulo {joins[0].moduli} numbers" if joins else "bytes, as they are"
 
@@ -112,7 +112,7 @@ def residues_level(moduli: int = 0) -> ResiduesLevel:
     return ResiduesLevel(
         text=f"residues({moduli})" if moduli else "residues",
         moduli=moduli,
-        below=f"{INNER_ALGORITHM}, or {INNER_ALGORITHM}^2 in float64, or no level, and then {BYTES_LEAF}",
+        below=f"{INNER_ALGORITHM}, or {INNER_ALGORITHM}^2 in float64, or no level, and then {BYTES_LEAF_NAME}",
         types=next(((dtype,) for dtype, counts in MODULI_BY_TYPE.items() if moduli in counts), INTEGERS),
         number_below="byte",
         products=max(moduli, 1),
@@ -138,11 +138,11 @@ class ResidueLeaf(NamedTuple):
     depth: int
 
     @property
-    def text(self) -> str:
-        return " > ".join(filter(None, (str(self.level), INNER_LEVEL_TEXTS[self.depth], BYTES_LEAF)))
+    def leaf_text(self) -> str:
+        return " > ".join(filter(None, (str(self.level), INNER_LEVEL_TEXTS[self.depth], BYTES_LEAF_NAME)))
 
     @property
-    def dtype(self) -> str:
+    def float_type(self) -> str:
         """The floating point type; empty for integers."""
         return self.level.types[0] if self.level.moduli and self.level.types else ""
 
@@ -154,7 +154,7 @@ def residue_leaves() -> Mapping[str, ResidueLeaf]:
     for dtype, counts in MODULI_BY_TYPE.items():
         for moduli in counts:
             leaves += [ResidueLeaf(residues_level(moduli), depth) for depth in range(MAX_INNER_LEVELS[dtype] + 1)]
-    return MappingProxyType({leaf.text: leaf for leaf in leaves})
+    return MappingProxyType({leaf.leaf_text: leaf for leaf in leaves})
 
 
 def inner_depth(leaf: str) -> int:
@@ -163,14 +163,14 @@ def inner_depth(leaf: str) -> int:
 
 
 def _residue_leaf_rows() -> tuple[Leaf, ...]:
-    return tuple(_float_leaf(leaf) if leaf.dtype else _integer_leaf(leaf) for leaf in residue_leaves().values())
+    return tuple(_float_leaf(leaf) if leaf.float_type else _integer_leaf(leaf) for leaf in residue_leaves().values())
 
 
 def _integer_leaf(leaf: ResidueLeaf) -> Leaf:
     types = TYPES_WITH_LEVEL_BELOW if leaf.depth else INTEGERS
     kind = "as many numbers as their type and the inner dimension need"
     return Leaf(
-        leaf.text,
+        leaf.leaf_text,
         f"integers, exactly, by products of 8-bit integers modulo {kind}{_saved_products_text(leaf.depth)}",
         ("cuda",),
         types=(),
@@ -182,16 +182,16 @@ def _integer_leaf(leaf: ResidueLeaf) -> Leaf:
         orders=(),
         forms=("alone",),
         unprobed=("alone",),
-        rate=f"{leaf.text} of {{}}",
+        rate=f"{leaf.leaf_text} of {{}}",
         level=leaf.level,
-        end=BYTES_LEAF,
+        end=BYTES_LEAF_NAME,
     )
 
 
 def _float_leaf(leaf: ResidueLeaf) -> Leaf:
-    moduli, depth, dtype = leaf.level.moduli, leaf.depth, leaf.dtype
+    moduli, depth, dtype = leaf.level.moduli, leaf.depth, leaf.float_type
     return Leaf(
-        leaf.text,
+        leaf.leaf_text,
         f"{dtype} by products of 8-bit integers modulo {moduli} numbers{_saved_products_text(depth)}",
         ("cuda",),
         types=(dtype,),
@@ -210,9 +210,9 @@ def _float_leaf(leaf: ResidueLeaf) -> Leaf:
         emulates=True,
         norm_bound=ERROR_BOUNDS[moduli],
         prepared_layout=partial(prepared_plane_layout, moduli) if moduli == PREPARED_MODULI and not depth else None,
-        rate=leaf.text,
+        rate=leaf.leaf_text,
         level=leaf.level,
-        end=BYTES_LEAF,
+        end=BYTES_LEAF_NAME,
     )
 
 
@@ -222,11 +222,11 @@ def _saved_products_text(depth: int) -> str:
 
 # ---- the text form
 
-_TEXT = re.compile(r"residues(?:\(([^()]*)\))?")
+_RESIDUES_PATTERN = re.compile(r"residues(?:\(([^()]*)\))?")
 
 
-def _parse(text: str) -> ResiduesLevel | None:
-    match = _TEXT.fullmatch(text)
+def _parse_residues(text: str) -> ResiduesLevel | None:
+    match = _RESIDUES_PATTERN.fullmatch(text)
     if match is None or match[1] is None:
         return residues_level() if match else None
     if not (match[1].isdecimal() and int(match[1])):
@@ -234,5 +234,5 @@ def _parse(text: str) -> ResiduesLevel | None:
     return residues_level(int(match[1]))
 
 
-register_level(LevelKind("residues", _parse, lambda: ("residues",)))
-register_leaf_family(LeafFamily("residues", BYTES_LEAF, _residue_leaf_rows))
+register_level(LevelKind("residues", _parse_residues, lambda: ("residues",)))
+register_leaf_family(LeafFamily("residues", BYTES_LEAF_NAME, _residue_leaf_rows))

@@ -27,7 +27,7 @@ from functools import lru_cache
 from math import prod
 from typing import Final
 
-from fmm.dtypes import FLOATS
+from fmm.dtypes import FLOAT_TYPES
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.algorithms.catalogue import candidate_schemes, canonical_expression, scheme, scheme_names
 from fmm.kernels.algorithms.scheme import Scheme
@@ -79,22 +79,22 @@ class SchemeLevel(LevelWithSteps):
     table: StepTable | None
 
     @property
-    def size(self) -> Shape:
+    def block_grid(self) -> Shape:
         """The grid of blocks (m, k, n)."""
         return self.table.size if self.table else self.scheme.size  # type: ignore[union-attr]
 
     @property
-    def unit(self) -> int:
+    def pad_unit(self) -> int:
         """The unit of which block sides are multiples."""
         return int(self.fringe[3:] or 1) if self.fringe.startswith("pad") else 1
 
     @property
     def block_unit(self) -> int | None:
         """The unit of which block sides are multiples; None without padding, where blocks differ by a row or column."""
-        return None if self.fringe == "unequal" else self.unit
+        return None if self.fringe == "unequal" else self.pad_unit
 
     @property
-    def shallower(self) -> SchemeLevel | None:
+    def shallower_level(self) -> SchemeLevel | None:
         """A composition without its outermost factor; None for a single scheme or a table."""
         if self.scheme is None or len(self.scheme.factors) < 2:
             return None
@@ -103,13 +103,13 @@ class SchemeLevel(LevelWithSteps):
 
     # ---- its steps
 
-    def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
+    def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         if self.fringe == "peel":
             padded = build_scheme_level(self.algorithm, self.scheme, self.table, self.traversal, "pad", self.tasks)
-            return peeled_steps(replace(plan, levels=(padded, *plan.levels[1:])), self.size, (m, k, n))
-        return self.steps(plan.rest, self.block_unit, (m, k, n), alpha, beta)
+            return peeled_steps(replace(plan, levels=(padded, *plan.levels[1:])), self.block_grid, (m, k, n))
+        return self.level_steps(plan.inner_plan, self.block_unit, (m, k, n), alpha, beta)
 
-    def steps(
+    def level_steps(
         self, inner: Plan, unit: int | None, sides: Shape, alpha: Coefficient = 1, beta: Coefficient = 0
     ) -> LevelSteps:
         """Return the steps with block sides that are multiples of the unit. The plan `inner` computes the products."""
@@ -118,27 +118,29 @@ class SchemeLevel(LevelWithSteps):
         assert self.scheme is not None
         if self.traversal in ("sequential", "fused"):
             return sequential_steps(self.scheme, unit, inner, sides)
-        found = stacked_steps(self.scheme, unit, inner, sides, alpha, beta, self.batched)
-        return replace(found, streams=self.streams)
+        found = stacked_steps(self.scheme, unit, inner, sides, alpha, beta, self.is_batched)
+        return replace(found, streams=self.stream_count)
 
     @property
     def has_same_steps_for_nested_plans(self) -> bool:
         return self.fringe != "peel"
 
-    def needs(self, inner: Plan, sides: Shape) -> LevelNeeds | None:
+    def memory_needs(self, inner: Plan, sides: Shape) -> LevelNeeds | None:
         """Return the footprint of a batch of equal blocks: operands and products of the batch are three temporaries."""
-        if not self.batched or self.scheme is None or (unit := self.block_unit) is None or self.fringe == "peel":
+        if not self.is_batched or self.scheme is None or (unit := self.block_unit) is None or self.fringe == "peel":
             return None
-        m, k, n = (block_side(side, parts, unit) for side, parts in zip(sides, self.size, strict=True))
+        m, k, n = (block_side(side, parts, unit) for side, parts in zip(sides, self.block_grid, strict=True))
         count = self.scheme.rank
         temporaries = (("S", count * m, k), ("T", count * k, n), ("M", count * m, n))
         return LevelNeeds(temporaries, ((inner, (m, k, n), PLAIN),), ((inner, (m, k, n), count),))
 
     # ---- quick counts
 
-    def footprint(self, inner: Plan, sides: Sides) -> Footprint:
-        blocks, whole = block_sides(self.size, self.fringe, self.unit, sides)
-        m, k, n = (whole or side == parts * block for side, parts, block in zip(sides, self.size, blocks, strict=True))
+    def estimate_footprint(self, inner: Plan, sides: Sides) -> Footprint:
+        blocks, whole = block_sides(self.block_grid, self.fringe, self.pad_unit, sides)
+        m, k, n = (
+            whole or side == parts * block for side, parts, block in zip(sides, self.block_grid, blocks, strict=True)
+        )
         of_whole = (True, True, True) if self.table else (m and k, k and n, m and n)
         padded_table = self.table is not None and self.block_unit is not None
         if padded_table and (refusal := _table_error_text(self, inner, _length_ranks(blocks))):
@@ -147,16 +149,20 @@ class SchemeLevel(LevelWithSteps):
             return Footprint(self.products, blocks)
         order = side_ranks(blocks) if self.table else SHORTEST_K_RANKS
         counts, one_by_one = _count_blocks_of_level(self, inner, order), self.traversal == "sequential"
-        moved, held, passes = counts.elements(counts.moved, blocks), counts.temporaries(blocks, of_whole), counts.passes
+        moved, held, passes = (
+            counts.count_elements(counts.moved, blocks),
+            counts.temporary_elements(blocks, of_whole),
+            counts.passes,
+        )
         if padded_table and not (m and n):  # C is computed in a padded temporary
-            padded_c = prod(blocks[side] * self.size[side] for side in (0, 2))
+            padded_c = prod(blocks[side] * self.block_grid[side] for side in (0, 2))
             moved, held = (*moved[:2], moved[2] + 2 * padded_c), (*held[:2], held[2] + padded_c)
             passes += 1
         return Footprint(self.products, blocks, passes, moved, held, counts.in_place[not whole], one_by_one)
 
     # ---- explain
 
-    def describe(self, steps: LevelSteps) -> str:
+    def describe_steps(self, steps: LevelSteps) -> str:
         sums = sum(isinstance(step, Sum) for step in steps.steps)
         updates = sum(isinstance(step, ProductWithSums) and len(step.as_two_steps) > 1 for step in steps.steps)
         if self.fringe == "peel" and not sums:
@@ -165,8 +171,8 @@ class SchemeLevel(LevelWithSteps):
                 return f"core, then {strips} strip{'s' * (strips > 1)}"
             return "nothing to peel" if next(steps.products).plan.levels else "too small: left out"
         inside = f", {updates} more inside the products" if updates else ""
-        done = "sums inside the products" if self.fused else f"{sums} passes of sums{inside}"
-        return f"{'x'.join(map(str, self.size))} blocks, {done}"
+        done = "sums inside the products" if self.has_fused_sums else f"{sums} passes of sums{inside}"
+        return f"{'x'.join(map(str, self.block_grid))} blocks, {done}"
 
     def describe_launches(self) -> str:
         """Return the launches of a fused level and their order.
@@ -182,7 +188,7 @@ class SchemeLevel(LevelWithSteps):
             fused_order.count_touched_blocks(self.scheme, p) for p in range(self.products)
         )
         what = "launches" if self.tasks else "products"
-        return f"{self}: {self.launches} {what} {how if streams > 1 else 'one after the other'} ({kernels})"
+        return f"{self}: {self.launch_count} {what} {how if streams > 1 else 'one after the other'} ({kernels})"
 
 
 # ---- making a level
@@ -261,7 +267,7 @@ def _coefficient_types(bilinear: Scheme) -> tuple[str, ...] | None:
     """Return None (any type) for coefficients 1 and -1, since integers only add and subtract; else floats."""
     found = bilinear.factors or (bilinear,)
     signs = all(abs(c) in (0, 1) for x in found for matrix in (x.u, x.v, x.w) for row in matrix for c in row)
-    return None if signs else FLOATS
+    return None if signs else FLOAT_TYPES
 
 
 def default_traversal(algorithm: str) -> Traversal:
@@ -325,8 +331,8 @@ def _length_ranks(blocks: Sides) -> Shape:
 def _table_error_text(level: SchemeLevel, inner: Plan, order: Shape) -> str:
     """Return why a table of equal blocks is impossible if their sides have these ranks by length; empty if possible."""
     try:
-        m, k, n = (parts * level.unit * (1 + rank) for parts, rank in zip(level.size, order, strict=True))
-        level.steps(inner, level.block_unit, (m, k, n))
+        m, k, n = (parts * level.pad_unit * (1 + rank) for parts, rank in zip(level.block_grid, order, strict=True))
+        level.level_steps(inner, level.block_unit, (m, k, n))
     except PlanError as error:
         return str(error)
     return ""
@@ -340,7 +346,7 @@ SHORTEST_K_RANKS: Shape = (1, 0, 2)  # ranks of the sides by length: k is the sh
 def _count_blocks_of_level(level: SchemeLevel, inner: Plan, order: Shape) -> BlockCounts:
     """Return the traffic and temporaries of the level. `order`: the ranks of the block sides, for tables."""
     usual = None if level.traversal in ("stacked", "overlapped") else 1
-    return count_blocks(lambda unit, sides: level.steps(inner, unit, sides), level.size, usual, order)
+    return count_blocks(lambda unit, sides: level.level_steps(inner, unit, sides), level.block_grid, usual, order)
 
 
 # ---- its text in a plan
@@ -366,7 +372,7 @@ def _algorithm_names() -> tuple[str, ...]:
     return (*scheme_names(), *step_table_names())
 
 
-def _parse(text: str) -> SchemeLevel | None:
+def _parse_scheme_level(text: str) -> SchemeLevel | None:
     name, *options = text.split(".")
     return level_with_options(name, *options) if set(_factor_names(name)) & set(_algorithm_names()) else None
 
@@ -377,14 +383,14 @@ def _candidate_levels() -> Iterator[CandidateLevel]:
     for name, forms in candidate_schemes():
         try:
             if forms:
-                found.append((scheme(name).additions, CandidateLevel(name, forms, scheme(name).rank)))
+                found.append((scheme(name).addition_count, CandidateLevel(name, forms, scheme(name).rank)))
         except ValueError:  # a wrong file: the error appears when a plan names it
             continue
     yield from (candidate for _, candidate in sorted(found))
     for name, forms in candidate_step_tables():
         with suppress(ValueError):
             if forms:
-                yield CandidateLevel(name, forms, step_table(name).products, lean=True)
+                yield CandidateLevel(name, forms, step_table(name).product_count, lean=True)
 
 
-register_level(LevelKind("scheme", _parse, _algorithm_names, _candidate_levels))
+register_level(LevelKind("scheme", _parse_scheme_level, _algorithm_names, _candidate_levels))

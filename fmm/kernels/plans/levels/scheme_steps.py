@@ -9,12 +9,11 @@ from functools import lru_cache
 from fmm.kernels.algorithms import additions as programs
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient
 from fmm.kernels.algorithms.scheme import Scheme
-from fmm.kernels.algorithms.step_table import Step as TableStep
-from fmm.kernels.algorithms.step_table import StepTable
+from fmm.kernels.algorithms.step_table import StepTable, TableStep
 from fmm.kernels.plans.gemm_params import ACCUMULATE
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.kernels.plans.steps import LevelSteps, Product, ProductBatch, ProductWithSums, temporary_sizes
-from fmm.kernels.plans.sums import COPY, Place, Sum, block_side, operand_blocks, whole_matrix
+from fmm.kernels.plans.sums import COPY_PROGRAM, Place, Sum, block_side, operand_blocks, whole_matrix
 from fmm.problem import Shape
 
 
@@ -37,8 +36,8 @@ def stacked_steps(
     if unit is not None:
         m, k, n = (block_side(length, parts, unit) for length, parts in zip(sides, scheme.size, strict=True))
         left_shape, right_shape = (m, k), (k, n)
-    lefts, split_a = _split_step("S", scheme.programs.left, scheme.u, a, left_shape, batched)
-    rights, split_b = _split_step("T", scheme.programs.right, scheme.v, b, right_shape, batched)
+    lefts, split_a = _split_step("S", scheme.addition_programs.left, scheme.u, a, left_shape, batched)
+    rights, split_b = _split_step("T", scheme.addition_programs.right, scheme.v, b, right_shape, batched)
     products: list[Product] = []
     for p, (left, right) in enumerate(zip(lefts, rights, strict=True)):
         width = min(left.cols, right.rows)  # columns or rows that the other operand lacks are multiplied by zeros only
@@ -47,7 +46,7 @@ def stacked_steps(
         products.append(
             Product(left.cropped_place(left.rows, width), right.cropped_place(width, right.cols), dest, inner)
         )
-    program = programs.updating_program(scheme.programs.join, alpha, beta)
+    program = programs.updating_program(scheme.addition_programs.join, alpha, beta)
     if not batched and not beta:
         products = _place_products_in_c(products, program, c)
     join = Sum("join", program, (*(p.dest for p in products), *(c if beta else ())), tuple(c))
@@ -194,10 +193,10 @@ def table_steps(table: StepTable, unit: int | None, inner: Plan, sides: Shape) -
     for name, size, grid in (("A", (m, k), parts[:2]), ("B", (k, n), parts[1:]), ("C", shape, (parts[0], parts[2]))):
         places = operand_blocks("C'" if padded and name == "C" else name, *size, (grid[0], grid[1]), unit)
         blocks |= {f"{name}{i // grid[1] + 1}{i % grid[1] + 1}": place for i, place in enumerate(places)}
-    steps = _TableLowering(table, blocks, inner, full).run()
+    steps = _TableLowering(table, blocks, inner, full).lower_steps()
     if padded:
         result = whole_matrix("C'", *shape).cropped_place(m, n)
-        steps.append(Sum("crop", COPY, (result,), (whole_matrix("C", m, n),)))
+        steps.append(Sum("crop", COPY_PROGRAM, (result,), (whole_matrix("C", m, n),)))
         return LevelSteps((("C'", *shape), *(t for t in temporary_sizes(steps) if t[0] != "C'")), tuple(steps))
     return LevelSteps(temporary_sizes(steps), tuple(steps))
 
@@ -214,23 +213,23 @@ class _TableLowering:
         self.kind = {name: name[0] for name in self.held}
         self.steps: list[Sum | Product | ProductWithSums] = []
 
-    def run(self) -> list[Sum | Product | ProductWithSums]:
+    def lower_steps(self) -> list[Sum | Product | ProductWithSums]:
         for step in self.table.steps:
-            self._add(step)
+            self._lower_step(step)
         return self.steps
 
-    def _add(self, step: TableStep) -> None:
-        sources = [self.held[step.blocks_by_formal[f]] for f in step.kernel.reads]
-        kind = max((self.kind[step.blocks_by_formal[f]] for f in step.kernel.reads), default="C")
-        product = self._product(step) if step.kernel.product else None
+    def _lower_step(self, step: TableStep) -> None:
+        sources = [self.held[step.blocks_by_formal[f]] for f in step.kernel.read_blocks]
+        kind = max((self.kind[step.blocks_by_formal[f]] for f in step.kernel.read_blocks), default="C")
+        product = self._lower_product(step) if step.kernel.product else None
         if product is not None:
             sources.insert(0, product.dest)
             kind = "C"
         writes = []
-        for name, needs in zip(step.writes, step.kernel.write_dependencies, strict=True):
+        for name, needs in zip(step.written_blocks, step.kernel.write_dependencies, strict=True):
             size = max(sources[i].rows for i in needs), max(sources[i].cols for i in needs)
-            writes.append(self._place(name, *self.full.get(kind, size), kind, step))
-        update = Sum(step.kernel.name, step.kernel.program, tuple(sources), tuple(writes))
+            writes.append(self._place_of_block(name, *self.full.get(kind, size), kind, step))
+        update = Sum(step.kernel.name, step.kernel.addition_program, tuple(sources), tuple(writes))
         if product is None:
             self.steps += [simplified_sum] if (simplified_sum := update.simplified_sum).writes else []
         elif self._can_fuse((*update.reads[1:], *update.writes)):
@@ -238,18 +237,18 @@ class _TableLowering:
         else:
             self.steps += ProductWithSums(product, update).as_two_steps
 
-    def _product(self, step: TableStep) -> Product:
+    def _lower_product(self, step: TableStep) -> Product:
         """Return the product: into a place that the kernel overwrites if there is one, else into scratch."""
         left, right = (self.held[step.blocks_by_formal[f]] for f in step.kernel.product or ())
         width = min(left.cols, right.rows)
-        free = [f for f in step.kernel.writes if f not in step.kernel.reads]
+        free = [f for f in step.kernel.written_blocks if f not in step.kernel.read_blocks]
         if free:
-            dest = self._place(step.blocks_by_formal[free[0]], left.rows, right.cols, "C", step)
+            dest = self._place_of_block(step.blocks_by_formal[free[0]], left.rows, right.cols, "C", step)
         else:
             dest = whole_matrix(SCRATCH_NAME, left.rows, right.cols)
         return Product(left.cropped_place(dest.rows, width), right.cropped_place(width, dest.cols), dest, self.plan)
 
-    def _place(self, name: str, rows: int, cols: int, kind: str, step: TableStep) -> Place:
+    def _place_of_block(self, name: str, rows: int, cols: int, kind: str, step: TableStep) -> Place:
         block = self.blocks.get(name)
         place = whole_matrix(name, rows, cols) if block is None else block.cropped_place(rows, cols)
         if kind != "C" and (place.rows, place.cols) != (rows, cols):
@@ -262,7 +261,7 @@ class _TableLowering:
 
     def _can_fuse(self, places: Sequence[Place]) -> bool:
         """Return True if the leaf forms sums, and all places have C's layout and one size for reads and writes."""
-        if self.plan.levels or not self.plan.leaf_use.leaf.sums_inside:
+        if self.plan.levels or not self.plan.leaf_use.leaf.can_compute_sums:
             return False
         corners = {(p.name, p.row, p.col) for p in places}
         return len(corners) == len(set(places)) and not any(p.name in "AB" for p in places)

@@ -24,7 +24,7 @@ from fmm.kernels.plans.sums import Place, Sum, whole_matrix
 MAX_RECURSION = 6
 LOOSE_TRIANGLE_PARAMS = GemmParams(op="gram", fill="loose")
 ADD_PROGRAM = AdditionProgram(2, (((1, 0), (1, 1)),), (2,))
-Steps = list[Sum | Product]
+StepList = list[Sum | Product]
 
 
 def _strassen_level() -> Level:
@@ -48,7 +48,7 @@ class SforzaLevel(LevelWithSteps):
         """Return True for the base case. (The paper prints <= in the rule of the cutoff, and means >=.)"""
         return self.recursion <= 1 or self.cutoff / inner + self.cutoff / half >= 2
 
-    def lower(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
+    def lower_product(self, plan: Plan, m: int, k: int, n: int, alpha: Coefficient, beta: Coefficient) -> LevelSteps:
         raise PlanError(f"{plan}: {self} cuts only products of a matrix and its adjoint (fmm.gram)")
 
     def lower_gram_triangle(self, plan: Plan, n: int, k: int, params: GemmParams) -> LevelSteps:
@@ -61,7 +61,7 @@ class SforzaLevel(LevelWithSteps):
             return LevelSteps((), (Product(*whole, replace(plan.gram_plan, levels=()), LOOSE_TRIANGLE_PARAMS),))
         a = {f"{i + 1}{j + 1}": Place("B", i * inner, j * half, inner, half) for i in (0, 1) for j in (0, 1)}
         t = {f"{i + 1}{j + 1}": Place("A", j * half, i * inner, half, inner) for i in (0, 1) for j in (0, 1)}
-        steps: Steps = []
+        steps: StepList = []
         for dest, left, right in (((0, 0), "1", "1"), ((1, 1), "2", "2"), ((1, 0), "2", "1")):
             c = Place("C", dest[0] * half, dest[1] * half, half, half)
             steps += self._two_product_steps(plan, c, [(t[f"{i}{left}"], a[f"{i}{right}"]) for i in (1, 2)])
@@ -77,7 +77,10 @@ class SforzaLevel(LevelWithSteps):
         if base:
             inner = rest
         elif on_diagonal:
-            inner, params = replace(plan, levels=(self.inner_level, *plan.rest.gram_plan.levels)), LOOSE_TRIANGLE_PARAMS
+            inner, params = (
+                replace(plan, levels=(self.inner_level, *plan.inner_plan.gram_plan.levels)),
+                LOOSE_TRIANGLE_PARAMS,
+            )
         else:
             inner = replace(rest, levels=(_strassen_level(),) * (self.recursion - 1) + rest.levels)
         for name, (left, right) in zip(("W1", "W2"), factors, strict=True):
@@ -105,7 +108,7 @@ class SforzaLevel(LevelWithSteps):
         if n % 2:
             yield n - 1, 0, 1, n
 
-    def describe(self, steps: LevelSteps) -> str:
+    def describe_steps(self, steps: LevelSteps) -> str:
         sums, products = (sum(isinstance(step, kind) for step in steps.steps) for kind in (Sum, Product))
         return f"{products} products, {sums} passes of sums"
 
@@ -145,11 +148,11 @@ def sforza_level(recursion: int = 1, cutoff: int = 0) -> SforzaLevel:
     )
 
 
-_TEXT = re.compile(r"sforza(?:\(([^()]*)\))?")
+_SFORZA_PATTERN = re.compile(r"sforza(?:\(([^()]*)\))?")
 
 
-def _parse(text: str) -> SforzaLevel | None:
-    match = _TEXT.fullmatch(text.replace(" ", ""))
+def _parse_sforza(text: str) -> SforzaLevel | None:
+    match = _SFORZA_PATTERN.fullmatch(text.replace(" ", ""))
     if match is None or match[1] is None:
         return sforza_level() if match else None
     numbers = match[1].split(",")
@@ -158,4 +161,4 @@ def _parse(text: str) -> SforzaLevel | None:
     return sforza_level(*map(int, numbers))
 
 
-register_level(LevelKind("sforza", _parse, lambda: ("sforza",)))
+register_level(LevelKind("sforza", _parse_sforza, lambda: ("sforza",)))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fmm.kernels.cuda.launch_list import Launch, StreamSync
-from fmm.kernels.cuda.target import LIBRARY_ALIGNMENT, Alignment
+from fmm.kernels.cuda.target import ALLOCATOR_ALIGNMENT, Alignment
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Layout, Problem
 
@@ -19,7 +19,7 @@ pytest.importorskip("cupy")
 import cupy
 
 from fmm.kernels.cuda.launch.device_facts import chip_of
-from fmm.runtime.device_backend import DeviceBackend, record_for_device
+from fmm.runtime.device_backend import DeviceBackend, record_plan_for_device
 
 pytestmark = pytest.mark.gpu
 
@@ -79,7 +79,9 @@ def check(
     left, right, old = (wide(x.matrix, dtype) for x in (a, b, c))
     if not beta:
         c.matrix[...] = cupy.asarray(np.frombuffer(bytes([POISON] * 8), c.matrix.dtype)[0])
-    tape = record_for_device(Plan.parse(plan), Problem(m, k, n, dtype, (a.layout, b.layout, c.layout), alpha, beta))
+    tape = record_plan_for_device(
+        Plan.parse(plan), Problem(m, k, n, dtype, (a.layout, b.layout, c.layout), alpha, beta)
+    )
     workspace = cupy.full(max(tape.workspace, 1), POISON, cupy.uint8)
     pointers = [x.matrix.data.ptr for x in (a, b, c)]
     DeviceBackend().run(tape, pointers[0], pointers[1], pointers[2], workspace.data.ptr)
@@ -97,9 +99,9 @@ def check(
     assert c.untouched()
 
 
-def used(plan: str, problem: Problem, alignment: Alignment = LIBRARY_ALIGNMENT) -> list[bool]:
+def used(plan: str, problem: Problem, alignment: Alignment = ALLOCATOR_ALIGNMENT) -> list[bool]:
     """Return True if our kernel computes each of the products."""
-    steps = record_for_device(Plan.parse(plan), problem, alignment=alignment).steps
+    steps = record_plan_for_device(Plan.parse(plan), problem, alignment=alignment).steps
     products = [step for step in steps if not isinstance(step, StreamSync) and step.does == "product"]
     assert products
     return [isinstance(step, Launch) and "gemm_wgmma" in step.label for step in products]
@@ -128,7 +130,7 @@ def test_the_vendor_does_unsupported_products(dtype: str) -> None:
     check("tile", (256, 128, 101), dtype, "CFC")  # rows of C that end anywhere
     usual = Problem(512, 512, 512, dtype)
     assert used("tile", usual) == [dtype != "tf32"]
-    assert used("tile", usual, (2, *LIBRARY_ALIGNMENT[1:])) == [False]
+    assert used("tile", usual, (2, *ALLOCATOR_ALIGNMENT[1:])) == [False]
     assert used("tile", Problem(512, 512, 512, dtype, beta=2)) == [dtype != "tf32"]
     assert used("tile", Problem(512, 512, 512, dtype, beta=2j)) == [False]
 
@@ -160,7 +162,7 @@ def test_streams_and_graphs() -> None:
     n, backend, rng = 1024, DeviceBackend(), cupy.random.default_rng(3)
     a, b = (rng.standard_normal((n, n), cupy.float32).astype(cupy.float16) for _ in "AB")
     tape, expected = (
-        record_for_device(Plan.parse("tile"), Problem(n, n, n, "float16")),
+        record_plan_for_device(Plan.parse("tile"), Problem(n, n, n, "float16")),
         backend.multiply("tile", a, b),
     )
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]

@@ -8,8 +8,8 @@ import pytest
 
 from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME
-from fmm.kernels.cuda.ops import GemmOp, MirroredOp
-from fmm.kernels.cuda.products.tiling import Along
+from fmm.kernels.cuda.ops import GemmOp, MirroredGemm
+from fmm.kernels.cuda.products.tiling import ContiguousAxis
 from fmm.kernels.cuda.products.wgmma_tiles import (
     TRIANGLE_SIZES,
     WGMMA_SIZES,
@@ -19,8 +19,8 @@ from fmm.kernels.cuda.products.wgmma_tiles import (
     best_wgmma_sizes,
     cluster_tiles,
     wgmma_instructions,
+    wgmma_kernel_source,
     wgmma_op,
-    wgmma_source,
 )
 from fmm.kernels.cuda.record import record_launches, record_operations
 from fmm.kernels.leaves import WARPGROUP_TYPES
@@ -31,7 +31,7 @@ from tests.support.chips import H200
 from tests.support.nvrtc import check_warpgroups, nvrtc
 
 SMS = 132
-ALONGS: tuple[tuple[Along, Along], ...] = (
+ALONGS: tuple[tuple[ContiguousAxis, ContiguousAxis], ...] = (
     ("inner", "outer"),
     ("inner", "inner"),
     ("outer", "outer"),
@@ -55,7 +55,7 @@ MIXED = [
 
 def gemm(problem: Problem, plan: str = "tile") -> GemmOp:
     op = next(op for op in record_operations(Plan.parse(plan), problem).ops if isinstance(op, GemmOp))
-    assert op.use.leaf.name == "tile"
+    assert op.leaf_use.leaf.name == "tile"
     return op
 
 
@@ -72,8 +72,8 @@ def launch(problem: Problem, plan: str = "tile") -> WgmmaOp[WgmmaKernel]:
 def test_products_stay_in_registers(kernels: list[WgmmaKernel]) -> None:
     """Of three warpgroups two take registers from the third: 168 each."""
     nvrtc()
-    struct_bytes = len(launch(Problem(512, 512, 512, "float16")).parameters)
-    check_warpgroups(kernels, wgmma_source, f"static_assert(sizeof(fmm::Product) == {struct_bytes});")
+    struct_bytes = len(launch(Problem(512, 512, 512, "float16")).parameter_bytes)
+    check_warpgroups(kernels, wgmma_kernel_source, f"static_assert(sizeof(fmm::Product) == {struct_bytes});")
 
 
 def test_the_instructions_of_a_tile_name_every_register_once() -> None:
@@ -138,7 +138,7 @@ def test_batches_are_layers_of_the_maps() -> None:
     made = launch(Problem(1024, 1024, 1024, "bfloat16"), "strassen.batched.pad16 > tile")
     assert {x.layers for x in made.maps} == {7}
     assert {x.layer for x in made.maps} == {512 * 512}
-    assert made.units == 7 * made.tiles[0] * made.tiles[1]
+    assert made.cluster_tile_total == 7 * made.tiles[0] * made.tiles[1]
 
 
 def test_scalars() -> None:
@@ -205,7 +205,7 @@ def test_a_grid_is_no_larger_than_the_device_or_the_work() -> None:
 def test_chips_on_which_the_leaf_does_these_types(dtype: str) -> None:
     problem = Problem(256, 256, 256, dtype)
     for plan in ("tile", "tile.inner", "strassen.batched.pad16 > tile", "li-fig23 > strassen > tile.outer"):
-        assert gemm(problem, plan).use.leaf.name == "tile"
+        assert gemm(problem, plan).leaf_use.leaf.name == "tile"
     for plan in ("tile.huge", "tile.deep", "strassen.fused > tile", "li-fig12 > tile", "tile.texture"):
         with pytest.raises(PlanError, match=f"not {dtype}"):
             record_operations(Plan.parse(plan), problem)
@@ -222,7 +222,7 @@ def test_it_raises_no_flag() -> None:
 
 
 def test_the_entry_point() -> None:
-    assert f"{ENTRY_NAME}(const __grid_constant__ fmm::Product p)" in wgmma_source(KERNELS[0])
+    assert f"{ENTRY_NAME}(const __grid_constant__ fmm::Product p)" in wgmma_kernel_source(KERNELS[0])
 
 
 # ---- the lower triangle
@@ -239,7 +239,7 @@ def test_one_triangle_of_a_product() -> None:
         0
     ]
     made = launch(Problem(8192, 512, 8192, "bfloat16", op="symmetric", fill="lower"), "gram > tile")
-    assert made.kernel.triangle is None and made.units == made.tiles[0] * made.tiles[1]
+    assert made.kernel.triangle is None and made.cluster_tile_total == made.tiles[0] * made.tiles[1]
 
 
 def launch_labels(problem: Problem) -> list[str]:
@@ -259,8 +259,8 @@ def test_an_update_of_a_triangle_reads_the_old_numbers() -> None:
     """In the same launch: numbers are complete before they are mirrored, so the copy engine does not add."""
     problem = Problem(2048, 512, 2048, "bfloat16", alpha=2, beta=1, op="symmetric")
     (op,) = record_operations(Plan.parse("tile"), problem).ops
-    assert isinstance(op, MirroredOp)
-    made = wgmma_op(op.whole, "bfloat16", SMS)
+    assert isinstance(op, MirroredGemm)
+    made = wgmma_op(op.as_full_product, "bfloat16", SMS)
     assert made is not None and (made.factor, made.adds, made.keep) == (2, False, 0.5)
     (found,) = record_launches(Plan.parse("tile"), problem, chip_target(H200)).launches
     assert [slot.base for slot in found.slots] == ["A", "B", "C", "C"]
