@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fmm.hardware.datasheets import CapabilityLimits, capability_limits
-from fmm.hardware.occupancy import active_blocks
+from fmm.hardware.occupancy import count_active_blocks
 from fmm.kernels.cuda.ops import BlockStrides, BlockTerm, GemmOp, MatrixView
 from fmm.kernels.cuda.products.fused import tile_op_with_sums
 from fmm.kernels.cuda.products.kernel_sizes import (
@@ -83,7 +83,7 @@ def test_every_strategy_stays_in_registers(s: TileSizes, operands: Any, architec
     made = kernel(s, *operands)
     needed, summed, on = registers_needed(s, operands), operands[:2] != (1, 1), limits(architecture)
     r = report(f"{s.name} {architecture}", simt_source(made, "vector"), architecture, COMPILER_OPTIONS)
-    blocks = active_blocks(on, s.threads, r.registers, made.shared)
+    blocks = count_active_blocks(on, s.threads, r.registers, made.shared)
     assert r.local == 0, r
     assert needed <= r.registers <= needed + MOST_BESIDE, r
     assert summed or abs(blocks - resident_blocks(s, GEMM_OPERANDS, on)) <= 1 + blocks // 4, r
@@ -117,7 +117,7 @@ def test_float64_stays_in_registers(s: TileSizes, operands: Any, architecture: s
     assert r.local == 0, r
     assert r.registers >= 2 * x.strategy.m_r * x.strategy.n_r, r
     if architecture in ("sm_90", "sm_100"):
-        assert active_blocks(limits(architecture), s.threads, r.registers, made.shared) >= made.blocks, r
+        assert count_active_blocks(limits(architecture), s.threads, r.registers, made.shared) >= made.blocks, r
 
 
 def fits(made: TileKernel, architecture: str) -> TileKernel:
