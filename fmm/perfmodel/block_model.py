@@ -20,7 +20,7 @@ from fmm.hardware.chip import Chip
 from fmm.hardware.datasheets import CapabilityLimits
 from fmm.hardware.occupancy import THREADS_PER_WARP, count_active_blocks, max_registers
 from fmm.kernels.cuda.products.kernel_sizes import (
-    DOUBLE,
+    FLOAT64_SIZES,
     H200_STRATEGIES,
     STRATEGIES,
     TMA_SIZES,
@@ -36,11 +36,12 @@ from fmm.kernels.cuda.products.split_k import (
     last_job_end,
     split_tail,
 )
-from fmm.kernels.cuda.products.tiling import Along, count_triangle_tiles
+from fmm.kernels.cuda.products.tiling import ContiguousAxis, count_triangle_tiles
 from fmm.kernels.cuda.target import ALLOCATOR_ALIGNMENT, Alignment, ChipTarget
 
 OperandBlocks = tuple[int, int, int]  # (W_A, W_B, W_C): numbers of blocks of A, B and C that one product touches
-ContiguousAxes = tuple[Along, Along]  # the dimensions ("inner" or "outer") along which A and B are contiguous
+# the dimensions ("inner" or "outer") along which A and B are contiguous
+ContiguousAxes = tuple[ContiguousAxis, ContiguousAxis]
 Shape = tuple[int, int, int]  # (m, k, n)
 
 GEMM_OPERANDS: OperandBlocks = (1, 1, 1)
@@ -63,7 +64,7 @@ def tile_load_elements(s: TileSizes, k: int) -> tuple[int, int]:
 
 def fragment_load_elements(s: TileSizes, k: int) -> tuple[int, int]:
     """Return the elements of A and of B that move from shared memory to registers (Equation 9)."""
-    return s.threads * s.m_r * k, s.threads * s.n_r * k
+    return s.thread_count * s.m_r * k, s.thread_count * s.n_r * k
 
 
 def write_back_elements(s: TileSizes) -> int:
@@ -157,8 +158,8 @@ def operand_tiles(
 ) -> tuple[OperandTile, OperandTile]:
     (a, b), inner = tile_load_elements(s, s.k_s), [x == "inner" for x in along]
     return (
-        OperandTile(a, s.m_r, w[0], inner[0], s.transposed_sums, s.threads),
-        OperandTile(b, s.n_r, w[1], inner[1], s.transposed_sums, s.threads),
+        OperandTile(a, s.m_r, w[0], inner[0], s.transposed_sums, s.thread_count),
+        OperandTile(b, s.n_r, w[1], inner[1], s.transposed_sums, s.thread_count),
     )
 
 
@@ -174,11 +175,11 @@ def resident_blocks(s: TileSizes, w: OperandBlocks, limits: CapabilityLimits) ->
     """
     registers = min(registers_needed(s, w) + UNCOUNTED_REGISTERS, limits.max_registers_per_thread)
     if s.blocks:
-        registers = min(registers, max_registers(limits, s.threads, s.blocks))
+        registers = min(registers, max_registers(limits, s.thread_count, s.blocks))
     a, b = operand_tiles(s, w)
     copies = sum(x.tile * x.blocks for x in (a, b) if x.blocks > 1)
     return count_active_blocks(
-        limits, s.threads, registers, FLOAT32_BYTES * (s.stages * shared_tile_elements(s) + copies)
+        limits, s.thread_count, registers, FLOAT32_BYTES * (s.stages * shared_tile_elements(s) + copies)
     )
 
 
@@ -203,7 +204,7 @@ def wait_cycles(s: TileSizes, w: OperandBlocks, along: ContiguousAxes, chip: Chi
     Fragments of four steps that a thread reads at once must arrive during one step of multiply-adds. The warp waits
     longer where the reads take longer than the multiply-adds.
     """
-    step = ceil(s.threads / THREADS_PER_WARP / chip.warp_schedulers) * s.m_r * s.n_r
+    step = ceil(s.thread_count / THREADS_PER_WARP / chip.warp_schedulers) * s.m_r * s.n_r
     burst = 0.0
     for side, elements in zip(operand_tiles(s, w, along), fragment_load_elements(s, WIDE_ACCESS_FLOATS), strict=True):
         if side.has_burst_reads:
@@ -233,7 +234,7 @@ def tile_cycles(
     warps wait at once during the share p^v.
     """
     issue, wait = issue_cycles(s, w, along, chip), wait_cycles(s, w, along, chip, touched)
-    warps = ceil(blocks * s.threads / THREADS_PER_WARP / chip.warp_schedulers)
+    warps = ceil(blocks * s.thread_count / THREADS_PER_WARP / chip.warp_schedulers)
     busy: float = 1 - (wait / (wait + issue)) ** warps if warps else 1
     return max(warps * issue / busy, blocks * shared_memory_cycles(s, w, along, chip))
 
@@ -320,7 +321,7 @@ def busiest_sm_entries(s: TileSizes, shape: Shape, count: int, multiprocessors: 
     """
     whole, last = divmod(-(-count_computed_tiles(s, shape, count, triangle) // multiprocessors), s.blocks)
     # A multiprocessor with fewer than BUSY_SM_THREADS threads takes as long as with BUSY_SM_THREADS threads.
-    alone = max(last, BUSY_SM_THREADS / s.threads) if last else 0
+    alone = max(last, BUSY_SM_THREADS / s.thread_count) if last else 0
     return (whole * s.blocks + alone) * s.m_s * s.n_s / s.rate
 
 
@@ -328,7 +329,7 @@ def fastest_float64_tile(
     shape: Shape, chip: Chip, count: int = 1, _: ContiguousAxes = ROW_MAJOR_AXES, triangle: bool = False
 ) -> TileSizes:
     """Return the fastest tile sizes for `count` float64 products."""
-    return min(DOUBLE, key=lambda s: busiest_sm_entries(s, shape, count, chip.multiprocessors, triangle))
+    return min(FLOAT64_SIZES, key=lambda s: busiest_sm_entries(s, shape, count, chip.multiprocessors, triangle))
 
 
 FASTEST_TILE_FUNCTIONS: Mapping[str, Callable[[Shape, Chip, int, ContiguousAxes, bool], TileSizes]] = {

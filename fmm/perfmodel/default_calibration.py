@@ -15,7 +15,7 @@ from fmm.dtypes import DTYPES, INTEGERS
 from fmm.hardware.datasheets import Datasheet, datasheet_of
 from fmm.kernels.algorithms.digits import RELATIVE_TIME, safe_digit_products
 from fmm.kernels.cpu.thread_pool import MAX_SUM_THREADS as SUM_THREADS
-from fmm.kernels.cuda.products.kernel_sizes import VENDOR_PIECE
+from fmm.kernels.cuda.products.kernel_sizes import VENDOR_PIECE_LENGTH
 from fmm.kernels.cuda.products.small_tiles import SMALL_BLOCKS_PER_SM, SMALL_TILE
 from fmm.kernels.leaves import DIGITS_RATE, F16X3_RATE, SMALL_RATE
 from fmm.kernels.plans.leaf import plan_leaves
@@ -349,7 +349,7 @@ def f16x3_rate_on_vendor_gemm(float16: ProductRate, stream: float) -> ProductRat
     """
     own, flop = (
         _f16x3_rate(float16, stream),
-        3 / float16.flops + DTYPES["float32"].itemsize / (VENDOR_PIECE * stream),
+        3 / float16.flops + DTYPES["float32"].itemsize / (VENDOR_PIECE_LENGTH * stream),
     )
     lost = own.rows / (flop * own.flops)
     own = replace(own, half_by_tiles=1.0, half_edge=0.0)

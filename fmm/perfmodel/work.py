@@ -15,7 +15,7 @@ from functools import lru_cache
 from math import ceil
 from typing import Any, NamedTuple
 
-from fmm.kernels.cuda.products.kernel_sizes import DOUBLE, FUSED_SIZES, H200_STRATEGIES, PRESETS
+from fmm.kernels.cuda.products.kernel_sizes import ALL_STRATEGIES, FLOAT64_SIZES, FUSED_SIZES, H200_STRATEGIES
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.level import Level
 from fmm.kernels.plans.lower import Footprint, Sides, lower_level, require_level_with_steps
@@ -314,8 +314,8 @@ def _leaf_tiles(plan: Plan, dtype: str) -> LeafTiles | None:
         return None
     products = plan.levels[-1].fused_products if plan.levels else None
     scheme = products.scheme if products else None
-    usual = DOUBLE[0] if dtype == "float64" else FUSED_SIZES["float32"] if scheme else H200_STRATEGIES[0]
-    sizes = next((s for s in PRESETS if s.name.lower() in plan.leaf_use.options), usual)
+    usual = FLOAT64_SIZES[0] if dtype == "float64" else FUSED_SIZES["float32"] if scheme else H200_STRATEGIES[0]
+    sizes = next((s for s in ALL_STRATEGIES if s.name.lower() in plan.leaf_use.options), usual)
     if scheme is None:
         return LeafTiles(sizes.m_s, sizes.n_s)
     left, right, dest = (sum(c != 0 for row in x for c in row) / scheme.rank for x in (scheme.u, scheme.v, scheme.w))

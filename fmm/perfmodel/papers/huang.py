@@ -100,7 +100,7 @@ def _strategy_row(s: TileSizes) -> tuple[Cell, ...]:
     x, y = FIGURE_3_THREADS[s.name]
     holds = _strategy_bound(s, GEMM_OPERANDS, paper_v100(), 18).is_met
     sizes = (s.name, s.m_s, s.n_s, s.k_s, s.m_r, s.n_r)
-    return (*sizes, x, s.threads_m, s.threads_m - x, y, s.threads_n, s.threads_n - y, s.threads, holds)
+    return (*sizes, x, s.threads_m, s.threads_m - x, y, s.threads_n, s.threads_n - y, s.thread_count, holds)
 
 
 def _strategy_bound(s: TileSizes, w: OperandBlocks, on: ModelledDevice, equation: int) -> huang_blocks.BlockSizeBound:
@@ -267,7 +267,7 @@ def huang_footnote15() -> PaperTable:
 def _occupancy_row(name: str, level: int, printed: int) -> tuple[Cell, ...]:
     s, w, on = named_strategy(name), VARIANT_0_OPERANDS[level], paper_v100()
     computed = huang_blocks.active_blocks_per_sm(s, w, on)
-    follows = register_range(on.limits, s.threads, on.element_bytes * block_model.shared_tile_elements(s), printed)
+    follows = register_range(on.limits, s.thread_count, on.element_bytes * block_model.shared_tile_elements(s), printed)
     kernel = f"{level}-level Var#0" if level else "GEMM"
     formulas = (
         block_model.registers_needed(s, w),

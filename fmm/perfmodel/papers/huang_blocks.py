@@ -126,7 +126,7 @@ def strategy_bounds(
     s: TileSizes, w: OperandBlocks, on: ModelledDevice, k: int | None = None
 ) -> tuple[BlockSizeBound, ...]:
     """Return the bounds for one product with the inner dimension k; None means the limit of infinite k."""
-    prefetched = min(s.threads * s.m_r - s.m_s * s.k_s, s.threads * s.n_r - s.n_s * s.k_s)
+    prefetched = min(s.thread_count * s.m_r - s.m_s * s.k_s, s.thread_count * s.n_r - s.n_s * s.k_s)
     most = on.limits.max_registers_per_thread
     # Equation 17 has the shared memory of a multiprocessor; a thread block of later devices may use slightly less.
     shared = on.limits.shared_per_block
@@ -224,7 +224,7 @@ class RegisterModel:
         registers = self.count_before_spilling(s, w, on)
         if not self.least_blocks:
             return registers
-        return min(registers, max_registers(on.limits, s.threads, self.least_blocks))
+        return min(registers, max_registers(on.limits, s.thread_count, self.least_blocks))
 
     def count_before_spilling(self, s: TileSizes, w: OperandBlocks, on: ModelledDevice) -> int:
         """Return the number of registers that a thread needs without spilling."""
@@ -244,7 +244,7 @@ def active_blocks_per_sm(
 ) -> int:
     """Return the number of active thread blocks of a product's kernel on one multiprocessor."""
     tile = on.element_bytes * shared_tile_elements(s)
-    return count_active_blocks(on.limits, s.threads, model.count_registers(s, w, on), tile)
+    return count_active_blocks(on.limits, s.thread_count, model.count_registers(s, w, on), tile)
 
 
 # ---- time, Equations 19 to 22
