@@ -19,7 +19,7 @@ from functools import lru_cache
 from math import sqrt
 from typing import Any, Final
 
-from fmm.dtypes import COMPLEX
+from fmm.dtypes import COMPLEX_TYPES
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, separate_sums_program
 from fmm.kernels.plans.level import CandidateLevel, LevelKind, PlanError, Traversal, register_level
 from fmm.kernels.plans.levels.footprint import BlockCounts, count_blocks
@@ -43,7 +43,7 @@ CONJUGATION_OPTIONS: Final = {"conj-a": 0, "conj-b": 1}  # index of the conjugat
 # On numbers of one sign, R is four times as large as P and Q, and so is its error. R - P - Q then has 18 times the
 # variance of P, and P - Q has twice that of P; four real products have four times that of P together: sqrt(5).
 COMPLEX_LEVEL_FIELDS: Final[dict[str, Any]] = {
-    "types": COMPLEX,
+    "types": COMPLEX_TYPES,
     "number_below": "real",
     "takes_alpha_beta": True,
     "error_growth": sqrt(2),
