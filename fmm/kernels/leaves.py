@@ -25,14 +25,14 @@ from fmm.dtypes import BYTE_TYPE, COMPLEX_TYPES, FLOAT_TYPES, INTEGERS, RING_TYP
 from fmm.kernels.cpu.exact_product import exact_product, exact_workspace
 from fmm.kernels.cpu.numpy_backend import numpy_product
 from fmm.kernels.cuda.products.kernel_sizes import (
+    ALL_STRATEGIES,
     FUSED_SIZES,
     H200_STRATEGIES,
-    LARGEST_SMALL,
-    PRESETS,
+    MAX_SMALL_ROWS,
     SMALL_TYPES,
     STRATEGIES,
     f16x3_workspace,
-    prepared_bytes,
+    prepared_plane_bytes,
 )
 from fmm.kernels.plans.leaf import Leaf, LeafOption, register_leaf
 
@@ -46,7 +46,7 @@ WARPGROUP_TYPES = ("float16", "bfloat16", "tf32")  # types that gemm_wgmma.cuh m
 # strategies of Huang, Yu and van de Geijn and the strategies that fill the registers of current GPUs; the leaf `tile`
 # without an option selects strategies of the copy engine (TMA).
 TILE_STRATEGIES = tuple(
-    LeafOption(s.name.lower(), s.types, searched=s in (*STRATEGIES, *H200_STRATEGIES)) for s in PRESETS
+    LeafOption(s.name.lower(), s.types, searched=s in (*STRATEGIES, *H200_STRATEGIES)) for s in ALL_STRATEGIES
 )
 # Options for copying tiles to shared memory, in addition to the default (asynchronous copies, or the copy engine):
 # those of tStrassen and tWinograd of Li, Ranka and Sahni.
@@ -113,7 +113,7 @@ SMALL_LEAF = Leaf(
     kernel_triangles=SMALL_TYPES,
     mirrors=True,
     orders=(),
-    longest=LARGEST_SMALL,
+    longest=MAX_SMALL_ROWS,
     forms=("half",),
     unprobed=("half",),
     rate=SMALL_RATE,
@@ -132,7 +132,7 @@ F16X3_LEAF = Leaf(
     emulates=True,
     norm_bound="2^-18 (2^-16 where there are none of Hopper's instructions and the vendor multiplies)",
     checks_entries=True,
-    prepared_layout=prepared_bytes,
+    prepared_layout=prepared_plane_bytes,
     prepared_by_sums=True,
     rate=F16X3_RATE,
     fills_device=True,

@@ -15,7 +15,7 @@ import cupy
 
 from fmm.kernels.cuda.launch.compile import compile_kernels
 from fmm.kernels.cuda.launch.device_facts import chip_of
-from fmm.kernels.cuda.launch.player import Addresses, Player, player_of
+from fmm.kernels.cuda.launch.player import Addresses, Player, cached_player
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.target import ALLOCATOR_ALIGNMENT, Alignment
@@ -82,13 +82,13 @@ class DeviceBackend:
                 self.run(launches, a, b, c, workspace, None, flag, count)
             return
         addresses = Addresses(a, b, c, workspace, flag, count)
-        self.player(launches, addresses).play(addresses, cupy.cuda.get_current_stream().ptr)
+        self.player(launches, addresses).launch_all(addresses, cupy.cuda.get_current_stream().ptr)
 
     def player(self, launches: LaunchList, addresses: Addresses) -> Player:
         device, alignment = cupy.cuda.runtime.getDevice(), addresses.alignment
         if alignment != launches.alignment:
             launches = record_plan_for_device(launches.plan, launches.problem, device, alignment, addresses.flag != 0)
-        return player_of(launches, device)
+        return cached_player(launches, device)
 
     def graph(self, launches: LaunchList, a: int, b: int, c: int, workspace: int) -> CapturedGraph:
         """Return the list on these pointers as a CUDA graph, replayed by one launch; MAX_GRAPHS graphs are cached."""
@@ -112,7 +112,7 @@ class DeviceBackend:
         with stream:
             try:
                 stream.begin_capture()
-                player.play(addresses, stream.ptr, counters, scratch.data.ptr)
+                player.launch_all(addresses, stream.ptr, counters, scratch.data.ptr)
             finally:
                 captured = stream.end_capture()
         return CapturedGraph(captured, scratch)

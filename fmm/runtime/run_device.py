@@ -21,10 +21,10 @@ from cupy_backends.cuda.api import runtime
 from fmm.arrays.host_memory import register_release_callback
 from fmm.arrays.library import DeviceLibrary
 from fmm.kernels.cuda.launch.bound_calls import make_calls
-from fmm.kernels.cuda.launch.cublas import StreamContext, set_stream
+from fmm.kernels.cuda.launch.cublas import StreamContext, set_handle_stream
 from fmm.kernels.cuda.launch.device_facts import chip_of
-from fmm.kernels.cuda.launch.graphs import GraphCache, GraphCaptures, KernelNode, MovableGraph
-from fmm.kernels.cuda.launch.player import Addresses, Player, player_of
+from fmm.kernels.cuda.launch.graphs import GraphCache, GraphCaptures, KernelNode, UpdatableGraph
+from fmm.kernels.cuda.launch.player import Addresses, Player, cached_player
 from fmm.kernels.cuda.launch.streams import return_capture_stream, take_capture_stream, thread_handle
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.recompute.flags import StreamFlag, stream_flag
@@ -112,7 +112,7 @@ def run_preparation(library: DeviceLibrary, launches: LaunchList, pointer: int, 
             raise PlanError("nothing can be prepared while its stream is captured")
         with cupy.cuda.Device(device):
             workspace = cupy.cuda.alloc(launches.workspace)
-        player_of(launches, device).play(Addresses(pointer, pointer, 0, workspace.ptr), stream)
+        cached_player(launches, device).launch_all(Addresses(pointer, pointer, 0, workspace.ptr), stream)
         runtime.streamSynchronize(stream)
 
 
@@ -188,8 +188,8 @@ class StreamCall:
                 runtime.graphLaunch(replay.graph.executable, self.stream)
                 return
         addresses = self._addresses(bases)
-        if self._single is not None and addresses.aligned:
-            self._single.play(addresses, self.stream)
+        if self._single is not None and addresses.is_aligned:
+            self._single.launch_all(addresses, self.stream)
         else:
             self._launch(addresses, self.stream, visible)
 
@@ -201,7 +201,7 @@ class StreamCall:
         assert self.replays is not None
         addresses = self._addresses(bases)
         key = self._latest = self._replay_key(addresses)
-        replay: _GraphReplay | None = self.replays.find(key, addresses)
+        replay: _GraphReplay | None = self.replays.find_capture(key, addresses)
         return replay if replay is not None and (replay.bases == bases or replay.move_to(addresses)) else None
 
     def player(self, alignment: Alignment) -> Player:
@@ -212,7 +212,7 @@ class StreamCall:
             target = chip_target(chip, alignment, self.is_flagged)
             try:
                 launches = record_launches(self.launches.plan, self.launches.problem, target)
-                found = player_of(launches, self.device)
+                found = cached_player(launches, self.device)
             except PlanError as error:  # a cuBLASLt candidate, for example, may need better aligned rows
                 found = f"the plan {self.launches.plan} cannot run here: {error}"
             self._players[alignment] = found
@@ -241,13 +241,13 @@ class StreamCall:
     def _launch(self, addresses: Addresses, stream: int, visible: bool) -> None:
         """Launch all products or none: a visible C of a stack has all launches prepared before the first one."""
         products = list(self._products(addresses))  # all launches are prepared before the first one is made
-        if len(products) == 1 and addresses.aligned and products[0][1] is addresses:
+        if len(products) == 1 and addresses.is_aligned and products[0][1] is addresses:
             self._single = products[0][0]
         if len(products) == 1 or not visible:
             for player, own in products:
-                player.play(own, stream)
+                player.launch_all(own, stream)
             return
-        prepared = [player.prepared_product(own, stream) for player, own in products]
+        prepared = [player.prepare_calls(own, stream) for player, own in products]
         make_calls([call for calls, _ in prepared for call in calls])
         for _, give_back in prepared[:MAX_REUSED_PARAMETER_SETS]:
             give_back()
@@ -268,21 +268,21 @@ class StreamCall:
             try:
                 stream.begin_capture()
                 for player, own in products:
-                    player.play(own, stream.ptr, counters[player], addresses.workspace + self.scratch)
+                    player.launch_all(own, stream.ptr, counters[player], addresses.workspace + self.scratch)
             finally:
                 graph = stream.end_capture()
         except RuntimeError:
             return None
         finally:
             if self.launches.vendor_stream_count:  # later captures may use the private stream
-                set_stream(StreamContext(thread_handle(self.device), self.stream, 0))
+                set_handle_stream(StreamContext(thread_handle(self.device), self.stream, 0))
             return_capture_stream(self.device, stream)
         return _GraphReplay(self, graph, addresses, counters)
 
     def nodes(self, addresses: Addresses, counters: dict[Player, tuple[int, ...]]) -> Iterator[KernelNode]:
         """Yield fmm's own kernels with their addresses, in the order of their launches."""
         for player, own in self._products(addresses):
-            yield from player.nodes(own, counters[player])
+            yield from player.kernel_nodes(own, counters[player])
 
 
 class _GraphReplay:
@@ -294,11 +294,11 @@ class _GraphReplay:
         self.call, self.counters = call, counters
         # None after a failed update, which may leave nodes with different addresses
         self.bases: tuple[int, ...] | None = addresses.memory_addresses
-        self.graph = MovableGraph(graph, call.nodes(addresses, counters))
+        self.graph = UpdatableGraph(graph, call.nodes(addresses, counters))
 
     def move_to(self, addresses: Addresses) -> bool:
         """Give the graph's nodes these addresses; return True if that succeeded."""
         self.bases = None
-        if self.graph.move(self.call.nodes(addresses, self.counters)):
+        if self.graph.update_parameters(self.call.nodes(addresses, self.counters)):
             self.bases = addresses.memory_addresses
         return self.bases is not None

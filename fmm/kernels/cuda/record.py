@@ -34,7 +34,7 @@ from fmm.kernels.cuda.ops import (
     rank_op,
 )
 from fmm.kernels.cuda.products.f16_sums import PlaneSums
-from fmm.kernels.cuda.products.fused import Blocks, FusedLaunches, tile_op_with_update
+from fmm.kernels.cuda.products.fused import FusedLaunches, ProductBlocks, tile_op_with_update
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, leaf_strategy
 from fmm.kernels.cuda.recompute.recompute import can_recompute, recompute_launches
 from fmm.kernels.cuda.select import fuse_plane_sums, preparation_launches, select_launches
@@ -403,12 +403,12 @@ class LaunchRecorder:
         places = [operand_blocks(x, operands[x].rows, operands[x].cols, grid, level.unit) for x, grid in grids]
         views = [[self.submatrix(operands[p.name], p) for p in blocks] for blocks in places]
         dtype = operands["C"].dtype
-        fused = FusedLaunches(level, strategy, dtype, Blocks(*views), complex(alpha).real, complex(beta).real)
-        if fused.atomic:
+        fused = FusedLaunches(level, strategy, dtype, ProductBlocks(*views), complex(alpha).real, complex(beta).real)
+        if fused.is_atomic:
             self._record_scaling(operands["C"], beta)
-        for streams in fused.stages() if alpha else ():
+        for streams in fused.staged_launches() if alpha else ():
             self._record_on_streams(streams)
-        for i, block in enumerate(() if fused.atomic else views[2]):
+        for i, block in enumerate(() if fused.is_atomic else views[2]):
             if i not in fused.written:
                 self._record_scaling(block, beta)
         return True

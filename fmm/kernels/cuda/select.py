@@ -14,14 +14,14 @@ from fmm.dtypes import DTYPES
 from fmm.kernels.cuda.launch_list import Launch, VendorCall
 from fmm.kernels.cuda.ops import GemmOp, MatrixView, MirroredGemm, MirrorOp, RankOp, has_matching_layout
 from fmm.kernels.cuda.products.f16_planes import plane_split_launch
-from fmm.kernels.cuda.products.f16_sums import PlaneSums, plane_sum_launches, plane_sums
+from fmm.kernels.cuda.products.f16_sums import PlaneSums, find_plane_sums, plane_sum_launches
 from fmm.kernels.cuda.products.f16x3 import f16x3_launch, f16x3_op, plane_launches, vendor_f16x3_steps
 from fmm.kernels.cuda.products.kernel_sizes import FUSED_SIZES, TMA_FUSED_SIZES, tma_strategy
 from fmm.kernels.cuda.products.residues import ResidueOp, residue_launches, residue_op, residue_preparation_launches
 from fmm.kernels.cuda.products.simt_tiles import TileGroup, TileOp, leaf_strategy, tile_launches, tile_op, with_addend
 from fmm.kernels.cuda.products.small_tiles import small_launch
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES
-from fmm.kernels.cuda.products.tma_tiles import TmaOp, rows_are_aligned, tma_launch, tma_op
+from fmm.kernels.cuda.products.tma_tiles import TmaOp, has_tma_alignment, tma_launch, tma_op
 from fmm.kernels.cuda.products.wgmma_tiles import wgmma_launch, wgmma_op
 from fmm.kernels.cuda.sums.mirror_rescale import ScalingOp, mirror_launch, scaling_launch
 from fmm.kernels.cuda.sums.sum_launch import SumOp, copy_op, sum_launch
@@ -219,7 +219,7 @@ def _as_tma_op(op: TileOp | TileGroup, target: ChipTarget) -> TmaOp | None:
     """
     chip = target.chip
     bases = {x.base for o in op.ops for x in (*o.left, *o.right)}
-    aligned = rows_are_aligned(op) and all(target.alignment_by_base[base] % VECTOR_BYTES == 0 for base in bases)
+    aligned = has_tma_alignment(op) and all(target.alignment_by_base[base] % VECTOR_BYTES == 0 for base in bases)
     if op.kernel.element != "float32" or not (chip.has_copy_engine and aligned):
         return None
     strategy = tma_strategy(op.kernel.strategy.name)
@@ -228,7 +228,7 @@ def _as_tma_op(op: TileOp | TileGroup, target: ChipTarget) -> TmaOp | None:
     elif strategy is None and isinstance(op, TileOp) and op.open_strategy:
         strategy = target.tiles.fastest_tma_tile_sizes(op, chip)
     tma = tma_op(op, strategy, chip.multiprocessors) if strategy else None
-    return tma if tma and tma.kernel.shared <= chip.shared_bytes_per_block else None
+    return tma if tma and tma.kernel.shared_bytes <= chip.shared_bytes_per_block else None
 
 
 # ---- f16x3: float32 operands are split into float16 planes, and tensor cores multiply the planes
@@ -284,7 +284,9 @@ def fuse_plane_sums(ops: Sequence[OpT], target: ChipTarget) -> list[OpT | PlaneS
         if isinstance(op, GemmOp) and op.leaf_use.leaf.name == "f16x3":
             for j in range(max(i - 2, 0), i):
                 split = ops[j]
-                sums = plane_sums(split, op, target.alignment_by_base, separate) if isinstance(split, SumOp) else None
+                sums = (
+                    find_plane_sums(split, op, target.alignment_by_base, separate) if isinstance(split, SumOp) else None
+                )
                 if sums is not None:
                     product = changed[i]
                     written = product.prepared.written_by_sums | {sums.side}

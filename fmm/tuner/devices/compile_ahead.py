@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from fmm.kernels.plans.plan import Plan
 
-MAX_WORKERS = 16  # largest number of worker processes
+MAX_WORKER_PROCESSES = 16  # largest number of worker processes
 # Three sizes (m, k, n) that need different kernels. Every level divides the sides of the first. The second has aligned
 # sides and padded blocks. The third has odd sides.
 COMPILED_SIZES = ((4096, 4096, 4096), (5000, 4000, 3000), (4133, 2053, 3001))
@@ -33,7 +33,7 @@ MIN_HEAVY_PRODUCTS = 7**3
 # A first look measures levels with at most this number of products. Their kernels compile first.
 MAX_FIRST_LOOK_PRODUCTS = 7
 SUM_LABELS = ("join", "split A", "split B")  # labels of a level's sum kernels, the slowest to compile first
-WORKER_COMMAND = (sys.executable, "-m", "fmm.tuner.devices.compile_worker")
+COMPILE_WORKER_COMMAND = (sys.executable, "-m", "fmm.tuner.devices.compile_worker")
 
 # Kernels compile in three phases, and plans are probed in the same order: quick kernels first, then fmm's own product
 # kernels, then the sum kernels of heavy levels.
@@ -165,7 +165,7 @@ class CompileWorkers:
     """
 
     def __init__(
-        self, device: int, wanted: Sequence[CompileJob], workers: int, worker: Sequence[str] = WORKER_COMMAND
+        self, device: int, wanted: Sequence[CompileJob], workers: int, worker: Sequence[str] = COMPILE_WORKER_COMMAND
     ) -> None:
         self._queue = deque(wanted)
         self._pending_kernels = Counter(key for job in wanted for key in _job_kernel_keys(job))
@@ -247,7 +247,7 @@ def run_compile_workers(device: int, wanted: Sequence[CompileJob]) -> Iterator[C
 
     Two processors stay free for the measurements.
     """
-    made = CompileWorkers(device, wanted, min(max((os.cpu_count() or 2) - 2, 1), MAX_WORKERS))
+    made = CompileWorkers(device, wanted, min(max((os.cpu_count() or 2) - 2, 1), MAX_WORKER_PROCESSES))
     try:
         yield made
     finally:

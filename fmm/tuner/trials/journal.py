@@ -286,7 +286,7 @@ class TimedProblem:
         return samples
 
 
-def paired_speedup(samples: SampleSeconds, vendor: TimedRun, run: TimedRun) -> float:
+def median_paired_speedup(samples: SampleSeconds, vendor: TimedRun, run: TimedRun) -> float:
     """Return the median over all rounds of the vendor's seconds divided by the run's seconds."""
     rounds = len(samples[run])
     return median(certification.paired_ratios(samples[vendor][:rounds], samples[run]))

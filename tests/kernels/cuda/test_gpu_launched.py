@@ -53,7 +53,7 @@ def captured(found: LaunchList) -> Counter[int]:
     sides = [x * y * itemsize for x, y in found.problem.shapes]
     memory = [cupy.zeros(max(size, 1), np.uint8) for size in (*sides, found.workspace)]
     graph = DeviceBackend().graph(found, *(x.data.ptr for x in memory))
-    driver = graphs._driver_calls()
+    driver = graphs._driver_functions()
     if driver is None:
         pytest.skip("the driver is older than CUDA 12: it does not say what a graph holds")
     return Counter(int(node.function or 0) for _, node in graphs._kernel_nodes(graph.graph.graph, driver))

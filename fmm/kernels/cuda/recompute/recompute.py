@@ -19,7 +19,7 @@ from fmm.kernels.cuda.device_code.entry_source import ENTRY_NAME, entry_source
 from fmm.kernels.cuda.launch_list import FLAG, HOST_COUNT, AddressSlot, Kernel, Launch
 from fmm.kernels.cuda.ops import MatrixView, gemm_op, is_column_major, operand_views
 from fmm.kernels.cuda.products.kernel_sizes import named_strategy
-from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS, simt_source
+from fmm.kernels.cuda.products.simt_kernel import COMPILER_OPTIONS, simt_kernel_source
 from fmm.kernels.cuda.products.simt_tiles import TileOp, pointer_words, tile_op
 from fmm.kernels.cuda.products.tiling import VECTOR_BYTES, TriangleTiles
 from fmm.kernels.plans.plan import Plan
@@ -100,13 +100,15 @@ def _tiled_recompute_launch(problem: Problem, chip: Chip, alignment: Mapping[str
     """
     op = tiled_recompute_op(problem)
     aligned = all(alignment[x.base] % VECTOR_BYTES == 0 for x in op.pieces)
-    parameters = op.parameters + bytes(8)
+    parameters = op.parameter_bytes + bytes(8)
     words = len(parameters) // 8
     slots = [AddressSlot(word, x.base, x.offset) for word, x in zip(pointer_words(op), op.pieces, strict=True)]
     slots += [AddressSlot(words - 2, FLAG), AddressSlot(words - 1, HOST_COUNT)]
     s = op.kernel.strategy
     source_arguments = op.kernel, op.access if aligned else "scalar"
-    kernel = Kernel(simt_source, source_arguments, ENTRY_NAME, s.threads, op.kernel.shared, COMPILER_OPTIONS)
+    kernel = Kernel(
+        simt_kernel_source, source_arguments, ENTRY_NAME, s.thread_count, op.kernel.shared_bytes, COMPILER_OPTIONS
+    )
     grid = min(op.grid[0], chip.multiprocessors * s.blocks), 1, 1
     return Launch(
         "recompute", "recompute_tiled: computes again if C has inf or NaN", kernel, grid, parameters, tuple(slots)

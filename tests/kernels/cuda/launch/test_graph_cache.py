@@ -26,7 +26,7 @@ def capturing(shelf: GraphCache, fails: bool = False) -> tuple[GraphCaptures, li
 
 
 def find(replays: GraphCaptures, key: Any) -> Any:
-    return replays.find(key, key)
+    return replays.find_capture(key, key)
 
 
 def test_a_call_is_captured_when_it_recurs_and_replayed_from_then_on() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from fmm.hardware.datasheets import datasheet_names, datasheet_of
 from fmm.kernels.algorithms.step_table import step_table_names
-from fmm.kernels.cuda.products.kernel_sizes import PRESETS
+from fmm.kernels.cuda.products.kernel_sizes import ALL_STRATEGIES
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import fastest_float32_tile
 from fmm.perfmodel.papers import li_counts as li_thresholds
@@ -26,7 +26,7 @@ from fmm.runtime.device_backend import DeviceBackend, record_plan_for_device
 
 pytestmark = pytest.mark.gpu
 LEAVES = (
-    *((f"tile.{s.name.lower()}", dtype) for s in PRESETS for dtype in s.types),
+    *((f"tile.{s.name.lower()}", dtype) for s in ALL_STRATEGIES for dtype in s.types),
     *product(("tile.plain", "tile.gpu8.texture", "tile.medium.texture"), ("float32", "float64")),
 )
 SIZES = {"float32": 40, "float64": 15}  # of each leaf
