@@ -131,7 +131,7 @@ def _fit_tiles(recorded: RecordedSection) -> tuple[BlockFit | None, dict[str, st
     """
     chip = recorded.recorded_device.chip
     found = fit_block_model((*recorded.first_look, *recorded.tuning.trials), chip)
-    if found is None and chip is not None and recorded.tuned.fitted is not None:  # another tuning has fitted constants
+    if found is None and chip is not None and recorded.tuned.fitted is not None:  # use another tuning's fit
         chip = replace(chip, fitted=recorded.tuned.fitted)
     return found, strategies_by_side(recorded.dtype, chip, found)
 
@@ -201,7 +201,7 @@ def _write_results(path: Path, into: Path, refit: RefitFunction, quiet: bool) ->
 
 
 def _copy_trials(path: Path, into: Path) -> str:
-    """Copy the files of trials to the folder of another config, unless it has trials; return a text that says so.
+    """Copy the files of trials to the folder of another config, unless it has trials; return the text to print.
 
     The commands export and report read the trials in the config's folder.
     """
@@ -263,7 +263,7 @@ class ValueChange:
 def section_changes(key: str, dtype: str, before: RawSections, after: RawSections) -> list[ValueChange]:
     """Return the values of a type that differ between two states of a device's sections.
 
-    Values that decide come first: rejection, margin, crossover and speedup.
+    Rejection, margin, crossover side and speedup come first.
     """
     then, now = (dict(_compared_values(key, dtype, sections)) for sections in (before, after))
     pairs = (

@@ -32,8 +32,8 @@ from fmm.tuner.tune import output_path
 
 PLANNED_SECONDS = 1.0  # planned seconds of the measurements of one type
 VERIFY_ROUNDS = 3  # number of paired rounds for each entry
-# An entry has lost its gain if its speedup is now below 1, or below the lower end of its recorded interval by more than
-# the recorded noise plus this number.
+# An entry has lost its gain if its speedup is now below 1. It has also lost its gain if the speedup is below the lower
+# end of the recorded interval minus the recorded noise minus this number.
 MAX_SPEEDUP_LOSS = 0.02
 
 

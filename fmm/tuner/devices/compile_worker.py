@@ -1,4 +1,4 @@
-"""The background process of compile_ahead.py: read jobs from standard input, compile each, and print a line for it."""
+"""The background process of compile_ahead.py: read jobs from standard input, compile them, print one line per job."""
 
 from __future__ import annotations
 

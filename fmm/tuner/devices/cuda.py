@@ -137,9 +137,10 @@ def _nvidia_smi_fields(index: int) -> dict[str, Any]:
 
 
 def operand_layouts(problem: Problem) -> Layouts | tuple[()]:
-    """Return the layouts of A, B and C if B is A's adjoint in the same memory, hence column-major; else ().
+    """Return the layouts of A, B and C of a gram product; an empty tuple for other products.
 
-    The empty tuple means that all operands are row-major.
+    In a gram product, B is the adjoint of A in the same memory, hence column-major. The empty tuple means that all
+    operands are row-major.
     """
     if not problem.writes_triangle:
         return ()

@@ -20,7 +20,8 @@ from fmm.kernels.plans.plan import Plan
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY_BLUE, BLACK = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#222222",
 )  # fmt: skip
-PLAN_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY_BLUE, "#8A6D00", "#5D3A9B")  # the last two: dark yellow, violet
+DARK_YELLOW, VIOLET = "#8A6D00", "#5D3A9B"
+PLAN_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY_BLUE, DARK_YELLOW, VIOLET)
 POINT_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # Matplotlib markers, one for each plan or type of a figure
 GREY, BEIGE, LIGHT_GREY = "#999999", "#d0c8b8", "#eeeeee"
 FIGURE_STYLE: Any = {

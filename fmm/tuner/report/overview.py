@@ -166,7 +166,7 @@ def crossover_side(report: TypeReport) -> int | None:
     return first_gaining_side(report.choice_calibration, report.dtype) if report.tuned.trusted is not None else None
 
 
-SCREEN_FIGURE_INCHES, PHONE_FIGURE_INCHES = (7.6, 3.7), (3.8, 3.4)  # inches, on a screen and on a phone
+SCREEN_FIGURE_INCHES, PHONE_FIGURE_INCHES = (7.6, 3.7), (3.8, 3.4)  # width and height in inches
 ALL_TYPES_CAPTION = (
     "Lines: the model's choice, dashed beyond twice the largest measured side. Points: certified entries with 95 % "
     "intervals. Each type has one colour and one shape of points."
