@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fmm import api
-from fmm.arrays.detect import kind_of
+from fmm.arrays.detect import array_kind
 
 
 def is_jax_array(x: Any) -> bool:
@@ -22,9 +22,9 @@ def is_jax_array(x: Any) -> bool:
 
 def array_module(x: Any) -> Any:
     """Return the module with the functions of an array's library; NumPy for lists and numbers."""
-    if kind_of(x) == "torch":
+    if array_kind(x) == "torch":
         return sys.modules["torch"]
-    if kind_of(x) == "cupy":
+    if array_kind(x) == "cupy":
         return sys.modules["cupy"]
     return sys.modules["jax"].numpy if is_jax_array(x) else np
 
@@ -38,21 +38,21 @@ def permute_dimensions(x: Any, order: Sequence[int]) -> Any:
     """Return a view of an array with its dimensions in this order."""
     if tuple(order) == tuple(range(x.ndim)):
         return x
-    return x.permute(*order) if kind_of(x) == "torch" else x.transpose(tuple(order))
+    return x.permute(*order) if array_kind(x) == "torch" else x.transpose(tuple(order))
 
 
 def element_strides(x: Any) -> tuple[int, ...]:
     """Return the strides of an array in elements; JAX's arrays are contiguous."""
     if is_jax_array(x):
         return tuple(int(np.prod(x.shape[i + 1 :], dtype=np.int64)) for i in range(x.ndim))
-    if kind_of(x) == "torch":
+    if array_kind(x) == "torch":
         return tuple(x.stride())
     return tuple(stride // x.itemsize for stride in x.strides)
 
 
 def is_complex_array(x: Any) -> bool:
     """Return True for complex elements."""
-    return bool(x.is_complex()) if kind_of(x) == "torch" else np.dtype(x.dtype).kind == "c"
+    return bool(x.is_complex()) if array_kind(x) == "torch" else np.dtype(x.dtype).kind == "c"
 
 
 def multiply_matrices(a: Any, b: Any) -> Any:
@@ -68,7 +68,7 @@ def write_to(out: Any, result: Any) -> Any:
     """Copy a result into `out`, which may be None; return the array with the result."""
     if out is None:
         return result
-    if kind_of(out) == "torch":
+    if array_kind(out) == "torch":
         return out.copy_(result)
     out[...] = result
     return out
