@@ -37,10 +37,10 @@ def slow_kernel_warning() -> str:
 
     Empty also where the kernel or the processor's instructions are unknown.
     """
-    return warning_text(openblas_kernel(), processor_flags(), os.environ.get("OPENBLAS_CORETYPE", ""))
+    return kernel_warning_text(openblas_kernel(), processor_flags(), os.environ.get("OPENBLAS_CORETYPE", ""))
 
 
-def warning_text(kernel: str, flags: frozenset[str], forced: str = "") -> str:
+def kernel_warning_text(kernel: str, flags: frozenset[str], forced: str = "") -> str:
     """Return the warning for this kernel on a processor with these flags; `forced`: the value of OPENBLAS_CORETYPE."""
     order = list(INSTRUCTION_SETS)
     used = next((name for name, kernels in OPENBLAS_KERNELS.items() if kernel.lower() in map(str.lower, kernels)), None)

@@ -27,15 +27,15 @@ import numpy as np
 from fmm.kernels.cpu.host_arrays import Array
 from fmm.kernels.cpu.sum_schedule import CallSchedule
 
-LINE_BYTES = 64  # bytes of a cache line
-MIN_BLOCK_NUMBERS = 1 << 16  # numbers in a block from which compiled sums are used
+CACHE_LINE_BYTES = 64  # bytes of a cache line
+MIN_BLOCK_ELEMENTS = 1 << 16  # numbers in a block from which compiled sums are used
 MIN_STREAMED_BYTES = 4 << 20  # bytes of results from which they are stored past the caches
 TASK_BYTES = 1 << 20  # bytes of a result that one task writes
-LLVM_BYTES = 512 << 20  # bytes of address space that must be free before LLVM starts or compiles
+LLVM_ADDRESS_BYTES = 512 << 20  # bytes of address space that must be free before LLVM starts or compiles
 REAL_TYPES = {"float32": "float32", "float64": "float64", "complex64": "float32", "complex128": "float64"}
 
 Window = tuple[slice, slice]
-Pairs = tuple[tuple[int, int], ...]
+SlotPairs = tuple[tuple[int, int], ...]
 
 _function_numbers = counted()  # numbers in the names of compiled functions
 
@@ -43,10 +43,10 @@ _function_numbers = counted()  # numbers in the names of compiled functions
 def sum_tasks(schedule: CallSchedule, slots: Sequence[Array | None], window: Window) -> list[Callable[[], None]]:
     """Return tasks that run the schedule's calls on a window of the arrays; an empty list where NumPy must run them."""
     rows, cols = (side.stop - side.start for side in window)
-    if rows * cols < MIN_BLOCK_NUMBERS:
+    if rows * cols < MIN_BLOCK_ELEMENTS:
         return []
     try:
-        return _compiled_tasks(schedule, slots, window) if compiler_works() else []
+        return _compiled_tasks(schedule, slots, window) if is_compiler_usable() else []
     except MemoryError:
         return []
 
@@ -56,7 +56,7 @@ def _compiled_tasks(schedule: CallSchedule, slots: Sequence[Array | None], windo
     views = {i: x[window] for i in used_slots(schedule, len(slots)) if (x := slots[i]) is not None}
     results = {i: views[i] for i in result_slots(schedule, len(slots))}
     first = next(iter(results.values()))
-    kind, pairs = first.dtype.name, parts_of_complex(views, results)
+    kind, pairs = first.dtype.name, complex_part_pairs(views, results)
     scaled = any(call.op == "scale" for call in schedule.calls)
     parted = {slot for pair in pairs for slot in pair}
     gaps = any(x.dtype != first.dtype or (x.strides[1] != x.itemsize and i not in parted) for i, x in views.items())
@@ -70,7 +70,7 @@ def _compiled_tasks(schedule: CallSchedule, slots: Sequence[Array | None], windo
     return list(_band_tasks(function, list(views.values()), numbers))
 
 
-def parts_of_complex(views: Mapping[int, Array], results: Container[int]) -> Pairs:
+def complex_part_pairs(views: Mapping[int, Array], results: Container[int]) -> SlotPairs:
     """Return pairs of slots that are the real and imaginary parts of one complex matrix, both read or both written."""
     parted = {i: x for i, x in views.items() if x.strides[1] == 2 * x.itemsize and x.dtype.kind == "f"}
     starts = {i: x.__array_interface__["data"][0] for i, x in parted.items()}
@@ -94,7 +94,7 @@ def _band_tasks(function: Callable[..., None], views: Sequence[Array], numbers: 
 
 
 def _is_line_aligned(x: Array) -> bool:
-    return not (x.__array_interface__["data"][0] % LINE_BYTES or x.strides[0] % LINE_BYTES)
+    return not (x.__array_interface__["data"][0] % CACHE_LINE_BYTES or x.strides[0] % CACHE_LINE_BYTES)
 
 
 def used_slots(schedule: CallSchedule, count: int) -> tuple[int, ...]:
@@ -110,17 +110,17 @@ def result_slots(schedule: CallSchedule, count: int) -> list[int]:
 # ---- LLVM
 
 
-def compiler_installed() -> bool:
+def is_compiler_installed() -> bool:
     """Return True if llvmlite is installed, without importing it."""
     return find_spec("llvmlite") is not None
 
 
 @lru_cache(maxsize=1)
-def compiler_works() -> bool:
+def is_compiler_usable() -> bool:
     """Return True if llvmlite is installed and works on this machine; MemoryError where LLVM lacks address space."""
-    if not compiler_installed():
+    if not is_compiler_installed():
         return False
-    check_address_space()
+    require_address_space()
     try:
         _compiler_engine()
     except Exception:  # whatever is wrong with llvmlite, NumPy can do the sums
@@ -128,12 +128,12 @@ def compiler_works() -> bool:
     return True
 
 
-def check_address_space() -> None:
-    """Raise MemoryError unless the process may map LLVM_BYTES more: without memory LLVM aborts the process."""
+def require_address_space() -> None:
+    """Raise MemoryError unless the process may map LLVM_ADDRESS_BYTES more: without memory LLVM aborts the process."""
     try:
-        mmap(-1, LLVM_BYTES).close()
+        mmap(-1, LLVM_ADDRESS_BYTES).close()
     except OSError:
-        raise MemoryError(f"less than {LLVM_BYTES >> 20} MiB of address space for LLVM") from None
+        raise MemoryError(f"less than {LLVM_ADDRESS_BYTES >> 20} MiB of address space for LLVM") from None
 
 
 @lru_cache(maxsize=1)
@@ -153,7 +153,7 @@ def _compiler_engine() -> tuple[Any, Any]:
 
 @lru_cache(maxsize=512)
 def compiled_function(
-    schedule: CallSchedule, count: int, kind: str, past_caches: bool, pairs: Pairs = ()
+    schedule: CallSchedule, count: int, kind: str, past_caches: bool, pairs: SlotPairs = ()
 ) -> Callable[..., None]:
     """Return the schedule as a compiled function of rows, numbers in a row, addresses, and row strides in bytes.
 
@@ -161,7 +161,7 @@ def compiled_function(
     """
     from llvmlite import binding
 
-    check_address_space()
+    require_address_space()
 
     name = f"sum{next(_function_numbers)}"
     module = binding.parse_assembly(str(_SumFunction(schedule, count, kind, past_caches, pairs, name).module))
@@ -177,7 +177,7 @@ class _SumFunction:
     """LLVM IR of one function: for each row a loop over lines, then a loop over the remaining numbers."""
 
     def __init__(
-        self, schedule: CallSchedule, count: int, kind: str, past_caches: bool, pairs: Pairs, name: str
+        self, schedule: CallSchedule, count: int, kind: str, past_caches: bool, pairs: SlotPairs, name: str
     ) -> None:
         from llvmlite import ir
 
@@ -186,7 +186,7 @@ class _SumFunction:
         self.real_parts = {first for first, _ in pairs}
         self.number = {"float32": ir.FloatType(), "float64": ir.DoubleType()}[kind]
         self.size = np.dtype(kind).itemsize
-        self.width = LINE_BYTES // self.size
+        self.width = CACHE_LINE_BYTES // self.size
         self.long, self.module = ir.IntType(64), ir.Module(name)
         longs = self.long.as_pointer()
         function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [self.long, self.long, longs, longs]), name)
@@ -289,6 +289,6 @@ class _SumFunction:
 
     def _emit_store(self, value: Any, place: Any) -> None:
         lines = self.past_caches and value.type != self.number
-        made = self.builder.store(value, place, align=LINE_BYTES if lines else self.size)
+        made = self.builder.store(value, place, align=CACHE_LINE_BYTES if lines else self.size)
         if lines:
             made.set_metadata("nontemporal", self.module.add_metadata([self.ir.Constant(self.ir.IntType(32), 1)]))

@@ -23,7 +23,7 @@ from fmm.kernels.algorithms.digits import DigitProducts, OperandPlanes, fastest_
 from fmm.kernels.cpu.host_arrays import Arena, Array, matmul
 from fmm.kernels.cpu.parallel_products import CONCURRENT_PRODUCTS, threads_per_product
 from fmm.kernels.cpu.thread_pool import Threads
-from fmm.kernels.cpu.worker_threads import on_worker_thread
+from fmm.kernels.cpu.worker_threads import is_worker_thread
 from fmm.kernels.plans.memory_layout import temporary_bytes
 
 BLOCK_SIDE = 2048  # rows and columns of a block of C
@@ -31,15 +31,15 @@ PLANE_DEPTH = 4096  # columns of all planes of A together that are in memory at 
 TILE_ROWS = 512  # rows of a tile that one thread multiplies
 MIN_TILE_SIDE = 64  # least rows or columns of a tile
 PANEL_BYTES = 256 * 1024  # bytes of one array that are split or added at a time
-MIN_THREADED_NUMBERS = 1 << 18  # entries of A and B together from which several threads are used
+MIN_THREADED_ELEMENTS = 1 << 18  # entries of A and B together from which several threads are used
 MAX_PLANES = 4  # largest number of planes of an operand
 WIDEST_ITEMSIZE = 8  # bytes of the widest type of the planes
 
-Task = Callable[[], None]
-Part = tuple[slice, slice]
+TileTask = Callable[[], None]
+TilePart = tuple[slice, slice]
 
 
-def exact_workspace(m: int, k: int, n: int, batch: int) -> int:
+def exact_workspace_bytes(m: int, k: int, n: int, batch: int) -> int:
     """Return the bytes that a product may need for its planes and tiles, whatever the type. A batch reuses them."""
     rows, cols = _equal_part_length(m, BLOCK_SIDE), _equal_part_length(n, BLOCK_SIDE)
     depth = min(MAX_PLANES * k, PLANE_DEPTH)
@@ -52,13 +52,13 @@ def exact_workspace(m: int, k: int, n: int, batch: int) -> int:
 
 
 def exact_product(left: Array, right: Array, dest: Array, memory: Array, threads: Threads) -> None:
-    """Compute dest = left right modulo 2^bits, or or-and of bool. `memory` has `exact_workspace` bytes."""
+    """Compute dest = left right modulo 2^bits, or or-and of bool. `memory` has `exact_workspace_bytes` bytes."""
     if not left.size or not right.size:
         dest.fill(0)
         return
-    if left.size + right.size < MIN_THREADED_NUMBERS:
+    if left.size + right.size < MIN_THREADED_ELEMENTS:
         threads = Threads(1)
-    if _by_columns(dest):
+    if _is_column_major(dest):
         left, right, dest = right.T, left.T, dest.T
     logical, bits, k = dest.dtype == np.bool_, 8 * dest.itemsize, left.shape[1]
     if logical:
@@ -67,9 +67,9 @@ def exact_product(left: Array, right: Array, dest: Array, memory: Array, threads
     else:
         a, b, c = (x.view(f"i{x.itemsize}") for x in (left, right, dest))
         digits, inner = fastest_digit_products(_largest_magnitude(a, threads), _largest_magnitude(b, threads), k, bits)
-    concurrent = threads.count > 1 and on_worker_thread()
+    concurrent = threads.count > 1 and is_worker_thread()
     with threads_per_product(threads.count) if concurrent else nullcontext((1, threads.count)) as (at_once, _):
-        _BlockedProduct(digits, inner, (a, b, c), memory, threads, at_once).run()
+        _BlockedProduct(digits, inner, (a, b, c), memory, threads, at_once).compute_product()
 
 
 def describe_digits(dtype: str, k: int) -> str:
@@ -102,12 +102,12 @@ class _BlockedProduct:
         counts = [len(cut.order) for cut in (digits.left, digits.right)]
         self.depth = _equal_part_length(self.k, min(inner, PLANE_DEPTH // max(counts)))
         arena = Arena(memory, np.dtype(digits.real))
-        self.left = arena.allocate(self.rows, counts[0] * self.depth, fortran=_by_columns(self.a))
-        self.right = arena.allocate(counts[1] * self.depth, self.cols, fortran=_by_columns(self.b))
+        self.left = arena.allocate(self.rows, counts[0] * self.depth, fortran=_is_column_major(self.a))
+        self.right = arena.allocate(counts[1] * self.depth, self.cols, fortran=_is_column_major(self.b))
         high = min(self.rows, TILE_ROWS if at_once > 1 else CONCURRENT_PRODUCTS * TILE_ROWS)
         self.tiles = deque(arena.allocate(high, self.cols) for _ in range(at_once))
 
-    def run(self) -> None:
+    def compute_product(self) -> None:
         (m, n), split_right = self.c.shape, None
         for col, row, start in product(range(0, n, self.cols), range(0, m, self.rows), range(0, self.k, self.depth)):
             rows, cols, inner = (
@@ -116,32 +116,34 @@ class _BlockedProduct:
                 slice(start, min(start + self.depth, self.k)),
             )
             depth = inner.stop - inner.start
-            tasks = self._split(self.a[rows, inner], self.digits.left, self.left[: rows.stop - row], depth, 1)
+            tasks = self._split_tasks(self.a[rows, inner], self.digits.left, self.left[: rows.stop - row], depth, 1)
             if split_right != (col, start):
-                tasks += self._split(self.b[inner, cols], self.digits.right, self.right[:, : cols.stop - col], depth, 0)
-            self.threads.run(tasks)
+                tasks += self._split_tasks(
+                    self.b[inner, cols], self.digits.right, self.right[:, : cols.stop - col], depth, 0
+                )
+            self.threads.run_tasks(tasks)
             split_right = col, start
-            self._multiply(self.c[rows, cols], depth, start == 0)
+            self._multiply_block(self.c[rows, cols], depth, start == 0)
 
-    def _split(self, x: Array, cut: OperandPlanes, planes: Array, depth: int, axis: int) -> list[Task]:
+    def _split_tasks(self, x: Array, cut: OperandPlanes, planes: Array, depth: int, axis: int) -> list[TileTask]:
         """Return tasks that split the panels of an operand's block into planes, adjacent along the axis."""
         spans = [slice(i * depth, (i + 1) * depth) for i in range(len(cut.order))]
         outs = [planes[:, span] if axis else planes[span] for span in spans]
-        if _by_columns(x):
+        if _is_column_major(x):
             x, outs = x.T, [out.T for out in outs]
         return [partial(_split_panel, x[rows], cut, [out[rows] for out in outs]) for rows in _cache_bands(x)]
 
-    def _multiply(self, c: Array, depth: int, first: bool) -> None:
+    def _multiply_block(self, c: Array, depth: int, first: bool) -> None:
         """Add a product to a block of C; the first product of a block overwrites it."""
         parts = list(_tile_parts(c.shape[0], c.shape[1], self.at_once))
-        tasks = [partial(self._tile, rows, cols, c[rows, cols], depth, first) for rows, cols in parts]
+        tasks = [partial(self._multiply_tile, rows, cols, c[rows, cols], depth, first) for rows, cols in parts]
         if self.at_once > 1:
-            self.threads.run(tasks)
+            self.threads.run_tasks(tasks)
         else:
             for task in tasks:
                 task()
 
-    def _tile(self, rows: slice, cols: slice, c: Array, depth: int, first: bool) -> None:
+    def _multiply_tile(self, rows: slice, cols: slice, c: Array, depth: int, first: bool) -> None:
         whole = self.tiles.pop()
         p = whole[: c.shape[0], : c.shape[1]]
         for number, x in enumerate(self.digits.products):
@@ -153,11 +155,11 @@ class _BlockedProduct:
                 for task in tasks:
                     task()
             else:
-                self.threads.run(tasks)
+                self.threads.run_tasks(tasks)
         self.tiles.append(whole)
 
 
-def _tile_parts(rows: int, cols: int, at_once: int) -> Iterator[Part]:
+def _tile_parts(rows: int, cols: int, at_once: int) -> Iterator[TilePart]:
     """Yield the tiles of a block: bands of rows, in a multiple of the threads; for few rows, bands of columns."""
     high = TILE_ROWS if at_once > 1 else CONCURRENT_PRODUCTS * TILE_ROWS
     bands = -(-max(-(-rows // high), 1) // at_once) * at_once
@@ -174,7 +176,7 @@ def _equal_part_length(side: int, most: int) -> int:
     return -(-side // -(-side // most)) if side else 1
 
 
-def _by_columns(x: Array) -> bool:
+def _is_column_major(x: Array) -> bool:
     return bool(abs(x.strides[0]) < abs(x.strides[1]))
 
 
@@ -190,13 +192,13 @@ def _cache_bands(x: Array) -> Iterator[slice]:
 
 def _largest_magnitude(x: Array, threads: Threads) -> int:
     """Return the largest absolute value."""
-    x = x.T if _by_columns(x) else x
+    x = x.T if _is_column_major(x) else x
     found: list[tuple[Any, Any]] = []
 
-    def scan(rows: slice) -> None:
+    def scan_rows(rows: slice) -> None:
         found.append((x[rows].max(), x[rows].min()))
 
-    threads.run([partial(scan, rows) for rows in _cache_bands(x)])
+    threads.run_tasks([partial(scan_rows, rows) for rows in _cache_bands(x)])
     return max(max(int(high), -int(low)) for high, low in found)
 
 

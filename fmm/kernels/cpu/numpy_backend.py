@@ -42,9 +42,9 @@ class NumpyBackend:
 
     def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None:
         """Multiply by the leaf's function for the host, or by numpy.matmul if the leaf has none."""
-        self.with_progress(host_product(leaf))(left, right, dest)
+        self.with_progress_report(host_product(leaf))(left, right, dest)
 
-    def with_progress(self, multiply: HostProductFunction) -> HostProductFunction:
+    def with_progress_report(self, multiply: HostProductFunction) -> HostProductFunction:
         """Return a function that multiplies likewise, and then reports the multiply-adds to `on_progress`."""
         on_progress = self.on_progress
         if on_progress is None:
@@ -60,7 +60,7 @@ class NumpyBackend:
         """Multiply by the leaf's function that needs scratch memory and starts threads itself."""
         multiply = leaf_use(leaf).leaf.host_product_with_scratch
         assert multiply is not None
-        self.with_progress(lambda x, y, z: multiply(x, y, z, memory, self.threads))(left, right, dest)
+        self.with_progress_report(lambda x, y, z: multiply(x, y, z, memory, self.threads))(left, right, dest)
 
     def multiply_batch(self, leaf: str, lefts: list[Array], rights: list[Array], dests: list[Array]) -> None:
         """Multiply one after the other, each product on all threads."""
@@ -69,10 +69,10 @@ class NumpyBackend:
 
     def multiply_triangle(self, leaf: str, left: Array, right: Array, dest: Array, params: GemmParams) -> None:
         """Compute the lower triangle by BLAS; the leaf does not matter."""
-        self.with_progress(partial(triangle_product, params=params))(left, right, dest)
+        self.with_progress_report(partial(triangle_product, params=params))(left, right, dest)
 
     def mirror_triangle(self, step: Mirror, source: Array, dest: Array) -> None:
-        self.threads.run(list(mirror_tasks(step, source, dest)))
+        self.threads.run_tasks(list(mirror_tasks(step, source, dest)))
 
     def compute_sums(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
         """Run a program of sums. A read that is smaller than the writes counts as padded with zeros."""
@@ -92,7 +92,7 @@ class NumpyBackend:
             compiled = sum_tasks(schedule, slots, window)
             panels = _cache_panels(window, slots)
             tasks += compiled or [partial(_sum_panel, schedule, slots, panel) for panel in panels]
-        self.threads.run(tasks)
+        self.threads.run_tasks(tasks)
 
 
 def numpy_product(left: Array, right: Array, dest: Array) -> None:
@@ -137,10 +137,10 @@ def _sum_panel(schedule: CallSchedule, slots: Sequence[Array | None], window: Wi
     sample = next(v for v in views if v is not None)
     views += [np.empty(sample.shape, sample.dtype) for _ in range(schedule.scratch)]
     for call in schedule.calls:
-        _OPERATIONS[call.op](views, call)
+        _NUMPY_OPERATIONS[call.op](views, call)
 
 
-_OPERATIONS: dict[str, Callable[[list[Any], ElementwiseCall], Any]] = {
+_NUMPY_OPERATIONS: dict[str, Callable[[list[Any], ElementwiseCall], Any]] = {
     "add": lambda v, c: np.add(v[c.first], v[c.second], out=v[c.dest]),
     "subtract": lambda v, c: np.subtract(v[c.first], v[c.second], out=v[c.dest]),
     # Not numpy.negative: NumPy 2.3 and 2.4 read float32 16 bytes, or float64 64 bytes, apart wrongly.
@@ -153,26 +153,26 @@ _OPERATIONS: dict[str, Callable[[list[Any], ElementwiseCall], Any]] = {
 
 # ---- scaling by powers of two
 
-RESCALED_NUMBERS = 256 * 1024  # numbers that are read or scaled at a time
+MAX_RESCALED_ELEMENTS = 256 * 1024  # numbers that are read or scaled at a time
 ZERO_EXPONENT = -(1 << 20)  # the exponent of zero
 
 
 def rescale_arrays(step: LineExponents | RescaledCopy, reads: Sequence[Array], dest: Array) -> None:
     """Find or apply exponents of lines. Symbols have no magnitude: their exponent is 0."""
     if isinstance(step, LineExponents):
-        dest[0, :] = 0 if dest.dtype == object else _exponents(step, reads)
+        dest[0, :] = 0 if dest.dtype == object else _line_exponents(step, reads)
     elif dest.dtype == object:
         if dest is not reads[0]:
             dest[...] = reads[0]
     else:
-        _rescale(step, reads, dest)
+        _rescale_matrix(step, reads, dest)
 
 
-def _exponents(step: LineExponents, reads: Sequence[Array]) -> Array:
+def _line_exponents(step: LineExponents, reads: Sequence[Array]) -> Array:
     source = reads[0] if step.axis == 0 else reads[0].T
     found = np.empty(len(source), np.int64)
     along = step.sign * _as_integers(reads[1]) if step.sign else None
-    height = max(RESCALED_NUMBERS // source.shape[1], 1)
+    height = max(MAX_RESCALED_ELEMENTS // source.shape[1], 1)
     for top in range(0, len(source), height):
         found[top : top + height] = _largest_exponents(source[top : top + height], along)
     return np.right_shift(found - _as_integers(reads[-1]), 1) if step.against else found
@@ -189,12 +189,12 @@ def _largest_exponents(rows: Array, along: Array | None) -> Array:
     return np.where(finite & (largest > ZERO_EXPONENT), largest, 0)
 
 
-def _rescale(step: RescaledCopy, reads: Sequence[Array], dest: Array) -> None:
+def _rescale_matrix(step: RescaledCopy, reads: Sequence[Array], dest: Array) -> None:
     source, vectors = reads[0], [_as_integers(x) for x in reads[1:]]
     rows = step.row_sign * vectors.pop(0)[:, None] if step.row_sign else 0
     cols = step.col_sign * vectors.pop(0)[None, :] if step.col_sign else 0
     exponents = np.broadcast_to(rows + cols, source.shape)
-    height = max(RESCALED_NUMBERS // source.shape[1], 1)
+    height = max(MAX_RESCALED_ELEMENTS // source.shape[1], 1)
     with np.errstate(all="ignore"):
         for top in range(0, len(source), height):
             band = slice(top, top + height)

@@ -110,7 +110,7 @@ def _numpy_blas_library() -> ctypes.CDLL | None:
 
 
 @after_fork_in_child
-def _after_fork() -> None:
+def _restore_threads_after_fork() -> None:
     """Restore the number of BLAS threads in a forked child, which runs none of its parent's calls."""
     global _paused_threads
     if _paused_threads and (library := loaded_openblas()) is not None:

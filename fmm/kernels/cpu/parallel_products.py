@@ -24,7 +24,7 @@ from fmm.kernels.cpu.numpy_backend import NumpyBackend, ProgressCallback, host_p
 from fmm.kernels.cpu.openblas import single_threaded_blas
 from fmm.kernels.cpu.thread_pool import Threads, WorkerShare, start_on_workers
 from fmm.kernels.cpu.triangle_product import MIRROR_BAND_ROWS, mirror_band, triangle_product
-from fmm.kernels.cpu.worker_threads import on_worker_thread, retry_until_done, run_on_worker
+from fmm.kernels.cpu.worker_threads import is_worker_thread, retry_until_done, run_on_worker
 from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.leaf import HostProductFunction
 from fmm.kernels.plans.sums import LineExponents, Mirror, RescaledCopy, Sum
@@ -57,7 +57,7 @@ class PlanTask:
         self.read, self.written = [_byte_span(x) for x in self.reads], [_byte_span(x) for x in self.writes]
 
     @staticmethod
-    def multiplying(multiply: HostProductFunction, left: Array, right: Array, dest: Array) -> PlanTask:
+    def product_task(multiply: HostProductFunction, left: Array, right: Array, dest: Array) -> PlanTask:
         work = partial(multiply, left, right, dest)
         return PlanTask((left, right), (dest,), work, flops=2 * dest.size * left.shape[1], multiply=multiply)
 
@@ -76,7 +76,7 @@ class PlanTask:
         (left, right), (dest,) = self.reads, self.writes
         middle = round(len(left) / 2 / PART_ROW_UNIT) * PART_ROW_UNIT
         parts = (slice(0, middle), slice(middle, None)) if min(middle, len(left) - middle) >= MIN_PART_ROWS else ()
-        return [PlanTask.multiplying(self.multiply, left[part], right, dest[part]) for part in parts]
+        return [PlanTask.product_task(self.multiply, left[part], right, dest[part]) for part in parts]
 
 
 ByteSpan = tuple[int, int, Array]
@@ -127,7 +127,7 @@ class TaskQueue:
         self.error: BaseException | None = None
         self.seconds = {False: 0.0, True: 0.0}  # the workers' CPU seconds: False for sums, True for products
 
-    def add(self, task: PlanTask) -> None:
+    def add_task(self, task: PlanTask) -> None:
         """Append a task as soon as fewer than MAX_QUEUED_TASKS tasks are unfinished."""
         with self.changed:
             self.changed.wait_for(lambda: self.error or len(self.waiting) + len(self.running) < MAX_QUEUED_TASKS)
@@ -145,7 +145,7 @@ class TaskQueue:
         self.closed = True
         retry_until_done(self._wake_all)
 
-    def fail(self, error: BaseException) -> None:
+    def record_failure(self, error: BaseException) -> None:
         """Start no more tasks; adding a task, or waiting for the end, raises the first error."""
         self.error = self.error or error
         retry_until_done(self._wake_all)
@@ -154,15 +154,15 @@ class TaskQueue:
         with self.changed:
             self.changed.notify_all()
 
-    def work(self) -> None:
+    def run_tasks(self) -> None:
         """Run tasks until the queue is closed and empty: the loop of each worker."""
         try:
             while (task := self._wait_for_task()) is not None:
                 start = time.thread_time()  # CPU time: waiting for a processor is not the task's work
                 task.work()
-                self._finish(task, time.thread_time() - start)
+                self._finish_task(task, time.thread_time() - start)
         except BaseException as error:
-            self.fail(error)
+            self.record_failure(error)
 
     def _wait_for_task(self) -> PlanTask | None:
         with self.changed:
@@ -200,7 +200,7 @@ class TaskQueue:
                 other.after.remove(task)
                 other.after.update(part for part in parts if other.must_follow(part))
 
-    def _finish(self, task: PlanTask, seconds: float) -> None:
+    def _finish_task(self, task: PlanTask, seconds: float) -> None:
         with self.changed:
             self.seconds[task.flops > 0] += seconds
             self.running.discard(task)
@@ -218,31 +218,31 @@ class ConcurrentBackend(NumpyBackend):
     def run_check(self, reads: Sequence[Array], check: Callable[[], object]) -> None:
         """Queue a check of A and B. Large products wait for the check; sums and small products do not."""
         task = PlanTask(reads, (), check)
-        self.queue.add(task)
+        self.queue.add_task(task)
         self.queue.check = task
 
     def multiply(self, leaf: str, left: Array, right: Array, dest: Array) -> None:
-        self.queue.add(PlanTask.multiplying(self.with_progress(host_product(leaf)), left, right, dest))
+        self.queue.add_task(PlanTask.product_task(self.with_progress_report(host_product(leaf)), left, right, dest))
 
     def multiply_triangle(self, leaf: str, left: Array, right: Array, dest: Array, params: GemmParams) -> None:
-        work = partial(self.with_progress(partial(triangle_product, params=params)), left, right, dest)
-        self.queue.add(PlanTask((left, right), (dest,), work, flops=dest.size * left.shape[1]))
+        work = partial(self.with_progress_report(partial(triangle_product, params=params)), left, right, dest)
+        self.queue.add_task(PlanTask((left, right), (dest,), work, flops=dest.size * left.shape[1]))
 
     def mirror_triangle(self, step: Mirror, source: Array, dest: Array) -> None:
         for top in range(0, len(dest), MIRROR_BAND_ROWS):
             rows, cols = slice(top, top + MIRROR_BAND_ROWS), slice(0, top + MIRROR_BAND_ROWS)
             read, written = source[rows, cols], [dest[rows, cols], *([dest[cols, rows]] if step.fill == "full" else [])]
-            self.queue.add(PlanTask((read,), written, partial(mirror_band, step, source, dest, top)))
+            self.queue.add_task(PlanTask((read,), written, partial(mirror_band, step, source, dest, top)))
 
     def compute_sums(self, step: Sum, reads: list[Array], writes: list[Array]) -> None:
         if isinstance(step, LineExponents | RescaledCopy):
-            self.queue.add(PlanTask(reads, writes, partial(super().compute_sums, step, reads, writes)))
+            self.queue.add_task(PlanTask(reads, writes, partial(super().compute_sums, step, reads, writes)))
             return
         rows = max(x.shape[0] for x in writes)
         height = max(-(-rows // BANDS_PER_SUM), 1)
         for top in range(0, rows, height):
             ins, outs = ([x[top : top + height] for x in arrays] for arrays in (reads, writes))
-            self.queue.add(PlanTask(ins, outs, partial(super().compute_sums, step, ins, outs)))
+            self.queue.add_task(PlanTask(ins, outs, partial(super().compute_sums, step, ins, outs)))
 
 
 @contextmanager
@@ -253,12 +253,12 @@ def threads_per_product(count: int) -> Iterator[tuple[int, int]]:
 
 
 @contextmanager
-def backend_for(count: int, flops: int, on_progress: ProgressCallback | None = None) -> Iterator[NumpyBackend]:
+def plan_backend(count: int, flops: int, on_progress: ProgressCallback | None = None) -> Iterator[NumpyBackend]:
     """Yield the backend that runs a plan on `count` threads.
 
     The backend runs two products at a time on worker threads, where that is possible; else one product on all threads.
     """
-    if flops < MIN_CONCURRENT_FLOPS or not on_worker_thread():
+    if flops < MIN_CONCURRENT_FLOPS or not is_worker_thread():
         yield NumpyBackend(Threads(count), on_progress=on_progress)
         return
     with threads_per_product(count) as (at_a_time, each):
@@ -274,19 +274,19 @@ def _running_queue(
     queue: TaskQueue, count: int, each: int, on_progress: ProgressCallback | None
 ) -> Iterator[NumpyBackend]:
     """Yield a backend over a queue that `count` workers run; wait for them at the end."""
-    workers: list[WorkerShare] = start_on_workers(count, queue.work)
+    workers: list[WorkerShare] = start_on_workers(count, queue.run_tasks)
     if not workers:
         yield NumpyBackend(Threads(each), on_progress=on_progress)
         return
     try:
         yield ConcurrentBackend(Threads(each), queue, on_progress=on_progress)
     except BaseException as error:
-        queue.fail(error)
+        queue.record_failure(error)
         raise
     finally:
         queue.close()
         for worker in workers:  # none may write once the caller continues
-            retry_until_done(worker.wait)
+            retry_until_done(worker.wait_until_done)
     if queue.error:
         raise queue.error
 
@@ -307,12 +307,12 @@ class StepTimes:
 
 def time_steps(count: int, flops: int, steps: Callable[[NumpyBackend], object]) -> StepTimes:
     """Run the steps of a product of `flops` on `count` threads, as fmm.matmul would, and return their times."""
-    return run_on_worker(partial(_times_of_steps, count, flops, steps))
+    return run_on_worker(partial(_measure_steps, count, flops, steps))
 
 
-def _times_of_steps(count: int, flops: int, steps: Callable[[NumpyBackend], object]) -> StepTimes:
+def _measure_steps(count: int, flops: int, steps: Callable[[NumpyBackend], object]) -> StepTimes:
     times = StepTimes()
-    with backend_for(count, flops) as backend:
+    with plan_backend(count, flops) as backend:
         steps(backend if isinstance(backend, ConcurrentBackend) else _TimedBackend(backend.threads, times))
     if isinstance(backend, ConcurrentBackend):
         seconds = backend.queue.seconds

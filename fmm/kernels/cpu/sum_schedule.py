@@ -48,7 +48,7 @@ def schedule_calls(
     writes = [len(present) + o for o in outputs]
     return _ScheduleBuilder(
         restricted_program(program, present, wanted), shared, writes, len(present) + len(wanted)
-    ).build()
+    ).build_schedule()
 
 
 class _ScheduleBuilder:
@@ -66,7 +66,7 @@ class _ScheduleBuilder:
         self.free: list[int] = []
         self.last_use = {v: i for i, terms in enumerate(program.lines, program.inputs) for _, v in terms}
 
-    def build(self) -> CallSchedule:
+    def build_schedule(self) -> CallSchedule:
         for o, value in enumerate(self.program.outputs):
             if value < self.program.inputs:
                 self._copy_input(o, value)
@@ -117,16 +117,16 @@ class _ScheduleBuilder:
         elif c in (1, -1):
             self.calls.append(ElementwiseCall("copy" if c == 1 else "negate", dest, first))
         else:
-            self.calls.append(ElementwiseCall("scale", dest, first, factor=plain_number(c)))
+            self.calls.append(ElementwiseCall("scale", dest, first, factor=scalar_coefficient(c)))
         for d, value in rest:
-            self._schedule_sum(dest, d, self.slot[value])
+            self._emit_term(dest, d, self.slot[value])
 
-    def _schedule_sum(self, dest: int, c: Coefficient, source: int) -> None:
+    def _emit_term(self, dest: int, c: Coefficient, source: int) -> None:
         if c in (1, -1):
             self.calls.append(ElementwiseCall("add" if c == 1 else "subtract", dest, dest, source))
             return
         scaled = self._take_scratch()
-        self.calls.append(ElementwiseCall("scale", scaled, source, factor=plain_number(c)))
+        self.calls.append(ElementwiseCall("scale", scaled, source, factor=scalar_coefficient(c)))
         self.calls.append(ElementwiseCall("add", dest, dest, scaled))
         self.free.append(scaled)
 
@@ -144,6 +144,6 @@ class _ScheduleBuilder:
             self.free.append(slot)
 
 
-def plain_number(c: Coefficient) -> float | complex:
+def scalar_coefficient(c: Coefficient) -> float | complex:
     """Return a coefficient as a scalar for array arithmetic, which never widens a float32 array."""
     return c if isinstance(c, complex) else float(c)

@@ -120,7 +120,7 @@ def first_plan_defect(plan: Plan, sizes: Iterable[tuple[int, ...]]) -> str | Non
 
 
 @lru_cache(maxsize=64)
-def is_right_with_unequal_blocks(table: str) -> bool:
+def is_correct_with_unequal_blocks(table: str) -> bool:
     """Return True if the step table is proved to stay correct when blocks differ by a row or a column."""
     plan = Plan((scheme_level(table, "sequential", "unequal"),))
     return first_plan_defect(plan, product((2, 3), repeat=3)) is None
@@ -128,7 +128,7 @@ def is_right_with_unequal_blocks(table: str) -> bool:
 
 def prove_fringe(table: str) -> str:
     """Return the best fringe that a step table is proved for; PlanError if it does not compute AB at all."""
-    if is_right_with_unequal_blocks(table):
+    if is_correct_with_unequal_blocks(table):
         return "unequal"
     plan = Plan((scheme_level(table, "sequential", "pad"),))
     if (found := first_plan_defect(plan, [scheme_level(table, "sequential", "pad").block_grid])) is not None:

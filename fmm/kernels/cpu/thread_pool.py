@@ -57,7 +57,7 @@ class Threads:
 
     count: int
 
-    def run(self, tasks: Sequence[Job]) -> None:
+    def run_tasks(self, tasks: Sequence[Job]) -> None:
         count = min(self.count, MAX_SUM_THREADS, len(tasks))
         if count > 1:
             try:
@@ -67,12 +67,12 @@ class Threads:
                 pass
         _run_queue(deque(tasks))
 
-    def run_interruptibly(self, tasks: Sequence[Job]) -> None:
+    def run_tasks_interruptibly(self, tasks: Sequence[Job]) -> None:
         """Run the tasks in turns of about TURN_SECONDS seconds, so that signal handlers run in between."""
         together, first = max(self.count, 1), 0
         while first < len(tasks):
             begun = time.monotonic()
-            self.run(tasks[first : first + together])
+            self.run_tasks(tasks[first : first + together])
             first += together
             turns = TURN_SECONDS / max(time.monotonic() - begun, TURN_SECONDS / MAX_TURN_GROWTH)
             together = max(self.count, 1, int(together * turns))
@@ -89,7 +89,7 @@ def _run_on_workers(tasks: Sequence[Job], count: int) -> None:
         for share in shares:
             retry_until_done(share.cancel_or_wait)
     for share in shares:
-        share.check()
+        share.raise_error()
 
 
 def _run_queue(queue: deque[Job]) -> None:
@@ -126,29 +126,29 @@ class WorkerShare:
         finally:
             self.ended.release()
 
-    def wait(self) -> None:
+    def wait_until_done(self) -> None:
         """Wait until the work is done; to be called once."""
         self.ended.acquire()
 
     def cancel_or_wait(self) -> None:
         if try_claim(self.claim):
-            self.work = _nothing  # so that its arrays are freed at once
+            self.work = _do_nothing  # so that its arrays are freed at once
         else:
-            self.wait()
+            self.wait_until_done()
 
-    def check(self) -> None:
+    def raise_error(self) -> None:
         """Raise the exception of the work, if there was one."""
         error, self.error = self.error, None
         if error is not None:
             raise error
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
 _lock = ForkSafeLock()  # acquired by worker threads only
-_workers: list[Worker] = []
+_sum_workers: list[Worker] = []
 
 
 def _start_workers(count: int, queue: deque[Job]) -> list[WorkerShare]:
@@ -158,19 +158,19 @@ def _start_workers(count: int, queue: deque[Job]) -> list[WorkerShare]:
         workers = _acquire_workers(count)
         _keep_off_callers_processor(workers)
         for worker in workers:
-            _hand_share_to(worker, partial(_run_queue, queue), shares)
+            _give_share(worker, partial(_run_queue, queue), shares)
     return shares
 
 
 def _acquire_workers(count: int) -> list[Worker]:
     """Return the first `count` workers; NoThreadError where one cannot be started."""
     with _lock.now:
-        while len(_workers) < count:
-            _workers.append(Worker.acquire())
-        return _workers[:count]
+        while len(_sum_workers) < count:
+            _sum_workers.append(Worker.start())
+        return _sum_workers[:count]
 
 
-def _hand_share_to(worker: Worker, task: Job, shares: list[WorkerShare]) -> None:
+def _give_share(worker: Worker, task: Job, shares: list[WorkerShare]) -> None:
     """Give the worker a share of the work. The share joins the list first, so that the caller always waits for it."""
     share = WorkerShare(task)
     shares.append(share)
@@ -188,7 +188,7 @@ def start_on_workers(count: int, task: Job) -> list[WorkerShare]:
         workers = _acquire_workers(count)
         _pin_to_processors(workers)
         for worker in workers:
-            _hand_share_to(worker, partial(_run_queue, deque([task])), shares)
+            _give_share(worker, partial(_run_queue, deque([task])), shares)
     return shares
 
 
@@ -221,7 +221,7 @@ def _current_processor() -> int:
         return int(file.read().rpartition(b")")[2].split()[36])  # field 39, the 37th after the command's name
 
 
-after_fork_in_child(_workers.clear)
+after_fork_in_child(_sum_workers.clear)
 
 
 def blas_threads() -> int:

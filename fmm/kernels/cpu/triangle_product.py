@@ -33,7 +33,7 @@ MIN_TRIANGLE_WORK = 1 << 19
 UNNAMED_PLACE = Place("C", 0, 0, 0, 0)  # the arrays are passed separately
 MIRROR_IN_PLACE = Mirror(UNNAMED_PLACE, UNNAMED_PLACE)
 
-RankFunction = Callable[["GramFactor", Array, bool, Any, Any], None]
+RankUpdateFunction = Callable[["GramFactor", Array, bool, Any, Any], None]
 
 
 class GramFactor(NamedTuple):
@@ -43,7 +43,7 @@ class GramFactor(NamedTuple):
     transposed: bool
 
     @property
-    def inner(self) -> int:
+    def inner_size(self) -> int:
         return int(self.matrix.shape[0 if self.transposed else 1])
 
 
@@ -57,12 +57,12 @@ def triangle_product(left: Array, right: Array, dest: Array, params: GemmParams)
     """
     if not dest.size:
         return
-    rank = _rank_function(dest.dtype.name) if params.op == "gram" and params.alpha else None
-    lower = _rows_contiguous(dest)
+    rank = _rank_update_function(dest.dtype.name) if params.op == "gram" and params.alpha else None
+    lower = _is_row_major(dest)
     if not lower:  # C^T = B^T A^T, whose upper triangle is row-major
         left, right, dest = right.T, left.T, dest.T
     factor = _row_major_factor(left, right)
-    if rank is not None and factor is not None and factor.inner and _rows_contiguous(dest):
+    if rank is not None and factor is not None and factor.inner_size and _is_row_major(dest):
         rank(factor, dest, lower, params.alpha, params.beta)
     elif params.fill == "loose" and (params.alpha, params.beta) == (1, 0):
         matmul(left, right, out=dest)
@@ -78,7 +78,7 @@ def _add_triangle(product: Array, dest: Array, lower: bool, params: GemmParams) 
         mirror_band(Mirror(UNNAMED_PLACE, UNNAMED_PLACE, params.alpha, params.beta, "lower"), product, dest, top)
 
 
-def _rows_contiguous(x: Array) -> bool:
+def _is_row_major(x: Array) -> bool:
     """Return True if BLAS can read the matrix as row-major."""
     (rows, cols), (down, right), item = x.shape, x.strides, x.itemsize
     return (cols <= 1 or right == item) and (rows <= 1 or (down >= cols * item and down % item == 0))
@@ -86,48 +86,50 @@ def _rows_contiguous(x: Array) -> bool:
 
 def _row_major_factor(left: Array, right: Array) -> GramFactor | None:
     """Return the one of two mutually adjoint matrices that is row-major; None if neither is."""
-    if _rows_contiguous(left):
+    if _is_row_major(left):
         return GramFactor(left, False)
-    return GramFactor(right, True) if _rows_contiguous(right) else None
+    return GramFactor(right, True) if _is_row_major(right) else None
 
 
 @lru_cache(maxsize=len(RANK_FUNCTIONS))
-def _rank_function(dtype: str) -> RankFunction | None:
+def _rank_update_function(dtype: str) -> RankUpdateFunction | None:
     """Return a function that computes X X^H; None if no library has one."""
     name = RANK_FUNCTIONS.get(dtype)
     if name is None:
         return None
     if (found := cblas_function(name)) is not None:
-        return partial(_rank_by_cblas, *found)
+        return partial(_rank_update_by_cblas, *found)
     try:
         from scipy.linalg import blas
     except ImportError:
         return None
-    return partial(_rank_by_scipy, getattr(blas, name))
+    return partial(_rank_update_by_scipy, getattr(blas, name))
 
 
-def _rank_by_cblas(
+def _rank_update_by_cblas(
     function: Any, integer: Any, factor: GramFactor, dest: Array, lower: bool, alpha: complex, beta: complex
 ) -> None:
     """Call syrk or herk, which write to dest itself, with any leading dimension."""
     x, size, real = factor.matrix, len(dest), dest.real.dtype
     scalar = ctypes.c_float if real.itemsize == 4 else ctypes.c_double
     operation = (ADJOINT if dest.dtype.kind == "c" else TRANSPOSED) if factor.transposed else NOT_TRANSPOSED
-    head = ROW_MAJOR, LOWER if lower else UPPER, operation, integer(size), integer(factor.inner)
-    operand = scalar(_real(alpha)), _data_pointer(x), integer(_leading_dimension(x))
-    function(*head, *operand, scalar(_real(beta)), _data_pointer(dest), integer(_leading_dimension(dest)))
+    head = ROW_MAJOR, LOWER if lower else UPPER, operation, integer(size), integer(factor.inner_size)
+    operand = scalar(_real_part(alpha)), _data_pointer(x), integer(_leading_dimension(x))
+    function(*head, *operand, scalar(_real_part(beta)), _data_pointer(dest), integer(_leading_dimension(dest)))
 
 
-def _rank_by_scipy(function: Any, factor: GramFactor, dest: Array, lower: bool, alpha: complex, beta: complex) -> None:
+def _rank_update_by_scipy(
+    function: Any, factor: GramFactor, dest: Array, lower: bool, alpha: complex, beta: complex
+) -> None:
     """Call SciPy's function into a new array, and copy its triangle, since SciPy does not write into blocks.
 
     SciPy reads column-major matrices, so it gets the transpose.
     """
     product = function(1, factor.matrix.T, trans=0 if factor.transposed else 2, lower=not lower).T
-    _add_triangle(product, dest, lower, GemmParams(_real(alpha), _real(beta)))
+    _add_triangle(product, dest, lower, GemmParams(_real_part(alpha), _real_part(beta)))
 
 
-def _real(c: complex) -> float:
+def _real_part(c: complex) -> float:
     return complex(c).real
 
 
@@ -217,7 +219,7 @@ def above_diagonal(rows: int) -> Array:
 # separate mirror, which pass over the result three times, take longer.
 
 
-def uses_panels(side: int, inner: int) -> bool:
+def needs_panels(side: int, inner: int) -> bool:
     """Return True if the product is computed in panels of one triangle, and not as a whole."""
     return side > TRANSPOSED_ROWS or side * side * inner >= MIN_TRIANGLE_WORK
 
@@ -230,7 +232,7 @@ def hermitian_product(a: Array, rows: bool, out: Array | None) -> Array:
     adjoint = np.conjugate(a).T
     left, right = (a, adjoint) if rows else (adjoint, a)
     side, inner = left.shape
-    if not uses_panels(side, inner):
+    if not needs_panels(side, inner):
         c: Array = matmul(left, right)
         make_hermitian(c)
     elif out is None or side <= TRANSPOSED_ROWS or not out.flags.carray or np.may_share_memory(a, out):
@@ -238,7 +240,7 @@ def hermitian_product(a: Array, rows: bool, out: Array | None) -> Array:
         for step in _panel_steps(left, right, c):
             step()
     else:
-        _fill_in_panels(left, right, out)
+        _write_in_panels(left, right, out)
         return out
     if out is None:
         return c
@@ -246,7 +248,7 @@ def hermitian_product(a: Array, rows: bool, out: Array | None) -> Array:
     return out
 
 
-def _fill_in_panels(left: Array, right: Array, out: Array) -> None:
+def _write_in_panels(left: Array, right: Array, out: Array) -> None:
     """Write the product in panels; if a panel fails, write the whole product by numpy.matmul and raise the error.
 
     All panels are written within a single call of a C function, so that no signal handler runs between panels.

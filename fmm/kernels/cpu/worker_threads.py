@@ -61,13 +61,15 @@ class _ThreadState(threading.local):
 
 _this_thread = _ThreadState()
 _thread_numbers = count()
-_idle: list[Callable[[Job], None]] = []  # inboxes of idle workers for any caller: `pop` acquires, `append` releases
+_idle_inboxes: list[
+    Callable[[Job], None]
+] = []  # inboxes of idle workers for any caller: `pop` acquires, `append` releases
 _failed_start_times: list[float] = []  # time.monotonic() of the last failed start of a thread, at most one
-after_fork_in_child(_idle.clear)
+after_fork_in_child(_idle_inboxes.clear)
 after_fork_in_child(_failed_start_times.clear)
 
 
-def on_worker_thread() -> bool:
+def is_worker_thread() -> bool:
     """Return True on a worker thread."""
     return _this_thread.inbox is not None
 
@@ -80,7 +82,7 @@ class Worker:
         self.number = 0  # the system's thread id
 
     @staticmethod
-    def acquire(idle: bool = False) -> Worker:
+    def start(idle: bool = False) -> Worker:
         """Start a worker; with `idle`, any caller may give the worker jobs.
 
         `threading.Thread.start` would wait for ever for a thread that cannot start for want of memory.
@@ -90,7 +92,7 @@ class Worker:
         worker, ready = Worker(), allocate_lock()
         ready.acquire()
         try:
-            start_new_thread(worker._serve, (ready, idle))
+            start_new_thread(worker._run_jobs, (ready, idle))
         except (RuntimeError, MemoryError) as error:
             raise NoThreadError(str(error)) from None
         if not ready.acquire(timeout=START_TIMEOUT_SECONDS):
@@ -98,13 +100,13 @@ class Worker:
             raise NoThreadError("a new thread does not start")
         return worker
 
-    def _serve(self, ready: Any, idle: bool) -> None:
+    def _run_jobs(self, ready: Any, idle: bool) -> None:
         try:
             self.number, _this_thread.inbox = threading.get_native_id(), self.inbox.put
             with suppress(Exception):
                 threading.current_thread().name = f"fmm-{next(_thread_numbers)}"
             if idle:
-                _idle.append(self.inbox.put)
+                _idle_inboxes.append(self.inbox.put)
         except MemoryError:
             return  # the caller's wait for `ready` times out
         ready.release()
@@ -112,12 +114,12 @@ class Worker:
             with suppress(BaseException):
                 job = self.inbox.get()
                 job()
-            job = _nothing  # so that the job's arrays are freed before the next job comes
+            job = _do_nothing  # so that the job's arrays are freed before the next job comes
         # Before Python 3.13 the threading module lists a thread for ever that it did not start itself.
         getattr(threading, "_active", {}).pop(threading.get_ident(), None)
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
@@ -177,7 +179,7 @@ class Gate:
         self.wait()  # acquires the lock, which shuts the gate
 
     @staticmethod
-    def acquire() -> Gate:
+    def reuse_or_create() -> Gate:
         try:
             return _unused_gates.pop()
         except IndexError:
@@ -197,17 +199,17 @@ def run_on_worker(work: Callable[[], ResultT], last: Sequence[Callable[[], objec
     thread, before any signal handler runs; each should be a C function. NoThreadError if no thread can be started; then
     nothing has been called.
     """
-    if on_worker_thread():
+    if is_worker_thread():
         try:
             return work()
         finally:
             for step in last:
                 step()
-    task = Task(work, last)
-    while not task.hand_over():
-        if not _idle:
-            Worker.acquire(idle=True)
-    return task.outcome()
+    task = CallerTask(work, last)
+    while not task.hand_over_and_wait():
+        if not _idle_inboxes:
+            Worker.start(idle=True)
+    return task.result_or_raise()
 
 
 def run_uninterrupted(steps: Iterable[Callable[[], object]]) -> None:
@@ -215,13 +217,13 @@ def run_uninterrupted(steps: Iterable[Callable[[], object]]) -> None:
     deque(map(call, list(steps)), maxlen=0)
 
 
-class Task(Generic[ResultT]):
-    """A caller's work and its outcome."""
+class CallerTask(Generic[ResultT]):
+    """A caller's work and its result_or_raise."""
 
     def __init__(self, work: Callable[[], ResultT], last: Sequence[Callable[[], object]]) -> None:
         self.work: Callable[[], ResultT] | None = work
         self.last = last
-        self.gate, self.claim, self.ended = Gate.acquire(), [True], False
+        self.gate, self.claim, self.ended = Gate.reuse_or_create(), [True], False
         self.caller = threading.get_ident()
         self.processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
         self.result: Any = None
@@ -231,17 +233,17 @@ class Task(Generic[ResultT]):
         """Run the work on the worker thread; the worker becomes idle, or ends, before the caller continues."""
         try:
             if try_claim(self.claim):
-                self.run()
+                self.run_work()
         finally:
             retry_until_done(_become_idle)
             self.ended = True
             retry_until_done(self.gate.open)
 
-    def run(self) -> None:
+    def run_work(self) -> None:
         work, self.work = self.work, None
         try:
             assert work is not None
-            _running.append(self)
+            _running_tasks.append(self)
             if self.caller in _threads_left_at_exit:
                 _block_forever(self)
             _set_processors(self.processors)
@@ -250,15 +252,15 @@ class Task(Generic[ResultT]):
             self.error = error
         finally:
             with suppress(ValueError):  # not in the list: there was no memory to append it
-                _running.remove(self)
+                _running_tasks.remove(self)
 
-    def hand_over(self) -> bool:
+    def hand_over_and_wait(self) -> bool:
         """Give the task to an idle worker, wait for its end, and call the functions in `last`.
 
         All of this is a single call of a C function, during which no signal handler runs. Return False if no worker is
         idle; then nothing has started.
         """
-        hand_task_over = map(call, map(call, (_idle.pop,)), (self,))
+        hand_task_over = map(call, map(call, (_idle_inboxes.pop,)), (self,))
         wait_for_end = map(call, (self.gate.wait,))
         try:
             deque(chain(hand_task_over, wait_for_end, map(call, self.last)), maxlen=0)
@@ -277,7 +279,7 @@ class Task(Generic[ResultT]):
             _unused_gates.append(self.gate)
         return True
 
-    def outcome(self) -> ResultT:
+    def result_or_raise(self) -> ResultT:
         error, self.error = self.error, None
         try:
             if error is not None:
@@ -293,8 +295,8 @@ def _become_idle() -> None:
     if _this_thread.inbox is None:
         return
     with _idle_lock.now:
-        if len(_idle) < MAX_IDLE_WORKERS:
-            _idle.append(_this_thread.inbox)
+        if len(_idle_inboxes) < MAX_IDLE_WORKERS:
+            _idle_inboxes.append(_this_thread.inbox)
         else:
             _this_thread.is_superfluous = True
 
@@ -328,9 +330,9 @@ _idle_lock = ForkSafeLock()  # acquired by worker threads only, which count idle
 
 # ---- the interpreter's exit
 
-_running: list[Task[Any]] = []  # tasks that workers run now
+_running_tasks: list[CallerTask[Any]] = []  # tasks that workers run now
 _threads_left_at_exit: set[int] = set()  # identifiers of the daemon threads, once the interpreter is exiting
-after_fork_in_child(_running.clear)
+after_fork_in_child(_running_tasks.clear)
 
 
 @atexit.register
@@ -342,13 +344,13 @@ def wait_for_tasks_at_exit() -> None:
     """
     _threads_left_at_exit.update(x.ident for x in threading.enumerate() if x.daemon and x.ident is not None)
     end = time.monotonic() + MAX_EXIT_WAIT_SECONDS
-    while _running and time.monotonic() < end:
+    while _running_tasks and time.monotonic() < end:
         time.sleep(EXIT_CHECK_SECONDS)
 
 
-def _block_forever(task: Task[Any]) -> None:
+def _block_forever(task: CallerTask[Any]) -> None:
     """Block this worker, and with it the daemon thread that waits for the task, until the process ends."""
-    _running.remove(task)
+    _running_tasks.remove(task)
     lock = allocate_lock()
     while lock.acquire():
         pass
