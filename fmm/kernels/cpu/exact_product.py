@@ -1,11 +1,13 @@
-"""Exact products of integers on the host: BLAS multiplies planes of digits, whose products are added modulo 2^bits.
+"""Compute exact integer products on the CPU: BLAS multiplies planes of digits, and products are added modulo 2^bits.
 
-fmm.kernels.algorithms.digits chooses the planes and shows that the result is exact. C is computed in blocks, which
-bounds the memory of the planes. The planes of a block of A and of B are written panel by panel and multiplied tile by
-tile, and each tile's products are added to C at once. Where BLAS can be limited to one thread, each worker multiplies
-and adds a tile by itself; else the workers share the panels between BLAS's products.
+fmm.kernels.algorithms.digits chooses the planes and explains why the result is exact. C is computed in blocks
+(submatrices), which limits the memory of the planes. The planes of a block of A and of B are written in panels of rows
+and multiplied in tiles. The products of a tile are added to C immediately. If BLAS can be limited to one thread, each
+worker multiplies and adds its own tile. Otherwise BLAS uses all threads for a product, and the workers share the panels
+between two products.
 
-A product of bool is or-and: a sum of zeros and ones is zero only if all terms are, however it is rounded.
+A product of bool matrices uses `or` and `and`. One float32 product suffices, because a rounded sum of zeros and ones is
+zero only if all terms are zero.
 """
 
 from __future__ import annotations
@@ -26,21 +28,21 @@ from fmm.kernels.cpu.thread_pool import Threads
 from fmm.kernels.cpu.worker_threads import is_worker_thread
 from fmm.kernels.plans.memory_layout import temporary_bytes
 
-BLOCK_SIDE = 2048  # rows and columns of a block of C
-PLANE_DEPTH = 4096  # columns of all planes of A together that are in memory at a time, and rows of B's planes
-TILE_ROWS = 512  # rows of a tile that one thread multiplies
-MIN_TILE_SIDE = 64  # least rows or columns of a tile
-PANEL_BYTES = 256 * 1024  # bytes of one array that are split or added at a time
-MIN_THREADED_ELEMENTS = 1 << 18  # entries of A and B together from which several threads are used
+BLOCK_SIDE = 2048  # largest number of rows and of columns of a block of C
+PLANE_DEPTH = 4096  # largest total number of columns of A's planes in memory, and of rows of B's planes
+TILE_ROWS = 512  # largest number of rows of a tile that one thread multiplies
+MIN_TILE_SIDE = 64  # smallest number of rows or columns of a tile
+PANEL_BYTES = 256 * 1024  # bytes of a panel, the rows of an array that one task splits or adds
+MIN_THREADED_ELEMENTS = 1 << 18  # smallest total number of elements of A and B for which several threads are used
 MAX_PLANES = 4  # largest number of planes of an operand
-WIDEST_ITEMSIZE = 8  # bytes of the widest type of the planes
+WIDEST_ITEMSIZE = 8  # bytes of the largest element type of the planes
 
 TileTask = Callable[[], None]
 TilePart = tuple[slice, slice]
 
 
 def exact_workspace_bytes(m: int, k: int, n: int, batch: int) -> int:
-    """Return the bytes that a product may need for its planes and tiles, whatever the type. A batch reuses them."""
+    """Return the workspace in bytes for the planes and tiles of a product of any type; a batch reuses the workspace."""
     rows, cols = _equal_part_length(m, BLOCK_SIDE), _equal_part_length(n, BLOCK_SIDE)
     depth = min(MAX_PLANES * k, PLANE_DEPTH)
     tiles = max(
@@ -52,7 +54,7 @@ def exact_workspace_bytes(m: int, k: int, n: int, batch: int) -> int:
 
 
 def exact_product(left: Array, right: Array, dest: Array, memory: Array, threads: Threads) -> None:
-    """Compute dest = left right modulo 2^bits, or or-and of bool. `memory` has `exact_workspace_bytes` bytes."""
+    """Compute dest = left right modulo 2^bits, or the logical product of bool; `memory` is the workspace."""
     if not left.size or not right.size:
         dest.fill(0)
         return
@@ -73,7 +75,7 @@ def exact_product(left: Array, right: Array, dest: Array, memory: Array, threads
 
 
 def describe_digits(dtype: str, k: int) -> str:
-    """Return how numbers of this type are multiplied, for `explain`, where their magnitude is unknown."""
+    """Return text for `explain` about the products of this type, when the magnitude of the numbers is unknown."""
     if dtype == "bool":
         return "or-and by 1 float32 product"
     bits = 8 * np.dtype(dtype).itemsize
@@ -84,7 +86,7 @@ def describe_digits(dtype: str, k: int) -> str:
 
 
 class _BlockedProduct:
-    """C = A B in blocks of all three dimensions."""
+    """The product C = A B, computed in blocks of all three dimensions."""
 
     def __init__(
         self,
@@ -126,7 +128,7 @@ class _BlockedProduct:
             self._multiply_block(self.c[rows, cols], depth, start == 0)
 
     def _split_tasks(self, x: Array, cut: OperandPlanes, planes: Array, depth: int, axis: int) -> list[TileTask]:
-        """Return tasks that split the panels of an operand's block into planes, adjacent along the axis."""
+        """Return tasks that split the panels of an operand's block into planes, which are adjacent along the axis."""
         spans = [slice(i * depth, (i + 1) * depth) for i in range(len(cut.order))]
         outs = [planes[:, span] if axis else planes[span] for span in spans]
         if _is_column_major(x):
@@ -134,7 +136,7 @@ class _BlockedProduct:
         return [partial(_split_panel, x[rows], cut, [out[rows] for out in outs]) for rows in _cache_bands(x)]
 
     def _multiply_block(self, c: Array, depth: int, first: bool) -> None:
-        """Add a product to a block of C; the first product of a block overwrites it."""
+        """Add a product to a block of C; the first product of a block overwrites the block."""
         parts = list(_tile_parts(c.shape[0], c.shape[1], self.at_once))
         tasks = [partial(self._multiply_tile, rows, cols, c[rows, cols], depth, first) for rows, cols in parts]
         if self.at_once > 1:
@@ -160,7 +162,7 @@ class _BlockedProduct:
 
 
 def _tile_parts(rows: int, cols: int, at_once: int) -> Iterator[TilePart]:
-    """Yield the tiles of a block: bands of rows, in a multiple of the threads; for few rows, bands of columns."""
+    """Yield the tiles of a block: bands of rows, as many for each thread, or bands of columns if the rows are few."""
     high = TILE_ROWS if at_once > 1 else CONCURRENT_PRODUCTS * TILE_ROWS
     bands = -(-max(-(-rows // high), 1) // at_once) * at_once
     across = 1
@@ -172,7 +174,7 @@ def _tile_parts(rows: int, cols: int, at_once: int) -> Iterator[TilePart]:
 
 
 def _equal_part_length(side: int, most: int) -> int:
-    """Return the length of equal parts of a side, at most `most` each."""
+    """Return the length of the equal parts into which a side is divided, where each part is at most `most` long."""
     return -(-side // -(-side // most)) if side else 1
 
 
@@ -181,17 +183,17 @@ def _is_column_major(x: Array) -> bool:
 
 
 def _cache_bands(x: Array) -> Iterator[slice]:
-    """Yield bands of rows that fit in a cache."""
+    """Yield bands of rows of at most PANEL_BYTES bytes, which fit in a cache."""
     height = max(PANEL_BYTES // max(x.shape[1] * WIDEST_ITEMSIZE, 1), 1)
     for start in range(0, len(x), height):
         yield slice(start, min(start + height, len(x)))
 
 
-# ---- one panel
+# ---- work on one panel
 
 
 def _largest_magnitude(x: Array, threads: Threads) -> int:
-    """Return the largest absolute value."""
+    """Return the largest absolute value in an integer matrix."""
     x = x.T if _is_column_major(x) else x
     found: list[tuple[Any, Any]] = []
 
@@ -203,7 +205,7 @@ def _largest_magnitude(x: Array, threads: Threads) -> int:
 
 
 def _split_panel(x: Array, cut: OperandPlanes, outs: Sequence[Array]) -> None:
-    """Split a panel of integers into planes of digits."""
+    """Split a panel of integers into planes of digits, and write the planes to `outs`."""
     if not cut.widths:
         np.copyto(outs[0], x, casting="unsafe")
         return
