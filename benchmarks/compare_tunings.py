@@ -16,7 +16,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from fmm.config.schema import TAU_NAMES, ConfigError, Interval, Raw, Thresholds
+from fmm.config.schema import TAU_NAMES, ConfigError, JsonValue, ThresholdInterval, Thresholds
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, default_error_growth_limit
@@ -146,8 +146,8 @@ class ComparedThreshold:
     name: str
     first: float | None
     second: float | None
-    first_interval: Interval | None  # of 95 %; None if the tuning recorded none
-    second_interval: Interval | None
+    first_interval: ThresholdInterval | None  # of 95 %; None if the tuning recorded none
+    second_interval: ThresholdInterval | None
 
     @property
     def difference(self) -> float | None:
@@ -245,7 +245,7 @@ def _agreements(one: Path, two: Path) -> Iterator[Agreement]:
             yield compared_choices(used[0], used[1], max(noises, default=None))
 
 
-def _checked_sections(path: Path) -> dict[str, dict[str, Raw]]:
+def _checked_sections(path: Path) -> dict[str, dict[str, JsonValue]]:
     """Return the sections of a config by device and type; raise ConfigError if one is damaged."""
     sections = list(read_config_sections(path))
     for section in sections:

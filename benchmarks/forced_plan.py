@@ -44,13 +44,16 @@ def force(text: str) -> None:
 
     changes: list[tuple[Any, str, Any]] = [
         (prepare, "decide_plan", decide),
-        *((early_declines, name, 0) for name in ("SMALL_WORK", "SMALL_WORK_16_BIT", "SMALL_WORK_16_BIT_UNALIGNED")),
-        (early_declines, "SMALLEST_SIDE", 2),
-        (dispatch, "SMALL_BYTES", 0),
-        (early_declines, "FEW_NUMBERS", 0),
+        *(
+            (early_declines, name, 0)
+            for name in ("SMALL_MULTIPLY_ADDS", "SMALL_MULTIPLY_ADDS_16_BIT", "SMALL_MULTIPLY_ADDS_UNALIGNED")
+        ),
+        (early_declines, "MIN_PLAN_SIDE", 2),
+        (dispatch, "SMALL_BYTES_PRODUCT", 0),
+        (early_declines, "MIN_PLAN_ENTRIES", 0),
         (numpy_loops, "FIRST_PRODUCT_WORK", 0),
-        (gram, "SMALL_ROWS", 0),
-        (gram, "LONG_ROWS", 0),
+        (gram, "SMALL_GRAM_MAX_ROWS", 0),
+        (gram, "THIN_GRAM_MAX_ROWS", 0),
         (cupy_functions, "is_small_on_device", never),
     ]
     if "torch" in sys.modules:
@@ -75,7 +78,7 @@ def force_torch(_: str = "") -> None:
     answers: Any = import_module(f"{folder}.torch_answers")
     answers.small_enough = never
     dispatcher = import_module(f"{folder}.torch_install")
-    for name in ("SMALL_WORK", "SMALL_WORK_16_BIT", "SMALL_WORK_16_BIT_UNALIGNED"):
+    for name in ("SMALL_MULTIPLY_ADDS", "SMALL_MULTIPLY_ADDS_16_BIT", "SMALL_MULTIPLY_ADDS_UNALIGNED"):
         setattr(dispatcher, name, 0)
 
 

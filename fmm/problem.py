@@ -16,7 +16,7 @@ OPERATIONS: tuple[Operation, ...] = ("product", "gram", "symmetric")
 # The part of a self-adjoint C that is written. "full": all of C. "lower": the lower triangle; the upper is unchanged.
 # "loose" occurs inside plans only: the lower triangle is written, and the upper triangle is undefined.
 Fill = Literal["full", "lower", "loose"]
-FILLS: tuple[Fill, ...] = ("full", "lower")  # the valid fills of a whole problem
+VALID_FILLS: tuple[Fill, ...] = ("full", "lower")  # the valid fills of a whole problem
 
 
 class Layout(NamedTuple):
@@ -61,8 +61,8 @@ class Problem:
             raise ValueError(f"unknown dtype {self.dtype!r}; valid: {', '.join(DTYPES)}")
         if self.op not in OPERATIONS:
             raise ValueError(f"unknown operation {self.op!r}; valid: {', '.join(OPERATIONS)}")
-        if self.fill not in FILLS or (self.fill != "full" and not self.writes_triangle):
-            raise ValueError(f"{self.op} cannot have fill {self.fill!r}; valid: {', '.join(FILLS)}")
+        if self.fill not in VALID_FILLS or (self.fill != "full" and not self.writes_triangle):
+            raise ValueError(f"{self.op} cannot have fill {self.fill!r}; valid: {', '.join(VALID_FILLS)}")
         if self.addend_strides is not None and (self.writes_triangle or not self.beta):
             raise ValueError("an addend outside C needs beta, and the operation 'product'")
         if self.writes_triangle and self.m != self.n:
@@ -115,7 +115,7 @@ class Problem:
         return self.type.flops * self.m * self.k * self.n * self.batch
 
 
-def positive_shape(shape: Shape) -> Shape:
+def check_positive_shape(shape: Shape) -> Shape:
     """Return the shape; ValueError unless all sizes are positive."""
     if min(shape) < 1:
         raise ValueError(f"sizes (m, k, n) must be positive, not {shape}")
@@ -123,7 +123,7 @@ def positive_shape(shape: Shape) -> Shape:
 
 
 @lru_cache(maxsize=4096)
-def without_layouts(problem: Problem) -> Problem:
+def problem_without_layouts(problem: Problem) -> Problem:
     """Return the same product of row-major matrices, without factors and addend: the key of choices."""
     plain = Problem(*problem.size, problem.dtype, op=problem.op, fill=problem.fill)
     if problem.componentwise or problem.prepared_side:

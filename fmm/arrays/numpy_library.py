@@ -16,7 +16,7 @@ from fmm.kernels.cpu.host_arrays import Array, dot, matmul
 from fmm.kernels.cpu.thread_pool import blas_threads
 
 
-class NumpyLike(ABC):
+class NumpyLikeLibrary(ABC):
     """The methods of an adapter (`fmm.arrays.library`) by functions that NumPy and CuPy both have.
 
     `module` is numpy or cupy.
@@ -118,21 +118,21 @@ def to_numpy(x: Any) -> Any:
 
 
 # types that NumPy multiplies by BLAS
-BLAS_TYPES = tuple(np.dtype(name) for name in STORED_TYPES if not DTYPES[name].sums_wider)
-INTEGER_TYPES = tuple(np.dtype(name) for name in INTEGERS)  # types that NumPy multiplies by its own loops
-TYPE_NAMES = {dtype: dtype.name for dtype in (*BLAS_TYPES, *INTEGER_TYPES)}
-TYPE_CHARS = frozenset(dtype.char for dtype in TYPE_NAMES)  # without `long long`, which has the name of another type
-CASTINGS = ("no", "equiv", "safe", "same_kind", "unsafe")
+BLAS_DTYPES = tuple(np.dtype(name) for name in STORED_TYPES if not DTYPES[name].sums_wider)
+INTEGER_DTYPES = tuple(np.dtype(name) for name in INTEGERS)  # types that NumPy multiplies by its own loops
+TYPE_NAMES = {dtype: dtype.name for dtype in (*BLAS_DTYPES, *INTEGER_DTYPES)}
+DTYPE_CHARS = frozenset(dtype.char for dtype in TYPE_NAMES)  # without `long long`, which has the name of another type
+VALID_CASTINGS = ("no", "equiv", "safe", "same_kind", "unsafe")
 # options of numpy.matmul that plans support; with other options NumPy multiplies
-PLAN_OPTIONS = {"casting", "order", "dtype"}
+OPTIONS_OF_PLANS = {"casting", "order", "dtype"}
 NO_OPTIONS: Mapping[str, Any] = {}
-SYRK_ADVANTAGE = "b is a transposed in place: NumPy calls syrk, which does half the work"
+SYRK_ADVANTAGE_REASON = "b is a transposed in place: NumPy calls syrk, which does half the work"
 
 ndarray = np.ndarray
-PLAIN_ARRAYS = ndarray, np.memmap  # subclasses other than memmap have masks, or results of their own class
+PLAIN_ARRAY_CLASSES = ndarray, np.memmap  # subclasses other than memmap have masks, or results of their own class
 
 
-class NumpyLibrary(NumpyLike):
+class NumpyLibrary(NumpyLikeLibrary):
     """The adapter for NumPy arrays, with the options of one numpy.matmul call."""
 
     module = np
@@ -195,7 +195,7 @@ class NumpyLibrary(NumpyLike):
 
     def setting(self, a: Any, b: Any, out: Any) -> Setting:
         number = blas_threads()
-        if others := self.options.keys() - PLAN_OPTIONS:
+        if others := self.options.keys() - OPTIONS_OF_PLANS:
             return Setting(number, refusal=f"{', '.join(n for n in self.options if n in others)} was passed")
         if type(a) is not ndarray or type(b) is not ndarray:
             classes = f"{type(a).__name__} and {type(b).__name__}"
@@ -203,14 +203,14 @@ class NumpyLibrary(NumpyLike):
         dtype, refusal, refuses_plans = self._common_type(a, b)
         if not refusal and (refusal := self._out_refusal(out, dtype)):
             refuses_plans = True
-        b_is_transposed_a = dtype in BLAS_TYPES and same_memory_transposed(a, b)
+        b_is_transposed_a = dtype in BLAS_DTYPES and same_memory_transposed(a, b)
         calls_syrk = b_is_transposed_a and is_blas_readable(a)
         return Setting(
             number,
             TYPE_NAMES.get(dtype),
             refusal=refusal,
             refuses_plans=refuses_plans,
-            vendor_advantage=SYRK_ADVANTAGE if calls_syrk else "",
+            vendor_advantage=SYRK_ADVANTAGE_REASON if calls_syrk else "",
             b_is_transposed_a=b_is_transposed_a,
             vendor_mirrors=calls_syrk,
             casts_out=True,
@@ -227,13 +227,13 @@ class NumpyLibrary(NumpyLike):
         if requested is not None and not dtype.isnative:
             return dtype, "NumPy takes only native types as dtype", False
         dtype = dtype.newbyteorder("=")
-        if dtype not in TYPE_NAMES or dtype.char not in TYPE_CHARS:
+        if dtype not in TYPE_NAMES or dtype.char not in DTYPE_CHARS:
             return dtype, f"{dtype} products are NumPy's own", False
-        if self.casting not in CASTINGS or self.order not in tuple("CFAK"):
+        if self.casting not in VALID_CASTINGS or self.order not in tuple("CFAK"):
             return dtype, f"casting={self.casting!r} or order={self.order!r} is unknown: NumPy raises its error", False
         if not all(np.can_cast(x.dtype, dtype, self.casting) for x in (a, b)):
             return dtype, f"cannot cast to {dtype} with casting {self.casting!r}", False
-        is_integer = dtype in INTEGER_TYPES and all(x.dtype.kind in "iub" for x in (a, b))  # exact modulo 2**bits
+        is_integer = dtype in INTEGER_DTYPES and all(x.dtype.kind in "iub" for x in (a, b))  # exact modulo 2**bits
         if not is_integer and not all(np.can_cast(x.dtype, dtype, "safe") for x in (a, b)):
             return dtype, f"a cast to {dtype} can lose numbers, and NumPy then warns", True
         return dtype, "", False
@@ -278,10 +278,10 @@ class NumpyLibrary(NumpyLike):
         return Operand(shape, tuple(strides), dtype)
 
     def broadcast_view(self, x: Any, shape: tuple[int, ...]) -> Any:
-        return np.broadcast_to(x, shape) if type(x) in PLAIN_ARRAYS else None
+        return np.broadcast_to(x, shape) if type(x) in PLAIN_ARRAY_CLASSES else None
 
     def broadcast_copy(self, x: Any, shape: tuple[int, ...], like: Any) -> Any:
-        if type(x) in PLAIN_ARRAYS:
+        if type(x) in PLAIN_ARRAY_CLASSES:
             return super().broadcast_copy(x, shape, like)
         copy = np.empty_like(x, like.dtype, shape=shape)  # an array of x's class, such as a masked array or a matrix
         copy[...] = x
@@ -384,7 +384,7 @@ def tensor_as_numpy(x: Any) -> Array:
 NUMPY = NumpyLibrary()
 
 
-class NumpyDot(NumpyLibrary):
+class NumpyDotLibrary(NumpyLibrary):
     """The adapter for numpy.dot of two matrices; warnings and errors name numpy.dot."""
 
     vendor_name = "numpy.dot"
@@ -400,4 +400,4 @@ class NumpyDot(NumpyLibrary):
         return partial(dot, a, b, out)
 
 
-NUMPY_DOT = NumpyDot()
+NUMPY_DOT = NumpyDotLibrary()

@@ -13,7 +13,7 @@ import torch
 from fmm.arrays import host_memory
 from fmm.arrays.library import MemoryNeeds, Operand, Processor, Setting, contiguous_operand, product_shape
 from fmm.arrays.numpy_library import as_integer_factor, tensor_as_numpy
-from fmm.arrays.torch_calls import MATMUL, is_observed, is_plain_call, is_tracing
+from fmm.arrays.torch_calls import TORCH_MATMUL, is_observed, is_plain_call, is_tracing
 from fmm.dtypes import DTYPES, INTEGERS, STORED_TYPES
 from fmm.kernels.cpu.thread_pool import blas_threads
 from fmm.kernels.cpu.triangle_product import MIRROR_IN_PLACE, mirror_tasks
@@ -37,7 +37,7 @@ def _gemm_of_factors(a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) ->
     if axes == 3 == b.dim() and len(a) == len(b):
         addend = a.new_zeros((1, 1, 1)) if c is None else c
         return torch.baddbmm(addend, a, b, beta=beta, alpha=alpha, out=out)
-    value = MATMUL(a, b) * alpha
+    value = TORCH_MATMUL(a, b) * alpha
     value = value + c * beta if beta else value
     return value if out is None else out.copy_(value)
 
@@ -90,9 +90,9 @@ def _address_range(x: Any) -> tuple[int, int]:
 
 # Older versions of torch have no unsigned types but uint8.
 TYPE_NAMES = {getattr(torch, name): name for name in (*STORED_TYPES, *INTEGERS) if hasattr(torch, name)}
-TYPES = {name: dtype for dtype, name in TYPE_NAMES.items()}
+TYPES_BY_NAME = {name: dtype for dtype, name in TYPE_NAMES.items()}
 # types that NumPy's BLAS multiplies
-HOST_TYPES = tuple(TYPES[name] for name in STORED_TYPES if not DTYPES[name].sums_wider)
+HOST_TYPES = tuple(TYPES_BY_NAME[name] for name in STORED_TYPES if not DTYPES[name].sums_wider)
 
 float32 = torch.float32
 # The getter of newer versions of torch, where the older switch `allow_tf32` can raise an error.
@@ -121,7 +121,7 @@ def _missing_cupy_reason() -> str:
     return ""
 
 
-class _TorchBase:
+class _TorchLibraryBase:
     """The methods that both adapters share."""
 
     name, vendor_name = "torch", "torch.matmul"
@@ -130,7 +130,7 @@ class _TorchBase:
 
     def __init__(self, calls: dict[Hashable, Any] | None = None) -> None:
         self.calls = {} if calls is None else calls
-        self.quick_vendor, self.is_observed, self.is_tracing = MATMUL, is_observed, is_tracing
+        self.quick_vendor, self.is_observed, self.is_tracing = TORCH_MATMUL, is_observed, is_tracing
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
         if options:
@@ -236,7 +236,7 @@ class _TorchBase:
         return a.shape, a.stride(), dtype, device, of_b, of_c, of_out, precision
 
 
-class TorchLibrary(_TorchBase):
+class TorchLibrary(_TorchLibraryBase):
     """The adapter for tensors on CUDA devices."""
 
     processor: Processor = "cuda"
@@ -310,7 +310,7 @@ class TorchLibrary(_TorchBase):
 MIRROR_IN_TILES_ENTRIES = 128**2  # entries of the smallest product that is mirrored tile by tile
 
 
-class TorchHostLibrary(_TorchBase):
+class TorchHostLibrary(_TorchLibraryBase):
     """The adapter for tensors on the host; plans run on NumPy views of their memory."""
 
     processor: Processor = "cpu"
@@ -344,13 +344,13 @@ class TorchHostLibrary(_TorchBase):
         return tensor_as_numpy(x)
 
     def new_array(self, result: Operand) -> Any:
-        return torch.empty(result.shape, dtype=TYPES[result.dtype], device="cpu")
+        return torch.empty(result.shape, dtype=TYPES_BY_NAME[result.dtype], device="cpu")
 
     def unwrap_scalar(self, c: Any) -> Any:
         return c
 
     def vendor_call(self, a: Any, b: Any, out: Any) -> Callable[[], Any]:
-        return partial(matmul_into, MATMUL, a, b, out)
+        return partial(matmul_into, TORCH_MATMUL, a, b, out)
 
     def write_triangle(self, product: Any, out: Any, alpha: float, beta: float, fill: str) -> None:
         """Write the triangles; a product without factors is mirrored in place, tile by tile, without temporaries."""

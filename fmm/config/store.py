@@ -13,18 +13,18 @@ from pathlib import Path
 
 from fmm.config.files import read_config
 from fmm.config.identity import Identity
-from fmm.config.reader import ConfigError, Raw, config_text
+from fmm.config.reader import ConfigError, JsonValue, config_text
 from fmm.config.schema import Entry, empty_section, read_entry
 
 STREAM_PATHS = tuple(("/", "dev", name) for name in ("stdin", "stdout", "stderr", "fd"))
 
 
-def merge_section(path: Path, device: str, dtype: str, section: dict[str, Raw]) -> None:
+def merge_section(path: Path, device: str, dtype: str, section: dict[str, JsonValue]) -> None:
     """Write a section; its entries are merged with the old section's, all other fields replace the old ones."""
     path = path.resolve()  # the target of a link is written, and the link stays
     with writer_lock(path):
         _remove_leftovers(path)
-        devices = _devices_in(path)
+        devices = _read_devices(path)
         types = devices.setdefault(device, {})
         types[dtype] = join_sections(types.get(dtype), section)
         write_file(path, config_text(devices))
@@ -34,13 +34,13 @@ def add_entry(path: Path, identity: Identity, dtype: str, found: Entry) -> None:
     """Write one entry into a section; a missing section is created without a calibration."""
     path = path.resolve()
     with writer_lock(path):
-        types = _devices_in(path).get(identity.key, {})
+        types = _read_devices(path).get(identity.key, {})
         old = types.get(dtype)
     new = old if isinstance(old, dict) else empty_section(identity.versions)
     merge_section(path, identity.key, dtype, {**new, "entries": [found.fields]})
 
 
-def join_sections(old: Raw, new: dict[str, Raw]) -> dict[str, Raw]:
+def join_sections(old: JsonValue, new: dict[str, JsonValue]) -> dict[str, JsonValue]:
     """Return the new section with the old entries of other shapes, which are unverified if a version changed."""
     others: list[Entry] = []
     with suppress(ConfigError, TypeError, KeyError):
@@ -55,7 +55,7 @@ def join_sections(old: Raw, new: dict[str, Raw]) -> dict[str, Raw]:
     return joined
 
 
-def _devices_in(path: Path) -> dict[str, dict[str, Raw]]:
+def _read_devices(path: Path) -> dict[str, dict[str, JsonValue]]:
     """Return the devices of the file; rename a damaged file, refuse the file of a later fmm."""
     if not path.exists():
         return {}

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fmm.arrays.numpy_library import BLAS_TYPES, INTEGER_TYPES, NUMPY, TYPE_NAMES, NumpyLibrary
+from fmm.arrays.numpy_library import BLAS_DTYPES, INTEGER_DTYPES, NUMPY, TYPE_NAMES, NumpyLibrary
 from fmm.config.environment import log_once
 from fmm.integrations.compiled_library import CompiledLibrary
 from fmm.integrations.report import (
@@ -31,7 +31,7 @@ from fmm.integrations.report import (
 from fmm.kernels.cpu.host_arrays import matmul as numpy_matmul
 from fmm.kernels.cpu.worker_threads import after_fork_in_child
 from fmm.runtime.decisions import early_declines
-from fmm.runtime.decisions.decide import SMALLEST_INTEGER_SIDE
+from fmm.runtime.decisions.decide import MIN_INTEGER_PLAN_SIDE
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS
 from fmm.runtime.matmul import explain_matmul, run_matmul
 from fmm.runtime.prepare import prepare_call
@@ -80,8 +80,8 @@ def install() -> Callable[[], None]:
 def update_limits() -> None:
     """Set the sizes from which plans may pay; while a report counts all products, no product is too small."""
     limits = (
-        (BLAS_TYPES, early_declines.SMALLEST_SIDE, FIRST_PRODUCT_WORK),
-        (INTEGER_TYPES, SMALLEST_INTEGER_SIDE, FIRST_INTEGER_PRODUCT_WORK),
+        (BLAS_DTYPES, early_declines.MIN_PLAN_SIDE, FIRST_PRODUCT_WORK),
+        (INTEGER_DTYPES, MIN_INTEGER_PLAN_SIDE, FIRST_INTEGER_PRODUCT_WORK),
     )
     for loops in _installed:
         loops.set_call_always(is_reporting())

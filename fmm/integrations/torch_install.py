@@ -29,7 +29,11 @@ from fmm.integrations.torch_kernels import (
     bypass_for_vendor,
     vendor_kernels,
 )
-from fmm.runtime.decisions.early_declines import SMALL_WORK, SMALL_WORK_16_BIT, SMALL_WORK_16_BIT_UNALIGNED
+from fmm.runtime.decisions.early_declines import (
+    SMALL_MULTIPLY_ADDS,
+    SMALL_MULTIPLY_ADDS_16_BIT,
+    SMALL_MULTIPLY_ADDS_UNALIGNED,
+)
 
 
 def install_on_cuda() -> Undo:
@@ -82,7 +86,13 @@ def install_compiled(answers: DispatcherProducts, key: str) -> Undo:
 
 def _set_least_work(hook: CompiledHook) -> None:
     """Set the multiply-adds from which the hook calls Python; zero while a report counts all products."""
-    hook.least_work(*((0, 0, 0) if is_reporting() else (SMALL_WORK, SMALL_WORK_16_BIT, SMALL_WORK_16_BIT_UNALIGNED)))
+    hook.least_work(
+        *(
+            (0, 0, 0)
+            if is_reporting()
+            else (SMALL_MULTIPLY_ADDS, SMALL_MULTIPLY_ADDS_16_BIT, SMALL_MULTIPLY_ADDS_UNALIGNED)
+        )
+    )
 
 
 def _define_hook_operators(key: str) -> None:

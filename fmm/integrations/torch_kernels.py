@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fmm.arrays.torch_calls import MATMUL, is_compiling
+from fmm.arrays.torch_calls import TORCH_MATMUL, is_compiling
 from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST, TorchHostLibrary, TorchLibrary
 from fmm.integrations.install_targets import CannotInstallError, Undo
 
@@ -81,9 +81,9 @@ def bypass_fmm() -> Iterator[None]:
 def vendor_matmul(a: Any, b: Any, out: Any = None) -> Any:
     """Return torch.matmul's result by torch's own kernels."""
     if is_compiling():
-        return MATMUL(a, b) if out is None else MATMUL(a, b, out=out)
+        return TORCH_MATMUL(a, b) if out is None else TORCH_MATMUL(a, b, out=out)
     with bypass_fmm():
-        return MATMUL(a, b) if out is None else MATMUL(a, b, out=out)
+        return TORCH_MATMUL(a, b) if out is None else TORCH_MATMUL(a, b, out=out)
 
 
 _installed: list[Undo] = []
@@ -96,7 +96,7 @@ def bypass_for_vendor(undo: Undo) -> Undo:
         undo()
         _installed.remove(undo)
         for library in (TORCH, TORCH_ON_HOST) if not _installed else ():
-            library.quick_vendor = MATMUL
+            library.quick_vendor = TORCH_MATMUL
 
     _installed.append(undo)
     for library in (TORCH, TORCH_ON_HOST):

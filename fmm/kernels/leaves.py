@@ -25,18 +25,18 @@ from __future__ import annotations
 
 from math import sqrt
 
-from fmm.dtypes import BYTE, COMPLEX, FLOATS, INTEGERS, RING_TYPES
+from fmm.dtypes import BYTE_TYPE, COMPLEX_TYPES, FLOAT_TYPES, INTEGERS, RING_TYPES
 from fmm.kernels.cpu.exact_product import exact_product, exact_workspace
 from fmm.kernels.cpu.numpy_backend import numpy_product
 from fmm.kernels.cuda.products.kernel_sizes import (
+    ALL_STRATEGIES,
     FUSED_SIZES,
     H200_STRATEGIES,
-    LARGEST_SMALL,
-    PRESETS,
+    MAX_SMALL_ROWS,
     SMALL_TYPES,
     STRATEGIES,
     f16x3_workspace,
-    prepared_bytes,
+    prepared_plane_bytes,
 )
 from fmm.kernels.plans.leaf import Leaf, LeafOption, register_leaf
 
@@ -50,7 +50,7 @@ WARPGROUP_TYPES = ("float16", "bfloat16", "tf32")  # types of the kernel gemm_wg
 # of Huang, Yu and van de Geijn, and strategies that fill the registers of current GPUs. The leaf `tile` without an
 # option selects strategies of the copy engine (TMA).
 TILE_STRATEGIES = tuple(
-    LeafOption(s.name.lower(), s.types, searched=s in (*STRATEGIES, *H200_STRATEGIES)) for s in PRESETS
+    LeafOption(s.name.lower(), s.types, searched=s in (*STRATEGIES, *H200_STRATEGIES)) for s in ALL_STRATEGIES
 )
 # Options for copying tiles to shared memory, as in tStrassen and tWinograd of Li, Ranka and Sahni. By default, tiles
 # are copied asynchronously or by the copy engine (TMA).
@@ -60,7 +60,7 @@ VENDOR_LEAF = Leaf(
     "vendor",
     "the vendor's BLAS as it comes",
     ("cpu", "cuda"),
-    types=FLOATS,
+    types=FLOAT_TYPES,
     types_alone=INTEGERS,  # integer products are computed by the array library's own loops
     blas_triangles=("float32", "float64", "complex64", "complex128"),
     whole_product_rows=1024,
@@ -72,7 +72,7 @@ VENDOR3M_LEAF = Leaf(
     "vendor3m",
     "cuBLAS's own complex product by three real ones",
     ("cuda",),
-    types=COMPLEX,
+    types=COMPLEX_TYPES,
     call_text="one BLAS call",
     forms=("alone", "peer"),
     unprobed=("alone",),
@@ -83,7 +83,7 @@ LT_LEAF = Leaf(
     "lt",
     "a numbered candidate of cuBLASLt's own list for the product",
     ("cuda",),
-    types=FLOATS,
+    types=FLOAT_TYPES,
     call_text="one BLAS call",
     scratch=lambda m, k, n, count: LT_SCRATCH_BYTES,
     numbers=32,
@@ -117,7 +117,7 @@ SMALL_LEAF = Leaf(
     kernel_triangles=SMALL_TYPES,
     mirrors=True,
     orders=(),
-    longest=LARGEST_SMALL,
+    longest=MAX_SMALL_ROWS,
     forms=("half",),
     unprobed=("half",),
     rate=SMALL_RATE,
@@ -136,7 +136,7 @@ F16X3_LEAF = Leaf(
     emulates=True,
     norm_bound="2^-18 (2^-16 where there are none of Hopper's instructions and the vendor multiplies)",
     checks_entries=True,
-    prepared_layout=prepared_bytes,
+    prepared_layout=prepared_plane_bytes,
     prepared_by_sums=True,
     rate=F16X3_RATE,
     fills_device=True,
@@ -160,7 +160,7 @@ BYTES_LEAF = Leaf(
     "bytes",
     "this package's own products of 8-bit integers, with each sum reduced modulo a number",
     ("cuda",),
-    types=(BYTE.name,),
+    types=(BYTE_TYPE.name,),
     orders=(),
     forms=(),
     only_below_levels=True,

@@ -15,7 +15,7 @@ import cupy
 
 from fmm.kernels.cuda.launch.compile import compile_kernels
 from fmm.kernels.cuda.launch.device_facts import chip_of
-from fmm.kernels.cuda.launch.player import Addresses, Player, player_of
+from fmm.kernels.cuda.launch.player import Addresses, Player, cached_player
 from fmm.kernels.cuda.launch_list import LaunchList
 from fmm.kernels.cuda.record import record_launches
 from fmm.kernels.cuda.target import ALLOCATOR_ALIGNMENT, Alignment
@@ -27,7 +27,7 @@ from fmm.problem import Layout, Problem
 MAX_GRAPHS = 16  # largest number of cached graphs of a backend
 
 
-def record_for_device(
+def record_plan_for_device(
     plan: Plan,
     problem: Problem,
     device: int | None = None,
@@ -44,7 +44,7 @@ def compile_launch_lists(lists: Iterable[LaunchList]) -> None:
     compile_kernels(cupy.cuda.runtime.getDevice(), {launch.kernel for found in lists for launch in found.launches})
 
 
-class Graph(NamedTuple):
+class CapturedGraph(NamedTuple):
     """A captured launch list. The addresses of its memory are fixed."""
 
     graph: Any
@@ -58,7 +58,7 @@ class Graph(NamedTuple):
 class DeviceBackend:
     """Runs launch lists on CuPy's current device and stream."""
 
-    _graphs: OrderedDict[Any, Graph] = field(default_factory=OrderedDict, repr=False, compare=False)
+    _graphs: OrderedDict[Any, CapturedGraph] = field(default_factory=OrderedDict, repr=False, compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def run(
@@ -82,15 +82,15 @@ class DeviceBackend:
                 self.run(launches, a, b, c, workspace, None, flag, count)
             return
         addresses = Addresses(a, b, c, workspace, flag, count)
-        self.player(launches, addresses).play(addresses, cupy.cuda.get_current_stream().ptr)
+        self.player(launches, addresses).launch_all(addresses, cupy.cuda.get_current_stream().ptr)
 
     def player(self, launches: LaunchList, addresses: Addresses) -> Player:
         device, alignment = cupy.cuda.runtime.getDevice(), addresses.alignment
         if alignment != launches.alignment:
-            launches = record_for_device(launches.plan, launches.problem, device, alignment, addresses.flag != 0)
-        return player_of(launches, device)
+            launches = record_plan_for_device(launches.plan, launches.problem, device, alignment, addresses.flag != 0)
+        return cached_player(launches, device)
 
-    def graph(self, launches: LaunchList, a: int, b: int, c: int, workspace: int) -> Graph:
+    def graph(self, launches: LaunchList, a: int, b: int, c: int, workspace: int) -> CapturedGraph:
         """Return the list on these pointers as a CUDA graph, replayed by one launch; MAX_GRAPHS graphs are cached."""
         key = (launches, cupy.cuda.runtime.getDevice(), a, b, c, workspace)
         with self._lock:
@@ -102,7 +102,7 @@ class DeviceBackend:
                 self._graphs.popitem(last=False)
             return made
 
-    def _capture(self, launches: LaunchList, addresses: Addresses) -> Graph:
+    def _capture(self, launches: LaunchList, addresses: Addresses) -> CapturedGraph:
         player = self.player(launches, addresses)  # compiles before the capture
         scratch = cupy.empty(GRAPH_SCRATCH_BYTES * player.launches.vendor_stream_count, cupy.uint8)
         stream = cupy.cuda.Stream(non_blocking=True)
@@ -112,10 +112,10 @@ class DeviceBackend:
         with stream:
             try:
                 stream.begin_capture()
-                player.play(addresses, stream.ptr, counters, scratch.data.ptr)
+                player.launch_all(addresses, stream.ptr, counters, scratch.data.ptr)
             finally:
                 captured = stream.end_capture()
-        return Graph(captured, scratch)
+        return CapturedGraph(captured, scratch)
 
     def multiply(
         self,
@@ -129,12 +129,12 @@ class DeviceBackend:
     ) -> Any:
         """Return alpha a b + beta out on CuPy matrices; `dtype="bfloat16"` reads 16-bit integers as bfloat16."""
         kind = dtype or str(a.dtype)
-        a, b = _packed(a), _packed(b)
+        a, b = _contiguous_matrix(a), _contiguous_matrix(b)
         c = out if out is not None else cupy.empty((a.shape[0], b.shape[1]), a.dtype)
         target = c if matrix_layout(c) else cupy.ascontiguousarray(c)
         layouts = tuple(x for x in map(matrix_layout, (a, b, target)) if x)
         problem = Problem(a.shape[0], a.shape[1], b.shape[1], kind, layouts, alpha, beta)  # type: ignore[arg-type]
-        launches = record_for_device(Plan.parse(plan) if isinstance(plan, str) else plan, problem)
+        launches = record_plan_for_device(Plan.parse(plan) if isinstance(plan, str) else plan, problem)
         workspace = cupy.empty(launches.workspace, cupy.uint8)
         self.run(launches, a.data.ptr, b.data.ptr, target.data.ptr, workspace.data.ptr)
         if target is not c:
@@ -152,5 +152,5 @@ def matrix_layout(x: Any) -> Layout | None:
     return None
 
 
-def _packed(x: Any) -> Any:
+def _contiguous_matrix(x: Any) -> Any:
     return x if matrix_layout(x) else cupy.ascontiguousarray(x)

@@ -20,18 +20,18 @@ from fmm.kernels.plans.gemm_params import GemmParams
 from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.runtime.decisions.decide import Decision
 from fmm.runtime.decisions.early_declines import (
-    SMALL_BYTES,
+    SMALL_BYTES_PRODUCT,
     CallKey,
     OnDecline,
     are_small_matrices,
     find_declined_call,
+    ignore_decline,
     is_small_on_host,
-    no_action,
 )
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
 from fmm.runtime.matmul import describe_kernels, run_with_fallback
 from fmm.runtime.operands import byte_span, may_overlap
-from fmm.runtime.prepare import PreparedCall, prepare_call, prepare_uncached, writes_there
+from fmm.runtime.prepare import PreparedCall, can_write_into_out, prepare_call, prepare_uncached
 
 # Values of transpose_a and transpose_b, as SciPy's gemm, BLAS and Python write them; False is 0, True is 1.
 TRANSPOSE_MODES: dict[Hashable, str] = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T", "C": "C"}
@@ -62,7 +62,7 @@ class GemmOperands(NamedTuple):
     conjugates: tuple[bool, bool]
     target: Any
     addend: Any = None
-    on_decline: OnDecline = no_action
+    on_decline: OnDecline = ignore_decline
 
 
 def run_gemm(
@@ -73,14 +73,14 @@ def run_gemm(
     out: Any,
     params: BlasGemmParams,
     constraints: PlanConstraints,
-    on_decline: OnDecline = no_action,
+    on_decline: OnDecline = ignore_decline,
 ) -> Any:
     """Return alpha op(a) op(b) + beta c, in `out` unless `out` is None."""
     a, b, c = library.promote_operands(a, b, c if params.beta else None)
     operands = _arrange_operands(library, a, b, c, out, params)
     operands = operands._replace(on_decline=on_decline)
-    own = _with_gemm_params(library, operands, params, constraints)
-    if constraints is NO_CONSTRAINTS and _is_small(library, operands):
+    own = _constraints_with_params(library, operands, params, constraints)
+    if constraints is NO_CONSTRAINTS and _has_small_matrices(library, operands):
         on_decline(library)
         result = _run_library_gemm(library, operands, own)
     else:
@@ -106,7 +106,7 @@ def run_small_gemm(library: Library, a: Any, b: Any, c: Any, alpha: Any, beta: A
     if (is_tracing := library.is_tracing) is not None and is_tracing():
         return None
     try:
-        if not a.ndim == 2 == b.ndim or a.nbytes * b.nbytes >= SMALL_BYTES or (dtype := a.dtype) != b.dtype:
+        if not a.ndim == 2 == b.ndim or a.nbytes * b.nbytes >= SMALL_BYTES_PRODUCT or (dtype := a.dtype) != b.dtype:
             return None
         if not beta:
             return library.quick_vendor(a, b)
@@ -129,7 +129,7 @@ def run_declined_gemm(key: CallKey, a: Any, b: Any, c: Any, out: Any) -> Any:
     return library.quick_gemm(a, b, c if beta else None, alpha, beta, out)
 
 
-def _is_small(library: Library, operands: GemmOperands) -> bool:
+def _has_small_matrices(library: Library, operands: GemmOperands) -> bool:
     """Return True if the sides are too short for any plan on the host."""
     if library.processor != "cpu":
         return False
@@ -142,16 +142,16 @@ def explain_gemm(
 ) -> Decision:
     """Return the decision of `run_gemm`. It depends on the memory layout of c, not on its numbers."""
     a, b, c = library.promote_operands(a, b, c if params.beta else None)
-    operands = _arrange_without_copies(library, a, b, c, out, params)
+    operands = _arrange_explained_operands(library, a, b, c, out, params)
     shapes = tuple(operands.a.shape), tuple(operands.b.shape)
     if _is_empty_product(operands, params.alpha) and product_shape(*shapes):
         why = f"{library.name} answers: there is nothing to multiply"
         return Decision(VENDOR, None, why, kernels=(library.gemm_name or library.vendor_name,))
-    constraints = _with_gemm_params(library, operands, params, constraints)
+    constraints = _constraints_with_params(library, operands, params, constraints)
     call = prepare_uncached(library, operands.a, operands.b, operands.target, constraints)
     if any(operands.conjugates):
         plan = call.plan.with_conjugation(*operands.conjugates) if call.plan is not None else None
-        operands = operands if plan is not None else _conjugate_copies(library, operands)
+        operands = operands if plan is not None else _conjugated_operands(library, operands)
         constraints = constraints if plan is None else constraints._replace(plan=plan, replaceable=True)
         call = prepare_uncached(library, operands.a, operands.b, operands.target, constraints)
     if call.decision.plan == VENDOR and library.gemm_name:
@@ -161,8 +161,8 @@ def explain_gemm(
 
 def gemm_constraints(library: Library, a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams) -> PlanConstraints:
     """Return the constraints of `run_gemm`'s prepared call, if the caller has none."""
-    operands = _arrange_without_copies(library, a, b, c, out, params)
-    return _with_gemm_params(library, operands, params, NO_CONSTRAINTS)
+    operands = _arrange_explained_operands(library, a, b, c, out, params)
+    return _constraints_with_params(library, operands, params, NO_CONSTRAINTS)
 
 
 # ---- the operands, and the array for C
@@ -191,16 +191,22 @@ def _arrange_operands(library: Library, a: Any, b: Any, c: Any, out: Any, params
     if c is None:
         raise ValueError("beta is a factor of c, which was not passed")
     _check_broadcast(tuple(c.shape), shape)
-    if out is not None and _is_same_array(library, c, out) and not any(_overlaps(library, x, out) for x in (a, b)):
+    if (
+        out is not None
+        and _is_same_array(library, c, out)
+        and not any(_arrays_may_overlap(library, x, out) for x in (a, b))
+    ):
         return GemmOperands(a, b, conjugates, out)
-    addend = readable_there(library, a, b, c, shape)
+    addend = readable_addend(library, a, b, c, shape)
     if addend is None:
         return GemmOperands(a, b, conjugates, library.broadcast_copy(c, shape, a))
-    needs_new_array = out is None or any(_overlaps(library, x, out) for x in (a, b, c))
+    needs_new_array = out is None or any(_arrays_may_overlap(library, x, out) for x in (a, b, c))
     return GemmOperands(a, b, conjugates, None if needs_new_array else out, addend)
 
 
-def _arrange_without_copies(library: Library, a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams) -> GemmOperands:
+def _arrange_explained_operands(
+    library: Library, a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams
+) -> GemmOperands:
     """Return the operands of a call to be explained; an addend that the call would copy is not copied."""
     operands = GemmOperands(*transposed_operands(library, a, b, params), out)
     shape = product_shape(tuple(operands.a.shape), tuple(operands.b.shape))
@@ -208,13 +214,13 @@ def _arrange_without_copies(library: Library, a: Any, b: Any, c: Any, out: Any, 
         return operands
     if library.broadcast_view(c, shape) is None:  # such a call computes the product in a copy of c
         return operands._replace(target=c)
-    return operands._replace(addend=readable_there(library, operands.a, operands.b, c, shape))
+    return operands._replace(addend=readable_addend(library, operands.a, operands.b, c, shape))
 
 
 ADDEND_ALIGNMENT = 16  # bytes that kernels read at a time
 
 
-def readable_there(library: Library, a: Any, b: Any, c: Any, shape: tuple[int, ...]) -> Any:
+def readable_addend(library: Library, a: Any, b: Any, c: Any, shape: tuple[int, ...]) -> Any:
     """Return the addend as a view of C's shape; None if plans cannot read the addend in its own memory.
 
     Also None for a stack times one matrix, which is one product of all rows of the stack.
@@ -238,7 +244,7 @@ def addend_strides(library: Library, addend: Any) -> tuple[int, ...] | None:
     return tuple(0 if n == 1 else step for n, step in zip(addend.shape, strides, strict=True))
 
 
-def _with_gemm_params(
+def _constraints_with_params(
     library: Library, operands: GemmOperands, params: BlasGemmParams, constraints: PlanConstraints
 ) -> PlanConstraints:
     strides = addend_strides(library, operands.addend)
@@ -251,7 +257,7 @@ def _check_broadcast(shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
         raise ValueError(f"c is {shape}, the product {wanted}: it must have that shape, or one that is broadcast to it")
 
 
-def _overlaps(library: Library, x: Any, y: Any) -> bool:
+def _arrays_may_overlap(library: Library, x: Any, y: Any) -> bool:
     """Return True if the two arrays may share memory."""
     of_x, of_y = (byte_span(library.operand(v)) for v in (x, y))
     return may_overlap(library.pointer(x), of_x, library.pointer(y), of_y)
@@ -277,12 +283,12 @@ def _run_planned_gemm(library: Library, operands: GemmOperands, constraints: Pla
             operands.on_decline(library)
         return _run_library_gemm(library, operands, constraints)
     target = operands.target
-    if target is not None and not writes_there(library, call, operands.a, operands.b, target):
+    if target is not None and not can_write_into_out(library, call, operands.a, operands.b, target):
         holds_addend = constraints.params.beta and operands.addend is None
         copy = library.broadcast_copy(target, tuple(target.shape), operands.a) if holds_addend else None
         return _run_planned_gemm(library, operands._replace(target=copy), constraints)
     if any(operands.conjugates):
-        return _run_conjugating(library, call, operands, constraints)
+        return _run_conjugating_plan(library, call, operands, constraints)
     c = run_with_fallback(library, call, operands.a, operands.b, target, constraints, operands.addend)
     return _run_library_gemm(library, operands, constraints) if c is None else c
 
@@ -292,7 +298,9 @@ def _is_empty_product(operands: GemmOperands, alpha: Coefficient) -> bool:
     return alpha == 0 or 0 in operands.a.shape
 
 
-def _run_conjugating(library: Library, call: PreparedCall, operands: GemmOperands, constraints: PlanConstraints) -> Any:
+def _run_conjugating_plan(
+    library: Library, call: PreparedCall, operands: GemmOperands, constraints: PlanConstraints
+) -> Any:
     """Return C with conjugated operands: by the call's plan if its levels can conjugate, else from conjugated copies.
 
     No other plan may replace a plan that conjugates: the other plan would multiply the operands without conjugation.
@@ -300,7 +308,7 @@ def _run_conjugating(library: Library, call: PreparedCall, operands: GemmOperand
     assert call.plan is not None
     plan = call.plan.with_conjugation(*operands.conjugates)
     if plan is None:
-        return _run_planned_gemm(library, _conjugate_copies(library, operands), constraints)
+        return _run_planned_gemm(library, _conjugated_operands(library, operands), constraints)
     own = constraints._replace(plan=plan, replaceable=False)
     a, b, target = operands.a, operands.b, operands.target
     try:
@@ -313,7 +321,7 @@ def _run_conjugating(library: Library, call: PreparedCall, operands: GemmOperand
     return _run_library_gemm(library, operands, constraints) if c is None else c
 
 
-def _conjugate_copies(library: Library, operands: GemmOperands) -> GemmOperands:
+def _conjugated_operands(library: Library, operands: GemmOperands) -> GemmOperands:
     pairs = zip((operands.a, operands.b), operands.conjugates, strict=True)
     a, b = (library.conjugated(x) if conjugate else x for x, conjugate in pairs)
     return operands._replace(a=a, b=b, conjugates=(False, False))
@@ -328,7 +336,7 @@ def _run_library_gemm(library: Library, operands: GemmOperands, constraints: Pla
         else:
             library.copy(addend, target)
         operands = operands._replace(addend=None, target=target)
-    operands = _conjugate_copies(library, operands)
+    operands = _conjugated_operands(library, operands)
     a, b, alpha = operands.a, operands.b, constraints.params.alpha
     if alpha == 0:
         a, b, alpha = a[..., :0], b[..., :0, :], 1

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 MIN_SHOWN_SECONDS = 10.0  # seconds, predicted or elapsed, before progress is shown
 BAR_LABEL = "fmm.matmul"
 BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar:30}| {elapsed}<{remaining}"
-BAR_EVERY, LINE_EVERY = 0.5, 10.0  # seconds between two updates of the bar, and between two lines
+BAR_UPDATE_SECONDS, LINE_UPDATE_SECONDS = 0.5, 10.0  # seconds between two updates of the bar, and between two lines
 
 
 class Progress:
@@ -78,7 +78,7 @@ class _ProgressText(Protocol):
 class _TqdmBar:
     """tqdm's progress bar."""
 
-    every = BAR_EVERY
+    every = BAR_UPDATE_SECONDS
 
     def __init__(self, tqdm: Any, total: int) -> None:
         self.bar = tqdm(total=total, desc=BAR_LABEL, bar_format=BAR_FORMAT, file=sys.stderr, leave=False)
@@ -95,7 +95,7 @@ class _TqdmBar:
 class _LineProgress:
     """Progress as a line every ten seconds."""
 
-    every = LINE_EVERY
+    every = LINE_UPDATE_SECONDS
 
     def show(self, done: int, total: int, elapsed: float) -> None:
         left = clock_time(elapsed * (total - done) / done) if done else "?"
@@ -133,7 +133,7 @@ _plan_progress: ContextVar[Progress | None] = ContextVar("fmm_progress", default
 
 
 @contextmanager
-def plan_progress() -> Iterator[Progress]:
+def show_plan_progress() -> Iterator[Progress]:
     """Show the progress of the plans that run on the host for this caller within the context."""
     with show_progress(True) as found:
         token = _plan_progress.set(found)

@@ -30,7 +30,7 @@ from fmm.kernels.cpu.worker_threads import NoThreadError, run_on_worker
 from fmm.kernels.plans.gemm_params import PLAIN, GemmParams
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.workspace import count_leaf_products, count_leaf_triangles
-from fmm.problem import Problem, without_layouts
+from fmm.problem import Problem, problem_without_layouts
 from fmm.runtime.call_record import record_fallback
 from fmm.runtime.decisions.decide import expected_seconds
 from fmm.runtime.overflow import may_overflow
@@ -69,12 +69,12 @@ def run_call(
     try:
         if call.plan == VENDOR and not (multiplier.writes_triangle or multiplier.updates):
             multiplier.fill(x, y, z)  # the vendor's products run on the caller's thread, under its numpy.errstate
-        elif max(x.nbytes, y.nbytes, z.nbytes) > SMALL_ARRAY_BYTES and _threads_are_equal():
+        elif max(x.nbytes, y.nbytes, z.nbytes) > SMALL_ARRAY_BYTES and _is_worker_thread_as_fast():
             completes = out is not None and multiplier.can_be_completed
-            completion = _vendor_steps(library.vendor_call(a, b, out), z, multiplier) if completes else []
-            _fill_on_worker(multiplier, x, y, z, completion, required)
+            completion = _vendor_completion_steps(library.vendor_call(a, b, out), z, multiplier) if completes else []
+            _compute_on_worker(multiplier, x, y, z, completion, required)
         else:
-            _fill_here(multiplier, x, y, z, out is not None, required)
+            _compute_on_caller_thread(multiplier, x, y, z, out is not None, required)
     except _VendorNeededError as why:
         record_fallback(str(why))
         return None
@@ -82,8 +82,8 @@ def run_call(
         if not required:
             record_fallback("no thread can be started")
             return None
-        _fill_here(multiplier, x, y, z, out is not None, required)
-    if call.plan == VENDOR and _numpy_might_warn(call, z):
+        _compute_on_caller_thread(multiplier, x, y, z, out is not None, required)
+    if call.plan == VENDOR and _can_numpy_warn(call, z):
         return None
     return library.unwrap_scalar(c) if out is None else out
 
@@ -94,7 +94,7 @@ def run_trial(library: HostLibrary, call: PreparedCall, multiply: Callable[[Plan
     return call.decision.trial.run(multiply)
 
 
-def _numpy_might_warn(call: PreparedCall, c: Array) -> bool:
+def _can_numpy_warn(call: PreparedCall, c: Array) -> bool:
     """Return True if NumPy's own product of a matrix and its transpose might warn of an overflow.
 
     The diagonal suffices: no other entry, and no partial sum of one, is larger.
@@ -106,7 +106,7 @@ def _numpy_might_warn(call: PreparedCall, c: Array) -> bool:
 # ---- the thread that writes C
 
 
-def _threads_are_equal() -> bool:
+def _is_worker_thread_as_fast() -> bool:
     """Return True if BLAS is as fast on a worker thread as on the caller's, under the same limits.
 
     This holds for an OpenBLAS with its own threads. OpenMP has separate threads and settings for each calling thread.
@@ -114,7 +114,9 @@ def _threads_are_equal() -> bool:
     return loaded_openblas() is not None
 
 
-def _vendor_steps(multiply: Callable[[], Any], c: Array, multiplier: _PlanMultiplier) -> list[Callable[[], Any]]:
+def _vendor_completion_steps(
+    multiply: Callable[[], Any], c: Array, multiplier: _PlanMultiplier
+) -> list[Callable[[], Any]]:
     """Return steps that compute C = alpha A B, plus or minus the addend; each is one C call and allocates nothing."""
     alpha, beta, addend = complex(multiplier.params.alpha), multiplier.params.beta, multiplier.addend
     steps = [multiply]
@@ -125,7 +127,7 @@ def _vendor_steps(multiply: Callable[[], Any], c: Array, multiplier: _PlanMultip
     return steps
 
 
-def _fill_on_worker(
+def _compute_on_worker(
     multiplier: _PlanMultiplier, x: Array, y: Array, z: Array, completion: Sequence[Callable[[], Any]], required: bool
 ) -> None:
     """Fill C on a worker thread; NoThreadError if no thread starts.
@@ -158,7 +160,9 @@ def _fill_on_worker(
         record_fallback("memory ran out")
 
 
-def _fill_here(multiplier: _PlanMultiplier, x: Array, y: Array, z: Array, visible: bool, required: bool) -> None:
+def _compute_on_caller_thread(
+    multiplier: _PlanMultiplier, x: Array, y: Array, z: Array, visible: bool, required: bool
+) -> None:
     """Fill C on the caller's thread. If the caller can see C, fill a private copy and copy it to C in one C call."""
     if not visible:
         multiplier.fill(x, y, z)
@@ -202,12 +206,12 @@ class _PlanMultiplier:
             self._begin_progress(self.progress, c.size)
         with borrowed_block(self.call.workspace) as memory, quiet:
             if self.in_place:  # all products are checked before the first one is added
-                for x, y, _ in _products(self.call, a, b, c):
+                for x, y, _ in _matrix_products(self.call, a, b, c):
                     arena = Arena(memory, self.dtype)
                     self._check_overflow(*self._readable_operands(x, y, arena), self.threads)
                 self.has_added = True
             stack = np.ndindex(*c.shape[:-2]) if self.addend is not None else repeat(())
-            for (x, y, z), index in zip(_products(self.call, a, b, c), stack, strict=False):
+            for (x, y, z), index in zip(_matrix_products(self.call, a, b, c), stack, strict=False):
                 addend = None if self.addend is None else self.addend[index]
                 self._multiply(x, y, z, Arena(memory, self.dtype), addend)
 
@@ -230,7 +234,7 @@ class _PlanMultiplier:
         count = size // (problem.m * problem.n)
         if count * sum(sum(found.values()) for found in products) > 1:
             work = sum(prod(leaf) * times for found in products for leaf, times in found.items())
-            seconds = expected_seconds({self.plan}, without_layouts(problem), self.call.limits, device)
+            seconds = expected_seconds({self.plan}, problem_without_layouts(problem), self.call.limits, device)
             progress.begin(count * work, count * seconds)
             self.report = progress.add
 
@@ -258,7 +262,7 @@ class _PlanMultiplier:
             raise _VendorNeededError("inf, NaN or numbers so large that sums may overflow are in its operands")
 
 
-def _products(call: PreparedCall, a: Array, b: Array, c: Array) -> Iterator[tuple[Array, Array, Array]]:
+def _matrix_products(call: PreparedCall, a: Array, b: Array, c: Array) -> Iterator[tuple[Array, Array, Array]]:
     """Yield the products of two matrices that together fill C."""
     if a.ndim == 1:
         c = np.expand_dims(c, -1 if b.ndim == 1 else -2)

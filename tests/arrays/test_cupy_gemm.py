@@ -42,8 +42,8 @@ def gemm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def noting(cupy_gemm: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(cupy_gemm, "gemm", lambda *values: calls.append(values))
-    monkeypatch.setattr(cupy_gemm, "handle", lambda: 42)
+    monkeypatch.setattr(cupy_gemm, "cublas_gemm", lambda *values: calls.append(values))
+    monkeypatch.setattr(cupy_gemm, "cublas_handle", lambda: 42)
     monkeypatch.setattr(cupy_gemm, "current_device", lambda: 0)
     monkeypatch.setattr(cupy_gemm, "ndarray", lambda shape, dtype: Matrix(shape, dtype, 7 << 20))
     modes: dict[Any, int] = {}

@@ -14,7 +14,7 @@ import fmm
 from fmm.arrays import select_library
 from fmm.arrays.library import Library
 from fmm.config.files import Configs
-from fmm.config.schema import Tuned
+from fmm.config.schema import Tuning
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.choose import Limits
 from fmm.perfmodel.default_calibration import datasheet_calibration
@@ -35,10 +35,10 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     plain_types: dict[type, Library] = {}
     for name in ("fmm.arrays.select_library.PLAIN_TYPES", "fmm.api.PLAIN_TYPES"):
         monkeypatch.setattr(name, plain_types)
-    limits._shares.clear()
+    limits._workspace_readings.clear()
     with numpy_cupy.in_place(*numpy_cupy.ADAPTERS) as found:
         yield found
-    limits._shares.clear()
+    limits._workspace_readings.clear()
 
 
 @pytest.fixture
@@ -54,8 +54,8 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(prepare, "decide_plan", lambda problem, limits, device: Decision(PLAN, problem, "for the test"))
     monkeypatch.setattr(product_call, "_runner_module", lambda processor: Runner)
-    monkeypatch.setattr(early_declines, "SMALL_WORK", 100**3)
-    monkeypatch.setattr("fmm.dispatch.SMALL_BYTES", 100**2)
+    monkeypatch.setattr(early_declines, "SMALL_MULTIPLY_ADDS", 100**3)
+    monkeypatch.setattr("fmm.dispatch.SMALL_BYTES_PRODUCT", 100**2)
     return ran
 
 
@@ -263,7 +263,7 @@ def test_a_known_half_whose_launch_fails_is_completed(
 def test_what_was_measured_of_a_small_half_answers_before_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     small, larger = (Problem(n, n, n, "float32", op="gram") for n in (256, 480))
     entry = replace(configs.entry(small.size, "gram > vendor"), op="gram")
-    tuned = Tuned(H200.identity, "float32", datasheet_calibration("H200"), {entry.key: entry})
+    tuned = Tuning(H200.identity, "float32", datasheet_calibration("H200"), {entry.key: entry})
     monkeypatch.delenv("FMM_TUNING_MODE", raising=False)
     monkeypatch.setattr(Configs, "tuned", lambda configs, identity, dtype: tuned)
     limits = Limits(1 << 34, H200.error_growth)

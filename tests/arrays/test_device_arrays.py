@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import fmm
 from fmm.arrays import select_library
-from fmm.arrays.detect import describe_array, device_mismatch_error, kind_of, on_device, type_name
+from fmm.arrays.detect import array_kind, describe_array, device_mismatch_error, is_on_device, type_name
 from fmm.arrays.library import Library, Operand, Setting, contiguous_operand
 from fmm.arrays.numpy_library import NUMPY
 from fmm.arrays.select_library import library_of
@@ -93,8 +93,8 @@ KINDS = [
 
 @pytest.mark.parametrize(("x", "kind"), KINDS, ids=lambda v: type(v).__name__ if not isinstance(v, str) else v)
 def test_arrays_are_known_without_their_library(x: Any, kind: str) -> None:
-    assert kind_of(x) == kind
-    assert kind_of(x) == kind  # from the cache now
+    assert array_kind(x) == kind
+    assert array_kind(x) == kind  # from the cache now
 
 
 @pytest.mark.parametrize(
@@ -139,10 +139,10 @@ def test_what_stands_for_a_tensor_is_torchs_once_torch_is_loaded(monkeypatch: py
     )
     alone = foreign("Duck", "ducks", __torch_function__=None)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    assert (kind_of(proxy), kind_of(alone)) == ("other", "host")
+    assert (array_kind(proxy), array_kind(alone)) == ("other", "host")
     monkeypatch.setitem(sys.modules, "torch", foreign("module", "torch"))
-    assert (kind_of(proxy), kind_of(alone)) == ("torch", "torch")
-    assert not on_device(proxy) and not on_device(alone) and on_device(TENSOR)
+    assert (array_kind(proxy), array_kind(alone)) == ("torch", "torch")
+    assert not is_on_device(proxy) and not is_on_device(alone) and is_on_device(TENSOR)
     assert describe_array(alone) == "a ducks Duck"
 
 
@@ -177,9 +177,9 @@ print([name for name in ("cupy", "torch") if name in sys.modules])
 @pytest.fixture(autouse=True)
 def an_h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(devices, "cuda_device", lambda index: H200)
-    limits._shares.clear()
+    limits._workspace_readings.clear()
     yield
-    limits._shares.clear()
+    limits._workspace_readings.clear()
 
 
 def operand(x: Any) -> Operand:
@@ -592,7 +592,7 @@ def test_a_call_is_prepared_once(runs: list[Any], monkeypatch: pytest.MonkeyPatc
 
 
 def test_prepared_calls_do_not_pile_up(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "CACHED_CALLS", 4)
+    monkeypatch.setattr(prepare, "MAX_CACHED_CALLS", 4)
     library = HostArrays()
     for n in range(8, 20):
         multiply(library, draw((n, n)), draw((n, n)))
@@ -789,7 +789,7 @@ def test_where_a_plans_kernels_cannot_read_the_arrays_the_vendor_is_named(runs: 
     library: Any = Large()
     a = draw((8, 8))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepare, "launches_on", lambda plan, problem, device, given: None)
+        patch.setattr(prepare, "launches_on_device", lambda plan, problem, device, given: None)
         found = product_call.explain_matmul(library, a, a, None, NO_CONSTRAINTS)
     assert found.plan != VENDOR and found.kernels[0].startswith("test.matmul, since")
 
@@ -966,20 +966,20 @@ def test_a_quick_no_of_what_is_no_pair_of_matrices() -> None:
 @given(SIDES, SIDES, SIDES, st.sampled_from((2, 4, 8, 16)))
 def test_a_quick_no_by_bytes_says_no_to_nothing_that_could_win(m: int, k: int, n: int, itemsize: int) -> None:
     """Either the product is hopeless anyway, or its inner side is short."""
-    if (m * k * itemsize) * (k * n * itemsize) < early_declines.SMALL_BYTES:
+    if (m * k * itemsize) * (k * n * itemsize) < early_declines.SMALL_BYTES_PRODUCT:
         work = m * k * n
-        assert k < early_declines.SHORT_SIDE or work < (
-            early_declines.SMALL_WORK_16_BIT_UNALIGNED if itemsize == 2 else early_declines.SMALL_WORK
+        assert k < early_declines.SHORT_INNER_SIDE or work < (
+            early_declines.SMALL_MULTIPLY_ADDS_UNALIGNED if itemsize == 2 else early_declines.SMALL_MULTIPLY_ADDS
         )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16", "tf32", "complex64", "complex128"])
-@pytest.mark.parametrize("k", [1, 7, 16, 33, 72, early_declines.SHORT_SIDE - 1])
+@pytest.mark.parametrize("k", [1, 7, 16, 33, 72, early_declines.SHORT_INNER_SIDE - 1])
 @pytest.mark.parametrize("tall", [1, 8, 64])
 def test_with_a_short_inner_side_no_plan_wins(dtype: str, k: int, tall: int) -> None:
     """Not even on the largest of the products that are so short and have so few bytes, their rows aligned or not."""
     itemsize = Problem(1, 1, 1, dtype).itemsize
-    area = early_declines.SMALL_BYTES // (k * itemsize) ** 2
+    area = early_declines.SMALL_BYTES_PRODUCT // (k * itemsize) ** 2
     for m, n in (
         (int((area * tall) ** 0.5), int((area / tall) ** 0.5)),
         (int((area / tall) ** 0.5), int((area * tall) ** 0.5)),

@@ -246,7 +246,7 @@ def test_online_measures_the_first_products_and_keeps_the_decision(
     small_by_plans: None, path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
     monkeypatch.setenv("FMM_TUNING_MODE", "online")
-    monkeypatch.setattr(decide, "WORTH_TUNING", 0)
+    monkeypatch.setattr(decide, "MIN_TUNED_FLOPS", 0)
     # The file is looked at again once a second: on a busy machine that may be in the midst of this.
     monkeypatch.setattr("fmm.config.files.time", SimpleNamespace(monotonic=lambda: 0.0))
     tuned.write(path, HERE.key, found=tuned.section())
@@ -494,7 +494,7 @@ def test_an_identity_is_of_this_machine() -> None:
     assert found.key.startswith("cpu-") and found.key.endswith(f"{blas_threads()}t")
     assert found.versions["numpy"] == np.__version__
     assert found.versions["sums"] in ("numpy", "llvmlite")
-    assert identity.gpu_key("NVIDIA H100 80GB HBM3", "9.0", 132) == "cuda-9.0-132sm-nvidia-h100-80gb-hbm3"
+    assert identity.gpu_device_key("NVIDIA H100 80GB HBM3", "9.0", 132) == "cuda-9.0-132sm-nvidia-h100-80gb-hbm3"
 
 
 # ---- damaged configs

@@ -14,7 +14,7 @@ from fmm.perfmodel.choose import Limits, choose, few_tiles_margin
 from fmm.perfmodel.default_calibration import datasheet_calibration
 from fmm.perfmodel.predict import quick_prediction
 from fmm.perfmodel.stability import has_componentwise_bound
-from fmm.problem import FILLS, Operation, Problem
+from fmm.problem import VALID_FILLS, Operation, Problem
 
 H200 = datasheet_calibration("H200")
 LIMITS = Limits(60 << 30, 16, emulation=False)
@@ -159,7 +159,7 @@ def test_small_halves_are_one_launch(dtype: str, device: str) -> None:
     if dtype not in datasheet_calibration(device).rates:
         return
     for n, k in ((1, 1), (31, 470), (480, 3), (257, 258), (480, 480)):
-        for fill in FILLS:
+        for fill in VALID_FILLS:
             found = choose(Problem(n, k, n, dtype, op="gram", fill=fill), datasheet_calibration(device), LIMITS)
             assert found.best.plan == SMALL and found.best.time < 1
     for size in ((481, 30, 481), (30, 481, 30)):

@@ -23,7 +23,7 @@ class Memory:
 @pytest.mark.parametrize(("processes", "gibibytes"), [(1, 32), (2, 16), (4, 8)])
 def test_each_process_takes_its_part(monkeypatch: pytest.MonkeyPatch, processes: int, gibibytes: int) -> None:
     monkeypatch.setattr(limits, "count_gpu_processes", lambda number: processes)
-    monkeypatch.setattr(limits, "_shares", {})
+    monkeypatch.setattr(limits, "_workspace_readings", {})
     library: Any = Memory()
     assert limits.default_workspace_bytes(library, 0) == gibibytes << 30
 

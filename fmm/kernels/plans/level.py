@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from fmm.dtypes import BYTE, DTYPES
+from fmm.dtypes import BYTE_TYPE, DTYPES
 from fmm.kernels.algorithms.scheme import Scheme
 from fmm.kernels.plans.fused_order import count_launches
 from fmm.kernels.registry import RowRegistry
@@ -126,14 +126,14 @@ class Level(ABC):
     def dtype_below(self, dtype: str) -> str:
         """Return the type of the level's products, in a product of `dtype`."""
         if self.number_below == "byte":
-            return BYTE.name
+            return BYTE_TYPE.name
         real = DTYPES[dtype].real if self.number_below == "real" and dtype in DTYPES else None
         return real or dtype
 
     def itemsize_below(self, itemsize: int) -> int:
         """Return the bytes of a number in the level's products and temporaries."""
         if self.number_below == "byte":
-            return BYTE.itemsize
+            return BYTE_TYPE.itemsize
         return itemsize // 2 if self.number_below == "real" else itemsize
 
     @property

@@ -23,7 +23,7 @@ from fmm.kernels.plans.plan import VENDOR, PlanError
 from fmm.runtime import gram as array_gram
 from fmm.runtime import matmul as array_matmul
 from fmm.runtime.decisions.decide import Decision
-from fmm.runtime.decisions.early_declines import OnDecline, no_action
+from fmm.runtime.decisions.early_declines import OnDecline, ignore_decline
 from fmm.runtime.decisions.limits import PlanConstraints
 from fmm.runtime.gemm import BlasGemmParams, explain_gemm, run_gemm
 from fmm.runtime.gram import GramParams, Triangle, run_gram
@@ -94,7 +94,7 @@ def gram_tensors(
     out: Any,
     params: GramParams,
     constraints: PlanConstraints,
-    on_decline: OnDecline = no_action,
+    on_decline: OnDecline = ignore_decline,
 ) -> Any:
     """Return the result of fmm.gram for tensors; it records gradients if an operand requires them."""
     if isinstance(a, torch.Tensor) and (a.is_floating_point() or a.is_complex()):  # torch takes no int above 64 bits
@@ -193,7 +193,7 @@ def gemm_tensors(
     out: Any,
     params: BlasGemmParams,
     constraints: PlanConstraints,
-    on_decline: OnDecline = no_action,
+    on_decline: OnDecline = ignore_decline,
 ) -> Any:
     """Return alpha op(a) op(b) + beta c; it records gradients if an operand requires them."""
     if not _is_plain_gemm(a, b, c, out):
@@ -235,7 +235,7 @@ def _run_plain_gemm(
     out: Any,
     params: BlasGemmParams,
     constraints: PlanConstraints,
-    on_decline: OnDecline = no_action,
+    on_decline: OnDecline = ignore_decline,
 ) -> Any:
     a, b, params = _conjugate_marks_as_ops(a, b, params)
     if c is not None and c is not out:
@@ -338,10 +338,10 @@ def save_factors(ctx: Any, a: Any, b: Any) -> None:
 
 def saved_gradients(ctx: Any, grad: Any, multiply: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
     """Return the gradients of the factors that `save_factors` saved."""
-    return gradients(ctx.saved_tensors, ctx.shapes, grad, ctx.needs_input_grad, multiply)
+    return product_gradients(ctx.saved_tensors, ctx.shapes, grad, ctx.needs_input_grad, multiply)
 
 
-def gradients(
+def product_gradients(
     factors: Factors, shapes: Shapes, grad: Any, needed: Sequence[bool], multiply: Callable[[Any, Any], Any]
 ) -> tuple[Any, Any]:
     """Return the gradients of both factors of a product of matrices or stacks; None for a factor that needs none."""

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from fmm.config import certification, files
-from fmm.dtypes import FLOATS
+from fmm.dtypes import FLOAT_TYPES
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
 from fmm.perfmodel.choose import Limits, default_error_growth_limit
 from fmm.problem import Problem
@@ -37,7 +37,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     for side in ("k", "n"):
         parser.add_argument(side, type=int, nargs="?", metavar=side.upper())
     parser.add_argument("--plan", action="append", default=[], help=f"time this plan too (may be repeated); {LI_HELP}")
-    parser.add_argument("--dtype", default="float64", help=", ".join(FLOATS))
+    parser.add_argument("--dtype", default="float64", help=", ".join(FLOAT_TYPES))
     parser.add_argument("--device", default=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=9)
     add_json_option(parser)

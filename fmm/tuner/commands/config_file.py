@@ -11,7 +11,7 @@ from fmm.config import files, schema
 from fmm.config.identity import Identity
 from fmm.config.reader import check_text
 from fmm.config.reported_fields import reported_errors
-from fmm.config.schema import ConfigError, Raw, threshold_errors
+from fmm.config.schema import ConfigError, JsonValue, threshold_errors
 from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.tuner.findings.model_in_use import device_name
 from fmm.tuner.tune import path_argument
@@ -52,7 +52,7 @@ def with_one_line_errors(run: Callable[[argparse.Namespace], int | None]) -> Cal
     return run_guarded
 
 
-def read_config_sections(path: Path) -> Iterator[tuple[str, str, Raw]]:
+def read_config_sections(path: Path) -> Iterator[tuple[str, str, JsonValue]]:
     """Yield each section of a config as (device key, element type, unchecked JSON section)."""
     if not path.exists():
         raise ConfigError(f"{path}: there is no config; `fmm-tune` writes one")
@@ -67,7 +67,7 @@ def read_config_sections(path: Path) -> Iterator[tuple[str, str, Raw]]:
             yield key, dtype, raw
 
 
-def required_sections(path: Path) -> list[tuple[str, str, Raw]]:
+def required_sections(path: Path) -> list[tuple[str, str, JsonValue]]:
     """Return the sections of a config as a list; raise ConfigError if the config has no section."""
     found = list(read_config_sections(path))
     if not found:
@@ -75,15 +75,15 @@ def required_sections(path: Path) -> list[tuple[str, str, Raw]]:
     return found
 
 
-def group_sections_by_device(sections: Iterable[tuple[str, str, Raw]]) -> dict[str, dict[str, Raw]]:
+def group_sections_by_device(sections: Iterable[tuple[str, str, JsonValue]]) -> dict[str, dict[str, JsonValue]]:
     """Return the sections by device key, and for each device by element type."""
-    found: dict[str, dict[str, Raw]] = {}
+    found: dict[str, dict[str, JsonValue]] = {}
     for key, dtype, raw in sections:
         found.setdefault(key, {})[dtype] = raw
     return found
 
 
-def check_section(key: str, dtype: str, raw: Raw) -> schema.Tuned:
+def check_section(key: str, dtype: str, raw: JsonValue) -> schema.Tuning:
     """Check every field and plan of a section; return the section, or raise ConfigError with all errors."""
     where, wrong = f"{key}.{dtype}", list[ConfigError]()
     try:
@@ -102,12 +102,12 @@ def check_section(key: str, dtype: str, raw: Raw) -> schema.Tuned:
     return found
 
 
-def section_field(raw: Raw, name: str) -> Raw:
+def section_field(raw: JsonValue, name: str) -> JsonValue:
     """Return a field of an unchecked section; None if the section is damaged or lacks the field."""
     return raw.get(name) if isinstance(raw, dict) else None
 
 
-def effort_and_day_text(raw: Raw) -> str:
+def effort_and_day_text(raw: JsonValue) -> str:
     """Return the effort and the day of a section's tuning, as text."""
     effort, when = (section_field(section_field(raw, "tuned"), name) for name in ("effort", "at"))
     how = "shipped with fmm" if effort == "shipped" else effort or "measured online"

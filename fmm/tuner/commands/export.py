@@ -13,7 +13,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from fmm.config.schema import ConfigError, Entry, Raw, ThresholdRange, Thresholds, Tuned
+from fmm.config.schema import ConfigError, Entry, JsonValue, ThresholdRange, Thresholds, Tuning
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 from fmm.tuner.commands.config_file import (
@@ -27,7 +27,7 @@ from fmm.tuner.devices.device import TimedRun, cached_plan_work, predicted_run_s
 from fmm.tuner.trials.record import frame
 from fmm.tuner.tune import output_path, trials_path
 
-TunedSections = Mapping[tuple[str, str], Tuned]  # checked sections by (device key, element type)
+TunedSections = Mapping[tuple[str, str], Tuning]  # checked sections by (device key, element type)
 ENTRY_COLUMNS = ["device", "dtype", "m", "k", "n", *(f.name for f in fields(Entry) if f.name != "size")]
 
 
@@ -112,7 +112,7 @@ def thresholds_table(sections: TunedSections) -> Any:
     return pandas.DataFrame(rows)
 
 
-def _threshold_cells(found: Thresholds) -> Iterator[tuple[str, Raw]]:
+def _threshold_cells(found: Thresholds) -> Iterator[tuple[str, JsonValue]]:
     """Yield column name and value of each threshold, range and interval of a section."""
     for name, value in vars(found).items():
         if isinstance(value, ThresholdRange):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fmm.config import store
-from fmm.config.schema import ConfigError, Raw
+from fmm.config.schema import ConfigError, JsonValue
 from fmm.tuner.commands.config_file import (
     add_output_option,
     check_section,
@@ -36,9 +36,9 @@ class SourceSection:
     path: Path
     key: str
     dtype: str
-    raw: Raw
+    raw: JsonValue
 
-    def merged_section(self, present: Raw) -> tuple[str, Raw]:
+    def merged_section(self, present: JsonValue) -> tuple[str, JsonValue]:
         """Merge this section with the present one; return what happened, as text, and the section to write.
 
         If this section has no calibration, only its entries are added to the present section.

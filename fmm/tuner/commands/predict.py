@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fmm.config.schema import ANY_LAYOUT, DEFAULT_OPERATION, Entry, Tuned
+from fmm.config.schema import ANY_LAYOUT, DEFAULT_OPERATION, Entry, Tuning
 from fmm.dtypes import DTYPES
 from fmm.kernels.plans.explain import format_bytes, format_error_growth, plan_table
 from fmm.kernels.plans.gemm_params import GemmParams
@@ -32,7 +32,7 @@ from fmm.perfmodel.default_calibration import cpu_calibration
 from fmm.perfmodel.predict import OMITTED_EFFECTS, predict
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import OPERATIONS, Problem, Shape
-from fmm.runtime.decisions.decide import SMALLEST_INTEGER_SIDE, decide_by_tuning
+from fmm.runtime.decisions.decide import MIN_INTEGER_PLAN_SIDE, decide_by_tuning
 from fmm.runtime.decisions.limits import limits_without_arrays, workspace_share
 from fmm.tuner.commands.config_file import add_json_option
 from fmm.tuner.device_registry import (
@@ -144,10 +144,10 @@ def _product_function(problem: Problem) -> str:
 def _model_choice(problem: Problem, calibration: Calibration, limits: Limits) -> Choice:
     """Return the model's choice; on a CPU, the choice for integer matrices with a short side is NumPy."""
     choice = choose(problem, calibration, limits)
-    if calibration.batches or not problem.type.exact or min(problem.size) >= SMALLEST_INTEGER_SIDE:
+    if calibration.batches or not problem.type.exact or min(problem.size) >= MIN_INTEGER_PLAN_SIDE:
         return choice
     numpys = next(candidate for candidate in choice.candidates if candidate.plan == VENDOR)
-    why = f"{_product_function(problem)} leaves integers with a side shorter than {SMALLEST_INTEGER_SIDE} to NumPy"
+    why = f"{_product_function(problem)} leaves integers with a side shorter than {MIN_INTEGER_PLAN_SIDE} to NumPy"
     return replace(choice, best=numpys, reason=why)
 
 
@@ -172,7 +172,7 @@ def _choice_by_tuning(
     return replace(choice, best=_candidate_of_plan(known.plan, choice, calibration), reason=known.reason), notes
 
 
-def _entry_of_product(tuned: Tuned, problem: Problem, limits: Limits) -> Entry | None:
+def _entry_of_product(tuned: Tuning, problem: Problem, limits: Limits) -> Entry | None:
     """Return the tuning's entry for exactly this product, verified or not; None without an entry.
 
     Without workspace, only the lean entry is returned.

@@ -16,7 +16,7 @@ from typing import Any
 
 from fmm.config import files, store
 from fmm.config.identity import Identity
-from fmm.config.schema import TAU_NAMES, ConfigError, Entry, Raw, Thresholds, Tuned, read_thresholds
+from fmm.config.schema import TAU_NAMES, ConfigError, Entry, JsonValue, Thresholds, Tuning, read_thresholds
 from fmm.hardware.datasheets import datasheet_of
 from fmm.perfmodel.default_calibration import cpu_calibration, with_concurrent_products
 from fmm.perfmodel.papers.huang_blocks import datasheet_chip
@@ -65,8 +65,8 @@ class RecordedSection:
 
     key: str
     dtype: str
-    raw: Raw
-    tuned: Tuned
+    raw: JsonValue
+    tuned: Tuning
     tuning: RecordedTuning
     first_look: tuple[Trial, ...]
 
@@ -90,10 +90,10 @@ class RecordedSection:
         return Journal(run, self.recorded_device, trials, live=False, first_look=self.first_look)
 
 
-RefitFunction = Callable[[RecordedSection], "dict[str, Raw] | None"]
+RefitFunction = Callable[[RecordedSection], "dict[str, JsonValue] | None"]
 
 
-def refit_section(recorded: RecordedSection) -> dict[str, Raw] | None:
+def refit_section(recorded: RecordedSection) -> dict[str, JsonValue] | None:
     """Return the section that this version of fmm computes from the trials; None if too few trials are recorded."""
     section = conclude_section(recorded.recorded_journal, recorded.dtype)
     if section is None:
@@ -103,7 +103,7 @@ def refit_section(recorded: RecordedSection) -> dict[str, Raw] | None:
     return {**section, "conditions": recorded.raw["conditions"], "tuned": tuned}
 
 
-def refit_thresholds(recorded: RecordedSection) -> dict[str, Raw] | None:
+def refit_thresholds(recorded: RecordedSection) -> dict[str, JsonValue] | None:
     """Return the section with thresholds computed again from its calibration; None without a calibration."""
     if recorded.tuned.calibration is None:
         return None
@@ -114,7 +114,7 @@ def refit_thresholds(recorded: RecordedSection) -> dict[str, Raw] | None:
     return {**recorded.raw, "thresholds": found.fields}
 
 
-def refit_blocks(recorded: RecordedSection) -> dict[str, Raw] | None:
+def refit_blocks(recorded: RecordedSection) -> dict[str, JsonValue] | None:
     """Return the section with the block model and its tile sizes fitted again; None without readable thresholds."""
     if read_thresholds(recorded.raw["thresholds"]) is None:
         return None
@@ -146,7 +146,7 @@ class RefitResult:
     key: str
     dtype: str
     samples: int
-    section: Raw
+    section: JsonValue
     changes: Sequence[ValueChange] = ()
     others: Sequence[str] = ()  # names of further fields that differ
 
@@ -215,7 +215,7 @@ def _copy_trials(path: Path, into: Path) -> str:
     return ", with the trials beside it" if own.existing_files else ""
 
 
-RawSections = Mapping[str, Raw]  # unchecked sections of a device by element type
+RawSections = Mapping[str, JsonValue]  # unchecked sections of a device by element type
 LEVEL_NAMES = dict(zip(TAU_NAMES, ("one level", "two levels", "three levels"), strict=True))
 COMPARED_FIELDS = (
     "calibration",
@@ -234,7 +234,7 @@ COMPARED_FIELDS = (
 class ValueText:
     """A compared value of a section, for JSON and as text."""
 
-    value: Raw
+    value: JsonValue
     text: str
 
 
@@ -272,7 +272,7 @@ def section_changes(key: str, dtype: str, before: RawSections, after: RawSection
     return [change for change in pairs if change.before.text != change.after.text]
 
 
-def changed_fields(before: Raw, after: Raw) -> list[str]:
+def changed_fields(before: JsonValue, after: JsonValue) -> list[str]:
     """Return the names of the compared fields that differ between two states of a section."""
     return [name for name in COMPARED_FIELDS if before.get(name) != after.get(name)]
 

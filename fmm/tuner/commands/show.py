@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fmm.config import environment, files
-from fmm.config.schema import ConfigError, Raw, read_thresholds
+from fmm.config.schema import ConfigError, JsonValue, read_thresholds
 from fmm.tuner.commands.config_file import (
     add_config_argument,
     add_json_option,
@@ -55,7 +55,7 @@ def run_show(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([_section_fields(found, *section) for section in found], indent=1))
         return 0
-    devices: dict[str, dict[str, Raw]] = {}
+    devices: dict[str, dict[str, JsonValue]] = {}
     wrong: list[str] = []
     for key, dtype, raw in found:
         try:
@@ -72,7 +72,7 @@ def run_show(options: argparse.Namespace) -> int:
     return int(bool(wrong))
 
 
-def device_summary_lines(key: str, sections: Mapping[str, Raw], path: Path) -> Iterator[str]:
+def device_summary_lines(key: str, sections: Mapping[str, JsonValue], path: Path) -> Iterator[str]:
     """Yield the lines of a device: speedups of all types, thresholds, suggested commands, then each type's tables."""
     types = [TypeSummary(dtype, model_in_use(key, dtype, sections)) for dtype in sections]
     names = dict.fromkeys(device_name(key, raw) for raw in sections.values())
@@ -95,7 +95,9 @@ def device_summary_lines(key: str, sections: Mapping[str, Raw], path: Path) -> I
 # ---- JSON
 
 
-def _section_fields(found: Sequence[tuple[str, str, Raw]], key: str, dtype: str, raw: Raw) -> dict[str, Raw]:
+def _section_fields(
+    found: Sequence[tuple[str, str, JsonValue]], key: str, dtype: str, raw: JsonValue
+) -> dict[str, JsonValue]:
     """Return the fields of a section for JSON, with a summary of the decisions that fmm.matmul makes with it."""
     thresholds = read_thresholds(raw.get("thresholds"))
     shown = {"thresholds": {**raw["thresholds"], "epsilon": thresholds.epsilon}} if thresholds else {}

@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from fmm.config import schema, store
-from fmm.config.schema import ConfigError, Entry, Raw, read_thresholds
+from fmm.config.schema import ConfigError, Entry, JsonValue, read_thresholds
 from fmm.kernels.plans.plan import Plan
 from fmm.problem import Problem
 from fmm.tuner.commands.config_file import (
@@ -95,7 +95,7 @@ def _measure_config(path: Path, device_name: str | None) -> int:
     return code
 
 
-def _measure_section(path: Path, device: TunableDevice, dtype: str, raw: Raw) -> int:
+def _measure_section(path: Path, device: TunableDevice, dtype: str, raw: JsonValue) -> int:
     """Measure entries of one section, and write whether its entries are verified; return the exit code."""
     key = device.identity.key
     try:

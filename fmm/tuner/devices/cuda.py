@@ -29,7 +29,7 @@ from fmm.perfmodel.candidates import peer_plans, probed_plans
 from fmm.perfmodel.stability import expected_error_growth
 from fmm.problem import Layout, Layouts, Problem
 from fmm.runtime import devices
-from fmm.runtime.device_backend import DeviceBackend, record_for_device
+from fmm.runtime.device_backend import DeviceBackend, record_plan_for_device
 from fmm.tuner.devices.compile_ahead import CompileWorkers, compile_in_background
 from fmm.tuner.devices.device import (
     GPU_EFFORTS,
@@ -164,7 +164,7 @@ class CudaSession:
 
     def prepare_run(self, run: TimedRun) -> None:
         try:
-            whole = record_for_device(run.plan, self.problem_with_layouts)
+            whole = record_plan_for_device(run.plan, self.problem_with_layouts)
             if whole.workspace > self.workspace.nbytes:
                 self.workspace = cupy.empty(1, cupy.uint8)  # free the old workspace before a larger one is allocated
                 self.workspace = cupy.empty(whole.workspace, cupy.uint8)

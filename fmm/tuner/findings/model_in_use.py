@@ -16,7 +16,7 @@ from typing import Any
 from fmm.config.environment import environment_value
 from fmm.config.files import shipped_model
 from fmm.config.identity import Identity, recorded_device_name
-from fmm.config.schema import ConfigError, Entry, Raw, Tuned, read_section
+from fmm.config.schema import ConfigError, Entry, JsonValue, Tuning, read_section
 from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import datasheet_of
 from fmm.kernels.plans.leaf import Leaf
@@ -39,7 +39,7 @@ NO_WORKSPACE_LIMIT = 1 << 62  # bytes; a workspace limit above the memory of any
 class ModelInUse:
     """The model with which fmm.matmul decides for one element type of a device."""
 
-    tuned: Tuned
+    tuned: Tuning
     calibration: Calibration | None  # calibration of the tuning; None if the tuning is rejected or has no model
     guess: Calibration | None = None  # calibration from a GPU's datasheet; None for a CPU
     assumed: tuple[str, ...] = ()  # leaves with the datasheet's rate, which no tuning measures
@@ -72,7 +72,7 @@ def model_in_use(key: str, dtype: str, sections: Mapping[str, Any]) -> ModelInUs
     return ModelInUse(tuned, calibration, guess, tuple(assumed), tuple(left_out), tuple(failed), memory)
 
 
-def _read_tuning(key: str, dtype: str, section: Raw) -> Tuned:
+def _read_tuning(key: str, dtype: str, section: JsonValue) -> Tuning:
     return read_section(section, f"{key}.{dtype}", Identity(key, device_name(key, section)), dtype)
 
 
@@ -87,12 +87,12 @@ def _own_rate_leaves(dtype: str, guess: Calibration) -> Iterator[tuple[Leaf, str
 # ---- the device of a section
 
 
-def device_name(key: str, section: Raw) -> str:
+def device_name(key: str, section: JsonValue) -> str:
     """Return the device's name from a config section; the key if the section has no name."""
     return recorded_device_name(section) or key
 
 
-def device_memory_bytes(section: Raw, guess: Calibration | None) -> int | None:
+def device_memory_bytes(section: JsonValue, guess: Calibration | None) -> int | None:
     """Return the device memory in bytes from the section, else from the datasheet; None if unknown."""
     conditions = section.get("conditions") if isinstance(section, dict) else None
     found = conditions.get("memory") if isinstance(conditions, dict) else None
@@ -212,7 +212,7 @@ def default_skip_reason(used: ModelInUse, entry: Entry) -> str:
     return entry_skip_reason(entry, problem, limits, used.tuned, _decide_by_tuning(problem, limits, used))
 
 
-def entry_skip_reason(entry: Entry, problem: Problem, limits: Limits, tuned: Tuned, decision: Decision | None) -> str:
+def entry_skip_reason(entry: Entry, problem: Problem, limits: Limits, tuned: Tuning, decision: Decision | None) -> str:
     """Return why fmm.matmul skips a product's certified entry; empty for a used entry.
 
     `decision` is the tuning's decision within these limits; None without one.

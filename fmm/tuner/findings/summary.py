@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fmm.config.schema import NAMES_IN_SECONDS, TAU_NAMES, Entry, Interval, Raw, Thresholds, read_thresholds
+from fmm.config.schema import (
+    NAMES_IN_SECONDS,
+    TAU_NAMES,
+    Entry,
+    JsonValue,
+    ThresholdInterval,
+    Thresholds,
+    read_thresholds,
+)
 from fmm.kernels.plans.explain import format_error_growth
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.calibration import Calibration
@@ -83,7 +91,7 @@ def threshold_text(name: str, value: float | None) -> str:
     return f"{value:.4g}" if name in NAMES_IN_SECONDS else f"{value:.0f}"
 
 
-def interval_text(name: str, interval: Interval | None) -> str:
+def interval_text(name: str, interval: ThresholdInterval | None) -> str:
     """Return the 95 % interval of a threshold as text; empty without a recorded interval."""
     return f"[{', '.join(threshold_text(name, end) for end in interval)}]" if interval else ""
 
@@ -331,7 +339,7 @@ THRESHOLD_COLUMNS = (
 )
 
 
-def thresholds_of_types(types: Iterable[tuple[str, Raw]], intervals: bool = False) -> TextTable:
+def thresholds_of_types(types: Iterable[tuple[str, JsonValue]], intervals: bool = False) -> TextTable:
     """Return D'Alberto and Nicolau's Table 3 for this device, with a row for each element type with thresholds."""
     rows = []
     for dtype, section in types:

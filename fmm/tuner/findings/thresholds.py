@@ -18,7 +18,7 @@ from math import inf, isfinite
 import numpy as np
 
 from fmm.config.certification import MIN_SPEEDUP
-from fmm.config.schema import NAMES_IN_SECONDS, TAU_NAMES, Interval, ThresholdRange, Thresholds
+from fmm.config.schema import NAMES_IN_SECONDS, TAU_NAMES, ThresholdInterval, ThresholdRange, Thresholds
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.perfmodel.calibration import Calibration
 from fmm.perfmodel.choose import Limits, all_candidates, default_error_growth_limit, rank_candidates, required_margin
@@ -250,7 +250,7 @@ def add_threshold_intervals(
     return replace(found, intervals=varying)
 
 
-def _rounded_interval(name: str, interval: Interval) -> Interval:
+def _rounded_interval(name: str, interval: ThresholdInterval) -> ThresholdInterval:
     """Return the interval rounded to four digits, or to whole numbers for sides: samples are no more precise."""
     low, high = (None if x is None else float(f"{x:.4g}" if name in NAMES_IN_SECONDS else f"{x:.0f}") for x in interval)
     return low, high

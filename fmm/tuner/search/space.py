@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import lru_cache
 from itertools import product
 
-from fmm.dtypes import DTYPES, FLOATS
+from fmm.dtypes import DTYPES, FLOAT_TYPES
 from fmm.kernels.plans.leaf import leaf_use
 from fmm.kernels.plans.level import parse_level
 from fmm.kernels.plans.plan import VENDOR, Plan, PlanError
@@ -26,7 +26,7 @@ def search_space(device: str) -> SearchSpace:
     """Return the search space for a kind of device: `cpu` or `cuda`."""
     schemes = tuple(level.text for level in search_levels(device))
     # Leaves for integers are left out, since integers are not tuned.
-    floats = [leaf for leaf in device_leaves(device) if any(t in FLOATS for t in leaf.types)]
+    floats = [leaf for leaf in device_leaves(device) if any(t in FLOAT_TYPES for t in leaf.types)]
     # The list of leaves may be long: the effort limits the number of timed plans.
     leaves = tuple(name for leaf in floats for name in leaf.searched_names)
     if device == "cuda":

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fmm.config.identity import cpu_key, processor_name
+from fmm.config.identity import cpu_device_key, processor_name
 from fmm.kernels.cpu.blas_kernel import slow_kernel_warning
 from fmm.kernels.cpu.openblas import openblas_kernel
 from fmm.kernels.cpu.thread_pool import blas_threads, usable_processors
@@ -47,7 +47,7 @@ def typed_command() -> list[str]:
 
 def results_folder_name() -> str:
     """Return the name of the folder in results/ for this processor and number of BLAS threads."""
-    return cpu_key(blas_threads())
+    return cpu_device_key(blas_threads())
 
 
 def source_commit() -> str:

@@ -16,8 +16,8 @@ from typing import Any
 
 from fmm.config.environment import log_once
 from fmm.config.reader import (
-    Check,
     ConfigError,
+    JsonCheck,
     check_text,
     check_text_values,
     choice_check,
@@ -250,13 +250,13 @@ def _check_plan_text(value: Any, where: str) -> str:
     return str(value)
 
 
-HEADER_CHECKS: Mapping[str, Check] = {
+HEADER_CHECKS: Mapping[str, JsonCheck] = {
     **dict.fromkeys(("run", "device", "started"), check_text),
     "versions": check_text_values,
     **dict.fromkeys(("conditions", "settings"), _check_object),
     "command": _check_long_text,
 }
-TRIAL_CHECKS: Mapping[str, Check] = {
+TRIAL_CHECKS: Mapping[str, JsonCheck] = {
     **dict.fromkeys(("run", "stage", "part"), check_text),
     "size": check_size,
     "dtype": choice_check(*DTYPES),

@@ -21,7 +21,7 @@ import cupy
 
 from fmm.kernels.cuda.launch import graphs
 from fmm.kernels.cuda.launch.compile import compile_kernel
-from fmm.runtime.device_backend import DeviceBackend, compile_launch_lists, record_for_device
+from fmm.runtime.device_backend import DeviceBackend, compile_launch_lists, record_plan_for_device
 
 pytestmark = pytest.mark.gpu
 
@@ -40,7 +40,7 @@ def lists(use: LeafUse) -> Iterator[LaunchList]:
                 continue  # the library's own product of integers, of which no launch list is made
             for size in SIZES:
                 try:
-                    yield record_for_device(
+                    yield record_plan_for_device(
                         Plan.parse(f"{level} > {use}" if level else str(use)), Problem(*size, dtype)
                     )
                 except PlanError:
@@ -53,7 +53,7 @@ def captured(found: LaunchList) -> Counter[int]:
     sides = [x * y * itemsize for x, y in found.problem.shapes]
     memory = [cupy.zeros(max(size, 1), np.uint8) for size in (*sides, found.workspace)]
     graph = DeviceBackend().graph(found, *(x.data.ptr for x in memory))
-    driver = graphs._driver_calls()
+    driver = graphs._driver_functions()
     if driver is None:
         pytest.skip("the driver is older than CUDA 12: it does not say what a graph holds")
     return Counter(int(node.function or 0) for _, node in graphs._kernel_nodes(graph.graph.graph, driver))

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fmm.arrays.library import product_shape
-from fmm.arrays.numpy_library import BLAS_TYPES, NUMPY, same_memory_transposed
+from fmm.arrays.numpy_library import BLAS_DTYPES, NUMPY, same_memory_transposed
 from fmm.kernels.plans.plan import Plan
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
 from fmm.runtime.operands import byte_span, matrix_layout, tall_matrix
 from fmm.runtime.prepare import PreparedCall, prepare_uncached
-from fmm.runtime.run_host import _products
+from fmm.runtime.run_host import _matrix_products
 
 Array = np.ndarray[Any, Any]
 X = np.zeros((6, 7))
@@ -115,7 +115,7 @@ READY: list[tuple[str, Any, bool]] = [
 @pytest.mark.parametrize(("what", "x", "ready"), READY, ids=[r[0] for r in READY])
 def test_blas_ready(what: str, x: Array, ready: bool) -> None:
     operand = NUMPY.operand(x)
-    assert (matrix_layout(operand) is not None and operand.dtype in {t.name for t in BLAS_TYPES}) is ready
+    assert (matrix_layout(operand) is not None and operand.dtype in {t.name for t in BLAS_DTYPES}) is ready
 
 
 TRANSPOSES: list[tuple[str, Callable[[Any], tuple[Any, Any]], bool]] = [
@@ -194,7 +194,7 @@ def test_products_fill_the_result(left: tuple[int, ...], right: tuple[int, ...],
     call = prepared(a, b, constraints=LEVEL)
     c = np.full(call.shape, np.nan)
     made = 0
-    for x, y, part in _products(call, a, b, c):
+    for x, y, part in _matrix_products(call, a, b, c):
         assert x.ndim == y.ndim == part.ndim == 2
         assert np.isnan(part).all(), "a part is computed twice"
         np.matmul(x, y, out=part)
@@ -215,7 +215,7 @@ def test_a_fold_copies_nothing() -> None:
     call = prepared(a, b, constraints=LEVEL)
     c = np.empty(call.shape)
     assert size(call) == (12, 5, 6)
-    ((x, y, part),) = _products(call, a, b, c)
+    ((x, y, part),) = _matrix_products(call, a, b, c)
     assert np.shares_memory(x, a) and np.shares_memory(y, b) and np.shares_memory(part, c)
     swapped = prepared(a.swapaxes(0, 1), b, constraints=LEVEL)
     assert not swapped.flattens_stack and size(swapped) == (3, 5, 6)

@@ -9,7 +9,7 @@ import pytest
 
 from fmm.config import environment
 from fmm.config.files import active_configs
-from fmm.config.schema import Tuned, read_section
+from fmm.config.schema import Tuning, read_section
 from fmm.kernels.plans.plan import VENDOR
 from fmm.perfmodel.choose import Limits
 from fmm.problem import Problem
@@ -62,15 +62,15 @@ def test_a_tuning_under_the_same_variables_is_used(monkeypatch: pytest.MonkeyPat
     taken = replace(shipped, vendor_arithmetic=environment.vendor_arithmetic("float64", EAGER))
     other = active_configs().__class__
 
-    def tuned(self: object, identity: object, dtype: str) -> Tuned | None:
+    def tuned(self: object, identity: object, dtype: str) -> Tuning | None:
         return taken if dtype == "float64" else None
 
     monkeypatch.setattr(other, "tuned", tuned)
-    assert in_force.untuned_arithmetic("float64", H200) == f"the absence of {taken.vendor_arithmetic}"
+    assert in_force.untuned_arithmetic_variables("float64", H200) == f"the absence of {taken.vendor_arithmetic}"
     assert plan_of("float64").plan == VENDOR
     for name, value in EAGER.items():
         monkeypatch.setenv(name, value)
-    assert in_force.untuned_arithmetic("float64", H200) == "" and plan_of("float64").plan != VENDOR
+    assert in_force.untuned_arithmetic_variables("float64", H200) == "" and plan_of("float64").plan != VENDOR
 
 
 def test_a_section_says_under_which_variables_it_was_taken() -> None:

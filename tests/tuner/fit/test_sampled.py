@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fmm.config import schema
-from fmm.config.schema import TAU_NAMES, Interval, Thresholds, read_thresholds
+from fmm.config.schema import TAU_NAMES, ThresholdInterval, Thresholds, read_thresholds
 from fmm.perfmodel.calibration import Calibration
 from fmm.tuner.devices.simulated import SIMULATED_CALIBRATION, SIMULATED_IDENTITY, SimulatedDevice
 from fmm.tuner.findings.conclude import FITTED_STAGES
@@ -84,7 +84,7 @@ def test_more_noise_makes_wider_intervals() -> None:
     assert all(share(loud[name]) > 1.5 * share(quiet[name]) for name in ("alpha", "pi", "n1"))
 
 
-def share(interval: Interval) -> float:
+def share(interval: ThresholdInterval) -> float:
     low, high = interval
     assert low is not None and high is not None
     return high / low - 1
@@ -130,5 +130,5 @@ def test_the_intervals_hold_the_truth_in_most_tunings() -> None:
     ],
     ids=["few: the least and the largest", "many", "never in some", "never"],
 )
-def test_the_middle_of_draws(values: list[float | None], ends: Interval) -> None:
+def test_the_middle_of_draws(values: list[float | None], ends: ThresholdInterval) -> None:
     assert central_interval_95(values) == ends

@@ -20,7 +20,7 @@ from functools import lru_cache
 from math import sqrt
 from typing import Any, Final
 
-from fmm.dtypes import COMPLEX
+from fmm.dtypes import COMPLEX_TYPES
 from fmm.kernels.algorithms.additions import AdditionProgram, Coefficient, separate_sums_program
 from fmm.kernels.plans.level import CandidateLevel, LevelKind, PlanError, Traversal, register_level
 from fmm.kernels.plans.levels.footprint import BlockCounts, count_blocks
@@ -45,7 +45,7 @@ CONJUGATION_OPTIONS: Final = {"conj-a": 0, "conj-b": 1}  # index of the conjugat
 # Error growth on numbers of one sign: R and the error of R are four times as large as P and the error of P. R - P - Q
 # has 18 times the variance of P, and P - Q has 2 times. Four real products have 4 times. The growth is sqrt(20 / 4).
 COMPLEX_LEVEL_FIELDS: Final[dict[str, Any]] = {
-    "types": COMPLEX,
+    "types": COMPLEX_TYPES,
     "number_below": "real",
     "takes_alpha_beta": True,
     "error_growth": sqrt(2),

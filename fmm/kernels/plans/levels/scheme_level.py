@@ -34,7 +34,7 @@ from functools import lru_cache
 from math import prod
 from typing import Final
 
-from fmm.dtypes import FLOATS
+from fmm.dtypes import FLOAT_TYPES
 from fmm.kernels.algorithms.additions import Coefficient
 from fmm.kernels.algorithms.catalogue import candidate_schemes, canonical_expression, scheme, scheme_names
 from fmm.kernels.algorithms.scheme import Scheme
@@ -283,7 +283,7 @@ def _coefficient_types(bilinear: Scheme) -> tuple[str, ...] | None:
     """
     found = bilinear.factors or (bilinear,)
     signs = all(abs(c) in (0, 1) for x in found for matrix in (x.u, x.v, x.w) for row in matrix for c in row)
-    return None if signs else FLOATS
+    return None if signs else FLOAT_TYPES
 
 
 def default_traversal(algorithm: str) -> Traversal:

@@ -63,7 +63,7 @@ def test_launches_are_those_of_figure_6(text: str, level: int) -> None:
     """One kernel for each variant, with the number of products in the figure."""
     printed = {w: count for at, _, w, count in FIGURE_6_VARIANTS if at == level}
     found = Counter(op.kernel for op in products(recorded(text)))
-    assert {kernel.operands: count for kernel, count in found.items()} == printed
+    assert {kernel.block_counts: count for kernel, count in found.items()} == printed
     assert len(found) == len(printed) == (4, 10)[level - 1]
 
 

@@ -24,7 +24,7 @@ from fmm.kernels.cuda.launch.device_facts import chip_of
 from fmm.kernels.cuda.recompute.flags import stream_flag
 from fmm.kernels.cuda.record import record_launches
 from fmm.perfmodel.block_model import chip_target
-from fmm.runtime.device_backend import DeviceBackend, matrix_layout, record_for_device
+from fmm.runtime.device_backend import DeviceBackend, matrix_layout, record_plan_for_device
 
 pytestmark = pytest.mark.gpu
 
@@ -84,7 +84,7 @@ def test_poisoned_memory_strides_and_gaps() -> None:
     )
     a[...], b[...] = normal((m, k)), normal((k, n), 1)
     layouts = Layout("C", k + 5), Layout("C", n + 5), Layout("C", n + 5)
-    launches = record_for_device(Plan.parse("f16x3"), Problem(m, k, n, "float32", layouts), flagged=False)
+    launches = record_plan_for_device(Plan.parse("f16x3"), Problem(m, k, n, "float32", layouts), flagged=False)
     workspace = cupy.full(launches.workspace, 255, cupy.uint8)
     DeviceBackend().run(launches, a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr, None)
     assert worst(a, b, c) <= BESIDE_NORMS
@@ -97,7 +97,7 @@ def test_scalars(alpha: float, beta: float) -> None:
     a, b, old = normal((m, k)), normal((k, n), 1), normal((m, n), 2)
     c = old.copy()
     problem = Problem(m, k, n, "float32", alpha=alpha, beta=beta)
-    launches = record_for_device(Plan.parse("f16x3"), problem, flagged=False)
+    launches = record_plan_for_device(Plan.parse("f16x3"), problem, flagged=False)
     workspace = cupy.empty(launches.workspace, cupy.uint8)
     DeviceBackend().run(launches, a.data.ptr, b.data.ptr, c.data.ptr, workspace.data.ptr, None)
     expected = alpha * (a.astype(np.float64) @ b.astype(np.float64)) + beta * old.astype(np.float64)

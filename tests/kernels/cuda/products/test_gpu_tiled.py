@@ -11,7 +11,7 @@ import pytest
 
 from fmm.hardware.datasheets import datasheet_names, datasheet_of
 from fmm.kernels.algorithms.step_table import step_table_names
-from fmm.kernels.cuda.products.kernel_sizes import PRESETS
+from fmm.kernels.cuda.products.kernel_sizes import ALL_STRATEGIES
 from fmm.kernels.plans.plan import Plan
 from fmm.perfmodel.block_model import fastest_float32_tile
 from fmm.perfmodel.papers import li_counts as li_thresholds
@@ -22,11 +22,11 @@ pytest.importorskip("cupy")
 import cupy
 
 from fmm.kernels.cuda.launch.device_facts import chip_of
-from fmm.runtime.device_backend import DeviceBackend, record_for_device
+from fmm.runtime.device_backend import DeviceBackend, record_plan_for_device
 
 pytestmark = pytest.mark.gpu
 LEAVES = (
-    *((f"tile.{s.name.lower()}", dtype) for s in PRESETS for dtype in s.types),
+    *((f"tile.{s.name.lower()}", dtype) for s in ALL_STRATEGIES for dtype in s.types),
     *product(("tile.plain", "tile.gpu8.texture", "tile.medium.texture"), ("float32", "float64")),
 )
 SIZES = {"float32": 40, "float64": 15}  # of each leaf
@@ -168,7 +168,7 @@ def test_streams_in_a_graph(tasks: str) -> None:
     rng = cupy.random.default_rng(5)
     a, b = rng.standard_normal((514, 300), np.float32), rng.standard_normal((300, 258), np.float32)
     c = cupy.full((514, 258), cupy.nan, np.float32)
-    tape = record_for_device(
+    tape = record_plan_for_device(
         Plan.parse(f"strassen-huang.fused{tasks} > tile.medium"), Problem(514, 300, 258, "float32")
     )
     graph = DeviceBackend().graph(tape, a.data.ptr, b.data.ptr, c.data.ptr, 0)

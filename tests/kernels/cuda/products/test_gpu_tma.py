@@ -16,7 +16,7 @@ pytest.importorskip("cupy")
 import cupy
 
 from fmm.kernels.cuda.launch.device_facts import chip_of
-from fmm.runtime.device_backend import DeviceBackend, record_for_device
+from fmm.runtime.device_backend import DeviceBackend, record_plan_for_device
 
 pytestmark = pytest.mark.gpu
 
@@ -65,10 +65,10 @@ def test_products_of_any_size(plan: str, orders: str) -> None:
 
 def test_the_copy_engine_is_used() -> None:
     plan, problem = Plan.parse(FUSED), Problem(1536, 1536, 1536, "float32")
-    (launch,) = record_for_device(plan, problem).launches
+    (launch,) = record_plan_for_device(plan, problem).launches
     assert "gemm_tma" in launch.label and "7 products in one launch" in launch.label
     assert not any(
-        "gemm_tma" in x.label for x in record_for_device(plan, problem, alignment=(4, 256, 256, 256)).launches
+        "gemm_tma" in x.label for x in record_plan_for_device(plan, problem, alignment=(4, 256, 256, 256)).launches
     )
 
 
@@ -83,7 +83,7 @@ def test_run_to_run_the_same_bits(size: tuple[int, int, int]) -> None:
 def test_streams_and_graphs_do_not_disturb_each_other() -> None:
     """Each stream and each graph has its own counters, which are zero again after every launch."""
     n, rng, backend = 1024, cupy.random.default_rng(2), DeviceBackend()
-    tape = record_for_device(Plan.parse(FUSED), Problem(n, n, n, "float32"))
+    tape = record_plan_for_device(Plan.parse(FUSED), Problem(n, n, n, "float32"))
     a, b = (rng.standard_normal((n, n), cupy.float32) for _ in "AB")
     expected = backend.multiply(FUSED, a, b)
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
@@ -116,7 +116,7 @@ def test_layouts_of_one_problem_agree() -> None:
 
 def test_unaligned_problems_use_the_other_kernel() -> None:
     layouts = Layout("C", 257), Layout("C", 301), Layout("C", 301)
-    assert record_for_device(Plan.parse("tile.deep"), Problem(130, 257, 301, "float32", layouts)).workspace == 0
+    assert record_plan_for_device(Plan.parse("tile.deep"), Problem(130, 257, 301, "float32", layouts)).workspace == 0
     rng = cupy.random.default_rng(9)
     a, b = rng.standard_normal((130, 257), cupy.float32), rng.standard_normal((257, 301), cupy.float32)
     found = DeviceBackend().multiply("tile.deep", a, b)

@@ -19,7 +19,7 @@ pytest.importorskip("cupy")
 import cupy
 
 from fmm.kernels.cuda.launch.device_facts import chip_of
-from fmm.runtime.device_backend import DeviceBackend, record_for_device
+from fmm.runtime.device_backend import DeviceBackend, record_plan_for_device
 
 pytestmark = pytest.mark.gpu
 
@@ -79,7 +79,9 @@ def check(
     left, right, old = (wide(x.matrix, dtype) for x in (a, b, c))
     if not beta:
         c.matrix[...] = cupy.asarray(np.frombuffer(bytes([POISON] * 8), c.matrix.dtype)[0])
-    tape = record_for_device(Plan.parse(plan), Problem(m, k, n, dtype, (a.layout, b.layout, c.layout), alpha, beta))
+    tape = record_plan_for_device(
+        Plan.parse(plan), Problem(m, k, n, dtype, (a.layout, b.layout, c.layout), alpha, beta)
+    )
     workspace = cupy.full(max(tape.workspace, 1), POISON, cupy.uint8)
     pointers = [x.matrix.data.ptr for x in (a, b, c)]
     DeviceBackend().run(tape, pointers[0], pointers[1], pointers[2], workspace.data.ptr)
@@ -99,7 +101,7 @@ def check(
 
 def used(plan: str, problem: Problem, alignment: Alignment = ALLOCATOR_ALIGNMENT) -> list[bool]:
     """Return True if our kernel computes each of the products."""
-    steps = record_for_device(Plan.parse(plan), problem, alignment=alignment).steps
+    steps = record_plan_for_device(Plan.parse(plan), problem, alignment=alignment).steps
     products = [step for step in steps if not isinstance(step, StreamSync) and step.does == "product"]
     assert products
     return [isinstance(step, Launch) and "gemm_wgmma" in step.label for step in products]
@@ -160,7 +162,7 @@ def test_streams_and_graphs() -> None:
     n, backend, rng = 1024, DeviceBackend(), cupy.random.default_rng(3)
     a, b = (rng.standard_normal((n, n), cupy.float32).astype(cupy.float16) for _ in "AB")
     tape, expected = (
-        record_for_device(Plan.parse("tile"), Problem(n, n, n, "float16")),
+        record_plan_for_device(Plan.parse("tile"), Problem(n, n, n, "float16")),
         backend.multiply("tile", a, b),
     )
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]

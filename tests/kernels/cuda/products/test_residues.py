@@ -17,23 +17,23 @@ from fmm.dtypes import DTYPES, INTEGERS, RING_TYPES
 from fmm.kernels.algorithms.residues import first_moduli, remainder_weights
 from fmm.kernels.cuda.products.residue_planes import (
     MeasureKernel,
-    max_norm,
+    max_scaled_norm,
+    measure_kernel_source,
     measure_launch,
-    measure_source,
-    modulus_bytes,
+    pack_modulus,
+    residue_split_kernel_source,
     residue_split_launch,
-    residue_split_source,
 )
 from fmm.kernels.cuda.products.residues import (
     NO_ALIGNMENT,
     RESIDUE_SIZES,
     ResidueKernel,
     WeightPieces,
-    join_integer_source,
-    join_source,
+    integer_join_kernel_source,
+    join_kernel_source,
     residue_preparation_launches,
+    residue_product_kernel_source,
     residue_product_launch,
-    residue_product_source,
 )
 from fmm.kernels.cuda.products.tma_tiles import SM90_SHARED_BYTES
 from fmm.kernels.cuda.record import record_launches, record_operations
@@ -83,7 +83,7 @@ def test_residues_of_sums_are_centred(p: int) -> None:
 @pytest.mark.parametrize("p", first_moduli(20))
 def test_every_sum_of_bytes_is_reduced_to_a_byte(p: int) -> None:
     """All possible sums of eight bytes times residues, in the device's float32 arithmetic."""
-    number, inverse, low, high, *begins = struct.unpack("<if4i8x", modulus_bytes(p))
+    number, inverse, low, high, *begins = struct.unpack("<if4i8x", pack_modulus(p))
     weights = np.frombuffer(struct.pack("<2i", low, high), np.int8).astype(int)
     most, least = (int(255 * weights[s * weights > 0].sum()) for s in (1, -1))
     assert number == p and most - least <= 2**19
@@ -129,7 +129,7 @@ def test_norms_are_rounded_up_a_little(scale: float) -> None:
 
 
 def test_exponents_are_the_largest_within_the_bound() -> None:
-    rng, top = np.random.default_rng(2), max_norm(14, 100)
+    rng, top = np.random.default_rng(2), max_scaled_norm(14, 100)
     lines = rng.standard_normal((60, 100)) * np.exp2(rng.integers(-1000, 900, (60, 1)))
     for x, e in zip(lines, exponents(lines, top), strict=True):
         norm = Fraction(root(x))
@@ -143,7 +143,7 @@ def test_the_bound_that_norms_are_scaled_to() -> None:
     """Rounded rows and columns have norms of at most top + sqrt(k) / 2; their product is below half of the moduli's
     product."""
     for count, k in product((13, 14, 15, 16), (1, 1000, 131072)):
-        top = Fraction(max_norm(count, k)) + Fraction(sqrt(k)) / 2
+        top = Fraction(max_scaled_norm(count, k)) + Fraction(sqrt(k)) / 2
         assert top**2 < Fraction(prod(first_moduli(count)), 2) * (1 - Fraction(1, 2**21))
 
 
@@ -155,12 +155,12 @@ def test_pieces_are_exact(name: str, counts: tuple[int, int]) -> None:
     count, levels = counts
     pieces, numbers = WeightPieces(count, levels), remainder_weights(count)
     for x in (numbers.product, *numbers.weights):
-        cut = pieces.cut(x)[: pieces.count]
-        assert all(0 <= c < 2**pieces.bits and c == int(c) for c in cut)
-        assert sum(int(c) << pieces.bits * (pieces.count - 1 - i) for i, c in enumerate(cut)) == x
-    largest = 128 * 4**levels * count * 2**pieces.bits
-    assert largest <= 2**52 and pieces.count <= 4
-    assert len(pieces.packed) == 8 * (3 + 4 + 80)
+        cut = pieces.split_number(x)[: pieces.piece_count]
+        assert all(0 <= c < 2**pieces.piece_bits and c == int(c) for c in cut)
+        assert sum(int(c) << pieces.piece_bits * (pieces.piece_count - 1 - i) for i, c in enumerate(cut)) == x
+    largest = 128 * 4**levels * count * 2**pieces.piece_bits
+    assert largest <= 2**52 and pieces.piece_count <= 4
+    assert len(pieces.packed_weights) == 8 * (3 + 4 + 80)
 
 
 # ---- splitting and joining on the host
@@ -233,8 +233,8 @@ def test_triangles_by_tiles_on_and_below_the_diagonal() -> None:
         assert products and all(("lower triangle" in x.label) == (share < 1) for x in products)
         assert any(x.label.startswith("mirror_triangle") for x in found.launches) == (share == 1)
     op = op_of(Problem(4096, 4096, 4096, "float64"), ONE, NO_ALIGNMENT)
-    half, whole = replace(op, lower_only=True).product(0, 14), op.product(0, 14)
-    assert 0.5 < half.units / whole.units < 0.6
+    half, whole = replace(op, lower_only=True).plane_product_op(0, 14), op.plane_product_op(0, 14)
+    assert 0.5 < half.cluster_tile_total / whole.cluster_tile_total < 0.6
 
 
 @pytest.mark.parametrize("leaf", SINGLE_LEAVES)
@@ -334,13 +334,13 @@ def test_products_of_prepared_planes(base: Any, order: Any) -> None:
     made = op_of(Problem(*one, "float64", kept_layouts(one, base, order), prepared_side=base), ONE)
     (_, split), turning = residue_preparation_launches(made, ALIGNED)
     work = {"A": memory, "B": memory, "W": aligned_memory(turning, 0x81)}
-    (side,) = (replace(x, is_prepared=False) for x in made.sides if x.is_prepared)
+    (side,) = (replace(x, is_prepared=False) for x in made.operands if x.is_prepared)
     measured(side, {base: held}, work)
     play(split, "fmm::residues::Split<double>", {name: x.ctypes.data for name, x in work.items()})
     held[...] = np.nan
     problem = Problem(m, k, n, "float64", kept_layouts((m, k, n), base, order), prepared_side=base)
     op = op_of(problem, ONE)
-    assert [x.is_prepared for x in op.sides] == [base == "A", base == "B"]
+    assert [x.is_prepared for x in op.operands] == [base == "A", base == "B"]
     arrays = {"A": a, "B": b, "C": np.zeros((m, n))}
     bytes_of = {name: v.reshape(-1).view(np.uint8) for name, v in arrays.items()} | {base: memory}
     assert not all_launches(op, arrays, {**bytes_of, "W": aligned_memory(op.geometry.workspace_bytes, 0x81)})
@@ -359,15 +359,15 @@ def kept_layouts(size: tuple[int, int, int], base: str, order: Any) -> tuple[Lay
 
 def test_planes_are_prepared_for_one_leaf_and_side() -> None:
     problem = Problem(512, 512, 512, prepared_side="B")
-    assert [x.is_prepared for x in op_of(problem, ONE).sides] == [False, True]
-    assert not any(x.is_prepared for x in op_of(problem, FAST).sides)
+    assert [x.is_prepared for x in op_of(problem, ONE).operands] == [False, True]
+    assert not any(x.is_prepared for x in op_of(problem, FAST).operands)
     turned = Problem(512, 512, 512, layouts=(*problem.layouts[:2], Layout("F", 512)), prepared_side="B")
-    assert not any(x.is_prepared for x in op_of(turned, ONE).sides)
+    assert not any(x.is_prepared for x in op_of(turned, ONE).operands)
     labels = [x.label for x in record_launches(Plan.parse(ONE), problem, chip_target(H200)).launches]
     assert len(labels) == 4
     both = op_of(problem, ONE)
     splits = [
-        residue_split_launch(op.sides, op.dtype, (True, True), first_moduli(14)).grid[0]
+        residue_split_launch(op.operands, op.dtype, (True, True), first_moduli(14)).grid[0]
         for op in (both, op_of(Problem(512, 512, 512), ONE))
     ]
     assert 2 * splits[0] == splits[1]
@@ -409,7 +409,7 @@ def test_bytes_are_multiplied_in_place(dtype: str, layouts: str) -> None:
     for m, k, n in ((16, 40, 32), (9, 33, 18)):
         a, b = integers(dtype, (m, k), rng), integers(dtype, (k, n), rng)
         c, op = product_on_host(a, b, "residues > bytes", layouts, aligned=True)
-        assert [x.bytes_from for x in op.sides] == [{"inner": "source"}.get(x.along, "planes") for x in op.sides]
+        assert [x.bytes_from for x in op.operands] == [{"inner": "source"}.get(x.along, "planes") for x in op.operands]
         assert op.writes_c == (m == 16)
         np.testing.assert_array_equal(c, wrapped_product(a, b))
         updated, op = product_on_host(a, b, "residues > bytes", layouts, alpha=3, beta=2, aligned=True)
@@ -531,25 +531,25 @@ def test_products_stay_in_registers() -> None:
     struct_bytes = len(residue_product_launch(made, 0, first_moduli(14)).parameters)
     size = f"static_assert(sizeof(fmm::ResidueProduct) == {struct_bytes});"
     jobs = [
-        (str(s), f"{residue_product_source(ResidueKernel(s))}{size}\n", "sm_90a", ("--std=c++17",))
+        (str(s), f"{residue_product_kernel_source(ResidueKernel(s))}{size}\n", "sm_90a", ("--std=c++17",))
         for s in RESIDUE_SIZES
     ]
     for s, r in zip(RESIDUE_SIZES, in_parallel(report, jobs), strict=True):
-        assert r.local == 0 and r.registers == 65536 // s.threads // 8 * 8, r
-        assert ResidueKernel(s).shared <= SM90_SHARED_BYTES
+        assert r.local == 0 and r.registers == 65536 // s.thread_count // 8 * 8, r
+        assert ResidueKernel(s).shared_bytes <= SM90_SHARED_BYTES
 
 
 def test_measuring_and_transposing_compile() -> None:
     nvrtc()
     made = op_of(Problem(512, 512, 512), ONE)
-    parameters = measure_launch(made.sides, made.dtype, (True, True)).parameters
+    parameters = measure_launch(made.operands, made.dtype, (True, True)).parameters
     size = f"static_assert(sizeof(fmm::residues::Operands<double>) == {len(parameters)});"
     pairs = (
         (MeasureKernel("inner", 256, True), MeasureKernel("outer", 0, True)),
         (MeasureKernel("outer", 0, False), MeasureKernel("inner", 32, False)),
         (MeasureKernel("outer", 0, True), MeasureKernel("outer", 0, False)),
     )
-    jobs = [(str(x), f"{measure_source(*x, 'float64')}{size}\n", "sm_90a", ("--std=c++17",)) for x in pairs]
+    jobs = [(str(x), f"{measure_kernel_source(*x, 'float64')}{size}\n", "sm_90a", ("--std=c++17",)) for x in pairs]
     for r in in_parallel(report, jobs):
         assert r.local == 0 and r.registers <= 64, r
 
@@ -559,13 +559,13 @@ def test_splitting_and_joining_compile(levels: int, registers: int) -> None:
     """For the one architecture on which they run."""
     nvrtc()
     jobs = [
-        ("split", residue_split_source(levels, True, True, "float64"), "sm_90", ("--std=c++17",)),
-        ("join", join_source(levels, 14, 3, "float64"), "sm_90", ("--std=c++17",)),
+        ("split", residue_split_kernel_source(levels, True, True, "float64"), "sm_90", ("--std=c++17",)),
+        ("join", join_kernel_source(levels, 14, 3, "float64"), "sm_90", ("--std=c++17",)),
     ]
     if levels < 2:
         jobs += [
-            ("split", residue_split_source(levels, True, False, "float32"), "sm_90", ("--std=c++17",)),
-            ("join", join_source(levels, 8, 2, "float32"), "sm_90", ("--std=c++17",)),
+            ("split", residue_split_kernel_source(levels, True, False, "float32"), "sm_90", ("--std=c++17",)),
+            ("join", join_kernel_source(levels, 8, 2, "float32"), "sm_90", ("--std=c++17",)),
         ]
     for r in in_parallel(report, jobs):
         assert r.local == 0 and r.registers <= registers, r
@@ -576,9 +576,9 @@ def test_kernels_of_integers_compile(dtype: str) -> None:
     nvrtc()
     turns, wide = MeasureKernel("outer", 0, False), MeasureKernel("outer", 0, True)
     jobs = [
-        ("turn", measure_source(turns, wide, dtype), "sm_90a", ("--std=c++17",)),
-        ("split", residue_split_source(0, True, False, dtype), "sm_90", ("--std=c++17",)),
-        ("join", join_integer_source(0, integer_moduli_count(dtype, 1000), dtype), "sm_90", ("--std=c++17",)),
+        ("turn", measure_kernel_source(turns, wide, dtype), "sm_90a", ("--std=c++17",)),
+        ("split", residue_split_kernel_source(0, True, False, dtype), "sm_90", ("--std=c++17",)),
+        ("join", integer_join_kernel_source(0, integer_moduli_count(dtype, 1000), dtype), "sm_90", ("--std=c++17",)),
     ]
     for r in in_parallel(report, jobs):
         assert r.local == 0 and r.registers <= (128 if r.name == "turn" else 64), r  # which has 16 loads under way
@@ -627,7 +627,7 @@ def test_launches_of_integers(dtype: str) -> None:
 
 def test_below_other_levels() -> None:
     made = op_of(Problem(1024, 1024, 1024), "strassen.batched.pad16 > residues(14) > bytes")
-    assert made.geometry.count == 7 and made.product(0, 14).count == 7 * 14
+    assert made.geometry.count == 7 and made.plane_product_op(0, 14).count == 7 * 14
 
 
 @pytest.mark.parametrize("leaf", LEAVES)
@@ -664,5 +664,5 @@ def test_groups_of_planes_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None
     record_operations.cache_clear()
     c, op = product_on_host(a, b, FAST, "CFC")
     plan_workspace_bytes.cache_clear()
-    assert 1 < len(op.groups) <= 14
+    assert 1 < len(op.modulus_groups) <= 14
     np.testing.assert_array_equal(c, expected)

@@ -122,8 +122,8 @@ def test_a_batch_of_triangles_is_one_launch() -> None:
     op = record_operations(Plan.parse("gram^2.tile > vendor"), problem).ops[-2]
     assert isinstance(op, GemmOp) and (op.triangle_extent, op.count, op.leaf_use.leaf.name) == ("loose", 4, "tile")
     made = tiled_product(op, "float64")
-    one = count_triangle_tiles(made.tiles, made.kernel.strategy.m_s, made.kernel.strategy.n_s)
-    assert made.kernel.triangle == "lower" and made.grid == (4 * one, 1, 1) and one < 0.6 * np.prod(made.tiles)
+    one = count_triangle_tiles(made.tile_counts, made.kernel.strategy.m_s, made.kernel.strategy.n_s)
+    assert made.kernel.triangle == "lower" and made.grid == (4 * one, 1, 1) and one < 0.6 * np.prod(made.tile_counts)
     assert replace(made, count=1).grid == (one, 1, 1)
 
 
