@@ -31,12 +31,12 @@ from fmm.tuner.findings.summary import RESUME_NOTE, SectionText
 from fmm.tuner.progress import TuningProgress, open_progress
 from fmm.tuner.stages import shapes
 from fmm.tuner.stages.shapes import ShapesFileError
-from fmm.tuner.trials.environment import source_commit, typed_command
+from fmm.tuner.trials.environment import command_line_words, source_commit
 from fmm.tuner.trials.journal import Journal
 from fmm.tuner.trials.record import (
     FIRST_LOOK_EFFORT,
+    ProductSize,
     RecordedTuning,
-    Size,
     Trial,
     TrialFile,
     TuningHeader,
@@ -214,7 +214,7 @@ class TuningJob:
 
     device: TunableDevice
     dtype: str
-    wanted: tuple[Size, ...]
+    wanted: tuple[ProductSize, ...]
     effort: str
     again: bool = False  # True if the job continues an earlier, stopped job of the same command
 
@@ -385,7 +385,7 @@ def _new_header(job: TuningJob, effort: Effort) -> TuningHeader:
     identity = job.device.identity
     now = datetime.now(UTC).isoformat(timespec="seconds")
     conditions = {**job.device.measurement_conditions, "commit": source_commit(), PLANNED_SECONDS_KEY: effort.seconds}
-    run, command = uuid.uuid4().hex[:12], " ".join(typed_command())
+    run, command = uuid.uuid4().hex[:12], " ".join(command_line_words())
     return TuningHeader(run, identity.key, dict(identity.versions), conditions, job.resume_settings, command, now)
 
 

@@ -34,7 +34,7 @@ from fmm.tuner.stages.probes import (
     probe_strategies,
 )
 from fmm.tuner.trials.journal import Journal, KernelsNotReadyError, RoundLimits, TimeUpError
-from fmm.tuner.trials.record import Size
+from fmm.tuner.trials.record import ProductSize
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class TypeOutcome:
     stopped: str = ""
 
 
-def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Size] = ()) -> TypeOutcome:
+def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[ProductSize] = ()) -> TypeOutcome:
     """Tune an element type, and return the outcome; `wanted` has the shapes to certify, by default squares."""
     stopped = ""
     try:
@@ -63,7 +63,7 @@ def tune_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Siz
     return TypeOutcome(conclude_section(journal, dtype), stopped)
 
 
-def measure_element_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[Size] = ()) -> None:
+def measure_element_type(journal: Journal, dtype: str, effort: Effort, wanted: Sequence[ProductSize] = ()) -> None:
     """Measure the probes, fit the model, then search and certify plans for each shape."""
     measure_quiet_times(journal, dtype)
     side = measure_largest_side(journal, dtype, effort)

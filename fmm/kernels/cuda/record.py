@@ -1,7 +1,7 @@
 """Record a plan as a launch list: walk the plan on a recorder, then select the kernels of each operation for the chip.
 
-`record_launches` does both. The steps of a level depend on sizes only, and temporaries are allocated like a stack. So
-every address is fixed before any memory is allocated.
+The function `record_launches` does both tasks. The steps of a level depend on sizes only, and temporaries are allocated
+like a stack. So every address is fixed before any memory is allocated.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _recompute_steps(
     launches = recompute_launches(problem, scanned, target.chip, target.alignment_by_base, addend)
     if not (problem.writes_triangle and problem.type.is_complex):
         return launches
-    # The recomputed triangles are rounded differently, and the diagonal has small imaginary parts: mirror once more.
+    # The recomputed triangles are rounded differently, and the diagonal has small imaginary parts: mirror C again.
     c = operand_views(problem)["C"]
     mirror = MirrorOp(c, c, full=problem.fill == "full")
     return *launches, *select_launches(mirror, replace(target, flagged=False))
@@ -416,7 +416,7 @@ class LaunchRecorder:
     # ---- streams
 
     def run_concurrently(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
-        """Record independent products alternately on two streams, each with temporaries of its own."""
+        """Record independent products alternately on two streams. Each stream has its own temporaries."""
         mark, itemsize = self.used_bytes, DTYPES[dtype].itemsize
         stream_bytes = max(plan_workspace_bytes(p.plan, *p.size, itemsize, *p.params) for p in products)
         self._record(StreamSync.FORK)

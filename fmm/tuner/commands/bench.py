@@ -22,12 +22,12 @@ from fmm.tuner.device_registry import UnknownDeviceError, select_devices
 from fmm.tuner.devices.device import TimedRun, TunableDevice
 from fmm.tuner.findings.summary import make_table
 from fmm.tuner.findings.thresholds import li_threshold_plan
-from fmm.tuner.trials.journal import Journal, RoundLimits, SampleSeconds, paired_speedup
+from fmm.tuner.trials.journal import Journal, RoundLimits, SampleSeconds, median_paired_speedup
 
 # Arguments of --plan that name the recursive algorithms of Li, Ranka and Sahni's Figures 16 and 23. The thresholds tau1
 # and tau2 are those of this device's tuning.
 LI_CODE_PATTERN = re.compile(r"(strassen|winograd)\(tau1, *tau2\)(?: *> *(\S+))?")
-LI_HELP = "'strassen(tau1, tau2)' and 'winograd(tau1, tau2)' are Li's codes with the tuned thresholds"
+LI_CODES_HELP = "'strassen(tau1, tau2)' and 'winograd(tau1, tau2)' are Li's codes with the tuned thresholds"
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -36,7 +36,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("m", type=int, metavar="M", help="M alone is a square, M K N an M x K by K x N product")
     for side in ("k", "n"):
         parser.add_argument(side, type=int, nargs="?", metavar=side.upper())
-    parser.add_argument("--plan", action="append", default=[], help=f"time this plan too (may be repeated); {LI_HELP}")
+    plan_help = f"time this plan too (may be repeated); {LI_CODES_HELP}"
+    parser.add_argument("--plan", action="append", default=[], help=plan_help)
     parser.add_argument("--dtype", default="float64", help=", ".join(FLOAT_TYPES))
     parser.add_argument("--device", default=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=9)
@@ -106,7 +107,7 @@ def _bench_row(problem: Problem, run: TimedRun, samples: SampleSeconds, source: 
         "answered_by": source,
         "seconds": seconds,
         "gflops": problem.flops / seconds / 1e9,
-        "speedup": paired_speedup(samples, TimedRun(), run),
+        "speedup": median_paired_speedup(samples, TimedRun(), run),
         "low": low,
         "high": high,
         "samples": samples[run],

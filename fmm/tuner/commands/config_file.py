@@ -36,7 +36,7 @@ def add_config_argument(parser: argparse._ActionsContainer) -> None:
 
 
 def with_one_line_errors(run: Callable[[argparse.Namespace], int | None]) -> Callable[[argparse.Namespace], int]:
-    """Return the command `run` with errors of files printed as one line; the exit code is then 1."""
+    """Return a command that calls `run`; if a file has an error, it prints one line and returns exit code 1."""
 
     def run_guarded(options: argparse.Namespace) -> int:
         try:

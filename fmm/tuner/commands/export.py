@@ -49,7 +49,7 @@ def run_export(options: argparse.Namespace) -> int:
     try:
         table = export_table(path, "trials" if options.trials else "thresholds" if options.thresholds else "entries")
         if options.json:
-            print(json.dumps(json_rows(table), indent=1))
+            print(json.dumps(table_rows_for_json(table), indent=1))
         else:
             table.to_csv(sys.stdout, index=False, lineterminator="\n")
         if table.empty:
@@ -77,7 +77,7 @@ def export_table(path: Path, what: str = "entries") -> Any:
     return thresholds_table(sections)
 
 
-def json_rows(table: Any) -> list[dict[str, Any]]:
+def table_rows_for_json(table: Any) -> list[dict[str, Any]]:
     """Return the rows of a DataFrame for JSON, with None for missing cells.
 
     Numbers keep all their digits; `DataFrame.to_json` would round them to ten decimals.
@@ -131,7 +131,7 @@ def add_predictions(trials: Any, sections: TunedSections) -> Any:
     """
     calibrations = {key: found.calibration for key, found in sections.items()}
 
-    def predicted(row: Any) -> float | None:
+    def predicted_seconds(row: Any) -> float | None:
         calibration = calibrations.get((row.device, row.dtype))
         if calibration is None:
             return None
@@ -141,4 +141,4 @@ def add_predictions(trials: Any, sections: TunedSections) -> Any:
         )
         return predicted_run_seconds(run, problem, cached_plan_work(run.plan, problem), calibration)
 
-    return trials.assign(predicted=[predicted(row) for row in trials.itertuples()])
+    return trials.assign(predicted=[predicted_seconds(row) for row in trials.itertuples()])

@@ -211,7 +211,7 @@ def _limits_of_options(options: argparse.Namespace, name: str, problem: Problem,
     if workspace < 0:
         raise ValueError(f"--workspace must be 0 or more, not {workspace}")
     growth = usual if options.max_error_growth is None else options.max_error_growth
-    if not growth > 0:  # also for NaN
+    if not growth > 0:  # rejects NaN too
         raise ValueError(f"--max-error-growth must be a number above 0, not {growth}")
     left = _bytes_beside_operands(name, problem)
     if options.workspace is None and left != UNLIMITED_BYTES and find_datasheet(name) is None:

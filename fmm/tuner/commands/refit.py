@@ -131,7 +131,7 @@ def _fit_tiles(recorded: RecordedSection) -> tuple[BlockFit | None, dict[str, st
     """
     chip = recorded.recorded_device.chip
     found = fit_block_model((*recorded.first_look, *recorded.tuning.trials), chip)
-    if found is None and chip is not None and recorded.tuned.fitted is not None:  # another tuning has fitted constants
+    if found is None and chip is not None and recorded.tuned.fitted is not None:  # use another tuning's fit
         chip = replace(chip, fitted=recorded.tuned.fitted)
     return found, strategies_by_side(recorded.dtype, chip, found)
 
@@ -201,7 +201,7 @@ def _write_results(path: Path, into: Path, refit: RefitFunction, quiet: bool) ->
 
 
 def _copy_trials(path: Path, into: Path) -> str:
-    """Copy the files of trials to the folder of another config, unless it has trials; return a text that says so.
+    """Copy the files of trials to the folder of another config, unless it has trials; return the text to print.
 
     The commands export and report read the trials in the config's folder.
     """
@@ -216,7 +216,7 @@ def _copy_trials(path: Path, into: Path) -> str:
 
 
 RawSections = Mapping[str, JsonValue]  # unchecked sections of a device by element type
-LEVEL_NAMES = dict(zip(TAU_NAMES, ("one level", "two levels", "three levels"), strict=True))
+TAU_LEVEL_TEXTS = dict(zip(TAU_NAMES, ("one level", "two levels", "three levels"), strict=True))
 COMPARED_FIELDS = (
     "calibration",
     "intervals",
@@ -231,14 +231,14 @@ COMPARED_FIELDS = (
 
 
 @dataclass(frozen=True)
-class ValueText:
+class ComparedValue:
     """A compared value of a section, for JSON and as text."""
 
     value: JsonValue
     text: str
 
 
-NO_VALUE = ValueText(None, "none")
+NO_VALUE = ComparedValue(None, "none")
 
 
 @dataclass(frozen=True)
@@ -246,8 +246,8 @@ class ValueChange:
     """A named value of a section before and after the refit."""
 
     name: str
-    before: ValueText
-    after: ValueText
+    before: ComparedValue
+    after: ComparedValue
 
     @property
     def json_fields(self) -> dict[str, Any]:
@@ -263,7 +263,7 @@ class ValueChange:
 def section_changes(key: str, dtype: str, before: RawSections, after: RawSections) -> list[ValueChange]:
     """Return the values of a type that differ between two states of a device's sections.
 
-    Values that decide come first: rejection, margin, crossover and speedup.
+    Rejection, margin, crossover side and speedup come first.
     """
     then, now = (dict(_compared_values(key, dtype, sections)) for sections in (before, after))
     pairs = (
@@ -277,32 +277,36 @@ def changed_fields(before: JsonValue, after: JsonValue) -> list[str]:
     return [name for name in COMPARED_FIELDS if before.get(name) != after.get(name)]
 
 
-def _compared_values(key: str, dtype: str, sections: RawSections) -> Iterator[tuple[str, ValueText]]:
+def _compared_values(key: str, dtype: str, sections: RawSections) -> Iterator[tuple[str, ComparedValue]]:
     """Yield name and value of everything that `section_changes` compares."""
     used = model_in_use(key, dtype, sections)
     diagnostics, known = list(used.tuned.diagnostics), used.tuned.calibration
-    yield "rejected", ValueText(diagnostics, "; ".join(diagnostics)) if diagnostics else NO_VALUE
-    yield "margin", NO_VALUE if known is None else ValueText(known.margin, f"{known.margin:.1%}")
+    yield "rejected", ComparedValue(diagnostics, "; ".join(diagnostics)) if diagnostics else NO_VALUE
+    yield "margin", NO_VALUE if known is None else ComparedValue(known.margin, f"{known.margin:.1%}")
     yield from _speedup_values(dtype, used)
     yield from _threshold_values(used.tuned.thresholds)
     for entry in used.tuned.entries.values():
-        yield f"entry {entry_size_text(entry)}", ValueText(f"{entry.plan}: {entry.text}", _entry_text(entry))
+        yield f"entry {entry_size_text(entry)}", ComparedValue(f"{entry.plan}: {entry.text}", _entry_text(entry))
 
 
-def _speedup_values(dtype: str, used: ModelInUse) -> Iterator[tuple[str, ValueText]]:
+def _speedup_values(dtype: str, used: ModelInUse) -> Iterator[tuple[str, ComparedValue]]:
     """Yield the crossover side and the speedup of the model in use, as name and value."""
     summary = TypeSummary(dtype, used)
     _, _, start, gain, _ = summary.row_cells
-    yield "faster from side", ValueText(summary.first_gain_side, start)
-    yield "speedup", ValueText(summary.large_square.speedup, gain) if summary.large_square else NO_VALUE
+    yield "faster from side", ComparedValue(summary.first_gain_side, start)
+    yield "speedup", ComparedValue(summary.large_square.speedup, gain) if summary.large_square else NO_VALUE
 
 
-def _threshold_values(found: Thresholds | None) -> Iterator[tuple[str, ValueText]]:
+def _threshold_values(found: Thresholds | None) -> Iterator[tuple[str, ComparedValue]]:
     """Yield the thresholds n1 and tau1 to tau3, as name and value."""
     for name in ("n1", *TAU_NAMES):
         side = found.value(name) if found else None
-        label = f"{name}, {LEVEL_NAMES[name]} from side" if name in LEVEL_NAMES else f"{name}, one level by Equation 3"
-        yield label, ValueText(side, threshold_text(name, side)) if found else NO_VALUE
+        label = (
+            f"{name}, {TAU_LEVEL_TEXTS[name]} from side"
+            if name in TAU_LEVEL_TEXTS
+            else f"{name}, one level by Equation 3"
+        )
+        yield label, ComparedValue(side, threshold_text(name, side)) if found else NO_VALUE
 
 
 def _entry_text(entry: Entry) -> str:

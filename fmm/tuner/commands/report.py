@@ -92,19 +92,16 @@ def write_report(found: Sequence[TypeReport], output: Path) -> list[Path]:
     paths: list[Path] = []
     gains = shown_speedups(found)
 
-    def saved(figure: Any, name: str) -> str:
+    def save(figure: Any, name: str) -> str:
         files, svg = save_figure(figure, drawings / name)
         paths.extend(files)
         return svg
 
     with rc_context(FIGURE_STYLE):
         sizes = ("speedup", SCREEN_FIGURE_INCHES), ("speedup-narrow", PHONE_FIGURE_INCHES)
-        wide, narrow = (saved(draw_speedups_of_types(found, gains, size), name) for name, size in sizes)
+        wide, narrow = (save(draw_speedups_of_types(found, gains, size), name) for name, size in sizes)
         drawn = [
-            (
-                report,
-                {name: saved(draw(report), f"{report.device}-{report.dtype}-{name}") for name, draw in own.items()},
-            )
+            (report, {name: save(draw(report), f"{report.device}-{report.dtype}-{name}") for name, draw in own.items()})
             for report, own in ((report, available_figures(report)) for report in found)
         ]
     write_file(page, report_html(drawn, gains, (wide, narrow)))

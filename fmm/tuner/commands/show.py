@@ -32,7 +32,7 @@ from fmm.tuner.findings.summary import (
 from fmm.tuner.report.plan_names import find_plan_texts, plan_names_table
 from fmm.tuner.tune import output_path
 
-SHORT_EFFORTS = ("coarse", "quick")  # efforts that the default effort exceeds
+SHORT_EFFORTS = ("coarse", "quick")  # efforts that measure less than the default effort
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

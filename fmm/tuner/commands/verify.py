@@ -27,13 +27,13 @@ from fmm.tuner.commands.config_file import (
 )
 from fmm.tuner.device_registry import UnknownDeviceError, select_devices
 from fmm.tuner.devices.device import TimedRun, TunableDevice
-from fmm.tuner.trials.journal import Journal, RoundLimits, paired_speedup
+from fmm.tuner.trials.journal import Journal, RoundLimits, median_paired_speedup
 from fmm.tuner.tune import output_path
 
 PLANNED_SECONDS = 1.0  # planned seconds of the measurements of one type
 VERIFY_ROUNDS = 3  # number of paired rounds for each entry
-# An entry has lost its gain if its speedup is now below 1, or below the lower end of its recorded interval by more than
-# the recorded noise plus this number.
+# An entry has lost its gain if its speedup is now below 1. It has also lost its gain if the speedup is below the lower
+# end of the recorded interval minus the recorded noise minus this number.
 MAX_SPEEDUP_LOSS = 0.02
 
 
@@ -124,7 +124,7 @@ def measure_entries(journal: Journal, dtype: str, entries: Sequence[Entry]) -> t
         with journal.open_problem("canary", Problem(*entry.size, dtype, op=entry.op)) as timed:
             samples = timed.sample_rounds([TimedRun(), run], RoundLimits(VERIFY_ROUNDS if cost <= left else 1))
         left, tried = left - cost, tried + 1
-        gain = paired_speedup(samples, TimedRun(), run) if samples[run] else 0.0
+        gain = median_paired_speedup(samples, TimedRun(), run) if samples[run] else 0.0
         if gain < max(1.0, entry.low - entry.noise - MAX_SPEEDUP_LOSS):
             return False, f"unverified: {entry.size} has speedup {gain:.3f}, was {entry.text}; tune again"
     return True, f"verified; {tried} of {len(fast)} gains measured again"

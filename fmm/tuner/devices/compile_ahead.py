@@ -1,10 +1,10 @@
 """Compile CUDA kernels in background processes while the tuner measures plans whose kernels are ready.
 
 The processes write compiled kernels to CuPy's disk cache. NVRTC takes up to ten seconds to compile the sums of three
-levels at once, and a tuning has a dozen of such kernels for every type. fmm's own product kernels take seconds.
+levels at once, and a tuning has a dozen of such kernels for every type. The product kernels of fmm take seconds.
 Processes are used instead of threads for two reasons: Python code in threads would delay timed launches, and a process
-can be ended at once. If a run needs a kernel that no process has compiled, the run compiles the kernel. If the
-compilation fails there, the failure is recorded in the trials.
+can be ended at once. If a run needs a kernel that no process has compiled, the run compiles the kernel. If that
+compilation fails, the tuner records the failure in the trials.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from fmm.kernels.plans.plan import Plan
 
-MAX_WORKERS = 16  # largest number of worker processes
+MAX_WORKER_PROCESSES = 16  # largest number of worker processes
 # Three sizes (m, k, n) that need different kernels. Every level divides the sides of the first. The second has aligned
 # sides and padded blocks. The third has odd sides.
 COMPILED_SIZES = ((4096, 4096, 4096), (5000, 4000, 3000), (4133, 2053, 3001))
@@ -33,10 +33,10 @@ MIN_HEAVY_PRODUCTS = 7**3
 # A first look measures levels with at most this number of products. Their kernels compile first.
 MAX_FIRST_LOOK_PRODUCTS = 7
 SUM_LABELS = ("join", "split A", "split B")  # labels of a level's sum kernels, the slowest to compile first
-WORKER_COMMAND = (sys.executable, "-m", "fmm.tuner.devices.compile_worker")
+COMPILE_WORKER_COMMAND = (sys.executable, "-m", "fmm.tuner.devices.compile_worker")
 
-# Kernels compile in three phases, and plans are probed in the same order: quick kernels first, then fmm's own product
-# kernels, then the sum kernels of heavy levels.
+# Kernels compile in three phases: quick kernels, then fmm's own product kernels, then the sum kernels of heavy levels.
+# Plans are probed in the order of their kernels.
 QUICK_KERNELS_PHASE, OWN_KERNELS_PHASE, HEAVY_KERNELS_PHASE = COMPILE_PHASES = range(3)
 
 
@@ -53,8 +53,8 @@ class CompileJob(NamedTuple):
     flagged: bool = False  # True for kernels that set a flag at inf and NaN, as fmm.matmul uses them
 
 
-# What determines a kernel's source: (type, level's text, True if the level is the last of its plan). For a leaf with
-# fmm's own kernel: (type, leaf's text, True if the last level's sums are fused into the kernel).
+# The key of a level's kernels: (type, level's text, True if the level is the last of its plan). The key of a leaf's
+# kernel: (type, leaf's text, True if the last level's sums are fused into the kernel).
 KernelKey = tuple[str, str, bool]
 
 
@@ -165,7 +165,7 @@ class CompileWorkers:
     """
 
     def __init__(
-        self, device: int, wanted: Sequence[CompileJob], workers: int, worker: Sequence[str] = WORKER_COMMAND
+        self, device: int, wanted: Sequence[CompileJob], workers: int, worker: Sequence[str] = COMPILE_WORKER_COMMAND
     ) -> None:
         self._queue = deque(wanted)
         self._pending_kernels = Counter(key for job in wanted for key in _job_kernel_keys(job))
@@ -247,7 +247,7 @@ def run_compile_workers(device: int, wanted: Sequence[CompileJob]) -> Iterator[C
 
     Two processors stay free for the measurements.
     """
-    made = CompileWorkers(device, wanted, min(max((os.cpu_count() or 2) - 2, 1), MAX_WORKERS))
+    made = CompileWorkers(device, wanted, min(max((os.cpu_count() or 2) - 2, 1), MAX_WORKER_PROCESSES))
     try:
         yield made
     finally:

@@ -1,4 +1,4 @@
-"""The background process of compile_ahead.py: read jobs from standard input, compile each, and print a line for it."""
+"""The background process of compile_ahead.py: read jobs from standard input, compile them, print one line per job."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def chip_from_driver(device: int) -> Chip:
     return chip_of(device)
 
 
-def claim_source(text: str, folder: Path) -> bool:
+def claim_kernel_source(text: str, folder: Path) -> bool:
     """Claim a kernel source for this process; return False if another process has claimed the source before.
 
     A claim is a file in `folder` whose name is the source's hash.
@@ -78,10 +78,10 @@ def compile_to_disk_cache(kernel: Kernel, text: str, device: int) -> None:
         compile_for_architecture(text, kernel.architecture, kernel.options)
         return
 
-    class Functions:
+    class FunctionModule:
         Module = _UnloadedModule
 
-    compiler.function = Functions
+    compiler.function = FunctionModule
     with cupy.cuda.Device(device), suppress(_SavedToDiskError):
         cupy.RawModule(code=text, options=kernel.options).compile()
 
@@ -99,7 +99,7 @@ def compile_requested_jobs(arguments: list[str]) -> int:
         try:
             dtype, plan, size, *how = json.loads(line)
             for kernel in launched_kernels(CompileJob(dtype, plan, tuple(size), *how), chip_from_driver(device)):
-                if claim_source(text := kernel.cuda_source, folder):
+                if claim_kernel_source(text := kernel.cuda_source, folder):
                     compile_to_disk_cache(kernel, text, device)
             said = "done"
         except Exception as error:  # the tuner compiles the kernel again and records the error in the trials

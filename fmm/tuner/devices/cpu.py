@@ -212,11 +212,11 @@ class CpuSession:
         with host_memory.borrowed_block(plan_workspace_bytes(plan, m, k, n, self.problem.itemsize)) as block:
             arena = Arena(block, self.c.dtype)
 
-            def steps(backend: NumpyBackend) -> None:
+            def execute_steps(backend: NumpyBackend) -> None:
                 backend.run_check((self.a, self.b), partial(may_overflow, plan, self.a, self.b, backend.threads))
                 execute_plan(plan, self.a, self.b, self.c, backend, arena)
 
-            return time_steps(self.threads, 2 * m * k * n, steps)
+            return time_steps(self.threads, 2 * m * k * n, execute_steps)
 
 
 def _concurrent_products(threads: int) -> int:

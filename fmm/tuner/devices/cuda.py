@@ -46,7 +46,7 @@ MIN_SAMPLE_MILLISECONDS = 5.0  # a sample repeats shorter runs until about this 
 MAX_IDLE_SECONDS, HEAT_MILLISECONDS = 0.004, 40.0
 CHECKED_ROWS = 16  # largest number of rows of a result that are compared with the exact product
 # The purpose of the launches that a session times, by TimedRun.part.
-STEPS_OF_PART: Mapping[str, LaunchPurpose] = {"sums": "sums", "products": "product"}
+LAUNCH_PURPOSE_BY_PART: Mapping[str, LaunchPurpose] = {"sums": "sums", "products": "product"}
 
 
 class CudaDevice:
@@ -137,9 +137,10 @@ def _nvidia_smi_fields(index: int) -> dict[str, Any]:
 
 
 def operand_layouts(problem: Problem) -> Layouts | tuple[()]:
-    """Return the layouts of A, B and C if B is A's adjoint in the same memory, hence column-major; else ().
+    """Return the layouts of A, B and C of a gram product; an empty tuple for other products.
 
-    The empty tuple means that all operands are row-major.
+    In a gram product, B is the adjoint of A in the same memory, hence column-major. The empty tuple means that all
+    operands are row-major.
     """
     if not problem.writes_triangle:
         return ()
@@ -171,7 +172,7 @@ class CudaSession:
             self._launch_on_operands(whole, 0)  # fill the temporaries, which the sums or products alone would read
             if run.part == "whole" and run.plan != VENDOR:
                 self._check_result(run.plan)
-            kept = STEPS_OF_PART.get(run.part)
+            kept = LAUNCH_PURPOSE_BY_PART.get(run.part)
             steps = tuple(step for step in whole.steps if not isinstance(step, StreamSync) and step.does == kept)
             self._launches[run] = whole if kept is None else replace(whole, steps=steps, streams=(0,) * len(steps))
             self._repeats[run] = max(int(MIN_SAMPLE_MILLISECONDS / max(self._mean_milliseconds(run, 2), 1e-3)), 1)

@@ -44,7 +44,7 @@ from fmm.tuner.fit.blocks import fit_block_model, strategies_by_side
 from fmm.tuner.fit.sampled import sample_calibrations
 from fmm.tuner.search.certify import config_entries, paired_samples
 from fmm.tuner.trials.journal import Journal
-from fmm.tuner.trials.record import DEFAULT_OPERATION, Size, Trial
+from fmm.tuner.trials.record import DEFAULT_OPERATION, ProductSize, Trial
 
 # The fit uses the trials of FITTED_STAGES, and the held-out trials check the fit. The fit does not use the trials of
 # the search: they cover few shapes, and many of their plans are never candidates of a decision.
@@ -257,9 +257,9 @@ def section_thresholds(
     )
 
 
-def one_level_speedups(*tunings: Sequence[Trial]) -> list[tuple[Size, float]]:
+def one_level_speedups(*tunings: Sequence[Trial]) -> list[tuple[ProductSize, float]]:
     """Return the best measured speedup of a plan with one level on each shape that was not held out."""
-    found: dict[Size, float] = {}
+    found: dict[ProductSize, float] = {}
     for trials in tunings:
         for stage in (*FITTED_STAGES, "search"):
             own = [t for t in trials if t.stage == stage and t.op == DEFAULT_OPERATION]

@@ -28,7 +28,7 @@ from fmm.perfmodel.papers import recursion_points
 from fmm.perfmodel.papers.recursion_points import alpha_over_pi, alpha_seconds, pi_seconds
 from fmm.problem import Problem
 from fmm.tuner.fit.sampled import SLOW_SAMPLE_COUNT, central_interval_95
-from fmm.tuner.trials.record import Size
+from fmm.tuner.trials.record import ProductSize
 
 # A crossover is first searched on SIDE_GRID, then by bisection between two grid points. Bisection ends when the ratio
 # of the two sides is at most SIDE_TOLERANCE. ROUND_SIDES are the grid points that tables show.
@@ -86,7 +86,7 @@ def ranked_plans(calibration: Calibration, problem: Problem, emulation: bool = T
 def compute_thresholds(
     calibration: Calibration,
     dtype: str,
-    measured: Sequence[tuple[Size, float]] = (),
+    measured: Sequence[tuple[ProductSize, float]] = (),
     strategies: Mapping[str, str] | None = None,
 ) -> Thresholds:
     """Return the thresholds of a tuned model; measured level bounds are copied to the result and not applied.
@@ -157,12 +157,12 @@ def finite_or_none(x: float) -> float | None:
     return x if isfinite(x) else None
 
 
-def speedups_by_side(measured: Sequence[tuple[Size, float]]) -> dict[str, float]:
+def speedups_by_side(measured: Sequence[tuple[ProductSize, float]]) -> dict[str, float]:
     """Return a dictionary: side of a measured square -> speedup of one level."""
     return {str(size[0]): round(gain, 4) for size, gain in sorted(measured) if len(set(size)) == 1}
 
 
-def measured_recursion_point(measured: Sequence[tuple[Size, float]]) -> float | None:
+def measured_recursion_point(measured: Sequence[tuple[ProductSize, float]]) -> float | None:
     """Return the smallest side from which one level gained on every measured square.
 
     Return None if the largest square did not gain, or if all squares gained: the point is then outside the measured
@@ -175,7 +175,7 @@ def measured_recursion_point(measured: Sequence[tuple[Size, float]]) -> float | 
     return float(square_speedups[lost[-1] + 1][0])
 
 
-def fit_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tuple[Size, float]]) -> float | None:
+def fit_epsilon(calibration: Calibration, dtype: str, measured: Sequence[tuple[ProductSize, float]]) -> float | None:
     """Return epsilon, the smallest addition to alpha / pi with which Equation 2 agrees with most measurements.
 
     Return None without measurements. If all products gained, or all lost, and 0 agrees best, epsilon is undetermined;
@@ -220,7 +220,7 @@ def add_threshold_intervals(
     calibration: Calibration,
     dtype: str,
     sampled: Sequence[Calibration],
-    measured: Sequence[tuple[Size, float]] = (),
+    measured: Sequence[tuple[ProductSize, float]] = (),
 ) -> Thresholds:
     """Return the thresholds with 95 % intervals from the sampled calibrations.
 
@@ -257,7 +257,7 @@ def _rounded_interval(name: str, interval: ThresholdInterval) -> ThresholdInterv
 
 
 def _resampled_epsilons(
-    sampled: Sequence[Calibration], dtype: str, measured: Sequence[tuple[Size, float]]
+    sampled: Sequence[Calibration], dtype: str, measured: Sequence[tuple[ProductSize, float]]
 ) -> list[float]:
     """Return epsilon for each sampled calibration with resampled shapes, if both gains and losses are resampled."""
     random, found = np.random.default_rng(0), []

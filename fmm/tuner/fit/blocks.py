@@ -22,11 +22,11 @@ from fmm.perfmodel.block_model import GEMM_OPERANDS, OperandBlocks, Shape, chip_
 from fmm.problem import Problem
 from fmm.tuner.devices.device import TimedRun
 from fmm.tuner.fit.model import observed_medians
-from fmm.tuner.trials.record import Size, Trial
+from fmm.tuner.trials.record import ProductSize, Trial
 
 BLOCK_MODEL_STAGE = "blocks"
 BLOCK_MODEL_DTYPE = "float32"  # element type of the timed strategies
-STRATEGY_SHAPES: tuple[Size, ...] = (
+STRATEGY_SHAPES: tuple[ProductSize, ...] = (
     (512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096),
     (8192, 1024, 256), (256, 1024, 8192), (512, 8192, 512), (4096, 128, 4096),
 )  # fmt: skip

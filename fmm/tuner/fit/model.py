@@ -40,7 +40,7 @@ from fmm.tuner.fit.parameters import (
     is_used_on_device,
     with_parameters,
 )
-from fmm.tuner.trials.record import Size, Trial
+from fmm.tuner.trials.record import ProductSize, Trial
 
 # ---- observations
 
@@ -84,7 +84,7 @@ class Observation:
 
 def observed_medians(trials: Iterable[Trial], stages: Sequence[str]) -> list[Observation]:
     """Return one observation for every run and problem: the median over the samples of these stages."""
-    samples: dict[tuple[Size, str, str, str], list[float]] = {}
+    samples: dict[tuple[ProductSize, str, str, str], list[float]] = {}
     for t in trials:
         if t.stage in stages and t.seconds is not None:
             samples.setdefault((t.size, t.dtype, t.plan, t.part), []).append(t.seconds)

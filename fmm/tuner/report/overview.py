@@ -32,9 +32,9 @@ from fmm.tuner.report.figures import (
 from fmm.tuner.report.type_report import MAX_SHOWN_SIDE_RATIO, TypeReport
 
 TABLE_SIDES = tuple(1024 << i for i in range(7))  # sides of the square products in the table: 1024 to 65536
-# The origin of a speedup, in SideSpeedup.kind. VENDOR_BASIS: fmm.matmul calls the vendor, and the speedup is about 1.
-MEASURED_BASIS, PREDICTED_BASIS, VENDOR_BASIS = "measured", "predicted", "vendor"
-EXTRAPOLATED_BASIS = "beyond"  # predicted for sides above MAX_SHOWN_SIDE_RATIO times the largest measured side
+# The origin of a speedup, in SideSpeedup.kind. VENDOR_SPEEDUP: fmm.matmul calls the vendor, and the speedup is about 1.
+MEASURED_SPEEDUP, PREDICTED_SPEEDUP, VENDOR_SPEEDUP = "measured", "predicted", "vendor"
+EXTRAPOLATED_SPEEDUP = "beyond"  # predicted for sides above MAX_SHOWN_SIDE_RATIO times the largest measured side
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def shown_speedups(reports: Sequence[TypeReport]) -> list[SideSpeedup]:
 def product_speedups(gains: Sequence[SideSpeedup], dtype: str) -> list[SideSpeedup]:
     """Return the speedups of a type's products on even sides, without sides where the vendor multiplies."""
     own = (gain for gain in gains if gain.op == "product" and gain.dtype == dtype and not gain.beside)
-    return [gain for gain in own if gain.kind != VENDOR_BASIS]
+    return [gain for gain in own if gain.kind != VENDOR_SPEEDUP]
 
 
 def odd_side_speedups(report: TypeReport) -> list[SideSpeedup]:
@@ -92,7 +92,7 @@ def first_extrapolated_speedups(report: TypeReport, shown: Sequence[SideSpeedup]
     last = max((gain.side for gain in shown), default=0)
     found = [(side, report.model_choice(side, side, side)) for side in TABLE_SIDES if side > last]
     gains = [(side, best.plan, 1 / best.time) for side, best in found if best.plan != VENDOR][:2]
-    return [_side_speedup(report, side, EXTRAPOLATED_BASIS, plan, (gain, gain, gain)) for side, plan, gain in gains]
+    return [_side_speedup(report, side, EXTRAPOLATED_SPEEDUP, plan, (gain, gain, gain)) for side, plan, gain in gains]
 
 
 def gram_speedup_at_side(report: TypeReport, side: int) -> SideSpeedup | None:
@@ -101,7 +101,7 @@ def gram_speedup_at_side(report: TypeReport, side: int) -> SideSpeedup | None:
     if known is None:
         return None
     entry, plan = known
-    kind = VENDOR_BASIS if plan == VENDOR else MEASURED_BASIS
+    kind = VENDOR_SPEEDUP if plan == VENDOR else MEASURED_SPEEDUP
     return _side_speedup(report, side, kind, plan, (entry.speedup, entry.low, entry.high), "gram")
 
 
@@ -116,10 +116,10 @@ def speedup_at_side(report: TypeReport, side: int) -> SideSpeedup | None:
     best = report.model_choice(side, side, side)
     predicted = 1 / best.time
     if known is None or default_skip_reason(report.used, known[0]) == UNTIMED_REASON:
-        kind = VENDOR_BASIS if best.plan == VENDOR else PREDICTED_BASIS
+        kind = VENDOR_SPEEDUP if best.plan == VENDOR else PREDICTED_SPEEDUP
         return _side_speedup(report, side, kind, best.plan, (predicted, predicted, predicted))
     entry, plan = known
-    kind = VENDOR_BASIS if plan == VENDOR else MEASURED_BASIS
+    kind = VENDOR_SPEEDUP if plan == VENDOR else MEASURED_SPEEDUP
     more = predicted if report.tuned.trusted is not None and predicted > MIN_ODD_SIDE_GAIN * entry.high else 0.0
     return _side_speedup(report, side, kind, plan, (entry.speedup, entry.low, entry.high), untried=more)
 
@@ -166,7 +166,7 @@ def crossover_side(report: TypeReport) -> int | None:
     return first_gaining_side(report.choice_calibration, report.dtype) if report.tuned.trusted is not None else None
 
 
-SCREEN_FIGURE_INCHES, PHONE_FIGURE_INCHES = (7.6, 3.7), (3.8, 3.4)  # inches, on a screen and on a phone
+SCREEN_FIGURE_INCHES, PHONE_FIGURE_INCHES = (7.6, 3.7), (3.8, 3.4)  # width and height in inches
 ALL_TYPES_CAPTION = (
     "Lines: the model's choice, dashed beyond twice the largest measured side. Points: certified entries with 95 % "
     "intervals. Each type has one colour and one shape of points."
@@ -248,7 +248,7 @@ def speedup_curves(
     """Return two curves of (side, predicted speedup): to the last shown side, and on to extrapolated speedups."""
     if report.tuned.trusted is None:
         return [], []
-    last = max((gain.side for gain in own if gain.kind == EXTRAPOLATED_BASIS), default=0)
+    last = max((gain.side for gain in own if gain.kind == EXTRAPOLATED_SPEEDUP), default=0)
     further = report.speedup_curve_to(last)[len(report.speedup_curve) :]
     return [(float(side), gain) for side, gain in report.speedup_curve], [(float(side), gain) for side, gain in further]
 

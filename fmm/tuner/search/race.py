@@ -16,7 +16,7 @@ from fmm.problem import Problem
 from fmm.tuner.devices.compile_ahead import largest_level_products
 from fmm.tuner.devices.device import Effort, TimedRun, TunableDevice
 from fmm.tuner.search.space import build_plan, choices_by_plan, device_search_space, space_for_dtype
-from fmm.tuner.trials.journal import Journal, RoundLimits, SampleSeconds, TimedProblem, paired_speedup
+from fmm.tuner.trials.journal import Journal, RoundLimits, SampleSeconds, TimedProblem, median_paired_speedup
 
 SEARCH_STAGE = "search"
 
@@ -113,7 +113,7 @@ class PlanRace:
             (base, run), RoundLimits(self.rounds), lambda s: self._losing_runs(s, base, run)
         )
         self.spent += sum(map(sum, samples.values()))
-        found = paired_speedup(samples, base, run) if samples[run] and samples[base] else 0.0
+        found = median_paired_speedup(samples, base, run) if samples[run] and samples[base] else 0.0
         self.results[plan] = found
         if found and len(samples[run]) >= self.rounds:
             self.best_low = max(

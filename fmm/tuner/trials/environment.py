@@ -39,7 +39,7 @@ def environment_record(command: list[str]) -> dict[str, Any]:
     }
 
 
-def typed_command() -> list[str]:
+def command_line_words() -> list[str]:
     """Return the program's name, without its folder, and the arguments of the user's command."""
     name = Path(sys.argv[0]).name
     return ["fmm-tune" if name == "cli.py" else name, *sys.argv[1:]]

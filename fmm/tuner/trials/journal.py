@@ -153,7 +153,7 @@ class Journal:
 
 
 def _trial_key(trial: Trial) -> SampleKey:
-    """Return stage, problem, seed and run of a trial: the key by which the journal replays it."""
+    """Return stage, problem, seed and run of a trial, with which a replay finds the trial."""
     return trial.stage, trial.problem, trial.seed, trial.timed_run
 
 
@@ -162,12 +162,12 @@ class RoundLimits:
     """The rules that decide how many rounds a measurement has."""
 
     min_rounds: int  # smallest number of rounds
-    max_rounds: int = 0  # up to this number, rounds follow while the sum of all samples is below `seconds`
+    max_rounds: int = 0  # rounds are added up to this number while the sum of all samples is below `seconds`
     seconds: float = 0.0
-    max_uncertain_rounds: int = 0  # up to this number, rounds follow while the median of any run is uncertain
-    max_uncertainty: float = 0.02  # a median with a larger relative standard error is uncertain
-    max_uncertain_seconds: float = float("inf")  # from this sum of all samples on, uncertainty adds no round
-    max_ratio_of_two: float = float("inf")  # a third round follows if the two samples of a run differ by more
+    max_uncertain_rounds: int = 0  # rounds are added up to this number while the median of any run is uncertain
+    max_uncertainty: float = 0.02  # a median with a larger relative standard error counts as uncertain
+    max_uncertain_seconds: float = float("inf")  # uncertainty adds no round once the sum of all samples is this large
+    max_ratio_of_two: float = float("inf")  # a third round is added if the ratio of a run's two samples is larger
 
     def needs_more_rounds(self, done: int, samples: SampleSeconds) -> bool:
         """Return True if the measurement needs another round after `done` rounds with these samples."""
@@ -286,7 +286,7 @@ class TimedProblem:
         return samples
 
 
-def paired_speedup(samples: SampleSeconds, vendor: TimedRun, run: TimedRun) -> float:
-    """Return the median over all rounds of the vendor's seconds divided by the run's seconds."""
+def median_paired_speedup(samples: SampleSeconds, vendor: TimedRun, run: TimedRun) -> float:
+    """Return the median, over all rounds, of the ratio of the vendor's seconds to the run's seconds."""
     rounds = len(samples[run])
     return median(certification.paired_ratios(samples[vendor][:rounds], samples[run]))

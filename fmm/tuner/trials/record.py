@@ -33,7 +33,7 @@ from fmm.kernels.plans.plan import Plan, PlanError
 from fmm.problem import OPERATIONS, Operation, Problem
 from fmm.tuner.devices.device import TimedRun
 
-Size = tuple[int, int, int]  # (m, k, n)
+ProductSize = tuple[int, int, int]  # (m, k, n)
 DEFAULT_OPERATION: Operation = "product"  # the operation of trials whose line names no operation
 
 
@@ -43,7 +43,7 @@ class Trial:
 
     run: str  # identifier of the tuning
     stage: str
-    size: Size
+    size: ProductSize
     dtype: str
     plan: str
     part: str
@@ -145,7 +145,7 @@ class TrialFile:
         for kind, record in self._read_records():
             try:
                 if kind == "tuning":
-                    header = TuningHeader(**read_fields(record, kind, HEADER_CHECKS))
+                    header = TuningHeader(**read_fields(record, kind, HEADER_FIELD_CHECKS))
                     headers[header.run] = header
                 elif kind == "trial":
                     trial = _parse_trial(record)
@@ -204,7 +204,7 @@ def first_look_trials(tunings: Sequence[RecordedTuning], header: TuningHeader) -
     for tuning in tunings:
         if tuning.header.run == header.run:
             break
-        if _is_first_look_of(tuning.header, header):
+        if _is_usable_first_look(tuning.header, header):
             found = tuning.trials
     return found
 
@@ -212,12 +212,12 @@ def first_look_trials(tunings: Sequence[RecordedTuning], header: TuningHeader) -
 FIRST_LOOK_EFFORT = "coarse"  # the name of the effort with which a first look runs
 
 
-def _is_first_look_of(first: TuningHeader, then: TuningHeader) -> bool:
+def _is_usable_first_look(first: TuningHeader, then: TuningHeader) -> bool:
     """Return True if the tuning `first` is a first look whose trials the tuning `then` uses."""
-    same_device = (first.device, first.versions, _card_identifier(first)) == (
+    same_device = (first.device, first.versions, _gpu_uuid(first)) == (
         then.device,
         then.versions,
-        _card_identifier(then),
+        _gpu_uuid(then),
     )
     efforts = first.settings.get("effort") == FIRST_LOOK_EFFORT != then.settings.get("effort")
     continues = first.command == then.command or "--resume" in then.command.split()
@@ -225,7 +225,7 @@ def _is_first_look_of(first: TuningHeader, then: TuningHeader) -> bool:
     return same_device and efforts and continues and same_type
 
 
-def _card_identifier(header: TuningHeader) -> Any:
+def _gpu_uuid(header: TuningHeader) -> Any:
     """Return the UUID of the GPU on which a tuning ran; None if the header has no UUID."""
     return header.conditions.get("uuid")
 
@@ -250,13 +250,13 @@ def _check_plan_text(value: Any, where: str) -> str:
     return str(value)
 
 
-HEADER_CHECKS: Mapping[str, JsonCheck] = {
+HEADER_FIELD_CHECKS: Mapping[str, JsonCheck] = {
     **dict.fromkeys(("run", "device", "started"), check_text),
     "versions": check_text_values,
     **dict.fromkeys(("conditions", "settings"), _check_object),
     "command": _check_long_text,
 }
-TRIAL_CHECKS: Mapping[str, JsonCheck] = {
+TRIAL_FIELD_CHECKS: Mapping[str, JsonCheck] = {
     **dict.fromkeys(("run", "stage", "part"), check_text),
     "size": check_size,
     "dtype": choice_check(*DTYPES),
@@ -273,8 +273,8 @@ OPTIONAL_TRIAL_FIELDS = frozenset({"seconds", "failed", "op"})
 
 def _parse_trial(record: dict[str, Any]) -> Trial:
     """Return the trial of a line's JSON fields; fields that this version of fmm does not know are ignored."""
-    own = {name: value for name, value in record.items() if name in TRIAL_CHECKS}
-    return Trial(**read_fields(own, "trial", TRIAL_CHECKS, OPTIONAL_TRIAL_FIELDS))
+    own = {name: value for name, value in record.items() if name in TRIAL_FIELD_CHECKS}
+    return Trial(**read_fields(own, "trial", TRIAL_FIELD_CHECKS, OPTIONAL_TRIAL_FIELDS))
 
 
 def tuning_of_section(

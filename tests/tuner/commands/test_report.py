@@ -21,9 +21,9 @@ from fmm.tuner.devices.simulated import SimulatedDevice
 from fmm.tuner.report.figures import FIGURE_STYLE
 from fmm.tuner.report.overview import (
     PHONE_FIGURE_INCHES,
-    PREDICTED_BASIS,
+    PREDICTED_SPEEDUP,
     SCREEN_FIGURE_INCHES,
-    VENDOR_BASIS,
+    VENDOR_SPEEDUP,
     all_types_caption,
     certified_square_entries,
     draw_speedups_of_types,
@@ -156,7 +156,7 @@ def test_of_an_entry_that_is_passed_over_the_choice_is_shown() -> None:
     found = {gain.side: gain for gain in shown_speedups([float32]) if gain.op == "product"}
     for side in (4096, 8192, 16384):
         assert float32.tuned.entry((side,) * 3) is not None
-        assert (found[side].kind, found[side].plan.split()[-1]) == (PREDICTED_BASIS, "f16x3")
+        assert (found[side].kind, found[side].plan.split()[-1]) == (PREDICTED_SPEEDUP, "f16x3")
         assert found[side].error_growth < 4 and found[side].speedup > 3
 
 
@@ -168,7 +168,7 @@ def test_odd_sides_have_a_row_of_their_own(folder: Path) -> None:
     even = next(gain for gain in gains if gain.side == 4096)
     odd = [
         replace(even, side=side, beside=1, speedup=4.0, kind=kind)
-        for side, kind in ((2049, VENDOR_BASIS), (4097, "predicted"))
+        for side, kind in ((2049, VENDOR_SPEEDUP), (4097, "predicted"))
     ]
     page = speedups_html_table([*gains, *odd], starts={"float64": "4096"})
     (row,) = re.findall(r'<tr><th scope="row">float64, side \+ 1</th>(.*?)</tr>', page)

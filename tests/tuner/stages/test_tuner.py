@@ -46,7 +46,7 @@ from fmm.tuner.search.space import build_plan, choices_by_plan, search_space
 from fmm.tuner.stages import shapes
 from fmm.tuner.stages.probes import repeat_noisy_aa_pairs, scattered_shape_plans
 from fmm.tuner.stages.shapes import ShapesFileError
-from fmm.tuner.trials.journal import Journal, RoundLimits, SampleNotRecordedError, paired_speedup
+from fmm.tuner.trials.journal import Journal, RoundLimits, SampleNotRecordedError, median_paired_speedup
 from fmm.tuner.trials.record import Trial, TrialFile, TuningHeader
 from fmm.tuner.tune_type import TypeOutcome, tune_type
 from tests.support.configs import SMALL
@@ -494,7 +494,7 @@ def test_a_shape_that_was_not_confirmed_to_the_end_has_no_entry() -> None:
 
 def test_speedups_are_paired() -> None:
     vendor, run = TimedRun(), TimedRun(Plan.parse("hasa > vendor"))
-    assert paired_speedup({vendor: [1.0, 10.0, 1.0], run: [0.5, 5.0]}, vendor, run) == 2
+    assert median_paired_speedup({vendor: [1.0, 10.0, 1.0], run: [0.5, 5.0]}, vendor, run) == 2
 
 
 # ---- the fit
