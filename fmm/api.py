@@ -125,7 +125,7 @@ def matmul(
         defaults = dtype is None and casting is DEFAULT_CASTING and order is DEFAULT_ORDER
         if kind is not ndarray:
             library = PLAIN_TYPES.get(kind) if defaults else None
-            if library is not None and (out is None or library.differentiable):
+            if library is not None and (out is None or library.is_differentiable):
                 return dispatch.multiply_without_options(library, a, b, out)
         elif not defaults:
             return dispatch.multiply_with_options(a, b, out, casting, order, dtype)

@@ -66,11 +66,11 @@ def multiply_without_options(library: Library, a: Any, b: Any, out: Any = None) 
         nbytes_product = 0
     if nbytes_product < SMALL_BYTES_PRODUCT or is_declined_on_device(library, a, b, nbytes_product):
         try:
-            return library.quick_vendor(a, b) if out is None else library.vendor(a, b, out)
+            return library.fast_vendor_product(a, b) if out is None else library.vendor_product(a, b, out)
         except RuntimeError:
-            if not (library.differentiable and a.is_cuda and type_name(a.dtype) in INTEGERS):
+            if not (library.is_differentiable and a.is_cuda and type_name(a.dtype) in INTEGERS):
                 raise  # torch has no integer products on CUDA devices
-    if library.differentiable:
+    if library.is_differentiable:
         return torch_functions_module().matmul_tensors(a, b, out, NO_CONSTRAINTS)
     return matmul.run_matmul(library, a, b, out, NO_CONSTRAINTS)
 
@@ -110,8 +110,8 @@ def _multiply_on_own_device(request: MatmulRequest) -> Any:
                 return multiply_without_options(library, a, b, request.out)
             return _traced_matmul(a, b, request.out, constraints)
         if constraints is NO_CONSTRAINTS and library.processor == "cpu" and is_small_on_host(a, b):
-            return library.vendor(a, b, request.out)
-        if library.differentiable:
+            return library.vendor_product(a, b, request.out)
+        if library.is_differentiable:
             return torch_functions_module().matmul_tensors(a, b, request.out, constraints)
         return matmul.run_matmul_any_library(library, a, b, request.out, constraints)
     except (ValueError, RuntimeError) as error:  # raises the library's own error for shapes that do not match
@@ -135,7 +135,7 @@ def dispatch_explain_matmul(request: MatmulRequest) -> Decision:
             NUMPY.with_options(request.options), a, b, request.out, machine, constraints
         )
     library = library_of(a, b, request.out).with_options(request.options)
-    if library.differentiable:
+    if library.is_differentiable:
         explained: Decision = torch_functions_module().explain_tensors(a, b, request.out, constraints)
         return explained
     return matmul.explain_matmul(library, a, b, request.out, constraints)
@@ -181,18 +181,20 @@ def _traced_matmul(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> An
 def dispatch_gram(request: GramRequest, key: CallKey | None = None) -> Any:
     """Return the product of a checked fmm.gram call; a decline is cached under `key`."""
     request = _with_decline_key(request, key, request.b, request.out)
-    return torch_functions_module().gram_tensors(*request[1:]) if request.library.differentiable else run_gram(*request)
+    return (
+        torch_functions_module().gram_tensors(*request[1:]) if request.library.is_differentiable else run_gram(*request)
+    )
 
 
 @lru_cache(maxsize=8)
 def recurring_gram_function(library: Library) -> Callable[[Library, Any, Any, bool, Triangle], Any]:
     """Return the function that runs a cached fmm.gram call of one array; it returns None for any other call."""
-    return torch_functions_module().recurring_gram_tensors if library.differentiable else run_recurring_gram
+    return torch_functions_module().recurring_gram_tensors if library.is_differentiable else run_recurring_gram
 
 
 def dispatch_explain_gram(request: GramRequest) -> Decision:
     """Return the decision of `dispatch_gram`; nothing is computed."""
-    if not request.library.differentiable:
+    if not request.library.is_differentiable:
         return explain_array_gram(*request[:-1])
     decision: Decision = torch_functions_module().explain_gram_tensors(*request[1:-1])
     return decision
@@ -201,12 +203,14 @@ def dispatch_explain_gram(request: GramRequest) -> Decision:
 def dispatch_gemm(request: GemmRequest, key: CallKey | None = None) -> Any:
     """Return the result of a checked fmm.gemm call. A decline is remembered under the key."""
     request = _with_decline_key(request, key, request.b, request.c, request.out)
-    return torch_functions_module().gemm_tensors(*request[1:]) if request.library.differentiable else run_gemm(*request)
+    return (
+        torch_functions_module().gemm_tensors(*request[1:]) if request.library.is_differentiable else run_gemm(*request)
+    )
 
 
 def dispatch_explain_gemm(request: GemmRequest) -> Decision:
     """Return the decision of `dispatch_gemm`; nothing is computed."""
-    if not request.library.differentiable:
+    if not request.library.is_differentiable:
         return explain_array_gemm(*request[:-1])
     decision: Decision = torch_functions_module().explain_gemm_tensors(*request[1:-1])
     return decision

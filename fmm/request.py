@@ -299,7 +299,7 @@ def convert_factors(library: Library, arrays: tuple[Any, ...], alpha: Any, beta:
 
     Integer products accept whole factors only, written 2 or 2.0. torch rejects wrong factors of tensors itself.
     """
-    if library.differentiable or (alpha in (0, 1) and beta in (0, 1)):
+    if library.is_differentiable or (alpha in (0, 1) and beta in (0, 1)):
         return alpha, beta
     dtype = _integer_type(library, arrays)
     if dtype is None:

@@ -149,4 +149,4 @@ def plans_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
 @pytest.fixture(autouse=True)
 def no_call_is_known() -> None:
     """Calls are kept by what they look like: no test finds one of another's, decided under other circumstances."""
-    NUMPY.calls.clear()
+    NUMPY.cached_calls.clear()

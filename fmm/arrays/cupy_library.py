@@ -110,20 +110,20 @@ class CupyLibrary(NumpyLikeLibrary):
 
     module = cupy
     name, vendor_name = "CuPy", "cupy.matmul"
-    differentiable, gemm_name = False, ""
+    is_differentiable, gemm_name = False, ""
     is_tracing = None
     processor: Processor = "cuda"
-    out_of_memory: type[BaseException] = cupy.cuda.memory.OutOfMemoryError
-    calls: dict[Hashable, Any]
+    out_of_memory_error: type[BaseException] = cupy.cuda.memory.OutOfMemoryError
+    cached_calls: dict[Hashable, Any]
 
     def __init__(self, options: Mapping[str, Any] = NO_OPTIONS) -> None:
         self.options = options
-        self.calls = {}
+        self.cached_calls = {}
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
         return type(self)(options) if options else self
 
-    def quick_vendor(self, a: Any, b: Any) -> Any:
+    def fast_vendor_product(self, a: Any, b: Any) -> Any:
         c = cublas_product(a, b)
         if c is not None:
             return c
@@ -131,10 +131,10 @@ class CupyLibrary(NumpyLikeLibrary):
             raise device_mismatch_error(a, b)
         return matmul(a, b)
 
-    def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
+    def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:
         if self.options or out is not None:
             return matmul(a, b, out=out, **self.options)
-        return self.quick_vendor(a, b) if type(a) is type(b) is ndarray else matmul(a, b)
+        return self.fast_vendor_product(a, b) if type(a) is type(b) is ndarray else matmul(a, b)
 
     def adopt_arrays(self, a: Any, b: Any, out: Any) -> tuple[Any, Any, Any] | None:
         if type(a) is ndarray and type(b) is ndarray and (out is None or type(out) is ndarray):
@@ -161,7 +161,7 @@ class CupyLibrary(NumpyLikeLibrary):
         where = current_device(), a.data.device_id, b.data.device_id, a.data.ptr == b.data.ptr
         return mode, a.shape, a.strides, dtype, b.shape, b.strides, b.dtype, where, target
 
-    def signature(self, a: Any, b: Any, c: Any, out: Any) -> Hashable:
+    def array_signature(self, a: Any, b: Any, c: Any, out: Any) -> Hashable:
         mode = get_compute_type(a.dtype) if get_compute_type and a.dtype.kind in "fc" else 0
         of_a = a.shape, a.strides, a.dtype, a.data.device_id, current_device(), mode
         of_b = None if b is None else (b.shape, b.strides, b.dtype, b.data.device_id)
@@ -174,7 +174,7 @@ class CupyLibrary(NumpyLikeLibrary):
         # A matrix times its own transpose, at the same address, may have another plan.
         return dtype, b.dtype, mode, current_device() == left.device_id, left.ptr == b.data.ptr
 
-    def setting(self, a: Any, b: Any, out: Any) -> Setting:
+    def product_setting(self, a: Any, b: Any, out: Any) -> Setting:
         current = current_device()
         if self.options:
             return Setting(current, refusal=f"{', '.join(self.options)} was passed")
@@ -198,27 +198,27 @@ class CupyLibrary(NumpyLikeLibrary):
     def device_number(self, x: Any) -> int:
         return int(x.data.device_id)
 
-    def operand(self, x: Any) -> Operand:
+    def describe_operand(self, x: Any) -> Operand:
         item = x.itemsize
         is_aligned = not any(step % item for step in x.strides) and x.data.ptr % item == 0
         if not is_aligned:
             return Operand(x.shape, None, x.dtype.name, occupied_bytes(x.shape, x.strides, item))
         return Operand(x.shape, tuple(step // item for step in x.strides), x.dtype.name)
 
-    def result_operand(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
+    def describe_result(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
         return contiguous_operand(shape, dtype)
 
-    def pointer(self, x: Any) -> int:
+    def data_pointer(self, x: Any) -> int:
         return int(x.data.ptr)
 
-    def accepts_operands(self, a: Any, b: Any) -> bool:
+    def can_multiply_operands(self, a: Any, b: Any) -> bool:
         try:
             shape = product_shape(a.shape, b.shape)
             return shape is not None and 0 not in shape and _common_type(a, b) is not None
         except (AttributeError, TypeError):  # no array, or no common type
             return False
 
-    def allocate(self, call: MemoryNeeds, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
+    def allocate_arrays(self, call: MemoryNeeds, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
         dtype = _NUMPY_TYPES.get(call.dtype, a.dtype)
         if call.copies:
             a, b = (x.astype(dtype, order="C") if pack else x for x, pack in zip((a, b), call.packs, strict=True))
@@ -232,7 +232,7 @@ class CupyLibrary(NumpyLikeLibrary):
         copy[...] = x
         return copy
 
-    def copy(self, source: Any, out: Any) -> None:
+    def copy_into(self, source: Any, out: Any) -> None:
         out[...] = source
 
     def mark_written(self, out: Any) -> None:

@@ -25,7 +25,7 @@ class NumpyLikeLibrary(ABC):
     module: Any
 
     @abstractmethod
-    def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
+    def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:
         """Return the library's own product."""
 
     def is_observed(self) -> bool:
@@ -36,13 +36,13 @@ class NumpyLikeLibrary(ABC):
 
     # ---- arrays made from arrays
 
-    def transposed(self, x: Any) -> Any:
+    def transposed_view(self, x: Any) -> Any:
         return x.T if x.ndim == 2 else self.module.swapaxes(x, -1, -2)
 
-    def conjugated(self, x: Any) -> Any:
+    def conjugated_copy(self, x: Any) -> Any:
         return self.module.conj(x)
 
-    def zeros(self, shape: tuple[int, ...], like: Any) -> Any:
+    def new_zeros(self, shape: tuple[int, ...], like: Any) -> Any:
         return self.module.zeros(shape, like.dtype.newbyteorder("="))
 
     def broadcast_view(self, x: Any, shape: tuple[int, ...]) -> Any:
@@ -65,7 +65,7 @@ class NumpyLikeLibrary(ABC):
 
     def vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:
         """Return alpha A B + beta C, in C or as a new array; C is read only if beta is not 0."""
-        product = self.vendor(a, b)
+        product = self.vendor_product(a, b)
         value = product if alpha == 1 else self.module.multiply(product, alpha, out=product if product.ndim else None)
         if c is None:
             return value
@@ -74,10 +74,10 @@ class NumpyLikeLibrary(ABC):
         self.module.copyto(c, value)
         return c
 
-    def quick_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
+    def fast_vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
         if alpha == 0:  # with alpha = 0, a and b are not read
             a, b, alpha = a[..., :0], b[..., :0, :], 1
-        value = self.vendor(a, b)
+        value = self.vendor_product(a, b)
         if alpha != 1:
             self.module.multiply(value, alpha, out=value)
         if c is not None:
@@ -100,7 +100,7 @@ class NumpyLikeLibrary(ABC):
         if value.dtype.kind == "c":
             module.einsum("...ii->...i", value).imag[...] = 0
         if fill == "full":
-            mirror = self.transposed(module.tril(value, -1))
+            mirror = self.transposed_view(module.tril(value, -1))
             mirror = module.conj(mirror) if mirror.dtype.kind == "c" else mirror
             module.copyto(out, module.tril(value) + mirror)
         else:
@@ -137,17 +137,17 @@ class NumpyLibrary(NumpyLikeLibrary):
 
     module = np
     name, vendor_name = "NumPy", "numpy.matmul"
-    differentiable, gemm_name = False, ""
+    is_differentiable, gemm_name = False, ""
     is_tracing = None
     processor: Processor = "cpu"
-    out_of_memory: type[BaseException] = MemoryError
-    calls: dict[Hashable, Any]
+    out_of_memory_error: type[BaseException] = MemoryError
+    cached_calls: dict[Hashable, Any]
 
     def __init__(self, options: Mapping[str, Any] = NO_OPTIONS) -> None:
         self.options = options
         self.casting: Any = options.get("casting", "same_kind")
         self.order: Any = options.get("order", "K")
-        self.calls = {}
+        self.cached_calls = {}
         self.caches_calls = options.keys() <= {"casting", "order"}
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
@@ -155,17 +155,17 @@ class NumpyLibrary(NumpyLikeLibrary):
             return self
         library = type(self)(options)
         if library.caches_calls:
-            library.calls = self.calls
+            library.cached_calls = self.cached_calls
         return library
 
-    def quick_vendor(self, a: Any, b: Any) -> Any:
+    def fast_vendor_product(self, a: Any, b: Any) -> Any:
         return matmul(a, b)
 
-    def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
+    def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:
         return matmul(a, b, out=out, **self.options)
 
-    def quick_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
-        return matmul(a, b, out) if c is None and alpha == 1 else super().quick_gemm(a, b, c, alpha, beta, out)
+    def fast_vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
+        return matmul(a, b, out) if c is None and alpha == 1 else super().fast_vendor_gemm(a, b, c, alpha, beta, out)
 
     def vendor_call(self, a: Any, b: Any, out: Any) -> Callable[[], Any]:
         return partial(matmul, a, b, out=out, **self.options)
@@ -185,7 +185,7 @@ class NumpyLibrary(NumpyLikeLibrary):
             return None
         return *options, *_layout_key(a), *_layout_key(b), *_layout_key(out), out.flags.writeable
 
-    def signature(self, a: Any, b: Any, c: Any, out: Any) -> Hashable:
+    def array_signature(self, a: Any, b: Any, c: Any, out: Any) -> Hashable:
         of_b = None if b is None else (b.shape, b.strides, b.dtype)
         of_c = None if c is None else (c.shape, c.dtype)
         return a.shape, a.strides, a.dtype, of_b, of_c, None if out is None else (out.shape, out.dtype)
@@ -193,7 +193,7 @@ class NumpyLibrary(NumpyLikeLibrary):
     def type_key(self, a: Any, b: Any) -> Hashable:
         return a.dtype, b.dtype
 
-    def setting(self, a: Any, b: Any, out: Any) -> Setting:
+    def product_setting(self, a: Any, b: Any, out: Any) -> Setting:
         number = blas_threads()
         if others := self.options.keys() - OPTIONS_OF_PLANS:
             return Setting(number, refusal=f"{', '.join(n for n in self.options if n in others)} was passed")
@@ -251,7 +251,7 @@ class NumpyLibrary(NumpyLikeLibrary):
     def device_number(self, x: Any) -> int:
         return blas_threads()
 
-    def operand(self, x: Any) -> Operand:
+    def describe_operand(self, x: Any) -> Operand:
         """Return the description of an array. Another byte order counts as another type."""
         item, dtype = x.itemsize, x.dtype
         is_aligned = x.flags.aligned and not any(step % item for step in x.strides)
@@ -260,7 +260,7 @@ class NumpyLibrary(NumpyLikeLibrary):
             return Operand(x.shape, None, name, occupied_bytes(x.shape, x.strides, item))
         return Operand(x.shape, tuple(step // item for step in x.strides), name)
 
-    def result_operand(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
+    def describe_result(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
         """Return the description of the product with the memory order of numpy.matmul's."""
         fortran = self.order == "F" or (self.order == "A" and all(x.flags.f_contiguous for x in (a, b)))
         if fortran:
@@ -287,24 +287,24 @@ class NumpyLibrary(NumpyLikeLibrary):
         copy[...] = x
         return copy
 
-    def pointer(self, x: Any) -> int:
+    def data_pointer(self, x: Any) -> int:
         return int(x.__array_interface__["data"][0])
 
     def promote_operands(self, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
         return super().promote_operands(np.asanyarray(a), np.asanyarray(b), None if c is None else np.asanyarray(c))
 
-    def accepts_operands(self, a: Any, b: Any) -> bool:
+    def can_multiply_operands(self, a: Any, b: Any) -> bool:
         """Return True if NumPy multiplies the operands, by a product of no rows of a and no columns of b."""
         a, b = (np.asarray(x) if isinstance(x, list | tuple) else x for x in (a, b))
         a = a[..., :0, :] if type(a) is ndarray and a.ndim > 1 else a
         b = b[..., :0] if type(b) is ndarray and b.ndim > 1 else b
         try:
-            self.vendor(a, b)
+            self.vendor_product(a, b)
         except Exception:
             return False
         return True
 
-    def copy(self, source: Any, out: Any) -> None:
+    def copy_into(self, source: Any, out: Any) -> None:
         np.copyto(out, source, casting=self.casting)
 
     def mark_written(self, out: Any) -> None:
@@ -391,9 +391,9 @@ class NumpyDotLibrary(NumpyLibrary):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls = NUMPY.calls  # shares the prepared calls of NUMPY, since both run the same plans
+        self.cached_calls = NUMPY.cached_calls  # shares the prepared calls of NUMPY, since both run the same plans
 
-    def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
+    def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:
         return dot(a, b, out)
 
     def vendor_call(self, a: Any, b: Any, out: Any) -> Callable[[], Any]:

@@ -125,40 +125,40 @@ class _TorchLibraryBase:
     """The methods that both adapters share."""
 
     name, vendor_name = "torch", "torch.matmul"
-    differentiable, gemm_name = True, "torch.addmm"
-    calls: dict[Hashable, Any]
+    is_differentiable, gemm_name = True, "torch.addmm"
+    cached_calls: dict[Hashable, Any]
 
     def __init__(self, calls: dict[Hashable, Any] | None = None) -> None:
-        self.calls = {} if calls is None else calls
-        self.quick_vendor, self.is_observed, self.is_tracing = TORCH_MATMUL, is_observed, is_tracing
+        self.cached_calls = {} if calls is None else calls
+        self.fast_vendor_product, self.is_observed, self.is_tracing = TORCH_MATMUL, is_observed, is_tracing
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
         if options:
             raise TypeError(f"torch.matmul takes no {', '.join(options)}")
         return self
 
-    def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
-        return self.quick_vendor(a, b) if out is None else matmul_into(self.quick_vendor, a, b, out)
+    def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:
+        return self.fast_vendor_product(a, b) if out is None else matmul_into(self.fast_vendor_product, a, b, out)
 
     def adopt_arrays(self, a: Any, b: Any, out: Any) -> None:
         """Return None: torch multiplies no foreign arrays."""
 
-    def operand(self, x: Any) -> Operand:
+    def describe_operand(self, x: Any) -> Operand:
         return Operand(tuple(x.shape), tuple(x.stride()), TYPE_NAMES.get(x.dtype, str(x.dtype)))
 
-    def result_operand(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
+    def describe_result(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
         return contiguous_operand(shape, dtype)
 
-    def pointer(self, x: Any) -> int:
+    def data_pointer(self, x: Any) -> int:
         return int(x.data_ptr())
 
-    def transposed(self, x: Any) -> Any:
+    def transposed_view(self, x: Any) -> Any:
         return x.mT
 
-    def zeros(self, shape: tuple[int, ...], like: Any) -> Any:
+    def new_zeros(self, shape: tuple[int, ...], like: Any) -> Any:
         return like.new_zeros(shape)
 
-    def conjugated(self, x: Any) -> Any:
+    def conjugated_copy(self, x: Any) -> Any:
         return x.conj().resolve_conj()
 
     def promote_operands(self, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
@@ -173,11 +173,11 @@ class _TorchLibraryBase:
     def vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Any:
         return torch_gemm(a, b, c, alpha, beta, c)
 
-    def quick_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
+    def fast_vendor_gemm(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, out: Any) -> Any:
         if alpha == 0:  # with alpha = 0, a and b are not read
             a, b, alpha = a[..., :0], b[..., :0, :], 1
         if c is None and alpha == 1:
-            return self.vendor(a, b, out)
+            return self.vendor_product(a, b, out)
         if out is None:
             return _gemm_of_factors(a, b, c, alpha, beta, None)
         if _overlaps(out, a) or _overlaps(out, b) or (c is not None and c is not out and _overlaps(out, c)):
@@ -206,14 +206,14 @@ class _TorchLibraryBase:
         else:
             out.copy_(torch.where(torch.ones_like(out, dtype=torch.bool).tril(), value, out))
 
-    def accepts_operands(self, a: Any, b: Any) -> bool:
+    def can_multiply_operands(self, a: Any, b: Any) -> bool:
         try:
             shape = product_shape(tuple(a.shape), tuple(b.shape))
             return shape is not None and 0 not in shape and bool(a.dtype == b.dtype)
         except AttributeError:  # not a tensor
             return False
 
-    def copy(self, source: Any, out: Any) -> None:
+    def copy_into(self, source: Any, out: Any) -> None:
         out.copy_(source)
 
     def mark_written(self, out: Any) -> None:
@@ -227,7 +227,7 @@ class _TorchLibraryBase:
             same_address = False
         return dtype, b.dtype, device, same_address, _float32_precision() if dtype is float32 and device >= 0 else ""
 
-    def signature(self, a: Any, b: Any, c: Any, out: Any) -> Hashable:
+    def array_signature(self, a: Any, b: Any, c: Any, out: Any) -> Hashable:
         dtype, device = a.dtype, a.get_device()
         of_b = None if b is None else (b.shape, b.stride(), b.dtype)
         of_c = None if c is None else (c.shape, c.dtype)
@@ -240,7 +240,7 @@ class TorchLibrary(_TorchLibraryBase):
     """The adapter for tensors on CUDA devices."""
 
     processor: Processor = "cuda"
-    out_of_memory: type[BaseException] = torch.OutOfMemoryError
+    out_of_memory_error: type[BaseException] = torch.OutOfMemoryError
 
     def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
         dtype = a.dtype
@@ -252,7 +252,7 @@ class TorchLibrary(_TorchLibraryBase):
         where = a.get_device(), _same_address(a, b)
         return math, a.shape, a.stride(), dtype, b.shape, b.stride(), b.dtype, where, target
 
-    def setting(self, a: Any, b: Any, out: Any) -> Setting:
+    def product_setting(self, a: Any, b: Any, out: Any) -> Setting:
         device = a.get_device()
         common = TYPE_NAMES.get(a.dtype, str(a.dtype)) if a.dtype == b.dtype else None
         single = a.dtype is torch.float32 or a.dtype is torch.complex64
@@ -279,7 +279,7 @@ class TorchLibrary(_TorchLibraryBase):
     def device_number(self, x: Any) -> int:
         return int(x.get_device())
 
-    def allocate(self, call: MemoryNeeds, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
+    def allocate_arrays(self, call: MemoryNeeds, a: Any, b: Any, out: Any) -> tuple[int, int, int, int, Any, Any]:
         if call.copies:
             row_major = torch.contiguous_format
             a, b = (x.clone(memory_format=row_major) if pack else x for x, pack in zip((a, b), call.packs, strict=True))
@@ -314,14 +314,14 @@ class TorchHostLibrary(_TorchLibraryBase):
     """The adapter for tensors on the host; plans run on NumPy views of their memory."""
 
     processor: Processor = "cpu"
-    out_of_memory: type[BaseException] = MemoryError
+    out_of_memory_error: type[BaseException] = MemoryError
 
     def call_key(self, a: Any, b: Any, out: Any) -> Hashable | None:
         operands = a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype
         target = () if out is None else (out.shape, out.stride(), out.dtype)
         return blas_threads(), _same_memory_transposed(a, b), *operands, *target
 
-    def setting(self, a: Any, b: Any, out: Any) -> Setting:
+    def product_setting(self, a: Any, b: Any, out: Any) -> Setting:
         number = blas_threads()
         arrays = [x for x in (a, b, out) if x is not None]
         types = dict.fromkeys(str(x.dtype).removeprefix("torch.") for x in arrays)
@@ -385,7 +385,7 @@ def _same_memory_transposed(a: Any, b: Any) -> bool:
 
 TORCH = TorchLibrary()
 # One cache for both: a declined product is looked up before its device is known. The keys contain the device.
-TORCH_ON_HOST = TorchHostLibrary(TORCH.calls)
+TORCH_ON_HOST = TorchHostLibrary(TORCH.cached_calls)
 
 
 def torch_library_of(x: Any) -> TorchLibrary | TorchHostLibrary:

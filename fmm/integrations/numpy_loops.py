@@ -252,12 +252,12 @@ class LoopLibrary(NumpyLibrary):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls = NUMPY.calls  # shares the prepared calls of NUMPY: both run the same plans
+        self.cached_calls = NUMPY.cached_calls  # shares the prepared calls of NUMPY: both run the same plans
         self.is_declined = False
 
-    def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
+    def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:
         self.is_declined = True
         return out
 
     def vendor_call(self, a: Any, b: Any, out: Any) -> Callable[[], Any]:
-        return partial(self.vendor, a, b, out)
+        return partial(self.vendor_product, a, b, out)

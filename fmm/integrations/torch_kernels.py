@@ -96,11 +96,11 @@ def bypass_for_vendor(undo: Undo) -> Undo:
         undo()
         _installed.remove(undo)
         for library in (TORCH, TORCH_ON_HOST) if not _installed else ():
-            library.quick_vendor = TORCH_MATMUL
+            library.fast_vendor_product = TORCH_MATMUL
 
     _installed.append(undo)
     for library in (TORCH, TORCH_ON_HOST):
-        library.quick_vendor = vendor_matmul
+        library.fast_vendor_product = vendor_matmul
     return leave_to_torch
 
 
@@ -112,10 +112,10 @@ class HookedDevice(TorchLibrary):
 
     def __init__(self, kernels: dict[str, Any]) -> None:
         super().__init__()
-        self.calls = TORCH.calls
+        self.cached_calls = TORCH.cached_calls
         self.kernels, self.keys = kernels, torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 
-    def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
+    def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:
         return _call_kernel(self, a, b, out)
 
 
@@ -124,10 +124,10 @@ class HookedHost(TorchHostLibrary):
 
     def __init__(self, kernels: dict[str, Any]) -> None:
         super().__init__()
-        self.calls = TORCH_ON_HOST.calls
+        self.cached_calls = TORCH_ON_HOST.cached_calls
         self.kernels, self.keys = kernels, torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
-    def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
+    def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:
         return _call_kernel(self, a, b, out)
 
 

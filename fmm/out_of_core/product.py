@@ -62,10 +62,10 @@ def streamed_matmul(
     a, b = _as_ndarray(a), _as_ndarray(b)
     dtype, shape = _product_type(library, a, b, out), product_shape(a.shape, b.shape)
     if not dtype or shape is None:
-        return library.vendor(a, b, out)
+        return library.vendor_product(a, b, out)
     target = _as_ndarray(out)
     if out is None or any(share_elements(x, target) for x in (a, b)):
-        target = library.new_array(library.result_operand(a, b, shape, dtype))
+        target = library.new_array(library.describe_result(a, b, shape, dtype))
     with show_progress(progress) as shown:
         if progress:
             # The predicted time assumes that every product of a stack takes as long as the first product.
@@ -78,7 +78,7 @@ def streamed_matmul(
     if out is None:
         return library.unwrap_scalar(target)
     if not np.may_share_memory(target, out):
-        library.copy(target, out)
+        library.copy_into(target, out)
     return out
 
 
@@ -89,7 +89,9 @@ def explain_streamed_matmul(
     a, b = _as_ndarray(a), _as_ndarray(b)
     dtype, shape = _product_type(library, a, b, out), product_shape(a.shape, b.shape)
     if not dtype or shape is None:
-        return Decision(VENDOR, None, f"NumPy answers: {library.setting(a, b, out).refusal or 'nothing to multiply'}")
+        return Decision(
+            VENDOR, None, f"NumPy answers: {library.product_setting(a, b, out).refusal or 'nothing to multiply'}"
+        )
     stack = list(matrix_products(a, b, np.broadcast_to(np.zeros((), dtype), shape)))
     (m, k), n = stack[0][0].shape, stack[0][1].shape[1]
     streaming = _plan_streamed_product((m, k, n), dtype, machine, constraints, memory_limit(machine))
@@ -128,7 +130,7 @@ def _product_type(library: NumpyLibrary, a: Any, b: Any, out: Any) -> str:
 
     float16 is included: NumPy's BLAS has no float16 products, but a CUDA device has.
     """
-    setting, shape = library.setting(a, b, _as_ndarray(out)), product_shape(a.shape, b.shape)
+    setting, shape = library.product_setting(a, b, _as_ndarray(out)), product_shape(a.shape, b.shape)
     if shape is None or 0 in (*a.shape, *b.shape) or not (out is None or out.shape == shape):
         return ""
     if not setting.refusal and setting.dtype in DTYPES:

@@ -87,7 +87,7 @@ def run_gemm(
         result = _run_planned_gemm(library, operands, own)
     if out is None or result is out:
         return result
-    library.copy(result, out)
+    library.copy_into(result, out)
     return out
 
 
@@ -109,8 +109,8 @@ def run_small_gemm(library: Library, a: Any, b: Any, c: Any, alpha: Any, beta: A
         if not a.ndim == 2 == b.ndim or a.nbytes * b.nbytes >= SMALL_BYTES_PRODUCT or (dtype := a.dtype) != b.dtype:
             return None
         if not beta:
-            return library.quick_vendor(a, b)
-        return library.quick_gemm(a, b, c, 1, 1, None) if c.dtype == dtype else None
+            return library.fast_vendor_product(a, b)
+        return library.fast_vendor_gemm(a, b, c, 1, 1, None) if c.dtype == dtype else None
     except (RuntimeError, TypeError, ValueError):  # run_gemm raises its own error, or multiplies after all
         return None
 
@@ -123,17 +123,17 @@ def run_declined_gemm(key: CallKey, a: Any, b: Any, c: Any, out: Any) -> Any:
     library = declined.library
     alpha, beta, op_a, op_b = declined.params
     if op_a != "N":
-        a = library.transposed(a) if op_a == "T" else library.conjugated(library.transposed(a))
+        a = library.transposed_view(a) if op_a == "T" else library.conjugated_copy(library.transposed_view(a))
     if op_b != "N":
-        b = library.transposed(b) if op_b == "T" else library.conjugated(library.transposed(b))
-    return library.quick_gemm(a, b, c if beta else None, alpha, beta, out)
+        b = library.transposed_view(b) if op_b == "T" else library.conjugated_copy(library.transposed_view(b))
+    return library.fast_vendor_gemm(a, b, c if beta else None, alpha, beta, out)
 
 
 def _has_small_matrices(library: Library, operands: GemmOperands) -> bool:
     """Return True if the sides are too short for any plan on the host."""
     if library.processor != "cpu":
         return False
-    is_small = are_small_matrices if library.differentiable else is_small_on_host
+    is_small = are_small_matrices if library.is_differentiable else is_small_on_host
     return is_small(operands.a, operands.b)
 
 
@@ -173,7 +173,7 @@ def transposed_operands(library: Library, a: Any, b: Any, params: BlasGemmParams
     if min(a.ndim, b.ndim) < 2:
         raise ValueError(f"fmm.gemm wants matrices that match, not {tuple(a.shape)} and {tuple(b.shape)}")
     ops = params.op_a, params.op_b
-    a, b = (x if op == "N" else library.transposed(x) for x, op in zip((a, b), ops, strict=True))
+    a, b = (x if op == "N" else library.transposed_view(x) for x, op in zip((a, b), ops, strict=True))
     of_a, of_b = (op == "C" and is_complex(x) for x, op in zip((a, b), ops, strict=True))
     return a, b, (of_a, of_b)
 
@@ -228,18 +228,18 @@ def readable_addend(library: Library, a: Any, b: Any, c: Any, shape: tuple[int, 
     if tuple(a.shape[:-2]) != tuple(b.shape[:-2]) or (len(shape) > 2 and prod(shape[:-2]) == 1):
         return None
     if library.processor == "cuda":
-        is_aligned = not library.pointer(c) % ADDEND_ALIGNMENT
+        is_aligned = not library.data_pointer(c) % ADDEND_ALIGNMENT
         if not is_aligned or library.device_number(a) != library.device_number(c):
             return None
     view = library.broadcast_view(c, shape)
-    return view if view is not None and library.operand(view).strides is not None else None
+    return view if view is not None and library.describe_operand(view).strides is not None else None
 
 
 def addend_strides(library: Library, addend: Any) -> tuple[int, ...] | None:
     """Return the addend's strides in elements, 0 along an axis of one number; None without an addend."""
     if addend is None:
         return None
-    strides = library.operand(addend).strides
+    strides = library.describe_operand(addend).strides
     assert strides is not None
     return tuple(0 if n == 1 else step for n, step in zip(addend.shape, strides, strict=True))
 
@@ -259,12 +259,15 @@ def _check_broadcast(shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
 
 def _arrays_may_overlap(library: Library, x: Any, y: Any) -> bool:
     """Return True if the two arrays may share memory."""
-    of_x, of_y = (byte_span(library.operand(v)) for v in (x, y))
-    return may_overlap(library.pointer(x), of_x, library.pointer(y), of_y)
+    of_x, of_y = (byte_span(library.describe_operand(v)) for v in (x, y))
+    return may_overlap(library.data_pointer(x), of_x, library.data_pointer(y), of_y)
 
 
 def _is_same_array(library: Library, x: Any, y: Any) -> bool:
-    return x is y or (library.pointer(x) == library.pointer(y) and library.operand(x) == library.operand(y))
+    return x is y or (
+        library.data_pointer(x) == library.data_pointer(y)
+        and library.describe_operand(x) == library.describe_operand(y)
+    )
 
 
 # ---- computing
@@ -276,7 +279,7 @@ def _run_planned_gemm(library: Library, operands: GemmOperands, constraints: Pla
         return _run_library_gemm(library, operands, constraints)
     call = prepare_call(library, operands.a, operands.b, operands.target, constraints)
     if call.plan_refusal:
-        library.vendor(operands.a, operands.b)
+        library.vendor_product(operands.a, operands.b)
         raise PlanError(call.plan_refusal)
     if call.plan is None or (call.plan == VENDOR and library.gemm_name):
         if not call.setting.vendor_advantage:  # this rule may not hold for other arrays of these shapes
@@ -314,7 +317,7 @@ def _run_conjugating_plan(
     try:
         conjugated_call = prepare_call(library, a, b, target, own)
         c = run_with_fallback(library, conjugated_call, a, b, target, own, operands.addend)
-    except (library.out_of_memory, PlanError):
+    except (library.out_of_memory_error, PlanError):
         if constraints.plan_required:
             raise
         c = None
@@ -323,7 +326,7 @@ def _run_conjugating_plan(
 
 def _conjugated_operands(library: Library, operands: GemmOperands) -> GemmOperands:
     pairs = zip((operands.a, operands.b), operands.conjugates, strict=True)
-    a, b = (library.conjugated(x) if conjugate else x for x, conjugate in pairs)
+    a, b = (library.conjugated_copy(x) if conjugate else x for x, conjugate in pairs)
     return operands._replace(a=a, b=b, conjugates=(False, False))
 
 
@@ -334,7 +337,7 @@ def _run_library_gemm(library: Library, operands: GemmOperands, constraints: Pla
         if target is None:
             target = library.broadcast_copy(addend, tuple(addend.shape), operands.a)
         else:
-            library.copy(addend, target)
+            library.copy_into(addend, target)
         operands = operands._replace(addend=None, target=target)
     operands = _conjugated_operands(library, operands)
     a, b, alpha = operands.a, operands.b, constraints.params.alpha

@@ -67,7 +67,7 @@ def run_gram(
     """
     operands = _arrange_operands(library, a, b, out, params)
     c = _compute_gram(library, operands, constraints, on_decline)
-    return out if out is not None else library.transposed(c) if operands.is_transposed else c
+    return out if out is not None else library.transposed_view(c) if operands.is_transposed else c
 
 
 def run_declined_gram(key: CallKey, a: Any, b: Any, out: Any) -> Any:
@@ -78,7 +78,7 @@ def run_declined_gram(key: CallKey, a: Any, b: Any, out: Any) -> Any:
     library = declined.library
     operands = _arrange_operands(library, a, b, out, declined.params)
     c = _run_vendor(library, operands, declined.vendor_mirrors)
-    return out if out is not None else library.transposed(c) if operands.is_transposed else c
+    return out if out is not None else library.transposed_view(c) if operands.is_transposed else c
 
 
 def explain_gram(
@@ -126,7 +126,7 @@ def run_recurring_gram(library: Library, a: Any, out: Any, rows: bool, fill: Tri
     call = prepare_call(library, a, None, out, GRAM_KEYS[rows, fill], _prepare_recurring_gram)
     if call.plan is None:
         return None
-    if out is not None and not _can_write_at_address(call, library.pointer(a), library.pointer(out)):
+    if out is not None and not _can_write_at_address(call, library.data_pointer(a), library.data_pointer(out)):
         return None
     try:
         return run_cached_gram(library, call, a, out)
@@ -134,8 +134,8 @@ def run_recurring_gram(library: Library, a: Any, out: Any, rows: bool, fill: Tri
         if out is not None:
             with suppress(Exception):
                 adjoint = _adjoint_array(library, a)
-                whole = library.vendor(a, adjoint) if rows else library.vendor(adjoint, a)
-                target, written = (library.transposed(out), "lower") if fill == "upper" else (out, fill)
+                whole = library.vendor_product(a, adjoint) if rows else library.vendor_product(adjoint, a)
+                target, written = (library.transposed_view(out), "lower") if fill == "upper" else (out, fill)
                 library.write_triangle(whole, target, 1.0, 0.0, written)
         raise
 
@@ -186,18 +186,18 @@ def _arrange_operands(
     if b is not None:
         left, right = a, b
     else:
-        adjoint = _adjoint_array(library, a) if conjugates else library.transposed(a)
+        adjoint = _adjoint_array(library, a) if conjugates else library.transposed_view(a)
         left, right = (a, adjoint) if params.rows else (adjoint, a)
     if out is None and (params.beta or params.fill != "full"):
         if params.beta:
             raise ValueError("beta is a factor of out, which was not passed")
-        out = library.zeros(_result_shape(left, right), left)
+        out = library.new_zeros(_result_shape(left, right), left)
     elif out is not None and tuple(out.shape) != _result_shape(left, right):
         raise ValueError(f"out is {tuple(out.shape)}, the product {_result_shape(left, right)}")
     is_transposed = params.fill == "upper"
     if is_transposed:
-        left, right = library.transposed(right), library.transposed(left)
-        out = library.transposed(out)
+        left, right = library.transposed_view(right), library.transposed_view(left)
+        out = library.transposed_view(out)
     fill: Fill = "full" if params.fill == "full" else "lower"
     plan_params = GemmParams(params.alpha, params.beta, "gram" if b is None else "symmetric", fill)
     return GramOperands(left, right, out, plan_params, is_transposed)
@@ -205,8 +205,8 @@ def _arrange_operands(
 
 def _adjoint_array(library: Library, a: Any) -> Any:
     """Return the conjugate transpose: a copy if A is complex, else a view."""
-    transposed = library.transposed(a)
-    return library.conjugated(transposed) if is_complex(a) else transposed
+    transposed = library.transposed_view(a)
+    return library.conjugated_copy(transposed) if is_complex(a) else transposed
 
 
 def _result_shape(left: Any, right: Any) -> tuple[int, ...]:
@@ -273,7 +273,7 @@ def _compute_gram(library: Library, operands: GramOperands, constraints: PlanCon
     call, chosen = _select_gram_call(library, operands, constraints)
     left, right = chosen.left, chosen.right
     if call.plan_refusal:
-        library.vendor(left, right)
+        library.vendor_product(left, right)
         raise PlanError(call.plan_refusal)
     mirrors = _is_mirrored_by_vendor(call, operands)
     if _needs_library_gemm(library, call, operands, constraints):
@@ -296,7 +296,7 @@ def _has_few_product_rows(library: Library, operands: GramOperands) -> bool:
     """Return True for a product of few rows on the host. NumPy's own product of a and a.T computes one triangle."""
     if library.processor != "cpu" or operands.left.ndim != 2 or operands.left.shape[0] > WHOLE_PRODUCT_MAX_ROWS:
         return False
-    return library.differentiable or operands.params != GemmParams(op="gram")
+    return library.is_differentiable or operands.params != GemmParams(op="gram")
 
 
 def _is_mirrored_by_vendor(call: PreparedCall, operands: GramOperands) -> bool:
@@ -321,9 +321,9 @@ def _run_vendor(library: Library, operands: GramOperands, vendor_mirrors: bool =
     if params.alpha == 0:  # with alpha = 0 the operands are not read, not even inf or NaN, as in BLAS's syrk
         left, right = left[..., :0], right[..., :0, :]
     if vendor_mirrors:
-        return library.vendor(left, right, operands.out)
+        return library.vendor_product(left, right, operands.out)
     if not params.beta or not _can_use_gemm(library, operands):
-        return _write_result(library, operands, library.vendor(left, right))
+        return _write_result(library, operands, library.vendor_product(left, right))
     whole = library.broadcast_copy(operands.out, tuple(operands.out.shape), operands.out)
     library.vendor_gemm(left, right, whole, params.alpha, params.beta)
     return _write_result(library, operands._replace(params=params._replace(alpha=1, beta=0)), whole)

@@ -67,9 +67,9 @@ def run_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanCons
     target = out if there else None
     c = run_with_fallback(library, call, a, b, target, constraints)
     if c is None:
-        return library.vendor(a, b, out)
+        return library.vendor_product(a, b, out)
     if target is None and out is not None:
-        library.copy(c, out)
+        library.copy_into(c, out)
         return out
     return c
 
@@ -77,14 +77,14 @@ def run_matmul(library: Library, a: Any, b: Any, out: Any, constraints: PlanCons
 def _run_vendor(library: Library, call: PreparedCall, a: Any, b: Any, out: Any, constraints: PlanConstraints) -> Any:
     """Return the library's own product; PlanError if the caller's plan cannot run and the library accepts the call."""
     if call.plan_refusal:
-        library.vendor(a, b)
+        library.vendor_product(a, b)
         raise PlanError(call.plan_refusal)
     if RECORDING_SWITCH.on:
         record_call(call.decision, None)
     # A decision without a problem may be caused by an unusual `out`, so that the next call must be decided again.
     if constraints is NO_CONSTRAINTS and (out is None or call.decision.problem is not None):
         remember_decline(library, a, b, call.decision)
-    return library.vendor(a, b, out)
+    return library.vendor_product(a, b, out)
 
 
 # ---- running a plan, and other plans if it fails
@@ -132,7 +132,7 @@ def _try_plan(
     extra = () if addend is None else (addend,)
     try:
         c = _runner_module(library.processor).run_call(library, call, a, b, out, constraints.plan is not None, *extra)
-    except library.out_of_memory:
+    except library.out_of_memory_error:
         if constraints.plan_required:
             raise
         return MEMORY_FAILURE
@@ -178,7 +178,7 @@ def run_cached_gram(library: Library, call: PreparedCall, a: Any, out: Any) -> A
     """
     try:
         return _runner_module(library.processor).run_call(library, call, a, a, out, False)
-    except (library.out_of_memory, PlanError):
+    except (library.out_of_memory_error, PlanError):
         return None
 
 
@@ -205,8 +205,8 @@ def explain_matmul(library: Library, a: Any, b: Any, out: Any, constraints: Plan
 def describe_kernels(library: Library, call: PreparedCall, a: Any, b: Any, out: Any) -> tuple[str, ...]:
     """Return the kernels that a call runs, a line each."""
     if call.launches is not None:
-        a, b = (None if packed else library.pointer(x) for x, packed in zip((a, b), call.packs, strict=True))
-        c = library.pointer(out) if call.writes_out and out is not None else None
+        a, b = (None if packed else library.data_pointer(x) for x, packed in zip((a, b), call.packs, strict=True))
+        c = library.data_pointer(out) if call.writes_out and out is not None else None
         return launches_at_addresses(call, a, b, c).step_labels()
     problem = call.decision.problem
     if call.plan is not None and problem is not None and call.device is not None:

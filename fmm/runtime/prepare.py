@@ -147,7 +147,7 @@ def prepare_call(
     if signature is None:
         return (prepare or prepare_uncached)(library, a, b, out, constraints)  # type: ignore[arg-type]
     key = constraints, signature, current_settings()
-    cached = library.calls.get(key)
+    cached = library.cached_calls.get(key)
     if cached is None or cached.valid_until < time.monotonic():
         cached = _prepare_and_cache(library, key, a, b, out, constraints, prepare or prepare_uncached)
     call: PreparedCall = cached.call
@@ -167,7 +167,7 @@ def _prepare_and_cache(
 
     Without the caller's workspace limit, the cached call expires with the reading of the free memory.
     """
-    previous: CachedCall | None = library.calls.get(key)
+    previous: CachedCall | None = library.cached_calls.get(key)
     if constraints.workspace is not None:
         cached = CachedCall(prepare(library, a, b, out, constraints), inf)
     else:
@@ -180,10 +180,10 @@ def _prepare_and_cache(
             call = previous.call
         cached = CachedCall(call, workspace_valid_until(library, number), share)
     if library.processor == "cpu":
-        _host_caches[id(library.calls)] = library.calls
-    if len(library.calls) >= MAX_CACHED_CALLS:
-        library.calls.clear()
-    library.calls[key] = cached
+        _host_caches[id(library.cached_calls)] = library.cached_calls
+    if len(library.cached_calls) >= MAX_CACHED_CALLS:
+        library.cached_calls.clear()
+    library.cached_calls[key] = cached
     return cached
 
 
@@ -205,7 +205,7 @@ def _has_same_launches(call: PreparedCall, previous: PreparedCall) -> bool:
 
 def can_write_into_out(library: Library, call: PreparedCall, a: object, b: object, out: object) -> bool:
     """Return True if the call's plan can write into `out` itself."""
-    return call.writes_out and not call.overlap(*(library.pointer(x) for x in (a, b, out)))
+    return call.writes_out and not call.overlap(*(library.data_pointer(x) for x in (a, b, out)))
 
 
 # ---- from arrays to a query
@@ -216,7 +216,7 @@ def prepare_uncached(library: Library, a: object, b: object, out: object, constr
 
     PlanError if the caller's plan cannot run.
     """
-    setting = library.setting(a, b, out)
+    setting = library.product_setting(a, b, out)
     why: VendorOnlyError
     try:
         if setting.refusal:
@@ -231,7 +231,7 @@ def prepare_uncached(library: Library, a: object, b: object, out: object, constr
     refusal = ""
     if constraints.plan_required and constraints.plan != VENDOR and not isinstance(why, PlanIgnoredError):
         refusal = f"the plan {constraints.plan} cannot run here: {why}"
-        if library.accepts_operands(a, b):
+        if library.can_multiply_operands(a, b):
             raise PlanError(refusal)
     return PreparedCall(Decision(VENDOR, None, f"{library.name} answers: {why}"), setting, plan_refusal=refusal)
 
@@ -244,11 +244,11 @@ def _make_query(
         default_workspace_bytes(library, setting.device) if constraints.workspace is None else constraints.workspace
     )
     growth = device.error_growth if constraints.error_growth is None else constraints.error_growth
-    left, right = library.operand(a), library.operand(b)
+    left, right = library.describe_operand(a), library.describe_operand(b)
     shape, result = product_shape(left.shape, right.shape), None
     if shape is not None and setting.dtype is not None and 0 not in (*left.shape, *right.shape):
-        result = library.result_operand(a, b, shape, setting.dtype)
-    target = None if out is None else library.operand(out)
+        result = library.describe_result(a, b, shape, setting.dtype)
+    target = None if out is None else library.describe_operand(out)
     componentwise = constraints.componentwise or is_componentwise_required()
     limits = Limits(nbytes, growth, setting.may_emulate and is_emulation_allowed(), componentwise)
     extra = constraints.params, constraints.prepared_side, constraints.addend_strides

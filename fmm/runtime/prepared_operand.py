@@ -145,7 +145,7 @@ def _array_bytes(x: Any) -> int:
 
 def _prepare_on_device(library: Any, x: Any, side: Side) -> PreparedOperand | None:
     """Return the operand with the preparation of the first leaf that has one; None if no leaf has a preparation."""
-    setting, operand = library.setting(x, x, None), library.operand(x)
+    setting, operand = library.product_setting(x, x, None), library.describe_operand(x)
     is_default = not setting.refusal and setting.math == "ieee" and setting.may_emulate and is_emulation_allowed()
     if x.ndim != 2 or min(x.shape) < MIN_PREPARED_SIDE or not is_default:
         return None
@@ -161,7 +161,7 @@ def _prepare_on_device(library: Any, x: Any, side: Side) -> PreparedOperand | No
 
         from fmm.runtime import run_device
 
-        run_device.run_preparation(library, launches, library.pointer(copy), setting.device)
+        run_device.run_preparation(library, launches, library.data_pointer(copy), setting.device)
         rows, cols = operand.shape
         prepared_side = PreparedSide(base, rows, cols, launches.problem.layouts["AB".index(base)])
         nbytes = copied + extra

@@ -86,11 +86,11 @@ def _run_on_stream(
     if stream_call.is_flagged and not (required or flag.allows_plan()):
         record_fallback("products on its stream had inf or NaN a moment ago")
         return None
-    p, q, r, workspace, c, memory = library.allocate(call, a, b, out)
+    p, q, r, workspace, c, memory = library.allocate_arrays(call, a, b, out)
     if out is not None:
         library.mark_written(out)
     try:
-        at_addend = 0 if addend is None else library.pointer(addend)
+        at_addend = 0 if addend is None else library.data_pointer(addend)
         stream_call.run(p, q, r, workspace, at_addend, visible=out is not None)
     except PlanError:  # nothing was launched
         raise
@@ -134,16 +134,16 @@ def _complete_by_vendor(library: DeviceLibrary, call: PreparedCall, a: Any, b: A
         return
     alpha = problem.alpha
     if addend is not None:
-        library.copy(addend, out)
+        library.copy_into(addend, out)
         library.vendor_gemm(a, b, out, alpha, problem.beta)
     elif problem.beta:
         return
     elif problem.writes_triangle:
-        library.write_triangle(library.vendor(a, b), out, complex(alpha).real, 0.0, problem.fill)
+        library.write_triangle(library.vendor_product(a, b), out, complex(alpha).real, 0.0, problem.fill)
     elif alpha != 1:
         library.vendor_gemm(a, b, out, alpha, 0)
     else:
-        library.vendor(a, b, out)
+        library.vendor_product(a, b, out)
 
 
 # ---- a call on one stream

@@ -249,7 +249,7 @@ class _PlanMultiplier:
         if self.plan == VENDOR and not self.writes_triangle:
             return x if x.dtype == self.dtype else x.astype(self.dtype)
         copy = arena.allocate(x.shape[0], x.shape[1], fortran=abs(x.strides[0]) < abs(x.strides[1]))
-        np.copyto(copy, x, casting="unsafe")  # NumpyLibrary.setting has checked the cast
+        np.copyto(copy, x, casting="unsafe")  # NumpyLibrary.product_setting has checked the cast
         return copy
 
     def _check_overflow(self, a: Array, b: Array, threads: Threads) -> None:

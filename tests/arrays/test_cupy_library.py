@@ -50,7 +50,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         @staticmethod
         def run_call(library: Any, call: Any, a: Any, b: Any, out: Any, given: bool) -> Any:
             ran.append(call.plan)
-            return library.vendor(a, b, out)
+            return library.vendor_product(a, b, out)
 
     monkeypatch.setattr(prepare, "decide_plan", lambda problem, limits, device: Decision(PLAN, problem, "for the test"))
     monkeypatch.setattr(product_call, "_runner_module", lambda processor: Runner)
@@ -143,7 +143,7 @@ def test_the_shortest_way_is_taken(cupy: Any, planned: list[Any], side: int, mon
     a = drawn(cupy, side)
     fmm.matmul(a, a)
     library = select_library.cupy_library()
-    library.calls[early_declines.decline_key(library, a, a)] = math.inf
+    library.cached_calls[early_declines.decline_key(library, a, a)] = math.inf
     monkeypatch.setattr(product_call, "run_matmul", lambda *call: pytest.fail("the long way"))
     fmm.matmul(a, a)
 
@@ -297,7 +297,7 @@ def test_products_and_halves_are_kept_alike(cupy: Any, planned: list[Any], monke
     monkeypatch.setattr(type(library), "free_bytes", lambda library, number: free[0])
     calls: tuple[Callable[[], Any], ...] = (lambda: fmm.matmul(a, a), lambda: fmm.gram(a))
     for call in calls:
-        library.calls.clear()
+        library.cached_calls.clear()
         now[0] += 2
         questions = []
         for wait, bytes_free in ((0.0, 1 << 36), (0.1, 1 << 36), (2.0, 1 << 36), (2.0, 1 << 30)):

@@ -490,17 +490,17 @@ class SpentError(Exception):
 class HostArrays:
     """Arrays of a library that happens to keep them on the host; counts what is asked of it."""
 
-    name, vendor_name, differentiable, processor = "test", "test.matmul", False, "cuda"
-    out_of_memory: type[BaseException] = SpentError
+    name, vendor_name, is_differentiable, processor = "test", "test.matmul", False, "cuda"
+    out_of_memory_error: type[BaseException] = SpentError
 
     def __init__(self) -> None:
-        self.calls: dict[Any, Any] = {}
+        self.cached_calls: dict[Any, Any] = {}
         self.vendors = self.asked = 0
         self.free = 1 << 36
         self.math: Any = "ieee"
         self.refusal = ""
 
-    def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
+    def vendor_product(self, a: Any, b: Any, out: Any = None) -> Any:
         self.vendors += 1
         return np.matmul(a, b, out=out)
 
@@ -517,23 +517,23 @@ class HostArrays:
     def device_number(self, x: Any) -> int:
         return 0
 
-    def setting(self, a: Any, b: Any, out: Any) -> Setting:
-        one, other = self.operand(a).dtype, self.operand(b).dtype
+    def product_setting(self, a: Any, b: Any, out: Any) -> Setting:
+        one, other = self.describe_operand(a).dtype, self.describe_operand(b).dtype
         return Setting(0, one if one == other else None, self.math, self.refusal)
 
-    def result_operand(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
+    def describe_result(self, a: Any, b: Any, shape: tuple[int, ...], dtype: str) -> Operand:
         return contiguous_operand(shape, dtype)
 
-    def accepts_operands(self, a: Any, b: Any) -> bool:
+    def can_multiply_operands(self, a: Any, b: Any) -> bool:
         return bool(a.shape[-1] == b.shape[0])
 
-    def operand(self, x: Any) -> Operand:
+    def describe_operand(self, x: Any) -> Operand:
         return operand(x)
 
-    def pointer(self, x: Any) -> int:
+    def data_pointer(self, x: Any) -> int:
         return int(x.__array_interface__["data"][0])
 
-    def copy(self, source: Any, out: Any) -> None:
+    def copy_into(self, source: Any, out: Any) -> None:
         out[...] = source
 
     def free_bytes(self, device: int) -> int:
@@ -544,7 +544,7 @@ class HostArrays:
 class Large(HostArrays):
     """Says that its arrays are large."""
 
-    def operand(self, x: Any) -> Operand:
+    def describe_operand(self, x: Any) -> Operand:
         return contiguous_operand((8192, 8192), "float32")
 
 
@@ -596,7 +596,7 @@ def test_prepared_calls_do_not_pile_up(runs: list[Any], monkeypatch: pytest.Monk
     library = HostArrays()
     for n in range(8, 20):
         multiply(library, draw((n, n)), draw((n, n)))
-        assert 1 <= len(library.calls) <= 4
+        assert 1 <= len(library.cached_calls) <= 4
 
 
 def test_the_free_memory_is_asked_for_once_a_second(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -621,7 +621,7 @@ def test_calls_are_decided_anew_when_the_free_memory_has_changed(
         library.free = free
         multiply(library, draw((8, 8)), draw((8, 8)))
         needs.append(runs[-1][0].workspace)
-        kept = list(library.calls.values())
+        kept = list(library.cached_calls.values())
         now[0] += 2
     assert needs[0] == needs[1] > 1 << 29
     assert library.vendors == 1 and kept[0].call.launches is None  # nothing fits any more
@@ -663,7 +663,7 @@ def test_a_product_that_was_lost_is_lost_for_a_second(runs: list[Any], monkeypat
 def test_what_is_no_pair_of_matrices_is_not_remembered(other: Any) -> None:
     library: Any = HostArrays()
     remember_decline(library, draw((8, 8)), other, fmm.Decision(VENDOR, None, "for the test"))
-    assert not library.calls
+    assert not library.cached_calls
 
 
 def test_out_that_overlaps_is_filled_by_a_copy(runs: list[Any]) -> None:
@@ -724,7 +724,7 @@ class Apart(Large):
 
     leading = 8192
 
-    def operand(self, x: Any) -> Operand:
+    def describe_operand(self, x: Any) -> Operand:
         return Operand((8192, 8192), (self.leading, 1), "float32")
 
 
@@ -934,18 +934,18 @@ SIDES = st.integers(1, 20000)
 
 @given(SIDES, SIDES, SIDES, st.sampled_from((2, 4, 8, 16)))
 def test_a_quick_no_by_bytes_and_sides_is_the_same(m: int, k: int, n: int, itemsize: int) -> None:
-    library: Any = SimpleNamespace(differentiable=True, calls={}, type_key=lambda a, b: "")
+    library: Any = SimpleNamespace(is_differentiable=True, cached_calls={}, type_key=lambda a, b: "")
     a, b = Exact(m, k, itemsize=itemsize), Exact(k, n, itemsize=itemsize)
     expected = early_declines.is_small_on_device(m, k, n, itemsize)
     assert early_declines.is_declined_on_device(library, a, b, a.nbytes * b.nbytes) is expected
-    library.calls[early_declines.decline_key(library, a, b)] = math.inf
+    library.cached_calls[early_declines.decline_key(library, a, b)] = math.inf
     assert early_declines.is_declined_on_device(library, a, b, a.nbytes * b.nbytes)
 
 
 def test_a_quick_no_of_what_is_no_pair_of_matrices() -> None:
     """A number, something of which a trace takes note; stacks, by all that they come to; whole numbers of 16 bits."""
-    tensors: Any = SimpleNamespace(differentiable=True, calls={}, type_key=lambda a, b: "")
-    arrays: Any = SimpleNamespace(differentiable=False, calls={}, type_key=lambda a, b: "")
+    tensors: Any = SimpleNamespace(is_differentiable=True, cached_calls={}, type_key=lambda a, b: "")
+    arrays: Any = SimpleNamespace(is_differentiable=False, cached_calls={}, type_key=lambda a, b: "")
 
     def quick_no(library: Any, a: Any, b: Any) -> bool:
         return early_declines.is_declined_on_device(library, a, b, a.nbytes * b.nbytes)
@@ -1013,14 +1013,14 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     taken: list[str] = []
 
     class Library:
-        differentiable, processor, calls, is_watched = False, "cuda", {}, False  # type: ignore[var-annotated]
+        is_differentiable, processor, cached_calls, is_watched = False, "cuda", {}, False  # type: ignore[var-annotated]
 
         def is_observed(self) -> bool:
             return self.is_watched
 
         is_tracing = property(lambda self: self.is_observed)
 
-        def quick_vendor(self, a: Any, b: Any) -> None:
+        def fast_vendor_product(self, a: Any, b: Any) -> None:
             taken.append("quick vendor")
 
         def with_options(self, options: Any) -> Any:

@@ -515,7 +515,7 @@ def test_uninstalled_all_is_as_it_was(device: str, compiled: bool, plans_run: li
         assert registered() == before
     torch.mm(a, a)
     assert not plans_run
-    assert TORCH.quick_vendor is TORCH_ON_HOST.quick_vendor is torch.matmul
+    assert TORCH.fast_vendor_product is TORCH_ON_HOST.fast_vendor_product is torch.matmul
 
 
 def test_others_may_multiply_while_it_comes_and_goes(

@@ -15,7 +15,12 @@ from fmm.runtime.decisions.decide import Decision
 from tests.support.own_calls import own_calls
 
 MOST = 17  # functions of fmm, at some 0.1 microseconds each with what they read of an array
-VENDOR_FUNCTIONS = ("library.vendor", "library.quick_gemm", "library.write_triangle", "library.mark_written")
+VENDOR_FUNCTIONS = (
+    "library.vendor_product",
+    "library.fast_vendor_gemm",
+    "library.write_triangle",
+    "library.mark_written",
+)
 
 
 def overhead(call: Callable[[], object]) -> list[str]:

@@ -45,7 +45,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def forget() -> None:
     """How much memory a product takes depends on the blocks."""
     clear_caches()
-    NUMPY.calls.clear()
+    NUMPY.cached_calls.clear()
 
 
 # ---- products

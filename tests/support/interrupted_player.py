@@ -247,13 +247,13 @@ def fail_each_call() -> int:
 class NoVendor:
     """A library whose own product must not be called."""
 
-    def allocate(self, *given: Any) -> tuple[Any, ...]:
+    def allocate_arrays(self, *given: Any) -> tuple[Any, ...]:
         return (*BASES[0], None, None)
 
     def mark_written(self, out: Any) -> None:
         pass
 
-    def vendor(self, *given: Any) -> None:
+    def vendor_product(self, *given: Any) -> None:
         raise AssertionError("the vendor multiplied")
 
 

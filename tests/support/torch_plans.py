@@ -68,10 +68,10 @@ def plans_for_all(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
         monkeypatch.setattr(f"fmm.runtime.gemm.{name}", lambda a, b: False)
     monkeypatch.setattr(product_call, "_runner_module", lambda processor: Runner(runner(processor), run))
     for library in (TORCH, TORCH_ON_HOST):
-        library.calls.clear()
+        library.cached_calls.clear()
     yield run
     for library in (TORCH, TORCH_ON_HOST):
-        library.calls.clear()
+        library.cached_calls.clear()
 
 
 @contextmanager

@@ -59,7 +59,7 @@ def is_declined_on_device(library: Library, a: Any, b: Any, nbytes_product: int)
         return False
     if type(k) is not int:  # a tensor, which torch.jit.trace records
         return False
-    itemsize, tensors = a.itemsize, library.differentiable  # torch rejects operands of two types
+    itemsize, tensors = a.itemsize, library.is_differentiable  # torch rejects operands of two types
     work = nbytes_product // (k * itemsize * (itemsize if tensors else b.itemsize))
     if work < SMALL_MULTIPLY_ADDS:
         return True
@@ -67,7 +67,7 @@ def is_declined_on_device(library: Library, a: Any, b: Any, nbytes_product: int)
     is_small_16_bit = itemsize == 2 and work < SMALL_MULTIPLY_ADDS_16_BIT and (tensors or a.dtype.kind not in "iu")
     if is_small_16_bit and (work < SMALL_MULTIPLY_ADDS_UNALIGNED or not (k | b.shape[-1]) & 7):
         return True
-    expiry: float | None = library.calls.get((nbytes_product, shape, b.ndim, library.type_key(a, b)))
+    expiry: float | None = library.cached_calls.get((nbytes_product, shape, b.ndim, library.type_key(a, b)))
     return expiry is not None and expiry > time.monotonic()
 
 
@@ -133,7 +133,7 @@ def decline_key(library: Library, a: Any, b: Any) -> Hashable:
 
 def was_declined(library: Library, a: Any, b: Any) -> bool:
     """Return True if a product of the same sizes was left to the vendor a moment ago."""
-    expiry: float = library.calls.get(decline_key(library, a, b), 0.0)
+    expiry: float = library.cached_calls.get(decline_key(library, a, b), 0.0)
     return expiry > time.monotonic()
 
 
@@ -148,12 +148,12 @@ def remember_decline(library: Library, a: Any, b: Any, decision: Decision) -> No
         return
     if library.processor == "cpu":
         if problem is None:  # for some types, torch computes the products of all arrays
-            is_remembered = library.differentiable and a.shape[1] == b.shape[0]
+            is_remembered = library.is_differentiable and a.shape[1] == b.shape[0]
         else:  # a rule may concern these very arrays, for example that one is the other's transpose
             is_remembered = decision.source != "rule"
         if not is_remembered or 2 * a.shape[0] * a.shape[1] * b.shape[1] < memory.flops:
             return
-    library.calls[decline_key(library, a, b)] = time.monotonic() + memory.seconds
+    library.cached_calls[decline_key(library, a, b)] = time.monotonic() + memory.seconds
 
 
 # ---- calls of gemm and gram that were declined a moment ago
@@ -199,7 +199,7 @@ def call_key(
     if (is_tracing := library.is_tracing) is not None and is_tracing():
         return None
     try:
-        key = library.signature(a, b, c, out), alpha, beta, type(alpha), type(beta), options
+        key = library.array_signature(a, b, c, out), alpha, beta, type(alpha), type(beta), options
         hash(key)
     except (TypeError, RuntimeError):  # an option without a hash; a tensor without strides
         return None
@@ -208,7 +208,7 @@ def call_key(
 
 def find_declined_call(key: CallKey) -> DeclinedCall | None:
     """Return the answer of a call that was declined within the last second."""
-    declined: DeclinedCall | None = key.library.calls.get(key.key)
+    declined: DeclinedCall | None = key.library.cached_calls.get(key.key)
     return declined if declined is not None and declined.expiry > time.monotonic() else None
 
 
@@ -231,7 +231,7 @@ def remember_declined_call(
     """
     if any(isinstance(x, int) and abs(x) > MAX_DECLINED_FACTOR for x in (params.alpha, params.beta)):
         return
-    calls = key.library.calls
+    calls = key.library.cached_calls
     if len(calls) >= MAX_REMEMBERED_CALLS:
         calls.clear()
     seconds = DECLINE_MEMORY[library.processor].seconds if is_large else CALL_DECLINE_SECONDS

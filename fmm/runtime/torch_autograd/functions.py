@@ -37,16 +37,18 @@ def matmul_tensors(a: Any, b: Any, out: Any, constraints: PlanConstraints) -> An
     if not is_plain_call(a, b, out):
         if constraints.plan not in (None, VENDOR):
             must_fail = out is not None and is_refused_out(out)
-            TORCH.vendor(a, b, out if must_fail else None)  # raises torch's own error for a call that torch rejects
+            TORCH.vendor_product(
+                a, b, out if must_fail else None
+            )  # raises torch's own error for a call that torch rejects
             _decide_fallback(explain_torch_fallback(a, b, out), constraints)  # raises PlanError
-        return TORCH.vendor(a, b, out)
+        return TORCH.vendor_product(a, b, out)
     a, b = resolve_marks(a, b)
     library = torch_library_of(a)
     if not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)):
         return array_matmul.run_matmul(library, a, b, out, constraints)
     # torch's own product records its gradients, where no plan pays and where torch rejects the call.
     if out is not None or min(a.dim(), b.dim()) < 2 or prepare_call(library, a, b, None, constraints).plan is None:
-        return library.vendor(a, b, out)
+        return library.vendor_product(a, b, out)
     return Product.apply(a, b, constraints)
 
 
@@ -106,7 +108,7 @@ def gram_tensors(
     b = None if b is None else other
     if torch.is_grad_enabled() and (a.requires_grad or other.requires_grad):
         if out is not None:
-            return TORCH.vendor(a, other, out)  # raises torch's own error
+            return TORCH.vendor_product(a, other, out)  # raises torch's own error
         return Gram.apply(a, b, params, constraints)
     return run_gram(torch_library_of(a), a, b, out, params, constraints, on_decline)
 
@@ -127,7 +129,7 @@ def _gram_by_torch(a: Any, b: Any, out: Any, params: GramParams, constraints: Pl
     left, right = (a, b) if b is not None else (a, a.mH) if params.rows else (a.mH, a)
     if params.alpha == 0:  # with alpha = 0 the operands are not read, as in BLAS
         left, right = left[..., :0], right[..., :0, :]
-    c = TORCH.vendor(left, right) * params.alpha
+    c = TORCH.vendor_product(left, right) * params.alpha
     if params.fill == "full":
         return c.tril() + c.tril(-1).mH
     return c.tril() if params.fill == "lower" else c.triu()
@@ -264,7 +266,7 @@ def _apply_op(x: Any, op: str) -> Any:
 def _gemm_by_torch(a: Any, b: Any, c: Any, out: Any, params: BlasGemmParams) -> Any:
     """Return the result by torch's own functions, with torch's errors; they record gradients."""
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
-        return TORCH.vendor(a, b)
+        return TORCH.vendor_product(a, b)
     a, b = _apply_op(a, params.op_a), _apply_op(b, params.op_b)
     return torch_gemm(a, b, c if params.beta else None, params.alpha, params.beta, out)
 

@@ -33,7 +33,7 @@ def new_result(a: Array, b: Array, order: str = "K") -> Any:
     """As fmm.matmul allocates it."""
     library, shape = NUMPY.with_options({"order": order}), product_shape(a.shape, b.shape)
     assert shape is not None
-    return library.new_array(library.result_operand(a, b, shape, np.result_type(a, b).name))
+    return library.new_array(library.describe_result(a, b, shape, np.result_type(a, b).name))
 
 
 def numbered(*shape: int) -> Any:
@@ -69,7 +69,7 @@ STACKS: list[tuple[str, Any, bool]] = [
 def test_stacked_rows(what: str, x: Array, collapses: bool) -> None:
     tall = x.reshape(-1, x.shape[-1])
     assert np.shares_memory(tall, x) is collapses, "the table is wrong: NumPy decides"
-    assert (tall_matrix(NUMPY.operand(x)) is not None) is collapses
+    assert (tall_matrix(NUMPY.describe_operand(x)) is not None) is collapses
 
 
 @st.composite
@@ -86,7 +86,7 @@ def views(draw: st.DrawFn, ndim: int | None = None) -> Any:
 @given(views())
 def test_stacked_rows_is_never_wrong_about_a_copy(x: Array) -> None:
     """Wrong the one way, a product would be written into a copy of out and be lost."""
-    if tall_matrix(NUMPY.operand(x)) is not None:
+    if tall_matrix(NUMPY.describe_operand(x)) is not None:
         assert np.shares_memory(x.reshape(-1, x.shape[-1]), x)
 
 
@@ -114,7 +114,7 @@ READY: list[tuple[str, Any, bool]] = [
 
 @pytest.mark.parametrize(("what", "x", "ready"), READY, ids=[r[0] for r in READY])
 def test_blas_ready(what: str, x: Array, ready: bool) -> None:
-    operand = NUMPY.operand(x)
+    operand = NUMPY.describe_operand(x)
     assert (matrix_layout(operand) is not None and operand.dtype in {t.name for t in BLAS_DTYPES}) is ready
 
 
@@ -295,8 +295,8 @@ def test_the_bytes_of_arrays_that_lie_in_no_usual_way_are_known_too() -> None:
     shifted = np.ndarray((5, 6), np.float64, memory, 3, (48, 8))
     for x in (strided, strided[::-2, 1:], shifted, shifted.T, np.zeros((4, 5))[::-1, ::2]):
         low, high = np.lib.array_utils.byte_bounds(x)
-        assert byte_span(NUMPY.operand(x)) == (low - x.ctypes.data, high - x.ctypes.data)
-    assert NUMPY.operand(strided).strides is NUMPY.operand(shifted).strides is None
+        assert byte_span(NUMPY.describe_operand(x)) == (low - x.ctypes.data, high - x.ctypes.data)
+    assert NUMPY.describe_operand(strided).strides is NUMPY.describe_operand(shifted).strides is None
     a, c = (np.ndarray((16, 16), np.float64, np.zeros(4000, np.uint8), 3, (128, 8)) for _ in range(2))
     call = prepared(a, np.zeros((16, 16)), np.zeros((16, 16)), LEVEL)
     assert not call.overlap(a.ctypes.data, 0, c.ctypes.data) and call.overlap(a.ctypes.data, 0, a.ctypes.data + 2047)

@@ -396,7 +396,7 @@ def test_a_given_plan_of_tables_runs_on_ordinary_numbers(
 ) -> None:
     m, k, n = size
     a, b = normal((m, k), "f4"), normal((k, n), "f4")
-    monkeypatch.setattr(NUMPY, "vendor", lambda *operands: pytest.fail("NumPy multiplied instead"))
+    monkeypatch.setattr(NUMPY, "vendor_product", lambda *operands: pytest.fail("NumPy multiplied instead"))
     np.testing.assert_allclose(fmm.matmul(a, b, plan=plan), np.matmul(a, b), atol=1e-3)
 
 
