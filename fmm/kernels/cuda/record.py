@@ -416,7 +416,7 @@ class LaunchRecorder:
     # ---- streams
 
     def run_concurrently(self, products: Sequence[Product], dtype: str, run: Callable[[Product], None]) -> None:
-        """Record independent products alternately on two streams, each with temporaries of its own."""
+        """Record independent products alternately on two streams. Each stream has its own temporaries."""
         mark, itemsize = self.used_bytes, DTYPES[dtype].itemsize
         stream_bytes = max(plan_workspace_bytes(p.plan, *p.size, itemsize, *p.params) for p in products)
         self._record(StreamSync.FORK)
