@@ -1,7 +1,7 @@
 """Record a plan as a launch list: walk the plan on a recorder, then select the kernels of each operation for the chip.
 
-`record_launches` does both. The steps of a level depend on sizes only, and temporaries are allocated like a stack. So
-every address is fixed before any memory is allocated.
+The function `record_launches` does both tasks. The steps of a level depend on sizes only, and temporaries are allocated
+like a stack. So every address is fixed before any memory is allocated.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _recompute_steps(
     launches = recompute_launches(problem, scanned, target.chip, target.alignment_by_base, addend)
     if not (problem.writes_triangle and problem.element_type.is_complex):
         return launches
-    # The recomputed triangles are rounded differently, and the diagonal has small imaginary parts: mirror once more.
+    # The recomputed triangles are rounded differently, and the diagonal has small imaginary parts: mirror C again.
     c = operand_views(problem)["C"]
     mirror = MirrorOp(c, c, full=problem.fill == "full")
     return *launches, *select_launches(mirror, replace(target, flagged=False))

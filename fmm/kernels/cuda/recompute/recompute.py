@@ -36,7 +36,7 @@ TILED_STRATEGIES = {"float32": replace(named_strategy("Huge"), blocks=1)}
 def may_create_nonfinite(plan: Plan) -> bool:
     """Return True if a plan can produce an inf or NaN where the classical product has none.
 
-    Plans that emulate can, and so can plans whose levels or leaf save multiplications. Other plans cannot.
+    The result is True for plans with emulation, and for plans whose levels or leaf save multiplications.
     """
     saves_products = plan.leaf_use.leaf.saves_products or any(level.saves_products for level in plan.levels)
     return plan.uses_emulation or saves_products
@@ -141,7 +141,8 @@ def simple_recompute_source(dtype: str, entry: str) -> str:
 
 # ---- after a recomputed product
 
-# Products that go to the vendor after a recomputed product: the smallest and the largest number. Each time it doubles.
+# Number of products that go to the vendor after a recomputed product: MIN_BACKOFF at first. Each recomputed product
+# doubles the number, up to MAX_BACKOFF.
 MIN_BACKOFF, MAX_BACKOFF = 8, 4096
 
 
@@ -153,7 +154,7 @@ class VendorBackoff:
     """
 
     recomputed: int = 0  # number of products that were recomputed before the last call
-    next_backoff: int = MIN_BACKOFF  # number of products that go to the vendor after the next recomputed one
+    next_backoff: int = MIN_BACKOFF  # number of products that go to the vendor after the next recomputed product
     vendor_products_left: int = 0  # number of products that still go to the vendor
     plan_products: int = 0  # number of products by plans since the last recomputed product
 
