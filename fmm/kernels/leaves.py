@@ -16,9 +16,9 @@ tStrassen and tWinograd of Li, Ranka and Sahni.
 
 The leaf `bytes` multiplies 8-bit integers, and only below a level of residues (fmm.kernels.plans.levels.residues).
 
-The suffix `.inner` of a leaf sets the layout of the last level's sums: both operands of a leaf product are contiguous
-along the inner dimension k. With `.outer`, the operands are contiguous along the outer dimensions m and n. On a CPU,
-sums always have the layouts of A and B.
+The suffix `.inner` of a leaf sets the layout of the last level's sums. Both operands of a leaf product are then
+contiguous along the inner dimension k. With `.outer`, the operands are contiguous along the outer dimensions m and n.
+On a CPU, sums always have the layouts of A and B.
 """
 
 from __future__ import annotations
