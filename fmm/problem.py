@@ -1,4 +1,4 @@
-"""The problem: one product as a value, shared by the model, the recorder, the tuner's trials and the config."""
+"""The problem: operation, sizes, type and layouts of one product, for the model, the recorder and the tuner."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Literal, NamedTuple
 from fmm.dtypes import DTYPES, DType
 
 Shape = tuple[int, int, int]  # (m, k, n)
-# "product": A B. "gram": A B with B = A^H. "symmetric": A B that is its own adjoint, by the caller's guarantee.
+# "product": A B. "gram": A B with B = A^H. "symmetric": A B, which the caller guarantees to be its own adjoint.
 # Only one triangle of "gram" and "symmetric" is computed.
 Operation = Literal["product", "gram", "symmetric"]
 OPERATIONS: tuple[Operation, ...] = ("product", "gram", "symmetric")
-# The part of a self-adjoint C that is written. "full": all of C. "lower": the lower triangle; the upper is unchanged.
-# "loose" occurs inside plans only: the lower triangle is written, and the upper triangle is undefined.
+# The part of a self-adjoint C that is written. "full": all of C. "lower": the lower triangle; the upper triangle is
+# unchanged. "loose", inside plans only: the lower triangle; the upper triangle is undefined.
 Fill = Literal["full", "lower", "loose"]
 VALID_FILLS: tuple[Fill, ...] = ("full", "lower")  # the valid fills of a whole problem
 
@@ -71,8 +71,8 @@ class Problem:
             if side < 0:
                 raise ValueError(f"{name} must be 0 or more, not {side}")
         if not self.layouts:
-            object.__setattr__(self, "layouts", tuple(Layout("C", max(cols, 1)) for _, cols in self.shapes))
-        for name, layout, (rows, cols) in zip("ABC", self.layouts, self.shapes, strict=True):
+            object.__setattr__(self, "layouts", tuple(Layout("C", max(cols, 1)) for _, cols in self.matrix_shapes))
+        for name, layout, (rows, cols) in zip("ABC", self.layouts, self.matrix_shapes, strict=True):
             least = cols if layout.order == "C" else rows
             if layout.order not in ("C", "F") or layout.leading < max(least, 1):
                 raise ValueError(f"{name} is {rows} x {cols}: its layout cannot be {layout}")
@@ -82,7 +82,7 @@ class Problem:
         return self.m, self.k, self.n
 
     @property
-    def updates(self) -> bool:
+    def has_factors(self) -> bool:
         """True if alpha is not 1 or beta is not 0."""
         return self.alpha != 1 or self.beta != 0
 
@@ -92,27 +92,27 @@ class Problem:
         return self.op != "product"
 
     @property
-    def shapes(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+    def matrix_shapes(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
         """The shapes of A, B and C."""
         return (self.m, self.k), (self.k, self.n), (self.m, self.n)
 
     @cached_property
-    def type(self) -> DType:
+    def element_type(self) -> DType:
         return DTYPES[self.dtype]
 
     @property
-    def stored(self) -> str:
+    def stored_type(self) -> str:
         """The type in memory: TF32 is stored as float32."""
-        return self.type.stored
+        return self.element_type.stored_type
 
     @property
     def itemsize(self) -> int:
-        return self.type.itemsize
+        return self.element_type.itemsize
 
     @property
     def flops(self) -> int:
         """Floating-point operations of the classical algorithm."""
-        return self.type.flops * self.m * self.k * self.n * self.batch
+        return self.element_type.flops * self.m * self.k * self.n * self.batch
 
 
 def check_positive_shape(shape: Shape) -> Shape:
@@ -124,7 +124,7 @@ def check_positive_shape(shape: Shape) -> Shape:
 
 @lru_cache(maxsize=4096)
 def problem_without_layouts(problem: Problem) -> Problem:
-    """Return the same product of row-major matrices, without factors and addend: the key of choices."""
+    """Return the problem with row-major matrices, alpha 1, beta 0 and no addend: the cache key of choices."""
     plain = Problem(*problem.size, problem.dtype, op=problem.op, fill=problem.fill)
     if problem.componentwise or problem.prepared_side:
         plain = replace(plain, componentwise=problem.componentwise, prepared_side=problem.prepared_side)

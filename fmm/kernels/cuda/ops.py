@@ -115,8 +115,8 @@ def transposed_view(x: MatrixView) -> MatrixView:
 def operand_views(problem: Problem) -> dict[str, MatrixView]:
     """Return the views of the complete matrices A, B and C."""
     return {
-        name: MatrixView(name, 0, *shape, *layout.strides, problem.stored)
-        for name, shape, layout in zip("ABC", problem.shapes, problem.layouts, strict=True)
+        name: MatrixView(name, 0, *shape, *layout.strides, problem.stored_type)
+        for name, shape, layout in zip("ABC", problem.matrix_shapes, problem.layouts, strict=True)
     }
 
 
@@ -124,7 +124,7 @@ def addend_view(problem: Problem) -> MatrixView | None:
     """Return the view of the addend, which beta multiplies; None if beta multiplies C."""
     if problem.addend_strides is None:
         return None
-    return MatrixView(ADDEND, 0, problem.m, problem.n, *problem.addend_strides, problem.stored)
+    return MatrixView(ADDEND, 0, problem.m, problem.n, *problem.addend_strides, problem.stored_type)
 
 
 def has_matching_layout(addend: MatrixView, dest: MatrixView) -> bool:
@@ -197,7 +197,7 @@ class GemmOp:
     @property
     def dest_view(self) -> MatrixView:
         """The column-major view of the first product's result."""
-        x, stored = self.dest, DTYPES[self.dest_dtype or self.dtype].stored
+        x, stored = self.dest, DTYPES[self.dest_dtype or self.dtype].stored_type
         return MatrixView(x.base, x.offset, self.m, self.n, 1, x.leading, stored)
 
     @property

@@ -70,7 +70,7 @@ def vendor_call(op: GemmOp | RankOp, divides: Mapping[str, int]) -> GemmCall:
     candidate = op.leaf_use.number
     if candidate is None:
         functions = _GEMM3M_FUNCTIONS if op.leaf_use.leaf.name == "vendor3m" else _GEMM_FUNCTIONS
-        return _CublasCall(op, DTYPES[element.stored], functions[element.stored])
+        return _CublasCall(op, DTYPES[element.stored_type], functions[element.stored_type])
     alignments = [line_alignment(x, element.itemsize, divides[x.base]) for x in op.operands_and_result]
     return CandidateCall(op, element, candidate, alignments)
 

@@ -44,7 +44,7 @@ def may_create_nonfinite(plan: Plan) -> bool:
 
 def can_recompute(problem: Problem) -> bool:
     """Return True if a problem can be recomputed; A A^T + beta C cannot, because the old C is overwritten."""
-    return not (problem.writes_triangle and problem.updates)
+    return not (problem.writes_triangle and problem.has_factors)
 
 
 def recompute_launches(
@@ -56,7 +56,7 @@ def recompute_launches(
     the matrix that beta multiplies: an addend, or a copy of the old C.
     """
     whole = problem.fill == "full" or not is_column_major(operand_views(problem)["C"])
-    tiled = problem.stored in TILED_STRATEGIES and not problem.updates and whole
+    tiled = problem.stored_type in TILED_STRATEGIES and not problem.has_factors and whole
     scan = (_simple_recompute_launch(problem, SCAN_ENTRY_NAME, chip),) if unseen else ()
     again = (
         _tiled_recompute_launch(problem, chip, alignment)
@@ -88,7 +88,7 @@ def _simple_recompute_launch(problem: Problem, entry: str, chip: Chip, addend: M
     label = "recompute_simple: " + (
         "looks for inf and NaN" if entry == SCAN_ENTRY_NAME else "computes again if there is any"
     )
-    kernel = Kernel(simple_recompute_source, (problem.stored, entry), entry, SIMPLE_THREADS)
+    kernel = Kernel(simple_recompute_source, (problem.stored_type, entry), entry, SIMPLE_THREADS)
     return Launch("recompute", label, kernel, (chip.multiprocessors, 1, 1), parameters, tuple(slots))
 
 
@@ -117,10 +117,10 @@ def _tiled_recompute_launch(problem: Problem, chip: Chip, alignment: Mapping[str
 
 def tiled_recompute_op(problem: Problem) -> TileOp:
     """Return the tiled product C = A B that its kernel computes only if the flag is up."""
-    s = TILED_STRATEGIES[problem.stored]
+    s = TILED_STRATEGIES[problem.stored_type]
     views = operand_views(problem)
-    op = gemm_op(f"tile.{s.name.lower()}", [(views["A"], views["B"], views["C"])], problem.stored)
-    product = tile_op(op, problem.stored, s)
+    op = gemm_op(f"tile.{s.name.lower()}", [(views["A"], views["B"], views["C"])], problem.stored_type)
+    product = tile_op(op, problem.stored_type, s)
     triangle: TriangleTiles | None = "lower" if problem.fill == "lower" else None
     return replace(product, kernel=replace(product.kernel, flag="obeys", triangle=triangle))
 
