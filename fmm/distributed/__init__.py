@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fmm.distributed.decide_sharing import ShardingQuery, SharedDecision, decide_sharing
-from fmm.distributed.layout import Layout
+from fmm.distributed.layout import MeshLayout
 from fmm.distributed.quadrants import parse_outer_level
 from fmm.dtypes import DTYPES
 from fmm.hardware.datasheets import datasheet_of as datasheet_row
@@ -180,8 +180,8 @@ def plan(
         network = Network(link(links[0]), link(links[1]), together)
     gpu = gpu_from_description(f"NVIDIA {row.name}", row.capability, row.sms)
     cuts = tuple(range(len(sides)))
-    layout = Layout(m, k, n, sides, cuts, cuts, cuts)
-    operands = sum(holdings.box(0).size for holdings in layout.blocks_held.values())
+    layout = MeshLayout(m, k, n, sides, cuts, cuts, cuts)
+    operands = sum(holdings.block_of_rank(0).size for holdings in layout.blocks_held.values())
     memory_limit = row.memory_gb * 1e9 - (operands + m * n / layout.process_count) * DTYPES[dtype].itemsize
     query = ShardingQuery(max(memory_limit, 0.0), max_error_growth, None if plan is None else parse_outer_level(plan))
     return decide_sharing(layout, dtype, gpu, network, query)

@@ -24,11 +24,11 @@ from fmm.kernels.plans.walk import DefaultMachine, Triple
 ChunkGrid = np.ndarray[Any, np.dtype[np.object_]]
 ChunkKey = Any
 
-SUMMANDS_PER_TASK = 8  # largest number of chunks that one task adds
+MAX_SUMMANDS_PER_TASK = 8  # largest number of chunks that one task adds
 
 
 @dataclass(frozen=True)
-class Cell:
+class ChunkCell:
     """A chunk that a task will compute: its key in the table of tasks, its numbers of rows and columns."""
 
     key: ChunkKey
@@ -63,12 +63,12 @@ class ChunkTasks(DefaultMachine):
     def compute_sums(self, step: Sum, reads: Sequence[ChunkGrid], writes: Sequence[ChunkGrid]) -> None:
         if isinstance(step, LineExponents | Rescaled):
             raise PlanError("a matrix of chunks cannot be scaled as a whole; put the level scaled into chunk_plan")
-        results: list[tuple[ChunkGrid, tuple[int, ...], Cell | None]] = []
-        values: dict[tuple[int, ...], list[Cell | None]] = {}
+        results: list[tuple[ChunkGrid, tuple[int, ...], ChunkCell | None]] = []
+        values: dict[tuple[int, ...], list[ChunkCell | None]] = {}
         for output, write in zip(step.program.outputs, writes, strict=True):
             for index in np.ndindex(write.shape):
                 if index not in values:
-                    values[index] = self._run_program(step.program, [_cell_at(read, index) for read in reads])
+                    values[index] = self._evaluate_program(step.program, [_cell_at(read, index) for read in reads])
                 results.append((write, index, values[index][output]))
         for write, index, cell in results:  # written after all outputs are computed, since a sum may overwrite an input
             write[index] = cell
@@ -79,7 +79,7 @@ class ChunkTasks(DefaultMachine):
         for left, right, dest in products:
             for i, j in np.ndindex(dest.shape):
                 pairs = [(left[i, k], right[k, j]) for k in range(left.shape[1])]
-                dest[i, j] = self._sum_of_products(pairs, dest[i, j] if beta else None, alpha, beta)
+                dest[i, j] = self._sum_of_products_cell(pairs, dest[i, j] if beta else None, alpha, beta)
 
     def multiply_triangle(self, leaf: str, products: Sequence[Triple], dtype: str, params: object) -> None:
         raise NotImplementedError("one triangle of a product of chunks")
@@ -89,7 +89,7 @@ class ChunkTasks(DefaultMachine):
 
     # ---- tasks
 
-    def resize_chunk(self, cell: Cell | None, rows: int, cols: int) -> Cell:
+    def resize_chunk(self, cell: ChunkCell | None, rows: int, cols: int) -> ChunkCell:
         """Return the cell of a chunk of exactly this size; add a task that resizes the chunk if its size differs."""
         assert cell is not None, "a chunk that no step wrote"
         if (cell.rows, cell.cols) == (rows, cols):
@@ -110,15 +110,15 @@ class ChunkTasks(DefaultMachine):
         self.table.clear()
         self.table.update(table)
 
-    def _run_program(self, program: AdditionProgram, inputs: list[Cell | None]) -> list[Cell | None]:
+    def _evaluate_program(self, program: AdditionProgram, inputs: list[ChunkCell | None]) -> list[ChunkCell | None]:
         """Return the cells of the program's inputs and of each line's result; None stands for a chunk of zeros."""
         values = list(inputs)
         for line in program.lines:
             terms = [(c, cell) for c, v in line if (cell := values[v]) is not None]
-            values.append(self._weighted_sum(terms))
+            values.append(self._weighted_sum_cell(terms))
         return values
 
-    def _weighted_sum(self, terms: Sequence[tuple[Coefficient, Cell]]) -> Cell | None:
+    def _weighted_sum_cell(self, terms: Sequence[tuple[Coefficient, ChunkCell]]) -> ChunkCell | None:
         if not terms:
             return None
         if len(terms) == 1 and terms[0][0] == 1:
@@ -127,16 +127,16 @@ class ChunkTasks(DefaultMachine):
         weights = tuple(_as_scalar(c) for c, _ in terms)
         return self.add_task(rows, cols, weighted_chunk_sum, weights, [cell.key for _, cell in terms])
 
-    def _sum_of_products(
+    def _sum_of_products_cell(
         self,
-        pairs: Sequence[tuple[Cell | None, Cell | None]],
-        before: Cell | None,
+        pairs: Sequence[tuple[ChunkCell | None, ChunkCell | None]],
+        before: ChunkCell | None,
         alpha: Coefficient,
         beta: Coefficient,
-    ) -> Cell | None:
+    ) -> ChunkCell | None:
         """Return the cell of alpha (sum of products) + beta before: a task per group of products, then adding tasks."""
         present = [(left, right) for left, right in pairs if left is not None and right is not None]
-        groups = list[Cell]()
+        groups = list[ChunkCell]()
         for first in range(0, len(present), self.products_per_task):
             groups.append(
                 self._product_group_task(
@@ -144,14 +144,20 @@ class ChunkTasks(DefaultMachine):
                 )
             )
         while len(groups) > 1:
-            starts = range(0, len(groups), SUMMANDS_PER_TASK)
-            sums = [self._weighted_sum([(1, cell) for cell in groups[i : i + SUMMANDS_PER_TASK]]) for i in starts]
+            starts = range(0, len(groups), MAX_SUMMANDS_PER_TASK)
+            sums = [
+                self._weighted_sum_cell([(1, cell) for cell in groups[i : i + MAX_SUMMANDS_PER_TASK]]) for i in starts
+            ]
             groups = [cell for cell in sums if cell is not None]
-        return groups[0] if groups else self._weighted_sum([] if before is None else [(beta, before)])
+        return groups[0] if groups else self._weighted_sum_cell([] if before is None else [(beta, before)])
 
     def _product_group_task(
-        self, pairs: Sequence[tuple[Cell, Cell]], before: Cell | None, alpha: Coefficient, beta: Coefficient
-    ) -> Cell:
+        self,
+        pairs: Sequence[tuple[ChunkCell, ChunkCell]],
+        before: ChunkCell | None,
+        alpha: Coefficient,
+        beta: Coefficient,
+    ) -> ChunkCell:
         old = [] if before is None else [before]
         rows = max(cell.rows for cell in (*(left for left, _ in pairs), *old))
         cols = max(cell.cols for cell in (*(right for _, right in pairs), *old))
@@ -161,13 +167,13 @@ class ChunkTasks(DefaultMachine):
             rows, cols, sum_of_chunk_products, lefts, rights, *update, self.chunk_plan, self.chunk_growth
         )
 
-    def add_task(self, rows: int, cols: int, function: Callable[..., Any], *arguments: Any) -> Cell:
+    def add_task(self, rows: int, cols: int, function: Callable[..., Any], *arguments: Any) -> ChunkCell:
         key = (self.name, len(self.table))
         self.table[key] = (function, *arguments)
-        return Cell(key, rows, cols)
+        return ChunkCell(key, rows, cols)
 
 
-def _cell_at(grid: ChunkGrid, index: tuple[int, ...]) -> Cell | None:
+def _cell_at(grid: ChunkGrid, index: tuple[int, ...]) -> ChunkCell | None:
     """Return the grid's cell at this index; None (zeros) for an index outside the grid."""
     inside = all(place < side for place, side in zip(index, grid.shape, strict=True))
     return grid[index] if inside else None
@@ -182,7 +188,7 @@ def _as_scalar(c: Coefficient) -> float | complex:
 
 def weighted_chunk_sum(weights: Sequence[float | complex], chunks: Sequence[Any]) -> Any:
     """Return the weighted sum of the chunks; chunks smaller than the largest are padded with zeros."""
-    check_unmasked(chunks)
+    check_chunks_unmasked(chunks)
     shape = tuple(map(max, zip(*(chunk.shape for chunk in chunks), strict=True)))
     terms = list(zip(weights, chunks, strict=True))
     if chunks[0].shape != shape:
@@ -218,9 +224,9 @@ def sum_of_chunk_products(
     Each product is added directly to one new chunk: a separate chunk for each product would be written to memory and
     read again.
     """
-    check_unmasked((*lefts, *rights))
+    check_chunks_unmasked((*lefts, *rights))
     constraints: dict[str, Any] = {"plan": plan, "max_error_growth": max_error_growth}
-    pairs = [_common_inner(left, right) for left, right in zip(lefts, rights, strict=True)]
+    pairs = [_cut_to_common_inner(left, right) for left, right in zip(lefts, rights, strict=True)]
     others = [] if before is None else [before.shape]
     shape = tuple(map(max, zip(*((x.shape[0], y.shape[1]) for x, y in pairs), *others, strict=True)))
     (left, right), rest = pairs[0], pairs[1:]
@@ -242,7 +248,7 @@ def sum_of_chunk_products(
     return total
 
 
-def check_unmasked(chunks: Sequence[Any]) -> None:
+def check_chunks_unmasked(chunks: Sequence[Any]) -> None:
     """Raise TypeError if a chunk is a masked array: in-place sums would lose its mask."""
     if any(isinstance(chunk, np.ma.MaskedArray) for chunk in chunks):
         raise TypeError(
@@ -251,7 +257,7 @@ def check_unmasked(chunks: Sequence[Any]) -> None:
         )
 
 
-def _common_inner(left: Any, right: Any) -> tuple[Any, Any]:
+def _cut_to_common_inner(left: Any, right: Any) -> tuple[Any, Any]:
     """Return the left and the right chunk, cut to the shorter of their two inner dimensions."""
     inner = min(left.shape[1], right.shape[0])
     return left[:, :inner], right[:inner]

@@ -15,19 +15,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fmm.distributed.chunk_grid import Cell, ChunkGrid, ChunkTasks, sum_of_chunk_products, weighted_chunk_sum
+from fmm.distributed.chunk_grid import ChunkCell, ChunkGrid, ChunkTasks, sum_of_chunk_products, weighted_chunk_sum
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.walk import walk_plan
 
 # Assumed bytes per second of two operations: a worker receives a chunk from another worker (on one host, or over a fast
 # network); new memory is written for the first time, when the operating system finds and clears its pages.
-LINK_RATE, NEW_MEMORY_RATE = 1e9, 1e9
+LINK_BYTES_PER_SECOND, NEW_MEMORY_BYTES_PER_SECOND = 1e9, 1e9
 CANDIDATE_PRODUCTS_PER_TASK = (1, 2, 4)  # larger values would have more chunks in memory at once than Dask's own matmul
 MIN_TASKS_PER_THREAD = 4  # least number of tasks per thread, so that no thread waits long for the last task
 # Candidates are compared only for products that are predicted to take this long: the comparison takes time.
 MIN_SECONDS_TO_COMPARE = 1.0
 # largest side of a simulated grid, in chunks; a larger grid is simulated at this size, on proportionally fewer workers
-LARGEST_SIMULATED_SIDE = 8
+MAX_SIMULATED_GRID_SIDE = 8
 LEVEL_MARGIN = 0.1  # a level is chosen only if it is predicted to save this share of the time
 
 
@@ -56,7 +56,7 @@ class ChunkCosts:
             products, passes = len(lefts), 2.0 * (len(lefts) - 1) + 2.0 * (before is not None)
         else:
             products, passes = 0, 1.0 + (len(arguments[1]) if function is weighted_chunk_sum else 1)
-        return products * self.product + passes * self.chunk / self.stream + self.chunk / NEW_MEMORY_RATE
+        return products * self.product + passes * self.chunk / self.stream + self.chunk / NEW_MEMORY_BYTES_PER_SECOND
 
 
 def choose_grid_plan(
@@ -68,8 +68,8 @@ def choose_grid_plan(
     """
     if prod(grid) * costs.product < MIN_SECONDS_TO_COMPARE:
         return GridPlan(VENDOR if VENDOR in plans else plans[0], default_products_per_task(grid, workers))
-    simulated_grid = tuple(min(side, LARGEST_SIMULATED_SIDE) for side in grid)
-    fewer_workers = _scaled_workers(workers, prod(simulated_grid) / prod(grid))
+    simulated_grid = tuple(min(side, MAX_SIMULATED_GRID_SIDE) for side in grid)
+    fewer_workers = _scaled_worker_counts(workers, prod(simulated_grid) / prod(grid))
     candidates = [
         GridPlan(plan, products_per_task) for plan, products_per_task in product(plans, CANDIDATE_PRODUCTS_PER_TASK)
     ]
@@ -80,7 +80,7 @@ def choose_grid_plan(
     return best if seconds[best] <= (1 - LEVEL_MARGIN) * seconds[best_plain] else best_plain
 
 
-def _scaled_workers(workers: tuple[int, int], share: float) -> tuple[int, int]:
+def _scaled_worker_counts(workers: tuple[int, int], share: float) -> tuple[int, int]:
     """Return smaller counts of processes and threads for this share of the tasks; tasks per thread stay constant."""
     threads = max(round(prod(workers) * share), 1)
     processes = min(workers[0], threads)
@@ -97,28 +97,32 @@ def default_products_per_task(grid: tuple[int, int, int], workers: tuple[int, in
 @lru_cache(maxsize=256)
 def _simulate_product(
     grid: tuple[int, int, int], candidate: GridPlan, costs: ChunkCosts, workers: tuple[int, int]
-) -> SimulatedRun:
+) -> SimulationResult:
     m, k, n = grid
     tasks = ChunkTasks("part", products_per_task=candidate.products_per_task)
-    operands = {"A": _unit_cells("A", m, k), "B": _unit_cells("B", k, n), "C": np.full((m, n), None, dtype=object)}
+    operands = {
+        "A": _single_entry_cells("A", m, k),
+        "B": _single_entry_cells("B", k, n),
+        "C": np.full((m, n), None, dtype=object),
+    }
     walk_plan(candidate.outer_plan, operands, tasks, "float64")
-    homes = {**_chunk_workers("A", m, k, workers[0]), **_chunk_workers("B", k, n, workers[0])}
+    homes = {**_worker_by_chunk("A", m, k, workers[0]), **_worker_by_chunk("B", k, n, workers[0])}
     chunk_tasks = [
         ChunkTask(key, _chunk_keys_read(rest), costs.task_seconds(function, rest))
         for key, (function, *rest) in tasks.table.items()
     ]
-    fetch_seconds = costs.chunk / LINK_RATE if workers[0] > 1 else 0.0
+    fetch_seconds = costs.chunk / LINK_BYTES_PER_SECOND if workers[0] > 1 else 0.0
     return simulate_tasks(chunk_tasks, homes, SimulatedWorkers(*workers, fetch_seconds))
 
 
-def _unit_cells(name: str, rows: int, cols: int) -> ChunkGrid:
+def _single_entry_cells(name: str, rows: int, cols: int) -> ChunkGrid:
     cells: ChunkGrid = np.full((rows, cols), None, dtype=object)
     for i, j in np.ndindex(rows, cols):
-        cells[i, j] = Cell((name, i, j), 1, 1)
+        cells[i, j] = ChunkCell((name, i, j), 1, 1)
     return cells
 
 
-def _chunk_workers(name: str, rows: int, cols: int, workers: int) -> Mapping[Hashable, int]:
+def _worker_by_chunk(name: str, rows: int, cols: int, workers: int) -> Mapping[Hashable, int]:
     """Return the worker that has each chunk of an operand; Dask creates consecutive chunks on one worker."""
     return {(name, i, j): (i * cols + j) * workers // (rows * cols) for i, j in np.ndindex(rows, cols)}
 
@@ -152,7 +156,7 @@ class SimulatedWorkers(NamedTuple):
     fetch_seconds: float
 
 
-class SimulatedRun(NamedTuple):
+class SimulationResult(NamedTuple):
     """Simulated seconds until the last task ends, the sum of all tasks' seconds, and the number of chunks sent."""
 
     seconds: float
@@ -162,7 +166,7 @@ class SimulatedRun(NamedTuple):
 
 def simulate_tasks(
     tasks: Iterable[ChunkTask], homes: Mapping[Hashable, int], workers: SimulatedWorkers
-) -> SimulatedRun:
+) -> SimulationResult:
     """Simulate the tasks in their order; `homes` maps each chunk of the operands to the worker that has the chunk."""
     free_at = [[0.0] * workers.threads for _ in range(workers.processes)]
     first_free_at = [0.0] * workers.processes  # time at which each process has a free thread, in seconds
@@ -185,7 +189,7 @@ def simulate_tasks(
             places[key].add(chosen)
         places[task.makes], ready_at[task.makes] = {chosen}, end
         sent, task_seconds = sent + missing[chosen], task_seconds + task.seconds
-    return SimulatedRun(max(map(max, free_at)), task_seconds, sent)
+    return SimulationResult(max(map(max, free_at)), task_seconds, sent)
 
 
 def _first_free_process(first_free_at: Sequence[float], start: float) -> int:

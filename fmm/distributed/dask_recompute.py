@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from fmm.distributed.chunk_grid import Cell, ChunkGrid, ChunkTasks
+from fmm.distributed.chunk_grid import ChunkCell, ChunkGrid, ChunkTasks
 from fmm.kernels.plans.plan import VENDOR, Plan
 from fmm.kernels.plans.walk import walk_plan
 
 
-def with_recomputed_chunks(
+def add_recompute_tasks(
     tasks: ChunkTasks, a: ChunkGrid, b: ChunkGrid, c: ChunkGrid, outer_plan: Plan, dtype: str
 ) -> ChunkGrid:
     """Return the cells of the final result: each chunk of c, computed by levels, if finite; else its plain product.
@@ -30,21 +30,24 @@ def with_recomputed_chunks(
     """
     for key, task in tasks.table.items():
         tasks.table[key] = (run_without_warnings, *task)
-    by_levels = {index: cell for index, cell in np.ndenumerate(c) if isinstance(cell, Cell)}
-    nonfinite = _make_grid(c.shape, lambda *index: tasks.add_task(1, 1, has_inf_or_nan, by_levels[index].key))
+    by_levels = {index: cell for index, cell in np.ndenumerate(c) if isinstance(cell, ChunkCell)}
+    nonfinite = _build_cell_grid(c.shape, lambda *index: tasks.add_task(1, 1, has_inf_or_nan, by_levels[index].key))
     # the result is correct for any number of parts; with 2 per level the fewest tasks wait for each other
     parts = 2 ** len(outer_plan.levels)
     rows = [_conditional_chunk_tasks(tasks, a[i], nonfinite[i], parts) for i in range(len(a))]
     cols = [_conditional_chunk_tasks(tasks, b[:, j], nonfinite[:, j], parts) for j in range(b.shape[1])]
 
-    def final_cell(i: int, j: int) -> Cell:
-        cell, plain = by_levels[i, j], _plain_product(tasks, nonfinite[i, j], (rows[i][j], cols[j][i]), dtype)
+    def final_chunk_cell(i: int, j: int) -> ChunkCell:
+        cell, plain = (
+            by_levels[i, j],
+            _add_product_without_levels(tasks, nonfinite[i, j], (rows[i][j], cols[j][i]), dtype),
+        )
         return tasks.add_task(cell.rows, cell.cols, choose_final_chunk, cell.key, plain.key)
 
-    return _make_grid(c.shape, final_cell)
+    return _build_cell_grid(c.shape, final_chunk_cell)
 
 
-def _make_grid(shape: tuple[int, ...], cell: Callable[..., Cell]) -> ChunkGrid:
+def _build_cell_grid(shape: tuple[int, ...], cell: Callable[..., ChunkCell]) -> ChunkGrid:
     grid: ChunkGrid = np.full(shape, None, dtype=object)
     for index in np.ndindex(shape):
         grid[index] = cell(*index)
@@ -53,7 +56,7 @@ def _make_grid(shape: tuple[int, ...], cell: Callable[..., Cell]) -> ChunkGrid:
 
 def _conditional_chunk_tasks(
     tasks: ChunkTasks, chunks: ChunkGrid, nonfinite: ChunkGrid, parts: int
-) -> list[list[Cell]]:
+) -> list[list[ChunkCell]]:
     """Return, for each chunk of the result, cells that pass on a row of A's chunks (or a column of B's) if needed.
 
     Chunks of the result at equal positions in the levels' blocks are computed at about the same time, so these chunks
@@ -68,7 +71,9 @@ def _conditional_chunk_tasks(
     return [passed[place % distance] for place in range(len(nonfinite))]
 
 
-def _plain_product(tasks: ChunkTasks, nonfinite: Any, pair: tuple[list[Cell], list[Cell]], dtype: str) -> Cell:
+def _add_product_without_levels(
+    tasks: ChunkTasks, nonfinite: Any, pair: tuple[list[ChunkCell], list[ChunkCell]], dtype: str
+) -> ChunkCell:
     """Add tasks for a row times a column of chunks; they run only if the chunk computed with levels is not finite."""
     first = len(tasks.table)
     row, column = (np.array(cells, dtype=object) for cells in pair)
@@ -77,7 +82,7 @@ def _plain_product(tasks: ChunkTasks, nonfinite: Any, pair: tuple[list[Cell], li
     for number in range(first, len(tasks.table)):
         key = tasks.name, number
         tasks.table[key] = (run_if_any_condition, [nonfinite.key], *tasks.table[key])
-    cell: Cell = result[0, 0]
+    cell: ChunkCell = result[0, 0]
     return cell
 
 

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from fmm.kernels.long_waits import log_if_slow
 
-COMPILE_TIMEOUT = 300  # seconds after which a compiler is stopped
-WRITABLE_BY_OTHERS = 0o022  # mode bits of a file that its group and all other users can write
+COMPILE_TIMEOUT_SECONDS = 300  # seconds after which a compiler is stopped
+WRITABLE_BY_OTHERS_MODE = 0o022  # mode bits of a file that its group and all other users can write
 
 
 class CannotCompileError(OSError):
@@ -39,7 +39,7 @@ class CompiledLibrary:
     libraries: Sequence[str] = ()
     version: str = ""  # the version of the program that loads the library, such as torch's
 
-    def load(self, needs_cache: bool = True) -> ctypes.CDLL:
+    def load_library(self, needs_cache: bool = True) -> ctypes.CDLL:
         """Return the cached library if it can be trusted; else compile it, and cache it.
 
         Without a folder that only this user can write, raise CannotCompileError, or compile for this process alone if
@@ -55,7 +55,7 @@ class CompiledLibrary:
                 with tempfile.TemporaryDirectory(prefix="fmm-") as temporary:
                     return self._compile(command, Path(temporary), self.source.stem)
             prefix = f"{self.source.stem}-{self._build_fingerprint(command)}"
-            return self._cached_library(folder, prefix) or self._compile(command, folder, prefix)
+            return self._load_cached_library(folder, prefix) or self._compile(command, folder, prefix)
         except subprocess.SubprocessError as error:
             raise CannotCompileError(str(error)) from error
 
@@ -64,11 +64,11 @@ class CompiledLibrary:
         text = "\0".join([self.version, sysconfig.get_platform(), *command]).encode() + self.source.read_bytes()
         return hashlib.sha256(text).hexdigest()[:16]
 
-    def _cached_library(self, folder: Path, prefix: str) -> ctypes.CDLL | None:
+    def _load_cached_library(self, folder: Path, prefix: str) -> ctypes.CDLL | None:
         """Return the cached library; its file name ends with its digest."""
         for path in sorted(folder.glob(f"{prefix}-*.so")):
             with suppress(OSError):
-                if is_private(path) and path.name == f"{prefix}-{_library_digest(path)}.so":
+                if is_private_path(path) and path.name == f"{prefix}-{_library_digest(path)}.so":
                     return ctypes.CDLL(str(path))
                 path.unlink()
         return None
@@ -83,7 +83,11 @@ class CompiledLibrary:
         ):
             output = Path(temporary) / "library.so"
             done = subprocess.run(
-                [*command, "-o", str(output)], capture_output=True, text=True, check=False, timeout=COMPILE_TIMEOUT
+                [*command, "-o", str(output)],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=COMPILE_TIMEOUT_SECONDS,
             )
             if done.returncode:
                 lines = done.stderr.strip().splitlines()
@@ -107,23 +111,23 @@ def private_cache_folder() -> Path | None:
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "fmm"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if _owner_of_file(folder) == _current_user():
-            folder.chmod(folder.stat().st_mode & 0o7777 & ~WRITABLE_BY_OTHERS)
-        return folder if is_private(folder) and os.access(folder, os.W_OK) else None
+        if _owner_of_file(folder) == _current_user_id():
+            folder.chmod(folder.stat().st_mode & 0o7777 & ~WRITABLE_BY_OTHERS_MODE)
+        return folder if is_private_path(folder) and os.access(folder, os.W_OK) else None
     except (OSError, RuntimeError):  # RuntimeError: no home directory
         return None
 
 
-def is_private(path: Path) -> bool:
+def is_private_path(path: Path) -> bool:
     """Return True if nobody but this user and root can write a file, or create files in a folder."""
-    return _owner_of_file(path) in (0, _current_user()) and not path.stat().st_mode & WRITABLE_BY_OTHERS
+    return _owner_of_file(path) in (0, _current_user_id()) and not path.stat().st_mode & WRITABLE_BY_OTHERS_MODE
 
 
 def _owner_of_file(path: Path) -> int:
     return path.stat().st_uid
 
 
-def _current_user() -> int:
+def _current_user_id() -> int:
     return os.getuid() if hasattr(os, "getuid") else 0  # Windows has no user ids
 
 

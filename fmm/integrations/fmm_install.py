@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DEFAULT_LIBRARIES = "numpy", "torch", "cupy"
 
 
-class Finder:
+class LibraryFinder:
     """An import finder that imports fmm after NumPy, torch or CuPy; the other finders find these libraries."""
 
     @classmethod
@@ -55,17 +55,17 @@ def load_fmm(library: str) -> None:
 
     fmm is imported already if this library imported another one of the three.
     """
-    if Finder in sys.meta_path:
-        sys.meta_path.remove(Finder)
+    if LibraryFinder in sys.meta_path:
+        sys.meta_path.remove(LibraryFinder)
     elif "fmm" not in sys.modules:  # an earlier import of fmm failed, and printed the reason
         return
     try:
-        from fmm.integrations.on_import import run_callbacks
+        from fmm.integrations.on_import import run_import_callbacks
     except Exception as error:  # the program runs without fmm
         reason = f"{type(error).__name__}: {error}"
         print(f"fmm: FMM_INSTALL is set, but fmm cannot be imported: {reason}", file=sys.stderr)
     else:
-        run_callbacks(library)
+        run_import_callbacks(library)
 
 
-sys.meta_path.insert(0, Finder)
+sys.meta_path.insert(0, LibraryFinder)

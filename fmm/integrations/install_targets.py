@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fmm.config.environment import log_once
-from fmm.integrations.on_import import after_import, is_loaded
+from fmm.integrations.on_import import call_after_import, is_module_loaded
 from fmm.kernels.cpu.worker_threads import ForkSafeLock
 
 if TYPE_CHECKING:
     from contextlib import _GeneratorContextManager
 
-Undo = Callable[[], None]
+UndoFunction = Callable[[], None]
 INSTALL_VARIABLE = "FMM_INSTALL"
 
 
@@ -40,7 +40,7 @@ class InstallTarget:
     function: str = "install"  # name of the module's function that installs fmm and returns the function that undoes it
     permanent: bool = False  # True after install(), until uninstall()
     holders: int = 0  # number of running `with installed(...)` blocks
-    undo: Undo | None = field(default=None, repr=False)  # the function that uninstalls fmm; None: not installed
+    undo: UndoFunction | None = field(default=None, repr=False)  # the function that uninstalls fmm; None: not installed
     was_installed: bool = False  # True if fmm was installed at any time in this process
 
     @property
@@ -55,8 +55,8 @@ INSTALL_TARGETS = {
     "cupy": InstallTarget("cupy", "fmm.integrations.cupy_functions"),
     "numpy": InstallTarget("numpy", "fmm.integrations.numpy_functions"),
 }
-DEFAULT_NAMES = "torch", "cupy", "numpy"
-_lock = ForkSafeLock(threading.RLock)  # reentrant: an installation may import a library that is a target itself
+DEFAULT_TARGET_NAMES = "torch", "cupy", "numpy"
+_targets_lock = ForkSafeLock(threading.RLock)  # reentrant: an installation may import a library that is a target itself
 
 
 # ---- the public functions
@@ -95,9 +95,9 @@ def install(*names: str) -> tuple[str, ...]:
     >>> fmm.uninstall("numpy")
     """
     for target in _targets_by_name(names):
-        with _lock.now:
+        with _targets_lock.now:
             target.permanent = True
-            _settle_installation(target)
+            _update_installation(target)
     return tuple(name for name, target in INSTALL_TARGETS.items() if target.undo is not None)
 
 
@@ -117,11 +117,11 @@ def uninstall(*names: str) -> None:
         If a name is unknown.
     """
     for target in _targets_by_name(names or tuple(INSTALL_TARGETS)):
-        with _lock.now:
+        with _targets_lock.now:
             if target.holders and not target.permanent:
                 log_once(f"nothing is uninstalled for {target.library} as long as fmm.installed holds it")
             target.permanent = False
-            _settle_installation(target)
+            _update_installation(target)
 
 
 def installed(*names: str) -> _GeneratorContextManager[None]:
@@ -145,25 +145,25 @@ def installed(*names: str) -> _GeneratorContextManager[None]:
     array([[1., 1.],
            [1., 1.]])
     """
-    check_names(names)  # an unknown name raises here, before the block is entered
-    return _installed_in_block(*names)
+    check_target_names(names)  # an unknown name raises here, before the block is entered
+    return _install_for_block(*names)
 
 
 @contextmanager
-def _installed_in_block(*names: str) -> Iterator[None]:
+def _install_for_block(*names: str) -> Iterator[None]:
     held: list[InstallTarget] = []
     try:
         for target in _targets_by_name(names):  # an installation may take seconds, and Ctrl-C may interrupt it
-            with _lock.now:
+            with _targets_lock.now:
                 target.holders += 1
                 held.append(target)
-                _settle_installation(target)
+                _update_installation(target)
         yield
     finally:
         for target in held:
-            with _lock.now:
+            with _targets_lock.now:
                 target.holders -= 1
-                _settle_installation(target)
+                _update_installation(target)
 
 
 def install_from_env() -> None:
@@ -181,7 +181,7 @@ def install_from_env() -> None:
 # ---- names
 
 
-def check_names(names: tuple[object, ...]) -> None:
+def check_target_names(names: tuple[object, ...]) -> None:
     """Raise ValueError for unknown names."""
     unknown = [name for name in names if not isinstance(name, str) or name not in INSTALL_TARGETS]
     if unknown:
@@ -197,13 +197,13 @@ def _unknown_names_message(names: Sequence[object]) -> str:
 
 
 def _targets_by_name(names: tuple[str, ...]) -> list[InstallTarget]:
-    check_names(names)
-    return [INSTALL_TARGETS[name] for name in dict.fromkeys(names or default_targets())]
+    check_target_names(names)
+    return [INSTALL_TARGETS[name] for name in dict.fromkeys(names or importable_default_targets())]
 
 
-def default_targets() -> tuple[str, ...]:
+def importable_default_targets() -> tuple[str, ...]:
     """Return the default names with an importable library; the others are skipped silently."""
-    return tuple(name for name in DEFAULT_NAMES if _is_importable(INSTALL_TARGETS[name].library))
+    return tuple(name for name in DEFAULT_TARGET_NAMES if _is_importable(INSTALL_TARGETS[name].library))
 
 
 def _is_importable(library: str) -> bool:
@@ -213,7 +213,7 @@ def _is_importable(library: str) -> bool:
 # ---- installing
 
 
-def _settle_installation(target: InstallTarget, loaded: bool = False) -> None:
+def _update_installation(target: InstallTarget, loaded: bool = False) -> None:
     """Install or uninstall, as the holders require; `loaded`: the library is certainly loaded.
 
     If another thread is loading the library, the other thread installs afterwards. Waiting here for the other thread
@@ -223,23 +223,23 @@ def _settle_installation(target: InstallTarget, loaded: bool = False) -> None:
         undo, target.undo = target.undo, None
         undo()
     elif target.is_wanted and target.undo is None:
-        if loaded or is_loaded(target.library):
+        if loaded or is_module_loaded(target.library):
             _install_target(target)
         elif sys.modules.get(target.library) is not None:
-            if not after_import(target.library, settle_loaded):
+            if not call_after_import(target.library, update_loaded_library):
                 _install_target(target)
         elif not _is_importable(target.library):
             log_once(f"nothing is installed for {target.library}: no library of this name can be imported")
         else:
-            after_import(target.library, settle_loaded)
+            call_after_import(target.library, update_loaded_library)
 
 
-def settle_loaded(library: str) -> None:
+def update_loaded_library(library: str) -> None:
     """Install the targets that wait for a library which has just been loaded, if they are still wanted."""
     for target in INSTALL_TARGETS.values():
-        with _lock.now:
+        with _targets_lock.now:
             if target.library == library:
-                _settle_installation(target, loaded=True)
+                _update_installation(target, loaded=True)
 
 
 def _install_target(target: InstallTarget) -> None:

@@ -17,29 +17,29 @@ from fmm.integrations.report import ProductKind, count_product, is_reporting
 NOT_DEFINED = object()  # value of a name that the module or class did not define itself
 
 
-def replaced_function(own: Any, answer: Callable[..., Any]) -> ReplacedFunction:
+def replacement_function(own: Any, answer: Callable[..., Any]) -> ReplacementFunction:
     """Return a function that calls `answer`, and can be weakly referenced if the library's own function can.
 
     Numba keeps a table of functions, by weak references where possible.
     """
-    kind = WeakReplacedFunction if type(own).__weakrefoffset__ else ReplacedFunction
+    kind = WeakReplacementFunction if type(own).__weakrefoffset__ else ReplacementFunction
     return kind(own, answer)
 
 
-class ReplacedFunction:
+class ReplacementFunction:
     """A function that calls `answer`, with the attributes, hash, equality and pickle of the library's own function."""
 
     __slots__ = ("__dict__",)
 
     def __init__(self, own: Any, answer: Callable[..., Any]) -> None:
         update_wrapper(self, own, assigned=("__doc__", "__name__", "__qualname__", "__module__"), updated=())
-        self.__wrapped__, self._torch_answer = own, answer
+        self.__wrapped__, self._answer = own, answer
         # Ufuncs of NumPy 1.26 have no __module__; with None, pickle searches all modules instead of this one.
         own_module: Any = getattr(own, "__module__", None)
         self.__module__ = own_module
 
     def __call__(self, *operands: Any, **options: Any) -> Any:
-        return self._torch_answer(*operands, **options)
+        return self._answer(*operands, **options)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__wrapped__, name)
@@ -65,7 +65,7 @@ class ReplacedFunction:
         return f"{self.__wrapped__!r}, by fmm where a plan pays"
 
 
-class WeakReplacedFunction(ReplacedFunction):
+class WeakReplacementFunction(ReplacementFunction):
     """A replaced function that can be weakly referenced."""
 
     __slots__ = ("__weakref__",)
@@ -83,7 +83,7 @@ def replace_attributes(values: Iterable[tuple[Any, str, Any]]) -> Callable[[], N
     """
     replaced: list[tuple[Any, str, Any, Any]] = []
 
-    def undo() -> None:
+    def restore_attributes() -> None:
         for owner, name, before, ours in reversed(replaced):
             if vars(owner).get(name, NOT_DEFINED) is not ours:
                 continue
@@ -98,33 +98,33 @@ def replace_attributes(values: Iterable[tuple[Any, str, Any]]) -> Callable[[], N
             setattr(owner, name, value)
             replaced.append((owner, name, before, value))
     except BaseException:
-        undo()
+        restore_attributes()
         raise
-    return undo
+    return restore_attributes
 
 
 # ---- arguments of matmul
 
 # Options of fmm.matmul that no library's matmul has.
-OWN_OPTIONS = frozenset(("plan", "max_error_growth", "workspace", "componentwise", "device", "progress"))
+FMM_OPTIONS = frozenset(("plan", "max_error_growth", "workspace", "componentwise", "device", "progress"))
 
 
-def matmul_accepts(operands: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
+def accepts_matmul_call(operands: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
     """Return True if fmm.matmul can replace this call; the library itself rejects fmm's options and a second out."""
     if len(operands) > 2 and ("out" in options or type(operands[2]) is tuple):
         return False
-    return not options or OWN_OPTIONS.isdisjoint(options)
+    return not options or FMM_OPTIONS.isdisjoint(options)
 
 
-def array_product(where: str, product: Callable[..., Any], a: Any, b: Any, /, *rest: Any, **options: Any) -> Any:
+def multiply_and_count(where: str, product: Callable[..., Any], a: Any, b: Any, /, *rest: Any, **options: Any) -> Any:
     """Return the product of two arrays, and count it if a report is active."""
     if not is_reporting():
         return product(a, b, *rest, **options)
-    kind = ProductKind(where, a.shape, b.shape, str(compute_type(a, b, options)))
+    kind = ProductKind(where, a.shape, b.shape, str(computation_type(a, b, options)))
     return count_product(kind, partial(product, a, b, *rest, **options), partial(explain, a, b, *rest, **options))
 
 
-def compute_type(a: Any, b: Any, options: Mapping[str, Any]) -> Any:
+def computation_type(a: Any, b: Any, options: Mapping[str, Any]) -> Any:
     """Return the type in which the library multiplies, whatever the type of `out`."""
     dtype = options.get("dtype")
     try:
@@ -136,7 +136,7 @@ def compute_type(a: Any, b: Any, options: Mapping[str, Any]) -> Any:
 # ---- arguments of dot and tensordot
 
 
-def dot_operands(operands: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Any, Any, Any] | None:
+def parse_dot_operands(operands: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Any, Any, Any] | None:
     """Return a, b and out of a dot call; None for other arguments, which the library must judge."""
     if not options:
         if len(operands) == 2:
@@ -154,7 +154,7 @@ class Contraction(NamedTuple):
     shape: tuple[int, ...]
 
 
-def contraction(left: tuple[int, ...], right: tuple[int, ...], axes: Any) -> Contraction | None:
+def parse_contraction(left: tuple[int, ...], right: tuple[int, ...], axes: Any) -> Contraction | None:
     """Return the contraction of numpy.tensordot's axes; None where it raises, or sums over no axis."""
     pairs = _summed_axes(len(left), len(right), axes)
     if not pairs or any(not (-len(left) <= i < len(left) and -len(right) <= j < len(right)) for i, j in pairs):

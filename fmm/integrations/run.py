@@ -21,8 +21,8 @@ from types import ModuleType, TracebackType
 from typing import Any
 from zipfile import is_zipfile
 
-from fmm.integrations.install_targets import INSTALL_TARGETS, INSTALL_VARIABLE, default_targets, install
-from fmm.integrations.report import PROCESS_MARK, REPORT_VARIABLE, STDERR_NAME, report_at_exit
+from fmm.integrations.install_targets import INSTALL_TARGETS, INSTALL_VARIABLE, importable_default_targets, install
+from fmm.integrations.report import PROCESS_ID_MARK, REPORT_VARIABLE, STDERR_NAME, report_at_exit
 
 USAGE = "python -m fmm [--report[=FILE]] [--install NAMES] (script.py | -m module | -c code | -) [its arguments]"
 
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, program, rest = _parse_arguments(list(sys.argv[1:] if arguments is None else arguments))
     if options.report is not None:
         report_at_exit(options.report)
-        if PROCESS_MARK in options.report:  # else child processes would overwrite the file
+        if PROCESS_ID_MARK in options.report:  # else child processes would overwrite the file
             os.environ[REPORT_VARIABLE] = os.path.abspath(options.report)
     names = _split_names(options.install)
     install(*names)
@@ -67,16 +67,16 @@ def _prepare_program(options: argparse.Namespace, program: str, rest: list[str])
     """Set sys.argv, sys.path and `__main__`; return the function that runs the program."""
     if options.module:
         sys.argv = [program, *rest]
-        _main_module()
+        _create_main_module()
         return partial(_run_module, program)  # runpy itself prints the error for a missing module
     if options.code:
         _set_first_path("")
         sys.argv = ["-c", *rest]
-        return partial(_run_source, _main_module(), program, "<string>")
+        return partial(_run_source, _create_main_module(), program, "<string>")
     sys.argv = [program, *rest]
     if program == "-":
         _set_first_path("")
-        return partial(_run_source, _main_module("<stdin>"), sys.stdin.read(), "<stdin>")
+        return partial(_run_source, _create_main_module("<stdin>"), sys.stdin.read(), "<stdin>")
     return _prepare_file(program)
 
 
@@ -87,7 +87,7 @@ def _prepare_file(program: str) -> Callable[[], object]:
         sys.path.insert(0, str(path))
         if not sys.flags.safe_path:
             del sys.path[1]
-        _main_module()
+        _create_main_module()
         return partial(_run_module, "__main__", False)
     _set_first_path(str(path.resolve().parent))
     try:
@@ -98,7 +98,7 @@ def _prepare_file(program: str) -> Callable[[], object]:
         raise SystemExit(2) from None
     if source.startswith(MAGIC_NUMBER):
         return partial(runpy.run_path, program, run_name="__main__")
-    module = _main_module(str(path), SourceFileLoader("__main__", str(path)))
+    module = _create_main_module(str(path), SourceFileLoader("__main__", str(path)))
     return partial(_run_source, module, source, str(path))
 
 
@@ -112,7 +112,7 @@ def _run_source(module: ModuleType, source: str | bytes, name: str) -> None:
     exec(compile(source, name, "exec", dont_inherit=True), vars(module))
 
 
-def _main_module(file: str = "", loader: Any = BuiltinImporter) -> ModuleType:
+def _create_main_module(file: str = "", loader: Any = BuiltinImporter) -> ModuleType:
     """Create the module `__main__` as Python does for a program."""
     module = ModuleType("__main__")
     attributes: dict[str, Any] = {"__annotations__": {}, "__builtins__": builtins, "__loader__": loader}
@@ -137,7 +137,7 @@ def _parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, str, lis
     parser.add_argument("--report", metavar="FILE", help=report_help)
     parser.add_argument(
         "--install",
-        default=",".join(default_targets()),
+        default=",".join(importable_default_targets()),
         help=f"names separated by commas: {', '.join(INSTALL_TARGETS)}",
     )
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a module")

@@ -16,14 +16,14 @@ from fmm.arrays.torch_calls import (
     resolve_marks,
 )
 from fmm.integrations.report import (
-    Outcome,
     ProductKind,
+    ProductOutcome,
     count_outcome,
     count_product,
     count_record,
     is_reporting,
 )
-from fmm.integrations.torch_kernels import HookedLibrary, Operator, bypass, bypass_fmm
+from fmm.integrations.torch_kernels import HookedLibrary, TorchOperator, bypass_fmm, bypass_state
 from fmm.kernels.plans.plan import VENDOR
 from fmm.runtime import matmul
 from fmm.runtime.call_record import CallRecord
@@ -33,7 +33,7 @@ from fmm.runtime.decisions.limits import NO_CONSTRAINTS, PlanConstraints
 from fmm.runtime.gemm import BlasGemmParams, gemm_constraints, run_gemm
 from fmm.runtime.prepare import prepare_call
 
-PLAIN_PRODUCT = BlasGemmParams()
+PLAIN_PRODUCT_PARAMS = BlasGemmParams()
 # Reasons in a report for products that go to torch's own kernel without a decision.
 SMALL_REASON = "torch answers: the product is too small for a plan"
 RECORDED_REASON = "torch answers: its calls are being recorded"
@@ -49,15 +49,15 @@ class DispatcherProducts:
         self.library = library
         self.hook = hook  # the C++ hook, which declines small products beforehand; None without one
 
-    def answer(self, operator: Operator) -> Callable[..., Any]:
+    def operator_function(self, operator: TorchOperator) -> Callable[..., Any]:
         """Return the operator's function: it returns a tensor, or None for torch's own kernel."""
         if operator.in_place:
             return partial(self.gemm_in_place, operator.python_name)
-        return partial(self.gemm if operator.left_index else self.product, operator.python_name)
+        return partial(self.gemm if operator.left_index else self.compute_product, operator.python_name)
 
-    def product(self, where: str, a: Any, b: Any, out: Any = None) -> Any:
+    def compute_product(self, where: str, a: Any, b: Any, out: Any = None) -> Any:
         """Return the product of two matrices, or of two equal stacks."""
-        return None if self._must_decline(where, a, b) else self._torch_answer(a, b, out, where)
+        return None if self._must_decline(where, a, b) else self._compute_or_decline(a, b, out, where)
 
     def gemm(self, where: str, addend: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any = None) -> Any:
         """Return beta * addend + alpha * a @ b.
@@ -70,7 +70,7 @@ class DispatcherProducts:
         if not (is_valid_addend(addend, a, b) and are_valid_factors(alpha, beta, a)):
             _count_decline(where, a, b, INVALID_ADDEND_REASON)
             return None
-        return self._torch_answer(a, b, out, where, BlasGemmParams(alpha, beta), addend if beta else None)
+        return self._compute_or_decline(a, b, out, where, BlasGemmParams(alpha, beta), addend if beta else None)
 
     def gemm_in_place(self, where: str, addend: Any, a: Any, b: Any, beta: Any, alpha: Any, out: Any = None) -> Any:
         """Overwrite the addend with beta * addend + alpha * a @ b."""
@@ -81,24 +81,24 @@ class DispatcherProducts:
 
         The hook must not remember these products as declined.
         """
-        own = getattr(bypass, "on", False)
+        own = getattr(bypass_state, "on", False)
         declined = own or is_recording()
         if self.hook is not None and (declined or is_reporting()):  # a report counts each product
-            self.hook.only_now()
+            self.hook.forget_decline()
         if declined and not own:
             _count_decline(where, a, b, RECORDED_REASON)
         return declined
 
-    def _torch_answer(
-        self, a: Any, b: Any, out: Any, where: str, update: BlasGemmParams = PLAIN_PRODUCT, addend: Any = None
+    def _compute_or_decline(
+        self, a: Any, b: Any, out: Any, where: str, update: BlasGemmParams = PLAIN_PRODUCT_PARAMS, addend: Any = None
     ) -> Any:
         """Return alpha a b + beta addend, or None for torch's own kernel."""
-        if _is_small(a, b):  # the hook declines these products itself, unless a report counts them
+        if _is_small_product(a, b):  # the hook declines these products itself, unless a report counts them
             _count_decline(where, a, b, SMALL_REASON)
             return None
         if self.hook is None and not is_reporting() and a.dim() == 2 and was_declined(self.library, a, b):
             return None
-        if not plain_operands(a, b) or not (out is None or is_valid_out(out, a, b)):
+        if not are_plain_operands(a, b) or not (out is None or is_valid_out(out, a, b)):
             if is_reporting():
                 _count_decline(where, a, b, decline_reason(a, b, out))
             return None
@@ -106,30 +106,32 @@ class DispatcherProducts:
         if addend is not None and addend is not out:
             addend = resolve_marks(addend, addend)[0]
         constraints = (
-            gemm_constraints(self.library, a, b, addend, out, update) if update != PLAIN_PRODUCT else NO_CONSTRAINTS
+            gemm_constraints(self.library, a, b, addend, out, update)
+            if update != PLAIN_PRODUCT_PARAMS
+            else NO_CONSTRAINTS
         )
         call = prepare_call(self.library, a, b, out, constraints)
         if call.plan is None or (call.plan == VENDOR and call.decision.trial is None):
-            if update == PLAIN_PRODUCT:
+            if update == PLAIN_PRODUCT_PARAMS:
                 remember_decline(self.library, a, b, call.decision)
             if is_reporting():
                 count_record(product_kind(where, a, b), CallRecord(call.decision, None))
             return None
         if not is_reporting():
-            return self._multiply(a, b, out, update, addend, constraints)
-        product = partial(self._multiply, a, b, out, update, addend, constraints)
+            return self._multiply_by_plan(a, b, out, update, addend, constraints)
+        product = partial(self._multiply_by_plan, a, b, out, update, addend, constraints)
         return count_product(product_kind(where, a, b), product, lambda: call.decision)
 
-    def _multiply(
+    def _multiply_by_plan(
         self, a: Any, b: Any, out: Any, update: BlasGemmParams, addend: Any, constraints: PlanConstraints
     ) -> Any:
-        if update == PLAIN_PRODUCT:
+        if update == PLAIN_PRODUCT_PARAMS:
             return matmul.run_matmul(self.library, a, b, out, constraints)
         with bypass_fmm():  # torch's functions that run_gemm calls must not come back to fmm
             return run_gemm(self.library, a, b, addend, out, update, NO_CONSTRAINTS)
 
 
-def _is_small(a: Any, b: Any) -> bool:
+def _is_small_product(a: Any, b: Any) -> bool:
     """Return True if a product is too small for a plan, by the limits of the C++ hook."""
     return small_enough(a.shape[-2], a.shape[-1], b.shape[-1], a.element_size())
 
@@ -137,13 +139,13 @@ def _is_small(a: Any, b: Any) -> bool:
 def _count_decline(where: str, a: Any, b: Any, reason: str) -> None:
     """Count a product that torch computes, if a report is active."""
     if is_reporting():
-        count_outcome(product_kind(where, a, b), Outcome("", reason))
+        count_outcome(product_kind(where, a, b), ProductOutcome("", reason))
 
 
 # ---- operands
 
 
-def plain_operands(a: Any, b: Any) -> bool:
+def are_plain_operands(a: Any, b: Any) -> bool:
     """Return True for two plain tensors of one type on one device with matching shapes."""
     return (
         type(a) in PLAIN_TENSORS
@@ -167,7 +169,7 @@ def decline_reason(a: Any, b: Any, out: Any) -> str:
             return f"torch answers: {name} is a {type(x).__name__}, not a plain tensor"
         if not has_plain_keys(dispatch_keys(x).raw_repr()):
             return f"torch answers: {name} is not a plain tensor, or in the midst of a transform"
-    if plain_operands(a, b):
+    if are_plain_operands(a, b):
         assert out is not None
         return "torch answers: out is of another type or shape, or torch cannot write there as it is"
     return "torch answers: the operands are of two types or on two devices, or their sizes do not match"

@@ -15,27 +15,27 @@ from typing import Any
 
 from fmm.arrays.torch_calls import resolve_marks
 from fmm.arrays.torch_library import torch_library_of
-from fmm.integrations.report import Outcome, count_outcome, count_product, is_reporting
-from fmm.integrations.torch_answers import decline_reason, is_valid_out, plain_operands, product_kind
+from fmm.integrations.report import ProductOutcome, count_outcome, count_product, is_reporting
+from fmm.integrations.torch_answers import are_plain_operands, decline_reason, is_valid_out, product_kind
 from fmm.integrations.torch_kernels import vendor_matmul
 from fmm.runtime import matmul
 from fmm.runtime.decisions.limits import NO_CONSTRAINTS
 
-REPORTED_PLACE = "torch.compile, mm"
+REPORTED_FUNCTION = "torch.compile, mm"
 
 
 def fmm_product(a: Any, b: Any, *, out: Any) -> Any:
     """Write the product of two matrices to `out`, during Inductor's timing and in compiled code."""
     is_counted = is_reporting() and not _is_compiling_here()
-    if not (plain_operands(a, b) and is_valid_out(out, a, b)):
+    if not (are_plain_operands(a, b) and is_valid_out(out, a, b)):
         if is_counted:
-            count_outcome(product_kind(REPORTED_PLACE, a, b), Outcome("", decline_reason(a, b, out)))
+            count_outcome(product_kind(REPORTED_FUNCTION, a, b), ProductOutcome("", decline_reason(a, b, out)))
         return vendor_matmul(a, b, out)
     arguments = torch_library_of(a), *resolve_marks(a, b), out, NO_CONSTRAINTS
     if not is_counted:
         return matmul.run_matmul(*arguments)
     product, decide = partial(matmul.run_matmul, *arguments), partial(matmul.explain_matmul, *arguments)
-    return count_product(product_kind(REPORTED_PLACE, a, b), product, decide)
+    return count_product(product_kind(REPORTED_FUNCTION, a, b), product, decide)
 
 
 def _is_compiling_here() -> bool:
@@ -53,8 +53,8 @@ def install() -> Callable[[], None]:
     candidates = import_module("torch._inductor.config").external_matmul
     candidates.append(fmm_product)
 
-    def undo() -> None:
+    def remove_candidate() -> None:
         if fmm_product in candidates:
             candidates.remove(fmm_product)
 
-    return undo
+    return remove_candidate

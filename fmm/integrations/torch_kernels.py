@@ -15,13 +15,13 @@ import torch
 
 from fmm.arrays.torch_calls import MATMUL, is_compiling
 from fmm.arrays.torch_library import TORCH, TORCH_ON_HOST, TorchHostLibrary, TorchLibrary
-from fmm.integrations.install_targets import CannotInstallError, Undo
+from fmm.integrations.install_targets import CannotInstallError, UndoFunction
 
 # ---- the operators
 
 
 @dataclass(frozen=True)
-class Operator:
+class TorchOperator:
     """An operator of aten, and its schema in fmm_hook: the result is a tensor, or None if torch's kernel must run."""
 
     name: str  # the operator's name in aten
@@ -38,17 +38,17 @@ class Operator:
 
 _FACTORS_SCHEMA = "Tensor a, Tensor b, Scalar beta, Scalar alpha"
 _ADDEND_SCHEMA = f"Tensor addend, {_FACTORS_SCHEMA}"
-OPERATORS = (
-    Operator("mm", 2, "mm(Tensor a, Tensor b) -> Tensor?"),
-    Operator("mm.out", 2, "mm_out(Tensor a, Tensor b, Tensor(a!) out) -> Tensor?"),
-    Operator("bmm", 3, "bmm(Tensor a, Tensor b) -> Tensor?"),
-    Operator("bmm.out", 3, "bmm_out(Tensor a, Tensor b, Tensor(a!) out) -> Tensor?"),
-    Operator("addmm", 2, f"addmm({_ADDEND_SCHEMA}) -> Tensor?", 1),
-    Operator("addmm.out", 2, f"addmm_out({_ADDEND_SCHEMA}, Tensor(a!) out) -> Tensor?", 1),
-    Operator("addmm_", 2, f"addmm_(Tensor(a!) addend, {_FACTORS_SCHEMA}) -> Tensor?", 1, True),
-    Operator("baddbmm", 3, f"baddbmm({_ADDEND_SCHEMA}) -> Tensor?", 1),
-    Operator("baddbmm.out", 3, f"baddbmm_out({_ADDEND_SCHEMA}, Tensor(a!) out) -> Tensor?", 1),
-    Operator("baddbmm_", 3, f"baddbmm_(Tensor(a!) addend, {_FACTORS_SCHEMA}) -> Tensor?", 1, True),
+TORCH_OPERATORS = (
+    TorchOperator("mm", 2, "mm(Tensor a, Tensor b) -> Tensor?"),
+    TorchOperator("mm.out", 2, "mm_out(Tensor a, Tensor b, Tensor(a!) out) -> Tensor?"),
+    TorchOperator("bmm", 3, "bmm(Tensor a, Tensor b) -> Tensor?"),
+    TorchOperator("bmm.out", 3, "bmm_out(Tensor a, Tensor b, Tensor(a!) out) -> Tensor?"),
+    TorchOperator("addmm", 2, f"addmm({_ADDEND_SCHEMA}) -> Tensor?", 1),
+    TorchOperator("addmm.out", 2, f"addmm_out({_ADDEND_SCHEMA}, Tensor(a!) out) -> Tensor?", 1),
+    TorchOperator("addmm_", 2, f"addmm_(Tensor(a!) addend, {_FACTORS_SCHEMA}) -> Tensor?", 1, True),
+    TorchOperator("baddbmm", 3, f"baddbmm({_ADDEND_SCHEMA}) -> Tensor?", 1),
+    TorchOperator("baddbmm.out", 3, f"baddbmm_out({_ADDEND_SCHEMA}, Tensor(a!) out) -> Tensor?", 1),
+    TorchOperator("baddbmm_", 3, f"baddbmm_(Tensor(a!) addend, {_FACTORS_SCHEMA}) -> Tensor?", 1, True),
 )
 
 
@@ -58,24 +58,24 @@ def vendor_kernels(key: str) -> dict[str, Any]:
     if get_kernel is None:
         raise CannotInstallError(f"torch {torch.__version__} does not hand out its kernels; 2.11 does")
     try:
-        return {operator.name: get_kernel(f"aten::{operator.name}", key) for operator in OPERATORS}
+        return {operator.name: get_kernel(f"aten::{operator.name}", key) for operator in TORCH_OPERATORS}
     except RuntimeError as error:  # this torch was built without the operator's kernel for the key
         raise CannotInstallError(str(error)) from error
 
 
 # ---- fmm's own calls of torch
 
-bypass = threading.local()  # while its attribute `on` is True, this thread's calls of torch bypass fmm
+bypass_state = threading.local()  # while its attribute `on` is True, this thread's calls of torch bypass fmm
 
 
 @contextmanager
 def bypass_fmm() -> Iterator[None]:
     """Let this thread's calls of torch run as if fmm were not installed."""
-    before, bypass.on = getattr(bypass, "on", False), True
+    before, bypass_state.on = getattr(bypass_state, "on", False), True
     try:
         yield
     finally:
-        bypass.on = before
+        bypass_state.on = before
 
 
 def vendor_matmul(a: Any, b: Any, out: Any = None) -> Any:
@@ -86,28 +86,28 @@ def vendor_matmul(a: Any, b: Any, out: Any = None) -> Any:
         return MATMUL(a, b) if out is None else MATMUL(a, b, out=out)
 
 
-_installed: list[Undo] = []
+_active_undos: list[UndoFunction] = []
 
 
-def bypass_for_vendor(undo: Undo) -> Undo:
+def bypass_fmm_for_vendor(undo: UndoFunction) -> UndoFunction:
     """Let fmm.matmul's fallback to torch bypass fmm while anything is installed; return the extended `undo`."""
 
-    def leave_to_torch() -> None:
+    def undo_installation() -> None:
         undo()
-        _installed.remove(undo)
-        for library in (TORCH, TORCH_ON_HOST) if not _installed else ():
+        _active_undos.remove(undo)
+        for library in (TORCH, TORCH_ON_HOST) if not _active_undos else ():
             library.quick_vendor = MATMUL
 
-    _installed.append(undo)
+    _active_undos.append(undo)
     for library in (TORCH, TORCH_ON_HOST):
         library.quick_vendor = vendor_matmul
-    return leave_to_torch
+    return undo_installation
 
 
 # ---- the libraries of tensors that come from the dispatcher
 
 
-class HookedDevice(TorchLibrary):
+class HookedDeviceLibrary(TorchLibrary):
     """The adapter of CUDA tensors that come from torch's dispatcher; the vendor's product is torch's own kernel."""
 
     def __init__(self, kernels: dict[str, Any]) -> None:
@@ -116,10 +116,10 @@ class HookedDevice(TorchLibrary):
         self.kernels, self.keys = kernels, torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 
     def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
-        return _call_kernel(self, a, b, out)
+        return _call_torch_kernel(self, a, b, out)
 
 
-class HookedHost(TorchHostLibrary):
+class HookedHostLibrary(TorchHostLibrary):
     """The adapter of host tensors that come from torch's dispatcher; the vendor's product is torch's own kernel."""
 
     def __init__(self, kernels: dict[str, Any]) -> None:
@@ -128,13 +128,13 @@ class HookedHost(TorchHostLibrary):
         self.kernels, self.keys = kernels, torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
     def vendor(self, a: Any, b: Any, out: Any = None) -> Any:
-        return _call_kernel(self, a, b, out)
+        return _call_torch_kernel(self, a, b, out)
 
 
-HookedLibrary = HookedDevice | HookedHost
+HookedLibrary = HookedDeviceLibrary | HookedHostLibrary
 
 
-def _call_kernel(library: HookedLibrary, a: Any, b: Any, out: Any) -> Any:
+def _call_torch_kernel(library: HookedLibrary, a: Any, b: Any, out: Any) -> Any:
     name = "mm" if a.dim() == 2 else "bmm"
     if out is None:
         return library.kernels[name].call_boxed(library.keys, a, b)

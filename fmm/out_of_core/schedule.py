@@ -22,11 +22,11 @@ from typing import Literal, NamedTuple
 from fmm.problem import Shape
 
 IndexRange = tuple[int, int]  # start, stop
-ROW_ALIGNMENT = 16  # bytes to which the rows of tiles are aligned on the device
-SLOT_ALIGNMENT = 512  # bytes to which slots are aligned
+ROW_ALIGNMENT_BYTES = 16  # bytes to which the rows of tiles are aligned on the device
+SLOT_ALIGNMENT_BYTES = 512  # bytes to which slots are aligned
 
 
-class Tile(NamedTuple):
+class OperandTile(NamedTuple):
     """A rectangle of A or B that is loaded and multiplied as a unit."""
 
     name: Literal["A", "B"]
@@ -38,7 +38,7 @@ class Tile(NamedTuple):
 class LoadStep:
     """Step that copies a tile into a slot, after the products that read the slot's previous tile."""
 
-    tile: Tile
+    tile: OperandTile
     slot: int
     after: tuple[int, ...] = ()
 
@@ -51,15 +51,15 @@ class MultiplyStep:
     pieces add to the block.
     """
 
-    left: Tile
-    right: Tile
+    left: OperandTile
+    right: OperandTile
     slots: tuple[int, int, int]  # slot numbers of A's tile, B's tile and C's block
     rows: IndexRange  # rows of the band in C
     adds: bool
     after: tuple[int, ...] = ()
 
     @property
-    def size(self) -> Shape:
+    def product_size(self) -> Shape:
         (top, bottom), (first, last), (left, right) = self.rows, self.left.cols, self.right.cols
         return bottom - top, last - first, right - left
 
@@ -80,7 +80,7 @@ class StoreStep:
     after: tuple[int, ...] = ()
 
 
-Step = LoadStep | MultiplyStep | StoreStep
+ScheduleStep = LoadStep | MultiplyStep | StoreStep
 
 
 class ProductCut(NamedTuple):
@@ -116,33 +116,33 @@ class Schedule:
     size: Shape
     itemsize: int
     cut: ProductCut
-    steps: tuple[Step, ...] = field(repr=False)
+    steps: tuple[ScheduleStep, ...] = field(repr=False)
 
     @cached_property
-    def products(self) -> tuple[MultiplyStep, ...]:
+    def multiply_steps(self) -> tuple[MultiplyStep, ...]:
         return tuple(step for step in self.steps if isinstance(step, MultiplyStep))
 
     @cached_property
-    def slots(self) -> dict[str, tuple[int, ...]]:
+    def slot_bytes(self) -> dict[str, tuple[int, ...]]:
         """Bytes of each slot for tiles of A and B and blocks of C: those of its largest tile in either layout."""
         largest: dict[tuple[str, int], int] = {}
         key: tuple[str, int]
         for step in self.steps:
             if isinstance(step, LoadStep):
                 rows, cols = (last - first for first, last in (step.tile.rows, step.tile.cols))
-                key, needed = (step.tile.name, step.slot), tile_bytes(rows, cols, self.itemsize)
+                key, needed = (step.tile.name, step.slot), tile_slot_bytes(rows, cols, self.itemsize)
             elif isinstance(step, MultiplyStep):
                 top, bottom = step.left.rows
-                key, needed = ("C", step.slots[2]), block_bytes(bottom - top, step.size[2], self.itemsize)
+                key, needed = ("C", step.slots[2]), block_slot_bytes(bottom - top, step.product_size[2], self.itemsize)
             else:
                 continue
             largest[key] = max(largest.get(key, 0), needed)
         return {name: tuple(size for key, size in sorted(largest.items()) if key[0] == name) for name in "ABC"}
 
     @property
-    def memory(self) -> int:
+    def total_slot_bytes(self) -> int:
         """Bytes of all slots."""
-        return sum(map(sum, self.slots.values()))
+        return sum(map(sum, self.slot_bytes.values()))
 
     @property
     def bytes_loaded(self) -> int:
@@ -167,7 +167,7 @@ class Schedule:
             if isinstance(step, LoadStep):
                 queue, seconds = 0, self._rectangle_bytes(step.tile.rows, step.tile.cols) / rates.to_device
             elif isinstance(step, MultiplyStep):
-                queue, seconds = 1, product_seconds(step.size)
+                queue, seconds = 1, product_seconds(step.product_size)
             else:
                 queue, seconds = 2, self._rectangle_bytes(step.rows, step.cols) / rates.to_host
             free[queue] = max([free[queue], *(ends[i] for i in step.after)]) + seconds
@@ -176,19 +176,19 @@ class Schedule:
         return ScheduleTimes(max(free), *busy)
 
 
-def tile_bytes(rows: int, cols: int, itemsize: int) -> int:
+def tile_slot_bytes(rows: int, cols: int, itemsize: int) -> int:
     """Return the bytes of a slot that can hold a tile in row-major or column-major layout."""
-    return max(block_bytes(rows, cols, itemsize), block_bytes(cols, rows, itemsize))
+    return max(block_slot_bytes(rows, cols, itemsize), block_slot_bytes(cols, rows, itemsize))
 
 
-def block_bytes(rows: int, cols: int, itemsize: int) -> int:
+def block_slot_bytes(rows: int, cols: int, itemsize: int) -> int:
     """Return the bytes of a slot that can hold a row-major block."""
-    return -(-rows * padded_length(cols, itemsize) * itemsize // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
+    return -(-rows * padded_length(cols, itemsize) * itemsize // SLOT_ALIGNMENT_BYTES) * SLOT_ALIGNMENT_BYTES
 
 
 def padded_length(length: int, itemsize: int) -> int:
     """Return the leading dimension of a tile with `length` entries per row, so that rows are aligned."""
-    step = max(ROW_ALIGNMENT // itemsize, 1)
+    step = max(ROW_ALIGNMENT_BYTES // itemsize, 1)
     return -(-length // step) * step
 
 
@@ -209,10 +209,10 @@ class _ScheduleBuilder:
     """Builds the list of steps: for each product of tiles its loads, the product, and its stores."""
 
     def __init__(self, size: Shape, cut: ProductCut) -> None:
-        self.cut, self.steps = cut, list[Step]()
+        self.cut, self.steps = cut, list[ScheduleStep]()
         products = list(_tile_products(size, cut))
         self.count = len(products)
-        self.uses: dict[Tile, list[int]] = {}  # indices of the products that read each tile
+        self.uses: dict[OperandTile, list[int]] = {}  # indices of the products that read each tile
         for number, (_, _, _, left, right) in enumerate(products):
             for tile in (left, right):
                 self.uses.setdefault(tile, []).append(number)
@@ -220,28 +220,34 @@ class _ScheduleBuilder:
         # block slot -> indices of the StoreSteps of the block that last used the slot
         self.stores: dict[int, list[int]] = {}
         for number, (block, first, last, left, right) in enumerate(products):
-            slots = self._load(number, left), self._load(number, right), block % cut.slots[2]
+            slots = self._add_load_step(number, left), self._add_load_step(number, right), block % cut.slots[2]
             top, bottom = left.rows
             for start, stop in cut_ranges(bottom - top, cut.bands if last else (bottom,)):
-                self._multiply(left, right, slots, (top + start, top + stop), first, last)
+                self._add_multiply_steps(left, right, slots, (top + start, top + stop), first, last)
 
-    def _load(self, number: int, tile: Tile) -> int:
+    def _add_load_step(self, number: int, tile: OperandTile) -> int:
         """Return the tile's slot; add a LoadStep if the tile is not on the device."""
         place = self.places[tile.name]
         if tile not in place.slot:
-            slot, readers = place.free_slot(lambda other: self._next_use(number, other))
+            slot, readers = place.take_slot(lambda other: self._next_use(number, other))
             place.slot[tile], place.load[tile] = slot, len(self.steps)
             self.steps.append(LoadStep(tile, slot, readers))
         return place.slot[tile]
 
-    def _next_use(self, number: int, tile: Tile) -> int:
+    def _next_use(self, number: int, tile: OperandTile) -> int:
         """Return the index of the next product that reads the tile, starting with product `number`."""
         uses = self.uses[tile]
         later = bisect_left(uses, number)
         return uses[later] if later < len(uses) else self.count
 
-    def _multiply(
-        self, left: Tile, right: Tile, slots: tuple[int, int, int], rows: IndexRange, first: bool, last: bool
+    def _add_multiply_steps(
+        self,
+        left: OperandTile,
+        right: OperandTile,
+        slots: tuple[int, int, int],
+        rows: IndexRange,
+        first: bool,
+        last: bool,
     ) -> None:
         after = [self.places[tile.name].load[tile] for tile in (left, right)]
         after += self.stores.pop(slots[2], []) if first else []
@@ -260,11 +266,11 @@ class _TileSlots:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.slot: dict[Tile, int] = {}
-        self.load: dict[Tile, int] = {}
+        self.slot: dict[OperandTile, int] = {}
+        self.load: dict[OperandTile, int] = {}
         self.readers: dict[int, tuple[int, ...]] = {}
 
-    def free_slot(self, next_use: Callable[[Tile], int]) -> tuple[int, tuple[int, ...]]:
+    def take_slot(self, next_use: Callable[[OperandTile], int]) -> tuple[int, tuple[int, ...]]:
         """Return a slot and its last readers; if all slots are full, evict the tile with the latest next use."""
         if len(self.slot) < self.count:
             return len(self.slot), ()
@@ -273,7 +279,7 @@ class _TileSlots:
         return slot, self.readers.get(slot, ())
 
 
-def _tile_products(size: Shape, cut: ProductCut) -> Iterator[tuple[int, bool, bool, Tile, Tile]]:
+def _tile_products(size: Shape, cut: ProductCut) -> Iterator[tuple[int, bool, bool, OperandTile, OperandTile]]:
     """Yield for each product: block number, whether the piece is the block's first, whether its last, and two tiles.
 
     Blocks and pieces are traversed alternately forwards and backwards, so that each product uses a tile of the previous
@@ -287,6 +293,6 @@ def _tile_products(size: Shape, cut: ProductCut) -> Iterator[tuple[int, bool, bo
             pieces = cut_ranges(k, cut.pieces)
             pieces = pieces if block % 2 == 0 else pieces[::-1]
             for piece in pieces:
-                left, right = Tile("A", rows, piece), Tile("B", piece, cols)
+                left, right = OperandTile("A", rows, piece), OperandTile("B", piece, cols)
                 yield block, piece == pieces[0], piece == pieces[-1], left, right
             block += 1

@@ -15,10 +15,10 @@ from fmm.kernels.algorithms.step_table import Step
 from fmm.kernels.plans.sums import Place
 from fmm.semirings.closure_table import CloseStep, ClosureTable
 
-MATRIX_NAME = "D"
+CLOSED_MATRIX_NAME = "D"
 
 
-class TileStep(NamedTuple):
+class CloseTileStep(NamedTuple):
     """The step that replaces a small diagonal block by its closure without further cuts."""
 
     place: Place
@@ -33,7 +33,7 @@ class ProductStep(NamedTuple):
     dest: Place
 
 
-StepRound = TileStep | tuple[ProductStep, ...]
+StepRound = CloseTileStep | tuple[ProductStep, ...]
 
 
 @dataclass(frozen=True)
@@ -45,27 +45,27 @@ class ClosureSteps:
     temporaries: tuple[tuple[str, int, int], ...]
 
     @property
-    def tiles(self) -> tuple[Place, ...]:
-        return tuple(x.place for x in self.rounds if isinstance(x, TileStep))
+    def closed_tiles(self) -> tuple[Place, ...]:
+        return tuple(x.place for x in self.rounds if isinstance(x, CloseTileStep))
 
     @property
-    def products(self) -> tuple[ProductStep, ...]:
-        return tuple(step for x in self.rounds if not isinstance(x, TileStep) for step in x)
+    def product_steps(self) -> tuple[ProductStep, ...]:
+        return tuple(step for x in self.rounds if not isinstance(x, CloseTileStep) for step in x)
 
     @property
-    def additions(self) -> int:
+    def addition_count(self) -> int:
         """Number of sums that are compared with the best value so far."""
-        products = sum(p.left.rows * p.left.cols * p.right.cols for p in self.products)
-        return products + sum(tile.rows**3 for tile in self.tiles)
+        products = sum(p.left.rows * p.left.cols * p.right.cols for p in self.product_steps)
+        return products + sum(tile.rows**3 for tile in self.closed_tiles)
 
     @property
-    def entries_moved(self) -> int:
+    def moved_entry_count(self) -> int:
         """Number of entries read and written, if each step reads each of its operands once."""
-        products = sum(sum(x.rows * x.cols for x in p) for p in self.products)
-        return products + sum(2 * tile.rows**2 for tile in self.tiles)
+        products = sum(sum(x.rows * x.cols for x in p) for p in self.product_steps)
+        return products + sum(2 * tile.rows**2 for tile in self.closed_tiles)
 
     @property
-    def temporary_entries(self) -> int:
+    def temporary_entry_count(self) -> int:
         return sum(rows * cols for _, rows, cols in self.temporaries)
 
 
@@ -77,7 +77,7 @@ def closure_steps(table: ClosureTable, n: int, leaf: int) -> ClosureSteps:
     rows.
     """
     cutting = _BlockRecursion(table, leaf)
-    rounds = tuple(cutting.close_rounds(Place(MATRIX_NAME, 0, 0, n, n), 0)) if n else ()
+    rounds = tuple(cutting.rounds_to_close(Place(CLOSED_MATRIX_NAME, 0, 0, n, n), 0)) if n else ()
     return ClosureSteps(n, rounds, tuple((name, *size) for name, size in cutting.sizes.items()))
 
 
@@ -88,9 +88,9 @@ class _BlockRecursion:
         self.table, self.leaf = table, leaf
         self.sizes: dict[str, tuple[int, int]] = {}
 
-    def close_rounds(self, whole: Place, depth: int) -> Iterator[StepRound]:
+    def rounds_to_close(self, whole: Place, depth: int) -> Iterator[StepRound]:
         if whole.rows <= self.leaf:
-            yield TileStep(whole)
+            yield CloseTileStep(whole)
             return
         middle = self.leaf * -(-whole.rows // (2 * self.leaf))
         cuts = ((0, middle), (middle, whole.rows - middle))
@@ -101,7 +101,7 @@ class _BlockRecursion:
             if isinstance(step, CloseStep):
                 yield from [tuple(together)] if together else []
                 together = []
-                yield from self.close_rounds(places[step.place], depth + 1)
+                yield from self.rounds_to_close(places[step.place], depth + 1)
                 continue
             product = self._product_step(step, places, depth)
             if any(_products_conflict(product, other) for other in together):

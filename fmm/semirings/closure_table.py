@@ -20,11 +20,11 @@ from typing import Final, NamedTuple
 
 from fmm.kernels.algorithms.step_table import PRODUCT_SOURCE, Step, StepError, TableCall, kernel_step, table_text
 
-TABLE_FOLDER: Final = resources.files("fmm.semirings") / "closure_tables"
+CLOSURE_TABLE_FOLDER: Final = resources.files("fmm.semirings") / "closure_tables"
 HEADER_FIELDS = ("name", "source", "blocks", "temps")
 # For each of the four blocks, in order: the side of the cut (0 or 1) where its edges begin, and the side where its
 # edges end.
-BLOCK_SIDES = ((0, 0), (0, 1), (1, 0), (1, 1))
+CUT_SIDES_OF_BLOCKS = ((0, 0), (0, 1), (1, 0), (1, 1))
 
 
 class CloseStep(NamedTuple):
@@ -47,17 +47,17 @@ class ClosureTable:
     steps: tuple[Step | CloseStep, ...]
 
     @property
-    def products(self) -> int:
+    def product_count(self) -> int:
         return sum(1 for step in self.steps if isinstance(step, Step))
 
 
 @lru_cache(maxsize=8)
 def closure_table(name: str = "r-kleene") -> ClosureTable:
     """Read and prove the closure table of this name; raise StepError if there is no such table or it is wrong."""
-    names = sorted(file.name.removesuffix(".txt") for file in TABLE_FOLDER.iterdir())
+    names = sorted(file.name.removesuffix(".txt") for file in CLOSURE_TABLE_FOLDER.iterdir())
     if name not in names:
         raise StepError(f"unknown closure table {name!r}; valid: {', '.join(names)}")
-    table = parse_closure_table((TABLE_FOLDER / f"{name}.txt").read_text(encoding="utf-8"), f"{name}.txt")
+    table = parse_closure_table((CLOSURE_TABLE_FOLDER / f"{name}.txt").read_text(encoding="utf-8"), f"{name}.txt")
     if (defect := closure_error(table)) is not None:
         raise StepError(f"{name}.txt does not compute the closure: {defect}")
     return table
@@ -70,12 +70,12 @@ def parse_closure_table(text: str, origin: str = "closure table") -> ClosureTabl
     """Parse the text form of a closure table; raise StepError with the file and the line of an error."""
     head, calls = table_text(text, origin, HEADER_FIELDS)
     blocks, temporaries = tuple(head["blocks"].split()), tuple(head["temps"].split())
-    if len(blocks) != len(BLOCK_SIDES) or len({*blocks, *temporaries}) < len(blocks) + len(temporaries):
+    if len(blocks) != len(CUT_SIDES_OF_BLOCKS) or len({*blocks, *temporaries}) < len(blocks) + len(temporaries):
         raise StepError(f"{origin}: four blocks and the temporaries must have distinct names")
-    return ClosureTable(head["name"], head["source"], blocks, temporaries, tuple(map(_parse_step, calls)))
+    return ClosureTable(head["name"], head["source"], blocks, temporaries, tuple(map(_parse_table_step, calls)))
 
 
-def _parse_step(call: TableCall) -> Step | CloseStep:
+def _parse_table_step(call: TableCall) -> Step | CloseStep:
     if call.name == "close" and len(call.places) == 1:
         return CloseStep(call.places[0])
     step, where = kernel_step(call), call.where
@@ -104,20 +104,20 @@ def closure_error(table: ClosureTable) -> str | None:
                 return f"{step}: only blocks of the diagonal are square"
             values[step.place] = repetition(values[step.place])
         else:
-            values[step.writes[0]] = _step_result(step, values)
-    moves = dict(zip(table.blocks, BLOCK_SIDES, strict=True))
+            values[step.writes[0]] = _step_result_words(step, values)
+    moves = dict(zip(table.blocks, CUT_SIDES_OF_BLOCKS, strict=True))
     for block, (begin, end) in moves.items():
         if not is_set_of_walks(values[block], moves, begin, end):
             return f"{block} is not the closure's"
     return None
 
 
-def _step_result(step: Step, values: Mapping[str, WordSet]) -> WordSet:
+def _step_result_words(step: Step, values: Mapping[str, WordSet]) -> WordSet:
     left, right = (values[step.blocks_by_formal[f]] for f in step.kernel.product or ())
     total = EMPTY_SET
     for _, terms in step.kernel.assignments:
         for _, source in terms:
-            total = union(
+            total = union_of_words(
                 total, concatenation(left, right) if source == PRODUCT_SOURCE else values[step.blocks_by_formal[source]]
             )
     return total
@@ -139,7 +139,7 @@ class LetterSet:
 
 
 @dataclass(frozen=True)
-class Union:
+class WordUnion:
     """The union of several sets of words."""
 
     parts: frozenset[WordSet]
@@ -160,15 +160,15 @@ class Repetition:
     part: WordSet
 
 
-WordSet = LetterSet | Union | Concatenation | Repetition
-EMPTY_SET: WordSet = Union(frozenset())
+WordSet = LetterSet | WordUnion | Concatenation | Repetition
+EMPTY_SET: WordSet = WordUnion(frozenset())
 EMPTY_WORD_SET: WordSet = Repetition(EMPTY_SET)  # the set with a single word, the word without letters
 
 
-def union(x: WordSet, y: WordSet) -> WordSet:
+def union_of_words(x: WordSet, y: WordSet) -> WordSet:
     """Return the union of two sets of words, in normal form."""
-    parts = (x.parts if isinstance(x, Union) else {x}) | (y.parts if isinstance(y, Union) else {y})
-    return next(iter(parts)) if len(parts) == 1 else Union(frozenset(parts))
+    parts = (x.parts if isinstance(x, WordUnion) else {x}) | (y.parts if isinstance(y, WordUnion) else {y})
+    return next(iter(parts)) if len(parts) == 1 else WordUnion(frozenset(parts))
 
 
 def concatenation(x: WordSet, y: WordSet) -> WordSet:
@@ -185,7 +185,7 @@ def repetition(x: WordSet) -> WordSet:
 
 def has_empty_word(x: WordSet) -> bool:
     """Return True if the set of words contains the word without letters."""
-    if isinstance(x, Union):
+    if isinstance(x, WordUnion):
         return any(has_empty_word(part) for part in x.parts)
     if isinstance(x, Concatenation):
         return has_empty_word(x.first) and has_empty_word(x.then)
@@ -197,7 +197,7 @@ def letter_derivatives(x: WordSet, letter: str) -> frozenset[WordSet]:
     """Return sets with this union: the words that follow `letter` in the words of x that begin with `letter`."""
     if isinstance(x, LetterSet):
         return frozenset([EMPTY_WORD_SET] if x.name == letter else [])
-    if isinstance(x, Union):
+    if isinstance(x, WordUnion):
         return frozenset(y for part in x.parts for y in letter_derivatives(part, letter))
     if isinstance(x, Repetition):
         return frozenset(concatenation(y, x) for y in letter_derivatives(x.part, letter))

@@ -16,23 +16,23 @@ from cupy_backends.cuda.api import runtime
 from fmm.kernels.cuda.launch.device_facts import chip_of
 from fmm.kernels.cuda.launch.player import LaunchSequence
 from fmm.semirings.closure_launches import (
+    ARGUMENT_BUFFER_PREFIX,
     ARGUMENT_BYTES,
-    ARGUMENTS_PREFIX,
     DOUBLED_BUFFER,
     WORKSPACE_BUFFER,
     closure_launches,
-    padded_columns,
+    padded_leading_dimension,
 )
-from fmm.semirings.closure_steps import MATRIX_NAME
+from fmm.semirings.closure_steps import CLOSED_MATRIX_NAME
 from fmm.semirings.minplus_kernel import (
     TROPICAL_RINGS,
     VECTOR_BYTES,
     DeviceMatrix,
-    Ring,
     SemiringProduct,
-    doubling_launch,
+    TropicalRing,
     edges_launch,
-    fastest_sizes,
+    entry_doubling_launch,
+    fastest_minplus_sizes,
     minplus_launch,
 )
 from fmm.semirings.path_request import EdgeRule
@@ -41,16 +41,16 @@ from fmm.semirings.path_request import EdgeRule
 def device_product(ring_name: str, a: Any, b: Any, with_arguments: bool) -> tuple[Any, Any]:
     """Return the product, and for each entry the step k of its best sum (None without arguments)."""
     ring, (m, k), n = TROPICAL_RINGS[ring_name], a.shape, b.shape[1]
-    left, right = _aligned_rows(a), _aligned_rows(b)
-    c = cupy.empty((m, padded_columns(n)), a.dtype)
-    args = cupy.empty((m, padded_columns(n)) if with_arguments else (1,), np.int32)
+    left, right = _with_aligned_rows(a), _with_aligned_rows(b)
+    c = cupy.empty((m, padded_leading_dimension(n)), a.dtype)
+    args = cupy.empty((m, padded_leading_dimension(n)) if with_arguments else (1,), np.int32)
     device = int(a.data.device_id)
     leading = int(left.strides[0] // left.itemsize), int(right.strides[0] // right.itemsize)
     run = _product_launches(ring, (m, k, n), leading, with_arguments, device)
     addresses = {"A": left.data.ptr, "B": right.data.ptr, "C": c.data.ptr}
-    addresses[ARGUMENTS_PREFIX] = args.data.ptr
+    addresses[ARGUMENT_BUFFER_PREFIX] = args.data.ptr
     if ring.per_word > 1:
-        doubled = cupy.empty((m, padded_columns(k)), np.uint32)
+        doubled = cupy.empty((m, padded_leading_dimension(k)), np.uint32)
         addresses[DOUBLED_BUFFER] = doubled.data.ptr
     run.play(addresses, cupy.cuda.get_current_stream().ptr)
     return _first_columns(c, n), _first_columns(args, n) if with_arguments else None
@@ -89,15 +89,15 @@ def device_closure(ring_name: str, d: Any, predecessors: Any = None) -> tuple[An
     """
     n, ring = len(d), TROPICAL_RINGS[ring_name]
     run, numbers, doubled_bytes = _closure_launches(ring, n, predecessors is not None, int(d.data.device_id))
-    values = d if n == padded_columns(n) else _with_padded_rows(d)
-    memory = {MATRIX_NAME: values, WORKSPACE_BUFFER: cupy.empty(max(numbers, 1), d.dtype)}
+    values = d if n == padded_leading_dimension(n) else _with_padded_rows(d)
+    memory = {CLOSED_MATRIX_NAME: values, WORKSPACE_BUFFER: cupy.empty(max(numbers, 1), d.dtype)}
     if doubled_bytes:
         memory[DOUBLED_BUFFER] = cupy.empty(doubled_bytes, np.uint8)
     if predecessors is not None:
         nodes = _with_padded_rows(predecessors)
         memory |= {
-            ARGUMENTS_PREFIX + MATRIX_NAME: nodes,
-            ARGUMENTS_PREFIX + WORKSPACE_BUFFER: cupy.empty(max(numbers, 1) * ARGUMENT_BYTES, np.uint8),
+            ARGUMENT_BUFFER_PREFIX + CLOSED_MATRIX_NAME: nodes,
+            ARGUMENT_BUFFER_PREFIX + WORKSPACE_BUFFER: cupy.empty(max(numbers, 1) * ARGUMENT_BYTES, np.uint8),
         }
     run.play({base: array.data.ptr for base, array in memory.items()}, cupy.cuda.get_current_stream().ptr)
     return _first_columns(values, n), None if predecessors is None else _first_columns(nodes, n)
@@ -105,19 +105,19 @@ def device_closure(ring_name: str, d: Any, predecessors: Any = None) -> tuple[An
 
 @lru_cache(maxsize=256)
 def _product_launches(
-    ring: Ring, size: tuple[int, int, int], leading: tuple[int, int], with_arguments: bool, device: int
+    ring: TropicalRing, size: tuple[int, int, int], leading: tuple[int, int], with_arguments: bool, device: int
 ) -> LaunchSequence:
     """Return the compiled launches of a semiring product."""
     m, k, n = size
     left, right = DeviceMatrix("A", 0, m, k, leading[0]), DeviceMatrix("B", 0, k, n, leading[1])
-    dest = DeviceMatrix("C", 0, m, n, padded_columns(n))
+    dest = DeviceMatrix("C", 0, m, n, padded_leading_dimension(n))
     launches = []
     if ring.per_word > 1:
-        words = DeviceMatrix(DOUBLED_BUFFER, 0, m, k, padded_columns(k))
-        launches.append(doubling_launch(left, words))
+        words = DeviceMatrix(DOUBLED_BUFFER, 0, m, k, padded_leading_dimension(k))
+        launches.append(entry_doubling_launch(left, words))
         left = words
-    sizes = fastest_sizes(ring, with_arguments, [size], chip_of(device).multiprocessors)
-    args = DeviceMatrix(ARGUMENTS_PREFIX, 0, m, n, padded_columns(n)) if with_arguments else None
+    sizes = fastest_minplus_sizes(ring, with_arguments, [size], chip_of(device).multiprocessors)
+    args = DeviceMatrix(ARGUMENT_BUFFER_PREFIX, 0, m, n, padded_leading_dimension(n)) if with_arguments else None
     launches.append(minplus_launch(ring, sizes, [SemiringProduct(left, right, dest, args=args)]))
     return LaunchSequence(launches, device)
 
@@ -129,13 +129,15 @@ def _edges_launch(dtype: str, n: int, strides: tuple[int, int], rule: EdgeRule, 
 
 
 @lru_cache(maxsize=64)
-def _closure_launches(ring: Ring, n: int, with_predecessors: bool, device: int) -> tuple[LaunchSequence, int, int]:
+def _closure_launches(
+    ring: TropicalRing, n: int, with_predecessors: bool, device: int
+) -> tuple[LaunchSequence, int, int]:
     """Return the compiled launches of a closure, the entries of its temporaries, and the bytes of doubled operands."""
     closure = closure_launches(ring, n, with_predecessors, chip_of(device).multiprocessors)
     return LaunchSequence(closure.launches, device), closure.numbers, closure.doubled_bytes
 
 
-def _aligned_rows(x: Any) -> Any:
+def _with_aligned_rows(x: Any) -> Any:
     """Return x if its rows are contiguous and begin at multiples of 16 bytes, else a copy with such rows."""
     rows, cols = x.shape
     contiguous = x.strides[1] == x.itemsize or cols == 1
@@ -146,7 +148,7 @@ def _aligned_rows(x: Any) -> Any:
         and x.data.ptr % VECTOR_BYTES == 0
     ):
         return x
-    copy = cupy.zeros((rows, padded_columns(cols)), x.dtype)
+    copy = cupy.zeros((rows, padded_leading_dimension(cols)), x.dtype)
     copy[:, :cols] = x
     return copy[:, :cols]
 
@@ -154,7 +156,7 @@ def _aligned_rows(x: Any) -> Any:
 def _with_padded_rows(x: Any) -> Any:
     """Return a copy with rows that begin at multiples of 16 bytes; kernels read nothing of the padding."""
     rows, cols = x.shape
-    copy = cupy.empty((rows, padded_columns(cols)), x.dtype)
+    copy = cupy.empty((rows, padded_leading_dimension(cols)), x.dtype)
     _copy_lines(copy.data.ptr, copy.strides[0], x.data.ptr, x.strides[0], cols * x.itemsize, rows)
     return copy
 

@@ -27,20 +27,20 @@ TASK_ROW_BYTES = 1024  # bytes of a row of the part of the result that a task co
 TASK_SUMS, MIN_TASK_ROWS = 1 << 26, 16
 
 
-def can_compile() -> bool:
+def is_numba_installed() -> bool:
     """Return True if Numba is installed. Numba itself is imported at the first compilation."""
     return find_spec("numba") is not None
 
 
 @dataclass(frozen=True)
-class CompiledSemiring:
+class NumbaSemiring:
     """A semiring by Numba: dest = the best of `old` and all sums of left and right; no sum is worse than `missing`."""
 
     maximum: bool
     missing: Any
     threads: int
 
-    def product(
+    def multiply_and_add(
         self, left: Array, right: Array, old: Array | None, dest: Array, arguments: ArgumentRecord | None = None
     ) -> None:
         kernels = _compiled_functions(dest.dtype.name, self.maximum)
@@ -49,11 +49,11 @@ class CompiledSemiring:
         elif old is not dest:
             dest[...] = old
         steps, wide = left.shape[1], TASK_ROW_BYTES // dest.itemsize
-        operands: tuple[Any, ...] = (*_as_flat(left), *_as_flat(right), *_as_flat(dest), steps)
+        operands: tuple[Any, ...] = (*_as_flat_matrix(left), *_as_flat_matrix(right), *_as_flat_matrix(dest), steps)
         kernel: Callable[..., None] = kernels.product
         step = np.full(dest.shape, -1, np.int32) if arguments else dest
         if arguments:
-            operands, kernel = (*operands, *_as_flat(step)), kernels.product_with_arguments
+            operands, kernel = (*operands, *_as_flat_matrix(step)), kernels.product_with_arguments
         high = min(max(TASK_SUMS // (wide * max(steps, 1)), MIN_TASK_ROWS), TASK_ROWS)
         tasks = [
             partial(kernel, *operands, i, min(i + high, len(dest)), j, min(j + wide, dest.shape[1]))
@@ -62,7 +62,7 @@ class CompiledSemiring:
         ]
         Threads(self.threads).run_interruptibly(tasks)
         if arguments:
-            arguments.record_steps(step)
+            arguments.write_best_steps(step)
 
     def close_tile(self, d: Array, predecessors: Array | None = None) -> None:
         """Replace d by its closure, by the Floyd-Warshall algorithm."""
@@ -72,9 +72,9 @@ class CompiledSemiring:
         for first in range(0, count, together):
             last = min(first + together, count)
             if predecessors is None:
-                kernels.close_tile(*_as_flat(d), count, first, last)
+                kernels.close_tile(*_as_flat_matrix(d), count, first, last)
             else:
-                kernels.close_with_predecessors(*_as_flat(d), *_as_flat(predecessors), count, first, last)
+                kernels.close_with_predecessors(*_as_flat_matrix(d), *_as_flat_matrix(predecessors), count, first, last)
 
 
 class _FlatMatrix(NamedTuple):
@@ -84,7 +84,7 @@ class _FlatMatrix(NamedTuple):
     leading: int
 
 
-def _as_flat(x: Array) -> _FlatMatrix:
+def _as_flat_matrix(x: Array) -> _FlatMatrix:
     """Return the one-dimensional memory of a matrix with contiguous rows; copy other matrices."""
     rows, cols = x.shape
     if rows * cols == 0 or x.strides[0] < cols * x.itemsize:
@@ -109,7 +109,7 @@ def _compiled_functions(dtype: str, maximum: bool) -> _CompiledFunctions:
     number = getattr(numba, dtype)
     jit = numba.njit(nogil=True, error_model="numpy")
     better, best = jit(_is_greater if maximum else _is_less), jit(_larger_number if maximum else _smaller_number)
-    product, close_tile = _make_product(best, number), _make_close(best, number)
+    product, close_tile = _make_product_function(best, number), _make_close_tile_function(best, number)
     product_with_arguments = _make_product_with_arguments(better, number)
     close_with_predecessors = _make_close_with_predecessors(better, number)
     return _CompiledFunctions(jit(product), jit(product_with_arguments), jit(close_tile), jit(close_with_predecessors))
@@ -135,8 +135,8 @@ def _larger_number(x: Any, y: Any) -> Any:
     return x if x > y else y
 
 
-def _make_product(best: Any, number: Any) -> Any:
-    def product(
+def _make_product_function(best: Any, number: Any) -> Any:
+    def update_rows(
         a: Any, lda: int, b: Any, ldb: int, c: Any, ldc: int, steps: int, top: int, end: int, left: int, right: int
     ) -> None:
         """Update the rows top:end and columns left:right of c with the sums of all steps."""
@@ -165,11 +165,11 @@ def _make_product(best: Any, number: Any) -> Any:
                         x[n] = best(number(a0 + b0[n]), x[n])
                     step += 1
 
-    return product
+    return update_rows
 
 
 def _make_product_with_arguments(better: Any, number: Any) -> Any:
-    def product(
+    def update_rows(
         a: Any,
         lda: int,
         b: Any,
@@ -198,11 +198,11 @@ def _make_product_with_arguments(better: Any, number: Any) -> Any:
                         x[n] = s if won else x[n]
                         found[n] = np.int32(step) if won else found[n]
 
-    return product
+    return update_rows
 
 
-def _make_close(best: Any, number: Any) -> Any:
-    def close_tile(d: Any, leading: int, count: int, first: int, last: int) -> None:
+def _make_close_tile_function(best: Any, number: Any) -> Any:
+    def close_nodes(d: Any, leading: int, count: int, first: int, last: int) -> None:
         for k in range(first, last):
             line = d[k * leading : k * leading + count].copy()
             for i in range(count):
@@ -210,11 +210,11 @@ def _make_close(best: Any, number: Any) -> Any:
                 for j in range(count):
                     row[j] = best(number(f + line[j]), row[j])
 
-    return close_tile
+    return close_nodes
 
 
 def _make_close_with_predecessors(better: Any, number: Any) -> Any:
-    def close_tile(d: Any, leading: int, predecessors: Any, ldn: int, count: int, first: int, last: int) -> None:
+    def close_nodes(d: Any, leading: int, predecessors: Any, ldn: int, count: int, first: int, last: int) -> None:
         for k in range(first, last):
             line, past = d[k * leading : k * leading + count].copy(), predecessors[k * ldn : k * ldn + count].copy()
             for i in range(count):
@@ -226,4 +226,4 @@ def _make_close_with_predecessors(better: Any, number: Any) -> Any:
                     row[j] = s if won else row[j]
                     found[j] = past[j] if won else found[j]
 
-    return close_tile
+    return close_nodes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, get_args
 
-Method = Literal["auto", "r-kleene", "floyd-warshall"]
-METHOD_NAMES: tuple[str, ...] = get_args(Method)
+PathMethod = Literal["auto", "r-kleene", "floyd-warshall"]
+PATH_METHOD_NAMES: tuple[str, ...] = get_args(PathMethod)
 
 
 class NegativeCycleError(ValueError):
@@ -19,7 +19,7 @@ class PathRequest(NamedTuple):
     predecessors: bool = False
     unweighted: bool = False
     overwrite: bool = False
-    method: Method = "auto"
+    method: PathMethod = "auto"
 
 
 class EdgeRule(NamedTuple):

@@ -18,7 +18,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 PIECE_ENTRIES = 1 << 24  # number of entries that are inspected at a time
 
 
-def mend_predecessors(xp: Any, edges: Any, missing: Any, lengths: Any, predecessors: Any) -> None:
+def repair_predecessors(xp: Any, edges: Any, missing: Any, lengths: Any, predecessors: Any) -> None:
     """Repair `predecessors` in place; `missing` is the length that means "no edge"."""
     host_edges: Array | None = None
     count = len(predecessors)
@@ -33,7 +33,7 @@ def mend_predecessors(xp: Any, edges: Any, missing: Any, lengths: Any, predecess
         if not len(suspects):
             continue
         on_device = xp.asarray(suspects)
-        lost = to_numpy(_lost_nodes(xp, on_device, predecessors[on_device]))
+        lost = to_numpy(_mask_lost_nodes(xp, on_device, predecessors[on_device]))
         if not lost.any():
             continue
         if host_edges is None:
@@ -41,11 +41,11 @@ def mend_predecessors(xp: Any, edges: Any, missing: Any, lengths: Any, predecess
         for row, row_lost in zip(suspects, lost, strict=True):
             if row_lost.any():
                 row_lengths = _host_lengths(lengths[row], missing)
-                rebuilt = _rebuilt_row(int(row), host_edges, row_lengths, to_numpy(predecessors[row]), row_lost)
+                rebuilt = _rebuild_row(int(row), host_edges, row_lengths, to_numpy(predecessors[row]), row_lost)
                 predecessors[row] = xp.asarray(rebuilt)
 
 
-def _lost_nodes(xp: Any, rows: Any, predecessors: Any) -> Any:
+def _mask_lost_nodes(xp: Any, rows: Any, predecessors: Any) -> Any:
     """Return a mask of the nodes with a chain of predecessors that does not end at the row's start node.
 
     Each iteration doubles the number of predecessors that are followed.
@@ -56,7 +56,7 @@ def _lost_nodes(xp: Any, rows: Any, predecessors: Any) -> Any:
     return (predecessors >= 0) & (back != rows[:, None])
 
 
-def _rebuilt_row(start: int, edges: Array, lengths: Array, predecessors: Array, lost: Array) -> Array:
+def _rebuild_row(start: int, edges: Array, lengths: Array, predecessors: Array, lost: Array) -> Array:
     """Return a row with new predecessors for the lost nodes, so that every chain of predecessors ends at `start`."""
     predecessors, away = predecessors.copy(), np.flatnonzero(lost)
     fresh = np.flatnonzero((predecessors >= 0) & ~lost | (np.arange(len(predecessors)) == start))
