@@ -1,4 +1,4 @@
-"""NumPy's and CuPy's arrays as parts of sharded matrices: fmm.distributed.matmul(a, b, mesh=...).
+"""NumPy and CuPy arrays as local parts of sharded matrices, for fmm.distributed.matmul(a, b, mesh=...).
 
 DLPack converts arrays to DTensors and back without a copy, except arrays that DLPack cannot express (read-only arrays,
 negative strides). The processes then share the product as they share a product of torch's DTensors
@@ -28,7 +28,7 @@ from fmm.distributed.sharded_tensors import (
 )
 from fmm.dtypes import STORED_TYPES
 
-# torch's device type of the mesh, by the kind of the arrays (fmm.arrays.detect)
+# kind of the arrays (fmm.arrays.detect) -> torch's device type of the mesh
 MESH_DEVICE_TYPES = {"host": "cpu", "cupy": "cuda"}
 DEFAULT_STREAM_HANDLES = (0, 1)  # handles of CUDA's default stream
 
@@ -59,7 +59,7 @@ def matmul(a: Any, b: Any, layout: PartLayout, options: SharingOptions) -> Any:
 
 
 def explain(a: Any, b: Any, layout: PartLayout, options: SharingOptions) -> SharedDecision:
-    """Return the decision with which `matmul` would share the product, computed on this process alone."""
+    """Return the decision how `matmul` would share the product; send no messages to other processes."""
     _check_array_parts(a, b)
     mesh = _checked_mesh(layout.mesh, a)
     with _use_cupy_stream(a):

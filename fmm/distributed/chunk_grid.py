@@ -1,9 +1,9 @@
-"""Plans over a grid of chunks: walking a plan fills a table of tasks, and each task computes one chunk.
+"""Plans over a grid of chunks: the walk of a plan fills a table of tasks, and each task computes one chunk.
 
-`ChunkTasks` executes the walk's steps by recording tasks; it computes nothing. A task is a function of this module and
-the keys of the chunks that it reads. No task changes a chunk that it reads, so Dask may run a task again. Chunks may
-have unequal sizes: a sum pads smaller chunks with zeros, and a product uses the part of the inner dimension that both
-chunks have.
+`ChunkTasks` records a task for each step of the walk, and computes nothing. A task consists of a function of this
+module and the keys of the chunks that the function reads. No task changes a chunk that the task reads, so Dask may
+repeat any task. Chunks may have unequal sizes: a sum pads smaller chunks with zeros, and a product uses the part of the
+inner dimension that both chunks have.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fmm.kernels.plans.plan import PlanError
 from fmm.kernels.plans.sums import LineExponents, Mirror, Place, Rescaled, Sum
 from fmm.kernels.plans.walk import DefaultMachine, Triple
 
-# an array of Cell objects; None for a chunk that no step has written yet
+# an array of ChunkCell objects; an element is None until a step of the walk writes the chunk
 ChunkGrid = np.ndarray[Any, np.dtype[np.object_]]
 ChunkKey = Any
 
@@ -29,7 +29,7 @@ MAX_SUMMANDS_PER_TASK = 8  # largest number of chunks that one task adds
 
 @dataclass(frozen=True)
 class ChunkCell:
-    """A chunk that a task will compute: its key in the table of tasks, its numbers of rows and columns."""
+    """A chunk that a task will compute: the chunk's key in the table of tasks, and its numbers of rows and columns."""
 
     key: ChunkKey
     rows: int
@@ -111,7 +111,7 @@ class ChunkTasks(DefaultMachine):
         self.table.update(table)
 
     def _evaluate_program(self, program: AdditionProgram, inputs: list[ChunkCell | None]) -> list[ChunkCell | None]:
-        """Return the cells of the program's inputs and of each line's result; None stands for a chunk of zeros."""
+        """Return the cells of the program's inputs and of the sum in each line; None stands for a chunk of zeros."""
         values = list(inputs)
         for line in program.lines:
             terms = [(c, cell) for c, v in line if (cell := values[v]) is not None]
@@ -134,7 +134,7 @@ class ChunkTasks(DefaultMachine):
         alpha: Coefficient,
         beta: Coefficient,
     ) -> ChunkCell | None:
-        """Return the cell of alpha (sum of products) + beta before: a task per group of products, then adding tasks."""
+        """Return the cell of alpha * (sum of the products) + beta * before; add the tasks that compute the cell."""
         present = [(left, right) for left, right in pairs if left is not None and right is not None]
         groups = list[ChunkCell]()
         for first in range(0, len(present), self.products_per_task):
@@ -195,7 +195,8 @@ def weighted_chunk_sum(weights: Sequence[float | complex], chunks: Sequence[Any]
         total = np.zeros_like(chunks[0], shape=shape)
     elif len(terms) > 1 and chunks[1].shape == shape and set(weights[:2]) <= {1, -1} and 1 in weights[:2]:
         (first, x), (second, y) = terms[:2]
-        total = x + y if first == second else x - y if first == 1 else y - x  # one pass over memory instead of two
+        # a single pass over memory, where a scaled copy and an addition would need two passes
+        total = x + y if first == second else x - y if first == 1 else y - x
         terms = terms[2:]
     else:
         total, terms = chunks[0] * chunks[0].dtype.type(weights[0]), terms[1:]
@@ -219,7 +220,7 @@ def sum_of_chunk_products(
     plan: str | None,
     max_error_growth: float | None = None,
 ) -> Any:
-    """Return alpha (sum of products) + beta before, zero-padded to the largest shape; `before` stays unchanged.
+    """Return alpha * (sum of products) + beta * before, padded with zeros to the largest shape; do not change `before`.
 
     Each product is added directly to one new chunk: a separate chunk for each product would be written to memory and
     read again.
@@ -249,7 +250,7 @@ def sum_of_chunk_products(
 
 
 def check_chunks_unmasked(chunks: Sequence[Any]) -> None:
-    """Raise TypeError if a chunk is a masked array: in-place sums would lose its mask."""
+    """Raise TypeError if a chunk is a masked array: in-place sums would lose the mask."""
     if any(isinstance(chunk, np.ma.MaskedArray) for chunk in chunks):
         raise TypeError(
             "a chunk is a masked array, but the array's _meta is a plain one: pass meta= to map_blocks or "

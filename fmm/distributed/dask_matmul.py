@@ -1,9 +1,9 @@
-"""Products of two Dask matrices as one graph: levels over the grid of chunks, and fmm.matmul of pairs of chunks.
+"""Products of two Dask matrices: levels over the grid of chunks, and fmm.matmul for each pair of chunks.
 
 The levels are walked when the graph is built (chunk_grid.py); the workers later run the graph's tasks. A task depends
 only on its operands and does not change them, so Dask can repeat the tasks of a lost worker. The plan for a product of
 two chunks is chosen once, by the client, so that workers with equal processors return identical bits. One task computes
-the sum of several products; Dask's own matmul makes a chunk of each product and then adds the chunks. Chunks with inf
+the sum of several products; Dask's own matmul stores each product in a chunk and then adds the chunks. Chunks with inf
 or NaN are recomputed without levels when the graph is computed (dask_recompute.py).
 """
 
@@ -45,7 +45,7 @@ CANDIDATE_GRID_PLANS = ("vendor", "winograd", "winograd^2")  # texts of the cand
 
 
 class ChunkConstraints(NamedTuple):
-    """How two chunks are multiplied: by `plan`; if None, by the worker's choice within `max_error_growth`."""
+    """The plan that multiplies two chunks; if None, each worker chooses a plan within `max_error_growth`."""
 
     plan: str | None
     max_error_growth: float | None
@@ -59,15 +59,16 @@ def matmul(
     Parameters
     ----------
     x, y : dask.array.Array or array_like
-        Two matrices. dask.array.matmul computes products with other numbers of axes, unknown chunk sizes, integers and
-        other types, and chunks that are not plain NumPy or CuPy arrays (masked arrays, for example).
+        Two matrices. dask.array.matmul computes the products of arrays with other numbers of axes, unknown chunk sizes,
+        or integer and other types. It also multiplies chunks that are not plain NumPy or CuPy arrays (masked arrays,
+        for example).
     plan : str, Plan or Decision, optional
-        Levels over the grid of chunks: "winograd" or another scheme computes seven products of blocks of chunks instead
-        of eight; "vendor" selects no levels. By default up to two Winograd levels, if they are predicted to save a
-        tenth of the time on the cluster's current workers. The grid's sides need not be even.
+        Levels over the grid of chunks. A scheme such as "winograd" replaces eight products of submatrices of chunks
+        with seven; "vendor" selects no levels. By default up to two Winograd levels are used if they are predicted to
+        save a tenth of the time on the cluster's current workers. The numbers of chunks need not be even.
     max_error_growth : float, optional
-        Limit of the total error growth, of the levels over the grid and of the plans of the chunks' products, as in
-        fmm.matmul.
+        Limit of the error growth, as in fmm.matmul, of the levels over the grid and the plans of the chunks' products
+        together.
 
     Returns
     -------
@@ -136,7 +137,7 @@ def _check_no_constraints(plan: Plan | None, growth: float | None, dtype: np.dty
 
 
 def _choose_grid_plan(x: Any, y: Any, plan: Plan | None, on_device: bool, limit: float) -> GridPlan:
-    """Return the required levels over the grid (by default the fastest candidate), and the products per task."""
+    """Return the required levels over the grid, by default the fastest, and the number of products per task."""
     grid = len(x.chunks[0]), len(x.chunks[1]), len(y.chunks[1])
     workers = worker_counts()
     # the calibration for one BLAS thread, since Dask starts workers with one BLAS thread

@@ -1,4 +1,4 @@
-"""Installation of fmm on a cluster's workers by a plugin, which Dask also applies to later and restarted workers."""
+"""Install fmm on a cluster's workers with a plugin; Dask also applies the plugin to later and restarted workers."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def uninstall_on_workers(client: Any, *libraries: str) -> Any:
     check_open_client(client)
     check_target_names(libraries)
 
-    # a closure, since Dask pickles it by value: fmm may be missing on the scheduler
+    # a nested function, since Dask pickles nested functions by value: fmm may be missing on the scheduler
     def registered_plugin_names(dask_scheduler: Any) -> list[str]:
         return list(dask_scheduler.worker_plugins)
 
     async def unregister_plugins() -> None:
-        # queried first, since Dask logs an error if an unregistered plugin is removed
+        # the names are queried first, since Dask logs an error if an unregistered plugin is removed
         present = await client.run_on_scheduler(registered_plugin_names)
         for name in map(plugin_name, libraries or (DEFAULT_LIBRARIES_NAME, *INSTALL_TARGETS)):
             if name in present:

@@ -29,7 +29,7 @@ from fmm.runtime.devices import Device
 
 MAX_PRINTED_CANDIDATES = 8  # number of candidates that str(decision) lists
 UNLIMITED_BYTES = 1 << 62
-# assumed bytes per second of sums on a device without calibration; only the choice of pieces depends on the value
+# assumed bytes per second of sums on a device without calibration; only the number of pieces depends on the value
 ASSUMED_SUM_BYTES_PER_SECOND = 1e10
 
 
@@ -95,7 +95,7 @@ def _gib_text(nbytes: float) -> str:
 
 @dataclass(frozen=True)
 class ShardingQuery:
-    """The constraints of a decision: bytes on each device, error growth, a required outer level."""
+    """The constraints of a decision: the bytes on each device, the error growth, and a required outer level."""
 
     memory_limit: float = float("inf")  # limit of the bytes of panels and blocks on a device
     max_error_growth: float | None = None
@@ -150,7 +150,7 @@ def first_product_size(sharing: SharingCandidate) -> tuple[int, int, int]:
 
 
 def sharing_error_growth(sharing: SharingCandidate, dtype: str) -> float:
-    """Return the error growth of the outer level, and of adding pieces of the inner dimension in a 16-bit type."""
+    """Return the error growth of the outer level, and of the rounded sums of partial products in a 16-bit type."""
     return _conditions_error_growth(sharing.local_conditions, dtype)
 
 
@@ -160,7 +160,7 @@ def _conditions_error_growth(conditions: LocalConditions, dtype: str) -> float:
 
 
 class _SingleDeviceModel:
-    """Plans and (cached) predicted seconds of products on one device, for one type within fixed limits."""
+    """The plans and the cached predicted seconds of products on one device, in one type and within fixed limits."""
 
     def __init__(self, dtype: str, device: Device, limits: Limits) -> None:
         self.dtype, self.device, self.limits = dtype, device, limits
@@ -176,7 +176,7 @@ class _SingleDeviceModel:
             problem = Problem(m, k, n, self.dtype)
             calibration = self.find_calibration(problem)
             if calibration is None:
-                # an assumed rate: only ratios of the predicted seconds matter
+                # the rate is assumed, since only ratios of the predicted seconds matter
                 seconds = problem.flops / (ASSUMED_SUM_BYTES_PER_SECOND * 10)
             else:
                 seconds = quick_prediction(self.choose_plan(m, k, n), problem, calibration).seconds

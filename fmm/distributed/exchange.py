@@ -1,4 +1,4 @@
-"""Messages between the processes of a shared product, by torch.distributed: panels, blocks of C, checks of equal calls.
+"""Messages of torch.distributed between processes that share a product: panels, parts of C, and comparisons of calls.
 
 `ProductInProgress` computes one process's block of C; the panels of A and B for the next step arrive while the panels
 of the current step are multiplied. The layout (fmm.distributed.layout) determines which process sends which rectangle
@@ -48,13 +48,13 @@ class ProductInProgress:
         self.first = self.panels.start_exchange_step(0)
 
     def finish_product(self, multiply: MultiplyPanels) -> Any:
-        """Multiply the panels of each step by `multiply` and return this process's block of C."""
+        """Multiply each step's panels with the function `multiply`, and return this process's block of C."""
         layout, share = self.layout, self.layout.process_share(self.place)
         c = self.like.new_empty((share.rows.size, share.cols.size))
         written, next_panels = False, self.first
         for step in range(layout.pieces):
             panels = next_panels
-            # started before this step's product is launched, so that the next panels arrive during the product
+            # the next exchange starts before this step's product, so that the next panels arrive during the product
             if step + 1 < layout.pieces:
                 next_panels = self.panels.start_exchange_step(step + 1)
             left, right = self.panels.finish_exchange_step(panels, step)
@@ -67,7 +67,7 @@ class ProductInProgress:
 
 
 class PanelsInTransit(NamedTuple):
-    """The panels of one step while they are sent: panels, copies to make after arrival, messages, and buffers."""
+    """The panels of one step in transit, the copies to make after arrival, the messages, and the sent buffers."""
 
     panels: dict[OperandName, Any]
     copies: list[tuple[Any, Any]]  # pairs: a submatrix of a panel, and the contiguous buffer that receives its entries
@@ -121,7 +121,7 @@ class PanelExchange:
         return transit.panels["A"], transit.panels["B"]
 
     def _create_panel(self, operand: OperandName, box: Rectangle, step: int) -> tuple[Any, list[tuple[int, Rectangle]]]:
-        """Return a panel with this process's own part filled in, and (source process, rectangle) of the other parts.
+        """Return a panel that contains this process's own part, and (source process, rectangle) for each missing part.
 
         If this process holds the whole panel, the panel is a view of the operand, not a copy.
         """
@@ -153,10 +153,10 @@ def _empty_panel(like: Any, box: Rectangle) -> Any:
 
 
 def redistribute_result_to_row(c: Any, layout: MeshLayout, processes: MeshProcesses) -> Any:
-    """Return this process's part of C after a product in which a one-dimensional mesh worked as a rectangle.
+    """Redistribute C after a one-dimensional mesh has multiplied as a two-dimensional mesh; return this process's part.
 
-    The result is cut along one axis of C, the axis that the rectangle's first side cuts, into one part for each process
-    in rank order.
+    The result is cut along the axis of C that the first dimension of the two-dimensional mesh cuts. Each process
+    receives one part, in rank order.
     """
     me, axis = processes.place, 0 if layout.work[0] == M_AXIS else 1
     target = BlocksHeld((layout.m, layout.n), layout.mesh, (axis, axis))
@@ -187,7 +187,7 @@ def redistribute_result_to_row(c: Any, layout: MeshLayout, processes: MeshProces
 
 
 def is_finite_everywhere(c: Any, processes: MeshProcesses) -> bool:
-    """Return True if no process has inf or NaN in its part of C; all processes return the same value."""
+    """Return True if C has neither inf nor NaN on any process; all processes return the same value."""
     has_nonfinite = (~torch.isfinite(c).all()).to(torch.int32)
     with translate_lost_process_errors(processes, "all report whether they have inf or NaN"):
         dist.all_reduce(has_nonfinite, dist.ReduceOp.MAX, processes.group)
@@ -200,18 +200,18 @@ def is_finite_everywhere(c: Any, processes: MeshProcesses) -> bool:
 # messages.
 #
 # With NCCL, a cached call is not compared again between processes; a process that then makes a different call waits
-# until NCCL's time-out. The following three ways to compare every call would be worse than this time-out. A digest sent
-# between GPUs arrives after all work launched before the digest; by then the host has launched messages that do not
-# match, unless the host waits for its device in each call. A digest sent between hosts by gloo arrives when the last
-# host has reached the call, so each host would wait for all others; hosts should instead launch work ahead of their
-# devices. Checking the digest in the next call would be too late: a host that reads the first call's result hangs
-# before.
+# until NCCL's time-out. A comparison of every call would be worse than the time-out. A digest sent between GPUs arrives
+# after all work that was launched before the digest. By then the host has launched messages that do not match, unless
+# the host waits for its device in each call. A digest sent between hosts (with gloo) arrives when the last host has
+# reached the call. Each host would then wait for all others, instead of launching work ahead of its device. A
+# comparison in the next call would be too late, since a host that reads the first call's result hangs before the next
+# call.
 
 DIGEST_WORDS = 4  # number of 64-bit words of the digest (SHA-256) of a call's description
 
 
 def all_processes_have_cached(processes: MeshProcesses, description: str, is_cached: bool, device: Any) -> bool:
-    """Return True if every process has cached the decision for this call; raise ValueError on all if the calls differ.
+    """Return True if every process has cached the decision for this call; raise ValueError if the calls differ.
 
     The messages are tensors on `device`, independent of the current device.
     """

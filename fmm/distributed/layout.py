@@ -1,7 +1,7 @@
-"""The layout of a shared product: which blocks of A and B each process holds, multiplies, and sends.
+"""The layout of a shared product: the submatrices of A and B that each process holds, multiplies, and sends.
 
 A mesh is an array of processes, numbered by ranks in row-major order. Each dimension of the mesh cuts one axis of a
-matrix, or none (the processes along this dimension then hold copies). An axis is cut as torch.chunk cuts: into equal
+matrix, or no axis; then the processes along this dimension hold copies. An axis is cut as torch.chunk cuts: into equal
 parts, except that the last parts may be smaller or empty. If several dimensions of the mesh cut one axis, the first
 dimension makes the outermost cut.
 """
@@ -16,7 +16,8 @@ from itertools import product
 from math import prod
 from typing import Literal, NamedTuple
 
-CutAxes = tuple[int | None, ...]  # for each dimension of the mesh, the axis that it cuts; None for no axis
+# for each dimension of the mesh, the axis of a matrix that the dimension cuts; None for no axis
+CutAxes = tuple[int | None, ...]
 
 
 class Span(NamedTuple):
@@ -30,12 +31,12 @@ class Span(NamedTuple):
         return self.stop - self.start
 
     def intersection(self, other: Span) -> Span:
-        """Return the intersection."""
+        """Return the range that is in both spans."""
         start = max(self.start, other.start)
         return Span(start, max(min(self.stop, other.stop), start))
 
     def equal_part(self, parts: int, index: int) -> Span:
-        """Return the part with this index of the span, cut into `parts` equal parts."""
+        """Cut the span into `parts` equal parts, and return the part with this index."""
         step = -(-self.size // parts)
         start, stop = (min(self.start + i * step, self.stop) for i in (index, index + 1))
         return Span(start, stop)
@@ -56,16 +57,16 @@ class Rectangle(NamedTuple):
         return self.rows.size * self.cols.size
 
     def intersection(self, other: Rectangle) -> Rectangle:
-        """Return the intersection."""
+        """Return the rectangle that is in both rectangles."""
         return Rectangle(self.rows.intersection(other.rows), self.cols.intersection(other.cols))
 
     def relative_to(self, other: Rectangle) -> Rectangle:
-        """Return the box with rows and columns relative to the first row and column of `other`."""
+        """Return the rectangle with rows and columns relative to the first row and column of `other`."""
         return Rectangle(self.rows.relative_to(other.rows), self.cols.relative_to(other.cols))
 
 
 def mesh_coordinates(rank: int, mesh: Sequence[int]) -> tuple[int, ...]:
-    """Return the coordinates of a process in the mesh."""
+    """Return the coordinates in the mesh of the process with this rank."""
     places = []
     for side in reversed(mesh):
         rank, place = divmod(rank, side)
@@ -74,7 +75,7 @@ def mesh_coordinates(rank: int, mesh: Sequence[int]) -> tuple[int, ...]:
 
 
 def span_of_process(size: int, axis: int, cuts: CutAxes, mesh: Sequence[int], coordinates: Sequence[int]) -> Span:
-    """Return the range of an axis that the process at `coordinate` of the mesh holds or computes."""
+    """Return the range of an axis that the process at these coordinates of the mesh holds or computes."""
     span = Span(0, size)
     for cut, side, place in zip(cuts, mesh, coordinates, strict=True):
         if cut == axis:
@@ -103,7 +104,7 @@ class BlocksHeld:
         )
 
     def find_source_ranks(self, rank: int, wanted: Rectangle) -> Iterator[tuple[int, Rectangle]]:
-        """Yield (source, part) for each part of the rectangle `wanted`: the nearest rank that holds the part."""
+        """Yield (source rank, part) for each part of the rectangle `wanted`; the nearest rank with the part sends."""
         rows, cols, holders = self._ranks_by_block
         for block in product(_overlapping_spans(rows, wanted.rows), _overlapping_spans(cols, wanted.cols)):
             ranks = holders[block]
@@ -129,7 +130,7 @@ M_AXIS, K_AXIS, N_AXIS = 0, 1, 2  # the axes of the cube of multiply-adds: rows 
 
 
 class RectangleTransfer(NamedTuple):
-    """A rectangle of A or B that one process sends to another."""
+    """A rectangle of A or B that one process sends to another process."""
 
     operand: OperandName
     source: int
@@ -153,9 +154,10 @@ class MeshLayout:
     k: int
     n: int
     mesh: tuple[int, ...]
-    a: CutAxes  # for each dimension of the mesh, the axis of A that it cuts
-    b: CutAxes  # for each dimension of the mesh, the axis of B that it cuts
-    work: CutAxes  # for each dimension of the mesh, the axis (M, K or N) of the cube of multiply-adds that it cuts
+    a: CutAxes  # for each dimension of the mesh, the axis of A that the dimension cuts
+    b: CutAxes  # for each dimension of the mesh, the axis of B that the dimension cuts
+    # for each dimension of the mesh, the axis (M, K or N) of the cube of multiply-adds that the dimension cuts
+    work: CutAxes
     pieces: int = 1  # number of steps of the exchange of panels
     along: int = K_AXIS  # the axis (M, K or N) of the cube of multiply-adds that the steps cut
 

@@ -1,4 +1,4 @@
-"""An outer level of a shared product: sums of local blocks, and fewer shared products of smaller blocks.
+"""An outer level of a shared product, computed with local sums of blocks and shared products of blocks.
 
 The level is walked over a grid of blocks, as Dask products are walked over a grid of chunks
 (fmm.distributed.chunk_grid). The walk fills a table of tasks, and each task computes one block. Each process runs the
@@ -20,7 +20,8 @@ from fmm.kernels.plans.plan import Plan
 from fmm.kernels.plans.walk import walk_plan
 
 BlockKey = Any
-StartProduct = Callable[[MeshLayout, Any, Any], Any]  # starts a shared product of two blocks; returns it, in progress
+# starts a shared product of two blocks and returns the product in progress
+StartProduct = Callable[[MeshLayout, Any, Any], Any]
 FinishProduct = Callable[[Any], Any]  # finishes a product in progress and returns this process's block of C
 
 
@@ -48,9 +49,9 @@ def _named_cells(name: str, shape: tuple[int, int], rows: int, cols: int) -> Chu
 def multiply_blocks(
     cut: OuterLevelBlocks, plan: Plan, place: int, a: Any, b: Any, start: StartProduct, finish: FinishProduct
 ) -> Any:
-    """Return this process's block of C from its parts of A and B.
+    """Return this process's part of C, computed from its parts of A and B.
 
-    Each product is started before the previous product is finished, so that its first panels are already being sent.
+    Each product is started before the previous product is finished, so that the first panels arrive early.
     """
     table, result = build_level_tasks(cut, plan, "float64")
     share = cut.whole.process_share(place)
@@ -77,7 +78,7 @@ def multiply_blocks(
 
 
 def _finish_block_product(key: BlockKey, product: Any, blocks: _LiveBlocks, finish: FinishProduct) -> Any:
-    """Finish the product and return the task's block: alpha left right + beta before."""
+    """Finish the product and return the task's block, alpha * product + beta * before."""
     _, _, _, alpha, beta, before, *_ = blocks.table[key]
     block = finish(product)
     block = block if alpha == 1 else block.mul_(alpha)
@@ -123,7 +124,7 @@ def weighted_block_sum(weights: Any, blocks: list[Any]) -> Any:
 
 
 def _block_keys_read(arguments: Sequence[Any]) -> list[BlockKey]:
-    """Return the keys of the blocks that a task reads."""
+    """Return the keys of the blocks that the task with these arguments reads."""
     if len(arguments) == 2:  # weights, blocks
         return list(dict.fromkeys(arguments[1]))
     left, right, _, _, before, *_ = arguments

@@ -1,8 +1,8 @@
 """The predicted time of a product that several devices share, and the choice of the fastest sharing.
 
 The layout's steps are simulated: the panels of the next step arrive while the current step is multiplied. All devices
-are assumed to be equal, and each step lasts as long as its slowest device. The prediction ignores that messages use
-multiprocessors and memory of concurrent products, other users of the network, and the first call's connection set-up.
+are assumed to be equal, and each step lasts as long as its slowest device. The prediction ignores that messages slow
+concurrent products, that other programs use the network, and that the first call sets up connections.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ from fmm.perfmodel.cost import cost
 
 # texts of the outer levels of a shared product that are candidates by default
 DEFAULT_OUTER_LEVELS = ("winograd > vendor",)
-# An outer level of the shared product is chosen by default only if it is predicted to save this share of the time.
-# (Measured on two H200s with float32 at side 32768: a level took 1.17 times its predicted seconds, the sharing without
-# a level 1.04 times. With a level messages interfere with products more often, and small sums run slower than large
-# sums.)
+# An outer level of the shared product is chosen by default only if the level is predicted to save this share of the
+# time. On two H200s in float32 at side 32768, a product with a level took 1.17 times its predicted seconds, without a
+# level 1.04 times. With a level, messages slow products more often, and small sums run slower than large sums.
 LEVEL_MARGIN = 0.15
-# A one-dimensional mesh multiplies as a two-dimensional one only if that is predicted to save this share of the time.
+# A one-dimensional mesh multiplies as a two-dimensional mesh only if this is predicted to save this share of the time.
 RECTANGLE_MARGIN = 0.15
-# Pieces and levels are compared only for products that are predicted to take this long: the comparison takes time.
+# Products that are predicted to take fewer seconds get neither pieces nor levels, since the comparison takes time.
 MIN_SECONDS_TO_COMPARE = 1e-3
-MAX_SHARINGS_IN_PIECES = 3  # number of the fastest one-piece sharings that are also compared in several pieces
+MAX_SHARINGS_IN_PIECES = 3  # number of the fastest candidates in one piece that are also compared in several pieces
 CANDIDATE_PIECE_COUNTS = (2, 4, 8)  # candidate counts of pieces into which rows or columns are cut
 
 
@@ -60,7 +59,7 @@ class MeshDevices:
     product_seconds_under: Callable[[LocalConditions], ProductSeconds] | None = None
 
     def with_conditions(self, conditions: LocalConditions) -> MeshDevices:
-        """Return the devices with product_seconds of local products under these conditions."""
+        """Return the devices with the predicted seconds of local products under these conditions."""
         if self.product_seconds_under is None:
             return self
         return replace(self, product_seconds=self.product_seconds_under(conditions))
@@ -151,8 +150,8 @@ def rank_sharings(
 def choose_sharing(ranked: Sequence[SharingCandidate], memory_limit: float) -> SharingCandidate:
     """Return the fastest candidate that needs at most `memory_limit` bytes; if none fits, the smallest candidate.
 
-    A candidate with an outer level must be faster than candidates without one by LEVEL_MARGIN, a rectangle by
-    RECTANGLE_MARGIN.
+    A candidate with an outer level must save LEVEL_MARGIN of the time of a candidate without a level. A one-dimensional
+    mesh that multiplies as a two-dimensional mesh must save RECTANGLE_MARGIN.
     """
     fitting = [sharing for sharing in ranked if sharing.memory <= memory_limit]
     if not fitting:
@@ -170,8 +169,8 @@ def choose_sharing(ranked: Sequence[SharingCandidate], memory_limit: float) -> S
 def layouts_in_pieces(layout: MeshLayout) -> Iterator[MeshLayout]:
     """Yield layouts with the same work per process, cut into one or several steps.
 
-    The inner dimension is cut into as many pieces as the processes hold parts, or into twice as many. Rows or columns
-    are cut into 2, 4 or 8 pieces; then the panel of one operand is the same in all steps.
+    The inner dimension is cut into as many pieces as the processes hold parts, or into twice this number of pieces.
+    Rows or columns are cut into 2, 4 or 8 pieces; then the panel of one operand is the same in all steps.
     """
     held = max(_part_count_along(layout.mesh, layout.a, 1), _part_count_along(layout.mesh, layout.b, 0))
     local = max(held // max(_part_count_along(layout.mesh, layout.work, K_AXIS), 1), 1)
@@ -223,7 +222,7 @@ def _predict_steps(layout: MeshLayout, devices: MeshDevices, times: int = 1) -> 
 
 
 def _step_seconds(layout: MeshLayout, step: int, devices: MeshDevices) -> tuple[float, float, float]:
-    """Return the step's seconds of the slowest local product, of adding the product to C, and of the messages."""
+    """Return the seconds of three parts of a step: the slowest local product, its addition to C, and the messages."""
     sizes = set()
     for rank in range(layout.process_count):
         panels = layout.panels_needed(rank, step)
@@ -248,7 +247,7 @@ def _exchange_seconds(layout: MeshLayout, step: int, devices: MeshDevices) -> fl
 
 
 def _panel_bytes(layout: MeshLayout, itemsize: int) -> float:
-    """Return the largest bytes of received panels in two consecutive steps: steps 0 and 1, or steps 1 and 2."""
+    """Return the largest number of bytes of received panels that a process holds in two consecutive steps."""
     last = layout.pieces - 1
     pairs = {(0, min(1, last)), (min(1, last), min(2, last))}
     most = 0
@@ -271,7 +270,7 @@ def _reduction_seconds(layout: MeshLayout, devices: MeshDevices) -> float:
 
 
 def _largest_block_entries(layout: MeshLayout) -> int:
-    """Return how many entries the largest block of C has."""
+    """Return the number of entries of the largest block of C on a process."""
     shares = (layout.process_share(rank) for rank in range(layout.process_count))
     return max(share.rows.size * share.cols.size for share in shares)
 
@@ -284,10 +283,10 @@ def _slowest_link(layout: MeshLayout, network: Network) -> Link:
 
 
 def rectangle_layouts(layout: MeshLayout) -> Iterator[MeshLayout]:
-    """Yield layouts in which a one-dimensional mesh works as rows and columns; each process holds the same parts.
+    """Yield layouts in which a one-dimensional mesh multiplies as a two-dimensional mesh; the parts of A and B stay.
 
-    Each process computes a block of C; then C is redistributed and cut by rows only, or by columns only. No layout is
-    yielded if the parts of the processes differ in size.
+    Each process computes a block of C; then C is redistributed, so that C is cut into rows only or into columns only.
+    No layout is yielded if the parts of the processes differ in size.
     """
     if len(layout.mesh) > 1:
         return
@@ -310,7 +309,7 @@ def _rectangle_sharings(layout: MeshLayout, devices: MeshDevices) -> list[Sharin
 
 
 def _predict_rectangle(layout: MeshLayout, devices: MeshDevices) -> SharingCandidate:
-    """Return the prediction of a rectangle, including the redistribution of C's blocks among consecutive processes."""
+    """Return the prediction for a one-dimensional mesh that multiplies as a rectangle and then redistributes C."""
     sharing, side = predict_layout(layout, VENDOR, devices), layout.mesh[1]
     block = _largest_block_entries(layout) * devices.itemsize
     moved = block * (1 - 1 / side)
@@ -323,7 +322,7 @@ def _predict_rectangle(layout: MeshLayout, devices: MeshDevices) -> SharingCandi
 
 
 def _predict_with_level(layout: MeshLayout, outer_plan: Plan, devices: MeshDevices) -> SharingCandidate:
-    """Return the prediction with an outer level: fewer products of blocks in sequence, and local sums of blocks."""
+    """Return the prediction with an outer level: a sequence of shared products of blocks, and local sums of blocks."""
     canonical = canonical_layout(layout)
     cut = outer_level_blocks(canonical, outer_plan)
     itemsize, stream = devices.itemsize, devices.stream
@@ -353,7 +352,7 @@ def _predict_with_level(layout: MeshLayout, outer_plan: Plan, devices: MeshDevic
 @clear_on_registration
 @lru_cache(maxsize=64)
 def level_operation_counts(outer_plan: Plan) -> tuple[int, tuple[float, float, float]]:
-    """Return how many products of blocks the level has, and how many additions per entry of A, of B and of C.
+    """Return the level's number of products of blocks, and its numbers of additions per entry of A, of B and of C.
 
     The additions are derived from the costs of the smallest product and of the products with one side doubled.
     """

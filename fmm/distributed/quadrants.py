@@ -1,9 +1,9 @@
 """The blocks of an outer level of a shared product: every process has an equal part of each block of A, B and C.
 
-The upper blocks of a level consist of the first half of each process's rows, not of the upper half of the matrix. Any
-assignment of rows to blocks is valid if it is the same in A and C; likewise columns in B and C, and the inner dimension
-in A and B. A sum of blocks is therefore a sum of local arrays, and needs no messages. Parts smaller than the largest
-part are padded with zeros.
+The upper blocks of a level consist of the first half of each process's rows, not of the upper half of the matrix. The
+rows may be assigned to blocks in any order that is the same in A and C. The same holds for the columns of B and C, and
+for the inner dimension of A and B. A sum of blocks is therefore a sum of local arrays, and needs no messages. Parts
+smaller than the largest part are padded with zeros.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from fmm.request import parse_plan
 from fmm.runtime.decisions.decide import Decision
 
 LevelParts = tuple[int, int, int]  # numbers of parts into which a level cuts m, k and n
-# The axes of A and B (0, 1, or None) that a dimension of the mesh may cut, by the axis (M, K, N) of the multiply-adds
-# that the same dimension of the mesh cuts.
+# For each axis (M, K, N) of the multiply-adds that a dimension of the mesh cuts: the axes of A, and of B, that the same
+# dimension may cut (0, 1, or None for no axis).
 ALLOWED_CUTS: dict[OperandName, dict[int | None, tuple[int | None, ...]]] = {
     "A": {M_AXIS: (0,), K_AXIS: (1,), N_AXIS: (1, None)},
     "B": {M_AXIS: (0, None), K_AXIS: (0,), N_AXIS: (1,)},
@@ -44,7 +44,8 @@ class OuterLevelBlocks:
     parts: LevelParts
     rows: int  # rows of a process's part of C, padded to a multiple of parts[0]; `cols` likewise to parts[2]
     cols: int
-    inner: tuple[Span, ...]  # ranges of the inner dimension, in the finest parts that processes hold of A or B
+    # ranges of the inner dimension: the parts that processes hold of A or of B, whichever are smaller
+    inner: tuple[Span, ...]
     width: int  # length of a part of the inner dimension, padded to a multiple of parts[1]
 
     @property
@@ -56,7 +57,7 @@ class OuterLevelBlocks:
         return replace(whole, m=m // m_parts, k=k // k_parts, n=n // n_parts)
 
     def inner_part_count(self, operand: OperandName) -> int:
-        """Return how many parts of the inner dimension each process holds of A or B, empty parts included."""
+        """Return the number of parts of the inner dimension that each process holds of A or B, with empty parts."""
         cuts, axis = self._inner_cuts(operand)
         return len(self.inner) // _part_count_along(self.whole.mesh, cuts, axis)
 
@@ -106,7 +107,7 @@ def level_part_counts(plan: Plan) -> LevelParts:
 
 
 def parse_outer_level(plan: Plan | Decision | str) -> Plan:
-    """Return the levels of a plan or text ("vendor": no level); raise PlanError except for schemes and step tables."""
+    """Parse the levels of a plan ("vendor" has none); raise PlanError for other levels than schemes and step tables."""
     levels = parse_block_levels(plan, "above")
     level_part_counts(levels)
     return levels
@@ -132,9 +133,10 @@ def _round_up(size: int, of: int) -> int:
 
 
 def parse_block_levels(plan: Plan | Decision | str, where: str) -> Plan:
-    """Return the levels of a plan or text ("vendor": no level). `where` is part of error messages.
+    """Parse the levels of a plan ("vendor" has none); error messages contain `where`.
 
-    Raise PlanError for levels that cannot work on whole blocks: fused sums, real and imaginary parts, triangles.
+    Raise PlanError for levels that cannot be applied to separate blocks: fused sums, real and imaginary parts,
+    triangles.
     """
     if isinstance(plan, str) and plan != "vendor" and not plan.endswith("> vendor"):
         plan = f"{plan} > vendor"

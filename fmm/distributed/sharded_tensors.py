@@ -41,7 +41,7 @@ from fmm.runtime.devices import Device, get_device, gpu_from_description
 
 NO_LEVEL_MESSAGE = "the plan {plan} is one for two matrices of one floating-point type on one mesh"
 MAX_CACHED_DECISIONS = 256  # number of cached decisions per mesh
-FREE_MEMORY_SHARE = 0.8  # share of a device's free memory that panels and blocks may use
+FREE_MEMORY_SHARE = 0.8  # share of a device's free memory that panels and blocks of an outer level may use
 # placement of the result along a mesh dimension, by the axis (M, N, K) of the multiply-adds that the dimension cuts
 RESULT_PLACEMENT_BY_AXIS = {M_AXIS: Shard(0), N_AXIS: Shard(1), K_AXIS: Partial()}
 
@@ -80,7 +80,7 @@ def matmul(a: Any, b: Any, options: SharingOptions) -> Any:
 
 
 def explain(a: Any, b: Any, options: SharingOptions) -> SharedDecision:
-    """Return the decision with which `matmul` would share the product, computed on this process alone."""
+    """Return the decision how `matmul` would share the product; send no messages to other processes."""
     outer_plan = _required_level(options)
     if not _can_share_product(a, b):
         raise TypeError("fmm.distributed shares products of two DTensors, matrices of one type on one mesh")
@@ -180,7 +180,7 @@ def compute_shared_product(sharing: AgreedSharing, a: Any, b: Any) -> Any:
             c = multiply_blocks(
                 outer_level_blocks(layout, outer_plan), outer_plan, processes.place, a, b, start_product, finish_product
             )
-            # c becomes None if it has inf or NaN, which may come from sums of blocks; C is then computed without the
+            # inf and NaN may come from sums of blocks; the variable c becomes None then, and C is computed without the
             # level
             c = c if is_finite_everywhere(c, processes) else None
         if c is None:
@@ -392,7 +392,7 @@ def _local_device(x: Any) -> Device:
     library = torch_library_of(local)
     try:
         return get_device(library.processor, library.device_number(local))
-    except ImportError:  # without CuPy each process multiplies locally by torch, and the product is still shared
+    except ImportError:  # without CuPy each process multiplies its panels with torch, and the product is still shared
         properties = torch.cuda.get_device_properties(local.get_device())
         capability = f"{properties.major}.{properties.minor}"
         return gpu_from_description(properties.name, capability, properties.multi_processor_count)

@@ -1,6 +1,7 @@
-"""fmm in cupy.matmul (and cupy.einsum, which calls it), dot, inner, tensordot and the operator `@` of CuPy arrays.
+"""Installation of fmm in cupy.matmul, dot, inner, tensordot and the operator `@` of CuPy arrays.
 
-fmm computes products of two plain arrays; all others go to CuPy's own function.
+fmm computes products of two plain arrays; CuPy's own functions compute all other products. cupy.einsum calls
+cupy.matmul.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class CupyFunctions:
         return self.own_matmul(*operands, **options)
 
     def dot(self, *operands: Any, **options: Any) -> Any:
-        """Return cupy.dot's result; fmm multiplies two matrices (for other ranks dot is not a matrix product)."""
+        """Return cupy.dot's result; fmm multiplies only two matrices, since other ranks are no matrix products."""
         arguments = parse_dot_operands(operands, options)
         if arguments is not None and self.are_plain_arrays(operands) and operands[0].ndim == operands[1].ndim == 2:
             a, b, out = arguments
@@ -78,7 +79,7 @@ class CupyFunctions:
         return self.own_dot(*operands, **options)
 
     def inner(self, *operands: Any, **options: Any) -> Any:
-        """Return cupy.inner's result, for two matrices the product of the first and the second's transpose."""
+        """Return cupy.inner's result; for two matrices, fmm multiplies the first by the transpose of the second."""
         if (
             len(operands) == 2
             and not options
@@ -105,14 +106,14 @@ class CupyFunctions:
         return self.own_tensordot(a, b, axes)
 
     def is_valid_out(self, out: Any, a: Any, b: Any) -> bool:
-        """Return True if cupy.dot writes to `out`; CuPy raises its own error for others."""
+        """Return True if cupy.dot can write to `out`; CuPy raises its own error for invalid arrays."""
         if out is None:
             return True
         valid = type(out) is self.ndarray and out.dtype == a.dtype and out.shape == (a.shape[0], b.shape[1])
         return valid and bool(out.flags.c_contiguous)
 
     def is_small_product(self, a: Any, size: tuple[int, int, int]) -> bool:
-        """Return True if no plan can pay, by the type or the size."""
+        """Return True if the type or the size of the product is one for which no plan is faster than CuPy."""
         return a.dtype.kind not in "fcV" or is_small_on_device(*size, a.itemsize)
 
 
@@ -120,5 +121,5 @@ HEAP_TYPE, IMMUTABLE_TYPE = 1 << 9, 1 << 8  # CPython's flags of types
 
 
 def is_mutable_type(kind: type) -> bool:
-    """Return True if methods can be set on the type; types written in C are immutable."""
+    """Return True if Python can set methods on the type; many types written in C are immutable."""
     return bool(kind.__flags__ & HEAP_TYPE and not kind.__flags__ & IMMUTABLE_TYPE)

@@ -1,7 +1,8 @@
-"""The libraries that fmm can be installed into, and the state of each: permanent, for a `with` block, or on import.
+"""The libraries that fmm can be installed into, and each library's state: permanent, for a `with` block, or on import.
 
-The state belongs to the process: what one thread installs is installed for all. A target is held by `install` once, and
-by every `with installed(...)` block that is running. When the last holder ends, the original objects are put back.
+The state belongs to the process: if one thread installs fmm, fmm is installed for all threads. `install` and each
+running `with installed(...)` block hold a target. When the last holder ends, the library's original objects are
+restored.
 """
 
 from __future__ import annotations
@@ -28,16 +29,17 @@ INSTALL_VARIABLE = "FMM_INSTALL"
 
 
 class CannotInstallError(RuntimeError):
-    """fmm cannot be installed into a library here; nothing was changed."""
+    """fmm cannot be installed into this library; the library was not changed."""
 
 
 @dataclass
 class InstallTarget:
-    """A library, the function that installs fmm into it, and the present holders."""
+    """A library, the function that installs fmm into the library, and the present holders of the installation."""
 
     library: str
     module: str
-    function: str = "install"  # name of the module's function that installs fmm and returns the function that undoes it
+    # name of the module's function that installs fmm and returns the function that uninstalls fmm
+    function: str = "install"
     permanent: bool = False  # True after install(), until uninstall()
     holders: int = 0  # number of running `with installed(...)` blocks
     undo: UndoFunction | None = field(default=None, repr=False)  # the function that uninstalls fmm; None: not installed
@@ -56,27 +58,28 @@ INSTALL_TARGETS = {
     "numpy": InstallTarget("numpy", "fmm.integrations.numpy_functions"),
 }
 DEFAULT_TARGET_NAMES = "torch", "cupy", "numpy"
-_targets_lock = ForkSafeLock(threading.RLock)  # reentrant: an installation may import a library that is a target itself
+# the lock is reentrant, since an installation may import another target library
+_targets_lock = ForkSafeLock(threading.RLock)
 
 
 # ---- the public functions
 
 
 def install(*names: str) -> tuple[str, ...]:
-    """Let fmm compute the products of these libraries where a plan pays, from now on.
+    """Let fmm compute the products of these libraries from now on, where a plan is faster than the vendor.
 
     Parameters
     ----------
     *names : str
-        "torch" (on CUDA devices), "cupy", "numpy"; by default those of the three that are importable. Only by name:
-        "torch-cpu", torch's products on the host, and "torch-inductor", a candidate in
+        "torch" (on CUDA devices), "cupy" or "numpy"; by default all of the three that are importable. Two further
+        targets must be named: "torch-cpu", torch's products on the host, and "torch-inductor", a candidate in
         torch.compile(mode="max-autotune-no-cudagraphs").
 
     Returns
     -------
     tuple of str
-        The names of all targets that are installed now. Libraries that are not loaded yet are missing: they are
-        changed when they are imported.
+        The names of all targets that are installed now. Libraries that are not loaded yet are missing, since fmm is
+        installed when a library is imported.
 
     Raises
     ------
@@ -85,7 +88,7 @@ def install(*names: str) -> tuple[str, ...]:
 
     Notes
     -----
-    Where fmm cannot be installed, one line in the log says why, and nothing is changed.
+    If fmm cannot be installed into a library, one line in the log gives the reason, and the library is not changed.
 
     Examples
     --------
@@ -104,7 +107,7 @@ def install(*names: str) -> tuple[str, ...]:
 def uninstall(*names: str) -> None:
     """Undo `install` for these libraries, by default for all.
 
-    The libraries get their own objects back, once every running `with fmm.installed(...)` block has ended.
+    The libraries get their own objects back when all running `with fmm.installed(...)` blocks have ended.
 
     Parameters
     ----------
@@ -125,7 +128,7 @@ def uninstall(*names: str) -> None:
 
 
 def installed(*names: str) -> _GeneratorContextManager[None]:
-    """Return a context manager that installs fmm while its block runs, in all threads.
+    """Return a context manager that installs fmm in all threads while the context manager's block runs.
 
     Parameters
     ----------
@@ -169,7 +172,8 @@ def _install_for_block(*names: str) -> Iterator[None]:
 def install_from_env() -> None:
     """Install the names in the environment variable FMM_INSTALL.
 
-    Unknown names are logged in one line: a typo must not end a job, nor prevent the other names.
+    One line in the log lists unknown names: a typo must neither end a program nor prevent the installation of other
+    names.
     """
     names = [name.strip() for name in os.environ.get(INSTALL_VARIABLE, "").split(",") if name.strip()]
     if unknown := [name for name in names if name not in INSTALL_TARGETS]:
@@ -202,7 +206,7 @@ def _targets_by_name(names: tuple[str, ...]) -> list[InstallTarget]:
 
 
 def importable_default_targets() -> tuple[str, ...]:
-    """Return the default names with an importable library; the others are skipped silently."""
+    """Return the default targets with an importable library."""
     return tuple(name for name in DEFAULT_TARGET_NAMES if _is_importable(INSTALL_TARGETS[name].library))
 
 
@@ -214,10 +218,10 @@ def _is_importable(library: str) -> bool:
 
 
 def _update_installation(target: InstallTarget, loaded: bool = False) -> None:
-    """Install or uninstall, as the holders require; `loaded`: the library is certainly loaded.
+    """Install or uninstall fmm as the holders require; with `loaded` True, the library is certainly loaded.
 
-    If another thread is loading the library, the other thread installs afterwards. Waiting here for the other thread
-    would be a deadlock, since the other thread needs the lock that this thread holds.
+    If another thread is loading the library, the other thread installs fmm afterwards. Waiting for the other thread
+    here would be a deadlock, since the other thread needs the lock that this thread holds.
     """
     if not target.is_wanted and target.undo is not None:
         undo, target.undo = target.undo, None
@@ -235,7 +239,7 @@ def _update_installation(target: InstallTarget, loaded: bool = False) -> None:
 
 
 def update_loaded_library(library: str) -> None:
-    """Install the targets that wait for a library which has just been loaded, if they are still wanted."""
+    """Install fmm into a library that has just been loaded, for all targets of this library that are still wanted."""
     for target in INSTALL_TARGETS.values():
         with _targets_lock.now:
             if target.library == library:
@@ -243,7 +247,7 @@ def update_loaded_library(library: str) -> None:
 
 
 def _install_target(target: InstallTarget) -> None:
-    """Install into one library; log any failure, as another version of a library must not end a program."""
+    """Install fmm into one library; log any failure, since an unusual version of a library must not end a program."""
     try:
         target.undo = getattr(importlib.import_module(target.module), target.function)()
         target.was_installed = True

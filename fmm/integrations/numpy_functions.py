@@ -1,8 +1,9 @@
-"""fmm in NumPy: in the loops of numpy.matmul and `@` (numpy_loops.py), and in numpy.dot and numpy.inner.
+"""Installation of fmm in numpy.dot and numpy.inner, and in the loops of numpy.matmul and `@` (numpy_loops.py).
 
-NumPy's einsum, cov and multi_dot call these functions, so their products are computed by fmm, too. dot and inner are
-replaced by name, also in NumPy's modules; methods such as a.dot(b) belong to a type written in C and stay NumPy's. fmm
-computes products of two plain arrays; lists, subclasses and other libraries' arrays go to NumPy's own dot.
+NumPy's einsum, cov and multi_dot call these functions, so fmm computes their products, too. The names dot and inner are
+bound to fmm's functions, also in NumPy's modules. Methods such as a.dot(b) belong to a type written in C and do not
+change. fmm computes products of two plain arrays; NumPy's own dot handles lists, subclasses and other libraries'
+arrays.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from fmm.runtime.decisions.limits import NO_CONSTRAINTS
 from fmm.runtime.matmul import run_matmul
 
 ndarray = np.ndarray
-# NumPy functions whose modules import dot and inner by name; the names of these modules differ between versions.
+# NumPy functions in modules that import dot and inner by name; the names of these modules differ between versions.
 FUNCTIONS_CALLING_DOT = "einsum", "tensordot", "cov", "polyfit", "linalg.multi_dot"
 
 
@@ -75,7 +76,7 @@ def _calling_modules() -> Iterator[Any]:
 
 
 def compute_dot(*operands: Any, **options: Any) -> Any:
-    """Return numpy.dot's result; fmm multiplies two matrices (for other ranks dot is not a matrix product)."""
+    """Return numpy.dot's result; fmm multiplies only two matrices, since other ranks are no matrix products."""
     arguments = parse_dot_operands(operands, options)
     if arguments is None:
         return numpy_dot(*operands, **options)
@@ -87,7 +88,7 @@ def compute_dot(*operands: Any, **options: Any) -> Any:
 
 
 def compute_inner(*operands: Any, **options: Any) -> Any:
-    """Return numpy.inner's result, for two matrices the product of the first and the second's transpose."""
+    """Return numpy.inner's result; for two matrices, fmm multiplies the first by the transpose of the second."""
     if len(operands) == 2 and not options and type(operands[1]) is ndarray:
         a, b = operands[0], operands[1].T
         by_fmm = _may_plan_pay(a, b)
@@ -97,7 +98,7 @@ def compute_inner(*operands: Any, **options: Any) -> Any:
 
 
 def _dot_by_plan(a: Any, b: Any, /, out: Any = None) -> Any:
-    """Return the product by a plan where one pays, else by numpy.dot, which numpy.inner calls too."""
+    """Return the product, computed by a plan if a plan is faster, else by numpy.dot (also for numpy.inner)."""
     if was_declined(NUMPY_DOT, a, b):
         return numpy_dot(a, b, out)
     return run_matmul(NUMPY_DOT, a, b, out, NO_CONSTRAINTS)
@@ -108,12 +109,12 @@ def _inner_of_transposed(a: Any, b: Any) -> Any:
 
 
 def _may_plan_pay(a: Any, b: Any) -> bool:
-    """Return True for two matching matrices that are not too small for any plan."""
+    """Return True for two matrices of matching shapes that are large enough for a plan."""
     return not is_small_on_host(a, b) and _are_plain_matrices(a, b) and a.shape[1] == b.shape[0]
 
 
 def _are_plain_matrices(a: Any, b: Any) -> bool:
-    """Return True for two plain matrices of types that plans support."""
+    """Return True for two plain NumPy matrices of element types that plans support."""
     return (
         type(a) is ndarray
         and type(b) is ndarray
@@ -124,9 +125,9 @@ def _are_plain_matrices(a: Any, b: Any) -> bool:
 
 
 def _is_valid_out(out: Any, a: Any, b: Any) -> bool:
-    """Return True if numpy.dot writes to `out`: unlike matmul it requires a C array of the exact type.
+    """Return True if numpy.dot can write to `out`: dot requires a row-major array of the exact result type.
 
-    For every other `out` NumPy raises its own error.
+    For any other `out`, NumPy raises its own error.
     """
     if out is None:
         return True

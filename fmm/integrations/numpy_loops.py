@@ -1,7 +1,8 @@
-"""fmm in numpy.matmul and the operator `@`: other inner loops in NumPy's own ufunc, for the types that plans multiply.
+"""Installation of fmm in numpy.matmul and `@`: NumPy's own ufunc gets other inner loops for the types of plans.
 
-The ufunc stays the same object, so other libraries recognize it, and NumPy itself checks, casts and allocates. The
-compiled loops (numpy_loops.cpp) call NumPy's own loops for small products, and `compute_loop_product` for others.
+The ufunc stays the same object, so other libraries recognize the ufunc, and NumPy itself checks, casts and allocates
+arrays. The compiled loops (numpy_loops.cpp) call NumPy's own loops for small products, and `compute_loop_product` for
+large products.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ from fmm.runtime.matmul import explain_matmul, run_matmul
 from fmm.runtime.prepare import prepare_call
 
 CPP_SOURCE = Path(__file__).with_suffix(".cpp")
-NO_PLAN_SIDE = 0  # a type's shortest side with this value: NumPy computes all products of the type
-# Multiply-adds from which fmm decides already the first product of new sizes. A decision takes a millisecond, far less
-# than such a product; integer products are slower in NumPy, so their limit is lower. NumPy computes the first smaller
-# product of new sizes, and fmm decides the second one.
+NO_PLAN_SIDE = 0  # value of a type's smallest side with which NumPy computes all products of the type
+# Number of multiply-adds from which fmm decides even the first product of new sizes. A decision takes a millisecond,
+# far less than a product of this size. Integer products are slower in NumPy, so the limit for integers is lower. For
+# smaller products of new sizes, NumPy computes the first product, and fmm decides the second product.
 FIRST_PRODUCT_WORK, FIRST_INTEGER_PRODUCT_WORK = 1 << 31, 1 << 24
-# Packages whose functions run inside fmm's calls.
+# Packages that have functions which run inside fmm's calls.
 OWN_PACKAGES = {"fmm", "numpy", "scipy", "numba", "llvmlite", *sys.stdlib_module_names}
 REPLACE_LOOP_INDEX = 30  # index of PyUFunc_ReplaceLoopBySignature in the table of NumPy's C functions for ufuncs
 DTYPES_BY_NUMBER: dict[int, np.dtype[Any]] = {dtype.num: dtype for dtype in TYPE_NAMES}
@@ -56,7 +57,7 @@ _installed_loops: list[CompiledLoops] = []  # the installed loops, at most one
 
 
 def install() -> Callable[[], None]:
-    """Put fmm's loops into numpy.matmul; return the function that puts NumPy's own back. OSError if none compiles."""
+    """Put fmm's loops into numpy.matmul; return the function that undoes this; raise OSError if no loop compiles."""
     loops = compiled_loops()
     _installed_loops.append(loops)
     stop_watching = watch_counting(update_loop_limits)
@@ -78,7 +79,7 @@ def install() -> Callable[[], None]:
 
 
 def update_loop_limits() -> None:
-    """Set the sizes from which plans may pay; while a report counts all products, no product is too small."""
+    """Set the smallest sizes for which the loops call Python; while a report counts products, set the sizes to 1."""
     limits = (
         (BLAS_TYPES, early_declines.SMALLEST_SIDE, FIRST_PRODUCT_WORK),
         (INTEGER_TYPES, SMALLEST_INTEGER_SIDE, FIRST_INTEGER_PRODUCT_WORK),
@@ -94,7 +95,7 @@ def update_loop_limits() -> None:
 
 
 class CompiledLoops:
-    """The functions of numpy_loops.cpp, and the types that have fmm's loops in numpy.matmul now."""
+    """The functions of numpy_loops.cpp, and the types for which numpy.matmul has fmm's loops now."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         library.fmm_limits.argtypes = ctypes.c_int, ctypes.c_int64, ctypes.c_double
@@ -120,13 +121,13 @@ class CompiledLoops:
                 self._replaced.add(number)
 
     def restore_loops(self) -> None:
-        """Put NumPy's loops back; a loop of another program that has replaced fmm's stays, and calls fmm's."""
+        """Restore NumPy's loops; if another package has replaced fmm's loop, its loop stays and calls fmm's loop."""
         self._replaced = {x for x in self._replaced if self._restore(x, self._replace_loop, numpy_matmul)}
 
 
 @lru_cache(maxsize=1)
 def compiled_loops() -> CompiledLoops:
-    """Return the loops, compiled if no cached ones can be trusted; OSError if they cannot be compiled."""
+    """Load the loops from the cache, or compile them; raise OSError if the loops cannot be compiled."""
     if not isinstance(numpy_matmul, np.ufunc):
         raise OSError("numpy.matmul is not NumPy's own")
     options = ["-std=c++17", "-O2", "-shared", "-fPIC"]
@@ -156,12 +157,12 @@ def compute_loop_product(
     sizes: tuple[int, int, int, int],
     steps: tuple[int, ...],
 ) -> int:
-    """Compute a stack of products into C by a plan; return WRITTEN, or why NumPy must compute it.
+    """Compute a stack of products into C with a plan; return WRITTEN, or DECLINED or DECLINED_NOW for NumPy's loop.
 
-    With `pays` False the product is only counted for a report, since a decision might take longer than the product.
+    If `pays` is False, the product is only counted for a report, since a decision might take longer than the product.
 
-    An exception of a signal handler leaves this function, and the loop raises it again once the product is complete.
-    Other exceptions are fmm's errors, and NumPy computes the product.
+    This function raises the exceptions of signal handlers; the loop raises them again when the product is complete.
+    After other exceptions, which are errors of fmm, NumPy computes the product.
     """
     try:
         if _is_called_by_fmm():
@@ -176,16 +177,17 @@ def compute_loop_product(
 
 
 def _is_called_by_fmm() -> bool:
-    """Return True if fmm itself called numpy.matmul, for NumPy's own product.
+    """Return True if fmm itself has called numpy.matmul to compute the vendor's product.
 
-    NumPy is written in C, so the frame below `compute_loop_product` is that of numpy.matmul's caller.
+    NumPy's loops are written in C and have no frame, so the frame below `compute_loop_product` belongs to
+    numpy.matmul's caller.
     """
     caller = sys._getframe(1).f_back
     return caller is not None and str(caller.f_globals.get("__name__", "")).startswith("fmm.")
 
 
 def _is_from_signal_handler(trace: TracebackType | None) -> bool:
-    """Return True if the traceback has a function outside OWN_PACKAGES: a signal handler that ran inside fmm."""
+    """Return True if the traceback has a function outside OWN_PACKAGES: a signal handler has run inside fmm."""
     while trace is not None:
         module = str(trace.tb_frame.f_globals.get("__name__", ""))
         if module.partition(".")[0] not in OWN_PACKAGES:
@@ -211,7 +213,7 @@ def _loop_operands(
 
 
 class _LoopMemory:
-    """Memory that NumPy handed to a loop, from which NumPy makes an array without copying."""
+    """Memory that NumPy has passed to a loop; NumPy can view the memory as an array without a copy."""
 
     def __init__(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self.__array_interface__ = {
@@ -224,7 +226,7 @@ class _LoopMemory:
 
 
 def _compute_and_count(a: Any, b: Any, c: Any, pays: bool) -> int:
-    """Compute C = A B by a plan where one pays, and count the product if a report is active."""
+    """Compute C = A B if a plan is faster than NumPy, and count the product if a report is active."""
     if not is_reporting():
         return _multiply_by_plan(a, b, c) if pays else DECLINED_NOW
     kind = ProductKind("numpy.matmul", a.shape, b.shape, a.dtype.name)
@@ -234,7 +236,7 @@ def _compute_and_count(a: Any, b: Any, c: Any, pays: bool) -> int:
     answer: int = count_product(
         kind, partial(_multiply_by_plan, a, b, c), partial(explain_matmul, NUMPY, a, b, c, NO_CONSTRAINTS)
     )
-    # The compiled loops must hand over the next product, so that a report counts it.
+    # The compiled loops must not remember the decline, so that a report counts the next product.
     return DECLINED_NOW if answer == DECLINED else answer
 
 
@@ -250,11 +252,11 @@ def _multiply_by_plan(a: Any, b: Any, c: Any) -> int:
 
 
 class LoopLibrary(NumpyLibrary):
-    """The NumPy adapter for the products of one loop; the vendor's product is left to the compiled loop."""
+    """The NumPy adapter for the products of one loop; `vendor` only records that the compiled loop must multiply."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls = NUMPY.calls  # shares the prepared calls of NUMPY: both run the same plans
+        self.calls = NUMPY.calls  # the adapter NUMPY runs the same plans, so both adapters share their prepared calls
         self.is_declined = False
 
     def vendor(self, a: Any, b: Any, out: Any = None) -> Any:

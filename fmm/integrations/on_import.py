@@ -11,23 +11,23 @@ from typing import Any
 
 from fmm.kernels.cpu.worker_threads import ForkSafeLock
 
-ImportCallback = Callable[[str], None]  # is called with the name of the imported module
+ImportCallback = Callable[[str], None]  # receives the name of the imported module
 
 _waiting_callbacks: dict[str, list[ImportCallback]] = {}
 _finished_modules: set[str] = set()  # modules that are loaded and whose callbacks have all run
 _callbacks_lock = (
     ForkSafeLock()
-)  # guards _waiting_callbacks and _finished_modules; no import happens while a thread has it
+)  # guards _waiting_callbacks and _finished_modules; no thread imports a module while it holds the lock
 
 
 def is_module_loaded(module: str) -> bool:
-    """Return True if the module is loaded completely, and False also while a thread is still loading the module."""
+    """Return True if the module is loaded completely; return False while a thread is still loading the module."""
     loaded = sys.modules.get(module)
     return loaded is not None and not getattr(getattr(loaded, "__spec__", None), "_initializing", False)
 
 
 def call_after_import(module: str, callback: ImportCallback) -> bool:
-    """Call `callback` once after the module's import; if the import is finished, return False and call nothing."""
+    """Call `callback` once after the module is imported; if the module is imported already, return False instead."""
     with _callbacks_lock.now:
         if module in _finished_modules and module in sys.modules:
             return False
@@ -41,7 +41,7 @@ def call_after_import(module: str, callback: ImportCallback) -> bool:
 
 
 def _take_callbacks(module: str) -> list[ImportCallback]:
-    """Return the callbacks that wait for a loaded module; record the module as finished if no callback waits."""
+    """Remove and return the callbacks that wait for a loaded module; if there are none, the module is finished."""
     with _callbacks_lock.now:
         callbacks = _waiting_callbacks.pop(module, [])
         if not callbacks:
@@ -59,7 +59,7 @@ def run_import_callbacks(module: str) -> None:
 
 
 class _CallbackFinder(MetaPathFinder):
-    """An import finder that wraps the loaders of modules with waiting callbacks; other finders find the modules."""
+    """An import finder that wraps the loader of each module with waiting callbacks; other finders find the modules."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -78,7 +78,7 @@ class _CallbackFinder(MetaPathFinder):
 
 
 class _CallbackLoader(Loader):
-    """A module's own loader, followed by the callbacks; the module does not see this wrapper."""
+    """A loader that calls the module's own loader and then runs the callbacks; the module does not see this wrapper."""
 
     def __init__(self, own: Any) -> None:
         self.own = own

@@ -1,4 +1,4 @@
-"""Replacement of a library's product functions, and the arguments of matmul, dot and tensordot."""
+"""Replace a library's product functions, and check the arguments of matmul, dot and tensordot."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from fmm.integrations.report import ProductKind, count_product, is_reporting
 
 # ---- replacing functions
 
-NOT_DEFINED = object()  # value of a name that the module or class did not define itself
+NOT_DEFINED = object()  # value for a name that the module or class has not defined
 
 
 def replacement_function(own: Any, answer: Callable[..., Any]) -> ReplacementFunction:
-    """Return a function that calls `answer`, and can be weakly referenced if the library's own function can.
+    """Return a function that calls `answer`; weak references to the function work if they work for `own`.
 
-    Numba keeps a table of functions, by weak references where possible.
+    Numba keeps a table of functions, with weak references to all functions that allow them.
     """
     kind = WeakReplacementFunction if type(own).__weakrefoffset__ else ReplacementFunction
     return kind(own, answer)
 
 
 class ReplacementFunction:
-    """A function that calls `answer`, with the attributes, hash, equality and pickle of the library's own function."""
+    """A function that calls `answer`; attributes, hash, equality and pickle format are those of the library's own."""
 
     __slots__ = ("__dict__",)
 
@@ -49,14 +49,14 @@ class ReplacementFunction:
         return type(self.__wrapped__)
 
     def __eq__(self, other: object) -> Any:  # `==` of an array would compare entry by entry
-        """Return True for the library's own function, too, so that a program's tables of functions find this one."""
+        """Return True also for the library's own function, so that a program's tables find this function."""
         return self.__wrapped__ == other
 
     def __hash__(self) -> int:
         return hash(self.__wrapped__)
 
     def __reduce__(self) -> str:
-        return str(self.__wrapped__.__name__)  # pickled by name, like the own function
+        return str(self.__wrapped__.__name__)  # pickled by name, like the library's own function
 
     def __reduce_ex__(self, protocol: Any) -> str:
         return self.__reduce__()
@@ -66,20 +66,20 @@ class ReplacementFunction:
 
 
 class WeakReplacementFunction(ReplacementFunction):
-    """A replaced function that can be weakly referenced."""
+    """A replacement function to which weak references are possible."""
 
     __slots__ = ("__weakref__",)
 
 
 def names_bound_to(value: object, *owners: Any) -> list[tuple[Any, str]]:
-    """Return the modules and names that are bound to an object."""
+    """Return (module or class, name) for each name that is bound to this object."""
     return [(owner, name) for owner in owners for name, bound in list(vars(owner).items()) if bound is value]
 
 
 def replace_attributes(values: Iterable[tuple[Any, str, Any]]) -> Callable[[], None]:
     """Set attributes of modules and classes; return the function that restores the original objects.
 
-    Attributes that somebody else has replaced since are not restored.
+    Attributes that another package has replaced in the meantime are not restored.
     """
     replaced: list[tuple[Any, str, Any, Any]] = []
 
@@ -110,7 +110,7 @@ FMM_OPTIONS = frozenset(("plan", "max_error_growth", "workspace", "componentwise
 
 
 def accepts_matmul_call(operands: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
-    """Return True if fmm.matmul can replace this call; the library itself rejects fmm's options and a second out."""
+    """Return True if fmm.matmul can replace this call; the library itself rejects fmm's options and a second `out`."""
     if len(operands) > 2 and ("out" in options or type(operands[2]) is tuple):
         return False
     return not options or FMM_OPTIONS.isdisjoint(options)
@@ -125,7 +125,7 @@ def multiply_and_count(where: str, product: Callable[..., Any], a: Any, b: Any, 
 
 
 def computation_type(a: Any, b: Any, options: Mapping[str, Any]) -> Any:
-    """Return the type in which the library multiplies, whatever the type of `out`."""
+    """Return the type in which the library multiplies, which does not depend on the type of `out`."""
     dtype = options.get("dtype")
     try:
         return np.result_type(a.dtype, b.dtype) if dtype is None else np.dtype(dtype)
@@ -137,7 +137,7 @@ def computation_type(a: Any, b: Any, options: Mapping[str, Any]) -> Any:
 
 
 def parse_dot_operands(operands: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Any, Any, Any] | None:
-    """Return a, b and out of a dot call; None for other arguments, which the library must judge."""
+    """Return a, b and out of a dot call; return None for other arguments, which the library must check."""
     if not options:
         if len(operands) == 2:
             return operands[0], operands[1], None
@@ -146,7 +146,7 @@ def parse_dot_operands(operands: tuple[Any, ...], options: Mapping[str, Any]) ->
 
 
 class Contraction(NamedTuple):
-    """A tensordot as a matrix product: the order of both arrays' axes, m, k and n, and the result's shape."""
+    """A tensordot as a matrix product: the order of each array's axes, the sizes m, k and n, and the result's shape."""
 
     left_axes: tuple[int, ...]
     right_axes: tuple[int, ...]
@@ -155,7 +155,7 @@ class Contraction(NamedTuple):
 
 
 def parse_contraction(left: tuple[int, ...], right: tuple[int, ...], axes: Any) -> Contraction | None:
-    """Return the contraction of numpy.tensordot's axes; None where it raises, or sums over no axis."""
+    """Return the matrix product for numpy.tensordot's axes; None if the axes are invalid or no axis is summed."""
     pairs = _summed_axes(len(left), len(right), axes)
     if not pairs or any(not (-len(left) <= i < len(left) and -len(right) <= j < len(right)) for i, j in pairs):
         return None

@@ -1,6 +1,7 @@
-"""A report of a program's products: which ran by plans, how many, how much faster, and why others did not.
+"""A report of a program's products: the plans that ran, their speedups, and the reasons why other products ran no plan.
 
-Products are counted by kind and outcome while a report is active (`report`, FMM_REPORT, `python -m fmm --report`).
+Products are counted by kind and outcome while a report is active, after `report`, FMM_REPORT or `python -m fmm
+--report`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from fmm.runtime.decisions.decide import Decision
 
 MAX_REPORT_LINES = 30  # number of lines in the table of a report; products with the most flops come first
 GENERATED_PRODUCTS_NOTE = "products for which torch.compile generates code of its own"
-# For each install target: the library's products that a report does not count, and the targets that would count them.
+# For each install target: the library's products that a report does not count, and the targets with which it would.
 UNCOUNTED_PRODUCTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "numpy": (("methods (a.dot(b)) of NumPy's arrays, numpy.einsum without optimize, functions in C", ()),),
     "cupy": (("methods (a.dot(b)) of CuPy's arrays", ()),),
@@ -44,7 +45,7 @@ UNCOUNTED_PRODUCTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
 
 
 class ProductKind(NamedTuple):
-    """The function, shapes and type that make two products one kind."""
+    """The function, shapes and type that all products of one kind share."""
 
     where: str  # name of the library's function that the program called
     left: tuple[int, ...]
@@ -62,7 +63,7 @@ class ProductKind(NamedTuple):
 
 
 class ProductOutcome(NamedTuple):
-    """How a product was computed."""
+    """The plan that computed a product, the reason, and the expected speedup."""
 
     plan: str  # text of the plan that ran; empty if the library's own product ran
     reason: str  # the expected speedup, or the reason why no plan ran
@@ -94,7 +95,7 @@ class ProductCount(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """The counted products, those with the most flops first; str() of a report has the first 30 kinds.
+    """The counted products, in decreasing order of flops; str(report) lists the first 30 kinds.
 
     Attributes
     ----------
@@ -103,11 +104,11 @@ class Report:
     unseen : str
         The products that were not counted.
     calls, by_plans : int
-        The number of products, and of those that ran by plans.
+        The number of all products, and the number of products that ran by plans.
     share : float
-        The share of the arithmetic that ran by plans.
+        The share of all flops in products that ran by plans.
     fields : dict
-        The report for json.dumps.
+        The report as a dictionary that json.dumps accepts.
     """
 
     products: tuple[ProductCount, ...]
@@ -140,10 +141,10 @@ class Report:
 
 
 def report() -> Report:
-    """Return which products of the program ran by plans so far, and why the others did not; print it.
+    """Return a report of the program's products so far: the plans that ran, and the reasons for products without plan.
 
-    Counting begins with the first call, unless FMM_REPORT or `python -m fmm --report` has begun it. A forked process
-    counts its own products.
+    Counting begins with the first call of this function, or earlier with FMM_REPORT or `python -m fmm --report`. A
+    forked process counts its own products.
 
     Returns
     -------
@@ -163,7 +164,7 @@ def report() -> Report:
 
 
 def uncounted_products_text(targets: Collection[str]) -> str:
-    """Return the text of the products that are not counted, with fmm installed in these targets."""
+    """Return, as text, the products that are not counted if fmm is installed in these targets."""
     if not targets:
         return "any product, since fmm was installed for no library that the program loaded"
     unseen = (each for target, products in UNCOUNTED_PRODUCTS.items() if target in targets for each in products)
@@ -183,7 +184,7 @@ class ReportCounts:
     """The counts of an active report."""
 
     counts: Counter[tuple[ProductKind, ProductOutcome]] = field(default_factory=Counter)
-    # Outcomes of kinds of products that fmm declined without a decision.
+    # Outcomes of the kinds of products that fmm declined without a decision.
     unrecorded: dict[ProductKind, ProductOutcome] = field(default_factory=dict)
 
     def add_product(self, kind: ProductKind, outcome: ProductOutcome) -> None:
@@ -223,7 +224,7 @@ def is_reporting() -> bool:
 
 
 def watch_counting(callback: Callable[[], None]) -> Callable[[], None]:
-    """Call `callback` whenever counting begins or ends; return the function that stops this."""
+    """Call `callback` each time counting begins or ends; return the function that ends these calls."""
     _counting_watchers.append(callback)
     return lambda: _counting_watchers.remove(callback)
 
@@ -243,11 +244,11 @@ after_fork_in_child(_restart_in_child)
 
 
 def count_product(kind: ProductKind, product: Callable[[], Any], decide: Callable[[], Decision]) -> Any:
-    """Return the product and count its outcome; `decide` gives the decision of a product without a record."""
+    """Return the product and count its outcome; `decide` returns the decision for a product without a record."""
     clear_record()
     try:
         c = product()
-    except Exception as error:  # the library rejects the call
+    except Exception as error:  # the library has rejected the call
         count_outcome(kind, ProductOutcome("", str(error)))
         raise
     record = last_record()
@@ -264,7 +265,7 @@ def count_outcome(kind: ProductKind, outcome: ProductOutcome) -> None:
 
 
 def count_record(kind: ProductKind, record: CallRecord) -> None:
-    """Count a recorded product, in the type of its decision, which may differ from the operands' (TF32)."""
+    """Count a recorded product with the type of its decision, which may differ from the operands' type (TF32)."""
     problem = record.decision.problem
     count_outcome(kind if problem is None else kind._replace(dtype=problem.dtype), outcome_of_record(record))
 
@@ -281,13 +282,13 @@ def outcome_of_record(record: CallRecord) -> ProductOutcome:
 
 
 def expected_speedup(decision: Decision) -> float | None:
-    """Return the predicted speedup; None for a certified plan, which has a measured one in its reason."""
+    """Return the predicted speedup; None for a certified plan, since the plan's reason contains a measured speedup."""
     times = (candidate.time for candidate in decision.candidates if candidate.plan == decision.plan)
     return next((1 / time for time in times if time > 0), None)
 
 
 def _cached_unrecorded_outcome(kind: ProductKind, decide: Callable[[], Decision]) -> ProductOutcome:
-    """Return the outcome of a product that went to the library without a decision; decide once for each kind."""
+    """Return the outcome of a product that the library computed without a decision; decide once for each kind."""
     cache = {} if _active_counts is None else _active_counts.unrecorded
     if kind not in cache:
         try:
@@ -306,15 +307,15 @@ def unrecorded_outcome(decision: Decision) -> ProductOutcome:
 # ---- reports at the end of a process
 
 REPORT_VARIABLE = "FMM_REPORT"
-PROCESS_ID_MARK = "%p"  # in a file name, stands for the process id
+PROCESS_ID_MARK = "%p"  # in a file name, this mark stands for the process id
 STDERR_NAME = ""
 EXIT_PRIORITY = -100  # multiprocessing runs this finalizer last
 
-_report_files: dict[str, int] = {}  # by file name: the id of the process that requested the report
+_report_files: dict[str, int] = {}  # file name -> id of the process that requested the report
 
 
 def report_from_env() -> None:
-    """Report at exit to the file in the environment variable FMM_REPORT, if the variable is set."""
+    """Write a report at exit to the file that the environment variable FMM_REPORT names, if the variable is set."""
     if name := os.environ.get(REPORT_VARIABLE, ""):
         report_at_exit(name)
 
@@ -322,8 +323,8 @@ def report_from_env() -> None:
 def report_at_exit(name: str = STDERR_NAME) -> None:
     """Start counting, and write the report when the process ends.
 
-    The report is written after the process's threads have ended, and after what the program registers with atexit
-    later: atexit runs the first registered function last.
+    The report is written after the process's threads have ended. Functions that the program registers with atexit later
+    run before the report is written, since atexit runs the first registered function last.
     """
     with suppress(FileNotFoundError):  # the working directory was removed; write_report logs the error
         name = os.path.abspath(name) if name else STDERR_NAME  # the program may change its working directory
@@ -343,7 +344,7 @@ def _write_at_exit(name: str) -> None:
 
 
 def write_report(path: Path) -> None:
-    """Write the report, as JSON for a file name that ends in .json, else as text."""
+    """Write the report as JSON if the file name ends in .json, else as text."""
     result = report()
     text = json.dumps(result.fields, indent=1) if path.suffix == ".json" else str(result)
     try:
@@ -352,7 +353,7 @@ def write_report(path: Path) -> None:
         log_once(f"the report is not written to {str(path)!r}: {error.strerror}")
 
 
-# Forked processes of multiprocessing end without atexit (up to Python 3.13), but run multiprocessing's finalizers.
+# Up to Python 3.13, multiprocessing's forked processes end without atexit, but they run multiprocessing's finalizers.
 
 
 def _write_report_files() -> None:
@@ -361,7 +362,7 @@ def _write_report_files() -> None:
 
 
 def _finalize_forked_child() -> None:
-    """Register a finalizer in a forked child, after multiprocessing has cleared those of its parent."""
+    """Register a finalizer in a forked child, after multiprocessing has cleared the parent's finalizers."""
     util = sys.modules.get("multiprocessing.util")
     if util is not None and _report_files:
         util.register_after_fork(

@@ -28,11 +28,11 @@ USAGE = "python -m fmm [--report[=FILE]] [--install NAMES] (script.py | -m modul
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program of the command line, as Python itself would."""
+    """Run the program that the command line names, as Python itself would."""
     options, program, rest = _parse_arguments(list(sys.argv[1:] if arguments is None else arguments))
     if options.report is not None:
         report_at_exit(options.report)
-        if PROCESS_ID_MARK in options.report:  # else child processes would overwrite the file
+        if PROCESS_ID_MARK in options.report:  # without the mark, child processes would overwrite the file
             os.environ[REPORT_VARIABLE] = os.path.abspath(options.report)
     names = _split_names(options.install)
     install(*names)
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BaseException as error:
         error.__traceback__ = _without_own_frames(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
-        # The exception is shown already. Python sets the exit status, or ends by the signal.
+        # The exception has been shown. Python sets the exit status, or ends the process with the signal.
         sys.excepthook = _silent_excepthook
         raise
     return 0
@@ -68,7 +68,7 @@ def _prepare_program(options: argparse.Namespace, program: str, rest: list[str])
     if options.module:
         sys.argv = [program, *rest]
         _create_main_module()
-        return partial(_run_module, program)  # runpy itself prints the error for a missing module
+        return partial(_run_module, program)  # runpy itself prints an error if the module is missing
     if options.code:
         _set_first_path("")
         sys.argv = ["-c", *rest]
@@ -81,7 +81,7 @@ def _prepare_program(options: argparse.Namespace, program: str, rest: list[str])
 
 
 def _prepare_file(program: str) -> Callable[[], object]:
-    """Prepare a script, a folder or zip archive with a module `__main__`, or a compiled script."""
+    """Prepare a script, a compiled script, or a folder or zip archive with a module `__main__`."""
     path = Path(program).absolute()
     if path.is_dir() or is_zipfile(path):
         sys.path.insert(0, str(path))
@@ -103,7 +103,7 @@ def _prepare_file(program: str) -> Callable[[], object]:
 
 
 def _run_module(name: str, changes_arguments: bool = True) -> None:
-    """Run a module by the function that the interpreter itself uses."""
+    """Run a module with the function of runpy that the interpreter itself uses."""
     run: Callable[[str, bool], Any] = vars(runpy)["_run_module_as_main"]
     run(name, changes_arguments)
 
@@ -122,7 +122,7 @@ def _create_main_module(file: str = "", loader: Any = BuiltinImporter) -> Module
 
 
 def _set_first_path(folder: str) -> None:
-    """Replace the first entry of sys.path, the current folder; in safe-path mode Python has not added one."""
+    """Replace the first entry of sys.path; do nothing in safe-path mode, in which Python adds no entry."""
     if not sys.flags.safe_path:
         sys.path[0] = folder
 
@@ -160,7 +160,7 @@ def _split_names(text: str) -> tuple[str, ...]:
 
 
 def _with_report_file(arguments: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
-    """Give a bare `--report` an empty file name: argparse would take the program for the file."""
+    """Give a bare `--report` an empty file name, since argparse would read the program's name as the file name."""
     words, i = list(arguments), 0
     while i < len(words) and words[i].startswith("--"):
         if words[i] == "--report=":

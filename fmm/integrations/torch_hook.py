@@ -1,4 +1,4 @@
-"""The C++ hook in front of torch's kernels: compiled once for each version of torch, and loaded."""
+"""The C++ hook that torch calls before its own kernels; the hook is compiled once for each version of torch."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class CompiledHook:
         self.library.fmm_least_work.argtypes = (ctypes.c_int64,) * 3
 
     def set_least_work(self, work: int, work_16_bit: int, work_16_bit_unaligned: int) -> None:
-        """Set the number of multiply-adds from which the hook calls Python."""
+        """Set the smallest numbers of multiply-adds for which the hook calls Python."""
         self.library.fmm_least_work(work, work_16_bit, work_16_bit_unaligned)
 
     def forget_decline(self) -> None:
-        """Make the hook forget the present decline; called by the Python function that the hook has called."""
+        """Make the hook forget that the current product is declined; called only by the Python function of the hook."""
         self.library.fmm_only_now()
 
     def install_operators(self, on_cuda: bool, operators: Sequence[tuple[str, int]]) -> str:
-        """Install operators (name, index of the left operand); return the error, empty on success."""
+        """Install the operators (name, index of the left operand); return an error message, empty on success."""
         count = len(operators)
         names = (ctypes.c_char_p * count)(*(name.encode() for name, _ in operators))
         first = (ctypes.c_int * count)(*(index for _, index in operators))
@@ -45,7 +45,7 @@ class CompiledHook:
 
 @lru_cache(maxsize=1)
 def loaded_hook() -> CompiledHook | None:
-    """Return the hook, compiled if no cached one can be trusted; None if it cannot be compiled."""
+    """Load the hook from the cache, or compile it; return None if the hook cannot be compiled."""
     try:
         return CompiledHook(_compiled_hook_library().load_library())
     except OSError as error:

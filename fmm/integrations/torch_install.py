@@ -1,9 +1,9 @@
-"""fmm in torch's dispatcher, below autograd: installation on CUDA devices or on the host, and its removal.
+"""Installation of fmm in torch's dispatcher, below autograd, on CUDA devices or on the host.
 
-fmm registers a kernel at the device's dispatch key and calls torch's own kernel where no plan pays. Gradients,
-nn.Linear, mixed precision, checkpoints and sharded tensors come down to these operators, so they need nothing of fmm.
-A hook in C++ (torch_hook.cpp) declines small products without calling Python. Where the hook cannot be compiled, a
-kernel in Python declines them in some microseconds.
+fmm registers a kernel at the device's dispatch key and calls torch's own kernel if no plan is faster. Gradients,
+nn.Linear, mixed precision, checkpoints and sharded tensors all call these operators, so fmm needs no code for them. A
+hook in C++ (torch_hook.cpp) declines small products without calling Python. If the hook cannot be compiled, a kernel in
+Python declines small products in a few microseconds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fmm.runtime.decisions.early_declines import SMALL_WORK, SMALL_WORK_16_BIT, 
 
 
 def install_on_cuda() -> UndoFunction:
-    """Install on CUDA devices without touching one: a process that forks or starts others must not have a context."""
+    """Install fmm on CUDA devices; create no CUDA context, since a process that forks must not have a context."""
     if torch.cuda.device_count() == 0:
         raise CannotInstallError("this torch finds no CUDA device (its products on the host: 'torch-cpu')")
     if find_spec("cupy") is None:
@@ -42,12 +42,12 @@ def install_on_cuda() -> UndoFunction:
 
 
 def install_on_host() -> UndoFunction:
-    """Install on the host."""
+    """Install fmm on the host."""
     return install_at_key("CPU")
 
 
 def install_at_key(key: str, compiled: bool = True) -> UndoFunction:
-    """Install at this dispatch key, with the C++ hook if possible; raise CannotInstallError with nothing changed."""
+    """Install fmm at this dispatch key, with the C++ hook if possible; raise CannotInstallError before any change."""
     kernels = vendor_kernels(key)
     hook = torch_hook.loaded_hook() if compiled else None
     answers = DispatcherProducts(HookedDeviceLibrary(kernels) if key == "CUDA" else HookedHostLibrary(kernels), hook)
@@ -63,7 +63,7 @@ _implemented_keys: set[str] = set()  # dispatch keys for which fmm_hook has kern
 
 
 def install_compiled_hook(answers: DispatcherProducts, key: str) -> UndoFunction:
-    """Install the hook; Python computes the products that the hook does not decline."""
+    """Install the C++ hook, which calls `answers` for the products that the hook does not decline."""
     hook = answers.hook
     _define_hook_operators(key)
     _active_products[key] = answers
@@ -83,14 +83,14 @@ def install_compiled_hook(answers: DispatcherProducts, key: str) -> UndoFunction
 
 
 def _set_least_work(hook: CompiledHook) -> None:
-    """Set the multiply-adds from which the hook calls Python; zero while a report counts all products."""
+    """Set the smallest multiply-adds for which the hook calls Python; zero while a report counts all products."""
     hook.set_least_work(
         *((0, 0, 0) if is_reporting() else (SMALL_WORK, SMALL_WORK_16_BIT, SMALL_WORK_16_BIT_UNALIGNED))
     )
 
 
 def _define_hook_operators(key: str) -> None:
-    """Define the operators that the hook calls, once in a process: a thread may call one just after the removal."""
+    """Define the operators that the hook calls; they stay defined, since a thread may call one after uninstallation."""
     if not _hook_library:
         _hook_library.append(torch.library.Library("fmm_hook", "DEF"))
         for operator in TORCH_OPERATORS:
@@ -112,15 +112,15 @@ def _make_hook_operator(operator: TorchOperator, key: str) -> Callable[..., Any]
 # ---- without the hook
 
 
-# All kernels that were ever registered, so that none is freed: a thread may still run one when it is removed.
+# All kernels that were ever registered; none is freed, since a thread may still run a kernel after its removal.
 _registered_kernels: list[Any] = []
 
 
 def install_python_kernels(answers: DispatcherProducts, key: str) -> UndoFunction:
-    """Install kernels in Python, which call torch's own kernel for the products that they decline."""
+    """Install kernels written in Python; they call torch's own kernel for the products that they decline."""
     library, kernels = torch.library.Library("aten", "IMPL"), answers.library.kernels
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's warning that a kernel replaces another one
+        warnings.simplefilter("ignore")  # torch warns that a kernel replaces another kernel
         for operator in TORCH_OPERATORS:
             library.impl(
                 operator.name,

@@ -1,6 +1,6 @@
-"""torch's product operators, torch's own kernels of them, and calls that bypass fmm while it is installed.
+"""torch's product operators, torch's own kernels for them, and calls of torch that bypass an installed fmm.
 
-Every product of torch ends in a call of aten::mm, addmm, bmm, baddbmm or their forms with `out` or in place.
+Each product of torch calls aten::mm, addmm, bmm or baddbmm, or a form of these operators with `out` or in place.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fmm.integrations.install_targets import CannotInstallError, UndoFunction
 
 @dataclass(frozen=True)
 class TorchOperator:
-    """An operator of aten, and its schema in fmm_hook: the result is a tensor, or None if torch's kernel must run."""
+    """An operator of aten, and the schema of its counterpart in torch's library fmm_hook, which may return None."""
 
     name: str  # the operator's name in aten
     axes: int  # number of axes of each operand
@@ -32,7 +32,7 @@ class TorchOperator:
 
     @property
     def python_name(self) -> str:
-        """The name of the function in Python, which is the same for the form with `out`."""
+        """The name of torch's function in Python; the form with `out` has the same name."""
         return f"torch.{self.name.removesuffix('.out')}"
 
 
@@ -53,19 +53,19 @@ TORCH_OPERATORS = (
 
 
 def vendor_kernels(key: str) -> dict[str, Any]:
-    """Return torch's own kernels at this key of its dispatcher, by operator."""
+    """Return operator name -> torch's own kernel at this dispatch key."""
     get_kernel = getattr(torch.library, "get_kernel", None)
     if get_kernel is None:
         raise CannotInstallError(f"torch {torch.__version__} does not hand out its kernels; 2.11 does")
     try:
         return {operator.name: get_kernel(f"aten::{operator.name}", key) for operator in TORCH_OPERATORS}
-    except RuntimeError as error:  # this torch was built without the operator's kernel for the key
+    except RuntimeError as error:  # torch was built without a kernel of the operator for this key
         raise CannotInstallError(str(error)) from error
 
 
 # ---- fmm's own calls of torch
 
-bypass_state = threading.local()  # while its attribute `on` is True, this thread's calls of torch bypass fmm
+bypass_state = threading.local()  # while the attribute `on` is True, this thread's calls of torch bypass fmm
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def bypass_fmm() -> Iterator[None]:
 
 
 def vendor_matmul(a: Any, b: Any, out: Any = None) -> Any:
-    """Return torch.matmul's result by torch's own kernels."""
+    """Return torch.matmul's result, computed by torch's own kernels."""
     if is_compiling():
         return MATMUL(a, b) if out is None else MATMUL(a, b, out=out)
     with bypass_fmm():
@@ -90,7 +90,7 @@ _active_undos: list[UndoFunction] = []
 
 
 def bypass_fmm_for_vendor(undo: UndoFunction) -> UndoFunction:
-    """Let fmm.matmul's fallback to torch bypass fmm while anything is installed; return the extended `undo`."""
+    """Let fmm.matmul's fallback to torch bypass fmm until the returned function, an extension of `undo`, is called."""
 
     def undo_installation() -> None:
         undo()
@@ -108,7 +108,7 @@ def bypass_fmm_for_vendor(undo: UndoFunction) -> UndoFunction:
 
 
 class HookedDeviceLibrary(TorchLibrary):
-    """The adapter of CUDA tensors that come from torch's dispatcher; the vendor's product is torch's own kernel."""
+    """The adapter for CUDA tensors from torch's dispatcher; torch's own kernel computes the vendor's product."""
 
     def __init__(self, kernels: dict[str, Any]) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class HookedDeviceLibrary(TorchLibrary):
 
 
 class HookedHostLibrary(TorchHostLibrary):
-    """The adapter of host tensors that come from torch's dispatcher; the vendor's product is torch's own kernel."""
+    """The adapter for host tensors from torch's dispatcher; torch's own kernel computes the vendor's product."""
 
     def __init__(self, kernels: dict[str, Any]) -> None:
         super().__init__()

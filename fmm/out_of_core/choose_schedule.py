@@ -1,4 +1,4 @@
-"""The choice of a schedule: the fastest predicted schedule among those that fit into the device's memory."""
+"""The choice of the fastest predicted schedule among the candidates that fit into the device's memory."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from fmm.problem import Shape
 
 # candidate counts of parts into which a side of C is cut
 CANDIDATE_PART_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-# least length of equal pieces of the inner dimension; shorter pieces only if longer ones do not fit
+# smallest length of equal pieces of the inner dimension; shorter pieces are used only if longer pieces do not fit
 MIN_INNER_PIECE_LENGTH = 2048
-CUT_LENGTH_MULTIPLE = 64  # lengths of pieces (of the inner dimension) and bands (of rows) are multiples of this
+CUT_LENGTH_MULTIPLE = 64  # lengths of pieces (of the inner dimension) and bands (of rows) are multiples of this number
 # Cuts of the inner dimension into growing pieces: candidate ratios of consecutive lengths, and candidate counts of
-# pieces. A short first piece is loaded quickly; while a piece is multiplied, the next, longer piece is loaded.
+# pieces. A short first piece is loaded quickly. While a piece is multiplied, the next, longer piece is loaded.
 PIECE_GROWTHS, PIECE_COUNTS = (1.5, 2.0, 3.0, 4.0), (3, 4, 6)
-MIN_FIRST_PIECE_LENGTH = 256  # least length of the first growing piece
-# Candidate cuts of a block's rows into bands, as shares of the block; the last share repeats. Few large bands are
+MIN_FIRST_PIECE_LENGTH = 256  # smallest length of the first of several growing pieces
+# Candidate cuts of a block's rows into bands, as shares of the block; the last share repeats. Large bands are
 # multiplied faster; a small last band is stored sooner.
 CANDIDATE_BAND_SHARES = ((1.0,), (0.5, 0.25, 0.125), (0.75, 0.1875, 0.0625), (0.4, 0.3, 0.2, 0.1), (0.25,))
-# candidate counts of tiles of one matrix on the device: one is multiplied, one is loading, a third may be loaded
-# already
+# candidate counts of tiles of one matrix on the device: one tile is multiplied, one is being loaded, and a third may be
+# ready
 TILE_SLOT_COUNTS = 3, 2
 MAX_TILE_PRODUCTS = 2048  # largest number of tile products in one schedule
 MIN_PRODUCTS_FOR_ONE_BAND = (
-    64  # number of tile products from which the start and the end of a schedule no longer matter
+    64  # with this number of tile products or more, the start and the end of a schedule no longer matter
 )
 
 # workspace bytes -> function that returns the seconds of a tile product of a given size
@@ -42,7 +42,7 @@ ProductSecondsByWorkspace = Callable[[int], Callable[[Shape], float]]
 
 
 class TilesDoNotFitError(MemoryError):
-    """Error: the device's memory is too small for tiles of any size."""
+    """The device's memory is too small for tiles of any size."""
 
 
 def choose_schedule(
@@ -60,10 +60,10 @@ def choose_schedule(
 
 
 def candidate_schedules(size: Shape, dtype: str, memory_limit: int) -> Iterator[Schedule]:
-    """Yield candidate schedules: for each cut of the inner dimension, the fewest blocks that fit, in several bands.
+    """Yield schedules with several bands: for each cut of the inner dimension, with the fewest blocks that fit.
 
-    Adding the product of each further piece to C rounds C once more. 16-bit types lose accuracy by this rounding, and
-    integers need an extra pass over memory for each piece, so these types get one piece if it fits.
+    The addition of each further piece's product rounds C once more. 16-bit types lose accuracy in this rounding, and
+    integers need an extra pass over memory for each piece. These types therefore get one piece if one piece fits.
     """
     row, fits = DTYPES[dtype], False
     for pieces in _inner_piece_lengths(size[1]):
@@ -78,7 +78,7 @@ def candidate_schedules(size: Shape, dtype: str, memory_limit: int) -> Iterator[
 
 
 def _inner_piece_lengths(k: int) -> Iterator[tuple[int, ...]]:
-    """Yield candidate piece lengths of the inner dimension: one piece, growing pieces, ever smaller equal pieces."""
+    """Yield candidate piece lengths of the inner dimension: one piece, growing pieces, then shorter equal pieces."""
     yield (k,)
     for growth in PIECE_GROWTHS:
         for count in PIECE_COUNTS:
@@ -104,8 +104,8 @@ def _cuts_within_memory(
 ) -> Iterator[ProductCut]:
     """Yield cuts with ever fewer tiles on the device; fewer tiles leave more memory for larger blocks of C.
 
-    If C has several columns of blocks, one candidate holds all of A's tiles of a row of blocks on the device, so that
-    each of these tiles is loaded only once. With one tile per matrix the device is idle while the next tile is loaded.
+    If C has several columns of blocks, one candidate keeps all tiles of A for a row of blocks on the device, so that
+    each tile of A is loaded only once. With one tile per matrix the device is idle while the next tile is loaded.
     """
     count, cuts = len(cut_ranges(size[1], pieces)), list[ProductCut]()
     for slots_a, slots_b in (*((slots, slots) for slots in TILE_SLOT_COUNTS), (count, max(TILE_SLOT_COUNTS)), (1, 1)):
@@ -144,7 +144,7 @@ def _cut_with_fewest_blocks(
 
 
 def _estimate_slot_bytes(size: Shape, cut: ProductCut, itemsize: int) -> int:
-    """Return an estimate of the bytes of all slots: slots times the largest tile, at most the whole matrix."""
+    """Return an upper estimate of the bytes of all slots, from the largest tile and the size of each matrix."""
     (m, k, n), (slots_a, slots_b, slots_c), depth = size, cut.slots, max(cut.pieces)
     bytes_a = min(m * k * itemsize, slots_a * tile_slot_bytes(cut.rows, depth, itemsize))
     bytes_b = min(k * n * itemsize, slots_b * tile_slot_bytes(depth, cut.cols, itemsize))

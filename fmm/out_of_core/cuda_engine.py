@@ -1,4 +1,4 @@
-"""The engine that runs schedules on a CUDA device: CuPy arrays and products, on three streams."""
+"""The engine that runs schedules on a CUDA device, with CuPy arrays and three streams."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CudaEvent:
 
 
 class PinnedBuffer:
-    """Page-locked host memory, and the event of the last copy from this memory to the device."""
+    """Page-locked host memory, and the event at the end of the last copy from this memory to the device."""
 
     def __init__(self, nbytes: int) -> None:
         self.memory = cupy.cuda.alloc_pinned_memory(nbytes)
@@ -52,7 +52,7 @@ _idle_streams: dict[int, list[tuple[Any, Any, Any]]] = {}
 
 
 class CudaEngine:
-    """Engine on one CUDA device, a context manager; `product` multiplies on the current stream."""
+    """Engine on one CUDA device, a context manager; the function `product` multiplies tiles on the current stream."""
 
     def __init__(self, number: int, product: MultiplyTiles) -> None:
         self.number, self.product = number, product
@@ -77,7 +77,7 @@ class CudaEngine:
 
     def reserve_workspace(self, nbytes: int) -> None:
         if nbytes:
-            # freed at once into CuPy's pool, from which the products allocate their workspaces
+            # the memory returns at once to CuPy's pool, from which the products allocate their workspaces
             cupy.cuda.alloc(nbytes + POOL_ROUNDING_BYTES)
 
     def create_buffer(self, nbytes: int) -> PinnedBuffer:

@@ -1,4 +1,4 @@
-"""Devices that products are streamed through: the interface StreamingDevice, and its implementation for CUDA."""
+"""The interface of a device that runs streamed products of host arrays, and the interface's implementation for CUDA."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fmm.runtime.gemm import BlasGemmParams, run_gemm
 
 
 class StreamingDevice(Protocol):
-    """Interface of a device on which schedules run."""
+    """Interface of a device that runs the schedules of streamed products."""
 
     @property
     def device(self) -> Device: ...

@@ -1,7 +1,7 @@
-"""fmm.matmul of NumPy arrays on a CUDA device: checks of the arrays, choice, explanation and execution of the schedule.
+"""fmm.matmul of NumPy arrays on a CUDA device: check the arrays, and choose, explain and execute a schedule.
 
 NumPy itself handles calls with invalid arguments and calls that no device can compute. All other products are computed
-tile by tile in the type of NumPy's result; each tile product uses the plan that fmm.matmul would choose on the device.
+tile by tile in the type of NumPy's result. Each tile product uses the plan that fmm.matmul would choose on the device.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from fmm.runtime.progress import Progress, show_progress
 
 FREE_MEMORY_SHARE = 0.9  # share of the device's free memory that a product may use
 ALWAYS_FREE_BYTES = 64 << 20  # bytes of the device's memory that are never allocated
-# bits that a memory limit keeps after its leading bit when rounded down, so that similar limits share a cached schedule
+# number of bits that a rounded memory limit keeps after its leading bit, so that similar limits share a cached schedule
 LIMIT_SIGNIFICANT_BITS = 3
-# candidate shares of the memory limit for tiles, tried in order if a required plan needs more workspace than its limit
+# candidate shares of the memory limit for tiles; a smaller share is tried if a required plan's workspace does not fit
 TILE_MEMORY_SHARES = 1.0, 0.7, 0.5, 0.35, 0.25
 RETRY_MEMORY_RATIO = 0.7  # ratio of the next memory limit to the previous one, after the device ran out of memory
 MAX_MEMORY_ATTEMPTS = 4
@@ -142,7 +142,7 @@ def _product_type(library: NumpyLibrary, a: Any, b: Any, out: Any) -> str:
 
 
 def matrix_products(a: Array, b: Array, c: Array) -> Iterator[tuple[Array, Array, Array]]:
-    """Yield (a, b, c) for each matrix product of a stack; a contiguous stack times one matrix is one product."""
+    """Yield a, b and c of each matrix product of a stack; a contiguous stack times one matrix is a single product."""
     if a.ndim == 1:
         c = np.expand_dims(c, -1 if b.ndim == 1 else -2)
     if b.ndim == 1:
@@ -167,7 +167,7 @@ def _transpose_for_row_major_result(a: Array, b: Array, c: Array) -> tuple[Array
 
 @dataclass(frozen=True)
 class StreamedProduct:
-    """A schedule, its predicted times, the workspace limit of tile products, and how each tile size is launched."""
+    """A schedule, its predicted times, the workspace limit of tile products, and the launch unit of each tile size."""
 
     schedule: Schedule
     times: ScheduleTimes
@@ -176,12 +176,12 @@ class StreamedProduct:
     units: Mapping[Shape, LaunchUnit] = field(repr=False)
 
     def launch_sizes(self, size: Shape) -> set[Shape]:
-        """Return the sizes of the launches of a tile product of this size: the whole product, or bands of rows."""
+        """Return the sizes with which a tile product of this size is launched: the whole product, or bands of rows."""
         return {(last - first, *size[1:]) for first, last in cut_ranges(size[0], (self.units[size].rows,))}
 
 
 def usable_memory_bytes(machine: StreamingDevice) -> int:
-    """Return how many bytes of the device's memory a product may use, rounded down."""
+    """Return the number of bytes of the device's memory that a product may use, rounded down."""
     free = int(min(machine.free_bytes() * FREE_MEMORY_SHARE, machine.free_bytes() - ALWAYS_FREE_BYTES))
     return _round_limit_down(free)
 
@@ -211,7 +211,7 @@ def _cached_streamed_product(
 ) -> StreamedProduct:
     """Return the fastest schedule within `limit` bytes; `settings` is part of the cache key only.
 
-    A required plan may exceed its workspace limit; then the tiles' share of the memory is reduced until workspace and
+    A required plan may exceed its workspace limit. The tiles' share of the memory is then reduced until workspace and
     tiles fit.
     """
     if constraints.plan is None:
@@ -250,8 +250,8 @@ def _fastest_streamed_product(
     return StreamedProduct(schedule, times, workspace, dtype, units)
 
 
-# Sample tiles, as shares of the product's m, k and n: plans are chosen for these tiles, and only these plans are
-# compared for all other tiles.
+# Sizes of sample tiles, as shares of the product's m, k and n. Plans are chosen for the sample tiles; for all other
+# tiles, only these plans are compared.
 SAMPLE_TILE_SHARES = ((1, 1, 1), (1, 1 / 4, 1), (1, 1 / 16, 1), (1 / 4, 1, 1), (1 / 4, 1 / 4, 1), (1 / 2, 1 / 2, 1 / 2))
 
 
@@ -301,7 +301,7 @@ def _stream_product(
         except machine.out_of_memory_error as error:
             if attempt == MAX_MEMORY_ATTEMPTS - 1 or isinstance(error, TilesDoNotFitError):
                 raise
-        # a negative number of multiply-adds: the product starts again from the beginning
+        # the added number of multiply-adds is negative: the product starts again from the beginning
         progress.add(done - progress.done)
         limit = _round_limit_down(int(limit * RETRY_MEMORY_RATIO))
 

@@ -1,12 +1,12 @@
-"""Execution of a schedule on an engine: one thread loads tiles, another stores bands, the caller's thread multiplies.
+"""Run a schedule on an engine: one thread loads tiles, another thread stores bands, and the caller's thread multiplies.
 
-Each thread executes its steps in order; a step starts when the steps that it waits for are done. An exception in one
+Each thread executes its steps in order; a step starts when the steps in its field `after` are done. An exception in one
 thread, including Ctrl-C, ends all three threads before the exception is raised.
 
-Launched products cannot be stopped, so Ctrl-C waits until they end. Products are launched at most one second ahead of
-the running product; one product may always be launched ahead. A product of more than a second (float64 on a card with
-few float64 units) is launched in bands of rows, if the model predicts that all bands together take no longer than the
-whole product.
+Launched products cannot be stopped, so Ctrl-C waits until the products end. Products are launched at most one second
+ahead of the running product; one product may always be launched ahead. A product of more than a second (float64 on a
+card with few float64 units) is launched in bands of rows. The bands are used only if the model predicts that all bands
+together take no longer than the whole product.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from fmm.out_of_core.transfers import Array, CopyThreads, DeviceEngine, DeviceEv
 from fmm.problem import Shape
 
 MAX_LAUNCH_SECONDS_AHEAD = 1.0  # seconds of products that may be launched ahead of the running product
-MAX_BAND_SLOWDOWN = 1.01  # largest ratio of the seconds of all bands of a product to the seconds of the whole product
-MIN_BAND_ROWS = 256  # least number of rows of a band
+# largest allowed ratio of the seconds of all bands of a product to the seconds of the whole product
+MAX_BAND_SLOWDOWN = 1.01
+MIN_BAND_ROWS = 256  # smallest number of rows of a band
 ASSUMED_PRODUCT_SECONDS = MAX_LAUNCH_SECONDS_AHEAD / 4  # assumed seconds of a product that the model cannot predict
 
 
@@ -43,19 +44,19 @@ ASSUMED_PRODUCT_SECONDS = MAX_LAUNCH_SECONDS_AHEAD / 4  # assumed seconds of a p
 
 
 class LaunchUnit(NamedTuple):
-    """How a tile product of one size is launched: the rows of each launch, and the predicted seconds of a launch."""
+    """The rows of each launch of a tile product, and the predicted seconds of one launch."""
 
     rows: int
     seconds: float
 
 
 def whole_launch_unit(size: Shape, product_seconds: Callable[[Shape], float]) -> LaunchUnit:
-    """Return the launch unit of a product that is launched as a whole."""
+    """Return the launch unit that consists of all rows of a product."""
     return LaunchUnit(size[0], product_seconds(size) or ASSUMED_PRODUCT_SECONDS)
 
 
 def limited_launch_unit(size: Shape, product_seconds: Callable[[Shape], float]) -> LaunchUnit:
-    """Return the largest band that takes at most a second; a larger band if smaller bands would cost too much time."""
+    """Return the largest band that takes at most a second, or a larger band if smaller bands would be too slow."""
     unit = whole = whole_launch_unit(size, product_seconds)
     while unit.seconds > MAX_LAUNCH_SECONDS_AHEAD:
         rows = -(-unit.rows // (2 * CUT_LENGTH_MULTIPLE)) * CUT_LENGTH_MULTIPLE
@@ -67,14 +68,14 @@ def limited_launch_unit(size: Shape, product_seconds: Callable[[Shape], float]) 
 
 
 class LaunchQueue:
-    """Queue of launched products that may still run; `done` is called with the multiply-adds of each ended product."""
+    """Queue of launched products that may still run; `done` receives the multiply-adds of each ended product."""
 
     def __init__(self, done: Callable[[int], object]) -> None:
         self.done, self.seconds = done, 0.0
         self.running: deque[tuple[DeviceEvent, float, int]] = deque()
 
     def wait_to_launch(self, seconds: float) -> None:
-        """Wait until at most one product is queued, or the queue and a product of `seconds` fit in a second."""
+        """Wait until at most one product is queued, or until all queued seconds and `seconds` fit into one second."""
         while len(self.running) > 1 and self.seconds - self.running[0][1] + seconds > MAX_LAUNCH_SECONDS_AHEAD:
             self._wait_for_first_product()
 
@@ -107,7 +108,7 @@ class OtherThreadFailedError(RuntimeError):
 
 
 class _StepStates:
-    """The state of each step: whether the step has started, and the event that marks its end."""
+    """The state of each step of a schedule: whether the step has started, and the event that marks its end."""
 
     def __init__(self, count: int) -> None:
         self.started = [threading.Event() for _ in range(count)]
@@ -115,7 +116,7 @@ class _StepStates:
         self.failure: BaseException | None = None
 
     def set_step_started(self, step: int, event: DeviceEvent | None = None) -> None:
-        """Record that the step has started; it is done when the event happens (without an event, now)."""
+        """Record that the step has started; the step is done when the event happens, or now if there is no event."""
         if event is not None:
             self.events[step] = event
         self.started[step].set()
@@ -128,7 +129,7 @@ class _StepStates:
             event.wait()
 
     def set_failure(self, error: BaseException) -> None:
-        """Record the error if it is the first, and wake all threads that wait for a step."""
+        """Record the first error of a thread, and wake all threads that wait for a step."""
         if self.failure is None and not isinstance(error, OtherThreadFailedError):
             self.failure = error
         for flag in self.started:
@@ -180,14 +181,14 @@ class ScheduleRun:
             for worker in workers:
                 if worker.ident is not None:
                     worker.join()
-            self.transfers.close()  # closed before the device memory that the transfers use is freed
+            self.transfers.close()  # the transfers are closed before their device memory is freed
             self.engine.wait_until_idle()
             del memory
         if self.states.failure is not None:
             raise self.states.failure
 
     def _allocate_slots(self) -> tuple[dict[str, list[int]], Any]:
-        """Return the device address of each slot, and the object that owns the memory of all slots."""
+        """Allocate all slots; return each slot's device address, and the object that owns the memory."""
         address, memory = self.engine.allocate_memory(self.schedule.total_slot_bytes)
         addresses: dict[str, list[int]] = {}
         for name, sizes in self.schedule.slot_bytes.items():
@@ -200,7 +201,7 @@ class ScheduleRun:
     # ---- the threads that load and store
 
     def _run_copy_steps(self, kind: type[LoadStep] | type[StoreStep]) -> None:
-        """Run all steps of type `kind` (LoadStep or StoreStep), as the function of one thread."""
+        """Run all steps of the type `kind` (LoadStep or StoreStep); this method is the target of one thread."""
         try:
             self.engine.prepare_thread()
             for number, step in enumerate(self.schedule.steps):

@@ -1,13 +1,13 @@
-"""The schedule of a streamed product: which tiles are loaded to the device, multiplied and stored back, and when.
+"""The schedule of a streamed product: the order in which tiles are loaded to the device, multiplied and stored back.
 
 C is cut into as few blocks as the device's memory allows. A block stays on the device while the tiles of A and B that
-contribute to the block are loaded, one piece of the inner dimension after the other. With the last piece the block is
-finished one band of rows at a time, and each band is stored while the next bands are computed. A tile stays in its slot
+contribute to the block are loaded, one piece of the inner dimension after the other. The product of the last piece
+finishes the block in bands of rows, and each band is stored while the next bands are computed. A tile stays in its slot
 until the slot is needed; the tile with the latest next use is evicted first.
 
-This module counts, times and describes the steps of a schedule; fmm.out_of_core.run_schedule executes the same steps.
-Each step lists the steps of other kinds (LoadStep, MultiplyStep, StoreStep) that it waits for; it also waits for all
-earlier steps of its own kind.
+This module counts, times and describes the steps of a schedule; fmm.out_of_core.run_schedule executes the same steps. A
+step waits for all earlier steps of its own kind (LoadStep, MultiplyStep or StoreStep). The field `after` lists the
+steps of other kinds that the step also waits for.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class OperandTile(NamedTuple):
 
 @dataclass(frozen=True)
 class LoadStep:
-    """Step that copies a tile into a slot, after the products that read the slot's previous tile."""
+    """Step that copies a tile into a slot on the device, after the products that read the slot's previous tile."""
 
     tile: OperandTile
     slot: int
@@ -45,7 +45,7 @@ class LoadStep:
 
 @dataclass(frozen=True)
 class MultiplyStep:
-    """Step that multiplies a band of rows of A's tile by B's tile, into a block of C, after the loads of both tiles.
+    """Step that multiplies a band of A's tile by B's tile into a block of C, after both tiles are loaded.
 
     The first piece of the inner dimension overwrites the block, after the stores of the slot's previous block; later
     pieces add to the block.
@@ -71,7 +71,7 @@ class MultiplyStep:
 
 @dataclass(frozen=True)
 class StoreStep:
-    """Step that copies a band of C to the host, after the product that finishes the band."""
+    """Step that copies a band of rows of a block of C to the host, after the product that finishes the band."""
 
     rows: IndexRange
     cols: IndexRange
@@ -124,7 +124,7 @@ class Schedule:
 
     @cached_property
     def slot_bytes(self) -> dict[str, tuple[int, ...]]:
-        """Bytes of each slot for tiles of A and B and blocks of C: those of its largest tile in either layout."""
+        """Bytes of each slot for tiles of A, tiles of B and blocks of C; the largest tile fits in either layout."""
         largest: dict[tuple[str, int], int] = {}
         key: tuple[str, int]
         for step in self.steps:
@@ -156,9 +156,9 @@ class Schedule:
         return (rows[1] - rows[0]) * (cols[1] - cols[0]) * self.itemsize
 
     def predict_times(self, rates: CopyRates, product_seconds: Callable[[Shape], float]) -> ScheduleTimes:
-        """Return the predicted times: loads, products and stores each run in order, after the steps they wait for.
+        """Return the predicted times; each step runs after the steps in `after` and after earlier steps of its kind.
 
-        The prediction ignores start-up time, and that products are slower during copies, which use the same device
+        The prediction ignores start-up time, and that concurrent copies slow products because both use the device
         memory.
         """
         ends: list[float] = []
@@ -187,7 +187,7 @@ def block_slot_bytes(rows: int, cols: int, itemsize: int) -> int:
 
 
 def padded_length(length: int, itemsize: int) -> int:
-    """Return the leading dimension of a tile with `length` entries per row, so that rows are aligned."""
+    """Return the leading dimension with which rows of `length` entries are aligned on the device."""
     step = max(ROW_ALIGNMENT_BYTES // itemsize, 1)
     return -(-length // step) * step
 
@@ -206,7 +206,7 @@ def build_schedule(size: Shape, itemsize: int, cut: ProductCut) -> Schedule:
 
 
 class _ScheduleBuilder:
-    """Builds the list of steps: for each product of tiles its loads, the product, and its stores."""
+    """Builds the list of steps: for each product of tiles the missing loads, the multiplications, and the stores."""
 
     def __init__(self, size: Shape, cut: ProductCut) -> None:
         self.cut, self.steps = cut, list[ScheduleStep]()
@@ -217,7 +217,7 @@ class _ScheduleBuilder:
             for tile in (left, right):
                 self.uses.setdefault(tile, []).append(number)
         self.places = {name: _TileSlots(count) for name, count in zip("AB", cut.slots, strict=False)}
-        # block slot -> indices of the StoreSteps of the block that last used the slot
+        # block slot -> indices of the StoreSteps of the slot's previous block
         self.stores: dict[int, list[int]] = {}
         for number, (block, first, last, left, right) in enumerate(products):
             slots = self._add_load_step(number, left), self._add_load_step(number, right), block % cut.slots[2]
@@ -226,7 +226,7 @@ class _ScheduleBuilder:
                 self._add_multiply_steps(left, right, slots, (top + start, top + stop), first, last)
 
     def _add_load_step(self, number: int, tile: OperandTile) -> int:
-        """Return the tile's slot; add a LoadStep if the tile is not on the device."""
+        """Return the tile's slot; add a LoadStep if the tile is in no slot."""
         place = self.places[tile.name]
         if tile not in place.slot:
             slot, readers = place.take_slot(lambda other: self._next_use(number, other))
@@ -235,7 +235,7 @@ class _ScheduleBuilder:
         return place.slot[tile]
 
     def _next_use(self, number: int, tile: OperandTile) -> int:
-        """Return the index of the next product that reads the tile, starting with product `number`."""
+        """Return the index of the first product from index `number` on that reads the tile."""
         uses = self.uses[tile]
         later = bisect_left(uses, number)
         return uses[later] if later < len(uses) else self.count
@@ -262,7 +262,7 @@ class _ScheduleBuilder:
 
 
 class _TileSlots:
-    """The slots for tiles of one matrix: each tile's slot and LoadStep, and the last product that reads each slot."""
+    """The slots for tiles of one matrix: each tile's slot and LoadStep, and the latest product that reads each slot."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -271,7 +271,7 @@ class _TileSlots:
         self.readers: dict[int, tuple[int, ...]] = {}
 
     def take_slot(self, next_use: Callable[[OperandTile], int]) -> tuple[int, tuple[int, ...]]:
-        """Return a slot and its last readers; if all slots are full, evict the tile with the latest next use."""
+        """Return a slot and its last readers; if no slot is free, evict the tile with the latest next use."""
         if len(self.slot) < self.count:
             return len(self.slot), ()
         evicted = max(self.slot, key=next_use)
@@ -280,9 +280,9 @@ class _TileSlots:
 
 
 def _tile_products(size: Shape, cut: ProductCut) -> Iterator[tuple[int, bool, bool, OperandTile, OperandTile]]:
-    """Yield for each product: block number, whether the piece is the block's first, whether its last, and two tiles.
+    """Yield for each product: block number, whether its piece is the block's first or last, and the tiles of A and B.
 
-    Blocks and pieces are traversed alternately forwards and backwards, so that each product uses a tile of the previous
+    Blocks and pieces are traversed forwards and backwards in turn, so that each product uses a tile of the previous
     product.
     """
     m, k, n = size

@@ -1,8 +1,8 @@
-"""Copies between NumPy arrays and a device, through page-locked host buffers.
+"""Threads that copy between NumPy arrays and a device, through page-locked host buffers.
 
 A NumPy array may be pageable, mapped from a file, or of a type different from the product's. Each copy therefore has
-two steps, executed by several threads, each with its own buffers. NumPy copies between the array and a buffer (with a
-cast if needed; NumPy releases the GIL); the device copies between the buffer and device memory.
+two steps. NumPy copies between the array and a buffer, with a cast if needed, and releases the GIL meanwhile. The
+device copies between the buffer and device memory. Several threads copy at once, each with its own buffers.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from fmm.kernels.cpu.thread_pool import usable_processors
 from fmm.out_of_core.schedule import CopyRates
 
 Array = np.ndarray[Any, np.dtype[Any]]
-COPY_CHUNK_BYTES = 8 << 20  # bytes copied at a time: several rows, or a part of a row that is longer
-MAX_COPY_THREADS = 8  # largest number of threads for each direction of copies; more threads copy no faster
-BUFFERS_PER_THREAD = 2  # number of buffers per thread: one is filled while the other is copied
+COPY_CHUNK_BYTES = 8 << 20  # number of bytes copied at a time: several rows, or a part of one long row
+MAX_COPY_THREADS = 8  # largest number of threads for each direction of copies; more threads would not copy faster
+BUFFERS_PER_THREAD = 2  # number of buffers per thread: one buffer is filled while the other buffer is copied
 
 
 # ---- what a device provides
@@ -37,7 +37,7 @@ class PageLockedBuffer(Protocol):
 
 
 class DeviceEvent(Protocol):
-    """A mark in a device's queue of work; the event has happened when all earlier work is done."""
+    """A mark in a device's queue of work; the event happens when all earlier work in the queue is done."""
 
     def wait(self) -> None: ...
 
@@ -45,25 +45,25 @@ class DeviceEvent(Protocol):
 
 
 class DeviceEngine(Protocol):
-    """Interface of a device that runs a schedule: it computes, and copies to and from the device, concurrently."""
+    """Interface of a device that runs a schedule; products and copies in both directions run concurrently."""
 
     def prepare_thread(self) -> None:
-        """Prepare a new thread for this device; a thread calls this function first."""
+        """Prepare the calling thread for this device; each thread calls this method first."""
 
     def allocate_memory(self, nbytes: int) -> tuple[int, Any]:
-        """Allocate device memory; return its address, and the object that owns the memory."""
+        """Allocate device memory; return the address, and the object that owns the memory."""
         ...
 
     def reserve_workspace(self, nbytes: int) -> None:
-        """Reserve `nbytes` of memory for workspaces in advance, so that no product waits for an allocation."""
+        """Reserve `nbytes` bytes of memory for workspaces, so that no product waits for an allocation."""
 
     def create_buffer(self, nbytes: int) -> PageLockedBuffer: ...
 
     def send_buffer(self, buffer: PageLockedBuffer, nbytes: int, address: int) -> None:
-        """Enqueue a copy of `nbytes` from the buffer to a device address."""
+        """Enqueue a copy of `nbytes` bytes from the buffer to a device address."""
 
     def fetch_to_buffer(self, address: int, nbytes: int, buffer: PageLockedBuffer) -> None:
-        """Copy `nbytes` from a device address to the buffer and wait for the copy."""
+        """Copy `nbytes` bytes from a device address to the buffer, and wait for the copy."""
 
     def arrival_event(self) -> DeviceEvent:
         """Return an event that happens when all copies enqueued so far have arrived on the device."""
@@ -82,7 +82,7 @@ class DeviceEngine(Protocol):
 
 
 class DeviceLocation(NamedTuple):
-    """The location of a row-major matrix in device memory: address, leading dimension and type."""
+    """The location of a row-major matrix in device memory: the address, the leading dimension and the element type."""
 
     address: int
     leading: int
@@ -114,10 +114,10 @@ class CopyThreads:
         self.thread_state, self.ended = local(), False
 
     def start_load(self, host: Array, place: DeviceLocation) -> DeviceEvent:
-        """Start to copy a matrix to the device; return the event that marks its arrival.
+        """Start to copy a matrix to the device; return the event that marks the matrix's arrival.
 
-        The caller may start further loads before the first load has ended. Chunks of later loads are queued behind the
-        chunks of earlier loads, and no thread waits for another.
+        The caller may start further loads before the first load has ended. The chunks of later loads are queued behind
+        the chunks of earlier loads, so that no thread waits for another thread.
         """
         return _LoadedEvent(self.engine, self._submit_chunks(self.load_pool, self._load_chunk, host, place))
 
@@ -173,7 +173,7 @@ class CopyThreads:
 
 
 class _LoadedEvent:
-    """The event that happens when all chunks of a matrix have arrived; `wait` raises a failed thread's error."""
+    """The event that happens when all chunks of a matrix have arrived; `wait` raises the error of a failed copy."""
 
     def __init__(self, engine: DeviceEngine, tasks: list[Future[None]]) -> None:
         self.engine, self.tasks = engine, tasks
@@ -193,7 +193,7 @@ class _LoadedEvent:
 
 
 def _chunk_ranges(shape: tuple[int, ...], place: DeviceLocation, nbytes: int) -> Iterator[tuple[slice, slice]]:
-    """Yield chunks of as many rows as fit into `nbytes`; equal parts of a row if a row does not fit."""
+    """Yield chunks of at most `nbytes` bytes: several rows of the matrix, or equal parts of a row that does not fit."""
     rows, cols = shape
     height = max(nbytes // place.row_bytes, 1)
     width = -(-cols // max(-(-cols * place.dtype.itemsize // nbytes), 1))
@@ -210,7 +210,7 @@ def _buffer_view(buffer: PageLockedBuffer, host: Array, place: DeviceLocation) -
 
 
 def _chunk_bytes(host: Array, place: DeviceLocation) -> int:
-    """Return the bytes from a chunk's first entry to its last entry on the device, gaps between rows included."""
+    """Return the number of bytes from a chunk's first to its last entry on the device, with the gaps between rows."""
     rows, cols = host.shape
     nbytes: int = (rows - 1) * place.row_bytes + cols * place.dtype.itemsize
     return nbytes
@@ -230,7 +230,7 @@ PROBE_BYTES, PROBE_ROUNDS = 512 << 20, 4
 def measure_copy_rates(
     engine: DeviceEngine, transfers: CopyThreads, clock: Callable[[], float], nbytes: int = PROBE_BYTES
 ) -> CopyRates:
-    """Measure the rate of copies in each direction without concurrent work: the best of PROBE_ROUNDS repetitions."""
+    """Return the rate of copies in each direction without concurrent work, the best of PROBE_ROUNDS measurements."""
     host = np.ones((nbytes >> 16, 1 << 13))
     address, memory = engine.allocate_memory(host.nbytes)
     place, loads, stores = DeviceLocation(address, host.shape[1], host.dtype), [1.0], [1.0]

@@ -29,7 +29,7 @@ from fmm.semirings.minplus_kernel import (
     product_clocks,
 )
 
-TEMPORARY_ALIGNMENT_ENTRIES = 256  # temporaries begin at multiples of this number of entries
+TEMPORARY_ALIGNMENT_ENTRIES = 256  # temporaries begin at multiples of this number of entries in the workspace
 ARGUMENT_BUFFER_PREFIX = "args of "  # prefix of the name of a buffer that holds predecessors
 ARGUMENT_BYTES = 4  # bytes of a node or of a step k (int32)
 WORKSPACE_BUFFER, DOUBLED_BUFFER = "W", "doubled"
@@ -41,8 +41,9 @@ class ClosureLaunches:
 
     steps: ClosureSteps
     launches: tuple[Launch, ...]
-    numbers: int  # number of entries of all temporaries
-    doubled_bytes: int  # bytes of the operands with each entry written twice, for rings with two entries in a word
+    numbers: int  # number of entries of all temporaries together
+    # bytes for left operands in which each entry is written twice, for rings with two entries in a word
+    doubled_bytes: int
 
 
 @lru_cache(maxsize=64)
@@ -53,12 +54,12 @@ def closure_launches(ring: TropicalRing, n: int, with_predecessors: bool, multip
 
 
 def padded_leading_dimension(cols: int) -> int:
-    """Return the leading dimension with which each row begins at a multiple of 16 bytes, whatever the type."""
+    """Return the leading dimension with which each row begins at a multiple of 16 bytes, for every element type."""
     return -(-cols // VECTOR_BYTES) * VECTOR_BYTES
 
 
 class _ClosureRecorder:
-    """Translates closure steps into launches, and places the temporaries in one workspace."""
+    """Converts closure steps to launches, and assigns each temporary a region of one workspace."""
 
     def __init__(self, ring: TropicalRing, steps: ClosureSteps, with_predecessors: bool, multiprocessors: int) -> None:
         self.ring, self.steps = ring, steps
@@ -127,14 +128,15 @@ class _ClosureRecorder:
 
 # ---- predicted time
 #
-# Each launch is assumed to begin when the previous launch has ended. The prediction ignores device memory (a product
-# reads each operand entry tens of times from the second-level cache, which is fast enough), the passes that convert
-# operands and results, and that the device lowers its clock frequency under load.
+# Each launch is assumed to begin when the previous launch has ended. The prediction ignores device memory, since a
+# product reads each operand entry tens of times from the second-level cache, and the cache is fast enough. The
+# prediction also ignores the passes that convert operands and results, and that the device lowers its clock frequency
+# under load.
 
-# Measured clocks of one step of the closure of a tile. A tile has 128 nodes: in each step a thread updates 64 entries
-# by two instructions each, then waits at a barrier.
+# Measured clocks of one step of the closure of a tile of 128 nodes. In each step a thread updates 64 entries with two
+# instructions each, then waits at a barrier.
 CLOSURE_STEP_CLOCKS = 510.0
-FLOAT64_CLOSURE_STEP_CLOCKS = 1100.0  # clocks of one step in float64
+FLOAT64_CLOSURE_STEP_CLOCKS = 1100.0  # clocks of one step of the closure of a tile of 128 nodes in float64
 PREDECESSOR_CLOSURE_STEP_CLOCKS = 500.0  # clocks of one step of the closure of a tile of 64 nodes with predecessors
 
 

@@ -1,7 +1,7 @@
-"""The steps of a closure table for an n x n matrix: the host and CUDA execute, count and time the same steps.
+"""The steps of a closure table for an n x n matrix; the host and the CUDA device execute the same steps.
 
-A round is a set of steps that may run concurrently: a single tile closure, or products that neither read nor overwrite
-each other's results.
+A round is a set of steps that may run concurrently: the closure of a single tile, or products that neither read nor
+overwrite each other's results.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ CLOSED_MATRIX_NAME = "D"
 
 
 class CloseTileStep(NamedTuple):
-    """The step that replaces a small diagonal block by its closure without further cuts."""
+    """The step that replaces a small diagonal block by the block's closure, without further cuts."""
 
     place: Place
 
 
 class ProductStep(NamedTuple):
-    """The step dest = old + left right over the semiring; `old` and `dest` may be one block."""
+    """The step dest = old + left * right over the semiring; `old` and `dest` may be the same block."""
 
     left: Place
     right: Place
@@ -38,7 +38,7 @@ StepRound = CloseTileStep | tuple[ProductStep, ...]
 
 @dataclass(frozen=True)
 class ClosureSteps:
-    """All rounds that replace an n x n matrix D by its closure, and the name, rows and columns of each temporary."""
+    """All rounds that replace an n x n matrix D by D's closure, and the name, rows and columns of each temporary."""
 
     n: int
     rounds: tuple[StepRound, ...]
@@ -54,13 +54,13 @@ class ClosureSteps:
 
     @property
     def addition_count(self) -> int:
-        """Number of sums that are compared with the best value so far."""
+        """Number of sums of two lengths that are compared with the best length so far."""
         products = sum(p.left.rows * p.left.cols * p.right.cols for p in self.product_steps)
         return products + sum(tile.rows**3 for tile in self.closed_tiles)
 
     @property
     def moved_entry_count(self) -> int:
-        """Number of entries read and written, if each step reads each of its operands once."""
+        """Number of entries that the steps read and write, if each step reads each of its operands once."""
         products = sum(sum(x.rows * x.cols for x in p) for p in self.product_steps)
         return products + sum(2 * tile.rows**2 for tile in self.closed_tiles)
 
@@ -71,7 +71,7 @@ class ClosureSteps:
 
 @lru_cache(maxsize=64)
 def closure_steps(table: ClosureTable, n: int, leaf: int) -> ClosureSteps:
-    """Return the table's steps for an n x n matrix.
+    """Return the closure table's steps for an n x n matrix.
 
     Diagonal blocks are cut near the middle, at a multiple of `leaf` rows, until no diagonal block has more than `leaf`
     rows.
@@ -122,5 +122,5 @@ class _BlockRecursion:
 
 
 def _products_conflict(x: ProductStep, y: ProductStep) -> bool:
-    """Return True if one of two products writes a block that the other product reads or writes."""
+    """Return True if one of the two products writes a block that the other product reads or writes."""
     return any(p.dest.overlap(q) is not None for p, other in ((x, y), (y, x)) for q in other)

@@ -1,7 +1,7 @@
 """Semiring products and closures of CuPy arrays, computed on CuPy's current device and stream.
 
-A first call compiles kernels of this package side by side. CuPy compiles a kernel of its own for each operation on
-arrays, one after the other. Edges are therefore found by one kernel, and rows and diagonals are copied by the driver.
+The first call compiles this package's kernels concurrently, but CuPy compiles one kernel after the other for its array
+operations. Therefore one kernel of this package finds the edges, and the CUDA driver copies rows and diagonals.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fmm.semirings.path_request import EdgeRule
 
 
 def device_product(ring_name: str, a: Any, b: Any, with_arguments: bool) -> tuple[Any, Any]:
-    """Return the product, and for each entry the step k of its best sum (None without arguments)."""
+    """Return the product, and with arguments the step k of each entry's best sum (else None)."""
     ring, (m, k), n = TROPICAL_RINGS[ring_name], a.shape, b.shape[1]
     left, right = _with_aligned_rows(a), _with_aligned_rows(b)
     c = cupy.empty((m, padded_leading_dimension(n)), a.dtype)
@@ -57,10 +57,10 @@ def device_product(ring_name: str, a: Any, b: Any, with_arguments: bool) -> tupl
 
 
 def device_edges(lengths: Any, rule: EdgeRule) -> tuple[Any, Any]:
-    """Return the edges of a graph as a new matrix, and the predecessors of paths of one edge (None if not requested).
+    """Return a new matrix of a graph's edges, and on request the predecessors of paths of one edge (else None).
 
-    Zeros, inf, NaN and `rule.missing` are no edges, nor are floating-point entries up to the magnitude `rule.smallest`.
-    Where there is no edge, the matrix has `rule.missing`; the diagonal is zero.
+    Zeros, inf, NaN, `rule.missing` and floating-point entries up to the magnitude `rule.smallest` are not edges. The
+    new matrix has `rule.missing` where there is no edge, and zeros on the diagonal.
     """
     rows, cols = (int(step) // lengths.itemsize for step in lengths.strides)
     n, dtype, device = len(lengths), lengths.dtype.name, int(lengths.data.device_id)
@@ -82,10 +82,10 @@ def device_diagonal(x: Any) -> Any:
 
 
 def device_closure(ring_name: str, d: Any, predecessors: Any = None) -> tuple[Any, Any]:
-    """Return the closure of an n x n matrix, and the last node but one of each path (None without `predecessors`).
+    """Return the closure of an n x n matrix, and the node before the last on each path (None without `predecessors`).
 
-    Both matrices must be row-major. The matrix `d` is overwritten if its rows begin at multiples of 16 bytes.
-    `predecessors` must have, for each edge, the node where the edge begins.
+    Both matrices must be row-major. The matrix `d` is overwritten if its rows begin at multiples of 16 bytes. For each
+    edge, `predecessors` must contain the node where the edge begins.
     """
     n, ring = len(d), TROPICAL_RINGS[ring_name]
     run, numbers, doubled_bytes = _closure_launches(ring, n, predecessors is not None, int(d.data.device_id))
@@ -154,7 +154,7 @@ def _with_aligned_rows(x: Any) -> Any:
 
 
 def _with_padded_rows(x: Any) -> Any:
-    """Return a copy with rows that begin at multiples of 16 bytes; kernels read nothing of the padding."""
+    """Return a copy with rows that begin at multiples of 16 bytes; the kernels do not read the padding."""
     rows, cols = x.shape
     copy = cupy.empty((rows, padded_leading_dimension(cols)), x.dtype)
     _copy_lines(copy.data.ptr, copy.strides[0], x.data.ptr, x.strides[0], cols * x.itemsize, rows)
@@ -170,6 +170,6 @@ def _first_columns(x: Any, cols: int) -> Any:
 
 
 def _copy_lines(dest: int, dest_step: int, source: int, source_step: int, nbytes: int, lines: int) -> None:
-    """Copy `nbytes` of each line on the current stream; steps are bytes from one line to the next."""
+    """Copy `nbytes` bytes of each line on the current stream; a step is the distance of two lines in bytes."""
     kind, stream = runtime.memcpyDeviceToDevice, cupy.cuda.get_current_stream().ptr
     runtime.memcpy2DAsync(dest, dest_step, source, source_step, nbytes, lines, kind, stream)

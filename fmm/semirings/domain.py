@@ -1,9 +1,9 @@
 """The choice of the ring (number type and semiring) of a product, and the conversion of arrays to the ring and back.
 
-Floating-point arrays are computed in their own type. Integers saturate: the largest integer of a type means "no edge"
-(in max-plus the smallest integer), and a sum beyond the type's range becomes the nearest integer in the range. Kernels
-have no saturating instructions. The values are therefore inspected first, and a ring is chosen in which no sum can
-overflow.
+Products of floating-point arrays are computed in the type of the arrays. Integers saturate: a sum beyond the type's
+range becomes the nearest integer in the range. The largest integer of a type means "no edge" (in max-plus the smallest
+integer). Kernels have no saturating instructions. The values are therefore inspected first, and a ring is chosen in
+which no sum can overflow.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-MAX_INT32_RING_MAGNITUDE = 1 << 28  # largest magnitude in the ring "int32" (tropical_rings.cuh)
-# Number of sums from which a test for negative entries is worthwhile: without negative entries a product takes a fifth
-# less time, but the test costs a pass over memory and a wait for the device.
+MAX_INT32_RING_MAGNITUDE = 1 << 28  # largest magnitude of an entry in the ring "int32" (tropical_rings.cuh)
+# Smallest number of sums with which a test for negative entries is worthwhile. Without negative entries a product takes
+# a fifth less time, but the test needs a pass over memory and a wait for the device.
 MIN_SUMS_FOR_SIGN_TEST = 2048**3
 
 
 class RingDomain(NamedTuple):
-    """A ring's name, its array type and the value for "no edge"; sign -1 negates all entries in the conversion."""
+    """A ring's name, array type and value for "no edge"; with sign -1, the conversion negates all entries."""
 
     ring: str
     dtype: str
@@ -39,7 +39,7 @@ def no_edge_value(dtype: Any, maximum: bool) -> Any:
 def choose_ring_domain(
     xp: Any, arrays: tuple[Any, ...], maximum: bool, device: bool, with_arguments: bool, terms: int, work: int
 ) -> RingDomain:
-    """Return the fastest ring for `work` sums of `terms` entries each; the arrays (one or two) have one type."""
+    """Return the fastest ring for `work` sums of `terms` entries each; the one or two arrays have the same type."""
     dtype = arrays[0].dtype
     if dtype.kind == "f":
         tests_sign = device and dtype == np.float32 and not maximum and work >= MIN_SUMS_FOR_SIGN_TEST
@@ -53,11 +53,11 @@ def choose_ring_domain(
     sign = -1 if maximum else 1
     if device and all(_largest_magnitude(xp, x, maximum) * terms <= 2 * MAX_INT32_RING_MAGNITUDE for x in arrays):
         return RingDomain("int32", "int32", np.int32(2**30 - 1), sign)
-    return RingDomain("float64", "float64", np.float64(np.inf), sign)  # float64 adds these integers exactly
+    return RingDomain("float64", "float64", np.float64(np.inf), sign)  # float64 adds integers of these types exactly
 
 
 def _is_nonnegative(arrays: tuple[Any, ...]) -> bool:
-    """Return True if no entry is negative (NaN counts as negative); wait for the device."""
+    """Return True if no entry is negative or NaN; wait for the device."""
     return all(float(x.min()) >= 0 for x in arrays if x.size)
 
 
@@ -69,7 +69,7 @@ def _largest_magnitude(xp: Any, x: Any, maximum: bool) -> int:
 
 
 def convert_to_domain(x: Any, domain: RingDomain, maximum: bool) -> Any:
-    """Return x converted to the domain; without a copy if the bits do not change."""
+    """Convert x to the domain's type; return a view without a copy if the bits do not change."""
     missing = no_edge_value(x.dtype, maximum)
     if x.dtype == domain.dtype and missing == domain.missing:
         return x
@@ -83,7 +83,7 @@ def convert_to_domain(x: Any, domain: RingDomain, maximum: bool) -> Any:
 
 
 def convert_from_domain(xp: Any, x: Any, domain: RingDomain, dtype: Any, maximum: bool) -> Any:
-    """Return a result of the domain converted to the user's type, with saturation."""
+    """Convert a result of the domain to the user's type, with saturation."""
     target = np.dtype(dtype)
     if x.dtype == target and no_edge_value(target, maximum) == domain.missing:
         return x

@@ -21,7 +21,7 @@ from fmm.semirings.placement import (
 
 
 def minplus_product(a: Any, b: Any, out: Any, maximum: bool, with_arguments: bool) -> Any:
-    """Return the smallest (or greatest) sums a[i, k] + b[k, j] over k; with arguments also the first best k."""
+    """Return the smallest (or greatest) sums a[i, k] + b[k, j] over k; with arguments also the best sum's first k."""
     check_dense("fmm.minplus", a, b)
     with placement.place_arrays(a=a, b=b, out=out) as place:
         x, y = place.adopt(as_readable_array(a)), place.adopt(as_readable_array(b))
@@ -45,7 +45,7 @@ def _result_type(x: Any, y: Any) -> Any:
 
 
 def _as_result_type(xp: Any, values: Any, original: Any, dtype: Any, maximum: bool) -> Any:
-    """Return the values in the result's type; "no edge" and masked entries become the result type's missing value."""
+    """Convert the values to the result's type; masked entries and "no edge" become the "no edge" value of this type."""
     result = values.astype(dtype, copy=False)
     if values.dtype != dtype and values.dtype.name in COMPUTED_TYPES and values.dtype.kind != "f":
         is_missing = values == no_edge_value(values.dtype, maximum)

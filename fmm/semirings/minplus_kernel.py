@@ -1,6 +1,6 @@
-"""CUDA launches for the semirings of shortest paths: products (minplus.cuh) and closures of tiles (close_tile.cuh).
+"""CUDA launches for min-plus and max-plus semirings: products (minplus.cuh) and closures of tiles (close_tile.cuh).
 
-`fastest_minplus_sizes` selects a product's tile sizes by the predicted clocks of its thread blocks.
+`fastest_minplus_sizes` selects the tile sizes with the fewest predicted clocks.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from fmm.kernels.cuda.products.tiling import strategy_cpp
 from fmm.semirings.path_request import EdgeRule
 
 ENTRY_POINT = "fmm_minplus"
-TILE_THREADS = 256  # threads of a thread block that closes a tile, or that writes 16-bit entries twice
+TILE_THREADS = 256  # number of threads of a thread block that closes a tile, or that writes 16-bit entries twice
 VECTOR_BYTES = 16  # bytes of one vector load or store
 
 
 @dataclass(frozen=True)
 class TropicalRing:
-    """A semiring on the device: the number type, and the device code that finds the better of two sums."""
+    """A min-plus or max-plus semiring on a device: the number type, and the C++ class that chooses the better sum."""
 
     name: str
     cpp: str  # C++ class of the ring in the device code
     word: str  # C++ type of a word, which holds `per_word` entries
     word_bytes: int
     code: str  # format character of a word in Python's module struct
-    per_word: int = 1  # number of entries of B or C in a word; a word of A repeats one entry `per_word` times
+    per_word: int = 1  # number of entries of B or C in a word; a word of A contains one entry `per_word` times
     tile_cpp: str = ""  # C++ class of the ring in which a tile is closed, if it differs from `cpp`
     stored: str = ""  # C++ type of the entries in memory, if it differs from `word`
 
@@ -56,8 +56,8 @@ TROPICAL_RINGS = {
     )
 }
 
-# Tile sizes of kernels without arguments, for words of at most 4 bytes: from the fastest on large products to the one
-# that fills a device with the smallest products.
+# Tile sizes of kernels without arguments, for words of at most 4 bytes. The first sizes are the fastest for large
+# products; the last sizes fill a device with the smallest products.
 TILE_SIZES_4_BYTES = (
     TileSizes("Square", 128, 128, 16, m_r=8, n_r=16, warp_m=8, warp_n=4, stages=3, blocks=2),
     TileSizes("Medium", 64, 64, 16, m_r=4, n_r=8, warp_m=8, warp_n=4, stages=3, blocks=4),
@@ -75,14 +75,14 @@ ARGUMENT_TILE_SIZES_8_BYTES = (replace(TILE_SIZES_4_BYTES[1], blocks=2), TILE_SI
 
 
 def candidate_tile_sizes(ring: TropicalRing, with_arguments: bool) -> tuple[TileSizes, ...]:
-    """Return the tile sizes with which the kernel of products over this ring may be compiled."""
+    """Return the candidate tile sizes of the product kernel over this ring."""
     if ring.word_bytes > 4:
         return ARGUMENT_TILE_SIZES_8_BYTES if with_arguments else TILE_SIZES_8_BYTES
     return ARGUMENT_TILE_SIZES_4_BYTES if with_arguments else TILE_SIZES_4_BYTES
 
 
 def largest_tile_side(with_arguments: bool) -> int:
-    """Return the side of the largest tile that one thread block can close in its registers."""
+    """Return the side of the largest tile that a thread block can close in registers."""
     return 64 if with_arguments else 128
 
 
@@ -91,7 +91,7 @@ def largest_tile_side(with_arguments: bool) -> int:
 
 @dataclass(frozen=True)
 class MinplusKernel:
-    """The description of a kernel that computes products over a ring."""
+    """The parameters with which the kernel for products over a ring is compiled."""
 
     ring: str
     sizes: TileSizes
@@ -99,7 +99,7 @@ class MinplusKernel:
 
     @property
     def shared_memory_bytes(self) -> int:
-        """Bytes of shared memory: tiles of A with padded rows, and tiles of B."""
+        """Bytes of shared memory for the tiles of A, with padded rows, and the tiles of B."""
         s, item = self.sizes, TROPICAL_RINGS[self.ring].word_bytes
         return s.stages * item * (s.m_s * (s.k_s + VECTOR_BYTES // item) + s.k_s * s.n_s)
 
@@ -115,7 +115,7 @@ class DeviceMatrix(NamedTuple):
 
 
 class SemiringProduct(NamedTuple):
-    """Operands of a product: each entry of dest is the best of its old value and of the sums of left and right.
+    """Operands of a product: each entry of dest becomes the best of the entry of `old` and all sums of left and right.
 
     If the ring has two entries in a word, each entry of `left` must be written twice. `args` receives the step k of the
     best sum of each entry, or with `via` the entry of row k of `via`.
@@ -131,7 +131,7 @@ class SemiringProduct(NamedTuple):
 
 
 def minplus_launch(ring: TropicalRing, sizes: TileSizes, products: Sequence[SemiringProduct]) -> Launch:
-    """Return the launch that computes one product, or two independent products."""
+    """Return the launch that computes one product or two independent products."""
     with_arguments = products[0].args is not None
     kernel = MinplusKernel(ring.name, sizes, with_arguments)
     packed, slots, blocks = b"", [], []
@@ -149,7 +149,7 @@ def minplus_launch(ring: TropicalRing, sizes: TileSizes, products: Sequence[Semi
 def _pack_kernel_parameters(
     ring: TropicalRing, sizes: TileSizes, product: SemiringProduct
 ) -> tuple[bytes, list[Slot], int]:
-    """Return a product's packed kernel parameters, the slots of their addresses, and the number of thread blocks."""
+    """Return a product's packed kernel parameters, the slots for its addresses, and the number of thread blocks."""
     left, right, dest, old, *arguments = product
     pairs = ring.per_word
     m, k, n = left.rows, left.cols, -(-dest.cols // pairs)
@@ -169,7 +169,7 @@ def _pack_kernel_parameters(
 
 
 def close_tile_launch(ring: TropicalRing, tile: DeviceMatrix, args: DeviceMatrix | None = None) -> Launch:
-    """Return the launch that replaces a tile by its closure; the tile's side is at most `largest_tile_side`."""
+    """Return the launch that replaces a tile by its closure; the tile's side must be at most `largest_tile_side`."""
     leading = args.leading if args else 0
     parameters = struct.pack("<4q2i", 0, tile.leading, 0, leading, tile.rows, 0)
     slots = [Slot(0, tile.base, tile.offset), *([Slot(2, args.base, args.offset)] if args else [])]
@@ -198,9 +198,9 @@ CPP_LENGTH_TYPES = {
 
 
 def edges_launch(dtype: str, n: int, strides: tuple[int, int], rule: EdgeRule) -> Launch:
-    """Return the launch that writes the edges of the n x n matrix "A" of lengths to "C", and predecessors to "P".
+    """Return the launch that writes the edges of the n x n lengths in buffer "A" to "C", and predecessors to "P".
 
-    `strides` are those of A, in entries.
+    `strides` are the strides of A in entries.
     """
     none, predecessors = rule.no_predecessor, () if rule.no_predecessor is None else (Slot(2, "P", 0),)
     parameters = struct.pack(
@@ -260,11 +260,12 @@ def edges_source(cpp: str) -> str:
 # ---- the fastest tile sizes
 
 ProductSize = tuple[int, int, int]  # m, k, n
-THREAD_BLOCK_OVERHEAD_CLOCKS = 2500.0  # clocks that a thread block needs before its first step and after its last step
+# clocks that a thread block spends before its first step k and after its last step
+THREAD_BLOCK_OVERHEAD_CLOCKS = 2500.0
 
 
 class SumsPerClock(NamedTuple):
-    """Sums of words per clock on one multiprocessor: with a single thread block, and with as many as fit."""
+    """Sums of words per clock on a multiprocessor with one thread block, and with the most thread blocks that fit."""
 
     alone: float
     full: float
@@ -278,8 +279,8 @@ NONNEGATIVE_FLOAT_SUM_RATES = {
     "Small": SumsPerClock(20, 43),
 }
 INTEGER_SUM_RATES = {"Square": SumsPerClock(45, 57), "Medium": SumsPerClock(40, 54), "Small": SumsPerClock(20, 43)}
-# In kernels with arguments three of four instructions run at half the rate. The rates of kernels with arguments were
-# measured on large products only.
+# In kernels with arguments, three of four instructions run at half the rate. These kernels were measured on large
+# products only.
 ARGUMENT_SUM_RATES = {"Half": SumsPerClock(12, 15.5), "Medium": SumsPerClock(10, 13.5), "Small": SumsPerClock(8, 12)}
 DOUBLE_SUM_RATES = {"Half": SumsPerClock(10, 18.3), "Medium": SumsPerClock(10.7, 18.4), "Small": SumsPerClock(9, 17)}
 
@@ -289,7 +290,7 @@ def product_clocks(
 ) -> float:
     """Return the predicted clocks from the start of a launch until its last thread block ends.
 
-    The prediction ignores memory, and that thread blocks of one wave end at different times.
+    The prediction ignores device memory, and that thread blocks that start together end at different times.
     """
     tiles = sum(-(-m // sizes.m_s) * -(-n // (sizes.n_s * ring.per_word)) for m, _, n in products)
     steps = max(k for _, k, _ in products)

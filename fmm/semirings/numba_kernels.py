@@ -1,9 +1,10 @@
-"""Semiring products and the Floyd-Warshall algorithm compiled by Numba, where Numba is installed.
+"""Semiring products and the Floyd-Warshall algorithm, compiled by Numba if Numba is installed.
 
 The inner loops run along contiguous rows, so that the compiler uses vector instructions. A row of the result is updated
-with four steps k at a time: with more steps, the compiled code would check too many pairs of addresses for overlap.
-INNER_STEPS rows of the right operand, of TASK_ROW_BYTES each, stay in the first-level cache. Matrices are passed as
-one-dimensional arrays with a leading dimension, since Numba does not know that the rows of a submatrix are contiguous.
+with four steps k at a time. With more steps, the compiled code would compare too many pairs of addresses for overlap. A
+part of the right operand, with INNER_STEPS rows of TASK_ROW_BYTES bytes, stays in the first-level cache. Matrices are
+passed as one-dimensional arrays with a leading dimension, since Numba does not know that the rows of a submatrix are
+contiguous.
 """
 
 from __future__ import annotations
@@ -20,21 +21,22 @@ from numpy.lib.stride_tricks import as_strided
 from fmm.kernels.cpu.thread_pool import Threads
 from fmm.semirings.host import ArgumentRecord, Array
 
-# largest number of result rows of a task; steps k of the inner dimension for which rows stay in cache
+# TASK_ROWS: largest number of result rows of a task. INNER_STEPS: number of steps k with right rows that stay in cache.
 TASK_ROWS, INNER_STEPS = 128, 16
-TASK_ROW_BYTES = 1024  # bytes of a row of the part of the result that a task computes
-# largest number of sums of a task, since interrupts (Ctrl-C) are handled only between tasks; least rows of a task
+TASK_ROW_BYTES = 1024  # bytes of each row of the part of the result that a task computes
+# TASK_SUMS: largest number of sums of a task, since Ctrl-C is handled only between tasks. MIN_TASK_ROWS: smallest
+# number of rows of a task.
 TASK_SUMS, MIN_TASK_ROWS = 1 << 26, 16
 
 
 def is_numba_installed() -> bool:
-    """Return True if Numba is installed. Numba itself is imported at the first compilation."""
+    """Return True if Numba is installed; do not import Numba."""
     return find_spec("numba") is not None
 
 
 @dataclass(frozen=True)
 class NumbaSemiring:
-    """A semiring by Numba: dest = the best of `old` and all sums of left and right; no sum is worse than `missing`."""
+    """A semiring computed with Numba: dest = the best of `old` and all sums left[i, k] + right[k, j]."""
 
     maximum: bool
     missing: Any
@@ -65,10 +67,10 @@ class NumbaSemiring:
             arguments.write_best_steps(step)
 
     def close_tile(self, d: Array, predecessors: Array | None = None) -> None:
-        """Replace d by its closure, by the Floyd-Warshall algorithm."""
+        """Replace d by its closure with the Floyd-Warshall algorithm."""
         kernels, count = _compiled_functions(d.dtype.name, self.maximum), len(d)
         together = max(TASK_SUMS // max(count * count, 1), 1)
-        # first node k of each call of the compiled function, which handles `together` nodes
+        # each call of the compiled function handles `together` nodes; `first` is the call's first node
         for first in range(0, count, together):
             last = min(first + together, count)
             if predecessors is None:
@@ -94,7 +96,7 @@ def _as_flat_matrix(x: Array) -> _FlatMatrix:
 
 
 class _CompiledFunctions(NamedTuple):
-    """The functions for one number type, each compiled at its first call."""
+    """The functions for one number type; Numba compiles each function at the function's first call."""
 
     product: Any
     product_with_arguments: Any
@@ -184,7 +186,7 @@ def _make_product_with_arguments(better: Any, number: Any) -> Any:
         left: int,
         right: int,
     ) -> None:
-        """Update c with the sums of all steps; `arg` becomes the step wherever a sum is better than the entry of c."""
+        """Update c with the sums of all steps; where a sum is better than the entry of c, `arg` becomes the step."""
         count = right - left
         for k in range(0, steps, INNER_STEPS):
             for i in range(top, end):

@@ -19,7 +19,7 @@ from fmm.semirings.host import NumpySemiring, Semiring
 from fmm.semirings.numba_kernels import NumbaSemiring
 
 COMPUTED_TYPES = ("float32", "float64", "int32", "int16")
-# least number of sums for which Numba is used, since a compilation by Numba takes seconds once per process
+# smallest number of sums for which Numba is used, since Numba's compilation takes seconds once per process
 MIN_SUMS_TO_COMPILE = 128**3
 
 
@@ -66,7 +66,7 @@ def place_arrays(**arrays: Any) -> Iterator[ArrayPlacement]:
 def _numpy_of_tensor(x: Any) -> Any:
     if kind_of(x) != "torch":
         return np.asarray(x)
-    # for tensors that require gradients x.numpy() raises torch's own exception
+    # if the tensor requires gradients, x.numpy() raises torch's own exception
     return x.numpy() if x.requires_grad else tensor_as_numpy(x)
 
 
@@ -80,10 +80,11 @@ def as_readable_array(x: Any) -> Any:
 
 
 def writable_target(place: ArrayPlacement, out: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    """Return `out` as a writable array of the computing library; raise if the result's shape or type differs."""
+    """Return `out` as a writable array of the computing library; raise if its shape or type is not the result's."""
     if kind_of(out) == "host" and not isinstance(out, np.ndarray):
         raise TypeError(f"out must be an array, not {type(out).__name__}")
-    out_type = str(out.dtype).removeprefix("torch.")  # compared by name, since NumPy lacks some of torch's types
+    # types are compared by name, since NumPy lacks some of torch's types
+    out_type = str(out.dtype).removeprefix("torch.")
     if tuple(out.shape) != tuple(shape) or out_type != np.dtype(dtype).name:
         raise ValueError(f"out is {tuple(out.shape)} of {out_type}, the result {tuple(shape)} of {np.dtype(dtype)}")
     target = place.adopt(out)
@@ -93,20 +94,20 @@ def writable_target(place: ArrayPlacement, out: Any, shape: tuple[int, ...], dty
 
 
 def write_result(out: Any, target: Any, result: Any) -> Any:
-    """Copy the result into `target`, the array that shares memory with `out`, and return `out`."""
+    """Copy the result to `target`, the array that shares memory with `out`, and return `out`."""
     target[...] = result
     return out
 
 
 def host_semiring(domain: RingDomain, maximum: bool, work: int) -> Semiring:
-    """Return the host's fastest implementation of the semiring for `work` sums: by Numba or by NumPy."""
+    """Return the host's fastest implementation of the semiring for `work` sums, with Numba or with NumPy."""
     compiled = work >= MIN_SUMS_TO_COMPILE and numba_kernels.is_numba_installed()
     chosen: type[NumbaSemiring] | type[NumpySemiring] = NumbaSemiring if compiled else NumpySemiring
     return chosen(maximum and domain.sign > 0, domain.missing, blas_threads())
 
 
 def load_device_module() -> Any:
-    """Import and return the module that computes on a CUDA device; the import loads CuPy."""
+    """Import and return the module for CUDA devices; the import loads CuPy."""
     from fmm.semirings import device
 
     return device

@@ -22,13 +22,13 @@ from fmm.semirings.placement import (
 )
 from fmm.semirings.predecessors import repair_predecessors
 
-NO_PREDECESSOR = -9999  # predecessor that SciPy returns where there is no path
+NO_PREDECESSOR = -9999  # predecessor that SciPy returns for a pair of nodes without a path
 # floating-point entries up to this magnitude are not edges, since SciPy compares entries with zero by numpy.isclose
 NO_EDGE_MAGNITUDE = 1e-8
 
 
 def all_shortest_paths(d: Any, out: Any, request: PathRequest) -> Any:
-    """Return the lengths of the shortest paths between all pairs of nodes; on request also the predecessors."""
+    """Return the lengths of the shortest paths between all pairs of nodes, and on request the predecessors."""
     if not isinstance(request.method, str) or request.method not in PATH_METHOD_NAMES:
         raise ValueError(f"method must be one of {', '.join(PATH_METHOD_NAMES)}, not {request.method!r}")
     with placement.place_arrays(d=d, out=out) as place:
@@ -53,7 +53,7 @@ def all_shortest_paths(d: Any, out: Any, request: PathRequest) -> Any:
 
 
 class _Graph(NamedTuple):
-    """A matrix of lengths, a mask of the entries that are edges (None: all), and whether zeros are edges."""
+    """A matrix of lengths, a mask of the entries that can be edges (None: all), and whether zeros are edges."""
 
     lengths: Any
     stored: Any = None
@@ -107,14 +107,14 @@ def _find_edges(place: ArrayPlacement, graph: _Graph, dtype: Any, request: PathR
 
 
 def _edge_lengths(xp: Any, graph: _Graph, dtype: Any, request: PathRequest) -> Any:
-    """Return the lengths of the edges, interpreted as SciPy does, as a new row-major array.
+    """Return the lengths of the edges as a new row-major array, with SciPy's rules for edges.
 
     Entries that are zero, inf, NaN or the largest integer of an integer type are not edges. Zeros that are stored in a
-    sparse matrix are edges. Assignments by a mask or by index arrays are avoided, since CuPy compiles several kernels
-    for such an assignment at the first call.
+    sparse matrix are edges. The function avoids assignments with masks and index arrays, since CuPy compiles several
+    kernels for an assignment of this kind.
     """
     values = graph.lengths
-    if values.dtype.kind == "c":  # with NumPy's warning about the lost imaginary part
+    if values.dtype.kind == "c":  # NumPy warns about the lost imaginary part
         values = values.astype(np.float64)
     if values.dtype.kind == "f" and not graph.zeros_are_edges:
         sizes = abs(values)
@@ -139,7 +139,7 @@ def _edge_lengths(xp: Any, graph: _Graph, dtype: Any, request: PathRequest) -> A
 def _close_graph(place: ArrayPlacement, edges: Any, predecessors: Any, request: PathRequest) -> tuple[Any, Any]:
     """Return the lengths of the shortest paths, and the predecessors if they are requested (else None).
 
-    `predecessors` are those of paths of one edge.
+    The argument `predecessors` contains the predecessors of paths of one edge.
     """
     xp, n, dtype = place.xp, len(edges), edges.dtype
     if n == 0:
@@ -166,10 +166,10 @@ def _close_graph(place: ArrayPlacement, edges: Any, predecessors: Any, request: 
 
 
 def _check_negative_cycles(diagonal: Any) -> None:
-    """Raise NegativeCycleError if a node has a path of negative length to itself, by the diagonal on the host.
+    """Raise NegativeCycleError if an entry of the diagonal is negative; the diagonal is a NumPy array.
 
-    If SciPy is loaded, the error is also an instance of SciPy's NegativeCycleError, so that programs that catch SciPy's
-    error need no change.
+    If SciPy is loaded, the error is also an instance of SciPy's NegativeCycleError. Programs that catch SciPy's error
+    then need no change.
     """
     negative = diagonal < 0
     if not negative.any():

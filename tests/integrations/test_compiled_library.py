@@ -141,7 +141,8 @@ def test_without_a_compiler_matmul_stays_numpys(
 
 @needs_compiler
 def test_without_a_home_the_loops_are_compiled_for_the_process(tmp_path: Path) -> None:
-    code = "import fmm, numpy; fmm.install('numpy'); from fmm.integrations import numpy_loops as x; print(x._installed)"
+    code = "import fmm, numpy; fmm.install('numpy')\n"
+    code += "from fmm.integrations import numpy_loops; print(numpy_loops._installed_loops)"
     environ = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "HOME": "", "TMPDIR": str(tmp_path)}
     (tmp_path / "file").write_text("")
     environ["XDG_CACHE_HOME"] = str(tmp_path / "file")  # a file, in which no folder can be made
